@@ -1,0 +1,13 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package v1alpha1 is the engine.holdfast.io/v1alpha1 API: the durable records
+// that drive Holdfast's controllers. They are custom resources, live in the
+// system namespace, and exist only while there is work or configuration behind
+// them; what users list is computed from them and served by holdfast.io.
+//
+// +k8s:deepcopy-gen=package
+// +k8s:openapi-gen=true
+// +groupName=engine.holdfast.io
+// +groupGoName=Engine
+package v1alpha1

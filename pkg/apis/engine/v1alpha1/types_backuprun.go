@@ -1,0 +1,122 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	holdfastv1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// +genclient
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=backupruns,singular=backuprun,scope=Namespaced
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Ticket",type=integer,JSONPath=`.status.ticket`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+
+// BackupRun is the record of a live backup. Its name is the backup's name in
+// the store, and its uid and creationTimestamp are the Backup's. It is removed a
+// stated time after the backup's result is durable in the store.
+type BackupRun struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// What was asked for, and by whom.
+	Spec BackupRunSpec `json:"spec"`
+	// How far it is.
+	// +optional
+	Status BackupRunStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+
+// BackupRunList is a list of BackupRuns.
+type BackupRunList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []BackupRun `json:"items"`
+}
+
+// BackupRunSpec is the request. It does not change.
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a BackupRun does not change"
+type BackupRunSpec struct {
+	// The Backup that the run belongs to.
+	BackupRef holdfastv1alpha1.BackupReference `json:"backupRef"`
+	// Labels of the Backup.
+	// +optional
+	Labels map[string]string `json:"labels,omitempty"`
+	// Annotations of the Backup.
+	// +optional
+	Annotations map[string]string `json:"annotations,omitempty"`
+	// Who asked for the backup.
+	// +optional
+	Requester Requester `json:"requester,omitempty"`
+	// The Backup's spec, with its defaults filled in.
+	Backup holdfastv1alpha1.BackupSpec `json:"backup"`
+}
+
+// Requester is the user who made a request, as the API server authenticated them.
+type Requester struct {
+	// Name of the user.
+	// +optional
+	Username string `json:"username,omitempty"`
+	// Uid of the user.
+	// +optional
+	UID string `json:"uid,omitempty"`
+	// Groups of the user.
+	// +optional
+	// +listType=atomic
+	Groups []string `json:"groups,omitempty"`
+}
+
+// BackupRunStatus is the state of a run.
+type BackupRunStatus struct {
+	// The backup's phase. Empty means New.
+	// +optional
+	Phase holdfastv1alpha1.BackupPhase `json:"phase,omitempty"`
+	// Order in the queue: lower goes first. Given once, when the run is queued.
+	// +optional
+	Ticket int64 `json:"ticket,omitempty"`
+	// When the run was queued.
+	// +optional
+	QueuedTimestamp *metav1.Time `json:"queuedTimestamp,omitempty"`
+	// When the run left the queue.
+	// +optional
+	ReadyTimestamp *metav1.Time `json:"readyTimestamp,omitempty"`
+	// When reading began.
+	// +optional
+	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
+	// When the run ended.
+	// +optional
+	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
+	// Until when the backup is to be kept.
+	// +optional
+	Expiration *metav1.Time `json:"expiration,omitempty"`
+	// Objects found and backed up.
+	// +optional
+	Progress *holdfastv1alpha1.BackupProgress `json:"progress,omitempty"`
+	// Volumes found and backed up.
+	// +optional
+	Volumes *holdfastv1alpha1.BackupVolumesProgress `json:"volumes,omitempty"`
+	// Number of warnings.
+	// +optional
+	Warnings int32 `json:"warnings,omitempty"`
+	// Number of errors.
+	// +optional
+	Errors int32 `json:"errors,omitempty"`
+	// Why the run failed, in one sentence.
+	// +optional
+	FailureReason string `json:"failureReason,omitempty"`
+	// What was wrong with the spec, for FailedValidation.
+	// +optional
+	// +listType=atomic
+	ValidationErrors []string `json:"validationErrors,omitempty"`
+	// Whether the result is durable in the store, so that the record may go.
+	// +optional
+	Stored bool `json:"stored,omitempty"`
+}

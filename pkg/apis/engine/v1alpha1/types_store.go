@@ -1,0 +1,206 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// +genclient
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=backupstoragelocations,singular=backupstoragelocation,shortName=hfbsl,scope=Namespaced,categories=holdfast
+// +kubebuilder:printcolumn:name="Provider",type=string,JSONPath=`.spec.provider`
+// +kubebuilder:printcolumn:name="Available",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].reason`
+// +kubebuilder:printcolumn:name="Default",type=boolean,JSONPath=`.spec.default`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+
+// BackupStorageLocation is a store: where backups are kept.
+type BackupStorageLocation struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Where the store is.
+	Spec BackupStorageLocationSpec `json:"spec"`
+	// Whether it can be reached.
+	// +optional
+	Status BackupStorageLocationStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+
+// BackupStorageLocationList is a list of BackupStorageLocations.
+type BackupStorageLocationList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []BackupStorageLocation `json:"items"`
+}
+
+// StorageProvider is the kind of a store.
+// +kubebuilder:validation:Enum=filesystem;s3
+type StorageProvider string
+
+const (
+	// StorageProviderFilesystem keeps backups in a folder.
+	StorageProviderFilesystem StorageProvider = "filesystem"
+	// StorageProviderS3 keeps backups in a bucket of S3 or of a store that speaks S3.
+	StorageProviderS3 StorageProvider = "s3"
+)
+
+// BackupStorageLocationSpec says where a store is.
+// +kubebuilder:validation:XValidation:rule="(self.provider == 'filesystem') == has(self.filesystem)",message="filesystem must be set for the provider filesystem, and only then"
+// +kubebuilder:validation:XValidation:rule="(self.provider == 's3') == has(self.s3)",message="s3 must be set for the provider s3, and only then"
+type BackupStorageLocationSpec struct {
+	// Kind of the store: filesystem or s3.
+	Provider StorageProvider `json:"provider"`
+	// Whether backups that name no location are stored here. At most one location
+	// should say so; of several, the first by name is taken.
+	// +optional
+	Default bool `json:"default,omitempty"`
+	// Folder of all keys in the store, without a leading or trailing slash.
+	// +optional
+	// +kubebuilder:validation:Pattern=`^([^/]+(/[^/]+)*)?$`
+	// +kubebuilder:validation:MaxLength=512
+	Prefix string `json:"prefix,omitempty"`
+	// For the provider filesystem.
+	// +optional
+	Filesystem *FilesystemLocation `json:"filesystem,omitempty"`
+	// For the provider s3.
+	// +optional
+	S3 *S3Location `json:"s3,omitempty"`
+}
+
+// FilesystemLocation is a folder that every role of Holdfast sees under the same path.
+type FilesystemLocation struct {
+	// Absolute path of the folder. It must exist.
+	// +kubebuilder:validation:Pattern=`^/`
+	// +kubebuilder:validation:MaxLength=4096
+	Path string `json:"path"`
+}
+
+// S3Location is a bucket.
+type S3Location struct {
+	// Name of the bucket.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=255
+	Bucket string `json:"bucket"`
+	// Region of the bucket. Default us-east-1.
+	// +optional
+	Region string `json:"region,omitempty"`
+	// URL of the service, for stores other than AWS, as in https://s3.example.com:9000.
+	// +optional
+	// +kubebuilder:validation:Pattern=`^https?://[^/]+$`
+	Endpoint string `json:"endpoint,omitempty"`
+	// Whether the bucket is part of the path instead of the host's name.
+	// +optional
+	ForcePathStyle bool `json:"forcePathStyle,omitempty"`
+	// PEM certificates of the authorities that the endpoint's certificate is
+	// verified against, instead of the system's.
+	// +optional
+	CABundle []byte `json:"caBundle,omitempty"`
+	// Name of a Secret in the system namespace with the keys accessKeyID and
+	// secretAccessKey, and optionally sessionToken. Empty means the environment's
+	// own credentials.
+	// +optional
+	CredentialsSecret string `json:"credentialsSecret,omitempty"`
+}
+
+const (
+	// ConditionAvailable is True while the store answers.
+	ConditionAvailable = "Available"
+	// ReasonReachable: the store answered.
+	ReasonReachable = "Reachable"
+	// ReasonUnreachable: the store did not answer, or refused.
+	ReasonUnreachable = "Unreachable"
+	// ReasonInvalid: the location's spec, or its Secret, can't be used.
+	ReasonInvalid = "Invalid"
+)
+
+// BackupStorageLocationStatus is the state of a store.
+type BackupStorageLocationStatus struct {
+	// Conditions: Available.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// +genclient
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=backuprepositories,singular=backuprepository,scope=Namespaced
+// +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.volumeNamespace`
+// +kubebuilder:printcolumn:name="Location",type=string,JSONPath=`.spec.backupStorageLocation`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+
+// BackupRepository is a Kopia repository: the data of one namespace's volumes in
+// one storage location. Its name is NAMESPACE.LOCATION. Its key is in the Secret
+// of the same name with the suffix .key; whoever loses that Secret loses the data.
+type BackupRepository struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Which repository.
+	Spec BackupRepositorySpec `json:"spec"`
+	// Whether it can be used.
+	// +optional
+	Status BackupRepositoryStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+
+// BackupRepositoryList is a list of BackupRepositories.
+type BackupRepositoryList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []BackupRepository `json:"items"`
+}
+
+// BackupRepositorySpec identifies a repository. It does not change.
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a BackupRepository does not change"
+type BackupRepositorySpec struct {
+	// The namespace whose volumes the repository holds.
+	VolumeNamespace string `json:"volumeNamespace"`
+	// Name of the storage location.
+	BackupStorageLocation string `json:"backupStorageLocation"`
+}
+
+const (
+	// ConditionReady is True when the repository exists in the store and its key
+	// opens it.
+	ConditionReady = "Ready"
+	// ReasonOpened: the repository was opened or created.
+	ReasonOpened = "Opened"
+	// ReasonKeyMismatch: the repository exists and its key does not open it.
+	ReasonKeyMismatch = "KeyMismatch"
+	// ReasonKeyMissing: the repository exists and its key's Secret is gone.
+	ReasonKeyMissing = "KeyMissing"
+)
+
+// KeySecretName is the name of the Secret with the key of a repository.
+func KeySecretName(repository string) string { return repository + ".key" }
+
+// KeySecretKey is the key of the repository's password in its Secret.
+const KeySecretKey = "repository-password"
+
+// RepositoryName is the name of the repository of a namespace in a location.
+// Namespaces have no dots, so two pairs never share a name.
+func RepositoryName(volumeNamespace, location string) string {
+	return volumeNamespace + "." + location
+}
+
+// BackupRepositoryStatus is the state of a repository.
+type BackupRepositoryStatus struct {
+	// Conditions: Ready.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}

@@ -1,0 +1,221 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// LabelRun names, on a PodVolumeBackup, the BackupRun that it belongs to, by uid.
+	LabelRun = "engine.holdfast.io/run-uid"
+	// LabelNode names, on volume work, the node that is to do it.
+	LabelNode = "engine.holdfast.io/node"
+)
+
+// VolumePhase is the state of a volume's upload or restore.
+// +kubebuilder:validation:Enum="";New;InProgress;Completed;Failed
+type VolumePhase string
+
+const (
+	// VolumePhaseNew: waiting for the node's agent. The empty phase means the same.
+	VolumePhaseNew VolumePhase = "New"
+	// VolumePhaseInProgress: the agent moves the data.
+	VolumePhaseInProgress VolumePhase = "InProgress"
+	// VolumePhaseCompleted: all of the data was moved.
+	VolumePhaseCompleted VolumePhase = "Completed"
+	// VolumePhaseFailed: the work ended without a usable result.
+	VolumePhaseFailed VolumePhase = "Failed"
+)
+
+// Done reports whether the phase is final.
+func (p VolumePhase) Done() bool {
+	return p == VolumePhaseCompleted || p == VolumePhaseFailed
+}
+
+// PodReference identifies a pod.
+type PodReference struct {
+	// Namespace of the pod.
+	Namespace string `json:"namespace"`
+	// Name of the pod.
+	Name string `json:"name"`
+	// Uid of the pod: its folder on the node.
+	UID types.UID `json:"uid"`
+}
+
+// VolumeProgress counts bytes.
+type VolumeProgress struct {
+	// Bytes to move, as far as is known.
+	// +optional
+	TotalBytes int64 `json:"totalBytes,omitempty"`
+	// Bytes moved so far.
+	// +optional
+	BytesDone int64 `json:"bytesDone,omitempty"`
+}
+
+// +genclient
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=podvolumebackups,singular=podvolumebackup,scope=Namespaced
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.node`
+// +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.pod.name`
+// +kubebuilder:printcolumn:name="Volume",type=string,JSONPath=`.spec.volume`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+
+// PodVolumeBackup asks the agent of one node to upload one volume of a pod. It
+// is owned by its BackupRun; deleting it stops the upload.
+type PodVolumeBackup struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Which volume.
+	Spec PodVolumeBackupSpec `json:"spec"`
+	// How far it is.
+	// +optional
+	Status PodVolumeBackupStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+
+// PodVolumeBackupList is a list of PodVolumeBackups.
+type PodVolumeBackupList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []PodVolumeBackup `json:"items"`
+}
+
+// PodVolumeBackupSpec says which volume to upload. It does not change.
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a PodVolumeBackup does not change"
+type PodVolumeBackupSpec struct {
+	// Node that runs the pod.
+	Node string `json:"node"`
+	// The pod.
+	Pod PodReference `json:"pod"`
+	// Name of the volume in the pod's spec.
+	Volume string `json:"volume"`
+	// Name of the volume's claim. Empty for a volume without one.
+	// +optional
+	ClaimName string `json:"claimName,omitempty"`
+	// Uid of the volume's claim.
+	// +optional
+	ClaimUID types.UID `json:"claimUID,omitempty"`
+	// Name of the PersistentVolume that the claim is bound to: the volume's folder
+	// on the node. Empty for a volume without a claim, whose folder has its own name.
+	// +optional
+	PersistentVolume string `json:"persistentVolume,omitempty"`
+	// Name of the storage location.
+	BackupStorageLocation string `json:"backupStorageLocation"`
+	// Name of the BackupRepository: the repository of the pod's namespace.
+	Repository string `json:"repository"`
+}
+
+// PodVolumeBackupStatus is the state of an upload.
+type PodVolumeBackupStatus struct {
+	// New, InProgress, Completed or Failed.
+	// +optional
+	Phase VolumePhase `json:"phase,omitempty"`
+	// Why it failed, or what it waits for.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Kopia's id of the snapshot.
+	// +optional
+	SnapshotID string `json:"snapshotID,omitempty"`
+	// Path of the volume on the node that was read.
+	// +optional
+	Path string `json:"path,omitempty"`
+	// Bytes read.
+	// +optional
+	Progress VolumeProgress `json:"progress,omitempty"`
+	// Bytes that were new since the previous snapshot of the volume.
+	// +optional
+	IncrementalBytes int64 `json:"incrementalBytes,omitempty"`
+	// Files that could not be read; the backup of the volume lacks them.
+	// +optional
+	Warnings int32 `json:"warnings,omitempty"`
+	// When the upload began.
+	// +optional
+	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
+	// When it ended.
+	// +optional
+	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
+}
+
+// +genclient
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=podvolumerestores,singular=podvolumerestore,scope=Namespaced
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.node`
+// +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.pod.name`
+// +kubebuilder:printcolumn:name="Volume",type=string,JSONPath=`.spec.volume`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+
+// PodVolumeRestore asks the agent of one node to write a snapshot back into one
+// volume of a pod. Files of the same name are replaced, others are kept.
+// Deleting it stops the restore.
+type PodVolumeRestore struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Which snapshot, into which volume.
+	Spec PodVolumeRestoreSpec `json:"spec"`
+	// How far it is.
+	// +optional
+	Status PodVolumeRestoreStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+
+// PodVolumeRestoreList is a list of PodVolumeRestores.
+type PodVolumeRestoreList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []PodVolumeRestore `json:"items"`
+}
+
+// PodVolumeRestoreSpec says what to restore, and where to. It does not change.
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a PodVolumeRestore does not change"
+type PodVolumeRestoreSpec struct {
+	// Node that runs the pod.
+	Node string `json:"node"`
+	// The pod.
+	Pod PodReference `json:"pod"`
+	// Name of the volume in the pod's spec.
+	Volume string `json:"volume"`
+	// Name of the PersistentVolume that the volume's claim is bound to: the volume's
+	// folder on the node. Empty for a volume without a claim.
+	// +optional
+	PersistentVolume string `json:"persistentVolume,omitempty"`
+	// Name of the storage location.
+	BackupStorageLocation string `json:"backupStorageLocation"`
+	// Name of the BackupRepository that holds the snapshot.
+	Repository string `json:"repository"`
+	// Kopia's id of the snapshot.
+	SnapshotID string `json:"snapshotID"`
+}
+
+// PodVolumeRestoreStatus is the state of a restore.
+type PodVolumeRestoreStatus struct {
+	// New, InProgress, Completed or Failed.
+	// +optional
+	Phase VolumePhase `json:"phase,omitempty"`
+	// Why it failed, or what it waits for.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Bytes written.
+	// +optional
+	Progress VolumeProgress `json:"progress,omitempty"`
+	// When writing began.
+	// +optional
+	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
+	// When it ended.
+	// +optional
+	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
+}

@@ -1,0 +1,15 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package v1alpha1 is the holdfast.io/v1alpha1 API: what people create, list
+// and watch. Every resource of it is virtual: computed on read from the records
+// of engine.holdfast.io and from the catalogue of the object store.
+//
+// +k8s:deepcopy-gen=package
+// +k8s:conversion-gen=github.com/holdfast-io/holdfast/pkg/apis/holdfast
+// +k8s:conversion-gen-external-types=github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1
+// +k8s:openapi-gen=true
+// +k8s:openapi-model-package=io.holdfast.v1alpha1
+// +groupName=holdfast.io
+// +groupGoName=Holdfast
+package v1alpha1

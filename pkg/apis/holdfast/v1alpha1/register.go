@@ -1,0 +1,40 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// GroupName is the API group that users meet.
+const GroupName = "holdfast.io"
+
+// SchemeGroupVersion is the group and version of this package's types.
+var SchemeGroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1alpha1"}
+
+var (
+	// SchemeBuilder collects the functions that register this package's types.
+	SchemeBuilder      = runtime.NewSchemeBuilder(addKnownTypes, addFieldLabels)
+	localSchemeBuilder = &SchemeBuilder
+	// AddToScheme registers this package's types in a scheme.
+	AddToScheme = SchemeBuilder.AddToScheme
+)
+
+// Resource qualifies a resource name with this group.
+func Resource(resource string) schema.GroupResource {
+	return SchemeGroupVersion.WithResource(resource).GroupResource()
+}
+
+func addKnownTypes(scheme *runtime.Scheme) error {
+	scheme.AddKnownTypes(SchemeGroupVersion,
+		&Backup{}, &BackupList{},
+		&BackupQueueEntry{}, &BackupQueueEntryList{},
+		&BackupVolume{}, &BackupVolumeList{},
+		&VolumeBackup{}, &VolumeBackupList{},
+	)
+	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
+	return nil
+}

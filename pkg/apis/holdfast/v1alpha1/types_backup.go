@@ -1,0 +1,246 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// +genclient
+// +genclient:noStatus
+// +genclient:onlyVerbs=create,get,list,watch
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// Backup is one backup of Kubernetes objects and of the data in their volumes:
+// waiting, running, or stored in a storage location. A Backup in the system
+// namespace may include any namespace; in any other namespace it includes that
+// namespace, and further ones only if its creator may create backups there too.
+// Backups have no delete verb, so that deleting a namespace keeps its backups.
+type Backup struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object's metadata. The name must be a DNS label.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// What to back up, and where to store it. It does not change after creation.
+	// +optional
+	Spec BackupSpec `json:"spec,omitempty"`
+	// How far the backup is, and what came of it. Computed on read.
+	// +optional
+	Status BackupStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// BackupList is a list of Backups.
+type BackupList struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard list metadata.
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	// The backups.
+	Items []Backup `json:"items"`
+}
+
+// BackupSpec says what to back up. Its fields have the names and meanings of
+// Velero's Backup, so that such a manifest moves over by its apiVersion.
+type BackupSpec struct {
+	// Namespaces to include, by name or pattern (*, ?, [ab]). Empty or * means all
+	// of them in the system namespace, and the backup's own namespace elsewhere.
+	// +optional
+	// +listType=atomic
+	IncludedNamespaces []string `json:"includedNamespaces,omitempty"`
+	// Namespaces to leave out, by name or pattern. Exclusion wins over inclusion.
+	// +optional
+	// +listType=atomic
+	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
+	// Resources to include, as plural, plural.group, or *. Empty means all.
+	// Not to be combined with the cluster-scoped and namespace-scoped lists.
+	// +optional
+	// +listType=atomic
+	IncludedResources []string `json:"includedResources,omitempty"`
+	// Resources to leave out, as plural or plural.group. Exclusion wins.
+	// Not to be combined with the cluster-scoped and namespace-scoped lists.
+	// +optional
+	// +listType=atomic
+	ExcludedResources []string `json:"excludedResources,omitempty"`
+	// Whether to include all cluster-scoped resources (true), none (false), or only
+	// those that an included object refers to (unset, when namespaces are named).
+	// Not to be combined with the cluster-scoped and namespace-scoped lists.
+	// +optional
+	IncludeClusterResources *bool `json:"includeClusterResources,omitempty"`
+	// Cluster-scoped resources to include, as plural, plural.group, or *. Empty
+	// means only those that an included object refers to.
+	// +optional
+	// +listType=atomic
+	IncludedClusterScopedResources []string `json:"includedClusterScopedResources,omitempty"`
+	// Cluster-scoped resources to leave out. Exclusion wins; * leaves out all.
+	// +optional
+	// +listType=atomic
+	ExcludedClusterScopedResources []string `json:"excludedClusterScopedResources,omitempty"`
+	// Namespaced resources to include, as plural, plural.group, or *. Empty means all.
+	// +optional
+	// +listType=atomic
+	IncludedNamespaceScopedResources []string `json:"includedNamespaceScopedResources,omitempty"`
+	// Namespaced resources to leave out. Exclusion wins; * leaves out all.
+	// +optional
+	// +listType=atomic
+	ExcludedNamespaceScopedResources []string `json:"excludedNamespaceScopedResources,omitempty"`
+	// Only objects with these labels are backed up. Unset means all objects.
+	// +optional
+	LabelSelector *metav1.LabelSelector `json:"labelSelector,omitempty"`
+	// Only objects that match at least one of these selectors are backed up. Not to
+	// be combined with labelSelector.
+	// +optional
+	// +listType=atomic
+	OrLabelSelectors []*metav1.LabelSelector `json:"orLabelSelectors,omitempty"`
+	// Whether to snapshot volumes through the cloud's API. Holdfast takes no such
+	// snapshots: only false, or unset, is accepted.
+	// +optional
+	SnapshotVolumes *bool `json:"snapshotVolumes,omitempty"`
+	// Whether to back up the files of every pod volume (true), or only of volumes
+	// named in the pod annotation backup.velero.io/backup-volumes (false, default).
+	// With true, backup.velero.io/backup-volumes-excludes leaves volumes out.
+	// +optional
+	DefaultVolumesToFsBackup *bool `json:"defaultVolumesToFsBackup,omitempty"`
+	// How long the backup is to be kept, counted from its start. Default 720h. It is
+	// recorded as status.expiration; an expired backup is not removed by itself.
+	// +optional
+	TTL metav1.Duration `json:"ttl,omitempty"`
+	// Name of the BackupStorageLocation that stores the backup. Default: the
+	// location that is marked as default.
+	// +optional
+	StorageLocation string `json:"storageLocation,omitempty"`
+}
+
+// BackupPhase is the state of a backup in one word. Conditions are the contract
+// for programs.
+type BackupPhase string
+
+const (
+	// BackupPhaseNew: accepted, without a place in the queue yet.
+	BackupPhaseNew BackupPhase = "New"
+	// BackupPhaseFailedValidation: refused after creation; nothing was stored.
+	BackupPhaseFailedValidation BackupPhase = "FailedValidation"
+	// BackupPhaseQueued: waiting, with a ticket.
+	BackupPhaseQueued BackupPhase = "Queued"
+	// BackupPhaseReadyToStart: has left the queue and holds a slot.
+	BackupPhaseReadyToStart BackupPhase = "ReadyToStart"
+	// BackupPhaseInProgress: objects and volumes are being read.
+	BackupPhaseInProgress BackupPhase = "InProgress"
+	// BackupPhaseCompleted: everything asked for is stored.
+	BackupPhaseCompleted BackupPhase = "Completed"
+	// BackupPhasePartiallyFailed: stored, without the items that status.errors counts.
+	BackupPhasePartiallyFailed BackupPhase = "PartiallyFailed"
+	// BackupPhaseFailed: ended without a result that can be restored.
+	BackupPhaseFailed BackupPhase = "Failed"
+	// BackupPhaseUnreadable: in the store, with metadata that can't be read. Nothing
+	// else is known of it.
+	BackupPhaseUnreadable BackupPhase = "Unreadable"
+)
+
+// Ended reports whether the phase is final.
+func (p BackupPhase) Ended() bool {
+	switch p {
+	case BackupPhaseFailedValidation, BackupPhaseCompleted, BackupPhasePartiallyFailed, BackupPhaseFailed, BackupPhaseUnreadable:
+		return true
+	}
+	return false
+}
+
+// Condition types of a Backup.
+const (
+	// ConditionComplete is True when the backup has ended, well or not; its reason
+	// is the final phase.
+	ConditionComplete = "Complete"
+	// ConditionQueued is True while the backup waits; its reason says for what.
+	ConditionQueued = "Queued"
+	// ConditionSucceeded is True when everything asked for is stored, and False
+	// when the backup ended any other way.
+	ConditionSucceeded = "Succeeded"
+)
+
+// BackupStatus is the state of a backup.
+type BackupStatus struct {
+	// The state in one word: New, Queued, ReadyToStart, InProgress, Completed,
+	// PartiallyFailed, Failed, FailedValidation, or Unreadable for a backup in the
+	// store whose metadata cannot be read.
+	// +optional
+	Phase BackupPhase `json:"phase,omitempty"`
+	// Place in the queue, from 1. Absent when the backup does not wait. It is
+	// published with a short delay; backupqueues says why the backup waits.
+	// +optional
+	QueuePosition int32 `json:"queuePosition,omitempty"`
+	// Conditions: Queued, Complete, Succeeded.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// Version of the backup's format in the store.
+	// +optional
+	FormatVersion string `json:"formatVersion,omitempty"`
+	// When the backup took its place in the queue.
+	// +optional
+	QueuedTimestamp *metav1.Time `json:"queuedTimestamp,omitempty"`
+	// When reading began.
+	// +optional
+	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
+	// When the backup ended.
+	// +optional
+	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
+	// Until when the backup is to be kept.
+	// +optional
+	Expiration *metav1.Time `json:"expiration,omitempty"`
+	// How many objects are found and backed up.
+	// +optional
+	Progress *BackupProgress `json:"progress,omitempty"`
+	// How many volumes are found and backed up, and their bytes.
+	// +optional
+	Volumes *BackupVolumesProgress `json:"volumes,omitempty"`
+	// Number of warnings; the texts are in the backup's results in the store.
+	// +optional
+	Warnings int32 `json:"warnings,omitempty"`
+	// Number of errors; the texts are in the backup's results in the store.
+	// +optional
+	Errors int32 `json:"errors,omitempty"`
+	// Why the backup failed, in one sentence.
+	// +optional
+	FailureReason string `json:"failureReason,omitempty"`
+	// What was wrong with the spec, for FailedValidation.
+	// +optional
+	// +listType=atomic
+	ValidationErrors []string `json:"validationErrors,omitempty"`
+	// Who asked for the backup.
+	// +optional
+	Requester string `json:"requester,omitempty"`
+}
+
+// BackupProgress counts objects.
+type BackupProgress struct {
+	// Objects found so far.
+	// +optional
+	TotalItems int64 `json:"totalItems,omitempty"`
+	// Objects written to the backup so far.
+	// +optional
+	ItemsBackedUp int64 `json:"itemsBackedUp,omitempty"`
+}
+
+// BackupVolumesProgress counts volumes and their bytes.
+type BackupVolumesProgress struct {
+	// Volumes found.
+	// +optional
+	Total int32 `json:"total,omitempty"`
+	// Volumes backed up.
+	// +optional
+	Completed int32 `json:"completed,omitempty"`
+	// Volumes that failed.
+	// +optional
+	Failed int32 `json:"failed,omitempty"`
+	// Size of the files in the volumes, in bytes.
+	// +optional
+	TotalBytes int64 `json:"totalBytes,omitempty"`
+	// Bytes read so far.
+	// +optional
+	BytesDone int64 `json:"bytesDone,omitempty"`
+}

@@ -1,0 +1,134 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// +genclient
+// +genclient:noStatus
+// +genclient:onlyVerbs=get,list,watch
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +resourceName=backupqueues
+
+// BackupQueueEntry is one backup that waits, is about to start, or runs. It has
+// the name, namespace and uid of its Backup, and is gone when the backup ends.
+type BackupQueueEntry struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object's metadata: the Backup's.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// What was asked for.
+	// +optional
+	Spec BackupQueueEntrySpec `json:"spec,omitempty"`
+	// Where the backup stands, and what it waits for.
+	// +optional
+	Status BackupQueueEntryStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// BackupQueueEntryList is a list of BackupQueueEntries.
+type BackupQueueEntryList struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard list metadata.
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	// The entries.
+	Items []BackupQueueEntry `json:"items"`
+}
+
+// BackupQueueEntrySpec says what the waiting backup asked for.
+type BackupQueueEntrySpec struct {
+	// Namespaces that the backup includes, in its own words. Empty means all.
+	// +optional
+	// +listType=atomic
+	IncludedNamespaces []string `json:"includedNamespaces,omitempty"`
+	// Namespaces that the backup leaves out, in its own words.
+	// +optional
+	// +listType=atomic
+	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
+	// Name of the storage location.
+	// +optional
+	StorageLocation string `json:"storageLocation,omitempty"`
+	// Who asked for the backup.
+	// +optional
+	Requester string `json:"requester,omitempty"`
+}
+
+// QueueState is where in the queue a backup stands.
+type QueueState string
+
+const (
+	// QueueStateRunning: the backup reads objects or volumes, and holds a slot.
+	QueueStateRunning QueueState = "Running"
+	// QueueStateReady: the backup has a slot and is about to start.
+	QueueStateReady QueueState = "Ready"
+	// QueueStateQueued: the backup waits.
+	QueueStateQueued QueueState = "Queued"
+)
+
+// QueueReason says why a backup waits.
+type QueueReason string
+
+const (
+	// QueueReasonConcurrencyLimit: as many backups run as may run at once.
+	QueueReasonConcurrencyLimit QueueReason = "ConcurrencyLimit"
+	// QueueReasonNamespaceOverlap: a running backup includes one of its namespaces.
+	QueueReasonNamespaceOverlap QueueReason = "NamespaceOverlap"
+	// QueueReasonClusterScopeOverlap: a running backup reads cluster-scoped
+	// resources, as this one does.
+	QueueReasonClusterScopeOverlap QueueReason = "ClusterScopeOverlap"
+	// QueueReasonBehindOverlapping: a backup ahead of it in the queue overlaps it,
+	// and must run first.
+	QueueReasonBehindOverlapping QueueReason = "BehindOverlapping"
+	// QueueReasonStorageUnavailable: its storage location can't be reached. It
+	// starts by itself when the location is available again.
+	QueueReasonStorageUnavailable QueueReason = "StorageUnavailable"
+	// QueueReasonNextToStart: nothing stands in its way; it is about to start.
+	QueueReasonNextToStart QueueReason = "NextToStart"
+)
+
+// BackupQueueEntryStatus is an entry's place and reason.
+type BackupQueueEntryStatus struct {
+	// Running, Ready or Queued.
+	// +optional
+	State QueueState `json:"state,omitempty"`
+	// Place among the queued of the whole cluster, from 1. Absent when the backup
+	// runs. Published with a short delay.
+	// +optional
+	Position int32 `json:"position,omitempty"`
+	// Why the backup waits: ConcurrencyLimit, NamespaceOverlap,
+	// ClusterScopeOverlap, BehindOverlapping, StorageUnavailable or NextToStart.
+	// +optional
+	Reason QueueReason `json:"reason,omitempty"`
+	// The reason in one sentence.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// The backups that it waits for. An entry outside the system namespace names
+	// only those of its own namespace.
+	// +optional
+	// +listType=atomic
+	Blockers []QueueBlocker `json:"blockers,omitempty"`
+	// How many further backups, elsewhere, it waits for.
+	// +optional
+	OtherBlockers int32 `json:"otherBlockers,omitempty"`
+	// The namespaces that it and its blockers both include.
+	// +optional
+	// +listType=atomic
+	ConflictNamespaces []string `json:"conflictNamespaces,omitempty"`
+	// Since when the backup waits; for a running one, since when it runs.
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+}
+
+// QueueBlocker names a backup that another one waits for.
+type QueueBlocker struct {
+	// Namespace of the backup.
+	Namespace string `json:"namespace"`
+	// Name of the backup.
+	Name string `json:"name"`
+}
