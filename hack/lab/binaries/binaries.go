@@ -1,0 +1,198 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package binaries builds what a lab runs, from Go modules and nothing else.
+// A stamp file remembers from what each program was built, so building again
+// costs nothing until a version, a source or the Go release changes.
+package binaries
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// Kubernetes is the release that go.mod requires k8s.io/kubernetes at; the
+// programs have to be told, since a module build doesn't know.
+const Kubernetes = "v1.34.4"
+
+// Programs are the names under which the one Kubernetes binary is called.
+var Programs = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet"}
+
+// Builder builds into one folder.
+type Builder struct {
+	Source string    // the folder of the lab's module
+	Bin    string    // where the programs go
+	Out    io.Writer // gets one line per step, for people
+}
+
+// target is one program to build.
+type target struct {
+	name    string
+	folder  string // its module, below Builder.Source
+	pkg     string // its package, in go build's words
+	ldflags string
+	sources []string // what it is built from, below Builder.Source; the stamp covers them
+	notice  string
+}
+
+var kube = target{
+	name:   "kube",
+	folder: ".",
+	pkg:    "./cmd/kube",
+	ldflags: "-s -w" +
+		" -X k8s.io/component-base/version.gitVersion=" + Kubernetes +
+		" -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=34" +
+		" -X k8s.io/client-go/pkg/version.gitVersion=" + Kubernetes +
+		" -X k8s.io/client-go/pkg/version.gitMajor=1 -X k8s.io/client-go/pkg/version.gitMinor=34",
+	sources: []string{"go.mod", "go.sum", "cmd/kube/main.go"},
+	notice:  "etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl " + Kubernetes + " from Go modules; takes minutes the first time",
+}
+
+var pause = target{
+	name:    "pause",
+	folder:  ".",
+	pkg:     "./cmd/pause",
+	ldflags: "-s -w",
+	sources: []string{"go.mod", "cmd/pause/main.go"},
+	notice:  "the process of a pod's sandbox",
+}
+
+// Kube builds etcd, every Kubernetes program, and the pause program.
+func (b Builder) Kube(ctx context.Context) error {
+	for _, t := range []target{kube, pause} {
+		if err := b.build(ctx, t); err != nil {
+			return err
+		}
+	}
+	for _, name := range Programs {
+		link := filepath.Join(b.Bin, name)
+		if to, err := os.Readlink(link); err == nil && to == kube.name {
+			continue
+		}
+		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := os.Symlink(kube.name, link); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Missing returns an error that names the first program that bin lacks.
+func Missing(bin string, names ...string) error {
+	for _, name := range names {
+		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
+			return fmt.Errorf("%s is not in %s; run `lab build --bin %s` first", name, bin, bin)
+		}
+	}
+	return nil
+}
+
+// FindSource returns the folder of the lab's module: the working directory, or
+// hack/lab in it or in a folder above it.
+func FindSource() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for ; ; dir = filepath.Dir(dir) {
+		for _, candidate := range []string{dir, filepath.Join(dir, "hack", "lab")} {
+			if _, err := os.Stat(filepath.Join(candidate, "cmd", "kube", "main.go")); err == nil {
+				return candidate, nil
+			}
+		}
+		if dir == filepath.Dir(dir) {
+			return "", errors.New("the lab's source (hack/lab) is not in this folder nor above it; run the command in the repository, or name it with --source")
+		}
+	}
+}
+
+func (b Builder) build(ctx context.Context, t target) error {
+	goTool, err := exec.LookPath("go")
+	if err != nil {
+		return errors.New("building the lab needs the go command, which is not on the PATH; install Go 1.26 or later, see https://go.dev/doc/install")
+	}
+	stamp, err := b.stamp(ctx, goTool, t)
+	if err != nil {
+		return err
+	}
+	binary := filepath.Join(b.Bin, t.name)
+	stampFile := filepath.Join(b.Bin, t.name+".stamp")
+	if old, err := os.ReadFile(stampFile); err == nil && string(old) == stamp {
+		if _, err := os.Stat(binary); err == nil {
+			fmt.Fprintf(b.Out, "%s is up to date\n", binary)
+			return nil
+		}
+	}
+	if err := os.MkdirAll(b.Bin, 0o755); err != nil {
+		return err
+	}
+	fmt.Fprintf(b.Out, "building %s: %s\n", t.name, t.notice)
+	start := time.Now()
+	// Beside the old binary and renamed over it: a running lab keeps its own.
+	cmd := exec.CommandContext(ctx, goTool, "build", "-trimpath", "-ldflags", t.ldflags, "-o", binary+".new", t.pkg)
+	cmd.Dir = filepath.Join(b.Source, t.folder)
+	// Without cgo the programs are static: they run in images and need no C compiler.
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	if err := b.run(cmd, t.name, start); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", t.name, err, output.String())
+	}
+	if err := os.Rename(binary+".new", binary); err != nil {
+		return err
+	}
+	fmt.Fprintf(b.Out, "built %s in %s\n", binary, time.Since(start).Round(time.Second))
+	return os.WriteFile(stampFile, []byte(stamp), 0o644)
+}
+
+// run says every half minute that the build still goes on.
+func (b Builder) run(cmd *exec.Cmd, name string, start time.Time) error {
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	tick := time.NewTicker(30 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-tick.C:
+			fmt.Fprintf(b.Out, "still building %s, %s so far\n", name, time.Since(start).Round(time.Second))
+		}
+	}
+}
+
+// stamp is a hash over everything that decides what a target becomes.
+func (b Builder) stamp(ctx context.Context, goTool string, t target) (string, error) {
+	h := sha256.New()
+	version := exec.CommandContext(ctx, goTool, "env", "GOVERSION", "GOOS", "GOARCH")
+	version.Dir = filepath.Join(b.Source, t.folder)
+	env, err := version.Output()
+	if err != nil {
+		return "", fmt.Errorf("go env: %w", err)
+	}
+	fmt.Fprintf(h, "%s%s\n%s\n", env, t.pkg, t.ldflags)
+	for _, name := range slices.Sorted(slices.Values(t.sources)) {
+		content, err := os.ReadFile(filepath.Join(b.Source, name))
+		if err != nil {
+			return "", fmt.Errorf("source of %s: %w", t.name, err)
+		}
+		fmt.Fprintf(h, "%s %x\n", name, sha256.Sum256(content))
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}

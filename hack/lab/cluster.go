@@ -1,0 +1,190 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-io/holdfast/hack/lab/binaries"
+	"github.com/holdfast-io/holdfast/hack/lab/controlplane"
+	"github.com/holdfast-io/holdfast/hack/lab/process"
+	"github.com/holdfast-io/holdfast/hack/lab/workdir"
+)
+
+const loopback = "127.0.0.1"
+
+// dirFlag is the lab's folder, which every command but build has.
+func dirFlag(c *cobra.Command) *string {
+	return c.Flags().String("dir", ".lab", "folder of the lab; everything that it writes is in there")
+}
+
+func buildCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "build",
+		Short: "Build etcd, the Kubernetes programs and kubectl from Go modules",
+		Args:  cobra.NoArgs,
+	}
+	bin := c.Flags().String("bin", ".lab/bin", "folder for the programs")
+	source := c.Flags().String("source", "", "folder of the lab's Go module (default: hack/lab of the repository that this is run in)")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		b, err := builder(c, *bin, *source)
+		if err != nil {
+			return err
+		}
+		return b.Kube(c.Context())
+	}
+	return c
+}
+
+func builder(c *cobra.Command, bin, source string) (binaries.Builder, error) {
+	bin, err := filepath.Abs(bin)
+	if err != nil {
+		return binaries.Builder{}, err
+	}
+	if source == "" {
+		if source, err = binaries.FindSource(); err != nil {
+			return binaries.Builder{}, err
+		}
+	}
+	return binaries.Builder{Source: source, Bin: bin, Out: c.OutOrStdout()}, nil
+}
+
+func upCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "up",
+		Short: "Start a control plane; does nothing when it runs already",
+		Args:  cobra.NoArgs,
+	}
+	dirPath := dirFlag(c)
+	binPath := c.Flags().String("bin", ".lab/bin", "folder of the programs that `lab build` made")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		dir, unlock, err := openLocked(*dirPath)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		bin, err := filepath.Abs(*binPath)
+		if err != nil {
+			return err
+		}
+		out := c.OutOrStdout()
+		running, err := controlplane.Running(dir)
+		if err != nil {
+			return err
+		}
+		if running {
+			fmt.Fprintf(out, "the lab in %s is up already\n", dir)
+			return status(c, dir)
+		}
+		// What a crash left.
+		if err := controlplane.Down(c.Context(), dir); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "starting etcd and Kubernetes %s in %s\n", binaries.Kubernetes, dir)
+		start := time.Now()
+		if err := controlplane.Up(c.Context(), controlplane.Config{Dir: dir, Bin: bin, Address: loopback}); err != nil {
+			// Also after an interrupt, which has ended the command's context.
+			return errors.Join(err, controlplane.Down(context.WithoutCancel(c.Context()), dir))
+		}
+		fmt.Fprintf(out, "ready in %.1f s\n", time.Since(start).Seconds())
+		return status(c, dir)
+	}
+	return c
+}
+
+func downCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "down",
+		Short: "Stop all that runs in a lab and remove its data, not its logs and programs",
+		Args:  cobra.NoArgs,
+	}
+	dirPath := dirFlag(c)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		dir, err := workdir.Open(*dirPath)
+		if err != nil {
+			return err
+		}
+		if _, err := dir.State(); errors.Is(err, fs.ErrNotExist) {
+			fmt.Fprintf(c.OutOrStdout(), "no lab in %s\n", dir)
+			return nil
+		}
+		unlock, err := dir.Lock()
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		if err := controlplane.Down(c.Context(), dir); err != nil {
+			return err
+		}
+		fmt.Fprintf(c.OutOrStdout(), "the lab in %s is down; its logs stay in %s\n", dir, dir.Path("logs"))
+		return nil
+	}
+	return c
+}
+
+func statusCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Say what runs, where it listens, and where the kubeconfig is",
+		Args:  cobra.NoArgs,
+	}
+	dirPath := dirFlag(c)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		dir, err := workdir.Open(*dirPath)
+		if err != nil {
+			return err
+		}
+		return status(c, dir)
+	}
+	return c
+}
+
+func status(c *cobra.Command, dir workdir.Dir) error {
+	out := c.OutOrStdout()
+	state, err := dir.State()
+	if errors.Is(err, fs.ErrNotExist) {
+		fmt.Fprintf(out, "no lab in %s\n", dir)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	all, err := process.List(dir.Run())
+	if err != nil {
+		return err
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, p := range all {
+		how := "running"
+		if !p.Running() {
+			how = "ended"
+		}
+		fmt.Fprintf(w, "%s\t%s\tpid %d\t%s\n", p.Name, how, p.PID, p.Log)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "server      %s\n", state.Server)
+	fmt.Fprintf(out, "kubectl     %s\n", filepath.Join(state.Bin, "kubectl"))
+	fmt.Fprintf(out, "kubeconfig  %s\n", dir.Kubeconfig())
+	return nil
+}
+
+// openLocked opens the folder and keeps other lab commands out of it.
+func openLocked(path string) (workdir.Dir, func(), error) {
+	dir, err := workdir.Open(path)
+	if err != nil {
+		return "", nil, err
+	}
+	unlock, err := dir.Lock()
+	return dir, unlock, err
+}

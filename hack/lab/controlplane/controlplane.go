@@ -1,0 +1,147 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package controlplane starts and stops etcd and the Kubernetes control plane
+// of a lab. It needs no root and, without nodes, listens on loopback only.
+// A control plane always starts from nothing; its data goes with it.
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-io/holdfast/hack/lab/binaries"
+	"github.com/holdfast-io/holdfast/hack/lab/process"
+	"github.com/holdfast-io/holdfast/hack/lab/workdir"
+)
+
+// Config says what to start.
+type Config struct {
+	Dir workdir.Dir
+	// Bin is the folder of the Kubernetes programs.
+	Bin string
+	// Address is where kube-apiserver listens: loopback, or an address that
+	// the nodes reach.
+	Address string
+	// Nodes are the names of the real nodes to come. With any, kube-scheduler
+	// runs too.
+	Nodes []string
+}
+
+// readyLimit bounds the wait for each program. It takes seconds when nothing
+// is wrong.
+const readyLimit = 2 * time.Minute
+
+// Running says whether the lab of this folder is up: its control plane was
+// ready once, and every process that it needs runs.
+func Running(dir workdir.Dir) (bool, error) {
+	s, err := dir.State()
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if !s.Ready {
+		return false, nil
+	}
+	for _, name := range s.Processes {
+		p, err := process.Load(dir.Run(), name)
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if !p.Running() {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// Up starts a control plane in a folder in which none runs, and returns once
+// it answers. What it started before an error runs on, for Down.
+func Up(ctx context.Context, c Config) error {
+	if err := binaries.Missing(c.Bin, binaries.Programs...); err != nil {
+		return err
+	}
+	if err := c.Dir.ClearLogs(); err != nil {
+		return err
+	}
+	ports, err := FreePorts(c.Address, 5)
+	if err != nil {
+		return err
+	}
+	p := plan{Config: c, etcd: ports[0], etcdPeer: ports[1], apiserver: ports[2], controllerManager: ports[3], scheduler: ports[4]}
+	state := workdir.State{Bin: c.Bin, Address: c.Address, Nodes: c.Nodes, Server: p.server()}
+	// Before anything else is written: the state marks the folder as a lab's.
+	if err := c.Dir.Save(state); err != nil {
+		return err
+	}
+	if err := p.writeCredentials(time.Now()); err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.Dir.Path("audit-policy.yaml"), []byte(auditPolicy), 0o644); err != nil {
+		return err
+	}
+	for _, s := range p.steps() {
+		proc, err := process.Start(c.Dir.Run(), s.spec)
+		if err != nil {
+			return err
+		}
+		state.Processes = append(state.Processes, s.spec.Name)
+		if err := c.Dir.Save(state); err != nil {
+			return err
+		}
+		if s.health == "" {
+			continue
+		}
+		if err := awaitHealth(ctx, proc, s.health, p.authorities()); err != nil {
+			return err
+		}
+	}
+	state.Ready = true
+	return c.Dir.Save(state)
+}
+
+// Down stops every process of the lab, those that use the control plane first,
+// and removes what the lab made. Where nothing runs it only removes.
+func Down(ctx context.Context, dir workdir.Dir) error {
+	all, err := process.List(dir.Run())
+	if err != nil {
+		return err
+	}
+	slices.SortStableFunc(all, func(a, b *process.Process) int { return stopRank(a.Name) - stopRank(b.Name) })
+	var failed []error
+	for _, p := range all {
+		failed = append(failed, p.Stop(ctx, 10*time.Second))
+	}
+	if err := errors.Join(failed...); err != nil {
+		return err
+	}
+	return dir.Clear()
+}
+
+// stopRank puts a process behind those that need it.
+func stopRank(name string) int {
+	return slices.Index([]string{"kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"}, name)
+}
+
+// Tail returns the last lines of a log, for error messages.
+func Tail(path string, lines int) string {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimRight(string(raw), "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+func (p plan) server() string { return fmt.Sprintf("https://%s:%d", p.Address, p.apiserver) }

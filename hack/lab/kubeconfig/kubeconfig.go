@@ -1,0 +1,44 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kubeconfig writes the files by which clients find kube-apiserver and
+// say who they are. All certificates are embedded, so a file can be moved.
+package kubeconfig
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/holdfast-io/holdfast/hack/lab/pki"
+)
+
+// Issue writes a kubeconfig to path for a new client certificate of subject,
+// signed by the cluster's authority ca, who also vouches for the server.
+func Issue(path, server string, ca *pki.Authority, subject pki.Subject, now time.Time) error {
+	pair, err := ca.Issue(subject, now)
+	if err != nil {
+		return err
+	}
+	type object = map[string]any
+	raw, err := yaml.Marshal(object{
+		"apiVersion": "v1",
+		"kind":       "Config",
+		"clusters": []object{{"name": "lab", "cluster": object{
+			"server":                     server,
+			"certificate-authority-data": ca.Pair().Cert,
+		}}},
+		"users": []object{{"name": subject.Name, "user": object{
+			"client-certificate-data": pair.Cert,
+			"client-key-data":         pair.Key,
+		}}},
+		"contexts":        []object{{"name": "lab", "context": object{"cluster": "lab", "user": subject.Name}}},
+		"current-context": "lab",
+	})
+	if err != nil {
+		return fmt.Errorf("kubeconfig of %s: %w", subject.Name, err)
+	}
+	return os.WriteFile(path, raw, 0o600)
+}
