@@ -1,0 +1,318 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package format
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+const (
+	// FormatVersion is the version of the tarball's layout. Velero compares it as
+	// a string, and reads versioned folders from "1.1.0" on.
+	FormatVersion = "1.1.0"
+	// MaxMetadataBytes is the size beyond which velero-backup.json is not read.
+	MaxMetadataBytes = 4 << 20
+
+	veleroAPIVersion = "velero.io/v1"
+	veleroNamespace  = "velero"
+	metadataVersion  = 1
+	// Velero takes this field as the timeout of its data movement at restore and
+	// has no default for it there.
+	csiSnapshotTimeout = 10 * time.Minute
+)
+
+// Annotations of velero-backup.json. All with the prefix holdfast.io/ are the
+// writer's own: those of the backup itself with that prefix are not stored.
+const (
+	// AnnotationPrefix is the prefix of the annotations below.
+	AnnotationPrefix = "holdfast.io/"
+	// AnnotationOriginNamespace is the namespace of the Backup.
+	AnnotationOriginNamespace = "holdfast.io/origin-namespace"
+	// AnnotationOriginName is the name of the Backup.
+	AnnotationOriginName = "holdfast.io/origin-name"
+	// AnnotationClusterUID is the uid of the kube-system namespace of the cluster.
+	AnnotationClusterUID = "holdfast.io/cluster-uid"
+	// AnnotationRequester is the user who asked for the backup.
+	AnnotationRequester = "holdfast.io/requester"
+	// AnnotationQueuedAt is the instant when the backup was queued, in RFC 3339.
+	AnnotationQueuedAt = "holdfast.io/queued-at"
+
+	annotationGitVersion   = "velero.io/source-cluster-k8s-gitversion"
+	annotationMajorVersion = "velero.io/source-cluster-k8s-major-version"
+	annotationMinorVersion = "velero.io/source-cluster-k8s-minor-version"
+)
+
+// ErrUnfinished says that the metadata belongs to a backup that its writer has
+// not finished. Velero writes such metadata, and replaces it later.
+var ErrUnfinished = errors.New("the backup is not finished")
+
+// Cluster identifies the cluster that a backup was made of.
+type Cluster struct {
+	// SystemNamespace is the namespace that Holdfast runs in.
+	SystemNamespace string
+	// UID is the uid of the namespace kube-system. Optional.
+	UID string
+	// GitVersion, Major and Minor are the version of its API server, as /version
+	// gives them. Optional.
+	GitVersion, Major, Minor string
+}
+
+// Place is where metadata was found, and by whom it is read.
+type Place struct {
+	// StoreName is the name of the backup's folder.
+	StoreName string
+	// Location is the name of the storage location.
+	Location string
+	// SystemNamespace is the namespace that backups of other makers are listed in.
+	SystemNamespace string
+	// Now is the instant of reading: an unfinished backup that has expired will
+	// not be finished any more, and is taken as it is.
+	Now time.Time
+}
+
+// storedBackup is Velero's Backup, as far as either side reads it.
+type storedBackup struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              storedSpec   `json:"spec"`
+	Status            storedStatus `json:"status"`
+}
+
+type storedSpec struct {
+	// The API has Velero's field names and meanings.
+	holdfast.BackupSpec `json:",inline"`
+	CSISnapshotTimeout  metav1.Duration `json:"csiSnapshotTimeout"`
+}
+
+type storedStatus struct {
+	Version             int                      `json:"version,omitempty"`
+	FormatVersion       string                   `json:"formatVersion,omitempty"`
+	Expiration          *metav1.Time             `json:"expiration,omitempty"`
+	Phase               holdfast.BackupPhase     `json:"phase,omitempty"`
+	StartTimestamp      *metav1.Time             `json:"startTimestamp,omitempty"`
+	CompletionTimestamp *metav1.Time             `json:"completionTimestamp,omitempty"`
+	Warnings            int32                    `json:"warnings,omitempty"`
+	Errors              int32                    `json:"errors,omitempty"`
+	FailureReason       string                   `json:"failureReason,omitempty"`
+	Progress            *holdfast.BackupProgress `json:"progress,omitempty"`
+}
+
+// EncodeBackup gives the content of velero-backup.json for a backup that has
+// ended: its phase must be Completed, PartiallyFailed or Failed, and its uid,
+// creation, start and completion must be set. Conditions and volume counts are
+// not stored; readers derive them.
+func EncodeBackup(backup *holdfast.Backup, cluster Cluster) ([]byte, error) {
+	storeName := StoreName(backup.Namespace, backup.Name, cluster.SystemNamespace)
+	if err := ValidateStoreName(storeName); err != nil {
+		return nil, err
+	}
+	status := &backup.Status
+	switch {
+	case !restorable(status.Phase) && status.Phase != holdfast.BackupPhaseFailed:
+		return nil, fmt.Errorf("backup %s: status.phase %q is not that of an ended backup", storeName, status.Phase)
+	case backup.UID == "" || backup.CreationTimestamp.IsZero():
+		return nil, fmt.Errorf("backup %s: metadata.uid and metadata.creationTimestamp must be set", storeName)
+	case status.StartTimestamp.IsZero() || status.CompletionTimestamp.IsZero():
+		return nil, fmt.Errorf("backup %s: status.startTimestamp and status.completionTimestamp must be set", storeName)
+	}
+	stored := storedBackup{
+		TypeMeta: metav1.TypeMeta{APIVersion: veleroAPIVersion, Kind: "Backup"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:              storeName,
+			Namespace:         veleroNamespace,
+			UID:               backup.UID,
+			CreationTimestamp: backup.CreationTimestamp,
+			Labels:            backup.Labels,
+			Annotations:       encodeAnnotations(backup, cluster),
+		},
+		Spec: storedSpec{
+			BackupSpec:         backup.Spec,
+			CSISnapshotTimeout: metav1.Duration{Duration: csiSnapshotTimeout},
+		},
+		Status: storedStatus{
+			Version:             metadataVersion,
+			FormatVersion:       FormatVersion,
+			Expiration:          status.Expiration,
+			Phase:               status.Phase,
+			StartTimestamp:      status.StartTimestamp,
+			CompletionTimestamp: status.CompletionTimestamp,
+			Warnings:            status.Warnings,
+			Errors:              status.Errors,
+			FailureReason:       status.FailureReason,
+			Progress:            status.Progress,
+		},
+	}
+	data, err := json.Marshal(stored)
+	if err != nil {
+		return nil, fmt.Errorf("encode the metadata of backup %s: %w", storeName, err)
+	}
+	return data, nil
+}
+
+func encodeAnnotations(backup *holdfast.Backup, cluster Cluster) map[string]string {
+	annotations := map[string]string{}
+	for key, value := range backup.Annotations {
+		if !strings.HasPrefix(key, AnnotationPrefix) {
+			annotations[key] = value
+		}
+	}
+	annotations[AnnotationOriginNamespace] = backup.Namespace
+	annotations[AnnotationOriginName] = backup.Name
+	for key, value := range map[string]string{
+		AnnotationClusterUID:   cluster.UID,
+		AnnotationRequester:    backup.Status.Requester,
+		annotationGitVersion:   cluster.GitVersion,
+		annotationMajorVersion: cluster.Major,
+		annotationMinorVersion: cluster.Minor,
+	} {
+		if value != "" {
+			annotations[key] = value
+		}
+	}
+	if queued := backup.Status.QueuedTimestamp; !queued.IsZero() {
+		annotations[AnnotationQueuedAt] = queued.UTC().Format(time.RFC3339)
+	}
+	return annotations
+}
+
+// DecodeBackup reads velero-backup.json, whoever wrote it. A backup of Holdfast
+// gets its own namespace and name back; any other is listed in the system
+// namespace under its store name. Its uid is the stored one, or, without one,
+// derived from location and store name. Unknown fields are ignored. The error is
+// ErrUnfinished for a backup that is still being made; any other error means
+// that the metadata can't be used.
+func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
+	if len(data) > MaxMetadataBytes {
+		return nil, fmt.Errorf("the metadata has more than %d bytes", MaxMetadataBytes)
+	}
+	var stored storedBackup
+	if err := utiljson.Unmarshal(bytes.TrimSpace(data), &stored); err != nil {
+		return nil, fmt.Errorf("the metadata is not the JSON of a backup: %w", err)
+	}
+	switch {
+	case stored.APIVersion != veleroAPIVersion || stored.Kind != "Backup":
+		return nil, fmt.Errorf("the metadata is of kind %q in %q, not of kind Backup in %s", stored.Kind, stored.APIVersion, veleroAPIVersion)
+	case stored.Name != place.StoreName:
+		return nil, fmt.Errorf("the metadata belongs to a backup named %q", stored.Name)
+	}
+	phase, err := decodePhase(&stored.Status, place.Now)
+	if err != nil {
+		return nil, err
+	}
+	namespace, name := origin(place.StoreName, place.SystemNamespace, stored.Annotations)
+	backup := &holdfast.Backup{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:         namespace,
+			Name:              name,
+			UID:               stored.UID,
+			CreationTimestamp: stored.CreationTimestamp,
+			Labels:            stored.Labels,
+			Annotations:       decodeAnnotations(stored.Annotations),
+		},
+		Spec: stored.Spec.BackupSpec,
+		Status: holdfast.BackupStatus{
+			Phase:               phase,
+			FormatVersion:       stored.Status.FormatVersion,
+			StartTimestamp:      stored.Status.StartTimestamp,
+			CompletionTimestamp: stored.Status.CompletionTimestamp,
+			Expiration:          stored.Status.Expiration,
+			Progress:            stored.Status.Progress,
+			Warnings:            stored.Status.Warnings,
+			Errors:              stored.Status.Errors,
+			FailureReason:       stored.Status.FailureReason,
+			Requester:           stored.Annotations[AnnotationRequester],
+		},
+	}
+	backup.Spec.StorageLocation = place.Location
+	if backup.UID == "" {
+		backup.UID = DerivedUID("backup", place.Location, place.StoreName)
+	}
+	if backup.CreationTimestamp.IsZero() && stored.Status.StartTimestamp != nil {
+		backup.CreationTimestamp = *stored.Status.StartTimestamp
+	}
+	if queued, err := time.Parse(time.RFC3339, stored.Annotations[AnnotationQueuedAt]); err == nil {
+		backup.Status.QueuedTimestamp = &metav1.Time{Time: queued}
+	}
+	backup.Status.Conditions = EndConditions(&backup.Status)
+	return backup, nil
+}
+
+func restorable(phase holdfast.BackupPhase) bool {
+	return phase == holdfast.BackupPhaseCompleted || phase == holdfast.BackupPhasePartiallyFailed
+}
+
+func decodePhase(status *storedStatus, now time.Time) (holdfast.BackupPhase, error) {
+	switch status.Phase {
+	case holdfast.BackupPhaseCompleted, holdfast.BackupPhasePartiallyFailed, holdfast.BackupPhaseFailed:
+		return status.Phase, nil
+	case "", "New", "Queued", "ReadyToStart", "InProgress",
+		"WaitingForPluginOperations", "WaitingForPluginOperationsPartiallyFailed",
+		"Finalizing", "FinalizingPartiallyFailed":
+		if status.Expiration != nil && status.Expiration.Time.Before(now) {
+			return holdfast.BackupPhasePartiallyFailed, nil
+		}
+		return "", fmt.Errorf("%w: its phase in the store is %q", ErrUnfinished, status.Phase)
+	default:
+		return "", fmt.Errorf("the metadata's phase %q is not that of a stored backup", status.Phase)
+	}
+}
+
+// decodeAnnotations leaves out what has become a field of the Backup.
+func decodeAnnotations(stored map[string]string) map[string]string {
+	annotations := maps.Clone(stored)
+	for _, key := range []string{AnnotationOriginNamespace, AnnotationOriginName, AnnotationRequester, AnnotationQueuedAt} {
+		delete(annotations, key)
+	}
+	if len(annotations) == 0 {
+		return nil
+	}
+	return annotations
+}
+
+// uidSpace is the namespace of derived uids: a random UUID, fixed for good.
+var uidSpace = uuid.MustParse("5b9d3c0e-4a58-4a7c-9c5e-0c7f1e3a8d21")
+
+// DerivedUID is a stable uid for something that the store gives none: the UUID
+// of version 5 (RFC 9562) of its kind and of the parts that identify it.
+func DerivedUID(kind string, identity ...string) types.UID {
+	// JSON keeps ("a", "b/c") and ("a/b", "c") apart.
+	name, err := json.Marshal(append([]string{kind}, identity...))
+	if err != nil {
+		panic(err) // strings always encode
+	}
+	return types.UID(uuid.NewSHA1(uidSpace, name).String())
+}
+
+// EndConditions gives the conditions of a backup that has ended, from its phase
+// and completion.
+func EndConditions(status *holdfast.BackupStatus) []metav1.Condition {
+	var at metav1.Time
+	for _, candidate := range []*metav1.Time{status.CompletionTimestamp, status.StartTimestamp} {
+		if candidate != nil {
+			at = *candidate
+			break
+		}
+	}
+	succeeded := metav1.ConditionFalse
+	if status.Phase == holdfast.BackupPhaseCompleted {
+		succeeded = metav1.ConditionTrue
+	}
+	return []metav1.Condition{
+		{Type: holdfast.ConditionComplete, Status: metav1.ConditionTrue, Reason: string(status.Phase), Message: status.FailureReason, LastTransitionTime: at},
+		{Type: holdfast.ConditionSucceeded, Status: succeeded, Reason: string(status.Phase), Message: status.FailureReason, LastTransitionTime: at},
+	}
+}

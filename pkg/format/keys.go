@@ -1,0 +1,107 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package format
+
+import (
+	"fmt"
+	"path"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Top-level folders of a location. Velero refuses a location with others than
+// its own, so everything that Holdfast adds lies inside one of Velero's.
+const (
+	// BackupsPrefix is the folder of all backups.
+	BackupsPrefix = "backups/"
+	// RepositoriesPrefix is the folder of all Kopia repositories.
+	RepositoriesPrefix = "kopia/"
+)
+
+// BackupPrefix is the folder of one backup.
+func BackupPrefix(storeName string) string { return BackupsPrefix + storeName + "/" }
+
+// MetadataKey is the object whose presence makes the backup exist.
+func MetadataKey(storeName string) string { return BackupPrefix(storeName) + "velero-backup.json" }
+
+// TarballKey is the gzipped tar of the backed-up objects.
+func TarballKey(storeName string) string { return sideKey(storeName, ".tar.gz") }
+
+// LogKey is the backup's own log, gzipped lines of text.
+func LogKey(storeName string) string { return sideKey(storeName, "-logs.gz") }
+
+// ResultsKey holds the errors and warnings, as Results.
+func ResultsKey(storeName string) string { return sideKey(storeName, "-results.gz") }
+
+// ResourceListKey names every backed-up object, as ResourceList.
+func ResourceListKey(storeName string) string { return sideKey(storeName, "-resource-list.json.gz") }
+
+// VolumeInfoKey says how each volume was backed up, as []VolumeInfo.
+func VolumeInfoKey(storeName string) string { return sideKey(storeName, "-volumeinfo.json.gz") }
+
+// PodVolumeBackupsKey lists the uploaded volumes, as []PodVolumeBackup.
+func PodVolumeBackupsKey(storeName string) string {
+	return sideKey(storeName, "-podvolumebackups.json.gz")
+}
+
+// VolumeSnapshotsKey lists snapshots made through a cloud's API. Holdfast makes
+// none and stores an empty list.
+func VolumeSnapshotsKey(storeName string) string {
+	return sideKey(storeName, "-volumesnapshots.json.gz")
+}
+
+// ItemOperationsKey lists asynchronous operations of plugins. Holdfast has none
+// and stores an empty list.
+func ItemOperationsKey(storeName string) string {
+	return sideKey(storeName, "-itemoperations.json.gz")
+}
+
+// RepositoryPrefix is the folder of the Kopia repository of a namespace.
+func RepositoryPrefix(volumeNamespace string) string {
+	return RepositoriesPrefix + volumeNamespace + "/"
+}
+
+func sideKey(storeName, suffix string) string {
+	return path.Join(BackupsPrefix, storeName, storeName+suffix)
+}
+
+// StoreName is the name in the store of a backup: its own name for a backup from
+// the system namespace, NAMESPACE.NAME for any other. Neither a namespace nor a
+// backup's name has dots, so two backups never share a store name.
+func StoreName(namespace, name, systemNamespace string) string {
+	if namespace == systemNamespace {
+		return name
+	}
+	return namespace + "." + name
+}
+
+// StoreNameOf gives the store name to which a folder of BackupsPrefix belongs,
+// as a listing with the delimiter "/" returns it. It is false for what no backup
+// can be called, which readers ignore.
+func StoreNameOf(folder string) (string, bool) {
+	name, isFolder := strings.CutSuffix(strings.TrimPrefix(folder, BackupsPrefix), "/")
+	return name, isFolder && ValidateStoreName(name) == nil
+}
+
+// ValidateStoreName says why a string can't be the name of a backup in a store:
+// it must be a DNS subdomain, as Velero demands too.
+func ValidateStoreName(storeName string) error {
+	if problems := validation.IsDNS1123Subdomain(storeName); len(problems) > 0 {
+		return fmt.Errorf("%q can't be the name of a backup in the store: %s", storeName, strings.Join(problems, ", "))
+	}
+	return nil
+}
+
+// origin is the inverse of StoreName: where a backup is listed. The annotations
+// are believed only as far as the store name bears them out, so every store name
+// has a place of its own, in whichever cluster it is read.
+func origin(storeName, systemNamespace string, annotations map[string]string) (namespace, name string) {
+	namespace, name = annotations[AnnotationOriginNamespace], annotations[AnnotationOriginName]
+	if namespace == systemNamespace || storeName != namespace+"."+name ||
+		len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Label(name)) > 0 {
+		return systemNamespace, storeName
+	}
+	return namespace, name
+}

@@ -1,0 +1,152 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package format
+
+import (
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+)
+
+// MaxSideFileBytes is the decompressed size beyond which a side file is not
+// read: Velero stops at the same size.
+const MaxSideFileBytes = 1 << 30
+
+// ErrTooLarge says that a side file has more than MaxSideFileBytes.
+var ErrTooLarge = errors.New("the file is too large")
+
+// Messages are the texts of one kind, by where they arose.
+type Messages struct {
+	// Velero are those of the backup as a whole. The name is the format's.
+	Velero []string `json:"velero,omitempty"`
+	// Cluster are those of cluster-scoped objects.
+	Cluster []string `json:"cluster,omitempty"`
+	// Namespaces are those of namespaced objects, by namespace.
+	Namespaces map[string][]string `json:"namespaces,omitempty"`
+}
+
+// Count is the number of texts.
+func (m *Messages) Count() int {
+	count := len(m.Velero) + len(m.Cluster)
+	for _, texts := range m.Namespaces {
+		count += len(texts)
+	}
+	return count
+}
+
+// Results is the content of ResultsKey: what went wrong.
+type Results struct {
+	Errors   Messages `json:"errors"`
+	Warnings Messages `json:"warnings"`
+}
+
+// ResourceList is the content of ResourceListKey: the backed-up objects, as
+// NAMESPACE/NAME, or NAME for cluster-scoped ones, by GROUP/VERSION/KIND (for the
+// core group VERSION/KIND).
+type ResourceList map[string][]string
+
+// WriteResults writes the content of ResultsKey.
+func WriteResults(w io.Writer, results Results) error { return writeJSON(w, results) }
+
+// ReadResults reads the content of ResultsKey.
+func ReadResults(r io.Reader) (Results, error) { return readJSON[Results](r) }
+
+// WriteResourceList writes the content of ResourceListKey, each list in order.
+func WriteResourceList(w io.Writer, list ResourceList) error {
+	sorted := make(ResourceList, len(list))
+	for kind, names := range list {
+		sorted[kind] = slices.Sorted(slices.Values(names))
+	}
+	return writeJSON(w, sorted)
+}
+
+// ReadResourceList reads the content of ResourceListKey.
+func ReadResourceList(r io.Reader) (ResourceList, error) { return readJSON[ResourceList](r) }
+
+// WriteEmptyList writes the content of a side file that holds a list, here an
+// empty one: of VolumeSnapshotsKey and ItemOperationsKey.
+func WriteEmptyList(w io.Writer) error { return writeJSON(w, []struct{}{}) }
+
+// writeJSON sets no name and no time in the gzip header, so that equal values
+// give equal bytes.
+func writeJSON(w io.Writer, value any) error {
+	compressed := gzip.NewWriter(w)
+	if err := json.NewEncoder(compressed).Encode(value); err != nil {
+		return err
+	}
+	return compressed.Close()
+}
+
+// readJSON reads one value; the JSON null is the zero value.
+func readJSON[T any](r io.Reader) (T, error) {
+	var value T
+	err := readCompressed(r, func(decoder *json.Decoder) error { return decoder.Decode(&value) })
+	return value, err
+}
+
+// readList reads an array element by element, or null, which is an empty one.
+func readList[T any](r io.Reader, each func(T) error) error {
+	return readCompressed(r, func(decoder *json.Decoder) error {
+		start, err := decoder.Token()
+		if err != nil || start == nil {
+			return err
+		}
+		if start != json.Delim('[') {
+			return fmt.Errorf("it starts with %v, not with a list", start)
+		}
+		for decoder.More() {
+			var element T
+			if err := decoder.Decode(&element); err != nil {
+				return err
+			}
+			if err := each(element); err != nil {
+				return err
+			}
+		}
+		_, err = decoder.Token()
+		return err
+	})
+}
+
+// readCompressed hands over a decoder, and makes sure that the compressed stream
+// ends well after what the decoder took, so that a truncated file is an error.
+func readCompressed(r io.Reader, decode func(*json.Decoder) error) error {
+	plain, err := gzip.NewReader(r)
+	if err != nil {
+		return fmt.Errorf("the file is not gzip: %w", err)
+	}
+	limited := &limitedReader{r: plain, left: MaxSideFileBytes}
+	decoder := json.NewDecoder(limited)
+	if err := decode(decoder); err != nil {
+		return fmt.Errorf("the file is not the JSON that it should be: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		if err == nil {
+			err = errors.New("there is more after its end")
+		}
+		return fmt.Errorf("the file does not end as it should: %w", err)
+	}
+	return nil
+}
+
+// limitedReader fails beyond its limit, where io.LimitReader would end.
+type limitedReader struct {
+	r    io.Reader
+	left int64
+}
+
+func (l *limitedReader) Read(p []byte) (int, error) {
+	if l.left <= 0 {
+		return 0, ErrTooLarge
+	}
+	if int64(len(p)) > l.left {
+		p = p[:l.left]
+	}
+	n, err := l.r.Read(p)
+	l.left -= int64(n)
+	return n, err
+}

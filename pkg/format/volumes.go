@@ -1,0 +1,252 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package format
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+const (
+	labelBackupName  = "velero.io/backup-name"
+	labelBackupUID   = "velero.io/backup-uid"
+	labelClaimUID    = "velero.io/pvc-uid"
+	annotationClaim  = "velero.io/pvc-name"
+	uploaderKopia    = "kopia"
+	methodPodVolume  = "PodVolumeBackup"
+	resultSucceeded  = "succeeded"
+	resultFailed     = "failed"
+	maxLabelValue    = 63
+	labelHashLength  = 6
+	volumeHashLength = 10
+)
+
+// Volume is what became of one volume of a backup.
+type Volume struct {
+	// Pod is the pod through which the volume was read.
+	Pod engine.PodReference
+	// Node is the node that ran the pod.
+	Node string
+	// Name is the name of the volume in the pod's spec.
+	Name string
+	// ClaimName, ClaimUID and PersistentVolume are empty for a volume without a claim.
+	ClaimName        string
+	ClaimUID         types.UID
+	PersistentVolume string
+	// ReclaimPolicy and Labels are those of the persistent volume.
+	ReclaimPolicy corev1.PersistentVolumeReclaimPolicy
+	Labels        map[string]string
+	// Status is the result; its phase must be final.
+	Status engine.PodVolumeBackupStatus
+}
+
+// PodVolumeBackup is Velero's PodVolumeBackup: one volume of a pod, in the Kopia
+// repository of the pod's namespace.
+type PodVolumeBackup struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              PodVolumeBackupSpec   `json:"spec"`
+	Status            PodVolumeBackupStatus `json:"status"`
+}
+
+// PodVolumeBackupSpec says which volume it is.
+type PodVolumeBackupSpec struct {
+	Node                  string                 `json:"node"`
+	Pod                   corev1.ObjectReference `json:"pod"`
+	Volume                string                 `json:"volume"`
+	BackupStorageLocation string                 `json:"backupStorageLocation"`
+	// RepoIdentifier is of the times of restic, and empty.
+	RepoIdentifier string            `json:"repoIdentifier"`
+	UploaderType   string            `json:"uploaderType"`
+	Tags           map[string]string `json:"tags,omitempty"`
+}
+
+// PodVolumeBackupStatus is what was stored of it.
+type PodVolumeBackupStatus struct {
+	Phase               engine.VolumePhase    `json:"phase,omitempty"`
+	Path                string                `json:"path,omitempty"`
+	SnapshotID          string                `json:"snapshotID,omitempty"`
+	Message             string                `json:"message,omitempty"`
+	StartTimestamp      *metav1.Time          `json:"startTimestamp,omitempty"`
+	CompletionTimestamp *metav1.Time          `json:"completionTimestamp,omitempty"`
+	Progress            engine.VolumeProgress `json:"progress"`
+	IncrementalBytes    int64                 `json:"incrementalBytes,omitempty"`
+}
+
+// ClaimName is the name of the volume's claim, empty for a volume without one.
+func (p *PodVolumeBackup) ClaimName() string { return p.Annotations[annotationClaim] }
+
+// NewPodVolumeBackup describes a volume of a backup in the form that Velero
+// restores from. The name is derived from pod and volume.
+func NewPodVolumeBackup(backup *holdfast.Backup, storeName string, volume Volume) PodVolumeBackup {
+	pvb := PodVolumeBackup{
+		TypeMeta: metav1.TypeMeta{APIVersion: veleroAPIVersion, Kind: "PodVolumeBackup"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:         veleroNamespace,
+			Name:              storeName + "-" + volumeHash(&volume),
+			CreationTimestamp: backup.CreationTimestamp,
+			Labels: map[string]string{
+				labelBackupName: labelValue(storeName),
+				labelBackupUID:  string(backup.UID),
+			},
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: veleroAPIVersion,
+				Kind:       "Backup",
+				Name:       storeName,
+				UID:        backup.UID,
+				Controller: new(true),
+			}},
+		},
+		Spec: PodVolumeBackupSpec{
+			Node: volume.Node,
+			Pod: corev1.ObjectReference{
+				Kind:      "Pod",
+				Namespace: volume.Pod.Namespace,
+				Name:      volume.Pod.Name,
+				UID:       volume.Pod.UID,
+			},
+			Volume:                volume.Name,
+			BackupStorageLocation: backup.Spec.StorageLocation,
+			UploaderType:          uploaderKopia,
+			Tags: map[string]string{
+				"backup":     storeName,
+				"backup-uid": string(backup.UID),
+				"ns":         volume.Pod.Namespace,
+				"pod":        volume.Pod.Name,
+				"pod-uid":    string(volume.Pod.UID),
+				"volume":     volume.Name,
+			},
+		},
+		Status: PodVolumeBackupStatus{
+			Phase:               volume.Status.Phase,
+			Path:                volume.Status.Path,
+			SnapshotID:          volume.Status.SnapshotID,
+			Message:             volume.Status.Message,
+			StartTimestamp:      volume.Status.StartTimestamp,
+			CompletionTimestamp: volume.Status.CompletionTimestamp,
+			Progress:            volume.Status.Progress,
+			IncrementalBytes:    volume.Status.IncrementalBytes,
+		},
+	}
+	if volume.ClaimName != "" {
+		pvb.Annotations = map[string]string{annotationClaim: volume.ClaimName}
+		pvb.Labels[labelClaimUID] = string(volume.ClaimUID)
+		pvb.Spec.Tags["pvc-uid"] = string(volume.ClaimUID)
+	}
+	return pvb
+}
+
+// WritePodVolumeBackups writes the content of PodVolumeBackupsKey.
+func WritePodVolumeBackups(w io.Writer, volumes []PodVolumeBackup) error {
+	return writeJSON(w, volumes)
+}
+
+// ReadPodVolumeBackups reads the content of PodVolumeBackupsKey one by one, so
+// that the caller decides what stays in memory. An error of each ends it.
+func ReadPodVolumeBackups(r io.Reader, each func(PodVolumeBackup) error) error {
+	return readList(r, each)
+}
+
+// VolumeInfo says how a volume was backed up. Velero's restore finds it by the
+// name of the persistent volume, and then makes a new one instead of adopting it.
+type VolumeInfo struct {
+	PVCName               string             `json:"pvcName,omitempty"`
+	PVCNamespace          string             `json:"pvcNamespace,omitempty"`
+	PVName                string             `json:"pvName,omitempty"`
+	BackupMethod          string             `json:"backupMethod,omitempty"`
+	SnapshotDataMoved     bool               `json:"snapshotDataMoved"`
+	PreserveLocalSnapshot bool               `json:"preserveLocalSnapshot"`
+	Skipped               bool               `json:"skipped"`
+	SkippedReason         string             `json:"skippedReason,omitempty"`
+	StartTimestamp        *metav1.Time       `json:"startTimestamp,omitempty"`
+	CompletionTimestamp   *metav1.Time       `json:"completionTimestamp,omitempty"`
+	Result                string             `json:"result,omitempty"`
+	PVBInfo               *PodVolumeInfo     `json:"pvbInfo,omitempty"`
+	PVInfo                *PersistentVolInfo `json:"pvInfo,omitempty"`
+}
+
+// PodVolumeInfo repeats a PodVolumeBackup in a VolumeInfo.
+type PodVolumeInfo struct {
+	SnapshotHandle  string `json:"snapshotHandle,omitempty"`
+	Size            int64  `json:"size,omitempty"`
+	IncrementalSize int64  `json:"incrementalSize,omitempty"`
+	UploaderType    string `json:"uploaderType,omitempty"`
+	VolumeName      string `json:"volumeName,omitempty"`
+	PodName         string `json:"podName,omitempty"`
+	PodNamespace    string `json:"podNamespace,omitempty"`
+	NodeName        string `json:"nodeName,omitempty"`
+	// Phase has no JSON name of its own in the format.
+	Phase engine.VolumePhase `json:"Phase"`
+}
+
+// PersistentVolInfo is what a restore needs to know of the persistent volume.
+type PersistentVolInfo struct {
+	ReclaimPolicy string            `json:"reclaimPolicy,omitempty"`
+	Labels        map[string]string `json:"labels,omitempty"`
+}
+
+// NewVolumeInfo describes a volume that was, or should have been, uploaded.
+func NewVolumeInfo(volume Volume) VolumeInfo {
+	info := VolumeInfo{
+		PVCName:             volume.ClaimName,
+		PVName:              volume.PersistentVolume,
+		BackupMethod:        methodPodVolume,
+		StartTimestamp:      volume.Status.StartTimestamp,
+		CompletionTimestamp: volume.Status.CompletionTimestamp,
+		Result:              resultFailed,
+		PVBInfo: &PodVolumeInfo{
+			SnapshotHandle:  volume.Status.SnapshotID,
+			Size:            volume.Status.Progress.TotalBytes,
+			IncrementalSize: volume.Status.IncrementalBytes,
+			UploaderType:    uploaderKopia,
+			VolumeName:      volume.Name,
+			PodName:         volume.Pod.Name,
+			PodNamespace:    volume.Pod.Namespace,
+			NodeName:        volume.Node,
+			Phase:           volume.Status.Phase,
+		},
+	}
+	if volume.Status.Phase == engine.VolumePhaseCompleted {
+		info.Result = resultSucceeded
+	}
+	if volume.ClaimName != "" {
+		info.PVCNamespace = volume.Pod.Namespace
+	}
+	if volume.PersistentVolume != "" {
+		info.PVInfo = &PersistentVolInfo{ReclaimPolicy: string(volume.ReclaimPolicy), Labels: volume.Labels}
+	}
+	return info
+}
+
+// WriteVolumeInfo writes the content of VolumeInfoKey.
+func WriteVolumeInfo(w io.Writer, volumes []VolumeInfo) error { return writeJSON(w, volumes) }
+
+// ReadVolumeInfo reads the content of VolumeInfoKey.
+func ReadVolumeInfo(r io.Reader) ([]VolumeInfo, error) { return readJSON[[]VolumeInfo](r) }
+
+// volumeHash tells the volumes of a backup apart, in the same way each time.
+func volumeHash(volume *Volume) string {
+	// None of the three can contain a slash.
+	identity := strings.Join([]string{volume.Pod.Namespace, volume.Pod.Name, volume.Name}, "/")
+	hash := sha256.Sum256([]byte(identity))
+	return hex.EncodeToString(hash[:])[:volumeHashLength]
+}
+
+// labelValue shortens a store name as Velero does, which finds volumes by it.
+func labelValue(storeName string) string {
+	if len(storeName) <= maxLabelValue {
+		return storeName
+	}
+	hash := sha256.Sum256([]byte(storeName))
+	return storeName[:maxLabelValue-labelHashLength] + hex.EncodeToString(hash[:])[:labelHashLength]
+}
