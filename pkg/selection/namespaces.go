@@ -1,0 +1,187 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package selection
+
+import (
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// Namespaces is a compiled selection of namespaces. A name is selected when a
+// word of the included list matches it and no word of the excluded list does.
+// An included list that is empty or holds `*` matches every name.
+//
+// A nil *Namespaces stands for lists that can't be read: it selects nothing
+// and overlaps everything.
+type Namespaces struct {
+	// names are the included words that are names and not excluded; sorted,
+	// each once.
+	names []string
+	// patterns are the included globs that the excluded list does not cover, in
+	// the order given; `*` alone when every name is included.
+	patterns []Pattern
+	excludes []Pattern
+	all      bool
+}
+
+var everything = Pattern{text: "*", elems: []element{anyRun}}
+
+// ParseNamespaces compiles the two lists. An error names its field by index,
+// below the path `at` (which may be nil): `spec.includedNamespaces[2]`.
+//
+// It accepts what Velero accepts, and `*` beside other included words (Velero's
+// documentation: the wildcard takes precedence). Like Velero it refuses `*` as
+// an excluded word and a word that stands in both lists. Unlike Velero it
+// refuses the empty word; to back up cluster-scoped objects alone, exclude `*`
+// from the namespace-scoped resources.
+func ParseNamespaces(included, excluded []string, at *field.Path) (*Namespaces, field.ErrorList) {
+	includedAt, excludedAt := at.Child("includedNamespaces"), at.Child("excludedNamespaces")
+	n := &Namespaces{}
+	includes, errs := parsePatterns(included, includedAt)
+	excludes, more := parsePatterns(excluded, excludedAt)
+	errs = append(errs, more...)
+	for i, word := range excluded {
+		switch {
+		case word == "*":
+			errs = append(errs, field.Invalid(excludedAt.Index(i), word, "excludes every namespace: name the namespaces to leave out"))
+		case slices.Contains(included, word):
+			errs = append(errs, field.Invalid(excludedAt.Index(i), word, "is included as well: remove it from one of the two lists"))
+		}
+	}
+	if len(errs) > 0 {
+		return nil, errs
+	}
+
+	n.excludes = excludes
+	if len(included) == 0 || slices.Contains(included, "*") {
+		n.patterns = []Pattern{everything}
+		n.all = len(excluded) == 0
+	}
+	for _, p := range includes {
+		switch {
+		case !isGlob(p.text):
+			if !coveredBy(p, excludes) {
+				n.names = append(n.names, p.text)
+			}
+		case !slices.ContainsFunc(n.patterns, func(q Pattern) bool { return q.text == p.text }) &&
+			!coveredBy(p, excludes) && !n.includesAll():
+			n.patterns = append(n.patterns, p)
+		}
+	}
+	slices.Sort(n.names)
+	n.names = slices.Clip(slices.Compact(n.names))
+	return n, nil
+}
+
+func parsePatterns(words []string, at *field.Path) ([]Pattern, field.ErrorList) {
+	var errs field.ErrorList
+	patterns := make([]Pattern, 0, len(words))
+	for i, word := range words {
+		p, err := ParsePattern(word)
+		if err != nil {
+			errs = append(errs, field.Invalid(at.Index(i), word, err.Error()))
+		}
+		patterns = append(patterns, p)
+	}
+	return patterns, errs
+}
+
+func coveredBy(p Pattern, excludes []Pattern) bool {
+	return slices.ContainsFunc(excludes, func(e Pattern) bool { return e.Covers(p) })
+}
+
+// includesAll says whether `*` is included, whatever is excluded.
+func (n *Namespaces) includesAll() bool {
+	return len(n.patterns) > 0 && n.patterns[0].text == "*"
+}
+
+// Match says whether the namespace is selected. It need not exist. The empty
+// name, which cluster-scoped objects carry, is never selected.
+func (n *Namespaces) Match(namespace string) bool {
+	_, ok := n.Word(namespace)
+	return ok
+}
+
+// Word is the included word that selects the namespace: its own name if that is
+// included, else the first pattern that matches it (`*` for an empty list). It
+// is false when the namespace is not selected.
+func (n *Namespaces) Word(namespace string) (string, bool) {
+	if n == nil {
+		return "", false
+	}
+	if n.named(namespace) {
+		return namespace, true
+	}
+	for _, p := range n.patterns {
+		if p.Match(namespace) {
+			excluded := slices.ContainsFunc(n.excludes, func(e Pattern) bool { return e.Match(namespace) })
+			return p.text, !excluded
+		}
+	}
+	return "", false
+}
+
+func (n *Namespaces) named(namespace string) bool {
+	_, ok := slices.BinarySearch(n.names, namespace)
+	return ok
+}
+
+// Resolve returns those of the existing namespaces that are selected, in the
+// order given.
+func (n *Namespaces) Resolve(existing []string) []string {
+	var selected []string
+	for _, name := range existing {
+		if n.Match(name) {
+			selected = append(selected, name)
+		}
+	}
+	return selected
+}
+
+// All says whether every namespace is selected, those to come included: nothing
+// is excluded, and the included list is empty or holds `*`. This is the
+// condition on which Velero adds cluster-scoped resources by itself.
+func (n *Namespaces) All() bool { return n != nil && n.all }
+
+// Explicit returns the selected names that were given without a wildcard,
+// whether they exist or not; sorted, each once. The caller must not change it.
+func (n *Namespaces) Explicit() []string {
+	if n == nil {
+		return nil
+	}
+	return n.names
+}
+
+// Patterns returns the included words with a wildcard, `*` for an empty list,
+// without those that are wholly excluded. A selection with patterns may reach
+// namespaces that its words don't name.
+func (n *Namespaces) Patterns() []string {
+	if n == nil {
+		return nil
+	}
+	words := make([]string, 0, len(n.patterns))
+	for _, p := range n.patterns {
+		words = append(words, p.text)
+	}
+	return words
+}
+
+// Key is a text that two selections share only if they select the same
+// namespaces, whatever the order of their words. That of a nil selection is "".
+func (n *Namespaces) Key() string {
+	if n == nil {
+		return ""
+	}
+	excludes := make([]string, 0, len(n.excludes))
+	for _, p := range n.excludes {
+		excludes = append(excludes, p.text)
+	}
+	patterns := n.Patterns()
+	slices.Sort(patterns)
+	slices.Sort(excludes)
+	// No word holds a comma or a slash.
+	return strings.Join(n.names, ",") + "/" + strings.Join(patterns, ",") + "/" + strings.Join(excludes, ",")
+}

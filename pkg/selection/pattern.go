@@ -1,0 +1,284 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package selection
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Pattern is a readable word of a namespace list: a name, or a glob of
+// path.Match's syntax without escapes and negation. `*` stands for any
+// characters, `?` for one, `[ab]` and `[a-z0-9]` for one of those listed.
+//
+// Invariants, kept by ParsePattern:
+//  1. Each element is a non-empty set of characters, or anyRun; no two anyRun
+//     are neighbours.
+//  2. At least one valid namespace name matches.
+type Pattern struct {
+	text  string
+	elems []element
+}
+
+// element is the set of characters that one position of a pattern accepts, one
+// bit for each character that a namespace name can hold.
+type element uint64
+
+const (
+	anyRun  element = 0 // `*`; no set is empty, so the value is free
+	hyphen  element = 1 << 36
+	alnum   element = hyphen - 1
+	anyChar element = alnum | hyphen
+
+	maxName = validation.DNS1123LabelMaxLength
+)
+
+// char is the set that holds c alone, or 0 when no namespace name holds c.
+func char(c byte) element {
+	switch {
+	case 'a' <= c && c <= 'z':
+		return 1 << (c - 'a')
+	case '0' <= c && c <= '9':
+		return 1 << (26 + c - '0')
+	case c == '-':
+		return hyphen
+	}
+	return 0
+}
+
+// ParsePattern reads one word of a namespace list. It refuses the empty word,
+// `**`, brackets that are empty, unclosed or unopened, characters that no
+// namespace name holds, and a pattern that no namespace name can match. The
+// error says what is wrong with the word, without repeating it.
+func ParsePattern(word string) (Pattern, error) {
+	p := Pattern{text: word}
+	if word == "" {
+		return Pattern{}, errors.New("is empty: give a namespace or a pattern")
+	}
+	if !isGlob(word) {
+		if problems := validation.IsDNS1123Label(word); len(problems) > 0 {
+			return Pattern{}, fmt.Errorf("can't be a namespace: %s", strings.Join(problems, "; "))
+		}
+	}
+	chars := 0
+	for rest := word; rest != ""; {
+		e, width, err := parseElement(rest)
+		if err != nil {
+			return Pattern{}, err
+		}
+		rest = rest[width:]
+		if e != anyRun {
+			// Refused here, before the search below, so that its cost is bounded.
+			if chars++; chars > maxName {
+				return Pattern{}, fmt.Errorf("matches no namespace: names have at most %d characters", maxName)
+			}
+		}
+		p.elems = append(p.elems, e)
+	}
+	if !intersect(p.elems, []element{anyRun}) {
+		return Pattern{}, errors.New("matches no namespace: names start and end with a letter or a digit")
+	}
+	return p, nil
+}
+
+// isGlob says whether the word is a pattern, or at least meant as one.
+func isGlob(word string) bool { return strings.ContainsAny(word, "*?[]") }
+
+// parseElement reads the first element of a non-empty word and the number of
+// bytes that it takes.
+func parseElement(s string) (element, int, error) {
+	switch s[0] {
+	case '*':
+		if strings.HasPrefix(s, "**") {
+			return 0, 0, errors.New("has `**`: one `*` already stands for any characters")
+		}
+		return anyRun, 1, nil
+	case '?':
+		return anyChar, 1, nil
+	case '[':
+		return parseBrackets(s)
+	case ']':
+		return 0, 0, errors.New("has a `]` without a `[` before it")
+	}
+	e, err := parseChar(s)
+	return e, 1, err
+}
+
+// parseBrackets reads `[...]` at the start of s. A hyphen is only read as the
+// middle of a range, as path.Match does.
+func parseBrackets(s string) (element, int, error) {
+	var set element
+	i := 1
+	for ; i < len(s) && s[i] != ']'; i++ {
+		low, err := parseChar(s[i:])
+		if err != nil {
+			return 0, 0, err
+		}
+		if low == hyphen {
+			return 0, 0, errors.New("has a `-` in brackets that is not between two characters")
+		}
+		set |= low
+		if i+1 >= len(s) || s[i+1] != '-' {
+			continue
+		}
+		if i+2 >= len(s) || s[i+2] == ']' {
+			return 0, 0, errors.New("has a range without an end in brackets")
+		}
+		high, err := parseChar(s[i+2:])
+		if err != nil {
+			return 0, 0, err
+		}
+		if high == hyphen || s[i+2] < s[i] {
+			return 0, 0, fmt.Errorf("has a range that runs backwards, %q: turn it round", s[i:i+3])
+		}
+		for c := s[i]; c <= s[i+2]; c++ {
+			set |= char(c)
+		}
+		i += 2
+	}
+	if i >= len(s) {
+		return 0, 0, errors.New("has a `[` that is not closed")
+	}
+	if set == 0 {
+		return 0, 0, errors.New("has empty brackets")
+	}
+	return set, i + 1, nil
+}
+
+func parseChar(s string) (element, error) {
+	if e := char(s[0]); e != 0 {
+		return e, nil
+	}
+	for _, r := range s {
+		return 0, fmt.Errorf("has %q, which no namespace name holds: use lower-case letters, digits and `-`, with `*`, `?` and `[...]`", r)
+	}
+	return 0, nil // not reached: s is never empty
+}
+
+// String is the word as it was written.
+func (p Pattern) String() string { return p.text }
+
+// Match says whether the namespace name matches. What can't be a namespace name
+// by its length or its characters matches nothing.
+func (p Pattern) Match(name string) bool {
+	if len(name) == 0 || len(name) > maxName {
+		return false
+	}
+	var buf [maxName]element
+	for i := range len(name) {
+		if buf[i] = char(name[i]); buf[i] == 0 {
+			return false
+		}
+	}
+	return covers(p.elems, buf[:len(name)])
+}
+
+// Covers says whether p matches every name that q matches. It compares the two
+// element by element, so it may say no where the answer is yes (`?*` and `*`),
+// and never the reverse.
+func (p Pattern) Covers(q Pattern) bool { return covers(p.elems, q.elems) }
+
+// covers is glob matching with q's elements in place of characters: a set takes
+// each of its subsets, and a run takes anything, runs included. After a
+// mismatch only the last run is tried longer, which is enough for globs.
+func covers(p, q []element) bool {
+	i, j := 0, 0
+	run, resume := -1, 0
+	for j < len(q) {
+		switch {
+		case i < len(p) && p[i] == anyRun:
+			run, resume = i, j
+			i++
+		case i < len(p) && q[j] != anyRun && q[j]&^p[i] == 0:
+			i++
+			j++
+		case run >= 0:
+			resume++
+			i, j = run+1, resume
+		default:
+			return false
+		}
+	}
+	for i < len(p) && p[i] == anyRun {
+		i++
+	}
+	return i == len(p)
+}
+
+// Intersects says whether some valid namespace name matches both patterns. The
+// answer is exact.
+func (p Pattern) Intersects(q Pattern) bool { return intersect(p.elems, q.elems) }
+
+// What the last character was, in the search of intersect: a name neither
+// starts nor ends with a hyphen.
+const (
+	atStart = iota
+	afterAlnum
+	afterHyphen
+	nLast
+)
+
+// intersect walks the product of the two patterns, read as automata, and of the
+// rules for a DNS label, breadth first by length. Each state is visited at its
+// shortest length, so the bound on a name's length is exact too. At most
+// 3·len(p)·len(q) states.
+func intersect(p, q []element) bool {
+	type state struct{ i, j, last int }
+	seen := make([]bool, (len(p)+1)*(len(q)+1)*nLast)
+	var layer, next []state
+	// add adds s and what can be reached from it without a character, namely by
+	// ending a run.
+	var add func(to *[]state, s state)
+	add = func(to *[]state, s state) {
+		at := (s.i*(len(q)+1)+s.j)*nLast + s.last
+		if seen[at] {
+			return
+		}
+		seen[at] = true
+		*to = append(*to, s)
+		if s.i < len(p) && p[s.i] == anyRun {
+			add(to, state{s.i + 1, s.j, s.last})
+		}
+		if s.j < len(q) && q[s.j] == anyRun {
+			add(to, state{s.i, s.j + 1, s.last})
+		}
+	}
+	add(&layer, state{0, 0, atStart})
+	for length := 0; len(layer) > 0 && length <= maxName; length++ {
+		next = next[:0]
+		for _, s := range layer {
+			if s.i == len(p) && s.j == len(q) {
+				if s.last == afterAlnum {
+					return true
+				}
+				continue
+			}
+			if s.i == len(p) || s.j == len(q) {
+				continue
+			}
+			pc, pi := step(p, s.i)
+			qc, qj := step(q, s.j)
+			both := pc & qc
+			if both&alnum != 0 {
+				add(&next, state{pi, qj, afterAlnum})
+			}
+			if both&hyphen != 0 && s.last != atStart {
+				add(&next, state{pi, qj, afterHyphen})
+			}
+		}
+		layer, next = next, layer
+	}
+	return false
+}
+
+// step is what the element at i accepts, and where it leads.
+func step(p []element, i int) (element, int) {
+	if p[i] == anyRun {
+		return anyChar, i
+	}
+	return p[i], i + 1
+}
