@@ -1,0 +1,35 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package logstore serves API objects out of one in-memory event log, with the
+// full semantics of k8s.io/apiserver/pkg/storage.Interface: consistent lists,
+// paging, exact versions, watches that resume without a gap, bookmarks and
+// WatchList. Nothing is written to a disk or to etcd.
+//
+// A Log holds the objects of one resource. Projectors write it through Apply,
+// Remove and Replace, which commit only differences; clients read it through
+// storage.Interface. Since list and watch read the same log, they can't disagree.
+//
+// What a Log guarantees:
+//
+//  1. A resourceVersion is a decimal number that grows with every event and is
+//     never shared by two events of one log. It is the log's birth in units of
+//     2^-20 s since 1970, plus the number of events since, hence
+//     (epoch seconds << 20) + counter. A later log of the same resource begins
+//     above every version that an earlier one issued, as long as the earlier one
+//     had fewer than 2^20 events per second on average. The numbers stay below
+//     2^53 until 2242.
+//  2. A watch from a version that this log never issued, or no longer remembers,
+//     ends with 410 Expired, whether that version lies in the past or in the
+//     future. A list that asks for a version of the future is answered with 504
+//     and the cause ResourceVersionTooLarge, as Kubernetes does.
+//  3. A watcher receives every event of its scope once and in order, or 410. A
+//     slow watcher blocks nobody and loses nothing silently: it falls off the log.
+//  4. Until SetReady, clients are answered 429 with Retry-After. An empty list
+//     always means that there is nothing.
+//  5. Stored objects are never changed; every object handed out is a deep copy.
+//
+// The log has three parts: history (the ring of recent events), state (the
+// current objects, with snapshots that cost nothing to take) and watchers, which
+// hold a cursor into the history instead of a queue of their own.
+package logstore

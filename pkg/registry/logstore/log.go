@@ -1,0 +1,227 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package logstore
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// MinHistoryAge is the shortest age up to which events are kept: what the watch
+	// cache of Kubernetes keeps, and so what clients may expect.
+	MinHistoryAge = 75 * time.Second
+
+	defaultHistoryAge    = 5 * time.Minute
+	defaultHistoryEvents = 1 << 15
+
+	retryAfterSeconds = 3
+)
+
+// Object is what a Log stores: a pointer to an API type.
+type Object interface {
+	runtime.Object
+	metav1.Object
+}
+
+// Options describe a Log. Only Resource is required.
+type Options struct {
+	// Resource names the resource; the keys of its objects begin with Prefix(Resource).
+	Resource schema.GroupResource
+	// Namespaced says whether objects live in namespaces.
+	Namespaced bool
+	// Loading says what is awaited before SetReady, such as "the backup catalogue".
+	// Clients read it in the 429 that they get until then.
+	Loading string
+	// OnRead, if set, is called on every Get and GetList that is answered, so that
+	// the owner can add a Warning header when the data is stale.
+	OnRead func(ctx context.Context)
+
+	// HistoryAge is how long events are remembered: 5 minutes if zero, and never less
+	// than MinHistoryAge. Events that outlive it are dropped by the next change.
+	HistoryAge time.Duration
+	// HistoryEvents is how many events are remembered at most: 32,768 if zero.
+	HistoryEvents int
+	// Clock gives the log's birth, from which its versions count, and the age of
+	// events. It is the real clock if nil.
+	Clock clock.PassiveClock
+}
+
+// Log is the event log of one resource. It implements storage.Interface.
+type Log[T Object] struct {
+	newObject func() T
+	options   Options
+	prefix    string
+	versioner storage.APIObjectVersioner
+	clock     clock.PassiveClock
+
+	// writers is held by whoever changes the state, from the comparison to the
+	// commit. It is taken before mu, and spares readers the time of comparing.
+	writers sync.Mutex
+
+	// mu guards the fields below. It is held briefly: never while objects are
+	// copied, compared or selected.
+	mu       sync.Mutex
+	ready    bool
+	rv       uint64 // of the last event
+	state    state[T]
+	history  history[T]
+	wake     chan struct{} // closed by the next change; nil when nobody waits
+	progress uint64        // counts the requests for watch progress
+}
+
+// Prefix is what the storage keys of a resource begin with; it ends with a slash.
+func Prefix(resource schema.GroupResource) string {
+	if resource.Group == "" {
+		return "/" + resource.Resource + "/"
+	}
+	return "/" + resource.Group + "/" + resource.Resource + "/"
+}
+
+// New returns an empty Log that is not ready. newObject returns a new, empty
+// object of the stored type.
+func New[T Object](newObject func() T, options Options) *Log[T] {
+	l := &Log[T]{
+		newObject: newObject,
+		options:   options,
+		prefix:    Prefix(options.Resource),
+		clock:     options.Clock,
+		state:     newState[T](),
+	}
+	if l.clock == nil {
+		l.clock = clock.RealClock{}
+	}
+	l.rv = firstVersion(l.clock.Now())
+	l.history = history[T]{maxAge: options.HistoryAge, maxEvents: options.HistoryEvents, oldest: l.rv}
+	if l.history.maxAge == 0 {
+		l.history.maxAge = defaultHistoryAge
+	}
+	l.history.maxAge = max(l.history.maxAge, MinHistoryAge)
+	if l.history.maxEvents <= 0 {
+		l.history.maxEvents = defaultHistoryEvents
+	}
+	return l
+}
+
+// firstVersion counts the birth of a log in units of 2^-20 s. The counter starts
+// at the fraction of the second, so that a log that replaces another one within
+// a second does not issue its versions again.
+func firstVersion(birth time.Time) uint64 {
+	seconds := uint64(max(birth.Unix(), 0))
+	fraction := uint64(birth.Nanosecond()) << 20 / uint64(time.Second)
+	return max(seconds<<20+fraction, 1) // zero has a meaning of its own in requests
+}
+
+// SetReady lets clients in. The history starts here: no client has seen an
+// earlier version.
+func (l *Log[T]) SetReady() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.ready {
+		l.ready = true
+		l.history.forget(l.rv)
+	}
+}
+
+// ReadinessCheck implements storage.Interface. It returns nil once SetReady was called.
+func (l *Log[T]) ReadinessCheck() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.checkReadyLocked()
+}
+
+func (l *Log[T]) checkReadyLocked() error {
+	if l.ready {
+		return nil
+	}
+	loading := l.options.Loading
+	if loading == "" {
+		loading = "its data"
+	}
+	return apierrors.NewTooManyRequests(
+		fmt.Sprintf("%s can't be served yet: the server is still loading %s; try again in a moment", l.options.Resource, loading),
+		retryAfterSeconds)
+}
+
+// Versioner implements storage.Interface.
+func (l *Log[T]) Versioner() storage.Versioner { return l.versioner }
+
+// Stats implements storage.Interface.
+func (l *Log[T]) Stats(context.Context) (storage.Stats, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return storage.Stats{ObjectCount: int64(l.state.len())}, nil
+}
+
+// GetCurrentResourceVersion implements storage.Interface.
+func (l *Log[T]) GetCurrentResourceVersion(context.Context) (uint64, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.rv, nil
+}
+
+// CompactRevision implements storage.Interface: versions below it are forgotten.
+func (l *Log[T]) CompactRevision() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return int64(l.history.oldest)
+}
+
+// EnableResourceSizeEstimation implements storage.Interface. Objects have no
+// serialized size here, so there is nothing to estimate.
+func (l *Log[T]) EnableResourceSizeEstimation(storage.KeysFunc) error { return nil }
+
+// RequestWatchProgress implements storage.Interface: every watcher that asked for
+// progress notifications gets a bookmark.
+func (l *Log[T]) RequestWatchProgress(context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.progress++
+	l.wakeLocked()
+	return nil
+}
+
+// snapshot returns the current state and its version.
+func (l *Log[T]) snapshotLocked() (state[T], uint64) { return l.state.snapshot(), l.rv }
+
+// snapshotAt returns the state as it was at version rv, or false when the
+// history does not reach back that far. rv must not lie in the future.
+func (l *Log[T]) snapshotAt(rv uint64) (state[T], bool) {
+	l.mu.Lock()
+	events, ok := l.history.after(rv, nil, math.MaxInt)
+	if !ok {
+		l.mu.Unlock()
+		return state[T]{}, false
+	}
+	s := l.state.snapshot()
+	l.mu.Unlock()
+	s.undo(events)
+	return s, true
+}
+
+// wakeLocked wakes the watchers that wait for a change.
+func (l *Log[T]) wakeLocked() {
+	if l.wake != nil {
+		close(l.wake)
+		l.wake = nil
+	}
+}
+
+// changedLocked returns a channel that the next change closes.
+func (l *Log[T]) changedLocked() <-chan struct{} {
+	if l.wake == nil {
+		l.wake = make(chan struct{})
+	}
+	return l.wake
+}

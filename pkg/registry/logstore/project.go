@@ -1,0 +1,146 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package logstore
+
+import (
+	"fmt"
+	"strconv"
+
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// Apply stores objects: those that are new or differ from what is stored, the
+// resourceVersion aside. They become visible together, each by an event of its
+// own, and Apply returns how many events there were. The caller keeps the objects
+// and sets their uid and creationTimestamp.
+//
+// An error means that an object has no valid name or namespace, or is given
+// twice, and that nothing was stored.
+func (l *Log[T]) Apply(objs ...T) (int, error) {
+	wanted, err := l.byKey(objs)
+	if err != nil {
+		return 0, err
+	}
+	l.writers.Lock()
+	defer l.writers.Unlock()
+	return l.commit(l.differences(wanted, l.lookup)), nil
+}
+
+// Replace makes objs the whole content of the log, like Apply for those given and
+// Remove for all others, at once.
+func (l *Log[T]) Replace(objs []T) (int, error) {
+	wanted, err := l.byKey(objs)
+	if err != nil {
+		return 0, err
+	}
+	given := make(map[string]struct{}, len(wanted))
+	for _, w := range wanted {
+		given[w.key] = struct{}{}
+	}
+	l.writers.Lock()
+	defer l.writers.Unlock()
+	l.mu.Lock()
+	current, _ := l.snapshotLocked()
+	l.mu.Unlock()
+
+	changes := l.differences(wanted, current.get)
+	for e := range current.scan(scope{l.prefix, true}, "") {
+		if _, ok := given[e.key]; !ok {
+			changes = append(changes, change[T]{key: e.key, remove: true})
+		}
+	}
+	return l.commit(changes), nil
+}
+
+// Remove removes an object and reports whether it was there. The namespace is
+// empty for a cluster-scoped resource.
+func (l *Log[T]) Remove(namespace, name string) bool {
+	key := l.key(namespace, name)
+	l.writers.Lock()
+	defer l.writers.Unlock()
+	if l.lookup(key) == nil {
+		return false
+	}
+	l.commit([]change[T]{{key: key, remove: true}})
+	return true
+}
+
+// GetObject returns a copy of an object, whether or not the log is ready.
+func (l *Log[T]) GetObject(namespace, name string) (T, bool) {
+	e := l.lookup(l.key(namespace, name))
+	if e == nil {
+		var none T
+		return none, false
+	}
+	return e.obj.DeepCopyObject().(T), true
+}
+
+// commit commits changes under one lock and returns their number. The caller
+// holds writers.
+func (l *Log[T]) commit(changes []change[T]) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.commitLocked(changes...)
+	return len(changes)
+}
+
+// differences returns the changes that make the stored objects equal to wanted,
+// with copies of them.
+func (l *Log[T]) differences(wanted []change[T], stored func(key string) *entry[T]) []change[T] {
+	var changes []change[T]
+	for _, w := range wanted {
+		if e := stored(w.key); e == nil || !same(e.obj, w.obj) {
+			w.obj = w.obj.DeepCopyObject().(T)
+			changes = append(changes, w)
+		}
+	}
+	return changes
+}
+
+// byKey pairs objects with their keys, in the order given.
+func (l *Log[T]) byKey(objs []T) ([]change[T], error) {
+	seen := make(map[string]struct{}, len(objs))
+	wanted := make([]change[T], 0, len(objs))
+	for _, obj := range objs {
+		key, err := l.keyOf(obj)
+		if err != nil {
+			return nil, fmt.Errorf("can't store %s %q of namespace %q: %w", l.options.Resource, obj.GetName(), obj.GetNamespace(), err)
+		}
+		if _, ok := seen[key]; ok {
+			return nil, fmt.Errorf("%s %q of namespace %q is given twice", l.options.Resource, obj.GetName(), obj.GetNamespace())
+		}
+		seen[key] = struct{}{}
+		wanted = append(wanted, change[T]{key: key, obj: obj})
+	}
+	return wanted, nil
+}
+
+func (l *Log[T]) keyOf(obj T) (string, error) {
+	switch namespace := obj.GetNamespace(); {
+	case !l.options.Namespaced && namespace != "":
+		return "", fmt.Errorf("the resource is cluster-scoped; leave metadata.namespace empty")
+	case !l.options.Namespaced:
+		return storage.NoNamespaceKeyFunc(l.prefix, obj)
+	case namespace == "":
+		return "", fmt.Errorf("the resource is namespaced; set metadata.namespace")
+	default:
+		return storage.NamespaceKeyFunc(l.prefix, obj)
+	}
+}
+
+func (l *Log[T]) key(namespace, name string) string {
+	if l.options.Namespaced {
+		return l.prefix + namespace + "/" + name
+	}
+	return l.prefix + name
+}
+
+func setVersion[T Object](obj T, rv uint64) { obj.SetResourceVersion(strconv.FormatUint(rv, 10)) }
+
+// withVersion returns a copy of obj with another resourceVersion.
+func withVersion[T Object](obj T, rv uint64) T {
+	c := obj.DeepCopyObject().(T)
+	setVersion(c, rv)
+	return c
+}

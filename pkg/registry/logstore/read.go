@@ -1,0 +1,204 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package logstore
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/conversion"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// Get implements storage.Interface.
+func (l *Log[T]) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
+	key, err := storage.PrepareKey(l.prefix, key, false)
+	if err != nil {
+		return err
+	}
+	atLeast, err := l.parseVersion(opts.ResourceVersion)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	err = l.checkReadyLocked()
+	e, rv := l.state.get(key), l.rv
+	l.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if atLeast > rv {
+		return storage.NewTooLargeResourceVersionError(atLeast, rv, 0)
+	}
+	l.onRead(ctx)
+	switch {
+	case e != nil:
+		return copyInto(e.obj, out)
+	case opts.IgnoreNotFound:
+		return runtime.SetZeroValue(out)
+	default:
+		return storage.NewKeyNotFoundError(key, int64(rv))
+	}
+}
+
+// GetList implements storage.Interface.
+func (l *Log[T]) GetList(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
+	key, err := storage.PrepareKey(l.prefix, key, opts.Recursive)
+	if err != nil {
+		return err
+	}
+	exactly, continueKey, err := storage.ValidateListOptions(key, l.versioner, opts)
+	if err != nil {
+		return err
+	}
+	itemsPtr, err := meta.GetItemsPtr(listObj)
+	if err != nil {
+		return err
+	}
+	items, err := conversion.EnforcePtr(itemsPtr)
+	if err != nil {
+		return err
+	}
+	s, rv, err := l.stateFor(opts, uint64(exactly), continueKey, key)
+	if err != nil {
+		return err
+	}
+	l.onRead(ctx)
+
+	found, err := selectPage(s, scope{key, opts.Recursive}, continueKey, &opts.Predicate)
+	if err != nil {
+		return err
+	}
+	items.Set(reflect.MakeSlice(items.Type(), len(found.entries), len(found.entries)))
+	for i, e := range found.entries {
+		items.Index(i).Set(reflect.ValueOf(e.obj.DeepCopyObject()).Elem())
+	}
+	token, remaining, err := storage.PrepareContinueToken(found.lastKey, key, int64(rv), found.count, found.more, opts)
+	if err != nil {
+		return err
+	}
+	if err := l.versioner.UpdateList(listObj, rv, token, remaining); err != nil {
+		return err
+	}
+	opts.Predicate.SetShardInfoOnList(listObj)
+	return nil
+}
+
+// stateFor returns the state that a list is to be answered from, and its version:
+// the current one, or an earlier one if exactly is not zero.
+func (l *Log[T]) stateFor(opts storage.ListOptions, exactly uint64, continueKey, key string) (state[T], uint64, error) {
+	var none state[T]
+	l.mu.Lock()
+	if err := l.checkReadyLocked(); err != nil {
+		l.mu.Unlock()
+		return none, 0, err
+	}
+	now, rv := l.snapshotLocked()
+	l.mu.Unlock()
+
+	if exactly == 0 || exactly == rv {
+		atLeast, err := l.parseVersion(opts.ResourceVersion)
+		if err == nil && atLeast > rv {
+			err = storage.NewTooLargeResourceVersionError(atLeast, rv, 0)
+		}
+		return now, rv, err
+	}
+	if exactly > rv && continueKey == "" {
+		return none, 0, storage.NewTooLargeResourceVersionError(exactly, rv, 0)
+	}
+	if exactly < rv {
+		if past, ok := l.snapshotAt(exactly); ok {
+			return past, exactly, nil
+		}
+	}
+	if continueKey == "" {
+		return none, 0, apierrors.NewResourceExpired(fmt.Sprintf(
+			"The resourceVersion for the provided list is too old. Version %d is not remembered; list without a resourceVersion.", exactly))
+	}
+	return none, 0, expiredContinue(continueKey, key)
+}
+
+// expiredContinue answers a continue token whose version can't be served any more,
+// with a token that goes on at the current version (rv -1, a convention of Kubernetes).
+func expiredContinue(continueKey, key string) error {
+	token, err := storage.EncodeContinue(continueKey, key, -1)
+	if err != nil {
+		return apierrors.NewResourceExpired(
+			"The provided continue parameter is too old to display a consistent list result. Start a new list without it.")
+	}
+	expired := apierrors.NewResourceExpired(
+		"The provided continue parameter is too old to display a consistent list result. Start a new list without it, " +
+			"or go on with the continue token of this response: the rest of the list is then as of now, " +
+			"and objects that changed in between may be missing or appear twice.")
+	expired.ErrStatus.ListMeta.Continue = token
+	return expired
+}
+
+// page is what a list request selects.
+type page[T Object] struct {
+	entries []*entry[T]
+	lastKey string // of the last entry that was looked at for the page
+	count   int64  // entries from the page's beginning to the end of the scope; only if no selector is given
+	more    bool
+}
+
+func selectPage[T Object](s state[T], sc scope, from string, selector *storage.SelectionPredicate) (page[T], error) {
+	var p page[T]
+	unfiltered := selector.Empty()
+	for e := range s.scan(sc, from) {
+		p.count++
+		if selector.Limit > 0 && int64(len(p.entries)) == selector.Limit {
+			p.more = true
+			if unfiltered {
+				continue // only the count is wanted
+			}
+			break
+		}
+		ok, err := selector.Matches(e.obj)
+		if err != nil {
+			return p, err
+		}
+		if ok {
+			p.entries = append(p.entries, e)
+		}
+		p.lastKey = e.key
+	}
+	return p, nil
+}
+
+func (l *Log[T]) onRead(ctx context.Context) {
+	if l.options.OnRead != nil {
+		l.options.OnRead(ctx)
+	}
+}
+
+// parseVersion reads a client's resourceVersion; an empty one is 0.
+func (l *Log[T]) parseVersion(s string) (uint64, error) {
+	rv, err := l.versioner.ParseResourceVersion(s)
+	if err != nil {
+		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resourceVersion %q: use one that a get, list or watch returned", s))
+	}
+	return rv, nil
+}
+
+// copyInto sets out, unless it is nil, to a deep copy of obj.
+func copyInto[T Object](obj T, out runtime.Object) error {
+	if out == nil {
+		return nil
+	}
+	v, err := conversion.EnforcePtr(out)
+	if err != nil {
+		return err
+	}
+	c := reflect.ValueOf(obj.DeepCopyObject()).Elem()
+	if c.Type() != v.Type() {
+		return fmt.Errorf("can't read a %T into a %T", obj, out)
+	}
+	v.Set(c)
+	return nil
+}

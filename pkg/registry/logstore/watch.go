@@ -1,0 +1,278 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package logstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
+	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
+)
+
+const (
+	bookmarkInterval = time.Minute
+	// bookmarkLead is how long before a watch times out its last bookmark is sent, so
+	// that the client resumes from a fresh version.
+	bookmarkLead = 2 * time.Second
+
+	watchBatch  = 64 // events that a watcher takes from the history at a time
+	watchBuffer = 16 // events that wait for the client
+)
+
+// watcher delivers the events of one scope to one client. Its goroutine, run,
+// ends when the client stops it, when its context ends, or after an error event.
+// It owns all fields below result.
+type watcher[T Object] struct {
+	log    *Log[T]
+	scope  scope
+	opts   storage.ListOptions
+	ctx    context.Context
+	cancel context.CancelFunc
+	result chan watch.Event
+
+	cursor   uint64 // every event up to this version was delivered
+	progress uint64 // the last request for progress that was answered
+	batch    []event[T]
+}
+
+// Watch implements storage.Interface.
+func (l *Log[T]) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
+	key, err := storage.PrepareKey(l.prefix, key, opts.Recursive)
+	if err != nil {
+		return nil, err
+	}
+	rv, err := l.parseVersion(opts.ResourceVersion)
+	if err != nil {
+		return nil, err
+	}
+	w := &watcher[T]{log: l, scope: scope{key, opts.Recursive}, opts: opts, cursor: rv}
+
+	l.mu.Lock()
+	if err := l.checkReadyLocked(); err != nil {
+		l.mu.Unlock()
+		return nil, err
+	}
+	wantsInitial := rv == 0
+	if opts.SendInitialEvents != nil {
+		wantsInitial = *opts.SendInitialEvents
+	}
+	var initial *state[T]
+	switch {
+	case wantsInitial && rv > l.rv:
+		err = storage.NewTooLargeResourceVersionError(rv, l.rv, 1)
+	case wantsInitial:
+		s, now := l.snapshotLocked()
+		initial, w.cursor = &s, now
+	case rv == 0:
+		w.cursor = l.rv
+	default:
+		err = l.checkIssuedLocked(rv)
+	}
+	w.progress = l.progress
+	l.mu.Unlock()
+	if err != nil {
+		return failedWatch(err), nil
+	}
+
+	w.ctx, w.cancel = context.WithCancel(ctx)
+	w.result = make(chan watch.Event, watchBuffer)
+	go w.run(initial)
+	return w, nil
+}
+
+// checkIssuedLocked returns 410 Expired unless this log issued version rv and
+// remembers what came after it.
+func (l *Log[T]) checkIssuedLocked(rv uint64) error {
+	switch {
+	case rv > l.rv:
+		return apierrors.NewResourceExpired(fmt.Sprintf("resource version %d was not issued by this server (current: %d); list again", rv, l.rv))
+	case rv < l.history.oldest:
+		return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (oldest: %d); list again", rv, l.history.oldest))
+	}
+	return nil
+}
+
+// failedWatch is a watch that ends with an error event.
+func failedWatch(err error) watch.Interface {
+	result := make(chan watch.Event, 1)
+	result <- errorEvent(err)
+	close(result)
+	return watch.NewProxyWatcher(result)
+}
+
+// Stop implements watch.Interface.
+func (w *watcher[T]) Stop() { w.cancel() }
+
+// ResultChan implements watch.Interface.
+func (w *watcher[T]) ResultChan() <-chan watch.Event { return w.result }
+
+func (w *watcher[T]) run(initial *state[T]) {
+	defer close(w.result)
+	defer w.cancel()
+	if initial != nil && !w.sendInitial(*initial) {
+		return
+	}
+	// From here on the watch costs little: give back its seat in the server's
+	// priority and fairness queue.
+	utilflowcontrol.WatchInitialized(w.ctx)
+
+	var tick, deadline <-chan time.Time
+	if w.opts.Predicate.AllowWatchBookmarks {
+		ticker := time.NewTicker(bookmarkInterval)
+		defer ticker.Stop()
+		tick = ticker.C
+		if end, ok := w.ctx.Deadline(); ok {
+			timer := time.NewTimer(time.Until(end) - bookmarkLead)
+			defer timer.Stop()
+			deadline = timer.C
+		}
+	}
+	for {
+		changed, ok := w.deliver()
+		if !ok {
+			return
+		}
+		if changed == nil {
+			continue // there is more
+		}
+		select {
+		case <-changed:
+			continue
+		case <-tick:
+		case <-deadline:
+		case <-w.ctx.Done():
+			return
+		}
+		if !w.sendBookmark(w.log.newObject()) {
+			return
+		}
+	}
+}
+
+// sendInitial sends the objects that exist, and if the client asked for them
+// explicitly, the bookmark that says they are complete.
+func (w *watcher[T]) sendInitial(s state[T]) bool {
+	for e := range s.scan(w.scope, "") {
+		ok, err := w.opts.Predicate.Matches(e.obj)
+		if err != nil {
+			w.send(errorEvent(err))
+			return false
+		}
+		if ok && !w.send(watch.Event{Type: watch.Added, Object: e.obj.DeepCopyObject()}) {
+			return false
+		}
+	}
+	if w.opts.SendInitialEvents == nil || !w.opts.Predicate.AllowWatchBookmarks {
+		return true
+	}
+	end := w.log.newObject()
+	if err := storage.AnnotateInitialEventsEndBookmark(end); err != nil {
+		w.send(errorEvent(err))
+		return false
+	}
+	return w.sendBookmark(end)
+}
+
+// deliver sends the next events. It returns a channel that the next change
+// closes, or nil if there are events left; and false when the watch is over.
+func (w *watcher[T]) deliver() (changed <-chan struct{}, ok bool) {
+	l := w.log
+	l.mu.Lock()
+	w.batch, ok = l.history.after(w.cursor, w.batch[:0], watchBatch)
+	if !ok {
+		err := l.checkIssuedLocked(w.cursor)
+		l.mu.Unlock()
+		w.send(errorEvent(err))
+		return nil, false
+	}
+	upTo, progress := l.rv, w.progress
+	if len(w.batch) == watchBatch {
+		upTo = w.batch[watchBatch-1].rv
+	} else {
+		changed, progress = l.changedLocked(), l.progress
+	}
+	l.mu.Unlock()
+
+	for i := range w.batch {
+		e, err := w.translate(&w.batch[i])
+		if err != nil {
+			w.send(errorEvent(err))
+			return nil, false
+		}
+		if e.Object != nil && !w.send(e) {
+			return nil, false
+		}
+	}
+	clear(w.batch) // an idle watcher keeps no object alive
+	w.cursor = upTo
+	if progress != w.progress {
+		w.progress = progress
+		if w.opts.ProgressNotify && !w.sendBookmark(l.newObject()) {
+			return nil, false
+		}
+	}
+	return changed, true
+}
+
+// translate turns an event of the log into what this client sees: an object that
+// begins to match its selector is added, one that ceases to match is deleted, with
+// its last matching content. The result has no object if the client sees nothing.
+func (w *watcher[T]) translate(e *event[T]) (watch.Event, error) {
+	if !w.scope.contains(e.key()) {
+		return watch.Event{}, nil
+	}
+	was, err := w.matches(e.was)
+	if err != nil {
+		return watch.Event{}, err
+	}
+	now, err := w.matches(e.now)
+	if err != nil {
+		return watch.Event{}, err
+	}
+	switch {
+	case was && now:
+		return watch.Event{Type: watch.Modified, Object: e.now.obj.DeepCopyObject()}, nil
+	case now:
+		return watch.Event{Type: watch.Added, Object: e.now.obj.DeepCopyObject()}, nil
+	case was:
+		return watch.Event{Type: watch.Deleted, Object: withVersion(e.was.obj, e.rv)}, nil
+	}
+	return watch.Event{}, nil
+}
+
+func (w *watcher[T]) matches(e *entry[T]) (bool, error) {
+	if e == nil {
+		return false, nil
+	}
+	return w.opts.Predicate.Matches(e.obj)
+}
+
+// sendBookmark tells the client how far it has seen.
+func (w *watcher[T]) sendBookmark(bookmark T) bool {
+	setVersion(bookmark, w.cursor)
+	return w.send(watch.Event{Type: watch.Bookmark, Object: bookmark})
+}
+
+func (w *watcher[T]) send(e watch.Event) bool {
+	select {
+	case w.result <- e:
+		return true
+	case <-w.ctx.Done():
+		return false
+	}
+}
+
+func errorEvent(err error) watch.Event {
+	var known apierrors.APIStatus
+	if !errors.As(err, &known) {
+		known = apierrors.NewInternalError(err)
+	}
+	status := known.Status()
+	return watch.Event{Type: watch.Error, Object: &status}
+}

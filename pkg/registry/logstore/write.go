@@ -1,0 +1,200 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package logstore
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/conversion"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// change is what a writer wants done: store obj at key, or remove what is there.
+type change[T Object] struct {
+	key    string
+	obj    T // owned by the log from here on
+	remove bool
+}
+
+// commitLocked makes each change an event with a version of its own. The caller
+// holds writers and mu.
+func (l *Log[T]) commitLocked(changes ...change[T]) {
+	if len(changes) == 0 {
+		return
+	}
+	now := l.clock.Now()
+	for _, c := range changes {
+		l.rv++
+		e := event[T]{rv: l.rv, at: now}
+		if c.remove {
+			e.was = l.state.remove(c.key)
+		} else {
+			setVersion(c.obj, l.rv)
+			e.now = &entry[T]{key: c.key, rv: l.rv, obj: c.obj}
+			e.was = l.state.set(e.now)
+		}
+		l.history.add(e)
+	}
+	l.wakeLocked()
+}
+
+// commitIf commits c if the object at its key is still the one that the caller
+// has seen (nil: none), and returns the version of the event.
+func (l *Log[T]) commitIf(seen *entry[T], c change[T]) (uint64, bool) {
+	l.writers.Lock()
+	defer l.writers.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state.get(c.key) != seen {
+		return 0, false
+	}
+	l.commitLocked(c)
+	return l.rv, true
+}
+
+// lookup returns the current entry at key, or nil.
+func (l *Log[T]) lookup(key string) *entry[T] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state.get(key)
+}
+
+// Create implements storage.Interface.
+func (l *Log[T]) Create(_ context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	key, err := l.prepareWrite(key)
+	if err != nil {
+		return err
+	}
+	if rv, err := l.versioner.ObjectResourceVersion(obj); err == nil && rv != 0 {
+		return storage.ErrResourceVersionSetOnCreate
+	}
+	c, err := l.forStorage(obj)
+	if err != nil {
+		return err
+	}
+	rv, ok := l.commitIf(nil, change[T]{key: key, obj: c})
+	if !ok {
+		return storage.NewKeyExistsError(key, 0)
+	}
+	l.expireAfter(key, rv, ttl)
+	return copyInto(c, out)
+}
+
+// Delete implements storage.Interface.
+func (l *Log[T]) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
+	validate storage.ValidateObjectFunc, _ runtime.Object, _ storage.DeleteOptions) error {
+	key, err := l.prepareWrite(key)
+	if err != nil {
+		return err
+	}
+	for {
+		e := l.lookup(key)
+		if e == nil {
+			return storage.NewKeyNotFoundError(key, 0)
+		}
+		if err := preconditions.Check(key, e.obj); err != nil {
+			return err
+		}
+		if err := validate(ctx, e.obj.DeepCopyObject()); err != nil {
+			return err
+		}
+		if rv, ok := l.commitIf(e, change[T]{key: key, remove: true}); ok {
+			return copyInto(withVersion(e.obj, rv), out)
+		}
+	}
+}
+
+// GuaranteedUpdate implements storage.Interface. It reads memory, so it has no use
+// for a cached object.
+func (l *Log[T]) GuaranteedUpdate(_ context.Context, key string, dst runtime.Object, ignoreNotFound bool,
+	preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, _ runtime.Object) error {
+	key, err := l.prepareWrite(key)
+	if err != nil {
+		return err
+	}
+	for {
+		e := l.lookup(key)
+		if e == nil && !ignoreNotFound {
+			return storage.NewKeyNotFoundError(key, 0)
+		}
+		current, version := runtime.Object(l.newObject()), uint64(0)
+		if e != nil {
+			current, version = e.obj.DeepCopyObject(), e.rv
+		}
+		if err := preconditions.Check(key, current); err != nil {
+			return err
+		}
+		updated, ttl, err := tryUpdate(current, storage.ResponseMeta{ResourceVersion: version})
+		if err != nil {
+			return err
+		}
+		c, err := l.forStorage(updated)
+		if err != nil {
+			return err
+		}
+		if e != nil && ttl == nil && same(e.obj, c) {
+			return copyInto(e.obj, dst)
+		}
+		rv, ok := l.commitIf(e, change[T]{key: key, obj: c})
+		if !ok {
+			continue
+		}
+		if ttl != nil {
+			l.expireAfter(key, rv, *ttl)
+		}
+		return copyInto(c, dst)
+	}
+}
+
+// prepareWrite checks a client's write. Before the log is ready it can't know
+// what exists, so it takes none.
+func (l *Log[T]) prepareWrite(key string) (string, error) {
+	key, err := storage.PrepareKey(l.prefix, key, false)
+	if err != nil {
+		return "", err
+	}
+	return key, l.ReadinessCheck()
+}
+
+// forStorage returns a copy of a client's object that the log may own.
+func (l *Log[T]) forStorage(obj runtime.Object) (T, error) {
+	c, ok := obj.DeepCopyObject().(T)
+	if !ok {
+		return c, fmt.Errorf("can't store a %T among %s", obj, l.options.Resource)
+	}
+	return c, l.versioner.PrepareObjectForStorage(c)
+}
+
+// expireAfter removes the object at key after ttl seconds, unless it has changed
+// since version rv. A ttl of 0 means never.
+func (l *Log[T]) expireAfter(key string, rv, ttl uint64) {
+	if ttl == 0 {
+		return
+	}
+	time.AfterFunc(time.Duration(ttl)*time.Second, func() {
+		if e := l.lookup(key); e != nil && e.rv == rv {
+			l.commitIf(e, change[T]{key: key, remove: true})
+		}
+	})
+}
+
+// equalities compares like equality.Semantic, but for the resourceVersion, which
+// the log itself assigns.
+var equalities = func() conversion.Equalities {
+	e := equality.Semantic.Copy()
+	if err := e.AddFunc(func(a, b metav1.ObjectMeta) bool {
+		a.ResourceVersion, b.ResourceVersion = "", ""
+		return equality.Semantic.DeepEqual(a, b)
+	}); err != nil {
+		panic(err) // the function's signature is wrong
+	}
+	return e
+}()
+
+func same[T Object](a, b T) bool { return equalities.DeepEqual(a, b) }
