@@ -1,0 +1,104 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"log/slog"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
+
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// maxTexts bounds the texts of each kind in the results. Further ones are
+// counted, and are in the log.
+const maxTexts = 10_000
+
+// subject is what a finding is about. The zero value is the backup as a whole.
+type subject struct {
+	resource  schema.GroupResource
+	namespace string
+	name      string
+}
+
+func (s subject) String() string {
+	text := s.resource.String()
+	switch {
+	case s.namespace != "" && s.name != "":
+		text += " " + s.namespace + "/" + s.name
+	case s.namespace != "" || s.name != "":
+		text += " " + s.namespace + s.name
+	}
+	return text
+}
+
+func (s subject) attrs() []slog.Attr {
+	var attrs []slog.Attr
+	for _, attr := range []slog.Attr{
+		slog.String("resource", s.resource.String()),
+		slog.String("namespace", s.namespace),
+		slog.String("name", s.name),
+	} {
+		if attr.Value.String() != "" {
+			attrs = append(attrs, attr)
+		}
+	}
+	return attrs
+}
+
+// findings collects what went wrong, into the backup's results and its log. It
+// is safe for concurrent use.
+type findings struct {
+	log    *logbook
+	logger klog.Logger
+
+	mu       sync.Mutex
+	results  format.Results
+	errors   int32
+	warnings int32
+}
+
+// fail records that the backup lacks something that was asked for.
+func (f *findings) fail(about subject, text string) {
+	f.logger.Info("Part of the backup failed", "about", about.String(), "error", text)
+	f.record(&f.results.Errors, &f.errors, slog.LevelError, about, text)
+}
+
+// warn records what the user should know, although nothing that was asked for is
+// missing.
+func (f *findings) warn(about subject, text string) {
+	f.record(&f.results.Warnings, &f.warnings, slog.LevelWarn, about, text)
+}
+
+func (f *findings) record(messages *format.Messages, count *int32, level slog.Level, about subject, text string) {
+	f.log.write(level, text, about.attrs()...)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	*count++
+	if *count > maxTexts {
+		return
+	}
+	if about == (subject{}) {
+		messages.Velero = append(messages.Velero, text)
+		return
+	}
+	text = about.String() + ": " + text
+	if about.namespace == "" {
+		messages.Cluster = append(messages.Cluster, text)
+		return
+	}
+	if messages.Namespaces == nil {
+		messages.Namespaces = map[string][]string{}
+	}
+	messages.Namespaces[about.namespace] = append(messages.Namespaces[about.namespace], text)
+}
+
+// counts gives the number of errors and warnings so far.
+func (f *findings) counts() (errors, warnings int32) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.errors, f.warnings
+}

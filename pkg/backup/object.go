@@ -1,0 +1,84 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	utiljson "sigs.k8s.io/json"
+)
+
+// excludeLabel leaves an object out of every backup, and a namespace with all
+// that is in it. The name is Velero's.
+const excludeLabel = "velero.io/exclude-from-backup"
+
+// head is what the reading looks at in every object. All else stays as the
+// server wrote it.
+type head struct {
+	APIVersion string   `json:"apiVersion"`
+	Kind       string   `json:"kind"`
+	Metadata   headMeta `json:"metadata"`
+}
+
+type headMeta struct {
+	Name              string     `json:"name"`
+	Namespace         string     `json:"namespace"`
+	DeletionTimestamp string     `json:"deletionTimestamp"`
+	Labels            headLabels `json:"labels"`
+}
+
+type headLabels struct {
+	Exclude string `json:"velero.io/exclude-from-backup"`
+}
+
+// whyLeftOut says why the object itself does not want to be backed up, or "".
+func (h *head) whyLeftOut() string {
+	switch {
+	case h.Metadata.Labels.Exclude == "true":
+		return "left out: it has the label " + excludeLabel + "=true"
+	case h.Metadata.DeletionTimestamp != "":
+		return "left out: it is being deleted"
+	}
+	return ""
+}
+
+// decode reads part of an object. Unlike encoding/json it tells the case of
+// names, as the API does: custom resources may have a field Metadata of their own.
+func decode(raw []byte, into any) error {
+	if err := utiljson.UnmarshalCaseSensitivePreserveInts(raw, into); err != nil {
+		return fmt.Errorf("read an object: %w", err)
+	}
+	return nil
+}
+
+// content is the object as it is stored: compact, and with the kind and version
+// that the items of a list of built-in types lack. It may share raw's memory, or
+// use that of buffer.
+func content(raw []byte, h *head, r resource, buffer *bytes.Buffer) ([]byte, error) {
+	buffer.Reset()
+	// A JSON string has no line break, so this finds what a server has indented.
+	if bytes.IndexByte(raw, '\n') >= 0 {
+		if err := json.Compact(buffer, raw); err != nil {
+			return nil, fmt.Errorf("read an object: %w", err)
+		}
+		raw = bytes.Clone(buffer.Bytes())
+		buffer.Reset()
+	}
+	if h.APIVersion != "" && h.Kind != "" {
+		return raw, nil
+	}
+	// Kinds and versions need no escaping. The object has a name, so that more
+	// follows the brace.
+	buffer.WriteString("{")
+	if h.APIVersion == "" {
+		fmt.Fprintf(buffer, `"apiVersion":%q,`, r.GroupVersion().String())
+	}
+	if h.Kind == "" {
+		fmt.Fprintf(buffer, `"kind":%q,`, r.kind)
+	}
+	buffer.Write(raw[1:])
+	return buffer.Bytes(), nil
+}

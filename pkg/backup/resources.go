@@ -1,0 +1,210 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/discovery"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+// Discovery is what this package needs of a discovery client.
+type Discovery interface {
+	ServerPreferredResourcesWithContext(ctx context.Context) ([]*metav1.APIResourceList, error)
+}
+
+// resource is a type of objects, in the version that the server prefers.
+type resource struct {
+	schema.GroupVersionResource
+	kind       string
+	namespaced bool
+}
+
+// listKey is the resource's key in the backup's resource list.
+func (r resource) listKey() string { return r.GroupVersion().String() + "/" + r.kind }
+
+var (
+	namespacesResource = schema.GroupResource{Resource: "namespaces"}
+	volumesResource    = schema.GroupResource{Resource: "persistentvolumes"}
+	claimsResource     = schema.GroupResource{Resource: "persistentvolumeclaims"}
+	podsResource       = schema.GroupResource{Resource: "pods"}
+	crdsResource       = schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
+)
+
+// readingOrder puts first what others refer to: a pod's volumes are decided on
+// its claims, and those on their persistent volumes. Pods come before all else,
+// so that their volumes upload while the rest is read.
+var readingOrder = []schema.GroupResource{namespacesResource, volumesResource, claimsResource, podsResource}
+
+// ownGroups are never backed up. The virtual resources of holdfast.io have
+// nothing to restore: they are computed. The records of engine.holdfast.io are
+// the engine's work in this cluster: restored, a run would start again.
+var ownGroups = sets.New(holdfast.GroupName, engine.GroupName)
+
+// onlyByName are backed up only when the backup names them, as in Velero: a
+// volume snapshot is tied to the storage system that holds it.
+var onlyByName = sets.New(
+	schema.GroupResource{Group: "snapshot.storage.k8s.io", Resource: "volumesnapshots"},
+	schema.GroupResource{Group: "snapshot.storage.k8s.io", Resource: "volumesnapshotcontents"},
+)
+
+// cohabiting are resources that the server serves under two groups with the
+// same objects: read under the first one that is included.
+var cohabiting = map[string][2]string{
+	"daemonsets":      {"apps", "extensions"},
+	"deployments":     {"apps", "extensions"},
+	"events":          {"", "events.k8s.io"},
+	"networkpolicies": {"networking.k8s.io", "extensions"},
+	"replicasets":     {"apps", "extensions"},
+}
+
+// catalog is what the cluster serves, as far as it can be backed up.
+type catalog struct {
+	// resources in reading order.
+	resources []resource
+	// words maps all that a resource may be called by, in lower case.
+	words map[string]schema.GroupResource
+	// failed are the groups whose resources could not be discovered.
+	failed map[string]error
+}
+
+// discover asks for the resources that can be restored again, which are those
+// that can be listed, read, created and deleted. A group that can't be
+// discovered, such as that of an aggregated API whose server is down, is left
+// out; the error is for discovery as a whole.
+func discover(ctx context.Context, client Discovery) (*catalog, error) {
+	lists, err := client.ServerPreferredResourcesWithContext(ctx)
+	c := &catalog{words: map[string]schema.GroupResource{}, failed: map[string]error{}}
+	var partial *discovery.ErrGroupDiscoveryFailed
+	switch {
+	case errors.As(err, &partial):
+		for gv, cause := range partial.Groups {
+			if !ownGroups.Has(gv.Group) {
+				c.failed[gv.Group] = cause
+			}
+		}
+	case err != nil:
+		return nil, fmt.Errorf("discover the cluster's resources: %w", err)
+	}
+	for _, list := range lists {
+		gv, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			return nil, fmt.Errorf("discover the cluster's resources: %w", err)
+		}
+		if !ownGroups.Has(gv.Group) {
+			c.add(gv, list.APIResources)
+		}
+	}
+	slices.SortStableFunc(c.resources, func(a, b resource) int { return cmp.Compare(rank(a), rank(b)) })
+	return c, nil
+}
+
+func rank(r resource) int {
+	if i := slices.Index(readingOrder, r.GroupResource()); i >= 0 {
+		return i
+	}
+	return len(readingOrder)
+}
+
+func (c *catalog) add(gv schema.GroupVersion, served []metav1.APIResource) {
+	// The server's order within a group is not kept by the client.
+	for _, r := range slices.SortedFunc(slices.Values(served), func(a, b metav1.APIResource) int { return cmp.Compare(a.Name, b.Name) }) {
+		if strings.Contains(r.Name, "/") || !sets.New(r.Verbs...).HasAll("list", "get", "create", "delete") {
+			continue
+		}
+		found := resource{GroupVersionResource: gv.WithResource(r.Name), kind: r.Kind, namespaced: r.Namespaced}
+		c.resources = append(c.resources, found)
+		for _, word := range append([]string{r.Name, r.SingularName, r.Kind}, r.ShortNames...) {
+			for _, word := range []string{word, word + "." + gv.Group} {
+				word = strings.ToLower(word)
+				// The first group wins a word, as it does in kubectl.
+				if _, taken := c.words[word]; !taken && word != "" {
+					c.words[word] = found.GroupResource()
+				}
+			}
+		}
+	}
+}
+
+// resolve is a selection.Resolver.
+func (c *catalog) resolve(word string) (schema.GroupResource, bool) {
+	gr, ok := c.words[strings.ToLower(word)]
+	return gr, ok
+}
+
+func (c *catalog) find(gr schema.GroupResource) (resource, bool) {
+	i := slices.IndexFunc(c.resources, func(r resource) bool { return r.GroupResource() == gr })
+	if i < 0 {
+		return resource{}, false
+	}
+	return c.resources[i], true
+}
+
+// selected are the resources to read, in reading order.
+func (c *catalog) selected(spec *holdfast.BackupSpec, wanted *selection.Resources) []resource {
+	named := sets.New[schema.GroupResource]()
+	for _, word := range includedWords(spec) {
+		if gr, ok := c.resolve(word); ok {
+			named.Insert(gr)
+		}
+	}
+	taken := sets.New[string]()
+	var selected []resource
+	for _, r := range c.resources {
+		gr := r.GroupResource()
+		if !wanted.Included(gr, r.namespaced) || onlyByName.Has(gr) && !named.Has(gr) {
+			continue
+		}
+		if groups, ok := cohabiting[gr.Resource]; ok && (gr.Group == groups[0] || gr.Group == groups[1]) {
+			if taken.Has(gr.Resource) {
+				continue
+			}
+			taken.Insert(gr.Resource)
+		}
+		selected = append(selected, r)
+	}
+	return selected
+}
+
+// report says what discovery could not find. A group that failed is a warning,
+// as in Velero: the objects of an aggregated API live elsewhere, and a broken one
+// must not spoil every backup. It is an error when the backup asks for it by name.
+func (c *catalog) report(spec *holdfast.BackupSpec, findings *findings) {
+	missed := sets.New[string]()
+	for _, word := range includedWords(spec) {
+		if _, ok := c.resolve(word); ok || strings.ContainsAny(word, "*?[") {
+			continue
+		}
+		if group := schema.ParseGroupResource(word).Group; c.failed[group] != nil {
+			missed.Insert(group)
+		} else {
+			findings.warn(subject{}, fmt.Sprintf("the backup includes %q, which the cluster does not serve", word))
+		}
+	}
+	for _, group := range slices.Sorted(maps.Keys(c.failed)) {
+		text := fmt.Sprintf("the resources of the API group %s can't be discovered, and are not backed up: %v", group, c.failed[group])
+		if missed.Has(group) {
+			findings.fail(subject{}, text)
+		} else {
+			findings.warn(subject{}, text)
+		}
+	}
+}
+
+func includedWords(spec *holdfast.BackupSpec) []string {
+	return slices.Concat(spec.IncludedResources, spec.IncludedClusterScopedResources, spec.IncludedNamespaceScopedResources)
+}

@@ -1,0 +1,117 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// Progress counts the objects of a running backup. It is safe for concurrent
+// use; whoever shows it asks as often as suits them.
+type Progress struct {
+	found, written atomic.Int64
+}
+
+// Objects is the number of objects found so far, and of those written. The first
+// is an estimate that may fall, when announced objects turn out to be left out.
+func (p *Progress) Objects() holdfast.BackupProgress {
+	written := p.written.Load()
+	return holdfast.BackupProgress{TotalItems: max(p.found.Load(), written), ItemsBackedUp: written}
+}
+
+// sink takes objects into the tarball, each once, and keeps their names for the
+// resource list. It is safe for concurrent use.
+type sink struct {
+	log      *logbook
+	progress *Progress
+
+	mu      sync.Mutex
+	archive *archive.Writer
+	buffer  bytes.Buffer
+	list    format.ResourceList
+	// seen are the names of the resources that are being read, or that others
+	// refer to.
+	seen map[schema.GroupResource]sets.Set[string]
+	// touched are the namespaces of which something is in the backup.
+	touched sets.Set[string]
+}
+
+func newSink(w *archive.Writer, log *logbook, progress *Progress) *sink {
+	return &sink{
+		log:      log,
+		progress: progress,
+		archive:  w,
+		list:     format.ResourceList{},
+		seen:     map[schema.GroupResource]sets.Set[string]{},
+		touched:  sets.New[string](),
+	}
+}
+
+// claim says whether the caller is the first to meet the object, and therefore
+// the one to deal with it.
+func (s *sink) claim(r resource, namespace, name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seen := s.seen[r.GroupResource()]
+	if seen == nil {
+		seen = sets.New[string]()
+		s.seen[r.GroupResource()] = seen
+	}
+	key := itemName(namespace, name)
+	if seen.Has(key) {
+		return false
+	}
+	seen.Insert(key)
+	return true
+}
+
+// forget frees what claim remembers of a resource that has been read and that
+// nothing refers to.
+func (s *sink) forget(r resource) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.seen, r.GroupResource())
+}
+
+// write adds an object that was claimed. An error means that the tarball is
+// broken.
+func (s *sink) write(r resource, h *head, raw []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stored, err := content(raw, h, r, &s.buffer)
+	if err != nil {
+		return err
+	}
+	namespace, name := h.Metadata.Namespace, h.Metadata.Name
+	item := archive.Item{Resource: r.GroupResource(), Version: r.Version, Namespace: namespace, Name: name}
+	if err := s.archive.WriteItem(item, stored); err != nil {
+		return fmt.Errorf("store the backup's objects: %w", err)
+	}
+	key := itemName(namespace, name)
+	s.list[r.listKey()] = append(s.list[r.listKey()], key)
+	if namespace != "" {
+		s.touched.Insert(namespace)
+	}
+	s.progress.written.Add(1)
+	s.log.write(slog.LevelInfo, "backed up", subject{r.GroupResource(), namespace, name}.attrs()...)
+	return nil
+}
+
+func itemName(namespace, name string) string {
+	if namespace == "" {
+		return name
+	}
+	return namespace + "/" + name
+}
