@@ -155,6 +155,10 @@ func (n *Namespaces) Explicit() []string {
 	return n.names
 }
 
+// Exact says whether Explicit is all that is selected, so that no other
+// namespace, not even one to come, can be.
+func (n *Namespaces) Exact() bool { return n != nil && len(n.patterns) == 0 }
+
 // Patterns returns the included words with a wildcard, `*` for an empty list,
 // without those that are wholly excluded. A selection with patterns may reach
 // namespaces that its words don't name.

@@ -114,9 +114,9 @@ func bothSelect(a, b *Namespaces, existing []string) iter.Seq[string] {
 		// there is no need to look at every namespace.
 		var lists [3][]string
 		switch {
-		case a != nil && len(a.patterns) == 0:
+		case a.Exact():
 			lists[0] = a.names
-		case b != nil && len(b.patterns) == 0:
+		case b.Exact():
 			lists[0] = b.names
 		default:
 			lists = [3][]string{a.Explicit(), b.Explicit(), existing}

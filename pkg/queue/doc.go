@@ -1,0 +1,45 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package queue decides which backup runs next, and explains why each of the
+// others waits.
+//
+// It is a pure function of records: a Snapshot goes in, a Plan comes out. It
+// has no client, no clock, no lock and no memory of its own, so that the
+// controller that acts and the API server that shows the queue come to the same
+// plan from the same records, and a restart changes nothing.
+//
+// # Rules
+//
+//  1. A run in phase New gets a ticket, once, when it becomes Queued. Tickets
+//     are given in order of creation, then of name, and only ever grow.
+//  2. The order of the queue is that of the tickets. A position is the rank
+//     among the queued, from 1 without gaps. It is computed and never stored.
+//  3. ReadyToStart and InProgress runs use a slot each, also when they were told
+//     to stop. There are Limit slots. If more are in use, after the limit was
+//     lowered, nothing starts.
+//  4. A queued run may start when its storage location is available, a slot is
+//     free, it overlaps no run that uses a slot, and it overlaps no queued run
+//     ahead of it. Of several, the one nearest the head starts first; the next
+//     is then decided as if that one were ReadyToStart.
+//  5. Two runs overlap when their namespaces do (selection.Overlaps), or when
+//     both touch cluster-scoped resources.
+//  6. A run whose storage location is unavailable is held: it keeps its place,
+//     uses no slot, and lets those pass that do not overlap it.
+//  7. Runs past InProgress hold nothing, nor does a queued run that is
+//     cancelled: it has left the queue.
+//
+// So nothing is overtaken by what overlaps it, and as long as runs end and
+// storage comes back, the head of the queue always gets its turn.
+//
+// Overlap is decided on the words of a selection. The namespaces that exist
+// only serve to say what is in conflict: one that appears or disappears never
+// changes a decision.
+//
+// # Cost
+//
+// A plan costs O(names) for the runs that name their namespaces, by an index of
+// namespace to holder. Each distinct selection with patterns adds one pass over
+// the distinct names held and over the distinct selections with patterns ahead
+// of it.
+package queue

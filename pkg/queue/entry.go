@@ -1,0 +1,197 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package queue
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+// stateOf is how the queue shows a run that it concerns.
+func stateOf(r *Run) v1alpha1.QueueState {
+	switch r.Phase {
+	case v1alpha1.BackupPhaseReadyToStart:
+		return v1alpha1.QueueStateReady
+	case v1alpha1.BackupPhaseQueued:
+		return v1alpha1.QueueStateQueued
+	}
+	return v1alpha1.QueueStateRunning
+}
+
+// Blocker is a run that another one waits for.
+type Blocker struct {
+	Key, Namespace, Name string
+	State                v1alpha1.QueueState
+}
+
+// Entry is one line of the queue as people see it.
+type Entry struct {
+	Key, Namespace, Name, UID string
+
+	State v1alpha1.QueueState
+	// Position is the rank among the queued, from 1; 0 for the others.
+	Position int
+	// Reason and Message say why a queued run waits; empty for the others. Where
+	// several reasons hold, it is the first of StorageUnavailable,
+	// NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping and
+	// ConcurrencyLimit: what someone has to mend comes before what passes.
+	Reason  v1alpha1.QueueReason
+	Message string
+	// Blockers are the runs that it overlaps: all those that use a slot, in order
+	// of tickets, or if there are none, the first one ahead of it in the queue.
+	// Empty for the reasons that are not about overlap. A run that starts by this
+	// same plan counts as one that uses a slot.
+	Blockers []Blocker
+	// OtherBlockers counts the blockers that Redact took out.
+	OtherBlockers int
+	// ConflictNamespaces are the namespaces shared with the blockers, or the
+	// patterns where no name is known; see selection.Shared. Sorted. If
+	// MoreConflicts is set, there are more than are listed.
+	ConflictNamespaces []string
+	MoreConflicts      bool
+	// WaitingSince is when the run was queued, or else created; zero once it runs.
+	WaitingSince time.Time
+
+	// What Message is made of, besides the above.
+	selection       *selection.Namespaces
+	byNamespace     bool
+	location        string
+	locationMessage string
+	inUse, limit    int
+}
+
+func newEntry(r *Run) Entry {
+	e := Entry{
+		Key: r.Key, Namespace: r.Namespace, Name: r.Name, UID: r.UID,
+		State:     stateOf(r),
+		selection: r.Selection,
+	}
+	if e.State != v1alpha1.QueueStateRunning {
+		e.WaitingSince = r.QueuedAt
+		if e.WaitingSince.IsZero() {
+			e.WaitingSince = r.CreatedAt
+		}
+	}
+	return e
+}
+
+// Redact is the entry as it may be shown to everyone who may see its namespace.
+// One log serves all readers, so it goes by where the entry lies and not by who
+// reads. An entry of the system namespace is left as it is. Any other entry
+// names the blockers of its own namespace and counts the rest; of the namespaces
+// in conflict it shows the words of its own selection that are concerned; and it
+// says nothing of a storage location but its name.
+func Redact(e Entry, systemNamespace string) Entry {
+	if e.Namespace == systemNamespace {
+		return e
+	}
+	var own []Blocker
+	for _, b := range e.Blockers {
+		if b.Namespace == e.Namespace {
+			own = append(own, b)
+		}
+	}
+	e.OtherBlockers += len(e.Blockers) - len(own)
+	e.Blockers = own
+	e.ConflictNamespaces = ownWords(e.selection, e.ConflictNamespaces)
+	e.locationMessage = ""
+	e.Message = e.message()
+	return e
+}
+
+// ownWords puts, in place of each conflict, the word of the selection that it
+// came by. A name that a pattern reaches would tell what another backup selects.
+func ownWords(s *selection.Namespaces, conflicts []string) []string {
+	patterns := s.Patterns()
+	var words []string
+	for _, c := range conflicts {
+		if word, ok := s.Word(c); ok {
+			words = append(words, word)
+		} else if slices.Contains(patterns, c) {
+			words = append(words, c)
+		}
+	}
+	slices.Sort(words)
+	return slices.Compact(words)
+}
+
+// message says for people what Reason says for programs.
+func (e *Entry) message() string {
+	switch e.Reason {
+	case v1alpha1.QueueReasonStorageUnavailable:
+		if e.locationMessage == "" {
+			return fmt.Sprintf("storage location %q is unavailable", e.location)
+		}
+		return fmt.Sprintf("storage location %q is unavailable: %s", e.location, e.locationMessage)
+	case v1alpha1.QueueReasonNamespaceOverlap:
+		return "overlaps " + e.blockerList() + e.conflictList()
+	case v1alpha1.QueueReasonClusterScopeOverlap:
+		return "touches cluster-scoped resources, as " + pluralize(len(e.Blockers)+e.OtherBlockers, "does ", "do ") + e.blockerList()
+	case v1alpha1.QueueReasonBehindOverlapping:
+		if e.byNamespace {
+			return "is behind " + e.blockerList() + ", which it overlaps" + e.conflictList()
+		}
+		return "is behind " + e.blockerList() + ": both touch cluster-scoped resources"
+	case v1alpha1.QueueReasonConcurrencyLimit:
+		return fmt.Sprintf("waits for a slot: %d in use, the limit is %d", e.inUse, e.limit)
+	case v1alpha1.QueueReasonNextToStart:
+		return "starts next"
+	}
+	return ""
+}
+
+// maxInMessage bounds each list in a message; the fields have the rest.
+const maxInMessage = 3
+
+func (e *Entry) blockerList() string {
+	var items []string
+	for _, b := range e.Blockers[:min(len(e.Blockers), maxInMessage)] {
+		name := b.Name
+		if b.Namespace != e.Namespace {
+			name = b.Namespace + "/" + b.Name
+		}
+		items = append(items, fmt.Sprintf("%s (%s)", name, strings.ToLower(string(b.State))))
+	}
+	switch others := len(e.Blockers) - len(items) + e.OtherBlockers; {
+	case others == 1:
+		items = append(items, "another backup")
+	case others > 1 && len(items) == 0:
+		items = append(items, fmt.Sprintf("%d other backups", others))
+	case others > 1:
+		items = append(items, fmt.Sprintf("%d others", others))
+	}
+	return sentenceList(items)
+}
+
+func (e *Entry) conflictList() string {
+	if len(e.ConflictNamespaces) == 0 {
+		return ""
+	}
+	shown := slices.Clone(e.ConflictNamespaces[:min(len(e.ConflictNamespaces), maxInMessage)])
+	if e.MoreConflicts || len(shown) < len(e.ConflictNamespaces) {
+		shown = append(shown, "more")
+	}
+	return " in " + sentenceList(shown)
+}
+
+// sentenceList is "a", "a and b", or "a, b and c".
+func sentenceList(items []string) string {
+	if len(items) < 2 {
+		return strings.Join(items, "")
+	}
+	last := len(items) - 1
+	return strings.Join(items[:last], ", ") + " and " + items[last]
+}
+
+func pluralize(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
+}

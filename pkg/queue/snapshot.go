@@ -1,0 +1,133 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package queue
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+// Run is what the queue needs to know of a live backup's record.
+type Run struct {
+	// Key is the record's name, unique in a Snapshot.
+	Key string
+	// Namespace, Name and UID are those of the Backup that people see.
+	Namespace, Name, UID string
+
+	// Phase as the record has it; "" is New. New, Queued, ReadyToStart and
+	// InProgress concern the queue, a run in any other phase is ignored.
+	Phase v1alpha1.BackupPhase
+	// Cancelled: cancelling was asked for. A New or Queued run is then out of
+	// the queue. One that is ready or runs holds what it held until its phase
+	// says otherwise, since what has not stopped may still read.
+	Cancelled bool
+	// Ticket is the run's place in the order, 0 while it has none. No two runs
+	// share one. Should they all the same, the older goes first, then the lesser
+	// name.
+	Ticket int64
+
+	CreatedAt time.Time
+	// QueuedAt is when the ticket was given; zero where it is not known.
+	QueuedAt time.Time
+
+	// Location is the storage location, with the default already filled in.
+	Location string
+	// Selection is compiled by the caller, who may share one value between
+	// runs and snapshots. Nil means that it can't be read: it overlaps
+	// everything.
+	Selection *selection.Namespaces
+	// ClusterScoped is selection.Resources.TouchesClusterScope.
+	ClusterScoped bool
+}
+
+// usesSlot says whether the run counts towards the limit and blocks whatever
+// overlaps it.
+func (r *Run) usesSlot() bool {
+	return r.Phase == v1alpha1.BackupPhaseReadyToStart || r.Phase == v1alpha1.BackupPhaseInProgress
+}
+
+// LocationState is what is known of a storage location.
+type LocationState struct {
+	Available bool
+	// Message says why it is not available. It is for administrators: entries
+	// of a tenant don't show it.
+	Message string
+}
+
+// Snapshot is the input of a Plan. Decide changes nothing in it.
+type Snapshot struct {
+	// Runs in any order and any phase. Finished ones matter only by their tickets.
+	Runs []Run
+	// Namespaces that exist, in any order.
+	Namespaces []string
+	// Locations by name. A run whose location is missing here is held.
+	Locations map[string]LocationState
+	// Limit is the number of slots.
+	Limit int
+	// LastTicket is the greatest ticket that the caller remembers; new ones are
+	// greater than it and than those of all Runs. 0 where nothing is remembered.
+	LastTicket int64
+}
+
+// ErrLimit is the error of a Snapshot whose Limit is less than 1.
+var ErrLimit = errors.New("the limit of concurrent backups must be at least 1")
+
+// Validate is nil or wraps ErrLimit. Nothing else is refused: one odd record
+// must not stop the queue for its neighbours.
+func (s *Snapshot) Validate() error {
+	if s.Limit < 1 {
+		return fmt.Errorf("%w, not %d: set --concurrent-backups", ErrLimit, s.Limit)
+	}
+	return nil
+}
+
+// Assignment is a ticket for a run.
+type Assignment struct {
+	Key    string
+	Ticket int64
+}
+
+// assignTickets gives a ticket to each New run that is not cancelled, in order.
+func assignTickets(s *Snapshot) []Assignment {
+	last := s.LastTicket
+	var fresh []*Run
+	for i := range s.Runs {
+		r := &s.Runs[i]
+		last = max(last, r.Ticket)
+		if (r.Phase == v1alpha1.BackupPhaseNew || r.Phase == "") && !r.Cancelled {
+			fresh = append(fresh, r)
+		}
+	}
+	slices.SortFunc(fresh, byCreation)
+	var tickets []Assignment
+	for _, r := range fresh {
+		// A forged record may carry the greatest ticket of all. Equal tickets are
+		// then still ordered by creation; wrapped ones would jump the queue.
+		if last < math.MaxInt64 {
+			last++
+		}
+		tickets = append(tickets, Assignment{Key: r.Key, Ticket: last})
+	}
+	return tickets
+}
+
+func byCreation(a, b *Run) int {
+	return cmp.Or(
+		a.CreatedAt.Compare(b.CreatedAt),
+		cmp.Compare(a.Name, b.Name),
+		cmp.Compare(a.Namespace, b.Namespace),
+		cmp.Compare(a.Key, b.Key),
+	)
+}
+
+func byTicket(a, b *Run) int {
+	return cmp.Or(cmp.Compare(a.Ticket, b.Ticket), byCreation(a, b))
+}
