@@ -13,7 +13,6 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/holdfast-io/holdfast/hack/lab/binaries"
@@ -33,10 +32,6 @@ type Config struct {
 	// runs too.
 	Nodes []string
 }
-
-// readyLimit bounds the wait for each program. It takes seconds when nothing
-// is wrong.
-const readyLimit = 2 * time.Minute
 
 // Running says whether the lab of this folder is up: its control plane was
 // ready once, and every process that it needs runs.
@@ -103,7 +98,7 @@ func Up(ctx context.Context, c Config) error {
 		if s.health == "" {
 			continue
 		}
-		if err := awaitHealth(ctx, proc, s.health, p.authorities()); err != nil {
+		if err := proc.AwaitHealth(ctx, s.health, p.Dir.PKI("ca.crt")); err != nil {
 			return err
 		}
 	}
@@ -132,16 +127,6 @@ func Down(ctx context.Context, dir workdir.Dir) error {
 // stopRank puts a process behind those that need it.
 func stopRank(name string) int {
 	return slices.Index([]string{"kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"}, name)
-}
-
-// Tail returns the last lines of a log, for error messages.
-func Tail(path string, lines int) string {
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error()
-	}
-	all := strings.Split(strings.TrimRight(string(raw), "\n"), "\n")
-	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
 func (p plan) server() string { return fmt.Sprintf("https://%s:%d", p.Address, p.apiserver) }

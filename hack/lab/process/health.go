@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package controlplane
+package process
 
 import (
 	"context"
@@ -10,16 +10,17 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strings"
 	"time"
-
-	"github.com/holdfast-io/holdfast/hack/lab/process"
 )
 
-func (p plan) authorities() string { return p.Dir.PKI("ca.crt") }
+// readyLimit bounds the wait for a program. It takes seconds when nothing is
+// wrong.
+const readyLimit = 2 * time.Minute
 
-// awaitHealth returns once url answers 200, or with an error as soon as the
+// AwaitHealth returns once url answers 200, or with an error as soon as the
 // process ends. caFile holds the authority of the server's certificate.
-func awaitHealth(ctx context.Context, p *process.Process, url, caFile string) error {
+func (p *Process) AwaitHealth(ctx context.Context, url, caFile string) error {
 	ca, err := os.ReadFile(caFile)
 	if err != nil {
 		return err
@@ -39,9 +40,9 @@ func awaitHealth(ctx context.Context, p *process.Process, url, caFile string) er
 	for {
 		select {
 		case <-p.Exited():
-			return fmt.Errorf("%s ended before it was ready; the end of its log %s:\n%s", p.Name, p.Log, Tail(p.Log, 15))
+			return p.Ended()
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready at %s (%s): %w; the end of its log %s:\n%s", p.Name, url, last, ctx.Err(), p.Log, Tail(p.Log, 15))
+			return fmt.Errorf("%s is not ready at %s (%s): %w; the end of its log %s:\n%s", p.Name, url, last, ctx.Err(), p.Log, Tail(p.Log))
 		case <-tick.C:
 		}
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -59,4 +60,20 @@ func awaitHealth(ctx context.Context, p *process.Process, url, caFile string) er
 		}
 		last = resp.Status
 	}
+}
+
+// Ended is the error that p ended although nobody stopped it.
+func (p *Process) Ended() error {
+	return fmt.Errorf("%s ended unasked; the end of its log %s:\n%s", p.Name, p.Log, Tail(p.Log))
+}
+
+// Tail returns the last lines of a log, for error messages.
+func Tail(path string) string {
+	const lines = 15
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimRight(string(raw), "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }

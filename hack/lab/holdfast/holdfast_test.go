@@ -1,0 +1,72 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package holdfast
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestSpecs(t *testing.T) {
+	r := runner{
+		Config: Config{
+			Dir:             "/lab",
+			Binary:          "/bin/holdfast",
+			APIServerFlags:  []string{"--v=6"},
+			ControllerFlags: []string{"--concurrent-backups=4"},
+			AgentFlags:      []string{"--v=2"},
+			Agents:          2,
+		},
+		address: "127.0.0.1", apiserver: 20001, controller: 20002,
+	}
+	specs := r.specs()
+	want := []struct {
+		name, role, last string
+		has              []string
+	}{
+		{"holdfast-apiserver", "apiserver", "--v=6", []string{"--secure-port=20001", "--authorization-kubeconfig=/lab/kubeconfig-holdfast-apiserver"}},
+		{"holdfast-controller", "controller", "--concurrent-backups=4", []string{"--secure-port=20002", "--kubeconfig=/lab/kubeconfig-holdfast-controller"}},
+		{"holdfast-agent-0", "node-agent", "--v=2", []string{"--node-name=lab-node-0", "--cache-dir=/lab/cache-0"}},
+		{"holdfast-agent-1", "node-agent", "--v=2", []string{"--node-name=lab-node-1", "--cache-dir=/lab/cache-1", "--host-pods-dir=/lab/pods"}},
+	}
+	if len(specs) != len(want) {
+		t.Fatalf("%d processes, want %d", len(specs), len(want))
+	}
+	for i, w := range want {
+		s := specs[i]
+		if s.Name != w.name || s.Args[0] != w.role {
+			t.Errorf("process %d is %s with role %s, want %s with %s", i, s.Name, s.Args[0], w.name, w.role)
+		}
+		if last := s.Args[len(s.Args)-1]; last != w.last {
+			t.Errorf("%s: the last flag is %s, want the caller's %s, so that it wins", s.Name, last, w.last)
+		}
+		for _, flag := range w.has {
+			if !slices.Contains(s.Args, flag) {
+				t.Errorf("%s: no %s in %v", s.Name, flag, s.Args)
+			}
+		}
+	}
+}
+
+func TestHealthFollowsTheLastFlag(t *testing.T) {
+	got := health([]string{"apiserver", "--bind-address=127.0.0.1", "--secure-port=1", "--secure-port=2"})
+	if want := "https://127.0.0.1:2/readyz"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestServiceAccount(t *testing.T) {
+	s := serviceAccount("holdfast-controller")
+	if s.Name != "system:serviceaccount:holdfast:holdfast-controller" {
+		t.Errorf("user %s", s.Name)
+	}
+	for _, g := range []string{"system:serviceaccounts", "system:serviceaccounts:holdfast", "system:authenticated"} {
+		if !slices.Contains(s.Groups, g) {
+			t.Errorf("not in group %s", g)
+		}
+	}
+	if slices.Contains(s.Groups, "system:masters") || len(s.Groups) != 3 {
+		t.Errorf("in groups %v", s.Groups)
+	}
+}

@@ -1,0 +1,123 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package holdfast
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/holdfast-io/holdfast/hack/lab/kubectl"
+)
+
+const (
+	namespace  = "holdfast"
+	group      = "holdfast.io"
+	apiService = "v1alpha1." + group
+)
+
+// install puts into the cluster what Holdfast needs before it starts.
+func (c Config) install(ctx context.Context, kube kubectl.Kubectl) error {
+	objects := "apiVersion: v1\nkind: Namespace\nmetadata: {name: " + namespace + "}\n"
+	for i := range c.Agents {
+		objects += fmt.Sprintf("---\napiVersion: v1\nkind: Node\nmetadata: {name: %s, labels: {kubernetes.io/hostname: %s}}\n", nodeName(i), nodeName(i))
+	}
+	if err := kube.Apply(ctx, objects); err != nil {
+		return err
+	}
+	apply := []string{"apply", "--server-side", "--force-conflicts"}
+	if _, err := kube.Run(ctx, append(apply, manifests(c.Artifacts)...)...); err != nil {
+		return err
+	}
+	crds := filepath.Join(c.Artifacts, "crds")
+	if _, err := kube.Run(ctx, "wait", "--for=condition=Established", "--timeout=60s", "-f", crds); err != nil {
+		return err
+	}
+	for _, d := range []string{c.Dir.Path("store"), c.Dir.Path("pods")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return err
+		}
+	}
+	return c.createLocation(ctx, kube)
+}
+
+// createLocation makes the default storage location, unless there is one of
+// this name: it is the user's to change.
+func (c Config) createLocation(ctx context.Context, kube kubectl.Kubectl) error {
+	const resource = "backupstoragelocations.engine.holdfast.io"
+	found, err := kube.Run(ctx, "get", resource, "default", "-n", namespace, "--ignore-not-found", "-o", "name")
+	if err != nil || strings.TrimSpace(found) != "" {
+		return err
+	}
+	return kube.Apply(ctx, fmt.Sprintf(`apiVersion: engine.holdfast.io/v1alpha1
+kind: BackupStorageLocation
+metadata: {name: default, namespace: %s}
+spec:
+  provider: filesystem
+  default: true
+  filesystem: {path: %q}
+`, namespace, c.Dir.Path("store")))
+}
+
+// register makes kube-apiserver send requests for the group to the API server
+// on this machine. A Service of type ExternalName leads there without root and
+// without nodes; the certificate is checked for the Service's name.
+func (r runner) register(ctx context.Context, kube kubectl.Kubectl) error {
+	ca, err := os.ReadFile(r.Dir.PKI("holdfast-ca.crt"))
+	if err != nil {
+		return err
+	}
+	return kube.Apply(ctx, fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {name: holdfast-apiserver, namespace: %[1]s}
+spec:
+  type: ExternalName
+  externalName: localhost
+  ports:
+  - {name: https, port: %[2]d}
+---
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: %[3]s}
+spec:
+  group: %[4]s
+  version: v1alpha1
+  # Low, so that a short name that another group has too means that group's.
+  groupPriorityMinimum: 200
+  versionPriority: 15
+  service: {name: holdfast-apiserver, namespace: %[1]s, port: %[2]d}
+  caBundle: %[5]s
+`, namespace, r.apiserver, apiService, group, base64.StdEncoding.EncodeToString(ca)))
+}
+
+// awaitDiscovery waits until kube-apiserver lists the resources of the group:
+// it fetches the list after it has found the API server available.
+func awaitDiscovery(ctx context.Context, kube kubectl.Kubectl) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := awaitAvailable(ctx, kube); err != nil {
+		return err
+	}
+	for {
+		names, err := kube.Run(ctx, "api-resources", "--api-group="+group, "-o", "name")
+		if err == nil && strings.TrimSpace(names) != "" {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(fmt.Errorf("the API group %s is available but not discovered", group), err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func awaitAvailable(ctx context.Context, kube kubectl.Kubectl) error {
+	_, err := kube.Run(ctx, "wait", "--for=condition=Available", "--timeout=60s", "apiservice/"+apiService)
+	return err
+}
