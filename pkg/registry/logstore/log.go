@@ -75,6 +75,7 @@ type Log[T Object] struct {
 	mu       sync.Mutex
 	ready    bool
 	rv       uint64 // of the last event
+	first    uint64 // the oldest version that a client may have seen
 	state    state[T]
 	history  history[T]
 	wake     chan struct{} // closed by the next change; nil when nobody waits
@@ -103,6 +104,7 @@ func New[T Object](newObject func() T, options Options) *Log[T] {
 		l.clock = clock.RealClock{}
 	}
 	l.rv = firstVersion(l.clock.Now())
+	l.first = l.rv
 	l.history = history[T]{maxAge: options.HistoryAge, maxEvents: options.HistoryEvents, oldest: l.rv}
 	if l.history.maxAge == 0 {
 		l.history.maxAge = defaultHistoryAge
@@ -129,7 +131,7 @@ func (l *Log[T]) SetReady() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.ready {
-		l.ready = true
+		l.ready, l.first = true, l.rv
 		l.history.forget(l.rv)
 	}
 }
@@ -172,9 +174,13 @@ func (l *Log[T]) GetCurrentResourceVersion(context.Context) (uint64, error) {
 }
 
 // CompactRevision implements storage.Interface: versions below it are forgotten.
+// It is 0 as long as every version that a client may have seen is remembered.
 func (l *Log[T]) CompactRevision() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.history.oldest == l.first {
+		return 0
+	}
 	return int64(l.history.oldest)
 }
 

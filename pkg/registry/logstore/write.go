@@ -171,13 +171,17 @@ func (l *Log[T]) forStorage(obj runtime.Object) (T, error) {
 	return c, l.versioner.PrepareObjectForStorage(c)
 }
 
+// minTTL is the shortest life of an object with a time to live; etcd has such a
+// floor as well.
+const minTTL = 2 * time.Second
+
 // expireAfter removes the object at key after ttl seconds, unless it has changed
 // since version rv. A ttl of 0 means never.
 func (l *Log[T]) expireAfter(key string, rv, ttl uint64) {
 	if ttl == 0 {
 		return
 	}
-	time.AfterFunc(time.Duration(ttl)*time.Second, func() {
+	time.AfterFunc(max(time.Duration(ttl)*time.Second, minTTL), func() {
 		if e := l.lookup(key); e != nil && e.rv == rv {
 			l.commitIf(e, change[T]{key: key, remove: true})
 		}
