@@ -1,0 +1,17 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package repository creates and opens Kopia repositories: one for the volumes
+// of one namespace in one storage location.
+//
+// What it promises:
+//   - A repository lies where Velero looks for it, and Velero can read it:
+//     PREFIX/kopia/NAMESPACE/, client default@default, maintenance owned by
+//     default@default, and the marker udmrepo.Repository.
+//   - Create is idempotent, and safe when two processes create at once.
+//   - A key that does not open a repository is ErrWrongKey; nothing is ever
+//     initialised over existing data.
+//   - No key and no credential reaches a log, an error or a disk.
+//   - Nothing in here ends the process, and nothing waits forever: every call
+//     ends with its context.
+package repository

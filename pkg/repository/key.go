@@ -1,0 +1,92 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package repository
+
+import (
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/format"
+)
+
+// Key is the password of a repository. It prints as a placeholder, so that it
+// can't reach a log by accident.
+type Key string
+
+// String implements fmt.Stringer without telling the key.
+func (Key) String() string { return "(repository key)" }
+
+// GoString implements fmt.GoStringer without telling the key.
+func (Key) GoString() string { return "(repository key)" }
+
+// keyBytes is the length of a generated key: 256 bits.
+const keyBytes = 32
+
+// NewKey returns a random key of 256 bits, as 43 characters of base64url.
+func NewKey() Key {
+	raw := make([]byte, keyBytes)
+	rand.Read(raw)
+	return Key(base64.RawURLEncoding.EncodeToString(raw))
+}
+
+// The format of a new repository. Kopia records it in the repository, so that
+// every reader, Velero's among them, follows it.
+const (
+	// Five times as fast as Kopia's default BLAKE2B, which bounds an upload.
+	hash = "BLAKE3-256-128"
+	// Kopia's default: hardware does it at several GB/s.
+	encryption = "AES256-GCM-HMAC-SHA256"
+	// Kopia's default. Fixed-size chunks would cost less time, but store a file
+	// anew once a byte is inserted into it, as dumps and rotated logs do.
+	splitter = "DYNAMIC-4M-BUZHASH"
+	// A random key of 256 bits gains nothing from a slow derivation, and the
+	// default (scrypt) needs 128 MB of memory on each opening.
+	keyDerivation = "pbkdf2-sha256-600000"
+)
+
+// The lengths of Kopia's inner keys, in bytes.
+const (
+	masterKeyBytes  = 32
+	hmacSecretBytes = 32
+)
+
+// newRepositoryOptions says how the repository of a namespace is initialised.
+//
+// Kopia's initialisation is not atomic on S3: of two at once, the later wins,
+// and with its random inner keys it would make unreadable what was stored under
+// the earlier. A generated key therefore determines the inner keys too: any
+// number of initialisations give the same repository. A key that a person chose
+// is not strong enough for that, and keeps Kopia's random inner keys.
+func newRepositoryOptions(namespace string, key Key) (*repo.NewRepositoryOptions, error) {
+	opts := &repo.NewRepositoryOptions{
+		BlockFormat:                       format.ContentFormat{Hash: hash, Encryption: encryption},
+		ObjectFormat:                      format.ObjectFormat{Splitter: splitter},
+		FormatBlockKeyDerivationAlgorithm: keyDerivation,
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(string(key))
+	if err != nil || len(raw) != keyBytes {
+		return opts, nil
+	}
+	pseudorandom, err := hkdf.Extract(sha256.New, raw, []byte("holdfast.io/repository/"+namespace))
+	if err != nil {
+		return nil, err
+	}
+	for _, part := range []struct {
+		into   *[]byte
+		info   string
+		length int
+	}{
+		{&opts.UniqueID, "unique id", format.UniqueIDLengthBytes},
+		{&opts.BlockFormat.MasterKey, "master key", masterKeyBytes},
+		{&opts.BlockFormat.HMACSecret, "hmac secret", hmacSecretBytes},
+	} {
+		if *part.into, err = hkdf.Expand(sha256.New, pseudorandom, part.info, part.length); err != nil {
+			return nil, err
+		}
+	}
+	return opts, nil
+}

@@ -1,0 +1,165 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package repository
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/content"
+	"k8s.io/klog/v2"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+var (
+	// ErrWrongKey: the repository exists, and the key does not open it.
+	ErrWrongKey = errors.New("the key does not open the repository")
+	// ErrNotInitialized: there is no repository.
+	ErrNotInitialized = errors.New("there is no repository")
+	// ErrDamaged: the repository has data, but its format blob is gone.
+	ErrDamaged = errors.New("the repository lost its format blob kopia.repository; bring it back from a copy or an older version of the object")
+)
+
+// The identity of the client, and the owner of the maintenance. Velero's.
+const (
+	clientUser = "default"
+	clientHost = "default"
+)
+
+// The bounds of the cache on disk. It holds indexes and directory listings,
+// which every incremental upload reads. File contents are not cached: they are
+// read once, and a cached file takes a disk block however small it is, so that
+// a limit in bytes would not bound the space.
+const (
+	cacheSizeBytes  = 256 << 20
+	cacheLimitBytes = 512 << 20
+)
+
+// Options says what an opened repository may use of the local disk.
+type Options struct {
+	// WorkDir is where a small configuration without secrets is kept while the
+	// repository is open. Default: the system's folder for temporary files.
+	WorkDir string
+	// CacheDir is where caches are kept, one folder per repository, for the next
+	// opening. Empty means no cache. Repositories in a filesystem location use none.
+	CacheDir string
+}
+
+// Repository is an open repository. It is safe for concurrent use.
+type Repository struct {
+	direct  repo.DirectRepository
+	workDir string
+	release func()
+}
+
+// Open opens the repository of a namespace in a location. It fails with
+// ErrNotInitialized, ErrWrongKey, or the error of the store.
+func Open(ctx context.Context, loc Location, namespace string, key Key, opts Options) (*Repository, error) {
+	st, err := connect(ctx, loc, namespace, false)
+	if err != nil {
+		return nil, err
+	}
+	if loc.Spec.Provider == engine.StorageProviderFilesystem {
+		opts.CacheDir = ""
+	}
+	if opts.CacheDir != "" {
+		opts.CacheDir = filepath.Join(opts.CacheDir, cacheName(loc.Spec, namespace))
+	}
+	r, err := open(ctx, st, key, opts)
+	if err != nil {
+		return nil, errors.Join(err, st.Close(context.WithoutCancel(ctx)))
+	}
+	return r, nil
+}
+
+// cacheName names the cache of a repository: the same after a restart, and
+// different for every repository.
+func cacheName(spec engine.BackupStorageLocationSpec, namespace string) string {
+	id := []string{namespace, spec.Prefix}
+	if spec.S3 != nil {
+		id = append(id, spec.S3.Endpoint, spec.S3.Bucket)
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q", id))
+	return hex.EncodeToString(sum[:16])
+}
+
+// open opens the repository in st, which it owns if it succeeds.
+func open(ctx context.Context, st blob.Storage, key Key, opts Options) (_ *Repository, err error) {
+	workDir, err := os.MkdirTemp(opts.WorkDir, "repository-") // with mode 0700
+	if err != nil {
+		return nil, fmt.Errorf("make a folder for the open repository: %w", err)
+	}
+	info, release := lend(st)
+	defer func() {
+		if err != nil {
+			release()
+			err = errors.Join(err, os.RemoveAll(workDir))
+		}
+	}()
+
+	// Kopia's own Connect would open the repository once more to test it, with
+	// options of its own: to wait without end for an upgrade, and to exit.
+	config := repo.LocalConfig{
+		Storage: &info,
+		Caching: &content.CachingOptions{},
+		ClientOptions: repo.ClientOptions{
+			Username: clientUser,
+			Hostname: clientHost,
+			// Less than zero: never believe a cached format blob on opening, since
+			// the repository may have been replaced meanwhile.
+			FormatBlobCacheDuration: -1,
+		},
+	}
+	if opts.CacheDir != "" {
+		config.Caching = &content.CachingOptions{
+			CacheDirectory:              opts.CacheDir,
+			MetadataCacheSizeBytes:      cacheSizeBytes,
+			MetadataCacheSizeLimitBytes: cacheLimitBytes,
+		}
+	}
+	data, err := json.Marshal(config)
+	if err != nil {
+		return nil, err
+	}
+	configFile := filepath.Join(workDir, "repository.config")
+	if err := os.WriteFile(configFile, data, 0o600); err != nil {
+		return nil, fmt.Errorf("write the configuration of the open repository: %w", err)
+	}
+
+	logger := klog.FromContext(ctx)
+	opened, err := repo.Open(ctx, configFile, string(key), &repo.Options{
+		DisableRepositoryLog: true,
+		DoNotWaitForUpgrade:  true,
+		// Kopia's default ends the process. The operation fails as well, so it is
+		// enough to tell.
+		OnFatalError: func(err error) { logger.Error(err, "The repository can't be used any more") },
+	})
+	switch {
+	case errors.Is(err, repo.ErrInvalidPassword):
+		return nil, ErrWrongKey
+	case errors.Is(err, blob.ErrBlobNotFound):
+		return nil, ErrNotInitialized
+	case err != nil:
+		return nil, fmt.Errorf("open the repository: %w", err)
+	}
+	return &Repository{direct: opened.(repo.DirectRepository), workDir: workDir, release: release}, nil
+}
+
+// Kopia returns the open repository for reading and writing snapshots.
+func (r *Repository) Kopia() repo.DirectRepository { return r.direct }
+
+// Close closes the repository and removes what it kept on disk, save its cache.
+func (r *Repository) Close(ctx context.Context) error {
+	defer r.release()
+	return errors.Join(r.direct.Close(context.WithoutCancel(ctx)), os.RemoveAll(r.workDir))
+}
