@@ -1,0 +1,290 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"path"
+	"strings"
+	"unicode/utf8"
+
+	"gocloud.dev/blob"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+const (
+	maxKeyBytes = 1024 // of S3, prefix included
+	// Objects written as they come, Velero's tarball apart, are small; a part of
+	// this size allows 80 GB in S3's 10,000 parts.
+	partBytes = 8 << 20
+	// Two parts in flight keep the link busy; more cost memory only.
+	partsInFlight = 2
+)
+
+// Keys of the Secret that S3Location.CredentialsSecret names.
+const (
+	SecretAccessKeyID     = "accessKeyID"
+	SecretSecretAccessKey = "secretAccessKey"
+	SecretSessionToken    = "sessionToken"
+)
+
+// backend is one kind of store. Its keys are whole, and checked.
+type backend interface {
+	list(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error]
+	get(ctx context.Context, key string) (io.ReadCloser, error)
+	attributes(ctx context.Context, key string) (Object, error)
+	// write stores a small object; exclusive fails with errExists if there is one.
+	write(ctx context.Context, key string, content []byte, exclusive bool) error
+	newWriter(ctx context.Context, key string) (ObjectWriter, error)
+	delete(ctx context.Context, key string) error
+	deleteFolder(ctx context.Context, folder string) error
+	// check makes the cheapest request that proves that the store answers.
+	check(ctx context.Context, folder string) error
+	close() error
+}
+
+// Bucket is the store of a storage location. It is safe for concurrent use.
+type Bucket struct {
+	backend backend
+	prefix  string // empty, or ends in "/"
+}
+
+var (
+	_ Reader  = (*Bucket)(nil)
+	_ Writer  = (*Bucket)(nil)
+	_ Remover = (*Bucket)(nil)
+)
+
+// Open gives access to the store of a location. It makes no request to a bucket;
+// a folder must be there. secret is the content of the Secret that the location
+// names, and nil if it names none: then S3's credentials come from the
+// environment. The caller closes the Bucket.
+func Open(ctx context.Context, location *engine.BackupStorageLocationSpec, secret map[string][]byte) (*Bucket, error) {
+	prefix, err := folderPrefix(location.Prefix)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case location.Provider == engine.StorageProviderFilesystem && location.Filesystem != nil:
+		backend, err := openFilesystem(location.Filesystem.Path)
+		if err != nil {
+			return nil, err
+		}
+		return &Bucket{backend: backend, prefix: prefix}, nil
+	case location.Provider == engine.StorageProviderS3 && location.S3 != nil:
+		bucket, err := openS3(ctx, location.S3, secret)
+		if err != nil {
+			return nil, err
+		}
+		return &Bucket{backend: &blobBackend{bucket: bucket}, prefix: prefix}, nil
+	default:
+		return nil, fmt.Errorf("the storage location's spec.provider is %q: it must be filesystem or s3, with the settings of the same name", location.Provider)
+	}
+}
+
+// OverBlob is a Bucket over any store of gocloud.dev, below a prefix that is
+// empty or a path without a slash at either end. Closing it closes bucket.
+func OverBlob(bucket *blob.Bucket, prefix string) (*Bucket, error) {
+	prefix, err := folderPrefix(prefix)
+	if err != nil {
+		return nil, err
+	}
+	return &Bucket{backend: &blobBackend{bucket: bucket}, prefix: prefix}, nil
+}
+
+func folderPrefix(prefix string) (string, error) {
+	if prefix == "" {
+		return "", nil
+	}
+	if err := checkKey(prefix); err != nil {
+		return "", fmt.Errorf("the storage location's spec.prefix: %w", err)
+	}
+	return prefix + "/", nil
+}
+
+// Check makes the cheapest request that proves that the store answers and lets
+// itself be listed.
+func (b *Bucket) Check(ctx context.Context) error {
+	return explain("check", "", b.backend.check(ctx, b.prefix))
+}
+
+// Close frees what the Bucket holds. Operations under way must have ended.
+func (b *Bucket) Close() error { return b.backend.close() }
+
+// List implements Reader.
+func (b *Bucket) List(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error] {
+	return func(yield func(Object, error) bool) {
+		if err := checkFolder(folder); err != nil {
+			yield(Object{}, err)
+			return
+		}
+		if options.StartAfter != "" {
+			options.StartAfter = b.prefix + options.StartAfter
+		}
+		for object, err := range b.backend.list(ctx, b.prefix+folder, options) {
+			if err != nil {
+				yield(Object{}, explain("list", folder, err))
+				return
+			}
+			object.Key = strings.TrimPrefix(object.Key, b.prefix)
+			if !yield(object, nil) {
+				return
+			}
+		}
+	}
+}
+
+// Get implements Reader.
+func (b *Bucket) Get(ctx context.Context, key string) (io.ReadCloser, error) {
+	if err := b.checkKey(key); err != nil {
+		return nil, err
+	}
+	content, err := b.backend.get(ctx, b.prefix+key)
+	if err != nil {
+		return nil, explain("get", key, err)
+	}
+	return &reader{content: content, key: key}, nil
+}
+
+// Attributes implements Reader.
+func (b *Bucket) Attributes(ctx context.Context, key string) (Object, error) {
+	if err := b.checkKey(key); err != nil {
+		return Object{}, err
+	}
+	object, err := b.backend.attributes(ctx, b.prefix+key)
+	if err != nil {
+		return Object{}, explain("find", key, err)
+	}
+	object.Key = key
+	return object, nil
+}
+
+// Create implements Writer.
+func (b *Bucket) Create(ctx context.Context, key string, content []byte) error {
+	return b.write(ctx, "create", key, content, true)
+}
+
+// Put implements Writer.
+func (b *Bucket) Put(ctx context.Context, key string, content []byte) error {
+	return b.write(ctx, "write", key, content, false)
+}
+
+func (b *Bucket) write(ctx context.Context, operation, key string, content []byte, exclusive bool) error {
+	if err := b.checkKey(key); err != nil {
+		return err
+	}
+	return explain(operation, key, b.backend.write(ctx, b.prefix+key, content, exclusive))
+}
+
+// NewWriter implements Writer.
+func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error) {
+	if err := b.checkKey(key); err != nil {
+		return nil, err
+	}
+	w, err := b.backend.newWriter(ctx, b.prefix+key)
+	if err != nil {
+		return nil, explain("write", key, err)
+	}
+	return &writer{ObjectWriter: w, key: key}, nil
+}
+
+// Delete implements Remover.
+func (b *Bucket) Delete(ctx context.Context, key string) error {
+	if err := b.checkKey(key); err != nil {
+		return err
+	}
+	err := explain("delete", key, b.backend.delete(ctx, b.prefix+key))
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// DeletePrefix implements Remover.
+func (b *Bucket) DeletePrefix(ctx context.Context, folder string, first ...string) error {
+	if err := checkFolder(folder); err != nil {
+		return err
+	}
+	if folder == "" {
+		return errors.New("delete: a whole storage location is never removed at once: name a folder")
+	}
+	for _, key := range first {
+		if !strings.HasPrefix(key, folder) {
+			return fmt.Errorf("delete %s: the object does not lie in %s", key, folder)
+		}
+		if err := b.Delete(ctx, key); err != nil {
+			return err
+		}
+	}
+	return explain("delete", folder, b.backend.deleteFolder(ctx, b.prefix+folder))
+}
+
+func (b *Bucket) checkKey(key string) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	if len(b.prefix)+len(key) > maxKeyBytes {
+		return fmt.Errorf("the key %q is too long: with the location's prefix it may have %d bytes", key, maxKeyBytes)
+	}
+	return nil
+}
+
+func checkFolder(folder string) error {
+	if folder == "" {
+		return nil
+	}
+	if !strings.HasSuffix(folder, "/") {
+		return fmt.Errorf("%q is not a folder: it must end in a slash", folder)
+	}
+	return checkKey(strings.TrimSuffix(folder, "/"))
+}
+
+// checkKey allows what every kind of store can hold under that very name.
+func checkKey(key string) error {
+	switch {
+	case key == "" || key != path.Clean(key) || key[0] == '/' || key == "." || key == ".." || strings.HasPrefix(key, "../"):
+		return fmt.Errorf("%q can't be a key: it must be a relative path without empty, . or .. segments", key)
+	case !utf8.ValidString(key) || strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r == '\x7f' }):
+		return fmt.Errorf("%q can't be a key: it must be UTF-8 without control characters", key)
+	}
+	for segment := range strings.SplitSeq(key, "/") {
+		if isTemporary(segment) {
+			return fmt.Errorf("%q can't be a key: names like %s are those of unfinished writes", key, segment)
+		}
+	}
+	return nil
+}
+
+// reader explains errors that come while an object is read.
+type reader struct {
+	content io.ReadCloser
+	key     string
+}
+
+func (r *reader) Read(p []byte) (int, error) {
+	n, err := r.content.Read(p)
+	if err != nil && err != io.EOF {
+		err = explain("get", r.key, err)
+	}
+	return n, err
+}
+
+func (r *reader) Close() error { return r.content.Close() }
+
+type writer struct {
+	ObjectWriter
+	key string
+}
+
+func (w *writer) Write(p []byte) (int, error) {
+	n, err := w.ObjectWriter.Write(p)
+	return n, explain("write", w.key, err)
+}
+
+func (w *writer) Commit() error { return explain("write", w.key, w.ObjectWriter.Commit()) }

@@ -1,0 +1,192 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/smithy-go"
+	"gocloud.dev/gcerrors"
+)
+
+// Kinds of errors, for errors.Is. An error of no kind is the store's refusal of
+// that one request.
+var (
+	// ErrNotFound: there is no such object.
+	ErrNotFound = errors.New("no such object")
+	// ErrExists: the object to be created exists.
+	ErrExists = errors.New("the object exists")
+	// ErrUnavailable: the store does not answer, or not now. Trying later may help.
+	ErrUnavailable = errors.New("the store is unavailable")
+	// ErrDenied: the store refuses the credentials or the access.
+	ErrDenied = errors.New("the store denies access")
+)
+
+// opError is what operations return. Its words are its own: those of the cause
+// may differ each time or quote the request.
+type opError struct {
+	operation, key string
+	reason         string
+	kind           error // may be nil
+	cause          error
+}
+
+func (e *opError) Error() string {
+	return strings.TrimRight(e.operation+" "+e.key, " ") + ": " + e.reason
+}
+
+func (e *opError) Unwrap() []error {
+	if e.kind == nil {
+		return []error{e.cause}
+	}
+	return []error{e.kind, e.cause}
+}
+
+// Reason is why an operation failed, in stable words without its key, as fits a
+// condition. It is the error's own text for errors of other packages.
+func Reason(err error) string {
+	if failed, ok := errors.AsType[*opError](err); ok {
+		return failed.reason
+	}
+	return err.Error()
+}
+
+// explain gives an error its kind and its words. It explains only once.
+func explain(operation, key string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, explained := errors.AsType[*opError](err); explained {
+		return err
+	}
+	kind, reason := classify(err)
+	return &opError{operation: operation, key: key, reason: reason, kind: kind, cause: err}
+}
+
+func classify(err error) (kind error, reason string) {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return ErrUnavailable, "the store did not answer in time"
+	}
+	if errors.Is(err, context.Canceled) {
+		return nil, "the operation was cancelled"
+	}
+	if answer, ok := errors.AsType[smithy.APIError](err); ok {
+		return classifyS3(answer.ErrorCode(), status(err))
+	}
+	if code := status(err); code != 0 {
+		return classifyS3("", code)
+	}
+	if kind, reason := classifyTransport(err); reason != "" {
+		return kind, reason
+	}
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		return classifyErrno(errno)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || gcerrors.Code(err) == gcerrors.NotFound:
+		return ErrNotFound, ErrNotFound.Error()
+	case errors.Is(err, fs.ErrExist) || gcerrors.Code(err) == gcerrors.FailedPrecondition:
+		return ErrExists, ErrExists.Error()
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return ErrUnavailable, "the connection to the store broke"
+	}
+	if failed, ok := errors.AsType[*smithy.OperationError](err); ok && failed.ServiceID == "S3" {
+		// No answer and no fault of the network: the request could not be signed.
+		return ErrDenied, "there are no usable credentials for the store"
+	}
+	return nil, "the store can't do that"
+}
+
+func status(err error) int {
+	if response, ok := errors.AsType[*awshttp.ResponseError](err); ok {
+		return response.HTTPStatusCode()
+	}
+	return 0
+}
+
+func classifyS3(code string, status int) (kind error, reason string) {
+	switch code {
+	case "NoSuchKey", "NotFound":
+		return ErrNotFound, ErrNotFound.Error()
+	case "NoSuchBucket":
+		return ErrUnavailable, "the bucket does not exist"
+	case "PreconditionFailed":
+		return ErrExists, ErrExists.Error()
+	case "ConditionalRequestConflict":
+		return ErrUnavailable, "another write of the same object is under way"
+	}
+	said := ""
+	if code != "" && len(code) < 64 && !strings.ContainsFunc(code, notLetter) {
+		said = " (" + code + ")"
+	}
+	switch {
+	case status == http.StatusUnauthorized || status == http.StatusForbidden:
+		return ErrDenied, "the store denies access" + said
+	case status == http.StatusNotFound:
+		return ErrNotFound, ErrNotFound.Error()
+	case status == http.StatusPreconditionFailed:
+		return ErrExists, ErrExists.Error()
+	case status == http.StatusTooManyRequests || status >= http.StatusInternalServerError || status == http.StatusRequestTimeout:
+		return ErrUnavailable, "the store can't answer now" + said
+	case status >= 300 && status < 400:
+		return ErrUnavailable, "the bucket is elsewhere: check region and endpoint" + said
+	default:
+		return nil, "the store refuses the request" + said
+	}
+}
+
+func notLetter(r rune) bool { return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') }
+
+func classifyTransport(err error) (kind error, reason string) {
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		if _, ok := errors.AsType[x509.HostnameError](err); ok {
+			return ErrUnavailable, "the certificate of the endpoint is for another host"
+		}
+		return ErrUnavailable, "the certificate of the endpoint can't be verified: check caBundle"
+	}
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return ErrUnavailable, "the endpoint does not speak TLS: check its URL"
+	}
+	if _, ok := errors.AsType[*net.DNSError](err); ok {
+		return ErrUnavailable, "the host of the endpoint can't be found"
+	}
+	_, isURL := errors.AsType[*url.Error](err)
+	_, isNet := errors.AsType[*net.OpError](err)
+	if isURL || isNet {
+		if errno, ok := errors.AsType[syscall.Errno](err); ok {
+			return ErrUnavailable, "the store can't be reached: " + errno.Error()
+		}
+		if failed, ok := errors.AsType[net.Error](err); ok && failed.Timeout() {
+			return ErrUnavailable, "the store did not answer in time"
+		}
+		return ErrUnavailable, "the store can't be reached"
+	}
+	return nil, ""
+}
+
+func classifyErrno(errno syscall.Errno) (kind error, reason string) {
+	switch errno {
+	case syscall.ENOENT, syscall.ENOTDIR:
+		return ErrNotFound, ErrNotFound.Error()
+	case syscall.EEXIST:
+		return ErrExists, ErrExists.Error()
+	case syscall.EACCES, syscall.EPERM, syscall.EROFS:
+		return ErrDenied, "the folder denies access: " + errno.Error()
+	case syscall.EIO, syscall.ESTALE, syscall.ENOTCONN, syscall.ETIMEDOUT, syscall.EHOSTDOWN, syscall.EHOSTUNREACH, syscall.ENODEV, syscall.ENXIO:
+		return ErrUnavailable, "the folder can't be used: " + errno.Error()
+	default:
+		return nil, errno.Error()
+	}
+}

@@ -1,0 +1,112 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"gocloud.dev/blob"
+	"gocloud.dev/blob/s3blob"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+const defaultRegion = "us-east-1"
+
+func openS3(ctx context.Context, location *engine.S3Location, secret map[string][]byte) (*blob.Bucket, error) {
+	client, err := httpClient(location.CABundle)
+	if err != nil {
+		return nil, err
+	}
+	settings, err := awsConfig(ctx, location, secret, client)
+	if err != nil {
+		return nil, err
+	}
+	s3Client := s3.NewFromConfig(settings, func(o *s3.Options) {
+		o.UsePathStyle = location.ForcePathStyle
+		if location.Endpoint != "" {
+			o.BaseEndpoint = aws.String(location.Endpoint)
+		}
+	})
+	bucket, err := s3blob.OpenBucket(ctx, s3Client, location.Bucket, &s3blob.Options{
+		RequestChecksumCalculation: settings.RequestChecksumCalculation,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("the storage location's spec.s3: %w", err)
+	}
+	return bucket, nil
+}
+
+func awsConfig(ctx context.Context, location *engine.S3Location, secret map[string][]byte, client aws.HTTPClient) (aws.Config, error) {
+	region := location.Region
+	if region == "" {
+		region = defaultRegion
+	}
+	// Stores other than AWS mostly don't know the checksums that AWS adds of late.
+	const (
+		requestChecksums  = aws.RequestChecksumCalculationWhenRequired
+		responseChecksums = aws.ResponseChecksumValidationWhenRequired
+	)
+	if location.CredentialsSecret != "" {
+		static, err := staticCredentials(location.CredentialsSecret, secret)
+		if err != nil {
+			return aws.Config{}, err
+		}
+		// The environment has no say then, so that one location's settings never
+		// leak into another's.
+		return aws.Config{
+			Region:                     region,
+			Credentials:                static,
+			HTTPClient:                 client,
+			RequestChecksumCalculation: requestChecksums,
+			ResponseChecksumValidation: responseChecksums,
+		}, nil
+	}
+	settings, err := config.LoadDefaultConfig(ctx,
+		config.WithRegion(region),
+		config.WithHTTPClient(client),
+		config.WithRequestChecksumCalculation(requestChecksums),
+		config.WithResponseChecksumValidation(responseChecksums),
+	)
+	if err != nil {
+		// The cause may quote the files that it read.
+		return aws.Config{}, errors.New("the environment's own settings for S3 can't be read: correct them, or name a Secret in spec.s3.credentialsSecret")
+	}
+	return settings, nil
+}
+
+func staticCredentials(name string, secret map[string][]byte) (aws.CredentialsProvider, error) {
+	for _, key := range []string{SecretAccessKeyID, SecretSecretAccessKey} {
+		if len(secret[key]) == 0 {
+			return nil, fmt.Errorf("the Secret %s lacks the key %s: add it", name, key)
+		}
+	}
+	return credentials.NewStaticCredentialsProvider(
+		string(secret[SecretAccessKeyID]), string(secret[SecretSecretAccessKey]), string(secret[SecretSessionToken])), nil
+}
+
+// httpClient always verifies the endpoint's certificate.
+func httpClient(caBundle []byte) (aws.HTTPClient, error) {
+	client := awshttp.NewBuildableClient()
+	if len(caBundle) == 0 {
+		return client, nil
+	}
+	authorities := x509.NewCertPool()
+	if !authorities.AppendCertsFromPEM(caBundle) {
+		return nil, errors.New("the storage location's spec.s3.caBundle has no certificate in PEM form")
+	}
+	return client.WithTransportOptions(func(transport *http.Transport) {
+		transport.TLSClientConfig = &tls.Config{RootCAs: authorities, MinVersion: tls.VersionTLS12}
+	}), nil
+}

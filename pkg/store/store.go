@@ -1,0 +1,101 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package store reads and writes the objects of one storage location: a folder
+// or a bucket, below the location's prefix.
+//
+// What may be done is split by interface: Reader, Writer and Remover, so that
+// code which holds a Reader cannot write or delete, whatever its bugs. Bucket is
+// all three. Every implementation keeps these promises, which package storetest
+// tests:
+//
+//  1. An object is visible whole or not at all, and only after its write has
+//     succeeded. An aborted or crashed write leaves no visible object.
+//  2. Of several Creates of one key, at most one succeeds.
+//  3. What is written is read, listed and found at once.
+//  4. A listing is complete and ordered by the bytes of the keys, or it ends in
+//     an error. A store that is not there is an error, never an empty listing.
+//  5. Errors name kind, operation and key in stable words, without request ids,
+//     and never hold a secret.
+package store
+
+import (
+	"context"
+	"io"
+	"iter"
+	"time"
+)
+
+// Object is an object of the store, or a folder in a listing.
+type Object struct {
+	// Key is the object's name below the location's prefix. That of a folder ends
+	// in "/".
+	Key string
+	// IsFolder is true for the common beginning of keys in a listing of one level.
+	// Size and ModTime are those of an object only.
+	IsFolder bool
+	// Size is in bytes.
+	Size int64
+	// ModTime is when the object was written, by the store's clock.
+	ModTime time.Time
+}
+
+// ListOptions say what to list.
+type ListOptions struct {
+	// Recursive lists all objects below the folder, and no folders. Otherwise the
+	// objects and folders of one level are listed. A folder store may list a
+	// folder that holds no object; readers must bear that.
+	Recursive bool
+	// StartAfter leaves out all keys up to and including this one.
+	StartAfter string
+}
+
+// Reader reads objects.
+type Reader interface {
+	// List yields what lies in a folder, "" or a key that ends in "/", in the order
+	// of the keys' bytes. A folder without objects is an empty one. After an error,
+	// which is the last value, the listing is incomplete. S3 needs one request per
+	// 1,000 results.
+	List(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error]
+	// Get opens an object for reading, in one request. The error is ErrNotFound if
+	// there is none. Reads end when ctx does.
+	Get(ctx context.Context, key string) (io.ReadCloser, error)
+	// Attributes describes an object, in one request. The error is ErrNotFound if
+	// there is none.
+	Attributes(ctx context.Context, key string) (Object, error)
+}
+
+// Writer writes objects.
+type Writer interface {
+	// Create writes an object that must not exist: else the error is ErrExists. A
+	// Create whose answer was lost may also end in ErrExists, so the caller compares
+	// what is there. On return without an error the object, and all that was written
+	// before it, is durable.
+	Create(ctx context.Context, key string, content []byte) error
+	// Put writes an object, or replaces it.
+	Put(ctx context.Context, key string, content []byte) error
+	// NewWriter writes an object, or replaces it, as its content comes, with memory
+	// for a few parts and without a local copy. Nothing is visible before Commit.
+	// The write is aborted when ctx ends.
+	NewWriter(ctx context.Context, key string) (ObjectWriter, error)
+}
+
+// ObjectWriter writes one object. It ends with Commit or Abort; it is not safe
+// for concurrent use.
+type ObjectWriter interface {
+	io.Writer
+	// Commit makes the object visible, or fails and leaves nothing. It is called once.
+	Commit() error
+	// Abort leaves nothing visible. After Commit it does nothing, so it can be deferred.
+	Abort()
+}
+
+// Remover removes objects.
+type Remover interface {
+	// Delete removes an object. One that does not exist is as good as removed.
+	Delete(ctx context.Context, key string) error
+	// DeletePrefix removes everything in a folder: first the given keys, one after
+	// the other, then the rest in no particular order. It stops at the first error
+	// and can be repeated.
+	DeletePrefix(ctx context.Context, folder string, first ...string) error
+}
