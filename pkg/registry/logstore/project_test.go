@@ -173,6 +173,9 @@ func TestStoredObjectsAreNeverChanged(t *testing.T) {
 	spoil(created)
 	spoil(out)
 	spoil(nextPod(t, w, watch.Added))
+	nextPod(t, w, watch.Added)
+	apply(t, l, pod("a", "q", "better"))
+	spoil(nextPod(t, w, watch.Modified))
 	got, _ := l.GetObject("a", "p")
 	spoil(got)
 	if err := l.Get(context.Background(), "/pods/a/p", storage.GetOptions{}, out); err != nil {

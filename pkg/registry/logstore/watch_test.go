@@ -184,7 +184,12 @@ func TestWatchesEnd(t *testing.T) {
 					synctest.Wait()
 					end(w, cancel)
 					synctest.Wait()
+					received := 0
 					for range w.ResultChan() { // ends, since the channel is closed
+						received++
+					}
+					if received > 100 {
+						t.Errorf("the watch went on until its client had read %d events", received)
 					}
 				})
 			})
