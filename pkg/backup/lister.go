@@ -56,13 +56,15 @@ type visitor struct {
 	page func(remaining int64)
 }
 
-// visitError wraps an error of the visitor, to tell it from one of the server.
+// visitError is an error of the visitor, which ends the backup, as opposed to
+// one of the server.
 type visitError struct{ error }
 
 // list visits all objects of a query. A continue token that has expired is
 // replaced by the one that the server offers for the rest of the list, or else
 // the list starts again. What looks passing, a broken connection among others,
-// is tried again while pages still arrive.
+// is tried again while objects still arrive. The error is a visitError or that
+// of the server.
 func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 	token, restarts := "", 0
 	retry := l.retry
@@ -78,7 +80,7 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 			token, retry = info.Continue, l.retry
 			continue
 		case errors.As(err, &fromVisitor):
-			return fromVisitor.error
+			return fromVisitor
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case token != "" && (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)):

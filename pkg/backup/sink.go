@@ -109,6 +109,21 @@ func (s *sink) write(r resource, h *head, raw []byte) error {
 	return nil
 }
 
+// holds says whether an object of the resource has been written.
+func (s *sink) holds(r resource) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.list[r.listKey()]) > 0
+}
+
+// touchedNamespaces are those of which something was written, but which have not
+// been claimed themselves.
+func (s *sink) touchedNamespaces() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sets.List(s.touched.Difference(s.seen[namespacesResource]))
+}
+
 func itemName(namespace, name string) string {
 	if namespace == "" {
 		return name

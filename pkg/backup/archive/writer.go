@@ -5,6 +5,7 @@ package archive
 
 import (
 	"archive/tar"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -39,8 +40,12 @@ type Item struct {
 	Name string
 }
 
+// ErrItem says that an item can't be part of a tarball. The tarball is as good as
+// before.
+var ErrItem = errors.New("the object can't be a path in the tarball")
+
 // Writer writes one tarball. It is not safe for concurrent use. After an error
-// the tarball is broken, and every further call fails.
+// other than ErrItem the tarball is broken, and every further call fails.
 type Writer struct {
 	tar        *tar.Writer
 	compressed *gzip.Writer
@@ -110,13 +115,10 @@ func (w *Writer) writeEntry(path string, content []byte) error {
 // validate refuses what would leave its folder. An API server allows no such
 // name; an aggregated one might.
 func (i Item) validate() error {
-	for _, segment := range []string{i.Resource.Resource, i.Version, i.Name} {
-		if !isSegment(segment) {
-			return fmt.Errorf("%s %s/%s of version %q can't be a path in the tarball", i.Resource, i.Namespace, i.Name, i.Version)
-		}
-	}
-	if i.Namespace != "" && !isSegment(i.Namespace) || strings.Contains(i.Resource.Group, "/") {
-		return fmt.Errorf("%s %s/%s can't be a path in the tarball", i.Resource, i.Namespace, i.Name)
+	ok := isSegment(i.Resource.Resource) && isSegment(i.Version) && isSegment(i.Name) &&
+		(i.Namespace == "" || isSegment(i.Namespace)) && !strings.Contains(i.Resource.Group, "/")
+	if !ok {
+		return fmt.Errorf("%w: %s %q in namespace %q, version %q", ErrItem, i.Resource, i.Name, i.Namespace, i.Version)
 	}
 	return nil
 }

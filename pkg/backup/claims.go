@@ -1,0 +1,338 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// claim is what is kept of a volume claim.
+type claim struct {
+	uid types.UID
+	// volume is the bound persistent volume, or "".
+	volume string
+	// unusable says why the data can't be in the backup; empty if it can. The user
+	// is warned unless that is known, or their own wish.
+	unusable string
+	known    bool
+	// taken is true once the data was handed over.
+	taken bool
+	// notYet are findings about pods that do not run, held back because another
+	// pod may still give access to the data.
+	notYet []pendingWarning
+}
+
+type pendingWarning struct {
+	about subject
+	text  string
+}
+
+// persistentVolume is what is kept of a persistent volume. A nil one could not
+// be read.
+type persistentVolume struct {
+	hostPath      bool
+	reclaimPolicy corev1.PersistentVolumeReclaimPolicy
+	labels        map[string]string
+}
+
+// podVolumes knows the claims and persistent volumes met so far, and hands over
+// the volumes of pods. Its methods are called by one goroutine at a time: claims,
+// persistent volumes and pods are read one after the other.
+type podVolumes struct {
+	*collector
+	claims    map[types.NamespacedName]*claim
+	volumes   map[string]*persistentVolume
+	submitted []VolumeRequest
+}
+
+func newPodVolumes(c *collector) *podVolumes {
+	return &podVolumes{
+		collector: c,
+		claims:    map[types.NamespacedName]*claim{},
+		volumes:   map[string]*persistentVolume{},
+	}
+}
+
+// visitVolume takes a persistent volume.
+func (p *podVolumes) visitVolume(_ context.Context, r resource, h *head, raw []byte) error {
+	if _, err := p.keepVolume(h, raw); err != nil {
+		p.findings.fail(subject{volumesResource, "", h.Metadata.Name}, err.Error())
+	}
+	return p.store(r, h, raw)
+}
+
+func (p *podVolumes) keepVolume(h *head, raw []byte) (*persistentVolume, error) {
+	var object struct {
+		Metadata struct {
+			Labels map[string]string `json:"labels"`
+		} `json:"metadata"`
+		Spec struct {
+			HostPath      *struct{}                            `json:"hostPath"`
+			ReclaimPolicy corev1.PersistentVolumeReclaimPolicy `json:"persistentVolumeReclaimPolicy"`
+		} `json:"spec"`
+	}
+	if err := decode(raw, &object); err != nil {
+		return nil, err
+	}
+	kept := &persistentVolume{object.Spec.HostPath != nil, object.Spec.ReclaimPolicy, object.Metadata.Labels}
+	p.volumes[h.Metadata.Name] = kept
+	return kept, nil
+}
+
+// volume finds a persistent volume by name. It comes along into the backup,
+// unless the backup excludes it. It is nil when it can't be read.
+func (p *podVolumes) volume(ctx context.Context, name string) (*persistentVolume, error) {
+	if kept, known := p.volumes[name]; known {
+		return kept, nil
+	}
+	p.volumes[name] = nil
+	r, found := p.catalog.find(volumesResource)
+	if !found {
+		return nil, nil
+	}
+	h, raw, err := p.fetch(ctx, r, "", name, expected)
+	if raw == nil {
+		return nil, err
+	}
+	kept, err := p.keepVolume(h, raw)
+	if err != nil {
+		p.findings.fail(subject{volumesResource, "", name}, err.Error())
+		return nil, nil
+	}
+	return kept, p.storeRelated(r, h, raw)
+}
+
+// visitClaim takes a claim, and its persistent volume along.
+func (p *podVolumes) visitClaim(ctx context.Context, r resource, h *head, raw []byte) error {
+	if err := p.store(r, h, raw); err != nil {
+		return err
+	}
+	_, err := p.keepClaim(ctx, h, raw)
+	return err
+}
+
+func (p *podVolumes) keepClaim(ctx context.Context, h *head, raw []byte) (*claim, error) {
+	kept := &claim{}
+	p.claims[types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}] = kept
+	var object struct {
+		Metadata struct {
+			UID types.UID `json:"uid"`
+		} `json:"metadata"`
+		Spec struct {
+			VolumeName string `json:"volumeName"`
+		} `json:"spec"`
+		Status struct {
+			Phase corev1.PersistentVolumeClaimPhase `json:"phase"`
+		} `json:"status"`
+	}
+	if err := decode(raw, &object); err != nil {
+		kept.unusable = err.Error()
+		return kept, nil
+	}
+	kept.uid = object.Metadata.UID
+	if object.Status.Phase != corev1.ClaimBound || object.Spec.VolumeName == "" {
+		kept.unusable = "the claim is not bound"
+		return kept, nil
+	}
+	kept.volume = object.Spec.VolumeName
+	volume, err := p.volume(ctx, kept.volume)
+	if volume != nil && volume.hostPath {
+		kept.unusable = "its persistent volume is of type hostPath, which the agent can't reach"
+	}
+	return kept, err
+}
+
+// claim finds a claim that a pod refers to. It comes along into the backup, even
+// when the backup's label selector does not match it.
+func (p *podVolumes) claim(ctx context.Context, key types.NamespacedName) (*claim, error) {
+	if kept, known := p.claims[key]; known {
+		return kept, nil
+	}
+	kept := &claim{}
+	p.claims[key] = kept
+	r, found := p.catalog.find(claimsResource)
+	if !found || !p.wanted.IncludedRelated(claimsResource, true) {
+		kept.unusable, kept.known = "the backup excludes its claim", true
+		return kept, nil
+	}
+	h, raw, err := p.fetch(ctx, r, key.Namespace, key.Name, expected)
+	if raw == nil {
+		kept.unusable, kept.known = "its claim can't be read", true
+		return kept, err
+	}
+	if reason := h.whyLeftOut(); reason != "" {
+		kept.unusable, kept.known = "its claim is "+reason, true
+		return kept, nil
+	}
+	if err := p.storeRelated(r, h, raw); err != nil {
+		return nil, err
+	}
+	return p.keepClaim(ctx, h, raw)
+}
+
+// visitPod takes a pod, its claims along, and hands over its volumes.
+func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []byte) error {
+	if err := p.store(r, h, raw); err != nil {
+		return err
+	}
+	about := subject{podsResource, h.Metadata.Namespace, h.Metadata.Name}
+	var pod corev1.Pod
+	if err := decode(raw, &pod); err != nil {
+		p.findings.fail(about, err.Error())
+		return nil
+	}
+	for i := range pod.Spec.Volumes {
+		if name := claimOf(&pod, &pod.Spec.Volumes[i]); name != "" {
+			if _, err := p.claim(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}); err != nil {
+				return err
+			}
+		}
+	}
+	picked, skipped := pickVolumes(&pod, p.spec.DefaultVolumesToFsBackup != nil && *p.spec.DefaultVolumesToFsBackup)
+	for _, s := range skipped {
+		p.skip(about, s)
+	}
+	for i := range picked {
+		p.handOver(ctx, &pod, &picked[i])
+	}
+	return ctx.Err()
+}
+
+func (p *podVolumes) skip(about subject, s skippedVolume) {
+	text := fmt.Sprintf("the data of volume %s is not backed up: %s", s.volume, s.reason)
+	if s.asked {
+		p.findings.warn(about, text)
+		return
+	}
+	p.log.write(slog.LevelInfo, text, about.attrs()...)
+}
+
+func (p *podVolumes) handOver(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) {
+	about := subject{podsResource, pod.Namespace, pod.Name}
+	request := VolumeRequest{
+		Pod:       engine.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		Node:      pod.Spec.NodeName,
+		Volume:    volume.Name,
+		ClaimName: claimOf(pod, volume),
+	}
+	// Through whichever pod a claim is read, its data is the same.
+	of := &claim{}
+	if request.ClaimName != "" {
+		of = p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: request.ClaimName}]
+		if of.unusable != "" {
+			p.skip(about, skippedVolume{volume.Name, of.unusable, !of.known})
+			return
+		}
+		if of.taken {
+			p.skip(about, skippedVolume{volume.Name, "another pod has given access to its claim", false})
+			return
+		}
+		request.ClaimUID, request.PersistentVolume = of.uid, of.volume
+	}
+	if reason := whyNotRunning(pod); reason != "" {
+		if request.ClaimName == "" {
+			p.skip(about, skippedVolume{volume.Name, reason, true})
+			return
+		}
+		of.notYet = append(of.notYet, pendingWarning{about, fmt.Sprintf("the data of volume %s is not backed up: %s", volume.Name, reason)})
+		return
+	}
+	of.taken = true
+	if err := p.mover.Submit(ctx, request); err != nil {
+		p.findings.fail(about, fmt.Sprintf("hand over volume %s: %v", volume.Name, err))
+		return
+	}
+	p.submitted = append(p.submitted, request)
+	p.log.write(slog.LevelInfo, "handed over volume "+volume.Name+" to node "+request.Node, about.attrs()...)
+}
+
+// podsDone gives the warnings that were held back, for claims that no running
+// pod uses.
+func (p *podVolumes) podsDone() {
+	for _, key := range p.sortedClaims() {
+		of := p.claims[key]
+		for _, pending := range of.notYet {
+			if !of.taken {
+				of.unusable = "no running pod uses the claim"
+				p.findings.warn(pending.about, pending.text)
+			}
+		}
+	}
+}
+
+// conclude turns the results into what the store keeps of them, and what failed
+// into findings.
+func (p *podVolumes) conclude(results []VolumeResult) []format.Volume {
+	type key struct{ namespace, pod, volume string }
+	of := func(r VolumeRequest) key { return key{r.Pod.Namespace, r.Pod.Name, r.Volume} }
+	byVolume := make(map[key]engine.PodVolumeBackupStatus, len(results))
+	for _, result := range results {
+		byVolume[of(result.Request)] = result.Status
+	}
+	volumes := make([]format.Volume, 0, len(p.submitted))
+	for _, request := range p.submitted {
+		status, found := byVolume[of(request)]
+		if !found || !status.Phase.Done() {
+			status.Phase = engine.VolumePhaseFailed
+			status.Message = "the upload ended without a result"
+		}
+		about := subject{podsResource, request.Pod.Namespace, request.Pod.Name}
+		switch {
+		case status.Phase == engine.VolumePhaseFailed:
+			p.findings.fail(about, fmt.Sprintf("volume %s could not be uploaded: %s", request.Volume, status.Message))
+		case status.Warnings > 0:
+			p.findings.warn(about, fmt.Sprintf("volume %s: %d files could not be read: %s", request.Volume, status.Warnings, status.Message))
+		}
+		volume := format.Volume{
+			Pod: request.Pod, Node: request.Node, Name: request.Volume,
+			ClaimName: request.ClaimName, ClaimUID: request.ClaimUID, PersistentVolume: request.PersistentVolume,
+			Status: status,
+		}
+		if kept := p.volumes[request.PersistentVolume]; kept != nil {
+			volume.ReclaimPolicy, volume.Labels = kept.reclaimPolicy, kept.labels
+		}
+		volumes = append(volumes, volume)
+	}
+	return volumes
+}
+
+// notTaken describes the persistent volumes whose data is not in the backup,
+// since a restore must know that there is none.
+func (p *podVolumes) notTaken() []format.VolumeInfo {
+	var infos []format.VolumeInfo
+	for _, key := range p.sortedClaims() {
+		of := p.claims[key]
+		kept := p.volumes[of.volume]
+		if of.taken || kept == nil {
+			continue
+		}
+		reason := of.unusable
+		if reason == "" {
+			reason = "no pod selects it for the backup of its files"
+		}
+		infos = append(infos, format.VolumeInfo{
+			PVCName: key.Name, PVCNamespace: key.Namespace, PVName: of.volume,
+			Skipped: true, SkippedReason: reason,
+			PVInfo: &format.PersistentVolInfo{ReclaimPolicy: string(kept.reclaimPolicy), Labels: kept.labels},
+		})
+	}
+	return infos
+}
+
+func (p *podVolumes) sortedClaims() []types.NamespacedName {
+	return slices.SortedFunc(maps.Keys(p.claims), func(a, b types.NamespacedName) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+}

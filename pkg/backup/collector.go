@@ -1,0 +1,351 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+// maxNamespaceLists is the number of selected namespaces up to which each is
+// listed by itself. Beyond, or when all are selected, one list of the cluster is
+// filtered here: fewer requests for more bytes.
+const maxNamespaceLists = 10
+
+// collector reads the selected objects into the sink.
+type collector struct {
+	spec       *holdfast.BackupSpec
+	namespaces *selection.Namespaces
+	wanted     *selection.Resources
+	selectors  []labels.Selector
+	catalog    *catalog
+	lister     *lister
+	mover      Volumes
+	workers    int
+
+	sink     *sink
+	findings *findings
+	log      *logbook
+	progress *Progress
+
+	// labelled are the namespaces that exclude themselves, and listed those that
+	// lists ask for; "" is all. Both are set by readNamespaces.
+	labelled sets.Set[string]
+	listed   []string
+}
+
+// visit takes an object of a resource. Its error ends the backup.
+type visit func(ctx context.Context, r resource, h *head, raw []byte) error
+
+// collect reads everything. The error is for the backup as a whole: what goes
+// wrong with one resource or one object is a finding.
+func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
+	if err := c.readNamespaces(ctx); err != nil {
+		return nil, err
+	}
+	volumes := newPodVolumes(c)
+	ordered := map[schema.GroupResource]visit{
+		volumesResource: volumes.visitVolume,
+		claimsResource:  volumes.visitClaim,
+		podsResource:    volumes.visitPod,
+	}
+	selected := c.catalog.selected(c.spec, c.wanted)
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(c.workers)
+	for _, r := range selected {
+		gr := r.GroupResource()
+		switch take := ordered[gr]; {
+		case gr == namespacesResource:
+		case take != nil:
+			if err := c.read(ctx, r, take); err != nil {
+				return nil, err
+			}
+		default:
+			group.Go(func() error { return c.read(groupCtx, r, c.visitObject) })
+		}
+	}
+	volumes.podsDone()
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	if err := c.readDefinitions(ctx, selected); err != nil {
+		return nil, err
+	}
+	return volumes, c.readTouchedNamespaces(ctx)
+}
+
+// readNamespaces decides which namespaces are read, and takes the objects of
+// those that are selected by name. With label selectors in a backup of all
+// namespaces, only those that match them come by themselves; others come when
+// something in them does, as in Velero.
+func (c *collector) readNamespaces(ctx context.Context) error {
+	r, found := c.catalog.find(namespacesResource)
+	if !found {
+		return errors.New("the cluster serves no namespaces: check the rights of the controller")
+	}
+	c.labelled = sets.New[string]()
+	existing := sets.New[string]()
+	var selected []string
+	err := c.lister.list(ctx, query{resource: r}, visitor{page: func(int64) {}, object: func(raw []byte) error {
+		var h head
+		var object struct {
+			Metadata struct {
+				Labels map[string]string `json:"labels"`
+			} `json:"metadata"`
+		}
+		if err := errors.Join(decode(raw, &h), decode(raw, &object)); err != nil {
+			return err
+		}
+		name := h.Metadata.Name
+		if existing.Has(name) {
+			return nil
+		}
+		existing.Insert(name)
+		if !c.namespaces.Match(name) {
+			return nil
+		}
+		if h.Metadata.Labels.Exclude == "true" {
+			c.labelled.Insert(name)
+			c.log.write(slog.LevelInfo, h.whyLeftOut(), subject{namespacesResource, "", name}.attrs()...)
+			return nil
+		}
+		selected = append(selected, name)
+		byLabel := len(c.selectors) == 0 || !c.namespaces.All() || matchesAny(c.selectors, object.Metadata.Labels)
+		if !c.wanted.Included(namespacesResource, false) || !byLabel {
+			return nil
+		}
+		return c.storeRelated(r, &h, raw)
+	}})
+	if err != nil {
+		return fmt.Errorf("list the namespaces: %w", unwrapVisit(err))
+	}
+	for _, name := range c.namespaces.Explicit() {
+		switch about := (subject{namespacesResource, "", name}); {
+		case !existing.Has(name):
+			c.findings.fail(about, "the backup includes it, but it does not exist")
+		case c.labelled.Has(name):
+			c.findings.warn(about, "the backup includes it, but it has the label "+excludeLabel+"=true")
+		}
+	}
+	c.listed = selected
+	if len(selected) > maxNamespaceLists || c.namespaces.All() && len(c.labelled) == 0 {
+		c.listed = []string{""}
+	}
+	return nil
+}
+
+func matchesAny(selectors []labels.Selector, set labels.Set) bool {
+	for _, selector := range selectors {
+		if selector.Matches(set) {
+			return true
+		}
+	}
+	return false
+}
+
+// read lists the selected objects of one resource.
+func (c *collector) read(ctx context.Context, r resource, take visit) error {
+	if !related.Has(r.GroupResource()) {
+		defer c.sink.forget(r)
+	}
+	namespaces := c.listed
+	if !r.namespaced {
+		namespaces = []string{""}
+	}
+	selectors := []string{""}
+	if len(c.selectors) > 0 {
+		selectors = nil
+		for _, selector := range c.selectors {
+			selectors = append(selectors, selector.String())
+		}
+	}
+	for _, namespace := range namespaces {
+		for _, selector := range selectors {
+			q := query{resource: r, namespace: namespace, selector: selector}
+			err := c.lister.list(ctx, q, c.counted(ctx, q, take))
+			var fatal visitError
+			switch {
+			case err == nil:
+			case ctx.Err() != nil:
+				return ctx.Err()
+			case errors.As(err, &fatal):
+				return fatal.error
+			case apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err):
+				c.findings.warn(subject{r.GroupResource(), namespace, ""}, fmt.Sprintf("the cluster no longer serves it: %v", err))
+			default:
+				c.findings.fail(subject{r.GroupResource(), namespace, ""}, fmt.Sprintf("list it: %v", err))
+			}
+		}
+	}
+	return nil
+}
+
+// counted is the visitor of a query. It filters, and keeps the progress: the
+// objects that a server announces count as found, until they come.
+func (c *collector) counted(ctx context.Context, q query, take visit) visitor {
+	filtered := q.resource.namespaced && q.namespace == ""
+	var announced int64
+	return visitor{
+		page: func(remaining int64) {
+			if filtered && !c.namespaces.All() {
+				return
+			}
+			c.progress.found.Add(remaining - announced)
+			announced = remaining
+		},
+		object: func(raw []byte) error {
+			if announced > 0 {
+				announced--
+				c.progress.found.Add(-1)
+			}
+			var h head
+			if err := decode(raw, &h); err != nil {
+				c.findings.fail(subject{q.resource.GroupResource(), q.namespace, ""}, err.Error())
+				return nil
+			}
+			namespace := h.Metadata.Namespace
+			if filtered && !c.inScope(namespace) || !c.sink.claim(q.resource, namespace, h.Metadata.Name) {
+				return nil
+			}
+			if reason := h.whyLeftOut(); reason != "" {
+				c.log.write(slog.LevelInfo, reason, subject{q.resource.GroupResource(), namespace, h.Metadata.Name}.attrs()...)
+				return nil
+			}
+			return take(ctx, q.resource, &h, raw)
+		},
+	}
+}
+
+func (c *collector) inScope(namespace string) bool {
+	return c.namespaces.Match(namespace) && !c.labelled.Has(namespace)
+}
+
+func (c *collector) visitObject(_ context.Context, r resource, h *head, raw []byte) error {
+	return c.store(r, h, raw)
+}
+
+// store puts a claimed object into the tarball.
+func (c *collector) store(r resource, h *head, raw []byte) error {
+	c.progress.found.Add(1)
+	err := c.sink.write(r, h, raw)
+	if errors.Is(err, archive.ErrItem) {
+		c.findings.fail(subject{r.GroupResource(), h.Metadata.Namespace, h.Metadata.Name}, err.Error())
+		return nil
+	}
+	return err
+}
+
+// related are the resources of which single objects come along with others.
+var related = sets.New(namespacesResource, volumesResource, claimsResource, crdsResource)
+
+// storeRelated puts an object into the tarball that comes along with others,
+// unless it is there, or excluded.
+func (c *collector) storeRelated(r resource, h *head, raw []byte) error {
+	if !c.wanted.IncludedRelated(r.GroupResource(), r.namespaced) || !c.sink.claim(r, h.Metadata.Namespace, h.Metadata.Name) {
+		return nil
+	}
+	if reason := h.whyLeftOut(); reason != "" {
+		c.log.write(slog.LevelInfo, reason, subject{r.GroupResource(), h.Metadata.Namespace, h.Metadata.Name}.attrs()...)
+		return nil
+	}
+	return c.store(r, h, raw)
+}
+
+// readDefinitions takes the definitions of the custom resources of which there
+// is something in the backup: without them it can't be restored elsewhere.
+func (c *collector) readDefinitions(ctx context.Context, selected []resource) error {
+	definitions, found := c.catalog.find(crdsResource)
+	if !found || !c.wanted.IncludedRelated(crdsResource, false) {
+		return nil
+	}
+	for _, r := range selected {
+		// Groups that the client knows are built in.
+		if !c.sink.holds(r) || scheme.Scheme.IsGroupRegistered(r.Group) {
+			continue
+		}
+		h, raw, err := c.fetch(ctx, definitions, "", r.GroupResource().String(), optional)
+		if err != nil {
+			return err
+		}
+		if raw == nil {
+			continue
+		}
+		if err := c.storeRelated(definitions, h, raw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readTouchedNamespaces takes the namespaces of which there is something in the
+// backup, if they have not come by themselves.
+func (c *collector) readTouchedNamespaces(ctx context.Context) error {
+	r, _ := c.catalog.find(namespacesResource)
+	for _, name := range c.sink.touchedNamespaces() {
+		h, raw, err := c.fetch(ctx, r, "", name, optional)
+		if err != nil {
+			return err
+		}
+		if raw == nil {
+			continue
+		}
+		if err := c.storeRelated(r, h, raw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Whether it is worth a warning when the object that another one refers to does
+// not exist.
+const (
+	expected = true
+	optional = false
+)
+
+// fetch reads an object that another one refers to. It is nil, with a finding,
+// when it can't be read; the error is for the backup as a whole.
+func (c *collector) fetch(ctx context.Context, r resource, namespace, name string, expected bool) (*head, []byte, error) {
+	about := subject{r.GroupResource(), namespace, name}
+	raw, err := c.lister.get(ctx, r, namespace, name)
+	h := &head{}
+	switch {
+	case ctx.Err() != nil:
+		return nil, nil, ctx.Err()
+	case apierrors.IsNotFound(err):
+		if expected {
+			c.findings.warn(about, "another object refers to it, but it does not exist")
+		}
+		return nil, nil, nil
+	case err != nil:
+		c.findings.fail(about, fmt.Sprintf("read it: %v", err))
+		return nil, nil, nil
+	}
+	if err := decode(raw, h); err != nil {
+		c.findings.fail(about, err.Error())
+		return nil, nil, nil
+	}
+	return h, raw, nil
+}
+
+func unwrapVisit(err error) error {
+	var fatal visitError
+	if errors.As(err, &fatal) {
+		return fatal.error
+	}
+	return err
+}

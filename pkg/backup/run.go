@@ -1,0 +1,276 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+const defaultWorkers = 4
+
+// defaultRetry bridges the restart of a server, not its absence: about 15 s.
+var defaultRetry = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 6}
+
+// Request is one backup to execute.
+type Request struct {
+	// Backup is the Backup, with its uid, creation time and requester, its spec
+	// with the defaults filled in, and its status.startTimestamp. Without a
+	// status.expiration it is counted from the start. It is not changed.
+	Backup *holdfast.Backup
+	// Cluster is recorded in the store; its system namespace decides the backup's
+	// name there.
+	Cluster format.Cluster
+}
+
+// StoreName is the backup's name in the store.
+func (r Request) StoreName() string {
+	return format.StoreName(r.Backup.Namespace, r.Backup.Name, r.Cluster.SystemNamespace)
+}
+
+// Store is what this package needs of the backup's storage location.
+type Store interface {
+	store.Reader
+	store.Writer
+}
+
+// Dependencies are the clients that a backup works with.
+type Dependencies struct {
+	Discovery Discovery
+	// Client makes requests to the root of the API server, as the one of
+	// rest.UnversionedRESTClientFor does. It should have no limit of its own on
+	// requests, nor a timeout, which would cut long lists off.
+	Client  rest.Interface
+	Store   Store
+	Volumes Volumes
+	Clock   clock.PassiveClock
+	// Progress is told of objects. Optional.
+	Progress *Progress
+	// Workers is the number of resources that are read at once. Default 4.
+	Workers int
+	// Retry says how often, and after which delays, a request to the API server or
+	// the store is tried again when it failed in passing. Default: 6 tries in 15 s.
+	Retry wait.Backoff
+}
+
+// Outcome is how a backup ended.
+type Outcome struct {
+	// Status has what a run records: a final phase, counts, times and, for a
+	// failure, its reason.
+	Status holdfast.BackupStatus
+	// Stored is true when velero-backup.json is in the store, so that the outcome
+	// is durable.
+	Stored bool
+}
+
+// Run executes a backup and returns when it has ended. What can't be read is in
+// the outcome's counts; the outcome of a backup that can't be restored is Failed,
+// and is stored as well if the store allows it.
+//
+// The error is for an outcome that is not stored: the store refuses it
+// (the outcome is Failed), a backup of another uid has the name in the store
+// (nothing was written), or ctx ended (nothing of this backup is visible in the
+// store, apart from side files if it was about to end). A backup that an earlier
+// call has stored is returned as it is.
+func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
+	e := newExecution(ctx, request, deps)
+	if outcome, err := e.stored(ctx); err != nil || outcome.Stored {
+		return outcome, err
+	}
+	e.logger.V(2).Info("Backup started")
+	e.log.write(slog.LevelInfo, "the backup has started", slog.String("backup", e.storeName))
+	outcome, err := e.end(ctx, e.read(ctx))
+	e.logger.V(2).Info("Backup ended", "phase", outcome.Status.Phase, "errors", outcome.Status.Errors, "warnings", outcome.Status.Warnings, "stored", outcome.Stored)
+	return outcome, err
+}
+
+// execution is one backup under way.
+type execution struct {
+	Dependencies
+	request   Request
+	storeName string
+	logger    klog.Logger
+	log       *logbook
+	findings  *findings
+
+	// What was read, for the side files.
+	list    format.ResourceList
+	volumes []format.Volume
+	skipped []format.VolumeInfo
+}
+
+func newExecution(ctx context.Context, request Request, deps Dependencies) *execution {
+	if deps.Workers < 1 {
+		deps.Workers = defaultWorkers
+	}
+	if deps.Retry.Steps == 0 {
+		deps.Retry = defaultRetry
+	}
+	if deps.Progress == nil {
+		deps.Progress = &Progress{}
+	}
+	e := &execution{
+		Dependencies: deps,
+		request:      request,
+		storeName:    request.StoreName(),
+		log:          newLogbook(deps.Clock),
+	}
+	e.logger = klog.LoggerWithValues(klog.FromContext(ctx), "backup", e.storeName)
+	e.findings = &findings{log: e.log, logger: e.logger}
+	return e
+}
+
+// read makes the tarball, and waits for the volumes. An error means that there
+// is no tarball.
+func (e *execution) read(ctx context.Context) error {
+	collector, err := e.newCollector(ctx)
+	if err != nil {
+		return err
+	}
+	tarball, err := e.Store.NewWriter(ctx, format.TarballKey(e.storeName))
+	if err != nil {
+		return err
+	}
+	defer tarball.Abort()
+	archived, err := archive.NewWriter(tarball, e.request.Backup.Status.StartTimestamp.Time)
+	if err != nil {
+		return err
+	}
+	collector.sink = newSink(archived, e.log, e.Progress)
+	volumes, err := collector.collect(ctx)
+	if err != nil {
+		return err
+	}
+	e.log.write(slog.LevelInfo, "all objects are read", slog.Int64("objects", e.Progress.Objects().ItemsBackedUp), slog.Int("volumes", len(volumes.submitted)))
+	if err := archived.Close(); err != nil {
+		return err
+	}
+	// The tarball stays invisible until the volumes have ended too, so that a
+	// backup that is cancelled meanwhile leaves none.
+	results, err := e.Volumes.Wait(ctx)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		e.findings.fail(subject{}, fmt.Sprintf("wait for the volumes: %v", err))
+	}
+	e.list, e.volumes, e.skipped = collector.sink.list, volumes.conclude(results), volumes.notTaken()
+	return tarball.Commit()
+}
+
+func (e *execution) newCollector(ctx context.Context) (*collector, error) {
+	spec := &e.request.Backup.Spec
+	namespaces, problems := selection.ParseNamespaces(spec.IncludedNamespaces, spec.ExcludedNamespaces, nil)
+	wanted, more := selection.ParseResources(selection.ResourceLists{
+		IncludedResources:                spec.IncludedResources,
+		ExcludedResources:                spec.ExcludedResources,
+		IncludeClusterResources:          spec.IncludeClusterResources,
+		IncludedNamespaceScopedResources: spec.IncludedNamespaceScopedResources,
+		ExcludedNamespaceScopedResources: spec.ExcludedNamespaceScopedResources,
+		IncludedClusterScopedResources:   spec.IncludedClusterScopedResources,
+		ExcludedClusterScopedResources:   spec.ExcludedClusterScopedResources,
+	}, namespaces, nil)
+	selectors, err := parseSelectors(spec)
+	if err := errors.Join(append(problems, more...).ToAggregate(), err); err != nil {
+		return nil, fmt.Errorf("the backup's spec can't be used: %w", err)
+	}
+	found, err := discover(ctx, e.Discovery)
+	if err != nil {
+		return nil, err
+	}
+	found.report(spec, e.findings)
+	return &collector{
+		spec:       spec,
+		namespaces: namespaces,
+		wanted:     wanted.Bind(found.resolve),
+		selectors:  selectors,
+		catalog:    found,
+		lister:     &lister{client: e.Client, retry: e.Retry},
+		mover:      e.Volumes,
+		workers:    e.Workers,
+		findings:   e.findings,
+		log:        e.log,
+		progress:   e.Progress,
+	}, nil
+}
+
+// parseSelectors gives the label selectors of which an object must match one.
+// None means that every object matches.
+func parseSelectors(spec *holdfast.BackupSpec) ([]labels.Selector, error) {
+	from := spec.OrLabelSelectors
+	if spec.LabelSelector != nil {
+		from = []*metav1.LabelSelector{spec.LabelSelector}
+	}
+	var selectors []labels.Selector
+	for _, selector := range from {
+		if selector == nil {
+			return nil, errors.New("a label selector is null: remove it")
+		}
+		parsed, err := metav1.LabelSelectorAsSelector(selector)
+		if err != nil {
+			return nil, fmt.Errorf("a label selector: %w", err)
+		}
+		if parsed.Empty() {
+			return nil, nil
+		}
+		selectors = append(selectors, parsed)
+	}
+	return selectors, nil
+}
+
+// status is the backup's status at its end.
+func (e *execution) status(failure error) holdfast.BackupStatus {
+	status := *e.request.Backup.Status.DeepCopy()
+	status.Phase = holdfast.BackupPhaseCompleted
+	status.FormatVersion = format.FormatVersion
+	status.Errors, status.Warnings = e.findings.counts()
+	objects := e.Progress.Objects()
+	objects.TotalItems = objects.ItemsBackedUp
+	status.Progress = &objects
+	status.Volumes = volumesProgress(e.volumes)
+	status.CompletionTimestamp = &metav1.Time{Time: e.Clock.Now()}
+	if ttl := e.request.Backup.Spec.TTL.Duration; status.Expiration == nil && ttl > 0 {
+		status.Expiration = &metav1.Time{Time: status.StartTimestamp.Add(ttl)}
+	}
+	switch {
+	case failure != nil:
+		status.Phase, status.FailureReason = holdfast.BackupPhaseFailed, failure.Error()
+	case status.Errors > 0:
+		status.Phase = holdfast.BackupPhasePartiallyFailed
+	}
+	status.Conditions = format.EndConditions(&status)
+	return status
+}
+
+func volumesProgress(volumes []format.Volume) *holdfast.BackupVolumesProgress {
+	progress := &holdfast.BackupVolumesProgress{Total: int32(len(volumes))}
+	for i := range volumes {
+		status := &volumes[i].Status
+		progress.TotalBytes += status.Progress.TotalBytes
+		progress.BytesDone += status.Progress.BytesDone
+		if status.Phase == engine.VolumePhaseCompleted {
+			progress.Completed++
+		} else {
+			progress.Failed++
+		}
+	}
+	return progress
+}
