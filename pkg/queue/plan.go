@@ -140,6 +140,7 @@ func (d *decider) decide(r *Run, e *Entry) {
 
 // explain fills in who blocks the run, and where.
 func (d *decider) explain(r *Run, e *Entry, blockers []*Run) {
+	slices.SortFunc(blockers, byTicket) // those of this plan come last otherwise
 	var conflicts []string
 	e.Blockers = make([]Blocker, 0, len(blockers))
 	for _, b := range blockers {
