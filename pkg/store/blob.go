@@ -9,15 +9,27 @@ import (
 	"errors"
 	"io"
 	"iter"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/feature/s3/transfermanager"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"gocloud.dev/blob"
 )
 
-// Nothing of ours is served to browsers, and guessing the type would hold back
-// the first bytes.
-const contentType = "application/octet-stream"
+const (
+	maxPage = 1000 // of S3
+	// Objects written as they come, Velero's tarball apart, are small; a part of
+	// this size allows 80 GB in S3's 10,000 parts.
+	partBytes = 8 << 20
+	// Two parts in flight keep the link busy; more cost memory only.
+	partsInFlight = 2
+	// How long removing the parts of an aborted upload may take.
+	abortTimeout = 10 * time.Second
+	// Nothing of ours is served to browsers, and guessing the type would hold back
+	// the first bytes.
+	contentType = "application/octet-stream"
+)
 
 // blobBackend is a store of gocloud.dev.
 type blobBackend struct {
@@ -61,8 +73,6 @@ func (b *blobBackend) list(ctx context.Context, folder string, options ListOptio
 	}
 }
 
-const maxPage = 1000 // of S3
-
 func (b *blobBackend) get(ctx context.Context, key string) (io.ReadCloser, error) {
 	return b.bucket.NewReader(ctx, key, nil)
 }
@@ -86,15 +96,31 @@ func (b *blobBackend) write(ctx context.Context, key string, content []byte, exc
 func (b *blobBackend) newWriter(ctx context.Context, key string) (ObjectWriter, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	w, err := b.bucket.NewWriter(ctx, key, &blob.WriterOptions{
-		ContentType:    contentType,
-		BufferSize:     partBytes,
-		MaxConcurrency: partsInFlight,
+		ContentType: contentType,
+		BeforeWrite: b.tuneUpload,
 	})
 	if err != nil {
 		cancel()
 		return nil, err
 	}
 	return &blobWriter{Writer: w, ctx: ctx, cancel: cancel}, nil
+}
+
+// tuneUpload bounds the memory of an upload to S3, and has its parts removed when
+// its context ends: by default the removal is tried with that context, in vain.
+func (b *blobBackend) tuneUpload(as func(any) bool) error {
+	var client *s3.Client
+	var manager *transfermanager.Client
+	if b.bucket.As(&client) && as(&manager) {
+		*manager = *transfermanager.New(client, func(o *transfermanager.Options) {
+			o.PartSizeBytes = partBytes
+			o.MultipartUploadThreshold = partBytes
+			o.Concurrency = partsInFlight
+			o.FailTimeout = abortTimeout
+			o.RequestChecksumCalculation = client.Options().RequestChecksumCalculation
+		})
+	}
+	return nil
 }
 
 func (b *blobBackend) delete(ctx context.Context, key string) error {
@@ -140,9 +166,17 @@ func (w *blobWriter) Commit() error {
 	if w.ended {
 		return errors.New("the write has already ended")
 	}
+	if err := w.ctx.Err(); err != nil {
+		w.Abort()
+		return err
+	}
 	w.ended = true
 	defer w.cancel()
-	return w.Writer.Close()
+	err := w.Writer.Close()
+	if err != nil && w.ctx.Err() != nil {
+		return w.ctx.Err() // the error is a consequence, in words of its own
+	}
+	return err
 }
 
 func (w *blobWriter) Abort() {

@@ -18,14 +18,7 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-const (
-	maxKeyBytes = 1024 // of S3, prefix included
-	// Objects written as they come, Velero's tarball apart, are small; a part of
-	// this size allows 80 GB in S3's 10,000 parts.
-	partBytes = 8 << 20
-	// Two parts in flight keep the link busy; more cost memory only.
-	partsInFlight = 2
-)
+const maxKeyBytes = 1024 // of S3, prefix included
 
 // Keys of the Secret that S3Location.CredentialsSecret names.
 const (
@@ -111,6 +104,9 @@ func folderPrefix(prefix string) (string, error) {
 // Check makes the cheapest request that proves that the store answers and lets
 // itself be listed.
 func (b *Bucket) Check(ctx context.Context) error {
+	if err := b.checkFolder(ctx, ""); err != nil {
+		return err
+	}
 	return explain("check", "", b.backend.check(ctx, b.prefix))
 }
 
@@ -120,7 +116,7 @@ func (b *Bucket) Close() error { return b.backend.close() }
 // List implements Reader.
 func (b *Bucket) List(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
-		if err := checkFolder(folder); err != nil {
+		if err := b.checkFolder(ctx, folder); err != nil {
 			yield(Object{}, err)
 			return
 		}
@@ -142,7 +138,7 @@ func (b *Bucket) List(ctx context.Context, folder string, options ListOptions) i
 
 // Get implements Reader.
 func (b *Bucket) Get(ctx context.Context, key string) (io.ReadCloser, error) {
-	if err := b.checkKey(key); err != nil {
+	if err := b.checkKey(ctx, key); err != nil {
 		return nil, err
 	}
 	content, err := b.backend.get(ctx, b.prefix+key)
@@ -154,7 +150,7 @@ func (b *Bucket) Get(ctx context.Context, key string) (io.ReadCloser, error) {
 
 // Attributes implements Reader.
 func (b *Bucket) Attributes(ctx context.Context, key string) (Object, error) {
-	if err := b.checkKey(key); err != nil {
+	if err := b.checkKey(ctx, key); err != nil {
 		return Object{}, err
 	}
 	object, err := b.backend.attributes(ctx, b.prefix+key)
@@ -176,7 +172,7 @@ func (b *Bucket) Put(ctx context.Context, key string, content []byte) error {
 }
 
 func (b *Bucket) write(ctx context.Context, operation, key string, content []byte, exclusive bool) error {
-	if err := b.checkKey(key); err != nil {
+	if err := b.checkKey(ctx, key); err != nil {
 		return err
 	}
 	return explain(operation, key, b.backend.write(ctx, b.prefix+key, content, exclusive))
@@ -184,7 +180,7 @@ func (b *Bucket) write(ctx context.Context, operation, key string, content []byt
 
 // NewWriter implements Writer.
 func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error) {
-	if err := b.checkKey(key); err != nil {
+	if err := b.checkKey(ctx, key); err != nil {
 		return nil, err
 	}
 	w, err := b.backend.newWriter(ctx, b.prefix+key)
@@ -196,7 +192,7 @@ func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error
 
 // Delete implements Remover.
 func (b *Bucket) Delete(ctx context.Context, key string) error {
-	if err := b.checkKey(key); err != nil {
+	if err := b.checkKey(ctx, key); err != nil {
 		return err
 	}
 	err := explain("delete", key, b.backend.delete(ctx, b.prefix+key))
@@ -208,7 +204,7 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 
 // DeletePrefix implements Remover.
 func (b *Bucket) DeletePrefix(ctx context.Context, folder string, first ...string) error {
-	if err := checkFolder(folder); err != nil {
+	if err := b.checkFolder(ctx, folder); err != nil {
 		return err
 	}
 	if folder == "" {
@@ -225,24 +221,25 @@ func (b *Bucket) DeletePrefix(ctx context.Context, folder string, first ...strin
 	return explain("delete", folder, b.backend.deleteFolder(ctx, b.prefix+folder))
 }
 
-func (b *Bucket) checkKey(key string) error {
+// checkKey precedes every operation: not all backends heed the context.
+func (b *Bucket) checkKey(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
 	if len(b.prefix)+len(key) > maxKeyBytes {
 		return fmt.Errorf("the key %q is too long: with the location's prefix it may have %d bytes", key, maxKeyBytes)
 	}
-	return nil
+	return explain("use", key, ctx.Err())
 }
 
-func checkFolder(folder string) error {
+func (b *Bucket) checkFolder(ctx context.Context, folder string) error {
 	if folder == "" {
-		return nil
+		return explain("use", "", ctx.Err())
 	}
 	if !strings.HasSuffix(folder, "/") {
 		return fmt.Errorf("%q is not a folder: it must end in a slash", folder)
 	}
-	return checkKey(strings.TrimSuffix(folder, "/"))
+	return b.checkKey(ctx, strings.TrimSuffix(folder, "/"))
 }
 
 // checkKey allows what every kind of store can hold under that very name.

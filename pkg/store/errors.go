@@ -128,7 +128,8 @@ func classifyS3(code string, status int) (kind error, reason string) {
 		return ErrUnavailable, "another write of the same object is under way"
 	}
 	said := ""
-	if code != "" && len(code) < 64 && !strings.ContainsFunc(code, notLetter) {
+	// Without a code of its own, a proxy's say, the SDK takes the status's text.
+	if code != "" && code != strings.ReplaceAll(http.StatusText(status), " ", "") && len(code) < 64 && !strings.ContainsFunc(code, notLetter) {
 		said = " (" + code + ")"
 	}
 	switch {

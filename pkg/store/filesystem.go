@@ -43,7 +43,7 @@ func openFilesystem(folder string) (*filesystemBackend, error) {
 		return nil, fmt.Errorf("the storage location's spec.filesystem.path %q must be absolute", folder)
 	}
 	f := &filesystemBackend{path: folder}
-	root, err := f.root(context.Background())
+	root, err := f.root()
 	if err != nil {
 		return nil, explain("open", folder, err)
 	}
@@ -51,11 +51,15 @@ func openFilesystem(folder string) (*filesystemBackend, error) {
 }
 
 // root fails if the folder is not there.
-func (f *filesystemBackend) root(ctx context.Context) (*os.Root, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
+func (f *filesystemBackend) root() (*os.Root, error) {
+	info, err := os.Stat(f.path)
+	if err == nil && !info.IsDir() {
+		err = syscall.ENOTDIR
 	}
-	root, err := os.OpenRoot(f.path)
+	var root *os.Root
+	if err == nil {
+		root, err = os.OpenRoot(f.path)
+	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil, &opError{operation: "open", key: f.path, reason: "the folder of the storage location does not exist: make or mount it", kind: ErrUnavailable, cause: err}
 	}
@@ -64,7 +68,7 @@ func (f *filesystemBackend) root(ctx context.Context) (*os.Root, error) {
 
 func (f *filesystemBackend) list(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
-		root, err := f.root(ctx)
+		root, err := f.root()
 		if err != nil {
 			yield(Object{}, err)
 			return
@@ -151,7 +155,7 @@ func readFolder(root *os.Root, folder string) ([]Object, error) {
 }
 
 func (f *filesystemBackend) get(ctx context.Context, key string) (io.ReadCloser, error) {
-	root, err := f.root(ctx)
+	root, err := f.root()
 	if err != nil {
 		return nil, err
 	}
@@ -167,8 +171,8 @@ func (f *filesystemBackend) get(ctx context.Context, key string) (io.ReadCloser,
 	return &fileReader{File: file, ctx: ctx}, nil
 }
 
-func (f *filesystemBackend) attributes(ctx context.Context, key string) (Object, error) {
-	root, err := f.root(ctx)
+func (f *filesystemBackend) attributes(_ context.Context, key string) (Object, error) {
+	root, err := f.root()
 	if err != nil {
 		return Object{}, err
 	}
@@ -203,7 +207,7 @@ func (f *filesystemBackend) newWriter(ctx context.Context, key string) (ObjectWr
 }
 
 func (f *filesystemBackend) newFileWriter(ctx context.Context, key string) (*fileWriter, error) {
-	root, err := f.root(ctx)
+	root, err := f.root()
 	if err != nil {
 		return nil, err
 	}
@@ -226,8 +230,8 @@ func (f *filesystemBackend) newFileWriter(ctx context.Context, key string) (*fil
 	}
 }
 
-func (f *filesystemBackend) delete(ctx context.Context, key string) error {
-	root, err := f.root(ctx)
+func (f *filesystemBackend) delete(_ context.Context, key string) error {
+	root, err := f.root()
 	if err != nil {
 		return err
 	}
@@ -239,8 +243,8 @@ func (f *filesystemBackend) delete(ctx context.Context, key string) error {
 	return nil
 }
 
-func (f *filesystemBackend) deleteFolder(ctx context.Context, folder string) error {
-	root, err := f.root(ctx)
+func (f *filesystemBackend) deleteFolder(_ context.Context, folder string) error {
+	root, err := f.root()
 	if err != nil {
 		return err
 	}
@@ -253,8 +257,8 @@ func (f *filesystemBackend) deleteFolder(ctx context.Context, folder string) err
 	return nil
 }
 
-func (f *filesystemBackend) check(ctx context.Context, _ string) error {
-	root, err := f.root(ctx)
+func (f *filesystemBackend) check(_ context.Context, _ string) error {
+	root, err := f.root()
 	if err != nil {
 		return err
 	}

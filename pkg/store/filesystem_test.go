@@ -1,0 +1,184 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"os"
+	"path/filepath"
+	"testing"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
+)
+
+func filesystem(path string) engine.BackupStorageLocationSpec {
+	return engine.BackupStorageLocationSpec{
+		Provider:   engine.StorageProviderFilesystem,
+		Filesystem: &engine.FilesystemLocation{Path: path},
+	}
+}
+
+// A folder that is not mounted is never an empty store.
+func TestFilesystemGone(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "store")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	bucket := storetest.Open(t, filesystem(folder), nil)
+	if err := os.Remove(folder); err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	_, attributesErr := bucket.Attributes(ctx, "a")
+	_, writerErr := bucket.NewWriter(ctx, "a")
+	for operation, err := range map[string]error{
+		"list": drain(bucket.List(ctx, "backups/", store.ListOptions{})), "get": get(ctx, bucket, "a"),
+		"attributes": attributesErr, "writer": writerErr, "create": bucket.Create(ctx, "a", nil),
+		"delete": bucket.Delete(ctx, "a"), "check": bucket.Check(ctx),
+	} {
+		if !errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrNotFound) {
+			t.Errorf("%s: %v", operation, err)
+		}
+	}
+	if _, err := os.Stat(folder); err == nil {
+		t.Error("the folder was made")
+	}
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := bucket.Create(ctx, "a", nil); err != nil {
+		t.Errorf("after the folder came back: %v", err)
+	}
+}
+
+// A listing that can't see everything says so.
+func TestFilesystemUnreadableFolder(t *testing.T) {
+	if os.Geteuid() == 0 {
+		// root reads every folder; a file in a folder's place fails for root too
+		t.Log("running as root: permission bits do not apply, the loop of links does")
+	}
+	folder := t.TempDir()
+	writeFile(t, filepath.Join(folder, "backups/one/object"))
+	writeFile(t, filepath.Join(folder, "backups/two/object"))
+	if err := os.Chmod(filepath.Join(folder, "backups/one"), 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Chmod(filepath.Join(folder, "backups/one"), 0o700) })
+	bucket := storetest.Open(t, filesystem(folder), nil)
+	err := drain(bucket.List(t.Context(), "backups/", store.ListOptions{Recursive: true}))
+	if os.Geteuid() != 0 && !errors.Is(err, store.ErrDenied) {
+		t.Errorf("got %v, want %v", err, store.ErrDenied)
+	}
+}
+
+// What a crashed writer left is not listed, can't be addressed, and goes with its
+// folder.
+func TestFilesystemLeftovers(t *testing.T) {
+	folder := t.TempDir()
+	leftover := filepath.Join(folder, "backups/b/.holdfast-CRASHED.tmp")
+	writeFile(t, leftover)
+	bucket := storetest.Open(t, filesystem(folder), nil)
+	for object, err := range bucket.List(t.Context(), "backups/", store.ListOptions{Recursive: true}) {
+		t.Errorf("listed %v, %v", object, err)
+	}
+	if err := bucket.Put(t.Context(), "backups/b/.holdfast-CRASHED.tmp", nil); err == nil {
+		t.Error("the name of an unfinished write was taken as a key")
+	}
+	if err := bucket.DeletePrefix(t.Context(), "backups/b/"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(leftover); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the leftover is still there: %v", err)
+	}
+	if entries, err := os.ReadDir(folder); err != nil || len(entries) > 0 {
+		t.Errorf("empty folders are left: %v, %v", entries, err)
+	}
+}
+
+// Nothing but the objects lies in the folder, and only their owner reads them.
+func TestFilesystemFiles(t *testing.T) {
+	folder := t.TempDir()
+	bucket := storetest.Open(t, filesystem(folder), nil)
+	if err := errors.Join(
+		bucket.Create(t.Context(), "backups/b/velero-backup.json", []byte("{}")),
+		bucket.Put(t.Context(), "backups/b/b-logs.gz", nil),
+		stream(t.Context(), bucket, "backups/b/b.tar.gz", 10),
+	); err != nil {
+		t.Fatal(err)
+	}
+	var files []string
+	err := filepath.WalkDir(folder, func(path string, entry os.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		if info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v", path, info.Mode())
+		}
+		files = append(files, entry.Name())
+		return nil
+	})
+	if err != nil || len(files) != 3 {
+		t.Errorf("files %v, %v", files, err)
+	}
+}
+
+// A link out of the folder is not followed.
+func TestFilesystemEscape(t *testing.T) {
+	outside := t.TempDir()
+	writeFile(t, filepath.Join(outside, "secret"))
+	folder := t.TempDir()
+	if err := os.Symlink(outside, filepath.Join(folder, "link")); err != nil {
+		t.Fatal(err)
+	}
+	bucket := storetest.Open(t, filesystem(folder), nil)
+	if err := get(t.Context(), bucket, "link/secret"); err == nil {
+		t.Error("read a file outside of the folder")
+	}
+	if err := bucket.Put(t.Context(), "link/new", nil); err == nil {
+		t.Error("wrote a file outside of the folder")
+	}
+	_ = bucket.DeletePrefix(t.Context(), "link/")
+	if _, err := os.Stat(filepath.Join(outside, "secret")); err != nil {
+		t.Errorf("removed a file outside of the folder: %v", err)
+	}
+}
+
+func drain(listing iter.Seq2[store.Object, error]) error {
+	for _, err := range listing {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func get(ctx context.Context, bucket store.Reader, key string) error {
+	content, err := bucket.Get(ctx, key)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, content)
+	return errors.Join(err, content.Close())
+}
+
+func stream(ctx context.Context, bucket store.Writer, key string, size int) error {
+	w, err := bucket.NewWriter(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer w.Abort()
+	if _, err := w.Write(make([]byte, size)); err != nil {
+		return err
+	}
+	return w.Commit()
+}

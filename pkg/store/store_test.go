@@ -1,0 +1,329 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"context"
+	"encoding/pem"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"gocloud.dev/blob/memblob"
+	"k8s.io/utils/clock"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
+)
+
+func TestFilesystem(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Store { return storetest.Filesystem(t) })
+}
+
+func TestFilesystemWithPrefix(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Store {
+		folder := t.TempDir()
+		for _, neighbour := range []string{"one/twofold", "one", "."} {
+			writeFile(t, filepath.Join(folder, neighbour, "neighbour"))
+		}
+		return storetest.Open(t, engine.BackupStorageLocationSpec{
+			Provider:   engine.StorageProviderFilesystem,
+			Prefix:     "one/two",
+			Filesystem: &engine.FilesystemLocation{Path: folder},
+		}, nil)
+	})
+}
+
+func TestMemory(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Store { return storetest.Memory(t) })
+}
+
+func TestMemoryWithPrefix(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Store {
+		bucket := memblob.OpenBucket(nil)
+		for _, neighbour := range []string{"one/twofold/neighbour", "one/neighbour", "neighbour"} {
+			if err := bucket.WriteAll(t.Context(), neighbour, []byte("x"), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b, err := store.OverBlob(bucket, "one/two")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.Close() })
+		return b
+	})
+}
+
+func TestS3(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Store {
+		location, secret := storetest.FakeS3(t, nil)
+		location.Prefix = "one/two"
+		return storetest.Open(t, location, secret)
+	})
+}
+
+func TestFaulty(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Store {
+		faulty := storetest.NewFaulty(storetest.Filesystem(t), clock.RealClock{})
+		faulty.Inject(storetest.Fault{Key: "no/such/key", Err: store.ErrDenied})
+		return faulty
+	})
+}
+
+func writeFile(t *testing.T, path string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// requestLog counts the requests that reach an S3 server.
+type requestLog struct {
+	mu       sync.Mutex
+	requests []string
+}
+
+func (l *requestLog) wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		l.mu.Lock()
+		l.requests = append(l.requests, r.Method)
+		l.mu.Unlock()
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (l *requestLog) take() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	requests := strings.Join(l.requests, " ")
+	l.requests = nil
+	return requests
+}
+
+// What an operation costs at S3, where each request is paid for.
+func TestS3Requests(t *testing.T) {
+	log := &requestLog{}
+	location, secret := storetest.FakeS3(t, log.wrap)
+	bucket := storetest.Open(t, location, secret)
+	ctx := t.Context()
+	for _, step := range []struct {
+		name string
+		do   func() error
+		want string
+	}{
+		{"open", func() error { return nil }, ""},
+		{"check", func() error { return bucket.Check(ctx) }, "GET"},
+		{"create", func() error { return bucket.Create(ctx, "a/1", []byte("x")) }, "PUT"},
+		{"put", func() error { return bucket.Put(ctx, "a/2", []byte("x")) }, "PUT"},
+		{"small stream", func() error { return stream(ctx, bucket, "a/3", 1<<20) }, "PUT"},
+		{"stream of 20 MiB: begin, three parts, complete", func() error { return stream(ctx, bucket, "a/4", 20<<20) }, "POST PUT PUT PUT POST"},
+		{"list", func() error { return drain(bucket.List(ctx, "a/", store.ListOptions{})) }, "GET"},
+		{"list after", func() error { return drain(bucket.List(ctx, "a/", store.ListOptions{StartAfter: "a/3"})) }, "GET"},
+		{"get", func() error { return get(ctx, bucket, "a/1") }, "GET"},
+		{"attributes", func() error { _, err := bucket.Attributes(ctx, "a/1"); return err }, "HEAD"},
+		{"delete looks first", func() error { return bucket.Delete(ctx, "a/1") }, "HEAD DELETE"},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		if got := log.take(); got != step.want {
+			t.Errorf("%s: requests %q, want %q", step.name, got, step.want)
+		}
+	}
+}
+
+// StartAfter is the server's work: a thousand keys before it cost nothing.
+func TestS3StartAfterIsOneRequest(t *testing.T) {
+	log := &requestLog{}
+	location, secret := storetest.FakeS3(t, log.wrap)
+	location.Prefix = "p"
+	bucket := storetest.Open(t, location, secret)
+	for i := range 1_001 {
+		if err := bucket.Put(t.Context(), "k/"+string(rune('a'+i/100))+string(rune('0'+i/10%10))+string(rune('0'+i%10)), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log.take()
+	var got []string
+	for object, err := range bucket.List(t.Context(), "k/", store.ListOptions{StartAfter: "k/j98"}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, object.Key)
+	}
+	if !slices.Equal(got, []string{"k/j99", "k/k00"}) || log.take() != "GET" {
+		t.Errorf("listed %v", got)
+	}
+}
+
+// An aborted upload leaves no parts behind, which would be stored and paid for.
+func TestS3AbortRemovesParts(t *testing.T) {
+	log := &requestLog{}
+	location, secret := storetest.FakeS3(t, log.wrap)
+	bucket := storetest.Open(t, location, secret)
+	w, err := bucket.NewWriter(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(make([]byte, 30<<20)); err != nil {
+		t.Fatal(err)
+	}
+	w.Abort()
+	requests := log.take()
+	if !strings.HasPrefix(requests, "POST PUT") || !strings.HasSuffix(requests, "DELETE") {
+		t.Errorf("requests %q, want an upload that ends in its removal", requests)
+	}
+}
+
+func TestNoLocalCopy(t *testing.T) {
+	folder := t.TempDir()
+	t.Setenv("TMPDIR", folder)
+	location, secret := storetest.FakeS3(t, nil)
+	for _, bucket := range []*store.Bucket{storetest.Open(t, location, secret), storetest.Memory(t)} {
+		w, err := bucket.NewWriter(t.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(make([]byte, 20<<20)); err != nil {
+			t.Fatal(err)
+		}
+		files, err := os.ReadDir(folder)
+		if err != nil || len(files) > 0 {
+			t.Errorf("temporary files %v, %v", files, err)
+		}
+		if err := w.Commit(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestS3Errors(t *testing.T) {
+	for name, test := range map[string]struct {
+		status int
+		code   string
+		kind   error
+		reason string
+	}{
+		"no such bucket": {404, "NoSuchBucket", store.ErrUnavailable, "the bucket does not exist"},
+		"no such key":    {404, "NoSuchKey", store.ErrNotFound, "no such object"},
+		"denied":         {403, "AccessDenied", store.ErrDenied, "the store denies access (AccessDenied)"},
+		"wrong key":      {403, "SignatureDoesNotMatch", store.ErrDenied, "the store denies access (SignatureDoesNotMatch)"},
+		"busy":           {503, "SlowDown", store.ErrUnavailable, "the store can't answer now (SlowDown)"},
+		"broken":         {500, "InternalError", store.ErrUnavailable, "the store can't answer now (InternalError)"},
+		"elsewhere":      {301, "PermanentRedirect", store.ErrUnavailable, "the bucket is elsewhere: check region and endpoint (PermanentRedirect)"},
+		"odd":            {400, "InvalidRequest", nil, "the store refuses the request (InvalidRequest)"},
+		"hostile":        {400, "key secret-value\n", nil, "the store refuses the request"},
+		"no XML":         {502, "", store.ErrUnavailable, "the store can't answer now"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			attempt := 0
+			location, secret := storetest.FakeS3(t, func(http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					attempt++
+					w.Header().Set("x-amz-request-id", "request-"+string(rune('0'+attempt)))
+					w.WriteHeader(test.status)
+					if test.code != "" {
+						_, _ = w.Write([]byte("<Error><Code>" + test.code + "</Code><Message>" + r.Header.Get("X-Amz-Security-Token") + "</Message></Error>"))
+					}
+				})
+			})
+			secret[store.SecretSessionToken] = []byte("secret-value")
+			bucket := storetest.Open(t, location, secret)
+			// The SDK tries again by itself, with pauses that this test need not see.
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			_, err := bucket.Get(ctx, "a/b")
+			if test.kind != nil && !errors.Is(err, test.kind) {
+				t.Errorf("%v is not %v", err, test.kind)
+			}
+			for _, kind := range []error{store.ErrNotFound, store.ErrUnavailable, store.ErrDenied, store.ErrExists} {
+				if kind != test.kind && errors.Is(err, kind) {
+					t.Errorf("%v is also %v", err, kind)
+				}
+			}
+			if err == nil || err.Error() != "get a/b: "+test.reason || store.Reason(err) != test.reason {
+				t.Errorf("got %q, reason %q, want %q", err, store.Reason(err), test.reason)
+			}
+		})
+	}
+}
+
+func TestS3TLS(t *testing.T) {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte("<ListBucketResult></ListBucketResult>"))
+	}))
+	defer server.Close()
+	location, secret := storetest.FakeS3(t, nil)
+	location.S3.Endpoint = server.URL
+
+	err := storetest.Open(t, location, secret).Check(t.Context())
+	if !errors.Is(err, store.ErrUnavailable) || store.Reason(err) != "the certificate of the endpoint can't be verified: check caBundle" {
+		t.Errorf("an unknown authority: %v", err)
+	}
+
+	location.S3.CABundle = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	if err := storetest.Open(t, location, secret).Check(t.Context()); err != nil {
+		t.Errorf("with the authority's certificate: %v", err)
+	}
+
+	location.S3.Endpoint = strings.Replace(server.URL, "127.0.0.1", "localhost", 1)
+	err = storetest.Open(t, location, secret).Check(t.Context())
+	if !errors.Is(err, store.ErrUnavailable) || store.Reason(err) != "the certificate of the endpoint is for another host" {
+		t.Errorf("another host: %v", err)
+	}
+}
+
+func TestS3Unreachable(t *testing.T) {
+	location, secret := storetest.FakeS3(t, nil)
+	location.S3.Endpoint = "http://127.0.0.1:1"
+	bucket := storetest.Open(t, location, secret)
+	err := bucket.Check(t.Context())
+	if !errors.Is(err, store.ErrUnavailable) || store.Reason(err) != "the store can't be reached: connection refused" {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	writeFile(t, file)
+	good, secret := storetest.FakeS3(t, nil)
+	s3 := func(change func(*engine.BackupStorageLocationSpec)) engine.BackupStorageLocationSpec {
+		location := *good.DeepCopy()
+		change(&location)
+		return location
+	}
+	for name, test := range map[string]struct {
+		location engine.BackupStorageLocationSpec
+		secret   map[string][]byte
+		want     string
+	}{
+		"missing folder":   {filesystem("/no/such/folder"), nil, "does not exist"},
+		"file as a folder": {filesystem(file), nil, "does not exist"},
+		"relative folder":  {filesystem("relative"), nil, "must be absolute"},
+		"no provider":      {engine.BackupStorageLocationSpec{}, nil, "spec.provider"},
+		"no settings":      {engine.BackupStorageLocationSpec{Provider: engine.StorageProviderS3}, nil, "spec.provider"},
+		"bad prefix":       {s3(func(l *engine.BackupStorageLocationSpec) { l.Prefix = "../up" }), secret, "spec.prefix"},
+		"no secret":        {good, nil, "Secret credentials lacks the key accessKeyID"},
+		"half a secret":    {good, map[string][]byte{store.SecretAccessKeyID: []byte("hidden")}, "lacks the key secretAccessKey"},
+		"bad bundle":       {s3(func(l *engine.BackupStorageLocationSpec) { l.S3.CABundle = []byte("x") }), secret, "spec.s3.caBundle"},
+		"no bucket":        {s3(func(l *engine.BackupStorageLocationSpec) { l.S3.Bucket = "" }), secret, "spec.s3"},
+	} {
+		_, err := store.Open(t.Context(), &test.location, test.secret)
+		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "hidden") {
+			t.Errorf("%s: %v, want %q", name, err, test.want)
+		}
+	}
+}

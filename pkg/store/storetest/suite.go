@@ -1,0 +1,464 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package storetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// Run runs the suite. open gives an empty store, a new one each time, below a
+// folder of whatever holds it; the same store may also be opened twice.
+func Run(t *testing.T, open func(t *testing.T) Store) {
+	for name, test := range map[string]func(*testing.T, Store){
+		"read after write":     testReadAfterWrite,
+		"missing objects":      testMissing,
+		"create once":          testCreateOnce,
+		"concurrent creators":  testConcurrentCreators,
+		"concurrent writers":   testConcurrentWriters,
+		"list one level":       testListLevel,
+		"list all":             testListRecursive,
+		"list in parts":        testStartAfter,
+		"folder boundaries":    testFolderBoundaries,
+		"stop a listing":       testStopListing,
+		"names":                testNames,
+		"names that are none":  testBadNames,
+		"streamed write":       testStreamedWrite,
+		"aborted write":        testAbortedWrite,
+		"cancelled write":      testCancelledWrite,
+		"unfinished is unseen": testUnfinished,
+		"delete":               testDelete,
+		"delete a folder":      testDeletePrefix,
+		"cancelled operations": testCancelled,
+		"check":                testCheck,
+		"more than a page":     testManyObjects,
+		"empty store":          testEmpty,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, open(t)) })
+	}
+}
+
+func testReadAfterWrite(t *testing.T, s Store) {
+	for _, content := range []string{"", "first", "second, longer"} {
+		must(t, s.Put(t.Context(), "a/b.json", []byte(content)))
+		wantContent(t, s, "a/b.json", content)
+		object, err := s.Attributes(t.Context(), "a/b.json")
+		must(t, err)
+		if object.Key != "a/b.json" || object.Size != int64(len(content)) || object.ModTime.IsZero() || object.IsFolder {
+			t.Errorf("attributes after writing %q: %+v", content, object)
+		}
+	}
+}
+
+func testMissing(t *testing.T, s Store) {
+	must(t, s.Put(t.Context(), "folder/object", []byte("x")))
+	for _, key := range []string{"absent", "folder", "folder/absent", "absent/object"} {
+		_, err := s.Get(t.Context(), key)
+		wantKind(t, "get "+key, err, store.ErrNotFound)
+		_, err = s.Attributes(t.Context(), key)
+		wantKind(t, "find "+key, err, store.ErrNotFound)
+		if errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("a missing object is not a missing store: %v", err)
+		}
+	}
+}
+
+func testCreateOnce(t *testing.T, s Store) {
+	must(t, s.Create(t.Context(), "a/once", []byte("first")))
+	wantKind(t, "second create", s.Create(t.Context(), "a/once", []byte("second")), store.ErrExists)
+	wantContent(t, s, "a/once", "first")
+	wantKeys(t, s, "", true, "a/once")
+	must(t, s.Create(t.Context(), "a/empty", nil))
+	wantContent(t, s, "a/empty", "")
+	wantKind(t, "create over an empty object", s.Create(t.Context(), "a/empty", []byte("x")), store.ErrExists)
+}
+
+func testConcurrentCreators(t *testing.T, s Store) {
+	const creators = 16
+	for round := range 8 {
+		key := fmt.Sprintf("race/%d/object", round)
+		errs := make([]error, creators)
+		var group sync.WaitGroup
+		for i := range creators {
+			group.Go(func() { errs[i] = s.Create(t.Context(), key, []byte{byte('a' + i)}) })
+		}
+		group.Wait()
+		winner := -1
+		for i, err := range errs {
+			switch {
+			case err == nil && winner >= 0:
+				t.Fatalf("both %d and %d created %s", winner, i, key)
+			case err == nil:
+				winner = i
+			case !errors.Is(err, store.ErrExists) && !errors.Is(err, store.ErrUnavailable):
+				t.Errorf("creator %d: %v", i, err)
+			}
+		}
+		if winner < 0 {
+			t.Fatalf("nobody created %s: %v", key, errs)
+		}
+		wantContent(t, s, key, string(rune('a'+winner)))
+	}
+}
+
+func testConcurrentWriters(t *testing.T, s Store) {
+	const writers = 16
+	var group sync.WaitGroup
+	for i := range writers {
+		group.Go(func() {
+			content := strings.Repeat(string(rune('a'+i)), 10_000)
+			for _, key := range []string{"same", fmt.Sprintf("own/%02d/object", i)} {
+				if err := s.Put(t.Context(), key, []byte(content)); err != nil {
+					t.Errorf("writer %d: %v", i, err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	for i := range writers {
+		wantContent(t, s, fmt.Sprintf("own/%02d/object", i), strings.Repeat(string(rune('a'+i)), 10_000))
+	}
+	same := read(t, s, "same")
+	if len(same) != 10_000 || strings.Trim(same, same[:1]) != "" {
+		t.Errorf("the object of all writers is a mixture of %d bytes", len(same))
+	}
+}
+
+// levels has names around the slash in the order of bytes: "-" and "." sort
+// before it, "0" after it.
+var levels = []string{"x/a-b", "x/a.b", "x/a/1", "x/a/2", "x/a0", "x/b/c/d/e", "x/c", "xx/a", "y"}
+
+func testListLevel(t *testing.T, s Store) {
+	fill(t, s, levels)
+	wantKeys(t, s, "", false, "x/", "xx/", "y")
+	wantKeys(t, s, "x/", false, "x/a-b", "x/a.b", "x/a/", "x/a0", "x/b/", "x/c")
+	wantKeys(t, s, "x/b/c/d/", false, "x/b/c/d/e")
+	for object, err := range s.List(t.Context(), "x/", store.ListOptions{}) {
+		must(t, err)
+		if object.IsFolder != strings.HasSuffix(object.Key, "/") || !object.IsFolder && object.Size != int64(len(object.Key)) {
+			t.Errorf("listed as %+v", object)
+		}
+	}
+}
+
+func testListRecursive(t *testing.T, s Store) {
+	fill(t, s, levels)
+	wantKeys(t, s, "", true, levels...)
+	wantKeys(t, s, "x/a/", true, "x/a/1", "x/a/2")
+	wantKeys(t, s, "x/b/", true, "x/b/c/d/e")
+}
+
+func testStartAfter(t *testing.T, s Store) {
+	fill(t, s, levels)
+	for _, recursive := range []bool{false, true} {
+		all := keys(t, s, "x/", store.ListOptions{Recursive: recursive})
+		starts := append(slices.Clone(all), "x/", "x/a", "x/a/1x", "x/b/c", "x/zzz", "a", "z")
+		for _, after := range starts {
+			want := slices.DeleteFunc(slices.Clone(all), func(key string) bool { return key <= after })
+			got := keys(t, s, "x/", store.ListOptions{Recursive: recursive, StartAfter: after})
+			if diff := cmp.Diff(want, got); diff != "" && !(len(want) == 0 && len(got) == 0) {
+				t.Errorf("recursive %v, after %q (-want +got):\n%s", recursive, after, diff)
+			}
+		}
+	}
+}
+
+func testFolderBoundaries(t *testing.T, s Store) {
+	fill(t, s, []string{"a/1", "ab/2", "a.b/3"})
+	wantKeys(t, s, "a/", true, "a/1")
+	wantKeys(t, s, "a/", false, "a/1")
+	wantKeys(t, s, "absent/", false)
+	for _, folder := range []string{"a", "/", "a//", "../", "a/../"} {
+		for _, err := range s.List(t.Context(), folder, store.ListOptions{}) {
+			if err == nil {
+				t.Errorf("%q was listed", folder)
+			}
+		}
+	}
+}
+
+func testStopListing(t *testing.T, s Store) {
+	fill(t, s, levels)
+	seen := 0
+	for range s.List(t.Context(), "", store.ListOptions{Recursive: true}) {
+		if seen++; seen == 3 {
+			break
+		}
+	}
+	if seen != 3 {
+		t.Errorf("the listing ended after %d objects", seen)
+	}
+}
+
+var oddNames = []string{
+	"backups/n.name/n.name-results.gz", "pod:web-0:data", "a b/c d", "ünï/cödé/日本", "x/.hidden", "a..b",
+	"%2e%2e", "plus+and&", "q?x=1#f", "*[?]", `quote"and'back\slash`, "x.attrs", "x.tmp", "<xml>&amp;",
+	strings.Repeat("l", 200) + "/" + strings.Repeat("m", 200),
+}
+
+func testNames(t *testing.T, s Store) {
+	fill(t, s, oddNames)
+	for _, key := range oddNames {
+		wantContent(t, s, key, key)
+	}
+	want := slices.Sorted(slices.Values(oddNames))
+	wantKeys(t, s, "", true, want...)
+	for _, key := range oddNames {
+		must(t, s.Delete(t.Context(), key))
+	}
+	wantKeys(t, s, "", true)
+}
+
+func testBadNames(t *testing.T, s Store) {
+	for _, key := range []string{"", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "./a", "a/.", "nul\x00", "line\nbreak", "\xff", strings.Repeat("x", 1025)} {
+		_, getErr := s.Get(t.Context(), key)
+		_, findErr := s.Attributes(t.Context(), key)
+		_, writeErr := s.NewWriter(t.Context(), key)
+		for operation, err := range map[string]error{
+			"get": getErr, "find": findErr, "stream": writeErr,
+			"put": s.Put(t.Context(), key, nil), "create": s.Create(t.Context(), key, nil),
+			"delete": s.Delete(t.Context(), key), "delete a folder": s.DeletePrefix(t.Context(), key+"/"),
+		} {
+			if key == "a/" && operation == "delete a folder" || key == "" {
+				continue
+			}
+			if err == nil || errors.Is(err, store.ErrNotFound) || errors.Is(err, store.ErrUnavailable) {
+				t.Errorf("%s %q: %v", operation, key, err)
+			}
+		}
+	}
+}
+
+func testStreamedWrite(t *testing.T, s Store) {
+	const size = 32 << 20
+	content := make([]byte, size)
+	random := rand.NewChaCha8([32]byte{})
+	_, _ = random.Read(content)
+	w, err := s.NewWriter(t.Context(), "big/object.tar.gz")
+	must(t, err)
+	defer w.Abort()
+	for piece := range slices.Chunk(content, 300_001) { // no divisor of any part size
+		n, err := w.Write(piece)
+		must(t, err)
+		if n != len(piece) {
+			t.Fatalf("wrote %d of %d bytes", n, len(piece))
+		}
+	}
+	must(t, w.Commit())
+	r, err := s.Get(t.Context(), "big/object.tar.gz")
+	must(t, err)
+	defer r.Close()
+	got, err := io.ReadAll(r)
+	must(t, err)
+	if !bytes.Equal(got, content) {
+		t.Errorf("read other bytes than were written, %d of %d", len(got), size)
+	}
+	if err := w.Commit(); err == nil {
+		t.Error("a write was committed twice")
+	}
+	w.Abort()
+	wantKeys(t, s, "", true, "big/object.tar.gz")
+}
+
+func testAbortedWrite(t *testing.T, s Store) {
+	must(t, s.Put(t.Context(), "kept", []byte("before")))
+	for _, key := range []string{"new", "kept"} {
+		for _, size := range []int{0, 10, 20 << 20} { // 20 MiB is more than one part
+			w, err := s.NewWriter(t.Context(), key)
+			must(t, err)
+			_, err = w.Write(make([]byte, size))
+			must(t, err)
+			w.Abort()
+			if err := w.Commit(); err == nil {
+				t.Error("an aborted write was committed")
+			}
+			w.Abort()
+		}
+	}
+	wantKeys(t, s, "", true, "kept")
+	wantContent(t, s, "kept", "before")
+}
+
+func testCancelledWrite(t *testing.T, s Store) {
+	for _, size := range []int{0, 10, 20 << 20} {
+		ctx, cancel := context.WithCancel(t.Context())
+		w, err := s.NewWriter(ctx, "new")
+		must(t, err)
+		_, err = w.Write(make([]byte, size))
+		must(t, err)
+		cancel()
+		if _, err := w.Write([]byte("x")); !errors.Is(err, context.Canceled) {
+			t.Errorf("write after the cancellation: %v", err)
+		}
+		if err := w.Commit(); !errors.Is(err, context.Canceled) {
+			t.Errorf("commit after the cancellation: %v", err)
+		}
+	}
+	wantKeys(t, s, "", true)
+}
+
+func testUnfinished(t *testing.T, s Store) {
+	w, err := s.NewWriter(t.Context(), "folder/object")
+	must(t, err)
+	defer w.Abort()
+	_, err = w.Write([]byte("half"))
+	must(t, err)
+	wantKeys(t, s, "", true)
+	_, err = s.Get(t.Context(), "folder/object")
+	wantKind(t, "get an unfinished object", err, store.ErrNotFound)
+	must(t, w.Commit())
+	wantKeys(t, s, "", true, "folder/object")
+}
+
+func testDelete(t *testing.T, s Store) {
+	fill(t, s, []string{"a/b/c", "a/d"})
+	for range 2 { // the second time there is nothing left
+		must(t, s.Delete(t.Context(), "a/b/c"))
+	}
+	wantKeys(t, s, "", true, "a/d")
+	wantKeys(t, s, "a/", false, "a/d")
+	must(t, s.Create(t.Context(), "a/b/c", []byte("again")))
+	wantContent(t, s, "a/b/c", "again")
+}
+
+func testDeletePrefix(t *testing.T, s Store) {
+	fill(t, s, []string{"b/one/1", "b/one/2", "b/one/deep/3", "b/one.two/4", "b/oneself", "c"})
+	for range 2 {
+		must(t, s.DeletePrefix(t.Context(), "b/one/", "b/one/2"))
+	}
+	wantKeys(t, s, "", true, "b/one.two/4", "b/oneself", "c")
+	wantKeys(t, s, "b/", false, "b/one.two/", "b/oneself")
+	for _, folder := range []string{"", "b/one"} {
+		if err := s.DeletePrefix(t.Context(), folder); err == nil {
+			t.Errorf("the folder %q was removed", folder)
+		}
+	}
+	if err := s.DeletePrefix(t.Context(), "b/", "c"); err == nil {
+		t.Error("an object outside of the folder was removed")
+	}
+	wantKeys(t, s, "", true, "b/one.two/4", "b/oneself", "c")
+}
+
+func testCancelled(t *testing.T, s Store) {
+	must(t, s.Put(t.Context(), "a", []byte("a")))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, getErr := s.Get(ctx, "a")
+	var listErr error
+	for _, err := range s.List(ctx, "", store.ListOptions{}) {
+		listErr = err
+	}
+	for operation, err := range map[string]error{
+		"get": getErr, "list": listErr, "put": s.Put(ctx, "b", nil), "create": s.Create(ctx, "b", nil),
+		"delete": s.Delete(ctx, "a"), "delete a folder": s.DeletePrefix(ctx, "a/"), "check": s.Check(ctx),
+	} {
+		if !errors.Is(err, context.Canceled) || errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("%s: %v", operation, err)
+		}
+	}
+	wantKeys(t, s, "", true, "a")
+}
+
+func testCheck(t *testing.T, s Store) {
+	must(t, s.Check(t.Context()))
+	fill(t, s, levels)
+	must(t, s.Check(t.Context()))
+}
+
+func testManyObjects(t *testing.T, s Store) {
+	const objects = 1_050 // more than S3 lists at once
+	want := make([]string, objects)
+	var group sync.WaitGroup
+	for worker := range 8 {
+		group.Go(func() {
+			for i := worker; i < objects; i += 8 {
+				want[i] = fmt.Sprintf("many/%05d/", i)
+				if err := s.Put(t.Context(), want[i]+"object", nil); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	wantKeys(t, s, "many/", false, want...)
+	got := keys(t, s, "many/", store.ListOptions{Recursive: true, StartAfter: "many/00020/object"})
+	if len(got) != objects-21 || got[0] != "many/00021/object" {
+		t.Errorf("listed %d objects, from %q on", len(got), got[0])
+	}
+}
+
+func testEmpty(t *testing.T, s Store) {
+	wantKeys(t, s, "", true)
+	wantKeys(t, s, "backups/", false)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantKind(t *testing.T, operation string, err, kind error) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Errorf("%s: got %v, want %v", operation, err, kind)
+	}
+}
+
+// fill writes objects whose content is their key.
+func fill(t *testing.T, s Store, keys []string) {
+	t.Helper()
+	for _, key := range keys {
+		must(t, s.Put(t.Context(), key, []byte(key)))
+	}
+}
+
+func read(t *testing.T, s Store, key string) string {
+	t.Helper()
+	r, err := s.Get(t.Context(), key)
+	must(t, err)
+	defer r.Close()
+	content, err := io.ReadAll(r)
+	must(t, err)
+	return string(content)
+}
+
+func wantContent(t *testing.T, s Store, key, want string) {
+	t.Helper()
+	if got := read(t, s, key); got != want {
+		t.Errorf("%s holds %.80q, want %.80q", key, got, want)
+	}
+}
+
+func keys(t *testing.T, s Store, folder string, options store.ListOptions) []string {
+	t.Helper()
+	var keys []string
+	for object, err := range s.List(t.Context(), folder, options) {
+		must(t, err)
+		keys = append(keys, object.Key)
+	}
+	return keys
+}
+
+func wantKeys(t *testing.T, s Store, folder string, recursive bool, want ...string) {
+	t.Helper()
+	got := keys(t, s, folder, store.ListOptions{Recursive: recursive})
+	if diff := cmp.Diff(want, got); diff != "" && len(want)+len(got) > 0 {
+		t.Errorf("listing of %q, recursive %v (-want +got):\n%s", folder, recursive, diff)
+	}
+}
