@@ -70,7 +70,7 @@ func (c *Compiler) Run(run *enginev1alpha1.BackupRun) queue.Run {
 		Namespace: run.Spec.BackupRef.Namespace,
 		Name:      run.Spec.BackupRef.Name,
 		UID:       string(run.UID),
-		Phase:     queue.Phase(run.Status.Phase),
+		Phase:     run.Status.Phase,
 		Ticket:    run.Status.Ticket,
 		CreatedAt: run.CreationTimestamp.Time,
 		Location:  run.Spec.Backup.StorageLocation,

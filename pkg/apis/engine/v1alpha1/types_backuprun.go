@@ -88,6 +88,10 @@ type BackupRunStatus struct {
 	// When the run left the queue.
 	// +optional
 	ReadyTimestamp *metav1.Time `json:"readyTimestamp,omitempty"`
+	// The controller process that executes the run. A run that is InProgress by a
+	// process that is gone has failed.
+	// +optional
+	Executor string `json:"executor,omitempty"`
 	// When reading began.
 	// +optional
 	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`

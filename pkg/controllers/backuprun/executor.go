@@ -1,0 +1,155 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// executor does a run's work in the cluster and the store. Executor is the real
+// one.
+type executor interface {
+	// Execute works on a run until it has ended or ctx ends. An error means that the
+	// outcome is not stored.
+	Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, progress *backup.Progress) (backup.Outcome, error)
+	// Settle ends in the store what a dead process left of a run: it removes the
+	// parts and stores the failure, or finds that the run had ended after all.
+	Settle(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error)
+}
+
+// Executor executes runs with pkg/backup.
+type Executor struct {
+	Discovery backup.Discovery
+	// Client makes requests to the root of the API server, without a limit.
+	Client    rest.Interface
+	Secrets   location.Secrets
+	Locations enginelisters.BackupStorageLocationNamespaceLister
+	Cluster   format.Cluster
+	Clock     clock.Clock
+}
+
+var _ executor = &Executor{}
+
+// Cluster finds out which cluster this is.
+func Cluster(ctx context.Context, kube kubernetes.Interface, systemNamespace string) (format.Cluster, error) {
+	version, err := kube.Discovery().ServerVersion()
+	if err != nil {
+		return format.Cluster{}, fmt.Errorf("asking the cluster for its version: %w", err)
+	}
+	system, err := kube.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	if err != nil {
+		return format.Cluster{}, fmt.Errorf("reading the uid of the cluster: %w", err)
+	}
+	return format.Cluster{
+		SystemNamespace: systemNamespace,
+		UID:             string(system.UID),
+		GitVersion:      version.GitVersion,
+		Major:           version.Major,
+		Minor:           version.Minor,
+	}, nil
+}
+
+// Execute implements executor.
+func (e *Executor) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, progress *backup.Progress) (backup.Outcome, error) {
+	bucket, err := e.open(ctx, run)
+	if err != nil {
+		return failed(err), err
+	}
+	defer bucket.Close()
+	return backup.Run(ctx, e.request(run), backup.Dependencies{
+		Discovery: e.Discovery,
+		Client:    e.Client,
+		Store:     bucket,
+		Volumes:   volumes,
+		Clock:     e.Clock,
+		Progress:  progress,
+	})
+}
+
+// Settle implements executor.
+func (e *Executor) Settle(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error) {
+	bucket, err := e.open(ctx, run)
+	if err != nil {
+		return failed(err), err
+	}
+	defer bucket.Close()
+	request := e.request(run)
+	if _, err := backup.Discard(ctx, bucket, request.StoreName()); err != nil {
+		return failed(err), err
+	}
+	return backup.Fail(ctx, request, backup.Dependencies{Store: bucket, Clock: e.Clock}, reason)
+}
+
+// open opens the run's storage location. The caller closes it.
+func (e *Executor) open(ctx context.Context, run *enginev1alpha1.BackupRun) (*store.Bucket, error) {
+	name := run.Spec.Backup.StorageLocation
+	record, err := e.Locations.Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("the storage location %q does not exist any more", name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return location.Open(ctx, e.Secrets, record)
+}
+
+func (e *Executor) request(run *enginev1alpha1.BackupRun) backup.Request {
+	return backup.Request{Backup: run.AsBackup(), Cluster: e.Cluster}
+}
+
+// failed is the outcome of a run that could not even reach its store.
+func failed(err error) backup.Outcome {
+	return backup.Outcome{Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseFailed, FailureReason: err.Error()}}
+}
+
+// recordOutcome writes the end of a run into its status.
+func recordOutcome(status *enginev1alpha1.BackupRunStatus, outcome backup.Outcome, now metav1.Time) {
+	ended := &outcome.Status
+	status.Phase = ended.Phase
+	status.Stored = outcome.Stored
+	status.Errors, status.Warnings = ended.Errors, ended.Warnings
+	status.FailureReason = ended.FailureReason
+	status.CompletionTimestamp = ended.CompletionTimestamp.DeepCopy()
+	if status.CompletionTimestamp == nil {
+		status.CompletionTimestamp = &now
+	}
+	if ended.Expiration != nil {
+		status.Expiration = ended.Expiration.DeepCopy()
+	}
+	if ended.Progress != nil {
+		status.Progress = ended.Progress.DeepCopy()
+	}
+	if ended.Volumes != nil {
+		status.Volumes = ended.Volumes.DeepCopy()
+	}
+}
+
+// setProgress writes how far a run is into its status, and reports whether that
+// is news.
+func setProgress(status *enginev1alpha1.BackupRunStatus, progress *backup.Progress, volumes *volumes) bool {
+	before := status.DeepCopy()
+	if objects := progress.Objects(); objects != (v1alpha1.BackupProgress{}) {
+		status.Progress = &objects
+	}
+	if counts := volumes.counts(); counts != nil {
+		status.Volumes = counts
+	}
+	return !equality.Semantic.DeepEqual(before, status)
+}

@@ -1,0 +1,43 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"sync"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+var (
+	backupsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      "holdfast",
+		Name:           "backups_total",
+		Help:           "Backups that have ended, by phase: Completed, PartiallyFailed or Failed.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"phase"})
+	backupDuration = metrics.NewHistogram(&metrics.HistogramOpts{
+		Subsystem:      "holdfast",
+		Name:           "backup_duration_seconds",
+		Help:           "How long backups took from start to end.",
+		Buckets:        []float64{0.1, 1, 10, 60, 300, 900, 3600, 4 * 3600, 24 * 3600},
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	register sync.Once
+)
+
+func registerMetrics() {
+	register.Do(func() { legacyregistry.MustRegister(backupsTotal, backupDuration) })
+}
+
+func observeEnd(run *enginev1alpha1.BackupRun, status *v1alpha1.BackupStatus) {
+	backupsTotal.WithLabelValues(string(status.Phase)).Inc()
+	if start, end := run.Status.StartTimestamp, status.CompletionTimestamp; start != nil && end != nil {
+		backupDuration.Observe(end.Sub(start.Time).Seconds())
+	}
+}

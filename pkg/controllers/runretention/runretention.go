@@ -1,0 +1,147 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package runretention removes the records of backups that have ended, so that
+// etcd holds live work only. It removes records, never a backup: what is in the
+// store stays.
+package runretention
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+)
+
+const (
+	// DefaultRetention is how long the record of a stored backup is kept.
+	DefaultRetention = 10 * time.Minute
+	// UnstoredRetention is how long the record of a backup is kept that ended
+	// before anything could be stored: it is all that is left of it.
+	UnstoredRetention = 24 * time.Hour
+)
+
+// Controller removes ended runs.
+type Controller struct {
+	runs      engineclient.BackupRunsGetter
+	lister    enginelisters.BackupRunLister
+	synced    cache.InformerSynced
+	queue     workqueue.TypedRateLimitingInterface[cache.ObjectName]
+	clock     clock.PassiveClock
+	retention time.Duration
+}
+
+// New returns a Controller that keeps the record of a stored backup for retention.
+func New(runs engineclient.BackupRunsGetter, informer engineinformers.BackupRunInformer, clock clock.WithTicker, retention time.Duration) (*Controller, error) {
+	c := &Controller{
+		runs:   runs,
+		lister: informer.Lister(),
+		synced: informer.Informer().HasSynced,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.DefaultTypedControllerRateLimiter[cache.ObjectName](),
+			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "runretention", Clock: clock}),
+		clock:     clock,
+		retention: retention,
+	}
+	_, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    c.enqueue,
+		UpdateFunc: func(_, obj any) { c.enqueue(obj) },
+	})
+	return c, err
+}
+
+// Run works until ctx ends.
+func (c *Controller) Run(ctx context.Context) {
+	defer utilruntime.HandleCrashWithContext(ctx)
+	go func() {
+		<-ctx.Done()
+		c.queue.ShutDown()
+	}()
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced) {
+		return
+	}
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		for c.processNext(ctx) {
+		}
+	}, time.Second)
+}
+
+func (c *Controller) enqueue(obj any) {
+	run, ok := obj.(*enginev1alpha1.BackupRun)
+	if !ok || !run.Status.Phase.Ended() {
+		return
+	}
+	c.queue.Add(cache.MetaObjectToName(run))
+}
+
+func (c *Controller) processNext(ctx context.Context) bool {
+	key, shutdown := c.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer c.queue.Done(key)
+	if err := c.sync(ctx, key); err != nil {
+		utilruntime.HandleErrorWithContext(ctx, err, "Removing an ended run failed; it will be tried again", "backupRun", key)
+		c.queue.AddRateLimited(key)
+		return true
+	}
+	c.queue.Forget(key)
+	return true
+}
+
+func (c *Controller) sync(ctx context.Context, key cache.ObjectName) error {
+	run, err := c.lister.BackupRuns(key.Namespace).Get(key.Name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	left, removable := timeLeft(run, c.retention, c.clock.Now())
+	switch {
+	case !removable || run.DeletionTimestamp != nil:
+		return nil
+	case left > 0:
+		c.queue.AddAfter(key, left)
+		return nil
+	}
+	// The phase of a run that has ended does not change, so the cached object is as
+	// good as a fresh one; the uid keeps a namesake safe.
+	err = c.runs.BackupRuns(key.Namespace).Delete(ctx, key.Name, metav1.DeleteOptions{
+		Preconditions: metav1.NewUIDPreconditions(string(run.UID)),
+	})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("removing BackupRun %s: %w", key, err)
+	}
+	klog.FromContext(ctx).V(4).Info("Removed an ended run", "backupRun", key, "phase", run.Status.Phase)
+	return nil
+}
+
+// timeLeft says how long a run is to be kept from now on. It is not removable
+// while it has not ended.
+func timeLeft(run *enginev1alpha1.BackupRun, retention time.Duration, now time.Time) (left time.Duration, removable bool) {
+	if !run.Status.Phase.Ended() {
+		return 0, false
+	}
+	if !run.Status.Stored {
+		retention = UnstoredRetention
+	}
+	ended := run.CreationTimestamp
+	if run.Status.CompletionTimestamp != nil {
+		ended = *run.Status.CompletionTimestamp
+	}
+	return ended.Add(retention).Sub(now), true
+}

@@ -1,0 +1,166 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package storagelocation finds out whether storage locations can be reached,
+// and says so in their condition Available. It writes on a change only.
+package storagelocation
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
+)
+
+const (
+	// A store that answers is asked again after checkInterval. One that does not
+	// holds backups back, so it is asked more often.
+	checkInterval = time.Minute
+	retryInterval = 5 * time.Second
+	checkTimeout  = 10 * time.Second
+	// One slow store must not delay the others.
+	workers = 4
+)
+
+// Controller checks the locations of one namespace.
+type Controller struct {
+	locations engineclient.BackupStorageLocationsGetter
+	secrets   location.Secrets
+	lister    enginelisters.BackupStorageLocationLister
+	synced    cache.InformerSynced
+	queue     workqueue.TypedRateLimitingInterface[cache.ObjectName]
+	clock     clock.PassiveClock
+}
+
+// New returns a Controller.
+func New(locations engineclient.BackupStorageLocationsGetter, secrets location.Secrets,
+	informer engineinformers.BackupStorageLocationInformer, clock clock.WithTicker) (*Controller, error) {
+	c := &Controller{
+		locations: locations,
+		secrets:   secrets,
+		lister:    informer.Lister(),
+		synced:    informer.Informer().HasSynced,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.DefaultTypedControllerRateLimiter[cache.ObjectName](),
+			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "storagelocation", Clock: clock}),
+		clock: clock,
+	}
+	_, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: c.enqueue,
+		UpdateFunc: func(old, obj any) {
+			if old.(*enginev1alpha1.BackupStorageLocation).Generation != obj.(*enginev1alpha1.BackupStorageLocation).Generation {
+				c.enqueue(obj)
+			}
+		},
+	})
+	return c, err
+}
+
+// Run works until ctx ends.
+func (c *Controller) Run(ctx context.Context) {
+	defer utilruntime.HandleCrashWithContext(ctx)
+	go func() {
+		<-ctx.Done()
+		c.queue.ShutDown()
+	}()
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced) {
+		return
+	}
+	var running wait.Group
+	for range workers {
+		running.StartWithContext(ctx, func(ctx context.Context) {
+			wait.UntilWithContext(ctx, func(ctx context.Context) {
+				for c.processNext(ctx) {
+				}
+			}, time.Second)
+		})
+	}
+	running.Wait()
+}
+
+func (c *Controller) enqueue(obj any) {
+	c.queue.Add(cache.MetaObjectToName(obj.(*enginev1alpha1.BackupStorageLocation)))
+}
+
+func (c *Controller) processNext(ctx context.Context) bool {
+	key, shutdown := c.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer c.queue.Done(key)
+	if err := c.sync(ctx, key); err != nil {
+		utilruntime.HandleErrorWithContext(ctx, err, "Checking a storage location failed; it will be tried again", "backupStorageLocation", key)
+		c.queue.AddRateLimited(key)
+		return true
+	}
+	c.queue.Forget(key)
+	return true
+}
+
+func (c *Controller) sync(ctx context.Context, key cache.ObjectName) error {
+	location, err := c.lister.BackupStorageLocations(key.Namespace).Get(key.Name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	condition := c.check(ctx, location)
+	if ctx.Err() != nil {
+		return nil // the check was cut short and says nothing
+	}
+	again := checkInterval
+	if condition.Status != metav1.ConditionTrue {
+		again = retryInterval
+	}
+	c.queue.AddAfter(key, again)
+
+	changed := location.DeepCopy()
+	condition.ObservedGeneration = location.Generation
+	condition.LastTransitionTime = metav1.NewTime(c.clock.Now())
+	if !meta.SetStatusCondition(&changed.Status.Conditions, condition) {
+		return nil
+	}
+	_, err = c.locations.BackupStorageLocations(key.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("writing the condition of BackupStorageLocation %s: %w", key, err)
+	}
+	klog.FromContext(ctx).Info("Storage location changed", "backupStorageLocation", key, "available", condition.Status, "reason", condition.Reason, "message", condition.Message)
+	return nil
+}
+
+// check asks the store.
+func (c *Controller) check(ctx context.Context, record *enginev1alpha1.BackupStorageLocation) metav1.Condition {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	bucket, err := location.Open(ctx, c.secrets, record)
+	if err != nil {
+		return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionFalse,
+			Reason: enginev1alpha1.ReasonInvalid, Message: err.Error()}
+	}
+	defer bucket.Close()
+	if err := bucket.Check(ctx); err != nil {
+		return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionFalse,
+			Reason: enginev1alpha1.ReasonUnreachable, Message: err.Error()}
+	}
+	return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionTrue,
+		Reason: enginev1alpha1.ReasonReachable, Message: "the store answers"}
+}

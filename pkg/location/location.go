@@ -1,0 +1,50 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package location opens the store of a BackupStorageLocation with the
+// credentials that the record names.
+package location
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// Secrets reads Secrets of the system namespace. The client of a namespace does.
+type Secrets interface {
+	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Secret, error)
+}
+
+// Open opens the store of a location. The caller closes it.
+func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.BackupStorageLocation) (*store.Bucket, error) {
+	credentials, err := Credentials(ctx, secrets, &location.Spec)
+	if err != nil {
+		return nil, err
+	}
+	return store.Open(ctx, &location.Spec, credentials)
+}
+
+// Credentials is the content of the Secret that a location names; nil if it
+// names none.
+func Credentials(ctx context.Context, secrets Secrets, spec *enginev1alpha1.BackupStorageLocationSpec) (map[string][]byte, error) {
+	if spec.S3 == nil || spec.S3.CredentialsSecret == "" {
+		return nil, nil
+	}
+	name := spec.S3.CredentialsSecret
+	secret, err := secrets.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("the Secret %q that spec.s3.credentialsSecret names does not exist in the system namespace: create it with the keys %s and %s",
+			name, store.SecretAccessKeyID, store.SecretSecretAccessKey)
+	case err != nil:
+		return nil, fmt.Errorf("reading the Secret %q of the storage location: %w", name, err)
+	}
+	return secret.Data, nil
+}

@@ -1,0 +1,189 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package backup serves backups: created as a run's record, read from memory.
+package backup
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage/names"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+var resource = v1alpha1.Resource("backups")
+
+// REST creates, gets, lists and watches backups.
+type REST struct {
+	*virtual.ReadOnly
+	strategy   *strategy
+	log        *logstore.Log[*holdfast.Backup]
+	runs       engineclient.BackupRunInterface
+	authorizer authorizer.Authorizer
+	observe    func(*enginev1alpha1.BackupRun)
+}
+
+var (
+	_ rest.Creater              = &REST{}
+	_ rest.Getter               = &REST{}
+	_ rest.Lister               = &REST{}
+	_ rest.Watcher              = &REST{}
+	_ rest.ShortNamesProvider   = &REST{}
+	_ rest.CategoriesProvider   = &REST{}
+	_ rest.SingularNameProvider = &REST{}
+)
+
+// Config is what a REST needs.
+type Config struct {
+	Scheme *runtime.Scheme
+	Log    *logstore.Log[*holdfast.Backup]
+	// SystemNamespace is where the records live.
+	SystemNamespace string
+	Runs            engineclient.BackupRunInterface
+	Locations       enginelisters.BackupStorageLocationNamespaceLister
+	// Authorizer decides on every namespace that a request touches.
+	Authorizer authorizer.Authorizer
+	// Observe puts a run that was just written or read into the log.
+	Observe func(*enginev1alpha1.BackupRun)
+}
+
+// NewREST returns the storage of the backups resource.
+func NewREST(config Config) (*REST, error) {
+	readOnly, err := virtual.NewReadOnly(definition, config.Log)
+	if err != nil {
+		return nil, err
+	}
+	return &REST{
+		ReadOnly: readOnly,
+		strategy: &strategy{
+			ObjectTyper:     config.Scheme,
+			NameGenerator:   names.SimpleNameGenerator,
+			scheme:          config.Scheme,
+			systemNamespace: config.SystemNamespace,
+			locations:       config.Locations,
+		},
+		log:        config.Log,
+		runs:       config.Runs,
+		authorizer: config.Authorizer,
+		observe:    config.Observe,
+	}, nil
+}
+
+// Create implements rest.Creater: it records the request, and who made it, as a
+// BackupRun.
+func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+	// The names of backups that are not loaded yet can't be told to be free.
+	if err := r.log.ReadinessCheck(); err != nil {
+		return nil, err
+	}
+	internal, ok := obj.(*holdfast.Backup)
+	if !ok {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a Backup: %T", obj))
+	}
+	rest.FillObjectMetaSystemFields(internal)
+	if internal.Name == "" && internal.GenerateName != "" {
+		internal.Name = r.strategy.GenerateName(internal.GenerateName)
+	}
+	if err := rest.BeforeCreate(r.strategy, ctx, internal); err != nil {
+		return nil, err
+	}
+	if validate != nil {
+		if err := validate(ctx, internal.DeepCopyObject()); err != nil {
+			return nil, err
+		}
+	}
+	backup := &v1alpha1.Backup{}
+	if err := r.strategy.scheme.Convert(internal, backup, nil); err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	requester, ok := genericapirequest.UserFrom(ctx)
+	if !ok {
+		return nil, apierrors.NewInternalError(fmt.Errorf("the request has no user"))
+	}
+	if backup.Namespace != r.strategy.systemNamespace {
+		namespaces, _ := selection.ParseNamespaces(backup.Spec.IncludedNamespaces, backup.Spec.ExcludedNamespaces, nil)
+		resources, _ := selection.ParseResources(validation.ResourceLists(&backup.Spec), namespaces, nil)
+		if err := authorize(ctx, r.authorizer, requester, backup.Name, scopes(backup, namespaces, resources)); err != nil {
+			return nil, err
+		}
+	}
+	if _, exists := r.log.GetObject(backup.Namespace, backup.Name); exists {
+		return nil, alreadyExists(backup.Name)
+	}
+	run, err := r.runs.Create(ctx, &enginev1alpha1.BackupRun{
+		ObjectMeta: metav1.ObjectMeta{Name: format.StoreName(backup.Namespace, backup.Name, r.strategy.systemNamespace)},
+		Spec: enginev1alpha1.BackupRunSpec{
+			BackupRef:   v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name},
+			Labels:      backup.Labels,
+			Annotations: backup.Annotations,
+			Requester: enginev1alpha1.Requester{
+				Username: requester.GetName(),
+				UID:      requester.GetUID(),
+				Groups:   requester.GetGroups(),
+			},
+			Backup: backup.Spec,
+		},
+	}, metav1.CreateOptions{DryRun: options.DryRun})
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		return nil, alreadyExists(backup.Name)
+	case err != nil:
+		return nil, fmt.Errorf("recording the backup: %w", err)
+	}
+	if len(options.DryRun) > 0 {
+		internal.UID, internal.CreationTimestamp = run.UID, run.CreationTimestamp
+		internal.Status.Phase = holdfast.BackupPhase(v1alpha1.BackupPhaseNew)
+		return internal, nil
+	}
+	r.observe(run)
+	created, ok := r.log.GetObject(backup.Namespace, backup.Name)
+	if !ok {
+		return nil, apierrors.NewInternalError(fmt.Errorf("the backup was recorded as BackupRun %q, but can't be shown", run.Name))
+	}
+	return created, nil
+}
+
+// Get implements rest.Getter. A backup that this server has not heard of may
+// have been created through another one a moment ago, so its record is looked
+// up once.
+func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
+	obj, err := r.ReadOnly.Get(ctx, name, options)
+	if !apierrors.IsNotFound(err) {
+		return obj, err
+	}
+	namespace := genericapirequest.NamespaceValue(ctx)
+	run, lookup := r.runs.Get(ctx, format.StoreName(namespace, name, r.strategy.systemNamespace), metav1.GetOptions{})
+	if lookup != nil || run.Spec.BackupRef != (v1alpha1.BackupReference{Namespace: namespace, Name: name}) {
+		return nil, err
+	}
+	r.observe(run)
+	return r.ReadOnly.Get(ctx, name, options)
+}
+
+func alreadyExists(name string) error {
+	err := apierrors.NewAlreadyExists(resource, name)
+	err.ErrStatus.Details.Causes = []metav1.StatusCause{{
+		Type:    metav1.CauseTypeFieldValueDuplicate,
+		Field:   field.NewPath("metadata", "name").String(),
+		Message: "a backup of this name is stored, or waits, already",
+	}}
+	return err
+}

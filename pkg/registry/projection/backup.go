@@ -1,0 +1,86 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package projection
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/queue"
+)
+
+// backupOf is the Backup that a run stands for. entry is the run's place in the
+// queue as its namespace may see it, or nil when it has none.
+func backupOf(run *enginev1alpha1.BackupRun, entry *queue.Entry) *v1alpha1.Backup {
+	backup := run.AsBackup()
+	status := &backup.Status
+	if status.Phase.Ended() {
+		status.Conditions = format.EndConditions(status)
+		if run.Status.Stored {
+			status.FormatVersion = format.FormatVersion
+		}
+		return backup
+	}
+	since := backup.CreationTimestamp
+	complete := metav1.Condition{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionFalse,
+		Reason: string(status.Phase), LastTransitionTime: since}
+	queued := metav1.Condition{Type: v1alpha1.ConditionQueued, Status: metav1.ConditionTrue,
+		Reason: string(status.Phase), LastTransitionTime: since}
+	if status.QueuedTimestamp != nil {
+		queued.LastTransitionTime = *status.QueuedTimestamp
+	}
+	switch {
+	case status.Phase == v1alpha1.BackupPhaseNew:
+	case status.Phase != v1alpha1.BackupPhaseQueued:
+		queued.Status = metav1.ConditionFalse
+		if run.Status.ReadyTimestamp != nil {
+			queued.LastTransitionTime = *run.Status.ReadyTimestamp
+		}
+	case entry != nil:
+		status.QueuePosition = int32(entry.Position)
+		queued.Reason, queued.Message = string(entry.Reason), entry.Message
+	}
+	status.Conditions = []metav1.Condition{queued, complete}
+	return backup
+}
+
+// entryOf is a place in the queue as it may be shown. run is its record.
+func entryOf(run *enginev1alpha1.BackupRun, entry queue.Entry) *v1alpha1.BackupQueueEntry {
+	result := &v1alpha1.BackupQueueEntry{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:         run.Spec.BackupRef.Namespace,
+			Name:              run.Spec.BackupRef.Name,
+			UID:               run.UID,
+			CreationTimestamp: run.CreationTimestamp,
+			Labels:            run.Spec.Labels,
+		},
+		Spec: v1alpha1.BackupQueueEntrySpec{
+			IncludedNamespaces: run.Spec.Backup.IncludedNamespaces,
+			ExcludedNamespaces: run.Spec.Backup.ExcludedNamespaces,
+			StorageLocation:    run.Spec.Backup.StorageLocation,
+			Requester:          run.Spec.Requester.Username,
+		},
+		Status: v1alpha1.BackupQueueEntryStatus{
+			State:              entry.State,
+			Position:           int32(entry.Position),
+			Reason:             entry.Reason,
+			Message:            entry.Message,
+			OtherBlockers:      int32(entry.OtherBlockers),
+			ConflictNamespaces: entry.ConflictNamespaces,
+		},
+	}
+	for _, blocker := range entry.Blockers {
+		result.Status.Blockers = append(result.Status.Blockers, v1alpha1.QueueBlocker{Namespace: blocker.Namespace, Name: blocker.Name})
+	}
+	switch {
+	case !entry.WaitingSince.IsZero():
+		since := metav1.NewTime(entry.WaitingSince)
+		result.Status.Since = &since
+	case run.Status.StartTimestamp != nil:
+		result.Status.Since = run.Status.StartTimestamp
+	}
+	return result
+}

@@ -1,0 +1,114 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package serving answers for a role that is not an API server: its health to
+// the kubelet, and its metrics to those whom the cluster lets read them.
+package serving
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/sets"
+	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/apiserver/pkg/server/mux"
+	"k8s.io/apiserver/pkg/server/options"
+	"k8s.io/component-base/metrics/legacyregistry"
+)
+
+// Options say where a role serves, and who may read its metrics.
+type Options struct {
+	secure         *options.SecureServingOptionsWithLoopback
+	authentication *options.DelegatingAuthenticationOptions
+	authorization  *options.DelegatingAuthorizationOptions
+}
+
+// NewOptions returns Options that serve at a port; 0 serves nothing.
+func NewOptions(port int) *Options {
+	secure := options.NewSecureServingOptions()
+	secure.BindPort = port
+	secure.ServerCert.CertDirectory = ""
+	secure.ServerCert.PairName = "holdfast"
+	o := &Options{
+		secure:         secure.WithLoopback(),
+		authentication: options.NewDelegatingAuthenticationOptions(),
+		authorization:  options.NewDelegatingAuthorizationOptions(),
+	}
+	o.authentication.RemoteKubeConfigFileOptional = true
+	o.authorization.RemoteKubeConfigFileOptional = true
+	return o
+}
+
+// AddFlags adds the options' flags.
+func (o *Options) AddFlags(flags *pflag.FlagSet) {
+	o.secure.AddFlags(flags)
+	o.authentication.AddFlags(flags)
+	o.authorization.AddFlags(flags)
+}
+
+// Validate returns what is wrong with the options.
+func (o *Options) Validate() []error {
+	return append(append(o.secure.Validate(), o.authentication.Validate()...), o.authorization.Validate()...)
+}
+
+// Start serves /healthz, /livez, /readyz and /metrics until ctx ends, and
+// returns a channel that closes when it has stopped. kubeconfig is used to ask
+// the cluster about callers unless a flag names another one; empty means the
+// pod's own.
+func (o *Options) Start(ctx context.Context, kubeconfig string, ready ...healthz.HealthChecker) (<-chan struct{}, error) {
+	if o.secure.BindPort == 0 {
+		stopped := make(chan struct{})
+		close(stopped)
+		return stopped, nil
+	}
+	if o.authentication.RemoteKubeConfigFile == "" {
+		o.authentication.RemoteKubeConfigFile = kubeconfig
+	}
+	if o.authorization.RemoteKubeConfigFile == "" {
+		o.authorization.RemoteKubeConfigFile = kubeconfig
+	}
+	if err := o.secure.MaybeDefaultWithSelfSignedCerts("localhost", nil, []net.IP{net.IPv4(127, 0, 0, 1)}); err != nil {
+		return nil, fmt.Errorf("making a certificate to serve metrics with: %w", err)
+	}
+	var serving *genericapiserver.SecureServingInfo
+	var authentication genericapiserver.AuthenticationInfo
+	var authorization genericapiserver.AuthorizationInfo
+	if err := o.secure.SecureServingOptions.ApplyTo(&serving); err != nil {
+		return nil, fmt.Errorf("serving metrics: %w", err)
+	}
+	if err := o.authentication.ApplyTo(&authentication, serving, nil); err != nil {
+		return nil, fmt.Errorf("authenticating callers of /metrics: %w", err)
+	}
+	if err := o.authorization.ApplyTo(&authorization); err != nil {
+		return nil, fmt.Errorf("authorizing callers of /metrics: %w", err)
+	}
+
+	paths := mux.NewPathRecorderMux("holdfast")
+	healthz.InstallHandler(paths, healthz.PingHealthz)
+	healthz.InstallLivezHandler(paths, healthz.PingHealthz)
+	healthz.InstallReadyzHandler(paths, append([]healthz.HealthChecker{healthz.PingHealthz}, ready...)...)
+	paths.Handle("/metrics", legacyregistry.HandlerWithReset())
+
+	codecs := serializer.NewCodecFactory(runtime.NewScheme())
+	unauthorized := genericapifilters.Unauthorized(codecs)
+	var handler http.Handler = paths
+	handler = genericapifilters.WithAuthorization(handler, authorization.Authorizer, codecs)
+	handler = genericapifilters.WithAuthentication(handler, authentication.Authenticator, unauthorized, authentication.APIAudiences, authentication.RequestHeaderConfig)
+	handler = genericapifilters.WithRequestInfo(handler, &genericapirequest.RequestInfoFactory{APIPrefixes: sets.NewString(), GrouplessAPIPrefixes: sets.NewString()})
+
+	const shutdown = 5 * time.Second
+	stopped, _, err := serving.Serve(handler, shutdown, ctx.Done())
+	if err != nil {
+		return nil, fmt.Errorf("serving metrics: %w", err)
+	}
+	return stopped, nil
+}
