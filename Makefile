@@ -1,0 +1,91 @@
+# Copyright The Holdfast Authors.
+# SPDX-License-Identifier: Apache-2.0
+
+# Every target is described by `make help`; one that is missing there is a bug.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+LAB        := $(CURDIR)/.lab
+BIN        := $(LAB)/bin
+HOLDFAST   := $(BIN)/holdfast
+VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS    := -X k8s.io/component-base/version.gitVersion=v0.1.0-dev+$(VERSION) -X k8s.io/component-base/version.gitCommit=$(VERSION)
+GO_PACKAGES := ./cmd/... ./pkg/... ./test/...
+
+# Extra flags of the three roles in the lab, as in
+# make lab CONTROLLER_FLAGS=--concurrent-backups=4
+APISERVER_FLAGS  ?=
+CONTROLLER_FLAGS ?=
+AGENT_FLAGS      ?=
+# How many real nodes the lab gets; more than none needs root.
+NODES            ?= 0
+
+export CGO_ENABLED := 0
+
+##@ Use
+
+.PHONY: help
+help: ## Describe every target.
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z][a-z0-9-]*:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: build lab-tools ## Run the main job on a Kubernetes of its own, and show it. Needs Go and make only.
+	@hack/demo.sh
+
+.PHONY: lab
+lab: build lab-tools ## Start a Kubernetes with Holdfast in it, on loopback. NODES=2 adds real nodes (root).
+	@$(BIN)/lab up --dir $(LAB) --bin $(BIN) --nodes $(NODES)
+	@$(BIN)/lab holdfast up --dir $(LAB) --bin $(BIN) --holdfast $(HOLDFAST) --artifacts artifacts \
+	  --apiserver-flags "$(APISERVER_FLAGS)" --controller-flags "$(CONTROLLER_FLAGS)" --agent-flags "$(AGENT_FLAGS)"
+
+.PHONY: lab-down
+lab-down: ## Stop the lab and remove what it stored, apart from its logs and binaries.
+	@if [ -x $(BIN)/lab ]; then $(BIN)/lab down --dir $(LAB); else echo "lab: nothing runs"; fi
+
+##@ Develop
+
+.PHONY: build
+build: ## Build the binary holdfast.
+	@mkdir -p $(BIN)
+	@command -v go >/dev/null || { echo "make: the Go toolchain is needed: install Go 1.26 or later"; exit 1; }
+	@echo "building holdfast (the first time takes minutes)"
+	@go build -trimpath -ldflags '$(LDFLAGS)' -o $(HOLDFAST) ./cmd/holdfast
+
+.PHONY: lab-tools
+lab-tools: ## Build the lab's tools and its Kubernetes from Go modules.
+	@mkdir -p $(BIN)
+	@go build -C hack/lab -trimpath -o $(BIN)/lab .
+	@$(BIN)/lab build --bin $(BIN)
+
+.PHONY: generate
+generate: ## Write everything that is generated.
+	@hack/update-codegen.sh
+
+.PHONY: lint
+lint: ## Check formatting, vet and staticcheck, in every module.
+	@hack/lint.sh
+
+.PHONY: verify
+verify: lint ## Fail when something generated is stale, or a rule of the architecture is broken.
+	@hack/verify-codegen.sh
+	@go test ./test/architecture/...
+
+##@ Test
+
+.PHONY: test
+test: build lab-tools ## Run all tests that need no root: unit, conformance, integration.
+	@hack/test.sh
+
+.PHONY: e2e
+e2e: build lab-tools ## Run the end-to-end tests on two real nodes. Needs root and Debian packages.
+	@hack/e2e.sh
+
+.PHONY: bench
+bench: build lab-tools ## Measure: counts and ratios against peers and limits.
+	@hack/bench.sh
+
+.PHONY: clean
+clean: lab-down ## Remove all that was built.
+	@rm -rf $(LAB)
