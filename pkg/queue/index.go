@@ -3,7 +3,11 @@
 
 package queue
 
-import "github.com/holdfast-io/holdfast/pkg/selection"
+import (
+	"math"
+
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
 
 // holders are the runs that use a slot, found by what they hold. The zero value
 // is empty.
@@ -66,25 +70,20 @@ type ahead struct {
 	byName        map[string]int // to the first of runs that names it
 	inexact       []int          // the first of runs with each distinct selection
 	clusterScoped int            // the first of runs that touches cluster scope
-	everything    int            // the first of runs that overlaps any other
 	// firstOf is, by the key of a selection in inexact, the first of runs that
 	// overlaps that selection by namespace, itself included.
 	firstOf map[string]int
 }
 
 // none is greater than every position in runs.
-const none = int(^uint(0) >> 1)
+const none = math.MaxInt
 
 func newAhead() ahead {
-	return ahead{byName: map[string]int{}, clusterScoped: none, everything: none, firstOf: map[string]int{}}
+	return ahead{byName: map[string]int{}, clusterScoped: none, firstOf: map[string]int{}}
 }
 
 func (a *ahead) add(r *Run) {
 	at := len(a.runs)
-	if a.everything != none {
-		// Whatever comes later overlaps that one before this one.
-		return
-	}
 	if !r.Selection.Exact() {
 		if key := r.Selection.Key(); a.firstOf[key] == 0 {
 			// Stored from 1, so that absent is 0.
@@ -100,9 +99,6 @@ func (a *ahead) add(r *Run) {
 	}
 	if r.ClusterScoped {
 		a.clusterScoped = min(a.clusterScoped, at)
-	}
-	if overlapsAny(r.Selection) {
-		a.everything = at
 	}
 }
 
@@ -122,7 +118,7 @@ func (a *ahead) first(r *Run) *Run {
 }
 
 func (a *ahead) firstByNamespace(s *selection.Namespaces) int {
-	first := a.everything
+	first := none
 	switch {
 	case len(a.runs) == 0:
 		return none

@@ -238,196 +238,31 @@ func formatEntry(e Entry) string {
 	return fmt.Sprint(e.Message, e.Blockers, e.OtherBlockers, e.ConflictNamespaces, e.MoreConflicts)
 }
 
-var drawWords = rapid.Custom(func(t *rapid.T) *selection.Namespaces {
-	if rapid.IntRange(0, 19).Draw(t, "unreadable") == 0 {
-		return nil
+// drawStyle draws what kind of selections a test case is about. A case in which
+// some select everything has little else to show.
+func drawStyle(t *rapid.T) *rapid.Generator[*selection.Namespaces] {
+	words := []string{"a", "b", "c", "d", "e", "f", "x-1", "x-2", "y-1", "y-2"}
+	excludes, unreadable := []string{"a", "x-1"}, 0
+	switch rapid.IntRange(0, 2).Draw(t, "style") {
+	case 1:
+		words = append(words, "x-*", "*-1", "x-?", "[a-c]")
+		excludes = append(excludes, "x-*", "?")
+	case 2:
+		words = append(words, "x-*", "*-1", "*")
+		unreadable = 10 // percent
 	}
-	words := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f", "x-1", "x-2", "y-1", "x-*", "*-1", "x-?", "[a-c]", "*"})
-	included := rapid.SliceOfN(words, 0, 3).Draw(t, "included")
-	excluded := rapid.SliceOfN(words, 0, 1).Draw(t, "excluded")
-	// Most backups name a few namespaces; an empty list stays now and then.
-	if len(included) == 0 && rapid.Bool().Draw(t, "names") {
-		included = []string{rapid.StringMatching("[a-z]").Draw(t, "name")}
-	}
-	n, errs := selection.ParseNamespaces(included, excluded, nil)
-	if len(errs) > 0 {
-		n, _ = selection.ParseNamespaces(slices.DeleteFunc(included, func(w string) bool { return w == "*" }), nil, nil)
-	}
-	return n
-})
-
-// history is a cluster in which things happen in any order.
-type history struct {
-	snapshot Snapshot
-	now      time.Time
-	created  int
-	ended    map[string]bool
-}
-
-func newHistory(t *rapid.T) *history {
-	h := &history{
-		now:   time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
-		ended: map[string]bool{},
-	}
-	h.snapshot.Limit = rapid.IntRange(1, 4).Draw(t, "limit")
-	h.snapshot.Locations = map[string]LocationState{"one": {Available: true}, "two": {Available: true}}
-	return h
-}
-
-func (h *history) pick(t *rapid.T, keep func(Run) bool) *Run {
-	var found []*Run
-	for i := range h.snapshot.Runs {
-		if keep(h.snapshot.Runs[i]) {
-			found = append(found, &h.snapshot.Runs[i])
+	return rapid.Custom(func(t *rapid.T) *selection.Namespaces {
+		if rapid.IntRange(1, 100).Draw(t, "unreadable") <= unreadable {
+			return nil
 		}
-	}
-	if len(found) == 0 {
-		t.Skip("no such run")
-	}
-	return rapid.SampledFrom(found).Draw(t, "run")
-}
-
-func (h *history) actions() map[string]func(*rapid.T) {
-	queuedOrNew := func(r Run) bool { return !r.Phase.Ended() && !r.usesSlot() && !r.Cancelled }
-	return map[string]func(*rapid.T){
-		"create": func(t *rapid.T) {
-			// Several in the same second, as a schedule or a script makes them.
-			h.now = h.now.Add(time.Duration(rapid.IntRange(0, 1).Draw(t, "seconds")) * time.Second)
-			name := fmt.Sprintf("b%02d", h.created)
-			h.created++
-			h.snapshot.Runs = append(h.snapshot.Runs, Run{
-				Key: name, Name: rapid.SampledFrom([]string{name, "same"}).Draw(t, "name"),
-				Namespace:     rapid.SampledFrom([]string{systemNamespace, "team-a", "team-b"}).Draw(t, "namespace"),
-				CreatedAt:     h.now,
-				Location:      rapid.SampledFrom([]string{"one", "two"}).Draw(t, "location"),
-				Selection:     drawWords.Draw(t, "selection"),
-				ClusterScoped: rapid.IntRange(0, 4).Draw(t, "cluster") == 0,
-			})
-		},
-		"act on the plan": func(t *rapid.T) {
-			plan := checkPlan(t, h.snapshot)
-			// A crash between two writes leaves the rest of the plan undone.
-			plan.Tickets = plan.Tickets[:rapid.IntRange(0, len(plan.Tickets)).Draw(t, "tickets written")]
-			plan.Start = plan.Start[:rapid.IntRange(0, len(plan.Start)).Draw(t, "starts written")]
-			for _, a := range plan.Tickets {
-				h.snapshot.LastTicket = max(h.snapshot.LastTicket, a.Ticket)
-			}
-			h.checkNotOvertaking(t, plan.Start)
-			apply(&h.snapshot, plan, h.now)
-		},
-		"begin": func(t *rapid.T) {
-			h.pick(t, func(r Run) bool { return r.Phase == v1alpha1.BackupPhaseReadyToStart }).Phase = v1alpha1.BackupPhaseInProgress
-		},
-		"move data": func(t *rapid.T) {
-			h.pick(t, func(r Run) bool { return r.Phase == v1alpha1.BackupPhaseInProgress }).Phase = "WaitingForPluginOperations"
-		},
-		"finish": func(t *rapid.T) {
-			h.end(h.pick(t, func(r Run) bool { return r.usesSlot() || r.Phase == "WaitingForPluginOperations" }))
-		},
-		"cancel": func(t *rapid.T) {
-			r := h.pick(t, func(r Run) bool { return queuedOrNew(r) || r.usesSlot() })
-			r.Cancelled = true
-			h.ended[r.Key] = true
-		},
-		"remove a record": func(t *rapid.T) {
-			r := h.pick(t, func(r Run) bool { return h.ended[r.Key] })
-			h.snapshot.Runs = slices.DeleteFunc(h.snapshot.Runs, func(other Run) bool { return other.Key == r.Key })
-		},
-		"namespaces come and go": func(t *rapid.T) {
-			before := checkPlan(t, h.snapshot).Start
-			h.snapshot.Namespaces = rapid.SliceOfDistinct(rapid.SampledFrom([]string{"a", "b", "c", "x-1", "x-2", "y-1", "z"}), rapid.ID).Draw(t, "namespaces")
-			slices.Sort(h.snapshot.Namespaces)
-			if after := checkPlan(t, h.snapshot).Start; !slices.Equal(before, after) {
-				t.Fatalf("namespaces changed what starts: %q, %q", before, after)
-			}
-		},
-		"a store goes or comes back": func(t *rapid.T) {
-			name := rapid.SampledFrom([]string{"one", "two"}).Draw(t, "location")
-			h.snapshot.Locations[name] = LocationState{Available: !h.snapshot.Locations[name].Available}
-		},
-		"the limit changes": func(t *rapid.T) { h.snapshot.Limit = rapid.IntRange(1, 4).Draw(t, "limit") },
-		"restart": func(t *rapid.T) {
-			h.snapshot.LastTicket = 0
-			for i := range h.snapshot.Runs {
-				if r := &h.snapshot.Runs[i]; r.Phase == v1alpha1.BackupPhaseInProgress {
-					h.end(r)
-				}
-			}
-		},
-		"": func(t *rapid.T) {
-			checkPlan(t, h.snapshot)
-			h.checkNoOverlap(t)
-		},
-	}
-}
-
-func (h *history) end(r *Run) {
-	r.Phase = v1alpha1.BackupPhaseCompleted
-	h.ended[r.Key] = true
-}
-
-func overlapping(a, b Run) bool {
-	return a.Key != b.Key && (selection.Overlaps(a.Selection, b.Selection) || a.ClusterScoped && b.ClusterScoped)
-}
-
-// checkNoOverlap is the first promise: what uses slots never overlaps.
-func (h *history) checkNoOverlap(t *rapid.T) {
-	for _, a := range h.snapshot.Runs {
-		for _, b := range h.snapshot.Runs {
-			if a.usesSlot() && b.usesSlot() && overlapping(a, b) {
-				t.Fatalf("%s and %s overlap, and both use a slot", a.Key, b.Key)
-			}
+		included := rapid.SliceOfNDistinct(rapid.SampledFrom(words), 1, 3, rapid.ID).Draw(t, "included")
+		excluded := rapid.SliceOfN(rapid.SampledFrom(excludes), 0, 1).Draw(t, "excluded")
+		excluded = slices.DeleteFunc(excluded, func(word string) bool { return slices.Contains(included, word) })
+		n, errs := selection.ParseNamespaces(included, excluded, nil)
+		if len(errs) > 0 {
+			t.Fatal(errs.ToAggregate())
 		}
-	}
-}
-
-// checkNotOvertaking is the second: none starts ahead of a queued one that it
-// overlaps and that was queued before it.
-func (h *history) checkNotOvertaking(t *rapid.T, start []string) {
-	for _, r := range h.snapshot.Runs {
-		if !slices.Contains(start, r.Key) {
-			continue
-		}
-		for _, other := range h.snapshot.Runs {
-			if other.Phase == v1alpha1.BackupPhaseQueued && !other.Cancelled && other.Ticket < r.Ticket && overlapping(r, other) {
-				t.Fatalf("%s overtakes %s", r.Key, other.Key)
-			}
-		}
-	}
-}
-
-// drain lets everything end, and is the third promise: nothing waits for ever.
-func (h *history) drain(t *rapid.T) {
-	for name := range h.snapshot.Locations {
-		h.snapshot.Locations[name] = LocationState{Available: true}
-	}
-	for range 3*len(h.snapshot.Runs) + 3 {
-		h.checkNoOverlap(t)
-		plan := checkPlan(t, h.snapshot)
-		apply(&h.snapshot, plan, h.now)
-		left := 0
-		for i := range h.snapshot.Runs {
-			r := &h.snapshot.Runs[i]
-			if r.usesSlot() {
-				h.end(r)
-				break
-			}
-			if !r.Cancelled && (r.Phase == "" || r.Phase == v1alpha1.BackupPhaseQueued) {
-				left++
-			}
-		}
-		if left == 0 && len(plan.Entries)+len(plan.Tickets) == 0 {
-			return
-		}
-	}
-	t.Fatalf("the queue does not drain:\n%s", formatPlan(checkPlan(t, h.snapshot)))
-}
-
-func TestHistoriesAgainstOracle(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		h := newHistory(t)
-		t.Repeat(h.actions())
-		h.drain(t)
+		return n
 	})
 }
 
@@ -440,23 +275,50 @@ func TestSnapshotsAgainstOracle(t *testing.T) {
 			Locations:  map[string]LocationState{"up": {Available: true}, "down": {}},
 			Namespaces: []string{"a", "b", "x-1", "x-3"},
 		}
+		selections := drawStyle(t)
+		clusterScoped := rapid.SampledFrom([]int{-1, 0, 1}).Draw(t, "at most so many in 10 touch cluster scope")
 		for i := range rapid.IntRange(0, 40).Draw(t, "runs") {
 			s.Runs = append(s.Runs, Run{
 				Key: fmt.Sprint(i), Name: rapid.StringMatching("[ab]").Draw(t, "name"), Namespace: "team-a",
 				Phase: rapid.SampledFrom([]v1alpha1.BackupPhase{
-					"", "New", "Queued", "Queued", "Queued", "Queued", "Queued", "ReadyToStart", "InProgress", "Completed", "Deleting",
+					"", "New", "Queued", "Queued", "Queued", "Queued", "Queued", "Queued", "Queued", "ReadyToStart", "InProgress", "Deleting",
 				}).Draw(t, "phase"),
-				Cancelled: rapid.IntRange(0, 9).Draw(t, "cancelled") == 0,
-				Ticket:    rapid.Int64Range(0, 60).Draw(t, "ticket"),
-				CreatedAt: time.Unix(rapid.Int64Range(1, 3).Draw(t, "created"), 0),
-				Location:  rapid.SampledFrom([]string{"up", "up", "up", "down", "unknown"}).Draw(t, "location"),
-				Selection: rapid.OneOf(drawWords, rapid.Map(rapid.SliceOfN(rapid.StringMatching("[a-z][a-z]"), 1, 3), func(names []string) *selection.Namespaces {
-					n, _ := selection.ParseNamespaces(names, nil, nil)
-					return n
-				})).Draw(t, "selection"),
-				ClusterScoped: rapid.IntRange(0, 9).Draw(t, "cluster") == 0,
+				Cancelled:     rapid.IntRange(0, 9).Draw(t, "cancelled") == 0,
+				Ticket:        rapid.Int64Range(0, 60).Draw(t, "ticket"),
+				CreatedAt:     time.Unix(rapid.Int64Range(1, 3).Draw(t, "created"), 0),
+				Location:      rapid.SampledFrom([]string{"up", "up", "up", "down", "unknown"}).Draw(t, "location"),
+				Selection:     selections.Draw(t, "selection"),
+				ClusterScoped: rapid.IntRange(0, 9).Draw(t, "cluster") <= clusterScoped,
 			})
 		}
 		checkPlan(t, s)
+	})
+}
+
+// The index of what is ahead, against looking at every run ahead: with nothing
+// that starts or is held in between, each answer counts.
+func TestAheadAgainstScan(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		selections, index := drawStyle(t), newAhead()
+		var runs []*Run
+		for i := range rapid.IntRange(1, 40).Draw(t, "runs") {
+			r := &Run{
+				Key:           fmt.Sprint(i),
+				Selection:     selections.Draw(t, "selection"),
+				ClusterScoped: rapid.IntRange(0, 9).Draw(t, "cluster") == 0,
+			}
+			var want *Run
+			for _, other := range runs {
+				if overlapping(*r, *other) {
+					want = other
+					break
+				}
+			}
+			if got := index.first(r); got != want {
+				t.Fatalf("%+v: first %+v, want %+v", r, got, want)
+			}
+			runs = append(runs, r)
+			index.add(r)
+		}
 	})
 }

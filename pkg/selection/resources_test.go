@@ -113,6 +113,10 @@ func TestResources(t *testing.T) {
 			lists:      ResourceLists{IncludedNamespaceScopedResources: []string{"deploy", "pods"}},
 			namespaced: "deployments.apps pods", cluster: "namespaces",
 		},
+		"new: all namespace-scoped but one in all namespaces": {
+			lists:      ResourceLists{ExcludedNamespaceScopedResources: []string{"secrets", "clusters.*"}},
+			namespaced: "deployments.apps persistentvolumeclaims pods", cluster: "namespaces",
+		},
 		"new: all namespace-scoped by a star": {
 			lists:      ResourceLists{IncludedNamespaceScopedResources: []string{"*"}},
 			namespaced: allNamespaced, cluster: allCluster, touches: true,
