@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -238,6 +239,7 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 		},
 	}
 	backup.Spec.StorageLocation = place.Location
+	backup.Spec.OrLabelSelectors = slices.DeleteFunc(backup.Spec.OrLabelSelectors, func(s *metav1.LabelSelector) bool { return s == nil })
 	if backup.UID == "" {
 		backup.UID = DerivedUID("backup", place.Location, place.StoreName)
 	}

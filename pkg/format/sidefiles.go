@@ -12,11 +12,18 @@ import (
 	"slices"
 )
 
-// MaxSideFileBytes is the decompressed size beyond which a side file is not
-// read: Velero stops at the same size.
-const MaxSideFileBytes = 1 << 30
+// Decompressed sizes beyond which a side file is not read, so that a small file
+// can't fill the memory of whoever opens it.
+const (
+	// MaxSideFileBytes is for files that are read on request: the names of more
+	// than two million objects.
+	MaxSideFileBytes = 256 << 20
+	// MaxVolumesBytes is for the list of volumes, which the catalogue reads of every
+	// backup by itself: some 40,000 volumes.
+	MaxVolumesBytes = 64 << 20
+)
 
-// ErrTooLarge says that a side file has more than MaxSideFileBytes.
+// ErrTooLarge says that a side file has more than its limit.
 var ErrTooLarge = errors.New("the file is too large")
 
 // Messages are the texts of one kind, by where they arose.
@@ -84,13 +91,13 @@ func writeJSON(w io.Writer, value any) error {
 // readJSON reads one value; the JSON null is the zero value.
 func readJSON[T any](r io.Reader) (T, error) {
 	var value T
-	err := readCompressed(r, func(decoder *json.Decoder) error { return decoder.Decode(&value) })
+	err := readCompressed(r, MaxSideFileBytes, func(decoder *json.Decoder) error { return decoder.Decode(&value) })
 	return value, err
 }
 
 // readList reads an array element by element, or null, which is an empty one.
-func readList[T any](r io.Reader, each func(T) error) error {
-	return readCompressed(r, func(decoder *json.Decoder) error {
+func readList[T any](r io.Reader, limit int64, each func(T) error) error {
+	return readCompressed(r, limit, func(decoder *json.Decoder) error {
 		start, err := decoder.Token()
 		if err != nil || start == nil {
 			return err
@@ -113,13 +120,13 @@ func readList[T any](r io.Reader, each func(T) error) error {
 }
 
 // readCompressed hands over a decoder, and makes sure that the compressed stream
-// ends well after what the decoder took, so that a truncated file is an error.
-func readCompressed(r io.Reader, decode func(*json.Decoder) error) error {
+// ends after what the decoder took, and ends well: else the file is cut short.
+func readCompressed(r io.Reader, limit int64, decode func(*json.Decoder) error) error {
 	plain, err := gzip.NewReader(r)
 	if err != nil {
 		return fmt.Errorf("the file is not gzip: %w", err)
 	}
-	limited := &limitedReader{r: plain, left: MaxSideFileBytes}
+	limited := &limitedReader{r: plain, left: limit}
 	decoder := json.NewDecoder(limited)
 	if err := decode(decoder); err != nil {
 		return fmt.Errorf("the file is not the JSON that it should be: %w", err)

@@ -154,7 +154,7 @@ func WritePodVolumeBackups(w io.Writer, volumes []PodVolumeBackup) error {
 // ReadPodVolumeBackups reads the content of PodVolumeBackupsKey one by one, so
 // that the caller decides what stays in memory. An error of each ends it.
 func ReadPodVolumeBackups(r io.Reader, each func(PodVolumeBackup) error) error {
-	return readList(r, each)
+	return readList(r, MaxVolumesBytes, each)
 }
 
 // VolumeInfo says how a volume was backed up. Velero's restore finds it by the

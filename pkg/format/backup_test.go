@@ -1,0 +1,383 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package format
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files in testdata")
+
+func at(clock string) *metav1.Time {
+	instant, err := time.Parse(time.TimeOnly, clock)
+	if err != nil {
+		panic(err)
+	}
+	stamp := metav1.NewTime(instant.AddDate(2026, 10, 19))
+	return &stamp
+}
+
+var cluster = Cluster{SystemNamespace: "holdfast", UID: "cluster-uid", GitVersion: "v1.34.4", Major: "1", Minor: "34"}
+
+var now = at("12:00:00").Time
+
+func endedBackup() *holdfast.Backup {
+	backup := &holdfast.Backup{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:         "shop",
+			Name:              "daily",
+			UID:               "2c0f6b1e-7a53-4c3f-8f0a-3d7a54a9e001",
+			ResourceVersion:   "77",
+			CreationTimestamp: *at("10:00:00"),
+			Labels:            map[string]string{"app": "shop"},
+			Annotations:       map[string]string{"note": "kept", "holdfast.io/origin-namespace": "forged"},
+		},
+		Spec: holdfast.BackupSpec{
+			IncludedNamespaces:       []string{"shop"},
+			ExcludedResources:        []string{"events"},
+			LabelSelector:            &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "web"}},
+			DefaultVolumesToFsBackup: new(true),
+			TTL:                      metav1.Duration{Duration: 720 * time.Hour},
+			StorageLocation:          "default",
+		},
+		Status: holdfast.BackupStatus{
+			Phase:               holdfast.BackupPhasePartiallyFailed,
+			FormatVersion:       FormatVersion,
+			QueuedTimestamp:     at("10:00:01"),
+			StartTimestamp:      at("10:00:02"),
+			CompletionTimestamp: at("10:00:59"),
+			Expiration:          &metav1.Time{Time: at("10:00:02").AddDate(0, 0, 30)},
+			Progress:            &holdfast.BackupProgress{TotalItems: 42, ItemsBackedUp: 41},
+			Warnings:            2,
+			Errors:              1,
+			FailureReason:       "1 object could not be read",
+			Requester:           "alice@example.com",
+		},
+	}
+	backup.Status.Conditions = EndConditions(&backup.Status)
+	return backup
+}
+
+// golden compares with a file of testdata; -update rewrites it.
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+func indented(t *testing.T, compact []byte) []byte {
+	t.Helper()
+	var readable bytes.Buffer
+	if err := json.Indent(&readable, compact, "", "  "); err != nil {
+		t.Fatal(err)
+	}
+	return append(bytes.TrimSpace(readable.Bytes()), '\n')
+}
+
+func TestEncodeBackupGolden(t *testing.T) {
+	data, err := EncodeBackup(endedBackup(), cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "velero-backup.json", indented(t, data))
+}
+
+func TestBackupRoundTrip(t *testing.T) {
+	tenant := endedBackup()
+	system := endedBackup()
+	system.Namespace = "holdfast"
+	failed := endedBackup()
+	failed.Status.Phase = holdfast.BackupPhaseFailed
+	failed.Status.Conditions = EndConditions(&failed.Status)
+	completed := endedBackup()
+	completed.Status.Phase, completed.Status.FailureReason = holdfast.BackupPhaseCompleted, ""
+	completed.Status.Conditions = EndConditions(&completed.Status)
+	for name, backup := range map[string]*holdfast.Backup{"tenant": tenant, "system": system, "failed": failed, "completed": completed} {
+		before := backup.DeepCopy()
+		data, err := EncodeBackup(backup, cluster)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before, backup); diff != "" {
+			t.Errorf("%s: encoding changed the backup:\n%s", name, diff)
+		}
+		got, err := DecodeBackup(data, Place{
+			StoreName:       StoreName(backup.Namespace, backup.Name, "holdfast"),
+			Location:        "default",
+			SystemNamespace: "holdfast",
+			Now:             now,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := backup.DeepCopy()
+		want.ResourceVersion = ""
+		want.Annotations = map[string]string{
+			"note":               "kept",
+			AnnotationClusterUID: "cluster-uid",
+			annotationGitVersion: "v1.34.4", annotationMajorVersion: "1", annotationMinorVersion: "34",
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// Velero accepts only what has these fields.
+func TestEncodeBackupHasWhatVeleroNeeds(t *testing.T) {
+	data, err := EncodeBackup(endedBackup(), cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stored struct {
+		APIVersion, Kind string
+		Metadata         struct{ Name, Namespace string }
+		Spec             struct{ CSISnapshotTimeout string }
+		Status           struct {
+			Version                                                               int
+			FormatVersion, Phase, Expiration, StartTimestamp, CompletionTimestamp string
+		}
+	}
+	if err := json.Unmarshal(data, &stored); err != nil {
+		t.Fatal(err)
+	}
+	status := stored.Status
+	if stored.APIVersion != "velero.io/v1" || stored.Kind != "Backup" || stored.Metadata.Name != "shop.daily" || stored.Metadata.Namespace == "" ||
+		stored.Spec.CSISnapshotTimeout != "10m0s" || status.Version != 1 || status.FormatVersion != "1.1.0" || status.Phase != "PartiallyFailed" ||
+		status.Expiration == "" || status.StartTimestamp == "" || status.CompletionTimestamp == "" {
+		t.Errorf("stored %+v", stored)
+	}
+}
+
+func TestEncodeBackupRefuses(t *testing.T) {
+	for field, spoil := range map[string]func(*holdfast.Backup){
+		"status.phase":               func(b *holdfast.Backup) { b.Status.Phase = holdfast.BackupPhaseInProgress },
+		"metadata.uid":               func(b *holdfast.Backup) { b.UID = "" },
+		"metadata.creationTimestamp": func(b *holdfast.Backup) { b.CreationTimestamp = metav1.Time{} },
+		"status.startTimestamp":      func(b *holdfast.Backup) { b.Status.StartTimestamp = nil },
+		"status.completionTimestamp": func(b *holdfast.Backup) { b.Status.CompletionTimestamp = nil },
+		"can't be the name":          func(b *holdfast.Backup) { b.Name = "../other" },
+	} {
+		backup := endedBackup()
+		spoil(backup)
+		if _, err := EncodeBackup(backup, cluster); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+func TestDecodeVeleroBackup(t *testing.T) {
+	data, err := os.ReadFile("testdata/written-by-velero.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	backup, err := DecodeBackup(data, Place{StoreName: "nginx-2026", Location: "s3-eu", SystemNamespace: "holdfast", Now: now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := json.Marshal(backup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "written-by-velero.decoded.json", indented(t, got))
+}
+
+// change decodes the golden metadata after one change.
+func decodeChanged(t *testing.T, place Place, change func(map[string]any)) (*holdfast.Backup, error) {
+	t.Helper()
+	data, err := os.ReadFile("testdata/velero-backup.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal(data, &fields); err != nil {
+		t.Fatal(err)
+	}
+	change(fields)
+	if data, err = json.Marshal(fields); err != nil {
+		t.Fatal(err)
+	}
+	return DecodeBackup(data, place)
+}
+
+func TestDecodePhases(t *testing.T) {
+	place := Place{StoreName: "shop.daily", Location: "default", SystemNamespace: "holdfast", Now: now}
+	later := place
+	later.Now = now.AddDate(1, 0, 0)
+	for _, test := range []struct {
+		phase string
+		place Place
+		want  holdfast.BackupPhase
+	}{
+		{"Completed", place, "Completed"},
+		{"PartiallyFailed", place, "PartiallyFailed"},
+		{"Failed", place, "Failed"},
+		{"Failed", later, "Failed"},
+		{"InProgress", place, ""},
+		{"Finalizing", place, ""},
+		{"FinalizingPartiallyFailed", place, ""},
+		{"WaitingForPluginOperations", place, ""},
+		{"WaitingForPluginOperationsPartiallyFailed", place, ""},
+		{"Finalizing", later, "PartiallyFailed"},
+		{"", later, "PartiallyFailed"},
+	} {
+		backup, err := decodeChanged(t, test.place, func(fields map[string]any) {
+			fields["status"].(map[string]any)["phase"] = test.phase
+		})
+		switch {
+		case test.want == "":
+			if !errors.Is(err, ErrUnfinished) {
+				t.Errorf("%s: got %v, want %v", test.phase, err, ErrUnfinished)
+			}
+		case err != nil || backup.Status.Phase != test.want || string(test.want) != backup.Status.Conditions[0].Reason:
+			t.Errorf("%s: got %+v, %v", test.phase, backup, err)
+		}
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	place := Place{StoreName: "shop.daily", Location: "default", SystemNamespace: "holdfast", Now: now}
+	for want, change := range map[string]func(map[string]any){
+		"kind":            func(f map[string]any) { f["kind"] = "Restore" },
+		"velero.io/v1":    func(f map[string]any) { f["apiVersion"] = "velero.io/v2" },
+		"named \"other\"": func(f map[string]any) { f["metadata"].(map[string]any)["name"] = "other" },
+		"phase \"Odd\"":   func(f map[string]any) { f["status"].(map[string]any)["phase"] = "Odd" },
+		"not the JSON":    func(f map[string]any) { f["spec"] = []string{"list"} },
+		"more than":       func(f map[string]any) { f["padding"] = strings.Repeat("x", MaxMetadataBytes) },
+	} {
+		if _, err := decodeChanged(t, place, change); err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, ErrUnfinished) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	for _, data := range []string{"", "null", "[]", "{", `"x"`, "{}", "{}{}", "kind: Backup\napiVersion: velero.io/v1\n"} {
+		if backup, err := DecodeBackup([]byte(data), place); err == nil {
+			t.Errorf("%q was read as %+v", data, backup)
+		}
+	}
+}
+
+func TestDecodeWithoutUID(t *testing.T) {
+	place := Place{StoreName: "shop.daily", Location: "default", SystemNamespace: "holdfast", Now: now}
+	forget := func(fields map[string]any) {
+		delete(fields["metadata"].(map[string]any), "uid")
+		delete(fields["metadata"].(map[string]any), "creationTimestamp")
+	}
+	first, err := decodeChanged(t, place, forget)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := decodeChanged(t, place, forget)
+	if err != nil {
+		t.Fatal(err)
+	}
+	place.Location = "other"
+	elsewhere, err := decodeChanged(t, place, forget)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.UID == "" || first.UID != again.UID || first.UID == elsewhere.UID {
+		t.Errorf("derived uids %q, %q and elsewhere %q", first.UID, again.UID, elsewhere.UID)
+	}
+	if !first.CreationTimestamp.Equal(at("10:00:02")) {
+		t.Errorf("creation %v, want the start", first.CreationTimestamp)
+	}
+}
+
+// Derived uids are in people's hands: they must not change between releases.
+func TestDerivedUIDIsFixed(t *testing.T) {
+	if got := DerivedUID("backup", "default", "daily"); got != "c2ea1f1c-f7a6-55a5-aabd-a2b4b3535fec" {
+		t.Errorf("got %s", got)
+	}
+	if DerivedUID("backup", "a", "b/c") == DerivedUID("backup", "a/b", "c") {
+		t.Error("two identities share a uid")
+	}
+}
+
+// Wherever the metadata comes from, no two store names are listed as one backup,
+// and only the folder's name gives a backup a place in a namespace.
+func TestOrigin(t *testing.T) {
+	for _, test := range []struct {
+		storeName, system string
+		namespace, name   string // of the annotations
+		want              string
+	}{
+		{"shop.daily", "holdfast", "shop", "daily", "shop/daily"},
+		{"daily", "holdfast", "holdfast", "daily", "holdfast/daily"},
+		{"daily", "renamed", "holdfast", "daily", "renamed/daily"},                     // another cluster's system namespace
+		{"holdfast.daily", "holdfast", "holdfast", "daily", "holdfast/holdfast.daily"}, // a tenant there, the system namespace here
+		{"daily", "holdfast", "shop", "daily", "holdfast/daily"},                       // forged: the folder says nothing of shop
+		{"shop.daily", "holdfast", "", "", "holdfast/shop.daily"},                      // Velero's
+		{"shop.daily", "holdfast", "other", "daily", "holdfast/shop.daily"},
+		{"a.b.c", "holdfast", "a.b", "c", "holdfast/a.b.c"}, // no namespace has a dot
+		{"a.b.c", "holdfast", "a", "b.c", "holdfast/a.b.c"}, // nor a backup of ours
+		{".daily", "holdfast", "", "daily", "holdfast/.daily"},
+	} {
+		namespace, name := origin(test.storeName, test.system, map[string]string{
+			AnnotationOriginNamespace: test.namespace, AnnotationOriginName: test.name,
+		})
+		if got := namespace + "/" + name; got != test.want {
+			t.Errorf("%+v: got %s", test, got)
+		}
+	}
+}
+
+func FuzzDecodeBackup(f *testing.F) {
+	for _, name := range []string{"velero-backup.json", "written-by-velero.json"} {
+		data, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, "shop.daily")
+		f.Add(data, "nginx-2026")
+	}
+	f.Add([]byte(`{"apiVersion":"velero.io/v1","kind":"Backup","metadata":{"name":"b"},"spec":{"orLabelSelectors":[null]},"status":{"phase":"Completed"}}`), "b")
+	f.Fuzz(func(t *testing.T, data []byte, storeName string) {
+		place := Place{StoreName: storeName, Location: "default", SystemNamespace: "holdfast", Now: now}
+		backup, err := DecodeBackup(data, place)
+		if err != nil {
+			return
+		}
+		if backup.UID == "" || backup.Namespace == "" || backup.Name == "" || !backup.Status.Phase.Ended() || backup.Spec.StorageLocation != "default" {
+			t.Fatalf("decoded %+v", backup)
+		}
+		if StoreName(backup.Namespace, backup.Name, "holdfast") != storeName {
+			t.Fatalf("%s is listed as %s/%s", storeName, backup.Namespace, backup.Name)
+		}
+		encoded, err := EncodeBackup(backup, cluster)
+		if err != nil {
+			return // lacks what only our own backups are bound to have
+		}
+		again, err := DecodeBackup(encoded, place)
+		if err != nil {
+			t.Fatalf("its own encoding is refused: %v", err)
+		}
+		if again.Namespace != backup.Namespace || again.Name != backup.Name || again.UID != backup.UID || again.Status.Phase != backup.Status.Phase {
+			t.Fatalf("before %+v, after %+v", backup, again)
+		}
+	})
+}

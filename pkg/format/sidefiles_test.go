@@ -1,0 +1,321 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package format
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+func compress(t testing.TB, plain string) []byte {
+	t.Helper()
+	var compressed bytes.Buffer
+	w := gzip.NewWriter(&compressed)
+	if _, err := w.Write([]byte(plain)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return compressed.Bytes()
+}
+
+func decompress(t testing.TB, compressed []byte) []byte {
+	t.Helper()
+	r, err := gzip.NewReader(bytes.NewReader(compressed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plain
+}
+
+var results = Results{
+	Errors: Messages{
+		Cluster:    []string{"storageclasses.storage.k8s.io: forbidden"},
+		Namespaces: map[string][]string{"shop": {"pod web-0, volume data: the agent restarted", "b"}, "ops": {"c"}},
+	},
+	Warnings: Messages{Velero: []string{"metrics.k8s.io is not served"}},
+}
+
+var resourceList = ResourceList{
+	"v1/Pod":             {"shop/web-1", "shop/web-0"},
+	"v1/Namespace":       {"shop"},
+	"apps/v1/Deployment": {"shop/web"},
+}
+
+func volumes() []Volume {
+	claim := Volume{
+		Pod:              engine.PodReference{Namespace: "shop", Name: "web-0", UID: "pod-uid"},
+		Node:             "node-1",
+		Name:             "data",
+		ClaimName:        "data-web-0",
+		ClaimUID:         "claim-uid",
+		PersistentVolume: "pvc-1234",
+		ReclaimPolicy:    corev1.PersistentVolumeReclaimDelete,
+		Labels:           map[string]string{"zone": "a"},
+		Status: engine.PodVolumeBackupStatus{
+			Phase:               engine.VolumePhaseCompleted,
+			SnapshotID:          "0123456789abcdef0123456789abcdef",
+			Path:                "/host_pods/pod-uid/volumes/kubernetes.io~csi/pvc-1234/mount",
+			Progress:            engine.VolumeProgress{TotalBytes: 4096, BytesDone: 4096},
+			IncrementalBytes:    1024,
+			StartTimestamp:      at("10:00:10"),
+			CompletionTimestamp: at("10:00:20"),
+		},
+	}
+	scratch := Volume{
+		Pod:  engine.PodReference{Namespace: "shop", Name: "web-0", UID: "pod-uid"},
+		Node: "node-1",
+		Name: "scratch",
+		Status: engine.PodVolumeBackupStatus{
+			Phase:          engine.VolumePhaseFailed,
+			Message:        "the agent restarted",
+			StartTimestamp: at("10:00:10"),
+		},
+	}
+	return []Volume{claim, scratch}
+}
+
+func podVolumeBackups() []PodVolumeBackup {
+	var list []PodVolumeBackup
+	for _, volume := range volumes() {
+		list = append(list, NewPodVolumeBackup(endedBackup(), "shop.daily", volume))
+	}
+	return list
+}
+
+func volumeInfos() []VolumeInfo {
+	var list []VolumeInfo
+	for _, volume := range volumes() {
+		list = append(list, NewVolumeInfo(volume))
+	}
+	return list
+}
+
+// write gives what a writer writes, and makes sure that it does so each time.
+func write(t *testing.T, writer func(io.Writer) error) []byte {
+	t.Helper()
+	var first, second bytes.Buffer
+	for _, w := range []io.Writer{&first, &second} {
+		if err := writer(w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(first.Bytes(), second.Bytes()) {
+		t.Error("equal values gave different bytes")
+	}
+	return first.Bytes()
+}
+
+func TestSideFilesGolden(t *testing.T) {
+	for name, writer := range map[string]func(io.Writer) error{
+		"results.json":          func(w io.Writer) error { return WriteResults(w, results) },
+		"results-none.json":     func(w io.Writer) error { return WriteResults(w, Results{}) },
+		"resource-list.json":    func(w io.Writer) error { return WriteResourceList(w, resourceList) },
+		"podvolumebackups.json": func(w io.Writer) error { return WritePodVolumeBackups(w, podVolumeBackups()) },
+		"volumeinfo.json":       func(w io.Writer) error { return WriteVolumeInfo(w, volumeInfos()) },
+		"empty-list.json":       WriteEmptyList,
+	} {
+		golden(t, name, indented(t, decompress(t, write(t, writer))))
+	}
+}
+
+func TestSideFilesRoundTrip(t *testing.T) {
+	gotResults, err := ReadResults(bytes.NewReader(write(t, func(w io.Writer) error { return WriteResults(w, results) })))
+	if diff := cmp.Diff(results, gotResults); diff != "" || err != nil {
+		t.Errorf("results: %v\n%s", err, diff)
+	}
+	list, err := ReadResourceList(bytes.NewReader(write(t, func(w io.Writer) error { return WriteResourceList(w, resourceList) })))
+	if err != nil || len(list) != 3 || list["v1/Pod"][0] != "shop/web-0" {
+		t.Errorf("resource list: %v, %v", list, err)
+	}
+	infos, err := ReadVolumeInfo(bytes.NewReader(write(t, func(w io.Writer) error { return WriteVolumeInfo(w, volumeInfos()) })))
+	if diff := cmp.Diff(volumeInfos(), infos); diff != "" || err != nil {
+		t.Errorf("volume info: %v\n%s", err, diff)
+	}
+	pvbs, err := readPodVolumeBackups(bytes.NewReader(write(t, func(w io.Writer) error { return WritePodVolumeBackups(w, podVolumeBackups()) })))
+	if diff := cmp.Diff(podVolumeBackups(), pvbs); diff != "" || err != nil {
+		t.Errorf("pod volume backups: %v\n%s", err, diff)
+	}
+	if pvbs[0].ClaimName() != "data-web-0" || pvbs[1].ClaimName() != "" {
+		t.Errorf("claims %q and %q", pvbs[0].ClaimName(), pvbs[1].ClaimName())
+	}
+}
+
+func readPodVolumeBackups(r io.Reader) ([]PodVolumeBackup, error) {
+	var list []PodVolumeBackup
+	err := ReadPodVolumeBackups(r, func(p PodVolumeBackup) error {
+		list = append(list, p)
+		return nil
+	})
+	return list, err
+}
+
+func TestMessagesCount(t *testing.T) {
+	if got := results.Errors.Count(); got != 4 {
+		t.Errorf("got %d errors", got)
+	}
+	if got := results.Warnings.Count(); got != 1 {
+		t.Errorf("got %d warnings", got)
+	}
+}
+
+// readers are all of them, for what each must bear or refuse.
+var readers = map[string]func(io.Reader) (int, error){
+	"results": func(r io.Reader) (int, error) {
+		results, err := ReadResults(r)
+		return results.Errors.Count() + results.Warnings.Count(), err
+	},
+	"resource list": func(r io.Reader) (int, error) { list, err := ReadResourceList(r); return len(list), err },
+	"volume info":   func(r io.Reader) (int, error) { list, err := ReadVolumeInfo(r); return len(list), err },
+	"pod volume backups": func(r io.Reader) (int, error) {
+		list, err := readPodVolumeBackups(r)
+		return len(list), err
+	},
+}
+
+func TestReadersBearNull(t *testing.T) {
+	for name, read := range readers {
+		for _, content := range []string{"null", "null\n", " null "} {
+			if count, err := read(bytes.NewReader(compress(t, content))); err != nil || count != 0 {
+				t.Errorf("%s, %q: %d, %v", name, content, count, err)
+			}
+		}
+	}
+}
+
+func TestReadersBearUnknownFields(t *testing.T) {
+	list, err := readPodVolumeBackups(bytes.NewReader(compress(t, `[{"metadata":{"name":"a"},"spec":{"new":{"a":[1]}}},null]`)))
+	if err != nil || len(list) != 2 || list[0].Name != "a" {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+func TestReadersRefuse(t *testing.T) {
+	whole := write(t, func(w io.Writer) error { return WritePodVolumeBackups(w, podVolumeBackups()) })
+	for name, content := range map[string][]byte{
+		"nothing":           nil,
+		"not gzip":          []byte("[]"),
+		"empty gzip":        compress(t, ""),
+		"not JSON":          compress(t, "x"),
+		"a number":          compress(t, "1"),
+		"two values":        compress(t, "[][]"),
+		"unclosed":          compress(t, `[{"a":1}`),
+		"cut in the middle": whole[:len(whole)/2],
+		"cut checksum":      whole[:len(whole)-4],
+		"wrong checksum":    append(bytes.Clone(whole[:len(whole)-8]), 1, 2, 3, 4, 5, 6, 7, 8),
+	} {
+		for reader, read := range readers {
+			if _, err := read(bytes.NewReader(content)); err == nil {
+				t.Errorf("%s: %s was read", reader, name)
+			}
+		}
+	}
+}
+
+func TestReadersAreBounded(t *testing.T) {
+	bomb := &endless{piece: []byte(`{"metadata":{"name":"` + strings.Repeat("x", 1<<10) + `"}},`), left: MaxVolumesBytes + 1<<20}
+	pipe, feed := io.Pipe()
+	go func() {
+		w := gzip.NewWriter(feed)
+		_, err := io.Copy(w, io.MultiReader(strings.NewReader("["), bomb))
+		_ = feed.CloseWithError(errors.Join(err, w.Close()))
+	}()
+	seen := 0
+	err := ReadPodVolumeBackups(pipe, func(PodVolumeBackup) error { seen++; return nil })
+	_ = pipe.Close()
+	if !errors.Is(err, ErrTooLarge) || seen == 0 || seen > MaxVolumesBytes>>10 {
+		t.Errorf("after %d elements: %v", seen, err)
+	}
+}
+
+// endless repeats a piece.
+type endless struct {
+	piece []byte
+	at    int
+	left  int
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	if e.left <= 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, e.piece[e.at:])
+	e.at = (e.at + n) % len(e.piece)
+	e.left -= n
+	return n, nil
+}
+
+func TestReadPodVolumeBackupsStops(t *testing.T) {
+	stop := errors.New("enough")
+	content := compress(t, "[{},{},{}]")
+	seen := 0
+	err := ReadPodVolumeBackups(bytes.NewReader(content), func(PodVolumeBackup) error { seen++; return stop })
+	if !errors.Is(err, stop) || seen != 1 {
+		t.Errorf("after %d: %v", seen, err)
+	}
+}
+
+func TestLabelValue(t *testing.T) {
+	for name, want := range map[string]string{
+		"short":                 "short",
+		strings.Repeat("a", 63): strings.Repeat("a", 63),
+		// sha256 of 64 times "a" begins with ffe054.
+		strings.Repeat("a", 64): strings.Repeat("a", 57) + "ffe054",
+	} {
+		if got := labelValue(name); got != want {
+			t.Errorf("%s: got %s", name, got)
+		}
+	}
+}
+
+func TestPodVolumeBackupNamesDiffer(t *testing.T) {
+	seen := map[string]bool{}
+	for _, pod := range []string{"web-0", "web-1"} {
+		for _, volume := range []string{"data", "logs"} {
+			pvb := NewPodVolumeBackup(endedBackup(), "shop.daily", Volume{Pod: engine.PodReference{Namespace: "shop", Name: pod}, Name: volume})
+			if seen[pvb.Name] || !strings.HasPrefix(pvb.Name, "shop.daily-") {
+				t.Errorf("name %s", pvb.Name)
+			}
+			seen[pvb.Name] = true
+		}
+	}
+}
+
+func FuzzReaders(f *testing.F) {
+	for _, name := range []string{"results.json", "resource-list.json", "podvolumebackups.json", "volumeinfo.json", "empty-list.json"} {
+		plain, err := os.ReadFile("testdata/" + name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(compress(f, string(plain)), true)
+		f.Add(plain, false)
+	}
+	random := make([]byte, 100)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(random)
+	f.Add(random, true)
+	f.Fuzz(func(t *testing.T, data []byte, compressed bool) {
+		if !compressed {
+			data = compress(t, string(data))
+		}
+		for _, read := range readers {
+			_, _ = read(bytes.NewReader(data)) // must not panic nor hang
+		}
+	})
+}
