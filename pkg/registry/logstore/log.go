@@ -26,7 +26,7 @@ const (
 	defaultHistoryAge    = 5 * time.Minute
 	defaultHistoryEvents = 1 << 15
 
-	retryAfterSeconds = 3
+	maxRetryAfter = 10 * time.Second
 )
 
 // Object is what a Log stores: a pointer to an API type.
@@ -65,6 +65,7 @@ type Log[T Object] struct {
 	prefix    string
 	versioner storage.APIObjectVersioner
 	clock     clock.PassiveClock
+	born      time.Time
 
 	// writers is held by whoever changes the state, from the comparison to the
 	// commit. It is taken before mu, and spares readers the time of comparing.
@@ -103,7 +104,8 @@ func New[T Object](newObject func() T, options Options) *Log[T] {
 	if l.clock == nil {
 		l.clock = clock.RealClock{}
 	}
-	l.rv = firstVersion(l.clock.Now())
+	l.born = l.clock.Now()
+	l.rv = firstVersion(l.born)
 	l.first = l.rv
 	l.history = history[T]{maxAge: options.HistoryAge, maxEvents: options.HistoryEvents, oldest: l.rv}
 	if l.history.maxAge == 0 {
@@ -151,9 +153,11 @@ func (l *Log[T]) checkReadyLocked() error {
 	if loading == "" {
 		loading = "its data"
 	}
+	// What took a second so far may well take another one.
+	retryAfter := min(max(l.clock.Since(l.born), time.Second), maxRetryAfter)
 	return apierrors.NewTooManyRequests(
 		fmt.Sprintf("%s can't be served yet: the server is still loading %s; try again in a moment", l.options.Resource, loading),
-		retryAfterSeconds)
+		int(retryAfter.Seconds()))
 }
 
 // Versioner implements storage.Interface.

@@ -196,7 +196,9 @@ func TestPagesShowOneVersion(t *testing.T) {
 }
 
 func TestNotReady(t *testing.T) {
-	l := loadingPodLog(logstore.Options{Loading: "the catalogue of location default"})
+	birth := time.Unix(1_800_000_000, 0)
+	clock := clocktesting.NewFakePassiveClock(birth)
+	l := loadingPodLog(logstore.Options{Loading: "the catalogue of location default", Clock: clock})
 	apply(t, l, pod("a", "p", "1"))
 	loading := currentVersion(t, l)
 
@@ -212,8 +214,12 @@ func TestNotReady(t *testing.T) {
 	} {
 		if !apierrors.IsTooManyRequests(err) || !strings.Contains(err.Error(), "the catalogue of location default") {
 			t.Errorf("%s: got %v, want 429 that says what is loading", verb, err)
-		} else if seconds, ok := apierrors.SuggestsClientDelay(err); !ok || seconds < 1 {
-			t.Errorf("%s: no Retry-After", verb)
+		}
+	}
+	for age, want := range map[time.Duration]int{0: 1, 5 * time.Second: 5, time.Hour: 10} {
+		clock.SetTime(birth.Add(age))
+		if got, _ := apierrors.SuggestsClientDelay(l.ReadinessCheck()); got != want {
+			t.Errorf("Retry-After %d s after %v of loading, want %d s", got, age, want)
 		}
 	}
 	if got, ok := l.GetObject("a", "p"); !ok || got.Spec.NodeName != "1" {
