@@ -1,0 +1,132 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"sync"
+)
+
+// Manager runs the volume work of one node: no more than its limit at once,
+// restores before backups, and each class in the order of its coming. Waiting
+// work starts when a slot becomes free, and at no other moment is anything done.
+// It is safe for concurrent use.
+type Manager struct {
+	ctx    context.Context // ends when the manager is stopped
+	cancel context.CancelFunc
+	group  sync.WaitGroup
+
+	mu      sync.Mutex
+	limit   int
+	stopped bool
+	waiting lanes
+	running [classes]int
+	jobs    map[string]*job // by key: waiting and running
+}
+
+// NewManager returns a manager with a limit. Work gets a context derived from ctx.
+func NewManager(ctx context.Context, limit int) *Manager {
+	ctx, cancel := context.WithCancel(ctx)
+	return &Manager{ctx: ctx, cancel: cancel, limit: limit, jobs: map[string]*job{}}
+}
+
+// Submit queues work under a key. It returns false, and does nothing, if work of
+// that key waits or runs already, or if the manager is stopped. The work must end
+// soon after its context.
+func (m *Manager) Submit(key string, class Class, work func(context.Context)) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.stopped || m.jobs[key] != nil {
+		return false
+	}
+	j := &job{key: key, class: class, work: work}
+	m.jobs[key] = j
+	m.waiting.push(j)
+	m.startLocked()
+	return true
+}
+
+// Cancel drops the work of a key if it waits, and ends its context if it runs.
+func (m *Manager) Cancel(key string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	j := m.jobs[key]
+	switch {
+	case j == nil:
+	case j.cancel != nil:
+		j.cancel()
+	default:
+		m.waiting.remove(j)
+		delete(m.jobs, key)
+	}
+}
+
+// SetLimit changes how much runs at once. What runs already goes on; zero starts
+// nothing more.
+func (m *Manager) SetLimit(limit int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.limit = limit
+	m.startLocked()
+}
+
+// Load is what a manager has to do.
+type Load struct {
+	// Limit of work running at once.
+	Limit int
+	// Running and Waiting work of each class, by Class.
+	Running, Waiting [classes]int
+}
+
+// Load returns what there is to do now.
+func (m *Manager) Load() Load {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return Load{Limit: m.limit, Running: m.running, Waiting: m.waiting.lengths()}
+}
+
+// Stop drops what waits, cancels what runs, and returns when nothing runs any more.
+func (m *Manager) Stop() {
+	m.mu.Lock()
+	m.stopped = true
+	for j := m.waiting.pop(); j != nil; j = m.waiting.pop() {
+		delete(m.jobs, j.key)
+	}
+	m.mu.Unlock()
+	m.cancel()
+	m.group.Wait()
+}
+
+// startLocked starts waiting work while there are slots.
+func (m *Manager) startLocked() {
+	for total(m.running) < m.limit {
+		j := m.waiting.pop()
+		if j == nil {
+			return
+		}
+		var ctx context.Context
+		ctx, j.cancel = context.WithCancel(m.ctx)
+		m.running[j.class]++
+		m.group.Go(func() {
+			defer m.finish(j)
+			j.work(ctx)
+		})
+	}
+}
+
+func (m *Manager) finish(j *job) {
+	j.cancel()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.jobs, j.key)
+	m.running[j.class]--
+	m.startLocked()
+}
+
+func total(counts [classes]int) (sum int) {
+	for _, n := range counts {
+		sum += n
+	}
+	return sum
+}

@@ -1,0 +1,265 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"pgregory.net/rapid"
+)
+
+// bench is a manager whose work runs until it is released or cancelled.
+type bench struct {
+	*Manager
+	t        *testing.T
+	started  []string
+	ended    []string
+	released map[string]chan struct{}
+}
+
+func newBench(t *testing.T, limit int) *bench {
+	return &bench{Manager: NewManager(t.Context(), limit), t: t, released: map[string]chan struct{}{}}
+}
+
+func (b *bench) submit(key string, class Class) bool {
+	release := make(chan struct{})
+	taken := b.Submit(key, class, func(ctx context.Context) {
+		b.mu.Lock()
+		b.started = append(b.started, key)
+		b.mu.Unlock()
+		select {
+		case <-release:
+		case <-ctx.Done():
+		}
+		b.mu.Lock()
+		b.ended = append(b.ended, key)
+		b.mu.Unlock()
+	})
+	if taken {
+		b.released[key] = release
+	}
+	// One at a time, so that started is in the order of starting.
+	synctest.Wait()
+	return taken
+}
+
+func (b *bench) release(key string) {
+	close(b.released[key])
+	synctest.Wait()
+}
+
+func (b *bench) expectStarted(want ...string) {
+	b.t.Helper()
+	if !slices.Equal(b.started, want) {
+		b.t.Errorf("started %v, want %v", b.started, want)
+	}
+}
+
+func TestManagerOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, 1)
+		for _, key := range []string{"b1", "b2", "b3"} {
+			b.submit(key, ClassBackup)
+		}
+		for _, key := range []string{"r1", "r2", "r3", "r4", "r5"} {
+			b.submit(key, ClassRestore)
+		}
+		order := []string{"b1", "r1", "r2", "r3", "b2", "r4", "r5", "b3"}
+		for i, key := range order {
+			b.expectStarted(order[:i+1]...)
+			b.release(key)
+		}
+		if load := b.Load(); load.Running != [classes]int{} || load.Waiting != [classes]int{} {
+			t.Errorf("in the end there is %+v", load)
+		}
+		b.Stop()
+	})
+}
+
+func TestManagerLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, 0)
+		for _, key := range []string{"1", "2", "3", "4"} {
+			b.submit(key, ClassBackup)
+		}
+		b.expectStarted()
+		b.SetLimit(2)
+		synctest.Wait()
+		if load := b.Load(); load.Running[ClassBackup] != 2 || load.Waiting[ClassBackup] != 2 {
+			t.Errorf("with a limit of 2 there is %+v", load)
+		}
+		b.SetLimit(1)
+		b.release(b.started[0])
+		if len(b.started) != 2 {
+			t.Errorf("a lower limit lets %v start", b.started)
+		}
+		b.release(b.started[1])
+		b.expectStarted(b.started[0], b.started[1], "3")
+		b.Stop()
+	})
+}
+
+func TestManagerCancel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, 1)
+		b.submit("running", ClassBackup)
+		b.submit("waiting", ClassBackup)
+		b.submit("next", ClassBackup)
+		if b.submit("running", ClassBackup) || b.submit("waiting", ClassRestore) {
+			t.Error("a key is taken twice")
+		}
+		b.Cancel("waiting")
+		b.Cancel("unknown")
+		b.Cancel("running")
+		synctest.Wait()
+		b.expectStarted("running", "next")
+		if !b.submit("running", ClassBackup) {
+			t.Error("a key that ended is not taken again")
+		}
+
+		b.Stop()
+		if !slices.Equal(b.ended, []string{"running", "next"}) {
+			t.Errorf("after Stop %v had ended", b.ended)
+		}
+		if b.submit("late", ClassBackup) {
+			t.Error("a stopped manager takes work")
+		}
+	})
+}
+
+// TestManagerProperties compares a manager with a naive model of it, step by step.
+func TestManagerProperties(t *testing.T) {
+	type step struct {
+		op    string
+		key   string
+		class Class
+		limit int
+	}
+	steps := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
+		return step{
+			op:    rapid.SampledFrom([]string{"submit", "submit", "submit", "submit", "release", "release", "release", "cancel", "limit"}).Draw(t, "op"),
+			key:   fmt.Sprint(rapid.IntRange(0, 19).Draw(t, "key")),
+			class: Class(rapid.IntRange(0, classes-1).Draw(t, "class")),
+			limit: rapid.SampledFrom([]int{1, 1, 1, 0, 2, 3}).Draw(t, "limit"),
+		}
+	}), 40, 120)
+
+	rapid.Check(t, func(rt *rapid.T) {
+		history := steps.Draw(rt, "steps")
+		var failure string
+		synctest.Test(t, func(t *testing.T) {
+			b, model := newBench(t, 1), &naiveManager{limit: 1}
+			for i, s := range history {
+				switch s.op {
+				case "submit":
+					if b.submit(s.key, s.class) != model.submit(s.key, s.class) {
+						failure = fmt.Sprintf("step %d: they differ on taking %s", i, s.key)
+					}
+				case "release":
+					if len(model.running) > 0 {
+						key := model.running[0]
+						b.release(key)
+						model.end(key)
+					}
+				case "cancel":
+					b.Cancel(s.key)
+					synctest.Wait()
+					model.end(s.key)
+				case "limit":
+					b.SetLimit(s.limit)
+					synctest.Wait()
+					model.limit = s.limit
+				}
+				before := len(model.started)
+				model.start()
+				// What starts at the same moment starts in any order.
+				if len(b.started) == len(model.started) {
+					slices.Sort(b.started[before:])
+					slices.Sort(model.started[before:])
+				}
+				if !slices.Equal(b.started, model.started) {
+					failure = fmt.Sprintf("step %d: started %v, want %v", i, b.started, model.started)
+				}
+				if load := b.Load(); total(load.Running) != len(model.running) || total(load.Waiting) != len(model.waiting) {
+					failure = fmt.Sprintf("step %d: %+v, want %d running and %d waiting", i, load, len(model.running), len(model.waiting))
+				}
+				if failure != "" {
+					break
+				}
+			}
+			b.Stop()
+			if len(b.ended) != len(b.started) {
+				failure = fmt.Sprintf("after Stop %d of %d have ended", len(b.ended), len(b.started))
+			}
+		})
+		if failure != "" {
+			rt.Fatal(failure)
+		}
+	})
+}
+
+type naiveWork struct {
+	key   string
+	class Class
+}
+
+// naiveManager keeps the whole history and looks at it for every decision.
+type naiveManager struct {
+	limit            int
+	waiting          []naiveWork
+	running, started []string
+	history          []string // "backup", "restore past a backup", "restore"
+}
+
+func (m *naiveManager) submit(key string, class Class) bool {
+	if slices.Contains(m.running, key) || slices.ContainsFunc(m.waiting, func(w naiveWork) bool { return w.key == key }) {
+		return false
+	}
+	m.waiting = append(m.waiting, naiveWork{key: key, class: class})
+	return true
+}
+
+func (m *naiveManager) end(key string) {
+	m.running = slices.DeleteFunc(m.running, func(k string) bool { return k == key })
+	m.waiting = slices.DeleteFunc(m.waiting, func(w naiveWork) bool { return w.key == key })
+}
+
+func (m *naiveManager) start() {
+	for len(m.running) < m.limit && len(m.waiting) > 0 {
+		next := m.next()
+		m.end(next.key)
+		m.running = append(m.running, next.key)
+		m.started = append(m.started, next.key)
+	}
+}
+
+// next is the oldest restore, unless the latest starts were all of restores that
+// passed a backup.
+func (m *naiveManager) next() naiveWork {
+	oldest := func(class Class) (naiveWork, bool) {
+		i := slices.IndexFunc(m.waiting, func(w naiveWork) bool { return w.class == class })
+		if i < 0 {
+			return naiveWork{}, false
+		}
+		return m.waiting[i], true
+	}
+	restore, restores := oldest(ClassRestore)
+	backup, backups := oldest(ClassBackup)
+	latest := m.history[max(0, len(m.history)-restoresInRow):]
+	passed := len(latest) == restoresInRow && !slices.ContainsFunc(latest, func(s string) bool { return s != "restore past a backup" })
+	switch {
+	case !restores || backups && passed:
+		m.history = append(m.history, "backup")
+		return backup
+	case backups:
+		m.history = append(m.history, "restore past a backup")
+	default:
+		m.history = append(m.history, "restore")
+	}
+	return restore
+}

@@ -1,0 +1,247 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kopia/kopia/fs"
+	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/restore"
+	"golang.org/x/sys/unix"
+)
+
+// output writes a snapshot below a folder. It differs from Kopia's own output in
+// that
+//   - it never leaves the folder, even if the pod that uses it puts links there;
+//   - a file that is in the way is removed, not written to: it may be open, or
+//     be a link;
+//   - a file that can't get its owner doesn't get its setuid bits either;
+//   - a folder keeps its own time;
+//   - it ends with its context.
+type output struct {
+	root     *os.Root
+	progress *Progress
+	notes    notes
+}
+
+var _ restore.Output = (*output)(nil)
+
+// Parallelizable implements restore.Output.
+func (o *output) Parallelizable() bool { return true }
+
+// name is where a path of the snapshot goes: the root of both is the same.
+func name(rel string) string {
+	if rel == "" {
+		return "."
+	}
+	return rel
+}
+
+// BeginDirectory implements restore.Output. The folder gets its mode when it is full.
+func (o *output) BeginDirectory(ctx context.Context, rel string, _ fs.Directory) error {
+	if err := ctx.Err(); err != nil || rel == "" {
+		return err
+	}
+	return o.replace(rel, func() error {
+		err := o.root.Mkdir(rel, 0o700)
+		if errors.Is(err, os.ErrExist) {
+			if info, statErr := o.root.Lstat(rel); statErr == nil && info.IsDir() {
+				return nil
+			}
+		}
+		return err
+	})
+}
+
+// FinishDirectory implements restore.Output.
+func (o *output) FinishDirectory(_ context.Context, rel string, dir fs.Directory) error {
+	f, err := o.root.Open(name(rel))
+	if err != nil {
+		return err
+	}
+	return o.finish(f, name(rel), dir)
+}
+
+// WriteFile implements restore.Output.
+func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, _ restore.FileWriteProgress) error {
+	from, err := file.Open(ctx)
+	if err != nil {
+		return fmt.Errorf("open %q in the snapshot: %w", rel, err)
+	}
+	defer from.Close()
+
+	var to *os.File
+	err = o.replace(rel, func() (err error) {
+		to, err = o.root.OpenFile(rel, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := copySparse(ctx, to, from, file.Size(), &o.progress.done); err != nil {
+		return errors.Join(fmt.Errorf("write %q: %w", rel, err), to.Close())
+	}
+	return o.finish(to, rel, file)
+}
+
+// CreateSymlink implements restore.Output.
+func (o *output) CreateSymlink(ctx context.Context, rel string, link fs.Symlink) error {
+	target, err := link.Readlink(ctx)
+	if err != nil {
+		return fmt.Errorf("read link %q in the snapshot: %w", rel, err)
+	}
+	if err := o.replace(rel, func() error { return o.root.Symlink(target, rel) }); err != nil {
+		return err
+	}
+	owner := link.Owner()
+	if err := o.permitted(o.root.Lchown(rel, int(owner.UserID), int(owner.GroupID)), rel, "did not get its owner"); err != nil {
+		return err
+	}
+	parent, err := o.root.Open(path.Dir(rel))
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	mtime := unix.NsecToTimespec(link.ModTime().UnixNano())
+	err = unix.UtimesNanoAt(int(parent.Fd()), path.Base(rel), []unix.Timespec{mtime, mtime}, unix.AT_SYMLINK_NOFOLLOW)
+	return o.permitted(err, rel, "did not get its time")
+}
+
+// replace calls create, which must fail if something is in its way, and once
+// more after removing that. A folder that isn't empty is not removed.
+func (o *output) replace(rel string, create func() error) error {
+	err := create()
+	if !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	if err := o.root.Remove(rel); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("replace %q: %w", rel, err)
+	}
+	return create()
+}
+
+// finish gives a file or folder its owner, mode and time, and closes it.
+func (o *output) finish(f *os.File, rel string, e fs.Entry) error {
+	err := o.attributes(f, rel, e)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	// By name, and after everything else that sets the time.
+	return o.permitted(o.root.Chtimes(rel, e.ModTime(), e.ModTime()), rel, "did not get its time")
+}
+
+func (o *output) attributes(f *os.File, rel string, e fs.Entry) error {
+	mode, owner := e.Mode()&fs.ModBits, e.Owner()
+	// The owner first, since a change of owner clears setuid bits.
+	err := f.Chown(int(owner.UserID), int(owner.GroupID))
+	if errors.Is(err, os.ErrPermission) {
+		mode &^= os.ModeSetuid | os.ModeSetgid
+	}
+	if err := o.permitted(err, rel, "did not get its owner"); err != nil {
+		return err
+	}
+	return o.permitted(f.Chmod(mode), rel, "did not get its mode")
+}
+
+// permitted turns a lack of permission into a warning. An agent without root,
+// and a server that maps root to nobody, can restore contents all the same.
+func (o *output) permitted(err error, rel, problem string) error {
+	if errors.Is(err, os.ErrPermission) {
+		o.notes.add(rel, problem)
+		return nil
+	}
+	return err
+}
+
+// Close implements restore.Output: it brings the data to the disk.
+func (o *output) Close(context.Context) error {
+	f, err := o.root.Open(".")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		return fmt.Errorf("write the volume to its disk: %w", err)
+	}
+	return nil
+}
+
+// FileExists implements restore.Output. It is asked by incremental restores only.
+func (o *output) FileExists(context.Context, string, fs.File) bool { return false }
+
+// SymlinkExists implements restore.Output. It is asked by incremental restores only.
+func (o *output) SymlinkExists(context.Context, string, fs.Symlink) bool { return false }
+
+// WriteDirEntry implements restore.Output. It is called by partial restores only.
+func (o *output) WriteDirEntry(context.Context, string, *snapshot.DirEntry, fs.Directory) error {
+	return errors.ErrUnsupported
+}
+
+// sparseBlock is the unit in which zeros become holes: the block of common
+// filesystems.
+const sparseBlock = 4 << 10
+
+var (
+	zeros   [sparseBlock]byte
+	buffers = sync.Pool{New: func() any { return new([64 * sparseBlock]byte) }}
+)
+
+// copySparse writes size bytes of from to an empty file, leaving holes for zeros.
+func copySparse(ctx context.Context, to *os.File, from io.Reader, size int64, done *atomic.Int64) error {
+	buffer := buffers.Get().(*[64 * sparseBlock]byte)
+	defer buffers.Put(buffer)
+	for offset := int64(0); ; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := io.ReadFull(from, buffer[:])
+		if writeErr := writeData(to, buffer[:n], offset); writeErr != nil {
+			return writeErr
+		}
+		offset += int64(n)
+		done.Add(int64(n))
+		switch {
+		case err == nil:
+		case !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
+			return err
+		case offset != size:
+			return fmt.Errorf("the snapshot has %d of %d bytes", offset, size)
+		default:
+			return to.Truncate(size) // for a hole at the end
+		}
+	}
+}
+
+// writeData writes the blocks of data that are not zero, each run at once.
+func writeData(to io.WriterAt, data []byte, offset int64) error {
+	for start := 0; start < len(data); {
+		end := start
+		for end < len(data) && !isZero(block(data, end)) {
+			end += len(block(data, end))
+		}
+		if end > start {
+			if _, err := to.WriteAt(data[start:end], offset+int64(start)); err != nil {
+				return err
+			}
+		}
+		for end < len(data) && isZero(block(data, end)) {
+			end += len(block(data, end))
+		}
+		start = end
+	}
+	return nil
+}
+
+func block(data []byte, at int) []byte { return data[at:min(at+sparseBlock, len(data))] }
+
+func isZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }

@@ -1,0 +1,70 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+)
+
+// Progress counts the bytes of one upload or restore. Its zero value is ready;
+// it may be read at any time.
+type Progress struct{ done, total atomic.Int64 }
+
+// Done returns the bytes moved so far, those that needed no moving included.
+func (p *Progress) Done() int64 { return p.done.Load() }
+
+// Total returns the bytes to move as far as is known, never less than Done.
+func (p *Progress) Total() int64 { return max(p.total.Load(), p.done.Load()) }
+
+// Warnings are what went wrong without ending the work.
+type Warnings struct {
+	// Count of all of them.
+	Count int
+	// First few of them, each naming a file.
+	First []string
+}
+
+const (
+	// warningsKept is the length of Warnings.First.
+	warningsKept = 5
+	// warningsTold bounds the memory for telling repeated warnings apart.
+	warningsTold = 10_000
+)
+
+// notes collects warnings, each file and problem once.
+type notes struct {
+	mu    sync.Mutex
+	count int
+	seen  map[string]bool
+	first []string
+}
+
+func (n *notes) add(path, problem string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	note := fmt.Sprintf("%q %s", path, problem)
+	if n.seen[note] {
+		return
+	}
+	if n.seen == nil {
+		n.seen = map[string]bool{}
+	}
+	if len(n.seen) < warningsTold {
+		n.seen[note] = true
+	}
+	n.count++
+	if len(n.first) < warningsKept {
+		n.first = append(n.first, note)
+	}
+}
+
+func (n *notes) vanished(path string) { n.add(path, "vanished before it was read") }
+
+func (n *notes) warnings() Warnings {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return Warnings{Count: n.count, First: n.first}
+}

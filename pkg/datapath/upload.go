@@ -1,0 +1,313 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/policy"
+	"github.com/kopia/kopia/snapshot/upload"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/holdfast-io/holdfast/pkg/repository"
+)
+
+// Source is the volume that a snapshot is of.
+type Source struct {
+	// Namespace, Pod and Volume as in the pod's spec.
+	Namespace, Pod, Volume string
+	// ClaimName and ClaimUID of the volume's claim, empty without one.
+	ClaimName string
+	ClaimUID  types.UID
+}
+
+// How Velero names and tags the snapshots of pod volumes; it finds them by the
+// first two tags. Source: Velero, pkg/uploader, read in 2026.
+const (
+	snapshotDescription = "Kopia Uploader"
+	snapshotPin         = "velero-pin"
+	tagRequester        = "snapshot-requester"
+	tagUploader         = "snapshot-uploader"
+	requester           = "pod-volume-backup-restore"
+	uploader            = "kopia"
+)
+
+// Our own tags.
+const (
+	// tagClaim holds the uid of the claim.
+	tagClaim = "holdfast.io/claim-uid"
+	// tagCheckpoint marks what a long upload stores on its way, so that its next
+	// attempt need not begin anew.
+	tagCheckpoint = "holdfast.io/checkpoint"
+)
+
+func (s Source) info(options repo.ClientOptions) snapshot.SourceInfo {
+	return snapshot.SourceInfo{
+		Host:     options.Hostname,
+		UserName: options.Username,
+		Path:     path.Join(requester, uploader, s.Namespace, s.Pod, cmp.Or(s.ClaimName, s.Volume)),
+	}
+}
+
+// UploadRequest says what to upload.
+type UploadRequest struct {
+	// Path of the volume's folder.
+	Path string
+	// Source is whose folder it is. The newest snapshot of the same claim, or else
+	// of the same source, spares the reading of files that have not changed.
+	Source Source
+}
+
+// UploadResult says what was uploaded.
+type UploadResult struct {
+	// SnapshotID is Kopia's id of the snapshot.
+	SnapshotID string
+	// TotalBytes and Files of the volume.
+	TotalBytes, Files int64
+	// IncrementalBytes are those of files that are new or changed since the
+	// previous snapshot, before deduplication.
+	IncrementalBytes int64
+	// Warnings name files that are missing or may be inconsistent.
+	Warnings Warnings
+}
+
+// measureAfter is how long an upload must last before the volume is walked once
+// more for its size. Short uploads need no progress.
+const measureAfter = 5 * time.Second
+
+// Upload stores a folder as a snapshot. When it fails, no snapshot is visible.
+func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p *Progress) (UploadResult, error) {
+	var notes notes
+	vol, err := openVolume(req.Path, &notes)
+	if err != nil {
+		return UploadResult{}, err
+	}
+	defer vol.root.Close()
+	folder, err := vol.folder()
+	if err != nil {
+		return UploadResult{}, err
+	}
+
+	source := req.Source.info(r.Kopia().ClientOptions())
+	previous, err := previousSnapshots(ctx, r.Kopia(), source, req.Source.ClaimUID)
+	if err != nil {
+		return UploadResult{}, fmt.Errorf("look for the previous snapshot: %w", err)
+	}
+	for _, man := range previous {
+		p.total.Store(max(p.total.Load(), man.Stats.TotalFileSize))
+	}
+
+	measured := measureLater(ctx, vol, p)
+	defer measured()
+
+	var man *snapshot.Manifest
+	observer := &uploadObserver{progress: p, notes: &notes}
+	err = repo.WriteSession(ctx, r.Kopia(), repo.WriteSessionOptions{Purpose: "upload"}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		u := newUploader(w, observer, req.Source.ClaimUID)
+		observer.cancel = u.Cancel
+		// Kopia's uploader looks at Cancel, not at the context.
+		stop := context.AfterFunc(ctx, u.Cancel)
+		defer stop()
+
+		var err error
+		man, err = u.Upload(ctx, folder, uploadPolicy(), source, previous...)
+		switch failure := observer.failure.Load(); {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case failure != nil: // also when err is nil: Kopia reports it elsewhere
+			return *failure
+		case err != nil:
+			return fmt.Errorf("read the volume: %w", err)
+		case man.IncompleteReason != "":
+			return fmt.Errorf("the upload ended early: %s", man.IncompleteReason)
+		}
+		if err := vol.stillThere(); err != nil {
+			return err
+		}
+		return save(ctx, w, man, req.Source.ClaimUID)
+	})
+	if err != nil {
+		return UploadResult{}, err
+	}
+	summary := man.RootEntry.DirSummary
+	return UploadResult{
+		SnapshotID:       string(man.ID),
+		TotalBytes:       summary.TotalFileSize,
+		IncrementalBytes: observer.hashed.Load(),
+		Files:            summary.TotalFileCount,
+		Warnings:         notes.warnings(),
+	}, nil
+}
+
+// newUploader configures Kopia's uploader.
+func newUploader(w repo.RepositoryWriter, observer upload.Progress, claim types.UID) *upload.Uploader {
+	u := upload.NewUploader(w)
+	u.Progress = observer
+	// More than the processors: a worker mostly waits for the store. And always
+	// given: Kopia's default counts the node's processors, not the container's.
+	u.ParallelUploads = parallelism(8)
+	u.DisableIgnoreRules = true // a .kopiaignore in the volume is data
+	u.CheckpointLabels = map[string]string{tagCheckpoint: "true"}
+	if claim != "" {
+		u.CheckpointLabels[tagClaim] = string(claim)
+	}
+	return u
+}
+
+func parallelism(least int) int { return max(least, 2*runtime.GOMAXPROCS(0)) }
+
+// uploadPolicy returns how the uploader treats every file.
+func uploadPolicy() *policy.Tree {
+	var (
+		p            = *policy.DefaultPolicy
+		splitAbove   = policy.OptionalInt64(128 << 20)
+		ignore       = policy.OptionalBool(true)
+		noLog        = policy.LogDetail(policy.LogDetailNone)
+		errorsIgnore = policy.ErrorHandlingPolicy{IgnoreFileErrors: &ignore, IgnoreDirectoryErrors: &ignore, IgnoreUnknownTypes: &ignore}
+	)
+	p.CompressionPolicy.CompressorName = "zstd-fastest"
+	p.UploadPolicy.ParallelUploadAboveSize = &splitAbove
+	// Kopia reports the errors that it ignores, and uploadObserver decides which
+	// of them end the upload.
+	p.ErrorHandlingPolicy = errorsIgnore
+	p.LoggingPolicy.Directories.Snapshotted = &noLog
+	return policy.BuildTree(map[string]*policy.Policy{".": &p}, &p)
+}
+
+// save makes the snapshot visible, and removes what it makes superfluous.
+func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, claim types.UID) error {
+	man.Description = snapshotDescription
+	man.Pins = []string{snapshotPin} // else Kopia's retention may delete it
+	man.Tags = map[string]string{tagRequester: requester, tagUploader: uploader}
+	if claim != "" {
+		man.Tags[tagClaim] = string(claim)
+	}
+	if _, err := snapshot.SaveSnapshot(ctx, w, man); err != nil {
+		return fmt.Errorf("save the snapshot: %w", err)
+	}
+	checkpoints, err := snapshot.ListSnapshotManifests(ctx, w, &man.Source, map[string]string{tagCheckpoint: "true"})
+	if err != nil {
+		return fmt.Errorf("list the upload's checkpoints: %w", err)
+	}
+	for _, id := range checkpoints {
+		if err := w.DeleteManifest(ctx, id); err != nil {
+			return fmt.Errorf("remove a checkpoint of the upload: %w", err)
+		}
+	}
+	return nil
+}
+
+// previousSnapshots returns the newest complete snapshot of the claim, or else
+// of the source, and the newest checkpoint of an upload that did not complete.
+func previousSnapshots(ctx context.Context, r repo.Repository, source snapshot.SourceInfo, claim types.UID) ([]*snapshot.Manifest, error) {
+	complete := map[string]string{tagRequester: requester, tagUploader: uploader}
+	found, err := newest(ctx, r, source, complete, claim)
+	if err != nil {
+		return nil, err
+	}
+	checkpoint, err := newest(ctx, r, source, map[string]string{tagCheckpoint: "true"}, claim)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc([]*snapshot.Manifest{found, checkpoint}, func(m *snapshot.Manifest) bool { return m == nil }), nil
+}
+
+func newest(ctx context.Context, r repo.Repository, source snapshot.SourceInfo, tags map[string]string, claim types.UID) (*snapshot.Manifest, error) {
+	ofSource := map[string]string{
+		snapshot.HostnameLabel: source.Host, snapshot.UsernameLabel: source.UserName, snapshot.PathLabel: source.Path,
+	}
+	searches := []map[string]string{ofSource}
+	if claim != "" {
+		// A claim outlives the pods that mount it, whose names are in the path.
+		searches = []map[string]string{{tagClaim: string(claim)}, ofSource}
+	}
+	for _, labels := range searches {
+		labels[manifest.TypeLabelKey] = snapshot.ManifestType
+		maps.Copy(labels, tags)
+		entries, err := r.FindManifests(ctx, labels)
+		if err != nil {
+			return nil, err
+		}
+		if len(entries) == 0 {
+			continue
+		}
+		latest := slices.MaxFunc(entries, func(a, b *manifest.EntryMetadata) int { return a.ModTime.Compare(b.ModTime) })
+		man, err := snapshot.LoadSnapshot(ctx, r, latest.ID)
+		if errors.Is(err, snapshot.ErrSnapshotNotFound) {
+			continue
+		}
+		return man, err
+	}
+	return nil, nil
+}
+
+// measureLater sets the total of p to the volume's size if that takes long
+// enough to matter. It ends when the returned function is called.
+func measureLater(ctx context.Context, vol *volume, p *Progress) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	group.Go(func() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(measureAfter):
+		}
+		// A walk of its own, so that its warnings don't count.
+		quiet := &volume{root: vol.root, notes: &notes{}}
+		folder, err := quiet.folder()
+		if err != nil {
+			return
+		}
+		if size := quiet.size(ctx, folder); ctx.Err() == nil {
+			p.total.Store(size)
+		}
+	})
+	return func() {
+		cancel()
+		group.Wait()
+	}
+}
+
+// uploadObserver hears what Kopia's uploader does.
+type uploadObserver struct {
+	upload.NullUploadProgress
+	progress *Progress
+	notes    *notes
+	cancel   func()
+	hashed   atomic.Int64
+	failure  atomic.Pointer[error]
+}
+
+func (o *uploadObserver) HashedBytes(n int64) {
+	o.hashed.Add(n)
+	o.progress.done.Add(n)
+}
+
+func (o *uploadObserver) CachedFile(_ string, size int64) { o.progress.done.Add(size) }
+
+// Error decides about a file that could not be stored. That it vanished is what
+// files of a volume in use do; anything else fails the upload, since a backup
+// that lacks a file without saying so is worse than none.
+func (o *uploadObserver) Error(path string, err error, _ bool) {
+	if vanished(err) {
+		o.notes.vanished(path)
+		return
+	}
+	failure := fmt.Errorf("read %q: %w", path, err)
+	o.failure.CompareAndSwap(nil, &failure)
+	o.cancel()
+}

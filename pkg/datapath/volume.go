@@ -1,0 +1,247 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"syscall"
+	"unicode/utf8"
+
+	"github.com/kopia/kopia/fs"
+)
+
+// volume presents a folder to Kopia's uploader. It differs from Kopia's own
+// localfs in that
+//   - it never leaves the folder: the pod that writes to it could put a link to
+//     a file of the node in the place of a folder that is being read;
+//   - it has no special names: localfs takes NAME.kopia-entry as an instruction;
+//   - it refuses names that are not UTF-8, which Kopia would store garbled;
+//   - it notices what changes while it is read.
+type volume struct {
+	root  *os.Root
+	notes *notes
+}
+
+func openVolume(dir string, notes *notes) (*volume, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the volume's folder: %w", err)
+	}
+	return &volume{root: root, notes: notes}, nil
+}
+
+// folder returns the volume's root.
+func (v *volume) folder() (fs.Directory, error) {
+	info, err := v.root.Stat(".")
+	if err != nil {
+		return nil, fmt.Errorf("read the volume's folder: %w", err)
+	}
+	return &volumeDir{volumeEntry{FileInfo: info, volume: v, path: "."}}, nil
+}
+
+// stillThere fails if the folder that was opened is no longer at its path: what
+// was read of it is then what its removal had left.
+func (v *volume) stillThere() error {
+	opened, err := v.root.Stat(".")
+	if err != nil {
+		return err
+	}
+	now, err := os.Stat(v.root.Name())
+	if err == nil && !os.SameFile(opened, now) {
+		err = errors.New("another folder took its place")
+	}
+	if err != nil {
+		return fmt.Errorf("the volume went away while it was read: %w", err)
+	}
+	return nil
+}
+
+// size adds up the sizes of the files, as far as they can be seen.
+func (v *volume) size(ctx context.Context, dir fs.Directory) (total int64) {
+	_ = fs.IterateEntries(ctx, dir, func(ctx context.Context, e fs.Entry) error {
+		switch e := e.(type) {
+		case fs.Directory:
+			total += v.size(ctx, e)
+		case fs.File:
+			total += e.Size()
+		}
+		return ctx.Err()
+	})
+	return total
+}
+
+// volumeEntry is what files, folders and links have in common.
+type volumeEntry struct {
+	os.FileInfo
+	volume *volume
+	path   string // from the volume's root, which is "."
+}
+
+func (e *volumeEntry) Owner() fs.OwnerInfo {
+	if stat, ok := e.Sys().(*syscall.Stat_t); ok {
+		return fs.OwnerInfo{UserID: stat.Uid, GroupID: stat.Gid}
+	}
+	return fs.OwnerInfo{}
+}
+
+func (e *volumeEntry) Device() fs.DeviceInfo       { return fs.DeviceInfo{} }
+func (e *volumeEntry) LocalFilesystemPath() string { return "" }
+func (e *volumeEntry) Close()                      {}
+
+type volumeDir struct{ volumeEntry }
+
+// Size of a folder is nothing that a snapshot should depend on.
+func (d *volumeDir) Size() int64                      { return 0 }
+func (d *volumeDir) SupportsMultipleIterations() bool { return true }
+
+func (d *volumeDir) Child(_ context.Context, name string) (fs.Entry, error) {
+	info, err := d.volume.root.Lstat(path.Join(d.path, name))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fs.ErrEntryNotFound
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d.entry(info), nil
+}
+
+func (d *volumeDir) Iterate(context.Context) (fs.DirectoryIterator, error) {
+	// Without O_NONBLOCK a pipe in the place of the folder would hold us up.
+	f, err := d.volume.root.OpenFile(d.path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &volumeIterator{dir: d, file: f}, nil
+}
+
+// entry returns what Kopia is to see of a directory entry, or nil for what it is
+// not to see.
+func (d *volumeDir) entry(info os.FileInfo) fs.Entry {
+	e := volumeEntry{FileInfo: info, volume: d.volume, path: path.Join(d.path, info.Name())}
+	if !utf8.ValidString(info.Name()) {
+		return &volumeError{e, errors.New("the name is not UTF-8, and would not be restored as it is; rename the file")}
+	}
+	switch info.Mode().Type() {
+	case os.ModeDir:
+		return &volumeDir{e}
+	case os.ModeSymlink:
+		return &volumeLink{e}
+	case 0:
+		return &volumeFile{e}
+	default:
+		d.volume.notes.add(e.path, "is not a file, a folder or a link, and was left out")
+		return nil
+	}
+}
+
+// volumeIterator lists a folder in pieces, so that memory doesn't follow its size.
+type volumeIterator struct {
+	dir   *volumeDir
+	file  *os.File
+	batch []os.DirEntry
+}
+
+const entriesPerBatch = 256
+
+func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
+	for {
+		if len(it.batch) == 0 {
+			batch, err := it.file.ReadDir(entriesPerBatch)
+			if errors.Is(err, io.EOF) {
+				return nil, nil
+			}
+			if err != nil {
+				return nil, err
+			}
+			it.batch = batch
+		}
+		listed := it.batch[0]
+		it.batch = it.batch[1:]
+
+		info, err := listed.Info()
+		switch {
+		case vanished(err):
+			it.dir.volume.notes.vanished(path.Join(it.dir.path, listed.Name()))
+		case err != nil:
+			return nil, err
+		default:
+			if e := it.dir.entry(info); e != nil {
+				return e, nil
+			}
+		}
+	}
+}
+
+func (it *volumeIterator) Close() { it.file.Close() }
+
+type volumeLink struct{ volumeEntry }
+
+func (l *volumeLink) Readlink(context.Context) (string, error) {
+	return l.volume.root.Readlink(l.path)
+}
+
+func (l *volumeLink) Resolve(context.Context) (fs.Entry, error) {
+	return nil, errors.New("links are stored, not followed")
+}
+
+// volumeError is an entry that can't be stored.
+type volumeError struct {
+	volumeEntry
+	err error
+}
+
+func (e *volumeError) ErrorInfo() error { return e.err }
+
+type volumeFile struct{ volumeEntry }
+
+func (f *volumeFile) Open(context.Context) (fs.Reader, error) {
+	file, err := f.volume.root.OpenFile(f.path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("something else took its place: %w", os.ErrNotExist)
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return &volumeReader{File: file, entry: f, opened: info}, nil
+}
+
+type volumeReader struct {
+	*os.File
+	entry  *volumeFile
+	opened os.FileInfo
+}
+
+func (r *volumeReader) Entry() (fs.Entry, error) { return r.entry, nil }
+
+// Close notes a file that was written to since it was opened: its bytes may be
+// of different moments.
+func (r *volumeReader) Close() error {
+	closed, err := r.Stat()
+	if err == nil && (closed.Size() != r.opened.Size() || !closed.ModTime().Equal(r.opened.ModTime())) {
+		r.entry.volume.notes.add(r.entry.path, "changed while it was read")
+	}
+	return errors.Join(err, r.File.Close())
+}
+
+// vanished reports that something was removed, or replaced by something else,
+// after it was listed.
+func vanished(err error) bool {
+	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
+}
+
+var (
+	_ fs.Directory  = (*volumeDir)(nil)
+	_ fs.File       = (*volumeFile)(nil)
+	_ fs.Symlink    = (*volumeLink)(nil)
+	_ fs.ErrorEntry = (*volumeError)(nil)
+)
