@@ -21,8 +21,10 @@
 //     2^53 until 2242.
 //  2. A watch from a version that this log never issued, or no longer remembers,
 //     ends with 410 Expired, whether that version lies in the past or in the
-//     future. A list that asks for a version of the future is answered with 504
-//     and the cause ResourceVersionTooLarge, as Kubernetes does.
+//     future; so does a page whose continue token is of such a version, with a
+//     token that goes on at the current one. A list of exactly a forgotten version
+//     is 410 too. A get or list that names a version of the future is answered as
+//     Kubernetes does: 504 with the cause ResourceVersionTooLarge.
 //  3. A watcher receives every event of its scope once and in order, or 410. A
 //     slow watcher blocks nobody and loses nothing silently: it falls off the log.
 //  4. Until SetReady, clients are answered 429 with Retry-After. An empty list

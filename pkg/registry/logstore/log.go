@@ -83,6 +83,8 @@ type Log[T Object] struct {
 	progress uint64        // counts the requests for watch progress
 }
 
+var _ storage.Interface = (*Log[Object])(nil)
+
 // Prefix is what the storage keys of a resource begin with; it ends with a slash.
 func Prefix(resource schema.GroupResource) string {
 	if resource.Group == "" {
@@ -202,7 +204,7 @@ func (l *Log[T]) RequestWatchProgress(context.Context) error {
 	return nil
 }
 
-// snapshot returns the current state and its version.
+// snapshotLocked returns the current state and its version.
 func (l *Log[T]) snapshotLocked() (state[T], uint64) { return l.state.snapshot(), l.rv }
 
 // snapshotAt returns the state as it was at version rv, or false when the
