@@ -85,8 +85,8 @@ func TestInformers(t *testing.T) {
 				waitFor(t, informer, before)
 			}
 
-			// The new server forgot most objects, has others, and a while ago there
-			// was a version that the old one issued last.
+			// The new server has lost some objects, has new ones, and never issued a
+			// version that the informers know.
 			after := newPodLog(logstore.Options{Loading: "the pods"})
 			deletions.Store(0)
 			s.replace(t, readOnly(t, after))
