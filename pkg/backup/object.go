@@ -58,8 +58,9 @@ func decode(raw []byte, into any) error {
 // that the items of a list of built-in types lack. It may share raw's memory, or
 // use that of buffer.
 func content(raw []byte, h *head, r resource, buffer *bytes.Buffer) ([]byte, error) {
-	buffer.Reset()
+	raw = bytes.TrimSpace(raw)
 	// A JSON string has no line break, so this finds what a server has indented.
+	buffer.Reset()
 	if bytes.IndexByte(raw, '\n') >= 0 {
 		if err := json.Compact(buffer, raw); err != nil {
 			return nil, fmt.Errorf("read an object: %w", err)
@@ -72,12 +73,18 @@ func content(raw []byte, h *head, r resource, buffer *bytes.Buffer) ([]byte, err
 	}
 	// Kinds and versions need no escaping. The object has a name, so that more
 	// follows the brace.
-	buffer.WriteString("{")
-	if h.APIVersion == "" {
-		fmt.Fprintf(buffer, `"apiVersion":%q,`, r.GroupVersion().String())
-	}
-	if h.Kind == "" {
-		fmt.Fprintf(buffer, `"kind":%q,`, r.kind)
+	buffer.WriteByte('{')
+	for _, field := range []struct{ name, has, lacks string }{
+		{"apiVersion", h.APIVersion, r.apiVersion},
+		{"kind", h.Kind, r.kind},
+	} {
+		if field.has == "" {
+			buffer.WriteByte('"')
+			buffer.WriteString(field.name)
+			buffer.WriteString(`":"`)
+			buffer.WriteString(field.lacks)
+			buffer.WriteString(`",`)
+		}
 	}
 	buffer.Write(raw[1:])
 	return buffer.Bytes(), nil

@@ -32,10 +32,19 @@ type resource struct {
 	schema.GroupVersionResource
 	kind       string
 	namespaced bool
+	// apiVersion is the group and version; listKey the key in the resource list.
+	apiVersion, listKey string
 }
 
-// listKey is the resource's key in the backup's resource list.
-func (r resource) listKey() string { return r.GroupVersion().String() + "/" + r.kind }
+func newResource(gv schema.GroupVersion, served *metav1.APIResource) resource {
+	return resource{
+		GroupVersionResource: gv.WithResource(served.Name),
+		kind:                 served.Kind,
+		namespaced:           served.Namespaced,
+		apiVersion:           gv.String(),
+		listKey:              gv.String() + "/" + served.Kind,
+	}
+}
 
 var (
 	namespacesResource = schema.GroupResource{Resource: "namespaces"}
@@ -126,7 +135,7 @@ func (c *catalog) add(gv schema.GroupVersion, served []metav1.APIResource) {
 		if strings.Contains(r.Name, "/") || !sets.New(r.Verbs...).HasAll("list", "get", "create", "delete") {
 			continue
 		}
-		found := resource{GroupVersionResource: gv.WithResource(r.Name), kind: r.Kind, namespaced: r.Namespaced}
+		found := newResource(gv, &r)
 		c.resources = append(c.resources, found)
 		for _, word := range append([]string{r.Name, r.SingularName, r.Kind}, r.ShortNames...) {
 			for _, word := range []string{word, word + "." + gv.Group} {

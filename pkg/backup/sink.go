@@ -100,7 +100,7 @@ func (s *sink) write(r resource, h *head, raw []byte) error {
 		return fmt.Errorf("store the backup's objects: %w", err)
 	}
 	key := itemName(namespace, name)
-	s.list[r.listKey()] = append(s.list[r.listKey()], key)
+	s.list[r.listKey] = append(s.list[r.listKey], key)
 	if namespace != "" {
 		s.touched.Insert(namespace)
 	}
@@ -113,7 +113,7 @@ func (s *sink) write(r resource, h *head, raw []byte) error {
 func (s *sink) holds(r resource) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.list[r.listKey()]) > 0
+	return len(s.list[r.listKey]) > 0
 }
 
 // touchedNamespaces are those of which something was written, but which have not

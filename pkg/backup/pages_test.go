@@ -1,0 +1,295 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+const configMaps = "/api/v1/namespaces/shop/configmaps"
+
+// shopOf is a backup of one namespace with some ConfigMaps.
+func shopOf(t *testing.T, objects int) *fixture {
+	t.Helper()
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"configmaps"}})
+	f.add("namespaces", namespace("shop", ""))
+	var names []string
+	for i := range objects {
+		names = append(names, fmt.Sprintf("c-%05d", i))
+	}
+	f.add("configmaps", named("shop", names...)...)
+	return f
+}
+
+func (f *fixture) wantConfigMaps(t *testing.T, want int) {
+	t.Helper()
+	items := f.items(t)
+	for i := range want {
+		if name := fmt.Sprintf("configmaps shop/c-%05d", i); len(items) != want+1 || items[i] != name {
+			t.Fatalf("%d items, and in the place of %s is %s", len(items), name, items[min(i, len(items)-1)])
+		}
+	}
+}
+
+func isPage(r *http.Request, from int) bool {
+	at, _ := strconv.Atoi(r.URL.Query().Get("continue"))
+	return r.URL.Path == configMaps && at == from
+}
+
+// A list whose token has expired goes on where the server says, or else starts
+// again, without an object twice.
+func TestExpiredContinueToken(t *testing.T) {
+	for name, test := range map[string]struct {
+		offered  string
+		requests int
+	}{
+		"with a token for the rest": {"1000", 4},
+		"from the start":            {"", 6},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := shopOf(t, 1200)
+			var once sync.Once
+			f.intercept = func(w http.ResponseWriter, r *http.Request) (answered bool) {
+				if isPage(r, 1000) {
+					once.Do(func() {
+						answered = true
+						writeStatus(w, metav1.Status{
+							Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old",
+							ListMeta: metav1.ListMeta{Continue: test.offered},
+						})
+					})
+				}
+				return answered
+			}
+			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+				t.Errorf("the phase is %s: %+v", outcome.Status.Phase, f.results(t))
+			}
+			f.wantConfigMaps(t, 1200)
+			if got := f.requested(configMaps); got != test.requests {
+				t.Errorf("%d pages were requested", got)
+			}
+		})
+	}
+}
+
+func TestTokenThatAlwaysExpiresEndsTheList(t *testing.T) {
+	f := shopOf(t, 600)
+	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+		if !isPage(r, 500) {
+			return false
+		}
+		writeStatus(w, metav1.Status{Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old"})
+		return true
+	}
+	outcome := f.run(t)
+	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 1 {
+		t.Errorf("got %+v", outcome.Status)
+	}
+	f.wantConfigMaps(t, 500)
+}
+
+// A connection that breaks in the middle of a page costs that page again, as
+// long as objects still come.
+func TestBrokenPageIsReadAgain(t *testing.T) {
+	f := shopOf(t, 700)
+	var broken atomic.Int32
+	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+		if !isPage(r, 500) || broken.Add(1) > 10 {
+			return false
+		}
+		whole := httptest.NewRecorder()
+		f.serve(whole, r)
+		body := whole.Body.Bytes()
+		_, _ = w.Write(body[:len(body)/2])
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}
+	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+		t.Errorf("the phase is %s: %+v", outcome.Status.Phase, f.results(t))
+	}
+	f.wantConfigMaps(t, 700)
+}
+
+func TestPassingErrorsAreTriedAgain(t *testing.T) {
+	f := shopOf(t, 10)
+	var failures atomic.Int32
+	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != configMaps || failures.Add(1) > 3 {
+			return false
+		}
+		writeStatus(w, metav1.Status{Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError, Message: "etcd has no leader"})
+		return true
+	}
+	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+		t.Errorf("the phase is %s", outcome.Status.Phase)
+	}
+	f.wantConfigMaps(t, 10)
+}
+
+// What one resource refuses does not keep the others from being backed up.
+func TestListErrors(t *testing.T) {
+	for name, test := range map[string]struct {
+		status   metav1.Status
+		phase    holdfast.BackupPhase
+		requests int
+		text     string
+	}{
+		"forbidden": {
+			metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: "no rights"},
+			holdfast.BackupPhasePartiallyFailed, 1, "configmaps shop: list it: no rights",
+		},
+		"always down": {
+			metav1.Status{Code: http.StatusServiceUnavailable, Reason: metav1.StatusReasonServiceUnavailable, Message: "down"},
+			holdfast.BackupPhasePartiallyFailed, 4, "configmaps shop: list it: down",
+		},
+		"gone since discovery": {
+			metav1.Status{Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: "no such resource"},
+			holdfast.BackupPhaseCompleted, 1, "configmaps shop: the cluster no longer serves it: no such resource",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+			f.story()
+			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+				if r.URL.Path != configMaps {
+					return false
+				}
+				writeStatus(w, test.status)
+				return true
+			}
+			outcome := f.run(t)
+			if outcome.Status.Phase != test.phase {
+				t.Errorf("the phase is %s", outcome.Status.Phase)
+			}
+			results := f.results(t)
+			messages := append(results.Errors.Namespaces["shop"], results.Warnings.Namespaces["shop"]...)
+			if len(messages) != 1 || messages[0] != test.text {
+				t.Errorf("got %q", messages)
+			}
+			if got := f.requested(configMaps); got != test.requests {
+				t.Errorf("%d requests", got)
+			}
+			if items := strings.Join(f.items(t), "\n"); !strings.Contains(items, "deployments.apps shop/web") || strings.Contains(items, "configmaps") {
+				t.Errorf("the tarball holds\n%s", items)
+			}
+		})
+	}
+}
+
+// No object waits in memory: a page is only asked for when all objects of the
+// page before are in the tarball, and no more lists are open than there are
+// workers.
+func TestMemoryDoesNotFollowTheNumberOfObjects(t *testing.T) {
+	f := shopOf(t, 3000)
+	f.request.Backup.Spec.IncludedResources = nil
+	f.deps.Workers = 2
+	f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
+		if from, _ := strconv.Atoi(r.URL.Query().Get("continue")); r.URL.Path == configMaps {
+			if written := f.deps.Progress.Objects().ItemsBackedUp; written < int64(from) {
+				t.Errorf("page %d was requested with %d objects written", from/pageSize, written)
+			}
+		}
+		return false
+	}
+	f.run(t)
+	f.wantConfigMaps(t, 3000)
+	if f.peak > f.deps.Workers {
+		t.Errorf("%d lists were open at once", f.peak)
+	}
+}
+
+func TestProgressCountsWhatIsAnnounced(t *testing.T) {
+	f := shopOf(t, 1200)
+	seen := map[int64]bool{}
+	f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path == configMaps {
+			seen[f.deps.Progress.Objects().TotalItems] = true
+		}
+		return false
+	}
+	f.run(t)
+	// The namespace comes last.
+	if !seen[0] || !seen[1200] || len(seen) != 2 {
+		t.Errorf("the totals were %v, not 0 and then 1200", seen)
+	}
+	if got, want := f.deps.Progress.Objects(), (holdfast.BackupProgress{TotalItems: 1201, ItemsBackedUp: 1201}); got != want {
+		t.Errorf("at the end: %+v", got)
+	}
+}
+
+// Cancelled while it reads, a backup ends at once and leaves nothing.
+func TestCancelWhileReading(t *testing.T) {
+	f := shopOf(t, 1200)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
+		if isPage(r, 500) {
+			cancel()
+			<-r.Context().Done() // the server never answers
+			return true
+		}
+		return false
+	}
+	outcome, err := Run(ctx, f.request, f.deps)
+	if err != context.Canceled || outcome.Stored {
+		t.Fatalf("got %+v, %v", outcome, err)
+	}
+	if keys := f.keys(t); len(keys) != 0 {
+		t.Errorf("%v is in the store", keys)
+	}
+}
+
+// The same while it waits for volumes: then all objects are read already.
+func TestCancelWhileVolumesUpload(t *testing.T) {
+	f := shopOf(t, 3)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	f.volumes.wait = func(ctx context.Context) error {
+		cancel()
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	outcome, err := Run(ctx, f.request, f.deps)
+	if err != context.Canceled || outcome.Stored {
+		t.Fatalf("got %+v, %v", outcome, err)
+	}
+	if keys := f.keys(t); len(keys) != 0 {
+		t.Errorf("%v is in the store, beside %s", keys, format.MetadataKey("b"))
+	}
+}
+
+func TestIndentedObjectsAreStoredCompact(t *testing.T) {
+	f := shopOf(t, 0)
+	f.add("configmaps", "{\n  \"metadata\": {\n    \"name\": \"c-00000\",\n    \"namespace\": \"shop\"\n  },\n  \"data\": {\"text\": \"a\\nb\"}\n}")
+	f.run(t)
+	f.wantConfigMaps(t, 1)
+	const want = `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"c-00000","namespace":"shop"},"data":{"text":"a\nb"}}`
+	if listing := tarListing(t, f.read(t, format.TarballKey("b"))); strings.Count(listing, want) != 2 {
+		t.Errorf("the tarball holds\n%s", listing)
+	}
+}
+
+// An object that no path can name, as an aggregated API might serve, is one
+// error.
+func TestObjectsThatCannotBeNamed(t *testing.T) {
+	f := shopOf(t, 2)
+	f.add("configmaps", named("shop", "../../etc/passwd")...)
+	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 1 {
+		t.Errorf("got %+v", outcome.Status)
+	}
+	f.wantConfigMaps(t, 2)
+}

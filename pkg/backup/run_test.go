@@ -1,0 +1,303 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+var start = time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
+
+// testVolumes uploads every volume at once.
+type testVolumes struct {
+	submitted []VolumeRequest
+	submit    func(VolumeRequest) error
+	result    func(VolumeRequest) engine.PodVolumeBackupStatus
+	wait      func(context.Context) error
+}
+
+func (v *testVolumes) Submit(_ context.Context, request VolumeRequest) error {
+	if v.submit != nil {
+		if err := v.submit(request); err != nil {
+			return err
+		}
+	}
+	v.submitted = append(v.submitted, request)
+	return nil
+}
+
+func (v *testVolumes) Wait(ctx context.Context) ([]VolumeResult, error) {
+	if v.wait != nil {
+		if err := v.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+	var results []VolumeResult
+	for _, request := range slices.Backward(v.submitted) {
+		status := engine.PodVolumeBackupStatus{
+			Phase: engine.VolumePhaseCompleted, SnapshotID: "snap-" + request.Volume, Path: "/pods/" + request.Volume,
+			Progress:         engine.VolumeProgress{TotalBytes: 10, BytesDone: 10},
+			IncrementalBytes: 4,
+			StartTimestamp:   &metav1.Time{Time: start}, CompletionTimestamp: &metav1.Time{Time: start},
+		}
+		if v.result != nil {
+			status = v.result(request)
+		}
+		results = append(results, VolumeResult{Request: request, Status: status})
+	}
+	return results, nil
+}
+
+// fixture is a backup of a test cluster into a store in memory.
+type fixture struct {
+	*testCluster
+	store   *storetest.Faulty
+	volumes *testVolumes
+	request Request
+	deps    Dependencies
+}
+
+func newFixture(t testing.TB, spec holdfast.BackupSpec) *fixture {
+	t.Helper()
+	cluster := newTestCluster(t)
+	clock := clocktesting.NewFakeClock(start.Add(time.Minute))
+	f := &fixture{testCluster: cluster, store: storetest.NewFaulty(storetest.Memory(t), clock), volumes: &testVolumes{}}
+	spec.StorageLocation = cmp.Or(spec.StorageLocation, "default")
+	spec.TTL = metav1.Duration{Duration: 720 * time.Hour}
+	f.request = Request{
+		Backup: &holdfast.Backup{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "b", UID: "11111111-2222-3333-4444-555555555555", CreationTimestamp: metav1.Time{Time: start}},
+			Spec:       spec,
+			Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhaseInProgress, StartTimestamp: &metav1.Time{Time: start}, Requester: "ada"},
+		},
+		Cluster: format.Cluster{SystemNamespace: "holdfast", UID: "c-1"},
+	}
+	f.deps = Dependencies{
+		Discovery: cluster,
+		Client:    cluster.client(),
+		Store:     f.store,
+		Volumes:   f.volumes,
+		Clock:     clock,
+		Progress:  &Progress{},
+		Retry:     wait.Backoff{Duration: time.Microsecond, Steps: 4},
+	}
+	return f
+}
+
+func (f *fixture) run(t testing.TB) Outcome {
+	t.Helper()
+	outcome, err := Run(t.Context(), f.request, f.deps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !outcome.Stored {
+		t.Fatal("the outcome is not stored")
+	}
+	return outcome
+}
+
+func (f *fixture) read(t testing.TB, key string) []byte {
+	t.Helper()
+	content, err := f.store.Get(context.Background(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	data, err := io.ReadAll(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func (f *fixture) text(t testing.TB, key string) string {
+	t.Helper()
+	plain, err := gzip.NewReader(bytes.NewReader(f.read(t, key)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := io.ReadAll(plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func (f *fixture) keys(t testing.TB) []string {
+	t.Helper()
+	var keys []string
+	for object, err := range f.store.List(context.Background(), "", store.ListOptions{Recursive: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, object.Key)
+	}
+	return keys
+}
+
+// items are the objects of the stored tarball, in order, each as resource
+// [namespace/]name.
+func (f *fixture) items(t testing.TB) []string {
+	t.Helper()
+	reader, err := archive.NewReader(bytes.NewReader(f.read(t, format.TarballKey("b"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var items []string
+	for {
+		entry, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !entry.Versioned {
+			items = append(items, entry.Resource.String()+" "+itemName(entry.Namespace, entry.Name))
+		}
+	}
+	slices.Sort(items)
+	return items
+}
+
+func (f *fixture) results(t testing.TB) format.Results {
+	t.Helper()
+	results, err := format.ReadResults(bytes.NewReader(f.read(t, format.ResultsKey("b"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return results
+}
+
+func named(namespace string, names ...string) []string {
+	var objects []string
+	for _, name := range names {
+		objects = append(objects, fmt.Sprintf(`{"metadata":{"name":%q,"namespace":%q}}`, name, namespace))
+	}
+	return objects
+}
+
+func namespace(name, labels string) string {
+	return fmt.Sprintf(`{"metadata":{"name":%q,"labels":{%s}},"status":{"phase":"Active"}}`, name, labels)
+}
+
+// story fills a cluster with one of each kind.
+func (f *fixture) story() {
+	f.add("namespaces", namespace("shop", ""), namespace("bank", ""), namespace("quiet", `"velero.io/exclude-from-backup":"true"`))
+	f.add("configmaps", named("shop", "prices")...)
+	f.add("configmaps", named("bank", "rates")...)
+	f.add("configmaps", named("quiet", "hidden")...)
+	f.add("configmaps",
+		`{"metadata":{"name":"labelled","namespace":"shop","labels":{"velero.io/exclude-from-backup":"true"}}}`,
+		`{"metadata":{"name":"going","namespace":"shop","deletionTimestamp":"2026-08-01T11:00:00Z"}}`)
+	f.add("deployments.apps", named("shop", "web")...)
+	f.add("events", named("shop", "happened")...)
+	f.add("events.events.k8s.io", named("shop", "happened")...)
+	f.add("volumesnapshots.snapshot.storage.k8s.io", named("shop", "snap")...)
+	f.add("backups.holdfast.io", named("shop", "b")...)
+	f.add("backupruns.engine.holdfast.io", named("shop", "b")...)
+	f.add("summaries.example.com", named("shop", "computed")...)
+	f.add("widgets.example.com", `{"metadata":{"name":"gear","namespace":"shop"},"Metadata":{"name":"a field of its own"},"spec":{"size":12345678901234567890}}`)
+	f.add("customresourcedefinitions.apiextensions.k8s.io", named("", "widgets.example.com", "others.example.com")...)
+	f.add("nodes", named("", "n1")...)
+	f.add("persistentvolumes",
+		`{"metadata":{"name":"pv-data","labels":{"zone":"a"}},"spec":{"persistentVolumeReclaimPolicy":"Delete","csi":{"driver":"d"}}}`,
+		`{"metadata":{"name":"pv-idle"},"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`,
+		`{"metadata":{"name":"pv-free"},"spec":{}}`)
+	f.add("persistentvolumeclaims",
+		`{"metadata":{"name":"data","namespace":"shop","uid":"claim-1"},"spec":{"volumeName":"pv-data"},"status":{"phase":"Bound"}}`,
+		`{"metadata":{"name":"idle","namespace":"shop","uid":"claim-2"},"spec":{"volumeName":"pv-idle"},"status":{"phase":"Bound"}}`)
+	f.add("pods", `{"metadata":{"name":"db-0","namespace":"shop","uid":"pod-1","annotations":{"backup.velero.io/backup-volumes":"files,scratch"}},
+		"spec":{"nodeName":"n1","containers":[{"name":"c","volumeMounts":[{"name":"files"},{"name":"scratch"},{"name":"conf"}]}],
+		"volumes":[{"name":"files","persistentVolumeClaim":{"claimName":"data"}},{"name":"scratch","emptyDir":{}},{"name":"conf","configMap":{"name":"prices"}}]},
+		"status":{"phase":"Running"}}`)
+}
+
+// What lies in the store after a backup is fixed by golden files: the tarball
+// entry by entry, the side files, and their order of writing.
+func TestRunStoresTheWholeBackup(t *testing.T) {
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop", "quiet"}})
+	f.story()
+	f.deps.Workers = 1 // for the order of the tarball
+	outcome := f.run(t)
+
+	var got strings.Builder
+	fmt.Fprintf(&got, "phase %s, %d errors, %d warnings, progress %+v, volumes %+v, expires %s\n", outcome.Status.Phase, outcome.Status.Errors,
+		outcome.Status.Warnings, *outcome.Status.Progress, *outcome.Status.Volumes, outcome.Status.Expiration.UTC().Format(time.RFC3339))
+	fmt.Fprintf(&got, "\n# keys\n%s\n", strings.Join(f.keys(t), "\n"))
+	fmt.Fprintf(&got, "\n# tarball\n%s", tarListing(t, f.read(t, format.TarballKey("b"))))
+	fmt.Fprintf(&got, "\n# %s\n%s\n", format.MetadataKey("b"), f.read(t, format.MetadataKey("b")))
+	for _, key := range []string{
+		format.ResourceListKey("b"), format.PodVolumeBackupsKey("b"), format.VolumeInfoKey("b"), format.VolumeSnapshotsKey("b"),
+		format.ItemOperationsKey("b"), format.ResultsKey("b"), format.LogKey("b"),
+	} {
+		fmt.Fprintf(&got, "\n# %s\n%s", key, f.text(t, key))
+	}
+	golden := filepath.Join("testdata", "backup.golden")
+	if *update {
+		if err := os.WriteFile(golden, []byte(got.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := gocmp.Diff(string(want), got.String()); diff != "" {
+		t.Errorf("the store holds something else (-want +got); run with -update if it is right:\n%s", diff)
+	}
+}
+
+func tarListing(t *testing.T, tarball []byte) string {
+	t.Helper()
+	var listing strings.Builder
+	for header, content := range tarEntries(t, tarball) {
+		fmt.Fprintf(&listing, "%c %o %s %s %s\n", header.Typeflag, header.Mode, header.ModTime.UTC().Format(time.RFC3339), header.Name, bytes.TrimSpace(content))
+	}
+	return listing.String()
+}
+
+// A restore by Velero needs metadata that is written last, after all else.
+func TestMetadataComesLast(t *testing.T) {
+	f := newFixture(t, holdfast.BackupSpec{})
+	f.story()
+	f.store.Inject(storetest.Fault{Operation: storetest.Create, Err: store.ErrDenied})
+	outcome, err := Run(t.Context(), f.request, f.deps)
+	if !errors.Is(err, store.ErrDenied) || outcome.Stored || outcome.Status.Phase != holdfast.BackupPhaseFailed {
+		t.Fatalf("got %+v, %v", outcome, err)
+	}
+	if keys := f.keys(t); len(keys) != 8 || slices.Contains(keys, format.MetadataKey("b")) {
+		t.Errorf("before the metadata there is %v", keys)
+	}
+	if got := f.store.Count(storetest.Create); got != 1 {
+		t.Errorf("a refusal was tried %d times", got)
+	}
+}

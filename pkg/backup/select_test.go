@@ -1,0 +1,196 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+func TestWhatIsSelected(t *testing.T) {
+	yes, no := true, false
+	for name, test := range map[string]struct {
+		spec     holdfast.BackupSpec
+		want     []string
+		errors   []string
+		warnings []string
+	}{
+		"everything": {
+			want: []string{
+				"configmaps bank/rates", "configmaps shop/prices",
+				"customresourcedefinitions.apiextensions.k8s.io others.example.com", "customresourcedefinitions.apiextensions.k8s.io widgets.example.com",
+				"deployments.apps shop/web", "events shop/happened", "namespaces bank", "namespaces shop", "nodes n1",
+				"persistentvolumeclaims shop/data", "persistentvolumeclaims shop/idle",
+				"persistentvolumes pv-data", "persistentvolumes pv-free", "persistentvolumes pv-idle",
+				"pods shop/db-0", "widgets.example.com shop/gear",
+			},
+		},
+		"a namespace brings only what it refers to": {
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"bank"}},
+			want: []string{"configmaps bank/rates", "namespaces bank"},
+		},
+		"one resource, by its short name, brings its namespaces": {
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"bank", "shop"}, IncludedResources: []string{"cm"}},
+			want: []string{"configmaps bank/rates", "configmaps shop/prices", "namespaces bank", "namespaces shop"},
+		},
+		"claims bring their volumes": {
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"pvc"}},
+			want: []string{"namespaces shop", "persistentvolumeclaims shop/data", "persistentvolumeclaims shop/idle", "persistentvolumes pv-data", "persistentvolumes pv-idle"},
+		},
+		"a pod brings its claim, and that its volume": {
+			spec: holdfast.BackupSpec{
+				IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"pods", "persistentvolumeclaims"},
+				LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}},
+			},
+			want: []string{"namespaces shop", "persistentvolumeclaims shop/data", "persistentvolumes pv-data", "pods shop/labelled"},
+		},
+		"no cluster-scoped objects but the namespace": {
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludeClusterResources: &no, IncludedResources: []string{"pvc", "widgets"}},
+			want: []string{"namespaces shop", "persistentvolumeclaims shop/data", "persistentvolumeclaims shop/idle", "widgets.example.com shop/gear"},
+		},
+		"all cluster-scoped objects": {
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"bank"}, IncludeClusterResources: &yes},
+			want: []string{
+				"configmaps bank/rates", "customresourcedefinitions.apiextensions.k8s.io others.example.com", "customresourcedefinitions.apiextensions.k8s.io widgets.example.com",
+				"namespaces bank", "nodes n1", "persistentvolumes pv-data", "persistentvolumes pv-free", "persistentvolumes pv-idle",
+			},
+		},
+		"an excluded namespace": {
+			spec: holdfast.BackupSpec{ExcludedNamespaces: []string{"sho?"}, IncludedNamespaceScopedResources: []string{"configmaps"}},
+			want: []string{"configmaps bank/rates", "namespaces bank"},
+		},
+		"a namespace that does not exist": {
+			spec:   holdfast.BackupSpec{IncludedNamespaces: []string{"bank", "gone"}},
+			want:   []string{"configmaps bank/rates", "namespaces bank"},
+			errors: []string{"namespaces gone: the backup includes it, but it does not exist"},
+		},
+		"a resource that is not served": {
+			spec:     holdfast.BackupSpec{IncludedNamespaces: []string{"bank"}, IncludedResources: []string{"configmaps", "gadgets"}},
+			want:     []string{"configmaps bank/rates", "namespaces bank"},
+			warnings: []string{`the backup includes "gadgets", which the cluster does not serve`},
+		},
+		"volume snapshots only by name": {
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"volumesnapshots.snapshot.storage.k8s.io"}},
+			want: []string{"namespaces shop", "volumesnapshots.snapshot.storage.k8s.io shop/snap"},
+		},
+		"never what Holdfast serves itself": {
+			spec:     holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"backups.holdfast.io", "backupruns.engine.holdfast.io"}},
+			want:     nil,
+			warnings: []string{`the backup includes "backups.holdfast.io", which the cluster does not serve`, `the backup includes "backupruns.engine.holdfast.io", which the cluster does not serve`},
+		},
+		"any of several selectors, each object once": {
+			spec: holdfast.BackupSpec{OrLabelSelectors: []*metav1.LabelSelector{
+				{MatchLabels: map[string]string{"tier": "front"}}, {MatchLabels: map[string]string{"app": "web"}},
+			}},
+			want: []string{"configmaps bank/both", "configmaps bank/front", "namespaces bank", "namespaces tiered"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, test.spec)
+			f.story()
+			if test.spec.LabelSelector != nil {
+				f.add("pods", `{"metadata":{"name":"labelled","namespace":"shop","labels":{"app":"db"}},"spec":{"volumes":[{"name":"files","persistentVolumeClaim":{"claimName":"data"}}]}}`)
+			}
+			if test.spec.OrLabelSelectors != nil {
+				f.add("namespaces", namespace("tiered", `"tier":"front"`))
+				f.add("configmaps",
+					`{"metadata":{"name":"both","namespace":"bank","labels":{"app":"web","tier":"front"}}}`,
+					`{"metadata":{"name":"front","namespace":"bank","labels":{"tier":"front"}}}`)
+			}
+			outcome := f.run(t)
+			if diff := gocmp.Diff(test.want, f.items(t)); diff != "" {
+				t.Errorf("the tarball holds something else (-want +got):\n%s", diff)
+			}
+			results := f.results(t)
+			if diff := gocmp.Diff(test.errors, slices.Concat(results.Errors.Velero, results.Errors.Cluster)); diff != "" {
+				t.Errorf("errors (-want +got):\n%s", diff)
+			}
+			if diff := gocmp.Diff(test.warnings, slices.Concat(results.Warnings.Velero, results.Warnings.Cluster)); diff != "" {
+				t.Errorf("warnings (-want +got):\n%s", diff)
+			}
+			wantPhase := holdfast.BackupPhaseCompleted
+			if len(test.errors) > 0 {
+				wantPhase = holdfast.BackupPhasePartiallyFailed
+			}
+			if outcome.Status.Phase != wantPhase {
+				t.Errorf("the phase is %s, not %s", outcome.Status.Phase, wantPhase)
+			}
+		})
+	}
+}
+
+// A group whose API server is down is a warning, unless the backup asks for it.
+// That Holdfast's own group is down is of no interest.
+func TestGroupsThatCannotBeDiscovered(t *testing.T) {
+	for name, test := range map[string]struct {
+		included []string
+		phase    holdfast.BackupPhase
+		warnings int32
+	}{
+		"not asked for": {nil, holdfast.BackupPhaseCompleted, 1},
+		"asked for":     {[]string{"configmaps", "summaries.metrics.example.com"}, holdfast.BackupPhasePartiallyFailed, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"bank"}, IncludedResources: test.included})
+			f.story()
+			f.failed[schema.GroupVersion{Group: "metrics.example.com", Version: "v1"}] = errors.New("the server is down")
+			f.failed[schema.GroupVersion{Group: "holdfast.io", Version: "v1alpha1"}] = errors.New("the server is down")
+			outcome := f.run(t)
+			if outcome.Status.Phase != test.phase || outcome.Status.Warnings != test.warnings {
+				t.Errorf("got %s with %d warnings: %+v", outcome.Status.Phase, outcome.Status.Warnings, f.results(t))
+			}
+			if !slices.Contains(f.items(t), "configmaps bank/rates") {
+				t.Error("the other groups are missing")
+			}
+		})
+	}
+}
+
+// Few namespaces are listed one by one, many or all of them at once.
+func TestListsPerNamespaceOrCluster(t *testing.T) {
+	for name, test := range map[string]struct {
+		included                                  []string
+		existing, perNamespace, cluster, selected int
+	}{
+		"all":                 {nil, 3, 0, 1, 3},
+		"a few of many":       {[]string{"ns-0", "ns-1"}, 30, 2, 0, 2},
+		"as many as allowed":  {[]string{"ns-?"}, 30, 10, 0, 10},
+		"more than that":      {[]string{"ns-?", "ns-1?"}, 30, 0, 1, 20},
+		"none, without error": {[]string{"other*"}, 30, 0, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: test.included})
+			for i := range test.existing {
+				ns := fmt.Sprintf("ns-%d", i)
+				f.add("namespaces", namespace(ns, ""))
+				f.add("configmaps", named(ns, "c")...)
+			}
+			f.run(t)
+			perNamespace, selected := 0, 0
+			for i := range test.existing {
+				perNamespace += f.requested(fmt.Sprintf("/api/v1/namespaces/ns-%d/configmaps", i))
+			}
+			for _, item := range f.items(t) {
+				if strings.HasPrefix(item, "configmaps ") {
+					selected++
+				}
+			}
+			if cluster := f.requested("/api/v1/configmaps"); perNamespace != test.perNamespace || cluster != test.cluster {
+				t.Errorf("%d lists in namespaces and %d of the cluster", perNamespace, cluster)
+			}
+			if selected != test.selected {
+				t.Errorf("%d ConfigMaps are in the backup", selected)
+			}
+		})
+	}
+}

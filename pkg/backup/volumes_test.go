@@ -1,0 +1,257 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// podWith is a running pod that mounts each of the volumes, given as NAME SOURCE.
+func podWith(name, annotations string, volumes ...string) string {
+	return podIn("Running", name, annotations, volumes...)
+}
+
+func podIn(phase, name, annotations string, volumes ...string) string {
+	var mounts, sources []string
+	for _, volume := range volumes {
+		name, source, _ := strings.Cut(volume, " ")
+		mounts = append(mounts, fmt.Sprintf(`{"name":%q}`, name))
+		sources = append(sources, fmt.Sprintf(`{"name":%q,%s}`, name, source))
+	}
+	return fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"shop","uid":"uid-%s","annotations":{%s}},
+		"spec":{"nodeName":"n1","containers":[{"volumeMounts":[%s]}],"volumes":[%s]},"status":{"phase":%q}}`,
+		name, name, annotations, strings.Join(mounts, ","), strings.Join(sources, ","), phase)
+}
+
+const (
+	emptyDir     = ` "emptyDir":{}`
+	claimData    = ` "persistentVolumeClaim":{"claimName":"data"}`
+	claimIdle    = ` "persistentVolumeClaim":{"claimName":"idle"}`
+	claimPending = ` "persistentVolumeClaim":{"claimName":"pending"}`
+	claimLocal   = ` "persistentVolumeClaim":{"claimName":"local"}`
+	claimGone    = ` "persistentVolumeClaim":{"claimName":"gone"}`
+	claimPrivate = ` "persistentVolumeClaim":{"claimName":"private"}`
+)
+
+func (f *fixture) claims() {
+	bound := func(name, volume, labels string) string {
+		return fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"shop","uid":"claim-%s","labels":{%s}},"spec":{"volumeName":%q},"status":{"phase":"Bound"}}`, name, name, labels, volume)
+	}
+	f.add("namespaces", namespace("shop", ""))
+	f.add("persistentvolumes", `{"metadata":{"name":"pv-data"},"spec":{"csi":{}}}`, `{"metadata":{"name":"pv-idle"},"spec":{"csi":{}}}`,
+		`{"metadata":{"name":"pv-local"},"spec":{"hostPath":{"path":"/data"}}}`, `{"metadata":{"name":"pv-private"},"spec":{"csi":{}}}`,
+		`{"metadata":{"name":"pv-temp"},"spec":{"csi":{}}}`)
+	f.add("persistentvolumeclaims", bound("data", "pv-data", ""), bound("idle", "pv-idle", ""), bound("local", "pv-local", ""),
+		bound("private", "pv-private", `"velero.io/exclude-from-backup":"true"`), bound("eph-temp", "pv-temp", ""),
+		`{"metadata":{"name":"pending","namespace":"shop"},"spec":{},"status":{"phase":"Pending"}}`)
+}
+
+func TestWhichVolumesAreHandedOver(t *testing.T) {
+	const include, exclude = `"backup.velero.io/backup-volumes":`, `"backup.velero.io/backup-volumes-excludes":`
+	yes := true
+	for name, test := range map[string]struct {
+		byDefault bool
+		excluded  []string
+		pods      []string
+		want      []string // POD/VOLUME CLAIM PV
+		warnings  []string
+	}{
+		"none without an annotation": {
+			pods: []string{podWith("p", "", "a"+emptyDir)},
+		},
+		"those that the annotation names": {
+			pods: []string{podWith("p", include+`"a, data"`, "a"+emptyDir, "b"+emptyDir, "data"+claimData)},
+			want: []string{"p/a  ", "p/data data pv-data"},
+		},
+		"what the annotation names in vain": {
+			pods: []string{podWith("p", include+`"conf,host,other"`, `conf "configMap":{}`, `host "hostPath":{"path":"/"}`)},
+			warnings: []string{
+				"pods shop/p: the data of volume conf is not backed up: its content comes from objects",
+				"pods shop/p: the data of volume host is not backed up: it is a hostPath volume, which the agent can't reach",
+				"pods shop/p: the data of volume other is not backed up: the pod's annotation names it, but the pod has no such volume",
+			},
+		},
+		"all by default, but for those without data of their own": {
+			byDefault: true,
+			pods: []string{podWith("p", exclude+`"b"`, "a"+emptyDir, "b"+emptyDir, "data"+claimData, `conf "configMap":{}`, `key "secret":{}`,
+				`all "projected":{}`, `up "downwardAPI":{}`, `host "hostPath":{"path":"/"}`, `img "image":{}`, "default-token-x"+emptyDir, `nfs "nfs":{"server":"s","path":"/"}`)},
+			want: []string{"p/a  ", "p/data data pv-data", "p/nfs  "},
+		},
+		"the claim of a generic ephemeral volume": {
+			byDefault: true,
+			pods:      []string{podWith("eph", "", `temp "ephemeral":{"volumeClaimTemplate":{}}`)},
+			want:      []string{"eph/temp eph-temp pv-temp"},
+		},
+		"a claim of several pods once": {
+			byDefault: true,
+			pods:      []string{podWith("p1", "", "d"+claimData), podWith("p2", "", "other"+claimData, "idle"+claimIdle)},
+			want:      []string{"p1/d data pv-data", "p2/idle idle pv-idle"},
+		},
+		"through the pod that runs": {
+			byDefault: true,
+			pods:      []string{podIn("Pending", "p1", "", "d"+claimData), podWith("p2", "", "d"+claimData)},
+			want:      []string{"p2/d data pv-data"},
+		},
+		"nothing of pods that do not run": {
+			byDefault: true,
+			pods:      []string{podIn("Succeeded", "p1", "", "d"+claimData, "a"+emptyDir)},
+			warnings: []string{
+				"pods shop/p1: the data of volume a is not backed up: the pod is Succeeded, not Running",
+				"pods shop/p1: the data of volume d is not backed up: the pod is Succeeded, not Running",
+			},
+		},
+		"claims whose data is out of reach": {
+			byDefault: true,
+			pods:      []string{podWith("p", "", "l"+claimLocal, "w"+claimPending, "private"+claimPrivate)},
+			warnings: []string{
+				"pods shop/p: the data of volume l is not backed up: its persistent volume is of type hostPath, which the agent can't reach",
+				"pods shop/p: the data of volume w is not backed up: the claim is not bound",
+			},
+		},
+		"a claim that does not exist": {
+			byDefault: true,
+			pods:      []string{podWith("p", "", "g"+claimGone)},
+			warnings:  []string{"persistentvolumeclaims shop/gone: another object refers to it, but it does not exist"},
+		},
+		"no claims in a backup without them": {
+			byDefault: true,
+			excluded:  []string{"persistentvolumeclaims"},
+			pods:      []string{podWith("p", "", "d"+claimData, "a"+emptyDir)},
+			want:      []string{"p/a  "},
+		},
+		"volumes that no container mounts, and devices": {
+			byDefault: true,
+			pods: []string{`{"metadata":{"name":"p","namespace":"shop"},"spec":{"nodeName":"n1","containers":[{"volumeDevices":[{"name":"raw"}]}],
+				"initContainers":[{"volumeMounts":[{"name":"early"}]}],
+				"volumes":[{"name":"raw",` + claimData + `},{"name":"idle",` + claimIdle + `},{"name":"early",` + emptyDir + `}]},"status":{"phase":"Running"}}`},
+			want: []string{"p/early  "},
+			warnings: []string{
+				"pods shop/p: the data of volume idle is not backed up: no container mounts it",
+				"pods shop/p: the data of volume raw is not backed up: it is a block device, and only files can be read",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, ExcludedResources: test.excluded}
+			if test.byDefault {
+				spec.DefaultVolumesToFsBackup = &yes
+			}
+			f := newFixture(t, spec)
+			f.claims()
+			f.add("pods", test.pods...)
+			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || int(outcome.Status.Volumes.Completed) != len(test.want) {
+				t.Errorf("got %+v, volumes %+v", outcome.Status, outcome.Status.Volumes)
+			}
+			var got []string
+			for _, request := range f.volumes.submitted {
+				got = append(got, fmt.Sprintf("%s/%s %s %s", request.Pod.Name, request.Volume, request.ClaimName, request.PersistentVolume))
+			}
+			if diff := gocmp.Diff(test.want, got); diff != "" {
+				t.Errorf("handed over (-want +got):\n%s", diff)
+			}
+			warnings := f.results(t).Warnings.Namespaces["shop"]
+			slices.Sort(warnings)
+			if diff := gocmp.Diff(test.warnings, warnings); diff != "" {
+				t.Errorf("warnings (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Volumes upload while objects are read: all are handed over before the other
+// resources are listed.
+func TestVolumesAreHandedOverEarly(t *testing.T) {
+	yes := true
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f.claims()
+	f.add("pods", podWith("p", "", "data"+claimData))
+	before := -1
+	f.volumes.submit = func(VolumeRequest) error {
+		before = f.requested(configMaps)
+		return nil
+	}
+	f.run(t)
+	if before != 0 || f.requested(configMaps) != 1 {
+		t.Errorf("the volume was handed over after %d lists of ConfigMaps", before)
+	}
+}
+
+func TestVolumesThatFail(t *testing.T) {
+	yes := true
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f.claims()
+	f.add("pods", podWith("p", "", "data"+claimData, "idle"+claimIdle, "scratch"+emptyDir, "refused"+emptyDir))
+	f.volumes.submit = func(request VolumeRequest) error {
+		if request.Volume == "refused" {
+			return errors.New("no agent on node n1")
+		}
+		return nil
+	}
+	f.volumes.result = func(request VolumeRequest) engine.PodVolumeBackupStatus {
+		switch request.Volume {
+		case "data":
+			return engine.PodVolumeBackupStatus{Phase: engine.VolumePhaseFailed, Message: "the node went away"}
+		case "idle":
+			return engine.PodVolumeBackupStatus{Phase: engine.VolumePhaseInProgress}
+		}
+		return engine.PodVolumeBackupStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s", Warnings: 2, Message: "a socket"}
+	}
+	outcome := f.run(t)
+	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed {
+		t.Errorf("the phase is %s", outcome.Status.Phase)
+	}
+	if got, want := *outcome.Status.Volumes, (holdfast.BackupVolumesProgress{Total: 3, Completed: 1, Failed: 2}); got != want {
+		t.Errorf("got %+v", got)
+	}
+	results := f.results(t)
+	wantErrors := []string{
+		"pods shop/p: hand over volume refused: no agent on node n1",
+		"pods shop/p: volume data could not be uploaded: the node went away",
+		"pods shop/p: volume idle could not be uploaded: the upload ended without a result",
+	}
+	if diff := gocmp.Diff(wantErrors, results.Errors.Namespaces["shop"]); diff != "" {
+		t.Errorf("errors (-want +got):\n%s", diff)
+	}
+	wantWarnings := []string{"pods shop/p: volume scratch: 2 files could not be read: a socket"}
+	if diff := gocmp.Diff(wantWarnings, results.Warnings.Namespaces["shop"]); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+	infos, err := format.ReadVolumeInfo(bytes.NewReader(f.read(t, format.VolumeInfoKey("b"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, info := range infos {
+		got[info.PVName] = info.Result
+	}
+	want := map[string]string{"pv-data": "failed", "pv-idle": "failed", "": "succeeded", "pv-local": "", "pv-temp": ""}
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("volume info (-want +got):\n%s", diff)
+	}
+}
+
+// What is not known of a volume must not be taken for a success.
+func TestWaitThatFails(t *testing.T) {
+	yes := true
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f.claims()
+	f.add("pods", podWith("p", "", "data"+claimData))
+	f.volumes.wait = func(ctx context.Context) error { return errors.New("the records are gone") }
+	outcome := f.run(t)
+	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 2 || outcome.Status.Volumes.Failed != 1 {
+		t.Errorf("got %+v", outcome.Status)
+	}
+}
