@@ -16,7 +16,10 @@ import (
 
 	"github.com/holdfast-io/holdfast/hack/lab/binaries"
 	"github.com/holdfast-io/holdfast/hack/lab/controlplane"
+	"github.com/holdfast-io/holdfast/hack/lab/holdfast"
+	"github.com/holdfast-io/holdfast/hack/lab/node"
 	"github.com/holdfast-io/holdfast/hack/lab/process"
+	"github.com/holdfast-io/holdfast/hack/lab/s3"
 	"github.com/holdfast-io/holdfast/hack/lab/workdir"
 )
 
@@ -27,6 +30,11 @@ func dirFlag(c *cobra.Command) *string {
 	return c.Flags().String("dir", ".lab", "folder of the lab; everything that it writes is in there")
 }
 
+// sourceFlag is for commands that build.
+func sourceFlag(c *cobra.Command) *string {
+	return c.Flags().String("source", "", "folder of the lab's Go module (default: hack/lab of the repository that this is run in)")
+}
+
 func buildCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "build",
@@ -34,7 +42,7 @@ func buildCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 	}
 	bin := c.Flags().String("bin", ".lab/bin", "folder for the programs")
-	source := c.Flags().String("source", "", "folder of the lab's Go module (default: hack/lab of the repository that this is run in)")
+	source := sourceFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		b, err := builder(c, *bin, *source)
 		if err != nil {
@@ -65,8 +73,12 @@ func upCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 	}
 	dirPath := dirFlag(c)
-	binPath := c.Flags().String("bin", ".lab/bin", "folder of the programs that `lab build` made")
+	binPath := c.Flags().String("bin", ".lab/bin", "folder of the programs that lab build made")
+	nodeCount := c.Flags().Int("nodes", 0, "real nodes, which run containers; needs root")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		if *nodeCount < 0 || *nodeCount > node.Max {
+			return fmt.Errorf("--nodes is %d; give 0 to %d", *nodeCount, node.Max)
+		}
 		dir, unlock, err := openLocked(*dirPath)
 		if err != nil {
 			return err
@@ -82,23 +94,69 @@ func upCommand() *cobra.Command {
 			return err
 		}
 		if running {
+			state, err := dir.State()
+			if err != nil {
+				return err
+			}
+			if len(state.Nodes) != *nodeCount {
+				return fmt.Errorf("the lab in %s is up with %d nodes, not %d; stop it first with `lab down --dir %s`", dir, len(state.Nodes), *nodeCount, dir)
+			}
 			fmt.Fprintf(out, "the lab in %s is up already\n", dir)
 			return status(c, dir)
 		}
 		// What a crash left.
-		if err := controlplane.Down(c.Context(), dir); err != nil {
+		if err := down(c.Context(), dir); err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "starting etcd and Kubernetes %s in %s\n", binaries.Kubernetes, dir)
 		start := time.Now()
-		if err := controlplane.Up(c.Context(), controlplane.Config{Dir: dir, Bin: bin, Address: loopback}); err != nil {
+		if err := up(c.Context(), dir, bin, *nodeCount, func(line string) { fmt.Fprintln(out, line) }); err != nil {
 			// Also after an interrupt, which has ended the command's context.
-			return errors.Join(err, controlplane.Down(context.WithoutCancel(c.Context()), dir))
+			return errors.Join(err, down(context.WithoutCancel(c.Context()), dir))
 		}
 		fmt.Fprintf(out, "ready in %.1f s\n", time.Since(start).Seconds())
 		return status(c, dir)
 	}
 	return c
+}
+
+func up(ctx context.Context, dir workdir.Dir, bin string, nodeCount int, say func(string)) error {
+	if err := binaries.Missing(bin, append([]string{"pause"}, binaries.Programs...)...); err != nil {
+		return err
+	}
+	if err := dir.ClearLogs(); err != nil {
+		return err
+	}
+	config := controlplane.Config{Dir: dir, Bin: bin, Address: loopback, Nodes: node.Names(nodeCount)}
+	if nodeCount > 0 {
+		config.Address = node.Address
+		if err := node.Possible(dir, config.Nodes); err != nil {
+			return err
+		}
+		// So that down knows what to undo, whatever happens from here.
+		if err := dir.Save(workdir.State{Bin: bin, Address: config.Address, Nodes: config.Nodes}); err != nil {
+			return err
+		}
+		if err := node.Prepare(ctx, dir, config.Nodes, say); err != nil {
+			return err
+		}
+	}
+	say(fmt.Sprintf("starting etcd and Kubernetes %s in %s", binaries.Kubernetes, dir))
+	if err := controlplane.Up(ctx, config); err != nil || nodeCount == 0 {
+		return err
+	}
+	return node.Up(ctx, dir, say)
+}
+
+// down works on any wreck, and does nothing where no lab is. The order is from
+// those who use to those who are used; the folder is cleared last, and only if
+// nothing failed: a mount of a node may be in it.
+func down(ctx context.Context, dir workdir.Dir) error {
+	for _, step := range []func(context.Context, workdir.Dir) error{holdfast.Stop, s3.Down, controlplane.Stop, node.Down} {
+		if err := step(ctx, dir); err != nil {
+			return err
+		}
+	}
+	return dir.Clear()
 }
 
 func downCommand() *cobra.Command {
@@ -122,7 +180,7 @@ func downCommand() *cobra.Command {
 			return err
 		}
 		defer unlock()
-		if err := controlplane.Down(c.Context(), dir); err != nil {
+		if err := down(c.Context(), dir); err != nil {
 			return err
 		}
 		fmt.Fprintf(c.OutOrStdout(), "the lab in %s is down; its logs stay in %s\n", dir, dir.Path("logs"))

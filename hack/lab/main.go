@@ -33,6 +33,6 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(buildCommand(), upCommand(), downCommand(), statusCommand(), holdfastCommand())
+	root.AddCommand(buildCommand(), upCommand(), downCommand(), statusCommand(), holdfastCommand(), imageCommand(), s3Command())
 	return root
 }

@@ -68,6 +68,19 @@ var pause = target{
 	notice:  "the process of a pod's sandbox",
 }
 
+var s3 = target{
+	name:    "versitygw",
+	folder:  "s3gw",
+	pkg:     "github.com/versity/versitygw/cmd/versitygw",
+	ldflags: "-s -w",
+	sources: []string{"s3gw/go.mod", "s3gw/go.sum"},
+	notice:  "an S3 server from its Go module; takes a minute the first time",
+}
+
+// S3 builds the S3 server. It is a module of its own, whose requirements must
+// not change those that Kubernetes is built with.
+func (b Builder) S3(ctx context.Context) error { return b.build(ctx, s3) }
+
 // Kube builds etcd, every Kubernetes program, and the pause program.
 func (b Builder) Kube(ctx context.Context) error {
 	for _, t := range []target{kube, pause} {

@@ -12,10 +12,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"time"
 
-	"github.com/holdfast-io/holdfast/hack/lab/binaries"
 	"github.com/holdfast-io/holdfast/hack/lab/process"
 	"github.com/holdfast-io/holdfast/hack/lab/workdir"
 )
@@ -62,14 +60,8 @@ func Running(dir workdir.Dir) (bool, error) {
 }
 
 // Up starts a control plane in a folder in which none runs, and returns once
-// it answers. What it started before an error runs on, for Down.
+// it answers. What it started before an error runs on, for Stop.
 func Up(ctx context.Context, c Config) error {
-	if err := binaries.Missing(c.Bin, binaries.Programs...); err != nil {
-		return err
-	}
-	if err := c.Dir.ClearLogs(); err != nil {
-		return err
-	}
 	ports, err := FreePorts(c.Address, 5)
 	if err != nil {
 		return err
@@ -106,27 +98,17 @@ func Up(ctx context.Context, c Config) error {
 	return c.Dir.Save(state)
 }
 
-// Down stops every process of the lab, those that use the control plane first,
-// and removes what the lab made. Where nothing runs it only removes.
-func Down(ctx context.Context, dir workdir.Dir) error {
-	all, err := process.List(dir.Run())
-	if err != nil {
-		return err
-	}
-	slices.SortStableFunc(all, func(a, b *process.Process) int { return stopRank(a.Name) - stopRank(b.Name) })
-	var failed []error
-	for _, p := range all {
-		failed = append(failed, p.Stop(ctx, 10*time.Second))
-	}
-	if err := errors.Join(failed...); err != nil {
-		return err
-	}
-	return dir.Clear()
-}
+// stopGrace is short: kube-apiserver waits a minute for watchers to go, and a
+// kill loses nothing, since the data goes too.
+const stopGrace = 2 * time.Second
 
-// stopRank puts a process behind those that need it.
-func stopRank(name string) int {
-	return slices.Index([]string{"kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"}, name)
+// Stop stops the control plane, each program before the one that it needs.
+func Stop(ctx context.Context, dir workdir.Dir) error {
+	var failed []error
+	for _, name := range []string{"kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"} {
+		failed = append(failed, process.StopNamed(ctx, dir.Run(), name, stopGrace))
+	}
+	return errors.Join(failed...)
 }
 
 func (p plan) server() string { return fmt.Sprintf("https://%s:%d", p.Address, p.apiserver) }

@@ -53,7 +53,7 @@ func Up(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	if err := stop(ctx, c.Dir); err != nil {
+	if err := Stop(ctx, c.Dir); err != nil {
 		return err
 	}
 	kube := kubectl.New(c.Dir, state)
@@ -105,10 +105,12 @@ func Down(ctx context.Context, dir workdir.Dir) error {
 		return err
 	}
 	_, err = kubectl.New(dir, state).Run(ctx, "delete", "apiservice", apiService, "--ignore-not-found")
-	return errors.Join(err, stop(ctx, dir))
+	return errors.Join(err, Stop(ctx, dir))
 }
 
-func stop(ctx context.Context, dir workdir.Dir) error {
+// Stop stops Holdfast's processes and nothing more: enough when the control
+// plane goes too.
+func Stop(ctx context.Context, dir workdir.Dir) error {
 	all, err := processes(dir)
 	if err != nil {
 		return err

@@ -165,6 +165,19 @@ func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	return p.forget()
 }
 
+// StopNamed stops a process of a run folder. One that was never started there,
+// or was stopped, is no error.
+func StopNamed(ctx context.Context, dir, name string, grace time.Duration) error {
+	p, err := Load(dir, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return p.Stop(ctx, grace)
+}
+
 // gone waits until the process runs no more. Most of them are no children of
 // this command, so there is nothing to wait on but /proc.
 func (p *Process) gone(ctx context.Context, limit time.Duration) bool {
