@@ -42,7 +42,8 @@ type RestoreResult struct {
 
 // Restore writes a snapshot into a folder. When it fails, the folder may hold a
 // part of the files; a repetition replaces them.
-func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, p *Progress) (RestoreResult, error) {
+func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, p *Progress) (_ RestoreResult, err error) {
+	defer func() { err = causeOf(ctx, err) }()
 	man, err := snapshot.LoadSnapshot(ctx, r.Kopia(), manifest.ID(req.SnapshotID))
 	switch {
 	case errors.Is(err, snapshot.ErrSnapshotNotFound):
@@ -66,8 +67,6 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 		RestoreDirEntryAtDepth: math.MaxInt32,
 	})
 	switch {
-	case ctx.Err() != nil:
-		return RestoreResult{}, context.Cause(ctx)
 	case err != nil:
 		return RestoreResult{}, fmt.Errorf("restore snapshot %s: %w", req.SnapshotID, err)
 	case int64(stats.RestoredFileCount) != summary.TotalFileCount:

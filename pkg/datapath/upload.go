@@ -90,7 +90,8 @@ type UploadResult struct {
 const measureAfter = 5 * time.Second
 
 // Upload stores a folder as a snapshot. When it fails, no snapshot is visible.
-func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p *Progress) (UploadResult, error) {
+func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p *Progress) (_ UploadResult, err error) {
+	defer func() { err = causeOf(ctx, err) }()
 	var notes notes
 	vol, err := openVolume(req.Path, &notes)
 	if err != nil {
@@ -126,9 +127,9 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 		var err error
 		man, err = u.Upload(ctx, folder, uploadPolicy(), source, previous...)
 		switch failure := observer.failure.Load(); {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case failure != nil: // also when err is nil: Kopia reports it elsewhere
+		case ctx.Err() != nil: // also when err is nil
+			return ctx.Err()
+		case failure != nil: // also when err is nil
 			return *failure
 		case err != nil:
 			return fmt.Errorf("read the volume: %w", err)
@@ -151,6 +152,14 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 		Files:            summary.TotalFileCount,
 		Warnings:         notes.warnings(),
 	}, nil
+}
+
+// causeOf returns why a context ended, in the place of an error that came of it.
+func causeOf(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
 }
 
 // newUploader configures Kopia's uploader.

@@ -1,0 +1,487 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	kopiafs "github.com/kopia/kopia/fs"
+	"golang.org/x/sys/unix"
+)
+
+// richTree fills a folder with one of each.
+func richTree(t *testing.T, dir string) {
+	t.Helper()
+	write(t, filepath.Join(dir, "plain"), "hello")
+	write(t, filepath.Join(dir, "empty"), "")
+	must(t, os.Mkdir(filepath.Join(dir, "empty folder"), 0o700))
+	write(t, filepath.Join(dir, "deep/er/and deeper/file"), "deep")
+	write(t, filepath.Join(dir, "with space, newline\nand ünïcödé 漢字 \U0001f600"), "names")
+	write(t, filepath.Join(dir, "data.kopia-entry"), `{"name":"x","type":"f","obj":"k0"}`)
+	write(t, filepath.Join(dir, ".kopiaignore"), "*\n")
+	write(t, filepath.Join(dir, "-rf"), "a name like an option")
+	write(t, filepath.Join(dir, strings.Repeat("n", 255)), "long")
+
+	random := make([]byte, 9<<20+123) // more than one chunk
+	rand.NewChaCha8([32]byte{1}).Read(random)
+	write(t, filepath.Join(dir, "big"), string(random))
+
+	for name, mode := range map[string]os.FileMode{
+		"read only": 0o400, "all": 0o777,
+		"setuid": 0o755 | os.ModeSetuid, "setgid": 0o755 | os.ModeSetgid, "sticky": 0o644 | os.ModeSticky,
+	} {
+		write(t, filepath.Join(dir, "modes", name), name)
+		must(t, os.Chmod(filepath.Join(dir, "modes", name), mode))
+	}
+	if os.Geteuid() == 0 {
+		write(t, filepath.Join(dir, "modes/none"), "for root only")
+		must(t, os.Chmod(filepath.Join(dir, "modes/none"), 0))
+		write(t, filepath.Join(dir, "owned"), "by someone")
+		must(t, os.Chown(filepath.Join(dir, "owned"), 1234, 5678))
+		must(t, os.Chown(filepath.Join(dir, "modes/setuid"), 33, 33))
+		must(t, os.Chmod(filepath.Join(dir, "modes/setuid"), 0o755|os.ModeSetuid))
+		must(t, os.Chown(filepath.Join(dir, "deep"), 99, 100))
+	}
+
+	must(t, os.Symlink("plain", filepath.Join(dir, "link")))
+	must(t, os.Symlink("/does/not/exist", filepath.Join(dir, "dangling")))
+	must(t, os.Symlink("deep/er", filepath.Join(dir, "link to folder")))
+	must(t, os.Symlink("not \xff utf-8", filepath.Join(dir, "link to strange name")))
+	if os.Geteuid() == 0 {
+		must(t, os.Lchown(filepath.Join(dir, "dangling"), 7, 8))
+	}
+
+	// Old and odd times, on folders too, from the leaves up.
+	when := time.Date(2001, 2, 3, 4, 5, 6, 123456789, time.UTC)
+	for _, name := range []string{"plain", "deep/er/and deeper/file", "deep/er/and deeper", "deep/er", "deep", "empty folder", "modes"} {
+		when = when.Add(time.Hour)
+		must(t, os.Chtimes(filepath.Join(dir, name), when, when))
+	}
+	stamp := []unix.Timespec{unix.NsecToTimespec(when.UnixNano()), unix.NsecToTimespec(when.UnixNano())}
+	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Join(dir, "dangling"), stamp, unix.AT_SYMLINK_NOFOLLOW))
+	must(t, os.Chmod(dir, 0o770|os.ModeSetgid))
+	must(t, os.Chtimes(dir, when, when))
+}
+
+func TestRoundTrip(t *testing.T) {
+	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
+	richTree(t, dir)
+	want := tree(t, dir)
+
+	uploaded := s.upload(t, dir, web)
+	if uploaded.Warnings.Count != 0 {
+		t.Errorf("the upload warns: %v", uploaded.Warnings)
+	}
+	files, bytes := int64(0), int64(0)
+	for _, m := range want {
+		if m.Mode.IsRegular() {
+			files++
+			bytes += m.Size
+		}
+	}
+	if uploaded.Files != files || uploaded.TotalBytes != bytes {
+		t.Errorf("uploaded %d files with %d bytes, want %d and %d", uploaded.Files, uploaded.TotalBytes, files, bytes)
+	}
+
+	restored := s.restore(t, uploaded.SnapshotID, target)
+	if restored.Files != files || restored.TotalBytes != bytes || restored.Warnings.Count != 0 {
+		t.Errorf("restored %+v, want %d files with %d bytes", restored, files, bytes)
+	}
+	expectSameTree(t, tree(t, target), want)
+	expectSameTree(t, tree(t, dir), want)
+
+	// Once more over the result.
+	s.restore(t, uploaded.SnapshotID, target)
+	expectSameTree(t, tree(t, target), want)
+}
+
+func TestSparse(t *testing.T) {
+	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
+	f, err := os.Create(filepath.Join(dir, "disk"))
+	must(t, err)
+	for _, at := range []int64{0, 5<<20 + 17, 40 << 20} {
+		_, err := f.WriteAt([]byte("data"), at)
+		must(t, err)
+	}
+	must(t, f.Truncate(64<<20)) // with a hole at the end
+	must(t, f.Close())
+
+	s.restore(t, s.upload(t, dir, web).SnapshotID, target)
+	expectSameTree(t, tree(t, target), tree(t, dir))
+	if got := diskBytes(t, filepath.Join(target, "disk")); got > 1<<20 {
+		t.Errorf("64 MiB with 12 bytes of data take %d bytes on the disk", got)
+	}
+}
+
+func TestWriteData(t *testing.T) {
+	data := make([]byte, 5*sparseBlock+10)
+	copy(data[sparseBlock:], "second")
+	copy(data[2*sparseBlock:], "third")
+	copy(data[5*sparseBlock:], "last")
+	var w recorder
+	must(t, writeData(&w, data, 1000*sparseBlock))
+	want := recorder{
+		{1001 * sparseBlock, 2 * sparseBlock},
+		{1005 * sparseBlock, 10},
+	}
+	if fmt.Sprint(w) != fmt.Sprint(want) {
+		t.Errorf("wrote %v, want %v", w, want)
+	}
+}
+
+type recorder [][2]int64
+
+func (r *recorder) WriteAt(b []byte, at int64) (int, error) {
+	*r = append(*r, [2]int64{at, int64(len(b))})
+	return len(b), nil
+}
+
+func TestIncremental(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	write(t, filepath.Join(dir, "a"), strings.Repeat("a", 1000))
+	write(t, filepath.Join(dir, "sub/b"), strings.Repeat("b", 500))
+	of := func(pod string) Source {
+		return Source{Namespace: namespace, Pod: pod, Volume: "data", ClaimName: "claim", ClaimUID: "uid-1"}
+	}
+
+	for _, step := range []struct {
+		name        string
+		source      Source
+		change      func()
+		incremental int64
+	}{
+		{"first", of("web-1"), func() {}, 1500},
+		{"unchanged", of("web-1"), func() {}, 0},
+		{"in another pod", of("web-2"), func() {}, 0},
+		{"one file changed", of("web-2"), func() { write(t, filepath.Join(dir, "sub/b"), "new") }, 3},
+		{"one file removed", of("web-2"), func() { must(t, os.Remove(filepath.Join(dir, "a"))) }, 0},
+		{"without a claim", Source{Namespace: namespace, Pod: "web-2", Volume: "claim"}, func() {}, 0},
+		{"another volume", web, func() {}, 3},
+	} {
+		step.change()
+		got := s.upload(t, dir, step.source)
+		if got.IncrementalBytes != step.incremental {
+			t.Errorf("%s: %d incremental bytes, want %d", step.name, got.IncrementalBytes, step.incremental)
+		}
+		target := t.TempDir()
+		s.restore(t, got.SnapshotID, target)
+		expectSameTree(t, tree(t, target), tree(t, dir))
+	}
+}
+
+// TestVeleroConventions checks what Velero finds a snapshot by.
+func TestVeleroConventions(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	write(t, filepath.Join(dir, "a"), "a")
+	s.upload(t, dir, Source{Namespace: namespace, Pod: "web-0", Volume: "data", ClaimName: "claim", ClaimUID: "uid"})
+	man := s.snapshots(t)[0]
+	if got, want := man.Source.String(), "default@default:pod-volume-backup-restore/kopia/app/web-0/claim"; got != want {
+		t.Errorf("the source is %s, want %s", got, want)
+	}
+	want := map[string]string{"snapshot-requester": "pod-volume-backup-restore", "snapshot-uploader": "kopia", "holdfast.io/claim-uid": "uid"}
+	if !maps.Equal(man.Tags, want) {
+		t.Errorf("the tags are %v, want %v", man.Tags, want)
+	}
+	if man.Description != "Kopia Uploader" || len(man.Pins) != 1 || man.Pins[0] != "velero-pin" || man.Stats.TotalFileSize != 1 {
+		t.Errorf("the manifest is %+v", man)
+	}
+}
+
+// TestUploadFails checks that a file that can't be stored is named, and that no
+// snapshot remains.
+func TestUploadFails(t *testing.T) {
+	t.Run("name is not UTF-8", func(t *testing.T) {
+		s, dir := newStore(t), t.TempDir()
+		write(t, filepath.Join(dir, "fine"), "fine")
+		write(t, filepath.Join(dir, "sub/bad\xffname"), "bad")
+		_, err := Upload(t.Context(), s.open(t), UploadRequest{Path: dir, Source: web}, new(Progress))
+		if err == nil || !strings.Contains(err.Error(), `"sub/bad\xffname"`) {
+			t.Errorf("Upload = %v, want an error that names the file", err)
+		}
+		if got := s.snapshots(t); len(got) != 0 {
+			t.Errorf("%d snapshots remain", len(got))
+		}
+	})
+	t.Run("no folder", func(t *testing.T) {
+		s := newStore(t)
+		_, err := Upload(t.Context(), s.open(t), UploadRequest{Path: filepath.Join(t.TempDir(), "gone"), Source: web}, new(Progress))
+		if !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("Upload = %v", err)
+		}
+	})
+	t.Run("unreadable", func(t *testing.T) {
+		cancelled := 0
+		o := &uploadObserver{notes: &notes{}, cancel: func() { cancelled++ }}
+		o.Error("sub/file", &os.PathError{Op: "read", Path: "file", Err: syscall.EIO}, true)
+		o.Error("sub/other", syscall.EACCES, true)
+		if failure := o.failure.Load(); cancelled == 0 || failure == nil || !errors.Is(*failure, syscall.EIO) || !strings.Contains((*failure).Error(), `"sub/file"`) {
+			t.Errorf("the upload fails with %v", failure)
+		}
+	})
+}
+
+// endless is a folder whose one file takes long to read: zeros without end.
+func endless(t *testing.T) string {
+	dir := t.TempDir()
+	f, err := os.Create(filepath.Join(dir, "zeros"))
+	must(t, err)
+	must(t, f.Truncate(1<<40))
+	must(t, f.Close())
+	return dir
+}
+
+func TestCancelUpload(t *testing.T) {
+	s, dir := newStore(t), endless(t)
+	why := errors.New("the record was deleted")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	var p Progress
+	go func() {
+		for p.Done() == 0 && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		cancel(why)
+	}()
+	_, err := Upload(ctx, s.open(t), UploadRequest{Path: dir, Source: web}, &p)
+	if !errors.Is(err, why) {
+		t.Errorf("Upload = %v, want the cause of the cancellation", err)
+	}
+	if p.Done() == 0 {
+		t.Error("the upload was not under way")
+	}
+	if got := s.snapshots(t); len(got) != 0 {
+		t.Errorf("%d snapshots remain", len(got))
+	}
+}
+
+// cancellingReader ends a context at the third read.
+type cancellingReader struct {
+	reads  int
+	cancel func()
+}
+
+func (r *cancellingReader) Read(b []byte) (int, error) {
+	if r.reads++; r.reads == 3 {
+		r.cancel()
+	}
+	return len(b), nil
+}
+
+func TestCancelRestore(t *testing.T) {
+	t.Run("within a file", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+		must(t, err)
+		defer f.Close()
+		from, p := &cancellingReader{cancel: cancel}, new(Progress)
+		if err := copySparse(ctx, f, from, 1<<40, &p.done); !errors.Is(err, context.Canceled) || from.reads != 3 {
+			t.Errorf("after %d reads: %v", from.reads, err)
+		}
+	})
+	t.Run("before the first file", func(t *testing.T) {
+		s, dir, target := newStore(t), t.TempDir(), t.TempDir()
+		write(t, filepath.Join(dir, "a"), "a")
+		id := s.upload(t, dir, web).SnapshotID
+		r := s.open(t)
+		why := errors.New("the record was deleted")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(why)
+		if _, err := Restore(ctx, r, RestoreRequest{SnapshotID: id, Path: target}, new(Progress)); !errors.Is(err, why) {
+			t.Errorf("Restore = %v, want the cause of the cancellation", err)
+		}
+		if left := tree(t, target); len(left) != 1 {
+			t.Errorf("there is %v", left)
+		}
+	})
+}
+
+func TestWarnings(t *testing.T) {
+	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
+	write(t, filepath.Join(dir, "file"), "file")
+	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o644))
+	socket, err := net.Listen("unix", filepath.Join(dir, "sock"))
+	must(t, err)
+	defer socket.Close()
+
+	got := s.upload(t, dir, web)
+	if got.Warnings.Count != 2 || !strings.Contains(fmt.Sprint(got.Warnings.First), `"pipe"`) || !strings.Contains(fmt.Sprint(got.Warnings.First), `"sock"`) {
+		t.Errorf("the warnings are %+v", got.Warnings)
+	}
+	s.restore(t, got.SnapshotID, target)
+	if restored := tree(t, target); len(restored) != 2 || restored["file"].Size != 4 {
+		t.Errorf("restored %v", restored)
+	}
+
+	var n notes
+	for i := range 2 * warningsTold {
+		n.add(fmt.Sprint(i), "strange")
+	}
+	n.add("0", "strange")
+	if w := n.warnings(); w.Count != 2*warningsTold || len(w.First) != warningsKept || len(n.seen) > warningsTold {
+		t.Errorf("%d warnings with %d named, %d kept", w.Count, len(w.First), len(n.seen))
+	}
+}
+
+// TestVolumeInUse changes files between listing, opening and closing.
+func TestVolumeInUse(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"removed", "grows", "replaced", "still", "folder/x"} {
+		write(t, filepath.Join(dir, name), "content")
+	}
+	secret := filepath.Join(t.TempDir(), "secret")
+	write(t, secret, "of the node")
+
+	var n notes
+	vol, err := openVolume(dir, &n)
+	must(t, err)
+	defer vol.root.Close()
+	root, err := vol.folder()
+	must(t, err)
+	entries := map[string]kopiafs.Entry{}
+	must(t, kopiafs.IterateEntries(t.Context(), root, func(_ context.Context, e kopiafs.Entry) error {
+		entries[e.Name()] = e
+		return nil
+	}))
+	open := func(name string) (kopiafs.Reader, error) {
+		return entries[name].(kopiafs.File).Open(t.Context())
+	}
+
+	must(t, os.Remove(filepath.Join(dir, "removed")))
+	if _, err := open("removed"); !vanished(err) {
+		t.Errorf("a removed file: %v", err)
+	}
+	for _, outside := range []string{secret, "/etc/hostname"} {
+		must(t, os.RemoveAll(filepath.Join(dir, "replaced")))
+		must(t, os.Symlink(outside, filepath.Join(dir, "replaced")))
+		if _, err := open("replaced"); err == nil {
+			t.Error("a link out of the volume was followed")
+		}
+	}
+	must(t, os.RemoveAll(filepath.Join(dir, "replaced")))
+	must(t, syscall.Mkfifo(filepath.Join(dir, "replaced"), 0o644))
+	if _, err := open("replaced"); !vanished(err) {
+		t.Errorf("a pipe in the place of a file: %v", err)
+	}
+	must(t, os.RemoveAll(filepath.Join(dir, "folder")))
+	must(t, os.Symlink(filepath.Dir(secret), filepath.Join(dir, "folder")))
+	if _, err := entries["folder"].(kopiafs.Directory).Iterate(t.Context()); err == nil {
+		t.Error("a link out of the volume was followed")
+	}
+
+	if w := n.warnings(); w.Count != 0 {
+		t.Errorf("there are warnings already: %v", w)
+	}
+	for _, name := range []string{"grows", "still"} {
+		r, err := open(name)
+		must(t, err)
+		if name == "grows" {
+			must(t, os.WriteFile(filepath.Join(dir, name), []byte("longer content"), 0o644))
+		}
+		must(t, r.Close())
+	}
+	if w := n.warnings(); w.Count != 1 || !strings.Contains(w.First[0], `"grows" changed`) {
+		t.Errorf("the warnings are %+v", w)
+	}
+
+	must(t, vol.stillThere())
+	must(t, os.Rename(dir, dir+".old"))
+	if err := vol.stillThere(); err == nil {
+		t.Error("the folder went away unnoticed")
+	}
+	must(t, os.Mkdir(dir, 0o755))
+	if err := vol.stillThere(); err == nil {
+		t.Error("the folder was replaced unnoticed")
+	}
+}
+
+func TestRestoreOverExisting(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	write(t, filepath.Join(dir, "folder/file"), "restored")
+	must(t, os.Symlink("folder", filepath.Join(dir, "link")))
+	id := s.upload(t, dir, web).SnapshotID
+	want := tree(t, dir)
+
+	t.Run("replaces and keeps", func(t *testing.T) {
+		target, outside := t.TempDir(), t.TempDir()
+		write(t, filepath.Join(outside, "file"), "untouched")
+		write(t, filepath.Join(target, "kept"), "kept")
+		write(t, filepath.Join(target, "other name"), "untouched")
+		// A link to elsewhere in the place of a folder, and a file in that of a link.
+		must(t, os.Symlink(outside, filepath.Join(target, "folder")))
+		must(t, os.Link(filepath.Join(target, "other name"), filepath.Join(target, "link")))
+		s.restore(t, id, target)
+
+		got := tree(t, target)
+		for _, name := range []string{"kept", "other name"} {
+			if data, err := os.ReadFile(filepath.Join(target, name)); err != nil || len(data) == 0 {
+				t.Errorf("%s: %q, %v", name, data, err)
+			}
+			delete(got, name)
+		}
+		expectSameTree(t, got, want)
+		if data, _ := os.ReadFile(filepath.Join(outside, "file")); string(data) != "untouched" {
+			t.Errorf("a file outside of the volume became %q", data)
+		}
+	})
+	t.Run("file by its hard link", func(t *testing.T) {
+		target := t.TempDir()
+		write(t, filepath.Join(target, "folder/file"), "old")
+		must(t, os.Link(filepath.Join(target, "folder/file"), filepath.Join(target, "other name")))
+		s.restore(t, id, target)
+		if data, _ := os.ReadFile(filepath.Join(target, "other name")); string(data) != "old" {
+			t.Errorf("the other name of a replaced file became %q", data)
+		}
+	})
+	t.Run("full folder in the way", func(t *testing.T) {
+		target := t.TempDir()
+		write(t, filepath.Join(target, "folder/file/precious"), "data")
+		_, err := Restore(t.Context(), s.open(t), RestoreRequest{SnapshotID: id, Path: target}, new(Progress))
+		if err == nil || !strings.Contains(err.Error(), `"folder/file"`) {
+			t.Errorf("Restore = %v, want an error that names the folder", err)
+		}
+		if _, err := os.Stat(filepath.Join(target, "folder/file/precious")); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("no such snapshot", func(t *testing.T) {
+		_, err := Restore(t.Context(), s.open(t), RestoreRequest{SnapshotID: "0123456789abcdef", Path: t.TempDir()}, new(Progress))
+		if !errors.Is(err, ErrSnapshotNotFound) {
+			t.Errorf("Restore = %v, want ErrSnapshotNotFound", err)
+		}
+	})
+}
+
+// TestCheckpoints lets an upload find what an interrupted one stored.
+func TestCheckpoints(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	write(t, filepath.Join(dir, "a"), "content")
+	first := s.upload(t, dir, web)
+	r := s.open(t)
+	saveCheckpoint(t, r, first.SnapshotID)
+	if got := s.snapshots(t); len(got) != 1 || got[0].IncompleteReason == "" {
+		t.Fatalf("there are %v", got)
+	}
+	_, err := Restore(t.Context(), r, RestoreRequest{SnapshotID: string(s.snapshots(t)[0].ID), Path: t.TempDir()}, new(Progress))
+	if !errors.Is(err, ErrSnapshotNotFound) {
+		t.Errorf("a checkpoint was restored: %v", err)
+	}
+
+	second := s.upload(t, dir, web)
+	if second.IncrementalBytes != 0 {
+		t.Errorf("%d bytes were read although a checkpoint has them", second.IncrementalBytes)
+	}
+	if got := s.snapshots(t); len(got) != 1 || got[0].IncompleteReason != "" {
+		t.Errorf("after the upload there are %v", got)
+	}
+}

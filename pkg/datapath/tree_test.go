@@ -1,0 +1,202 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/upload"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+)
+
+const namespace = "app"
+
+// store is a repository in a folder.
+type store struct {
+	location repository.Location
+	key      repository.Key
+}
+
+func newStore(t testing.TB) store { return newStoreIn(t, t.TempDir()) }
+
+func newStoreIn(t testing.TB, dir string) store {
+	t.Helper()
+	s := store{
+		location: repository.Location{Spec: engine.BackupStorageLocationSpec{
+			Provider:   engine.StorageProviderFilesystem,
+			Filesystem: &engine.FilesystemLocation{Path: dir},
+		}},
+		key: repository.NewKey(),
+	}
+	if err := repository.Create(t.Context(), s.location, namespace, s.key); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// open returns a client of its own, which has no cache.
+func (s store) open(t testing.TB) *repository.Repository {
+	t.Helper()
+	r, err := repository.Open(t.Context(), s.location, namespace, s.key, repository.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close(context.WithoutCancel(t.Context())) })
+	return r
+}
+
+func (s store) upload(t testing.TB, dir string, source Source) UploadResult {
+	t.Helper()
+	result, err := Upload(t.Context(), s.open(t), UploadRequest{Path: dir, Source: source}, new(Progress))
+	if err != nil {
+		t.Fatalf("Upload: %v", err)
+	}
+	return result
+}
+
+func (s store) restore(t testing.TB, id, dir string) RestoreResult {
+	t.Helper()
+	var p Progress
+	result, err := Restore(t.Context(), s.open(t), RestoreRequest{SnapshotID: id, Path: dir}, &p)
+	if err != nil {
+		t.Fatalf("Restore: %v", err)
+	}
+	if p.Done() != result.TotalBytes || p.Total() != result.TotalBytes {
+		t.Errorf("the progress ended at %d of %d bytes, of %d", p.Done(), p.Total(), result.TotalBytes)
+	}
+	return result
+}
+
+// snapshots returns every snapshot of the repository, checkpoints included.
+func (s store) snapshots(t testing.TB) []*snapshot.Manifest {
+	t.Helper()
+	r := s.open(t).Kopia()
+	ids, err := snapshot.ListSnapshotManifests(t.Context(), r, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifests, err := snapshot.LoadSnapshots(t.Context(), r, ids)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return manifests
+}
+
+var web = Source{Namespace: namespace, Pod: "web-0", Volume: "data"}
+
+// made is what a restored file must have in common with the original.
+type made struct {
+	Mode     fs.FileMode
+	UID, GID uint32
+	ModTime  time.Time
+	Size     int64
+	Content  string // a checksum, or a link's target
+}
+
+// tree describes what lies below a folder, the folder itself included.
+func tree(t testing.TB, dir string) map[string]made {
+	t.Helper()
+	all := map[string]made{}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		stat := info.Sys().(*syscall.Stat_t)
+		m := made{Mode: info.Mode(), UID: stat.Uid, GID: stat.Gid, ModTime: info.ModTime().UTC()}
+		switch info.Mode().Type() {
+		case 0:
+			m.Size = info.Size()
+			m.Content, err = checksum(path)
+		case os.ModeSymlink:
+			m.Content, err = os.Readlink(path)
+		}
+		all[rel] = m
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func checksum(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	_, err = io.Copy(h, f)
+	return fmt.Sprintf("%x", h.Sum(nil)), err
+}
+
+func expectSameTree(t testing.TB, got, want map[string]made) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the trees differ (-want +got):\n%s", diff)
+	}
+}
+
+func write(t testing.TB, path, content string) {
+	t.Helper()
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must(t, os.WriteFile(path, []byte(content), 0o644))
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// diskBytes is what a file takes on the disk.
+func diskBytes(t testing.TB, path string) int64 {
+	t.Helper()
+	var stat syscall.Stat_t
+	must(t, syscall.Stat(path, &stat))
+	return stat.Blocks * 512
+}
+
+// saveCheckpoint turns a snapshot into what an interrupted upload leaves.
+func saveCheckpoint(t testing.TB, r *repository.Repository, id string) {
+	t.Helper()
+	err := repo.WriteSession(t.Context(), r.Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		man, err := snapshot.LoadSnapshot(ctx, w, manifest.ID(id))
+		if err != nil {
+			return err
+		}
+		if err := w.DeleteManifest(ctx, man.ID); err != nil {
+			return err
+		}
+		man.IncompleteReason = upload.IncompleteReasonCheckpoint
+		man.Tags = map[string]string{tagCheckpoint: "true"}
+		_, err = snapshot.SaveSnapshot(ctx, w, man)
+		return err
+	})
+	must(t, err)
+}
