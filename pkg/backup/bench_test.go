@@ -5,7 +5,9 @@ package backup
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"runtime"
@@ -13,7 +15,12 @@ import (
 	"strconv"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clocktesting "k8s.io/utils/clock/testing"
+
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
@@ -87,4 +94,54 @@ func heapInUse() uint64 {
 	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
 	metrics.Read(sample)
 	return sample[0].Value.Uint64()
+}
+
+// What an object costs between the connection and the tarball must not grow
+// unnoticed.
+func TestAllocationsPerObject(t *testing.T) {
+	const limit = 40
+	page := pages(pageSize)[0]
+	w, err := archive.NewWriter(io.Discard, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := newLogbook(clocktesting.NewFakeClock(start))
+	c := &collector{progress: &Progress{}, log: log, findings: &findings{log: log}}
+	c.sink = newSink(w, log, c.progress)
+	configMaps := newResource(schema.GroupVersion{Version: "v1"}, &metav1.APIResource{Name: "configmaps", Kind: "ConfigMap", Namespaced: true})
+	read := 0
+	got := testing.AllocsPerRun(1, func() {
+		c.sink.forget(configMaps)
+		read = 0
+		visit := c.counted(t.Context(), query{resource: configMaps, namespace: "shop"}, c.visitObject)
+		if err := decodePage(bytes.NewReader(page), &pageInfo{}, func(raw []byte) error {
+			read++
+			return visit.object(raw)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if got > limit*float64(read) || read != pageSize {
+		t.Errorf("%d objects took %v allocations, more than %d each", read, got, limit)
+	}
+}
+
+func FuzzDecodePage(f *testing.F) {
+	f.Add([]byte(`{"kind":"List","metadata":{"continue":"x"},"items":[{"a":1},null]}`))
+	f.Add([]byte(`{"items":null,"metadata":null}`))
+	f.Add([]byte(`{"items":{}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var buffer bytes.Buffer
+		_ = decodePage(bytes.NewReader(data), &pageInfo{}, func(raw []byte) error {
+			var h head
+			if decode(raw, &h) != nil || h.Metadata.Name == "" {
+				return nil
+			}
+			stored, err := content(raw, &h, resource{apiVersion: "v1", kind: "ConfigMap"}, &buffer)
+			if err != nil || !json.Valid(stored) {
+				t.Errorf("%q became %q, %v", raw, stored, err)
+			}
+			return nil
+		})
+	})
 }

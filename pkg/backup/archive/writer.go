@@ -56,9 +56,9 @@ type Writer struct {
 // NewWriter starts a tarball on w. Every entry carries the given time, in whole
 // seconds, so that equal items give equal bytes.
 func NewWriter(w io.Writer, at time.Time) (*Writer, error) {
-	// The fastest level already folds the two copies of an item into one, and
-	// objects are so repetitive that higher levels save little: see
-	// BenchmarkWriteItem.
+	// Objects are so alike, and the two copies of each so close, that the fastest
+	// level stores only 5 % more than the standard library's default does, in 40 %
+	// of its time (BenchmarkWriteItem).
 	compressed, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
 	if err != nil {
 		return nil, fmt.Errorf("start the tarball: %w", err)
