@@ -17,12 +17,14 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
+// UploaderKopia is the uploader of volumes that Holdfast can restore.
+const UploaderKopia = "kopia"
+
 const (
 	labelBackupName  = "velero.io/backup-name"
 	labelBackupUID   = "velero.io/backup-uid"
 	labelClaimUID    = "velero.io/pvc-uid"
 	annotationClaim  = "velero.io/pvc-name"
-	uploaderKopia    = "kopia"
 	methodPodVolume  = "PodVolumeBackup"
 	resultSucceeded  = "succeeded"
 	resultFailed     = "failed"
@@ -117,7 +119,7 @@ func NewPodVolumeBackup(backup *holdfast.Backup, storeName string, volume Volume
 			},
 			Volume:                volume.Name,
 			BackupStorageLocation: backup.Spec.StorageLocation,
-			UploaderType:          uploaderKopia,
+			UploaderType:          UploaderKopia,
 			Tags: map[string]string{
 				"backup":     storeName,
 				"backup-uid": string(backup.UID),
@@ -208,7 +210,7 @@ func NewVolumeInfo(volume Volume) VolumeInfo {
 			SnapshotHandle:  volume.Status.SnapshotID,
 			Size:            volume.Status.Progress.TotalBytes,
 			IncrementalSize: volume.Status.IncrementalBytes,
-			UploaderType:    uploaderKopia,
+			UploaderType:    UploaderKopia,
 			VolumeName:      volume.Name,
 			PodName:         volume.Pod.Name,
 			PodNamespace:    volume.Pod.Namespace,

@@ -1,0 +1,321 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package catalog is the in-memory cache of all stores: which backups lie there,
+// and which volumes they hold. It is pure state: what is listed and read in the
+// stores comes in as values (package refresh does that), what people see comes
+// out as objects and changes.
+//
+// Nouns: an entry is one backup in one location; its row is how it is listed; a
+// volume is a claim, or a pod's volume without one, that some entry holds.
+//
+// Its promises:
+//
+//  1. The metadata of a backup is read once and kept.
+//  2. One bad file is one bad row: it is listed as Unreadable, its neighbours as
+//     they are, and it is tried again now and then.
+//  3. A backup leaves the catalogue only after two complete listings without it,
+//     and never when a listing lost suspiciously many.
+//  4. Names and uids depend on nothing but what lies in the stores.
+package catalog
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// Catalog holds the entries of all locations. It is safe for concurrent use. All
+// objects that it hands out are shared, and must not be modified.
+type Catalog struct {
+	systemNamespace string
+	notify          func(Changes)
+
+	// changing serialises changes, and so the calls of notify. It is taken before mu.
+	changing sync.Mutex
+
+	mu        sync.RWMutex
+	locations map[string]map[string]*entry      // by location and store name; guarded by mu
+	rows      map[types.NamespacedName][]*entry // that want one name, by location; guarded by mu
+	volumes   map[types.NamespacedName]*volume  // guarded by mu
+}
+
+// entry is one backup in one location. Unless its backup is nil, it is listed.
+type entry struct {
+	location, storeName string
+
+	// backup is as stored, or a stand-in for one that can't be read. It is nil while
+	// the folder holds no finished backup.
+	backup  *holdfast.Backup
+	volumes []Volume
+
+	// shadowed is true if another location's entry has the name, which this one
+	// then bears with the location's behind it.
+	shadowed bool
+	row      *holdfast.Backup
+
+	// missing is true if the latest complete listing lacked it.
+	missing bool
+	// retryAt is when it is to be read again; never, if zero.
+	retryAt  time.Time
+	attempts int
+}
+
+// Content is what was read of a backup.
+type Content struct {
+	// Backup is its metadata.
+	Backup *holdfast.Backup
+	// Volumes are its volumes.
+	Volumes []Volume
+	// VolumesError says why Volumes could not be read; empty if they were.
+	VolumesError string
+}
+
+// New makes an empty catalogue. Unreadable backups are listed in systemNamespace.
+// notify, if not nil, is called after each change, one call at a time and in
+// order; it may read from the catalogue but not change it.
+func New(systemNamespace string, notify func(Changes)) *Catalog {
+	if notify == nil {
+		notify = func(Changes) {}
+	}
+	return &Catalog{
+		systemNamespace: systemNamespace,
+		notify:          notify,
+		locations:       map[string]map[string]*entry{},
+		rows:            map[types.NamespacedName][]*entry{},
+		volumes:         map[types.NamespacedName]*volume{},
+	}
+}
+
+// Put records a backup that was read.
+func (c *Catalog) Put(location, storeName string, content Content, now time.Time) {
+	c.change(func(changed *recorder) {
+		e := c.entryLocked(location, storeName)
+		e.missing = false
+		e.retryAt = time.Time{}
+		if content.VolumesError == "" {
+			e.attempts = 0
+		} else {
+			e.retryLocked(now, unreadableBackoff)
+		}
+		c.setLocked(e, describe(content, now), content.Volumes, changed)
+	})
+}
+
+// PutUnreadable records that a backup's metadata can't be used, and why. What was
+// read of it before is kept.
+func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Time) {
+	c.change(func(changed *recorder) {
+		e := c.entryLocked(location, storeName)
+		e.retryLocked(now, unreadableBackoff)
+		if e.backup != nil && (e.backup.Status.Phase != holdfast.BackupPhaseUnreadable || e.backup.Status.FailureReason == reason) {
+			return
+		}
+		c.setLocked(e, unreadable(e, c.systemNamespace, reason, now), nil, changed)
+	})
+}
+
+// PutUnfinished records that a folder holds no finished backup: its writer is at
+// work, or was stopped. It is not listed. What was read of it before is kept.
+func (c *Catalog) PutUnfinished(location, storeName string, now time.Time) {
+	c.change(func(changed *recorder) {
+		e := c.entryLocked(location, storeName)
+		e.retryLocked(now, unfinishedBackoff)
+		if e.backup != nil && e.backup.Status.Phase == holdfast.BackupPhaseUnreadable {
+			c.setLocked(e, nil, nil, changed)
+		}
+	})
+}
+
+// Forget drops all entries of a location, which is no longer one.
+func (c *Catalog) Forget(location string) {
+	c.change(func(changed *recorder) {
+		for _, e := range c.locations[location] {
+			c.setLocked(e, nil, nil, changed)
+		}
+		delete(c.locations, location)
+	})
+}
+
+// Len is the number of backups that are listed from a location.
+func (c *Catalog) Len(location string) int {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	count := 0
+	for _, e := range c.locations[location] {
+		if e.backup != nil {
+			count++
+		}
+	}
+	return count
+}
+
+// Backups lists all backups, by namespace and name.
+func (c *Catalog) Backups() []*holdfast.Backup {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	var backups []*holdfast.Backup
+	for _, group := range c.rows {
+		for _, e := range group {
+			backups = append(backups, e.row)
+		}
+	}
+	slices.SortFunc(backups, func(a, b *holdfast.Backup) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return backups
+}
+
+// Volumes lists all volumes, by namespace and name.
+func (c *Catalog) Volumes() []*holdfast.BackupVolume {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	volumes := make([]*holdfast.BackupVolume, 0, len(c.volumes))
+	for _, name := range slices.SortedFunc(maps.Keys(c.volumes), compareNames) {
+		volumes = append(volumes, c.volumes[name].object(name))
+	}
+	return volumes
+}
+
+// VolumeBackups lists the history of all volumes, by namespace and name.
+func (c *Catalog) VolumeBackups() []*holdfast.VolumeBackup {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	var history []*holdfast.VolumeBackup
+	for _, group := range c.rows {
+		for _, e := range group {
+			for i := range e.volumes {
+				history = append(history, e.volumeBackup(i))
+			}
+		}
+	}
+	slices.SortFunc(history, func(a, b *holdfast.VolumeBackup) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return history
+}
+
+// change runs do under the locks, and tells of what it changed.
+func (c *Catalog) change(do func(*recorder)) {
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	changed := newRecorder()
+	c.mu.Lock()
+	do(changed)
+	changes := changed.changesLocked(c)
+	c.mu.Unlock()
+	if !changes.Empty() {
+		c.notify(changes)
+	}
+}
+
+func (c *Catalog) entryLocked(location, storeName string) *entry {
+	entries := c.locations[location]
+	if entries == nil {
+		entries = map[string]*entry{}
+		c.locations[location] = entries
+	}
+	e := entries[storeName]
+	if e == nil {
+		e = &entry{location: location, storeName: storeName}
+		entries[storeName] = e
+	}
+	return e
+}
+
+// setLocked gives an entry another content; nil for none. All rows that change
+// are taken away first, and listed anew afterwards, since one may get the name
+// that another one had.
+func (c *Catalog) setLocked(e *entry, backup *holdfast.Backup, volumes []Volume, changed *recorder) {
+	if equality.Semantic.DeepEqual(e.backup, backup) && slices.Equal(e.volumes, volumes) {
+		return
+	}
+	relist := map[*entry]bool{}
+	if e.backup != nil {
+		c.unlistLocked(e, changed)
+		name := nameOf(e.backup)
+		c.rows[name] = slices.DeleteFunc(c.rows[name], func(other *entry) bool { return other == e })
+		c.shadowLocked(name, relist, changed)
+	}
+	e.backup, e.volumes = backup, volumes
+	if e.backup != nil {
+		name := nameOf(e.backup)
+		c.rows[name] = append(c.rows[name], e)
+		slices.SortFunc(c.rows[name], func(a, b *entry) int { return cmp.Compare(a.location, b.location) })
+		relist[e] = true
+		c.shadowLocked(name, relist, changed)
+	}
+	for other := range relist {
+		c.listLocked(other, changed)
+	}
+}
+
+// shadowLocked decides who bears a name: the entry of the first location. It takes
+// away the rows that change by that, and marks them to be listed anew.
+func (c *Catalog) shadowLocked(name types.NamespacedName, relist map[*entry]bool, changed *recorder) {
+	group := c.rows[name]
+	if len(group) == 0 {
+		delete(c.rows, name)
+	}
+	for i, e := range group {
+		if e.shadowed == (i > 0) {
+			continue
+		}
+		if e.row != nil {
+			c.unlistLocked(e, changed)
+		}
+		e.shadowed = i > 0
+		relist[e] = true
+	}
+}
+
+func (c *Catalog) unlistLocked(e *entry, changed *recorder) {
+	changed.backups[nameOf(e.row)] = nil
+	for i := range e.volumes {
+		changed.history[types.NamespacedName{Namespace: e.volumes[i].Namespace, Name: e.volumeBackupName(i)}] = nil
+		name := e.volumes[i].name()
+		changed.volumes[name] = true
+		if c.volumes[name].remove(member{e, i}); c.volumes[name].empty() {
+			delete(c.volumes, name)
+		}
+	}
+	e.row = nil
+}
+
+func (c *Catalog) listLocked(e *entry, changed *recorder) {
+	e.row = e.backup
+	if e.shadowed {
+		row := *e.backup
+		row.Name = e.backup.Name + "@" + e.location
+		// A store may be a copy of another one, uids included.
+		row.UID = format.DerivedUID("backup", e.location, e.storeName)
+		e.row = &row
+	}
+	changed.backups[nameOf(e.row)] = e.row
+	for i := range e.volumes {
+		object := e.volumeBackup(i)
+		changed.history[types.NamespacedName{Namespace: object.Namespace, Name: object.Name}] = object
+		name := e.volumes[i].name()
+		changed.volumes[name] = true
+		if c.volumes[name] == nil {
+			c.volumes[name] = &volume{}
+		}
+		c.volumes[name].add(member{e, i})
+	}
+}
+
+func nameOf(backup *holdfast.Backup) types.NamespacedName {
+	return types.NamespacedName{Namespace: backup.Namespace, Name: backup.Name}
+}
+
+func compareNames(a, b types.NamespacedName) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
