@@ -142,7 +142,7 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 		}
 	}
 	c.listed = selected
-	if len(selected) > maxNamespaceLists || c.namespaces.All() && len(c.labelled) == 0 {
+	if len(selected) > maxNamespaceLists || c.namespaces.All() {
 		c.listed = []string{""}
 	}
 	return nil

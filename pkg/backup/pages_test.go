@@ -6,6 +6,7 @@ package backup
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -209,6 +211,31 @@ func TestMemoryDoesNotFollowTheNumberOfObjects(t *testing.T) {
 	f.wantConfigMaps(t, 3000)
 	if f.peak > f.deps.Workers {
 		t.Errorf("%d lists were open at once", f.peak)
+	}
+}
+
+// What is remembered to tell objects apart ends with their list, but for those
+// that others refer to.
+func TestNamesOfOneListAtATime(t *testing.T) {
+	f := newFixture(t, holdfast.BackupSpec{})
+	f.story()
+	e := newExecution(t.Context(), f.request, f.deps)
+	c, err := e.newCollector(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := archive.NewWriter(io.Discard, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.sink = newSink(w, e.log, e.Progress)
+	if _, err := c.collect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for gr := range c.sink.seen {
+		if !related.Has(gr) {
+			t.Errorf("the names of %s are kept", gr)
+		}
 	}
 }
 

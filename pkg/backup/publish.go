@@ -183,10 +183,7 @@ type DiscardStore interface {
 // nothing, and returns false, if velero-backup.json is there: then the backup has
 // ended. It must not be called while the backup may still run.
 func Discard(ctx context.Context, target DiscardStore, storeName string) (bool, error) {
-	switch _, err := target.Attributes(ctx, format.MetadataKey(storeName)); {
-	case err == nil:
-		return false, nil
-	case !errors.Is(err, store.ErrNotFound):
+	if _, err := target.Attributes(ctx, format.MetadataKey(storeName)); !errors.Is(err, store.ErrNotFound) {
 		return false, err
 	}
 	return true, target.DeletePrefix(ctx, format.BackupPrefix(storeName))

@@ -301,3 +301,31 @@ func TestMetadataComesLast(t *testing.T) {
 		t.Errorf("a refusal was tried %d times", got)
 	}
 }
+
+// The same backup lies in every kind of store.
+func TestRunIntoEveryStore(t *testing.T) {
+	var want []string
+	for name, target := range map[string]storetest.Store{
+		"memory":     storetest.Memory(t),
+		"filesystem": storetest.Filesystem(t),
+		"S3":         fakeS3(t),
+	} {
+		f := newFixture(t, holdfast.BackupSpec{})
+		f.store = storetest.NewFaulty(target, clocktesting.NewFakeClock(start))
+		f.deps.Store = f.store
+		f.story()
+		f.run(t)
+		got := append(f.keys(t), f.items(t)...)
+		if want == nil {
+			want = got
+		}
+		if diff := gocmp.Diff(want, got); diff != "" {
+			t.Errorf("%s holds something else than another (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func fakeS3(t *testing.T) storetest.Store {
+	location, secret := storetest.FakeS3(t, nil)
+	return storetest.Open(t, location, secret)
+}
