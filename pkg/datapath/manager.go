@@ -48,18 +48,21 @@ func (m *Manager) Submit(key string, class Class, work func(context.Context)) bo
 }
 
 // Cancel drops the work of a key if it waits, and ends its context if it runs.
-func (m *Manager) Cancel(key string) {
+// It returns whether the work goes on until it has noticed.
+func (m *Manager) Cancel(key string) (running bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	j := m.jobs[key]
-	switch {
-	case j == nil:
-	case j.cancel != nil:
-		j.cancel()
-	default:
-		m.waiting.remove(j)
-		delete(m.jobs, key)
+	if j == nil {
+		return false
 	}
+	if j.cancel != nil {
+		j.cancel()
+		return true
+	}
+	m.waiting.remove(j)
+	delete(m.jobs, key)
+	return false
 }
 
 // SetLimit changes how much runs at once. What runs already goes on; zero starts

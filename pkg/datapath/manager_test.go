@@ -113,9 +113,12 @@ func TestManagerCancel(t *testing.T) {
 		if b.submit("running", ClassBackup) || b.submit("waiting", ClassRestore) {
 			t.Error("a key is taken twice")
 		}
-		b.Cancel("waiting")
-		b.Cancel("unknown")
-		b.Cancel("running")
+		if b.Cancel("waiting") || b.Cancel("unknown") {
+			t.Error("work that doesn't run is said to run")
+		}
+		if !b.Cancel("running") {
+			t.Error("work that runs is said not to")
+		}
 		synctest.Wait()
 		b.expectStarted("running", "next")
 		if !b.submit("running", ClassBackup) {

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
 // Location is a storage location and what is needed to get into it.
@@ -35,10 +36,6 @@ type Location struct {
 }
 
 const (
-	secretAccessKeyID     = "accessKeyID"
-	secretSecretAccessKey = "secretAccessKey"
-	secretSessionToken    = "sessionToken"
-
 	// defaultRegion is the default of S3Location.Region.
 	defaultRegion = "us-east-1"
 	// awsEndpoint is rewritten to the region's own endpoint by the S3 client.
@@ -124,14 +121,14 @@ func s3Options(spec *engine.S3Location, secret map[string][]byte, folder string)
 	if spec.CredentialsSecret == "" {
 		return opts, nil
 	}
-	for _, name := range []string{secretAccessKeyID, secretSecretAccessKey} {
+	for _, name := range []string{store.SecretAccessKeyID, store.SecretSecretAccessKey} {
 		if len(secret[name]) == 0 {
 			return nil, fmt.Errorf("the Secret %s of the storage location lacks the key %s", spec.CredentialsSecret, name)
 		}
 	}
-	opts.AccessKeyID = string(secret[secretAccessKeyID])
-	opts.SecretAccessKey = string(secret[secretSecretAccessKey])
-	opts.SessionToken = string(secret[secretSessionToken])
+	opts.AccessKeyID = string(secret[store.SecretAccessKeyID])
+	opts.SecretAccessKey = string(secret[store.SecretSecretAccessKey])
+	opts.SessionToken = string(secret[store.SecretSessionToken])
 	return opts, nil
 }
 

@@ -1,0 +1,313 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package volumework drives the records that ask a node's agent to move the data
+// of a volume, from New to Completed or Failed. What it moves, and which way, is
+// a Kind.
+//
+// What it promises:
+//   - A record is worked on by one process at a time: its work begins with a
+//     write that only one can make.
+//   - A record that is InProgress without work in this process is Failed: the
+//     agent was restarted. None is left hanging.
+//   - Deleting a record ends its work.
+//   - A record costs two writes, and one more for each progressInterval that its
+//     work lasts and makes progress in.
+package volumework
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/datapath"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+	"github.com/holdfast-io/holdfast/pkg/repository/opener"
+)
+
+// Record is a PodVolumeBackup or PodVolumeRestore.
+type Record[T any] interface {
+	metav1.Object
+	runtime.Object
+	DeepCopy() T
+}
+
+// Client writes records of the system namespace.
+type Client[T any] interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (T, error)
+	UpdateStatus(ctx context.Context, record T, opts metav1.UpdateOptions) (T, error)
+}
+
+// Lister reads records of the system namespace.
+type Lister[T any] interface {
+	Get(name string) (T, error)
+	List(selector labels.Selector) ([]T, error)
+}
+
+// Kind is what differs between uploads and restores.
+type Kind[T Record[T]] struct {
+	// Name of the workqueue, and prefix of the keys of the work.
+	Name string
+	// Class of the work among that of the node.
+	Class datapath.Class
+	// Action and FailureReason of the event about a failure.
+	Action, FailureReason string
+	// Target is where the record says to work.
+	Target func(T) Target
+	// Status points into the record.
+	Status func(T) Status
+	// Move moves the data, and returns how to add the result to the record.
+	Move func(ctx context.Context, r *repository.Repository, record T, folder string, p *datapath.Progress) (Result[T], error)
+}
+
+// Target is where work is done.
+type Target struct {
+	Node                     string
+	Pod                      types.UID
+	Volume, PersistentVolume string
+	Repository               string
+}
+
+// Status is what the statuses of both kinds have in common.
+type Status struct {
+	Phase             *engine.VolumePhase
+	Message           *string
+	Progress          *engine.VolumeProgress
+	Start, Completion **metav1.Time
+}
+
+// Result of work that succeeded.
+type Result[T any] struct {
+	// Bytes of the volume.
+	Bytes int64
+	// Warnings of the work, which go into the message.
+	Warnings datapath.Warnings
+	// Apply adds what else there is. Optional.
+	Apply func(T)
+}
+
+// Config is what a controller of either kind needs.
+type Config struct {
+	// Node of this agent.
+	Node string
+	// Namespace is the system namespace.
+	Namespace string
+	// PodsDir is the kubelet's folder of pods, as this process sees it.
+	PodsDir string
+	// Manager of the node's work. Its owner stops it.
+	Manager *datapath.Manager
+	Secrets location.Secrets
+	// Options for repositories.
+	Options repository.Options
+	Events  events.EventRecorder
+	Clock   clock.WithTicker
+
+	RepositoryInformer engineinformers.BackupRepositoryInformer
+	LocationInformer   engineinformers.BackupStorageLocationInformer
+}
+
+// Controller drives the records of one kind.
+type Controller[T Record[T]] struct {
+	Config
+	kind   Kind[T]
+	client Client[T]
+	lister Lister[T]
+	opener *opener.Opener
+	synced []cache.InformerSynced
+	queue  workqueue.TypedRateLimitingInterface[string]
+
+	// mu guards works and their contents.
+	mu sync.Mutex
+	// works of this process, by the record's name: those that wait or run, and
+	// those whose end is not written yet.
+	works map[string]*work[T]
+}
+
+// New returns a controller for the records that informer sees, which should be
+// those of the node only: see engine.LabelNode.
+func New[T Record[T]](config Config, kind Kind[T], client Client[T], lister Lister[T], informer cache.SharedIndexInformer) (*Controller[T], error) {
+	c := &Controller[T]{
+		Config: config,
+		kind:   kind,
+		client: client,
+		lister: lister,
+		opener: &opener.Opener{
+			Repositories: config.RepositoryInformer.Lister().BackupRepositories(config.Namespace),
+			Locations:    config.LocationInformer.Lister().BackupStorageLocations(config.Namespace),
+			Secrets:      config.Secrets,
+			Options:      config.Options,
+		},
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](10*time.Millisecond, 10*time.Second),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: kind.Name, Clock: config.Clock}),
+		works: map[string]*work[T]{},
+	}
+	registrations := []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}{
+		{informer, cache.ResourceEventHandlerFuncs{
+			AddFunc:    c.enqueue,
+			UpdateFunc: func(_, obj any) { c.enqueue(obj) },
+			DeleteFunc: c.enqueue,
+		}},
+		{config.RepositoryInformer.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc:    c.enqueueWaiting,
+			UpdateFunc: func(_, obj any) { c.enqueueWaiting(obj) },
+		}},
+		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{}},
+	}
+	for _, r := range registrations {
+		registration, err := r.informer.AddEventHandler(r.handler)
+		if err != nil {
+			return nil, err
+		}
+		c.synced = append(c.synced, registration.HasSynced)
+	}
+	return c, nil
+}
+
+// Run works until ctx ends. Work that runs then is ended by the manager's owner.
+func (c *Controller[T]) Run(ctx context.Context) {
+	defer utilruntime.HandleCrashWithContext(ctx)
+	stop := context.AfterFunc(ctx, c.queue.ShutDown)
+	defer stop()
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+		return
+	}
+	// One worker is enough: it only decides and writes, the manager runs the work.
+	for c.processNext(ctx) {
+	}
+}
+
+func (c *Controller[T]) enqueue(obj any) {
+	name, err := cache.DeletionHandlingObjectToName(obj)
+	if err != nil {
+		utilruntime.HandleError(err)
+		return
+	}
+	c.queue.Add(name.Name)
+}
+
+// enqueueWaiting wakes the records that may wait for a repository.
+func (c *Controller[T]) enqueueWaiting(obj any) {
+	repository, ok := obj.(*engine.BackupRepository)
+	if !ok {
+		return
+	}
+	records, err := c.lister.List(labels.Everything())
+	if err != nil {
+		utilruntime.HandleError(err)
+		return
+	}
+	for _, record := range records {
+		if c.kind.Target(record).Repository == repository.Name && isNew(*c.kind.Status(record).Phase) {
+			c.queue.Add(record.GetName())
+		}
+	}
+}
+
+func (c *Controller[T]) processNext(ctx context.Context) bool {
+	name, shutdown := c.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer c.queue.Done(name)
+	err := c.sync(ctx, name)
+	switch {
+	case err == nil:
+		c.queue.Forget(name)
+	case apierrors.IsConflict(err):
+		c.queue.AddRateLimited(name) // the informer is behind
+	default:
+		utilruntime.HandleErrorWithContext(ctx, err, "Volume work failed; it will be tried again", "kind", c.kind.Name, "record", name)
+		c.queue.AddRateLimited(name)
+	}
+	return true
+}
+
+// sync looks at a record, at the work that this process does for it, and does
+// the one thing that is due.
+func (c *Controller[T]) sync(ctx context.Context, name string) error {
+	record, err := c.lister.Get(name)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	wanted := err == nil && record.GetDeletionTimestamp() == nil &&
+		c.kind.Target(record).Node == c.Node && !c.kind.Status(record).Phase.Done()
+	w := c.workOf(name)
+	if w != nil && (!wanted || record.GetUID() != w.uid) {
+		c.abandon(name, w)
+		w = c.workOf(name)
+	}
+	switch {
+	case !wanted:
+		return nil
+	case w != nil && record.GetUID() != w.uid:
+		return nil // the end of that work brings the record here again
+	case w != nil:
+		return c.writeOutcome(ctx, w)
+	case isNew(*c.kind.Status(record).Phase):
+		return c.start(ctx, record)
+	default:
+		return c.write(ctx, record, c.failure(fmt.Errorf("the agent of node %s was restarted while the volume was InProgress", c.Node)))
+	}
+}
+
+// start hands a record's work to the manager, once its repository is ready.
+func (c *Controller[T]) start(ctx context.Context, record T) error {
+	state, why := c.readiness(c.kind.Target(record).Repository)
+	switch state {
+	case unusable:
+		return c.write(ctx, record, c.failure(errors.New(why)))
+	case pending:
+		message := truncate("waits for " + why)
+		if why == "" || message == *c.kind.Status(record).Message {
+			return nil // the repository's change wakes the record
+		}
+		return c.write(ctx, record, func(record T) { *c.kind.Status(record).Message = message })
+	}
+	w := &work[T]{uid: record.GetUID(), record: record}
+	c.mu.Lock()
+	c.works[record.GetName()] = w
+	c.mu.Unlock()
+	if !c.Manager.Submit(c.key(w), c.kind.Class, func(ctx context.Context) { c.run(ctx, w) }) {
+		// An earlier attempt has not quite ended, or the agent stops.
+		c.forget(record.GetName(), w)
+		c.queue.AddRateLimited(record.GetName())
+	}
+	return nil
+}
+
+// write changes the status of a record that may have changed since it was read:
+// then it fails with a conflict.
+func (c *Controller[T]) write(ctx context.Context, record T, change func(T)) error {
+	record = record.DeepCopy()
+	change(record)
+	_, err := c.client.UpdateStatus(ctx, record, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("write the status of %s: %w", record.GetName(), err)
+	}
+	c.tell(record)
+	return nil
+}
+
+func isNew(phase engine.VolumePhase) bool {
+	return phase == "" || phase == engine.VolumePhaseNew
+}

@@ -1,0 +1,287 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumework
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/datapath"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+)
+
+const (
+	// progressInterval is the least time between two writes of a record's progress.
+	progressInterval = 10 * time.Second
+	// openTimeout is how long a store may take to let a repository be opened.
+	openTimeout = 2 * time.Minute
+	// messageLength bounds messages, in bytes. It is what an event may have.
+	messageLength = 1000
+)
+
+// work is what this process does for a record.
+type work[T any] struct {
+	uid types.UID
+
+	// What follows is guarded by the controller's mu.
+
+	// record as it was written or read last.
+	record T
+	// outcome of the work: nil while it waits or runs.
+	outcome func(T)
+	// abandoned work belongs to a record that is gone or done: its outcome is dropped.
+	abandoned bool
+}
+
+func (c *Controller[T]) key(w *work[T]) string { return c.kind.Name + "/" + string(w.uid) }
+
+func (c *Controller[T]) workOf(name string) *work[T] {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.works[name]
+}
+
+func (c *Controller[T]) forget(name string, w *work[T]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.works[name] == w {
+		delete(c.works, name)
+	}
+}
+
+// abandon ends the work of a record that is gone. Work that runs is forgotten
+// when it has ended, so that no other begins in the same folder before.
+func (c *Controller[T]) abandon(name string, w *work[T]) {
+	c.mu.Lock()
+	w.abandoned = true
+	ended := w.outcome != nil
+	c.mu.Unlock()
+	if ended || !c.Manager.Cancel(c.key(w)) {
+		c.forget(name, w)
+	}
+}
+
+// run does the work. The manager calls it when there is a slot.
+func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
+	record := w.record
+	name := record.GetName()
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("kind", c.kind.Name, "record", name))
+
+	// This write makes the record ours: of two processes, one has a conflict.
+	record, err := c.update(ctx, record, c.begin)
+	if err != nil {
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			klog.FromContext(ctx).Error(err, "Volume work can't begin; it will be tried again")
+		}
+		c.forget(name, w)
+		c.queue.AddRateLimited(name)
+		return
+	}
+
+	var progress datapath.Progress
+	done := make(chan func(T), 1)
+	go func() { done <- c.move(ctx, record, &progress) }()
+	ticker := c.Clock.NewTicker(progressInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C():
+			record = c.writeProgress(ctx, record, &progress)
+		case outcome := <-done:
+			c.end(ctx, name, w, record, outcome)
+			return
+		}
+	}
+}
+
+// end leaves the outcome to sync, which repeats a write that fails.
+func (c *Controller[T]) end(ctx context.Context, name string, w *work[T], record T, outcome func(T)) {
+	c.mu.Lock()
+	w.record, w.outcome = record, outcome
+	// When the agent stops, the next one says so on the record.
+	drop := w.abandoned || ctx.Err() != nil
+	if drop && c.works[name] == w {
+		delete(c.works, name)
+	}
+	c.mu.Unlock()
+	c.queue.Add(name)
+}
+
+// writeOutcome writes the end of work that has ended.
+func (c *Controller[T]) writeOutcome(ctx context.Context, w *work[T]) error {
+	c.mu.Lock()
+	record, outcome := w.record, w.outcome
+	c.mu.Unlock()
+	if outcome == nil {
+		return nil // it waits or runs
+	}
+	name := record.GetName()
+	err := c.write(ctx, record, outcome)
+	if apierrors.IsConflict(err) {
+		// Someone else changed the record, its labels perhaps.
+		if fresh, getErr := c.client.Get(ctx, name, metav1.GetOptions{}); getErr == nil && fresh.GetUID() == w.uid {
+			c.mu.Lock()
+			w.record = fresh
+			c.mu.Unlock()
+		}
+	}
+	if err == nil {
+		c.forget(name, w)
+	}
+	return err
+}
+
+// move moves the data, and returns what to write about it.
+func (c *Controller[T]) move(ctx context.Context, record T, p *datapath.Progress) func(T) {
+	result, err := c.try(ctx, record, p)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Volume work failed")
+		return c.failure(err)
+	}
+	klog.FromContext(ctx).V(2).Info("Volume work completed", "bytes", result.Bytes, "warnings", result.Warnings.Count)
+	return func(record T) {
+		status := c.kind.Status(record)
+		c.complete(status, engine.VolumePhaseCompleted)
+		*status.Message = truncate(warningText(result.Warnings))
+		*status.Progress = engine.VolumeProgress{TotalBytes: result.Bytes, BytesDone: result.Bytes}
+		if result.Apply != nil {
+			result.Apply(record)
+		}
+	}
+}
+
+func (c *Controller[T]) try(ctx context.Context, record T, p *datapath.Progress) (result Result[T], err error) {
+	target := c.kind.Target(record)
+	folder, err := Folder(c.PodsDir, target.Pod, target.Volume, target.PersistentVolume)
+	if err != nil {
+		return result, err
+	}
+	repository, err := c.open(ctx, target.Repository)
+	if err != nil {
+		return result, err
+	}
+	defer func() { err = errors.Join(err, repository.Close(ctx)) }()
+	return c.kind.Move(ctx, repository, record, folder, p)
+}
+
+// open opens a repository, in bounded time.
+func (c *Controller[T]) open(ctx context.Context, name string) (*repository.Repository, error) {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	return c.opener.Open(ctx, name)
+}
+
+// begin marks a record as worked on.
+func (c *Controller[T]) begin(record T) {
+	status := c.kind.Status(record)
+	now := metav1.NewTime(c.Clock.Now())
+	*status.Phase, *status.Message, *status.Start = engine.VolumePhaseInProgress, "", &now
+}
+
+func (c *Controller[T]) complete(status Status, phase engine.VolumePhase) {
+	now := metav1.NewTime(c.Clock.Now())
+	*status.Phase, *status.Completion = phase, &now
+}
+
+func (c *Controller[T]) failure(err error) func(T) {
+	return func(record T) {
+		status := c.kind.Status(record)
+		c.complete(status, engine.VolumePhaseFailed)
+		*status.Message = truncate(err.Error())
+	}
+}
+
+// tell makes an event of a failure that was written.
+func (c *Controller[T]) tell(record T) {
+	if status := c.kind.Status(record); *status.Phase == engine.VolumePhaseFailed {
+		c.Events.Eventf(record, nil, corev1.EventTypeWarning, c.kind.FailureReason, c.kind.Action, "%s", *status.Message)
+	}
+}
+
+// writeProgress writes the progress if there was some. It is worth no repetition.
+func (c *Controller[T]) writeProgress(ctx context.Context, record T, p *datapath.Progress) T {
+	progress := engine.VolumeProgress{TotalBytes: p.Total(), BytesDone: p.Done()}
+	if *c.kind.Status(record).Progress == progress {
+		return record
+	}
+	written, err := c.update(ctx, record, func(record T) { *c.kind.Status(record).Progress = progress })
+	if err == nil {
+		return written
+	}
+	klog.FromContext(ctx).V(2).Info("The progress could not be written", "err", err)
+	if fresh, err := c.client.Get(ctx, record.GetName(), metav1.GetOptions{}); err == nil && fresh.GetUID() == record.GetUID() {
+		return fresh
+	}
+	return record
+}
+
+func (c *Controller[T]) update(ctx context.Context, record T, change func(T)) (T, error) {
+	record = record.DeepCopy()
+	change(record)
+	return c.client.UpdateStatus(ctx, record, metav1.UpdateOptions{})
+}
+
+func warningText(w datapath.Warnings) string {
+	if w.Count == 0 {
+		return ""
+	}
+	text := strings.Join(w.First, "; ")
+	if more := w.Count - len(w.First); more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return text
+}
+
+// truncate cuts a message to what an event may have.
+func truncate(message string) string {
+	if len(message) <= messageLength {
+		return message
+	}
+	const dots = " …"
+	return strings.ToValidUTF8(message[:messageLength-len(dots)], "") + dots
+}
+
+// readiness is whether a repository can be used.
+type readiness int
+
+const (
+	// ready: its controller has opened it.
+	ready readiness = iota
+	// pending: it may become ready without anyone's help.
+	pending
+	// unusable: someone has to do something about it.
+	unusable
+)
+
+// readiness returns whether a repository can be used and, if that is known, why not.
+func (c *Controller[T]) readiness(name string) (readiness, string) {
+	record, err := c.opener.Repositories.Get(name)
+	if err != nil {
+		return pending, "" // there is no record yet
+	}
+	condition := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady)
+	switch {
+	case condition == nil:
+		return pending, ""
+	case condition.Status == metav1.ConditionTrue:
+		return ready, ""
+	}
+	why := fmt.Sprintf("BackupRepository %s: %s: %s", name, condition.Reason, condition.Message)
+	switch condition.Reason {
+	case engine.ReasonKeyMismatch, engine.ReasonKeyMissing:
+		return unusable, why
+	}
+	return pending, why
+}

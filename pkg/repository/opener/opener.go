@@ -1,0 +1,79 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package opener opens the repository of a BackupRepository record, with the
+// storage location, the credentials and the key that belong to it.
+package opener
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+)
+
+// ErrNoKey: the Secret with a repository's key is missing, or lacks the key.
+var ErrNoKey = errors.New("the repository has no key")
+
+// Opener opens repositories. It keeps no secret: they are read at each use, so
+// that changes count at once.
+type Opener struct {
+	// Repositories and Locations of the system namespace.
+	Repositories enginelisters.BackupRepositoryNamespaceLister
+	Locations    enginelisters.BackupStorageLocationNamespaceLister
+	// Secrets of the system namespace.
+	Secrets location.Secrets
+	// Options for every repository.
+	Options repository.Options
+}
+
+// Open opens the repository of the record of that name. The caller closes it.
+func (o *Opener) Open(ctx context.Context, name string) (*repository.Repository, error) {
+	record, err := o.Repositories.Get(name)
+	if err != nil {
+		return nil, fmt.Errorf("find the repository: %w", err)
+	}
+	stored, err := o.Locations.Get(record.Spec.BackupStorageLocation)
+	if err != nil {
+		return nil, fmt.Errorf("find the storage location of BackupRepository %s: %w", name, err)
+	}
+	credentials, err := location.Credentials(ctx, o.Secrets, &stored.Spec)
+	if err != nil {
+		return nil, err
+	}
+	key, err := Key(ctx, o.Secrets, name)
+	if err != nil {
+		return nil, err
+	}
+	opened, err := repository.Open(ctx, repository.Location{Spec: stored.Spec, Secret: credentials}, record.Spec.VolumeNamespace, key, o.Options)
+	if err != nil {
+		return nil, fmt.Errorf("BackupRepository %s: %w", name, err)
+	}
+	return opened, nil
+}
+
+// Key reads the key of a repository. It fails with ErrNoKey if there is none.
+func Key(ctx context.Context, secrets location.Secrets, name string) (repository.Key, error) {
+	secretName := engine.KeySecretName(name)
+	secret, err := secrets.Get(ctx, secretName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("%w: the Secret %s does not exist", ErrNoKey, secretName)
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the key of BackupRepository %s: %w", name, err)
+	}
+	// Velero ignores space around a password, and so must who shares it.
+	key := strings.TrimSpace(string(secret.Data[engine.KeySecretKey]))
+	if key == "" {
+		return "", fmt.Errorf("%w: the Secret %s lacks %s", ErrNoKey, secretName, engine.KeySecretKey)
+	}
+	return repository.Key(key), nil
+}
