@@ -23,6 +23,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -62,6 +63,8 @@ type entry struct {
 	shadowed bool
 	row      *holdfast.Backup
 
+	// recordedAt is when its content was last recorded.
+	recordedAt time.Time
 	// missing is true if the latest complete listing lacked it.
 	missing bool
 	// retryAt is when it is to be read again; never, if zero.
@@ -100,6 +103,7 @@ func (c *Catalog) Put(location, storeName string, content Content, now time.Time
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
 		e.missing = false
+		e.recordedAt = now
 		e.retryAt = time.Time{}
 		if content.VolumesError == "" {
 			e.attempts = 0
@@ -156,6 +160,19 @@ func (c *Catalog) Len(location string) int {
 		}
 	}
 	return count
+}
+
+// Backup is the backup that is listed under a name, or nil.
+func (c *Catalog) Backup(namespace, name string) *holdfast.Backup {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	bare, location, shadowed := strings.Cut(name, "@") // no name of a backup has one
+	for i, e := range c.rows[types.NamespacedName{Namespace: namespace, Name: bare}] {
+		if i == 0 && !shadowed || i > 0 && shadowed && e.location == location {
+			return e.row
+		}
+	}
+	return nil
 }
 
 // Backups lists all backups, by namespace and name.

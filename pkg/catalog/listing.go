@@ -22,7 +22,7 @@ type backoff struct{ first, most time.Duration }
 
 var (
 	// A file that can't be read may be repaired by hand.
-	unreadableBackoff = backoff{time.Minute, 6 * time.Hour}
+	unreadableBackoff = backoff{time.Minute, 30 * time.Minute}
 	// A backup of another writer may be complete any moment.
 	unfinishedBackoff = backoff{20 * time.Second, 10 * time.Minute}
 )
@@ -45,10 +45,11 @@ type Findings struct {
 	Suspicion string
 }
 
-// Observe takes a complete listing of the store names in a location. A backup
-// that the listing lacks for the second time in a row is dropped, unless too many
-// are lacking: then all are kept, as by a folder that is not mounted.
-func (c *Catalog) Observe(location string, storeNames []string, now time.Time) Findings {
+// Observe takes a complete listing of the store names in a location, which was
+// begun at the given instant: it may lack what was written, and recorded, since.
+// A backup that the listing lacks for the second time in a row is dropped, unless
+// too many are lacking: then all are kept, as a folder may not be mounted.
+func (c *Catalog) Observe(location string, storeNames []string, begun, now time.Time) Findings {
 	var findings Findings
 	c.change(func(changed *recorder) {
 		listed := make(map[string]bool, len(storeNames))
@@ -69,6 +70,9 @@ func (c *Catalog) Observe(location string, storeNames []string, now time.Time) F
 		for storeName, e := range c.locations[location] {
 			if e.backup == nil {
 				continue
+			}
+			if !e.recordedAt.Before(begun) {
+				listed[storeName] = true
 			}
 			if known++; !listed[storeName] {
 				lacking++

@@ -1,0 +1,73 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package refresh
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+)
+
+const subsystem = "holdfast_catalog"
+
+// The label location is the name of a storage location; operation is list or get.
+var (
+	catalogBackups = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Subsystem:      subsystem,
+		Name:           "backups",
+		Help:           "Backups that the catalogue knows.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"location"})
+	catalogRequests = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      subsystem,
+		Name:           "requests_total",
+		Help:           "Listings and reads asked of the store to refresh the catalogue. A long listing counts once.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"location", "operation"})
+	catalogRefresh = metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Subsystem:      subsystem,
+		Name:           "refresh_duration_seconds",
+		Help:           "How long refreshes took, failed ones included.",
+		Buckets:        []float64{0.01, 0.05, 0.25, 1, 5, 30, 120, 600},
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"location"})
+	catalogSuccess = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Subsystem:      subsystem,
+		Name:           "last_success_timestamp_seconds",
+		Help:           "When the last refresh that succeeded began, in seconds since 1970.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"location"})
+
+	register sync.Once
+)
+
+func registerMetrics() {
+	register.Do(func() {
+		legacyregistry.MustRegister(catalogBackups, catalogRequests, catalogRefresh, catalogSuccess)
+	})
+}
+
+func countRequest(location, operation string) {
+	catalogRequests.WithLabelValues(location, operation).Inc()
+}
+
+func observeRefresh(location string, took time.Duration, backups int, lastSuccess time.Time) {
+	catalogRefresh.WithLabelValues(location).Observe(took.Seconds())
+	catalogBackups.WithLabelValues(location).Set(float64(backups))
+	if !lastSuccess.IsZero() {
+		catalogSuccess.WithLabelValues(location).Set(float64(lastSuccess.Unix()))
+	}
+}
+
+func forgetMetrics(location string) {
+	labels := map[string]string{"location": location}
+	catalogBackups.Delete(labels)
+	catalogRefresh.Delete(labels)
+	catalogSuccess.Delete(labels)
+	for _, operation := range []string{"list", "get"} {
+		catalogRequests.Delete(map[string]string{"location": location, "operation": operation})
+	}
+}

@@ -1,0 +1,94 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package refresh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// read reads one backup into the catalogue. Whatever is wrong with the backup is
+// recorded there; an error says that the store could not be asked, and
+// store.ErrNotFound that there is no finished backup.
+func (w *worker) read(ctx context.Context, from store.Reader, storeName string) error {
+	location := w.location.Name
+	backup, err := w.readMetadata(ctx, from, storeName)
+	switch {
+	case errors.Is(err, store.ErrNotFound) || errors.Is(err, format.ErrUnfinished):
+		// A write is under way, or was given up. That is no fault.
+		if err := w.record(func(now time.Time) { w.catalog.PutUnfinished(location, storeName, now) }); err != nil {
+			return err
+		}
+		return fmt.Errorf("there is no finished backup %s in the store: %w", storeName, store.ErrNotFound)
+	case isStoreFailure(err):
+		return err
+	case err != nil:
+		return w.record(func(now time.Time) {
+			w.catalog.PutUnreadable(location, storeName, "velero-backup.json can't be read: "+store.Reason(err), now)
+		})
+	}
+	content := catalog.Content{Backup: backup}
+	content.Volumes, err = w.readVolumes(ctx, from, storeName)
+	switch {
+	case errors.Is(err, store.ErrNotFound): // a backup without one has no volumes
+	case isStoreFailure(err):
+		return err
+	case err != nil:
+		content.Volumes, content.VolumesError = nil, store.Reason(err)
+	}
+	return w.record(func(now time.Time) { w.catalog.Put(location, storeName, content, now) })
+}
+
+// isStoreFailure tells a store that can't be asked from a file that is bad.
+func isStoreFailure(err error) bool {
+	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+func (w *worker) readMetadata(ctx context.Context, from store.Reader, storeName string) (*holdfast.Backup, error) {
+	var backup *holdfast.Backup
+	err := w.get(ctx, from, format.MetadataKey(storeName), func(content io.Reader) error {
+		data, err := io.ReadAll(io.LimitReader(content, format.MaxMetadataBytes+1))
+		if err != nil {
+			return err
+		}
+		backup, err = format.DecodeBackup(data, format.Place{
+			StoreName:       storeName,
+			Location:        w.location.Name,
+			SystemNamespace: w.options.SystemNamespace,
+			Now:             w.options.Clock.Now(),
+		})
+		return err
+	})
+	return backup, err
+}
+
+func (w *worker) readVolumes(ctx context.Context, from store.Reader, storeName string) ([]catalog.Volume, error) {
+	var volumes []catalog.Volume
+	err := w.get(ctx, from, format.PodVolumeBackupsKey(storeName), func(content io.Reader) (err error) {
+		volumes, err = catalog.ReadVolumes(content)
+		return err
+	})
+	return volumes, err
+}
+
+// get bounds the time of a request, its content included.
+func (w *worker) get(ctx context.Context, from store.Reader, key string, read func(io.Reader) error) error {
+	ctx, cancel := context.WithTimeout(ctx, w.options.RequestTimeout)
+	defer cancel()
+	countRequest(w.location.Name, "get")
+	content, err := from.Get(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer content.Close()
+	return read(content)
+}
