@@ -12,6 +12,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -20,6 +21,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/install"
@@ -27,6 +29,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	generatedopenapi "github.com/holdfast-io/holdfast/pkg/generated/openapi"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupvolume"
@@ -92,7 +95,7 @@ type Server struct {
 	generic   *genericapiserver.GenericAPIServer
 	projector *projection.Projector
 	engine    engineinformers.SharedInformerFactory
-	kube      informers.SharedInformerFactory
+	settings  informers.SharedInformerFactory
 }
 
 // Complete fills in what follows from the rest.
@@ -127,17 +130,21 @@ func (c CompletedConfig) New() (*Server, error) {
 	}
 	engine := engineinformers.NewSharedInformerFactoryWithOptions(c.client.engine, 0,
 		engineinformers.WithNamespace(c.extra.SystemNamespace))
-	system := informers.NewSharedInformerFactoryWithOptions(c.client.kube, 0,
-		informers.WithNamespace(c.extra.SystemNamespace))
+	settings := informers.NewSharedInformerFactoryWithOptions(c.client.kube, 0,
+		informers.WithNamespace(c.extra.SystemNamespace),
+		informers.WithTweakListOptions(func(options *metav1.ListOptions) {
+			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, records.SettingsName).String()
+		}))
 	projector, err := projection.New(projection.Config{
 		Scheme:          Scheme,
 		SystemNamespace: c.extra.SystemNamespace,
 		PollInterval:    c.extra.PollInterval,
+		Secrets:         c.client.kube.CoreV1().Secrets(c.extra.SystemNamespace),
+		Clock:           clock.RealClock{},
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
 		Locations:       engine.Engine().V1alpha1().BackupStorageLocations(),
 		Namespaces:      c.client.informers.Core().V1().Namespaces(),
-		ConfigMaps:      system.Core().V1().ConfigMaps(),
-		Secrets:         c.client.kube.CoreV1().Secrets(c.extra.SystemNamespace),
+		Settings:        settings.Core().V1().ConfigMaps().Informer(),
 	})
 	if err != nil {
 		return nil, err
@@ -178,7 +185,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err := generic.InstallAPIGroup(&group); err != nil {
 		return nil, err
 	}
-	return &Server{generic: generic, projector: projector, engine: engine, kube: system}, nil
+	return &Server{generic: generic, projector: projector, engine: engine, settings: settings}, nil
 }
 
 // Run serves until ctx ends. Discovery answers at once; a resource answers 429
@@ -186,7 +193,7 @@ func (c CompletedConfig) New() (*Server, error) {
 func (s *Server) Run(ctx context.Context) error {
 	s.generic.AddPostStartHookOrDie("holdfast-projection", func(hook genericapiserver.PostStartHookContext) error {
 		s.engine.StartWithContext(hook)
-		s.kube.StartWithContext(hook)
+		s.settings.StartWithContext(hook)
 		go s.projector.Run(hook)
 		return nil
 	})

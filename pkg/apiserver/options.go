@@ -6,12 +6,17 @@ package apiserver
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	utilcompatibility "k8s.io/apiserver/pkg/util/compatibility"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
 )
 
 // Options are the flags of the API server.
@@ -66,6 +71,12 @@ func (o *Options) Config() (*Config, error) {
 	}
 	generic := genericapiserver.NewRecommendedConfig(Codecs)
 	generic.EffectiveVersion = utilcompatibility.DefaultBuildEffectiveVersion()
+	if err := o.recommended.CoreAPI.ApplyTo(generic); err != nil {
+		return nil, err
+	}
+	if err := o.disableUnservedAdmission(generic.ClientConfig); err != nil {
+		return nil, err
+	}
 	if err := o.recommended.ApplyTo(generic); err != nil {
 		return nil, err
 	}
@@ -73,4 +84,22 @@ func (o *Options) Config() (*Config, error) {
 		Generic: generic,
 		Extra:   ExtraConfig{SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval},
 	}, nil
+}
+
+// disableUnservedAdmission leaves out the admission plugin whose policies the
+// cluster is too old to have: it would wait for them for ever.
+func (o *Options) disableUnservedAdmission(config *rest.Config) error {
+	client, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return fmt.Errorf("making a client of the cluster: %w", err)
+	}
+	served, err := client.ServerResourcesForGroupVersion("admissionregistration.k8s.io/v1")
+	if err != nil {
+		return fmt.Errorf("asking the cluster for its admission policies: %w", err)
+	}
+	isMutatingPolicy := func(r metav1.APIResource) bool { return r.Name == "mutatingadmissionpolicies" }
+	if !slices.ContainsFunc(served.APIResources, isMutatingPolicy) {
+		o.recommended.Admission.DisablePlugins = append(o.recommended.Admission.DisablePlugins, mutating.PluginName)
+	}
+	return nil
 }

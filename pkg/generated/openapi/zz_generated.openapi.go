@@ -485,6 +485,13 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
+					"executor": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The controller process that executes the run. A run that is InProgress by a process that is gone has failed.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"startTimestamp": {
 						SchemaProps: spec.SchemaProps{
 							Description: "When reading began.",

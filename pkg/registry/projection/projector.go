@@ -1,0 +1,332 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package projection computes what the API server shows, from the records, the
+// queue and the catalogue of the stores, and commits the differences to one log
+// per resource. It writes to nothing else.
+package projection
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/queue"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+)
+
+// PublishInterval is the shortest time between two publications of the queue: a
+// start moves everyone behind it up, and watchers need not see each step.
+const PublishInterval = 500 * time.Millisecond
+
+// Config is what a Projector needs.
+type Config struct {
+	Scheme *runtime.Scheme
+	// SystemNamespace is where the records live.
+	SystemNamespace string
+	// PollInterval is how often the stores are listed; zero means once.
+	PollInterval time.Duration
+	Clock        clock.WithTickerAndDelayedExecution
+	// Secrets hold the credentials of the stores.
+	Secrets location.Secrets
+
+	Runs       engineinformers.BackupRunInformer
+	Locations  engineinformers.BackupStorageLocationInformer
+	Namespaces coreinformers.NamespaceInformer
+	// Settings is an informer of the ConfigMap records.SettingsName alone.
+	Settings cache.SharedIndexInformer
+}
+
+// Projector fills the logs.
+type Projector struct {
+	// The logs, one for each resource.
+	Backups       *logstore.Log[*holdfast.Backup]
+	Queue         *logstore.Log[*holdfast.BackupQueueEntry]
+	Volumes       *logstore.Log[*holdfast.BackupVolume]
+	VolumeBackups *logstore.Log[*holdfast.VolumeBackup]
+
+	Config
+	catalog   *catalog.Catalog
+	refresher *refresh.Refresher
+	compiler  *records.Compiler
+	synced    []cache.InformerSynced
+	// stale wakes the publication of the queue.
+	stale chan struct{}
+
+	// mu guards the fields below, and is held from a change of them to the commit
+	// of what follows from it, so that no commit overtakes a later one.
+	mu sync.Mutex
+	// runs are the records by backup, each in its latest version.
+	runs map[backupKey]*enginev1alpha1.BackupRun
+	// departed are runs whose record is gone, and whose stored backup the catalogue
+	// has not read yet. They are shown until it has.
+	departed map[backupKey]*enginev1alpha1.BackupRun
+	// entries are the places in the queue as last published, by the record's name,
+	// as they may be shown where the backup lies.
+	entries map[string]queue.Entry
+}
+
+// backupKey identifies a Backup.
+type backupKey = types.NamespacedName
+
+// New returns a Projector.
+func New(config Config) (*Projector, error) {
+	p := &Projector{
+		Config:   config,
+		compiler: records.NewCompiler(),
+		stale:    make(chan struct{}, 1),
+		runs:     map[backupKey]*enginev1alpha1.BackupRun{},
+		departed: map[backupKey]*enginev1alpha1.BackupRun{},
+		entries:  map[string]queue.Entry{},
+	}
+	p.catalog = catalog.New(config.SystemNamespace, p.storedChanged)
+	p.refresher = refresh.New(p.catalog, refresh.Options{
+		SystemNamespace: config.SystemNamespace,
+		Interval:        config.PollInterval,
+		Clock:           config.Clock,
+	})
+	options := func(resource, loading string) logstore.Options {
+		return logstore.Options{Resource: v1alpha1.Resource(resource), Namespaced: true, Loading: loading, OnRead: p.warn}
+	}
+	p.Backups = logstore.New(func() *holdfast.Backup { return &holdfast.Backup{} }, options("backups", "the backups of the storage locations"))
+	p.Volumes = logstore.New(func() *holdfast.BackupVolume { return &holdfast.BackupVolume{} }, options("backupvolumes", "the volumes of the storage locations"))
+	p.VolumeBackups = logstore.New(func() *holdfast.VolumeBackup { return &holdfast.VolumeBackup{} }, options("volumebackups", "the volumes of the storage locations"))
+	queueOptions := options("backupqueues", "the records of the waiting backups")
+	queueOptions.OnRead = nil // the queue has nothing to do with what is stored
+	p.Queue = logstore.New(func() *holdfast.BackupQueueEntry { return &holdfast.BackupQueueEntry{} }, queueOptions)
+
+	wake := func(any) { p.wake() }
+	relocate := func(any) {
+		p.wake()
+		if err := p.setLocations(); err != nil {
+			utilruntime.HandleError(err)
+		}
+	}
+	for _, r := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandlerFuncs
+	}{
+		{config.Runs.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { p.Observe(obj.(*enginev1alpha1.BackupRun)) },
+			UpdateFunc: func(_, obj any) { p.Observe(obj.(*enginev1alpha1.BackupRun)) },
+			DeleteFunc: p.removed,
+		}},
+		{config.Locations.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: relocate, UpdateFunc: func(_, obj any) { relocate(obj) }, DeleteFunc: relocate}},
+		{config.Namespaces.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, DeleteFunc: wake}},
+		{config.Settings, cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: func(_, obj any) { wake(obj) }, DeleteFunc: wake}},
+	} {
+		registration, err := r.informer.AddEventHandler(r.handler)
+		if err != nil {
+			return nil, err
+		}
+		p.synced = append(p.synced, registration.HasSynced)
+	}
+	return p, nil
+}
+
+// Run fills the logs until ctx ends. The informers must have been started.
+func (p *Projector) Run(ctx context.Context) {
+	var running wait.Group
+	defer running.Wait()
+	running.StartWithContext(ctx, p.refresher.Run)
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, p.synced...) {
+		return
+	}
+	running.StartWithContext(ctx, p.runStored)
+	p.runQueue(ctx)
+}
+
+// runQueue publishes the queue whenever it may have changed, and not more often
+// than every PublishInterval.
+func (p *Projector) runQueue(ctx context.Context) {
+	if err := p.publish(); err != nil {
+		utilruntime.HandleErrorWithContext(ctx, err, "Publishing the queue failed")
+	}
+	p.Queue.SetReady()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.stale:
+		}
+		if err := p.publish(); err != nil {
+			utilruntime.HandleErrorWithContext(ctx, err, "Publishing the queue failed")
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.Clock.After(PublishInterval):
+		}
+	}
+}
+
+func (p *Projector) wake() {
+	select {
+	case p.stale <- struct{}{}:
+	default:
+	}
+}
+
+// Observe takes note of a run, as an informer or a client got it.
+func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := keyOf(run)
+	if known := p.runs[key]; known != nil && known.UID == run.UID && !newer(run, known) {
+		return
+	}
+	p.runs[key] = run
+	delete(p.departed, key)
+	p.projectLocked(key)
+	p.wake()
+	if run.Status.Stored && p.catalog.Backup(key.Namespace, key.Name) == nil {
+		p.refresher.ReadSoon(run.Spec.Backup.StorageLocation, run.Name)
+	}
+}
+
+// removed takes note that a run's record is gone.
+func (p *Projector) removed(obj any) {
+	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = tombstone.Obj
+	}
+	run, ok := obj.(*enginev1alpha1.BackupRun)
+	if !ok {
+		return
+	}
+	p.compiler.Forget(run.UID)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := keyOf(run)
+	if known := p.runs[key]; known == nil || known.UID != run.UID {
+		return
+	}
+	delete(p.runs, key)
+	if run.Status.Stored {
+		p.departed[key] = run
+	}
+	p.projectLocked(key)
+	p.wake()
+}
+
+// projectLocked brings one backup in its log up to date: from the record while
+// there is one, and then from the catalogue. It passes from one to the other
+// without vanishing in between.
+func (p *Projector) projectLocked(key backupKey) {
+	var backup *v1alpha1.Backup
+	if run := p.runs[key]; run != nil {
+		var place *queue.Entry
+		if entry, ok := p.entries[run.Name]; ok {
+			place = &entry
+		}
+		backup = backupOf(run, place)
+	} else if backup = p.catalog.Backup(key.Namespace, key.Name); backup != nil {
+		delete(p.departed, key)
+	} else if p.departed[key] != nil {
+		return
+	}
+	if backup == nil {
+		p.Backups.Remove(key.Namespace, key.Name)
+		return
+	}
+	internal := &holdfast.Backup{}
+	if err := p.Scheme.Convert(backup, internal, nil); err == nil {
+		_, err = p.Backups.Apply(internal)
+		utilruntime.HandleError(err)
+	} else {
+		utilruntime.HandleError(err)
+	}
+}
+
+// publish computes the queue, and commits what changed in it and in the backups
+// that wait.
+func (p *Projector) publish() error {
+	locations, err := p.Locations.Lister().BackupStorageLocations(p.SystemNamespace).List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	namespaces, err := p.Namespaces.Lister().List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	snapshot := queue.Snapshot{
+		Locations: make(map[string]queue.LocationState, len(locations)),
+		Limit:     p.limit(),
+	}
+	for _, location := range locations {
+		snapshot.Locations[location.Name] = records.Location(location)
+	}
+	for _, namespace := range namespaces {
+		snapshot.Namespaces = append(snapshot.Namespaces, namespace.Name)
+	}
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	byName := make(map[string]*enginev1alpha1.BackupRun, len(p.runs))
+	for _, run := range p.runs {
+		byName[run.Name] = run
+		snapshot.Runs = append(snapshot.Runs, p.compiler.Run(run))
+	}
+	plan, err := queue.Decide(snapshot)
+	if err != nil {
+		return err
+	}
+	before := p.entries
+	p.entries = make(map[string]queue.Entry, len(plan.Entries))
+	shown := make([]*holdfast.BackupQueueEntry, 0, len(plan.Entries))
+	for _, entry := range plan.Entries {
+		entry = queue.Redact(entry, p.SystemNamespace)
+		p.entries[entry.Key] = entry
+		internal := &holdfast.BackupQueueEntry{}
+		if err := p.Scheme.Convert(entryOf(byName[entry.Key], entry), internal, nil); err != nil {
+			return fmt.Errorf("showing the place of %s in the queue: %w", entry.Key, err)
+		}
+		shown = append(shown, internal)
+	}
+	if _, err := p.Queue.Replace(shown); err != nil {
+		return err
+	}
+	for name, entry := range p.entries {
+		if was := before[name]; was.Position != entry.Position || was.Message != entry.Message {
+			p.projectLocked(keyOf(byName[name]))
+		}
+	}
+	return nil
+}
+
+// limit is the number of slots that the controller has told.
+func (p *Projector) limit() int {
+	for _, obj := range p.Settings.GetStore().List() {
+		return records.Limit(obj.(*corev1.ConfigMap))
+	}
+	return records.DefaultConcurrentBackups
+}
+
+// newer reports whether a is a later version of a run than b.
+func newer(a, b *enginev1alpha1.BackupRun) bool {
+	order, err := utilresourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err != nil || order > 0
+}
+
+func keyOf(run *enginev1alpha1.BackupRun) backupKey {
+	return backupKey{Namespace: run.Spec.BackupRef.Namespace, Name: run.Spec.BackupRef.Name}
+}

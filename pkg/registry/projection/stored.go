@@ -1,0 +1,126 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package projection
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apiserver/pkg/warning"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+)
+
+// loadedInterval is how often the start asks whether every store has been read.
+const loadedInterval = 50 * time.Millisecond
+
+// runStored keeps the logs of what is stored up to date until ctx ends.
+func (p *Projector) runStored(ctx context.Context) {
+	if err := p.setLocations(); err != nil {
+		utilruntime.HandleErrorWithContext(ctx, err, "Reading the storage locations failed")
+		return
+	}
+	for !p.refresher.Loaded() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.Clock.After(loadedInterval):
+		}
+	}
+	p.Backups.SetReady()
+	p.Volumes.SetReady()
+	p.VolumeBackups.SetReady()
+}
+
+// setLocations tells the refresher which stores there are.
+func (p *Projector) setLocations() error {
+	records, err := p.Locations.Lister().BackupStorageLocations(p.SystemNamespace).List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	locations := make([]refresh.Location, 0, len(records))
+	for _, record := range records {
+		settings, err := json.Marshal(record.Spec)
+		if err != nil {
+			return fmt.Errorf("reading BackupStorageLocation %s: %w", record.Name, err)
+		}
+		locations = append(locations, refresh.Location{
+			Name:     record.Name,
+			Store:    identity(&record.Spec),
+			Settings: string(settings),
+			Open: func(ctx context.Context) (refresh.Store, error) {
+				return location.Open(ctx, p.Secrets, record)
+			},
+		})
+	}
+	p.refresher.SetLocations(locations)
+	return nil
+}
+
+// identity tells stores apart: two records with the same one mean the same store.
+func identity(spec *enginev1alpha1.BackupStorageLocationSpec) string {
+	switch {
+	case spec.Filesystem != nil:
+		return fmt.Sprintf("filesystem %q %q", spec.Filesystem.Path, spec.Prefix)
+	case spec.S3 != nil:
+		return fmt.Sprintf("s3 %q %q %q", spec.S3.Endpoint, spec.S3.Bucket, spec.Prefix)
+	}
+	return string(spec.Provider)
+}
+
+// storedChanged commits what changed in the catalogue.
+func (p *Projector) storedChanged(changes catalog.Changes) {
+	p.mu.Lock()
+	for _, backup := range changes.Backups.Set {
+		p.projectLocked(backupKey{Namespace: backup.Namespace, Name: backup.Name})
+	}
+	for _, key := range changes.Backups.Gone {
+		p.projectLocked(key)
+	}
+	p.mu.Unlock()
+	commit(p, p.Volumes, changes.Volumes, func() *holdfast.BackupVolume { return &holdfast.BackupVolume{} })
+	commit(p, p.VolumeBackups, changes.VolumeBackups, func() *holdfast.VolumeBackup { return &holdfast.VolumeBackup{} })
+}
+
+// commit applies the change of one kind of object to its log.
+func commit[V runtime.Object, T logstore.Object](p *Projector, log *logstore.Log[T], delta catalog.Delta[V], empty func() T) {
+	objects := make([]T, 0, len(delta.Set))
+	for _, object := range delta.Set {
+		internal := empty()
+		if err := p.Scheme.Convert(object, internal, nil); err != nil {
+			utilruntime.HandleError(fmt.Errorf("showing a %T: %w", object, err))
+			continue
+		}
+		objects = append(objects, internal)
+	}
+	for _, key := range delta.Gone {
+		log.Remove(key.Namespace, key.Name)
+	}
+	// One object that can't be shown must not hide the others.
+	if _, err := log.Apply(objects...); err != nil {
+		for _, object := range objects {
+			if _, err := log.Apply(object); err != nil {
+				utilruntime.HandleError(err)
+			}
+		}
+	}
+}
+
+// warn adds a Warning to an answer for each store that the catalogue does not
+// know the present state of.
+func (p *Projector) warn(ctx context.Context) {
+	for _, text := range p.refresher.Warnings() {
+		warning.AddWarning(ctx, "", text)
+	}
+}
