@@ -37,7 +37,7 @@ demo: build lab-tools ## Run the main job on a Kubernetes of its own, and show i
 .PHONY: lab
 lab: build lab-tools ## Start a Kubernetes with Holdfast in it, on loopback. NODES=2 adds real nodes (root).
 	@$(BIN)/lab up --dir $(LAB) --bin $(BIN) --nodes $(NODES)
-	@$(BIN)/lab holdfast up --dir $(LAB) --bin $(BIN) --holdfast $(HOLDFAST) --artifacts artifacts \
+	@$(BIN)/lab holdfast up --dir $(LAB) --holdfast $(HOLDFAST) --artifacts artifacts \
 	  --apiserver-flags "$(APISERVER_FLAGS)" --controller-flags "$(CONTROLLER_FLAGS)" --agent-flags "$(AGENT_FLAGS)"
 
 .PHONY: lab-down

@@ -20,6 +20,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 )
 
@@ -66,7 +67,7 @@ func (v *volumes) Submit(ctx context.Context, request backup.VolumeRequest) erro
 			Name: recordName(v.run, request),
 			Labels: map[string]string{
 				enginev1alpha1.LabelRun:  string(v.run.UID),
-				enginev1alpha1.LabelNode: request.Node,
+				enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(request.Node),
 			},
 			OwnerReferences: []metav1.OwnerReference{
 				*metav1.NewControllerRef(v.run, enginev1alpha1.SchemeGroupVersion.WithKind("BackupRun")),
@@ -203,7 +204,13 @@ func stop(ctx context.Context, client engineclient.PodVolumeBackupInterface, run
 	return nil
 }
 
-// handler passes the changes of records to the runs that they belong to.
+// ensureRepository makes sure that the repository of a namespace is asked for.
+func (c *Controller) ensureRepository(ctx context.Context, volumeNamespace, location string) error {
+	_, err := repository.EnsureRecord(ctx, c.Engine.BackupRepositories(c.Namespace), volumeNamespace, location)
+	return err
+}
+
+// volumeHandler passes the changes of records to the runs that they belong to.
 func (c *Controller) volumeHandler() cache.ResourceEventHandler {
 	observe := func(obj any) {
 		if record, ok := obj.(*enginev1alpha1.PodVolumeBackup); ok {

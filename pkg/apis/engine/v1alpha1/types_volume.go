@@ -4,16 +4,31 @@
 package v1alpha1
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 const (
 	// LabelRun names, on a PodVolumeBackup, the BackupRun that it belongs to, by uid.
 	LabelRun = "engine.holdfast.io/run-uid"
-	// LabelNode names, on volume work, the node that is to do it.
+	// LabelNode names, on volume work, the node that is to do it, as NodeLabel gives
+	// it.
 	LabelNode = "engine.holdfast.io/node"
 )
+
+// NodeLabel is the value of LabelNode for a node: its name, or a digest of a name
+// that is too long for a label.
+func NodeLabel(node string) string {
+	if len(node) <= validation.LabelValueMaxLength {
+		return node
+	}
+	sum := sha256.Sum256([]byte(node))
+	return hex.EncodeToString(sum[:16])
+}
 
 // VolumePhase is the state of a volume's upload or restore.
 // +kubebuilder:validation:Enum="";New;InProgress;Completed;Failed

@@ -1,0 +1,276 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
+	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
+	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
+	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
+	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/pkg/serving"
+)
+
+// clientOptions say how a role reaches the cluster.
+type clientOptions struct {
+	kubeconfig string
+	namespace  string
+}
+
+func (o *clientOptions) addFlags(flags *pflag.FlagSet) {
+	o.namespace = "holdfast"
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Kubeconfig file of the cluster. Empty means the pod's own service account.")
+	flags.StringVar(&o.namespace, "namespace", o.namespace, "The system namespace: where Holdfast's records live.")
+}
+
+func (o *clientOptions) validate() error {
+	if o.namespace == "" {
+		return errors.New("--namespace must not be empty")
+	}
+	return nil
+}
+
+// config is the configuration of the role's clients. The server's priority and
+// fairness bounds their requests, so they have no limit of their own.
+func (o *clientOptions) config(role string) (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("finding the cluster: %w (set --kubeconfig outside of a pod)", err)
+	}
+	config.QPS = -1
+	return rest.AddUserAgent(config, "holdfast-"+role), nil
+}
+
+// controllerOptions are the flags of the controller.
+type controllerOptions struct {
+	client            clientOptions
+	serving           *serving.Options
+	concurrentBackups int
+	leaderElect       bool
+	runRetention      time.Duration
+	volumeTimeout     time.Duration
+}
+
+func newControllerCommand() *cobra.Command {
+	options := &controllerOptions{
+		serving:           serving.NewOptions(8444),
+		concurrentBackups: records.DefaultConcurrentBackups,
+		leaderElect:       true,
+		runRetention:      runretention.DefaultRetention,
+		volumeTimeout:     backuprun.DefaultVolumeTimeout,
+	}
+	command := &cobra.Command{
+		Use:   "controller",
+		Short: "Run the queue and the backups",
+		RunE: func(command *cobra.Command, _ []string) error {
+			if err := options.validate(); err != nil {
+				return err
+			}
+			return options.run(command.Context())
+		},
+	}
+	flags := command.Flags()
+	options.client.addFlags(flags)
+	options.serving.AddFlags(flags)
+	flags.IntVar(&options.concurrentBackups, "concurrent-backups", options.concurrentBackups, "How many backups may run at once. Backups that overlap never do.")
+	flags.BoolVar(&options.leaderElect, "leader-elect", options.leaderElect, "Whether to work only while holding the Lease holdfast-controller, so that one of several controllers does.")
+	flags.DurationVar(&options.runRetention, "run-retention", options.runRetention, "How long the record of a backup is kept after its result is stored.")
+	flags.DurationVar(&options.volumeTimeout, "pod-volume-timeout", options.volumeTimeout, "How long the backup of one volume may take, waiting for its node's agent included.")
+	return role(command)
+}
+
+func (o *controllerOptions) validate() error {
+	errs := append(o.serving.Validate(), o.client.validate())
+	if o.concurrentBackups < 1 {
+		errs = append(errs, fmt.Errorf("--concurrent-backups must be at least 1, but is %d", o.concurrentBackups))
+	}
+	if o.runRetention < 0 {
+		errs = append(errs, fmt.Errorf("--run-retention must not be negative, but is %s", o.runRetention))
+	}
+	if o.volumeTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("--pod-volume-timeout must be positive, but is %s", o.volumeTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+func (o *controllerOptions) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	config, err := o.client.config("controller")
+	if err != nil {
+		return err
+	}
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	stopped, err := o.serving.Start(ctx, o.client.kubeconfig)
+	if err != nil {
+		return err
+	}
+	defer func() { cancel(); <-stopped }()
+
+	hostname, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	// A restarted container has the same hostname, and must not be taken for the
+	// process before it.
+	identity := hostname + "_" + uuid.NewString()
+	if !o.leaderElect {
+		return o.work(ctx, config, kube, identity)
+	}
+	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, o.client.namespace, "holdfast-controller",
+		kube.CoreV1(), kube.CoordinationV1(), resourcelock.ResourceLockConfig{Identity: identity})
+	if err != nil {
+		return err
+	}
+	var workErr error
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock:            lock,
+		LeaseDuration:   15 * time.Second,
+		RenewDeadline:   10 * time.Second,
+		RetryPeriod:     2 * time.Second,
+		ReleaseOnCancel: true,
+		Name:            "holdfast-controller",
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) {
+				defer cancel()
+				workErr = o.work(ctx, config, kube, identity)
+			},
+			OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil {
+		return err
+	}
+	leading := ctx
+	elector.Run(ctx)
+	if workErr == nil && leading.Err() == nil {
+		return errors.New("lost the Lease holdfast-controller; start again")
+	}
+	return workErr
+}
+
+// work runs the controllers until ctx ends, and returns when all have stopped.
+func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube kubernetes.Interface, identity string) error {
+	engine, err := engineclient.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	reading := rest.CopyConfig(config)
+	reading.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
+	client, err := rest.UnversionedRESTClientFor(reading)
+	if err != nil {
+		return err
+	}
+	cluster, err := backuprun.Cluster(ctx, kube, o.client.namespace)
+	if err != nil {
+		return err
+	}
+	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace))
+	objects := informers.NewSharedInformerFactory(kube, 0)
+	engineRecords := records.Engine().V1alpha1()
+	secrets := kube.CoreV1().Secrets(o.client.namespace)
+
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()})
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return err
+	}
+	defer broadcaster.Shutdown()
+	recorder := broadcaster.NewRecorder(scheme.Scheme, "holdfast-controller")
+
+	queue, err := backupqueue.New(backupqueue.Config{
+		Namespace:         o.client.namespace,
+		Limit:             o.concurrentBackups,
+		Runs:              engine.EngineV1alpha1().BackupRuns(o.client.namespace),
+		ConfigMaps:        kube.CoreV1().ConfigMaps(o.client.namespace),
+		Clock:             clock.RealClock{},
+		RunInformer:       engineRecords.BackupRuns(),
+		LocationInformer:  engineRecords.BackupStorageLocations(),
+		NamespaceInformer: objects.Core().V1().Namespaces(),
+	})
+	if err != nil {
+		return err
+	}
+	runs, err := backuprun.New(backuprun.Config{
+		Namespace:     o.client.namespace,
+		Workers:       o.concurrentBackups,
+		Identity:      identity,
+		VolumeTimeout: o.volumeTimeout,
+		Engine:        engine.EngineV1alpha1(),
+		Executor: &backuprun.Executor{
+			Discovery: discovery.ToServerResourcesInterfaceWithContext(kube.Discovery()),
+			Client:    client,
+			Secrets:   secrets,
+			Locations: engineRecords.BackupStorageLocations().Lister().BackupStorageLocations(o.client.namespace),
+			Cluster:   cluster,
+			Clock:     clock.RealClock{},
+		},
+		Events:           recorder,
+		Clock:            clock.RealClock{},
+		RunInformer:      engineRecords.BackupRuns(),
+		LocationInformer: engineRecords.BackupStorageLocations(),
+		VolumeInformer:   engineRecords.PodVolumeBackups(),
+	})
+	if err != nil {
+		return err
+	}
+	retention, err := runretention.New(engine.EngineV1alpha1(), engineRecords.BackupRuns(), clock.RealClock{}, o.runRetention)
+	if err != nil {
+		return err
+	}
+	locations, err := storagelocation.New(engine.EngineV1alpha1(), secrets, engineRecords.BackupStorageLocations(), clock.RealClock{})
+	if err != nil {
+		return err
+	}
+	repositories, err := repository.New(repository.Config{
+		Namespace:          o.client.namespace,
+		Repositories:       engine.EngineV1alpha1(),
+		Secrets:            secrets,
+		Events:             recorder,
+		Clock:              clock.RealClock{},
+		RepositoryInformer: engineRecords.BackupRepositories(),
+		LocationInformer:   engineRecords.BackupStorageLocations(),
+	})
+	if err != nil {
+		return err
+	}
+	records.StartWithContext(ctx)
+	objects.StartWithContext(ctx)
+	klog.FromContext(ctx).Info("Controllers start", "identity", identity, "concurrentBackups", o.concurrentBackups)
+	var running sync.WaitGroup
+	for _, run := range []func(context.Context){queue.Run, runs.Run, retention.Run, locations.Run, repositories.Run} {
+		running.Go(func() { run(ctx) })
+	}
+	running.Wait()
+	records.Shutdown()
+	objects.Shutdown()
+	return nil
+}

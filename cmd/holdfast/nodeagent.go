@@ -1,0 +1,151 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/podvolumebackup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/podvolumerestore"
+	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
+	"github.com/holdfast-io/holdfast/pkg/datapath"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+	"github.com/holdfast-io/holdfast/pkg/serving"
+)
+
+// nodeAgentOptions are the flags of the node agent.
+type nodeAgentOptions struct {
+	client      clientOptions
+	serving     *serving.Options
+	node        string
+	hostPodsDir string
+	cacheDir    string
+	concurrency int
+}
+
+func newNodeAgentCommand() *cobra.Command {
+	options := &nodeAgentOptions{
+		serving:     serving.NewOptions(8445),
+		node:        os.Getenv("NODE_NAME"),
+		hostPodsDir: "/host_pods",
+		concurrency: 1,
+	}
+	command := &cobra.Command{
+		Use:   "node-agent",
+		Short: "Move the data of the volumes of one node",
+		RunE: func(command *cobra.Command, _ []string) error {
+			if err := options.validate(); err != nil {
+				return err
+			}
+			return options.run(command.Context())
+		},
+	}
+	flags := command.Flags()
+	options.client.addFlags(flags)
+	options.serving.AddFlags(flags)
+	flags.StringVar(&options.node, "node-name", options.node, "Name of the node. Default: the environment variable NODE_NAME.")
+	flags.StringVar(&options.hostPodsDir, "host-pods-dir", options.hostPodsDir, "The kubelet's folder of pods, as mounted here.")
+	flags.StringVar(&options.cacheDir, "cache-dir", options.cacheDir, "Folder for the repositories' caches. Empty means none.")
+	flags.IntVar(&options.concurrency, "concurrency", options.concurrency, "How many volumes of the node are moved at once.")
+	return role(command)
+}
+
+func (o *nodeAgentOptions) validate() error {
+	errs := append(o.serving.Validate(), o.client.validate())
+	if o.node == "" {
+		errs = append(errs, errors.New("--node-name must be set, or the environment variable NODE_NAME"))
+	}
+	if o.concurrency < 1 {
+		errs = append(errs, fmt.Errorf("--concurrency must be at least 1, but is %d", o.concurrency))
+	}
+	if !filepath.IsAbs(o.hostPodsDir) {
+		errs = append(errs, fmt.Errorf("--host-pods-dir must be an absolute path, but is %q", o.hostPodsDir))
+	}
+	return errors.Join(errs...)
+}
+
+func (o *nodeAgentOptions) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	config, err := o.client.config("node-agent")
+	if err != nil {
+		return err
+	}
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	engine, err := engineclient.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	stopped, err := o.serving.Start(ctx, o.client.kubeconfig)
+	if err != nil {
+		return err
+	}
+	defer func() { cancel(); <-stopped }()
+
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()})
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return err
+	}
+	defer broadcaster.Shutdown()
+
+	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace))
+	// An agent sees the work of its own node.
+	work := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0,
+		engineinformers.WithNamespace(o.client.namespace),
+		engineinformers.WithTweakListOptions(func(options *metav1.ListOptions) {
+			options.LabelSelector = labels.Set{enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(o.node)}.String()
+		}))
+	manager := datapath.NewManager(ctx, o.concurrency)
+	defer manager.Stop()
+	shared := volumework.Config{
+		Node:               o.node,
+		Namespace:          o.client.namespace,
+		PodsDir:            o.hostPodsDir,
+		Manager:            manager,
+		Secrets:            kube.CoreV1().Secrets(o.client.namespace),
+		Options:            repository.Options{CacheDir: o.cacheDir},
+		Events:             broadcaster.NewRecorder(scheme.Scheme, "holdfast-node-agent"),
+		Clock:              clock.RealClock{},
+		RepositoryInformer: records.Engine().V1alpha1().BackupRepositories(),
+		LocationInformer:   records.Engine().V1alpha1().BackupStorageLocations(),
+	}
+	backups, err := podvolumebackup.New(shared, engine.EngineV1alpha1(), work.Engine().V1alpha1().PodVolumeBackups())
+	if err != nil {
+		return err
+	}
+	restores, err := podvolumerestore.New(shared, engine.EngineV1alpha1(), work.Engine().V1alpha1().PodVolumeRestores())
+	if err != nil {
+		return err
+	}
+	records.StartWithContext(ctx)
+	work.StartWithContext(ctx)
+	klog.FromContext(ctx).Info("Node agent starts", "node", o.node, "concurrency", o.concurrency)
+	var running sync.WaitGroup
+	running.Go(func() { backups.Run(ctx) })
+	running.Go(func() { restores.Run(ctx) })
+	running.Wait()
+	records.Shutdown()
+	work.Shutdown()
+	return nil
+}

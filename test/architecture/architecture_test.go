@@ -1,0 +1,178 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package architecture tests the rules that keep the folders' meaning: which
+// package may import which, and that every package says what it is.
+package architecture
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/holdfast-io/holdfast/"
+
+// rule forbids imports to the packages below a folder.
+type rule struct {
+	// of are folders of this module; a package below one of them is meant, unless it
+	// is below one of except.
+	of, except []string
+	// forbidden are import paths, of this module when they begin with pkg/; packages
+	// below them are meant too.
+	forbidden []string
+	// deep forbids indirect imports as well.
+	deep bool
+	why  string
+}
+
+var clients = []string{"k8s.io/client-go", "k8s.io/apiserver", "github.com/kopia/kopia", "gocloud.dev", "pkg/store"}
+
+var rules = []rule{
+	{
+		of:        []string{"pkg/queue", "pkg/selection", "pkg/format", "pkg/catalog"},
+		except:    []string{"pkg/catalog/refresh"},
+		forbidden: clients,
+		deep:      true,
+		why:       "the domain is pure: it computes on values that others read and write, so that it can be tested without them",
+	},
+	{
+		of:        []string{"pkg/queue", "pkg/selection"},
+		except:    []string{"pkg/queue/records"},
+		forbidden: []string{"sync", "context", "log", "log/slog", "k8s.io/klog/v2", "os"},
+		why:       "the queue is a function: it has no lock, goroutine, clock or logger of its own",
+	},
+	{
+		of:        []string{"cmd", "pkg", "test"},
+		except:    []string{"pkg/repository", "pkg/datapath"},
+		forbidden: []string{"github.com/kopia/kopia"},
+		why:       "only pkg/repository and pkg/datapath know Kopia, so that it can be upgraded in one place",
+	},
+	{
+		of:        []string{"cmd", "pkg"},
+		except:    []string{"pkg/store", "pkg/repository"},
+		forbidden: []string{"gocloud.dev", "github.com/aws/aws-sdk-go-v2"},
+		why:       "only pkg/store and pkg/repository know how a store is reached",
+	},
+	{
+		of:        []string{"pkg/apis"},
+		except:    []string{"pkg/apis/holdfast/validation"},
+		forbidden: []string{"pkg/backup", "pkg/catalog", "pkg/controllers", "pkg/datapath", "pkg/format", "pkg/generated", "pkg/queue", "pkg/registry", "pkg/repository", "pkg/selection", "pkg/store"},
+		why:       "the API types are the vocabulary at the bottom: they import nothing of Holdfast above them",
+	},
+	{
+		of:        []string{"pkg/backup", "pkg/catalog", "pkg/datapath", "pkg/format", "pkg/location", "pkg/queue", "pkg/repository", "pkg/selection", "pkg/store"},
+		forbidden: []string{"pkg/apiserver", "pkg/controllers", "pkg/registry", "pkg/serving"},
+		why:       "imports run downwards: the engine and the domain know nothing of who drives or shows them",
+	},
+	{
+		of:        []string{"pkg/registry"},
+		forbidden: []string{"pkg/apiserver", "pkg/backup", "pkg/controllers", "pkg/datapath", "pkg/repository"},
+		why:       "the resources show what others do; they do nothing themselves",
+	},
+	{
+		of:        []string{"pkg/controllers"},
+		forbidden: []string{"pkg/apiserver", "pkg/registry"},
+		why:       "the API server and the controllers share no memory, and work without each other",
+	},
+	{
+		of:        []string{"pkg/catalog/refresh"},
+		forbidden: []string{"pkg/repository", "pkg/datapath"},
+		why:       "the catalogue reads backups' metadata and nothing else",
+	},
+	{
+		of:        []string{"cmd"},
+		forbidden: []string{"testing"},
+		deep:      true,
+		why:       "what is shipped holds no test helpers",
+	},
+}
+
+// pkg is what the go command says of a package.
+type pkg struct {
+	ImportPath, Name, Doc string
+	Imports, Deps         []string
+	GoFiles               []string
+}
+
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	command := exec.Command("go", "list", "-json=ImportPath,Name,Doc,Imports,Deps,GoFiles", "./...")
+	command.Dir = "../.."
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	output, err := command.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.String())
+	}
+	var result []pkg
+	for decoder := json.NewDecoder(bytes.NewReader(output)); ; {
+		var p pkg
+		err := decoder.Decode(&p)
+		if errors.Is(err, io.EOF) {
+			return result
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		result = append(result, p)
+	}
+}
+
+// below reports whether an import path is one of the roots, or below one.
+func below(path string, roots []string) bool {
+	return slices.ContainsFunc(roots, func(root string) bool {
+		if root == "cmd" || root == "test" || strings.HasPrefix(root, "pkg") {
+			root = module + root
+		}
+		return path == root || strings.HasPrefix(path, root+"/")
+	})
+}
+
+func TestImportsRunDownwards(t *testing.T) {
+	used := make([]bool, len(rules))
+	for _, p := range packages(t) {
+		for i, rule := range rules {
+			if !below(p.ImportPath, rule.of) || below(p.ImportPath, rule.except) {
+				continue
+			}
+			used[i] = true
+			imports := p.Imports
+			if rule.deep {
+				imports = p.Deps
+			}
+			for _, imported := range imports {
+				if below(imported, rule.forbidden) {
+					t.Errorf("%s imports %s: %s", strings.TrimPrefix(p.ImportPath, module), imported, rule.why)
+				}
+			}
+		}
+	}
+	for i, used := range used {
+		if !used {
+			t.Errorf("the rule for %v meets no package: correct its folders", rules[i].of)
+		}
+	}
+}
+
+func TestEveryPackageSaysWhatItIs(t *testing.T) {
+	for _, p := range packages(t) {
+		path := strings.TrimPrefix(p.ImportPath, module)
+		if strings.HasPrefix(path, "pkg/generated/") || len(p.GoFiles) == 0 {
+			continue
+		}
+		if p.Doc == "" {
+			t.Errorf("%s has no package comment: say in one sentence what it promises", path)
+		}
+		for _, element := range strings.Split(path, "/") {
+			if slices.Contains([]string{"util", "utils", "common", "helper", "helpers", "misc", "base"}, element) {
+				t.Errorf("%s: the name %q says nothing of what the package provides", path, element)
+			}
+		}
+	}
+}
