@@ -279,9 +279,8 @@ func (c *Controller[T]) readiness(name string) (readiness, string) {
 		return ready, ""
 	}
 	why := fmt.Sprintf("BackupRepository %s: %s: %s", name, condition.Reason, condition.Message)
-	switch condition.Reason {
-	case engine.ReasonKeyMismatch, engine.ReasonKeyMissing:
-		return unusable, why
+	if condition.Reason == engine.ReasonUnreachable {
+		return pending, why
 	}
-	return pending, why
+	return unusable, why
 }

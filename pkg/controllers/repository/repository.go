@@ -1,0 +1,231 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package repository makes sure that the repository of each BackupRepository
+// exists in its store and opens with its key, and says so in the condition Ready.
+//
+// What it promises:
+//   - A key is stored before the repository that it locks, is never replaced, and
+//     is never made for a repository that exists already.
+//   - A record is written on a change only. One that was Ready stays Ready while
+//     its store can't be reached.
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+)
+
+const (
+	// attemptTimeout is how long a store may take to answer.
+	attemptTimeout = time.Minute
+	// A repository that isn't ready is tried again after firstRetry, and then
+	// less and less often, up to lastRetry.
+	firstRetry = time.Second
+	lastRetry  = 5 * time.Minute
+	// One slow store must not delay the others.
+	workers = 4
+)
+
+// Config is what a Controller needs.
+type Config struct {
+	// Namespace is the system namespace.
+	Namespace string
+
+	Repositories engineclient.BackupRepositoriesGetter
+	// Secrets of the system namespace.
+	Secrets corev1client.SecretInterface
+	Events  events.EventRecorder
+	Clock   clock.WithTicker
+
+	RepositoryInformer engineinformers.BackupRepositoryInformer
+	LocationInformer   engineinformers.BackupStorageLocationInformer
+}
+
+// Controller prepares repositories.
+type Controller struct {
+	Config
+	lister    enginelisters.BackupRepositoryNamespaceLister
+	locations enginelisters.BackupStorageLocationNamespaceLister
+	synced    []cache.InformerSynced
+	queue     workqueue.TypedRateLimitingInterface[string]
+}
+
+// EnsureRecord returns the BackupRepository of a namespace in a storage location,
+// and makes it if there is none.
+func EnsureRecord(ctx context.Context, client engineclient.BackupRepositoryInterface, volumeNamespace, location string) (*engine.BackupRepository, error) {
+	name := engine.RepositoryName(volumeNamespace, location)
+	record, err := client.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		record, err = client.Create(ctx, &engine.BackupRepository{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       engine.BackupRepositorySpec{VolumeNamespace: volumeNamespace, BackupStorageLocation: location},
+		}, metav1.CreateOptions{})
+	}
+	if apierrors.IsAlreadyExists(err) {
+		record, err = client.Get(ctx, name, metav1.GetOptions{})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make BackupRepository %s: %w", name, err)
+	}
+	return record, nil
+}
+
+// New returns a Controller.
+func New(config Config) (*Controller, error) {
+	c := &Controller{
+		Config:    config,
+		lister:    config.RepositoryInformer.Lister().BackupRepositories(config.Namespace),
+		locations: config.LocationInformer.Lister().BackupStorageLocations(config.Namespace),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: "repository", Clock: config.Clock}),
+	}
+	registrations := []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}{
+		// Updates are those of the status, which are our own.
+		{config.RepositoryInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: c.enqueue}},
+		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc: c.enqueueLocation,
+			UpdateFunc: func(old, obj any) {
+				before, after := old.(*engine.BackupStorageLocation), obj.(*engine.BackupStorageLocation)
+				if before.Generation != after.Generation || unavailable(before) != unavailable(after) {
+					c.enqueueLocation(obj)
+				}
+			},
+		}},
+	}
+	for _, r := range registrations {
+		registration, err := r.informer.AddEventHandler(r.handler)
+		if err != nil {
+			return nil, err
+		}
+		c.synced = append(c.synced, registration.HasSynced)
+	}
+	return c, nil
+}
+
+// Run works until ctx ends.
+func (c *Controller) Run(ctx context.Context) {
+	defer utilruntime.HandleCrashWithContext(ctx)
+	stop := context.AfterFunc(ctx, c.queue.ShutDown)
+	defer stop()
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+		return
+	}
+	var running wait.Group
+	for range workers {
+		running.StartWithContext(ctx, func(ctx context.Context) {
+			for c.processNext(ctx) {
+			}
+		})
+	}
+	running.Wait()
+}
+
+func (c *Controller) enqueue(obj any) {
+	c.queue.Add(obj.(*engine.BackupRepository).Name)
+}
+
+// enqueueLocation wakes the repositories of a location that changed.
+func (c *Controller) enqueueLocation(obj any) {
+	location := obj.(*engine.BackupStorageLocation).Name
+	records, err := c.lister.List(labels.Everything())
+	if err != nil {
+		utilruntime.HandleError(err)
+		return
+	}
+	for _, record := range records {
+		if record.Spec.BackupStorageLocation == location {
+			c.queue.Forget(record.Name)
+			c.queue.Add(record.Name)
+		}
+	}
+}
+
+func (c *Controller) processNext(ctx context.Context) bool {
+	name, shutdown := c.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer c.queue.Done(name)
+	if err := c.sync(ctx, name); err != nil && ctx.Err() == nil {
+		utilruntime.HandleErrorWithContext(ctx, err, "A repository is not ready; it will be tried again", "backupRepository", name)
+		c.queue.AddRateLimited(name)
+		return true
+	}
+	c.queue.Forget(name)
+	return true
+}
+
+// sync prepares a repository and writes what came of it. An error means that it
+// is worth another attempt.
+func (c *Controller) sync(ctx context.Context, name string) error {
+	record, err := c.lister.Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	condition, problem := c.prepare(ctx, record)
+	if ctx.Err() != nil {
+		return nil // the attempt was cut short and says nothing
+	}
+	return errors.Join(problem, c.write(ctx, record, condition))
+}
+
+// write sets the condition Ready if it changes.
+func (c *Controller) write(ctx context.Context, record *engine.BackupRepository, condition metav1.Condition) error {
+	before := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady)
+	if condition.Reason == engine.ReasonUnreachable && before != nil && (before.Status == metav1.ConditionTrue || before.Reason == condition.Reason) {
+		// What the store's failures say may differ each time.
+		return nil
+	}
+	changed := record.DeepCopy()
+	condition.ObservedGeneration = record.Generation
+	condition.LastTransitionTime = metav1.NewTime(c.Clock.Now())
+	if !meta.SetStatusCondition(&changed.Status.Conditions, condition) {
+		return nil
+	}
+	_, err := c.Repositories.BackupRepositories(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("write the condition of BackupRepository %s: %w", record.Name, err)
+	}
+	klog.FromContext(ctx).Info("Repository changed", "backupRepository", record.Name, "ready", condition.Status, "reason", condition.Reason, "message", condition.Message)
+	if condition.Status != metav1.ConditionTrue && condition.Reason != engine.ReasonUnreachable {
+		c.Events.Eventf(record, nil, corev1.EventTypeWarning, condition.Reason, "Open", "%s", condition.Message)
+	}
+	return nil
+}
+
+// unavailable reports whether a location is known not to answer.
+func unavailable(location *engine.BackupStorageLocation) bool {
+	return meta.IsStatusConditionFalse(location.Status.Conditions, engine.ConditionAvailable)
+}
