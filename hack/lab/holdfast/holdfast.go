@@ -21,6 +21,7 @@ import (
 	"github.com/holdfast-io/holdfast/hack/lab/controlplane"
 	"github.com/holdfast-io/holdfast/hack/lab/kubeconfig"
 	"github.com/holdfast-io/holdfast/hack/lab/kubectl"
+	"github.com/holdfast-io/holdfast/hack/lab/node"
 	"github.com/holdfast-io/holdfast/hack/lab/pki"
 	"github.com/holdfast-io/holdfast/hack/lab/process"
 	"github.com/holdfast-io/holdfast/hack/lab/workdir"
@@ -29,11 +30,14 @@ import (
 // Config says what to run.
 type Config struct {
 	Dir       workdir.Dir
+	Bin       string // the folder of the lab's programs, if not the one that the lab was started with
 	Binary    string // the holdfast program
 	Artifacts string // the folder that holds crds/ and rbac/
 	// Flags that go behind the lab's own, so they win.
 	APIServerFlags, ControllerFlags, AgentFlags []string
-	Agents                                      int
+	// Agents is how many agents run in a lab without real nodes, each for a
+	// Node object of its own. With real nodes there is one for each of them.
+	Agents int
 }
 
 // prefix tells Holdfast's processes from the control plane's.
@@ -53,22 +57,24 @@ func Up(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	if c.Bin != "" {
+		state.Bin = c.Bin
+	}
 	if err := Stop(ctx, c.Dir); err != nil {
-		return err
-	}
-	kube := kubectl.New(c.Dir, state)
-	if err := c.install(ctx, kube); err != nil {
-		return err
-	}
-	if err := c.writeCredentials(state, time.Now()); err != nil {
 		return err
 	}
 	ports, err := controlplane.FreePorts(state.Address, 2)
 	if err != nil {
 		return err
 	}
-	r := runner{Config: c, address: state.Address, apiserver: ports[0], controller: ports[1]}
-
+	r := runner{Config: c, address: state.Address, nodes: state.Nodes, apiserver: ports[0], controller: ports[1]}
+	kube := kubectl.New(c.Dir, state)
+	if err := r.install(ctx, kube); err != nil {
+		return err
+	}
+	if err := c.writeCredentials(state, time.Now()); err != nil {
+		return err
+	}
 	var started []*process.Process
 	for _, s := range r.specs() {
 		p, err := process.Start(c.Dir.Run(), s)
@@ -202,11 +208,28 @@ func serviceAccount(name string) pki.Subject {
 	}
 }
 
-// runner is a Config with its ports chosen.
+// runner is a Config for one lab, with its ports chosen.
 type runner struct {
 	Config
-	address               string
+	address               string   // where the API server and the controller listen
+	nodes                 []string // the lab's real nodes
 	apiserver, controller int
+}
+
+// agent is where one agent works.
+type agent struct{ node, podsDir string }
+
+func (r runner) agents() []agent {
+	var all []agent
+	for _, name := range r.nodes {
+		all = append(all, agent{node: name, podsDir: node.PodsDir(r.Dir, name)})
+	}
+	if len(all) == 0 {
+		for _, name := range node.Names(r.Agents) {
+			all = append(all, agent{node: name, podsDir: r.Dir.Path("pods")})
+		}
+	}
+	return all
 }
 
 // specs are the processes to start; the API server is the first.
@@ -229,11 +252,11 @@ func (r runner) specs() []process.Spec {
 			"--cert-dir=" + r.Dir.Path("holdfast", "controller"),
 		}, r.ControllerFlags...)),
 	}
-	for i := range r.Agents {
+	for i, a := range r.agents() {
 		specs = append(specs, r.spec(fmt.Sprintf("agent-%d", i), append([]string{"node-agent",
 			"--kubeconfig=" + config("holdfast-node-agent"),
-			"--node-name=" + nodeName(i),
-			"--host-pods-dir=" + r.Dir.Path("pods"),
+			"--node-name=" + a.node,
+			"--host-pods-dir=" + a.podsDir,
 			"--cache-dir=" + r.Dir.Path(fmt.Sprintf("cache-%d", i)),
 		}, r.AgentFlags...)))
 	}
@@ -265,8 +288,6 @@ func health(args []string) string {
 	}
 	return "https://" + net.JoinHostPort(host, port) + "/readyz"
 }
-
-func nodeName(i int) string { return fmt.Sprintf("lab-node-%d", i) }
 
 func manifests(dir string) []string {
 	return []string{"-f", filepath.Join(dir, "crds"), "-f", filepath.Join(dir, "rbac")}

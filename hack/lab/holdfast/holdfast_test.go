@@ -70,3 +70,18 @@ func TestServiceAccount(t *testing.T) {
 		t.Errorf("in groups %v", s.Groups)
 	}
 }
+
+func TestEveryRealNodeHasAnAgent(t *testing.T) {
+	r := runner{Config: Config{Dir: "/lab", Agents: 1}, nodes: []string{"lab-node-0", "lab-node-1"}}
+	specs := r.specs()
+	if len(specs) != 4 {
+		t.Fatalf("%d processes, want the API server, the controller and two agents", len(specs))
+	}
+	for i, name := range r.nodes {
+		for _, flag := range []string{"--node-name=" + name, "--host-pods-dir=/lab/nodes/" + name + "/kubelet/pods"} {
+			if !slices.Contains(specs[2+i].Args, flag) {
+				t.Errorf("%s: no %s in %v", specs[2+i].Name, flag, specs[2+i].Args)
+			}
+		}
+	}
+}

@@ -23,33 +23,35 @@ const (
 )
 
 // install puts into the cluster what Holdfast needs before it starts.
-func (c Config) install(ctx context.Context, kube kubectl.Kubectl) error {
+func (r runner) install(ctx context.Context, kube kubectl.Kubectl) error {
 	objects := "apiVersion: v1\nkind: Namespace\nmetadata: {name: " + namespace + "}\n"
-	for i := range c.Agents {
-		objects += fmt.Sprintf("---\napiVersion: v1\nkind: Node\nmetadata: {name: %s, labels: {kubernetes.io/hostname: %s}}\n", nodeName(i), nodeName(i))
+	if len(r.nodes) == 0 {
+		for _, a := range r.agents() {
+			objects += fmt.Sprintf("---\napiVersion: v1\nkind: Node\nmetadata: {name: %[1]s, labels: {kubernetes.io/hostname: %[1]s}}\n", a.node)
+		}
 	}
 	if err := kube.Apply(ctx, objects); err != nil {
 		return err
 	}
 	apply := []string{"apply", "--server-side", "--force-conflicts"}
-	if _, err := kube.Run(ctx, append(apply, manifests(c.Artifacts)...)...); err != nil {
+	if _, err := kube.Run(ctx, append(apply, manifests(r.Artifacts)...)...); err != nil {
 		return err
 	}
-	crds := filepath.Join(c.Artifacts, "crds")
+	crds := filepath.Join(r.Artifacts, "crds")
 	if _, err := kube.Run(ctx, "wait", "--for=condition=Established", "--timeout=60s", "-f", crds); err != nil {
 		return err
 	}
-	for _, d := range []string{c.Dir.Path("store"), c.Dir.Path("pods")} {
+	for _, d := range []string{r.Dir.Path("store"), r.Dir.Path("pods")} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return err
 		}
 	}
-	return c.createLocation(ctx, kube)
+	return r.createLocation(ctx, kube)
 }
 
 // createLocation makes the default storage location, unless there is one of
 // this name: it is the user's to change.
-func (c Config) createLocation(ctx context.Context, kube kubectl.Kubectl) error {
+func (r runner) createLocation(ctx context.Context, kube kubectl.Kubectl) error {
 	const resource = "backupstoragelocations.engine.holdfast.io"
 	found, err := kube.Run(ctx, "get", resource, "default", "-n", namespace, "--ignore-not-found", "-o", "name")
 	if err != nil || strings.TrimSpace(found) != "" {
@@ -62,38 +64,66 @@ spec:
   provider: filesystem
   default: true
   filesystem: {path: %q}
-`, namespace, c.Dir.Path("store")))
+`, namespace, r.Dir.Path("store")))
 }
 
 // register makes kube-apiserver send requests for the group to the API server
-// on this machine. A Service of type ExternalName leads there without root and
-// without nodes; the certificate is checked for the Service's name.
+// on this machine. The server's certificate is checked for the Service's name.
 func (r runner) register(ctx context.Context, kube kubectl.Kubectl) error {
 	ca, err := os.ReadFile(r.Dir.PKI("holdfast-ca.crt"))
 	if err != nil {
 		return err
 	}
-	return kube.Apply(ctx, fmt.Sprintf(`apiVersion: v1
-kind: Service
-metadata: {name: holdfast-apiserver, namespace: %[1]s}
-spec:
-  type: ExternalName
-  externalName: localhost
-  ports:
-  - {name: https, port: %[2]d}
----
+	return kube.Apply(ctx, r.service()+fmt.Sprintf(`---
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService
-metadata: {name: %[3]s}
+metadata: {name: %s}
 spec:
-  group: %[4]s
+  group: %s
   version: v1alpha1
   # Low, so that a short name that another group has too means that group's.
   groupPriorityMinimum: 200
   versionPriority: 15
-  service: {name: holdfast-apiserver, namespace: %[1]s, port: %[2]d}
-  caBundle: %[5]s
-`, namespace, r.apiserver, apiService, group, base64.StdEncoding.EncodeToString(ca)))
+  service: {name: holdfast-apiserver, namespace: %s, port: %d}
+  caBundle: %s
+`, apiService, group, namespace, r.apiserver, base64.StdEncoding.EncodeToString(ca)))
+}
+
+// service leads to the API server on this machine: without nodes by name, as
+// loopback addresses may not be endpoints; with nodes by its endpoint, as
+// kube-apiserver looks for one when it routes to endpoints itself.
+func (r runner) service() string {
+	if len(r.nodes) == 0 {
+		return fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {name: holdfast-apiserver, namespace: %s}
+spec:
+  type: ExternalName
+  externalName: localhost
+  ports:
+  - {name: https, port: %d}
+`, namespace, r.apiserver)
+	}
+	return fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {name: holdfast-apiserver, namespace: %[1]s}
+spec:
+  ports:
+  - {name: https, port: %[2]d}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: holdfast-apiserver-lab
+  namespace: %[1]s
+  labels: {kubernetes.io/service-name: holdfast-apiserver}
+addressType: IPv4
+endpoints:
+- addresses: [%[3]s]
+  conditions: {ready: true}
+ports:
+- {name: https, port: %[2]d, protocol: TCP}
+`, namespace, r.apiserver, r.address)
 }
 
 // awaitDiscovery waits until kube-apiserver lists the resources of the group:
