@@ -15,9 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -32,6 +30,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -80,7 +79,8 @@ type Controller struct {
 	// The fields below belong to the one worker.
 
 	// written are runs as this controller last wrote them: the informer may not
-	// have seen that yet, and a decision must not be taken twice.
+	// have seen that yet, and a decision must not be taken twice. Nil is a run that
+	// was found to be gone.
 	written map[types.UID]*enginev1alpha1.BackupRun
 	// unsure is set when the fate of a write is unknown. The next decision is then
 	// taken on a list read from the cluster.
@@ -197,7 +197,7 @@ func (c *Controller) sync(ctx context.Context) error {
 		if refused[ticket.Key] {
 			continue
 		}
-		if err := c.enqueue(ctx, runs[ticket.Key], ticket.Ticket); err != nil {
+		if err := c.enqueue(ctx, runs[ticket.Key], ticket.Ticket); err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}
 		tickets++
@@ -208,7 +208,7 @@ func (c *Controller) sync(ctx context.Context) error {
 		}
 	}
 	for _, key := range plan.Start {
-		if err := c.start(ctx, runs[key]); err != nil {
+		if err := c.start(ctx, runs[key]); err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}
 	}
@@ -219,95 +219,6 @@ func (c *Controller) sync(ctx context.Context) error {
 	return nil
 }
 
-// plan gathers the records and decides.
-func (c *Controller) plan(ctx context.Context) (map[string]*enginev1alpha1.BackupRun, queue.Plan, error) {
-	runs, err := c.gather(ctx)
-	if err != nil {
-		return nil, queue.Plan{}, err
-	}
-	locations, err := c.locationLister.List(labels.Everything())
-	if err != nil {
-		return nil, queue.Plan{}, err
-	}
-	namespaces, err := c.namespaceLister.List(labels.Everything())
-	if err != nil {
-		return nil, queue.Plan{}, err
-	}
-	snapshot := queue.Snapshot{
-		Locations:  make(map[string]queue.LocationState, len(locations)),
-		Limit:      c.limit,
-		LastTicket: c.lastTicket,
-	}
-	for _, run := range runs {
-		snapshot.Runs = append(snapshot.Runs, c.compiler.Run(run))
-	}
-	for _, location := range locations {
-		snapshot.Locations[location.Name] = records.Location(location)
-	}
-	for _, namespace := range namespaces {
-		snapshot.Namespaces = append(snapshot.Namespaces, namespace.Name)
-	}
-	plan, err := queue.Decide(snapshot)
-	return runs, plan, err
-}
-
-// gather returns the runs by name, each in the latest version that this
-// controller knows of.
-func (c *Controller) gather(ctx context.Context) (map[string]*enginev1alpha1.BackupRun, error) {
-	if c.unsure {
-		list, err := c.runs.List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return nil, fmt.Errorf("reading the runs: %w", err)
-		}
-		clear(c.written)
-		for i := range list.Items {
-			c.written[list.Items[i].UID] = &list.Items[i]
-		}
-		c.unsure = false
-	}
-	cached, err := c.runLister.List(labels.Everything())
-	if err != nil {
-		return nil, err
-	}
-	runs := make(map[string]*enginev1alpha1.BackupRun, len(cached))
-	seen := make(map[types.UID]bool, len(cached))
-	for _, run := range cached {
-		seen[run.UID] = true
-		if written, ok := c.written[run.UID]; ok {
-			if newer(written, run) {
-				run = written
-			} else {
-				delete(c.written, run.UID)
-			}
-		}
-		runs[run.Name] = run
-	}
-	for uid, run := range c.written {
-		if seen[uid] {
-			continue
-		}
-		// Not in the informer: it has not seen the run yet, or it has seen it go. Only
-		// the cluster knows.
-		live, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err) || err == nil && live.UID != uid:
-			delete(c.written, uid)
-		case err != nil:
-			return nil, fmt.Errorf("reading BackupRun %s: %w", run.Name, err)
-		default:
-			c.written[uid] = live
-			runs[live.Name] = live
-		}
-	}
-	return runs, nil
-}
-
-// newer reports whether a is a later version of a run than b.
-func newer(a, b *enginev1alpha1.BackupRun) bool {
-	order, err := utilresourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
-	return err == nil && order > 0
-}
-
 // refuseInvalid ends the new runs whose spec can't be used. The API server
 // creates none, so somebody wrote such a record by hand.
 func (c *Controller) refuseInvalid(ctx context.Context, runs map[string]*enginev1alpha1.BackupRun) (map[string]bool, error) {
@@ -316,7 +227,7 @@ func (c *Controller) refuseInvalid(ctx context.Context, runs map[string]*enginev
 		if run.Status.Phase != "" && run.Status.Phase != v1alpha1.BackupPhaseNew {
 			continue
 		}
-		errs := validation.ValidateBackupSpec(&run.Spec.Backup, field.NewPath("spec"))
+		errs := c.validate(run)
 		if len(errs) == 0 {
 			continue
 		}
@@ -329,11 +240,22 @@ func (c *Controller) refuseInvalid(ctx context.Context, runs map[string]*enginev
 				status.ValidationErrors = append(status.ValidationErrors, err.Error())
 			}
 		})
-		if err != nil {
+		if err != nil && !apierrors.IsNotFound(err) {
 			return nil, err
 		}
 	}
 	return refused, nil
+}
+
+// validate checks a run as the API server checks the Backup that it stands for.
+// Its name is the backup's name in the store, which no two runs may write to.
+func (c *Controller) validate(run *enginev1alpha1.BackupRun) field.ErrorList {
+	errs := validation.ValidateBackup(run.AsBackup())
+	ref := run.Spec.BackupRef
+	if name := format.StoreName(ref.Namespace, ref.Name, c.namespace); name != run.Name {
+		errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), ref.Name, fmt.Sprintf("its BackupRun must be called %q", name)))
+	}
+	return errs
 }
 
 func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun, ticket int64) error {
@@ -370,6 +292,11 @@ func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, c
 	changed := run.DeepCopy()
 	change(&changed.Status)
 	updated, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		// The informer will see that. Its neighbours need not wait for it.
+		c.written[run.UID] = nil
+		c.queue.Add(theQueue)
+	}
 	if err != nil {
 		return fmt.Errorf("making BackupRun %s %s: %w", run.Name, changed.Status.Phase, err)
 	}

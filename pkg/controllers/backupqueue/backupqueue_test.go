@@ -1,0 +1,357 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backupqueue
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/queue"
+)
+
+const (
+	isNew    = v1alpha1.BackupPhase("")
+	queued   = v1alpha1.BackupPhaseQueued
+	ready    = v1alpha1.BackupPhaseReadyToStart
+	running  = v1alpha1.BackupPhaseInProgress
+	ended    = v1alpha1.BackupPhaseCompleted
+	rejected = v1alpha1.BackupPhaseFailedValidation
+)
+
+func TestTicketsAfterAColdStartFollowCreation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue),
+			newRun("second", 20, "b"), newRun("third", 30, "c"), newRun("first", 10, "a"),
+			inPhase(newRun("before", 40, "d"), queued, 7))
+		h.start(1)
+		h.expect(ready, "before")
+		h.expect(queued, "first", "second", "third")
+		for i, name := range []string{"first", "second", "third"} {
+			run := h.run(name)
+			if want := int64(8 + i); run.Status.Ticket != want {
+				t.Errorf("%s has ticket %d, want %d", name, run.Status.Ticket, want)
+			}
+			if run.Status.QueuedTimestamp == nil {
+				t.Errorf("%s does not say when it was queued", name)
+			}
+		}
+		if h.run("before").Status.Ticket != 7 {
+			t.Errorf("a run got a second ticket: %d", h.run("before").Status.Ticket)
+		}
+	})
+}
+
+func TestEachBackupCostsTwoWrites(t *testing.T) {
+	for _, n := range []int{1, 10, 300} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const limit = 4
+				objects := []runtime.Object{location("default", metav1.ConditionTrue)}
+				for i := range n {
+					objects = append(objects, newRun(fmt.Sprintf("b%03d", i), i, fmt.Sprintf("ns-%03d", i)))
+				}
+				h := newHarness(t, objects...)
+				h.start(limit)
+				begin := time.Now()
+				var order []string
+				for {
+					synctest.Wait()
+					started := h.inPhases()[ready]
+					if len(started) > limit {
+						t.Fatalf("%d run at once, the limit is %d", len(started), limit)
+					}
+					if len(started) == 0 {
+						break
+					}
+					order = append(order, started[0])
+					h.end(started[0])
+				}
+				h.atOnce(begin)
+				if len(order) != n || !slices.IsSorted(order) {
+					t.Errorf("%d of %d runs started, in the order %q", len(order), n, order)
+				}
+				queueWrites := 0
+				for _, phase := range []v1alpha1.BackupPhase{queued, ready} {
+					for name, writes := range h.writesTo(phase) {
+						queueWrites += writes
+						if writes != 1 {
+							t.Errorf("%d writes made %s %s", writes, name, phase)
+						}
+					}
+				}
+				if queueWrites != 2*n {
+					t.Errorf("the queue wrote %d times for %d backups", queueWrites, n)
+				}
+				if all := len(h.Writes("backupruns")); all != 3*n { // this test ends each with one
+					t.Errorf("there were %d writes for %d backups, and should be %d", all, n, 3*n)
+				}
+			})
+		})
+	}
+}
+
+func TestLostAnswersAreReadBack(t *testing.T) {
+	for _, phase := range []v1alpha1.BackupPhase{queued, ready} {
+		t.Run(string(phase), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, location("default", metav1.ConditionTrue),
+					newRun("a", 1, "a"), newRun("b", 2, "b"), newRun("c", 3, "c"))
+				lost := map[string]bool{}
+				h.Fault(func(action kubetesting.Action) enginetest.Fault {
+					run := written(action)
+					if run == nil || run.Status.Phase != phase || lost[run.Name] {
+						return enginetest.Fault{}
+					}
+					lost[run.Name] = true
+					return enginetest.Fault{Err: errors.New("the connection broke"), Lost: true}
+				})
+				// What the answers did not say must not come by the informer either.
+				release := h.Hold()
+				h.start(1)
+				time.Sleep(backstop)
+				synctest.Wait()
+				h.expect(ready, "a")
+				h.expect(queued, "b", "c")
+				release()
+				h.expect(ready, "a")
+				h.end("a")
+				h.expect(ready, "b")
+				for _, phase := range []v1alpha1.BackupPhase{queued, ready} {
+					for name, writes := range h.writesTo(phase) {
+						if writes != 1 {
+							t.Errorf("%d writes made %s %s: it was not read back", writes, name, phase)
+						}
+					}
+				}
+				tickets := map[int64]string{}
+				for _, name := range []string{"a", "b", "c"} {
+					ticket := h.run(name).Status.Ticket
+					if other, taken := tickets[ticket]; taken {
+						t.Errorf("%s and %s share the ticket %d", name, other, ticket)
+					}
+					tickets[ticket] = name
+				}
+				if len(lost) == 0 {
+					t.Error("no answer was lost")
+				}
+			})
+		})
+	}
+}
+
+func TestAStaleInformerNeverExceedsTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue),
+			newRun("a", 1, "a"), newRun("b", 2, "b"), newRun("c", 3, "c"), newRun("d", 4, "a"))
+		release := h.Hold()
+		h.start(2)
+		h.expect(ready, "a", "b")
+		for i := range 3 { // it looks again, at what the informer still shows as new
+			namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("wake-%d", i)}}
+			if _, err := h.kube.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			h.expect(ready, "a", "b")
+			h.expect(queued, "c", "d")
+		}
+		h.end("a") // not seen yet
+		h.expect(ready, "b")
+		release()
+		h.expect(ready, "b", "c")
+		h.expect(queued, "d")
+	})
+}
+
+func TestALostRaceIsDecidedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), location("other", metav1.ConditionFalse),
+			newRun("a", 1, "a"), newRun("b", 2, "b"))
+		raced := false
+		h.Fault(func(action kubetesting.Action) enginetest.Fault {
+			run := written(action)
+			if run == nil || run.Name != "a" || run.Status.Phase != ready || raced {
+				return enginetest.Fault{}
+			}
+			raced = true
+			// Another leader was faster, and so was the one that executes it.
+			theirs := run.DeepCopy()
+			theirs.ResourceVersion = "1000"
+			theirs.Status.Phase, theirs.Status.Executor = running, "another process"
+			if err := h.Tracker().Update(action.GetResource(), theirs, system); err != nil {
+				t.Error(err)
+			}
+			return enginetest.Fault{}
+		})
+		h.start(1)
+		h.expect(running, "a")
+		h.expect(queued, "b")
+		if got := h.run("a").Status.Executor; got != "another process" || !raced {
+			t.Errorf("the run of another leader was overwritten: executor %q", got)
+		}
+	})
+}
+
+func TestEventsWakeTheQueue(t *testing.T) {
+	cases := map[string]func(*harness){
+		"the blocker ends":       func(h *harness) { h.end("blocker") },
+		"the blocker is deleted": func(h *harness) { h.remove("blocker") },
+	}
+	for name, change := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, location("default", metav1.ConditionTrue),
+					inPhase(newRun("blocker", 1, "a"), running, 1), newRun("waits", 2, "a"))
+				h.start(2)
+				h.expect(queued, "waits")
+				begin := time.Now()
+				change(h)
+				h.expect(ready, "waits")
+				h.atOnce(begin)
+			})
+		})
+	}
+	t.Run("the one ahead is deleted", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			held := newRun("ahead", 1, "a")
+			held.Spec.Backup.StorageLocation = "down"
+			h := newHarness(t, location("default", metav1.ConditionTrue), location("down", metav1.ConditionFalse),
+				held, newRun("waits", 2, "a"))
+			h.start(1)
+			h.expect(queued, "ahead", "waits")
+			begin := time.Now()
+			h.remove("ahead")
+			h.expect(ready, "waits")
+			h.atOnce(begin)
+		})
+	})
+	t.Run("the store is back", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, location("default", metav1.ConditionFalse), newRun("waits", 1, "a"))
+			h.start(1)
+			time.Sleep(3 * backstop)
+			h.expect(queued, "waits") // held, and not failed
+			begin := time.Now()
+			h.setAvailable("default", metav1.ConditionTrue)
+			h.expect(ready, "waits")
+			h.atOnce(begin)
+		})
+	})
+	t.Run("a location appears", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, newRun("waits", 1, "a"))
+			h.start(1)
+			h.expect(queued, "waits")
+			begin := time.Now()
+			h.Create(location("default", metav1.ConditionTrue))
+			h.expect(ready, "waits")
+			h.atOnce(begin)
+		})
+	})
+}
+
+func TestInvalidRecordsAreRefusedAlone(t *testing.T) {
+	badPattern := newRun("bad-pattern", 1, "a[")
+	badSelector := newRun("bad-selector", 2, "a")
+	badSelector.Spec.Backup.LabelSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Sometimes"}}}
+	namesake := newRun("namesake", 3, "a")
+	namesake.Spec.BackupRef = v1alpha1.BackupReference{Namespace: system, Name: "good"}
+	dotted := newRun("team.good", 4, "a") // what a backup of the namespace team would be stored as
+	cases := map[string]string{
+		"bad-pattern":  "spec.includedNamespaces[0]",
+		"bad-selector": "spec.labelSelector.matchExpressions[0].operator",
+		"namesake":     "metadata.name",
+		"team.good":    "metadata.name",
+	}
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), badPattern, badSelector, namesake, dotted, newRun("good", 5, "a"))
+		h.start(1)
+		h.expect(ready, "good")
+		h.expect(rejected, slices.Sorted(maps.Keys(cases))...)
+		for name, path := range cases {
+			status := h.run(name).Status
+			if len(status.ValidationErrors) != 1 || !strings.HasPrefix(status.ValidationErrors[0], path+":") {
+				t.Errorf("%s: errors are %q, want one of %s", name, status.ValidationErrors, path)
+			}
+			if status.Ticket != 0 || status.CompletionTimestamp == nil {
+				t.Errorf("%s: ticket %d, completion %v", name, status.Ticket, status.CompletionTimestamp)
+			}
+		}
+		if writes := len(h.Writes("backupruns")); writes != len(cases)+2 {
+			t.Errorf("there were %d writes", writes)
+		}
+	})
+}
+
+// A run that is gone, while the informer still shows it, must not keep the others
+// from their turn.
+func TestARemovedRunHoldsNobodyUp(t *testing.T) {
+	cases := map[string][]runtime.Object{
+		"new":     {newRun("gone", 1, "a"), newRun("waits", 2, "b")},
+		"queued":  {inPhase(newRun("gone", 1, "a"), queued, 1), inPhase(newRun("waits", 2, "b"), queued, 2)},
+		"invalid": {newRun("gone", 1, "a["), newRun("waits", 2, "b")},
+	}
+	for name, runs := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, append(runs, location("default", metav1.ConditionTrue))...)
+				removed := false
+				h.Fault(func(action kubetesting.Action) enginetest.Fault {
+					if run := written(action); run != nil && run.Name == "gone" && !removed {
+						removed = true
+						if err := h.Tracker().Delete(action.GetResource(), system, "gone"); err != nil {
+							t.Error(err)
+						}
+					}
+					return enginetest.Fault{}
+				})
+				h.Hold()
+				h.start(1)
+				h.expect(ready, "waits")
+				if !removed {
+					t.Error("the run was not tried")
+				}
+			})
+		})
+	}
+}
+
+func TestTheLimitIsPublished(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.start(3)
+		if got := h.settings().Data["concurrentBackups"]; got != "3" {
+			t.Errorf("the limit is published as %q", got)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		settings := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "holdfast-queue"}, Data: map[string]string{"concurrentBackups": "1"}}
+		if err := h.kube.Tracker().Add(settings); err != nil {
+			t.Fatal(err)
+		}
+		h.start(2)
+		if got := h.settings().Data["concurrentBackups"]; got != "2" {
+			t.Errorf("the limit is published as %q", got)
+		}
+	})
+}
+
+func TestALimitOfNoneIsRefused(t *testing.T) {
+	if _, err := New(Config{}); !errors.Is(err, queue.ErrLimit) {
+		t.Errorf("New: %v", err)
+	}
+}

@@ -1,0 +1,365 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package enginetest is a cluster of engine records for the tests of controllers:
+// the generated fake clientset, with what controllers rely on and the fake lacks.
+//
+//  1. Each write gives the object the next resourceVersion. An update that
+//     carries an outdated one is refused with Conflict.
+//  2. A created object gets a uid and a creationTimestamp.
+//  3. Deletions obey their preconditions, and a dry run writes nothing.
+//  4. An update of the status changes nothing else.
+//
+// It also does what a real cluster does on a bad day: Fault refuses requests or
+// loses their answers, and Hold keeps informers from seeing what happens.
+package enginetest
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	clienttesting "k8s.io/client-go/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
+)
+
+func init() {
+	// A watch of the tracker panics when its reader is this far behind.
+	watch.DefaultChanSize = 10_000
+	// The handlers behind the first one slow callers down by the time since the last
+	// error. In a synctest bubble, where time starts anew, that can be decades.
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
+}
+
+// Fault is what goes wrong with a request. The zero value is nothing.
+type Fault struct {
+	// Err is the answer instead of the real one.
+	Err error
+	// Lost lets the request succeed: only its answer does not come back.
+	Lost bool
+}
+
+// Cluster is the fake clientset.
+type Cluster struct {
+	*fake.Clientset
+	versions map[schema.GroupVersionResource]int
+	uids     int
+	fault    func(clienttesting.Action) Fault
+
+	mu      sync.Mutex
+	watches int
+	gate    *gate
+}
+
+// gate holds the events of some watches back until it is opened.
+type gate struct {
+	open    chan struct{}
+	watches []int
+}
+
+func (g *gate) holds(watch int) bool {
+	return g != nil && (len(g.watches) == 0 || slices.Contains(g.watches, watch))
+}
+
+// New returns a Cluster with some objects.
+func New(objects ...runtime.Object) *Cluster {
+	c := &Cluster{
+		Clientset: fake.NewSimpleClientset(),
+		versions:  map[schema.GroupVersionResource]int{},
+	}
+	c.PrependReactor("*", "*", c.react)
+	c.PrependWatchReactor("*", c.watch)
+	for _, obj := range objects {
+		c.Create(obj)
+	}
+	return c
+}
+
+// Create adds an object, of a kind with a regular plural, as the API server would.
+func (c *Cluster) Create(obj runtime.Object) {
+	gvk := kindOf(obj)
+	gvr, _ := meta.UnsafeGuessKindToResource(gvk)
+	accessor, err := meta.Accessor(obj)
+	if err != nil {
+		panic(err)
+	}
+	c.Lock()
+	defer c.Unlock()
+	if _, err := c.create(clienttesting.NewCreateAction(gvr, accessor.GetNamespace(), obj)); err != nil {
+		panic(err)
+	}
+}
+
+func kindOf(obj runtime.Object) schema.GroupVersionKind {
+	switch obj.(type) {
+	case *enginev1alpha1.BackupRun:
+		return enginev1alpha1.SchemeGroupVersion.WithKind("BackupRun")
+	case *enginev1alpha1.BackupStorageLocation:
+		return enginev1alpha1.SchemeGroupVersion.WithKind("BackupStorageLocation")
+	case *enginev1alpha1.PodVolumeBackup:
+		return enginev1alpha1.SchemeGroupVersion.WithKind("PodVolumeBackup")
+	}
+	panic(fmt.Sprintf("enginetest knows no %T", obj))
+}
+
+// Fault asks decide about each request before it is carried out. It must not call
+// the clientset. Nil ends it.
+func (c *Cluster) Fault(decide func(clienttesting.Action) Fault) {
+	c.Lock()
+	defer c.Unlock()
+	c.fault = decide
+}
+
+// Writes are the changes that were asked for of a resource, oldest first, those
+// that failed included.
+func (c *Cluster) Writes(resource string) []clienttesting.Action {
+	var writes []clienttesting.Action
+	for _, action := range c.Actions() {
+		switch action.GetVerb() {
+		case "get", "list", "watch":
+		default:
+			if action.GetResource().Resource == resource {
+				writes = append(writes, action)
+			}
+		}
+	}
+	return writes
+}
+
+// Watches is the number of watches that were opened so far.
+func (c *Cluster) Watches() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.watches
+}
+
+// Hold keeps some watches from delivering, as a slow network would, until release
+// is called. They are known by the number that Watches gave when they were
+// opened, from 1; none means all, those to come included. Only one hold may be in
+// force.
+func (c *Cluster) Hold(watches ...int) (release func()) {
+	g := &gate{open: make(chan struct{}), watches: watches}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gate != nil {
+		panic("enginetest: held already")
+	}
+	c.gate = g
+	return sync.OnceFunc(func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.gate = nil
+		close(g.open)
+	})
+}
+
+func (c *Cluster) react(action clienttesting.Action) (bool, runtime.Object, error) {
+	var fault Fault
+	if c.fault != nil {
+		fault = c.fault(action)
+	}
+	if fault.Err != nil && !fault.Lost {
+		return true, nil, fault.Err
+	}
+	handled, obj, err := true, runtime.Object(nil), error(nil)
+	switch action := action.(type) {
+	case clienttesting.CreateActionImpl:
+		obj, err = c.create(action)
+	case clienttesting.UpdateActionImpl:
+		obj, err = c.update(action)
+	case clienttesting.DeleteActionImpl:
+		err = c.delete(action)
+	case clienttesting.DeleteCollectionActionImpl:
+		err = c.deleteCollection(action)
+	default:
+		handled = false
+	}
+	if err == nil && fault.Err != nil {
+		return true, nil, fault.Err
+	}
+	return handled, obj, err
+}
+
+func (c *Cluster) create(action clienttesting.CreateActionImpl) (runtime.Object, error) {
+	obj := action.GetObject().DeepCopyObject()
+	accessor, err := meta.Accessor(obj)
+	if err != nil {
+		return nil, err
+	}
+	if accessor.GetUID() == "" {
+		c.uids++
+		accessor.SetUID(types.UID(fmt.Sprintf("uid-%d", c.uids)))
+	}
+	if created := accessor.GetCreationTimestamp(); created.IsZero() {
+		accessor.SetCreationTimestamp(metav1.NewTime(time.Now().Truncate(time.Second)))
+	}
+	if len(action.CreateOptions.DryRun) > 0 {
+		return obj, nil
+	}
+	gvr := action.GetResource()
+	accessor.SetResourceVersion(c.nextVersion(gvr))
+	if err := c.Tracker().Create(gvr, obj, action.GetNamespace()); err != nil {
+		c.versions[gvr]--
+		return nil, err
+	}
+	return obj, nil
+}
+
+func (c *Cluster) update(action clienttesting.UpdateActionImpl) (runtime.Object, error) {
+	gvr, obj := action.GetResource(), action.GetObject().DeepCopyObject()
+	accessor, err := meta.Accessor(obj)
+	if err != nil {
+		return nil, err
+	}
+	current, err := c.Tracker().Get(gvr, action.GetNamespace(), accessor.GetName())
+	if err != nil {
+		return nil, err
+	}
+	stored, err := meta.Accessor(current)
+	if err != nil {
+		return nil, err
+	}
+	outdated := accessor.GetResourceVersion() != "" && accessor.GetResourceVersion() != stored.GetResourceVersion()
+	if outdated || accessor.GetUID() != stored.GetUID() {
+		return nil, apierrors.NewConflict(gvr.GroupResource(), accessor.GetName(), fmt.Errorf("the object has been modified"))
+	}
+	if action.GetSubresource() == "status" {
+		obj = withStatus(current, obj)
+		if accessor, err = meta.Accessor(obj); err != nil {
+			return nil, err
+		}
+	}
+	accessor.SetResourceVersion(c.nextVersion(gvr))
+	return obj, c.Tracker().Update(gvr, obj, action.GetNamespace())
+}
+
+// withStatus is the current object with the status of another one.
+func withStatus(current, changed runtime.Object) runtime.Object {
+	switch current := current.(type) {
+	case *enginev1alpha1.BackupRun:
+		current.Status = changed.(*enginev1alpha1.BackupRun).Status
+	case *enginev1alpha1.BackupStorageLocation:
+		current.Status = changed.(*enginev1alpha1.BackupStorageLocation).Status
+	case *enginev1alpha1.PodVolumeBackup:
+		current.Status = changed.(*enginev1alpha1.PodVolumeBackup).Status
+	}
+	return current
+}
+
+func (c *Cluster) delete(action clienttesting.DeleteActionImpl) error {
+	gvr, name := action.GetResource(), action.GetName()
+	current, err := c.Tracker().Get(gvr, action.GetNamespace(), name)
+	if err != nil {
+		return err
+	}
+	stored, err := meta.Accessor(current)
+	if err != nil {
+		return err
+	}
+	if p := action.DeleteOptions.Preconditions; p != nil {
+		if p.UID != nil && *p.UID != stored.GetUID() || p.ResourceVersion != nil && *p.ResourceVersion != stored.GetResourceVersion() {
+			return apierrors.NewConflict(gvr.GroupResource(), name, fmt.Errorf("a precondition does not hold"))
+		}
+	}
+	return c.Tracker().Delete(gvr, action.GetNamespace(), name)
+}
+
+func (c *Cluster) deleteCollection(action clienttesting.DeleteCollectionActionImpl) error {
+	selector, err := labels.Parse(action.ListOptions.LabelSelector)
+	if err != nil {
+		return err
+	}
+	gvr := action.GetResource()
+	if gvr.Resource != "podvolumebackups" {
+		return fmt.Errorf("enginetest does not delete collections of %s", gvr.Resource)
+	}
+	list, err := c.Tracker().List(gvr, enginev1alpha1.SchemeGroupVersion.WithKind("PodVolumeBackup"), action.GetNamespace())
+	if err != nil {
+		return err
+	}
+	for _, record := range list.(*enginev1alpha1.PodVolumeBackupList).Items {
+		if selector.Matches(labels.Set(record.Labels)) {
+			if err := c.Tracker().Delete(gvr, record.Namespace, record.Name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// nextVersion counts as the tracker does, so that the versions of objects and of
+// lists are of one kind.
+func (c *Cluster) nextVersion(gvr schema.GroupVersionResource) string {
+	if c.versions[gvr] == 0 {
+		c.versions[gvr] = 1
+	}
+	c.versions[gvr]++
+	return strconv.Itoa(c.versions[gvr])
+}
+
+func (c *Cluster) watch(action clienttesting.Action) (bool, watch.Interface, error) {
+	options := action.(clienttesting.WatchActionImpl).ListOptions
+	source, err := c.Tracker().Watch(action.GetResource(), action.GetNamespace(), options)
+	if err != nil {
+		return true, nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.watches++
+	w := &heldWatch{number: c.watches, source: source, cluster: c, result: make(chan watch.Event), stopped: make(chan struct{})}
+	go w.deliver()
+	return true, w, nil
+}
+
+// heldWatch passes events on while the gate is open.
+type heldWatch struct {
+	number  int
+	source  watch.Interface
+	cluster *Cluster
+	result  chan watch.Event
+	stop    sync.Once
+	stopped chan struct{}
+}
+
+func (w *heldWatch) ResultChan() <-chan watch.Event { return w.result }
+
+func (w *heldWatch) Stop() {
+	w.stop.Do(func() {
+		close(w.stopped)
+		w.source.Stop()
+	})
+}
+
+func (w *heldWatch) deliver() {
+	defer close(w.result)
+	for event := range w.source.ResultChan() {
+		w.cluster.mu.Lock()
+		gate := w.cluster.gate
+		w.cluster.mu.Unlock()
+		if gate.holds(w.number) {
+			select {
+			case <-gate.open:
+			case <-w.stopped:
+				return
+			}
+		}
+		select {
+		case w.result <- event:
+		case <-w.stopped:
+			return
+		}
+	}
+}
