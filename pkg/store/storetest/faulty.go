@@ -5,7 +5,7 @@ package storetest
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"path"
@@ -129,7 +129,7 @@ func (f *Faulty) strike(ctx context.Context, operation Operation, key string) (F
 		select {
 		case <-f.clock.After(fault.Delay):
 		case <-ctx.Done():
-			return fault, errors.Join(store.ErrUnavailable, ctx.Err())
+			return fault, fmt.Errorf("%w: %w", store.ErrUnavailable, ctx.Err())
 		}
 	}
 	if fault.Truncate {

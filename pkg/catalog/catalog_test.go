@@ -1,0 +1,421 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package catalog
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+const system = "holdfast"
+
+var t0 = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
+
+func minute(n int) time.Time { return t0.Add(time.Duration(n) * time.Minute) }
+
+// stored makes a backup as it is read from a store: n.name lies in namespace n.
+func stored(location, storeName string, age int) *holdfast.Backup {
+	namespace, name, tenant := strings.Cut(storeName, ".")
+	if !tenant {
+		namespace, name = system, storeName
+	}
+	ended := metav1.NewTime(minute(-age))
+	backup := &holdfast.Backup{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: name,
+			UID:               types.UID("uid-of-" + storeName),
+			CreationTimestamp: metav1.NewTime(minute(-age - 1)),
+		},
+		Spec:   holdfast.BackupSpec{StorageLocation: location},
+		Status: holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted, CompletionTimestamp: &ended},
+	}
+	backup.Status.Conditions = format.EndConditions(&backup.Status)
+	return backup
+}
+
+// claim makes a volume with a claim, of a size that tells it apart.
+func claim(namespace, name string, size int64, age int) Volume {
+	return Volume{
+		Namespace: namespace, ClaimName: name, PodName: "pod", PodVolume: "v", Node: "node",
+		SnapshotID: fmt.Sprintf("snapshot-%d", size), SizeBytes: size, BytesDone: size, IncrementalBytes: 1,
+		Completion: metav1.NewTime(minute(-age)), Completed: true,
+	}
+}
+
+func failed(v Volume) Volume {
+	v.Completed, v.SnapshotID, v.Message = false, "", "the agent restarted"
+	return v
+}
+
+// mirror does what a projector does: it keeps what the changes say.
+type mirror struct {
+	t       *testing.T
+	backups map[types.NamespacedName]*holdfast.Backup
+	volumes map[types.NamespacedName]*holdfast.BackupVolume
+	history map[types.NamespacedName]*holdfast.VolumeBackup
+	calls   int
+}
+
+func newMirror(t *testing.T) (*Catalog, *mirror) {
+	m := &mirror{
+		t:       t,
+		backups: map[types.NamespacedName]*holdfast.Backup{},
+		volumes: map[types.NamespacedName]*holdfast.BackupVolume{},
+		history: map[types.NamespacedName]*holdfast.VolumeBackup{},
+	}
+	return New(system, m.apply), m
+}
+
+func (m *mirror) apply(changes Changes) {
+	m.calls++
+	applyDelta(m.t, m.backups, changes.Backups)
+	applyDelta(m.t, m.volumes, changes.Volumes)
+	applyDelta(m.t, m.history, changes.VolumeBackups)
+}
+
+func applyDelta[T metav1.Object](t *testing.T, objects map[types.NamespacedName]T, delta Delta[T]) {
+	for _, object := range delta.Set {
+		objects[types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetName()}] = object
+	}
+	for _, name := range delta.Gone {
+		delete(objects, name)
+	}
+}
+
+// check compares the mirror with the catalogue's own lists.
+func (m *mirror) check(c *Catalog) {
+	m.t.Helper()
+	compare(m.t, "backups", m.backups, c.Backups())
+	compare(m.t, "volumes", m.volumes, c.Volumes())
+	compare(m.t, "volume backups", m.history, c.VolumeBackups())
+	for name, backup := range m.backups {
+		if got := c.Backup(name.Namespace, name.Name); got != backup {
+			m.t.Errorf("Backup(%s) is %+v", name, got)
+		}
+	}
+}
+
+func compare[T metav1.Object](t *testing.T, what string, want map[types.NamespacedName]T, list []T) {
+	t.Helper()
+	got := map[types.NamespacedName]T{}
+	uids := map[types.UID]bool{}
+	last := types.NamespacedName{}
+	for _, object := range list {
+		name := types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetName()}
+		got[name] = object
+		if compareNames(last, name) >= 0 {
+			t.Errorf("%s: %s is listed after %s", what, name, last)
+		}
+		last = name
+		if uids[object.GetUID()] {
+			t.Errorf("%s: the uid %s is there twice", what, object.GetUID())
+		}
+		uids[object.GetUID()] = true
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s: by the changes (-) and by the list (+):\n%s", what, diff)
+	}
+}
+
+func names[T metav1.Object](list []T) string {
+	var names []string
+	for _, object := range list {
+		names = append(names, object.GetNamespace()+"/"+object.GetName())
+	}
+	return strings.Join(names, " ")
+}
+
+func want(t *testing.T, what, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: got %q, want %q", what, got, want)
+	}
+}
+
+func TestPut(t *testing.T) {
+	c, m := newMirror(t)
+	scratch := failed(claim("shop", "", 7, 30))
+	scratch.PodName, scratch.PodVolume = "web-0", "scratch"
+	c.Put("default", "shop.daily", Content{
+		Backup:  stored("default", "shop.daily", 30),
+		Volumes: []Volume{claim("shop", "data", 100, 30), scratch},
+	}, t0)
+	m.check(c)
+	want(t, "backups", names(c.Backups()), "shop/daily")
+	want(t, "volumes", names(c.Volumes()), "shop/data shop/pod:web-0:scratch")
+	want(t, "history", names(c.VolumeBackups()), "shop/shop.daily:data shop/shop.daily:pod:web-0:scratch")
+
+	backup := c.Backups()[0]
+	if diff := cmp.Diff(&holdfast.BackupVolumesProgress{Total: 2, Completed: 1, Failed: 1, TotalBytes: 107, BytesDone: 107}, backup.Status.Volumes); diff != "" {
+		t.Errorf("volumes of the backup:\n%s", diff)
+	}
+	when := metav1.NewTime(minute(-30))
+	wantVolume := &holdfast.BackupVolume{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "data", UID: format.DerivedUID("volume", "shop", "data"), CreationTimestamp: metav1.NewTime(minute(-31))},
+		Spec:       holdfast.BackupVolumeSpec{ClaimName: "data"},
+		Status: holdfast.BackupVolumeStatus{
+			LastBackup:          &holdfast.BackupReference{Namespace: "shop", Name: "daily"},
+			LastBackupTimestamp: &when,
+			SizeBytes:           100, Backups: 1, StorageLocations: []string{"default"},
+		},
+	}
+	if diff := cmp.Diff(wantVolume, c.Volumes()[0]); diff != "" {
+		t.Errorf("volume (-want +got):\n%s", diff)
+	}
+	wantScratch := &holdfast.VolumeBackup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "shop.daily:pod:web-0:scratch", CreationTimestamp: metav1.NewTime(minute(-31)),
+			UID: format.DerivedUID("volumebackup", "default", "shop.daily", "shop", "pod:web-0:scratch", "0")},
+		Spec: holdfast.VolumeBackupSpec{
+			VolumeName: "pod:web-0:scratch", Backup: holdfast.BackupReference{Namespace: "shop", Name: "daily"},
+			PodName: "web-0", PodVolume: "scratch", StorageLocation: "default",
+		},
+		Status: holdfast.VolumeBackupStatus{Phase: "Failed", SizeBytes: 7, IncrementalBytes: 1, Node: "node", CompletionTimestamp: &when, Message: "the agent restarted"},
+	}
+	if diff := cmp.Diff(wantScratch, c.VolumeBackups()[1]); diff != "" {
+		t.Errorf("volume backup (-want +got):\n%s", diff)
+	}
+}
+
+func TestPutAgainIsNoChange(t *testing.T) {
+	c, m := newMirror(t)
+	for i := range 3 {
+		c.Put("default", "daily", Content{Backup: stored("default", "daily", 5), Volumes: []Volume{claim("shop", "data", 1, 5)}}, minute(i))
+		c.PutUnreadable("default", "bad", "reason", minute(i))
+	}
+	if m.calls != 2 {
+		t.Errorf("%d changes, want one for each backup", m.calls)
+	}
+	m.check(c)
+}
+
+func TestVolumeSumsUpItsBackups(t *testing.T) {
+	c, m := newMirror(t)
+	put := func(storeName string, v Volume) {
+		t.Helper()
+		c.Put("default", storeName, Content{Backup: stored("default", storeName, 50), Volumes: []Volume{v}}, t0)
+		m.check(c)
+	}
+	state := func() string {
+		status := c.Volumes()[0].Status
+		last := "none"
+		if status.LastBackup != nil {
+			last = status.LastBackup.Name
+		}
+		return fmt.Sprintf("%s size %d, %d and %d failed", last, status.SizeBytes, status.Backups, status.Failures)
+	}
+	put("bad", failed(claim("shop", "data", 9, 1)))
+	want(t, "a failure only", state(), "none size 0, 0 and 1 failed")
+	put("old", claim("shop", "data", 10, 40))
+	want(t, "the first", state(), "old size 10, 1 and 1 failed")
+	put("new", claim("shop", "data", 12, 20))
+	want(t, "a newer one", state(), "new size 12, 2 and 1 failed")
+	put("middle", claim("shop", "data", 11, 30))
+	want(t, "read later, made earlier", state(), "new size 12, 3 and 1 failed")
+	c.Observe("default", []string{"bad", "old", "middle"}, minute(1), minute(1))
+	c.Observe("default", []string{"bad", "old", "middle"}, minute(2), minute(2))
+	m.check(c)
+	want(t, "without the newest", state(), "middle size 11, 2 and 1 failed")
+}
+
+func TestSameVolumeTwiceInABackup(t *testing.T) {
+	c, m := newMirror(t)
+	volumes, err := ReadVolumes(podVolumeBackups(t, "shop", "data", "data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Put("default", "daily", Content{Backup: stored("default", "daily", 1), Volumes: volumes}, t0)
+	m.check(c)
+	want(t, "history", names(c.VolumeBackups()), "shop/daily:data shop/daily:data:2")
+	want(t, "volumes", names(c.Volumes()), "shop/data")
+}
+
+// The first location by name gives its entry the plain name, whatever is read first.
+func TestTwoLocationsWithOneName(t *testing.T) {
+	content := func(location string) Content {
+		return Content{Backup: stored(location, "daily", 5), Volumes: []Volume{claim("shop", "data", 1, 5)}}
+	}
+	read := map[string]func(c *Catalog){
+		"first location first": func(c *Catalog) {
+			for _, location := range []string{"a", "b", "c"} {
+				c.Put(location, "daily", content(location), t0)
+			}
+		},
+		"last location first": func(c *Catalog) {
+			for _, location := range []string{"c", "b", "a"} {
+				c.Put(location, "daily", content(location), t0)
+			}
+		},
+	}
+	for order, readAll := range read {
+		c, m := newMirror(t)
+		readAll(c)
+		m.check(c)
+		want(t, order, names(c.Backups()), "holdfast/daily holdfast/daily@b holdfast/daily@c")
+		want(t, order, names(c.VolumeBackups()), "shop/daily:data shop/daily@b:data shop/daily@c:data")
+		for _, backup := range c.Backups() {
+			_, at, _ := strings.Cut(backup.Name+"@a", "@")
+			if location := strings.TrimSuffix(at, "@a"); backup.Spec.StorageLocation != location {
+				t.Errorf("%s: %s is of location %s", order, backup.Name, backup.Spec.StorageLocation)
+			}
+		}
+		want(t, order, string(c.Backup(system, "daily").UID), "uid-of-daily")
+		want(t, order, string(c.Backup(system, "daily@c").UID), string(format.DerivedUID("backup", "c", "daily")))
+		want(t, order, strings.Join(c.Volumes()[0].Status.StorageLocations, " "), "a b c")
+		if c.Backup(system, "daily@a") != nil || c.Backup(system, "daily@") != nil || c.Backup("other", "daily") != nil {
+			t.Errorf("%s: a backup is found by a name that it does not bear", order)
+		}
+
+		c.Forget("a")
+		m.check(c)
+		want(t, order+", without a", names(c.Backups()), "holdfast/daily holdfast/daily@c")
+		want(t, order+", without a", c.Backup(system, "daily").Spec.StorageLocation, "b")
+		c.Forget("c")
+		m.check(c)
+		want(t, order+", without a and c", names(c.Backups()), "holdfast/daily")
+		c.Forget("b")
+		m.check(c)
+		want(t, order+", without any", names(c.Backups())+names(c.Volumes())+names(c.VolumeBackups()), "")
+	}
+}
+
+func TestUnreadable(t *testing.T) {
+	c, m := newMirror(t)
+	c.Put("default", "good", Content{Backup: stored("default", "good", 5)}, t0)
+	c.PutUnreadable("default", "shop.bad", "it is not JSON", t0)
+	m.check(c)
+	want(t, "backups", names(c.Backups()), "holdfast/good holdfast/shop.bad")
+	bad := c.Backup(system, "shop.bad")
+	if bad.Status.Phase != holdfast.BackupPhaseUnreadable || bad.Status.FailureReason != "it is not JSON" || bad.UID == "" || bad.Spec.StorageLocation != "default" {
+		t.Errorf("listed as %+v", bad)
+	}
+
+	// It is read again later and later, and no other backup is.
+	at := t0
+	for _, pause := range []time.Duration{1, 2, 4, 8, 16, 30, 30} {
+		at = at.Add(pause * time.Minute)
+		if read := c.Observe("default", []string{"good", "shop.bad"}, at, at.Add(-time.Second)).Read; len(read) > 0 {
+			t.Errorf("%v to be read %v too early", read, pause)
+		}
+		want(t, "to be read", strings.Join(c.Observe("default", []string{"good", "shop.bad"}, at, at).Read, " "), "shop.bad")
+		c.PutUnreadable("default", "shop.bad", "it is not JSON", at)
+	}
+
+	c.Put("default", "shop.bad", Content{Backup: stored("default", "shop.bad", 5)}, at)
+	m.check(c)
+	want(t, "after its repair", names(c.Backups()), "holdfast/good shop/bad")
+	if read := c.Observe("default", []string{"good", "shop.bad"}, at, at.AddDate(1, 0, 0)).Read; len(read) > 0 {
+		t.Errorf("%v to be read although known", read)
+	}
+
+	// What was read once is kept, whatever becomes of the file.
+	c.PutUnreadable("default", "shop.bad", "it is not JSON", at)
+	c.PutUnfinished("default", "shop.bad", at)
+	m.check(c)
+	want(t, "after its damage", names(c.Backups()), "holdfast/good shop/bad")
+}
+
+func TestUnreadableVolumes(t *testing.T) {
+	c, m := newMirror(t)
+	content := Content{Backup: stored("default", "daily", 5), VolumesError: "the file is not gzip"}
+	for i := range 2 {
+		c.Put("default", "daily", content, minute(i))
+	}
+	m.check(c)
+	backup := c.Backups()[0]
+	last := backup.Status.Conditions[len(backup.Status.Conditions)-1]
+	if backup.Status.Phase != holdfast.BackupPhaseCompleted || last.Type != ConditionVolumesListed || last.Status != metav1.ConditionFalse || !strings.Contains(last.Message, "not gzip") {
+		t.Errorf("listed as %+v", backup)
+	}
+	want(t, "to be read", strings.Join(c.Observe("default", []string{"daily"}, minute(9), minute(9)).Read, " "), "daily")
+	c.Put("default", "daily", Content{Backup: stored("default", "daily", 5), Volumes: []Volume{claim("shop", "data", 1, 5)}}, minute(9))
+	m.check(c)
+	want(t, "volumes", names(c.Volumes()), "shop/data")
+	if len(content.Backup.Status.Conditions) != 2 {
+		t.Error("the caller's backup was changed")
+	}
+}
+
+func TestUnfinishedIsNotListed(t *testing.T) {
+	c, m := newMirror(t)
+	c.PutUnfinished("default", "running", t0)
+	if m.calls != 0 || len(c.Backups()) != 0 || c.Len("default") != 0 {
+		t.Error("an unfinished backup is listed")
+	}
+	listing := []string{"running"}
+	if read := c.Observe("default", listing, minute(0), t0.Add(19*time.Second)).Read; len(read) > 0 {
+		t.Errorf("%v to be read at once again", read)
+	}
+	want(t, "to be read", strings.Join(c.Observe("default", listing, minute(1), minute(1)).Read, " "), "running")
+	c.PutUnreadable("default", "running", "odd", minute(1))
+	c.PutUnfinished("default", "running", minute(2))
+	m.check(c)
+	want(t, "an unreadable one that is written anew", names(c.Backups()), "")
+}
+
+func podVolumeBackups(t *testing.T, namespace string, claims ...string) *bytes.Buffer {
+	t.Helper()
+	var list []format.PodVolumeBackup
+	for i, name := range claims {
+		list = append(list, format.NewPodVolumeBackup(stored("default", "daily", 1), "daily", format.Volume{
+			Pod: engine.PodReference{Namespace: namespace, Name: fmt.Sprintf("pod-%d", i)}, Node: "node", Name: "data", ClaimName: name,
+			Status: engine.PodVolumeBackupStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s", Progress: engine.VolumeProgress{TotalBytes: 3, BytesDone: 3}},
+		}))
+	}
+	var content bytes.Buffer
+	if err := format.WritePodVolumeBackups(&content, list); err != nil {
+		t.Fatal(err)
+	}
+	return &content
+}
+
+func TestReadVolumes(t *testing.T) {
+	volumes, err := ReadVolumes(podVolumeBackups(t, "shop", "data", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := fmt.Sprintf("%+v", volumes)
+	if len(volumes) != 2 || volumes[0].name().Name != "data" || volumes[1].name().Name != "pod:pod-1:data" || !volumes[0].Completed || volumes[0].SizeBytes != 3 {
+		t.Errorf("read %s", got)
+	}
+	for _, bad := range []string{"../../escape", "with space", "a%2fb", "line\nbreak"} {
+		if volumes, err := ReadVolumes(podVolumeBackups(t, "shop", bad)); err == nil {
+			t.Errorf("claim %q was read as %+v", bad, volumes)
+		}
+		if volumes, err := ReadVolumes(podVolumeBackups(t, bad, "data")); err == nil {
+			t.Errorf("namespace %q was read as %+v", bad, volumes)
+		}
+	}
+}
+
+func TestReadVolumesOfOthers(t *testing.T) {
+	for _, test := range []struct {
+		phase, uploader, message string
+		completed                bool
+	}{
+		{"Completed", "kopia", "", true},
+		{"Completed", "restic", "it was not uploaded with Kopia and can't be restored by Holdfast", true},
+		{"Completed", "", "it was not uploaded with Kopia and can't be restored by Holdfast", true},
+		{"Failed", "kopia", "", false},
+		{"InProgress", "kopia", `the upload ended in the phase "InProgress"`, false},
+	} {
+		var pvb format.PodVolumeBackup
+		pvb.Spec.Pod.Namespace, pvb.Spec.Pod.Name, pvb.Spec.Volume = "shop", "web", "data"
+		pvb.Spec.UploaderType, pvb.Status.Phase = test.uploader, engine.VolumePhase(test.phase)
+		v, err := newVolume(&pvb)
+		if err != nil || v.Completed != test.completed || v.Message != test.message {
+			t.Errorf("%+v: %+v, %v", test, v, err)
+		}
+	}
+}

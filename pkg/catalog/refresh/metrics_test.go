@@ -1,0 +1,71 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package refresh
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/component-base/metrics/testutil"
+)
+
+func TestMetrics(t *testing.T) {
+	registerMetrics()
+	catalogBackups.Reset()
+	catalogRequests.Reset()
+	catalogRefresh.Reset()
+	catalogSuccess.Reset()
+
+	countRequest("default", "list")
+	countRequest("default", "get")
+	countRequest("default", "get")
+	observeRefresh("default", 200*time.Millisecond, 7, time.Unix(1_800_000_000, 0))
+	observeRefresh("down", time.Minute, 0, time.Time{})
+	observeRefresh("gone", time.Second, 3, time.Unix(1_800_000_000, 0))
+	countRequest("gone", "list")
+	forgetMetrics("gone")
+
+	names := []string{"holdfast_catalog_backups", "holdfast_catalog_requests_total", "holdfast_catalog_refresh_duration_seconds", "holdfast_catalog_last_success_timestamp_seconds"}
+	if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(`
+# HELP holdfast_catalog_backups [ALPHA] Backups that the catalogue knows.
+# TYPE holdfast_catalog_backups gauge
+holdfast_catalog_backups{location="default"} 7
+holdfast_catalog_backups{location="down"} 0
+# HELP holdfast_catalog_last_success_timestamp_seconds [ALPHA] When the last refresh that succeeded began, in seconds since 1970.
+# TYPE holdfast_catalog_last_success_timestamp_seconds gauge
+holdfast_catalog_last_success_timestamp_seconds{location="default"} 1.8e+09
+# HELP holdfast_catalog_refresh_duration_seconds [ALPHA] How long refreshes took, failed ones included.
+# TYPE holdfast_catalog_refresh_duration_seconds histogram
+holdfast_catalog_refresh_duration_seconds_bucket{location="default",le="0.01"} 0
+holdfast_catalog_refresh_duration_seconds_bucket{location="default",le="0.05"} 0
+holdfast_catalog_refresh_duration_seconds_bucket{location="default",le="0.25"} 1
+holdfast_catalog_refresh_duration_seconds_bucket{location="default",le="1"} 1
+holdfast_catalog_refresh_duration_seconds_bucket{location="default",le="5"} 1
+holdfast_catalog_refresh_duration_seconds_bucket{location="default",le="30"} 1
+holdfast_catalog_refresh_duration_seconds_bucket{location="default",le="120"} 1
+holdfast_catalog_refresh_duration_seconds_bucket{location="default",le="600"} 1
+holdfast_catalog_refresh_duration_seconds_bucket{location="default",le="+Inf"} 1
+holdfast_catalog_refresh_duration_seconds_sum{location="default"} 0.2
+holdfast_catalog_refresh_duration_seconds_count{location="default"} 1
+holdfast_catalog_refresh_duration_seconds_bucket{location="down",le="0.01"} 0
+holdfast_catalog_refresh_duration_seconds_bucket{location="down",le="0.05"} 0
+holdfast_catalog_refresh_duration_seconds_bucket{location="down",le="0.25"} 0
+holdfast_catalog_refresh_duration_seconds_bucket{location="down",le="1"} 0
+holdfast_catalog_refresh_duration_seconds_bucket{location="down",le="5"} 0
+holdfast_catalog_refresh_duration_seconds_bucket{location="down",le="30"} 0
+holdfast_catalog_refresh_duration_seconds_bucket{location="down",le="120"} 1
+holdfast_catalog_refresh_duration_seconds_bucket{location="down",le="600"} 1
+holdfast_catalog_refresh_duration_seconds_bucket{location="down",le="+Inf"} 1
+holdfast_catalog_refresh_duration_seconds_sum{location="down"} 60
+holdfast_catalog_refresh_duration_seconds_count{location="down"} 1
+# HELP holdfast_catalog_requests_total [ALPHA] Listings and reads asked of the store to refresh the catalogue. A long listing counts once.
+# TYPE holdfast_catalog_requests_total counter
+holdfast_catalog_requests_total{location="default",operation="get"} 2
+holdfast_catalog_requests_total{location="default",operation="list"} 1
+`), names...); err != nil {
+		t.Error(err)
+	}
+}
