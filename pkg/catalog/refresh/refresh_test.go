@@ -391,13 +391,15 @@ func TestStoreDiesWhileRead(t *testing.T) {
 		f.setLocations("default")
 		f.run()
 		settle()
-		if got := len(f.catalog.Backups()); got != 10 {
-			t.Errorf("%d backups were read", got)
+		// The last good ones may not have had their turn when the row of failures ended it.
+		read := len(f.catalog.Backups())
+		if read < 7 || read > 10 {
+			t.Errorf("%d backups were read", read)
 		}
 		if requests := f.stores["default"].Count(storetest.Get); requests > 10*2+2*4 {
 			t.Errorf("%d reads", requests)
 		}
-		if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, "190 of 200 backups could not be read") {
+		if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, fmt.Sprintf("%d of 200 backups could not be read", 200-read)) {
 			t.Errorf("state %+v", state)
 		}
 		f.stores["default"].Inject()
