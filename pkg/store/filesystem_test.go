@@ -10,6 +10,8 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"runtime"
+	"syscall"
 	"testing"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -59,21 +61,46 @@ func TestFilesystemGone(t *testing.T) {
 
 // A listing that can't see everything says so.
 func TestFilesystemUnreadableFolder(t *testing.T) {
-	if os.Geteuid() == 0 {
-		// root reads every folder; a file in a folder's place fails for root too
-		t.Log("running as root: permission bits do not apply, the loop of links does")
-	}
 	folder := t.TempDir()
-	writeFile(t, filepath.Join(folder, "backups/one/object"))
+	hidden := filepath.Join(folder, "backups/one")
+	writeFile(t, filepath.Join(hidden, "object"))
 	writeFile(t, filepath.Join(folder, "backups/two/object"))
-	if err := os.Chmod(filepath.Join(folder, "backups/one"), 0); err != nil {
-		t.Fatal(err)
+	for path, mode := range map[string]os.FileMode{filepath.Dir(folder): 0o755, folder: 0o755, filepath.Dir(hidden): 0o755, hidden: 0} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
 	}
-	t.Cleanup(func() { _ = os.Chmod(filepath.Join(folder, "backups/one"), 0o700) })
+	t.Cleanup(func() { _ = os.Chmod(hidden, 0o700) })
 	bucket := storetest.Open(t, filesystem(folder), nil)
-	err := drain(bucket.List(t.Context(), "backups/", store.ListOptions{Recursive: true}))
-	if os.Geteuid() != 0 && !errors.Is(err, store.ErrDenied) {
+	var err error
+	asNobody(t, func() { err = drain(bucket.List(t.Context(), "backups/", store.ListOptions{Recursive: true})) })
+	if !errors.Is(err, store.ErrDenied) {
 		t.Errorf("got %v, want %v", err, store.ErrDenied)
+	}
+	asNobody(t, func() { err = drain(bucket.List(t.Context(), "backups/one/", store.ListOptions{})) })
+	if !errors.Is(err, store.ErrDenied) {
+		t.Errorf("got %v, want %v", err, store.ErrDenied)
+	}
+}
+
+// asNobody makes permission bits count even when root runs the tests.
+func asNobody(t *testing.T, do func()) {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		// Rights on files are those of a thread, and this one ends with the goroutine.
+		runtime.LockOSThread()
+		if os.Geteuid() == 0 {
+			if err := syscall.Setfsuid(65534); err != nil {
+				done <- err
+				return
+			}
+		}
+		do()
+		done <- nil
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -80,12 +81,12 @@ func TestFaulty(t *testing.T) {
 	})
 }
 
-func writeFile(t *testing.T, path string) {
+func writeFile(t *testing.T, file string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -166,6 +167,34 @@ func TestS3StartAfterIsOneRequest(t *testing.T) {
 	}
 	if !slices.Equal(got, []string{"k/j99", "k/k00"}) || log.take() != "GET" {
 		t.Errorf("listed %v", got)
+	}
+}
+
+// A remover can say what goes first, and nothing else goes before it.
+func TestDeletePrefixOrder(t *testing.T) {
+	var mu sync.Mutex
+	var deleted []string
+	location, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodDelete {
+				mu.Lock()
+				deleted = append(deleted, path.Base(r.URL.Path))
+				mu.Unlock()
+			}
+			next.ServeHTTP(w, r)
+		})
+	})
+	bucket := storetest.Open(t, location, secret)
+	for _, name := range []string{"a", "velero-backup.json", "z"} {
+		if err := bucket.Put(t.Context(), "backups/b/"+name, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := bucket.DeletePrefix(t.Context(), "backups/b/", "backups/b/velero-backup.json"); err != nil {
+		t.Fatal(err)
+	}
+	if len(deleted) != 3 || deleted[0] != "velero-backup.json" {
+		t.Errorf("deleted %v", deleted)
 	}
 }
 

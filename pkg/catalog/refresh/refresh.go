@@ -279,13 +279,21 @@ func (r *Refresher) Loaded() bool {
 
 // States are the states of all locations, by name.
 func (r *Refresher) States() map[string]State {
+	states := r.states()
+	for name, state := range states {
+		state.Backups = r.catalog.Len(name)
+		states[name] = state
+	}
+	return states
+}
+
+// states leaves out the counts, which cost more.
+func (r *Refresher) states() map[string]State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	states := map[string]State{}
 	for name, w := range r.workers {
-		state := w.snapshot()
-		state.Backups = r.catalog.Len(name)
-		states[name] = state
+		states[name] = w.snapshot()
 	}
 	return states
 }
@@ -294,7 +302,7 @@ func (r *Refresher) States() map[string]State {
 // location that could not be read or is suspicious.
 func (r *Refresher) Warnings() []string {
 	var warnings []string
-	states := r.States()
+	states := r.states()
 	for _, name := range slices.Sorted(maps.Keys(states)) {
 		state := states[name]
 		switch {

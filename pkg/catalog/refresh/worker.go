@@ -34,27 +34,29 @@ type worker struct {
 	// users are the operations on the store; it is closed after the last.
 	users sync.WaitGroup
 
-	// mu guards the fields below, and is held while the catalogue is changed, so
-	// that a stopped worker does not change it any more.
-	mu      sync.Mutex
-	stopped bool
-	state   State
+	// recording is held while the catalogue is changed, so that a stopped worker
+	// does not change it any more.
+	recording sync.Mutex
+	stopped   bool // guarded by recording
+
+	mu    sync.Mutex
+	state State // guarded by mu
 }
 
 var errStopped = errors.New("the storage location was changed or removed meanwhile")
 
 // stop makes the worker end, soon, and not touch the catalogue from now on.
 func (w *worker) stop() {
-	w.mu.Lock()
+	w.recording.Lock()
 	w.stopped = true
-	w.mu.Unlock()
+	w.recording.Unlock()
 	w.cancel()
 }
 
 // record changes the catalogue.
 func (w *worker) record(change func(now time.Time)) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.recording.Lock()
+	defer w.recording.Unlock()
 	if w.stopped {
 		return errStopped
 	}
