@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -244,6 +245,17 @@ func TestFirstRefreshIsImmediate(t *testing.T) {
 			t.Errorf("state %+v", state)
 		}
 	})
+}
+
+// By construction, the catalogue can't be the reason why a backup is lost.
+func TestStoreCannotBeChanged(t *testing.T) {
+	methods := map[string]bool{}
+	for method := range reflect.TypeFor[refresh.Store]().Methods() {
+		methods[method.Name] = true
+	}
+	if diff := cmp.Diff(map[string]bool{"List": true, "Get": true, "Attributes": true, "Close": true}, methods); diff != "" {
+		t.Errorf("a store that is refreshed from has other methods (-want +got):\n%s", diff)
+	}
 }
 
 func TestNoLocationsIsLoaded(t *testing.T) {
