@@ -18,6 +18,8 @@ import (
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/policy"
 	"github.com/kopia/kopia/snapshot/upload"
+
+	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
 // BenchmarkUpload uploads the same files by Upload and by the bare Kopia library
@@ -77,9 +79,9 @@ func measure(b *testing.B, upload func(repoDir string)) time.Duration {
 }
 
 func uploadOurs(b *testing.B, repoDir, dir string) {
-	s := newStoreIn(b, repoDir)
-	r := s.open(b)
-	_, err := Upload(b.Context(), r, UploadRequest{Path: dir, Source: web}, new(Progress))
+	s := storeIn(repoDir, repository.NewKey())
+	s.create(b)
+	_, err := Upload(b.Context(), s.open(b), UploadRequest{Path: dir, Source: web}, new(Progress))
 	must(b, err)
 }
 

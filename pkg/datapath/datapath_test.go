@@ -152,10 +152,13 @@ func TestIncremental(t *testing.T) {
 	s, dir := newStore(t), t.TempDir()
 	write(t, filepath.Join(dir, "a"), strings.Repeat("a", 1000))
 	write(t, filepath.Join(dir, "sub/b"), strings.Repeat("b", 500))
+	must(t, os.Symlink("sub/b", filepath.Join(dir, "link")))
 	of := func(pod string) Source {
 		return Source{Namespace: namespace, Pod: pod, Volume: "data", ClaimName: "claim", ClaimUID: "uid-1"}
 	}
 
+	uploads := s.open(t)
+	trees := map[string]map[string]made{}
 	for _, step := range []struct {
 		name        string
 		source      Source
@@ -171,13 +174,19 @@ func TestIncremental(t *testing.T) {
 		{"another volume", web, func() {}, 3},
 	} {
 		step.change()
-		got := s.upload(t, dir, step.source)
+		got, err := Upload(t.Context(), uploads, UploadRequest{Path: dir, Source: step.source}, new(Progress))
+		must(t, err)
 		if got.IncrementalBytes != step.incremental {
 			t.Errorf("%s: %d incremental bytes, want %d", step.name, got.IncrementalBytes, step.incremental)
 		}
+		trees[got.SnapshotID] = tree(t, dir)
+	}
+	restores := s.open(t)
+	for id, want := range trees {
 		target := t.TempDir()
-		s.restore(t, got.SnapshotID, target)
-		expectSameTree(t, tree(t, target), tree(t, dir))
+		_, err := Restore(t.Context(), restores, RestoreRequest{SnapshotID: id, Path: target}, new(Progress))
+		must(t, err)
+		expectSameTree(t, tree(t, target), want)
 	}
 }
 
@@ -284,8 +293,8 @@ func TestCancelRestore(t *testing.T) {
 		f, err := os.Create(filepath.Join(t.TempDir(), "f"))
 		must(t, err)
 		defer f.Close()
-		from, p := &cancellingReader{cancel: cancel}, new(Progress)
-		if err := copySparse(ctx, f, from, 1<<40, &p.done); !errors.Is(err, context.Canceled) || from.reads != 3 {
+		from := &cancellingReader{cancel: cancel}
+		if err := copySparse(ctx, f, from, 1<<40, new(Progress)); !errors.Is(err, context.Canceled) || from.reads != 3 {
 			t.Errorf("after %d reads: %v", from.reads, err)
 		}
 	})

@@ -12,7 +12,6 @@ import (
 	"os"
 	"path"
 	"sync"
-	"sync/atomic"
 
 	"github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/snapshot"
@@ -88,7 +87,7 @@ func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, _ rest
 	if err != nil {
 		return err
 	}
-	if err := copySparse(ctx, to, from, file.Size(), &o.progress.done); err != nil {
+	if err := copySparse(ctx, to, from, file.Size(), o.progress); err != nil {
 		return errors.Join(fmt.Errorf("write %q: %w", rel, err), to.Close())
 	}
 	return o.finish(to, rel, file)
@@ -197,7 +196,7 @@ var (
 )
 
 // copySparse writes size bytes of from to an empty file, leaving holes for zeros.
-func copySparse(ctx context.Context, to *os.File, from io.Reader, size int64, done *atomic.Int64) error {
+func copySparse(ctx context.Context, to *os.File, from io.Reader, size int64, p *Progress) error {
 	buffer := buffers.Get().(*[64 * sparseBlock]byte)
 	defer buffers.Put(buffer)
 	for offset := int64(0); ; {
@@ -209,7 +208,7 @@ func copySparse(ctx context.Context, to *os.File, from io.Reader, size int64, do
 			return writeErr
 		}
 		offset += int64(n)
-		done.Add(int64(n))
+		p.Add(int64(n))
 		switch {
 		case err == nil:
 		case !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):

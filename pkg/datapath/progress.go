@@ -16,6 +16,12 @@ type Progress struct{ done, total atomic.Int64 }
 // Done returns the bytes moved so far, those that needed no moving included.
 func (p *Progress) Done() int64 { return p.done.Load() }
 
+// Add counts bytes as moved.
+func (p *Progress) Add(bytes int64) { p.done.Add(bytes) }
+
+// SetTotal says how many bytes there are to move.
+func (p *Progress) SetTotal(bytes int64) { p.total.Store(bytes) }
+
 // Total returns the bytes to move as far as is known, never less than Done.
 func (p *Progress) Total() int64 { return max(p.total.Load(), p.done.Load()) }
 

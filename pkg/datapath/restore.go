@@ -54,7 +54,7 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 		return RestoreResult{}, fmt.Errorf("%w: %s is not a complete snapshot of a folder", ErrSnapshotNotFound, req.SnapshotID)
 	}
 	summary := man.RootEntry.DirSummary
-	p.total.Store(summary.TotalFileSize)
+	p.SetTotal(summary.TotalFileSize)
 
 	root, err := os.OpenRoot(req.Path)
 	if err != nil {

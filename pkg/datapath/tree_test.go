@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -33,21 +34,44 @@ type store struct {
 	key      repository.Key
 }
 
-func newStore(t testing.TB) store { return newStoreIn(t, t.TempDir()) }
+func storeIn(dir string, key repository.Key) store {
+	return store{key: key, location: repository.Location{Spec: engine.BackupStorageLocationSpec{
+		Provider:   engine.StorageProviderFilesystem,
+		Filesystem: &engine.FilesystemLocation{Path: dir},
+	}}}
+}
 
-func newStoreIn(t testing.TB, dir string) store {
+func (s store) create(t testing.TB) {
 	t.Helper()
-	s := store{
-		location: repository.Location{Spec: engine.BackupStorageLocationSpec{
-			Provider:   engine.StorageProviderFilesystem,
-			Filesystem: &engine.FilesystemLocation{Path: dir},
-		}},
-		key: repository.NewKey(),
+	must(t, repository.Create(t.Context(), s.location, namespace, s.key))
+}
+
+// An empty repository, made once: deriving its key takes most of a test's time.
+var template struct {
+	sync.Once
+	dir string
+	key repository.Key
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if template.dir != "" {
+		os.RemoveAll(template.dir)
 	}
-	if err := repository.Create(t.Context(), s.location, namespace, s.key); err != nil {
-		t.Fatal(err)
-	}
-	return s
+	os.Exit(code)
+}
+
+func newStore(t testing.TB) store {
+	t.Helper()
+	template.Do(func() {
+		dir, err := os.MkdirTemp("", "holdfast-template-")
+		must(t, err)
+		template.dir, template.key = dir, repository.NewKey()
+		storeIn(dir, template.key).create(t)
+	})
+	dir := t.TempDir()
+	must(t, os.CopyFS(dir, os.DirFS(template.dir)))
+	return storeIn(dir, template.key)
 }
 
 // open returns a client of its own, which has no cache.

@@ -109,7 +109,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 		return UploadResult{}, fmt.Errorf("look for the previous snapshot: %w", err)
 	}
 	for _, man := range previous {
-		p.total.Store(max(p.total.Load(), man.Stats.TotalFileSize))
+		p.SetTotal(max(p.Total(), man.Stats.TotalFileSize))
 	}
 
 	measured := measureLater(ctx, vol, p)
@@ -148,7 +148,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	return UploadResult{
 		SnapshotID:       string(man.ID),
 		TotalBytes:       summary.TotalFileSize,
-		IncrementalBytes: observer.hashed.Load(),
+		IncrementalBytes: vol.read.Load(),
 		Files:            summary.TotalFileCount,
 		Warnings:         notes.warnings(),
 	}, nil
@@ -282,7 +282,7 @@ func measureLater(ctx context.Context, vol *volume, p *Progress) (stop func()) {
 			return
 		}
 		if size := quiet.size(ctx, folder); ctx.Err() == nil {
-			p.total.Store(size)
+			p.SetTotal(size)
 		}
 	})
 	return func() {
@@ -297,16 +297,12 @@ type uploadObserver struct {
 	progress *Progress
 	notes    *notes
 	cancel   func()
-	hashed   atomic.Int64
 	failure  atomic.Pointer[error]
 }
 
-func (o *uploadObserver) HashedBytes(n int64) {
-	o.hashed.Add(n)
-	o.progress.done.Add(n)
-}
+func (o *uploadObserver) HashedBytes(n int64) { o.progress.Add(n) }
 
-func (o *uploadObserver) CachedFile(_ string, size int64) { o.progress.done.Add(size) }
+func (o *uploadObserver) CachedFile(_ string, size int64) { o.progress.Add(size) }
 
 // Error decides about a file that could not be stored. That it vanished is what
 // files of a volume in use do; anything else fails the upload, since a backup

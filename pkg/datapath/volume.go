@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"sync/atomic"
 	"syscall"
 	"unicode/utf8"
 
@@ -26,6 +27,7 @@ import (
 type volume struct {
 	root  *os.Root
 	notes *notes
+	read  atomic.Int64 // bytes of files
 }
 
 func openVolume(dir string, notes *notes) (*volume, error) {
@@ -219,6 +221,12 @@ type volumeReader struct {
 	*os.File
 	entry  *volumeFile
 	opened os.FileInfo
+}
+
+func (r *volumeReader) Read(b []byte) (int, error) {
+	n, err := r.File.Read(b)
+	r.entry.volume.read.Add(int64(n))
+	return n, err
 }
 
 func (r *volumeReader) Entry() (fs.Entry, error) { return r.entry, nil }

@@ -1,0 +1,300 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumework_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/podvolumebackup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/podvolumerestore"
+	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
+	"github.com/holdfast-io/holdfast/pkg/datapath"
+	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+)
+
+const (
+	system = "holdfast"
+	node   = "node-1"
+	repo   = "app.default"
+	podUID = types.UID("uid-of-web")
+)
+
+// harness is what an agent has, on fake clients and a real repository in a folder.
+type harness struct {
+	t        *testing.T
+	engine   *enginefake.Clientset
+	events   *events.FakeRecorder
+	manager  *datapath.Manager
+	config   volumework.Config
+	factory  engineinformers.SharedInformerFactory
+	podsDir  string
+	location repository.Location
+	key      repository.Key
+
+	mu       sync.Mutex
+	versions map[string]int
+	// refuse lets a write of a status fail.
+	refuse func(runtime.Object) error
+	writes []string // the phases that were written, by the name of the record
+}
+
+// An empty repository, made once: deriving its key takes most of a test's time.
+var template struct {
+	sync.Once
+	dir string
+	key repository.Key
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if template.dir != "" {
+		os.RemoveAll(template.dir)
+	}
+	os.Exit(code)
+}
+
+func locationIn(dir string) repository.Location {
+	return repository.Location{Spec: engine.BackupStorageLocationSpec{
+		Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: dir},
+	}}
+}
+
+func newHarness(t *testing.T, clock clock.WithTicker) *harness {
+	t.Helper()
+	template.Do(func() {
+		dir, err := os.MkdirTemp("", "holdfast-template-")
+		must(t, err)
+		template.dir, template.key = dir, repository.NewKey()
+		must(t, repository.Create(t.Context(), locationIn(dir), "app", template.key))
+	})
+	store := t.TempDir()
+	must(t, os.CopyFS(store, os.DirFS(template.dir)))
+	h := &harness{
+		t:       t,
+		podsDir: t.TempDir(),
+		events:  events.NewFakeRecorder(20),
+		location: locationIn(store),
+		key:      template.key,
+		versions: map[string]int{},
+	}
+	h.engine = enginefake.NewSimpleClientset(
+		&engine.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: h.location.Spec},
+		&engine.BackupRepository{
+			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: repo},
+			Spec:       engine.BackupRepositorySpec{VolumeNamespace: "app", BackupStorageLocation: "default"},
+		},
+	)
+	h.engine.PrependReactor("*", "*", h.compareAndSwap)
+	kube := kubefake.NewSimpleClientset(&corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: engine.KeySecretName(repo)},
+		Data:       map[string][]byte{engine.KeySecretKey: []byte(h.key)},
+	})
+	h.manager = datapath.NewManager(t.Context(), 1)
+	h.factory = engineinformers.NewSharedInformerFactory(h.engine, 0)
+	h.config = volumework.Config{
+		Node:               node,
+		Namespace:          system,
+		PodsDir:            h.podsDir,
+		Manager:            h.manager,
+		Secrets:            kube.CoreV1().Secrets(system),
+		Events:             h.events,
+		Clock:              clock,
+		RepositoryInformer: h.factory.Engine().V1alpha1().BackupRepositories(),
+		LocationInformer:   h.factory.Engine().V1alpha1().BackupStorageLocations(),
+	}
+	return h
+}
+
+// compareAndSwap adds to the fake client what makes a write fail that is based on
+// an old version.
+func (h *harness) compareAndSwap(action clienttesting.Action) (bool, runtime.Object, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	create, isCreate := action.(clienttesting.CreateAction)
+	update, isUpdate := action.(clienttesting.UpdateAction)
+	var obj runtime.Object
+	switch {
+	case isUpdate && action.GetVerb() == "update":
+		obj = update.GetObject()
+	case isCreate && action.GetVerb() == "create":
+		obj = create.GetObject()
+	default:
+		return false, nil, nil
+	}
+	accessor, err := meta.Accessor(obj)
+	if err != nil {
+		return true, nil, err
+	}
+	id := action.GetResource().Resource + "/" + accessor.GetName()
+	if action.GetVerb() == "update" && h.versions[id] > 0 && accessor.GetResourceVersion() != strconv.Itoa(h.versions[id]) {
+		return true, nil, apierrors.NewConflict(action.GetResource().GroupResource(), accessor.GetName(), fmt.Errorf("version %q is old", accessor.GetResourceVersion()))
+	}
+	if action.GetSubresource() == "status" && h.refuse != nil {
+		if err := h.refuse(obj); err != nil {
+			return true, nil, err
+		}
+	}
+	h.versions[id]++
+	accessor.SetResourceVersion(strconv.Itoa(h.versions[id]))
+	if action.GetSubresource() == "status" {
+		switch record := obj.(type) {
+		case *engine.PodVolumeBackup:
+			h.writes = append(h.writes, string(record.Status.Phase))
+		case *engine.PodVolumeRestore:
+			h.writes = append(h.writes, string(record.Status.Phase))
+		}
+	}
+	return false, nil, nil
+}
+
+// written returns the phases that were written so far.
+func (h *harness) written() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return append([]string{}, h.writes...)
+}
+
+// start runs a controller, with the manager, until the test ends.
+func (h *harness) start(run func(context.Context)) {
+	ctx, cancel := context.WithCancel(h.t.Context())
+	h.factory.StartWithContext(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { run(ctx) })
+	h.t.Cleanup(func() {
+		cancel()
+		h.manager.Stop()
+		running.Wait()
+		h.factory.Shutdown()
+	})
+}
+
+func (h *harness) startBackups() {
+	c, err := podvolumebackup.New(h.config, h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().PodVolumeBackups())
+	must(h.t, err)
+	h.start(c.Run)
+}
+
+func (h *harness) startRestores() {
+	c, err := podvolumerestore.New(h.config, h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().PodVolumeRestores())
+	must(h.t, err)
+	h.start(c.Run)
+}
+
+// startMove runs a controller of PodVolumeBackups that does something else than
+// uploading.
+func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volumework.Result[*engine.PodVolumeBackup], error)) {
+	informer := h.factory.Engine().V1alpha1().PodVolumeBackups()
+	c, err := volumework.New(h.config, volumework.Kind[*engine.PodVolumeBackup]{
+		Name: "test", Class: datapath.ClassBackup, Action: "Test", FailureReason: "TestFailed",
+		Target: func(r *engine.PodVolumeBackup) volumework.Target {
+			return volumework.Target{Node: r.Spec.Node, Pod: r.Spec.Pod.UID, Volume: r.Spec.Volume, Repository: r.Spec.Repository}
+		},
+		Status: func(r *engine.PodVolumeBackup) volumework.Status {
+			s := &r.Status
+			return volumework.Status{Phase: &s.Phase, Message: &s.Message, Progress: &s.Progress, Start: &s.StartTimestamp, Completion: &s.CompletionTimestamp}
+		},
+		Move: func(ctx context.Context, _ *repository.Repository, _ *engine.PodVolumeBackup, _ string, p *datapath.Progress) (volumework.Result[*engine.PodVolumeBackup], error) {
+			return move(ctx, p)
+		},
+	}, h.engine.EngineV1alpha1().PodVolumeBackups(system), informer.Lister().PodVolumeBackups(system), informer.Informer())
+	must(h.t, err)
+	h.start(c.Run)
+}
+
+// volume makes the folder of an emptyDir of the pod.
+func (h *harness) volume(name string) string {
+	h.t.Helper()
+	dir := filepath.Join(h.podsDir, string(podUID), "volumes/kubernetes.io~empty-dir", name)
+	must(h.t, os.MkdirAll(dir, 0o755))
+	return dir
+}
+
+// ready sets the condition of the repository.
+func (h *harness) ready(status metav1.ConditionStatus, reason string) {
+	h.t.Helper()
+	records := h.engine.EngineV1alpha1().BackupRepositories(system)
+	record, err := records.Get(h.t.Context(), repo, metav1.GetOptions{})
+	must(h.t, err)
+	meta.SetStatusCondition(&record.Status.Conditions, metav1.Condition{Type: engine.ConditionReady, Status: status, Reason: reason, Message: "the message"})
+	_, err = records.UpdateStatus(h.t.Context(), record, metav1.UpdateOptions{})
+	must(h.t, err)
+}
+
+func (h *harness) backup(name string, uid types.UID, volume string) *engine.PodVolumeBackup {
+	return &engine.PodVolumeBackup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, UID: uid, Labels: map[string]string{engine.LabelNode: node}},
+		Spec: engine.PodVolumeBackupSpec{
+			Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID},
+			Volume: volume, BackupStorageLocation: "default", Repository: repo,
+		},
+	}
+}
+
+func (h *harness) create(record *engine.PodVolumeBackup) {
+	h.t.Helper()
+	_, err := h.engine.EngineV1alpha1().PodVolumeBackups(system).Create(h.t.Context(), record, metav1.CreateOptions{})
+	must(h.t, err)
+}
+
+func (h *harness) remove(name string) {
+	h.t.Helper()
+	must(h.t, h.engine.EngineV1alpha1().PodVolumeBackups(system).Delete(h.t.Context(), name, metav1.DeleteOptions{}))
+}
+
+func (h *harness) get(name string) *engine.PodVolumeBackup {
+	h.t.Helper()
+	record, err := h.engine.EngineV1alpha1().PodVolumeBackups(system).Get(h.t.Context(), name, metav1.GetOptions{})
+	must(h.t, err)
+	return record
+}
+
+// expect waits until a record has a phase.
+func (h *harness) expect(name string, phase engine.VolumePhase) *engine.PodVolumeBackup {
+	h.t.Helper()
+	var last *engine.PodVolumeBackup
+	h.eventually(func() bool {
+		last = h.get(name)
+		return last.Status.Phase == phase
+	}, func() string { return fmt.Sprintf("%s is %+v, want %s", name, last.Status, phase) })
+	return last
+}
+
+func (h *harness) eventually(done func() bool, problem func() string) {
+	h.t.Helper()
+	err := wait.PollUntilContextTimeout(h.t.Context(), 5*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		return done(), nil
+	})
+	if err != nil {
+		h.t.Fatal(problem())
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,319 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumework_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
+	"github.com/holdfast-io/holdfast/pkg/datapath"
+)
+
+type result = volumework.Result[*engine.PodVolumeBackup]
+
+// TestBackupAndRestore takes a volume through both controllers.
+func TestBackupAndRestore(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	from, to := h.volume("data"), h.volume("restored")
+	must(t, os.WriteFile(filepath.Join(from, "file"), []byte("content"), 0o640))
+	must(t, os.Symlink("file", filepath.Join(from, "link")))
+	must(t, syscall.Mkfifo(filepath.Join(from, "pipe"), 0o600))
+
+	h.startBackups()
+	h.create(h.backup("b", "1", "data"))
+	done := h.expect("b", engine.VolumePhaseCompleted).Status
+	if done.SnapshotID == "" || done.StartTimestamp == nil || done.CompletionTimestamp == nil {
+		t.Errorf("the status is %+v", done)
+	}
+	done.SnapshotID, done.StartTimestamp, done.CompletionTimestamp = "", nil, nil
+	want := engine.PodVolumeBackupStatus{
+		Phase:            engine.VolumePhaseCompleted,
+		Message:          `"pipe" is not a file, a folder or a link, and was left out`,
+		Path:             from,
+		Progress:         engine.VolumeProgress{TotalBytes: 7, BytesDone: 7},
+		IncrementalBytes: 7,
+		Warnings:         1,
+	}
+	if diff := cmp.Diff(want, done); diff != "" {
+		t.Errorf("the status differs (-want +got):\n%s", diff)
+	}
+	if got := h.written(); !slices.Equal(got, []string{"InProgress", "Completed"}) {
+		t.Errorf("written were %v, want two writes", got)
+	}
+
+	h.startRestores()
+	restores := h.engine.EngineV1alpha1().PodVolumeRestores(system)
+	restore := &engine.PodVolumeRestore{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "r", UID: "2"},
+		Spec: engine.PodVolumeRestoreSpec{
+			Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "restored",
+			BackupStorageLocation: "default", Repository: repo, SnapshotID: h.get("b").Status.SnapshotID,
+		},
+	}
+	_, err := restores.Create(t.Context(), restore, metav1.CreateOptions{})
+	must(t, err)
+	h.eventually(func() bool {
+		restore, err = restores.Get(t.Context(), "r", metav1.GetOptions{})
+		return err == nil && restore.Status.Phase.Done()
+	}, func() string { return "the restore does not end" })
+	if restore.Status.Phase != engine.VolumePhaseCompleted || restore.Status.Progress.BytesDone != 7 {
+		t.Errorf("the restore is %+v", restore.Status)
+	}
+	data, err := os.ReadFile(filepath.Join(to, "file"))
+	if err != nil || string(data) != "content" {
+		t.Errorf("restored %q, %v", data, err)
+	}
+	if target, err := os.Readlink(filepath.Join(to, "link")); err != nil || target != "file" {
+		t.Errorf("restored a link to %q, %v", target, err)
+	}
+	if info, err := os.Stat(filepath.Join(to, "file")); err != nil || info.Mode() != 0o640 {
+		t.Errorf("restored %v, %v", info, err)
+	}
+}
+
+// TestRepositoryToCome: a record waits for its repository, and says so if there
+// is something to say.
+func TestRepositoryToCome(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.volume("data")
+	h.startBackups()
+	h.create(h.backup("early", "1", "data"))
+	other := h.backup("elsewhere", "3", "data")
+	other.Spec.Node = "node-2"
+	h.create(other)
+
+	h.ready(metav1.ConditionFalse, engine.ReasonUnreachable)
+	h.eventually(func() bool { return strings.Contains(h.get("early").Status.Message, "Unreachable") },
+		func() string { return "the record does not say what it waits for" })
+	if got := h.get("early").Status.Phase; got != "" {
+		t.Errorf("while it waits, it is %s", got)
+	}
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	if got := h.expect("early", engine.VolumePhaseCompleted); got.Status.Message != "" {
+		t.Errorf("the message remains: %s", got.Status.Message)
+	}
+
+	if got := h.get("elsewhere").Status; got != (engine.PodVolumeBackupStatus{}) {
+		t.Errorf("a record of another node became %+v", got)
+	}
+}
+
+// TestUnusableRepository: what only a person can change is not waited for.
+func TestUnusableRepository(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.volume("data")
+	h.ready(metav1.ConditionFalse, engine.ReasonKeyMissing)
+	h.create(h.backup("b", "1", "data"))
+	h.startBackups()
+	if got := h.expect("b", engine.VolumePhaseFailed); !strings.Contains(got.Status.Message, "KeyMissing: the message") {
+		t.Errorf("the message is %q", got.Status.Message)
+	}
+	h.eventually(func() bool { return len(h.events.Events) > 0 }, func() string { return "there is no event" })
+	if event := <-h.events.Events; !strings.Contains(event, "Warning VolumeUploadFailed") {
+		t.Errorf("the event is %q", event)
+	}
+	if got := h.written(); !slices.Equal(got, []string{"Failed"}) {
+		t.Errorf("written were %v", got)
+	}
+}
+
+// TestRestartedAgent: what another process had begun is failed, what is done is
+// left alone, and what had not begun is done.
+func TestRestartedAgent(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.volume("data")
+	for name, phase := range map[string]engine.VolumePhase{
+		"begun": engine.VolumePhaseInProgress, "done": engine.VolumePhaseCompleted, "new": engine.VolumePhaseNew,
+	} {
+		record := h.backup(name, "1", "data")
+		record.Status.Phase = phase
+		h.create(record)
+	}
+	h.startBackups()
+	if got := h.expect("begun", engine.VolumePhaseFailed); !strings.Contains(got.Status.Message, "restarted") || got.Status.CompletionTimestamp == nil {
+		t.Errorf("the status is %+v", got.Status)
+	}
+	h.expect("new", engine.VolumePhaseCompleted)
+	if got := h.get("done"); got.Status.CompletionTimestamp != nil {
+		t.Errorf("what was done became %+v", got.Status)
+	}
+}
+
+// TestDeletedRecord: its work ends, and a record of the same name begins anew.
+func TestDeletedRecord(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.volume("data")
+	type call struct {
+		ctx context.Context
+		end chan error
+	}
+	calls := make(chan call)
+	h.startMove(func(ctx context.Context, _ *datapath.Progress) (result, error) {
+		c := call{ctx, make(chan error)}
+		calls <- c
+		return result{}, <-c.end
+	})
+
+	h.create(h.backup("running", "1", "data"))
+	first := <-calls
+	h.create(h.backup("waiting", "2", "data"))
+	h.eventually(func() bool { return h.manager.Load().Waiting[datapath.ClassBackup] == 1 }, func() string { return "the second does not wait" })
+	h.remove("waiting")
+	h.eventually(func() bool { return h.manager.Load().Waiting[datapath.ClassBackup] == 0 }, func() string { return "deleted work waits" })
+
+	h.remove("running")
+	<-first.ctx.Done()
+	// The same name, while the work of the old record has not ended yet.
+	h.create(h.backup("running", "3", "data"))
+	first.end <- context.Canceled
+	second := <-calls
+	second.end <- nil
+	h.expect("running", engine.VolumePhaseCompleted)
+	h.eventually(func() bool { return h.manager.Load().Running[datapath.ClassBackup] == 0 }, func() string { return "work remains" })
+}
+
+// TestTwoProcesses: of two that begin, one does the work.
+func TestTwoProcesses(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.volume("data")
+	stolen := false
+	h.refuse = func(obj runtime.Object) error {
+		if record, ok := obj.(*engine.PodVolumeBackup); ok && !stolen && record.Status.Phase == engine.VolumePhaseInProgress {
+			stolen = true
+			return apierrors.NewConflict(engine.Resource("podvolumebackups"), "b", errors.New("another process was faster"))
+		}
+		return nil
+	}
+	moved := make(chan struct{}, 10)
+	h.startMove(func(context.Context, *datapath.Progress) (result, error) {
+		moved <- struct{}{}
+		return result{}, nil
+	})
+	h.create(h.backup("b", "1", "data"))
+	h.expect("b", engine.VolumePhaseCompleted)
+	if len(moved) != 1 {
+		t.Errorf("the work was done %d times", len(moved))
+	}
+}
+
+// TestWriteFails: an outcome outlives an API server that is away, and keeps no
+// slot meanwhile.
+func TestWriteFails(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.volume("data")
+	away := true
+	h.refuse = func(obj runtime.Object) error {
+		if record, ok := obj.(*engine.PodVolumeBackup); ok && away && record.Name == "b" && record.Status.Phase.Done() {
+			return errors.New("the API server is away")
+		}
+		return nil
+	}
+	moved := make(chan struct{}, 10)
+	h.startMove(func(context.Context, *datapath.Progress) (result, error) {
+		moved <- struct{}{}
+		return result{Bytes: 5}, nil
+	})
+	h.create(h.backup("b", "1", "data"))
+	h.create(h.backup("next", "2", "data"))
+	h.expect("next", engine.VolumePhaseCompleted)
+
+	// Someone else changes the record meanwhile.
+	record := h.get("b").DeepCopy()
+	record.Labels["someone"] = "else"
+	_, err := h.engine.EngineV1alpha1().PodVolumeBackups(system).Update(t.Context(), record, metav1.UpdateOptions{})
+	must(t, err)
+	h.mu.Lock()
+	away = false
+	h.mu.Unlock()
+	if got := h.expect("b", engine.VolumePhaseCompleted); got.Status.Progress.BytesDone != 5 {
+		t.Errorf("the status is %+v", got.Status)
+	}
+	if len(moved) != 2 {
+		t.Errorf("the work was done %d times", len(moved))
+	}
+}
+
+// TestProgress: one write for each interval in which there was progress.
+func TestProgress(t *testing.T) {
+	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
+	h := newHarness(t, fake)
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	dir := h.volume("data")
+	must(t, os.WriteFile(filepath.Join(dir, "file"), make([]byte, 1000), 0o644))
+	step, end := make(chan struct{}), make(chan struct{})
+	h.startMove(func(ctx context.Context, p *datapath.Progress) (result, error) {
+		for {
+			select {
+			case <-step:
+				p.SetTotal(1000)
+				p.Add(100)
+			case <-end:
+				return result{Bytes: 1000}, nil
+			}
+		}
+	})
+	h.create(h.backup("b", "1", "data"))
+	h.expect("b", engine.VolumePhaseInProgress)
+
+	tick := func() {
+		h.eventually(fake.HasWaiters, func() string { return "nothing waits for the clock" })
+		fake.Step(10 * time.Second)
+	}
+	step <- struct{}{}
+	tick()
+	h.eventually(func() bool { return h.get("b").Status.Progress.BytesDone == 100 }, func() string { return "no progress is written" })
+	if got := h.get("b").Status.Progress.TotalBytes; got != 1000 {
+		t.Errorf("the total is %d", got)
+	}
+	tick() // nothing has changed
+	step <- struct{}{}
+	step <- struct{}{}
+	tick()
+	h.eventually(func() bool { return h.get("b").Status.Progress.BytesDone == 300 }, func() string { return "no progress is written" })
+	close(end)
+	h.expect("b", engine.VolumePhaseCompleted)
+	if got := h.written(); !slices.Equal(got, []string{"InProgress", "InProgress", "InProgress", "Completed"}) {
+		t.Errorf("written were %v", got)
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.volume("data")
+	h.startBackups()
+	escaping := h.backup("escaping", "1", "../../../etc")
+	gone := h.backup("gone", "2", "data")
+	gone.Spec.Pod.UID = "another pod"
+	hostPath := h.backup("hostpath", "3", "host")
+	for _, record := range []*engine.PodVolumeBackup{escaping, gone, hostPath} {
+		h.create(record)
+	}
+	for name, want := range map[string]string{"escaping": "can't be the name of a folder", "gone": "no folder on this node", "hostpath": "hostPath"} {
+		if got := h.expect(name, engine.VolumePhaseFailed); !strings.Contains(got.Status.Message, want) {
+			t.Errorf("%s: the message is %q, want %q in it", name, got.Status.Message, want)
+		}
+	}
+}
