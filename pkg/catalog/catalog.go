@@ -141,11 +141,22 @@ func (c *Catalog) PutUnfinished(location, storeName string, now time.Time) {
 
 // Forget drops all entries of a location, which is no longer one.
 func (c *Catalog) Forget(location string) {
-	c.change(func(changed *recorder) {
-		for _, e := range c.locations[location] {
-			c.setLocked(e, nil, nil, changed)
+	c.mu.RLock()
+	storeNames := slices.Sorted(maps.Keys(c.locations[location]))
+	c.mu.RUnlock()
+	// One by one, so that nobody waits long for the lock.
+	for _, storeName := range storeNames {
+		c.change(func(changed *recorder) {
+			if e := c.locations[location][storeName]; e != nil {
+				c.setLocked(e, nil, nil, changed)
+				delete(c.locations[location], storeName)
+			}
+		})
+	}
+	c.change(func(*recorder) {
+		if len(c.locations[location]) == 0 {
+			delete(c.locations, location)
 		}
-		delete(c.locations, location)
 	})
 }
 
