@@ -110,24 +110,20 @@ func New(config Config) (*Controller, error) {
 	}
 	registerMetrics()
 	wake := func(any) { c.queue.Add(theQueue) }
-	for _, informer := range []cache.SharedIndexInformer{
-		config.RunInformer.Informer(), config.LocationInformer.Informer(), config.NamespaceInformer.Informer(),
+	update := func(_, obj any) { wake(obj) }
+	for _, r := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandlerFuncs
+	}{
+		{config.RunInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: update, DeleteFunc: c.runDeleted}},
+		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: update, DeleteFunc: wake}},
+		// Only the names of namespaces matter.
+		{config.NamespaceInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, DeleteFunc: wake}},
 	} {
-		handler := cache.ResourceEventHandlerFuncs{
-			AddFunc:    wake,
-			UpdateFunc: func(_, obj any) { wake(obj) },
-			DeleteFunc: wake,
-		}
-		if informer == config.NamespaceInformer.Informer() {
-			handler.UpdateFunc = nil // only names matter
-		}
-		if informer == config.RunInformer.Informer() {
-			handler.DeleteFunc = c.runDeleted
-		}
-		if _, err := informer.AddEventHandler(handler); err != nil {
+		if _, err := r.informer.AddEventHandler(r.handler); err != nil {
 			return nil, err
 		}
-		c.synced = append(c.synced, informer.HasSynced)
+		c.synced = append(c.synced, r.informer.HasSynced)
 	}
 	return c, nil
 }

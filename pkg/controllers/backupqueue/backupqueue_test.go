@@ -176,6 +176,37 @@ func TestAStaleInformerNeverExceedsTheLimit(t *testing.T) {
 	})
 }
 
+// Before it led, another process may have done what its informer has not seen.
+func TestANewLeaderReadsTheCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue),
+			inPhase(newRun("a", 1, "a"), queued, 1), inPhase(newRun("b", 2, "b"), queued, 2))
+		controller := h.prepare(2)
+		h.Hold()
+		h.Create(inPhase(newRun("c", 3, "c"), ready, 3))
+		h.Create(inPhase(newRun("d", 4, "d"), running, 4))
+		go controller.Run(t.Context())
+		h.expect(queued, "a", "b")
+		h.end("d")
+		time.Sleep(backstop)
+		h.expect(ready, "a", "c")
+	})
+}
+
+func TestARunThatIsGoneIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		before, after := newRun("run", 2, "a"), newRun("run", 2, "b")
+		before.UID, after.UID = "the-same", "the-same"
+		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("blocker", 1, "a"), running, 1), before)
+		h.start(2)
+		h.expect(queued, "run")
+		h.remove("run")
+		synctest.Wait()
+		h.Create(after)
+		h.expect(ready, "run")
+	})
+}
+
 func TestALostRaceIsDecidedAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), location("other", metav1.ConditionFalse),

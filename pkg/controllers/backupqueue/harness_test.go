@@ -68,7 +68,15 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 }
 
 // start runs a controller with informers of its own.
-func (h *harness) start(limit int) *Controller {
+func (h *harness) start(limit int) {
+	h.Helper()
+	controller := h.prepare(limit)
+	go controller.Run(h.Context())
+	synctest.Wait()
+}
+
+// prepare makes a controller, whose informers have seen the cluster.
+func (h *harness) prepare(limit int) *Controller {
 	h.Helper()
 	records := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
 	objects := informers.NewSharedInformerFactory(h.kube, 0)
@@ -91,8 +99,6 @@ func (h *harness) start(limit int) *Controller {
 	h.Cleanup(objects.Shutdown)
 	records.WaitForCacheSync(h.Context().Done())
 	objects.WaitForCacheSync(h.Context().Done())
-	go controller.Run(h.Context())
-	synctest.Wait()
 	return controller
 }
 
