@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-io/holdfast/hack/lab/binaries"
 	"github.com/holdfast-io/holdfast/hack/lab/controlplane"
 	"github.com/holdfast-io/holdfast/hack/lab/holdfast"
+	"github.com/holdfast-io/holdfast/hack/lab/kubectl"
 	"github.com/holdfast-io/holdfast/hack/lab/node"
 	"github.com/holdfast-io/holdfast/hack/lab/process"
 	"github.com/holdfast-io/holdfast/hack/lab/s3"
@@ -141,10 +142,22 @@ func up(ctx context.Context, dir workdir.Dir, bin string, nodeCount int, say fun
 		}
 	}
 	say(fmt.Sprintf("starting etcd and Kubernetes %s in %s", binaries.Kubernetes, dir))
-	if err := controlplane.Up(ctx, config); err != nil || nodeCount == 0 {
+	if err := controlplane.Up(ctx, config); err != nil {
 		return err
 	}
-	return node.Up(ctx, dir, say)
+	if nodeCount > 0 {
+		if err := node.Up(ctx, dir, say); err != nil {
+			return err
+		}
+	}
+	state, err := dir.Running()
+	if err != nil {
+		return err
+	}
+	// Without it no pod can be created, and the controller that makes it may
+	// have answered before it did.
+	_, err = kubectl.New(dir, state).Run(ctx, "wait", "--for=create", "--timeout=60s", "--namespace=default", "serviceaccount/default")
+	return err
 }
 
 // down works on any wreck, and does nothing where no lab is. The order is from
@@ -226,7 +239,7 @@ func status(c *cobra.Command, dir workdir.Dir) error {
 		if !p.Running() {
 			how = "ended"
 		}
-		fmt.Fprintf(w, "%s\t%s\tpid %d\t%s\n", p.Name, how, p.PID, p.Log)
+		fmt.Fprintf(w, "%s\t%s\tpid %d\t%s\t%s\n", p.Name, how, p.PID, p.Address(), p.Log)
 	}
 	if err := w.Flush(); err != nil {
 		return err

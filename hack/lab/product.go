@@ -38,7 +38,6 @@ func holdfastUpCommand() *cobra.Command {
 	apiserver := c.Flags().String("apiserver-flags", "", "more flags for the API server, separated by spaces")
 	controller := c.Flags().String("controller-flags", "", "more flags for the controller, separated by spaces")
 	agent := c.Flags().String("agent-flags", "", "more flags for each agent, separated by spaces")
-	bin := c.Flags().String("bin", "", "folder that holds the lab's kubectl (default: the one that lab up was given)")
 	agents := c.Flags().Int("agents", 1, "number of agents, each for a Node object of its own; with real nodes, each of them has one")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if *agents < 0 {
@@ -55,11 +54,6 @@ func holdfastUpCommand() *cobra.Command {
 			ControllerFlags: strings.Fields(*controller),
 			AgentFlags:      strings.Fields(*agent),
 			Agents:          *agents,
-		}
-		if *bin != "" {
-			if config.Bin, err = filepath.Abs(*bin); err != nil {
-				return err
-			}
 		}
 		if config.Binary, err = filepath.Abs(*binary); err != nil {
 			return err

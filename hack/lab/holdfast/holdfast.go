@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -30,7 +29,6 @@ import (
 // Config says what to run.
 type Config struct {
 	Dir       workdir.Dir
-	Bin       string // the folder of the lab's programs, if not the one that the lab was started with
 	Binary    string // the holdfast program
 	Artifacts string // the folder that holds crds/ and rbac/
 	// Flags that go behind the lab's own, so they win.
@@ -57,17 +55,13 @@ func Up(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	if c.Bin != "" {
-		state.Bin = c.Bin
-	}
 	if err := Stop(ctx, c.Dir); err != nil {
 		return err
 	}
-	ports, err := controlplane.FreePorts(state.Address, 2)
-	if err != nil {
+	r := runner{Config: c, address: state.Address, nodes: state.Nodes}
+	if r.ports, err = controlplane.FreePorts(state.Address, 2+len(r.agents())); err != nil {
 		return err
 	}
-	r := runner{Config: c, address: state.Address, nodes: state.Nodes, apiserver: ports[0], controller: ports[1]}
 	kube := kubectl.New(c.Dir, state)
 	if err := r.install(ctx, kube); err != nil {
 		return err
@@ -83,10 +77,12 @@ func Up(ctx context.Context, c Config) error {
 		}
 		started = append(started, p)
 	}
-	// Registered only once it answers: kube-apiserver comes back to a server
+	// Registered only once all answer: kube-apiserver comes back to a server
 	// that it found down after a growing pause.
-	if err := started[0].AwaitHealth(ctx, r.health(), c.Dir.PKI("holdfast-ca.crt")); err != nil {
-		return err
+	for _, p := range started {
+		if err := awaitHealth(ctx, c.Dir, p); err != nil {
+			return err
+		}
 	}
 	if err := r.register(ctx, kube); err != nil {
 		return err
@@ -129,8 +125,8 @@ func Stop(ctx context.Context, dir workdir.Dir) error {
 }
 
 // Restart ends one of apiserver, controller, agent-0, agent-1 ..., with
-// SIGKILL if kill is set, and starts it with the arguments that it had. A
-// process that ended by itself is just started.
+// SIGKILL if kill is set, starts it with the arguments that it had, and returns
+// once it is ready. A process that ended by itself is just started.
 func Restart(ctx context.Context, dir workdir.Dir, role string, kill bool) error {
 	p, err := process.Load(dir.Run(), prefix+role)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -155,10 +151,10 @@ func Restart(ctx context.Context, dir workdir.Dir, role string, kill bool) error
 		return err
 	}
 	again, err := process.Start(dir.Run(), p.Spec)
-	if err != nil || role != "apiserver" {
+	if err != nil {
 		return err
 	}
-	if err := again.AwaitHealth(ctx, health(p.Args), dir.PKI("holdfast-ca.crt")); err != nil {
+	if err := awaitHealth(ctx, dir, again); err != nil || role != "apiserver" {
 		return err
 	}
 	state, err := dir.Running()
@@ -173,8 +169,8 @@ func processes(dir workdir.Dir) ([]*process.Process, error) {
 	return slices.DeleteFunc(all, func(p *process.Process) bool { return !strings.HasPrefix(p.Name, prefix) }), err
 }
 
-// writeCredentials makes the API server's serving certificate, of an authority
-// of its own as in a cluster, and a kubeconfig per role.
+// writeCredentials makes a kubeconfig per role, and the certificate with which
+// all of them serve. Its authority is not the cluster's, as in a cluster.
 func (c Config) writeCredentials(state workdir.State, now time.Time) error {
 	cluster, err := pki.ReadAuthority(c.Dir.PKI(), "ca")
 	if err != nil {
@@ -190,13 +186,13 @@ func (c Config) writeCredentials(state workdir.State, now time.Time) error {
 		return err
 	}
 	serving, err := own.Issue(pki.Subject{
-		Name:  "holdfast-apiserver",
+		Name:  "holdfast",
 		Hosts: []string{"holdfast-apiserver.holdfast.svc", "localhost", "127.0.0.1", state.Address},
 	}, now)
 	if err != nil {
 		return err
 	}
-	return errors.Join(own.Pair().Write(c.Dir.PKI(), "holdfast-ca"), serving.Write(c.Dir.PKI(), "holdfast-apiserver"))
+	return errors.Join(own.Pair().Write(c.Dir.PKI(), "holdfast-ca"), serving.Write(c.Dir.PKI(), "holdfast"))
 }
 
 // serviceAccount is the subject whose certificate makes its holder the very
@@ -211,9 +207,9 @@ func serviceAccount(name string) pki.Subject {
 // runner is a Config for one lab, with its ports chosen.
 type runner struct {
 	Config
-	address               string   // where the API server and the controller listen
-	nodes                 []string // the lab's real nodes
-	apiserver, controller int
+	address string   // where all roles listen
+	nodes   []string // the lab's real nodes
+	ports   []int    // of the API server, the controller, and each agent
 }
 
 // agent is where one agent works.
@@ -234,59 +230,36 @@ func (r runner) agents() []agent {
 
 // specs are the processes to start; the API server is the first.
 func (r runner) specs() []process.Spec {
-	config := func(name string) string { return r.Dir.KubeconfigOf(name) }
-	specs := []process.Spec{
-		r.spec("apiserver", append([]string{"apiserver",
-			"--kubeconfig=" + config("holdfast-apiserver"),
-			"--authentication-kubeconfig=" + config("holdfast-apiserver"),
-			"--authorization-kubeconfig=" + config("holdfast-apiserver"),
-			"--tls-cert-file=" + r.Dir.PKI("holdfast-apiserver.crt"),
-			"--tls-private-key-file=" + r.Dir.PKI("holdfast-apiserver.key"),
-			bindFlag + r.address,
-			portFlag + strconv.Itoa(r.apiserver),
-		}, r.APIServerFlags...)),
-		r.spec("controller", append([]string{"controller",
-			"--kubeconfig=" + config("holdfast-controller"),
-			bindFlag + r.address,
-			portFlag + strconv.Itoa(r.controller),
-			"--cert-dir=" + r.Dir.Path("holdfast", "controller"),
-		}, r.ControllerFlags...)),
+	var specs []process.Spec
+	add := func(name, role, account string, own, flags []string) {
+		config := r.Dir.KubeconfigOf(account)
+		args := append([]string{
+			role,
+			"--kubeconfig=" + config,
+			"--authentication-kubeconfig=" + config,
+			"--authorization-kubeconfig=" + config,
+			"--bind-address=" + r.address,
+			"--secure-port=" + strconv.Itoa(r.ports[len(specs)]),
+			"--tls-cert-file=" + r.Dir.PKI("holdfast.crt"),
+			"--tls-private-key-file=" + r.Dir.PKI("holdfast.key"),
+		}, own...)
+		name = prefix + name
+		specs = append(specs, process.Spec{Name: name, Path: r.Binary, Args: append(args, flags...), Log: r.Dir.Log(name)})
 	}
+	add("apiserver", "apiserver", "holdfast-apiserver", nil, r.APIServerFlags)
+	add("controller", "controller", "holdfast-controller", nil, r.ControllerFlags)
 	for i, a := range r.agents() {
-		specs = append(specs, r.spec(fmt.Sprintf("agent-%d", i), append([]string{"node-agent",
-			"--kubeconfig=" + config("holdfast-node-agent"),
+		add(fmt.Sprintf("agent-%d", i), "node-agent", "holdfast-node-agent", []string{
 			"--node-name=" + a.node,
 			"--host-pods-dir=" + a.podsDir,
 			"--cache-dir=" + r.Dir.Path(fmt.Sprintf("cache-%d", i)),
-		}, r.AgentFlags...)))
+		}, r.AgentFlags)
 	}
 	return specs
 }
 
-func (r runner) spec(role string, args []string) process.Spec {
-	name := prefix + role
-	return process.Spec{Name: name, Path: r.Binary, Args: args, Log: r.Dir.Log(name)}
-}
-
-const (
-	bindFlag = "--bind-address="
-	portFlag = "--secure-port="
-)
-
-func (r runner) health() string { return health(r.specs()[0].Args) }
-
-// health is where an API server with these arguments says that it is ready.
-func health(args []string) string {
-	var host, port string
-	for _, a := range args {
-		if v, ok := strings.CutPrefix(a, bindFlag); ok {
-			host = v
-		}
-		if v, ok := strings.CutPrefix(a, portFlag); ok {
-			port = v
-		}
-	}
-	return "https://" + net.JoinHostPort(host, port) + "/readyz"
+func awaitHealth(ctx context.Context, dir workdir.Dir, p *process.Process) error {
+	return p.AwaitHealth(ctx, "https://"+p.Address()+"/readyz", dir.PKI("holdfast-ca.crt"))
 }
 
 func manifests(dir string) []string {

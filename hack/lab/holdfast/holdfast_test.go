@@ -18,7 +18,7 @@ func TestSpecs(t *testing.T) {
 			AgentFlags:      []string{"--v=2"},
 			Agents:          2,
 		},
-		address: "127.0.0.1", apiserver: 20001, controller: 20002,
+		address: "127.0.0.1", ports: []int{20001, 20002, 20003, 20004},
 	}
 	specs := r.specs()
 	want := []struct {
@@ -27,8 +27,8 @@ func TestSpecs(t *testing.T) {
 	}{
 		{"holdfast-apiserver", "apiserver", "--v=6", []string{"--secure-port=20001", "--authorization-kubeconfig=/lab/kubeconfig-holdfast-apiserver"}},
 		{"holdfast-controller", "controller", "--concurrent-backups=4", []string{"--secure-port=20002", "--kubeconfig=/lab/kubeconfig-holdfast-controller"}},
-		{"holdfast-agent-0", "node-agent", "--v=2", []string{"--node-name=lab-node-0", "--cache-dir=/lab/cache-0"}},
-		{"holdfast-agent-1", "node-agent", "--v=2", []string{"--node-name=lab-node-1", "--cache-dir=/lab/cache-1", "--host-pods-dir=/lab/pods"}},
+		{"holdfast-agent-0", "node-agent", "--v=2", []string{"--secure-port=20003", "--node-name=lab-node-0", "--cache-dir=/lab/cache-0"}},
+		{"holdfast-agent-1", "node-agent", "--v=2", []string{"--secure-port=20004", "--node-name=lab-node-1", "--cache-dir=/lab/cache-1", "--host-pods-dir=/lab/pods"}},
 	}
 	if len(specs) != len(want) {
 		t.Fatalf("%d processes, want %d", len(specs), len(want))
@@ -49,13 +49,6 @@ func TestSpecs(t *testing.T) {
 	}
 }
 
-func TestHealthFollowsTheLastFlag(t *testing.T) {
-	got := health([]string{"apiserver", "--bind-address=127.0.0.1", "--secure-port=1", "--secure-port=2"})
-	if want := "https://127.0.0.1:2/readyz"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
-}
-
 func TestServiceAccount(t *testing.T) {
 	s := serviceAccount("holdfast-controller")
 	if s.Name != "system:serviceaccount:holdfast:holdfast-controller" {
@@ -72,7 +65,7 @@ func TestServiceAccount(t *testing.T) {
 }
 
 func TestEveryRealNodeHasAnAgent(t *testing.T) {
-	r := runner{Config: Config{Dir: "/lab", Agents: 1}, nodes: []string{"lab-node-0", "lab-node-1"}}
+	r := runner{Config: Config{Dir: "/lab", Agents: 1}, nodes: []string{"lab-node-0", "lab-node-1"}, ports: []int{1, 2, 3, 4}}
 	specs := r.specs()
 	if len(specs) != 4 {
 		t.Fatalf("%d processes, want the API server, the controller and two agents", len(specs))

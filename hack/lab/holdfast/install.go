@@ -86,7 +86,7 @@ spec:
   versionPriority: 15
   service: {name: holdfast-apiserver, namespace: %s, port: %d}
   caBundle: %s
-`, apiService, group, namespace, r.apiserver, base64.StdEncoding.EncodeToString(ca)))
+`, apiService, group, namespace, r.ports[0], base64.StdEncoding.EncodeToString(ca)))
 }
 
 // service leads to the API server on this machine: without nodes by name, as
@@ -102,7 +102,7 @@ spec:
   externalName: localhost
   ports:
   - {name: https, port: %d}
-`, namespace, r.apiserver)
+`, namespace, r.ports[0])
 	}
 	return fmt.Sprintf(`apiVersion: v1
 kind: Service
@@ -123,7 +123,7 @@ endpoints:
   conditions: {ready: true}
 ports:
 - {name: https, port: %[2]d, protocol: TCP}
-`, namespace, r.apiserver, r.address)
+`, namespace, r.ports[0], r.address)
 }
 
 // awaitDiscovery waits until kube-apiserver lists the resources of the group:

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -121,6 +122,24 @@ func List(dir string) ([]*Process, error) {
 func (p *Process) Running() bool {
 	now, err := Identify(p.PID)
 	return err == nil && now == p.Identity
+}
+
+// Address is where the process serves, as its arguments say in the words of
+// Kubernetes programs; empty for other programs.
+func (s Spec) Address() string {
+	var host, port string
+	for _, a := range s.Args { // of flags given twice the last one counts
+		if v, ok := strings.CutPrefix(a, "--bind-address="); ok {
+			host = v
+		}
+		if v, ok := strings.CutPrefix(a, "--secure-port="); ok {
+			port = v
+		}
+	}
+	if port == "" {
+		return ""
+	}
+	return net.JoinHostPort(host, port)
 }
 
 // Exited is closed when the process ends. It is nil, and so never closed, for

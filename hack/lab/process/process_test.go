@@ -41,6 +41,23 @@ func TestParseStat(t *testing.T) {
 	}
 }
 
+func TestAddress(t *testing.T) {
+	tests := map[string]struct {
+		args []string
+		want string
+	}{
+		"the last flag counts": {[]string{"--secure-port=1", "--bind-address=127.0.0.1", "--secure-port=2"}, "127.0.0.1:2"},
+		"no port":              {[]string{"--bind-address=127.0.0.1"}, ""},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := (Spec{Args: tc.args}).Address(); got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
 // start runs a shell script and makes sure that it ends with the test.
 func start(t *testing.T, dir, name, script string) *Process {
 	t.Helper()
