@@ -291,12 +291,9 @@ var uidSpace = uuid.MustParse("5b9d3c0e-4a58-4a7c-9c5e-0c7f1e3a8d21")
 // DerivedUID is a stable uid for something that the store gives none: the UUID
 // of version 5 (RFC 9562) of its kind and of the parts that identify it.
 func DerivedUID(kind string, identity ...string) types.UID {
-	// JSON keeps ("a", "b/c") and ("a/b", "c") apart.
-	name, err := json.Marshal(append([]string{kind}, identity...))
-	if err != nil {
-		panic(err) // strings always encode
-	}
-	return types.UID(uuid.NewSHA1(uidSpace, name).String())
+	// No name has a NUL, so ("a", "b/c") and ("a/b", "c") stay apart.
+	name := strings.Join(append([]string{kind}, identity...), "\x00")
+	return types.UID(uuid.NewSHA1(uidSpace, []byte(name)).String())
 }
 
 // EndConditions gives the conditions of a backup that has ended, from its phase

@@ -1,0 +1,305 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package refresh_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
+)
+
+func TestStoreDownKeepsServing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval})
+		f.store("default", "one")
+		f.setLocations("default")
+		f.run()
+		settle()
+		success := f.refresher.States()["default"].LastSuccess
+
+		f.stores["default"].Inject(storetest.Fault{Err: store.ErrUnavailable})
+		f.reset()
+		pass(nextRefresh)
+		f.wantBackups("one")
+		state := f.refresher.States()["default"]
+		if state.LastError == "" || state.LastSuccess != success || !state.Loaded {
+			t.Errorf("state %+v", state)
+		}
+		if warnings := f.refresher.Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], `"default" are shown as of `+success.UTC().Format(time.RFC3339)) {
+			t.Errorf("warnings %q", warnings)
+		}
+		pass(10 * interval)
+		if requests := f.stores["default"].Count(storetest.List); requests < 10 || requests > 25 {
+			t.Errorf("%d listings of a store that is down", requests)
+		}
+		f.wantBackups("one")
+
+		f.stores["default"].Inject()
+		pass(nextRefresh)
+		if state := f.refresher.States()["default"]; state.LastError != "" || !state.LastSuccess.After(success) {
+			t.Errorf("state after its return %+v", state)
+		}
+		if warnings := f.refresher.Warnings(); len(warnings) != 0 {
+			t.Errorf("warnings %q", warnings)
+		}
+	})
+}
+
+func TestStoreDownAtFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: time.Hour})
+		f.store("default", "one")
+		f.failOpen(store.ErrUnavailable)
+		f.setLocations("default")
+		f.run()
+		settle()
+		if !f.refresher.Loaded() {
+			t.Error("a store that is down holds everything up")
+		}
+		if warnings := f.refresher.Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "may be missing") {
+			t.Errorf("warnings %q", warnings)
+		}
+		f.failOpen(nil)
+		pass(time.Minute) // long before the next regular refresh
+		f.wantBackups("one")
+	})
+}
+
+// A store that dies while it is read is not asked a thousand times more, and
+// nothing is called unreadable for it.
+func TestStoreDiesWhileRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval, Reads: 4})
+		for i := range 200 {
+			f.store("default", fmt.Sprintf("b%03d", i))
+		}
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Key: "backups/b0[1-9]*/*", Err: store.ErrUnavailable},
+			storetest.Fault{Operation: storetest.Get, Key: "backups/b1*/*", Err: store.ErrUnavailable})
+		f.reset()
+		f.setLocations("default")
+		f.run()
+		settle()
+		// The last good ones may not have had their turn when the row of failures ended it.
+		read := len(f.catalog.Backups())
+		if read < 7 || read > 10 {
+			t.Errorf("%d backups were read", read)
+		}
+		if requests := f.stores["default"].Count(storetest.Get); requests > 10*2+2*4 {
+			t.Errorf("%d reads", requests)
+		}
+		if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, fmt.Sprintf("%d of 200 backups could not be read", 200-read)) {
+			t.Errorf("state %+v", state)
+		}
+		f.stores["default"].Inject()
+		pass(nextRefresh)
+		if got := len(f.catalog.Backups()); got != 200 {
+			t.Errorf("%d backups after its return", got)
+		}
+		for _, backup := range f.catalog.Backups() {
+			if backup.Status.Phase != holdfast.BackupPhaseCompleted {
+				t.Errorf("%s is %s", backup.Name, backup.Status.Phase)
+			}
+		}
+	})
+}
+
+func TestOneBadFileIsOneBadRow(t *testing.T) {
+	for name, damage := range map[string]func(f *fixture){
+		"not JSON":   func(f *fixture) { f.write("default", format.MetadataKey("bad"), []byte("x")) },
+		"empty":      func(f *fixture) { f.write("default", format.MetadataKey("bad"), nil) },
+		"of another": func(f *fixture) { f.write("default", format.MetadataKey("bad"), []byte(`{"kind":"Pod"}`)) },
+		"too large": func(f *fixture) {
+			f.write("default", format.MetadataKey("bad"), make([]byte, format.MaxMetadataBytes+1))
+		},
+		"cut": func(f *fixture) {
+			f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Key: format.MetadataKey("bad"), Truncate: true, After: 100})
+		},
+		"forbidden": func(f *fixture) {
+			f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Key: format.MetadataKey("bad"), Err: store.ErrDenied})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, refresh.Options{Interval: interval})
+				for _, storeName := range []string{"a", "bad", "c"} {
+					f.store("default", storeName)
+				}
+				damage(f)
+				f.setLocations("default")
+				f.run()
+				settle()
+				f.wantBackups("a bad(Unreadable) c")
+				if reason := f.catalog.Backup(system, "bad").Status.FailureReason; !strings.HasPrefix(reason, "velero-backup.json can't be read: ") {
+					t.Errorf("reason %q", reason)
+				}
+				if state := f.refresher.States()["default"]; state.LastError != "" || state.LastSuccess.IsZero() {
+					t.Errorf("state %+v", state)
+				}
+				f.stores["default"].Inject()
+				f.store("default", "bad")
+				pass(3 * interval)
+				f.wantBackups("a bad c")
+			})
+		})
+	}
+}
+
+func TestBadVolumesAreSaidSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval})
+		f.store("default", "a")
+		f.write("default", format.PodVolumeBackupsKey("a"), []byte("not gzip"))
+		f.setLocations("default")
+		f.run()
+		settle()
+		f.wantBackups("a")
+		conditions := f.catalog.Backup(system, "a").Status.Conditions
+		if last := conditions[len(conditions)-1]; last.Type != catalog.ConditionVolumesListed || last.Status != metav1.ConditionFalse {
+			t.Errorf("conditions %+v", conditions)
+		}
+	})
+}
+
+func TestNoVolumesFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval})
+		f.store("default", "a")
+		if err := f.stores["default"].Delete(t.Context(), format.PodVolumeBackupsKey("a")); err != nil {
+			t.Fatal(err)
+		}
+		f.setLocations("default")
+		f.run()
+		settle()
+		f.wantBackups("a")
+		if volumes := f.catalog.Volumes(); len(volumes) > 0 {
+			t.Errorf("volumes %+v", volumes)
+		}
+	})
+}
+
+// A folder without metadata is a backup that is being written, or was given up.
+func TestFolderWithoutMetadata(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval})
+		f.store("default", "a")
+		f.location("default")
+		f.write("default", format.TarballKey("running"), []byte("x"))
+		f.write("default", "backups/no folder", []byte("x"))
+		f.write("default", "backups/Not A Name/velero-backup.json", []byte("x"))
+		f.setLocations("default")
+		f.run()
+		settle()
+		f.wantBackups("a")
+		if state := f.refresher.States()["default"]; state.LastError != "" || state.Suspicion != "" {
+			t.Errorf("state %+v", state)
+		}
+		f.store("default", "running")
+		pass(nextRefresh)
+		f.wantBackups("a running")
+		if changes := f.changes(); changes != "+a +running" {
+			t.Errorf("changes %s", changes)
+		}
+	})
+}
+
+func TestDisappearance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval})
+		f.store("default", "a")
+		f.store("default", "b")
+		f.setLocations("default")
+		f.run()
+		settle()
+		f.remove("default", "a")
+		pass(time.Second) // a listing does not speak of what was read at that instant
+		f.refresher.Nudge("default")
+		pass(time.Second)
+		f.wantBackups("a b")
+		f.refresher.Nudge("default")
+		pass(time.Second)
+		f.wantBackups("b")
+	})
+}
+
+func TestListingThatLacksAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval})
+		for i := range 20 {
+			f.store("default", fmt.Sprintf("b%02d", i))
+		}
+		f.setLocations("default")
+		f.run()
+		settle()
+		for _, after := range []int{0, 5} {
+			f.stores["default"].Inject(storetest.Fault{Operation: storetest.List, Truncate: true, After: after})
+			pass(5 * interval)
+			if got := len(f.catalog.Backups()); got != 20 {
+				t.Errorf("%d backups are left", got)
+			}
+			state := f.refresher.States()["default"]
+			if !strings.Contains(state.Suspicion, fmt.Sprintf("lists %d of 20", after)) || state.LastError != "" {
+				t.Errorf("state %+v", state)
+			}
+			if warnings := f.refresher.Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], state.Suspicion) {
+				t.Errorf("warnings %q", warnings)
+			}
+		}
+		f.stores["default"].Inject()
+		pass(nextRefresh)
+		if state := f.refresher.States()["default"]; state.Suspicion != "" {
+			t.Errorf("state %+v", state)
+		}
+	})
+}
+
+// Half a listing that ends in an error loses nothing, and confirms no loss.
+func TestListingThatBreaks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval})
+		f.store("default", "a")
+		f.store("default", "b")
+		f.setLocations("default")
+		f.run()
+		settle()
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.List, Truncate: true, After: 1, Err: store.ErrUnavailable})
+		pass(5 * interval)
+		f.wantBackups("a b")
+		if state := f.refresher.States()["default"]; state.LastError == "" {
+			t.Errorf("state %+v", state)
+		}
+	})
+}
+
+func TestRequestsHaveATimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval, RequestTimeout: 10 * time.Second})
+		f.store("default", "a")
+		f.store("default", "slow")
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Key: "backups/slow/*", Delay: time.Hour})
+		f.setLocations("default")
+		f.run()
+		pass(11 * time.Second)
+		f.wantBackups("a")
+		if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, "1 of 2 backups could not be read") {
+			t.Errorf("state %+v", state)
+		}
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.List, Delay: time.Hour})
+		pass(10 * interval)
+		f.wantBackups("a")
+		if state := f.refresher.States()["default"]; state.LastError != "the store did not list its backups in time" {
+			t.Errorf("state %+v", state)
+		}
+	})
+}
