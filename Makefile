@@ -51,12 +51,12 @@ build: ## Build the binary holdfast.
 	@mkdir -p $(BIN)
 	@command -v go >/dev/null || { echo "make: the Go toolchain is needed: install Go 1.26 or later"; exit 1; }
 	@echo "building holdfast (the first time takes minutes)"
-	@go build -trimpath -ldflags '$(LDFLAGS)' -o $(HOLDFAST) ./cmd/holdfast
+	@go build -ldflags '$(LDFLAGS)' -o $(HOLDFAST) ./cmd/holdfast
 
 .PHONY: lab-tools
 lab-tools: ## Build the lab's tools and its Kubernetes from Go modules.
 	@mkdir -p $(BIN)
-	@go build -C hack/lab -trimpath -o $(BIN)/lab .
+	@go build -C hack/lab -o $(BIN)/lab .
 	@$(BIN)/lab build --bin $(BIN)
 
 .PHONY: generate

@@ -127,7 +127,7 @@ backup() { # NAME NAMESPACE...
 { backup shop shop; backup shop-and-blog shop blog; backup wiki wiki; backup blog blog; } >"${dir}/backups.yaml"
 cat "${dir}/backups.yaml"
 show create -f "${dir}/backups.yaml"
-waits() { k get backupqueue -n holdfast -o wide >"${dir}/queue.txt" && grep -q NamespaceOverlap "${dir}/queue.txt"; }
+waits() { k get backupqueue -n holdfast -o wide >"${dir}/queue.txt" 2>/dev/null && grep -q NamespaceOverlap "${dir}/queue.txt"; }
 eventually waits
 printf '$ kubectl get backupqueue -n holdfast -o wide\n'
 cat "${dir}/queue.txt"
