@@ -36,13 +36,16 @@ const (
 	clientHost = "default"
 )
 
-// The bounds of the cache on disk. It holds indexes and directory listings,
-// which every incremental upload reads. File contents are not cached: they are
-// read once, and a cached file takes a disk block however small it is, so that
-// a limit in bytes would not bound the space.
+// The bounds of the cache on disk. It is for the indexes and folder listings that
+// every incremental upload reads. File contents should not be cached: they are
+// read once, Kopia brings each to the disk by itself, and however small it is it
+// takes a block of the disk, so that a limit in bytes bounds neither time nor
+// space. Kopia has no cache without one for contents, but with the least limit it
+// keeps only what it reads at the moment.
 const (
-	cacheSizeBytes  = 256 << 20
-	cacheLimitBytes = 512 << 20
+	metadataCacheBytes      = 256 << 20
+	metadataCacheLimitBytes = 512 << 20
+	contentCacheBytes       = 1
 )
 
 // Options says what an opened repository may use of the local disk.
@@ -51,7 +54,8 @@ type Options struct {
 	// repository is open. Default: the system's folder for temporary files.
 	WorkDir string
 	// CacheDir is where caches are kept, one folder per repository, for the next
-	// opening. Empty means no cache. Repositories in a filesystem location use none.
+	// opening. Empty means none, which is best for reading the contents of files.
+	// Repositories in a filesystem location use none.
 	CacheDir string
 }
 
@@ -123,8 +127,10 @@ func open(ctx context.Context, st blob.Storage, key Key, opts Options) (_ *Repos
 	if opts.CacheDir != "" {
 		config.Caching = &content.CachingOptions{
 			CacheDirectory:              opts.CacheDir,
-			MetadataCacheSizeBytes:      cacheSizeBytes,
-			MetadataCacheSizeLimitBytes: cacheLimitBytes,
+			ContentCacheSizeBytes:       contentCacheBytes,
+			ContentCacheSizeLimitBytes:  contentCacheBytes,
+			MetadataCacheSizeBytes:      metadataCacheBytes,
+			MetadataCacheSizeLimitBytes: metadataCacheLimitBytes,
 		}
 	}
 	data, err := json.Marshal(config)

@@ -93,9 +93,9 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 	store := t.TempDir()
 	must(t, os.CopyFS(store, os.DirFS(template.dir)))
 	h := &harness{
-		t:       t,
-		podsDir: t.TempDir(),
-		events:  events.NewFakeRecorder(20),
+		t:        t,
+		podsDir:  t.TempDir(),
+		events:   events.NewFakeRecorder(20),
 		location: locationIn(store),
 		key:      template.key,
 		versions: map[string]int{},

@@ -113,7 +113,7 @@ type Config struct {
 	// Manager of the node's work. Its owner stops it.
 	Manager *datapath.Manager
 	Secrets location.Secrets
-	// Options for repositories.
+	// Options for repositories. Restores use no cache: they read everything once.
 	Options repository.Options
 	Events  events.EventRecorder
 	Clock   clock.WithTicker
@@ -142,6 +142,9 @@ type Controller[T Record[T]] struct {
 // New returns a controller for the records that informer sees, which should be
 // those of the node only: see engine.LabelNode.
 func New[T Record[T]](config Config, kind Kind[T], client Client[T], lister Lister[T], informer cache.SharedIndexInformer) (*Controller[T], error) {
+	if kind.Class == datapath.ClassRestore {
+		config.Options.CacheDir = ""
+	}
 	c := &Controller[T]{
 		Config: config,
 		kind:   kind,

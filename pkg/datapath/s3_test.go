@@ -1,0 +1,69 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+)
+
+// TestS3 takes a volume through a bucket, with a cache that is used again.
+func TestS3(t *testing.T) {
+	backend := s3mem.New()
+	must(t, backend.CreateBucket("backups"))
+	server := httptest.NewServer(gofakes3.New(backend).Server())
+	defer server.Close()
+	s := store{key: repository.NewKey(), location: repository.Location{
+		Spec: engine.BackupStorageLocationSpec{
+			Provider: engine.StorageProviderS3,
+			S3:       &engine.S3Location{Bucket: "backups", Endpoint: server.URL, CredentialsSecret: "credentials"},
+		},
+		Secret: map[string][]byte{"accessKeyID": []byte("id"), "secretAccessKey": []byte("key")},
+	}}
+	s.create(t)
+
+	dir, cache := t.TempDir(), t.TempDir()
+	richTree(t, dir)
+	want := tree(t, dir)
+	ids := map[string]bool{}
+	for i := range 2 {
+		r, err := repository.Open(t.Context(), s.location, namespace, s.key, repository.Options{CacheDir: cache})
+		must(t, err)
+		got, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web}, new(Progress))
+		must(t, err)
+		if i == 1 && got.IncrementalBytes != 0 {
+			t.Errorf("the second upload read %d bytes", got.IncrementalBytes)
+		}
+		ids[got.SnapshotID] = true
+
+		target := t.TempDir()
+		_, err = Restore(t.Context(), r, RestoreRequest{SnapshotID: got.SnapshotID, Path: target}, new(Progress))
+		must(t, err)
+		expectSameTree(t, tree(t, target), want)
+		must(t, r.Close(t.Context()))
+	}
+	// The cache holds listings, and no more contents than were read at a time.
+	if contents, _ := filepath.Glob(filepath.Join(cache, "*", "contents", "*", "*.f")); len(contents) > parallelism(16) {
+		t.Errorf("%d contents of files are cached", len(contents))
+	}
+	if metadata, _ := filepath.Glob(filepath.Join(cache, "*", "metadata", "*", "*.f")); len(metadata) == 0 {
+		t.Error("no folder listings are cached")
+	}
+	if caches, _ := os.ReadDir(cache); len(caches) != 1 {
+		t.Errorf("there are %d caches for one repository", len(caches))
+	}
+	for id := range ids {
+		target := t.TempDir()
+		s.restore(t, id, target) // by a new client without a cache
+		expectSameTree(t, tree(t, target), want)
+	}
+}
