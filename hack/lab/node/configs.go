@@ -32,6 +32,10 @@ func (n node) writeConfigs(state workdir.State, now time.Time) error {
 	if err != nil {
 		return err
 	}
+	layers, err := snapshotter(n.path())
+	if err != nil {
+		return err
+	}
 	ca, err := pki.ReadAuthority(n.dir.PKI(), "ca")
 	if err != nil {
 		return err
@@ -45,7 +49,7 @@ func (n node) writeConfigs(state workdir.State, now time.Time) error {
 		serving.Write(n.dir.PKI(), n.name),
 		kubeconfig.Issue(n.path("kubeconfig-kubelet"), state.Server, ca, pki.Subject{Name: user, Groups: []string{"system:nodes"}}, now),
 		kubeconfig.Issue(n.path("kubeconfig-kube-proxy"), state.Server, ca, pki.Subject{Name: "system:kube-proxy"}, now),
-		os.WriteFile(n.path("containerd.toml"), []byte(n.containerdConfig(plugins)), 0o644),
+		os.WriteFile(n.path("containerd.toml"), []byte(n.containerdConfig(plugins, layers)), 0o644),
 		writeYAML(n.path("kubelet.yaml"), n.kubeletConfig()),
 		writeYAML(n.path("kube-proxy.yaml"), n.proxyConfig()),
 		writeJSON(n.path("cni", "10-lab.conflist"), n.cniConfig()),
@@ -56,7 +60,7 @@ func (n node) writeConfigs(state workdir.State, now time.Time) error {
 
 // containerdConfig keeps everything of this containerd in the node's folder,
 // so several run side by side and nothing stays behind.
-func (n node) containerdConfig(cniPlugins string) string {
+func (n node) containerdConfig(cniPlugins, snapshotter string) string {
 	return fmt.Sprintf(`version = 2
 root = %[1]q
 state = %[2]q
@@ -76,12 +80,15 @@ state = %[2]q
     bin_dir = %[5]q
     conf_dir = %[6]q
 
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = %[8]q
+
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
 
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
       Root = %[7]q
-`, n.path("containerd"), n.path("containerd-state"), n.socket(), image.Pause, cniPlugins, n.path("cni"), n.path("runc"))
+`, n.path("containerd"), n.path("containerd-state"), n.socket(), image.Pause, cniPlugins, n.path("cni"), n.path("runc"), snapshotter)
 }
 
 func (n node) kubeletConfig() object {

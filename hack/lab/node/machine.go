@@ -100,6 +100,20 @@ func unmountBelow(dir string) error {
 	return errors.Join(failed...)
 }
 
+// snapshotter is the way in which containerd can keep the layers of images in
+// this folder: overlays need another file system than an overlay, which is
+// what a container has. Copies work anywhere.
+func snapshotter(dir string) (string, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return "", fmt.Errorf("file system of %s: %w", dir, err)
+	}
+	if fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
+		return "native", nil
+	}
+	return "overlayfs", nil
+}
+
 // mount is a line of /proc/self/mountinfo.
 type mount struct{ point, kind string }
 

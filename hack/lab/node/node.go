@@ -117,13 +117,12 @@ func Up(ctx context.Context, dir workdir.Dir, say func(string)) error {
 		}
 	}
 	kube := kubectl.New(dir, state)
-	var resources []string
 	for _, n := range all {
-		resources = append(resources, "node/"+n.name)
-	}
-	for _, condition := range []string{"create", "condition=Ready"} {
-		if _, err := kube.Run(ctx, append([]string{"wait", "--for=" + condition, "--timeout=120s"}, resources...)...); err != nil {
-			return fmt.Errorf("%w; see the kubelets' logs in %s", err, dir.Path("logs"))
+		// One at a time: of several that do not exist yet, kubectl waits for none.
+		for _, condition := range []string{"create", "condition=Ready"} {
+			if _, err := kube.Run(ctx, "wait", "--for="+condition, "--timeout=120s", "node/"+n.name); err != nil {
+				return fmt.Errorf("%w\nthe end of the kubelet's log:\n%s", err, process.Tail(n.dir.Log("kubelet-"+n.name)))
+			}
 		}
 	}
 	return nil
@@ -249,7 +248,11 @@ func ImportProgram(ctx context.Context, dir workdir.Dir, binary, tag string) err
 }
 
 func (n node) importImage(ctx context.Context, archive string) error {
-	_, err := n.ctr(ctx, "images", "import", archive)
+	layers, err := snapshotter(n.path())
+	if err != nil {
+		return err
+	}
+	_, err = n.ctr(ctx, "images", "import", "--snapshotter", layers, archive)
 	return err
 }
 
