@@ -1,0 +1,145 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	kopiafs "github.com/kopia/kopia/fs"
+)
+
+// TestVolumeInUse changes files between listing, opening and closing.
+func TestVolumeInUse(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"removed", "grows", "replaced", "still", "folder/x"} {
+		write(t, filepath.Join(dir, name), "content")
+	}
+	secret := filepath.Join(t.TempDir(), "secret")
+	write(t, secret, "of the node")
+
+	var n notes
+	vol, err := openVolume(dir, &n)
+	must(t, err)
+	defer vol.root.Close()
+	root, err := vol.folder()
+	must(t, err)
+	entries := map[string]kopiafs.Entry{}
+	must(t, kopiafs.IterateEntries(t.Context(), root, func(_ context.Context, e kopiafs.Entry) error {
+		entries[e.Name()] = e
+		return nil
+	}))
+	open := func(name string) (kopiafs.Reader, error) {
+		return entries[name].(kopiafs.File).Open(t.Context())
+	}
+
+	must(t, os.Remove(filepath.Join(dir, "removed")))
+	if _, err := open("removed"); !vanished(err) {
+		t.Errorf("a removed file: %v", err)
+	}
+	for _, outside := range []string{secret, "/etc/hostname"} {
+		must(t, os.RemoveAll(filepath.Join(dir, "replaced")))
+		must(t, os.Symlink(outside, filepath.Join(dir, "replaced")))
+		if _, err := open("replaced"); err == nil {
+			t.Error("a link out of the volume was followed")
+		}
+	}
+	must(t, os.RemoveAll(filepath.Join(dir, "replaced")))
+	must(t, syscall.Mkfifo(filepath.Join(dir, "replaced"), 0o644))
+	if _, err := open("replaced"); !vanished(err) {
+		t.Errorf("a pipe in the place of a file: %v", err)
+	}
+	must(t, os.RemoveAll(filepath.Join(dir, "folder")))
+	must(t, os.Symlink(filepath.Dir(secret), filepath.Join(dir, "folder")))
+	if _, err := entries["folder"].(kopiafs.Directory).Iterate(t.Context()); err == nil {
+		t.Error("a link out of the volume was followed")
+	}
+
+	if w := n.warnings(); w.Count != 0 {
+		t.Errorf("there are warnings already: %v", w)
+	}
+	for _, name := range []string{"grows", "still"} {
+		r, err := open(name)
+		must(t, err)
+		if name == "grows" {
+			must(t, os.WriteFile(filepath.Join(dir, name), []byte("longer content"), 0o644))
+		}
+		must(t, r.Close())
+	}
+	if w := n.warnings(); w.Count != 1 || !strings.Contains(w.First[0], `"grows" changed`) {
+		t.Errorf("the warnings are %+v", w)
+	}
+
+	must(t, vol.stillThere())
+	must(t, os.Rename(dir, dir+".old"))
+	if err := vol.stillThere(); err == nil {
+		t.Error("the folder went away unnoticed")
+	}
+	must(t, os.Mkdir(dir, 0o755))
+	if err := vol.stillThere(); err == nil {
+		t.Error("the folder was replaced unnoticed")
+	}
+}
+
+func TestRestoreOverExisting(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	write(t, filepath.Join(dir, "folder/file"), "restored")
+	must(t, os.Symlink("folder", filepath.Join(dir, "link")))
+	id := s.upload(t, dir, web).SnapshotID
+	want := tree(t, dir)
+
+	t.Run("replaces and keeps", func(t *testing.T) {
+		target, outside := t.TempDir(), t.TempDir()
+		write(t, filepath.Join(outside, "file"), "untouched")
+		write(t, filepath.Join(target, "kept"), "kept")
+		write(t, filepath.Join(target, "other name"), "untouched")
+		// A link to elsewhere in the place of a folder, and a file in that of a link.
+		must(t, os.Symlink(outside, filepath.Join(target, "folder")))
+		must(t, os.Link(filepath.Join(target, "other name"), filepath.Join(target, "link")))
+		s.restore(t, id, target)
+
+		got := tree(t, target)
+		for _, name := range []string{"kept", "other name"} {
+			if data, err := os.ReadFile(filepath.Join(target, name)); err != nil || len(data) == 0 {
+				t.Errorf("%s: %q, %v", name, data, err)
+			}
+			delete(got, name)
+		}
+		expectSameTree(t, got, want)
+		if data, _ := os.ReadFile(filepath.Join(outside, "file")); string(data) != "untouched" {
+			t.Errorf("a file outside of the volume became %q", data)
+		}
+	})
+	t.Run("file by its hard link", func(t *testing.T) {
+		target := t.TempDir()
+		write(t, filepath.Join(target, "folder/file"), "old")
+		must(t, os.Link(filepath.Join(target, "folder/file"), filepath.Join(target, "other name")))
+		s.restore(t, id, target)
+		if data, _ := os.ReadFile(filepath.Join(target, "other name")); string(data) != "old" {
+			t.Errorf("the other name of a replaced file became %q", data)
+		}
+	})
+	t.Run("full folder in the way", func(t *testing.T) {
+		target := t.TempDir()
+		write(t, filepath.Join(target, "folder/file/precious"), "data")
+		_, err := Restore(t.Context(), s.open(t), RestoreRequest{SnapshotID: id, Path: target}, new(Progress))
+		if err == nil || !strings.Contains(err.Error(), `"folder/file"`) {
+			t.Errorf("Restore = %v, want an error that names the folder", err)
+		}
+		if _, err := os.Stat(filepath.Join(target, "folder/file/precious")); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("no such snapshot", func(t *testing.T) {
+		_, err := Restore(t.Context(), s.open(t), RestoreRequest{SnapshotID: "0123456789abcdef", Path: t.TempDir()}, new(Progress))
+		if !errors.Is(err, ErrSnapshotNotFound) {
+			t.Errorf("Restore = %v, want ErrSnapshotNotFound", err)
+		}
+	})
+}
