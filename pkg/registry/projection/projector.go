@@ -35,9 +35,20 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
-// PublishInterval is the shortest time between two publications of the queue: a
-// start moves everyone behind it up, and watchers need not see each step.
-const PublishInterval = 500 * time.Millisecond
+const (
+	// publishInterval is the shortest time between two publications of the queue.
+	publishInterval = 100 * time.Millisecond
+	// MaxQueueEvents bounds what the queue sends to each watcher, in events a second
+	// on average. A start moves everyone behind it up; with 10,000 waiting, watchers
+	// see that every 10 s.
+	MaxQueueEvents = 1000
+)
+
+// pause is how long the queue is not to be published again after a publication
+// of so many events.
+func pause(events int) time.Duration {
+	return max(publishInterval, time.Duration(events)*time.Second/MaxQueueEvents)
+}
 
 // Config is what a Projector needs.
 type Config struct {
@@ -156,12 +167,17 @@ func (p *Projector) Run(ctx context.Context) {
 	p.runQueue(ctx)
 }
 
-// runQueue publishes the queue whenever it may have changed, and not more often
-// than every PublishInterval.
+// runQueue publishes the queue whenever it may have changed, within the bounds
+// that pause sets.
 func (p *Projector) runQueue(ctx context.Context) {
-	if err := p.publish(); err != nil {
-		utilruntime.HandleErrorWithContext(ctx, err, "Publishing the queue failed")
+	publish := func() time.Duration {
+		events, err := p.publish()
+		if err != nil {
+			utilruntime.HandleErrorWithContext(ctx, err, "Publishing the queue failed")
+		}
+		return pause(events)
 	}
+	publish()
 	p.Queue.SetReady()
 	for {
 		select {
@@ -169,13 +185,10 @@ func (p *Projector) runQueue(ctx context.Context) {
 			return
 		case <-p.stale:
 		}
-		if err := p.publish(); err != nil {
-			utilruntime.HandleErrorWithContext(ctx, err, "Publishing the queue failed")
-		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.Clock.After(PublishInterval):
+		case <-p.Clock.After(publish()):
 		}
 	}
 }
@@ -249,24 +262,34 @@ func (p *Projector) projectLocked(key backupKey) {
 		return
 	}
 	internal := &holdfast.Backup{}
-	if err := p.Scheme.Convert(backup, internal, nil); err == nil {
-		_, err = p.Backups.Apply(internal)
-		utilruntime.HandleError(err)
-	} else {
+	if err := p.Scheme.Convert(backup, internal, nil); err != nil {
+		utilruntime.HandleError(fmt.Errorf("showing backup %s: %w", key, err))
+		return
+	}
+	replace(p.Backups, internal)
+}
+
+// replace commits an object. One with another uid than that of its name before is
+// another object, and watchers see the first one go.
+func replace[T logstore.Object](log *logstore.Log[T], object T) {
+	if was, ok := log.GetObject(object.GetNamespace(), object.GetName()); ok && was.GetUID() != object.GetUID() {
+		log.Remove(object.GetNamespace(), object.GetName())
+	}
+	if _, err := log.Apply(object); err != nil {
 		utilruntime.HandleError(err)
 	}
 }
 
 // publish computes the queue, and commits what changed in it and in the backups
-// that wait.
-func (p *Projector) publish() error {
+// that wait. It returns the number of changes in the queue.
+func (p *Projector) publish() (int, error) {
 	locations, err := p.Locations.Lister().BackupStorageLocations(p.SystemNamespace).List(labels.Everything())
 	if err != nil {
-		return err
+		return 0, err
 	}
 	namespaces, err := p.Namespaces.Lister().List(labels.Everything())
 	if err != nil {
-		return err
+		return 0, err
 	}
 	snapshot := queue.Snapshot{
 		Locations: make(map[string]queue.LocationState, len(locations)),
@@ -288,7 +311,7 @@ func (p *Projector) publish() error {
 	}
 	plan, err := queue.Decide(snapshot)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	before := p.entries
 	p.entries = make(map[string]queue.Entry, len(plan.Entries))
@@ -298,19 +321,20 @@ func (p *Projector) publish() error {
 		p.entries[entry.Key] = entry
 		internal := &holdfast.BackupQueueEntry{}
 		if err := p.Scheme.Convert(entryOf(byName[entry.Key], entry), internal, nil); err != nil {
-			return fmt.Errorf("showing the place of %s in the queue: %w", entry.Key, err)
+			return 0, fmt.Errorf("showing the place of %s in the queue: %w", entry.Key, err)
 		}
 		shown = append(shown, internal)
 	}
-	if _, err := p.Queue.Replace(shown); err != nil {
-		return err
+	events, err := p.Queue.Replace(shown)
+	if err != nil {
+		return 0, err
 	}
 	for name, entry := range p.entries {
 		if was := before[name]; was.Position != entry.Position || was.Message != entry.Message {
 			p.projectLocked(keyOf(byName[name]))
 		}
 	}
-	return nil
+	return events, nil
 }
 
 // limit is the number of slots that the controller has told.

@@ -95,25 +95,16 @@ func (p *Projector) storedChanged(changes catalog.Changes) {
 
 // commit applies the change of one kind of object to its log.
 func commit[V runtime.Object, T logstore.Object](p *Projector, log *logstore.Log[T], delta catalog.Delta[V], empty func() T) {
-	objects := make([]T, 0, len(delta.Set))
+	for _, key := range delta.Gone {
+		log.Remove(key.Namespace, key.Name)
+	}
 	for _, object := range delta.Set {
 		internal := empty()
 		if err := p.Scheme.Convert(object, internal, nil); err != nil {
 			utilruntime.HandleError(fmt.Errorf("showing a %T: %w", object, err))
 			continue
 		}
-		objects = append(objects, internal)
-	}
-	for _, key := range delta.Gone {
-		log.Remove(key.Namespace, key.Name)
-	}
-	// One object that can't be shown must not hide the others.
-	if _, err := log.Apply(objects...); err != nil {
-		for _, object := range objects {
-			if _, err := log.Apply(object); err != nil {
-				utilruntime.HandleError(err)
-			}
-		}
+		replace(log, internal)
 	}
 }
 

@@ -1,0 +1,297 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package projection
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strconv"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/client-go/informers"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/install"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
+)
+
+const system = "holdfast"
+
+// fixture is a Projector over informers that the test fills by hand.
+type fixture struct {
+	*Projector
+	t *testing.T
+	// version is the resourceVersion of the latest record.
+	version int
+}
+
+func newFixture(t *testing.T, namespaces ...string) *fixture {
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	engine := engineinformers.NewSharedInformerFactory(enginefake.NewSimpleClientset(), 0)
+	kube := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
+	p, err := New(Config{
+		Scheme:          scheme,
+		SystemNamespace: system,
+		Clock:           clock.RealClock{},
+		Runs:            engine.Engine().V1alpha1().BackupRuns(),
+		Locations:       engine.Engine().V1alpha1().BackupStorageLocations(),
+		Namespaces:      kube.Core().V1().Namespaces(),
+		Settings:        kube.Core().V1().ConfigMaps().Informer(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{Projector: p, t: t}
+	for _, name := range namespaces {
+		f.add(p.Namespaces.Informer().GetStore().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	}
+	f.add(p.Locations.Informer().GetStore().Add(&enginev1alpha1.BackupStorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
+		Status: enginev1alpha1.BackupStorageLocationStatus{Conditions: []metav1.Condition{
+			{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionTrue},
+		}},
+	}))
+	p.Backups.SetReady()
+	p.Queue.SetReady()
+	return f
+}
+
+func (f *fixture) add(err error) {
+	f.t.Helper()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) limit(n int) {
+	f.add(f.Settings.GetStore().Add(&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: records.SettingsName},
+		Data:       map[string]string{records.ConcurrentBackupsKey: strconv.Itoa(n)},
+	}))
+}
+
+// run is the next version of a record.
+func (f *fixture) run(namespace, name string, status enginev1alpha1.BackupRunStatus, included ...string) *enginev1alpha1.BackupRun {
+	f.version++
+	store := name
+	if namespace != system {
+		store = namespace + "." + name
+	}
+	return &enginev1alpha1.BackupRun{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: system, Name: store, UID: types.UID("uid-" + store),
+			ResourceVersion:   strconv.Itoa(f.version),
+			CreationTimestamp: metav1.NewTime(time.Unix(1000, 0)),
+		},
+		Spec: enginev1alpha1.BackupRunSpec{
+			BackupRef: v1alpha1.BackupReference{Namespace: namespace, Name: name},
+			Backup:    v1alpha1.BackupSpec{IncludedNamespaces: included, StorageLocation: "default"},
+		},
+		Status: status,
+	}
+}
+
+func (f *fixture) backup(namespace, name string) *holdfast.Backup {
+	backup, _ := f.Backups.GetObject(namespace, name)
+	return backup
+}
+
+func (f *fixture) mustPublish() int {
+	f.t.Helper()
+	events, err := f.publish()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return events
+}
+
+func queued(ticket int64) enginev1alpha1.BackupRunStatus {
+	since := metav1.NewTime(time.Unix(1000+ticket, 0))
+	return enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseQueued, Ticket: ticket, QueuedTimestamp: &since}
+}
+
+var running = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseInProgress}
+
+func TestOlderVersionDoesNotReplaceNewer(t *testing.T) {
+	f := newFixture(t, "shop")
+	created := f.run("shop", "a", enginev1alpha1.BackupRunStatus{}, "shop")
+	f.Observe(f.run("shop", "a", queued(1), "shop"))
+	f.Observe(created) // the answer to a POST may come after the informer's event
+	if got := f.backup("shop", "a").Status.Phase; got != holdfast.BackupPhase(v1alpha1.BackupPhaseQueued) {
+		t.Errorf("phase %s, want Queued", got)
+	}
+}
+
+func TestBackupPassesFromRecordToCatalogueWithoutVanishing(t *testing.T) {
+	f := newFixture(t, "shop")
+	watcher, err := f.Backups.Watch(t.Context(), "/holdfast.io/backups", storage.ListOptions{Recursive: true, Predicate: storage.Everything})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.Stop()
+
+	ended := metav1.NewTime(time.Unix(2000, 0))
+	run := f.run("shop", "a", enginev1alpha1.BackupRunStatus{
+		Phase: v1alpha1.BackupPhaseCompleted, Stored: true, StartTimestamp: &ended, CompletionTimestamp: &ended,
+	}, "shop")
+	f.Observe(f.run("shop", "a", running, "shop"))
+	run.ResourceVersion = "99"
+	f.Observe(run)
+	f.removed(run)
+	if f.backup("shop", "a") == nil {
+		t.Fatal("the backup vanished with its record, before the catalogue had read it")
+	}
+	stored := run.AsBackup()
+	stored.Status.FormatVersion = "from the store"
+	f.catalog.Put("default", "shop.a", catalog.Content{Backup: stored}, time.Unix(3000, 0))
+	if got := f.backup("shop", "a"); got == nil || got.Status.FormatVersion != "from the store" {
+		t.Fatalf("the catalogue's backup is not shown: %v", got)
+	}
+	uid := f.backup("shop", "a").UID
+	f.catalog.Forget("default")
+	if f.backup("shop", "a") != nil {
+		t.Error("the backup is shown although neither record nor store has it")
+	}
+	var kinds []watch.EventType
+	for len(kinds) < 4 {
+		select {
+		case event := <-watcher.ResultChan():
+			kinds = append(kinds, event.Type)
+			if got := event.Object.(*holdfast.Backup); got.UID != uid || got.CreationTimestamp.Unix() != 1000 {
+				t.Errorf("event %s has uid %s and creation %s", event.Type, got.UID, got.CreationTimestamp)
+			}
+		case <-t.Context().Done():
+			t.Fatal("the watch is short of events")
+		}
+	}
+	if want := []watch.EventType{watch.Added, watch.Modified, watch.Modified, watch.Deleted}; !equal(kinds, want) {
+		t.Errorf("events %v, want %v", kinds, want)
+	}
+}
+
+func equal(a, b []watch.EventType) bool {
+	x, _ := json.Marshal(a)
+	y, _ := json.Marshal(b)
+	return bytes.Equal(x, y)
+}
+
+func TestUnstoredBackupGoesWithItsRecord(t *testing.T) {
+	f := newFixture(t, "shop")
+	run := f.run("shop", "a", enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseFailedValidation}, "shop")
+	f.Observe(run)
+	f.removed(run)
+	if f.backup("shop", "a") != nil {
+		t.Error("a backup of which nothing is stored is shown without its record")
+	}
+}
+
+func TestPositionsFollowTheQueue(t *testing.T) {
+	f := newFixture(t, "a", "b", "c")
+	f.limit(1)
+	f.Observe(f.run(system, "first", running, "a"))
+	second, third := f.run(system, "second", queued(1), "b"), f.run(system, "third", queued(2), "c")
+	f.Observe(second)
+	f.Observe(third)
+	if events := f.mustPublish(); events != 3 {
+		t.Errorf("%d events, want one for each entry", events)
+	}
+	if events := f.mustPublish(); events != 0 {
+		t.Errorf("%d events for a queue that has not changed", events)
+	}
+	position := func(name string) int32 { return f.backup(system, name).Status.QueuePosition }
+	if position("first") != 0 || position("second") != 1 || position("third") != 2 {
+		t.Errorf("positions %d, %d, %d, want 0, 1, 2", position("first"), position("second"), position("third"))
+	}
+	f.removed(second)
+	f.mustPublish()
+	if position("third") != 1 {
+		t.Errorf("position %d after the one ahead was removed, want 1", position("third"))
+	}
+	entry, _ := f.Queue.GetObject(system, "third")
+	if entry.Status.Reason != holdfast.QueueReason(v1alpha1.QueueReasonConcurrencyLimit) {
+		t.Errorf("reason %s, want ConcurrencyLimit", entry.Status.Reason)
+	}
+	f.limit(2)
+	f.mustPublish()
+	if entry, _ = f.Queue.GetObject(system, "third"); entry.Status.Reason != holdfast.QueueReason(v1alpha1.QueueReasonNextToStart) {
+		t.Errorf("reason %s with a free slot, want NextToStart", entry.Status.Reason)
+	}
+}
+
+func TestTenantsSeeNoForeignNames(t *testing.T) {
+	f := newFixture(t, "red", "blue")
+	f.limit(4)
+	f.Observe(f.run(system, "secret-of-the-administrator", running, "red", "blue"))
+	f.Observe(f.run("blue", "secret-of-blue", queued(1), "blue"))
+	f.Observe(f.run("red", "mine", queued(2), "red"))
+	f.mustPublish()
+	entry, ok := f.Queue.GetObject("red", "mine")
+	if !ok {
+		t.Fatal("the entry is missing")
+	}
+	if entry.Status.OtherBlockers != 1 || len(entry.Status.Blockers) != 0 {
+		t.Errorf("blockers %v and %d others, want one other", entry.Status.Blockers, entry.Status.OtherBlockers)
+	}
+	for _, object := range []any{entry, f.backup("red", "mine")} {
+		shown, err := json.Marshal(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(shown, []byte("secret")) || bytes.Contains(shown, []byte("blue")) {
+			t.Errorf("a tenant is shown foreign names: %s", shown)
+		}
+	}
+	system, _ := f.Queue.GetObject(system, "secret-of-the-administrator")
+	if system == nil {
+		t.Error("the administrator's entry is missing")
+	}
+}
+
+func TestReplacedBackupIsAnotherObject(t *testing.T) {
+	f := newFixture(t, "shop")
+	first := f.run("shop", "a", running, "shop")
+	f.Observe(first)
+	second := f.run("shop", "a", running, "shop")
+	second.UID = "another"
+	watcher, err := f.Backups.Watch(context.Background(), "/holdfast.io/backups", storage.ListOptions{
+		ResourceVersion: f.backup("shop", "a").ResourceVersion, Recursive: true, Predicate: storage.Everything,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.Stop()
+	f.Observe(second)
+	if a, b := (<-watcher.ResultChan()).Type, (<-watcher.ResultChan()).Type; a != watch.Deleted || b != watch.Added {
+		t.Errorf("events %s, %s, want DELETED, ADDED", a, b)
+	}
+}
+
+func TestPauseBoundsEvents(t *testing.T) {
+	for events, want := range map[int]time.Duration{
+		0:      publishInterval,
+		1:      publishInterval,
+		500:    500 * time.Millisecond,
+		10_000: 10 * time.Second,
+	} {
+		if got := pause(events); got != want {
+			t.Errorf("pause(%d) = %s, want %s", events, got, want)
+		}
+	}
+}
