@@ -34,9 +34,10 @@ type volumes struct {
 	// timeout is how long a volume may take, from its submission.
 	timeout time.Duration
 
-	mu       sync.Mutex
-	records  map[string]*volumeRecord
-	progress chan struct{} // closed at the next change
+	mu        sync.Mutex
+	submitted bool // also when no answer came
+	records   map[string]*volumeRecord
+	progress  chan struct{} // closed at the next change
 }
 
 type volumeRecord struct {
@@ -84,16 +85,43 @@ func (v *volumes) Submit(ctx context.Context, request backup.VolumeRequest) erro
 			Repository:            enginev1alpha1.RepositoryName(request.Pod.Namespace, location),
 		},
 	}
-	v.mu.Lock()
-	v.records[record.Name] = &volumeRecord{request: request, deadline: v.clock.Now().Add(v.timeout)}
-	v.mu.Unlock()
-	if _, err := v.client.Create(ctx, record, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if !v.add(record.Name, request) {
+		return nil
+	}
+	_, err := v.client.Create(ctx, record, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		// An earlier answer was lost, and its events may have come before this call.
+		var existing *enginev1alpha1.PodVolumeBackup
+		if existing, err = v.client.Get(ctx, record.Name, metav1.GetOptions{}); err == nil {
+			v.observe(existing)
+		}
+	}
+	if err != nil {
 		v.mu.Lock()
 		delete(v.records, record.Name)
 		v.mu.Unlock()
 		return fmt.Errorf("handing volume %s of pod %s/%s to its node: %w", request.Volume, request.Pod.Namespace, request.Pod.Name, err)
 	}
 	return nil
+}
+
+// add takes note of a volume, unless that was done before.
+func (v *volumes) add(name string, request backup.VolumeRequest) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.records[name] != nil {
+		return false
+	}
+	v.submitted = true
+	v.records[name] = &volumeRecord{request: request, deadline: v.clock.Now().Add(v.timeout)}
+	return true
+}
+
+// used reports whether there may be records to stop.
+func (v *volumes) used() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.submitted
 }
 
 // recordName is the same for the same volume of the same run, so that a repeated
@@ -228,6 +256,7 @@ func (c *Controller) volumeHandler() cache.ResourceEventHandler {
 			}
 			if record, ok := obj.(*enginev1alpha1.PodVolumeBackup); ok {
 				if v := c.volumesOf(record); v != nil {
+					v.observe(record) // it may have ended before it was removed
 					v.gone(record.Name)
 				}
 			}

@@ -1,0 +1,460 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+)
+
+const (
+	queued  = v1alpha1.BackupPhaseQueued
+	ready   = v1alpha1.BackupPhaseReadyToStart
+	running = v1alpha1.BackupPhaseInProgress
+	done    = v1alpha1.BackupPhaseCompleted
+	broken  = v1alpha1.BackupPhaseFailed
+	refused = v1alpha1.BackupPhaseFailedValidation
+)
+
+var errBroken = errors.New("the connection broke")
+
+func TestATinyBackupCostsTwoWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var claimed *enginev1alpha1.BackupRun
+		h := newHarness(t, &work{execute: func(_ context.Context, run *enginev1alpha1.BackupRun, _ backup.Volumes) (backup.Outcome, error) {
+			claimed = run
+			return stored(done), nil
+		}}, newRun("a", ready))
+		h.start(1)
+		h.expect("a", done, true)
+		if h.writes("a") != 2 || len(h.Writes("podvolumebackups")) != 0 {
+			t.Errorf("%d writes of the run and %v of volumes, want 2 and none", h.writes("a"), h.Writes("podvolumebackups"))
+		}
+		status := claimed.Status
+		if status.Phase != running || status.Executor != identity || status.StartTimestamp == nil {
+			t.Errorf("executed in phase %s by %q, started %v", status.Phase, status.Executor, status.StartTimestamp)
+		}
+		if want := status.StartTimestamp.Add(48 * time.Hour); status.Expiration == nil || !status.Expiration.Time.Equal(want) {
+			t.Errorf("expires %v, want %s", status.Expiration, want)
+		}
+		if h.run("a").Status.CompletionTimestamp == nil {
+			t.Error("the run does not say when it ended")
+		}
+		if events := h.announced(); len(events) != 2 || events[0] != "Normal Started The backup has started" ||
+			events[1] != "Normal Completed The backup has ended with 0 errors and 0 warnings" {
+			t.Errorf("events: %q", events)
+		}
+	})
+}
+
+// A record written by hand may have no TTL. Its backup must not be born expired.
+func TestABackupWithoutATTLNeverExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		run := newRun("a", ready)
+		run.Spec.Backup.TTL = metav1.Duration{}
+		h := newHarness(t, &work{}, run)
+		h.start(1)
+		h.expect("a", done, true)
+		if got := h.run("a").Status.Expiration; got != nil {
+			t.Errorf("it expires %s", got)
+		}
+	})
+}
+
+func TestTheLostAnswerOfAClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{}, newRun("a", ready))
+		h.Fault(loseFirst(running))
+		h.start(1)
+		time.Sleep(time.Minute)
+		h.expect("a", done, true)
+		h.expectExecuted("a")
+		h.expectSettled()
+		if h.writes("a") != 2 {
+			t.Errorf("%d writes", h.writes("a"))
+		}
+	})
+}
+
+// loseFirst loses the first answer to a write that brings a run into a phase.
+func loseFirst(phase v1alpha1.BackupPhase) func(clienttesting.Action) enginetest.Fault {
+	lost := false
+	return func(action clienttesting.Action) enginetest.Fault {
+		run := written(action)
+		if run == nil || run.Status.Phase != phase || lost {
+			return enginetest.Fault{}
+		}
+		lost = true
+		return enginetest.Fault{Err: errBroken, Lost: true}
+	}
+}
+
+// Another process, which still believes that it leads, claims a run first. It is
+// left alone for as long as it may live.
+func TestALostRaceForAClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{}, newRun("a", ready))
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			run := written(action)
+			if run == nil || run.Status.Executor != identity {
+				return enginetest.Fault{}
+			}
+			theirs := run.DeepCopy()
+			theirs.Status.Executor, theirs.ResourceVersion = "the other one", "1000"
+			if err := h.Tracker().Update(action.GetResource(), theirs, system); err != nil {
+				t.Error(err)
+			}
+			return enginetest.Fault{}
+		})
+		h.start(1)
+		time.Sleep(takeoverDelay - time.Second)
+		h.expect("a", running, false)
+		h.expectExecuted()
+		h.expectSettled()
+		h.Fault(nil)
+		time.Sleep(10 * time.Second)
+		h.expect("a", broken, true)
+		h.expectExecuted()
+	})
+}
+
+func TestAfterACrash(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{}, newRun("interrupted", running), newRun("let-start", ready), newRun("waits", queued))
+		volume := &enginev1alpha1.PodVolumeBackup{}
+		volume.Namespace, volume.Name = system, "volume"
+		volume.Labels = map[string]string{enginev1alpha1.LabelRun: "uid-of-interrupted"}
+		h.Create(volume)
+		begin := time.Now()
+		h.start(1)
+		h.expect("interrupted", broken, true)
+		if got, want := h.run("interrupted").Status.FailureReason, "the controller stopped while the backup was in progress"; got != want {
+			t.Errorf("the reason is %q, want %q", got, want)
+		}
+		h.expect("let-start", done, true)
+		h.expect("waits", queued, false)
+		if h.writes("waits") != 0 {
+			t.Error("a queued run was written to")
+		}
+		h.expectExecuted("let-start")
+		if waited := time.Since(begin); waited != 0 {
+			t.Errorf("it took %s", waited)
+		}
+		volumes, err := h.EngineV1alpha1().PodVolumeBackups(system).List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(volumes.Items) != 0 {
+			t.Errorf("uploads of a dead run go on: %v, %v", volumes.Items, err)
+		}
+		if events := h.announced(); !slices.Contains(events, "Warning Failed The backup has failed: the controller stopped while the backup was in progress") {
+			t.Errorf("events: %q", events)
+		}
+	})
+}
+
+// What a process before this one has stored stands, even if it could not say so.
+func TestARunThatEndedBeforeTheCrash(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{settle: func(context.Context, *enginev1alpha1.BackupRun, string) (backup.Outcome, error) {
+			return stored(done), nil
+		}}, newRun("a", running))
+		h.start(1)
+		h.expect("a", done, true)
+		if reason := h.run("a").Status.FailureReason; reason != "" {
+			t.Errorf("it failed: %s", reason)
+		}
+	})
+}
+
+func TestAStoreThatIsDownWhenARunIsSettled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		up := make(chan struct{})
+		h := newHarness(t, &work{settle: func(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error) {
+			select {
+			case <-up:
+				outcome := stored(broken)
+				outcome.Status.FailureReason = reason
+				return outcome, nil
+			case <-ctx.Done(): // a store that does not answer
+				return failed(ctx.Err()), ctx.Err()
+			}
+		}}, newRun("a", running), newRun("b", running), newRun("c", running))
+		h.start(1)
+		begin := time.Now()
+		h.Create(newRun("ready", ready))
+		h.expect("ready", done, true)
+		if waited := time.Since(begin); waited != 0 {
+			t.Errorf("a run waited %s for a store that it does not use", waited)
+		}
+		time.Sleep(4 * settleTimeout)
+		for _, name := range []string{"a", "b", "c"} {
+			h.expect(name, broken, false)
+		}
+		close(up)
+		time.Sleep(time.Minute)
+		for _, name := range []string{"a", "b", "c"} {
+			h.expect(name, broken, true)
+			if got, want := h.run(name).Status.FailureReason, "the controller stopped while the backup was in progress"; got != want {
+				t.Errorf("the reason is %q, want %q", got, want)
+			}
+		}
+	})
+}
+
+func TestAFailureThatIsNotStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var up atomic.Bool
+		h := newHarness(t, &work{
+			execute: func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
+				return failed(errBroken), errBroken
+			},
+			settle: func(_ context.Context, _ *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error) {
+				if !up.Load() {
+					return failed(errBroken), errBroken
+				}
+				outcome := stored(broken)
+				outcome.Status.FailureReason = reason
+				return outcome, nil
+			},
+		}, newRun("a", ready))
+		h.start(1)
+		h.expect("a", broken, false)
+		time.Sleep(time.Hour)
+		h.expect("a", broken, false)
+		writes := h.writes("a")
+		up.Store(true)
+		time.Sleep(time.Minute)
+		h.expect("a", broken, true)
+		h.expectExecuted("a")
+		if got := h.run("a").Status.FailureReason; got != errBroken.Error() {
+			t.Errorf("the reason is %q", got)
+		}
+		if writes != 2 || h.writes("a") != 3 {
+			t.Errorf("%d writes while the store was down, %d in all; want 2 and 3", writes, h.writes("a"))
+		}
+	})
+}
+
+func TestANameThatIsTakenInTheStore(t *testing.T) {
+	taken := fmt.Errorf("%w: backups/a", backup.ErrNameTaken)
+	refuse := func() (backup.Outcome, error) { return failed(taken), taken }
+	w := func() *work {
+		return &work{
+			execute: func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
+				return refuse()
+			},
+			settle: func(context.Context, *enginev1alpha1.BackupRun, string) (backup.Outcome, error) { return refuse() },
+		}
+	}
+	t.Run("when it runs", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, w(), newRun("a", ready))
+			h.start(1)
+			time.Sleep(time.Hour)
+			h.expect("a", refused, false)
+			h.expectSettled()
+		})
+	})
+	t.Run("when it is settled, and the first write fails", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			run := newRun("a", running)
+			run.Status.Phase = broken
+			h := newHarness(t, w(), run)
+			h.Fault(refuseFirst(1))
+			h.start(1)
+			time.Sleep(time.Hour)
+			h.expect("a", refused, false)
+			h.expectSettled("a")
+		})
+	})
+}
+
+// refuseFirst refuses so many writes of the end of a run.
+func refuseFirst(n int) func(clienttesting.Action) enginetest.Fault {
+	return func(action clienttesting.Action) enginetest.Fault {
+		run := written(action)
+		if run == nil || !run.Status.Phase.Ended() || n == 0 {
+			return enginetest.Fault{}
+		}
+		n--
+		return enginetest.Fault{Err: errBroken}
+	}
+}
+
+func TestTheEndIsWrittenInTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{}, newRun("a", ready))
+		h.Fault(refuseFirst(20))
+		h.start(1)
+		h.expect("a", running, false)
+		time.Sleep(5 * time.Minute)
+		h.expect("a", done, true)
+		h.expectExecuted("a")
+		h.expectSettled()
+		if h.writes("a") != 22 {
+			t.Errorf("%d writes", h.writes("a"))
+		}
+	})
+}
+
+func TestTheLostAnswerOfAnEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{}, newRun("a", ready))
+		h.Fault(loseFirst(done))
+		h.start(1)
+		time.Sleep(time.Minute)
+		h.expect("a", done, true)
+		if h.writes("a") != 2 {
+			t.Errorf("%d writes: the end was not read back", h.writes("a"))
+		}
+		if events := h.announced(); len(events) != 2 {
+			t.Errorf("events: %q", events)
+		}
+	})
+}
+
+// A write of somebody else to the record, such as an annotation, costs another try
+// and nothing more.
+func TestTheEndOfARunThatSomebodyChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{}, newRun("a", ready))
+		changed := false
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			run := written(action)
+			if run == nil || run.Status.Phase != done || changed {
+				return enginetest.Fault{}
+			}
+			changed = true
+			current, err := h.Tracker().Get(action.GetResource(), system, "a")
+			if err != nil {
+				t.Error(err)
+				return enginetest.Fault{}
+			}
+			annotated := current.(*enginev1alpha1.BackupRun)
+			annotated.Annotations, annotated.ResourceVersion = map[string]string{"note": "mine"}, "1000"
+			if err := h.Tracker().Update(action.GetResource(), annotated, system); err != nil {
+				t.Error(err)
+			}
+			return enginetest.Fault{}
+		})
+		h.start(1)
+		time.Sleep(time.Minute)
+		h.expect("a", done, true)
+		if h.run("a").Annotations["note"] != "mine" {
+			t.Error("the annotation is lost")
+		}
+	})
+}
+
+// The end that another process has stored is not replaced.
+func TestWhatIsDurableStands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		finish := make(chan struct{})
+		h := newHarness(t, &work{execute: func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
+			<-finish
+			return failed(errBroken), errBroken
+		}}, newRun("a", ready))
+		h.start(1)
+		h.expect("a", running, false)
+		theirs := h.run("a")
+		theirs.Status.Phase, theirs.Status.Stored = done, true
+		if _, err := h.EngineV1alpha1().BackupRuns(system).UpdateStatus(t.Context(), theirs, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		close(finish)
+		time.Sleep(time.Minute)
+		h.expect("a", done, true)
+	})
+}
+
+func TestRemovingARecordStopsItsRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stop := make(chan struct{})
+		h := newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
+			if run.Name == "next" {
+				return stored(done), nil
+			}
+			outcome, err := untilStopped(ctx, run, volumes)
+			<-stop // it takes its time
+			return outcome, err
+		}}, newRun("a", ready))
+		h.start(2)
+		h.expect("a", running, false)
+		h.remove("a")
+		synctest.Wait()
+		// The queue lets the next one start at once.
+		h.Create(newRun("next", ready))
+		time.Sleep(time.Minute)
+		h.expect("next", ready, false)
+		begin := time.Now()
+		close(stop)
+		h.expect("next", done, true)
+		if waited := time.Since(begin); waited != 0 {
+			t.Errorf("the next one started after %s", waited)
+		}
+		if h.writes("a") != 1 {
+			t.Errorf("%d writes of a run that is gone", h.writes("a"))
+		}
+		if events := h.announced(); slices.ContainsFunc(events, func(event string) bool { return event[:7] == "Warning" }) {
+			t.Errorf("events: %q", events)
+		}
+	})
+}
+
+func TestARecordThatIsRemovedAsItIsClaimed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: untilStopped}, newRun("a", ready))
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if run := written(action); run != nil && run.Status.Phase == running {
+				go func() { // as soon as the claim is answered
+					if err := h.EngineV1alpha1().BackupRuns(system).Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
+						t.Error(err)
+					}
+				}()
+			}
+			return enginetest.Fault{}
+		})
+		h.start(1)
+		h.Fault(nil)
+		h.Create(newRun("next", ready))
+		h.expectExecuted("a", "next")
+	})
+}
+
+func TestShutdownLeavesTheRunToTheNextProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: untilStopped}, newRun("a", ready))
+		h.start(1)
+		h.expect("a", running, false)
+		h.stop()
+		<-h.stopped
+		h.expect("a", running, false)
+		if h.writes("a") != 1 {
+			t.Errorf("%d writes", h.writes("a"))
+		}
+	})
+}
+
+func TestNoMoreThanTheWorkersRunAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: untilStopped}, newRun("a", ready), newRun("b", ready), newRun("c", ready))
+		h.start(2)
+		synctest.Wait()
+		if executed, _ := h.work.done(); len(executed) != 2 {
+			t.Errorf("%q run at once", executed)
+		}
+	})
+}

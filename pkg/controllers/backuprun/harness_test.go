@@ -1,0 +1,223 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+)
+
+const (
+	system        = "holdfast"
+	identity      = "this process"
+	volumeTimeout = time.Hour
+)
+
+func newRun(name string, phase v1alpha1.BackupPhase) *enginev1alpha1.BackupRun {
+	run := &enginev1alpha1.BackupRun{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, UID: types.UID("uid-of-" + name)},
+		Spec: enginev1alpha1.BackupRunSpec{
+			BackupRef: v1alpha1.BackupReference{Namespace: system, Name: name},
+			Backup:    v1alpha1.BackupSpec{StorageLocation: "default", TTL: metav1.Duration{Duration: 48 * time.Hour}},
+		},
+		Status: enginev1alpha1.BackupRunStatus{Phase: phase, Ticket: 1},
+	}
+	if phase == v1alpha1.BackupPhaseInProgress {
+		run.Status.Executor = "a process before this one"
+		start := metav1.Unix(1, 0)
+		run.Status.StartTimestamp = &start
+	}
+	return run
+}
+
+// work is a fake of the executor's work. The zero value completes at once.
+type work struct {
+	execute func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error)
+	settle  func(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error)
+
+	mu                sync.Mutex
+	executed, settled []string
+	reasons           []string
+}
+
+func (w *work) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, _ *backup.Progress) (backup.Outcome, error) {
+	w.mu.Lock()
+	w.executed = append(w.executed, run.Name)
+	w.mu.Unlock()
+	if w.execute == nil {
+		return stored(v1alpha1.BackupPhaseCompleted), nil
+	}
+	return w.execute(ctx, run, volumes)
+}
+
+func (w *work) Settle(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error) {
+	w.mu.Lock()
+	w.settled = append(w.settled, run.Name)
+	w.reasons = append(w.reasons, reason)
+	w.mu.Unlock()
+	if w.settle == nil {
+		outcome := stored(v1alpha1.BackupPhaseFailed)
+		outcome.Status.FailureReason = reason
+		return outcome, nil
+	}
+	return w.settle(ctx, run, reason)
+}
+
+// done returns the names of the runs executed and settled so far.
+func (w *work) done() (executed, settled []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.executed), slices.Clone(w.settled)
+}
+
+func stored(phase v1alpha1.BackupPhase) backup.Outcome {
+	return backup.Outcome{Stored: true, Status: v1alpha1.BackupStatus{Phase: phase}}
+}
+
+// untilStopped is an execution that ends when it is told to.
+func untilStopped(ctx context.Context, _ *enginev1alpha1.BackupRun, _ backup.Volumes) (backup.Outcome, error) {
+	<-ctx.Done()
+	return backup.Outcome{Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseFailed}}, ctx.Err()
+}
+
+// harness runs a controller on a cluster, in a synctest bubble.
+type harness struct {
+	*testing.T
+	*enginetest.Cluster
+	work   *work
+	events *events.FakeRecorder
+	stop   context.CancelFunc
+	// stopped is closed when the controller has stopped.
+	stopped chan struct{}
+}
+
+func newHarness(t *testing.T, work *work, objects ...runtime.Object) *harness {
+	return &harness{T: t, Cluster: enginetest.New(objects...), work: work, events: events.NewFakeRecorder(1000), stopped: make(chan struct{})}
+}
+
+// start runs a controller for so many runs at once.
+func (h *harness) start(workers int) *Controller {
+	h.Helper()
+	records := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
+	v1alpha1 := records.Engine().V1alpha1()
+	controller, err := New(Config{
+		Namespace:        system,
+		Workers:          workers,
+		Identity:         identity,
+		VolumeTimeout:    volumeTimeout,
+		Engine:           h.EngineV1alpha1(),
+		Executor:         h.work,
+		Events:           h.events,
+		Clock:            clock.RealClock{},
+		RunInformer:      v1alpha1.BackupRuns(),
+		LocationInformer: v1alpha1.BackupStorageLocations(),
+		VolumeInformer:   v1alpha1.PodVolumeBackups(),
+	})
+	if err != nil {
+		h.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(h.Context())
+	h.stop = stop
+	records.StartWithContext(h.Context())
+	h.Cleanup(records.Shutdown)
+	records.WaitForCacheSync(h.Context().Done())
+	go func() {
+		defer close(h.stopped)
+		controller.Run(ctx)
+	}()
+	synctest.Wait()
+	return controller
+}
+
+func (h *harness) run(name string) *enginev1alpha1.BackupRun {
+	h.Helper()
+	run, err := h.EngineV1alpha1().BackupRuns(system).Get(h.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		h.Fatal(err)
+	}
+	return run
+}
+
+func (h *harness) remove(name string) {
+	h.Helper()
+	if err := h.EngineV1alpha1().BackupRuns(system).Delete(h.Context(), name, metav1.DeleteOptions{}); err != nil {
+		h.Fatal(err)
+	}
+}
+
+func (h *harness) expect(name string, phase v1alpha1.BackupPhase, isStored bool) {
+	h.Helper()
+	synctest.Wait()
+	if status := h.run(name).Status; status.Phase != phase || status.Stored != isStored {
+		h.Fatalf("%s is %s, stored %t, want %s, %t", name, status.Phase, status.Stored, phase, isStored)
+	}
+}
+
+func (h *harness) expectExecuted(names ...string) {
+	h.Helper()
+	synctest.Wait()
+	executed, _ := h.work.done()
+	if slices.Sort(executed); !slices.Equal(executed, names) {
+		h.Fatalf("executed were %q, want %q", executed, names)
+	}
+}
+
+func (h *harness) expectSettled(names ...string) {
+	h.Helper()
+	synctest.Wait()
+	_, settled := h.work.done()
+	if slices.Sort(settled); !slices.Equal(settled, names) {
+		h.Fatalf("settled were %q, want %q", settled, names)
+	}
+}
+
+// writes counts the writes of a run's status that were tried.
+func (h *harness) writes(name string) int {
+	n := 0
+	for _, action := range h.Writes("backupruns") {
+		if run := written(action); run != nil && run.Name == name {
+			n++
+		}
+	}
+	return n
+}
+
+// written is the run that an action writes, or nil.
+func written(action clienttesting.Action) *enginev1alpha1.BackupRun {
+	update, ok := action.(clienttesting.UpdateActionImpl)
+	if !ok {
+		return nil
+	}
+	run, _ := update.GetObject().(*enginev1alpha1.BackupRun)
+	return run
+}
+
+func (h *harness) announced() []string {
+	var all []string
+	for {
+		select {
+		case event := <-h.events.Events:
+			all = append(all, event)
+		default:
+			return all
+		}
+	}
+}
