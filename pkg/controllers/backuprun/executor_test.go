@@ -1,0 +1,162 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/version"
+	fakediscovery "k8s.io/client-go/discovery/fake"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+)
+
+var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// newExecutor makes an Executor that stores in a folder of the test's own.
+func newExecutor(t *testing.T) (e *Executor, folder string) {
+	folder = t.TempDir()
+	records := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	location := &enginev1alpha1.BackupStorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
+		Spec: enginev1alpha1.BackupStorageLocationSpec{
+			Provider:   enginev1alpha1.StorageProviderFilesystem,
+			Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder},
+		},
+	}
+	if err := records.Add(location); err != nil {
+		t.Fatal(err)
+	}
+	return &Executor{
+		Locations: enginelisters.NewBackupStorageLocationLister(records).BackupStorageLocations(system),
+		Cluster:   format.Cluster{SystemNamespace: system, UID: "cluster"},
+		Clock:     clocktesting.NewFakeClock(now),
+	}, folder
+}
+
+func TestSettlingInTheStore(t *testing.T) {
+	e, folder := newExecutor(t)
+	run := newRun("a", running)
+	partial := filepath.Join(folder, "backups", "a", "a.tar.gz")
+	if err := os.MkdirAll(filepath.Dir(partial), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(partial, []byte("half a tarball"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	outcome, err := e.Settle(t.Context(), run, "the power went out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := outcome.Status
+	if !outcome.Stored || status.Phase != broken || status.FailureReason != "the power went out" || !status.CompletionTimestamp.Time.Equal(now) {
+		t.Errorf("outcome: stored %t, %+v", outcome.Stored, status)
+	}
+	if _, err := os.Stat(partial); !os.IsNotExist(err) {
+		t.Errorf("the part of the tarball is still there: %v", err)
+	}
+	metadata, err := os.ReadFile(filepath.Join(folder, "backups", "a", "velero-backup.json"))
+	if err != nil || !strings.Contains(string(metadata), "the power went out") {
+		t.Errorf("the failure is not stored: %v, %s", err, metadata)
+	}
+
+	// Asked again, with another reason, it finds what is stored and leaves it.
+	again, err := e.Settle(t.Context(), run, "another reason")
+	if err != nil || !again.Stored || again.Status.FailureReason != "the power went out" {
+		t.Errorf("a stored end was replaced: %v, %+v", err, again.Status)
+	}
+	unchanged, err := os.ReadFile(filepath.Join(folder, "backups", "a", "velero-backup.json"))
+	if err != nil || string(unchanged) != string(metadata) {
+		t.Errorf("the metadata was written twice: %v", err)
+	}
+
+	namesake := newRun("a", running)
+	namesake.UID = "another"
+	if outcome, err := e.Settle(t.Context(), namesake, "the power went out"); err == nil || outcome.Stored {
+		t.Errorf("the backup of another run was taken for its own: %v", err)
+	}
+}
+
+func TestALocationThatIsGone(t *testing.T) {
+	e, folder := newExecutor(t)
+	gone := newRun("a", ready)
+	gone.Spec.Backup.StorageLocation = "gone"
+	outcome, err := e.Execute(t.Context(), gone, nil, nil)
+	const want = `the storage location "gone" does not exist any more`
+	if err == nil || err.Error() != want || outcome.Stored || outcome.Status.Phase != broken || outcome.Status.FailureReason != want {
+		t.Errorf("Execute: %v, %+v", err, outcome)
+	}
+	if outcome, err := e.Settle(t.Context(), gone, "a reason"); err == nil || outcome.Stored {
+		t.Errorf("Settle: %v, %+v", err, outcome)
+	}
+
+	if err := os.Remove(folder); err != nil {
+		t.Fatal(err)
+	}
+	if outcome, err := e.Settle(t.Context(), newRun("a", running), "a reason"); err == nil || outcome.Stored {
+		t.Errorf("Settle without its folder: %v, %+v", err, outcome)
+	}
+}
+
+func TestTheClusterIsIdentified(t *testing.T) {
+	kube := kubefake.NewClientset(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "the uid"}})
+	kube.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: "v1.37.2", Major: "1", Minor: "37"}
+	got, err := Cluster(t.Context(), kube, system)
+	want := format.Cluster{SystemNamespace: system, UID: "the uid", GitVersion: "v1.37.2", Major: "1", Minor: "37"}
+	if err != nil || got != want {
+		t.Errorf("Cluster: %+v, %v; want %+v", got, err, want)
+	}
+	if _, err := Cluster(t.Context(), kubefake.NewClientset(), system); err == nil {
+		t.Error("a cluster without kube-system was identified")
+	}
+}
+
+func TestRecordOutcome(t *testing.T) {
+	at := metav1.NewTime(now)
+	earlier, later := metav1.NewTime(now.Add(-time.Minute)), metav1.NewTime(now.Add(time.Hour))
+	progress, volumes := &v1alpha1.BackupProgress{TotalItems: 3, ItemsBackedUp: 3}, &v1alpha1.BackupVolumesProgress{Total: 1, Completed: 1}
+	cases := map[string]struct {
+		before  enginev1alpha1.BackupRunStatus
+		outcome backup.Outcome
+		want    enginev1alpha1.BackupRunStatus
+	}{
+		"what is known is kept": {
+			before:  enginev1alpha1.BackupRunStatus{Phase: running, Ticket: 7, Executor: identity, StartTimestamp: &earlier, Expiration: &later, Progress: progress, Volumes: volumes},
+			outcome: backup.Outcome{Status: v1alpha1.BackupStatus{Phase: broken, FailureReason: "why"}},
+			want: enginev1alpha1.BackupRunStatus{Phase: broken, Ticket: 7, Executor: identity, StartTimestamp: &earlier, Expiration: &later, Progress: progress, Volumes: volumes,
+				FailureReason: "why", CompletionTimestamp: &at},
+		},
+		"what is new replaces it": {
+			before: enginev1alpha1.BackupRunStatus{Phase: running, Expiration: &at, Progress: &v1alpha1.BackupProgress{TotalItems: 1}, FailureReason: "an earlier one"},
+			outcome: backup.Outcome{Stored: true, Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhasePartiallyFailed, Errors: 2, Warnings: 1,
+				CompletionTimestamp: &earlier, Expiration: &later, Progress: progress, Volumes: volumes}},
+			want: enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhasePartiallyFailed, Stored: true, Errors: 2, Warnings: 1,
+				CompletionTimestamp: &earlier, Expiration: &later, Progress: progress, Volumes: volumes},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			got := *c.before.DeepCopy()
+			recordOutcome(&got, c.outcome, at)
+			if !reflect.DeepEqual(got, c.want) {
+				t.Errorf("got  %+v\nwant %+v", got, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,363 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+)
+
+func volumeRequest(volume string) backup.VolumeRequest {
+	return backup.VolumeRequest{
+		Pod:       enginev1alpha1.PodReference{Namespace: "shop", Name: "web", UID: types.UID("uid-of-web")},
+		Node:      "node-1",
+		Volume:    volume,
+		ClaimName: "claim-of-" + volume, ClaimUID: types.UID("uid-of-claim"), PersistentVolume: "pv-of-" + volume,
+	}
+}
+
+// backupOf executes a run that hands over some volumes and waits for them.
+type backupOf struct {
+	volumes []string
+	// results is set when the execution has ended.
+	results []backup.VolumeResult
+	err     error
+}
+
+func (b *backupOf) execute(ctx context.Context, _ *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
+	for _, volume := range b.volumes {
+		if b.err = volumes.Submit(ctx, volumeRequest(volume)); b.err != nil {
+			return stored(v1alpha1.BackupPhasePartiallyFailed), nil
+		}
+	}
+	b.results, b.err = volumes.Wait(ctx)
+	slices.SortFunc(b.results, func(x, y backup.VolumeResult) int { return cmp.Compare(x.Request.Volume, y.Request.Volume) })
+	return stored(done), b.err
+}
+
+// uploads returns the records that agents see, by volume.
+func (h *harness) uploads() map[string]*enginev1alpha1.PodVolumeBackup {
+	h.Helper()
+	synctest.Wait()
+	list, err := h.EngineV1alpha1().PodVolumeBackups(system).List(h.Context(), metav1.ListOptions{})
+	if err != nil {
+		h.Fatal(err)
+	}
+	byVolume := map[string]*enginev1alpha1.PodVolumeBackup{}
+	for i := range list.Items {
+		byVolume[list.Items[i].Spec.Volume] = &list.Items[i]
+	}
+	return byVolume
+}
+
+// report writes a status as the agent does.
+func (h *harness) report(volume string, status enginev1alpha1.PodVolumeBackupStatus) {
+	h.Helper()
+	record := h.uploads()[volume]
+	record.Status = status
+	if _, err := h.EngineV1alpha1().PodVolumeBackups(system).UpdateStatus(h.Context(), record, metav1.UpdateOptions{}); err != nil {
+		h.Fatal(err)
+	}
+}
+
+func (h *harness) removeUpload(volume string) {
+	h.Helper()
+	if err := h.EngineV1alpha1().PodVolumeBackups(system).Delete(h.Context(), h.uploads()[volume].Name, metav1.DeleteOptions{}); err != nil {
+		h.Fatal(err)
+	}
+}
+
+func TestVolumesAreHandedToTheirNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: (&backupOf{volumes: []string{"data"}}).execute}, newRun("a", ready))
+		h.start(1)
+		record := h.uploads()["data"]
+		if record == nil {
+			t.Fatal("there is no record")
+		}
+		want := enginev1alpha1.PodVolumeBackupSpec{
+			Node: "node-1", Pod: enginev1alpha1.PodReference{Namespace: "shop", Name: "web", UID: "uid-of-web"},
+			Volume: "data", ClaimName: "claim-of-data", ClaimUID: "uid-of-claim", PersistentVolume: "pv-of-data",
+			BackupStorageLocation: "default", Repository: "shop.default",
+		}
+		if record.Spec != want {
+			t.Errorf("spec: %+v\nwant  %+v", record.Spec, want)
+		}
+		if record.Labels[enginev1alpha1.LabelRun] != "uid-of-a" || record.Labels[enginev1alpha1.LabelNode] != "node-1" {
+			t.Errorf("labels: %v", record.Labels)
+		}
+		if owner := metav1.GetControllerOf(record); owner == nil || owner.UID != "uid-of-a" || owner.Kind != "BackupRun" {
+			t.Errorf("owner: %v", owner)
+		}
+		if _, err := h.EngineV1alpha1().BackupRepositories(system).Get(t.Context(), "shop.default", metav1.GetOptions{}); err != nil {
+			t.Errorf("the repository was not asked for: %v", err)
+		}
+	})
+}
+
+func TestVolumesEndOneWayOrTheOther(t *testing.T) {
+	completed := enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "k1"}
+	cases := map[string]struct {
+		agent   func(*harness)
+		phase   enginev1alpha1.VolumePhase
+		message string
+		after   time.Duration
+	}{
+		"completed": {
+			agent: func(h *harness) { h.report("data", completed) },
+			phase: enginev1alpha1.VolumePhaseCompleted,
+		},
+		"failed": {
+			agent: func(h *harness) {
+				h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+				h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "no space"})
+			},
+			phase: enginev1alpha1.VolumePhaseFailed, message: "no space",
+		},
+		"deleted": {
+			agent: func(h *harness) { h.removeUpload("data") },
+			phase: enginev1alpha1.VolumePhaseFailed, message: "was deleted before its upload had ended",
+		},
+		"completed, and deleted at once": {
+			agent: func(h *harness) {
+				release := h.Hold()
+				h.report("data", completed)
+				h.removeUpload("data")
+				release()
+			},
+			phase: enginev1alpha1.VolumePhaseCompleted,
+		},
+		"without an agent": {
+			agent: func(*harness) { time.Sleep(volumeTimeout) },
+			phase: enginev1alpha1.VolumePhaseFailed, message: `is the agent of node "node-1" running?`, after: volumeTimeout,
+		},
+		"too slow": {
+			agent: func(h *harness) {
+				for range 6 {
+					time.Sleep(volumeTimeout / 6)
+					synctest.Wait()
+					if len(h.uploads()) > 0 {
+						h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+					}
+				}
+			},
+			phase: enginev1alpha1.VolumePhaseFailed, message: "was not uploaded within 1h0m0s", after: volumeTimeout,
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := &backupOf{volumes: []string{"data"}}
+				h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
+				h.start(1)
+				h.expect("a", running, false)
+				begin := time.Now()
+				c.agent(h)
+				h.expect("a", done, true)
+				if waited := time.Since(begin); waited != c.after {
+					t.Errorf("it ended after %s, want %s", waited, c.after)
+				}
+				if len(b.results) != 1 || b.results[0].Request != volumeRequest("data") {
+					t.Fatalf("results: %+v", b.results)
+				}
+				if status := b.results[0].Status; status.Phase != c.phase || !strings.Contains(status.Message, c.message) {
+					t.Errorf("it is %s with the message %q, want %s and %q", status.Phase, status.Message, c.phase, c.message)
+				}
+				if left := h.uploads(); len(left) != 0 {
+					t.Errorf("records are left: %v", left)
+				}
+			})
+		})
+	}
+}
+
+func TestEachVolumeIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &backupOf{volumes: []string{"one", "two", "three", "two"}}
+		h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
+		h.start(1)
+		h.report("three", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
+		h.report("one", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseFailed})
+		h.expect("a", running, false)
+		h.report("two", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
+		h.expect("a", done, true)
+		var got []string
+		for _, result := range b.results {
+			got = append(got, result.Request.Volume+" "+string(result.Status.Phase))
+		}
+		if want := []string{"one Failed", "three Completed", "two Completed"}; !slices.Equal(got, want) {
+			t.Errorf("results: %q, want %q", got, want)
+		}
+	})
+}
+
+func TestTheProgressOfVolumesIsWrittenNowAndThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: (&backupOf{volumes: []string{"data", "logs"}}).execute}, newRun("a", ready))
+		h.start(1)
+		for i := range int64(100) { // an agent that reports every 100 ms
+			h.report("data", enginev1alpha1.PodVolumeBackupStatus{
+				Phase:    enginev1alpha1.VolumePhaseInProgress,
+				Progress: enginev1alpha1.VolumeProgress{TotalBytes: 1000, BytesDone: 10 * (i + 1)},
+			})
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(time.Hour / 2) // nothing changes
+		synctest.Wait()
+		want := v1alpha1.BackupVolumesProgress{Total: 2, TotalBytes: 1000, BytesDone: 1000}
+		if got := h.run("a").Status.Volumes; got == nil || *got != want {
+			t.Errorf("progress: %+v, want %+v", got, want)
+		}
+		if writes := h.writes("a"); writes < 3 || writes > 4 { // the claim, and one every 5 s of 10
+			t.Errorf("%d writes", writes)
+		}
+	})
+}
+
+// The run may be changed by others while its progress is written.
+func TestProgressOutlivesAConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: (&backupOf{volumes: []string{"data"}}).execute}, newRun("a", ready))
+		h.start(1)
+		h.expect("a", running, false)
+		theirs := h.run("a")
+		theirs.Annotations = map[string]string{"note": "mine"}
+		if _, err := h.EngineV1alpha1().BackupRuns(system).Update(t.Context(), theirs, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * progressInterval)
+		synctest.Wait()
+		if got := h.run("a"); got.Status.Volumes == nil || got.Annotations["note"] != "mine" {
+			t.Errorf("progress %v, annotations %v", got.Status.Volumes, got.Annotations)
+		}
+		h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
+		h.expect("a", done, true)
+	})
+}
+
+func TestAVolumeThatCannotBeHandedOver(t *testing.T) {
+	t.Run("refused", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := &backupOf{volumes: []string{"data"}}
+			h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
+			h.Fault(func(action clienttesting.Action) enginetest.Fault {
+				if action.Matches("create", "podvolumebackups") {
+					return enginetest.Fault{Err: errBroken}
+				}
+				return enginetest.Fault{}
+			})
+			h.start(1)
+			h.expect("a", v1alpha1.BackupPhasePartiallyFailed, true)
+			if !errors.Is(b.err, errBroken) || !strings.Contains(b.err.Error(), "volume data of pod shop/web") {
+				t.Errorf("Submit: %v", b.err)
+			}
+		})
+	})
+	t.Run("handed over, but the answer is lost", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, &work{execute: (&backupOf{volumes: []string{"data"}}).execute}, newRun("a", ready))
+			h.Fault(func(action clienttesting.Action) enginetest.Fault {
+				if action.Matches("create", "podvolumebackups") {
+					return enginetest.Fault{Err: errBroken, Lost: true}
+				}
+				return enginetest.Fault{}
+			})
+			h.start(1)
+			h.expect("a", v1alpha1.BackupPhasePartiallyFailed, true)
+			if left := h.uploads(); len(left) != 0 {
+				t.Errorf("an upload goes on after the end of its backup: %v", left)
+			}
+		})
+	})
+	t.Run("handed over again after a lost answer", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := &backupOf{volumes: []string{"data"}}
+			lost := false
+			h := newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
+				if err := volumes.Submit(ctx, volumeRequest("data")); err == nil {
+					t.Error("the answer was not lost")
+				}
+				time.Sleep(time.Second) // the informer has seen the end of it, long before
+				return b.execute(ctx, run, volumes)
+			}}, newRun("a", ready))
+			h.Fault(func(action clienttesting.Action) enginetest.Fault {
+				create, ok := action.(clienttesting.CreateActionImpl)
+				if !ok || create.GetResource().Resource != "podvolumebackups" || lost {
+					return enginetest.Fault{}
+				}
+				lost = true
+				record := create.GetObject().(*enginev1alpha1.PodVolumeBackup)
+				record.Status.Phase = enginev1alpha1.VolumePhaseCompleted
+				return enginetest.Fault{Err: errBroken, Lost: true}
+			})
+			h.start(1)
+			time.Sleep(2 * time.Second)
+			h.expect("a", done, true)
+			if len(b.results) != 1 || b.results[0].Status.Phase != enginev1alpha1.VolumePhaseCompleted {
+				t.Errorf("results: %+v", b.results)
+			}
+		})
+	})
+	t.Run("without a repository", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := &backupOf{volumes: []string{"data"}}
+			h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
+			h.Fault(func(action clienttesting.Action) enginetest.Fault {
+				if action.Matches("create", "backuprepositories") {
+					return enginetest.Fault{Err: errBroken}
+				}
+				return enginetest.Fault{}
+			})
+			h.start(1)
+			h.expect("a", v1alpha1.BackupPhasePartiallyFailed, true)
+			if !errors.Is(b.err, errBroken) || len(h.Writes("podvolumebackups")) != 0 {
+				t.Errorf("Submit: %v, writes %v", b.err, h.Writes("podvolumebackups"))
+			}
+		})
+	})
+}
+
+func TestWaitingEndsWithTheContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &backupOf{volumes: []string{"data"}}
+		h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
+		h.start(1)
+		h.expect("a", running, false)
+		h.stop()
+		<-h.stopped
+		if !errors.Is(b.err, context.Canceled) {
+			t.Errorf("Wait: %v", b.err)
+		}
+		if len(h.uploads()) != 1 { // the next process stops them
+			t.Error("the upload was stopped")
+		}
+	})
+}
+
+func TestNoVolumesAreNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &backupOf{}
+		h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
+		h.start(1)
+		h.expect("a", done, true)
+		if len(b.results) != 0 || len(h.Writes("podvolumebackups")) != 0 {
+			t.Errorf("results %v, writes %v", b.results, h.Writes("podvolumebackups"))
+		}
+	})
+}
