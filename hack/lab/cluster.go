@@ -80,7 +80,7 @@ func upCommand() *cobra.Command {
 		if *nodeCount < 0 || *nodeCount > node.Max {
 			return fmt.Errorf("--nodes is %d; give 0 to %d", *nodeCount, node.Max)
 		}
-		dir, unlock, err := openLocked(*dirPath)
+		dir, unlock, err := openLocked(c.Context(), *dirPath)
 		if err != nil {
 			return err
 		}
@@ -188,7 +188,7 @@ func downCommand() *cobra.Command {
 			fmt.Fprintf(c.OutOrStdout(), "no lab in %s\n", dir)
 			return nil
 		}
-		unlock, err := dir.Lock()
+		unlock, err := dir.Lock(c.Context())
 		if err != nil {
 			return err
 		}
@@ -251,11 +251,11 @@ func status(c *cobra.Command, dir workdir.Dir) error {
 }
 
 // openLocked opens the folder and keeps other lab commands out of it.
-func openLocked(path string) (workdir.Dir, func(), error) {
+func openLocked(ctx context.Context, path string) (workdir.Dir, func(), error) {
 	dir, err := workdir.Open(path)
 	if err != nil {
 		return "", nil, err
 	}
-	unlock, err := dir.Lock()
+	unlock, err := dir.Lock(ctx)
 	return dir, unlock, err
 }

@@ -22,7 +22,7 @@ func imageCommand() *cobra.Command {
 	binary := c.Flags().String("binary", "bin/holdfast", "the program, built with CGO_ENABLED=0")
 	name := c.Flags().String("name", "holdfast.io/holdfast:dev", "name and tag of the image")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		dir, unlock, err := openLocked(*dirPath)
+		dir, unlock, err := openLocked(c.Context(), *dirPath)
 		if err != nil {
 			return err
 		}
@@ -55,7 +55,7 @@ func s3UpCommand() *cobra.Command {
 	dirPath := dirFlag(c)
 	source := sourceFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		dir, unlock, err := openLocked(*dirPath)
+		dir, unlock, err := openLocked(c.Context(), *dirPath)
 		if err != nil {
 			return err
 		}
@@ -92,7 +92,7 @@ func s3DownCommand() *cobra.Command {
 	}
 	dirPath := dirFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		dir, unlock, err := openLocked(*dirPath)
+		dir, unlock, err := openLocked(c.Context(), *dirPath)
 		if err != nil {
 			return err
 		}

@@ -43,7 +43,7 @@ func holdfastUpCommand() *cobra.Command {
 		if *agents < 0 {
 			return fmt.Errorf("--agents is %d; give 0 or more", *agents)
 		}
-		dir, unlock, err := openLocked(*dirPath)
+		dir, unlock, err := openLocked(c.Context(), *dirPath)
 		if err != nil {
 			return err
 		}
@@ -84,7 +84,7 @@ func holdfastDownCommand() *cobra.Command {
 	}
 	dirPath := dirFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		dir, unlock, err := openLocked(*dirPath)
+		dir, unlock, err := openLocked(c.Context(), *dirPath)
 		if err != nil {
 			return err
 		}
@@ -103,7 +103,7 @@ func holdfastRestartCommand() *cobra.Command {
 	dirPath := dirFlag(c)
 	kill := c.Flags().Bool("kill", false, "end it with SIGKILL instead of SIGTERM")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		dir, unlock, err := openLocked(*dirPath)
+		dir, unlock, err := openLocked(c.Context(), *dirPath)
 		if err != nil {
 			return err
 		}

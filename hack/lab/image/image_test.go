@@ -97,10 +97,11 @@ func TestTheSameProgramMakesTheSameImage(t *testing.T) {
 		}
 		return d.String()
 	}
-	if digest("a") != digest("a") {
+	first, again, other := digest("a"), digest("a"), digest("b")
+	if first != again {
 		t.Error("two images of one program differ")
 	}
-	if digest("a") == digest("b") {
+	if first == other {
 		t.Error("images of two programs are the same")
 	}
 }

@@ -7,6 +7,7 @@
 package workdir
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 )
 
 // Dir is the absolute path of a lab's folder.
@@ -130,9 +132,12 @@ func (d Dir) Clear() error {
 // ClearLogs removes the logs of the lab before.
 func (d Dir) ClearLogs() error { return os.RemoveAll(d.Path("logs")) }
 
-// Lock keeps every other lab command out of the folder until unlock is called
-// or this process ends.
-func (d Dir) Lock() (unlock func(), err error) {
+// lockLimit is longer than any command of a lab takes, builds aside.
+const lockLimit = 5 * time.Minute
+
+// Lock waits until no other lab command works in the folder, and keeps others
+// out until unlock is called or this process ends.
+func (d Dir) Lock(ctx context.Context) (unlock func(), err error) {
 	if err := os.MkdirAll(string(d), 0o755); err != nil {
 		return nil, err
 	}
@@ -140,9 +145,18 @@ func (d Dir) Lock() (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("another lab command works in %s; wait for it to end", d)
+	ctx, cancel := context.WithTimeout(ctx, lockLimit)
+	defer cancel()
+	for {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		select {
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, fmt.Errorf("another lab command works in %s (%w); wait for it to end", d, err)
+		case <-time.After(20 * time.Millisecond):
+		}
 	}
-	return func() { _ = f.Close() }, nil
 }

@@ -4,6 +4,7 @@
 package workdir
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -64,17 +65,25 @@ func TestClearLeavesAFolderThatIsNoLab(t *testing.T) {
 
 func TestLockIsExclusive(t *testing.T) {
 	dir := Dir(t.TempDir())
-	unlock, err := dir.Lock()
+	unlock, err := dir.Lock(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := dir.Lock(); err == nil {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := dir.Lock(over); err == nil {
 		t.Error("locked twice")
 	}
+	second := make(chan error)
+	go func() {
+		unlock, err := dir.Lock(t.Context())
+		if err == nil {
+			unlock()
+		}
+		second <- err
+	}()
 	unlock()
-	unlock, err = dir.Lock()
-	if err != nil {
-		t.Fatal(err)
+	if err := <-second; err != nil {
+		t.Errorf("who waited for the lock didn't get it: %v", err)
 	}
-	unlock()
 }
