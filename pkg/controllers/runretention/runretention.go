@@ -118,12 +118,15 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) error {
 		c.queue.AddAfter(key, left)
 		return nil
 	}
-	// The phase of a run that has ended does not change, so the cached object is as
-	// good as a fresh one; the uid keeps a namesake safe.
+	// The decision was taken on this version: if there is another one, or a namesake,
+	// its event is on the way.
 	err = c.runs.BackupRuns(key.Namespace).Delete(ctx, key.Name, metav1.DeleteOptions{
-		Preconditions: metav1.NewUIDPreconditions(string(run.UID)),
+		Preconditions: &metav1.Preconditions{UID: &run.UID, ResourceVersion: &run.ResourceVersion},
 	})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	switch {
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+		return nil
+	case err != nil:
 		return fmt.Errorf("removing BackupRun %s: %w", key, err)
 	}
 	klog.FromContext(ctx).V(4).Info("Removed an ended run", "backupRun", key, "phase", run.Status.Phase)

@@ -1,0 +1,225 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package runretention
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+)
+
+const system = "holdfast"
+
+func newRun(name string, phase v1alpha1.BackupPhase, stored bool, ended *time.Time) *enginev1alpha1.BackupRun {
+	run := &enginev1alpha1.BackupRun{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, UID: types.UID("uid of " + name)},
+		Status:     enginev1alpha1.BackupRunStatus{Phase: phase, Stored: stored},
+	}
+	if ended != nil {
+		run.Status.CompletionTimestamp = &metav1.Time{Time: *ended}
+	}
+	return run
+}
+
+func TestTimeLeft(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	const retention = 10 * time.Minute
+	ago := func(d time.Duration) *time.Time { at := now.Add(-d); return &at }
+	cases := map[string]struct {
+		phase     v1alpha1.BackupPhase
+		stored    bool
+		ended     *time.Time
+		left      time.Duration
+		removable bool
+	}{
+		"new":                       {phase: "", removable: false},
+		"queued":                    {phase: v1alpha1.BackupPhaseQueued, removable: false},
+		"running":                   {phase: v1alpha1.BackupPhaseInProgress, removable: false},
+		"just completed":            {v1alpha1.BackupPhaseCompleted, true, ago(0), retention, true},
+		"completed a while ago":     {v1alpha1.BackupPhaseCompleted, true, ago(9 * time.Minute), time.Minute, true},
+		"due":                       {v1alpha1.BackupPhasePartiallyFailed, true, ago(10 * time.Minute), 0, true},
+		"overdue":                   {v1alpha1.BackupPhaseFailed, true, ago(time.Hour), -50 * time.Minute, true},
+		"failed and not stored":     {v1alpha1.BackupPhaseFailed, false, ago(time.Hour), 23 * time.Hour, true},
+		"refused":                   {v1alpha1.BackupPhaseFailedValidation, false, ago(time.Hour), 23 * time.Hour, true},
+		"ended nobody knows when":   {v1alpha1.BackupPhaseCompleted, true, nil, -50 * time.Minute, true},
+		"refused nobody knows when": {v1alpha1.BackupPhaseFailedValidation, false, nil, 23 * time.Hour, true},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			run := newRun("a", c.phase, c.stored, c.ended)
+			run.CreationTimestamp = metav1.NewTime(now.Add(-time.Hour))
+			left, removable := timeLeft(run, retention, now)
+			if left != c.left || removable != c.removable {
+				t.Errorf("timeLeft: %s, %t; want %s, %t", left, removable, c.left, c.removable)
+			}
+		})
+	}
+}
+
+// start runs a controller on a cluster, in a synctest bubble.
+func start(t *testing.T, retention time.Duration, objects ...runtime.Object) *enginetest.Cluster {
+	t.Helper()
+	cluster := enginetest.New(objects...)
+	records := engineinformers.NewSharedInformerFactory(cluster, 0)
+	controller, err := New(cluster.EngineV1alpha1(), records.Engine().V1alpha1().BackupRuns(), clock.RealClock{}, retention)
+	if err != nil {
+		t.Fatal(err)
+	}
+	records.StartWithContext(t.Context())
+	t.Cleanup(records.Shutdown)
+	records.WaitForCacheSync(t.Context().Done())
+	go controller.Run(t.Context())
+	synctest.Wait()
+	return cluster
+}
+
+func exists(t *testing.T, cluster *enginetest.Cluster, name string) bool {
+	t.Helper()
+	synctest.Wait()
+	_, err := cluster.EngineV1alpha1().BackupRuns(system).Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+func TestRunsAreRemovedOnTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const retention = 10 * time.Minute
+		now, tick := time.Now(), time.Nanosecond
+		cluster := start(t, retention,
+			newRun("stored", v1alpha1.BackupPhaseCompleted, true, &now),
+			newRun("refused", v1alpha1.BackupPhaseFailedValidation, false, &now),
+			newRun("lost", v1alpha1.BackupPhaseFailed, false, &now),
+			newRun("runs", v1alpha1.BackupPhaseInProgress, false, nil))
+		time.Sleep(time.Until(now.Add(retention - tick)))
+		if !exists(t, cluster, "stored") {
+			t.Error("a stored run was removed too early")
+		}
+		time.Sleep(tick)
+		if exists(t, cluster, "stored") {
+			t.Error("a stored run is kept too long")
+		}
+		time.Sleep(time.Until(now.Add(24*time.Hour - tick)))
+		for _, name := range []string{"refused", "lost"} {
+			if !exists(t, cluster, name) {
+				t.Errorf("the run %q, of which nothing is stored, was not kept for a day", name)
+			}
+		}
+		time.Sleep(tick)
+		for _, name := range []string{"refused", "lost"} {
+			if exists(t, cluster, name) {
+				t.Errorf("the run %q is kept too long", name)
+			}
+		}
+		time.Sleep(1000 * time.Hour)
+		if !exists(t, cluster, "runs") {
+			t.Error("a run that has not ended was removed")
+		}
+		if writes := len(cluster.Writes("backupruns")); writes != 3 {
+			t.Errorf("%d writes removed 3 runs", writes)
+		}
+	})
+}
+
+func TestARunIsRemovedAfterItHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster := start(t, time.Minute, newRun("a", v1alpha1.BackupPhaseInProgress, false, nil))
+		time.Sleep(time.Hour)
+		now := time.Now()
+		runs := cluster.EngineV1alpha1().BackupRuns(system)
+		run, err := runs.Get(t.Context(), "a", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		run.Status.Phase, run.Status.Stored, run.Status.CompletionTimestamp = v1alpha1.BackupPhaseCompleted, true, &metav1.Time{Time: now}
+		if _, err := runs.UpdateStatus(t.Context(), run, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute - time.Nanosecond)
+		if !exists(t, cluster, "a") {
+			t.Error("it was removed too early")
+		}
+		time.Sleep(time.Nanosecond)
+		if exists(t, cluster, "a") {
+			t.Error("it is kept too long")
+		}
+	})
+}
+
+// A failure may be stored at the last moment. Its record is then kept as that of
+// any stored backup, although the informer does not know yet.
+func TestARunThatChangesAtTheLastMoment(t *testing.T) {
+	for name, change := range map[string]func(*testing.T, *enginetest.Cluster){
+		"stored after all": func(t *testing.T, cluster *enginetest.Cluster) {
+			runs := cluster.EngineV1alpha1().BackupRuns(system)
+			run, err := runs.Get(t.Context(), "a", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			run.Status.Stored, run.Status.CompletionTimestamp = true, &metav1.Time{Time: time.Now()}
+			if _, err := runs.UpdateStatus(t.Context(), run, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"replaced by a namesake": func(t *testing.T, cluster *enginetest.Cluster) {
+			if err := cluster.EngineV1alpha1().BackupRuns(system).Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			namesake := newRun("a", v1alpha1.BackupPhaseQueued, false, nil)
+			namesake.UID = "another"
+			cluster.Create(namesake)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ended := time.Now()
+				cluster := start(t, time.Hour, newRun("a", v1alpha1.BackupPhaseFailed, false, &ended))
+				time.Sleep(24*time.Hour - time.Second)
+				release := cluster.Hold()
+				change(t, cluster)
+				time.Sleep(time.Minute)
+				if !exists(t, cluster, "a") {
+					t.Error("it was removed by what it was before")
+				}
+				release()
+				if !exists(t, cluster, "a") {
+					t.Error("it was removed")
+				}
+			})
+		})
+	}
+}
+
+func TestARemovalIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := time.Now()
+		cluster := start(t, time.Minute, newRun("a", v1alpha1.BackupPhaseCompleted, true, &ended))
+		refusals := 3
+		cluster.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if action.GetVerb() != "delete" || refusals == 0 {
+				return enginetest.Fault{}
+			}
+			refusals--
+			return enginetest.Fault{Err: errors.New("the connection broke")}
+		})
+		time.Sleep(2 * time.Minute)
+		if exists(t, cluster, "a") {
+			t.Error("it is kept")
+		}
+	})
+}
