@@ -9,9 +9,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
-	"github.com/holdfast-io/holdfast/hack/lab/controlplane"
+	"github.com/holdfast-io/holdfast/hack/lab/process"
 	"github.com/holdfast-io/holdfast/hack/lab/workdir"
 )
 
@@ -38,9 +39,6 @@ func (n node) namespace() string { return fmt.Sprintf("%s-%d", bridge, n.index) 
 
 func networkUp(ctx context.Context, all []node) error {
 	owner := string(all[0].dir)
-	if other := bridgeOwner(); other != "" && other != owner && inUse(workdir.Dir(other)) {
-		return fmt.Errorf("the lab in %s has nodes already and a machine has room for one such lab; stop it with `lab down --dir %s`", other, other)
-	}
 	// What a crash left.
 	if err := networkDown(ctx); err != nil {
 		return err
@@ -142,9 +140,22 @@ func bridgeOwner() string {
 	return strings.TrimSpace(string(raw))
 }
 
-func inUse(dir workdir.Dir) bool {
-	running, err := controlplane.Running(dir)
-	return err == nil && running
+// alone is an error if another lab has nodes on this machine, or is about to.
+// One of which nothing runs does not count; its network is taken down.
+func alone(dir workdir.Dir) error {
+	other := workdir.Dir(bridgeOwner())
+	if other == "" || other == dir {
+		return nil
+	}
+	all, err := process.List(other.Run())
+	if err != nil {
+		return err
+	}
+	running := slices.ContainsFunc(all, (*process.Process).Running)
+	if running || other.Locked() {
+		return fmt.Errorf("the lab in %s has nodes already and a machine has room for one such lab; stop it with `lab down --dir %s`", other, other)
+	}
+	return nil
 }
 
 func exists(path string) bool {

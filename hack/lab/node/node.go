@@ -74,7 +74,7 @@ func Possible(dir workdir.Dir, names []string) error {
 	if len(longest) > 107 {
 		return fmt.Errorf("the path %s is too long for a socket, by %d characters; give a shorter --dir", longest, len(longest)-107)
 	}
-	return nil
+	return alone(dir)
 }
 
 // Prepare makes what the control plane of a lab with nodes needs: programs of

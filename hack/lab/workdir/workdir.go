@@ -160,3 +160,13 @@ func (d Dir) Lock(ctx context.Context) (unlock func(), err error) {
 		}
 	}
 }
+
+// Locked says whether a lab command works in the folder.
+func (d Dir) Locked() bool {
+	f, err := os.Open(d.Path("lock"))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil
+}

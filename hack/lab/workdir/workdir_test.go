@@ -69,6 +69,9 @@ func TestLockIsExclusive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if !dir.Locked() {
+		t.Error("not locked for others to see")
+	}
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := dir.Lock(over); err == nil {
@@ -85,5 +88,8 @@ func TestLockIsExclusive(t *testing.T) {
 	unlock()
 	if err := <-second; err != nil {
 		t.Errorf("who waited for the lock didn't get it: %v", err)
+	}
+	if dir.Locked() {
+		t.Error("locked after all have gone")
 	}
 }
