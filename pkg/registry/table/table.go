@@ -35,7 +35,7 @@ var _ rest.TableConvertor = &Convertor[runtime.Object]{}
 
 // ConvertToTable implements rest.TableConvertor.
 func (c *Convertor[T]) ConvertToTable(_ context.Context, obj, options runtime.Object) (*metav1.Table, error) {
-	table := &metav1.Table{}
+	table := &metav1.Table{Rows: []metav1.TableRow{}} // null is not a list of rows
 	if o, ok := options.(*metav1.TableOptions); !ok || !o.NoHeaders {
 		table.ColumnDefinitions = c.Columns
 	}
@@ -148,7 +148,8 @@ func Bytes(n int64) string {
 		return fmt.Sprintf("%d", n)
 	}
 	value, prefixes := float64(n)/unit, "KMGTPE"
-	for value >= unit && len(prefixes) > 1 {
+	const rounds = unit - 0.05 // to the unit, at one digit
+	for value >= rounds && len(prefixes) > 1 {
 		value, prefixes = value/unit, prefixes[1:]
 	}
 	return fmt.Sprintf("%.1f%ci", value, prefixes[0])
