@@ -11,7 +11,7 @@ LAB        := $(CURDIR)/.lab
 BIN        := $(LAB)/bin
 HOLDFAST   := $(BIN)/holdfast
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS    := -X k8s.io/component-base/version.gitVersion=v0.1.0-dev+$(VERSION) -X k8s.io/component-base/version.gitCommit=$(VERSION)
+LDFLAGS    := -X main.version=$(VERSION)
 GO_PACKAGES := ./cmd/... ./pkg/... ./test/...
 
 # Extra flags of the three roles in the lab, as in

@@ -64,7 +64,8 @@ func (o *clientOptions) config(role string) (*rest.Config, error) {
 		return nil, fmt.Errorf("finding the cluster: %w (set --kubeconfig outside of a pod)", err)
 	}
 	config.QPS = -1
-	return rest.AddUserAgent(config, "holdfast-"+role), nil
+	config.UserAgent = fmt.Sprintf("holdfast-%s/%s", role, version)
+	return config, nil
 }
 
 // controllerOptions are the flags of the controller.

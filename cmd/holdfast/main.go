@@ -14,9 +14,13 @@ import (
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
-	"k8s.io/component-base/version/verflag"
 	"k8s.io/klog/v2"
 )
+
+// version is set by the linker. It must not be the version in component-base:
+// the API server's library takes that for the version of Kubernetes, and chooses
+// its feature gates by it.
+var version = "unknown"
 
 func main() {
 	if err := newCommand().ExecuteContext(genericapiserver.SetupSignalContext()); err != nil {
@@ -33,21 +37,20 @@ func newCommand() *cobra.Command {
 		Short:         "Holdfast backs up Kubernetes: objects and volume data, into object storage",
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Version:       version,
 	}
 	command.AddCommand(newAPIServerCommand(), newControllerCommand(), newNodeAgentCommand())
 	return command
 }
 
-// role makes the command of a role: logging and version flags, then its own.
+// role makes the command of a role: logging flags, then its own.
 func role(command *cobra.Command) *cobra.Command {
 	config := logsapi.NewLoggingConfiguration()
 	logsapi.AddFlags(config, command.Flags())
-	verflag.AddFlags(command.Flags())
 	command.Flags().SetNormalizeFunc(cliflag.WordSepNormalizeFunc)
 	command.Args = cobra.NoArgs
 	run := command.RunE
 	command.RunE = func(command *cobra.Command, args []string) error {
-		verflag.PrintAndExitIfRequested()
 		if err := logsapi.ValidateAndApply(config, nil); err != nil {
 			return err
 		}

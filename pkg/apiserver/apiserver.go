@@ -115,6 +115,7 @@ func (c *Config) Complete() (CompletedConfig, error) {
 	c.Generic.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(generatedopenapi.GetOpenAPIDefinitions, namer)
 	c.Generic.OpenAPIV3Config.Info.Title = "Holdfast"
 	c.Generic.OpenAPIV3Config.Info.Version = v1alpha1.SchemeGroupVersion.Version
+	c.Generic.OpenAPIV3Config.PostProcessSpec = describeRefusedPatch
 	return CompletedConfig{
 		generic: c.Generic.Complete(),
 		extra:   c.Extra,

@@ -260,7 +260,11 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 	return status
 }
 
+// volumesProgress is nil for a backup without volumes.
 func volumesProgress(volumes []format.Volume) *holdfast.BackupVolumesProgress {
+	if len(volumes) == 0 {
+		return nil
+	}
 	progress := &holdfast.BackupVolumesProgress{Total: int32(len(volumes))}
 	for i := range volumes {
 		status := &volumes[i].Status

@@ -152,7 +152,12 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 			f := newFixture(t, spec)
 			f.claims()
 			f.add("pods", test.pods...)
-			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || int(outcome.Status.Volumes.Completed) != len(test.want) {
+			outcome := f.run(t)
+			completed := 0
+			if volumes := outcome.Status.Volumes; volumes != nil {
+				completed = int(volumes.Completed)
+			}
+			if outcome.Status.Phase != holdfast.BackupPhaseCompleted || completed != len(test.want) {
 				t.Errorf("got %+v, volumes %+v", outcome.Status, outcome.Status.Volumes)
 			}
 			var got []string

@@ -133,6 +133,9 @@ func describe(content Content, now time.Time) *holdfast.Backup {
 		})
 		return backup
 	}
+	if len(content.Volumes) == 0 {
+		return backup
+	}
 	sum := &holdfast.BackupVolumesProgress{Total: int32(len(content.Volumes))}
 	for i := range content.Volumes {
 		v := &content.Volumes[i]

@@ -71,16 +71,16 @@ func explain(operation, key string, err error) error {
 	if _, explained := errors.AsType[*opError](err); explained {
 		return err
 	}
-	kind, reason := classify(err)
+	reason, kind := classify(err)
 	return &opError{operation: operation, key: key, reason: reason, kind: kind, cause: err}
 }
 
-func classify(err error) (kind error, reason string) {
+func classify(err error) (reason string, kind error) {
 	if errors.Is(err, context.DeadlineExceeded) {
-		return ErrUnavailable, "the store did not answer in time"
+		return "the store did not answer in time", ErrUnavailable
 	}
 	if errors.Is(err, context.Canceled) {
-		return nil, "the operation was cancelled"
+		return "the operation was cancelled", nil
 	}
 	if answer, ok := errors.AsType[smithy.APIError](err); ok {
 		return classifyS3(answer.ErrorCode(), status(err))
@@ -88,25 +88,25 @@ func classify(err error) (kind error, reason string) {
 	if code := status(err); code != 0 {
 		return classifyS3("", code)
 	}
-	if kind, reason := classifyTransport(err); reason != "" {
-		return kind, reason
+	if reason, kind := classifyTransport(err); reason != "" {
+		return reason, kind
 	}
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return classifyErrno(errno)
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || gcerrors.Code(err) == gcerrors.NotFound:
-		return ErrNotFound, ErrNotFound.Error()
+		return ErrNotFound.Error(), ErrNotFound
 	case errors.Is(err, fs.ErrExist) || gcerrors.Code(err) == gcerrors.FailedPrecondition:
-		return ErrExists, ErrExists.Error()
+		return ErrExists.Error(), ErrExists
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return ErrUnavailable, "the connection to the store broke"
+		return "the connection to the store broke", ErrUnavailable
 	}
 	if failed, ok := errors.AsType[*smithy.OperationError](err); ok && failed.ServiceID == "S3" {
 		// No answer and no fault of the network: the request could not be signed.
-		return ErrDenied, "there are no usable credentials for the store"
+		return "there are no usable credentials for the store", ErrDenied
 	}
-	return nil, "the store can't do that"
+	return "the store can't do that", nil
 }
 
 func status(err error) int {
@@ -116,16 +116,16 @@ func status(err error) int {
 	return 0
 }
 
-func classifyS3(code string, status int) (kind error, reason string) {
+func classifyS3(code string, status int) (reason string, kind error) {
 	switch code {
 	case "NoSuchKey", "NotFound":
-		return ErrNotFound, ErrNotFound.Error()
+		return ErrNotFound.Error(), ErrNotFound
 	case "NoSuchBucket":
-		return ErrUnavailable, "the bucket does not exist"
+		return "the bucket does not exist", ErrUnavailable
 	case "PreconditionFailed":
-		return ErrExists, ErrExists.Error()
+		return ErrExists.Error(), ErrExists
 	case "ConditionalRequestConflict":
-		return ErrUnavailable, "another write of the same object is under way"
+		return "another write of the same object is under way", ErrUnavailable
 	}
 	said := ""
 	// Without a code of its own, a proxy's say, the SDK takes the status's text.
@@ -134,60 +134,60 @@ func classifyS3(code string, status int) (kind error, reason string) {
 	}
 	switch {
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		return ErrDenied, "the store denies access" + said
+		return "the store denies access" + said, ErrDenied
 	case status == http.StatusNotFound:
-		return ErrNotFound, ErrNotFound.Error()
+		return ErrNotFound.Error(), ErrNotFound
 	case status == http.StatusPreconditionFailed:
-		return ErrExists, ErrExists.Error()
+		return ErrExists.Error(), ErrExists
 	case status == http.StatusTooManyRequests || status >= http.StatusInternalServerError || status == http.StatusRequestTimeout:
-		return ErrUnavailable, "the store can't answer now" + said
+		return "the store can't answer now" + said, ErrUnavailable
 	case status >= 300 && status < 400:
-		return ErrUnavailable, "the bucket is elsewhere: check region and endpoint" + said
+		return "the bucket is elsewhere: check region and endpoint" + said, ErrUnavailable
 	default:
-		return nil, "the store refuses the request" + said
+		return "the store refuses the request" + said, nil
 	}
 }
 
 func notLetter(r rune) bool { return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') }
 
-func classifyTransport(err error) (kind error, reason string) {
+func classifyTransport(err error) (reason string, kind error) {
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		if _, ok := errors.AsType[x509.HostnameError](err); ok {
-			return ErrUnavailable, "the certificate of the endpoint is for another host"
+			return "the certificate of the endpoint is for another host", ErrUnavailable
 		}
-		return ErrUnavailable, "the certificate of the endpoint can't be verified: check caBundle"
+		return "the certificate of the endpoint can't be verified: check caBundle", ErrUnavailable
 	}
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
-		return ErrUnavailable, "the endpoint does not speak TLS: check its URL"
+		return "the endpoint does not speak TLS: check its URL", ErrUnavailable
 	}
 	if _, ok := errors.AsType[*net.DNSError](err); ok {
-		return ErrUnavailable, "the host of the endpoint can't be found"
+		return "the host of the endpoint can't be found", ErrUnavailable
 	}
 	_, isURL := errors.AsType[*url.Error](err)
 	_, isNet := errors.AsType[*net.OpError](err)
 	if isURL || isNet {
 		if errno, ok := errors.AsType[syscall.Errno](err); ok {
-			return ErrUnavailable, "the store can't be reached: " + errno.Error()
+			return "the store can't be reached: " + errno.Error(), ErrUnavailable
 		}
 		if failed, ok := errors.AsType[net.Error](err); ok && failed.Timeout() {
-			return ErrUnavailable, "the store did not answer in time"
+			return "the store did not answer in time", ErrUnavailable
 		}
-		return ErrUnavailable, "the store can't be reached"
+		return "the store can't be reached", ErrUnavailable
 	}
-	return nil, ""
+	return "", nil
 }
 
-func classifyErrno(errno syscall.Errno) (kind error, reason string) {
+func classifyErrno(errno syscall.Errno) (reason string, kind error) {
 	switch errno {
 	case syscall.ENOENT, syscall.ENOTDIR:
-		return ErrNotFound, ErrNotFound.Error()
+		return ErrNotFound.Error(), ErrNotFound
 	case syscall.EEXIST:
-		return ErrExists, ErrExists.Error()
+		return ErrExists.Error(), ErrExists
 	case syscall.EACCES, syscall.EPERM, syscall.EROFS:
-		return ErrDenied, "the folder denies access: " + errno.Error()
+		return "the folder denies access: " + errno.Error(), ErrDenied
 	case syscall.EIO, syscall.ESTALE, syscall.ENOTCONN, syscall.ETIMEDOUT, syscall.EHOSTDOWN, syscall.EHOSTUNREACH, syscall.ENODEV, syscall.ENXIO:
-		return ErrUnavailable, "the folder can't be used: " + errno.Error()
+		return "the folder can't be used: " + errno.Error(), ErrUnavailable
 	default:
-		return nil, errno.Error()
+		return errno.Error(), nil
 	}
 }

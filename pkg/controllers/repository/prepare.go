@@ -18,10 +18,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
 
-// ReasonDamaged is a reason of the condition Ready: the repository has data, but
-// not what is needed to read it.
-const ReasonDamaged = "Damaged"
-
 // LabelKey marks the Secrets that hold keys, for whoever keeps copies of them.
 const LabelKey = "engine.holdfast.io/repository-key"
 
@@ -62,7 +58,7 @@ func (c *Controller) prepare(ctx context.Context, record *engine.BackupRepositor
 		return notReady(engine.ReasonKeyMismatch, fmt.Sprintf(
 			"the key in the Secret %s does not open the repository in the store: put the key there that the repository was made with", engine.KeySecretName(record.Name))), err
 	case errors.Is(err, repository.ErrDamaged):
-		return notReady(ReasonDamaged, err.Error()), err
+		return notReady(engine.ReasonDamaged, err.Error()), err
 	default:
 		return notReady(engine.ReasonUnreachable, err.Error()), err
 	}

@@ -295,8 +295,8 @@ func TestDamaged(t *testing.T) {
 	h.fill()
 	h.attempt()
 	must(t, os.Remove(filepath.Join(h.folder, "kopia/app/kopia.repository.f")))
-	if got := h.attempt(); got.Reason != ReasonDamaged {
-		t.Errorf("the condition is %+v, want %s", got, ReasonDamaged)
+	if got := h.attempt(); got.Reason != engine.ReasonDamaged {
+		t.Errorf("the condition is %+v, want %s", got, engine.ReasonDamaged)
 	}
 }
 

@@ -1046,7 +1046,7 @@ func schema_pkg_apis_engine_v1alpha1_PodVolumeBackupStatus(ref common.ReferenceC
 					},
 					"warnings": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Files that could not be read; the backup of the volume lacks them.",
+							Description: "Files that vanished or changed while they were read, and special files, which are left out. The message names the first of them.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1846,7 +1846,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces to include, by name or pattern (*, ?, [ab]). Empty or * means all of them in the system namespace, and the backup's own namespace elsewhere.",
+							Description: "Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them for a backup in the system namespace, and the backup's own namespace elsewhere. There, another namespace needs the right to create backups in it, and a pattern the right to create backups in all namespaces.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

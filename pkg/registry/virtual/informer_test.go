@@ -13,7 +13,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
@@ -143,7 +142,7 @@ func waitFor(t *testing.T, informer cache.SharedIndexInformer, l *podLog) {
 			if err != nil {
 				return false, err
 			}
-			got[o.(metav1.Object).GetName()] = o.GetResourceVersion()
+			got[o.GetName()] = o.GetResourceVersion()
 		}
 		diff = cmp.Diff(want, got)
 		return diff == "", nil

@@ -182,6 +182,8 @@ const (
 	ReasonKeyMismatch = "KeyMismatch"
 	// ReasonKeyMissing: the repository exists and its key's Secret is gone.
 	ReasonKeyMissing = "KeyMissing"
+	// ReasonDamaged: the store has data of the repository, but not what opens it.
+	ReasonDamaged = "Damaged"
 )
 
 // KeySecretName is the name of the Secret with the key of a repository.

@@ -149,7 +149,8 @@ type PodVolumeBackupStatus struct {
 	// Bytes that were new since the previous snapshot of the volume.
 	// +optional
 	IncrementalBytes int64 `json:"incrementalBytes,omitempty"`
-	// Files that could not be read; the backup of the volume lacks them.
+	// Files that vanished or changed while they were read, and special files, which
+	// are left out. The message names the first of them.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`
 	// When the upload began.

@@ -46,8 +46,10 @@ type BackupList struct {
 // BackupSpec says what to back up. Its fields have the names and meanings of
 // Velero's Backup, so that such a manifest moves over by its apiVersion.
 type BackupSpec struct {
-	// Namespaces to include, by name or pattern (*, ?, [ab]). Empty or * means all
-	// of them in the system namespace, and the backup's own namespace elsewhere.
+	// Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them
+	// for a backup in the system namespace, and the backup's own namespace elsewhere.
+	// There, another namespace needs the right to create backups in it, and a
+	// pattern the right to create backups in all namespaces.
 	// +optional
 	// +listType=atomic
 	IncludedNamespaces []string `json:"includedNamespaces,omitempty"`
