@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Copyright The Holdfast Authors.
+# SPDX-License-Identifier: Apache-2.0
+
+# Measures Holdfast on a Kubernetes of its own, and prints counts, and ratios
+# against Velero, Kopia or a limit: docs/performance.md says what they mean.
+# Usage: hack/bench.sh [queue|objects|volume]...   without arguments all of them
+set -o errexit -o nounset -o pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+bin="$PWD/.lab/bin"
+holdfast="${HOLDFAST:-${bin}/holdfast}"
+results="$PWD/.lab/bench"
+dir="${results}/lab"
+scratch=""
+lab() { "${bin}/lab" "$@" --dir "${dir}"; }
+say() { printf '\n== %s\n' "$*"; }
+
+finish() {
+  status=$?
+  trap - EXIT
+  lab down >/dev/null || true
+  if [[ -n "${scratch}" ]]; then
+    rm -rf "${scratch}"
+  fi
+  if [[ ${status} -ne 0 ]]; then
+    echo "bench: failed; the logs are in ${dir}/logs" >&2
+  fi
+  exit "${status}"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+# holdfast_up CONTROLLER_FLAGS [AGENT_FLAGS]: a fresh Holdfast. Runs are removed at
+# once, so that the removal is in what is counted.
+holdfast_up() {
+  lab holdfast up --holdfast "${holdfast}" --artifacts artifacts \
+    --controller-flags "--run-retention=0s $1" --agent-flags "${2:-}" >/dev/null
+}
+
+measure() { "${bin}/bench" --dir "${dir}" --results "${results}/rows" "$@"; }
+
+queue() {
+  local queued
+  for queued in 10 200; do
+    say "A queue of ${queued} tiny backups"
+    holdfast_up "--concurrent-backups=4 --leader-elect=false"
+    measure queue --queued "${queued}"
+  done
+}
+
+objects() {
+  say "One namespace of 20,000 ConfigMaps"
+  holdfast_up ""
+  measure objects
+}
+
+# In memory where there is enough of it: what a disk takes to write a small file
+# varies more than what is compared.
+volume() {
+  say "One volume, through the agent and by Kopia alone"
+  local free=0
+  if [[ -d /dev/shm ]]; then
+    free="$(df --output=avail -k /dev/shm | tail -n 1)"
+  fi
+  if [[ ${free} -gt 4000000 && "$(awk '/^MemAvailable/ {print $2}' /proc/meminfo)" -gt 8000000 ]]; then
+    scratch="$(mktemp -d /dev/shm/holdfast-bench-XXXXXX)"
+    echo "files and repositories are in memory"
+  else
+    scratch="$(mktemp -d "${results}/scratch-XXXXXX")"
+    echo "files and repositories are on a disk, for want of memory: expect times to vary"
+  fi
+  mkdir "${scratch}/pods"
+  holdfast_up "" "--host-pods-dir=${scratch}/pods --cache-dir=${scratch}/cache"
+  measure volume --scratch "${scratch}" --pods "${scratch}/pods" --peer "${bin}/bench-kopia"
+}
+
+kopia_version() { go list -C "$1" -m -f '{{.Version}}' github.com/kopia/kopia; }
+if [[ "$(kopia_version .)" != "$(kopia_version hack/bench/kopia)" ]]; then
+  echo "bench: Holdfast and hack/bench/kopia use different versions of Kopia; make them the same" >&2
+  exit 1
+fi
+go build -trimpath -o "${bin}/bench" ./test/bench
+go build -C hack/bench/kopia -trimpath -o "${bin}/bench-kopia" .
+
+mkdir -p "${results}"
+: >"${results}/rows"
+lab down >/dev/null
+lab up --bin "${bin}" >/dev/null
+for benchmark in "${@:-queue objects volume}"; do
+  for one in ${benchmark}; do
+    case "${one}" in
+    queue | objects | volume) "${one}" ;;
+    *) echo "bench: there is no benchmark ${one}; there are queue, objects and volume" >&2; exit 2 ;;
+    esac
+  done
+done
+
+say "Results"
+{
+  echo "Holdfast $(git describe --tags --always --dirty 2>/dev/null || echo unknown) on $(nproc) CPUs ($(awk -F ': ' '/^model name/ {print $2; exit}' /proc/cpuinfo)), $(awk '/^MemTotal/ {printf "%.0f", $2 / 1e6}' /proc/meminfo) GB, Linux $(uname -r)"
+  echo "load average of the last minutes: $(cut -d ' ' -f 1-3 /proc/loadavg); a load above the number of CPUs before the start makes times worse"
+  measure table
+} | tee "${results}/latest.txt"

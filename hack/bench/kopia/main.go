@@ -1,0 +1,121 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command kopia makes a repository in an empty folder and uploads files to it by
+// the Kopia library with its defaults and nothing of ours: what the agent is
+// measured against. It prints the times and its peak memory as JSON.
+//
+// It is a module of its own because only two packages of Holdfast may know Kopia.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/kopia/kopia/fs/localfs"
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob/filesystem"
+	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/policy"
+	"github.com/kopia/kopia/snapshot/upload"
+)
+
+const password = "benchmark"
+
+type result struct {
+	CreateSeconds, UploadSeconds float64
+	PeakBytes                    int64
+}
+
+func main() {
+	files := flag.String("files", "", "the folder to upload")
+	repository := flag.String("repository", "", "an empty folder for the repository")
+	flag.Parse()
+	if *files == "" || *repository == "" {
+		flag.Usage()
+		os.Exit(2)
+	}
+	if err := run(context.Background(), *files, *repository); err != nil {
+		fmt.Fprintln(os.Stderr, "kopia:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, files, repository string) error {
+	var r result
+	begin := time.Now()
+	store, err := filesystem.New(ctx, &filesystem.Options{Path: repository}, true)
+	if err != nil {
+		return err
+	}
+	if err := repo.Initialize(ctx, store, &repo.NewRepositoryOptions{}, password); err != nil {
+		return err
+	}
+	config := repository + ".config"
+	defer os.Remove(config)
+	if err := repo.Connect(ctx, config, store, password, nil); err != nil {
+		return err
+	}
+	r.CreateSeconds = time.Since(begin).Seconds()
+
+	begin = time.Now()
+	if err := uploadFiles(ctx, config, files); err != nil {
+		return err
+	}
+	r.UploadSeconds = time.Since(begin).Seconds()
+	if r.PeakBytes, err = peakMemory(); err != nil {
+		return err
+	}
+	return json.NewEncoder(os.Stdout).Encode(r)
+}
+
+// uploadFiles opens the repository, uploads, and closes it.
+func uploadFiles(ctx context.Context, config, files string) (err error) {
+	repository, err := repo.Open(ctx, config, password, &repo.Options{DisableRepositoryLog: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, repository.Close(ctx)) }()
+	source := snapshot.SourceInfo{Host: "host", UserName: "user", Path: files}
+	return repo.WriteSession(ctx, repository, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		folder, err := localfs.Directory(files)
+		if err != nil {
+			return err
+		}
+		tree, err := policy.TreeForSource(ctx, w, source)
+		if err != nil {
+			return err
+		}
+		manifest, err := upload.NewUploader(w).Upload(ctx, folder, tree, source)
+		if err != nil {
+			return err
+		}
+		if manifest.IncompleteReason != "" || manifest.Stats.ErrorCount > 0 {
+			return fmt.Errorf("the upload is incomplete: %q, %d errors", manifest.IncompleteReason, manifest.Stats.ErrorCount)
+		}
+		_, err = snapshot.SaveSnapshot(ctx, w, manifest)
+		return err
+	})
+}
+
+// peakMemory is VmHWM of proc_pid_status(5), in bytes.
+func peakMemory() (int64, error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			var kibibytes int64
+			_, err := fmt.Sscanf(value, "%d kB", &kibibytes)
+			return kibibytes * 1024, err
+		}
+	}
+	return 0, errors.New("no VmHWM in /proc; this needs Linux")
+}

@@ -1,0 +1,249 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+)
+
+// namespace is Holdfast's own in a lab.
+const namespace = "holdfast"
+
+// parallel is how many requests we make at once to fill the cluster.
+const parallel = 16
+
+// lab is a control plane with Holdfast in it, as `lab holdfast up` leaves it. It
+// must have been started with --run-retention=0s: a run that is gone has ended.
+type lab struct {
+	dir      string
+	kube     kubernetes.Interface
+	engine   engineclient.Interface
+	holdfast holdfastclient.Interface
+}
+
+func openLab(dir string) (*lab, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(dir, "kubeconfig"))
+	if err != nil {
+		return nil, fmt.Errorf("no lab in %q: start one with `lab up`: %w", dir, err)
+	}
+	config.QPS = -1
+	l := &lab{dir: dir}
+	var errs [3]error
+	l.kube, errs[0] = kubernetes.NewForConfig(config)
+	l.engine, errs[1] = engineclient.NewForConfig(config)
+	l.holdfast, errs[2] = holdfastclient.NewForConfig(config)
+	return l, errors.Join(errs[:]...)
+}
+
+// pid is the id of one of the lab's processes, such as holdfast-controller.
+func (l *lab) pid(name string) (int, error) {
+	raw, err := os.ReadFile(filepath.Join(l.dir, "run", name+".json"))
+	if err != nil {
+		return 0, err
+	}
+	var process struct{ PID int }
+	if err := json.Unmarshal(raw, &process); err != nil {
+		return 0, err
+	}
+	return process.PID, nil
+}
+
+// peakMemory is the most physical memory, in bytes, that a process of the lab has
+// had so far. Source: VmHWM in proc_pid_status(5), in units of 1024 bytes.
+func (l *lab) peakMemory(name string) (int64, error) {
+	pid, err := l.pid(name)
+	if err != nil {
+		return 0, err
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, fmt.Errorf("%s has ended; see its log: %w", name, err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			var kibibytes int64
+			_, err := fmt.Sscanf(value, "%d kB", &kibibytes)
+			return kibibytes * 1024, err
+		}
+	}
+	return 0, errors.New("no VmHWM in /proc; this needs Linux")
+}
+
+// cpuTime is how long a process of the lab has kept a CPU busy so far. Unlike the
+// time that passes, it hardly depends on what else the machine does. Source: utime
+// and stime in proc_pid_stat(5), in ticks that Linux shows as 1/100 s everywhere.
+func (l *lab) cpuTime(name string) (time.Duration, error) {
+	pid, err := l.pid(name)
+	if err != nil {
+		return 0, err
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, fmt.Errorf("%s has ended; see its log: %w", name, err)
+	}
+	// The second field is the program's name, which may hold spaces.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
+	}
+	user, userErr := strconv.Atoi(fields[11])
+	system, systemErr := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * 10 * time.Millisecond, errors.Join(userErr, systemErr)
+}
+
+// cpuTimes are those of all processes that take part in a backup of objects.
+func (l *lab) cpuTimes() (map[string]time.Duration, error) {
+	times := map[string]time.Duration{}
+	for _, name := range []string{"holdfast-controller", "holdfast-apiserver", "kube-apiserver", "etcd"} {
+		var err error
+		if times[name], err = l.cpuTime(name); err != nil {
+			return nil, err
+		}
+	}
+	return times, nil
+}
+
+// fill makes a namespace with ConfigMaps whose data is a text of a given size. What
+// exists is left as it is.
+func (l *lab) fill(ctx context.Context, name string, count, size int) error {
+	_, err := l.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	return each(ctx, count, func(ctx context.Context, i int) error {
+		_, err := l.kube.CoreV1().ConfigMaps(name).Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("settings-%05d", i)},
+			Data:       map[string]string{"text": text(size, uint64(i))},
+		}, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		return err
+	})
+}
+
+// progress is what was seen of a run.
+type progress struct {
+	started, ended time.Time
+	status         enginev1alpha1.BackupRunStatus
+}
+
+// run creates backups and follows their runs until the last one is removed. It
+// calls created when all of them exist. Every one must be Completed.
+func (l *lab) run(ctx context.Context, backups []*v1alpha1.Backup, created func() error) (map[string]*progress, error) {
+	runs := l.engine.EngineV1alpha1().BackupRuns(namespace)
+	list, err := runs.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	changes, err := runs.Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		return nil, err
+	}
+	defer changes.Stop()
+	err = each(ctx, len(backups), func(ctx context.Context, i int) error {
+		_, err := l.holdfast.HoldfastV1alpha1().Backups(namespace).Create(ctx, backups[i], metav1.CreateOptions{})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := created(); err != nil {
+		return nil, err
+	}
+	seen := map[string]*progress{}
+	left := sets.New[string]()
+	for _, b := range backups {
+		seen[b.Name] = &progress{}
+		left.Insert(b.Name)
+	}
+	for left.Len() > 0 {
+		var event watch.Event
+		var open bool
+		select {
+		case event, open = <-changes.ResultChan():
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if !open || event.Type == watch.Error {
+			return nil, fmt.Errorf("the watch of the runs broke off: %v", event.Object)
+		}
+		run, ok := event.Object.(*enginev1alpha1.BackupRun)
+		if !ok || seen[run.Name] == nil {
+			continue
+		}
+		p := seen[run.Name]
+		p.status = run.Status
+		if run.Status.Phase == v1alpha1.BackupPhaseInProgress && p.started.IsZero() {
+			p.started = time.Now()
+		}
+		if run.Status.Phase.Ended() && p.ended.IsZero() {
+			p.ended = time.Now()
+			if run.Status.Phase != v1alpha1.BackupPhaseCompleted {
+				return nil, fmt.Errorf("backup %s is %s: %s", run.Name, run.Status.Phase, run.Status.FailureReason)
+			}
+		}
+		if event.Type == watch.Deleted {
+			if p.ended.IsZero() {
+				return nil, fmt.Errorf("the run of backup %s was removed while it was %q", run.Name, run.Status.Phase)
+			}
+			left.Delete(run.Name)
+		}
+	}
+	return seen, nil
+}
+
+// listed waits until the API shows n backups of a name that begins with prefix as
+// Completed: what was measured is there.
+func (l *lab) listed(ctx context.Context, prefix string, n int) error {
+	count := 0
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		list, err := l.holdfast.HoldfastV1alpha1().Backups(namespace).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Completed"})
+		if err != nil {
+			return false, err
+		}
+		count = 0
+		for _, b := range list.Items {
+			if strings.HasPrefix(b.Name, prefix) {
+				count++
+			}
+		}
+		return count == n, nil
+	})
+	if err != nil {
+		return fmt.Errorf("the API lists %d of %d backups %s* as Completed: %w", count, n, prefix, err)
+	}
+	return nil
+}
+
+// newBackup is a backup of one namespace.
+func newBackup(name, of string) *v1alpha1.Backup {
+	return &v1alpha1.Backup{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		Spec:       v1alpha1.BackupSpec{IncludedNamespaces: []string{of}},
+	}
+}

@@ -1,0 +1,84 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command bench measures Holdfast in a lab that runs: what it costs the cluster,
+// the controller and a node. It prints counts, and ratios against Velero, Kopia or
+// a limit. Only a count can make it fail, never a time: times depend on the
+// machine and on what else it does.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "bench",
+		Short:         "Measure Holdfast in a lab",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	var dir, results string
+	root.PersistentFlags().StringVar(&dir, "dir", "", "the lab's folder")
+	root.PersistentFlags().StringVar(&results, "results", "", "file that rows are appended to, and read from")
+	measuring := func(use, short string, measure func(context.Context, *lab) ([]row, error)) *cobra.Command {
+		return &cobra.Command{
+			Use: use, Short: short, Args: cobra.NoArgs,
+			RunE: func(c *cobra.Command, _ []string) error {
+				l, err := openLab(dir)
+				if err != nil {
+					return err
+				}
+				rows, err := measure(c.Context(), l)
+				if err != nil {
+					return fmt.Errorf("%s: %w", use, err)
+				}
+				return appendRows(results, rows)
+			},
+		}
+	}
+
+	var queued int
+	queue := measuring("queue", "Drain a queue of tiny backups, and count the writes", func(ctx context.Context, l *lab) ([]row, error) {
+		return measureQueue(ctx, l, queued)
+	})
+	queue.Flags().IntVar(&queued, "queued", 200, "how many backups")
+
+	var objects int
+	object := measuring("objects", "Back up one namespace of many ConfigMaps", func(ctx context.Context, l *lab) ([]row, error) {
+		return measureObjects(ctx, l, objects)
+	})
+	object.Flags().IntVar(&objects, "objects", 20000, "how many ConfigMaps")
+
+	var v volumeOptions
+	volume := measuring("volume", "Upload a volume through the agent, and by the Kopia library alone", func(ctx context.Context, l *lab) ([]row, error) {
+		return measureVolume(ctx, l, v)
+	})
+	volume.Flags().StringVar(&v.scratch, "scratch", "", "folder for files and repositories, best in memory")
+	volume.Flags().StringVar(&v.peer, "peer", "", "the program that uploads by the Kopia library alone")
+	volume.Flags().StringVar(&v.pods, "pods", "", "the agent's folder of pods, in the file system of --scratch")
+	volume.Flags().IntVar(&v.rounds, "rounds", 3, "how often; the median counts")
+
+	table := &cobra.Command{
+		Use: "table", Short: "Print the rows", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return printTable(c.OutOrStdout(), results) },
+	}
+	root.AddCommand(queue, object, volume, table)
+	return root
+}
