@@ -417,19 +417,20 @@ func TestRemovingARecordStopsItsRun(t *testing.T) {
 func TestARecordThatIsRemovedAsItIsClaimed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{execute: untilStopped}, newRun("a", ready))
-		h.Fault(func(action clienttesting.Action) enginetest.Fault {
-			if run := written(action); run != nil && run.Status.Phase == running {
-				go func() { // as soon as the claim is answered
-					if err := h.EngineV1alpha1().BackupRuns(system).Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
-						t.Error(err)
-					}
-				}()
+		removed := false
+		h.announcing = func() { // between the claim and the execution
+			if removed {
+				return
 			}
-			return enginetest.Fault{}
-		})
+			removed = true
+			if err := h.EngineV1alpha1().BackupRuns(system).Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Second) // until the informer has seen that
+		}
 		h.start(1)
-		h.Fault(nil)
 		h.Create(newRun("next", ready))
+		time.Sleep(2 * time.Second)
 		h.expectExecuted("a", "next")
 	})
 }

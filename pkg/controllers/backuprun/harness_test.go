@@ -104,7 +104,9 @@ type harness struct {
 	*enginetest.Cluster
 	work   *work
 	events *events.FakeRecorder
-	stop   context.CancelFunc
+	// announcing, if set, is called before an event is recorded.
+	announcing func()
+	stop       context.CancelFunc
 	// stopped is closed when the controller has stopped.
 	stopped chan struct{}
 }
@@ -125,7 +127,7 @@ func (h *harness) start(workers int) *Controller {
 		VolumeTimeout:    volumeTimeout,
 		Engine:           h.EngineV1alpha1(),
 		Executor:         h.work,
-		Events:           h.events,
+		Events:           h,
 		Clock:            clock.RealClock{},
 		RunInformer:      v1alpha1.BackupRuns(),
 		LocationInformer: v1alpha1.BackupStorageLocations(),
@@ -145,6 +147,14 @@ func (h *harness) start(workers int) *Controller {
 	}()
 	synctest.Wait()
 	return controller
+}
+
+// Eventf implements events.EventRecorder.
+func (h *harness) Eventf(regarding, related runtime.Object, kind, reason, action, note string, args ...any) {
+	if h.announcing != nil {
+		h.announcing()
+	}
+	h.events.Eventf(regarding, related, kind, reason, action, note, args...)
 }
 
 func (h *harness) run(name string) *enginev1alpha1.BackupRun {
