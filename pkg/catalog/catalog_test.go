@@ -290,6 +290,27 @@ func TestTwoLocationsWithOneName(t *testing.T) {
 	}
 }
 
+// One row goes and another takes its name, while a third holds the same volume,
+// of which the one that goes was the latest backup.
+func TestForgetWhileANamesakeTakesOver(t *testing.T) {
+	c, seen := newMirror(t)
+	put := func(location, storeName string, age int) {
+		c.Put(location, storeName, Content{
+			Backup:  stored(location, storeName, age),
+			Volumes: []Volume{claim("shop", "data", 1, age)},
+		}, t0)
+	}
+	put("a", "nightly", 1)
+	put("b", "nightly", 2)
+	put("b", "weekly", 3)
+	c.Forget("a")
+	seen.check(c)
+	want(t, "backups", names(c.Backups()), "holdfast/nightly holdfast/weekly")
+	if got := c.Volumes()[0].Status; got.Backups != 2 || got.LastBackup.Name != "nightly" {
+		t.Errorf("volume %+v, want two backups, the last one nightly", got)
+	}
+}
+
 func TestUnreadable(t *testing.T) {
 	c, m := newMirror(t)
 	c.Put("default", "good", Content{Backup: stored("default", "good", 5)}, t0)

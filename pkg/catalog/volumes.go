@@ -257,7 +257,9 @@ func (v *volume) empty() bool { return len(v.members) == 0 }
 
 func (v *volume) add(m member) {
 	v.members = append(v.members, m)
-	v.count(m)
+	if !v.stale { // else last may be a member that is gone
+		v.count(m)
+	}
 }
 
 func (v *volume) remove(gone member) {
