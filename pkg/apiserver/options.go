@@ -24,6 +24,7 @@ type Options struct {
 	recommended     *genericoptions.RecommendedOptions
 	systemNamespace string
 	pollInterval    time.Duration
+	shutdownDelay   time.Duration
 }
 
 // NewOptions returns Options with their defaults.
@@ -49,6 +50,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	o.recommended.CoreAPI.AddFlags(flags)
 	o.recommended.Admission.AddFlags(flags)
 	flags.StringVar(&o.systemNamespace, "namespace", o.systemNamespace, "The system namespace: where Holdfast's records live, and whose backups may include any namespace.")
+	flags.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", o.shutdownDelay, "How long to go on serving after being told to stop, while /readyz says no, so that requests find their way to another replica.")
 	flags.DurationVar(&o.pollInterval, "backupstore-poll-interval", o.pollInterval, "How often each storage location is listed for backups that others stored there. 0 lists it once, at the start.")
 }
 
@@ -60,6 +62,9 @@ func (o *Options) Validate() error {
 	}
 	if o.pollInterval < 0 {
 		errs = append(errs, fmt.Errorf("--backupstore-poll-interval must not be negative, but is %s", o.pollInterval))
+	}
+	if o.shutdownDelay < 0 {
+		errs = append(errs, fmt.Errorf("--shutdown-delay-duration must not be negative, but is %s", o.shutdownDelay))
 	}
 	return errors.Join(errs...)
 }
@@ -74,10 +79,17 @@ func (o *Options) Config() (*Config, error) {
 	if err := o.recommended.CoreAPI.ApplyTo(generic); err != nil {
 		return nil, err
 	}
+	// The cluster's priority and fairness bounds this client's requests. With a limit
+	// of its own, users would wait for each other.
+	generic.ClientConfig.QPS = -1
+	generic.ClientConfig.UserAgent = "holdfast-apiserver"
 	if err := o.disableUnservedAdmission(generic.ClientConfig); err != nil {
 		return nil, err
 	}
-	if err := o.recommended.ApplyTo(generic); err != nil {
+	generic.ShutdownDelayDuration = o.shutdownDelay
+	remaining := *o.recommended
+	remaining.CoreAPI = nil // applied above
+	if err := remaining.ApplyTo(generic); err != nil {
 		return nil, err
 	}
 	return &Config{
