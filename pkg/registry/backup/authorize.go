@@ -34,11 +34,11 @@ func scopes(backup *v1alpha1.Backup, namespaces *selection.Namespaces, resources
 			result = append(result, scope{name, "spec.includedNamespaces names it"})
 		}
 	}
-	for _, pattern := range namespaces.Patterns() {
-		result = append(result, scope{"", fmt.Sprintf("spec.includedNamespaces has the pattern %q", pattern)})
+	if patterns := namespaces.Patterns(); len(patterns) > 0 {
+		return append(result, scope{"", fmt.Sprintf("spec.includedNamespaces has the pattern %q", patterns[0])})
 	}
 	if resources.TouchesClusterScope() {
-		result = append(result, scope{"", "spec asks for cluster-scoped resources"})
+		return append(result, scope{"", "spec asks for cluster-scoped resources"})
 	}
 	return result
 }

@@ -64,6 +64,9 @@ func reason(status *holdfast.BackupStatus) string {
 			return condition.Reason
 		}
 	}
+	if len(status.ValidationErrors) > 0 {
+		return status.ValidationErrors[0]
+	}
 	return table.Text(status.FailureReason)
 }
 

@@ -145,13 +145,14 @@ func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.Val
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		return nil, alreadyExists(backup.Name)
+	case apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err):
+		return nil, err // the caller may try again
 	case err != nil:
-		return nil, fmt.Errorf("recording the backup: %w", err)
+		return nil, apierrors.NewInternalError(fmt.Errorf("recording the backup: %w", err))
 	}
 	if len(options.DryRun) > 0 {
-		internal.UID, internal.CreationTimestamp = run.UID, run.CreationTimestamp
-		internal.Status.Phase = holdfast.BackupPhase(v1alpha1.BackupPhaseNew)
-		return internal, nil
+		dry := &holdfast.Backup{}
+		return dry, r.strategy.scheme.Convert(run.AsBackup(), dry, nil)
 	}
 	r.observe(run)
 	created, ok := r.log.GetObject(backup.Namespace, backup.Name)

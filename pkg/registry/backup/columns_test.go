@@ -1,0 +1,119 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/install"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+func TestCells(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	at := func(d time.Duration) *metav1.Time { at := metav1.NewTime(now.Add(d)); return &at }
+	cases := map[string]struct {
+		spec   holdfast.BackupSpec
+		status holdfast.BackupStatus
+		want   []any
+	}{
+		"new": {
+			status: holdfast.BackupStatus{Phase: "New"},
+			want:   []any{"x", "New", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "-"},
+		},
+		"queued": {
+			spec: holdfast.BackupSpec{StorageLocation: "default"},
+			status: holdfast.BackupStatus{Phase: "Queued", QueuePosition: 2, Requester: "jane", Conditions: []metav1.Condition{
+				{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionFalse, Reason: "Queued"},
+				{Type: v1alpha1.ConditionQueued, Status: metav1.ConditionTrue, Reason: "NamespaceOverlap"},
+			}},
+			want: []any{"x", "Queued", "-", "-", int64(0), int64(0), "-", "60m", "2", "NamespaceOverlap", "-", "default", "jane"},
+		},
+		"running": {
+			status: holdfast.BackupStatus{Phase: "InProgress", StartTimestamp: at(-time.Minute), Expiration: at(720 * time.Hour),
+				Progress:   &holdfast.BackupProgress{ItemsBackedUp: 3, TotalItems: 10},
+				Volumes:    &holdfast.BackupVolumesProgress{Total: 1, BytesDone: 1536},
+				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionQueued, Status: metav1.ConditionFalse, Reason: "InProgress"}}},
+			want: []any{"x", "InProgress", "3/10", "1.5Ki", int64(0), int64(0), "in 30d", "60m", "-", "-", "60s", "-", "-"},
+		},
+		"failed in part, and expired": {
+			status: holdfast.BackupStatus{Phase: "PartiallyFailed", Errors: 2, Warnings: 1, Expiration: at(-time.Hour),
+				StartTimestamp: at(-3 * time.Hour), CompletionTimestamp: at(-2 * time.Hour), Volumes: &holdfast.BackupVolumesProgress{}},
+			want: []any{"x", "PartiallyFailed", "-", "-", int64(1), int64(2), "60m ago", "60m", "-", "-", "60m", "-", "-"},
+		},
+		"failed": {
+			status: holdfast.BackupStatus{Phase: "Failed", FailureReason: "the power went out"},
+			want:   []any{"x", "Failed", "-", "-", int64(0), int64(0), "-", "60m", "-", "the power went out", "-", "-", "-"},
+		},
+		"refused": {
+			status: holdfast.BackupStatus{Phase: "FailedValidation", ValidationErrors: []string{"spec.ttl: bad", "spec.hooks: bad"}},
+			want:   []any{"x", "FailedValidation", "-", "-", int64(0), int64(0), "-", "60m", "-", "spec.ttl: bad", "-", "-", "-"},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			backup := &holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: *at(-time.Hour)}, Spec: c.spec, Status: c.status}
+			got := cells(backup, now)
+			if !reflect.DeepEqual(got, c.want) {
+				t.Errorf("cells %v\nwant  %v", got, c.want)
+			}
+			if len(got) != len(columns) {
+				t.Errorf("%d cells for %d columns", len(got), len(columns))
+			}
+		})
+	}
+}
+
+func TestTheNewestBackupOfANamespaceComesFirst(t *testing.T) {
+	backup := func(namespace, name string, second int64) *holdfast.Backup {
+		return &holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, CreationTimestamp: metav1.Unix(second, 0)}}
+	}
+	list := []*holdfast.Backup{backup("b", "old", 1), backup("b", "new", 3), backup("a", "oldest", 0), backup("b", "newer", 3)}
+	slices.SortStableFunc(list, compare)
+	var names []string
+	for _, b := range list {
+		names = append(names, b.Name)
+	}
+	if want := []string{"oldest", "new", "newer", "old"}; !slices.Equal(names, want) {
+		t.Errorf("order %q, want %q", names, want)
+	}
+}
+
+// Whatever can be selected by the log can be asked for, and nothing else.
+func TestSelectableFields(t *testing.T) {
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	backup := &holdfast.Backup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "x", Labels: map[string]string{"app": "shop"}},
+		Spec:       holdfast.BackupSpec{StorageLocation: "default"},
+		Status:     holdfast.BackupStatus{Phase: "Queued", Requester: "jane"},
+	}
+	labels, fields, err := attrs(backup)
+	if err != nil || labels["app"] != "shop" {
+		t.Fatalf("attrs: %v, %v", labels, err)
+	}
+	want := map[string]string{"metadata.name": "x", "metadata.namespace": "shop", "spec.storageLocation": "default", "status.phase": "Queued", "status.requester": "jane"}
+	if !reflect.DeepEqual(map[string]string(fields), want) {
+		t.Errorf("fields: %v, want %v", fields, want)
+	}
+	kind := v1alpha1.SchemeGroupVersion.WithKind("Backup")
+	for field := range fields {
+		if _, _, err := scheme.ConvertFieldLabel(kind, field, "value"); err != nil {
+			t.Errorf("%s can't be asked for: %v", field, err)
+		}
+	}
+	if _, _, err := scheme.ConvertFieldLabel(kind, "spec.ttl", "value"); err == nil {
+		t.Error("an unknown field can be asked for")
+	}
+	if _, _, err := attrs(&holdfast.BackupQueueEntry{}); err == nil {
+		t.Error("a queue entry has the fields of a backup")
+	}
+}

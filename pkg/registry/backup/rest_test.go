@@ -1,0 +1,446 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/warning"
+	clienttesting "k8s.io/client-go/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+)
+
+func TestCreateRecordsTheRequestAndWhoMadeIt(t *testing.T) {
+	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	asked := newBackup("shop", "daily")
+	asked.Labels, asked.Annotations = map[string]string{"app": "shop"}, map[string]string{"note": "mine"}
+	asked.Status = holdfast.BackupStatus{Phase: "Completed", Requester: "root"}
+	created, err := h.create(asked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := h.run("shop.daily")
+	want := enginev1alpha1.BackupRunSpec{
+		BackupRef:   v1alpha1.BackupReference{Namespace: "shop", Name: "daily"},
+		Labels:      map[string]string{"app": "shop"},
+		Annotations: map[string]string{"note": "mine"},
+		Requester:   enginev1alpha1.Requester{Username: "jane", UID: "uid-of-jane", Groups: []string{"team", "system:authenticated"}},
+		Backup: v1alpha1.BackupSpec{
+			IncludedNamespaces: []string{"shop"},
+			TTL:                metav1.Duration{Duration: 720 * time.Hour},
+			StorageLocation:    "default",
+		},
+	}
+	if !reflect.DeepEqual(run.Spec, want) {
+		t.Errorf("the record is %+v\nwant %+v", run.Spec, want)
+	}
+	if !reflect.DeepEqual(run.Status, enginev1alpha1.BackupRunStatus{}) {
+		t.Errorf("the record has a status: %+v", run.Status)
+	}
+	if created.UID != "uid-of-shop.daily" || created.Status.Phase != "New" || created.Status.Requester != "jane" || created.ResourceVersion == "" {
+		t.Errorf("created: %+v", created)
+	}
+	if len(h.asked) != 0 {
+		t.Errorf("rights in %q were asked for", h.asked)
+	}
+	// A GET finds it, without asking the cluster.
+	if got, err := h.Get(h.ctx("shop"), "daily", &metav1.GetOptions{}); err != nil || got.(*holdfast.Backup).UID != created.UID {
+		t.Errorf("Get: %v, %v", got, err)
+	}
+	if h.calls("get") != 1 { // by this test
+		t.Errorf("%d reads of records", h.calls("get"))
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	locations := []*enginev1alpha1.BackupStorageLocation{
+		location("b", true, metav1.ConditionTrue), location("a", false, metav1.ConditionTrue), location("c", true, metav1.ConditionTrue),
+	}
+	cases := map[string]struct {
+		backup *holdfast.Backup
+		change func(*holdfast.BackupSpec)
+		want   v1alpha1.BackupSpec
+	}{
+		"of the system namespace": {
+			backup: newBackup(system, "x"),
+			want:   v1alpha1.BackupSpec{TTL: metav1.Duration{Duration: DefaultTTL}, StorageLocation: "b"},
+		},
+		"of another one": {
+			backup: newBackup("shop", "x"),
+			want:   v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, TTL: metav1.Duration{Duration: DefaultTTL}, StorageLocation: "b"},
+		},
+		"what is set stays": {
+			backup: newBackup(system, "x", "shop"),
+			change: func(spec *holdfast.BackupSpec) {
+				spec.TTL, spec.StorageLocation = metav1.Duration{Duration: time.Hour}, "a"
+			},
+			want: v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, TTL: metav1.Duration{Duration: time.Hour}, StorageLocation: "a"},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, nil, locations...)
+			if c.change != nil {
+				c.change(&c.backup.Spec)
+			}
+			created, err := h.create(c.backup)
+			if err != nil {
+				t.Fatal(err)
+			}
+			record := "x"
+			if c.backup.Namespace != system {
+				record = c.backup.Namespace + ".x"
+			}
+			if got := h.run(record).Spec.Backup; !reflect.DeepEqual(got, c.want) {
+				t.Errorf("recorded %+v\nwant     %+v", got, c.want)
+			}
+			if created.Spec.StorageLocation != c.want.StorageLocation {
+				t.Errorf("answered %+v", created.Spec)
+			}
+		})
+	}
+}
+
+func TestForeignNamespaces(t *testing.T) {
+	yes := true
+	cases := map[string]struct {
+		backup *holdfast.Backup
+		may    map[string]bool
+		asked  []string
+		denied string // part of the message; empty for success
+	}{
+		"its own":                    {backup: newBackup("shop", "x", "shop")},
+		"another one":                {backup: newBackup("shop", "x", "shop", "db"), may: map[string]bool{"db": true}, asked: []string{"db"}},
+		"another one, denied":        {backup: newBackup("shop", "x", "shop", "db"), may: map[string]bool{}, asked: []string{"db"}, denied: `in namespace "db"`},
+		"the second one, denied":     {backup: newBackup("shop", "x", "db", "web"), may: map[string]bool{"db": true}, asked: []string{"db", "web"}, denied: `in namespace "web"`},
+		"the system namespace":       {backup: newBackup("shop", "x", system), may: map[string]bool{}, asked: []string{system}, denied: `in namespace "holdfast"`},
+		"one that does not exist":    {backup: newBackup("shop", "x", "later"), may: map[string]bool{}, asked: []string{"later"}, denied: `in namespace "later"`},
+		"all of them":                {backup: newBackup("shop", "x", "*"), may: map[string]bool{"": true}, asked: []string{""}},
+		"all of them, denied":        {backup: newBackup("shop", "x", "*"), may: map[string]bool{"shop": true}, asked: []string{""}, denied: `in all namespaces`},
+		"a pattern, denied":          {backup: newBackup("shop", "x", "shop", "shop-*"), may: map[string]bool{"shop-a": true}, asked: []string{""}, denied: `the pattern "shop-*"`},
+		"a pattern for one":          {backup: newBackup("shop", "x", "[s]hop"), may: map[string]bool{}, asked: []string{""}, denied: `in all namespaces`},
+		"what is excluded":           {backup: withExcluded(newBackup("shop", "x", "shop", "db"), "db"), may: map[string]bool{}, denied: `spec.excludedNamespaces`},
+		"a pattern that is excluded": {backup: withExcluded(newBackup("shop", "x", "shop", "db-a*"), "db-*"), may: map[string]bool{}},
+		"cluster scope, denied": {
+			backup: with(newBackup("shop", "x"), func(spec *holdfast.BackupSpec) { spec.IncludeClusterResources = &yes }),
+			may:    map[string]bool{"shop": true}, asked: []string{""}, denied: "spec asks for cluster-scoped resources",
+		},
+		"cluster scope by name, denied": {
+			backup: with(newBackup("shop", "x"), func(spec *holdfast.BackupSpec) { spec.IncludedClusterScopedResources = []string{"clusterroles"} }),
+			may:    map[string]bool{"shop": true}, asked: []string{""}, denied: "spec asks for cluster-scoped resources",
+		},
+		"everything, by an administrator": {
+			backup: with(newBackup(system, "x", "shop", "*"), func(spec *holdfast.BackupSpec) { spec.IncludeClusterResources = &yes }),
+			may:    map[string]bool{},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, c.may, location("default", true, metav1.ConditionTrue))
+			_, err := h.create(c.backup)
+			if !slices.Equal(h.asked, c.asked) {
+				t.Errorf("asked about %q, want %q", h.asked, c.asked)
+			}
+			switch {
+			case c.denied == "":
+				if err != nil || h.calls("create") != 1 {
+					t.Errorf("refused: %v", err)
+				}
+				return
+			case err == nil || !strings.Contains(err.Error(), c.denied):
+				t.Errorf("answered %v, which does not say %q", err, c.denied)
+			case len(c.asked) > 0 && (!apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `"jane"`) || !strings.Contains(err.Error(), "no role allows it")):
+				t.Errorf("answered %v", err)
+			}
+			if h.calls("create") != 0 || len(h.observed) != 0 {
+				t.Error("it was recorded all the same")
+			}
+		})
+	}
+}
+
+func with(backup *holdfast.Backup, change func(*holdfast.BackupSpec)) *holdfast.Backup {
+	change(&backup.Spec)
+	return backup
+}
+
+func withExcluded(backup *holdfast.Backup, excluded ...string) *holdfast.Backup {
+	return with(backup, func(spec *holdfast.BackupSpec) { spec.ExcludedNamespaces = excluded })
+}
+
+func TestABrokenAuthorizerAllowsNothing(t *testing.T) {
+	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	if _, err := h.create(newBackup("shop", "x", "db")); !apierrors.IsInternalError(err) || h.calls("create") != 0 {
+		t.Errorf("answered %v", err)
+	}
+}
+
+func TestTakenNames(t *testing.T) {
+	expect := func(t *testing.T, err error) {
+		t.Helper()
+		if !apierrors.IsAlreadyExists(err) {
+			t.Fatalf("answered %v", err)
+		}
+		status, _ := errors.AsType[*apierrors.StatusError](err)
+		if causes := status.Status().Details.Causes; len(causes) != 1 || causes[0].Field != "metadata.name" {
+			t.Errorf("causes: %v", causes)
+		}
+	}
+	t.Run("by one that is shown", func(t *testing.T) {
+		h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+		if _, err := h.log.Apply(&holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "daily", UID: "stored", CreationTimestamp: metav1.Unix(1, 0)}}); err != nil {
+			t.Fatal(err)
+		}
+		_, err := h.create(newBackup("shop", "daily"))
+		expect(t, err)
+		if h.calls("create") != 0 {
+			t.Error("it was recorded all the same")
+		}
+	})
+	t.Run("by a record of another server", func(t *testing.T) {
+		h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+		if err := h.records.Tracker().Add(record("shop", "daily")); err != nil {
+			t.Fatal(err)
+		}
+		_, err := h.create(newBackup("shop", "daily"))
+		expect(t, err)
+	})
+	t.Run("in another namespace", func(t *testing.T) {
+		h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+		for _, namespace := range []string{"shop", "web", system} {
+			if _, err := h.create(newBackup(namespace, "daily")); err != nil {
+				t.Errorf("in %s: %v", namespace, err)
+			}
+		}
+	})
+}
+
+// record is the record of a backup, as another server has created it.
+func record(namespace, name string) *enginev1alpha1.BackupRun {
+	return &enginev1alpha1.BackupRun{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: namespace + "." + name, UID: "theirs", CreationTimestamp: metav1.Unix(1, 0), ResourceVersion: "7"},
+		Spec:       enginev1alpha1.BackupRunSpec{BackupRef: v1alpha1.BackupReference{Namespace: namespace, Name: name}},
+	}
+}
+
+func TestBadInputNamesItsField(t *testing.T) {
+	yes := true
+	cases := map[string]struct {
+		backup *holdfast.Backup
+		fields []string
+	}{
+		"an unknown location": {with(newBackup("shop", "x"), func(spec *holdfast.BackupSpec) { spec.StorageLocation = "gone" }), []string{"spec.storageLocation"}},
+		"a bad pattern":       {newBackup("shop", "x", "shop", "a["), []string{"spec.includedNamespaces[1]"}},
+		"a bad name":          {newBackup("shop", "a.b"), []string{"metadata.name"}},
+		"no name":             {newBackup("shop", ""), []string{"metadata.name"}},
+		"a negative ttl":      {with(newBackup("shop", "x"), func(spec *holdfast.BackupSpec) { spec.TTL.Duration = -1 }), []string{"spec.ttl"}},
+		"two of them": {with(newBackup("shop", "x", "a["), func(spec *holdfast.BackupSpec) { spec.SnapshotVolumes = &yes }),
+			[]string{"spec.includedNamespaces[0]", "spec.snapshotVolumes"}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, map[string]bool{}, location("default", true, metav1.ConditionTrue))
+			_, err := h.create(c.backup)
+			if !apierrors.IsInvalid(err) {
+				t.Fatalf("answered %v", err)
+			}
+			var fields []string
+			status, _ := errors.AsType[*apierrors.StatusError](err)
+			for _, cause := range status.Status().Details.Causes {
+				if !slices.Contains(fields, cause.Field) {
+					fields = append(fields, cause.Field)
+				}
+			}
+			if slices.Sort(fields); !slices.Equal(fields, c.fields) {
+				t.Errorf("it names %q, want %q: %v", fields, c.fields, err)
+			}
+			if h.calls("create") != 0 {
+				t.Error("it was recorded all the same")
+			}
+		})
+	}
+	t.Run("no default location", func(t *testing.T) {
+		h := newHarness(t, nil, location("other", false, metav1.ConditionTrue))
+		if _, err := h.create(newBackup("shop", "x")); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.storageLocation") {
+			t.Errorf("answered %v", err)
+		}
+	})
+}
+
+func TestADryRunWritesNothing(t *testing.T) {
+	h := newHarness(t, map[string]bool{}, location("default", true, metav1.ConditionTrue))
+	created, err := h.create(newBackup("shop", "x"), metav1.DryRunAll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if created.Name != "x" || created.UID == "" || created.CreationTimestamp.IsZero() || created.Status.Phase != "New" ||
+		created.Status.Requester != "jane" || created.Spec.StorageLocation != "default" {
+		t.Errorf("answered %+v", created)
+	}
+	for _, action := range h.records.Actions() {
+		if create, ok := action.(clienttesting.CreateActionImpl); ok && !slices.Equal(create.CreateOptions.DryRun, []string{metav1.DryRunAll}) {
+			t.Errorf("recorded with %v", create.CreateOptions)
+		}
+	}
+	if _, shown := h.log.GetObject("shop", "x"); shown || len(h.observed) != 0 {
+		t.Error("it is shown")
+	}
+	// It is refused for what a real one is refused for.
+	if _, err := h.create(newBackup("shop", "y", "db"), metav1.DryRunAll); !apierrors.IsForbidden(err) {
+		t.Errorf("answered %v", err)
+	}
+}
+
+func TestGeneratedNames(t *testing.T) {
+	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	asked := newBackup("shop", "")
+	asked.GenerateName = "daily-"
+	created, err := h.create(asked)
+	if err != nil || !strings.HasPrefix(created.Name, "daily-") || len(created.Name) == len("daily-") {
+		t.Fatalf("created %v, %v", created, err)
+	}
+	if h.run("shop."+created.Name).Spec.BackupRef.Name != created.Name {
+		t.Error("the record has another name")
+	}
+}
+
+func TestAdmission(t *testing.T) {
+	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	refusal := errors.New("refused by a policy")
+	_, err := h.Create(h.ctx("shop"), newBackup("shop", "x"), func(_ context.Context, obj runtime.Object) error {
+		if obj.(*holdfast.Backup).Spec.StorageLocation != "default" {
+			t.Errorf("admission sees %+v, without the defaults", obj)
+		}
+		return refusal
+	}, &metav1.CreateOptions{})
+	if !errors.Is(err, refusal) || h.calls("create") != 0 {
+		t.Errorf("answered %v", err)
+	}
+}
+
+func TestUnavailableLocationsWarn(t *testing.T) {
+	for status, want := range map[metav1.ConditionStatus]int{metav1.ConditionTrue: 0, metav1.ConditionFalse: 1} {
+		h := newHarness(t, nil, location("default", true, status))
+		warnings := &recorder{}
+		ctx := warning.WithWarningRecorder(h.ctx("shop"), warnings)
+		if _, err := h.Create(ctx, newBackup("shop", "x"), nil, &metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if len(*warnings) != want || want == 1 && !strings.HasPrefix((*warnings)[0], "spec.storageLocation:") {
+			t.Errorf("location available %s: warnings %q", status, *warnings)
+		}
+	}
+}
+
+type recorder []string
+
+func (r *recorder) AddWarning(_, text string) { *r = append(*r, text) }
+
+func TestBeforeTheServerIsReady(t *testing.T) {
+	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	h.REST.log = logstore.New(func() *holdfast.Backup { return &holdfast.Backup{} }, logstore.Options{Resource: resource, Namespaced: true})
+	if _, err := h.create(newBackup("shop", "x")); !apierrors.IsTooManyRequests(err) || h.calls("create") != 0 {
+		t.Errorf("answered %v", err)
+	}
+}
+
+// What the cluster answers about the record is not the caller's fault, but a caller
+// who can try again must be told so.
+func TestTheClusterRefusesTheRecord(t *testing.T) {
+	gr := enginev1alpha1.Resource("backupruns")
+	for name, c := range map[string]struct {
+		answer error
+		code   int32
+	}{
+		"busy":      {apierrors.NewTooManyRequests("busy", 3), http.StatusTooManyRequests},
+		"away":      {apierrors.NewServiceUnavailable("away"), http.StatusServiceUnavailable},
+		"slow":      {apierrors.NewServerTimeout(gr, "create", 3), http.StatusInternalServerError},
+		"forbidden": {apierrors.NewForbidden(gr, "x", errors.New("no role")), http.StatusInternalServerError},
+		"broken":    {errors.New("the connection broke"), http.StatusInternalServerError},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+			h.records.PrependReactor("create", "backupruns", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, c.answer })
+			_, err := h.create(newBackup("shop", "x"))
+			status, ok := err.(apierrors.APIStatus) // the server does not unwrap
+			if !ok || status.Status().Code != c.code {
+				t.Errorf("answered %#v, want code %d", err, c.code)
+			}
+			if len(h.observed) != 0 {
+				t.Error("it is shown")
+			}
+		})
+	}
+}
+
+func TestGet(t *testing.T) {
+	t.Run("of a backup that another server has created", func(t *testing.T) {
+		h := newHarness(t, nil)
+		if err := h.records.Tracker().Add(record("shop", "daily")); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			got, err := h.Get(h.ctx("shop"), "daily", &metav1.GetOptions{})
+			if err != nil || got.(*holdfast.Backup).UID != "theirs" {
+				t.Fatalf("Get: %v, %v", got, err)
+			}
+		}
+		if h.calls("get") != 1 {
+			t.Errorf("%d live reads, want 1", h.calls("get"))
+		}
+	})
+	t.Run("of one that does not exist", func(t *testing.T) {
+		h := newHarness(t, nil)
+		if _, err := h.Get(h.ctx("shop"), "daily", &metav1.GetOptions{}); !apierrors.IsNotFound(err) || !strings.Contains(err.Error(), "backups.holdfast.io") {
+			t.Errorf("Get: %v", err)
+		}
+		if h.calls("get") != 1 {
+			t.Errorf("%d live reads, want 1", h.calls("get"))
+		}
+	})
+	t.Run("while the cluster does not answer", func(t *testing.T) {
+		h := newHarness(t, nil)
+		h.records.PrependReactor("get", "backupruns", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, errors.New("the connection broke")
+		})
+		if _, err := h.Get(h.ctx("shop"), "daily", &metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Errorf("Get: %v", err)
+		}
+	})
+	// The record "shop.daily" may have been written by hand, for another backup.
+	t.Run("of a record that stands for another backup", func(t *testing.T) {
+		h := newHarness(t, nil)
+		other := record("shop", "daily")
+		other.Spec.BackupRef.Namespace = "secret"
+		if err := h.records.Tracker().Add(other); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := h.Get(h.ctx("shop"), "daily", &metav1.GetOptions{}); !apierrors.IsNotFound(err) || len(h.observed) != 0 {
+			t.Errorf("Get: %v", err)
+		}
+	})
+}
+
+func TestARequestWithoutAUser(t *testing.T) {
+	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	ctx := genericapirequest.WithNamespace(t.Context(), "shop")
+	if _, err := h.Create(ctx, newBackup("shop", "x"), nil, &metav1.CreateOptions{}); err == nil || h.calls("create") != 0 {
+		t.Errorf("answered %v", err)
+	}
+}
