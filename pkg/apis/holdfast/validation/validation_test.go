@@ -1,0 +1,85 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package validation_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
+)
+
+func TestValidateBackup(t *testing.T) {
+	yes, no := true, false
+	good := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "shop"}}
+	bad := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "not a value!"}}
+	cases := map[string]struct {
+		change func(*v1alpha1.Backup)
+		errs   []string // field and type
+	}{
+		"nothing set": {change: func(*v1alpha1.Backup) {}},
+		"everything that we use": {change: func(b *v1alpha1.Backup) {
+			b.Spec = v1alpha1.BackupSpec{
+				IncludedNamespaces: []string{"shop", "web-*", "?", "[ab]"}, ExcludedNamespaces: []string{"web-test*"},
+				IncludedResources: []string{"*"}, ExcludedResources: []string{"events.events.k8s.io"}, IncludeClusterResources: &no,
+				LabelSelector: good, SnapshotVolumes: &no, DefaultVolumesToFsBackup: &yes, TTL: metav1.Duration{Duration: time.Hour}, StorageLocation: "default",
+			}
+		}},
+		"no name":             {func(b *v1alpha1.Backup) { b.Name = "" }, []string{"metadata.name: Required value"}},
+		"a name with a dot":   {func(b *v1alpha1.Backup) { b.Name = "a.b" }, []string{"metadata.name: Invalid value"}},
+		"a name that is long": {func(b *v1alpha1.Backup) { b.Name = string(slices.Repeat([]byte("a"), 64)) }, []string{"metadata.name: Invalid value"}},
+		"no namespace":        {func(b *v1alpha1.Backup) { b.Namespace = "" }, []string{"metadata.namespace: Required value"}},
+		"a bad label":         {func(b *v1alpha1.Backup) { b.Labels = map[string]string{"a": "not a value!"} }, []string{"metadata.labels: Invalid value"}},
+		"a bad wildcard":      {func(b *v1alpha1.Backup) { b.Spec.IncludedNamespaces = []string{"a", "b["} }, []string{"spec.includedNamespaces[1]: Invalid value"}},
+		"an empty word":       {func(b *v1alpha1.Backup) { b.Spec.IncludedNamespaces = []string{""} }, []string{"spec.includedNamespaces[0]: Invalid value"}},
+		"all excluded":        {func(b *v1alpha1.Backup) { b.Spec.ExcludedNamespaces = []string{"*"} }, []string{"spec.excludedNamespaces[0]: Invalid value"}},
+		"in and out": {func(b *v1alpha1.Backup) {
+			b.Spec.IncludedNamespaces, b.Spec.ExcludedNamespaces = []string{"a"}, []string{"a"}
+		}, []string{"spec.excludedNamespaces[0]: Invalid value"}},
+		"a bad selector": {func(b *v1alpha1.Backup) { b.Spec.LabelSelector = bad }, []string{"spec.labelSelector.matchLabels: Invalid value"}},
+		"a bad operator": {func(b *v1alpha1.Backup) {
+			b.Spec.LabelSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Sometimes"}}}
+		}, []string{"spec.labelSelector.matchExpressions[0].operator: Invalid value"}},
+		"one of several is bad":  {func(b *v1alpha1.Backup) { b.Spec.OrLabelSelectors = []*metav1.LabelSelector{good, bad} }, []string{"spec.orLabelSelectors[1].matchLabels: Invalid value"}},
+		"one of several is null": {func(b *v1alpha1.Backup) { b.Spec.OrLabelSelectors = []*metav1.LabelSelector{nil} }, []string{"spec.orLabelSelectors[0]: Required value"}},
+		"both selectors": {func(b *v1alpha1.Backup) {
+			b.Spec.LabelSelector, b.Spec.OrLabelSelectors = good, []*metav1.LabelSelector{good}
+		}, []string{"spec.orLabelSelectors: Forbidden"}},
+		"cloud snapshots": {func(b *v1alpha1.Backup) { b.Spec.SnapshotVolumes = &yes }, []string{"spec.snapshotVolumes: Invalid value"}},
+		"a negative ttl":  {func(b *v1alpha1.Backup) { b.Spec.TTL.Duration = -time.Second }, []string{"spec.ttl: Invalid value"}},
+		"a bad location":  {func(b *v1alpha1.Backup) { b.Spec.StorageLocation = "No/Name" }, []string{"spec.storageLocation: Invalid value"}},
+		"several things": {func(b *v1alpha1.Backup) { b.Name, b.Spec.TTL.Duration, b.Spec.LabelSelector = "", -1, bad }, []string{
+			"metadata.name: Required value", "spec.labelSelector.matchLabels: Invalid value", "spec.ttl: Invalid value"}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "daily"}}
+			c.change(backup)
+			before := backup.DeepCopy()
+			var got []string
+			for _, err := range validation.ValidateBackup(backup) {
+				got = append(got, err.Field+": "+err.Type.String())
+			}
+			if slices.Sort(got); !slices.Equal(got, c.errs) {
+				t.Errorf("errors %q, want %q", got, c.errs)
+			}
+			if !slices.Equal(before.Spec.IncludedNamespaces, backup.Spec.IncludedNamespaces) {
+				t.Error("validation changed the backup")
+			}
+		})
+	}
+}
+
+func TestThePathIsTheCallers(t *testing.T) {
+	spec := &v1alpha1.BackupSpec{TTL: metav1.Duration{Duration: -1}}
+	errs := validation.ValidateBackupSpec(spec, field.NewPath("spec", "template"))
+	if len(errs) != 1 || errs[0].Field != "spec.template.ttl" {
+		t.Errorf("errors: %v", errs)
+	}
+}

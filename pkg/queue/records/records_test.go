@@ -1,0 +1,129 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package records_test
+
+import (
+	"reflect"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+func TestLimit(t *testing.T) {
+	settings := func(value string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{Data: map[string]string{records.ConcurrentBackupsKey: value}}
+	}
+	for name, c := range map[string]struct {
+		settings *corev1.ConfigMap
+		want     int
+	}{
+		"none": {nil, 1}, "empty": {&corev1.ConfigMap{}, 1}, "four": {settings("4"), 4}, "one": {settings("1"), 1},
+		"zero": {settings("0"), 1}, "negative": {settings("-2"), 1}, "no number": {settings("many"), 1}, "too large": {settings("99999999999999999999"), 1},
+	} {
+		if got := records.Limit(c.settings); got != c.want {
+			t.Errorf("%s: the limit is %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+func newRun(namespaces ...string) *enginev1alpha1.BackupRun {
+	return &enginev1alpha1.BackupRun{
+		ObjectMeta: metav1.ObjectMeta{Name: "shop.daily", UID: "uid"},
+		Spec: enginev1alpha1.BackupRunSpec{
+			BackupRef: v1alpha1.BackupReference{Namespace: "shop", Name: "daily"},
+			Backup:    v1alpha1.BackupSpec{IncludedNamespaces: namespaces, StorageLocation: "default"},
+		},
+	}
+}
+
+func TestRun(t *testing.T) {
+	created, queued := time.Unix(1, 0), metav1.Unix(2, 0)
+	run := newRun("shop")
+	run.CreationTimestamp = metav1.NewTime(created)
+	run.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseQueued, Ticket: 7, QueuedTimestamp: &queued}
+	got := records.NewCompiler().Run(run)
+	if explicit := got.Selection.Explicit(); len(explicit) != 1 || explicit[0] != "shop" {
+		t.Errorf("it selects %q", explicit)
+	}
+	got.Selection = nil
+	want := queue.Run{Key: "shop.daily", Namespace: "shop", Name: "daily", UID: "uid", Phase: v1alpha1.BackupPhaseQueued, Ticket: 7,
+		CreatedAt: created, QueuedAt: queued.Time, Location: "default"}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+func TestClusterScope(t *testing.T) {
+	yes := true
+	everything, named, asked := newRun(), newRun("shop"), newRun("shop")
+	asked.Spec.Backup.IncludeClusterResources = &yes
+	for name, c := range map[string]struct {
+		run  *enginev1alpha1.BackupRun
+		want bool
+	}{"all namespaces": {everything, true}, "one namespace": {named, false}, "one namespace and cluster scope": {asked, true}} {
+		if got := records.NewCompiler().Run(c.run).ClusterScoped; got != c.want {
+			t.Errorf("%s: cluster-scoped %t, want %t", name, got, c.want)
+		}
+	}
+}
+
+// A record that can't be read blocks everything that it might touch.
+func TestWhatCannotBeReadOverlapsEverything(t *testing.T) {
+	badNamespaces, badResources := newRun("shop["), newRun("shop")
+	badResources.Spec.Backup.IncludedResources = []string{"pods"}
+	badResources.Spec.Backup.IncludedNamespaceScopedResources = []string{"pods"}
+	compiler := records.NewCompiler()
+	if got := compiler.Run(badNamespaces); got.Selection != nil || !got.ClusterScoped {
+		t.Errorf("namespaces: %+v", got)
+	}
+	badResources.UID = "another"
+	got := compiler.Run(badResources)
+	if other, _ := selection.ParseNamespaces([]string{"web"}, nil, nil); selection.Overlaps(got.Selection, other) || !got.ClusterScoped {
+		t.Errorf("resources: %+v", got)
+	}
+}
+
+func TestEachRunIsCompiledOnce(t *testing.T) {
+	compiler := records.NewCompiler()
+	first := compiler.Run(newRun("shop")).Selection
+	if again := compiler.Run(newRun("shop")).Selection; again != first {
+		t.Error("it was compiled again")
+	}
+	ended := newRun("shop")
+	ended.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted, Ticket: 7}
+	if got := compiler.Run(ended); got.Selection != nil || got.Ticket != 7 {
+		t.Errorf("a run that has ended: %+v", got)
+	}
+	compiler.Forget("uid")
+	if again := compiler.Run(newRun("web")).Selection; again == first {
+		t.Error("it was not forgotten")
+	}
+}
+
+func TestLocation(t *testing.T) {
+	with := func(conditions ...metav1.Condition) *enginev1alpha1.BackupStorageLocation {
+		return &enginev1alpha1.BackupStorageLocation{Status: enginev1alpha1.BackupStorageLocationStatus{Conditions: conditions}}
+	}
+	for name, c := range map[string]struct {
+		location *enginev1alpha1.BackupStorageLocation
+		want     queue.LocationState
+	}{
+		"not checked yet": {with(metav1.Condition{Type: "Other", Status: metav1.ConditionTrue}), queue.LocationState{Message: "it has not been checked yet"}},
+		"available":       {with(metav1.Condition{Type: "Available", Status: metav1.ConditionTrue, Message: "the store answers"}), queue.LocationState{Available: true}},
+		"unavailable":     {with(metav1.Condition{Type: "Available", Status: metav1.ConditionFalse, Message: "no such folder"}), queue.LocationState{Message: "no such folder"}},
+		"unknown":         {with(metav1.Condition{Type: "Available", Status: metav1.ConditionUnknown, Message: "who knows"}), queue.LocationState{Message: "who knows"}},
+	} {
+		if got := records.Location(c.location); got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
