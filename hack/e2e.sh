@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Copyright The Holdfast Authors.
+# SPDX-License-Identifier: Apache-2.0
+
+# Runs the end-to-end tests in a lab with two real nodes and an S3 server, with
+# our image and our manifests. The lab is gone afterwards; the logs stay when a
+# test has failed. Arguments go to the tests, as in -run TestMainJob.
+set -o errexit -o nounset -o pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+bin="$PWD/.lab/bin"
+dir="$PWD/.lab/e2e"
+lab() { "${bin}/lab" "$@" --dir "${dir}"; }
+
+if [[ "$(id -u)" -ne 0 ]]; then
+  echo "e2e: real nodes need root: network namespaces, mounts and cgroups. Run it as root, or run make demo, which needs none." >&2
+  exit 1
+fi
+
+finish() {
+  status=$?
+  trap - EXIT INT TERM
+  # What a test may have paused ends with the lab.
+  if ! lab down; then
+    echo "e2e: the lab is not quite gone: run ${bin}/lab down --dir ${dir}" >&2
+    exit 1
+  fi
+  if [[ ${status} -ne 0 ]]; then
+    echo "e2e: failed; the logs of the lab and of Holdfast's pods are in ${dir}/logs" >&2
+    exit "${status}"
+  fi
+  rm -rf "${dir}"
+  echo "e2e: ok"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+echo "e2e: a Kubernetes with two nodes, an S3 server, and our image"
+lab down >/dev/null
+# What tests left there that were killed.
+rm -rf "${dir}"
+lab up --bin "${bin}" --nodes 2
+lab s3 up
+lab image --binary "${bin}/holdfast"
+
+HOLDFAST_LAB="${dir}" go test -count=1 -timeout 15m -v ./test/e2e "$@"

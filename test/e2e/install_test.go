@@ -1,0 +1,141 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"k8s.io/client-go/util/cert"
+)
+
+const (
+	// system is the system namespace.
+	system = "holdfast"
+	// location is the storage location in the lab's S3 server, and bucket its bucket.
+	location = "lab"
+	bucket   = "backups"
+	// servingName is what the certificate of the API server is for.
+	servingName = "holdfast-apiserver.holdfast.svc"
+)
+
+// overlay is what the lab changes in the manifests. Its nodes are on one machine,
+// so each kubelet has a folder of its own instead of /var/lib/kubelet: the agents
+// mount the folder of all nodes, and each looks into that of its own node.
+const overlay = `apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [%[1]s]
+generatorOptions: {disableNameSuffixHash: true}
+secretGenerator:
+- name: holdfast-apiserver-tls
+  namespace: holdfast
+  type: kubernetes.io/tls
+  files: [tls.crt, tls.key]
+patches:
+- target: {kind: APIService}
+  patch: |
+    - {op: add, path: /spec/caBundle, value: %[2]s}
+- target: {kind: Deployment, name: holdfast-controller}
+  patch: |
+    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --concurrent-backups=2}
+    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --run-retention=2s}
+- target: {kind: DaemonSet, name: holdfast-node-agent}
+  patch: |
+    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --host-pods-dir=/host_pods/$(NODE_NAME)/kubelet/pods}
+- patch: |
+    apiVersion: apps/v1
+    kind: DaemonSet
+    metadata: {name: holdfast-node-agent, namespace: holdfast}
+    spec: {template: {spec: {volumes: [{name: pods, hostPath: {path: %[3]q}}]}}}
+`
+
+// install installs Holdfast as its manifests say, and returns when it is ready.
+func (c *cluster) install(ctx context.Context) error {
+	if err := c.writeOverlay(); err != nil {
+		return err
+	}
+	step("Holdfast, from its manifests")
+	for _, command := range []string{
+		"apply --server-side -k " + c.path("overlay"),
+		"rollout status -n holdfast deployment/holdfast-apiserver --timeout=120s",
+		"rollout status -n holdfast deployment/holdfast-controller --timeout=120s",
+		"rollout status -n holdfast daemonset/holdfast-node-agent --timeout=120s",
+		"wait --for=condition=Available apiservice/v1alpha1.holdfast.io --timeout=120s",
+		"get pods -n holdfast -o wide",
+	} {
+		if err := c.show(ctx, strings.Fields(command)...); err != nil {
+			return err
+		}
+	}
+	step("A storage location in an S3 server")
+	if err := c.applyLocation(ctx); err != nil {
+		return err
+	}
+	return c.show(ctx, "wait", "--for=condition=Available", "-n", system, "backupstoragelocation/"+location, "--timeout=60s")
+}
+
+func (c *cluster) writeOverlay() error {
+	// The certificate comes with that of the authority that has signed it.
+	certificate, key, err := cert.GenerateSelfSignedCertKey(servingName, nil, nil)
+	if err != nil {
+		return fmt.Errorf("making the API server's certificate: %w", err)
+	}
+	artifacts, err := filepath.Abs(filepath.Join("..", "..", "artifacts"))
+	if err != nil {
+		return err
+	}
+	// Kustomize takes relative paths only.
+	if artifacts, err = filepath.Rel(c.path("overlay"), artifacts); err != nil {
+		return err
+	}
+	text := fmt.Sprintf(overlay, artifacts, base64.StdEncoding.EncodeToString(certificate), c.path("nodes"))
+	if err := os.MkdirAll(c.path("overlay"), 0o700); err != nil {
+		return err
+	}
+	for name, content := range map[string][]byte{"kustomization.yaml": []byte(text), "tls.crt": certificate, "tls.key": key} {
+		if err := os.WriteFile(c.path("overlay", name), content, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *cluster) applyLocation(ctx context.Context) error {
+	server, err := c.process("s3")
+	if err != nil {
+		return err
+	}
+	credentials, err := os.ReadFile(c.path("s3", "credentials"))
+	if err != nil {
+		return err
+	}
+	keys := map[string]string{}
+	for line := range strings.Lines(string(credentials)) {
+		if key, value, ok := strings.Cut(line, "="); ok {
+			keys[strings.TrimSpace(key)] = strings.TrimSpace(value)
+		}
+	}
+	if err := os.MkdirAll(c.path("s3", "buckets", bucket), 0o755); err != nil {
+		return err
+	}
+	_, err = c.kubectl(ctx, fmt.Sprintf(`apiVersion: v1
+kind: Secret
+metadata: {name: lab-credentials, namespace: holdfast}
+stringData: {accessKeyID: %q, secretAccessKey: %q}
+---
+apiVersion: engine.holdfast.io/v1alpha1
+kind: BackupStorageLocation
+metadata: {name: %s, namespace: holdfast}
+spec:
+  provider: s3
+  default: true
+  s3: {bucket: %s, endpoint: "http://%s", forcePathStyle: true, credentialsSecret: lab-credentials}
+`, keys["aws_access_key_id"], keys["aws_secret_access_key"], location, bucket, server.port()),
+		"apply", "--server-side", "-f", "-")
+	return err
+}
