@@ -79,9 +79,6 @@ type Controller struct {
 	mu sync.Mutex
 	// active are the executions of this process.
 	active map[types.UID]*execution
-	// finished are the runs whose end this process has written, until they are
-	// removed: the informer may still show them as they were.
-	finished map[types.UID]bool
 }
 
 // execution is a run that this process works on.
@@ -102,7 +99,6 @@ func New(config Config) (*Controller, error) {
 		queue:      newQueue("backuprun"),
 		leftBehind: newQueue("backuprun_left_behind"),
 		active:     map[types.UID]*execution{},
-		finished:   map[types.UID]bool{},
 	}
 	registerMetrics()
 	registrations := []struct {
@@ -207,7 +203,6 @@ func (c *Controller) runDeleted(obj any) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.finished, run.UID)
 	if execution := c.active[run.UID]; execution != nil {
 		execution.removed = true
 		execution.cancel()
@@ -259,12 +254,6 @@ func (c *Controller) fresh(ctx context.Context, key string) (*enginev1alpha1.Bac
 	}
 	if err != nil {
 		return nil, err
-	}
-	c.mu.Lock()
-	finished := c.finished[cached.UID]
-	c.mu.Unlock()
-	if finished {
-		return nil, nil
 	}
 	run, err := c.runs.Get(ctx, key, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

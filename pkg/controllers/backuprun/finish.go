@@ -51,11 +51,6 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	if err != nil {
 		return err
 	}
-	if outcome.Stored {
-		c.mu.Lock()
-		c.finished[run.UID] = true
-		c.mu.Unlock()
-	}
 	c.announce(ctx, run, outcome)
 	return nil
 }

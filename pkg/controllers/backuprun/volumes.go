@@ -256,7 +256,6 @@ func (c *Controller) volumeHandler() cache.ResourceEventHandler {
 			}
 			if record, ok := obj.(*enginev1alpha1.PodVolumeBackup); ok {
 				if v := c.volumesOf(record); v != nil {
-					v.observe(record) // it may have ended before it was removed
 					v.gone(record.Name)
 				}
 			}
