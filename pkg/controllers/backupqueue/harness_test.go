@@ -99,6 +99,7 @@ func (h *harness) prepare(limit int) *Controller {
 	h.Cleanup(objects.Shutdown)
 	records.WaitForCacheSync(h.Context().Done())
 	objects.WaitForCacheSync(h.Context().Done())
+	synctest.Wait() // for the watches: the fake forgets a deletion before a watch
 	return controller
 }
 

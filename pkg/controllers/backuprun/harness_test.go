@@ -141,6 +141,7 @@ func (h *harness) start(workers int) *Controller {
 	records.StartWithContext(h.Context())
 	h.Cleanup(records.Shutdown)
 	records.WaitForCacheSync(h.Context().Done())
+	synctest.Wait() // for the watches: the fake forgets a deletion before a watch
 	go func() {
 		defer close(h.stopped)
 		controller.Run(ctx)

@@ -82,6 +82,7 @@ func start(t *testing.T, retention time.Duration, objects ...runtime.Object) *en
 	records.StartWithContext(t.Context())
 	t.Cleanup(records.Shutdown)
 	records.WaitForCacheSync(t.Context().Done())
+	synctest.Wait() // for the watches: the fake forgets a deletion before a watch
 	go controller.Run(t.Context())
 	synctest.Wait()
 	return cluster
