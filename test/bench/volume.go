@@ -10,9 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -33,22 +36,54 @@ const (
 	volumeBytes           = bigFiles*bigSize + smallFiles*smallSize
 )
 
+// ourSettings are those of pkg/repository and pkg/datapath, for a comparison of like
+// with like. As many files are uploaded at once as pkg/datapath does.
+var ourSettings = []string{"--hash=BLAKE3-256-128", "--compressor=zstd-fastest", "--split-above=134217728",
+	fmt.Sprintf("--parallel=%d", max(8, 2*runtime.GOMAXPROCS(0)))}
+
 type volumeOptions struct {
 	scratch, peer, pods string
 	rounds              int
 }
 
-// peerResult is what the peer prints.
-type peerResult struct {
-	CreateSeconds, UploadSeconds float64
-	PeakBytes                    int64
+// uploaded is one upload, into a new repository.
+type uploaded struct {
+	// CreateSeconds is the rest of the way besides the upload: for Kopia alone the
+	// creation of the repository, for us all from the request for the backup to its end.
+	CreateSeconds float64
+	// UploadSeconds is the upload; through the agent from its start of work to its
+	// end, as a watcher sees them.
+	UploadSeconds float64
+	// PeakBytes of memory of the process so far.
+	PeakBytes int64
+	// cpuSeconds of the process, for all that it did.
+	cpuSeconds float64
 }
 
-// agentResult is one upload through the agent.
-type agentResult struct {
-	// whole is from the request for the backup to its end, upload from the agent's
-	// start of work to its end, as a watcher sees them.
-	whole, upload time.Duration
+func (u uploaded) whole() float64 { return u.CreateSeconds + u.UploadSeconds }
+
+// series are repeated uploads of one kind.
+type series []uploaded
+
+func (s series) median(of func(uploaded) float64) float64 {
+	var values []float64
+	for _, u := range s {
+		values = append(values, of(u))
+	}
+	return median(values)
+}
+
+func (s series) upload() float64 {
+	return s.median(func(u uploaded) float64 { return u.UploadSeconds })
+}
+func (s series) whole() float64 { return s.median(uploaded.whole) }
+func (s series) cpu() float64   { return s.median(func(u uploaded) float64 { return u.cpuSeconds }) }
+func (s series) peak() int64 {
+	return slices.MaxFunc(s, func(a, b uploaded) int { return cmp.Compare(a.PeakBytes, b.PeakBytes) }).PeakBytes
+}
+
+func (s series) String() string {
+	return fmt.Sprintf("%.2f s, %.0f MB/s", s.upload(), volumeBytes/1e6/s.upload())
 }
 
 // measureVolume uploads the same files through the agent and by the Kopia library
@@ -73,49 +108,90 @@ func measureVolume(ctx context.Context, l *lab, o volumeOptions) (rows []row, er
 	if err != nil {
 		return nil, err
 	}
-	var wholes, uploads []time.Duration
-	var peerWholes, peerUploads []float64
-	var peerPeak int64
-	for i := range o.rounds {
-		ours, err := l.uploadByAgent(ctx, fmt.Sprintf("bench-volume-%d", i), files, o.pods)
-		if err != nil {
-			return nil, err
-		}
-		// The next repository is to find as much memory free as this one.
-		if err := os.RemoveAll(filepath.Join(store, "kopia")); err != nil {
-			return nil, err
-		}
-		theirs, err := uploadByPeer(ctx, o, files)
-		if err != nil {
-			return nil, err
-		}
-		fmt.Printf("  round %d: through the agent %s, of which uploading %s; Kopia alone %.2f s, of which uploading %.2f s\n",
-			i+1, seconds(ours.whole), seconds(ours.upload), theirs.CreateSeconds+theirs.UploadSeconds, theirs.UploadSeconds)
-		wholes, uploads = append(wholes, ours.whole), append(uploads, ours.upload)
-		peerWholes = append(peerWholes, theirs.CreateSeconds+theirs.UploadSeconds)
-		peerUploads = append(peerUploads, theirs.UploadSeconds)
-		peerPeak = max(peerPeak, theirs.PeakBytes)
-	}
-	agentPeak, err := l.peakMemory("holdfast-agent-0")
+	idle, err := l.peakMemory("holdfast-agent-0")
 	if err != nil {
 		return nil, err
 	}
-	const size = volumeBytes / 1e6
-	upload, peerUpload := median(uploads).Seconds(), median(peerUploads)
-	whole, peerWhole := median(wholes).Seconds(), median(peerWholes)
-	return []row{
-		{fmt.Sprintf("upload of %.0f MB by the agent", size), fmt.Sprintf("%.2f s, %.0f MB/s", upload, size/upload),
-			fmt.Sprintf("Kopia alone %.2f s, %.0f MB/s", peerUpload, size/peerUpload), times(upload, peerUpload) + " of its time"},
-		{"the same, from kubectl create to Completed", fmt.Sprintf("%.2f s", whole),
-			fmt.Sprintf("Kopia alone with a new repository %.2f s", peerWhole), times(whole, peerWhole) + " of its time"},
-		{fmt.Sprintf("agent's peak memory after %d uploads", o.rounds), fmt.Sprintf("%.0f MB", megabytes(agentPeak)),
-			fmt.Sprintf("Kopia alone, one upload %.0f MB", megabytes(peerPeak)), times(float64(agentPeak), float64(peerPeak)) + " of it"},
-	}, nil
+	fmt.Printf("agent's peak before the first upload: %.0f MB\n", megabytes(idle))
+	var agent, defaults, like series
+	for i := range o.rounds {
+		name := fmt.Sprintf("bench-volume-%d", i)
+		before, err := l.cpuTime("holdfast-agent-0")
+		if err != nil {
+			return nil, err
+		}
+		u, err := l.uploadByAgent(ctx, name, files, o.pods)
+		if err != nil {
+			return nil, err
+		}
+		after, err := l.cpuTime("holdfast-agent-0")
+		if err != nil {
+			return nil, err
+		}
+		u.cpuSeconds = (after - before).Seconds()
+		if u.PeakBytes, err = l.peakMemory("holdfast-agent-0"); err != nil {
+			return nil, err
+		}
+		agent = append(agent, u)
+		if err := removeRepository(filepath.Join(store, "kopia", name)); err != nil {
+			return nil, err
+		}
+		for _, peer := range []struct {
+			of       *series
+			settings []string
+		}{{&defaults, nil}, {&like, ourSettings}} {
+			u, err := uploadByPeer(ctx, o, files, peer.settings)
+			if err != nil {
+				return nil, err
+			}
+			*peer.of = append(*peer.of, u)
+		}
+		fmt.Printf("  round %d, uploading (time, CPU time, peak memory so far): the agent %s; Kopia alone %s; with our settings %s\n",
+			i+1, oneUpload(agent[i]), oneUpload(defaults[i]), oneUpload(like[i]))
+	}
+	rows = []row{{"the same with a new repository, from creation to Completed", fmt.Sprintf("%.2f s", agent.whole()),
+		fmt.Sprintf("Kopia alone %.2f s", defaults.whole()), times(agent.whole(), defaults.whole()) + " of its time"}}
+	for i, peer := range []series{defaults, like} {
+		name := []string{"Kopia alone", "with our settings"}[i]
+		rows = slices.Insert(rows, 3*i,
+			row{fmt.Sprintf("agent's upload of %.0f MB", volumeBytes/1e6), agent.String(), name + " " + peer.String(), times(agent.upload(), peer.upload()) + " of its time"},
+			row{"agent's CPU time for it", fmt.Sprintf("%.1f s", agent.cpu()), fmt.Sprintf("%s %.1f s", name, peer.cpu()), times(agent.cpu(), peer.cpu()) + " of it"},
+			row{fmt.Sprintf("agent's peak memory after %d of them", o.rounds), fmt.Sprintf("%.0f MB", megabytes(agent.peak())), fmt.Sprintf("%s %.0f MB", name, megabytes(peer.peak())), times(float64(agent.peak()), float64(peer.peak())) + " of it"},
+		)
+	}
+	return rows, nil
+}
+
+func oneUpload(u uploaded) string {
+	return fmt.Sprintf("%.2f s, CPU %.1f s, %.0f MB", u.UploadSeconds, u.cpuSeconds, megabytes(u.PeakBytes))
+}
+
+// removeRepository makes room for the next one. It fails if the repository does
+// not hold the files: they are random, so it can't be smaller than they are.
+func removeRepository(dir string) error {
+	var size int64
+	err := filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		info, err := entry.Info()
+		if err == nil {
+			size += info.Size()
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if size < volumeBytes {
+		return fmt.Errorf("the repository %s has %d bytes, fewer than the files' %d", dir, size, volumeBytes)
+	}
+	return os.RemoveAll(dir)
 }
 
 // uploadByAgent makes a namespace with a pod whose volume holds the files, backs it
 // up, and puts the files back where they were.
-func (l *lab) uploadByAgent(ctx context.Context, name, files, pods string) (result agentResult, err error) {
+func (l *lab) uploadByAgent(ctx context.Context, name, files, pods string) (result uploaded, err error) {
 	pod, err := l.makePod(ctx, name)
 	if err != nil {
 		return result, err
@@ -159,8 +235,9 @@ func (l *lab) uploadByAgent(ctx context.Context, name, files, pods string) (resu
 	if v := runs[name].status.Volumes; v == nil || v.Completed != 1 || v.BytesDone < volumeBytes {
 		return result, fmt.Errorf("backup %s has the volumes %+v, not one of %d bytes", name, v, volumeBytes)
 	}
-	uploaded := <-done
-	return agentResult{whole: runs[name].ended.Sub(begin), upload: uploaded.took}, uploaded.err
+	upload := <-done
+	whole := runs[name].ended.Sub(begin)
+	return uploaded{CreateSeconds: (whole - upload.took).Seconds(), UploadSeconds: upload.took.Seconds()}, upload.err
 }
 
 // makePod makes a namespace, and in it a pod that a kubelet would have started.
@@ -216,19 +293,22 @@ func followUpload(changes watch.Interface, of string) (time.Duration, error) {
 	return 0, errors.New("the watch of the uploads broke off")
 }
 
-func uploadByPeer(ctx context.Context, o volumeOptions, files string) (result peerResult, err error) {
+func uploadByPeer(ctx context.Context, o volumeOptions, files string, settings []string) (result uploaded, err error) {
 	repository := filepath.Join(o.scratch, "repository")
 	if err := os.Mkdir(repository, 0o755); err != nil {
 		return result, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(repository)) }()
-	command := exec.CommandContext(ctx, o.peer, "--files", files, "--repository", repository)
+	command := exec.CommandContext(ctx, o.peer, append(settings, "--files="+files, "--repository="+repository)...)
 	command.Stderr = os.Stderr
 	output, err := command.Output()
 	if err != nil {
 		return result, fmt.Errorf("%s: %w", o.peer, err)
 	}
-	return result, json.Unmarshal(output, &result)
+	if err := json.Unmarshal(output, &result); err != nil {
+		return result, err
+	}
+	result.cpuSeconds = (command.ProcessState.UserTime() + command.ProcessState.SystemTime()).Seconds()
+	return result, removeRepository(repository)
 }
 
 func writeFiles(dir string) error {

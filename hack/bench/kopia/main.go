@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command kopia makes a repository in an empty folder and uploads files to it by
-// the Kopia library with its defaults and nothing of ours: what the agent is
-// measured against. It prints the times and its peak memory as JSON.
+// the Kopia library with nothing of ours: what the agent is measured against. The
+// settings are Kopia's defaults unless flags say otherwise. It prints the times and
+// its peak memory as JSON.
 //
 // It is a module of its own because only two packages of Holdfast may know Kopia.
 package main
@@ -21,6 +22,8 @@ import (
 	"github.com/kopia/kopia/fs/localfs"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob/filesystem"
+	"github.com/kopia/kopia/repo/compression"
+	"github.com/kopia/kopia/repo/format"
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/policy"
 	"github.com/kopia/kopia/snapshot/upload"
@@ -33,31 +36,44 @@ type result struct {
 	PeakBytes                    int64
 }
 
+// settings are Kopia's defaults where they are zero.
+type settings struct {
+	files, repository string
+	hash, compressor  string
+	parallel          int
+	splitAbove        int64 // bytes above which a file is uploaded in parts
+}
+
 func main() {
-	files := flag.String("files", "", "the folder to upload")
-	repository := flag.String("repository", "", "an empty folder for the repository")
+	var s settings
+	flag.StringVar(&s.files, "files", "", "the folder to upload")
+	flag.StringVar(&s.repository, "repository", "", "an empty folder for the repository")
+	flag.StringVar(&s.hash, "hash", "", "name of the repository's hash; empty means Kopia's BLAKE2B-256-128")
+	flag.StringVar(&s.compressor, "compressor", "", "name of the compression; empty means none")
+	flag.IntVar(&s.parallel, "parallel", 0, "how many files are uploaded at once; 0 means as many as there are processors")
+	flag.Int64Var(&s.splitAbove, "split-above", 0, "bytes above which a file is uploaded in parts at once; 0 means Kopia's 2 GiB")
 	flag.Parse()
-	if *files == "" || *repository == "" {
+	if s.files == "" || s.repository == "" {
 		flag.Usage()
 		os.Exit(2)
 	}
-	if err := run(context.Background(), *files, *repository); err != nil {
+	if err := run(context.Background(), s); err != nil {
 		fmt.Fprintln(os.Stderr, "kopia:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, files, repository string) error {
+func run(ctx context.Context, s settings) error {
 	var r result
 	begin := time.Now()
-	store, err := filesystem.New(ctx, &filesystem.Options{Path: repository}, true)
+	store, err := filesystem.New(ctx, &filesystem.Options{Path: s.repository}, true)
 	if err != nil {
 		return err
 	}
-	if err := repo.Initialize(ctx, store, &repo.NewRepositoryOptions{}, password); err != nil {
+	if err := repo.Initialize(ctx, store, &repo.NewRepositoryOptions{BlockFormat: format.ContentFormat{Hash: s.hash}}, password); err != nil {
 		return err
 	}
-	config := repository + ".config"
+	config := s.repository + ".config"
 	defer os.Remove(config)
 	if err := repo.Connect(ctx, config, store, password, nil); err != nil {
 		return err
@@ -65,7 +81,7 @@ func run(ctx context.Context, files, repository string) error {
 	r.CreateSeconds = time.Since(begin).Seconds()
 
 	begin = time.Now()
-	if err := uploadFiles(ctx, config, files); err != nil {
+	if err := uploadFiles(ctx, config, s); err != nil {
 		return err
 	}
 	r.UploadSeconds = time.Since(begin).Seconds()
@@ -76,15 +92,15 @@ func run(ctx context.Context, files, repository string) error {
 }
 
 // uploadFiles opens the repository, uploads, and closes it.
-func uploadFiles(ctx context.Context, config, files string) (err error) {
+func uploadFiles(ctx context.Context, config string, s settings) (err error) {
 	repository, err := repo.Open(ctx, config, password, &repo.Options{DisableRepositoryLog: true})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, repository.Close(ctx)) }()
-	source := snapshot.SourceInfo{Host: "host", UserName: "user", Path: files}
+	source := snapshot.SourceInfo{Host: "host", UserName: "user", Path: s.files}
 	return repo.WriteSession(ctx, repository, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
-		folder, err := localfs.Directory(files)
+		folder, err := localfs.Directory(s.files)
 		if err != nil {
 			return err
 		}
@@ -92,7 +108,16 @@ func uploadFiles(ctx context.Context, config, files string) (err error) {
 		if err != nil {
 			return err
 		}
-		manifest, err := upload.NewUploader(w).Upload(ctx, folder, tree, source)
+		effective := tree.EffectivePolicy()
+		effective.CompressionPolicy.CompressorName = compression.Name(s.compressor)
+		if s.splitAbove > 0 {
+			above := policy.OptionalInt64(s.splitAbove)
+			effective.UploadPolicy.ParallelUploadAboveSize = &above
+		}
+		tree = policy.BuildTree(nil, effective)
+		uploader := upload.NewUploader(w)
+		uploader.ParallelUploads = s.parallel
+		manifest, err := uploader.Upload(ctx, folder, tree, source)
 		if err != nil {
 			return err
 		}
