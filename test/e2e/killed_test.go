@@ -1,0 +1,173 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// volumeWork are the PodVolumeBackups of a backup of the system namespace.
+func volumeWork(ctx context.Context, backup string) ([]enginev1alpha1.PodVolumeBackup, error) {
+	run, err := lab.engine.EngineV1alpha1().BackupRuns(system).Get(ctx, backup, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	list, err := lab.engine.EngineV1alpha1().PodVolumeBackups(system).List(ctx, metav1.ListOptions{
+		LabelSelector: enginev1alpha1.LabelRun + "=" + string(run.UID),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// uploading says on which nodes volumes of a backup are being uploaded.
+func uploading(ctx context.Context, backup string) (map[string]bool, error) {
+	work, err := volumeWork(ctx, backup)
+	on := map[string]bool{}
+	for _, w := range work {
+		if w.Status.Phase == enginev1alpha1.VolumePhaseInProgress {
+			on[w.Spec.Node] = true
+		}
+	}
+	return on, err
+}
+
+// awaitUploads waits until both nodes upload volumes of a backup, and stops the
+// store there and then, so that they can't end before resume is called.
+func awaitUploads(t *testing.T, backup string) (resume func()) {
+	t.Helper()
+	bothNodes := func(ctx context.Context) error {
+		on, err := uploading(ctx, backup)
+		if err == nil && len(on) < len(nodes) {
+			err = fmt.Errorf("only %v", on)
+		}
+		return err
+	}
+	eventually(t, "both nodes upload volumes", bothNodes)
+	resume = lab.pauseStore(t)
+	if err := bothNodes(t.Context()); err != nil {
+		t.Fatalf("an upload ended before the store stopped (%v): the volumes are too small for this test", err)
+	}
+	return resume
+}
+
+// TestAgentsEnd kills one agent, and deletes the pod of the other one, in the
+// middle of a backup that both work for.
+func TestAgentsEnd(t *testing.T) {
+	left := workload{"farm", "left", nodes[0], 96}
+	right := workload{"farm", "right", nodes[1], 96}
+	step("Two agents at work: one is killed, the other one's pod is deleted")
+	start(t, left, right)
+	lab.create(t, backup("farm-interrupted", "farm"))
+	resume := awaitUploads(t, "farm-interrupted")
+	agents := lab.mustPods(t, "node-agent", 2)
+	kill(t, podOn(t, agents, nodes[0]))
+	lab.mustShow(t, "delete", "pod", "-n", system, podOn(t, agents, nodes[1]).Name, "--timeout=60s")
+	resume()
+	awaitEnd(t, v1alpha1.BackupPhasePartiallyFailed, "farm-interrupted")
+	lab.mustShow(t, "get", "backup", "-n", system, "farm-interrupted")
+
+	// Each agent works on one volume at a time: of each node one volume failed, and
+	// the other one, which waited, is complete.
+	awaitStored(t, "farm-interrupted")
+	failed := map[string]int{}
+	list, err := lab.holdfast.HoldfastV1alpha1().VolumeBackups("farm").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.backup.name=farm-interrupted"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range list.Items {
+		if v.Status.Phase == string(enginev1alpha1.VolumePhaseFailed) {
+			failed[v.Status.Node]++
+			if !strings.Contains(v.Status.Message, "restarted") {
+				t.Errorf("volume %s on %s failed, and does not say that the agent was restarted: %q", v.Spec.VolumeName, v.Status.Node, v.Status.Message)
+			}
+		}
+	}
+	if len(list.Items) != 4 || failed[nodes[0]] != 1 || failed[nodes[1]] != 1 {
+		t.Errorf("%d volumes, failed by node %v, want 4, and one failure on each node", len(list.Items), failed)
+	}
+
+	step("The agents are back, and the next backup is whole")
+	lab.mustShow(t, "rollout", "status", "-n", system, "daemonset/holdfast-node-agent", "--timeout=120s")
+	before := map[string]string{}
+	for volume := range volumes {
+		before[volume] = left.fingerprint(t, volume)
+	}
+	lab.create(t, backup("farm", "farm"))
+	awaitEnd(t, v1alpha1.BackupPhaseCompleted, "farm")
+	awaitStored(t, "farm")
+	for volume := range volumes {
+		left.lose(t, volume)
+	}
+	restore(t, "farm", left)
+	for volume := range volumes {
+		if got := left.fingerprint(t, volume); got != before[volume] {
+			t.Errorf("volume %s differs:\n%s\nwant:\n%s", volume, got, before[volume])
+		}
+	}
+}
+
+// TestControllerEnds deletes the pod of the controller in the middle of a backup,
+// while others wait.
+func TestControllerEnds(t *testing.T) {
+	left := workload{"yard", "left", nodes[0], 96}
+	right := workload{"yard", "right", nodes[1], 96}
+	step("The pod of the controller is deleted in the middle of a backup")
+	start(t, left, right)
+	names := []string{"yard-interrupted", "yard-first", "yard-second", "yard-third"}
+	for _, name := range names {
+		lab.create(t, backup(name, "yard"))
+	}
+	resume := awaitUploads(t, names[0])
+	eventually(t, "the others wait in order", func(ctx context.Context) error {
+		var errs []error
+		for i, name := range names[1:] {
+			entry, err := queued(ctx, name, v1alpha1.QueueStateQueued)
+			if err == nil && entry.Status.Position != int32(i+1) {
+				err = fmt.Errorf("%s has position %d, want %d", name, entry.Status.Position, i+1)
+			}
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	})
+	lab.mustShow(t, "get", "backupqueue", "-n", system)
+	controller := lab.mustPods(t, "controller", 1)[0]
+	lab.mustShow(t, "delete", "pod", "-n", system, controller.Name, "--timeout=60s")
+	resume()
+
+	awaitEnd(t, v1alpha1.BackupPhaseFailed, names[0])
+	awaitEnd(t, v1alpha1.BackupPhaseCompleted, names[1:]...)
+	lab.mustShow(t, "get", "backups", "-n", system)
+	if reason := getBackup(t, names[0]).Status.FailureReason; !strings.Contains(reason, "controller stopped") {
+		t.Errorf("%s failed because %q, which does not say that the controller stopped", names[0], reason)
+	}
+	for i := 2; i < len(names); i++ {
+		before, after := getBackup(t, names[i-1]), getBackup(t, names[i])
+		if after.Status.StartTimestamp.Before(before.Status.CompletionTimestamp) {
+			t.Errorf("%s started at %s, and %s, which was ahead of it, ended at %s", after.Name, after.Status.StartTimestamp, before.Name, before.Status.CompletionTimestamp)
+		}
+	}
+	awaitStored(t, names...)
+	if err := listsAll(t.Context(), names...); err != nil {
+		t.Error(err)
+	}
+	// Nothing works any more for the backup that failed.
+	work, err := lab.engine.EngineV1alpha1().PodVolumeBackups(system).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range work.Items {
+		t.Errorf("PodVolumeBackup %s is left, %s", w.Name, w.Status.Phase)
+	}
+}
