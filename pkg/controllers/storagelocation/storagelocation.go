@@ -7,6 +7,7 @@ package storagelocation
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -25,6 +26,7 @@ import (
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
 const (
@@ -153,14 +155,19 @@ func (c *Controller) check(ctx context.Context, record *enginev1alpha1.BackupSto
 	defer cancel()
 	bucket, err := location.Open(ctx, c.secrets, record)
 	if err != nil {
-		return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionFalse,
-			Reason: enginev1alpha1.ReasonInvalid, Message: err.Error()}
+		return unavailable(err, enginev1alpha1.ReasonInvalid)
 	}
 	defer bucket.Close()
 	if err := bucket.Check(ctx); err != nil {
-		return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionFalse,
-			Reason: enginev1alpha1.ReasonUnreachable, Message: err.Error()}
+		return unavailable(err, enginev1alpha1.ReasonUnreachable)
 	}
 	return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionTrue,
 		Reason: enginev1alpha1.ReasonReachable, Message: "the store answers"}
+}
+
+func unavailable(err error, reason string) metav1.Condition {
+	if errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied) {
+		reason = enginev1alpha1.ReasonUnreachable // a folder is looked at when it is opened
+	}
+	return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionFalse, Reason: reason, Message: err.Error()}
 }

@@ -1,0 +1,197 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package storagelocation
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+)
+
+const system = "holdfast"
+
+// inFolder is a location that is stored in a folder.
+func inFolder(name, folder string) *enginev1alpha1.BackupStorageLocation {
+	return &enginev1alpha1.BackupStorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, Generation: 1},
+		Spec: enginev1alpha1.BackupStorageLocationSpec{
+			Provider:   enginev1alpha1.StorageProviderFilesystem,
+			Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder},
+		},
+	}
+}
+
+// harness runs the controller on a cluster, in a synctest bubble. Only the folders
+// are real.
+type harness struct {
+	*testing.T
+	*enginetest.Cluster
+}
+
+func start(t *testing.T, locations ...*enginev1alpha1.BackupStorageLocation) *harness {
+	t.Helper()
+	h := &harness{T: t, Cluster: enginetest.New()}
+	for _, location := range locations {
+		h.Create(location)
+	}
+	records := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
+	controller, err := New(h.EngineV1alpha1(), kubefake.NewClientset().CoreV1().Secrets(system),
+		records.Engine().V1alpha1().BackupStorageLocations(), clock.RealClock{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	records.StartWithContext(t.Context())
+	t.Cleanup(records.Shutdown)
+	records.WaitForCacheSync(t.Context().Done())
+	synctest.Wait() // for the watches: the fake forgets a deletion before a watch
+	go controller.Run(t.Context())
+	synctest.Wait()
+	return h
+}
+
+func (h *harness) location(name string) *enginev1alpha1.BackupStorageLocation {
+	h.Helper()
+	location, err := h.EngineV1alpha1().BackupStorageLocations(system).Get(h.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		h.Fatal(err)
+	}
+	return location
+}
+
+func (h *harness) expect(name string, available metav1.ConditionStatus, reason string) *metav1.Condition {
+	h.Helper()
+	synctest.Wait()
+	condition := meta.FindStatusCondition(h.location(name).Status.Conditions, enginev1alpha1.ConditionAvailable)
+	if condition == nil || condition.Status != available || condition.Reason != reason || condition.Message == "" {
+		h.Fatalf("%s: %+v, want %s because of %s", name, condition, available, reason)
+	}
+	return condition
+}
+
+func TestAStoreThatComesAndGoes(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "store")
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, inFolder("default", folder))
+		begin := metav1.Now()
+		condition := h.expect("default", metav1.ConditionTrue, enginev1alpha1.ReasonReachable)
+		if condition.ObservedGeneration != 1 || !condition.LastTransitionTime.Time.Equal(begin.Time) {
+			t.Errorf("condition: %+v", condition)
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if writes := len(h.Writes("backupstoragelocations")); writes != 1 {
+			t.Errorf("%d writes of what did not change", writes)
+		}
+
+		if err := os.Remove(folder); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(checkInterval)
+		h.expect("default", metav1.ConditionFalse, enginev1alpha1.ReasonUnreachable)
+		time.Sleep(time.Hour)
+		if writes := len(h.Writes("backupstoragelocations")); writes != 2 {
+			t.Errorf("%d writes; the message must be stable", writes)
+		}
+
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(retryInterval)
+		h.expect("default", metav1.ConditionTrue, enginev1alpha1.ReasonReachable)
+	})
+}
+
+func TestALocationThatCannotBeUsed(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*enginev1alpha1.BackupStorageLocationSpec)
+		says   string
+	}{
+		"no such provider": {func(spec *enginev1alpha1.BackupStorageLocationSpec) { spec.Provider = "tape" }, "spec.provider"},
+		"no such Secret": {func(spec *enginev1alpha1.BackupStorageLocationSpec) {
+			*spec = enginev1alpha1.BackupStorageLocationSpec{Provider: enginev1alpha1.StorageProviderS3, S3: &enginev1alpha1.S3Location{Bucket: "backups", CredentialsSecret: "keys"}}
+		}, "spec.s3.credentialsSecret"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				bad := inFolder("bad", "/nowhere")
+				c.change(&bad.Spec)
+				h := start(t, bad, inFolder("good", os.TempDir()))
+				if condition := h.expect("bad", metav1.ConditionFalse, enginev1alpha1.ReasonInvalid); !strings.Contains(condition.Message, c.says) {
+					t.Errorf("it says %q, and not %q", condition.Message, c.says)
+				}
+				h.expect("good", metav1.ConditionTrue, enginev1alpha1.ReasonReachable)
+			})
+		})
+	}
+}
+
+func TestAChangedSpecIsCheckedAtOnce(t *testing.T) {
+	folder := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, inFolder("default", filepath.Join(folder, "gone")))
+		h.expect("default", metav1.ConditionFalse, enginev1alpha1.ReasonUnreachable)
+		begin := time.Now()
+		changed := h.location("default")
+		changed.Spec.Filesystem.Path = folder
+		changed.Generation = 2
+		if _, err := h.EngineV1alpha1().BackupStorageLocations(system).Update(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		condition := h.expect("default", metav1.ConditionTrue, enginev1alpha1.ReasonReachable)
+		if waited := time.Since(begin); waited != 0 || condition.ObservedGeneration != 2 {
+			t.Errorf("it took %s, for generation %d", waited, condition.ObservedGeneration)
+		}
+	})
+}
+
+func TestTheConditionIsWrittenInTheEnd(t *testing.T) {
+	folder := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t)
+		refusals := 3
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if action.GetVerb() != "update" || refusals == 0 {
+				return enginetest.Fault{}
+			}
+			refusals--
+			return enginetest.Fault{Err: errors.New("the connection broke")}
+		})
+		h.Create(inFolder("default", folder))
+		time.Sleep(time.Second)
+		h.expect("default", metav1.ConditionTrue, enginev1alpha1.ReasonReachable)
+	})
+}
+
+func TestALocationThatIsRemovedIsCheckedNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, inFolder("default", "/nowhere"))
+		h.expect("default", metav1.ConditionFalse, enginev1alpha1.ReasonUnreachable)
+		if err := h.EngineV1alpha1().BackupStorageLocations(system).Delete(t.Context(), "default", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		h.ClearActions()
+		time.Sleep(time.Hour)
+		if len(h.Actions()) != 0 {
+			t.Errorf("requests for what is gone: %v", h.Actions())
+		}
+	})
+}

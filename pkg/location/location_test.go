@@ -1,0 +1,84 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package location_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+const system = "holdfast"
+
+func onS3(secret string) *enginev1alpha1.BackupStorageLocation {
+	return &enginev1alpha1.BackupStorageLocation{Spec: enginev1alpha1.BackupStorageLocationSpec{
+		Provider: enginev1alpha1.StorageProviderS3,
+		S3:       &enginev1alpha1.S3Location{Bucket: "backups", CredentialsSecret: secret},
+	}}
+}
+
+func TestCredentials(t *testing.T) {
+	secret := func(namespace, name string) *corev1.Secret {
+		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string][]byte{"accessKeyID": []byte(namespace)}}
+	}
+	kube := kubefake.NewClientset(secret(system, "keys"), secret("other", "theirs"))
+	secrets := kube.CoreV1().Secrets(system)
+
+	got, err := location.Credentials(t.Context(), secrets, &onS3("keys").Spec)
+	if err != nil || string(got["accessKeyID"]) != system {
+		t.Errorf("Credentials: %q, %v", got, err)
+	}
+	if _, err := location.Credentials(t.Context(), secrets, &onS3("theirs").Spec); err == nil ||
+		!strings.Contains(err.Error(), `"theirs"`) || !strings.Contains(err.Error(), store.SecretAccessKeyID) || !strings.Contains(err.Error(), "spec.s3.credentialsSecret") {
+		t.Errorf("a Secret of another namespace: %v", err)
+	}
+
+	kube.ClearActions()
+	folder := &enginev1alpha1.BackupStorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem}
+	for _, spec := range []*enginev1alpha1.BackupStorageLocationSpec{folder, &onS3("").Spec} {
+		if got, err := location.Credentials(t.Context(), secrets, spec); got != nil || err != nil || len(kube.Actions()) != 0 {
+			t.Errorf("a location that names no Secret: %q, %v, %v", got, err, kube.Actions())
+		}
+	}
+
+	broken := errors.New("the connection broke")
+	kube.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, broken })
+	if _, err := location.Credentials(t.Context(), secrets, &onS3("keys").Spec); !errors.Is(err, broken) {
+		t.Errorf("Credentials: %v", err)
+	}
+	if _, err := location.Open(t.Context(), secrets, onS3("keys")); !errors.Is(err, broken) {
+		t.Errorf("Open: %v", err)
+	}
+}
+
+func TestOpen(t *testing.T) {
+	record := &enginev1alpha1.BackupStorageLocation{Spec: enginev1alpha1.BackupStorageLocationSpec{
+		Provider:   enginev1alpha1.StorageProviderFilesystem,
+		Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()},
+	}}
+	bucket, err := location.Open(t.Context(), nil, record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bucket.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := bucket.Close(); err != nil {
+		t.Error(err)
+	}
+	record.Spec.Provider = "tape"
+	if _, err := location.Open(t.Context(), nil, record); err == nil {
+		t.Error("an unknown provider was opened")
+	}
+}
