@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/sets"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
@@ -98,7 +100,9 @@ func (o *Options) Start(ctx context.Context, kubeconfig string, ready ...healthz
 	healthz.InstallReadyzHandler(paths, append([]healthz.HealthChecker{healthz.PingHealthz}, ready...)...)
 	paths.Handle("/metrics", legacyregistry.HandlerWithReset())
 
-	codecs := serializer.NewCodecFactory(runtime.NewScheme())
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"}) // refusals are a Status
+	codecs := serializer.NewCodecFactory(scheme)
 	unauthorized := genericapifilters.Unauthorized(codecs)
 	var handler http.Handler = paths
 	handler = genericapifilters.WithAuthorization(handler, authorization.Authorizer, codecs)
