@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/tools/leaderelection"
@@ -220,6 +221,10 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
+	locations, err := storagelocation.New(engine.EngineV1alpha1(), secrets, engineRecords.BackupStorageLocations(), clock.RealClock{})
+	if err != nil {
+		return err
+	}
 	runs, err := backuprun.New(backuprun.Config{
 		Namespace:     o.client.namespace,
 		Workers:       o.concurrentBackups,
@@ -234,6 +239,9 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 			Cluster:   cluster,
 			Clock:     clock.RealClock{},
 		},
+		CheckLocation: func(ctx context.Context, name string) error {
+			return locations.Check(ctx, cache.ObjectName{Namespace: o.client.namespace, Name: name})
+		},
 		Events:           recorder,
 		Clock:            clock.RealClock{},
 		RunInformer:      engineRecords.BackupRuns(),
@@ -244,10 +252,6 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		return err
 	}
 	retention, err := runretention.New(engine.EngineV1alpha1(), engineRecords.BackupRuns(), clock.RealClock{}, o.runRetention)
-	if err != nil {
-		return err
-	}
-	locations, err := storagelocation.New(engine.EngineV1alpha1(), secrets, engineRecords.BackupStorageLocations(), clock.RealClock{})
 	if err != nil {
 		return err
 	}

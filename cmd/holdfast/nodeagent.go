@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -83,6 +84,11 @@ func (o *nodeAgentOptions) validate() error {
 }
 
 func (o *nodeAgentOptions) run(ctx context.Context) error {
+	if os.Getenv("GOGC") == "" {
+		// Most of the heap is Kopia's pool of buffers, which lives on. By default the
+		// rest could grow to as much again before it is collected.
+		debug.SetGCPercent(30)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	config, err := o.client.config("node-agent")

@@ -55,8 +55,10 @@ type Config struct {
 	Engine engineclient.EngineV1alpha1Interface
 	// Executor does the work: an Executor, but in tests.
 	Executor executor
-	Events   events.EventRecorder
-	Clock    clock.Clock
+	// CheckLocation brings the condition of a storage location up to date at once.
+	CheckLocation func(ctx context.Context, name string) error
+	Events        events.EventRecorder
+	Clock         clock.Clock
 
 	RunInformer      engineinformers.BackupRunInformer
 	LocationInformer engineinformers.BackupStorageLocationInformer

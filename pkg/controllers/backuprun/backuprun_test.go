@@ -459,3 +459,23 @@ func TestNoMoreThanTheWorkersRunAtOnce(t *testing.T) {
 		}
 	})
 }
+
+func TestARunWhoseStoreDoesNotAnswerWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		work := &work{unreachable: errors.New("the store does not answer")}
+		h := newHarness(t, work, newRun("a", v1alpha1.BackupPhaseReadyToStart))
+		h.start(1)
+		run := h.run("a")
+		if run.Status.Phase != v1alpha1.BackupPhaseQueued || run.Status.Ticket != 1 || run.Status.StartTimestamp != nil {
+			t.Errorf("got %+v, want it back in its place in the queue", run.Status)
+		}
+		if executed, settled := work.done(); len(executed)+len(settled) > 0 {
+			t.Errorf("executed %v, settled %v, want neither", executed, settled)
+		}
+		if want := []string{run.Spec.Backup.StorageLocation}; !slices.Equal(work.checked, want) {
+			t.Errorf("checked %v, want %v: else the queue would start it again at once", work.checked, want)
+		}
+		h.stop()
+		<-h.stopped
+	})
+}

@@ -21,8 +21,15 @@ import (
 )
 
 // start claims a run for this process: a compare-and-swap, so that no two
-// processes execute it.
+// processes execute it. A run whose store does not answer goes back to its place
+// in the queue instead.
 func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	if err := c.Executor.Reach(ctx, run); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return c.putBack(ctx, run, err)
+	}
 	now := metav1.NewTime(c.Clock.Now())
 	claimed := run.DeepCopy()
 	claimed.Status.Phase = v1alpha1.BackupPhaseInProgress
@@ -42,6 +49,22 @@ func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun) e
 	}
 	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeNormal, "Started", "Backup", "%s", note)
 	return c.execute(ctx, claimed)
+}
+
+// putBack makes a run wait that was about to start. The location's condition comes
+// first, so that the queue holds the run until the store is back.
+func (c *Controller) putBack(ctx context.Context, run *enginev1alpha1.BackupRun, cause error) error {
+	if err := c.CheckLocation(ctx, run.Spec.Backup.StorageLocation); err != nil {
+		return err
+	}
+	waiting := run.DeepCopy()
+	waiting.Status.Phase = v1alpha1.BackupPhaseQueued
+	waiting.Status.ReadyTimestamp = nil
+	if _, err := c.runs.UpdateStatus(ctx, waiting, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("putting BackupRun %s back into the queue: %w", run.Name, err)
+	}
+	klog.FromContext(ctx).Info("Backup goes back to its place in the queue, since its store does not answer", "backupRun", klog.KObj(run), "reason", cause.Error())
+	return nil
 }
 
 // execute runs a claimed run to its end.

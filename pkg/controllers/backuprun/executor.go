@@ -6,6 +6,7 @@ package backuprun
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,9 +24,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// reachTimeout is how long a store may take to answer before a run waits for it.
+const reachTimeout = 10 * time.Second
+
 // executor does a run's work in the cluster and the store. Executor is the real
 // one.
 type executor interface {
+	// Reach reports why the store of a run does not answer; nil if it does.
+	Reach(ctx context.Context, run *enginev1alpha1.BackupRun) error
 	// Execute works on a run until it has ended or ctx ends. An error means that the
 	// outcome is not stored.
 	Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, progress *backup.Progress) (backup.Outcome, error)
@@ -64,6 +70,18 @@ func Cluster(ctx context.Context, kube kubernetes.Interface, systemNamespace str
 		Major:           version.Major,
 		Minor:           version.Minor,
 	}, nil
+}
+
+// Reach implements executor.
+func (e *Executor) Reach(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	bucket, err := e.open(ctx, run)
+	if err != nil {
+		return err
+	}
+	defer bucket.Close()
+	return bucket.Check(ctx)
 }
 
 // Execute implements executor.

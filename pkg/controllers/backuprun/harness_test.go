@@ -53,9 +53,27 @@ type work struct {
 	execute func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error)
 	settle  func(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error)
 
+	// unreachable, if set, is why no store answers.
+	unreachable error
+
 	mu                sync.Mutex
 	executed, settled []string
 	reasons           []string
+	// checked are the locations whose condition was asked to be brought up to date.
+	checked []string
+}
+
+func (w *work) Reach(context.Context, *enginev1alpha1.BackupRun) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.unreachable
+}
+
+func (w *work) checkLocation(_ context.Context, name string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.checked = append(w.checked, name)
+	return nil
 }
 
 func (w *work) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, _ *backup.Progress) (backup.Outcome, error) {
@@ -127,6 +145,7 @@ func (h *harness) start(workers int) *Controller {
 		VolumeTimeout:    volumeTimeout,
 		Engine:           h.EngineV1alpha1(),
 		Executor:         h.work,
+		CheckLocation:    h.work.checkLocation,
 		Events:           h,
 		Clock:            clock.RealClock{},
 		RunInformer:      v1alpha1.BackupRuns(),

@@ -105,7 +105,7 @@ func (c *Controller) processNext(ctx context.Context) bool {
 		return false
 	}
 	defer c.queue.Done(key)
-	if err := c.sync(ctx, key); err != nil {
+	if err := c.Check(ctx, key); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Checking a storage location failed; it will be tried again", "backupStorageLocation", key)
 		c.queue.AddRateLimited(key)
 		return true
@@ -114,7 +114,9 @@ func (c *Controller) processNext(ctx context.Context) bool {
 	return true
 }
 
-func (c *Controller) sync(ctx context.Context, key cache.ObjectName) error {
+// Check asks the store of a location and writes what came of it. A controller that
+// could not reach the store calls it, so that all know of that at once.
+func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
 	location, err := c.lister.BackupStorageLocations(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
 		return nil
