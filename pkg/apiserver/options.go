@@ -19,6 +19,10 @@ import (
 	"k8s.io/client-go/rest"
 )
 
+// watchTerminationGracePeriod is how long the end of the watches may take when the
+// server stops.
+const watchTerminationGracePeriod = 10 * time.Second
+
 // Options are the flags of the API server.
 type Options struct {
 	recommended     *genericoptions.RecommendedOptions
@@ -87,6 +91,9 @@ func (o *Options) Config() (*Config, error) {
 		return nil, err
 	}
 	generic.ShutdownDelayDuration = o.shutdownDelay
+	// Watches are ended, so that their clients watch another replica. Otherwise they
+	// would stay open without another event until the process is killed.
+	generic.ShutdownWatchTerminationGracePeriod = watchTerminationGracePeriod
 	remaining := *o.recommended
 	remaining.CoreAPI = nil // applied above
 	if err := remaining.ApplyTo(generic); err != nil {
