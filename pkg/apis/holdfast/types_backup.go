@@ -88,3 +88,19 @@ type BackupVolumesProgress struct {
 	TotalBytes int64
 	BytesDone  int64
 }
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// BackupCancellation is the body of a POST to backups/NAME/cancel.
+type BackupCancellation struct {
+	metav1.TypeMeta
+	metav1.ObjectMeta
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// BackupDeletion is the body of a POST to backups/NAME/deletion.
+type BackupDeletion struct {
+	metav1.TypeMeta
+	metav1.ObjectMeta
+}

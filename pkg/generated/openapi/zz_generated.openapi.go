@@ -20,6 +20,7 @@ import (
 
 func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 	return map[string]common.OpenAPIDefinition{
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask":                         schema_pkg_apis_engine_v1alpha1_Ask(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRepository":            schema_pkg_apis_engine_v1alpha1_BackupRepository(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRepositoryList":        schema_pkg_apis_engine_v1alpha1_BackupRepositoryList(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRepositorySpec":        schema_pkg_apis_engine_v1alpha1_BackupRepositorySpec(ref),
@@ -32,6 +33,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupStorageLocationList":   schema_pkg_apis_engine_v1alpha1_BackupStorageLocationList(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupStorageLocationSpec":   schema_pkg_apis_engine_v1alpha1_BackupStorageLocationSpec(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupStorageLocationStatus": schema_pkg_apis_engine_v1alpha1_BackupStorageLocationStatus(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Deletion":                    schema_pkg_apis_engine_v1alpha1_Deletion(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation":          schema_pkg_apis_engine_v1alpha1_FilesystemLocation(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference":                schema_pkg_apis_engine_v1alpha1_PodReference(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeBackup":             schema_pkg_apis_engine_v1alpha1_PodVolumeBackup(ref),
@@ -44,8 +46,11 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeRestoreStatus":      schema_pkg_apis_engine_v1alpha1_PodVolumeRestoreStatus(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester":                   schema_pkg_apis_engine_v1alpha1_Requester(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location":                  schema_pkg_apis_engine_v1alpha1_S3Location(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StoredBackup":                schema_pkg_apis_engine_v1alpha1_StoredBackup(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress":              schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref),
 		v1alpha1.Backup{}.OpenAPIModelName():                                                   schema_pkg_apis_holdfast_v1alpha1_Backup(ref),
+		v1alpha1.BackupCancellation{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_BackupCancellation(ref),
+		v1alpha1.BackupDeletion{}.OpenAPIModelName():                                           schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref),
 		v1alpha1.BackupList{}.OpenAPIModelName():                                               schema_pkg_apis_holdfast_v1alpha1_BackupList(ref),
 		v1alpha1.BackupProgress{}.OpenAPIModelName():                                           schema_pkg_apis_holdfast_v1alpha1_BackupProgress(ref),
 		v1alpha1.BackupQueueEntry{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntry(ref),
@@ -120,6 +125,35 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		runtime.TypeMeta{}.OpenAPIModelName():                                                  schema_k8sio_apimachinery_pkg_runtime_TypeMeta(ref),
 		runtime.Unknown{}.OpenAPIModelName():                                                   schema_k8sio_apimachinery_pkg_runtime_Unknown(ref),
 		version.Info{}.OpenAPIModelName():                                                      schema_k8sio_apimachinery_pkg_version_Info(ref),
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_Ask(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Ask is a request about a run.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"requester": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who asked.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
+						},
+					},
+					"timestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"timestamp"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester", v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -389,7 +423,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupRunSpec is the request. It does not change.",
+				Description: "BackupRunSpec is the request. It does not change, except that it can be cancelled once and that its backup's deletion can be asked for once.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"backupRef": {
@@ -443,12 +477,24 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref common.ReferenceCallback)
 							Ref:         ref(v1alpha1.BackupSpec{}.OpenAPIModelName()),
 						},
 					},
+					"cancellation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who asked for the run to be stopped, and when. It counts until the run has ended.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
+						},
+					},
+					"deletion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who asked for the ended backup to be removed from its store, and when. A run that is created with it stands for a stored backup whose own run is gone.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Deletion"),
+						},
+					},
 				},
 				Required: []string{"backupRef", "backup"},
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester", v1alpha1.BackupReference{}.OpenAPIModelName(), v1alpha1.BackupSpec{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Deletion", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester", v1alpha1.BackupReference{}.OpenAPIModelName(), v1alpha1.BackupSpec{}.OpenAPIModelName()},
 	}
 }
 
@@ -538,7 +584,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 					},
 					"failureReason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why the run failed, in one sentence.",
+							Description: "Why the run failed, or why a deletion has to wait, in one sentence.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -758,6 +804,41 @@ func schema_pkg_apis_engine_v1alpha1_BackupStorageLocationStatus(ref common.Refe
 		},
 		Dependencies: []string{
 			v1.Condition{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_Deletion(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Deletion is the request to remove a backup from its store.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"requester": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who asked.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
+						},
+					},
+					"timestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"stored": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The stored backup, when the run was created for its deletion: its uid and creation, and its phase.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StoredBackup"),
+						},
+					},
+				},
+				Required: []string{"timestamp"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StoredBackup", v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -1390,6 +1471,36 @@ func schema_pkg_apis_engine_v1alpha1_S3Location(ref common.ReferenceCallback) co
 	}
 }
 
+func schema_pkg_apis_engine_v1alpha1_StoredBackup(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "StoredBackup identifies a backup in the store.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the Backup.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"creationTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the Backup was created.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"uid", "creationTimestamp"},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName()},
+	}
+}
+
 func schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -1464,6 +1575,78 @@ func schema_pkg_apis_holdfast_v1alpha1_Backup(ref common.ReferenceCallback) comm
 		},
 		Dependencies: []string{
 			v1alpha1.BackupSpec{}.OpenAPIModelName(), v1alpha1.BackupStatus{}.OpenAPIModelName(), v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_BackupCancellation(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupCancellation is the body of a POST to backups/NAME/cancel: it asks for a backup that waits or runs to be stopped. What it has stored is removed.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata. The name, if set, must be the backup's.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupDeletion is the body of a POST to backups/NAME/deletion: it asks for a backup that has ended to be removed from its store, with the data of its volumes. It can't be undone.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata. The name, if set, must be the backup's.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.ObjectMeta{}.OpenAPIModelName()},
 	}
 }
 
@@ -2066,7 +2249,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 				Properties: map[string]spec.Schema{
 					"phase": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The state in one word: New, Queued, ReadyToStart, InProgress, Completed, PartiallyFailed, Failed, FailedValidation, or Unreadable for a backup in the store whose metadata cannot be read.",
+							Description: "The state in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed, PartiallyFailed, Failed, FailedValidation, Cancelled, Deleting, or Unreadable for a backup in the store whose metadata cannot be read.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2158,7 +2341,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"failureReason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why the backup failed, in one sentence.",
+							Description: "Why the backup failed, was cancelled, or is not deleted yet, in one sentence.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

@@ -5,6 +5,7 @@ package v1alpha1
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	holdfastv1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
@@ -42,8 +43,11 @@ type BackupRunList struct {
 	Items           []BackupRun `json:"items"`
 }
 
-// BackupRunSpec is the request. It does not change.
-// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a BackupRun does not change"
+// BackupRunSpec is the request. It does not change, except that it can be
+// cancelled once and that its backup's deletion can be asked for once.
+// +kubebuilder:validation:XValidation:rule="self.backupRef == oldSelf.backupRef && self.backup == oldSelf.backup && self.requester == oldSelf.requester",message="the spec of a BackupRun does not change, except by a cancellation or deletion"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancellation) || has(self.cancellation) && self.cancellation == oldSelf.cancellation",message="a cancellation is not taken back"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.deletion) || has(self.deletion) && self.deletion == oldSelf.deletion",message="a deletion is not taken back"
 type BackupRunSpec struct {
 	// The Backup that the run belongs to.
 	BackupRef holdfastv1alpha1.BackupReference `json:"backupRef"`
@@ -58,6 +62,39 @@ type BackupRunSpec struct {
 	Requester Requester `json:"requester,omitempty"`
 	// The Backup's spec, with its defaults filled in.
 	Backup holdfastv1alpha1.BackupSpec `json:"backup"`
+	// Who asked for the run to be stopped, and when. It counts until the run has ended.
+	// +optional
+	Cancellation *Ask `json:"cancellation,omitempty"`
+	// Who asked for the ended backup to be removed from its store, and when. A run
+	// that is created with it stands for a stored backup whose own run is gone.
+	// +optional
+	Deletion *Deletion `json:"deletion,omitempty"`
+}
+
+// Ask is a request about a run.
+type Ask struct {
+	// Who asked.
+	// +optional
+	Requester Requester `json:"requester,omitempty"`
+	// When.
+	Timestamp metav1.Time `json:"timestamp"`
+}
+
+// Deletion is the request to remove a backup from its store.
+type Deletion struct {
+	Ask `json:",inline"`
+	// The stored backup, when the run was created for its deletion: its uid and
+	// creation, and its phase.
+	// +optional
+	Stored *StoredBackup `json:"stored,omitempty"`
+}
+
+// StoredBackup identifies a backup in the store.
+type StoredBackup struct {
+	// Uid of the Backup.
+	UID types.UID `json:"uid"`
+	// When the Backup was created.
+	CreationTimestamp metav1.Time `json:"creationTimestamp"`
 }
 
 // Requester is the user who made a request, as the API server authenticated them.
@@ -113,7 +150,7 @@ type BackupRunStatus struct {
 	// Number of errors.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
-	// Why the run failed, in one sentence.
+	// Why the run failed, or why a deletion has to wait, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
 	// What was wrong with the spec, for FailedValidation.

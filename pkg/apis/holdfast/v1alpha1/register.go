@@ -30,7 +30,7 @@ func Resource(resource string) schema.GroupResource {
 
 func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion,
-		&Backup{}, &BackupList{},
+		&Backup{}, &BackupList{}, &BackupCancellation{}, &BackupDeletion{},
 		&BackupQueueEntry{}, &BackupQueueEntryList{},
 		&BackupVolume{}, &BackupVolumeList{},
 		&VolumeBackup{}, &VolumeBackupList{},

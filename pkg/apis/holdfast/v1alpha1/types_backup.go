@@ -137,6 +137,13 @@ const (
 	BackupPhasePartiallyFailed BackupPhase = "PartiallyFailed"
 	// BackupPhaseFailed: ended without a result that can be restored.
 	BackupPhaseFailed BackupPhase = "Failed"
+	// BackupPhaseCancelling: asked to stop while it was running, and not stopped yet.
+	BackupPhaseCancelling BackupPhase = "Cancelling"
+	// BackupPhaseCancelled: stopped before its end because somebody asked for it;
+	// nothing of it is stored.
+	BackupPhaseCancelled BackupPhase = "Cancelled"
+	// BackupPhaseDeleting: being removed from the store because somebody asked for it.
+	BackupPhaseDeleting BackupPhase = "Deleting"
 	// BackupPhaseUnreadable: in the store, with metadata that can't be read. Nothing
 	// else is known of it.
 	BackupPhaseUnreadable BackupPhase = "Unreadable"
@@ -145,7 +152,7 @@ const (
 // Ended reports whether the phase is final.
 func (p BackupPhase) Ended() bool {
 	switch p {
-	case BackupPhaseFailedValidation, BackupPhaseCompleted, BackupPhasePartiallyFailed, BackupPhaseFailed, BackupPhaseUnreadable:
+	case BackupPhaseFailedValidation, BackupPhaseCompleted, BackupPhasePartiallyFailed, BackupPhaseFailed, BackupPhaseCancelled, BackupPhaseUnreadable:
 		return true
 	}
 	return false
@@ -165,9 +172,9 @@ const (
 
 // BackupStatus is the state of a backup.
 type BackupStatus struct {
-	// The state in one word: New, Queued, ReadyToStart, InProgress, Completed,
-	// PartiallyFailed, Failed, FailedValidation, or Unreadable for a backup in the
-	// store whose metadata cannot be read.
+	// The state in one word: New, Queued, ReadyToStart, InProgress, Cancelling,
+	// Completed, PartiallyFailed, Failed, FailedValidation, Cancelled, Deleting, or
+	// Unreadable for a backup in the store whose metadata cannot be read.
 	// +optional
 	Phase BackupPhase `json:"phase,omitempty"`
 	// Place in the queue, from 1. Absent when the backup does not wait. It is
@@ -206,7 +213,7 @@ type BackupStatus struct {
 	// Number of errors; the texts are in the backup's results in the store.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
-	// Why the backup failed, in one sentence.
+	// Why the backup failed, was cancelled, or is not deleted yet, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
 	// What was wrong with the spec, for FailedValidation.
@@ -245,4 +252,27 @@ type BackupVolumesProgress struct {
 	// Bytes read so far.
 	// +optional
 	BytesDone int64 `json:"bytesDone,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// BackupCancellation is the body of a POST to backups/NAME/cancel: it asks for a
+// backup that waits or runs to be stopped. What it has stored is removed.
+type BackupCancellation struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object's metadata. The name, if set, must be the backup's.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// BackupDeletion is the body of a POST to backups/NAME/deletion: it asks for a
+// backup that has ended to be removed from its store, with the data of its
+// volumes. It can't be undone.
+type BackupDeletion struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object's metadata. The name, if set, must be the backup's.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
 }

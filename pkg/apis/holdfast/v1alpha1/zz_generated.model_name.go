@@ -14,6 +14,16 @@ func (in Backup) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupCancellation) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupCancellation"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupDeletion) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupDeletion"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in BackupList) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.BackupList"
 }
