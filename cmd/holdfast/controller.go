@@ -153,7 +153,11 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var workErr error
+	leading := make(chan context.Context, 1)
+	// The Lease is held until the work has stopped, so that no successor takes over
+	// what is still being written.
+	electing, stopElecting := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopElecting()
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock:            lock,
 		LeaseDuration:   15 * time.Second,
@@ -162,22 +166,30 @@ func (o *controllerOptions) run(ctx context.Context) error {
 		ReleaseOnCancel: true,
 		Name:            "holdfast-controller",
 		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(ctx context.Context) {
-				defer cancel()
-				workErr = o.work(ctx, config, kube, identity)
-			},
+			OnStartedLeading: func(ctx context.Context) { leading <- ctx },
 			OnStoppedLeading: func() {},
 		},
 	})
 	if err != nil {
 		return err
 	}
-	leading := ctx
-	elector.Run(ctx)
-	if workErr == nil && leading.Err() == nil {
-		return errors.New("lost the Lease holdfast-controller; start again")
+	var elected sync.WaitGroup
+	elected.Go(func() { elector.Run(electing) })
+	defer elected.Wait()
+	defer stopElecting()
+	select {
+	case <-ctx.Done():
+		return nil
+	case lease := <-leading:
+		working, stop := context.WithCancel(lease)
+		defer stop()
+		defer context.AfterFunc(ctx, stop)()
+		err := o.work(working, config, kube, identity)
+		if err == nil && lease.Err() != nil && ctx.Err() == nil {
+			err = errors.New("lost the Lease holdfast-controller; start again")
+		}
+		return err
 	}
-	return workErr
 }
 
 // work runs the controllers until ctx ends, and returns when all have stopped.

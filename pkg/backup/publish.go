@@ -36,8 +36,7 @@ func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 		// The objects can be restored without it.
 		e.findings.fail(subject{}, err.Error())
 	}
-	status := e.status(failure)
-	err := e.storeMetadata(ctx, status)
+	status, err := e.storeMetadata(ctx, e.status(failure))
 	switch {
 	case ctx.Err() != nil:
 		return Outcome{Status: e.status(ctx.Err())}, ctx.Err()
@@ -94,24 +93,25 @@ func (e *execution) put(ctx context.Context, key string, write func(io.Writer) e
 	return e.retry(ctx, func() error { return e.Store.Put(ctx, key, content.Bytes()) })
 }
 
-// storeMetadata makes the backup exist. That it exists already is fine when it is
-// this one: an answer may have been lost.
-func (e *execution) storeMetadata(ctx context.Context, status holdfast.BackupStatus) error {
+// storeMetadata makes the backup exist, and returns the status that it exists
+// with. That it exists already is fine when it is this one: an answer may have been
+// lost, or somebody else has ended it, whose word then stands.
+func (e *execution) storeMetadata(ctx context.Context, status holdfast.BackupStatus) (holdfast.BackupStatus, error) {
 	backup := e.request.Backup.DeepCopy()
 	backup.Status = status
 	metadata, err := format.EncodeBackup(backup, e.request.Cluster)
 	if err != nil {
-		return err
+		return status, err
 	}
 	err = e.retry(ctx, func() error { return e.Store.Create(ctx, format.MetadataKey(e.storeName), metadata) })
 	if !errors.Is(err, store.ErrExists) {
-		return err
+		return status, err
 	}
 	outcome, err := e.stored(ctx)
 	if err == nil && !outcome.Stored {
 		err = errors.New("the store says that the backup's metadata exists, but has none: check the storage location")
 	}
-	return err
+	return outcome.Status, err
 }
 
 // stored reads the backup from the store if it is there, and fails with

@@ -1,0 +1,138 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package labtest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// Backup creates a backup of namespaces in the system namespace.
+func (l *Lab) Backup(t *testing.T, name string, namespaces ...string) *v1alpha1.Backup {
+	t.Helper()
+	return l.Create(t, System, name, v1alpha1.BackupSpec{IncludedNamespaces: namespaces})
+}
+
+// Create creates a backup.
+func (l *Lab) Create(t *testing.T, namespace, name string, spec v1alpha1.BackupSpec) *v1alpha1.Backup {
+	t.Helper()
+	backup, err := l.Holdfast.HoldfastV1alpha1().Backups(namespace).Create(t.Context(),
+		&v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return backup
+}
+
+// AwaitPhase waits until a backup is in one of the phases, and fails the test
+// if it ends in another.
+func (l *Lab) AwaitPhase(t *testing.T, namespace, name string, phases ...v1alpha1.BackupPhase) *v1alpha1.Backup {
+	t.Helper()
+	var backup *v1alpha1.Backup
+	Eventually(t, fmt.Sprintf("backup %s/%s to be %v", namespace, name, phases), func() error {
+		var err error
+		backup, err = l.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		switch {
+		case err != nil:
+			return err
+		case slices.Contains(phases, backup.Status.Phase):
+			return nil
+		case backup.Status.Phase.Ended():
+			t.Fatalf("backup %s/%s has ended: %+v", namespace, name, backup.Status)
+		}
+		return fmt.Errorf("its phase is %s", backup.Status.Phase)
+	})
+	return backup
+}
+
+// AwaitCompleted waits until a backup in the system namespace is Completed.
+func (l *Lab) AwaitCompleted(t *testing.T, name string) *v1alpha1.Backup {
+	t.Helper()
+	return l.AwaitPhase(t, System, name, v1alpha1.BackupPhaseCompleted)
+}
+
+// AwaitRunGone waits until the record of a backup is removed, so that what is
+// shown of it comes from the store.
+func (l *Lab) AwaitRunGone(t *testing.T, run string) {
+	t.Helper()
+	Eventually(t, "the removal of BackupRun "+run, func() error {
+		_, err := l.Engine.EngineV1alpha1().BackupRuns(System).Get(t.Context(), run, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return err
+		}
+		return fmt.Errorf("it is still there")
+	})
+}
+
+// Held is a backup that is InProgress until it is released.
+type Held struct {
+	// Name of the backup, in the system namespace.
+	Name string
+	// Namespace is the one that it includes.
+	Namespace string
+
+	lab *Lab
+	uid string
+}
+
+// Hold starts a backup of a new namespace, with a volume on a node that no agent
+// works for, and waits until it is InProgress. It ends with the test at the latest.
+func (l *Lab) Hold(t *testing.T, name string) *Held {
+	t.Helper()
+	namespace := l.Namespace(t, name+"-ns")
+	l.Pod(t, namespace, Unattended)
+	return l.HoldIn(t, name, namespace)
+}
+
+// HoldIn is like Hold, with a namespace that has such a volume already.
+func (l *Lab) HoldIn(t *testing.T, name, namespace string) *Held {
+	t.Helper()
+	backup := l.Create(t, System, name, v1alpha1.BackupSpec{
+		IncludedNamespaces:       []string{namespace},
+		DefaultVolumesToFsBackup: new(true),
+	})
+	h := &Held{Name: name, Namespace: namespace, lab: l, uid: string(backup.UID)}
+	t.Cleanup(func() {
+		if err := h.release(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	l.AwaitPhase(t, System, name, v1alpha1.BackupPhaseInProgress)
+	Eventually(t, "the volume of "+name+" to wait for an agent", func() error {
+		volumes, err := l.Engine.EngineV1alpha1().PodVolumeBackups(System).List(t.Context(), h.volumes())
+		if err == nil && len(volumes.Items) != 1 {
+			err = fmt.Errorf("it has %d PodVolumeBackups", len(volumes.Items))
+		}
+		return err
+	})
+	return h
+}
+
+// Release lets the backup end, without its volume.
+func (h *Held) Release(t *testing.T) {
+	t.Helper()
+	if err := h.release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.lab.AwaitPhase(t, System, h.Name, v1alpha1.BackupPhasePartiallyFailed)
+}
+
+func (h *Held) release(ctx context.Context) error {
+	return h.lab.Engine.EngineV1alpha1().PodVolumeBackups(System).DeleteCollection(ctx, metav1.DeleteOptions{}, h.volumes())
+}
+
+func (h *Held) volumes() metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + h.uid}
+}

@@ -1,0 +1,163 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package labtest gives tests a Kubernetes with Holdfast in it: the lab that
+// people use too, started once for a test binary in a folder of its own. Its
+// helpers fail the test that calls them, wait for conditions instead of
+// sleeping, and name what they make so that tests may run side by side.
+package labtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+)
+
+const (
+	// System is the system namespace.
+	System = "holdfast"
+	// Node is the Node object that the agent works for.
+	Node = "lab-node-0"
+	// Unattended is a Node object without an agent, so that the backup of a volume
+	// there waits until the test ends it.
+	Unattended = "unattended"
+)
+
+// Options say how Holdfast runs.
+type Options struct {
+	// Root is the path of the repository's root.
+	Root string
+	// APIServerFlags and ControllerFlags are added to the lab's own.
+	APIServerFlags, ControllerFlags string
+}
+
+// Lab is a running lab.
+type Lab struct {
+	// Dir is the lab's folder.
+	Dir string
+	// Config is that of the administrator's clients.
+	Config   *rest.Config
+	Kube     kubernetes.Interface
+	Holdfast holdfastclient.Interface
+	Engine   engineclient.Interface
+
+	bin     string
+	options Options
+}
+
+// Main starts a lab, gives it to use, runs the tests, and stops the lab. Its
+// result is for os.Exit. The logs stay if a test has failed.
+func Main(m *testing.M, options Options, use func(*Lab)) int {
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	lab, err := start(ctx, options)
+	if lab == nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := 1
+	if err == nil {
+		// Who interrupts the tests must not be left with a Kubernetes.
+		keepGoing := context.AfterFunc(ctx, func() {
+			_ = lab.down()
+			os.Exit(1)
+		})
+		use(lab)
+		code = m.Run()
+		keepGoing()
+	}
+	err = errors.Join(err, lab.down())
+	if err == nil && code == 0 {
+		err = os.RemoveAll(lab.Dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	if code != 0 {
+		fmt.Fprintln(os.Stderr, "the logs of the lab are in", filepath.Join(lab.Dir, "logs"))
+	}
+	return code
+}
+
+// start starts a lab. The Lab that it returns beside an error is to be stopped.
+func start(ctx context.Context, options Options) (*Lab, error) {
+	bin := os.Getenv("HOLDFAST_BIN")
+	if bin == "" {
+		bin = filepath.Join(options.Root, ".lab", "bin")
+	}
+	bin, err := filepath.Abs(bin)
+	if err != nil {
+		return nil, err
+	}
+	for _, program := range []string{"lab", "kubectl", "holdfast"} {
+		if _, err := os.Stat(filepath.Join(bin, program)); err != nil {
+			return nil, fmt.Errorf("the programs under test are not built: %w; run make test", err)
+		}
+	}
+	dir, err := os.MkdirTemp("", "holdfast-integration-")
+	if err != nil {
+		return nil, err
+	}
+	l := &Lab{Dir: dir, bin: bin, options: options}
+	if err := l.lab(ctx, "up", "--bin", bin); err != nil {
+		return l, err
+	}
+	if err := l.up(ctx); err != nil {
+		return l, err
+	}
+	if l.Config, err = clientcmd.BuildConfigFromFlags("", l.Kubeconfig()); err != nil {
+		return l, err
+	}
+	l.Config.QPS = -1 // priority and fairness of the server suffice
+	var errs [3]error
+	l.Kube, errs[0] = kubernetes.NewForConfig(l.Config)
+	l.Holdfast, errs[1] = holdfastclient.NewForConfig(l.Config)
+	l.Engine, errs[2] = engineclient.NewForConfig(l.Config)
+	if err := errors.Join(errs[:]...); err != nil {
+		return l, err
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: Unattended, Labels: map[string]string{corev1.LabelHostname: Unattended}}}
+	_, err = l.Kube.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
+	return l, err
+}
+
+// up starts Holdfast, or starts it again with other flags.
+func (l *Lab) up(ctx context.Context) error {
+	return l.lab(ctx, "holdfast", "up", "--holdfast", filepath.Join(l.bin, "holdfast"),
+		"--artifacts", filepath.Join(l.options.Root, "artifacts"),
+		"--apiserver-flags", l.options.APIServerFlags, "--controller-flags", l.options.ControllerFlags)
+}
+
+func (l *Lab) down() error {
+	// Also after an interrupt.
+	return l.lab(context.Background(), "down")
+}
+
+// lab runs a command of the lab.
+func (l *Lab) lab(ctx context.Context, args ...string) error {
+	command := exec.CommandContext(ctx, filepath.Join(l.bin, "lab"), append(args, "--dir", l.Dir)...)
+	if output, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("lab %s: %w\n%s", strings.Join(args, " "), err, output)
+	}
+	return nil
+}
+
+// Kubeconfig is the path of the administrator's kubeconfig.
+func (l *Lab) Kubeconfig() string { return filepath.Join(l.Dir, "kubeconfig") }

@@ -1,0 +1,37 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package labtest
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// limit is how long Eventually waits. Nothing takes as long: it is for machines
+// that are busy with other things.
+const limit = 2 * time.Minute
+
+// Eventually waits until the condition returns nil, and fails the test with its
+// last error if it never does.
+func Eventually(t *testing.T, what string, condition func() error) {
+	t.Helper()
+	last := fmt.Errorf("it was never looked at")
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, limit, true, func(context.Context) (bool, error) {
+		last = condition()
+		return last == nil, nil
+	})
+	if err != nil {
+		t.Fatalf("gave up waiting for %s: %v", what, last)
+	}
+}
+
+var names atomic.Int64
+
+// Name gives a name that nothing else in this lab has.
+func Name(prefix string) string { return fmt.Sprintf("%s-%d", prefix, names.Add(1)) }

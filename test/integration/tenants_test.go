@@ -1,0 +1,135 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/test/integration/labtest"
+)
+
+// TestTenantsSeeNothingForeign follows what two tenants are sent, byte by byte,
+// while their backups wait for each other's and for an administrator's: nobody's
+// names reach anybody else.
+func TestTenantsSeeNothingForeign(t *testing.T) {
+	// Bob has one namespace. Ann has one too, and may also back up Bob's.
+	ann, bob := labtest.Name("ann"), labtest.Name("bob")
+	orchard, cellar := lab.Namespace(t, "orchard"), lab.Namespace(t, "cellar")
+	lab.Grant(t, ann, "edit", orchard)
+	lab.Grant(t, ann, "edit", cellar)
+	lab.Grant(t, bob, "edit", cellar)
+	lab.Pod(t, cellar, labtest.Unattended)
+
+	streams := map[string][]*labtest.Stream{}
+	for user, namespace := range map[string]string{ann: orchard, bob: cellar} {
+		for _, resource := range watched {
+			for _, accept := range []string{"", asTable} {
+				streams[user] = append(streams[user], lab.Watch(t, user, api+"/namespaces/"+namespace+"/"+resource+"?watch=1", accept))
+			}
+		}
+		streams[user] = append(streams[user], lab.Watch(t, user, "/api/v1/namespaces/"+namespace+"/events?watch=1", ""))
+	}
+
+	administrators := lab.HoldIn(t, labtest.Name("inventory"), cellar)
+	plum, quince, second := labtest.Name("plum"), labtest.Name("quince"), labtest.Name("walnut")
+	create := func(user, namespace, name string, namespaces ...string) {
+		t.Helper()
+		_, err := as(t, user).HoldfastV1alpha1().Backups(namespace).Create(t.Context(), &v1alpha1.Backup{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       v1alpha1.BackupSpec{IncludedNamespaces: namespaces},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	place := func(user, namespace, name string, want string) {
+		t.Helper()
+		labtest.Eventually(t, "the place of "+name, func() error {
+			found, err := as(t, user).HoldfastV1alpha1().BackupQueueEntries(namespace).Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if got := explained(found.Status) + ": " + found.Status.Message; got != want {
+				return fmt.Errorf("it is %s\nnot %s", got, want)
+			}
+			return nil
+		})
+	}
+	create(ann, orchard, plum, orchard, cellar)
+	place(ann, orchard, plum, fmt.Sprintf("1 Queued NamespaceOverlap blockers=[] others=1 conflict=[%s]: overlaps another backup in %s", cellar, cellar))
+	create(bob, cellar, quince, cellar)
+	place(bob, cellar, quince, fmt.Sprintf("2 Queued NamespaceOverlap blockers=[] others=1 conflict=[%s]: overlaps another backup in %s", cellar, cellar))
+	create(bob, cellar, second, cellar)
+	place(bob, cellar, second, fmt.Sprintf("3 Queued NamespaceOverlap blockers=[] others=1 conflict=[%s]: overlaps another backup in %s", cellar, cellar))
+	// The administrator is told.
+	for name, namespace := range map[string]string{plum: orchard, quince: cellar} {
+		record, err := lab.Holdfast.HoldfastV1alpha1().BackupQueueEntries(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(record.Status.Blockers) != 0 {
+			t.Errorf("what %s shows depends on who reads it: %+v", name, record.Status)
+		}
+	}
+	foreign := map[string][]string{
+		ann: {bob, quince, second, administrators.Name, "lab-admin"},
+		bob: {ann, orchard, plum, administrators.Name, "lab-admin"},
+	}
+	lists := func() {
+		t.Helper()
+		for user, namespace := range map[string]string{ann: orchard, bob: cellar} {
+			for _, path := range []string{
+				api + "/namespaces/" + namespace + "/backups", api + "/namespaces/" + namespace + "/backupqueues",
+				api + "/namespaces/" + namespace + "/backupvolumes", "/api/v1/namespaces/" + namespace + "/events",
+			} {
+				for _, accept := range []string{"application/json", asTable} {
+					answer := lab.RequestAs(t, user, http.MethodGet, path, accept)
+					if answer.Code != http.StatusOK {
+						t.Errorf("%s as %s: %s", path, user, answer.Body)
+					}
+					mustNotContain(t, fmt.Sprintf("the list %s as %s", path, user), string(answer.Body), foreign[user])
+				}
+			}
+		}
+	}
+	lists()
+
+	administrators.Release(t)
+	for _, backup := range [][2]string{{orchard, plum}, {cellar, quince}, {cellar, second}} {
+		lab.AwaitPhase(t, backup[0], backup[1], v1alpha1.BackupPhaseCompleted)
+		lab.AwaitRunGone(t, backup[0]+"."+backup[1])
+	}
+	lists()
+	for user, last := range map[string]string{ann: plum, bob: second} {
+		labtest.Eventually(t, "the events of "+last, func() error {
+			events := streams[user][len(streams[user])-1].Text()
+			if !strings.Contains(events, "The backup has ended") || !strings.Contains(events, last) {
+				return fmt.Errorf("so far there are %s", events)
+			}
+			return nil
+		})
+		for i, stream := range streams[user] {
+			stream.Close()
+			mustNotContain(t, fmt.Sprintf("stream %d of %s", i, user), stream.Text(), foreign[user])
+		}
+		if text := streams[user][0].Text(); !strings.Contains(text, last) || !strings.Contains(text, "Completed") {
+			t.Errorf("the backups that %s was sent end before %s does: %s", user, last, text)
+		}
+	}
+}
+
+func mustNotContain(t *testing.T, what, text string, forbidden []string) {
+	t.Helper()
+	for _, name := range forbidden {
+		if at := strings.Index(text, name); at >= 0 {
+			t.Errorf("%s has %q: %s", what, name, text[max(0, at-200):min(len(text), at+200)])
+		}
+	}
+}
