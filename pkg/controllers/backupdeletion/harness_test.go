@@ -50,8 +50,11 @@ type world struct {
 	faulty *storetest.Faulty
 	folder string
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	// checked are the locations whose condition was asked to be brought up to date.
 	checked []string
+	// checking, if set, does that.
+	checking func()
 }
 
 // newWorld has one location, default, in a folder.
@@ -158,7 +161,9 @@ func (w *world) start() (stop func()) {
 func (w *world) checkLocation(_ context.Context, name string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.checked = append(w.checked, name)
+	if w.checked = append(w.checked, name); w.checking != nil && len(w.checked) == 1 {
+		w.checking()
+	}
 	return nil
 }
 
