@@ -70,8 +70,8 @@ func deleting(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun) *v1alpha1.
 	return backup
 }
 
-// entryOf is a place in the queue as it may be shown. run is its record.
-func entryOf(run *enginev1alpha1.BackupRun, entry queue.Entry) *v1alpha1.BackupQueueEntry {
+// entryOf is a place in the queue of a plan, as it may be shown. run is its record.
+func entryOf(run *enginev1alpha1.BackupRun, entry queue.Entry, plan *queue.Plan) *v1alpha1.BackupQueueEntry {
 	result := &v1alpha1.BackupQueueEntry{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         run.Spec.BackupRef.Namespace,
@@ -93,6 +93,8 @@ func entryOf(run *enginev1alpha1.BackupRun, entry queue.Entry) *v1alpha1.BackupQ
 			Message:            entry.Message,
 			OtherBlockers:      int32(entry.OtherBlockers),
 			ConflictNamespaces: entry.ConflictNamespaces,
+			SlotsInUse:         int32(plan.SlotsInUse),
+			SlotLimit:          int32(plan.Limit),
 		},
 	}
 	for _, blocker := range entry.Blockers {

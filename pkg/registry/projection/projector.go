@@ -330,7 +330,7 @@ func (p *Projector) publish() (int, error) {
 		entry = queue.Redact(entry, p.SystemNamespace)
 		p.entries[entry.Key] = entry
 		internal := &holdfast.BackupQueueEntry{}
-		if err := p.Scheme.Convert(entryOf(byName[entry.Key], entry), internal, nil); err != nil {
+		if err := p.Scheme.Convert(entryOf(byName[entry.Key], entry, &plan), internal, nil); err != nil {
 			return 0, fmt.Errorf("showing the place of %s in the queue: %w", entry.Key, err)
 		}
 		shown = append(shown, internal)
