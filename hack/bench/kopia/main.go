@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/kopia/kopia/fs/localfs"
@@ -33,6 +34,7 @@ const password = "benchmark"
 
 type result struct {
 	CreateSeconds, UploadSeconds float64
+	CPUSeconds                   float64 // of the upload alone
 	PeakBytes                    int64
 }
 
@@ -81,10 +83,19 @@ func run(ctx context.Context, s settings) error {
 	r.CreateSeconds = time.Since(begin).Seconds()
 
 	begin = time.Now()
+	before, err := cpuSeconds()
+	if err != nil {
+		return err
+	}
 	if err := uploadFiles(ctx, config, s); err != nil {
 		return err
 	}
 	r.UploadSeconds = time.Since(begin).Seconds()
+	after, err := cpuSeconds()
+	if err != nil {
+		return err
+	}
+	r.CPUSeconds = after - before
 	if r.PeakBytes, err = peakMemory(); err != nil {
 		return err
 	}
@@ -127,6 +138,13 @@ func uploadFiles(ctx context.Context, config string, s settings) (err error) {
 		_, err = snapshot.SaveSnapshot(ctx, w, manifest)
 		return err
 	})
+}
+
+// cpuSeconds is how long this process has kept a CPU busy.
+func cpuSeconds() (float64, error) {
+	var usage syscall.Rusage
+	err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds(), err
 }
 
 // peakMemory is VmHWM of proc_pid_status(5), in bytes.
