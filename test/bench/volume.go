@@ -38,7 +38,8 @@ const (
 
 // ourSettings are those of pkg/repository and pkg/datapath, for a comparison of like
 // with like. As many files are uploaded at once as pkg/datapath does.
-var ourSettings = []string{"--hash=BLAKE3-256-128", "--compressor=zstd-fastest", "--split-above=134217728",
+var ourSettings = []string{"--hash=BLAKE3-256-128", "--key-derivation=pbkdf2-sha256-600000",
+	"--compressor=zstd-fastest", "--split-above=134217728",
 	fmt.Sprintf("--parallel=%d", max(8, 2*runtime.GOMAXPROCS(0)))}
 
 type volumeOptions struct {
