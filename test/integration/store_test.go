@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -29,7 +30,7 @@ func TestStoreGoesAndComesBack(t *testing.T) {
 	t.Parallel()
 	location, folder := lab.Location(t, "moving")
 	namespace := lab.Namespace(t, "moving-ns")
-	before, waiting, other := labtest.Name("before"), labtest.Name("waiting"), labtest.Name("other")
+	before, hasty, waiting, other := labtest.Name("before"), labtest.Name("hasty"), labtest.Name("waiting"), labtest.Name("other")
 	spec := v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: location}
 	lab.Create(t, labtest.System, before, spec)
 	lab.AwaitCompleted(t, before)
@@ -54,6 +55,9 @@ func TestStoreGoesAndComesBack(t *testing.T) {
 	if err := os.Rename(folder, folder+"-away"); err != nil {
 		t.Fatal(err)
 	}
+	// This one finds out, and is none the worse for it.
+	lab.Create(t, labtest.System, hasty, spec)
+	awaitStorageUnavailable(t, hasty, location)
 	labtest.Eventually(t, "lists to warn", func() error {
 		if about() == "" {
 			return fmt.Errorf("there is no warning of %s", location)
@@ -68,13 +72,7 @@ func TestStoreGoesAndComesBack(t *testing.T) {
 	if err != nil || !strings.Contains(stderr, "Warning: spec.storageLocation") {
 		t.Errorf("creating a backup there: %v: %s", err, stderr)
 	}
-	labtest.Eventually(t, waiting+" to say what it waits for", func() error {
-		found, err := lab.Holdfast.HoldfastV1alpha1().BackupQueueEntries(labtest.System).Get(t.Context(), waiting, metav1.GetOptions{})
-		if err == nil && (found.Status.Reason != v1alpha1.QueueReasonStorageUnavailable || !strings.Contains(found.Status.Message, location)) {
-			err = fmt.Errorf("its entry is %+v", found.Status)
-		}
-		return err
-	})
+	awaitStorageUnavailable(t, waiting, location)
 	// It keeps its place, and holds up no one in another store.
 	lab.Backup(t, other, lab.Namespace(t, "elsewhere"))
 	lab.AwaitCompleted(t, other)
@@ -84,15 +82,59 @@ func TestStoreGoesAndComesBack(t *testing.T) {
 	if err := os.Rename(folder+"-away", folder); err != nil {
 		t.Fatal(err)
 	}
-	lab.AwaitCompleted(t, waiting)
-	lab.AwaitRunGone(t, waiting)
-	lab.AwaitCompleted(t, waiting)
+	for _, name := range []string{hasty, waiting} {
+		lab.AwaitCompleted(t, name)
+		lab.AwaitRunGone(t, name)
+		lab.AwaitCompleted(t, name)
+	}
 	labtest.Eventually(t, "lists to warn no more", func() error {
 		if warning := about(); warning != "" {
 			return fmt.Errorf("there is %s", warning)
 		}
 		return nil
 	})
+}
+
+// awaitStorageUnavailable waits until a backup says that it waits for its store.
+func awaitStorageUnavailable(t *testing.T, name, location string) {
+	t.Helper()
+	labtest.Eventually(t, name+" to say what it waits for", func() error {
+		found, err := lab.Holdfast.HoldfastV1alpha1().BackupQueueEntries(labtest.System).Get(t.Context(), name, metav1.GetOptions{})
+		if err == nil && (found.Status.Reason != v1alpha1.QueueReasonStorageUnavailable || !strings.Contains(found.Status.Message, location)) {
+			err = fmt.Errorf("its entry is %+v", found.Status)
+		}
+		return err
+	})
+}
+
+// TestStoreGoesWhileABackupRuns: the backup waits some seconds for it, then fails
+// and says why. Its failure is stored when the store is back.
+func TestStoreGoesWhileABackupRuns(t *testing.T) {
+	t.Parallel()
+	location, folder := lab.Location(t, "fading")
+	namespace := lab.Namespace(t, "fading-ns")
+	lab.Pod(t, namespace, labtest.Unattended)
+	held := lab.HoldSpec(t, labtest.Name("held"), v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: location})
+	if err := os.Rename(folder, folder+"-away"); err != nil {
+		t.Fatal(err)
+	}
+	held.LetGo(t)
+	failed := lab.AwaitPhase(t, labtest.System, held.Name, v1alpha1.BackupPhaseFailed)
+	if !strings.Contains(failed.Status.FailureReason, "the folder of the storage location does not exist") {
+		t.Errorf("it failed for the reason %q", failed.Status.FailureReason)
+	}
+	if err := os.Rename(folder+"-away", folder); err != nil {
+		t.Fatal(err)
+	}
+	lab.AwaitRunGone(t, held.Name)
+	lab.AwaitPhase(t, labtest.System, held.Name, v1alpha1.BackupPhaseFailed)
+	want := []string{held.Name + "-logs.gz", held.Name + "-results.gz", "velero-backup.json"}
+	if diff := cmp.Diff(want, files(t, filepath.Join(folder, format.BackupPrefix(held.Name)))); diff != "" {
+		t.Errorf("what the store holds of it (-want +got):\n%s", diff)
+	}
+	next := labtest.Name("next")
+	lab.Create(t, labtest.System, next, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: location})
+	lab.AwaitCompleted(t, next)
 }
 
 // TestUnreadableBackup: a file that can't be read is one bad row, and hides
