@@ -223,6 +223,11 @@ func volumeHistory(t *testing.T, namespace, backup string) v1alpha1.VolumeBackup
 // restore writes a snapshot back into the volume of a pod.
 func restore(t *testing.T, pod *corev1.Pod, persistentVolume, snapshot string) {
 	t.Helper()
+	restoreFrom(t, "default", pod, persistentVolume, snapshot)
+}
+
+func restoreFrom(t *testing.T, location string, pod *corev1.Pod, persistentVolume, snapshot string) {
+	t.Helper()
 	restores := lab.Engine.EngineV1alpha1().PodVolumeRestores(labtest.System)
 	record := &enginev1alpha1.PodVolumeRestore{
 		ObjectMeta: metav1.ObjectMeta{Name: labtest.Name("restore"), Labels: map[string]string{enginev1alpha1.LabelNode: pod.Spec.NodeName}},
@@ -231,8 +236,8 @@ func restore(t *testing.T, pod *corev1.Pod, persistentVolume, snapshot string) {
 			Pod:                   enginev1alpha1.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 			Volume:                pod.Spec.Volumes[0].Name,
 			PersistentVolume:      persistentVolume,
-			BackupStorageLocation: "default",
-			Repository:            enginev1alpha1.RepositoryName(pod.Namespace, "default"),
+			BackupStorageLocation: location,
+			Repository:            enginev1alpha1.RepositoryName(pod.Namespace, location),
 			SnapshotID:            snapshot,
 		},
 	}
