@@ -294,13 +294,16 @@ func TestRollout(t *testing.T) {
 		return true
 	})
 	// The replica that it watched is gone, and has told it so.
-	select {
-	case <-person.ended:
-		if out := person.out.String(); person.err != nil || person.complaints.String() != "" || !strings.Contains(out, "pier-meanwhile") {
-			t.Errorf("kubectl get -w ended with %v:\n%s%s", person.err, out, person.complaints.String())
+	eventually(t, "kubectl get -w has ended", func(context.Context) error {
+		select {
+		case <-person.ended:
+			return nil
+		default:
+			return fmt.Errorf("it still watches a replica that is gone:\n%s", person.out.String())
 		}
-	default:
-		t.Errorf("kubectl get -w still watches a replica that is gone:\n%s", person.out.String())
+	})
+	if out := person.out.String(); person.err != nil || person.complaints.String() != "" || !strings.Contains(out, "pier-meanwhile") {
+		t.Errorf("kubectl get -w ended with %v:\n%s%s", person.err, out, person.complaints.String())
 	}
 	for _, pod := range old {
 		eventually(t, "it is known how "+pod.Name+" ended", func(context.Context) error {
