@@ -37,7 +37,7 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 		streams[user] = append(streams[user], lab.Watch(t, user, "/api/v1/namespaces/"+namespace+"/events?watch=1", ""))
 	}
 
-	administrators := lab.HoldIn(t, labtest.Name("inventory"), cellar)
+	administrators := lab.HoldSpec(t, labtest.Name("inventory"), v1alpha1.BackupSpec{IncludedNamespaces: []string{cellar}})
 	plum, quince, second := labtest.Name("plum"), labtest.Name("quince"), labtest.Name("walnut")
 	create := func(user, namespace, name string, namespaces ...string) {
 		t.Helper()

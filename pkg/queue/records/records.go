@@ -75,6 +75,8 @@ func (c *Compiler) Run(run *enginev1alpha1.BackupRun) queue.Run {
 		CreatedAt: run.CreationTimestamp.Time,
 		Location:  run.Spec.Backup.StorageLocation,
 	}
+	// One that is no number is of no use, and 0 says so.
+	result.Version, _ = strconv.ParseUint(run.ResourceVersion, 10, 64)
 	if run.Status.QueuedTimestamp != nil {
 		result.QueuedAt = run.Status.QueuedTimestamp.Time
 	}
