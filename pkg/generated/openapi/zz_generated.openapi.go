@@ -1979,6 +1979,20 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 							},
 						},
 					},
+					"slotsInUse": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many backups run or are about to start, in the whole cluster.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"slotLimit": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many may run at once.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"since": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Since when the backup waits; for a running one, since when it runs.",
@@ -2279,7 +2293,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Queued, Complete, Succeeded.",
+							Description: "Conditions: Queued, Complete, Succeeded, Deleting.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

@@ -227,17 +227,24 @@ func (p *Projector) removed(obj any) {
 		return
 	}
 	p.compiler.Forget(run.UID)
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	key := keyOf(run)
-	if known := p.runs[key]; known == nil || known.UID != run.UID {
+	p.mu.Lock()
+	known := p.runs[key]
+	if known == nil || known.UID != run.UID {
+		p.mu.Unlock()
 		return
 	}
 	delete(p.runs, key)
-	if run.Status.Stored {
+	if run.Status.Stored && run.Spec.Deletion == nil {
 		p.departed[key] = run
 	}
 	p.projectLocked(key)
+	p.mu.Unlock()
+	if run.Spec.Deletion != nil {
+		// The record of a deletion goes when nothing is left in the store. The catalogue
+		// passes that on, so it is told without the lock.
+		p.catalog.Remove(run.Spec.Backup.StorageLocation, run.Name)
+	}
 	p.wake()
 }
 
@@ -252,6 +259,9 @@ func (p *Projector) projectLocked(key backupKey) {
 			place = &entry
 		}
 		backup = backupOf(run, place)
+		if stored := p.catalog.Backup(key.Namespace, key.Name); run.Spec.Deletion != nil && stored != nil {
+			backup = deleting(stored, run)
+		}
 	} else if backup = p.catalog.Backup(key.Namespace, key.Name); backup != nil {
 		delete(p.departed, key)
 	} else if p.departed[key] != nil {
@@ -320,7 +330,7 @@ func (p *Projector) publish() (int, error) {
 		entry = queue.Redact(entry, p.SystemNamespace)
 		p.entries[entry.Key] = entry
 		internal := &holdfast.BackupQueueEntry{}
-		if err := p.Scheme.Convert(entryOf(byName[entry.Key], entry), internal, nil); err != nil {
+		if err := p.Scheme.Convert(entryOf(byName[entry.Key], entry, &plan), internal, nil); err != nil {
 			return 0, fmt.Errorf("showing the place of %s in the queue: %w", entry.Key, err)
 		}
 		shown = append(shown, internal)
