@@ -525,10 +525,11 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
-					"readyTimestamp": {
+					"returned": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the run left the queue.",
-							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+							Description: "How often the run was let start and went back to its place in the queue before it was claimed. A claim that was under way meanwhile fails by it.",
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 					"executor": {
@@ -606,6 +607,13 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 									},
 								},
 							},
+						},
+					},
+					"leftovers": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether parts of a cancelled run are still to be removed from the store.",
+							Type:        []string{"boolean"},
+							Format:      "",
 						},
 					},
 					"stored": {
