@@ -83,7 +83,7 @@ func (c *Compiler) Run(run *enginev1alpha1.BackupRun, started sets.Set[types.UID
 	if run.Status.QueuedTimestamp != nil {
 		result.QueuedAt = run.Status.QueuedTimestamp.Time
 	}
-	if run.Status.Phase.Ended() {
+	if run.Status.Phase.Ended() || run.Spec.Deletion != nil {
 		return result // only its ticket matters
 	}
 	selected := c.compile(run)
