@@ -20,13 +20,14 @@ import (
 
 // TestKilledAgainAndAgain kills the controller many times, and the API server now
 // and then, while backups drain: at whatever step that is, every backup ends, no
-// more fail than were running, those that overlap keep their order, and the store
-// holds nothing half done.
+// more fail than were running, those that overlap keep their order, informers see
+// what is served, and the store holds nothing half done.
 func TestKilledAgainAndAgain(t *testing.T) {
 	// A new leader waits until the lease of a dead one has run out. That is tested
 	// elsewhere; here it would leave time for a few kills only.
 	lab.Reconfigure(t, "--leader-elect=false")
 	const kills = 8
+	processes := []*informers{startInformers(t, true), startInformers(t, false)}
 	starts := watchStarts(t)
 	lines := make([][]string, 3) // the backups of one namespace each, which run in order
 	for line := range lines {
@@ -72,6 +73,9 @@ func TestKilledAgainAndAgain(t *testing.T) {
 		lab.AwaitRunGone(t, name)
 		// As it is stored.
 		lab.AwaitPhase(t, labtest.System, name, v1alpha1.BackupPhaseCompleted, v1alpha1.BackupPhaseFailed)
+	}
+	for _, process := range processes {
+		process.agree(t)
 	}
 	order := starts.names()
 	for _, line := range lines {
