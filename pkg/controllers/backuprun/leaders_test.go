@@ -32,6 +32,7 @@ import (
 type story struct {
 	*testing.T
 	*enginetest.Cluster
+	seed      uint64
 	random    *rand.Rand
 	limit     int
 	processes []*process
@@ -279,7 +280,7 @@ func (s *story) revive() {
 
 func tell(t *testing.T, seed uint64, processes int) {
 	s := &story{
-		T: t, Cluster: enginetest.New(), limit: 2, random: rand.New(rand.NewPCG(seed, 1)),
+		T: t, Cluster: enginetest.New(), limit: 2, seed: seed, random: rand.New(rand.NewPCG(seed, 1)),
 		namespaces: map[string][]string{}, executing: map[string]*underWay{}, executors: map[string][]string{}, reachable: true,
 	}
 	s.Create(&enginev1alpha1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}})

@@ -7,8 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing/synctest"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -41,7 +43,7 @@ func (s *story) launch() *process {
 	s.Helper()
 	s.named++
 	ctx, stop := context.WithCancel(s.Context())
-	p := &process{story: s, name: fmt.Sprintf("process-%d", s.named), gate: &gate{}, stop: stop, stopped: make(chan struct{})}
+	p := &process{story: s, name: fmt.Sprintf("process-%d", s.named), gate: &gate{random: rand.New(rand.NewPCG(s.seed, uint64(s.named)))}, stop: stop, stopped: make(chan struct{})}
 	engine := gatedEngine{s.EngineV1alpha1(), p.gate}
 	configMaps := gatedConfigMaps{s.Kube.CoreV1().ConfigMaps(system), p.gate}
 	leases := gatedLeases{s.Kube.CoordinationV1().Leases(system), p.gate}
@@ -109,6 +111,7 @@ func (p *process) kill() {
 // out when it is opened, however old they are then.
 type gate struct {
 	mu     sync.Mutex
+	random *rand.Rand
 	closed chan struct{}
 	broken bool
 }
@@ -148,6 +151,19 @@ func (g *gate) wait() error {
 	return nil
 }
 
+// send makes a write when the gate is open. Now and then it lies for up to half a
+// minute on its way, while others of the same process pass.
+func send[T any](g *gate, request func() (T, error)) (T, error) {
+	g.mu.Lock()
+	late := time.Duration(0)
+	if g.random.IntN(4) == 0 {
+		late = time.Duration(g.random.IntN(30_000)) * time.Millisecond
+	}
+	g.mu.Unlock()
+	time.Sleep(late)
+	return pass(g, request)
+}
+
 // pass makes a request when the gate is open.
 func pass[T any](g *gate, request func() (T, error)) (T, error) {
 	if err := g.wait(); err != nil {
@@ -180,7 +196,7 @@ func (r gatedRuns) List(ctx context.Context, options metav1.ListOptions) (*engin
 }
 
 func (r gatedRuns) UpdateStatus(ctx context.Context, run *enginev1alpha1.BackupRun, options metav1.UpdateOptions) (*enginev1alpha1.BackupRun, error) {
-	return pass(r.gate, func() (*enginev1alpha1.BackupRun, error) {
+	return send(r.gate, func() (*enginev1alpha1.BackupRun, error) {
 		return r.BackupRunInterface.UpdateStatus(ctx, run, options)
 	})
 }
@@ -195,11 +211,11 @@ func (c gatedConfigMaps) Get(ctx context.Context, name string, options metav1.Ge
 }
 
 func (c gatedConfigMaps) Create(ctx context.Context, obj *corev1.ConfigMap, options metav1.CreateOptions) (*corev1.ConfigMap, error) {
-	return pass(c.gate, func() (*corev1.ConfigMap, error) { return c.ConfigMapInterface.Create(ctx, obj, options) })
+	return send(c.gate, func() (*corev1.ConfigMap, error) { return c.ConfigMapInterface.Create(ctx, obj, options) })
 }
 
 func (c gatedConfigMaps) Update(ctx context.Context, obj *corev1.ConfigMap, options metav1.UpdateOptions) (*corev1.ConfigMap, error) {
-	return pass(c.gate, func() (*corev1.ConfigMap, error) { return c.ConfigMapInterface.Update(ctx, obj, options) })
+	return send(c.gate, func() (*corev1.ConfigMap, error) { return c.ConfigMapInterface.Update(ctx, obj, options) })
 }
 
 type gatedLeases struct {
