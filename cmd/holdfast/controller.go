@@ -7,13 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -27,6 +28,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/holdfast-io/holdfast/pkg/controllers/backupdeletion"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
@@ -34,6 +36,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/serving"
 )
@@ -138,15 +141,20 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	}
 	defer func() { cancel(); <-stopped }()
 
-	hostname, err := os.Hostname()
-	if err != nil {
-		return err
+	// A restarted container must not be taken for the process before it.
+	identity := "holdfast-controller-" + uuid.NewString()[:8]
+	leases := kube.CoordinationV1().Leases(o.client.namespace)
+	monitor := liveness.NewMonitor(leases, identity, clock.RealClock{})
+	var watching sync.WaitGroup
+	watching.Go(func() { monitor.Run(ctx) })
+	defer func() { cancel(); watching.Wait() }()
+	work := func(ctx context.Context) error {
+		return liveness.Hold(ctx, leases, identity, clock.RealClock{}, func(ctx context.Context) error {
+			return o.work(ctx, config, kube, identity, monitor)
+		})
 	}
-	// A restarted container has the same hostname, and must not be taken for the
-	// process before it.
-	identity := hostname + "_" + uuid.NewString()
 	if !o.leaderElect {
-		return o.work(ctx, config, kube, identity)
+		return work(ctx)
 	}
 	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, o.client.namespace, "holdfast-controller",
 		kube.CoreV1(), kube.CoordinationV1(), resourcelock.ResourceLockConfig{Identity: identity})
@@ -184,7 +192,7 @@ func (o *controllerOptions) run(ctx context.Context) error {
 		working, stop := context.WithCancel(lease)
 		defer stop()
 		defer context.AfterFunc(ctx, stop)()
-		err := o.work(working, config, kube, identity)
+		err := work(working)
 		if err == nil && lease.Err() != nil && ctx.Err() == nil {
 			err = errors.New("lost the Lease holdfast-controller; start again")
 		}
@@ -193,7 +201,7 @@ func (o *controllerOptions) run(ctx context.Context) error {
 }
 
 // work runs the controllers until ctx ends, and returns when all have stopped.
-func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube kubernetes.Interface, identity string) error {
+func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube kubernetes.Interface, identity string, monitor *liveness.Monitor) error {
 	engine, err := engineclient.NewForConfig(config)
 	if err != nil {
 		return err
@@ -208,10 +216,15 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
-	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace))
+	engineFactory := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace))
 	objects := informers.NewSharedInformerFactory(kube, 0)
-	engineRecords := records.Engine().V1alpha1()
+	settings := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(o.client.namespace),
+		informers.WithTweakListOptions(func(options *metav1.ListOptions) {
+			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, records.SettingsName).String()
+		}))
+	engineRecords := engineFactory.Engine().V1alpha1()
 	secrets := kube.CoreV1().Secrets(o.client.namespace)
+	configMaps := kube.CoreV1().ConfigMaps(o.client.namespace)
 
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()})
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
@@ -223,12 +236,16 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	queue, err := backupqueue.New(backupqueue.Config{
 		Namespace:         o.client.namespace,
 		Limit:             o.concurrentBackups,
+		Identity:          identity,
+		Gone:              monitor.Gone,
 		Runs:              engine.EngineV1alpha1().BackupRuns(o.client.namespace),
-		ConfigMaps:        kube.CoreV1().ConfigMaps(o.client.namespace),
+		ConfigMaps:        configMaps,
+		Events:            recorder,
 		Clock:             clock.RealClock{},
 		RunInformer:       engineRecords.BackupRuns(),
 		LocationInformer:  engineRecords.BackupStorageLocations(),
 		NamespaceInformer: objects.Core().V1().Namespaces(),
+		SettingsInformer:  settings.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
 		return err
@@ -237,12 +254,17 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
+	checkLocation := func(ctx context.Context, name string) error {
+		return locations.Check(ctx, cache.ObjectName{Namespace: o.client.namespace, Name: name})
+	}
 	runs, err := backuprun.New(backuprun.Config{
 		Namespace:     o.client.namespace,
 		Workers:       o.concurrentBackups,
 		Identity:      identity,
 		VolumeTimeout: o.volumeTimeout,
+		Gone:          monitor.Gone,
 		Engine:        engine.EngineV1alpha1(),
+		ConfigMaps:    configMaps,
 		Executor: &backuprun.Executor{
 			Discovery: discovery.ToServerResourcesInterfaceWithContext(kube.Discovery()),
 			Client:    client,
@@ -251,14 +273,13 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 			Cluster:   cluster,
 			Clock:     clock.RealClock{},
 		},
-		CheckLocation: func(ctx context.Context, name string) error {
-			return locations.Check(ctx, cache.ObjectName{Namespace: o.client.namespace, Name: name})
-		},
+		CheckLocation:    checkLocation,
 		Events:           recorder,
 		Clock:            clock.RealClock{},
 		RunInformer:      engineRecords.BackupRuns(),
 		LocationInformer: engineRecords.BackupStorageLocations(),
 		VolumeInformer:   engineRecords.PodVolumeBackups(),
+		SettingsInformer: settings.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
 		return err
@@ -279,15 +300,30 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
-	records.StartWithContext(ctx)
+	deletions, err := backupdeletion.New(backupdeletion.Config{
+		Namespace:        o.client.namespace,
+		Runs:             engine.EngineV1alpha1(),
+		Secrets:          secrets,
+		CheckLocation:    checkLocation,
+		Events:           recorder,
+		Clock:            clock.RealClock{},
+		RunInformer:      engineRecords.BackupRuns(),
+		LocationInformer: engineRecords.BackupStorageLocations(),
+	})
+	if err != nil {
+		return err
+	}
+	engineFactory.StartWithContext(ctx)
 	objects.StartWithContext(ctx)
+	settings.StartWithContext(ctx)
 	klog.FromContext(ctx).Info("Controllers start", "identity", identity, "concurrentBackups", o.concurrentBackups)
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context){queue.Run, runs.Run, retention.Run, locations.Run, repositories.Run} {
+	for _, run := range []func(context.Context){queue.Run, runs.Run, retention.Run, locations.Run, repositories.Run, deletions.Run} {
 		running.Go(func() { run(ctx) })
 	}
 	running.Wait()
-	records.Shutdown()
+	engineFactory.Shutdown()
 	objects.Shutdown()
+	settings.Shutdown()
 	return nil
 }

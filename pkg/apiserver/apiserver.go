@@ -178,10 +178,12 @@ func (c CompletedConfig) New() (*Server, error) {
 	group := genericapiserver.NewDefaultAPIGroupInfo(holdfast.GroupName, Scheme, metav1.ParameterCodec, Codecs)
 	group.NegotiatedSerializer = withoutProtobuf{Codecs}
 	group.VersionedResourcesStorageMap[v1alpha1.SchemeGroupVersion.Version] = map[string]rest.Storage{
-		"backups":       backups,
-		"backupqueues":  queue,
-		"backupvolumes": volumes,
-		"volumebackups": volumeBackups,
+		"backups":          backups,
+		"backups/cancel":   backup.NewCancelREST(backups, clock.RealClock{}),
+		"backups/deletion": backup.NewDeletionREST(backups, clock.RealClock{}),
+		"backupqueues":     queue,
+		"backupvolumes":    volumes,
+		"volumebackups":    volumeBackups,
 	}
 	if err := generic.InstallAPIGroup(&group); err != nil {
 		return nil, err

@@ -146,16 +146,21 @@ func (c *Catalog) Forget(location string) {
 	c.mu.RUnlock()
 	// One by one, so that nobody waits long for the lock.
 	for _, storeName := range storeNames {
-		c.change(func(changed *recorder) {
-			if e := c.locations[location][storeName]; e != nil {
-				c.setLocked(e, nil, nil, changed)
-				delete(c.locations[location], storeName)
-			}
-		})
+		c.Remove(location, storeName)
 	}
 	c.change(func(*recorder) {
 		if len(c.locations[location]) == 0 {
 			delete(c.locations, location)
+		}
+	})
+}
+
+// Remove drops one entry, which its owner has removed from the store.
+func (c *Catalog) Remove(location, storeName string) {
+	c.change(func(changed *recorder) {
+		if e := c.locations[location][storeName]; e != nil {
+			c.setLocked(e, nil, nil, changed)
+			delete(c.locations[location], storeName)
 		}
 	})
 }

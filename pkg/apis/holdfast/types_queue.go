@@ -51,6 +51,8 @@ type BackupQueueEntryStatus struct {
 	Blockers           []QueueBlocker
 	OtherBlockers      int32
 	ConflictNamespaces []string
+	SlotsInUse         int32
+	SlotLimit          int32
 	Since              *metav1.Time
 }
 

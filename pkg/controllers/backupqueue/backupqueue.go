@@ -4,12 +4,42 @@
 // Package backupqueue gives waiting runs their tickets and lets them start, by
 // the rules of pkg/queue. A ticket and a start are one write each; everything
 // else about the queue is computed.
+//
+// # Two leaders
+//
+// Two processes that both believe that they lead, of which one may have been
+// paused for minutes, never let overlapping backups run at once, nor more than the
+// limit. A start is one write to one object: the ledger, in the ConfigMap
+// records.SettingsName, which lists the runs that were let start and have not
+// ended. It holds because
+//
+//  1. every run that is executed is in the ledger, from before its claim until it
+//     has ended or its executor has stopped;
+//  2. the ledger is changed by compare-and-swap alone, and each change is decided
+//     against the very version that it replaces: of two decisions that were taken
+//     at once one fails, and is taken anew;
+//  3. what else a decision rests on may be outdated and does no harm. Words of a
+//     selection do not change, and an end is final. A run that has ended and is not
+//     known to holds its slot a little longer; one in the ledger that can't be
+//     found overlaps everything;
+//  4. an entry names one process, which alone may claim the run (pkg/controllers/
+//     backuprun), and which alone removes the entry when the record was deleted:
+//     so a deletion by hand frees nothing that is still being read. Another process
+//     takes both over when that one is gone for good (pkg/liveness);
+//  5. a claim is a compare-and-swap of the run, prepared by reading the run and
+//     then the ledger. A start is taken back by changing the run and then the
+//     ledger. So a claim that was held back meanwhile fails.
+//
+// Without a ledger one is made of the runs in progress, by rule 5 for the others;
+// while it can't be read, nothing starts. What remains is an executor that was
+// paused until it was taken for dead, and reads on for a moment when it wakes up,
+// until it notices: what it stores then is not believed (pkg/backup).
 package backupqueue
 
 import (
 	"context"
 	"fmt"
-	"strconv"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,14 +47,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/util/wait"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -44,6 +75,9 @@ const (
 	// backstop is how long after a decision the queue is looked at again while runs
 	// wait. Every change wakes it at once; this is for a change that got lost.
 	backstop = time.Minute
+	// recheck is how long after a decision the queue is looked at again that depends
+	// on another process being gone.
+	recheck = 2 * time.Second
 )
 
 // Config is what a Controller needs.
@@ -51,31 +85,47 @@ type Config struct {
 	// Namespace is the system namespace.
 	Namespace string
 	// Limit is how many backups may run at once: at least 1.
-	Limit      int
+	Limit int
+	// Identity is this process, which executes what it lets start.
+	Identity string
+	// Gone reports whether another process has ended for good.
+	Gone       func(ctx context.Context, identity string) (bool, error)
 	Runs       engineclient.BackupRunInterface
 	ConfigMaps coreclient.ConfigMapInterface
+	Events     events.EventRecorder
 	Clock      clock.WithTicker
 
 	RunInformer       engineinformers.BackupRunInformer
 	LocationInformer  engineinformers.BackupStorageLocationInformer
 	NamespaceInformer coreinformers.NamespaceInformer
+	// SettingsInformer knows the ConfigMap records.SettingsName.
+	SettingsInformer coreinformers.ConfigMapInformer
 }
 
 // Controller decides on the queue.
 type Controller struct {
 	namespace  string
 	limit      int
+	identity   string
+	gone       func(context.Context, string) (bool, error)
 	runs       engineclient.BackupRunInterface
 	configMaps coreclient.ConfigMapInterface
+	events     events.EventRecorder
 	clock      clock.WithTicker
 
 	runLister       enginelisters.BackupRunNamespaceLister
 	locationLister  enginelisters.BackupStorageLocationNamespaceLister
 	namespaceLister corelisters.NamespaceLister
+	settingsLister  corelisters.ConfigMapNamespaceLister
 	synced          []cache.InformerSynced
 	queue           workqueue.TypedRateLimitingInterface[string]
 
 	compiler *records.Compiler
+
+	mu sync.Mutex // guards ended
+	// ended are runs that had ended when their record was removed.
+	ended sets.Set[types.UID]
+
 	// The fields below belong to the one worker.
 
 	// written are runs as this controller last wrote them: the informer may not
@@ -86,6 +136,10 @@ type Controller struct {
 	// taken on a list read from the cluster.
 	unsure     bool
 	lastTicket int64
+	// settings are the latest version that was read or written; nil when in doubt.
+	settings *corev1.ConfigMap
+	// unreadable is the version of the settings that was reported to be.
+	unreadable string
 }
 
 // New returns a Controller.
@@ -96,17 +150,22 @@ func New(config Config) (*Controller, error) {
 	c := &Controller{
 		namespace:       config.Namespace,
 		limit:           config.Limit,
+		identity:        config.Identity,
+		gone:            config.Gone,
 		runs:            config.Runs,
 		configMaps:      config.ConfigMaps,
+		events:          config.Events,
 		clock:           config.Clock,
 		runLister:       config.RunInformer.Lister().BackupRuns(config.Namespace),
 		locationLister:  config.LocationInformer.Lister().BackupStorageLocations(config.Namespace),
 		namespaceLister: config.NamespaceInformer.Lister(),
+		settingsLister:  config.SettingsInformer.Lister().ConfigMaps(config.Namespace),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](10*time.Millisecond, 10*time.Second),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "backupqueue", Clock: config.Clock}),
 		compiler: records.NewCompiler(),
 		written:  map[types.UID]*enginev1alpha1.BackupRun{},
+		ended:    sets.New[types.UID](),
 	}
 	registerMetrics()
 	wake := func(any) { c.queue.Add(theQueue) }
@@ -119,6 +178,8 @@ func New(config Config) (*Controller, error) {
 		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: update, DeleteFunc: wake}},
 		// Only the names of namespaces matter.
 		{config.NamespaceInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, DeleteFunc: wake}},
+		// Others change it, too: executors put runs back.
+		{config.SettingsInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: update, DeleteFunc: wake}},
 	} {
 		if _, err := r.informer.AddEventHandler(r.handler); err != nil {
 			return nil, err
@@ -138,9 +199,9 @@ func (c *Controller) Run(ctx context.Context) {
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
 		return
 	}
-	// Another leader may have written what this informer has not seen.
-	c.unsure = true
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		// Another leader may have written what this informer has not seen.
+		c.unsure = true
 		if err := c.publishLimit(ctx); err != nil {
 			utilruntime.HandleErrorWithContext(ctx, err, "Telling the API server the limit of concurrent backups failed; it will be tried again")
 			return
@@ -157,6 +218,11 @@ func (c *Controller) runDeleted(obj any) {
 	}
 	if run, ok := obj.(*enginev1alpha1.BackupRun); ok {
 		c.compiler.Forget(run.UID)
+		if !holds(run) {
+			c.mu.Lock()
+			c.ended.Insert(run.UID)
+			c.mu.Unlock()
+		}
 	}
 	c.queue.Add(theQueue)
 }
@@ -177,70 +243,117 @@ func (c *Controller) processNext(ctx context.Context) bool {
 	return true
 }
 
-// sync brings the queue one decision further. Tickets come first, since a run
-// can only start from its place in the queue.
+// sync brings the queue one decision further. Cancellations and tickets come
+// first, since a run can only start from its place in the queue.
 func (c *Controller) sync(ctx context.Context) error {
-	runs, plan, err := c.plan(ctx)
+	d, err := c.decide(ctx)
 	if err != nil {
 		return err
 	}
-	refused, err := c.refuseInvalid(ctx, runs)
+	changed, err := c.settle(ctx, d)
 	if err != nil {
 		return err
 	}
-	tickets := 0
-	for _, ticket := range plan.Tickets {
-		if refused[ticket.Key] {
-			continue
+	for {
+		if changed {
+			if d, err = c.decide(ctx); err != nil {
+				return err
+			}
 		}
-		if err := c.enqueue(ctx, runs[ticket.Key], ticket.Ticket); err != nil && !apierrors.IsNotFound(err) {
+		if changed, err = c.refresh(ctx, d); err != nil {
 			return err
 		}
-		tickets++
-	}
-	if tickets+len(refused) > 0 {
-		if runs, plan, err = c.plan(ctx); err != nil {
-			return err
+		if !changed {
+			break
 		}
 	}
-	for _, key := range plan.Start {
-		if err := c.start(ctx, runs[key]); err != nil && !apierrors.IsNotFound(err) {
-			return err
-		}
+	if err := c.writeLedger(ctx, d); err != nil {
+		return err
 	}
-	observe(plan, c.clock.Now())
-	if len(plan.Entries) > 0 {
+	observe(d.plan, c.clock.Now())
+	if d.ledger.others {
+		c.queue.AddAfter(theQueue, recheck)
+	}
+	if len(d.plan.Entries) > 0 {
 		c.queue.AddAfter(theQueue, backstop)
 	}
 	return nil
 }
 
-// refuseInvalid ends the new runs whose spec can't be used. The API server
-// creates none, so somebody wrote such a record by hand.
-func (c *Controller) refuseInvalid(ctx context.Context, runs map[string]*enginev1alpha1.BackupRun) (map[string]bool, error) {
-	refused := map[string]bool{}
-	for key, run := range runs {
-		if run.Status.Phase != "" && run.Status.Phase != v1alpha1.BackupPhaseNew {
-			continue
-		}
-		errs := c.validate(run)
-		if len(errs) == 0 {
-			continue
-		}
-		refused[key] = true
-		err := c.write(ctx, run, func(status *enginev1alpha1.BackupRunStatus) {
-			now := metav1.NewTime(c.clock.Now())
-			status.Phase = v1alpha1.BackupPhaseFailedValidation
-			status.CompletionTimestamp = &now
-			for _, err := range errs {
-				status.ValidationErrors = append(status.ValidationErrors, err.Error())
-			}
-		})
-		if err != nil && !apierrors.IsNotFound(err) {
-			return nil, err
+// refresh reads the runs that are to start, and reports whether one of them has
+// changed. What is gone or has ended must not come into the ledger again.
+func (c *Controller) refresh(ctx context.Context, d *decision) (bool, error) {
+	changed := false
+	for _, key := range d.plan.Start {
+		run := d.runs[key]
+		live, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err), err == nil && live.UID != run.UID:
+			c.written[run.UID] = nil
+			changed = true
+		case err != nil:
+			return false, fmt.Errorf("reading BackupRun %s: %w", run.Name, err)
+		case live.ResourceVersion != run.ResourceVersion:
+			c.written[live.UID] = live
+			changed = true
 		}
 	}
-	return refused, nil
+	return changed, nil
+}
+
+// settle ends the runs that do not come into the queue, and gives the others their
+// tickets. It reports whether it has written.
+func (c *Controller) settle(ctx context.Context, d *decision) (bool, error) {
+	ended := 0
+	for _, run := range d.runs {
+		end := c.endBefore(run)
+		if end == nil {
+			continue
+		}
+		ended++
+		now := metav1.NewTime(c.clock.Now())
+		end.CompletionTimestamp = &now
+		if err := c.write(ctx, run, *end); err != nil && !apierrors.IsNotFound(err) {
+			return false, err
+		}
+		delete(d.runs, run.Name)
+	}
+	for _, ticket := range d.plan.Tickets {
+		run := d.runs[ticket.Key]
+		if run == nil {
+			continue
+		}
+		if err := c.enqueue(ctx, run, ticket.Ticket); err != nil && !apierrors.IsNotFound(err) {
+			return false, err
+		}
+	}
+	return ended+len(d.plan.Tickets) > 0, nil
+}
+
+// endBefore is the end of a run that is not to begin; nil if there is no reason.
+// The API server creates none whose spec can't be used, so somebody wrote such a
+// record by hand.
+func (c *Controller) endBefore(run *enginev1alpha1.BackupRun) *enginev1alpha1.BackupRunStatus {
+	status := run.Status.DeepCopy()
+	switch {
+	case !records.Unclaimed(run):
+		return nil
+	case run.Spec.Cancellation != nil:
+		status.Phase = v1alpha1.BackupPhaseCancelled
+		status.FailureReason = records.CancelledReason(run)
+		return status
+	case run.Status.Phase != "" && run.Status.Phase != v1alpha1.BackupPhaseNew:
+		return nil
+	}
+	errs := c.validate(run)
+	if len(errs) == 0 {
+		return nil
+	}
+	status.Phase = v1alpha1.BackupPhaseFailedValidation
+	for _, err := range errs {
+		status.ValidationErrors = append(status.ValidationErrors, err.Error())
+	}
+	return status
 }
 
 // validate checks a run as the API server checks the Backup that it stands for.
@@ -256,37 +369,19 @@ func (c *Controller) validate(run *enginev1alpha1.BackupRun) field.ErrorList {
 
 func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun, ticket int64) error {
 	c.lastTicket = max(c.lastTicket, ticket)
-	return c.write(ctx, run, func(status *enginev1alpha1.BackupRunStatus) {
-		now := metav1.NewTime(c.clock.Now())
-		status.Phase = v1alpha1.BackupPhaseQueued
-		status.Ticket = ticket
-		status.QueuedTimestamp = &now
-	})
-}
-
-func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	now := metav1.NewTime(c.clock.Now())
-	err := c.write(ctx, run, func(status *enginev1alpha1.BackupRunStatus) {
-		status.Phase = v1alpha1.BackupPhaseReadyToStart
-		status.ReadyTimestamp = &now
-	})
-	if err != nil {
-		return err
-	}
-	waited := now.Sub(run.CreationTimestamp.Time)
-	if run.Status.QueuedTimestamp != nil {
-		waited = now.Sub(run.Status.QueuedTimestamp.Time)
-	}
-	queueWait.Observe(waited.Seconds())
-	klog.FromContext(ctx).Info("Backup left the queue", "backupRun", klog.KObj(run), "waited", waited.Round(time.Millisecond))
-	return nil
+	status := *run.Status.DeepCopy()
+	status.Phase = v1alpha1.BackupPhaseQueued
+	status.Ticket = ticket
+	status.QueuedTimestamp = &now
+	return c.write(ctx, run, status)
 }
 
 // write changes a run's status if nobody has changed the run since the decision
 // was taken: the update carries its resourceVersion.
-func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, change func(*enginev1alpha1.BackupRunStatus)) error {
+func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, status enginev1alpha1.BackupRunStatus) error {
 	changed := run.DeepCopy()
-	change(&changed.Status)
+	changed.Status = status
 	updated, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
 		// The informer will see that. Its neighbours need not wait for it.
@@ -298,24 +393,4 @@ func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, c
 	}
 	c.written[updated.UID] = updated
 	return nil
-}
-
-// publishLimit tells the API server the number of slots, so that what it shows
-// is what this controller does.
-func (c *Controller) publishLimit(ctx context.Context) error {
-	wanted := map[string]string{records.ConcurrentBackupsKey: strconv.Itoa(c.limit)}
-	settings, err := c.configMaps.Get(ctx, records.SettingsName, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		_, err = c.configMaps.Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: records.SettingsName},
-			Data:       wanted,
-		}, metav1.CreateOptions{})
-		return err
-	}
-	if err != nil || settings.Data[records.ConcurrentBackupsKey] == wanted[records.ConcurrentBackupsKey] {
-		return err
-	}
-	settings.Data = wanted
-	_, err = c.configMaps.Update(ctx, settings, metav1.UpdateOptions{})
-	return err
 }

@@ -18,27 +18,39 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// plan gathers the records and decides.
-func (c *Controller) plan(ctx context.Context) (map[string]*enginev1alpha1.BackupRun, queue.Plan, error) {
+// decision is what is to be done, and what that was decided on.
+type decision struct {
+	runs   map[string]*enginev1alpha1.BackupRun
+	ledger *ledger
+	plan   queue.Plan
+}
+
+// decide gathers the records and decides.
+func (c *Controller) decide(ctx context.Context) (*decision, error) {
 	runs, err := c.gather(ctx)
 	if err != nil {
-		return nil, queue.Plan{}, err
+		return nil, err
+	}
+	ledger, err := c.readLedger(ctx, runs)
+	if err != nil {
+		return nil, err
 	}
 	locations, err := c.locationLister.List(labels.Everything())
 	if err != nil {
-		return nil, queue.Plan{}, err
+		return nil, err
 	}
 	namespaces, err := c.namespaceLister.List(labels.Everything())
 	if err != nil {
-		return nil, queue.Plan{}, err
+		return nil, err
 	}
 	snapshot := queue.Snapshot{
+		Runs:       ledger.blockers(),
 		Locations:  make(map[string]queue.LocationState, len(locations)),
 		Limit:      c.limit,
 		LastTicket: c.lastTicket,
 	}
 	for _, run := range runs {
-		snapshot.Runs = append(snapshot.Runs, c.compiler.Run(run))
+		snapshot.Runs = append(snapshot.Runs, c.compiler.Run(run, ledger.started))
 	}
 	for _, location := range locations {
 		snapshot.Locations[location.Name] = records.Location(location)
@@ -47,7 +59,7 @@ func (c *Controller) plan(ctx context.Context) (map[string]*enginev1alpha1.Backu
 		snapshot.Namespaces = append(snapshot.Namespaces, namespace.Name)
 	}
 	plan, err := queue.Decide(snapshot)
-	return runs, plan, err
+	return &decision{runs: runs, ledger: ledger, plan: plan}, err
 }
 
 // gather returns the runs by name, each in the latest version that this
@@ -108,8 +120,8 @@ func (c *Controller) gather(ctx context.Context) (map[string]*enginev1alpha1.Bac
 	return runs, nil
 }
 
-// newer reports whether a is a later version of a run than b.
-func newer(a, b *enginev1alpha1.BackupRun) bool {
-	order, err := utilresourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+// newer reports whether a is a later version of an object than b.
+func newer(a, b metav1.Object) bool {
+	order, err := utilresourceversion.CompareResourceVersion(a.GetResourceVersion(), b.GetResourceVersion())
 	return err == nil && order > 0
 }

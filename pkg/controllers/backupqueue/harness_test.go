@@ -4,24 +4,32 @@
 package backupqueue
 
 import (
+	"context"
+	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/informers"
-	kubefake "k8s.io/client-go/kubernetes/fake"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
 const system = "holdfast"
@@ -56,15 +64,91 @@ func location(name string, available metav1.ConditionStatus) *enginev1alpha1.Bac
 	}
 }
 
-// harness runs controllers on a cluster, in a synctest bubble.
+// harness runs controllers on a cluster, in a synctest bubble. ReadyToStart is
+// what a run is that waits and is in the ledger: the harness writes and reads it
+// like any other phase.
 type harness struct {
 	*testing.T
 	*enginetest.Cluster
-	kube *kubefake.Clientset
+	events    *events.FakeRecorder
+	processes int
+	mu        sync.Mutex
+	living    sets.Set[string]
 }
 
+// identity is the first process that a test starts.
+const identity = "process-1"
+
 func newHarness(t *testing.T, objects ...runtime.Object) *harness {
-	return &harness{T: t, Cluster: enginetest.New(objects...), kube: kubefake.NewClientset()}
+	h := &harness{T: t, Cluster: enginetest.New(), events: events.NewFakeRecorder(10_000), living: sets.New[string]()}
+	h.writeLedger()
+	for _, obj := range objects {
+		h.Create(obj)
+	}
+	h.ClearActions()
+	h.Kube.ClearActions()
+	return h
+}
+
+// Create adds an object. Runs that were let start, or are in progress, were so by
+// a process that is gone.
+func (h *harness) Create(obj runtime.Object) {
+	run, ok := obj.(*enginev1alpha1.BackupRun)
+	if !ok || run.Status.Phase != ready && run.Status.Phase != running {
+		h.Cluster.Create(obj)
+		return
+	}
+	if run.Status.Phase == ready {
+		run.Status.Phase = queued
+	}
+	h.Cluster.Create(run)
+	h.writeLedger(append(h.ledger(), records.Start{UID: h.run(run.Name).UID, Name: run.Name, By: "a process before"})...)
+}
+
+// ledger is what the cluster holds; none is an error.
+func (h *harness) ledger() []records.Start {
+	h.Helper()
+	starts, err := records.Ledger(h.settings())
+	if err != nil {
+		h.Fatal(err)
+	}
+	return starts
+}
+
+// writeLedger replaces the ledger, as an executor does.
+func (h *harness) writeLedger(starts ...records.Start) {
+	h.Helper()
+	configMaps := h.Kube.CoreV1().ConfigMaps(system)
+	settings, err := configMaps.Get(h.Context(), records.SettingsName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		settings, err = configMaps.Create(h.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.SettingsName}}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		h.Fatal(err)
+	}
+	if settings, err = records.WithLedger(settings, starts); err != nil {
+		h.Fatal(err)
+	}
+	if _, err = configMaps.Update(h.Context(), settings, metav1.UpdateOptions{}); err != nil {
+		h.Fatal(err)
+	}
+}
+
+// setSettings replaces the settings by hand; nil deletes them.
+func (h *harness) setSettings(data map[string]string) {
+	h.Helper()
+	configMaps := h.Kube.CoreV1().ConfigMaps(system)
+	var err error
+	if data == nil {
+		err = configMaps.Delete(h.Context(), records.SettingsName, metav1.DeleteOptions{})
+	} else {
+		settings := h.settings()
+		settings.Data = data
+		_, err = configMaps.Update(h.Context(), settings, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		h.Fatal(err)
+	}
 }
 
 // start runs a controller with informers of its own.
@@ -75,20 +159,52 @@ func (h *harness) start(limit int) {
 	synctest.Wait()
 }
 
-// prepare makes a controller, whose informers have seen the cluster.
+// alive makes a process live until it is killed.
+func (h *harness) alive(identity string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.living.Insert(identity)
+}
+
+func (h *harness) kill(identity string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.living.Delete(identity)
+}
+
+func (h *harness) gone(_ context.Context, identity string) (bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.living.Has(identity), nil
+}
+
+// prepare makes a controller, of a process that lives, whose informers have seen
+// the cluster.
 func (h *harness) prepare(limit int) *Controller {
 	h.Helper()
+	h.processes++
+	name := fmt.Sprintf("process-%d", h.processes)
+	h.alive(name)
+	return h.controller(limit, name, h.EngineV1alpha1().BackupRuns(system), h.Kube.CoreV1().ConfigMaps(system))
+}
+
+func (h *harness) controller(limit int, name string, runs engineclient.BackupRunInterface, configMaps coreclient.ConfigMapInterface) *Controller {
+	h.Helper()
 	records := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
-	objects := informers.NewSharedInformerFactory(h.kube, 0)
+	objects := informers.NewSharedInformerFactory(h.Kube, 0)
 	controller, err := New(Config{
 		Namespace:         system,
 		Limit:             limit,
-		Runs:              h.EngineV1alpha1().BackupRuns(system),
-		ConfigMaps:        h.kube.CoreV1().ConfigMaps(system),
+		Identity:          name,
+		Gone:              h.gone,
+		Runs:              runs,
+		ConfigMaps:        configMaps,
+		Events:            h.events,
 		Clock:             clock.RealClock{},
 		RunInformer:       records.Engine().V1alpha1().BackupRuns(),
 		LocationInformer:  records.Engine().V1alpha1().BackupStorageLocations(),
 		NamespaceInformer: objects.Core().V1().Namespaces(),
+		SettingsInformer:  objects.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
 		h.Fatal(err)
@@ -120,8 +236,11 @@ func (h *harness) inPhases() map[v1alpha1.BackupPhase][]string {
 		h.Fatal(err)
 	}
 	phases := map[v1alpha1.BackupPhase][]string{}
-	for _, run := range list.Items {
-		phases[run.Status.Phase] = append(phases[run.Status.Phase], run.Name)
+	started := records.Started(h.settings())
+	for i := range list.Items {
+		run := &list.Items[i]
+		phase := records.Phase(run, started)
+		phases[phase] = append(phases[phase], run.Name)
 	}
 	for _, names := range phases {
 		slices.Sort(names)
@@ -161,6 +280,7 @@ func (h *harness) setAvailable(name string, available metav1.ConditionStatus) {
 	}
 }
 
+// remove deletes a record by hand.
 func (h *harness) remove(name string) {
 	h.Helper()
 	if err := h.EngineV1alpha1().BackupRuns(system).Delete(h.Context(), name, metav1.DeleteOptions{}); err != nil {
@@ -178,6 +298,10 @@ func (h *harness) atOnce(since time.Time) {
 
 // writesTo counts the attempts to bring each run into a phase.
 func (h *harness) writesTo(phase v1alpha1.BackupPhase) map[string]int {
+	h.Helper()
+	if phase == ready {
+		return h.starts()
+	}
 	counts := map[string]int{}
 	for _, action := range h.Writes("backupruns") {
 		if run := written(action); run != nil && run.Status.Phase == phase {
@@ -185,6 +309,42 @@ func (h *harness) writesTo(phase v1alpha1.BackupPhase) map[string]int {
 		}
 	}
 	return counts
+}
+
+// starts counts how often each run was put into the ledger.
+func (h *harness) starts() map[string]int {
+	h.Helper()
+	counts := map[string]int{}
+	var before []records.Start
+	for _, action := range h.Writes("configmaps") {
+		ledger := writtenLedger(action)
+		for _, start := range ledger {
+			if !slices.Contains(before, start) {
+				counts[start.Name]++
+			}
+		}
+		before = ledger
+	}
+	return counts
+}
+
+// writtenLedger is the ledger that an action writes, or nil.
+func writtenLedger(action clienttesting.Action) []records.Start {
+	update, ok := action.(clienttesting.UpdateActionImpl)
+	if !ok {
+		return nil
+	}
+	settings, ok := update.GetObject().(*corev1.ConfigMap)
+	if !ok {
+		return nil
+	}
+	starts, _ := records.Ledger(settings)
+	return starts
+}
+
+// isStart reports whether an action lets a run start.
+func isStart(action clienttesting.Action, name string) bool {
+	return slices.ContainsFunc(writtenLedger(action), func(start records.Start) bool { return start.Name == name })
 }
 
 // written is the run that an action writes, or nil.
@@ -199,7 +359,7 @@ func written(action clienttesting.Action) *enginev1alpha1.BackupRun {
 
 func (h *harness) settings() *corev1.ConfigMap {
 	h.Helper()
-	settings, err := h.kube.CoreV1().ConfigMaps(system).Get(h.Context(), "holdfast-queue", metav1.GetOptions{})
+	settings, err := h.Kube.CoreV1().ConfigMaps(system).Get(h.Context(), "holdfast-queue", metav1.GetOptions{})
 	if err != nil {
 		h.Fatal(err)
 	}

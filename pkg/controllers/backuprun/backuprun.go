@@ -3,6 +3,13 @@
 
 // Package backuprun executes the runs that the queue has let start, and ends
 // those that a process before this one left behind.
+//
+// No run is executed twice. The ledger names the process that may claim a run, and
+// the claim is a compare-and-swap of the run, prepared by reading the run and then
+// the ledger; see pkg/controllers/backupqueue for why that holds with two leaders.
+// A run in progress is ended by another process only when its executor is gone for
+// good, which pkg/liveness decides. This process removes from the ledger the runs
+// that it was to execute and whose record was deleted, when it has stopped reading.
 package backuprun
 
 import (
@@ -11,11 +18,15 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -26,6 +37,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
 const (
@@ -33,10 +45,11 @@ const (
 	progressInterval = 5 * time.Second
 	// settleTimeout is how long a store may take to be cleaned of a dead run.
 	settleTimeout = time.Minute
-	// takeoverDelay is how long a run is left alone that another process claimed
-	// while this one led. That process must have stopped by then: it is longer than
-	// a Lease lasts.
-	takeoverDelay = time.Minute
+	// discardTimeout is how long a store may take to be cleaned of a cancelled run
+	// before the run ends all the same.
+	discardTimeout = 5 * time.Second
+	// recheck is how often it is asked whether the executor of a run is gone.
+	recheck = 5 * time.Second
 	// DefaultVolumeTimeout is how long a volume may take unless it is set.
 	DefaultVolumeTimeout = 4 * time.Hour
 )
@@ -52,7 +65,11 @@ type Config struct {
 	// VolumeTimeout is how long a volume may take, waiting for its agent included.
 	VolumeTimeout time.Duration
 
-	Engine engineclient.EngineV1alpha1Interface
+	// Gone reports whether another process has ended for good.
+	Gone func(ctx context.Context, identity string) (bool, error)
+
+	Engine     engineclient.EngineV1alpha1Interface
+	ConfigMaps coreclient.ConfigMapInterface
 	// Executor does the work: an Executor, but in tests.
 	Executor executor
 	// CheckLocation brings the condition of a storage location up to date at once.
@@ -63,6 +80,8 @@ type Config struct {
 	RunInformer      engineinformers.BackupRunInformer
 	LocationInformer engineinformers.BackupStorageLocationInformer
 	VolumeInformer   engineinformers.PodVolumeBackupInformer
+	// SettingsInformer knows the ConfigMap records.SettingsName.
+	SettingsInformer coreinformers.ConfigMapInformer
 }
 
 // Controller executes runs.
@@ -71,6 +90,7 @@ type Controller struct {
 	runs      engineclient.BackupRunInterface
 	pvbs      engineclient.PodVolumeBackupInterface
 	runLister enginelisters.BackupRunNamespaceLister
+	settings  corelisters.ConfigMapNamespaceLister
 	synced    []cache.InformerSynced
 	// queue has the runs to execute, leftBehind those that another process did not
 	// end. A store that does not answer can make each of the latter take long, and
@@ -87,8 +107,9 @@ type Controller struct {
 type execution struct {
 	cancel  context.CancelFunc
 	volumes *volumes
-	// removed is set when the record is gone, so that the execution is to stop.
-	removed bool
+	// removed is set when the record is gone, and cancelled when that was asked for,
+	// so that the execution is to stop.
+	removed, cancelled bool
 }
 
 // New returns a Controller.
@@ -98,6 +119,7 @@ func New(config Config) (*Controller, error) {
 		runs:       config.Engine.BackupRuns(config.Namespace),
 		pvbs:       config.Engine.PodVolumeBackups(config.Namespace),
 		runLister:  config.RunInformer.Lister().BackupRuns(config.Namespace),
+		settings:   config.SettingsInformer.Lister().ConfigMaps(config.Namespace),
 		queue:      newQueue("backuprun"),
 		leftBehind: newQueue("backuprun_left_behind"),
 		active:     map[types.UID]*execution{},
@@ -107,10 +129,14 @@ func New(config Config) (*Controller, error) {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
 	}{
-		{config.RunInformer.Informer(), cache.ResourceEventHandlerDetailedFuncs{
+		{config.RunInformer.Informer(), cache.ResourceEventHandlerFuncs{
 			AddFunc:    c.enqueue,
-			UpdateFunc: func(_, obj any) { c.enqueue(obj, false) },
+			UpdateFunc: func(_, obj any) { c.enqueue(obj) },
 			DeleteFunc: c.runDeleted,
+		}},
+		{config.SettingsInformer.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc:    c.settingsChanged,
+			UpdateFunc: func(_, obj any) { c.settingsChanged(obj) },
 		}},
 		{config.VolumeInformer.Informer(), c.volumeHandler()},
 		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{}},
@@ -158,41 +184,82 @@ func (c *Controller) Run(ctx context.Context) {
 	workers.Wait()
 }
 
-// enqueue puts a run into the queue where it belongs. One that was there before
-// this process began is nobody else's.
-func (c *Controller) enqueue(obj any, inherited bool) {
+// enqueue puts a run into the queue where it belongs, or tells its execution that
+// it is cancelled.
+func (c *Controller) enqueue(obj any) {
 	run, ok := obj.(*enginev1alpha1.BackupRun)
 	if !ok {
 		return
 	}
+	if run.Spec.Cancellation != nil {
+		c.cancel(run)
+	}
 	switch {
-	case c.executable(run):
+	case c.claimed(run):
 		c.queue.Add(run.Name)
-	case !c.isLeftBehind(run):
-	case inherited || run.Status.Phase != v1alpha1.BackupPhaseInProgress:
+	case c.isLeftBehind(run):
 		c.leftBehind.Add(run.Name)
-	default:
-		c.leftBehind.AddAfter(run.Name, takeoverDelay)
+	case records.Unclaimed(run):
+		settings, err := c.settings.Get(records.SettingsName)
+		if err == nil && c.isStart(settings, run) {
+			c.queue.Add(run.Name)
+		}
 	}
 }
 
-// executable reports whether a run is to be started, or was claimed by this process,
-// which may not have got the answer.
-func (c *Controller) executable(run *enginev1alpha1.BackupRun) bool {
-	return run.Status.Phase == v1alpha1.BackupPhaseReadyToStart ||
-		run.Status.Phase == v1alpha1.BackupPhaseInProgress && run.Status.Executor == c.Identity
+// settingsChanged looks for the starts of this process that are not under way.
+func (c *Controller) settingsChanged(obj any) {
+	settings, ok := obj.(*corev1.ConfigMap)
+	if !ok || settings.Name != records.SettingsName {
+		return
+	}
+	starts, err := records.Ledger(settings)
+	if err != nil {
+		return // the queue says so
+	}
+	for _, start := range starts {
+		if start.By != c.Identity || c.isActive(start.UID) {
+			continue
+		}
+		// One that the informer does not show may be gone.
+		run, err := c.runLister.Get(start.Name)
+		if err != nil || run.UID != start.UID || records.Unclaimed(run) {
+			c.queue.Add(start.Name)
+		}
+	}
 }
 
-// isLeftBehind reports whether a run was begun by a process that is gone, or has
-// failed and is still to be cleaned out of the store, and its failure to be stored.
+// claimed reports whether this process has claimed a run; it may not have got the
+// answer.
+func (c *Controller) claimed(run *enginev1alpha1.BackupRun) bool {
+	return run.Status.Phase == v1alpha1.BackupPhaseInProgress && run.Status.Executor == c.Identity
+}
+
+// isLeftBehind reports whether a run was begun by another process, or has ended and
+// is still to be cleaned out of the store, or its failure to be stored.
 func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
+	if run.Spec.Deletion != nil {
+		return false // whoever deletes the backup cleans up
+	}
 	switch run.Status.Phase {
 	case v1alpha1.BackupPhaseInProgress:
 		return run.Status.Executor != c.Identity
 	case v1alpha1.BackupPhaseFailed:
 		return !run.Status.Stored && run.Status.StartTimestamp != nil
+	case v1alpha1.BackupPhaseCancelled:
+		return run.Status.Leftovers
 	}
 	return false
+}
+
+// cancel stops the execution of a run, if there is one.
+func (c *Controller) cancel(run *enginev1alpha1.BackupRun) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if execution := c.active[run.UID]; execution != nil && !execution.cancelled {
+		execution.cancelled = true
+		execution.cancel()
+	}
 }
 
 func (c *Controller) runDeleted(obj any) {
@@ -204,10 +271,14 @@ func (c *Controller) runDeleted(obj any) {
 		return
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if execution := c.active[run.UID]; execution != nil {
+	execution := c.active[run.UID]
+	if execution != nil {
 		execution.removed = true
 		execution.cancel()
+	}
+	c.mu.Unlock()
+	if execution == nil && !run.Status.Phase.Ended() {
+		c.queue.Add(run.Name) // it may be in the ledger
 	}
 }
 
@@ -227,16 +298,21 @@ func (c *Controller) processNext(ctx context.Context, queue workqueue.TypedRateL
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
+	// First the run and then the ledger, see start.
 	run, err := c.fresh(ctx, key)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case run == nil || !c.executable(run) || c.stopping():
-		return nil
-	case run.Status.Phase == v1alpha1.BackupPhaseReadyToStart:
+	}
+	settings, err := c.releaseRemoved(ctx, key, run)
+	switch {
+	case err != nil || run == nil:
+		return err
+	case c.claimed(run):
+		return c.execute(ctx, run)
+	case records.Unclaimed(run) && run.Spec.Cancellation == nil && c.isStart(settings, run):
 		return c.start(ctx, run)
 	}
-	return c.execute(ctx, run)
+	return nil
 }
 
 func (c *Controller) syncLeftBehind(ctx context.Context, key string) error {
@@ -244,19 +320,20 @@ func (c *Controller) syncLeftBehind(ctx context.Context, key string) error {
 	if err != nil || run == nil || !c.isLeftBehind(run) {
 		return err
 	}
+	gone, err := c.Gone(ctx, run.Status.Executor)
+	switch {
+	case err != nil:
+		return err
+	case !gone && run.Status.Executor != c.Identity:
+		c.leftBehind.AddAfter(key, recheck)
+		return nil
+	}
 	return c.settle(ctx, run)
 }
 
 // fresh reads a run from the cluster, since each step is taken once. It is nil if
-// nothing is left to do.
+// there is none.
 func (c *Controller) fresh(ctx context.Context, key string) (*enginev1alpha1.BackupRun, error) {
-	cached, err := c.runLister.Get(key)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
 	run, err := c.runs.Get(ctx, key, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
@@ -264,27 +341,18 @@ func (c *Controller) fresh(ctx context.Context, key string) (*enginev1alpha1.Bac
 	if err != nil {
 		return nil, fmt.Errorf("reading BackupRun %s: %w", key, err)
 	}
-	if run.UID != cached.UID {
-		return nil, nil // the informer has yet to see that a namesake took its place
-	}
 	return run, nil
 }
 
-func (c *Controller) isRemoved(execution *execution) bool {
+// flags reports why an execution was told to stop, if it was.
+func (c *Controller) flags(execution *execution) (removed, cancelled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return execution.removed
+	return execution.removed, execution.cancelled
 }
 
-// stopping reports whether an execution still stops whose record is gone. The
-// queue counts it no more, so the next run waits for its end here.
-func (c *Controller) stopping() bool {
+func (c *Controller) isActive(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, execution := range c.active {
-		if execution.removed {
-			return true
-		}
-	}
-	return false
+	return c.active[uid] != nil
 }

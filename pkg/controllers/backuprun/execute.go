@@ -9,20 +9,21 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
 // start claims a run for this process: a compare-and-swap, so that no two
-// processes execute it. A run whose store does not answer goes back to its place
-// in the queue instead.
+// processes execute it. It is prepared by reading the run and then the ledger:
+// whoever takes the start back changes the run first, so that the claim fails. A
+// run whose store does not answer goes back to its place in the queue instead.
 func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	if err := c.Executor.Reach(ctx, run); err != nil {
 		if ctx.Err() != nil {
@@ -47,24 +48,8 @@ func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun) e
 	if queued := run.Status.QueuedTimestamp; queued != nil {
 		note += fmt.Sprintf("; it waited %s", now.Sub(queued.Time).Round(time.Second))
 	}
-	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeNormal, "Started", "Backup", "%s", note)
+	c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeNormal, "Started", "Backup", "%s", note)
 	return c.execute(ctx, claimed)
-}
-
-// putBack makes a run wait that was about to start. The location's condition comes
-// first, so that the queue holds the run until the store is back.
-func (c *Controller) putBack(ctx context.Context, run *enginev1alpha1.BackupRun, cause error) error {
-	if err := c.CheckLocation(ctx, run.Spec.Backup.StorageLocation); err != nil {
-		return err
-	}
-	waiting := run.DeepCopy()
-	waiting.Status.Phase = v1alpha1.BackupPhaseQueued
-	waiting.Status.ReadyTimestamp = nil
-	if _, err := c.runs.UpdateStatus(ctx, waiting, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("putting BackupRun %s back into the queue: %w", run.Name, err)
-	}
-	klog.FromContext(ctx).Info("Backup goes back to its place in the queue, since its store does not answer", "backupRun", klog.KObj(run), "reason", cause.Error())
-	return nil
 }
 
 // execute runs a claimed run to its end.
@@ -79,8 +64,10 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun)
 			return c.ensureRepository(ctx, volumeNamespace, run.Spec.Backup.StorageLocation)
 		}, c.Clock, c.VolumeTimeout),
 	}
-	c.begin(run, current)
 	defer c.leave(run, current)
+	if err := c.begin(ctx, run, current); err != nil {
+		return err
+	}
 
 	logger.Info("Backup started")
 	progress := &backup.Progress{}
@@ -102,42 +89,52 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun)
 			logger.Error(err, "The records of the volumes stay until the run is removed")
 		}
 	}
-	if c.isRemoved(current) {
+	removed, cancelled := c.flags(current)
+	switch {
+	case removed:
 		logger.Info("Backup stopped, since its record was removed")
 		return nil
-	}
-	if err != nil {
+	case cancelled && !outcome.Stored:
+		return c.finishCancelled(ctx, latest)
+	case err != nil:
 		logger.Error(err, "Backup failed, and its failure is not stored yet")
 	}
 	outcome = refuseTakenName(outcome, err)
-	return c.finish(ctx, latest, outcome)
+	return c.finish(ctx, latest, outcome, false)
 }
 
-// begin makes an execution known, so that the removal of its record stops it.
-func (c *Controller) begin(run *enginev1alpha1.BackupRun, current *execution) {
+// begin makes an execution known, so that it stops when its record is removed or
+// it is cancelled. That may have happened since the run was read, and the informer
+// have told it already: then it shows it, or shows no run.
+func (c *Controller) begin(ctx context.Context, run *enginev1alpha1.BackupRun, current *execution) error {
+	c.mu.Lock()
+	c.active[run.UID] = current
+	c.mu.Unlock()
+	latest, err := c.runLister.Get(run.Name)
+	if apierrors.IsNotFound(err) { // or it has not seen it yet
+		latest, err = c.fresh(ctx, run.Name)
+	}
+	if err != nil {
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.active[run.UID] = current
-	// It may have been removed since it was claimed.
-	if cached, err := c.runLister.Get(run.Name); err != nil || cached.UID != run.UID {
+	if latest == nil || latest.UID != run.UID {
 		current.removed = true
 		current.cancel()
+	} else if run.Spec.Cancellation != nil || latest.Spec.Cancellation != nil {
+		current.cancelled = true
+		current.cancel()
 	}
+	return nil
 }
 
 func (c *Controller) leave(run *enginev1alpha1.BackupRun, current *execution) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.active, run.UID)
-	if !current.removed {
-		return
-	}
-	waiting, err := c.runLister.List(labels.Everything())
-	if err != nil {
-		utilruntime.HandleError(err)
-	}
-	for _, run := range waiting {
-		c.enqueue(run, false)
+	if current.removed {
+		c.queue.Add(run.Name) // it is still in the ledger
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -38,6 +39,10 @@ type executor interface {
 	// Settle ends in the store what a dead process left of a run: it removes the
 	// parts and stores the failure, or finds that the run had ended after all.
 	Settle(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error)
+	// Discard removes from the store what a run has left there that is not executed
+	// any more. If the run had ended after all, it is left as it is, and the outcome
+	// is the stored one; else the outcome is empty.
+	Discard(ctx context.Context, run *enginev1alpha1.BackupRun) (backup.Outcome, error)
 }
 
 // Executor executes runs with pkg/backup.
@@ -113,6 +118,22 @@ func (e *Executor) Settle(ctx context.Context, run *enginev1alpha1.BackupRun, re
 		return failed(err), err
 	}
 	return backup.Fail(ctx, request, backup.Dependencies{Store: bucket, Clock: e.Clock}, reason)
+}
+
+// Discard implements executor.
+func (e *Executor) Discard(ctx context.Context, run *enginev1alpha1.BackupRun) (backup.Outcome, error) {
+	bucket, err := e.open(ctx, run)
+	if err != nil {
+		return backup.Outcome{}, err
+	}
+	defer bucket.Close()
+	request := e.request(run)
+	discarded, err := backup.Discard(ctx, bucket, request.StoreName())
+	if err != nil || discarded {
+		return backup.Outcome{}, err
+	}
+	// It gives back what is stored, of this run and no other.
+	return backup.Fail(ctx, request, backup.Dependencies{Store: bucket, Clock: e.Clock}, records.CancelledReason(run))
 }
 
 // open opens the run's storage location. The caller closes it.

@@ -19,16 +19,19 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// finish writes the end of a run. It tries until it succeeds: a run that has
-// ended must not look as if it went on.
-func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome) error {
+// finish writes the end of a run, and whether it left something in the store. It
+// tries until it succeeds: a run that has ended must not look as if it went on.
+func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome, leftovers bool) error {
+	before := run.Status.Phase
 	now := metav1.NewTime(c.Clock.Now())
 	backoff := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 10 * time.Second}
 	err := backoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		ended := run.DeepCopy()
 		recordOutcome(&ended.Status, outcome, now)
+		ended.Status.Leftovers = leftovers
 		_, err := c.runs.UpdateStatus(ctx, ended, metav1.UpdateOptions{})
 		if err == nil {
 			return true, nil
@@ -42,7 +45,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 			return false, nil
 		case live.Status.Executor != run.Status.Executor:
 			return false, fmt.Errorf("BackupRun %s was taken over by the controller %s", run.Name, live.Status.Executor)
-		case live.Status.Stored, live.Status.Phase == outcome.Status.Phase && !outcome.Stored:
+		case live.Status.Stored, live.Status.Phase == outcome.Status.Phase && live.Status.Leftovers == leftovers && !outcome.Stored:
 			return true, nil // written, but the answer was lost; and what is durable stands
 		}
 		run = live
@@ -51,8 +54,45 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	if err != nil {
 		return err
 	}
-	c.announce(ctx, run, outcome)
+	if before != outcome.Status.Phase {
+		c.announce(ctx, run, outcome)
+	}
 	return nil
+}
+
+// discard removes from the store what a cancelled run has left there, and gives its
+// end: what is stored stands, if the run had ended after all. While the store does
+// not answer, the run has ended, and is cleaned out when it is back.
+func (c *Controller) discard(ctx context.Context, run *enginev1alpha1.BackupRun) (outcome backup.Outcome, leftovers error) {
+	timed, cancel := context.WithTimeout(ctx, discardTimeout)
+	defer cancel()
+	outcome, err := c.Executor.Discard(timed, run)
+	if err == nil && outcome.Stored {
+		return outcome, nil
+	}
+	if errors.Is(err, backup.ErrNameTaken) {
+		err = nil // there was no place for anything of this run
+	}
+	return backup.Outcome{Status: v1alpha1.BackupStatus{
+		Phase:         v1alpha1.BackupPhaseCancelled,
+		FailureReason: records.CancelledReason(run),
+	}}, err
+}
+
+// finishCancelled ends a run that was in progress when it was cancelled.
+func (c *Controller) finishCancelled(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	// The cancellation came after the run was claimed.
+	if live, err := c.fresh(ctx, run.Name); err == nil && live != nil && live.UID == run.UID {
+		run = live
+	}
+	outcome, leftovers := c.discard(ctx, run)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if leftovers != nil {
+		klog.FromContext(ctx).Info("What the cancelled backup has stored will be removed when its store answers", "err", leftovers)
+	}
+	return c.finish(ctx, run, outcome, leftovers != nil)
 }
 
 // refuseTakenName makes the outcome of a run, whose name another backup has in the
@@ -75,6 +115,16 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun) 
 	if err := stop(ctx, c.pvbs, run.UID); err != nil {
 		return err
 	}
+	switch {
+	case run.Status.Phase == v1alpha1.BackupPhaseCancelled:
+		outcome, leftovers := c.discard(ctx, run)
+		if leftovers != nil {
+			return fmt.Errorf("removing what the cancelled BackupRun %s has stored: %w", run.Name, leftovers)
+		}
+		return c.finish(ctx, run, outcome, false)
+	case run.Spec.Cancellation != nil && run.Status.Phase == v1alpha1.BackupPhaseInProgress:
+		return c.finishCancelled(ctx, run)
+	}
 	timed, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	outcome, err := c.Executor.Settle(timed, run, reason)
@@ -89,36 +139,27 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun) 
 		outcome = failed(errors.New(reason))
 	}
 	klog.FromContext(ctx).Info("Ended a run that another process left behind", "backupRun", klog.KObj(run), "executor", run.Status.Executor, "phase", outcome.Status.Phase, "stored", outcome.Stored)
-	return c.finish(ctx, run, outcome)
+	return c.finish(ctx, run, outcome, false)
 }
 
 // announce tells people how a run ended.
 func (c *Controller) announce(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome) {
 	status := &outcome.Status
-	kind := corev1.EventTypeNormal
-	if status.Phase != v1alpha1.BackupPhaseCompleted {
-		kind = corev1.EventTypeWarning
-	}
+	kind := corev1.EventTypeWarning
 	note := fmt.Sprintf("The backup has ended with %d errors and %d warnings", status.Errors, status.Warnings)
-	if status.FailureReason != "" {
+	switch {
+	case status.Phase == v1alpha1.BackupPhaseCompleted:
+		kind = corev1.EventTypeNormal
+	case status.Phase == v1alpha1.BackupPhaseCancelled:
+		kind, note = corev1.EventTypeNormal, "The backup was "+status.FailureReason
+	case status.FailureReason != "":
 		note = "The backup has failed: " + status.FailureReason
 	}
 	const maxNote = 1000 // an event's note may have 1,024 characters
 	if len(note) > maxNote {
 		note = note[:maxNote]
 	}
-	c.Events.Eventf(backupReference(run), nil, kind, string(status.Phase), "Backup", "%s", strings.ToValidUTF8(note, ""))
+	c.Events.Eventf(records.BackupReference(run), nil, kind, string(status.Phase), "Backup", "%s", strings.ToValidUTF8(note, ""))
 	klog.FromContext(ctx).Info("Backup ended", "backupRun", klog.KObj(run), "phase", status.Phase, "errors", status.Errors, "warnings", status.Warnings, "failureReason", status.FailureReason, "stored", outcome.Stored)
 	observeEnd(run, status)
-}
-
-// backupReference is the Backup that people know a run by.
-func backupReference(run *enginev1alpha1.BackupRun) *corev1.ObjectReference {
-	return &corev1.ObjectReference{
-		APIVersion: v1alpha1.SchemeGroupVersion.String(),
-		Kind:       "Backup",
-		Namespace:  run.Spec.BackupRef.Namespace,
-		Name:       run.Spec.BackupRef.Name,
-		UID:        run.UID,
-	}
 }

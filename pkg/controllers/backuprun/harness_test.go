@@ -11,9 +11,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/informers"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -23,6 +27,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
 const (
@@ -52,12 +57,14 @@ func newRun(name string, phase v1alpha1.BackupPhase) *enginev1alpha1.BackupRun {
 type work struct {
 	execute func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error)
 	settle  func(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error)
+	discard func(ctx context.Context, run *enginev1alpha1.BackupRun) (backup.Outcome, error)
 
 	// unreachable, if set, is why no store answers.
 	unreachable error
 
 	mu                sync.Mutex
 	executed, settled []string
+	discarded         []string
 	reasons           []string
 	// checked are the locations whose condition was asked to be brought up to date.
 	checked []string
@@ -99,6 +106,16 @@ func (w *work) Settle(ctx context.Context, run *enginev1alpha1.BackupRun, reason
 	return w.settle(ctx, run, reason)
 }
 
+func (w *work) Discard(ctx context.Context, run *enginev1alpha1.BackupRun) (backup.Outcome, error) {
+	w.mu.Lock()
+	w.discarded = append(w.discarded, run.Name)
+	w.mu.Unlock()
+	if w.discard == nil {
+		return backup.Outcome{}, nil
+	}
+	return w.discard(ctx, run)
+}
+
 // done returns the names of the runs executed and settled so far.
 func (w *work) done() (executed, settled []string) {
 	w.mu.Lock()
@@ -116,7 +133,9 @@ func untilStopped(ctx context.Context, _ *enginev1alpha1.BackupRun, _ backup.Vol
 	return backup.Outcome{Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseFailed}}, ctx.Err()
 }
 
-// harness runs a controller on a cluster, in a synctest bubble.
+// harness runs a controller on a cluster, in a synctest bubble. ReadyToStart is
+// what a run is that waits and that the ledger lets this process start: the harness
+// writes and reads it like any other phase.
 type harness struct {
 	*testing.T
 	*enginetest.Cluster
@@ -127,10 +146,90 @@ type harness struct {
 	stop       context.CancelFunc
 	// stopped is closed when the controller has stopped.
 	stopped chan struct{}
+
+	mu sync.Mutex
+	// living are the other processes that are not gone.
+	living sets.Set[string]
 }
 
 func newHarness(t *testing.T, work *work, objects ...runtime.Object) *harness {
-	return &harness{T: t, Cluster: enginetest.New(objects...), work: work, events: events.NewFakeRecorder(1000), stopped: make(chan struct{})}
+	h := &harness{T: t, Cluster: enginetest.New(), work: work, events: events.NewFakeRecorder(1000), stopped: make(chan struct{}), living: sets.New[string]()}
+	h.writeLedger()
+	for _, obj := range objects {
+		h.Create(obj)
+	}
+	h.Kube.ClearActions()
+	return h
+}
+
+// Create adds an object.
+func (h *harness) Create(obj runtime.Object) {
+	run, ok := obj.(*enginev1alpha1.BackupRun)
+	if !ok || run.Status.Phase != ready {
+		h.Cluster.Create(obj)
+		return
+	}
+	run.Status.Phase = queued
+	h.Cluster.Create(run)
+	h.writeLedger(append(h.ledger(), records.Start{UID: run.UID, Name: run.Name, By: identity})...)
+}
+
+func (h *harness) ledger() []records.Start {
+	h.Helper()
+	settings, err := h.Kube.CoreV1().ConfigMaps(system).Get(h.Context(), records.SettingsName, metav1.GetOptions{})
+	if err != nil {
+		h.Fatal(err)
+	}
+	starts, err := records.Ledger(settings)
+	if err != nil {
+		h.Fatal(err)
+	}
+	return starts
+}
+
+// writeLedger replaces the ledger, as the queue does.
+func (h *harness) writeLedger(starts ...records.Start) {
+	h.Helper()
+	configMaps := h.Kube.CoreV1().ConfigMaps(system)
+	settings, err := configMaps.Get(h.Context(), records.SettingsName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		settings, err = configMaps.Create(h.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.SettingsName}}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		h.Fatal(err)
+	}
+	if settings, err = records.WithLedger(settings, starts); err != nil {
+		h.Fatal(err)
+	}
+	if _, err = configMaps.Update(h.Context(), settings, metav1.UpdateOptions{}); err != nil {
+		h.Fatal(err)
+	}
+}
+
+func (h *harness) setAlive(identity string, alive bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if alive {
+		h.living.Insert(identity)
+	} else {
+		h.living.Delete(identity)
+	}
+}
+
+func (h *harness) gone(_ context.Context, identity string) (bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.living.Has(identity), nil
+}
+
+// cancelRun asks for a run to be cancelled, as the API server does.
+func (h *harness) cancelRun(name string) {
+	h.Helper()
+	run := h.run(name)
+	run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}, Timestamp: metav1.Now()}
+	if _, err := h.EngineV1alpha1().BackupRuns(system).Update(h.Context(), run, metav1.UpdateOptions{}); err != nil {
+		h.Fatal(err)
+	}
 }
 
 // start runs a controller for so many runs at once.
@@ -138,12 +237,15 @@ func (h *harness) start(workers int) *Controller {
 	h.Helper()
 	records := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
 	v1alpha1 := records.Engine().V1alpha1()
+	objects := informers.NewSharedInformerFactory(h.Kube, 0)
 	controller, err := New(Config{
 		Namespace:        system,
 		Workers:          workers,
 		Identity:         identity,
 		VolumeTimeout:    volumeTimeout,
+		Gone:             h.gone,
 		Engine:           h.EngineV1alpha1(),
+		ConfigMaps:       h.Kube.CoreV1().ConfigMaps(system),
 		Executor:         h.work,
 		CheckLocation:    h.work.checkLocation,
 		Events:           h,
@@ -151,6 +253,7 @@ func (h *harness) start(workers int) *Controller {
 		RunInformer:      v1alpha1.BackupRuns(),
 		LocationInformer: v1alpha1.BackupStorageLocations(),
 		VolumeInformer:   v1alpha1.PodVolumeBackups(),
+		SettingsInformer: objects.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
 		h.Fatal(err)
@@ -158,8 +261,11 @@ func (h *harness) start(workers int) *Controller {
 	ctx, stop := context.WithCancel(h.Context())
 	h.stop = stop
 	records.StartWithContext(h.Context())
+	objects.StartWithContext(h.Context())
 	h.Cleanup(records.Shutdown)
+	h.Cleanup(objects.Shutdown)
 	records.WaitForCacheSync(h.Context().Done())
+	objects.WaitForCacheSync(h.Context().Done())
 	synctest.Wait() // for the watches: the fake forgets a deletion before a watch
 	go func() {
 		defer close(h.stopped)
@@ -196,8 +302,13 @@ func (h *harness) remove(name string) {
 func (h *harness) expect(name string, phase v1alpha1.BackupPhase, isStored bool) {
 	h.Helper()
 	synctest.Wait()
-	if status := h.run(name).Status; status.Phase != phase || status.Stored != isStored {
-		h.Fatalf("%s is %s, stored %t, want %s, %t", name, status.Phase, status.Stored, phase, isStored)
+	run := h.run(name)
+	is := run.Status.Phase
+	if is == queued && slices.ContainsFunc(h.ledger(), func(start records.Start) bool { return start.UID == run.UID }) {
+		is = ready
+	}
+	if is != phase || run.Status.Stored != isStored {
+		h.Fatalf("%s is %s, stored %t, want %s, %t", name, is, run.Status.Stored, phase, isStored)
 	}
 }
 

@@ -10,6 +10,9 @@
 //  3. Deletions obey their preconditions, and a dry run writes nothing.
 //  4. An update of the status changes nothing else.
 //
+// Kube is a clientset of the same cluster for the objects of Kubernetes itself,
+// with the same rules.
+//
 // It also does what a real cluster does on a bad day: Fault refuses requests or
 // loses their answers, and Hold keeps informers from seeing what happens.
 package enginetest
@@ -30,6 +33,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -55,6 +59,10 @@ type Fault struct {
 // Cluster is the fake clientset.
 type Cluster struct {
 	*fake.Clientset
+	Kube *kubefake.Clientset
+
+	// reacting is held while a request is carried out, and guards what follows.
+	reacting sync.Mutex
 	versions map[schema.GroupVersionResource]int
 	uids     int
 	fault    func(clienttesting.Action) Fault
@@ -78,10 +86,18 @@ func (g *gate) holds(watch int) bool {
 func New(objects ...runtime.Object) *Cluster {
 	c := &Cluster{
 		Clientset: fake.NewSimpleClientset(),
+		Kube:      kubefake.NewClientset(),
 		versions:  map[schema.GroupVersionResource]int{},
 	}
-	c.PrependReactor("*", "*", c.react)
-	c.PrependWatchReactor("*", c.watch)
+	for _, clientset := range []interface {
+		Tracker() clienttesting.ObjectTracker
+		PrependReactor(verb, resource string, reaction clienttesting.ReactionFunc)
+		PrependWatchReactor(resource string, reaction clienttesting.WatchReactionFunc)
+	}{c.Clientset, c.Kube} {
+		s := &server{Cluster: c, tracker: clientset.Tracker()}
+		clientset.PrependReactor("*", "*", s.react)
+		clientset.PrependWatchReactor("*", s.watch)
+	}
 	for _, obj := range objects {
 		c.Create(obj)
 	}
@@ -96,9 +112,10 @@ func (c *Cluster) Create(obj runtime.Object) {
 	if err != nil {
 		panic(err)
 	}
-	c.Lock()
-	defer c.Unlock()
-	if _, err := c.create(clienttesting.NewCreateAction(gvr, accessor.GetNamespace(), obj)); err != nil {
+	c.reacting.Lock()
+	defer c.reacting.Unlock()
+	s := &server{Cluster: c, tracker: c.Tracker()}
+	if _, err := s.create(clienttesting.NewCreateAction(gvr, accessor.GetNamespace(), obj)); err != nil {
 		panic(err)
 	}
 }
@@ -115,11 +132,11 @@ func kindOf(obj runtime.Object) schema.GroupVersionKind {
 	panic(fmt.Sprintf("enginetest knows no %T", obj))
 }
 
-// Fault asks decide about each request before it is carried out. It must not call
-// the clientset. Nil ends it.
+// Fault asks decide about each request before it is carried out, one at a time. It
+// must not call the clientsets. Nil ends it.
 func (c *Cluster) Fault(decide func(clienttesting.Action) Fault) {
-	c.Lock()
-	defer c.Unlock()
+	c.reacting.Lock()
+	defer c.reacting.Unlock()
 	c.fault = decide
 }
 
@@ -127,7 +144,7 @@ func (c *Cluster) Fault(decide func(clienttesting.Action) Fault) {
 // that failed included.
 func (c *Cluster) Writes(resource string) []clienttesting.Action {
 	var writes []clienttesting.Action
-	for _, action := range c.Actions() {
+	for _, action := range slices.Concat(c.Actions(), c.Kube.Actions()) {
 		switch action.GetVerb() {
 		case "get", "list", "watch":
 		default:
@@ -166,7 +183,15 @@ func (c *Cluster) Hold(watches ...int) (release func()) {
 	})
 }
 
-func (c *Cluster) react(action clienttesting.Action) (bool, runtime.Object, error) {
+// server carries out the requests to one of the clientsets.
+type server struct {
+	*Cluster
+	tracker clienttesting.ObjectTracker
+}
+
+func (c *server) react(action clienttesting.Action) (bool, runtime.Object, error) {
+	c.reacting.Lock()
+	defer c.reacting.Unlock()
 	var fault Fault
 	if c.fault != nil {
 		fault = c.fault(action)
@@ -193,7 +218,7 @@ func (c *Cluster) react(action clienttesting.Action) (bool, runtime.Object, erro
 	return handled, obj, err
 }
 
-func (c *Cluster) create(action clienttesting.CreateActionImpl) (runtime.Object, error) {
+func (c *server) create(action clienttesting.CreateActionImpl) (runtime.Object, error) {
 	obj := action.GetObject().DeepCopyObject()
 	accessor, err := meta.Accessor(obj)
 	if err != nil {
@@ -211,20 +236,20 @@ func (c *Cluster) create(action clienttesting.CreateActionImpl) (runtime.Object,
 	}
 	gvr := action.GetResource()
 	accessor.SetResourceVersion(c.nextVersion(gvr))
-	if err := c.Tracker().Create(gvr, obj, action.GetNamespace()); err != nil {
+	if err := c.tracker.Create(gvr, obj, action.GetNamespace()); err != nil {
 		c.versions[gvr]--
 		return nil, err
 	}
 	return obj, nil
 }
 
-func (c *Cluster) update(action clienttesting.UpdateActionImpl) (runtime.Object, error) {
+func (c *server) update(action clienttesting.UpdateActionImpl) (runtime.Object, error) {
 	gvr, obj := action.GetResource(), action.GetObject().DeepCopyObject()
 	accessor, err := meta.Accessor(obj)
 	if err != nil {
 		return nil, err
 	}
-	current, err := c.Tracker().Get(gvr, action.GetNamespace(), accessor.GetName())
+	current, err := c.tracker.Get(gvr, action.GetNamespace(), accessor.GetName())
 	if err != nil {
 		return nil, err
 	}
@@ -243,7 +268,7 @@ func (c *Cluster) update(action clienttesting.UpdateActionImpl) (runtime.Object,
 		}
 	}
 	accessor.SetResourceVersion(c.nextVersion(gvr))
-	return obj, c.Tracker().Update(gvr, obj, action.GetNamespace())
+	return obj, c.tracker.Update(gvr, obj, action.GetNamespace())
 }
 
 // withStatus is the current object with the status of another one.
@@ -259,9 +284,9 @@ func withStatus(current, changed runtime.Object) runtime.Object {
 	return current
 }
 
-func (c *Cluster) delete(action clienttesting.DeleteActionImpl) error {
+func (c *server) delete(action clienttesting.DeleteActionImpl) error {
 	gvr, name := action.GetResource(), action.GetName()
-	current, err := c.Tracker().Get(gvr, action.GetNamespace(), name)
+	current, err := c.tracker.Get(gvr, action.GetNamespace(), name)
 	if err != nil {
 		return err
 	}
@@ -274,10 +299,10 @@ func (c *Cluster) delete(action clienttesting.DeleteActionImpl) error {
 			return apierrors.NewConflict(gvr.GroupResource(), name, fmt.Errorf("a precondition does not hold"))
 		}
 	}
-	return c.Tracker().Delete(gvr, action.GetNamespace(), name)
+	return c.tracker.Delete(gvr, action.GetNamespace(), name)
 }
 
-func (c *Cluster) deleteCollection(action clienttesting.DeleteCollectionActionImpl) error {
+func (c *server) deleteCollection(action clienttesting.DeleteCollectionActionImpl) error {
 	selector, err := labels.Parse(action.ListOptions.LabelSelector)
 	if err != nil {
 		return err
@@ -286,13 +311,13 @@ func (c *Cluster) deleteCollection(action clienttesting.DeleteCollectionActionIm
 	if gvr.Resource != "podvolumebackups" {
 		return fmt.Errorf("enginetest does not delete collections of %s", gvr.Resource)
 	}
-	list, err := c.Tracker().List(gvr, enginev1alpha1.SchemeGroupVersion.WithKind("PodVolumeBackup"), action.GetNamespace())
+	list, err := c.tracker.List(gvr, enginev1alpha1.SchemeGroupVersion.WithKind("PodVolumeBackup"), action.GetNamespace())
 	if err != nil {
 		return err
 	}
 	for _, record := range list.(*enginev1alpha1.PodVolumeBackupList).Items {
 		if selector.Matches(labels.Set(record.Labels)) {
-			if err := c.Tracker().Delete(gvr, record.Namespace, record.Name); err != nil {
+			if err := c.tracker.Delete(gvr, record.Namespace, record.Name); err != nil {
 				return err
 			}
 		}
@@ -310,16 +335,16 @@ func (c *Cluster) nextVersion(gvr schema.GroupVersionResource) string {
 	return strconv.Itoa(c.versions[gvr])
 }
 
-func (c *Cluster) watch(action clienttesting.Action) (bool, watch.Interface, error) {
+func (c *server) watch(action clienttesting.Action) (bool, watch.Interface, error) {
 	options := action.(clienttesting.WatchActionImpl).ListOptions
-	source, err := c.Tracker().Watch(action.GetResource(), action.GetNamespace(), options)
+	source, err := c.tracker.Watch(action.GetResource(), action.GetNamespace(), options)
 	if err != nil {
 		return true, nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.watches++
-	w := &heldWatch{number: c.watches, source: source, cluster: c, result: make(chan watch.Event), stopped: make(chan struct{})}
+	w := &heldWatch{number: c.watches, source: source, cluster: c.Cluster, result: make(chan watch.Event), stopped: make(chan struct{})}
 	go w.deliver()
 	return true, w, nil
 }

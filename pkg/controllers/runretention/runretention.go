@@ -136,8 +136,8 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) error {
 // timeLeft says how long a run is to be kept from now on. It is not removable
 // while it has not ended.
 func timeLeft(run *enginev1alpha1.BackupRun, retention time.Duration, now time.Time) (left time.Duration, removable bool) {
-	if !run.Status.Phase.Ended() {
-		return 0, false
+	if !run.Status.Phase.Ended() || run.Spec.Deletion != nil {
+		return 0, false // whoever deletes the backup removes its record
 	}
 	if !run.Status.Stored {
 		retention = UnstoredRetention

@@ -525,10 +525,11 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
-					"readyTimestamp": {
+					"returned": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the run left the queue.",
-							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+							Description: "How often the run was let start and went back to its place in the queue before it was claimed. A claim that was under way meanwhile fails by it.",
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 					"executor": {
@@ -606,6 +607,13 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 									},
 								},
 							},
+						},
+					},
+					"leftovers": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether parts of a cancelled run are still to be removed from the store.",
+							Type:        []string{"boolean"},
+							Format:      "",
 						},
 					},
 					"stored": {
@@ -1971,6 +1979,20 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 							},
 						},
 					},
+					"slotsInUse": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many backups run or are about to start, in the whole cluster.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"slotLimit": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many may run at once.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"since": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Since when the backup waits; for a running one, since when it runs.",
@@ -2271,7 +2293,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Queued, Complete, Succeeded.",
+							Description: "Conditions: Queued, Complete, Succeeded, Deleting.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

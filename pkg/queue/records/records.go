@@ -3,7 +3,7 @@
 
 // Package records turns the durable records into the queue's input, the same way
 // for the controller, which acts on the queue, and for the API server, which
-// shows it.
+// shows it. The records are the runs, and the ledger of those that were let start.
 package records
 
 import (
@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
@@ -63,22 +64,26 @@ func (c *Compiler) Forget(uid types.UID) {
 	delete(c.compiled, uid)
 }
 
-// Run is what the queue needs to know of a record.
-func (c *Compiler) Run(run *enginev1alpha1.BackupRun) queue.Run {
+// Run is what the queue needs to know of a record. started are the runs in the
+// ledger.
+func (c *Compiler) Run(run *enginev1alpha1.BackupRun, started sets.Set[types.UID]) queue.Run {
 	result := queue.Run{
 		Key:       run.Name,
 		Namespace: run.Spec.BackupRef.Namespace,
 		Name:      run.Spec.BackupRef.Name,
 		UID:       string(run.UID),
-		Phase:     run.Status.Phase,
+		Phase:     Phase(run, started),
+		Cancelled: run.Spec.Cancellation != nil,
 		Ticket:    run.Status.Ticket,
 		CreatedAt: run.CreationTimestamp.Time,
 		Location:  run.Spec.Backup.StorageLocation,
 	}
+	// One that is no number is of no use, and 0 says so.
+	result.Version, _ = strconv.ParseUint(run.ResourceVersion, 10, 64)
 	if run.Status.QueuedTimestamp != nil {
 		result.QueuedAt = run.Status.QueuedTimestamp.Time
 	}
-	if run.Status.Phase.Ended() {
+	if run.Status.Phase.Ended() || run.Spec.Deletion != nil {
 		return result // only its ticket matters
 	}
 	selected := c.compile(run)

@@ -49,14 +49,15 @@ func TestRun(t *testing.T) {
 	created, queued := time.Unix(1, 0), metav1.Unix(2, 0)
 	run := newRun("shop")
 	run.CreationTimestamp = metav1.NewTime(created)
+	run.ResourceVersion = "1234"
 	run.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseQueued, Ticket: 7, QueuedTimestamp: &queued}
-	got := records.NewCompiler().Run(run)
+	got := records.NewCompiler().Run(run, nil)
 	if explicit := got.Selection.Explicit(); len(explicit) != 1 || explicit[0] != "shop" {
 		t.Errorf("it selects %q", explicit)
 	}
 	got.Selection = nil
 	want := queue.Run{Key: "shop.daily", Namespace: "shop", Name: "daily", UID: "uid", Phase: v1alpha1.BackupPhaseQueued, Ticket: 7,
-		CreatedAt: created, QueuedAt: queued.Time, Location: "default"}
+		CreatedAt: created, Version: 1234, QueuedAt: queued.Time, Location: "default"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
@@ -70,7 +71,7 @@ func TestClusterScope(t *testing.T) {
 		run  *enginev1alpha1.BackupRun
 		want bool
 	}{"all namespaces": {everything, true}, "one namespace": {named, false}, "one namespace and cluster scope": {asked, true}} {
-		if got := records.NewCompiler().Run(c.run).ClusterScoped; got != c.want {
+		if got := records.NewCompiler().Run(c.run, nil).ClusterScoped; got != c.want {
 			t.Errorf("%s: cluster-scoped %t, want %t", name, got, c.want)
 		}
 	}
@@ -82,11 +83,11 @@ func TestWhatCannotBeReadOverlapsEverything(t *testing.T) {
 	badResources.Spec.Backup.IncludedResources = []string{"pods"}
 	badResources.Spec.Backup.IncludedNamespaceScopedResources = []string{"pods"}
 	compiler := records.NewCompiler()
-	if got := compiler.Run(badNamespaces); got.Selection != nil || !got.ClusterScoped {
+	if got := compiler.Run(badNamespaces, nil); got.Selection != nil || !got.ClusterScoped {
 		t.Errorf("namespaces: %+v", got)
 	}
 	badResources.UID = "another"
-	got := compiler.Run(badResources)
+	got := compiler.Run(badResources, nil)
 	if other, _ := selection.ParseNamespaces([]string{"web"}, nil, nil); selection.Overlaps(got.Selection, other) || !got.ClusterScoped {
 		t.Errorf("resources: %+v", got)
 	}
@@ -94,17 +95,17 @@ func TestWhatCannotBeReadOverlapsEverything(t *testing.T) {
 
 func TestEachRunIsCompiledOnce(t *testing.T) {
 	compiler := records.NewCompiler()
-	first := compiler.Run(newRun("shop")).Selection
-	if again := compiler.Run(newRun("shop")).Selection; again != first {
+	first := compiler.Run(newRun("shop"), nil).Selection
+	if again := compiler.Run(newRun("shop"), nil).Selection; again != first {
 		t.Error("it was compiled again")
 	}
 	ended := newRun("shop")
 	ended.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted, Ticket: 7}
-	if got := compiler.Run(ended); got.Selection != nil || got.Ticket != 7 {
+	if got := compiler.Run(ended, nil); got.Selection != nil || got.Ticket != 7 {
 		t.Errorf("a run that has ended: %+v", got)
 	}
 	compiler.Forget("uid")
-	if again := compiler.Run(newRun("web")).Selection; again == first {
+	if again := compiler.Run(newRun("web"), nil).Selection; again == first {
 		t.Error("it was not forgotten")
 	}
 }

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -134,12 +135,8 @@ func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.Val
 			BackupRef:   v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name},
 			Labels:      backup.Labels,
 			Annotations: backup.Annotations,
-			Requester: enginev1alpha1.Requester{
-				Username: requester.GetName(),
-				UID:      requester.GetUID(),
-				Groups:   requester.GetGroups(),
-			},
-			Backup: backup.Spec,
+			Requester:   requesterOf(requester),
+			Backup:      backup.Spec,
 		},
 	}, metav1.CreateOptions{DryRun: options.DryRun})
 	switch {
@@ -177,6 +174,14 @@ func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions)
 	}
 	r.observe(run)
 	return r.ReadOnly.Get(ctx, name, options)
+}
+
+func requesterOf(requester user.Info) enginev1alpha1.Requester {
+	return enginev1alpha1.Requester{
+		Username: requester.GetName(),
+		UID:      requester.GetUID(),
+		Groups:   requester.GetGroups(),
+	}
 }
 
 func alreadyExists(name string) error {

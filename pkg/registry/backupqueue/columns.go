@@ -25,6 +25,7 @@ var columns = []metav1.TableColumnDefinition{
 	table.Column("Since", "How long it has been waiting, or running."),
 	table.Wide(table.Column("Namespaces", "The namespaces that it includes.")),
 	table.Wide(table.Column("Conflict", "The namespaces that it shares with those it waits for.")),
+	table.Wide(table.Column("Slots", "How many backups run in the whole cluster, of how many that may.")),
 	table.Wide(table.Column("Location", "The storage location.")),
 	table.Wide(table.Column("Requester", "Who asked for the backup.")),
 }
@@ -38,6 +39,7 @@ func cells(entry *holdfast.BackupQueueEntry, now time.Time) []any {
 		position, entry.Name, string(entry.Status.State), table.Text(string(entry.Status.Reason)),
 		blockers(entry), table.Since(entry.Status.Since, now),
 		namespaces(&entry.Spec), table.Text(strings.Join(entry.Status.ConflictNamespaces, ",")),
+		fmt.Sprintf("%d/%d", entry.Status.SlotsInUse, entry.Status.SlotLimit),
 		table.Text(entry.Spec.StorageLocation), table.Text(entry.Spec.Requester),
 	}
 }

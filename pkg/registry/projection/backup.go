@@ -4,6 +4,7 @@
 package projection
 
 import (
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -17,6 +18,9 @@ import (
 func backupOf(run *enginev1alpha1.BackupRun, entry *queue.Entry) *v1alpha1.Backup {
 	backup := run.AsBackup()
 	status := &backup.Status
+	if status.Phase == v1alpha1.BackupPhaseDeleting {
+		return deleting(backup, run)
+	}
 	if status.Phase.Ended() {
 		status.Conditions = format.EndConditions(status)
 		if run.Status.Stored {
@@ -34,11 +38,19 @@ func backupOf(run *enginev1alpha1.BackupRun, entry *queue.Entry) *v1alpha1.Backu
 	}
 	switch {
 	case status.Phase == v1alpha1.BackupPhaseNew:
+	case status.Phase == v1alpha1.BackupPhaseCancelling:
+		queued.Status = metav1.ConditionFalse
+		queued.LastTransitionTime = run.Spec.Cancellation.Timestamp
+		queued.Message = "asked to stop by " + run.Spec.Cancellation.Requester.Username
 	case status.Phase != v1alpha1.BackupPhaseQueued:
 		queued.Status = metav1.ConditionFalse
-		if run.Status.ReadyTimestamp != nil {
-			queued.LastTransitionTime = *run.Status.ReadyTimestamp
+		if status.StartTimestamp != nil {
+			queued.LastTransitionTime = *status.StartTimestamp
 		}
+	case entry != nil && entry.State == v1alpha1.QueueStateReady:
+		// Computed: the start of a run is in the queue's ledger.
+		status.Phase = v1alpha1.BackupPhaseReadyToStart
+		queued.Status, queued.Reason, complete.Reason = metav1.ConditionFalse, string(status.Phase), string(status.Phase)
 	case entry != nil:
 		status.QueuePosition = int32(entry.Position)
 		queued.Reason, queued.Message = string(entry.Reason), entry.Message
@@ -47,8 +59,23 @@ func backupOf(run *enginev1alpha1.BackupRun, entry *queue.Entry) *v1alpha1.Backu
 	return backup
 }
 
-// entryOf is a place in the queue as it may be shown. run is its record.
-func entryOf(run *enginev1alpha1.BackupRun, entry queue.Entry) *v1alpha1.BackupQueueEntry {
+// deleting is a backup while it is being removed from its store. It has ended, and
+// its message says what the removal waits for.
+func deleting(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun) *v1alpha1.Backup {
+	backup = backup.DeepCopy()
+	backup.Status.Phase = v1alpha1.BackupPhaseDeleting
+	meta.SetStatusCondition(&backup.Status.Conditions, metav1.Condition{
+		Type:               v1alpha1.ConditionDeleting,
+		Status:             metav1.ConditionTrue,
+		Reason:             "Requested",
+		Message:            run.Status.FailureReason,
+		LastTransitionTime: run.Spec.Deletion.Timestamp,
+	})
+	return backup
+}
+
+// entryOf is a place in the queue of a plan, as it may be shown. run is its record.
+func entryOf(run *enginev1alpha1.BackupRun, entry queue.Entry, plan *queue.Plan) *v1alpha1.BackupQueueEntry {
 	result := &v1alpha1.BackupQueueEntry{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         run.Spec.BackupRef.Namespace,
@@ -70,6 +97,8 @@ func entryOf(run *enginev1alpha1.BackupRun, entry queue.Entry) *v1alpha1.BackupQ
 			Message:            entry.Message,
 			OtherBlockers:      int32(entry.OtherBlockers),
 			ConflictNamespaces: entry.ConflictNamespaces,
+			SlotsInUse:         int32(plan.SlotsInUse),
+			SlotLimit:          int32(plan.Limit),
 		},
 	}
 	for _, blocker := range entry.Blockers {

@@ -227,17 +227,24 @@ func (p *Projector) removed(obj any) {
 		return
 	}
 	p.compiler.Forget(run.UID)
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	key := keyOf(run)
-	if known := p.runs[key]; known == nil || known.UID != run.UID {
+	p.mu.Lock()
+	known := p.runs[key]
+	if known == nil || known.UID != run.UID {
+		p.mu.Unlock()
 		return
 	}
 	delete(p.runs, key)
-	if run.Status.Stored {
+	if run.Status.Stored && run.Spec.Deletion == nil {
 		p.departed[key] = run
 	}
 	p.projectLocked(key)
+	p.mu.Unlock()
+	if run.Spec.Deletion != nil {
+		// The record of a deletion goes when nothing is left in the store. The catalogue
+		// passes that on, so it is told without the lock.
+		p.catalog.Remove(run.Spec.Backup.StorageLocation, run.Name)
+	}
 	p.wake()
 }
 
@@ -252,6 +259,9 @@ func (p *Projector) projectLocked(key backupKey) {
 			place = &entry
 		}
 		backup = backupOf(run, place)
+		if stored := p.catalog.Backup(key.Namespace, key.Name); run.Spec.Deletion != nil && stored != nil {
+			backup = deleting(stored, run)
+		}
 	} else if backup = p.catalog.Backup(key.Namespace, key.Name); backup != nil {
 		delete(p.departed, key)
 	} else if p.departed[key] != nil {
@@ -293,8 +303,9 @@ func (p *Projector) publish() (int, error) {
 	}
 	snapshot := queue.Snapshot{
 		Locations: make(map[string]queue.LocationState, len(locations)),
-		Limit:     p.limit(),
+		Limit:     records.Limit(p.settings()),
 	}
+	started := records.Started(p.settings())
 	for _, location := range locations {
 		snapshot.Locations[location.Name] = records.Location(location)
 	}
@@ -307,7 +318,7 @@ func (p *Projector) publish() (int, error) {
 	byName := make(map[string]*enginev1alpha1.BackupRun, len(p.runs))
 	for _, run := range p.runs {
 		byName[run.Name] = run
-		snapshot.Runs = append(snapshot.Runs, p.compiler.Run(run))
+		snapshot.Runs = append(snapshot.Runs, p.compiler.Run(run, started))
 	}
 	plan, err := queue.Decide(snapshot)
 	if err != nil {
@@ -320,7 +331,7 @@ func (p *Projector) publish() (int, error) {
 		entry = queue.Redact(entry, p.SystemNamespace)
 		p.entries[entry.Key] = entry
 		internal := &holdfast.BackupQueueEntry{}
-		if err := p.Scheme.Convert(entryOf(byName[entry.Key], entry), internal, nil); err != nil {
+		if err := p.Scheme.Convert(entryOf(byName[entry.Key], entry, &plan), internal, nil); err != nil {
 			return 0, fmt.Errorf("showing the place of %s in the queue: %w", entry.Key, err)
 		}
 		shown = append(shown, internal)
@@ -330,19 +341,19 @@ func (p *Projector) publish() (int, error) {
 		return 0, err
 	}
 	for name, entry := range p.entries {
-		if was := before[name]; was.Position != entry.Position || was.Message != entry.Message {
+		if was := before[name]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
 			p.projectLocked(keyOf(byName[name]))
 		}
 	}
 	return events, nil
 }
 
-// limit is the number of slots that the controller has told.
-func (p *Projector) limit() int {
+// settings are what the controller tells of the queue; nil while it has told nothing.
+func (p *Projector) settings() *corev1.ConfigMap {
 	for _, obj := range p.Settings.GetStore().List() {
-		return records.Limit(obj.(*corev1.ConfigMap))
+		return obj.(*corev1.ConfigMap)
 	}
-	return records.DefaultConcurrentBackups
+	return nil
 }
 
 // newer reports whether a is a later version of a run than b.

@@ -235,6 +235,35 @@ func TestPositionsFollowTheQueue(t *testing.T) {
 	}
 }
 
+func TestDeletingBackupIsShownUntilItsRecordGoes(t *testing.T) {
+	f := newFixture(t, "shop")
+	ended := metav1.NewTime(time.Unix(2000, 0))
+	original := f.run("shop", "a", enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted, CompletionTimestamp: &ended}, "shop")
+	f.catalog.Put("default", "shop.a", catalog.Content{Backup: original.AsBackup()}, time.Unix(3000, 0))
+	before := f.backup("shop", "a")
+
+	// A run that was created for the deletion alone has a uid of its own.
+	run := f.run("shop", "a", enginev1alpha1.BackupRunStatus{FailureReason: "the store does not answer"}, "shop")
+	run.UID = "another"
+	run.Spec.Deletion = &enginev1alpha1.Deletion{Stored: &enginev1alpha1.StoredBackup{UID: original.UID, CreationTimestamp: original.CreationTimestamp}}
+	f.Observe(run)
+	shown := f.backup("shop", "a")
+	if shown.Status.Phase != holdfast.BackupPhase(v1alpha1.BackupPhaseDeleting) || shown.UID != before.UID || !shown.Status.CompletionTimestamp.Equal(&ended) {
+		t.Errorf("shown as %+v, want the stored backup, Deleting", shown)
+	}
+	last := shown.Status.Conditions[len(shown.Status.Conditions)-1]
+	if last.Type != v1alpha1.ConditionDeleting || last.Message != "the store does not answer" {
+		t.Errorf("condition %+v, want what the deletion waits for", last)
+	}
+	if events := f.mustPublish(); events != 0 {
+		t.Errorf("%d queue entries for a deletion", events)
+	}
+	f.removed(run)
+	if f.backup("shop", "a") != nil || f.catalog.Backup("shop", "a") != nil {
+		t.Error("the backup is listed after the record of its deletion is gone")
+	}
+}
+
 func TestTenantsSeeNoForeignNames(t *testing.T) {
 	f := newFixture(t, "red", "blue")
 	f.limit(4)

@@ -41,8 +41,25 @@ func (r *BackupRun) AsBackup() *holdfastv1alpha1.Backup {
 			Requester:           r.Spec.Requester.Username,
 		},
 	}
-	if backup.Status.Phase == "" {
-		backup.Status.Phase = holdfastv1alpha1.BackupPhaseNew
+	backup.Status.Phase = r.Phase()
+	if d := r.Spec.Deletion; d != nil && d.Stored != nil {
+		backup.UID, backup.CreationTimestamp = d.Stored.UID, d.Stored.CreationTimestamp
 	}
 	return backup
+}
+
+// Phase is the backup's phase: what the status says, unless a request about the
+// run says more.
+func (r *BackupRun) Phase() holdfastv1alpha1.BackupPhase {
+	switch {
+	case r.Spec.Deletion != nil:
+		return holdfastv1alpha1.BackupPhaseDeleting
+	case r.Status.Phase.Ended():
+		return r.Status.Phase
+	case r.Spec.Cancellation != nil:
+		return holdfastv1alpha1.BackupPhaseCancelling
+	case r.Status.Phase == "":
+		return holdfastv1alpha1.BackupPhaseNew
+	}
+	return r.Status.Phase
 }

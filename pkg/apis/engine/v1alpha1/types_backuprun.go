@@ -122,9 +122,10 @@ type BackupRunStatus struct {
 	// When the run was queued.
 	// +optional
 	QueuedTimestamp *metav1.Time `json:"queuedTimestamp,omitempty"`
-	// When the run left the queue.
+	// How often the run was let start and went back to its place in the queue
+	// before it was claimed. A claim that was under way meanwhile fails by it.
 	// +optional
-	ReadyTimestamp *metav1.Time `json:"readyTimestamp,omitempty"`
+	Returned int32 `json:"returned,omitempty"`
 	// The controller process that executes the run. A run that is InProgress by a
 	// process that is gone has failed.
 	// +optional
@@ -157,6 +158,9 @@ type BackupRunStatus struct {
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`
+	// Whether parts of a cancelled run are still to be removed from the store.
+	// +optional
+	Leftovers bool `json:"leftovers,omitempty"`
 	// Whether the result is durable in the store, so that the record may go.
 	// +optional
 	Stored bool `json:"stored,omitempty"`

@@ -243,10 +243,6 @@ func (in *BackupRunStatus) DeepCopyInto(out *BackupRunStatus) {
 		in, out := &in.QueuedTimestamp, &out.QueuedTimestamp
 		*out = (*in).DeepCopy()
 	}
-	if in.ReadyTimestamp != nil {
-		in, out := &in.ReadyTimestamp, &out.ReadyTimestamp
-		*out = (*in).DeepCopy()
-	}
 	if in.StartTimestamp != nil {
 		in, out := &in.StartTimestamp, &out.StartTimestamp
 		*out = (*in).DeepCopy()

@@ -168,6 +168,9 @@ const (
 	// ConditionSucceeded is True when everything asked for is stored, and False
 	// when the backup ended any other way.
 	ConditionSucceeded = "Succeeded"
+	// ConditionDeleting is True while the backup is being removed from its store; its
+	// message says what the removal waits for, if anything.
+	ConditionDeleting = "Deleting"
 )
 
 // BackupStatus is the state of a backup.
@@ -181,7 +184,7 @@ type BackupStatus struct {
 	// published with a short delay; backupqueues says why the backup waits.
 	// +optional
 	QueuePosition int32 `json:"queuePosition,omitempty"`
-	// Conditions: Queued, Complete, Succeeded.
+	// Conditions: Queued, Complete, Succeeded, Deleting.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

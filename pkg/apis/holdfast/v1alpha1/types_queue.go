@@ -120,6 +120,12 @@ type BackupQueueEntryStatus struct {
 	// +optional
 	// +listType=atomic
 	ConflictNamespaces []string `json:"conflictNamespaces,omitempty"`
+	// How many backups run or are about to start, in the whole cluster.
+	// +optional
+	SlotsInUse int32 `json:"slotsInUse,omitempty"`
+	// How many may run at once.
+	// +optional
+	SlotLimit int32 `json:"slotLimit,omitempty"`
 	// Since when the backup waits; for a running one, since when it runs.
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`

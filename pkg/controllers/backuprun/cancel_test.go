@@ -1,0 +1,267 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+)
+
+const cancelled = v1alpha1.BackupPhaseCancelled
+
+// expectCancelled compares the end of a run that jane cancelled.
+func (h *harness) expectCancelled(name string, leftovers bool) {
+	h.Helper()
+	h.expect(name, cancelled, false)
+	status := h.run(name).Status
+	if status.FailureReason != "cancelled by jane" || status.CompletionTimestamp == nil || status.Leftovers != leftovers {
+		h.Errorf("reason %q, completion %v, leftovers %t, want %t", status.FailureReason, status.CompletionTimestamp, status.Leftovers, leftovers)
+	}
+}
+
+func TestCancellingStopsARunAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
+			if err := volumes.Submit(ctx, volumeRequest("data")); err != nil {
+				t.Error(err)
+			}
+			_, err := volumes.Wait(ctx)
+			return failed(err), err
+		}}, newRun("a", ready))
+		h.start(1)
+		if len(h.uploads()) != 1 {
+			t.Fatal("there is no upload")
+		}
+		h.announced()
+		begin := time.Now()
+		h.cancelRun("a")
+		h.expectCancelled("a", false)
+		if waited := time.Since(begin); waited != 0 {
+			t.Errorf("it took %s", waited)
+		}
+		if left := h.uploads(); len(left) != 0 {
+			t.Errorf("uploads go on: %v", left)
+		}
+		if !slices.Equal(h.work.discarded, []string{"a"}) {
+			t.Errorf("discarded: %q", h.work.discarded)
+		}
+		h.expectSettled()
+		if events := h.announced(); !slices.Equal(events, []string{"Normal Cancelled The backup was cancelled by jane"}) {
+			t.Errorf("events: %q", events)
+		}
+		time.Sleep(time.Hour)
+		if h.writes("a") != 2+1 { // claim and end, and the request
+			t.Errorf("%d writes", h.writes("a"))
+		}
+	})
+}
+
+func TestWhatIsStoredWhenTheCancellationComesStands(t *testing.T) {
+	t.Run("the answer has come", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, &work{execute: func(ctx context.Context, _ *enginev1alpha1.BackupRun, _ backup.Volumes) (backup.Outcome, error) {
+				<-ctx.Done()
+				return stored(done), nil
+			}}, newRun("a", ready))
+			h.start(1)
+			h.cancelRun("a")
+			time.Sleep(time.Second) // the end meets the request, and is written again
+			h.expect("a", done, true)
+			if len(h.work.discarded) != 0 {
+				t.Error("it was discarded")
+			}
+		})
+	})
+	t.Run("the answer is lost", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, &work{execute: untilStopped, discard: func(context.Context, *enginev1alpha1.BackupRun) (backup.Outcome, error) {
+				return stored(done), nil
+			}}, newRun("a", ready))
+			h.start(1)
+			h.cancelRun("a")
+			h.expect("a", done, true)
+			if reason := h.run("a").Status.FailureReason; reason != "" {
+				t.Errorf("the reason is %q", reason)
+			}
+		})
+	})
+}
+
+// It ends at once, and the store is cleaned when it is back, by whichever process.
+func TestCancellingWithTheStoreDown(t *testing.T) {
+	for name, before := range map[string]v1alpha1.BackupPhase{"while it runs": ready, "after a crash": running} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var up atomic.Bool
+				w := &work{execute: untilStopped, discard: func(ctx context.Context, _ *enginev1alpha1.BackupRun) (backup.Outcome, error) {
+					if up.Load() {
+						return backup.Outcome{}, nil
+					}
+					<-ctx.Done() // a store that does not answer
+					return backup.Outcome{}, ctx.Err()
+				}}
+				run := newRun("a", before)
+				if before == running {
+					run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}}
+				}
+				h := newHarness(t, w, run)
+				h.start(1)
+				if before == ready {
+					h.expect("a", running, false)
+					h.cancelRun("a")
+				}
+				time.Sleep(discardTimeout)
+				h.expectCancelled("a", true)
+				time.Sleep(time.Hour)
+				h.expectCancelled("a", true)
+				writes := h.writes("a")
+				h.announced()
+				up.Store(true)
+				time.Sleep(time.Minute)
+				h.expectCancelled("a", false)
+				if h.writes("a") != writes+1 {
+					t.Errorf("%d writes", h.writes("a")-writes)
+				}
+				if events := h.announced(); len(events) != 0 {
+					t.Errorf("it was told again: %q", events)
+				}
+				h.expectSettled()
+			})
+		})
+	}
+}
+
+func TestACancelledRunOfADeadProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		run := newRun("a", running)
+		run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}}
+		h := newHarness(t, &work{}, run)
+		volume := &enginev1alpha1.PodVolumeBackup{}
+		volume.Namespace, volume.Name = system, "volume"
+		volume.Labels = map[string]string{enginev1alpha1.LabelRun: "uid-of-a"}
+		h.Create(volume)
+		h.setAlive("a process before this one", true)
+		h.start(1)
+		time.Sleep(time.Hour)
+		h.expect("a", running, false) // that process ends it
+		h.setAlive("a process before this one", false)
+		time.Sleep(recheck)
+		h.expectCancelled("a", false)
+		volumes, err := h.EngineV1alpha1().PodVolumeBackups(system).List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(volumes.Items) != 0 {
+			t.Errorf("uploads go on: %v, %v", volumes.Items, err)
+		}
+		if len(h.work.discarded) != 1 {
+			t.Errorf("discarded: %q", h.work.discarded)
+		}
+		h.expectSettled()
+	})
+}
+
+// The queue ends what is not claimed, though it was let start.
+func TestACancelledRunIsNotClaimed(t *testing.T) {
+	t.Run("cancelled before", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			run := newRun("a", ready)
+			run.Spec.Cancellation = &enginev1alpha1.Ask{}
+			h := newHarness(t, &work{}, run)
+			h.start(1)
+			time.Sleep(time.Hour)
+			h.expectExecuted()
+			if h.writes("a") != 0 {
+				t.Errorf("%d writes", h.writes("a"))
+			}
+		})
+	})
+	t.Run("cancelled as it is claimed", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, &work{}, newRun("a", ready))
+			h.Fault(func(action clienttesting.Action) enginetest.Fault {
+				run := written(action)
+				if run == nil || run.Spec.Cancellation != nil {
+					return enginetest.Fault{}
+				}
+				asked := run.DeepCopy()
+				asked.Status = enginev1alpha1.BackupRunStatus{Phase: queued, Ticket: 1}
+				asked.Spec.Cancellation, asked.ResourceVersion = &enginev1alpha1.Ask{}, "1000"
+				if err := h.Tracker().Update(action.GetResource(), asked, system); err != nil {
+					t.Error(err)
+				}
+				return enginetest.Fault{}
+			})
+			h.start(1)
+			time.Sleep(time.Hour)
+			h.expectExecuted()
+		})
+	})
+}
+
+// It was asked between the claim and the execution, or the answer of the claim was
+// lost.
+func TestARunThatIsCancelledAsItBegins(t *testing.T) {
+	t.Run("after the claim", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, &work{execute: untilStopped}, newRun("a", ready))
+			asked := false
+			h.announcing = func() {
+				if !asked {
+					asked = true
+					h.cancelRun("a")
+					time.Sleep(time.Second) // until the informer has seen that
+				}
+			}
+			h.start(1)
+			time.Sleep(2 * time.Second)
+			h.expectCancelled("a", false)
+		})
+	})
+	t.Run("with the answer of the claim lost", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			run := newRun("a", running)
+			run.Status.Executor = identity
+			run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}}
+			h := newHarness(t, &work{execute: untilStopped}, run)
+			h.start(1)
+			h.expectCancelled("a", false)
+		})
+	})
+}
+
+func TestCancellingABackupWhoseNameIsTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: untilStopped, discard: func(context.Context, *enginev1alpha1.BackupRun) (backup.Outcome, error) {
+			return failed(errBroken), fmt.Errorf("%w: backups/a", backup.ErrNameTaken)
+		}}, newRun("a", ready))
+		h.start(1)
+		h.cancelRun("a")
+		h.expectCancelled("a", false)
+	})
+}
+
+func TestAnEndThatCannotBeWrittenAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: untilStopped, discard: func(context.Context, *enginev1alpha1.BackupRun) (backup.Outcome, error) {
+			return backup.Outcome{}, errors.New("denied")
+		}}, newRun("a", ready))
+		h.Fault(refuseFirst(3))
+		h.start(1)
+		h.cancelRun("a")
+		time.Sleep(time.Minute)
+		h.expectCancelled("a", true)
+	})
+}

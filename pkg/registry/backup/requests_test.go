@@ -1,0 +1,206 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clienttesting "k8s.io/client-go/testing"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+var now = time.Unix(5000, 0)
+
+// recorded puts a run of the namespace shop into the cluster, and its backup into
+// the log.
+func (h *harness) recorded(name string, phase v1alpha1.BackupPhase) {
+	h.Helper()
+	run, err := h.runs.Create(h.Context(), &enginev1alpha1.BackupRun{
+		ObjectMeta: metav1.ObjectMeta{Name: "shop." + name},
+		Spec:       enginev1alpha1.BackupRunSpec{BackupRef: v1alpha1.BackupReference{Namespace: "shop", Name: name}},
+		Status:     enginev1alpha1.BackupRunStatus{Phase: phase},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		h.Fatal(err)
+	}
+	h.observe(run)
+	h.observed = nil
+}
+
+// storedOnly puts a backup into the log that has no run.
+func (h *harness) storedOnly(backup *holdfast.Backup) {
+	h.Helper()
+	if _, err := h.log.Apply(backup); err != nil {
+		h.Fatal(err)
+	}
+}
+
+func (h *harness) cancel(name string, options metav1.CreateOptions) (string, error) {
+	return h.post(NewCancelREST(h.REST, clocktesting.NewFakePassiveClock(now)), name, &holdfast.BackupCancellation{}, options)
+}
+
+func (h *harness) delete(name string) (string, error) {
+	return h.post(NewDeletionREST(h.REST, clocktesting.NewFakePassiveClock(now)), name, &holdfast.BackupDeletion{}, metav1.CreateOptions{})
+}
+
+func (h *harness) post(storage *RequestREST, name string, body runtime.Object, options metav1.CreateOptions) (string, error) {
+	answer, err := storage.Create(h.ctx("shop"), name, body, nil, &options)
+	if err != nil {
+		return "", err
+	}
+	return answer.(*metav1.Status).Message, nil
+}
+
+func TestCancel(t *testing.T) {
+	for _, phase := range []v1alpha1.BackupPhase{"", v1alpha1.BackupPhaseNew, v1alpha1.BackupPhaseQueued, v1alpha1.BackupPhaseInProgress} {
+		h := newHarness(t, nil)
+		h.recorded("a", phase)
+		if _, err := h.cancel("a", metav1.CreateOptions{}); err != nil {
+			t.Fatalf("%q: %v", phase, err)
+		}
+		got := h.run("shop.a").Spec.Cancellation
+		if got == nil || got.Requester.Username != "jane" || !got.Timestamp.Time.Equal(now) {
+			t.Errorf("%q: recorded %+v", phase, got)
+		}
+		if backup, _ := h.log.GetObject("shop", "a"); backup.Status.Phase != holdfast.BackupPhase(v1alpha1.BackupPhaseCancelling) {
+			t.Errorf("%q: shown as %s, want Cancelling", phase, backup.Status.Phase)
+		}
+		message, err := h.cancel("a", metav1.CreateOptions{})
+		if err != nil || !strings.Contains(message, "jane asked") {
+			t.Errorf("%q: the second time it answers %q, %v", phase, message, err)
+		}
+	}
+}
+
+func TestCancelWhatHasEnded(t *testing.T) {
+	h := newHarness(t, nil)
+	h.recorded("ended", v1alpha1.BackupPhaseCompleted)
+	h.storedOnly(&holdfast.Backup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "stored", UID: "1"},
+		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhasePartiallyFailed)},
+	})
+	for name, want := range map[string]string{"ended": "it has ended already, as Completed", "stored": "it has ended already, as PartiallyFailed"} {
+		if _, err := h.cancel(name, metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(), want) || apierrors.ReasonForError(err) != "BackupState" {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+	if _, err := h.cancel("unknown", metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("unknown: %v, want not found", err)
+	}
+}
+
+func TestCancelDryRunWritesNothing(t *testing.T) {
+	h := newHarness(t, nil)
+	h.recorded("a", v1alpha1.BackupPhaseQueued)
+	h.records.PrependReactor("update", "backupruns", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		update := action.(clienttesting.UpdateActionImpl)
+		if len(update.UpdateOptions.DryRun) == 0 {
+			t.Error("the update is not a dry run")
+		}
+		return true, update.GetObject(), nil
+	})
+	if _, err := h.cancel("a", metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+		t.Fatal(err)
+	}
+	if len(h.observed) > 0 {
+		t.Error("a dry run is shown")
+	}
+}
+
+func TestRacingRequestsAreTriedAgain(t *testing.T) {
+	h := newHarness(t, nil)
+	h.recorded("a", v1alpha1.BackupPhaseQueued)
+	attempts := 0
+	h.records.PrependReactor("update", "backupruns", func(clienttesting.Action) (bool, runtime.Object, error) {
+		attempts++
+		if attempts == 1 {
+			return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "backupruns"}, "shop.a", nil)
+		}
+		return false, nil, nil
+	})
+	if _, err := h.cancel("a", metav1.CreateOptions{}); err != nil || h.run("shop.a").Spec.Cancellation == nil {
+		t.Errorf("got %v and %+v", err, h.run("shop.a").Spec.Cancellation)
+	}
+}
+
+func TestBodyOfAnotherBackupIsRefused(t *testing.T) {
+	h := newHarness(t, nil)
+	h.recorded("a", v1alpha1.BackupPhaseQueued)
+	body := &holdfast.BackupCancellation{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
+	_, err := h.post(NewCancelREST(h.REST, clocktesting.NewFakePassiveClock(now)), "a", body, metav1.CreateOptions{})
+	if !apierrors.IsBadRequest(err) {
+		t.Errorf("got %v, want a bad request", err)
+	}
+}
+
+func TestDeleteABackupThatHasItsRun(t *testing.T) {
+	h := newHarness(t, nil)
+	h.recorded("a", v1alpha1.BackupPhaseCompleted)
+	if _, err := h.delete("a"); err != nil {
+		t.Fatal(err)
+	}
+	if d := h.run("shop.a").Spec.Deletion; d == nil || d.Requester.Username != "jane" || d.Stored != nil {
+		t.Errorf("recorded %+v", d)
+	}
+	if message, err := h.delete("a"); err != nil || !strings.Contains(message, "jane asked") {
+		t.Errorf("the second time it answers %q, %v", message, err)
+	}
+	if _, err := h.cancel("a", metav1.CreateOptions{}); err == nil {
+		t.Error("what is being deleted can be cancelled")
+	}
+}
+
+func TestDeleteABackupThatIsOnlyStored(t *testing.T) {
+	h := newHarness(t, nil)
+	created := metav1.Unix(77, 0)
+	h.storedOnly(&holdfast.Backup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "old", UID: "uid-in-store", CreationTimestamp: created},
+		Spec:       holdfast.BackupSpec{StorageLocation: "offsite"},
+		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseCompleted)},
+	})
+	if _, err := h.delete("old"); err != nil {
+		t.Fatal(err)
+	}
+	run := h.run("shop.old")
+	if run.Spec.Deletion == nil || run.Spec.Deletion.Stored == nil || run.Spec.Backup.StorageLocation != "offsite" {
+		t.Fatalf("recorded %+v", run.Spec)
+	}
+	if shown := run.AsBackup(); shown.UID != "uid-in-store" || !shown.CreationTimestamp.Equal(&created) || shown.Status.Phase != v1alpha1.BackupPhaseDeleting {
+		t.Errorf("shown as %+v, want the same object, Deleting", shown)
+	}
+}
+
+func TestDeleteIsRefused(t *testing.T) {
+	h := newHarness(t, nil)
+	h.recorded("running", v1alpha1.BackupPhaseInProgress)
+	h.recorded("queued", v1alpha1.BackupPhaseQueued)
+	h.storedOnly(&holdfast.Backup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "broken", UID: "1"},
+		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseUnreadable)},
+	})
+	h.storedOnly(&holdfast.Backup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "twin@offsite", UID: "2"},
+		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseCompleted)},
+	})
+	for name, want := range map[string]string{
+		"running":      "it is InProgress",
+		"queued":       "it is Queued",
+		"broken":       "metadata can't be read",
+		"twin@offsite": "another storage location has a backup of the same name",
+	} {
+		if _, err := h.delete(name); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+}
