@@ -98,7 +98,7 @@ done
 
 say "Results"
 {
-  echo "Holdfast $(git describe --tags --always --dirty 2>/dev/null || echo unknown) on $(nproc) CPUs ($(awk -F ': ' '/^model name/ {print $2; exit}' /proc/cpuinfo)), $(awk '/^MemTotal/ {printf "%.0f", $2 / 1e6}' /proc/meminfo) GB, Linux $(uname -r)"
+  echo "$("${holdfast}" --version) on $(nproc) CPUs ($(awk -F ': ' '/^model name/ {print $2; exit}' /proc/cpuinfo)), $(awk '/^MemTotal/ {printf "%.0f", $2 / 1e6}' /proc/meminfo) GB, Linux $(uname -r)"
   echo "load average of the last minutes: $(cut -d ' ' -f 1-3 /proc/loadavg); a load above the number of CPUs before the start makes times worse"
   measure table
 } | tee "${results}/latest.txt"

@@ -4,7 +4,7 @@
 
 # Runs the end-to-end tests in a lab with two real nodes and an S3 server, with
 # our image and our manifests. The lab is gone afterwards; the logs stay when a
-# test has failed. Arguments go to the tests, as in -run TestMainJob.
+# test has failed. Arguments go to the tests, as in -test.run=TestMainJob.
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -17,10 +17,13 @@ if [[ "$(id -u)" -ne 0 ]]; then
   exit 1
 fi
 
+tests=""
 finish() {
   status=$?
   trap - EXIT INT TERM
-  # What a test may have paused ends with the lab.
+  if [[ -n "${tests}" ]] && kill "${tests}" 2>/dev/null; then
+    wait "${tests}" || true
+  fi
   if ! lab down; then
     echo "e2e: the lab is not quite gone: run ${bin}/lab down --dir ${dir}" >&2
     exit 1
@@ -43,4 +46,10 @@ lab up --bin "${bin}" --nodes 2
 lab s3 up
 lab image --binary "${bin}/holdfast"
 
-HOLDFAST_LAB="${dir}" go test -count=1 -timeout 15m -v ./test/e2e "$@"
+echo "e2e: building the tests"
+go test -c -o "${bin}/e2e.test" ./test/e2e
+# In the background, since bash hears of signals only when nothing is before it.
+(cd test/e2e && HOLDFAST_LAB="${dir}" exec "${bin}/e2e.test" -test.timeout=15m -test.v "$@") &
+tests=$!
+wait "${tests}"
+tests=""

@@ -28,6 +28,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/holdfast-io/holdfast/pkg/controllers/backupdeletion"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
@@ -253,6 +254,9 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
+	checkLocation := func(ctx context.Context, name string) error {
+		return locations.Check(ctx, cache.ObjectName{Namespace: o.client.namespace, Name: name})
+	}
 	runs, err := backuprun.New(backuprun.Config{
 		Namespace:     o.client.namespace,
 		Workers:       o.concurrentBackups,
@@ -269,9 +273,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 			Cluster:   cluster,
 			Clock:     clock.RealClock{},
 		},
-		CheckLocation: func(ctx context.Context, name string) error {
-			return locations.Check(ctx, cache.ObjectName{Namespace: o.client.namespace, Name: name})
-		},
+		CheckLocation:    checkLocation,
 		Events:           recorder,
 		Clock:            clock.RealClock{},
 		RunInformer:      engineRecords.BackupRuns(),
@@ -298,12 +300,25 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
+	deletions, err := backupdeletion.New(backupdeletion.Config{
+		Namespace:        o.client.namespace,
+		Runs:             engine.EngineV1alpha1(),
+		Secrets:          secrets,
+		CheckLocation:    checkLocation,
+		Events:           recorder,
+		Clock:            clock.RealClock{},
+		RunInformer:      engineRecords.BackupRuns(),
+		LocationInformer: engineRecords.BackupStorageLocations(),
+	})
+	if err != nil {
+		return err
+	}
 	engineFactory.StartWithContext(ctx)
 	objects.StartWithContext(ctx)
 	settings.StartWithContext(ctx)
 	klog.FromContext(ctx).Info("Controllers start", "identity", identity, "concurrentBackups", o.concurrentBackups)
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context){queue.Run, runs.Run, retention.Run, locations.Run, repositories.Run} {
+	for _, run := range []func(context.Context){queue.Run, runs.Run, retention.Run, locations.Run, repositories.Run, deletions.Run} {
 		running.Go(func() { run(ctx) })
 	}
 	running.Wait()

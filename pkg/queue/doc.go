@@ -12,7 +12,8 @@
 // # Rules
 //
 //  1. A run in phase New gets a ticket, once, when it becomes Queued. Tickets
-//     are given in order of creation, then of name, and only ever grow.
+//     are given in order of creation, within a second by the records' versions,
+//     then of name, and only ever grow.
 //  2. The order of the queue is that of the tickets. A position is the rank
 //     among the queued, from 1 without gaps. It is computed and never stored.
 //  3. ReadyToStart and InProgress runs use a slot each, also when they were told

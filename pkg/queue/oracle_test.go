@@ -46,7 +46,7 @@ func naive(s Snapshot) verdict {
 		oldest := -1
 		for i, r := range runs {
 			if (r.Phase == "New" || r.Phase == "") && !r.Cancelled &&
-				(oldest < 0 || cmp.Or(r.CreatedAt.Compare(runs[oldest].CreatedAt), cmp.Compare(r.Name, runs[oldest].Name),
+				(oldest < 0 || cmp.Or(r.CreatedAt.Compare(runs[oldest].CreatedAt), cmp.Compare(r.Version, runs[oldest].Version), cmp.Compare(r.Name, runs[oldest].Name),
 					cmp.Compare(r.Namespace, runs[oldest].Namespace), cmp.Compare(r.Key, runs[oldest].Key)) < 0) {
 				oldest = i
 			}
@@ -286,6 +286,7 @@ func TestSnapshotsAgainstOracle(t *testing.T) {
 				Cancelled:     rapid.IntRange(0, 9).Draw(t, "cancelled") == 0,
 				Ticket:        rapid.Int64Range(0, 60).Draw(t, "ticket"),
 				CreatedAt:     time.Unix(rapid.Int64Range(1, 3).Draw(t, "created"), 0),
+				Version:       rapid.Uint64Range(0, 9).Draw(t, "version"),
 				Location:      rapid.SampledFrom([]string{"up", "up", "up", "down", "unknown"}).Draw(t, "location"),
 				Selection:     selections.Draw(t, "selection"),
 				ClusterScoped: rapid.IntRange(0, 9).Draw(t, "cluster") <= clusterScoped,

@@ -39,6 +39,23 @@ func TestLimitIsRefused(t *testing.T) {
 	}
 }
 
+// Many backups may be created in one second, which is as exact as a creation
+// timestamp is.
+func TestTicketsFollowVersionsWithinASecond(t *testing.T) {
+	at := time.Unix(100, 0)
+	plan, err := Decide(Snapshot{Limit: 1, Runs: []Run{
+		{Key: "b-10", Name: "b-10", CreatedAt: at, Version: 30},
+		{Key: "b-9", Name: "b-9", CreatedAt: at, Version: 20},
+		{Key: "a", Name: "a", CreatedAt: at.Add(time.Second), Version: 10},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Assignment{{"b-9", 1}, {"b-10", 2}, {"a", 3}}, plan.Tickets); diff != "" {
+		t.Errorf("tickets (-want +got):\n%s", diff)
+	}
+}
+
 func TestTicketsAreGreaterThanWhatIsRemembered(t *testing.T) {
 	at := time.Unix(100, 0)
 	s := Snapshot{

@@ -35,6 +35,10 @@ type Run struct {
 	Ticket int64
 
 	CreatedAt time.Time
+	// Version is the record's, which increases with every change of any record; 0
+	// where it is not known. It tells New runs apart that were created in the same
+	// second, which is as exact as CreatedAt is.
+	Version uint64
 	// QueuedAt is when the ticket was given; zero where it is not known.
 	QueuedAt time.Time
 
@@ -106,7 +110,7 @@ func assignTickets(s *Snapshot) []Assignment {
 			fresh = append(fresh, r)
 		}
 	}
-	slices.SortFunc(fresh, byCreation)
+	slices.SortFunc(fresh, byArrival)
 	var tickets []Assignment
 	for _, r := range fresh {
 		// A forged record may carry the greatest ticket of all. Equal tickets are
@@ -117,6 +121,11 @@ func assignTickets(s *Snapshot) []Assignment {
 		tickets = append(tickets, Assignment{Key: r.Key, Ticket: last})
 	}
 	return tickets
+}
+
+// byArrival orders New runs, whose version is that of their creation.
+func byArrival(a, b *Run) int {
+	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Version, b.Version), byCreation(a, b))
 }
 
 func byCreation(a, b *Run) int {

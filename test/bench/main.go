@@ -73,7 +73,7 @@ func command() *cobra.Command {
 	volume.Flags().StringVar(&v.scratch, "scratch", "", "folder for files and repositories, best in memory")
 	volume.Flags().StringVar(&v.peer, "peer", "", "the program that uploads by the Kopia library alone")
 	volume.Flags().StringVar(&v.pods, "pods", "", "the agent's folder of pods, in the file system of --scratch")
-	volume.Flags().IntVar(&v.rounds, "rounds", 5, "how often; the median counts")
+	volume.Flags().IntVar(&v.rounds, "rounds", 5, "how often")
 
 	table := &cobra.Command{
 		Use: "table", Short: "Print the rows", Args: cobra.NoArgs,

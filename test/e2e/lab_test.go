@@ -94,8 +94,11 @@ func eventually(t *testing.T, what string, condition func(ctx context.Context) e
 	t.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		last = condition(ctx)
-		return last == nil, nil
+		err := condition(ctx)
+		if last == nil || ctx.Err() == nil { // else it is about the end of our patience
+			last = err
+		}
+		return err == nil, nil
 	})
 	if err != nil {
 		t.Fatalf("gave up waiting until %s: %v", what, last)
@@ -120,9 +123,11 @@ func (c *cluster) process(name string) (process, error) {
 // port is the value of the flag --port: of the S3 server, its address.
 func (p process) port() string { return p.Args[slices.Index(p.Args, "--port")+1] }
 
-// pauseStore makes the S3 server answer nobody until resume is called.
-func (c *cluster) pauseStore(t *testing.T) (resume func()) {
+// pauseStore waits for a condition of a backup that goes on, and makes the S3
+// server answer nobody from there until resume is called, so that it stays true.
+func (c *cluster) pauseStore(t *testing.T, what string, condition func(ctx context.Context) error) (resume func()) {
 	t.Helper()
+	eventually(t, what, condition)
 	server, err := c.process("s3")
 	if err != nil {
 		t.Fatal(err)
@@ -135,6 +140,9 @@ func (c *cluster) pauseStore(t *testing.T) (resume func()) {
 	signal(syscall.SIGSTOP)
 	resume = func() { signal(syscall.SIGCONT) }
 	t.Cleanup(resume)
+	if err := condition(t.Context()); err != nil {
+		t.Fatalf("the backup went on before the store was paused, so its volumes are too small for this test: %v", err)
+	}
 	return resume
 }
 

@@ -19,6 +19,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -68,9 +69,10 @@ func (i *informers) agree(t *testing.T) {
 				held[key] = object.GetResourceVersion()
 			}
 		}
-		typed, untyped := i.contents(t)
-		if diff := cmp.Diff(want, typed) + cmp.Diff(want, untyped); diff != "" {
-			return fmt.Errorf("they differ (-served +held):\n%s", diff)
+		for kind, held := range i.contents(t) {
+			if diff := cmp.Diff(want, held); diff != "" {
+				return fmt.Errorf("the %s ones differ (-served +held):\n%s", kind, diff)
+			}
 		}
 		return nil
 	})
@@ -161,11 +163,14 @@ func TestControllerKilled(t *testing.T) {
 	lab.Backup(t, started, ready)
 	record := run(t, started)
 	now := metav1.Now()
-	record.Status.Phase, record.Status.Ticket = v1alpha1.BackupPhaseReadyToStart, tickets[queued[2]]+1
-	record.Status.QueuedTimestamp, record.Status.ReadyTimestamp = &now, &now
-	if _, err := lab.Engine.EngineV1alpha1().BackupRuns(labtest.System).UpdateStatus(t.Context(), record, metav1.UpdateOptions{}); err != nil {
+	record.Status.Phase, record.Status.Ticket = v1alpha1.BackupPhaseQueued, tickets[queued[2]]+1
+	record.Status.QueuedTimestamp = &now
+	record, err := lab.Engine.EngineV1alpha1().BackupRuns(labtest.System).UpdateStatus(t.Context(), record, metav1.UpdateOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
+	letStart(t, records.Start{UID: record.UID, Name: record.Name, At: now, By: run(t, held.Name).Status.Executor})
+	lab.AwaitPhase(t, labtest.System, started, v1alpha1.BackupPhaseReadyToStart)
 	// One that it has never seen.
 	unseen := labtest.Name("unseen")
 	lab.Backup(t, unseen, queue)
@@ -305,4 +310,25 @@ func files(t *testing.T, folder string) []string {
 		names = append(names, entry.Name())
 	}
 	return names
+}
+
+// letStart writes a start into the ledger, as a controller does.
+func letStart(t *testing.T, start records.Start) {
+	t.Helper()
+	configMaps := lab.Kube.CoreV1().ConfigMaps(labtest.System)
+	settings, err := configMaps.Get(t.Context(), records.SettingsName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	starts, err := records.Ledger(settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings, err = records.WithLedger(settings, append(starts, start))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := configMaps.Update(t.Context(), settings, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }

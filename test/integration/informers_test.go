@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -43,8 +45,8 @@ type informers struct {
 	stderr  bytes.Buffer
 }
 
-// startInformers starts a process with typed and dynamic informers of all that
-// can be watched. A list that differs from what the watch showed makes it panic.
+// startInformers starts a process with typed, dynamic and metadata informers of
+// all that can be watched. A list that differs from what the watch showed makes it panic.
 func startInformers(t *testing.T, watchList bool) *informers {
 	t.Helper()
 	i := &informers{name: fmt.Sprintf("informers with WatchListClient=%t", watchList)}
@@ -73,23 +75,23 @@ func startInformers(t *testing.T, watchList bool) *informers {
 	return i
 }
 
-// contents asks what the informers hold.
-func (i *informers) contents(t *testing.T) (typed, untyped contents) {
+// contents asks what the informers hold, by their kind.
+func (i *informers) contents(t *testing.T) map[string]contents {
 	t.Helper()
 	_, err := io.WriteString(i.input, "\n")
 	var line []byte
 	if err == nil {
 		line, err = i.output.ReadBytes('\n')
 	}
-	var both [2]contents
+	var held map[string]contents
 	if err == nil {
-		err = json.Unmarshal(line, &both)
+		err = json.Unmarshal(line, &held)
 	}
 	if err != nil {
 		_ = i.command.Wait()
 		t.Fatalf("the %s are gone: %v\n%s", i.name, err, i.stderr.String())
 	}
-	return both[0], both[1]
+	return held
 }
 
 // runInformers answers each line of its input with the contents of the informers,
@@ -116,26 +118,37 @@ func answer(ctx context.Context, kubeconfig string) error {
 	if err != nil {
 		return err
 	}
-	typedFactory := holdfastinformers.NewSharedInformerFactory(client, 0)
-	dynamicFactory := dynamicinformer.NewDynamicSharedInformerFactory(dynamicClient, 0)
-	typed, untyped := map[string]cache.Store{}, map[string]cache.Store{}
+	metadataClient, err := metadata.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	typed := holdfastinformers.NewSharedInformerFactory(client, 0)
+	untyped := dynamicinformer.NewDynamicSharedInformerFactory(dynamicClient, 0)
+	partial := metadatainformer.NewSharedInformerFactory(metadataClient, 0)
+	stores := map[string]map[string]cache.Store{"typed": {}, "dynamic": {}, "metadata": {}}
 	for _, resource := range watched {
 		gvr := v1alpha1.SchemeGroupVersion.WithResource(resource)
-		generic, err := typedFactory.ForResource(gvr)
+		generic, err := typed.ForResource(gvr)
 		if err != nil {
 			return err
 		}
-		typed[resource] = generic.Informer().GetStore()
-		untyped[resource] = dynamicFactory.ForResource(gvr).Informer().GetStore()
+		stores["typed"][resource] = generic.Informer().GetStore()
+		stores["dynamic"][resource] = untyped.ForResource(gvr).Informer().GetStore()
+		stores["metadata"][resource] = partial.ForResource(gvr).Informer().GetStore()
 	}
-	typedFactory.Start(ctx.Done())
-	dynamicFactory.Start(ctx.Done())
-	typedFactory.WaitForCacheSync(ctx.Done())
-	dynamicFactory.WaitForCacheSync(ctx.Done())
+	typed.Start(ctx.Done())
+	untyped.Start(ctx.Done())
+	partial.Start(ctx.Done())
+	typed.WaitForCacheSync(ctx.Done())
+	untyped.WaitForCacheSync(ctx.Done())
+	partial.WaitForCacheSync(ctx.Done())
 
 	for input := bufio.NewScanner(os.Stdin); input.Scan(); {
-		both := [2]contents{contentsOf(typed), contentsOf(untyped)}
-		if err := json.NewEncoder(os.Stdout).Encode(both); err != nil {
+		held := map[string]contents{}
+		for kind, stores := range stores {
+			held[kind] = contentsOf(stores)
+		}
+		if err := json.NewEncoder(os.Stdout).Encode(held); err != nil {
 			return err
 		}
 	}

@@ -6,6 +6,7 @@ package integration
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -41,8 +42,9 @@ func TestDeletedNamespace(t *testing.T) {
 	if len(before) != 5 {
 		t.Fatalf("of the namespace there are %d objects, not 2 backups, a volume and 2 entries of its history", len(before))
 	}
-	// Of the seconds that this takes, none is for Holdfast's resources.
+	began := time.Now()
 	lab.Kubectl(t, "delete", "namespace", namespace, "--timeout=60s")
+	t.Logf("Kubernetes deleted the namespace in %s", time.Since(began).Round(time.Second/10))
 	if diff := cmp.Diff(before, about(t, namespace, ofSystem)); diff != "" {
 		t.Errorf("deleting the namespace changed (-before +after):\n%s", diff)
 	}

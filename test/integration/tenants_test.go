@@ -37,7 +37,7 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 		streams[user] = append(streams[user], lab.Watch(t, user, "/api/v1/namespaces/"+namespace+"/events?watch=1", ""))
 	}
 
-	administrators := lab.HoldIn(t, labtest.Name("inventory"), cellar)
+	administrators := lab.HoldSpec(t, labtest.Name("inventory"), v1alpha1.BackupSpec{IncludedNamespaces: []string{cellar}})
 	plum, quince, second := labtest.Name("plum"), labtest.Name("quince"), labtest.Name("walnut")
 	create := func(user, namespace, name string, namespaces ...string) {
 		t.Helper()
@@ -68,7 +68,7 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 	place(bob, cellar, quince, fmt.Sprintf("2 Queued NamespaceOverlap blockers=[] others=1 conflict=[%s]: overlaps another backup in %s", cellar, cellar))
 	create(bob, cellar, second, cellar)
 	place(bob, cellar, second, fmt.Sprintf("3 Queued NamespaceOverlap blockers=[] others=1 conflict=[%s]: overlaps another backup in %s", cellar, cellar))
-	// The administrator is told.
+	// Who reads makes no difference.
 	for name, namespace := range map[string]string{plum: orchard, quince: cellar} {
 		record, err := lab.Holdfast.HoldfastV1alpha1().BackupQueueEntries(namespace).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -50,6 +51,13 @@ func writesPerBackup(t *testing.T, n int) float64 {
 		held = append(held, h.Name)
 		release = append(release, func() { h.Release(t); lab.AwaitRunGone(t, h.Name) })
 	}
+	labtest.Eventually(t, "the records of other tests to be gone", func() error {
+		list, err := lab.Engine.EngineV1alpha1().BackupRuns(labtest.System).List(t.Context(), metav1.ListOptions{})
+		if err == nil && len(list.Items) != len(held) {
+			err = fmt.Errorf("there are %d", len(list.Items))
+		}
+		return err
+	})
 	mark := lab.AuditMark(t)
 	var tiny []string
 	for range n {

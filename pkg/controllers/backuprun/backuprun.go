@@ -238,6 +238,9 @@ func (c *Controller) claimed(run *enginev1alpha1.BackupRun) bool {
 // isLeftBehind reports whether a run was begun by another process, or has ended and
 // is still to be cleaned out of the store, or its failure to be stored.
 func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
+	if run.Spec.Deletion != nil {
+		return false // whoever deletes the backup cleans up
+	}
 	switch run.Status.Phase {
 	case v1alpha1.BackupPhaseInProgress:
 		return run.Status.Executor != c.Identity

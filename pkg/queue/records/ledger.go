@@ -92,6 +92,9 @@ func Started(settings *corev1.ConfigMap) sets.Set[types.UID] {
 
 // Unclaimed reports whether a run has not begun, be it in the ledger or not.
 func Unclaimed(run *enginev1alpha1.BackupRun) bool {
+	if run.Spec.Deletion != nil {
+		return false // it stands for a backup that has ended
+	}
 	switch run.Status.Phase {
 	case "", v1alpha1.BackupPhaseNew, v1alpha1.BackupPhaseQueued, v1alpha1.BackupPhaseReadyToStart:
 		return true
@@ -103,6 +106,8 @@ func Unclaimed(run *enginev1alpha1.BackupRun) bool {
 // written, it is what an unclaimed run is that was let start.
 func Phase(run *enginev1alpha1.BackupRun, started sets.Set[types.UID]) v1alpha1.BackupPhase {
 	switch {
+	case run.Spec.Deletion != nil:
+		return v1alpha1.BackupPhaseDeleting
 	case Unclaimed(run) && started.Has(run.UID):
 		return v1alpha1.BackupPhaseReadyToStart
 	case run.Status.Phase == v1alpha1.BackupPhaseReadyToStart:

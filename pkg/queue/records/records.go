@@ -78,10 +78,12 @@ func (c *Compiler) Run(run *enginev1alpha1.BackupRun, started sets.Set[types.UID
 		CreatedAt: run.CreationTimestamp.Time,
 		Location:  run.Spec.Backup.StorageLocation,
 	}
+	// One that is no number is of no use, and 0 says so.
+	result.Version, _ = strconv.ParseUint(run.ResourceVersion, 10, 64)
 	if run.Status.QueuedTimestamp != nil {
 		result.QueuedAt = run.Status.QueuedTimestamp.Time
 	}
-	if run.Status.Phase.Ended() {
+	if run.Status.Phase.Ended() || run.Spec.Deletion != nil {
 		return result // only its ticket matters
 	}
 	selected := c.compile(run)

@@ -49,6 +49,7 @@ func TestRun(t *testing.T) {
 	created, queued := time.Unix(1, 0), metav1.Unix(2, 0)
 	run := newRun("shop")
 	run.CreationTimestamp = metav1.NewTime(created)
+	run.ResourceVersion = "1234"
 	run.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseQueued, Ticket: 7, QueuedTimestamp: &queued}
 	got := records.NewCompiler().Run(run, nil)
 	if explicit := got.Selection.Explicit(); len(explicit) != 1 || explicit[0] != "shop" {
@@ -56,7 +57,7 @@ func TestRun(t *testing.T) {
 	}
 	got.Selection = nil
 	want := queue.Run{Key: "shop.daily", Namespace: "shop", Name: "daily", UID: "uid", Phase: v1alpha1.BackupPhaseQueued, Ticket: 7,
-		CreatedAt: created, QueuedAt: queued.Time, Location: "default"}
+		CreatedAt: created, Version: 1234, QueuedAt: queued.Time, Location: "default"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}

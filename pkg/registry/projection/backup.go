@@ -44,9 +44,13 @@ func backupOf(run *enginev1alpha1.BackupRun, entry *queue.Entry) *v1alpha1.Backu
 		queued.Message = "asked to stop by " + run.Spec.Cancellation.Requester.Username
 	case status.Phase != v1alpha1.BackupPhaseQueued:
 		queued.Status = metav1.ConditionFalse
-		if run.Status.ReadyTimestamp != nil {
-			queued.LastTransitionTime = *run.Status.ReadyTimestamp
+		if status.StartTimestamp != nil {
+			queued.LastTransitionTime = *status.StartTimestamp
 		}
+	case entry != nil && entry.State == v1alpha1.QueueStateReady:
+		// Computed: the start of a run is in the queue's ledger.
+		status.Phase = v1alpha1.BackupPhaseReadyToStart
+		queued.Status, queued.Reason, complete.Reason = metav1.ConditionFalse, string(status.Phase), string(status.Phase)
 	case entry != nil:
 		status.QueuePosition = int32(entry.Position)
 		queued.Reason, queued.Message = string(entry.Reason), entry.Message

@@ -303,8 +303,9 @@ func (p *Projector) publish() (int, error) {
 	}
 	snapshot := queue.Snapshot{
 		Locations: make(map[string]queue.LocationState, len(locations)),
-		Limit:     p.limit(),
+		Limit:     records.Limit(p.settings()),
 	}
+	started := records.Started(p.settings())
 	for _, location := range locations {
 		snapshot.Locations[location.Name] = records.Location(location)
 	}
@@ -317,7 +318,7 @@ func (p *Projector) publish() (int, error) {
 	byName := make(map[string]*enginev1alpha1.BackupRun, len(p.runs))
 	for _, run := range p.runs {
 		byName[run.Name] = run
-		snapshot.Runs = append(snapshot.Runs, p.compiler.Run(run))
+		snapshot.Runs = append(snapshot.Runs, p.compiler.Run(run, started))
 	}
 	plan, err := queue.Decide(snapshot)
 	if err != nil {
@@ -340,19 +341,19 @@ func (p *Projector) publish() (int, error) {
 		return 0, err
 	}
 	for name, entry := range p.entries {
-		if was := before[name]; was.Position != entry.Position || was.Message != entry.Message {
+		if was := before[name]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
 			p.projectLocked(keyOf(byName[name]))
 		}
 	}
 	return events, nil
 }
 
-// limit is the number of slots that the controller has told.
-func (p *Projector) limit() int {
+// settings are what the controller tells of the queue; nil while it has told nothing.
+func (p *Projector) settings() *corev1.ConfigMap {
 	for _, obj := range p.Settings.GetStore().List() {
-		return records.Limit(obj.(*corev1.ConfigMap))
+		return obj.(*corev1.ConfigMap)
 	}
-	return records.DefaultConcurrentBackups
+	return nil
 }
 
 // newer reports whether a is a later version of a run than b.

@@ -76,11 +76,11 @@ func (l *Lab) AwaitRunGone(t *testing.T, run string) {
 	})
 }
 
-// Held is a backup that is InProgress until it is released.
+// Held is a backup that is InProgress until it is let go.
 type Held struct {
 	// Name of the backup, in the system namespace.
 	Name string
-	// Namespace is the one that it includes.
+	// Namespace is the first one that it includes.
 	Namespace string
 
 	lab *Lab
@@ -93,19 +93,17 @@ func (l *Lab) Hold(t *testing.T, name string) *Held {
 	t.Helper()
 	namespace := l.Namespace(t, name+"-ns")
 	l.Pod(t, namespace, Unattended)
-	return l.HoldIn(t, name, namespace)
+	return l.HoldSpec(t, name, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}})
 }
 
-// HoldIn is like Hold, with a namespace that has such a volume already.
-func (l *Lab) HoldIn(t *testing.T, name, namespace string) *Held {
+// HoldSpec is like Hold, of namespaces that have one such volume already.
+func (l *Lab) HoldSpec(t *testing.T, name string, spec v1alpha1.BackupSpec) *Held {
 	t.Helper()
-	backup := l.Create(t, System, name, v1alpha1.BackupSpec{
-		IncludedNamespaces:       []string{namespace},
-		DefaultVolumesToFsBackup: new(true),
-	})
-	h := &Held{Name: name, Namespace: namespace, lab: l, uid: string(backup.UID)}
+	spec.DefaultVolumesToFsBackup = new(true)
+	backup := l.Create(t, System, name, spec)
+	h := &Held{Name: name, Namespace: spec.IncludedNamespaces[0], lab: l, uid: string(backup.UID)}
 	t.Cleanup(func() {
-		if err := h.release(context.Background()); err != nil {
+		if err := h.letGo(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -120,16 +118,22 @@ func (l *Lab) HoldIn(t *testing.T, name, namespace string) *Held {
 	return h
 }
 
-// Release lets the backup end, without its volume.
-func (h *Held) Release(t *testing.T) {
+// LetGo lets the backup end, without its volume.
+func (h *Held) LetGo(t *testing.T) {
 	t.Helper()
-	if err := h.release(t.Context()); err != nil {
+	if err := h.letGo(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Release lets the backup end, and waits until it has.
+func (h *Held) Release(t *testing.T) {
+	t.Helper()
+	h.LetGo(t)
 	h.lab.AwaitPhase(t, System, h.Name, v1alpha1.BackupPhasePartiallyFailed)
 }
 
-func (h *Held) release(ctx context.Context) error {
+func (h *Held) letGo(ctx context.Context) error {
 	return h.lab.Engine.EngineV1alpha1().PodVolumeBackups(System).DeleteCollection(ctx, metav1.DeleteOptions{}, h.volumes())
 }
 

@@ -125,7 +125,8 @@ func start(ctx context.Context, options Options) (*Lab, error) {
 	if l.Config, err = clientcmd.BuildConfigFromFlags("", l.Kubeconfig()); err != nil {
 		return l, err
 	}
-	l.Config.QPS = -1 // priority and fairness of the server suffice
+	l.Config.QPS = -1                           // priority and fairness of the server suffice
+	l.Config.WarningHandler = rest.NoWarnings{} // tests look at those that they expect
 	var errs [3]error
 	l.Kube, errs[0] = kubernetes.NewForConfig(l.Config)
 	l.Holdfast, errs[1] = holdfastclient.NewForConfig(l.Config)

@@ -72,3 +72,20 @@ func (l *Lab) pid(t *testing.T, role string) int {
 }
 
 func ended(pid int) bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
+
+// Reconfigure starts Holdfast again with flags added to the controller's, until
+// the test ends. The test must not be parallel.
+func (l *Lab) Reconfigure(t *testing.T, controllerFlags string) {
+	t.Helper()
+	before := l.options
+	l.options.ControllerFlags += " " + controllerFlags
+	t.Cleanup(func() {
+		l.options = before
+		if err := l.up(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := l.up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -37,10 +37,8 @@ func TestMainJob(t *testing.T) {
 	}
 
 	step("Four backups at once, of which two may run: what waits, and for what?")
-	// A store that takes its time, so that there is something to see.
-	resume := lab.pauseStore(t)
 	lab.create(t, backup("shop", "shop")+backup("shop-and-blog", "shop", "blog")+backup("wiki", "wiki")+backup("blog", "blog"))
-	eventually(t, "two backups run and two wait", func(ctx context.Context) error {
+	resume := lab.pauseStore(t, "two backups run and two wait", func(ctx context.Context) error {
 		for _, name := range []string{"shop", "wiki"} {
 			if _, err := queued(ctx, name, v1alpha1.QueueStateRunning); err != nil {
 				return err
@@ -59,7 +57,8 @@ func TestMainJob(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if s := behind.Status; s.Position != 2 || s.Reason == "" || s.Message == "" {
+		if s := behind.Status; s.Position != 2 || s.Reason != v1alpha1.QueueReasonBehindOverlapping ||
+			!slices.Equal(s.Blockers, []v1alpha1.QueueBlocker{{Namespace: system, Name: "shop-and-blog"}}) {
 			return fmt.Errorf("blog: %+v", s)
 		}
 		return nil

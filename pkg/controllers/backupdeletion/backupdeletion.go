@@ -1,0 +1,227 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package backupdeletion removes backups from their stores: those whose run says
+// that somebody asked for it.
+//
+// What it promises:
+//   - Nothing is removed of a backup that waits or runs, nor of one with another
+//     uid than the one that was meant.
+//   - The metadata goes first, so that nobody begins to read what is going; then
+//     the snapshots of the volumes, the other objects, the list of the snapshots,
+//     and last the record. What is in the store says what is left to do, so that a
+//     process may stop anywhere, and the next one goes on.
+//   - What a deletion waits for is in the run's status and in an event, once. A
+//     store that is known not to answer is left alone until it does.
+package backupdeletion
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
+)
+
+const (
+	// A deletion that can't go on is tried again after firstRetry, and then less and
+	// less often, up to lastRetry.
+	firstRetry = time.Second
+	lastRetry  = 5 * time.Minute
+	// One slow store must not delay the others.
+	workers = 4
+)
+
+// Config is what a Controller needs.
+type Config struct {
+	// Namespace is the system namespace.
+	Namespace string
+
+	Runs engineclient.BackupRunsGetter
+	// Secrets of the system namespace: credentials and the keys of repositories.
+	Secrets location.Secrets
+	// CheckLocation brings the condition of a storage location up to date at once.
+	CheckLocation func(ctx context.Context, name string) error
+	Events        events.EventRecorder
+	Clock         clock.WithTicker
+
+	RunInformer      engineinformers.BackupRunInformer
+	LocationInformer engineinformers.BackupStorageLocationInformer
+}
+
+// Controller removes backups.
+type Controller struct {
+	Config
+	runs      engineclient.BackupRunInterface
+	runLister enginelisters.BackupRunNamespaceLister
+	locations enginelisters.BackupStorageLocationNamespaceLister
+	synced    []cache.InformerSynced
+	queue     workqueue.TypedRateLimitingInterface[string]
+	// open opens the store of a location; tests put one in its place that fails.
+	open func(context.Context, *enginev1alpha1.BackupStorageLocation) (bucket, error)
+}
+
+// New returns a Controller.
+func New(config Config) (*Controller, error) {
+	c := &Controller{
+		Config:    config,
+		runs:      config.Runs.BackupRuns(config.Namespace),
+		runLister: config.RunInformer.Lister().BackupRuns(config.Namespace),
+		locations: config.LocationInformer.Lister().BackupStorageLocations(config.Namespace),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: "backupdeletion", Clock: config.Clock}),
+		open: func(ctx context.Context, record *enginev1alpha1.BackupStorageLocation) (bucket, error) {
+			return location.Open(ctx, config.Secrets, record)
+		},
+	}
+	registrations := []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}{
+		{config.RunInformer.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc: c.enqueue,
+			UpdateFunc: func(old, obj any) {
+				// Not our own writes, which say what a deletion waits for.
+				before, after := old.(*enginev1alpha1.BackupRun), obj.(*enginev1alpha1.BackupRun)
+				if before.UID != after.UID || !removable(before) {
+					c.enqueue(obj)
+				}
+			},
+		}},
+		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc: c.enqueueLocation,
+			UpdateFunc: func(old, obj any) {
+				before, after := old.(*enginev1alpha1.BackupStorageLocation), obj.(*enginev1alpha1.BackupStorageLocation)
+				back := unavailable(before) && !unavailable(after)
+				if back || before.UID != after.UID || !equality.Semantic.DeepEqual(before.Spec, after.Spec) {
+					c.enqueueLocation(obj)
+				}
+			},
+		}},
+	}
+	for _, r := range registrations {
+		registration, err := r.informer.AddEventHandler(r.handler)
+		if err != nil {
+			return nil, err
+		}
+		c.synced = append(c.synced, registration.HasSynced)
+	}
+	return c, nil
+}
+
+// Run works until ctx ends, and returns when all work has stopped.
+func (c *Controller) Run(ctx context.Context) {
+	defer utilruntime.HandleCrashWithContext(ctx)
+	stop := context.AfterFunc(ctx, c.queue.ShutDown)
+	defer stop()
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+		return
+	}
+	var running wait.Group
+	for range workers {
+		running.StartWithContext(ctx, func(ctx context.Context) {
+			for c.processNext(ctx) {
+			}
+		})
+	}
+	running.Wait()
+}
+
+// removable reports whether a backup is to be removed: somebody asked for it, and
+// nobody works on it.
+func removable(run *enginev1alpha1.BackupRun) bool {
+	if run.Spec.Deletion == nil {
+		return false
+	}
+	phase := run.Status.Phase
+	standsForStored := run.Spec.Deletion.Stored != nil && (phase == "" || phase == v1alpha1.BackupPhaseNew)
+	return phase.Ended() || standsForStored
+}
+
+// unavailable reports whether a location is known not to answer.
+func unavailable(location *enginev1alpha1.BackupStorageLocation) bool {
+	return meta.IsStatusConditionFalse(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
+}
+
+func (c *Controller) enqueue(obj any) {
+	if run := obj.(*enginev1alpha1.BackupRun); removable(run) {
+		c.queue.Add(run.Name)
+	}
+}
+
+// enqueueLocation wakes the deletions that may have waited for a location.
+func (c *Controller) enqueueLocation(obj any) {
+	location := obj.(*enginev1alpha1.BackupStorageLocation).Name
+	runs, err := c.runLister.List(labels.Everything())
+	if err != nil {
+		utilruntime.HandleError(err)
+		return
+	}
+	for _, run := range runs {
+		if run.Spec.Backup.StorageLocation == location && removable(run) {
+			c.queue.Forget(run.Name)
+			c.queue.Add(run.Name)
+		}
+	}
+}
+
+func (c *Controller) processNext(ctx context.Context) bool {
+	name, shutdown := c.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer c.queue.Done(name)
+	if err := c.sync(ctx, name); err != nil && ctx.Err() == nil {
+		utilruntime.HandleErrorWithContext(ctx, err, "A backup is not deleted yet; it will be tried again", "backupRun", name)
+		c.queue.AddRateLimited(name)
+		return true
+	}
+	c.queue.Forget(name)
+	return true
+}
+
+// sync removes a backup, or says why it can't. An error means that it is worth
+// another attempt.
+func (c *Controller) sync(ctx context.Context, name string) error {
+	// Read from the cluster: what is decided here can't be taken back.
+	run, err := c.runs.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("reading BackupRun %s: %w", name, err)
+	case !removable(run):
+		return nil
+	}
+	err = c.remove(ctx, run)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	o, ok := errors.AsType[*obstacle](err)
+	switch {
+	case !ok:
+		return err
+	case o.attempted:
+		return errors.Join(err, c.report(ctx, run, o))
+	}
+	return c.report(ctx, run, o)
+}

@@ -1,0 +1,244 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backupdeletion
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
+)
+
+func TestRemovable(t *testing.T) {
+	stored := &enginev1alpha1.Deletion{Stored: &enginev1alpha1.StoredBackup{UID: "uid"}}
+	cases := []struct {
+		phase    v1alpha1.BackupPhase
+		deletion *enginev1alpha1.Deletion
+		want     bool
+	}{
+		{"", &enginev1alpha1.Deletion{}, false},
+		{v1alpha1.BackupPhaseNew, &enginev1alpha1.Deletion{}, false},
+		{v1alpha1.BackupPhaseQueued, &enginev1alpha1.Deletion{}, false},
+		{v1alpha1.BackupPhaseReadyToStart, &enginev1alpha1.Deletion{}, false},
+		{v1alpha1.BackupPhaseInProgress, &enginev1alpha1.Deletion{}, false},
+		{v1alpha1.BackupPhaseCancelling, &enginev1alpha1.Deletion{}, false},
+		{v1alpha1.BackupPhaseCompleted, &enginev1alpha1.Deletion{}, true},
+		{v1alpha1.BackupPhasePartiallyFailed, &enginev1alpha1.Deletion{}, true},
+		{v1alpha1.BackupPhaseFailed, &enginev1alpha1.Deletion{}, true},
+		{v1alpha1.BackupPhaseFailedValidation, &enginev1alpha1.Deletion{}, true},
+		{v1alpha1.BackupPhaseCancelled, &enginev1alpha1.Deletion{}, true},
+		{"", stored, true},
+		{v1alpha1.BackupPhaseNew, stored, true},
+		{v1alpha1.BackupPhaseQueued, stored, false},
+		{v1alpha1.BackupPhaseInProgress, stored, false},
+		{v1alpha1.BackupPhaseCompleted, nil, false},
+		{"", nil, false},
+	}
+	for _, c := range cases {
+		run := completed("a")
+		run.Status.Phase, run.Spec.Deletion = c.phase, c.deletion
+		if got := removable(run); got != c.want {
+			t.Errorf("phase %q with the deletion %v: %t, want %t", c.phase, c.deletion, got, c.want)
+		}
+	}
+}
+
+// TestOnlyWhenAskedAndEnded: nothing happens to a backup that nobody wants deleted,
+// or that still runs; it is removed when both change.
+func TestOnlyWhenAskedAndEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, t.TempDir())
+		writeBackup(t, w.faulty, "a", uidOf("a"))
+		w.faulty.Reset()
+		run := completed("a")
+		run.Spec.Deletion = nil
+		w.Create(run)
+		w.start()
+		wantUntouched := func() {
+			t.Helper()
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			if counts := w.faulty.Counts(); len(counts) != 0 {
+				t.Errorf("requests to the store: %v", counts)
+			}
+		}
+		wantUntouched()
+
+		runs := w.EngineV1alpha1().BackupRuns(system)
+		run = w.run("a")
+		run.Spec.Deletion, run.Status.Phase = &enginev1alpha1.Deletion{}, v1alpha1.BackupPhaseInProgress
+		run, err := runs.Update(t.Context(), run, metav1.UpdateOptions{})
+		must(t, err)
+		wantUntouched()
+
+		run.Status.Phase = v1alpha1.BackupPhaseCompleted
+		_, err = runs.UpdateStatus(t.Context(), run, metav1.UpdateOptions{})
+		must(t, err)
+		synctest.Wait()
+		if w.run("a") != nil || len(w.keys("a")) != 0 {
+			t.Errorf("there are still the record %v and %q", w.run("a"), w.keys("a"))
+		}
+	})
+}
+
+// TestStoreAway takes the store away and brings it back.
+func TestStoreAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, t.TempDir())
+		writeBackup(t, w.faulty, "a", uidOf("a"))
+		must(t, os.Rename(w.folder, w.folder+".away"))
+		w.Create(completed("a"))
+		w.start()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+
+		reason := w.run("a").Status.FailureReason
+		if want := `the deletion waits for the storage location "default", which is not available: open ` + w.folder; !strings.HasPrefix(reason, want) {
+			t.Errorf("the status says %q, want %q", reason, want)
+		}
+		if n, events := w.writes(), w.announced(); n != 1 || len(events) != 1 || !strings.HasPrefix(events[0], "Warning DeletionWaiting the deletion waits for") {
+			t.Errorf("%d writes of the status, and the events %q; want one each", n, events)
+		}
+		// An hour of retries that wait longer and longer, up to five minutes.
+		if tries := w.faulty.Count(storetest.Get); tries < 10 || tries > 25 {
+			t.Errorf("%d tries in an hour", tries)
+		}
+		if len(w.checked) == 0 || w.checked[0] != "default" {
+			t.Errorf("the locations %q were checked", w.checked)
+		}
+
+		// Once the location is known to be away, it is left alone, and nothing more is said.
+		w.setAvailable(metav1.ConditionFalse)
+		time.Sleep(10 * time.Minute)
+		w.faulty.Reset()
+		time.Sleep(24 * time.Hour)
+		synctest.Wait()
+		if counts, n := w.faulty.Counts(), w.writes(); len(counts) != 0 || n != 1 {
+			t.Errorf("requests to a store that is away: %v; %d writes of the status", counts, n)
+		}
+
+		must(t, os.Rename(w.folder+".away", w.folder))
+		w.setAvailable(metav1.ConditionTrue)
+		synctest.Wait() // without any time
+		if w.run("a") != nil || len(w.keys("a")) != 0 {
+			t.Errorf("there are still the record %v and %q", w.run("a"), w.keys("a"))
+		}
+	})
+}
+
+// TestLocationGone waits for a location without a record.
+func TestLocationGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, t.TempDir())
+		folder := t.TempDir()
+		run := completed("a")
+		run.Spec.Backup.StorageLocation = "other"
+		w.Create(run)
+		w.start()
+		synctest.Wait()
+		if reason := w.run("a").Status.FailureReason; !strings.Contains(reason, `the storage location "other", which does not exist`) {
+			t.Errorf("the status says %q", reason)
+		}
+		w.Create(newLocation("other", folder))
+		synctest.Wait()
+		if run := w.run("a"); run != nil {
+			t.Errorf("the record is still there: %q", run.Status.FailureReason)
+		}
+	})
+}
+
+// TestDenied: what a store refuses is said with what to do, and tried again.
+func TestDenied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, t.TempDir())
+		writeBackup(t, w.faulty, "a", uidOf("a"))
+		w.faulty.Inject(storetest.Fault{Operation: storetest.Delete, Key: format.TarballKey("a"),
+			Err: fmt.Errorf("delete %s: %w", format.TarballKey("a"), store.ErrDenied)})
+		w.Create(completed("a"))
+		w.start()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		reason := w.run("a").Status.FailureReason
+		for _, want := range []string{format.TarballKey("a"), "denies access", "delete objects", "object lock"} {
+			if !strings.Contains(reason, want) {
+				t.Errorf("the status says %q, without %q", reason, want)
+			}
+		}
+		if n, events := w.writes(), w.announced(); n != 1 || len(events) != 1 {
+			t.Errorf("%d writes of the status, and the events %q; want one each", n, events)
+		}
+		if len(w.checked) != 0 {
+			t.Errorf("a store that answers was checked: %q", w.checked)
+		}
+		w.expectInOrder("a")
+
+		w.faulty.Inject()
+		time.Sleep(lastRetry)
+		synctest.Wait()
+		if w.run("a") != nil || len(w.keys("a")) != 0 {
+			t.Errorf("there are still the record %v and %q", w.run("a"), w.keys("a"))
+		}
+	})
+}
+
+// TestChangingReasons: another obstacle is said when it comes.
+func TestChangingReasons(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, t.TempDir())
+		writeBackup(t, w.faulty, "a", uidOf("a"))
+		w.Create(completed("a"))
+		w.faulty.Inject(storetest.Fault{Err: fmt.Errorf("get it: %w", store.ErrUnavailable)})
+		w.start()
+		time.Sleep(time.Minute)
+		w.faulty.Inject(storetest.Fault{Err: fmt.Errorf("get it: %w", store.ErrDenied)})
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if reason := w.run("a").Status.FailureReason; !strings.Contains(reason, "denies access") {
+			t.Errorf("the status says %q", reason)
+		}
+		if n := w.writes(); n != 2 {
+			t.Errorf("%d writes of the status, want 2", n)
+		}
+	})
+}
+
+// TestDeadStore: many deletions that hang in one store keep nobody else waiting
+// for longer than it takes to find out.
+func TestDeadStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, t.TempDir())
+		w.faulty.Inject(storetest.Fault{Delay: 1000 * time.Hour})
+		for i := range 50 {
+			w.Create(completed(fmt.Sprintf("hangs-%d", i)))
+		}
+		w.checking = func() { w.setAvailable(metav1.ConditionFalse) }
+		folder := t.TempDir()
+		w.Create(newLocation("other", folder))
+		writeBackup(t, storetest.Open(t, newLocation("other", folder).Spec, nil), "other", uidOf("other"))
+		w.start()
+		other := completed("other")
+		other.Spec.Backup.StorageLocation = "other"
+		w.Create(other)
+
+		// A worker may begin once more before the news of the store reaches it.
+		time.Sleep(2*requestTimeout + time.Second)
+		synctest.Wait()
+		if run := w.run("other"); run != nil {
+			t.Errorf("the other store's deletion waits: %q", run.Status.FailureReason)
+		}
+		if n := w.faulty.Count(storetest.Get); n < workers || n > 2*workers {
+			t.Errorf("%d requests to the dead store by %d workers, want one or two of each", n, workers)
+		}
+	})
+}

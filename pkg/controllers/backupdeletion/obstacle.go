@@ -1,0 +1,110 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backupdeletion
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// maxNote is how many bytes an event's note has at most; the API allows 1,024.
+const maxNote = 1000
+
+// obstacle is why a deletion can't go on.
+type obstacle struct {
+	// text says it, in the same words each time, so that it is written once.
+	text string
+	// detail is more about it, in words that may differ each time. Optional.
+	detail string
+	// attempted is true if something was tried, which is worth trying again. Else an
+	// event brings the change.
+	attempted bool
+	cause     error
+}
+
+func (o *obstacle) Error() string {
+	if o.detail == "" {
+		return o.text
+	}
+	return o.text + ": " + o.detail
+}
+
+func (o *obstacle) Unwrap() error { return o.cause }
+
+// refused is an obstacle that needs somebody's hand.
+func refused(format string, args ...any) *obstacle {
+	return &obstacle{text: "the deletion can't go on: " + fmt.Sprintf(format, args...), attempted: true}
+}
+
+// awaited is the obstacle of a store that does not answer.
+func awaited(location, reason string) *obstacle {
+	return &obstacle{
+		text:   fmt.Sprintf("the deletion waits for the storage location %q, which is not available", location),
+		detail: reason,
+	}
+}
+
+// storeFailure is the obstacle that an error of the store means.
+func storeFailure(location string, err error) *obstacle {
+	o, explained := errors.AsType[*obstacle](err)
+	if explained {
+		return o
+	}
+	switch {
+	case errors.Is(err, store.ErrUnavailable):
+		o = awaited(location, err.Error())
+	case errors.Is(err, store.ErrDenied):
+		o = refused("%v: let the credentials of the storage location %q list, read and delete objects; if object lock or retention protects them, it goes on after that has ended", err, location)
+	default:
+		o = refused("%v", err)
+	}
+	o.attempted, o.cause = true, err
+	return o
+}
+
+// report writes what a deletion waits for into the run's status, unless it is
+// known already, and tells people.
+func (c *Controller) report(ctx context.Context, run *enginev1alpha1.BackupRun, o *obstacle) error {
+	if strings.HasPrefix(run.Status.FailureReason, o.text) {
+		return nil
+	}
+	changed := run.DeepCopy()
+	changed.Status.FailureReason = o.Error()
+	_, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("writing what the deletion of BackupRun %s waits for: %w", run.Name, err)
+	}
+	klog.FromContext(ctx).Info("The deletion of a backup has to wait", "backupRun", klog.KObj(run), "reason", o.Error())
+	note := o.Error()
+	if len(note) > maxNote {
+		note = strings.ToValidUTF8(note[:maxNote], "")
+	}
+	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeWarning, "DeletionWaiting", "Delete", "%s", note)
+	return nil
+}
+
+// backupReference is the Backup that people know a run by.
+func backupReference(run *enginev1alpha1.BackupRun) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
+		APIVersion: v1alpha1.SchemeGroupVersion.String(),
+		Kind:       "Backup",
+		Namespace:  run.Spec.BackupRef.Namespace,
+		Name:       run.Spec.BackupRef.Name,
+		UID:        backupUID(run),
+	}
+}

@@ -1,0 +1,139 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backupdeletion
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// requestTimeout is how long a store may take for one request, or for the removal
+// of what is left of a folder.
+const requestTimeout = time.Minute
+
+// bucket is what a deletion needs of a storage location.
+type bucket interface {
+	store.Reader
+	store.Remover
+	io.Closer
+}
+
+// backupUID is the uid of the backup that a run stands for.
+func backupUID(run *enginev1alpha1.BackupRun) types.UID {
+	if stored := run.Spec.Deletion.Stored; stored != nil {
+		return stored.UID
+	}
+	return run.UID
+}
+
+// recordedAsStored reports whether there was a backup in the store at some time.
+func recordedAsStored(run *enginev1alpha1.BackupRun) bool {
+	return run.Status.Stored || run.Spec.Deletion.Stored != nil
+}
+
+// remove removes a backup from its store, and then its record.
+func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	// A run that never began has written nothing, and a folder of its name belongs to
+	// somebody else.
+	if recordedAsStored(run) || run.Status.StartTimestamp != nil {
+		goOn, err := c.removeStored(ctx, run)
+		if err != nil || !goOn {
+			return err
+		}
+	}
+	// Decided on this version: if there is another one, it is to be looked at again.
+	err := c.runs.Delete(ctx, run.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &run.UID, ResourceVersion: &run.ResourceVersion},
+	})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("removing BackupRun %s, whose backup is deleted: %w", run.Name, err)
+	}
+	klog.FromContext(ctx).Info("Backup deleted", "backupRun", klog.KObj(run), "uid", backupUID(run), "requester", run.Spec.Deletion.Requester.Username)
+	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeNormal, "Deleted", "Delete", "The backup is deleted; the space of its volumes comes back with the maintenance of their repositories")
+	return nil
+}
+
+// removeStored removes what is in the store of a backup. It returns false if that
+// was not finished, since the record is not the same any more.
+func (c *Controller) removeStored(ctx context.Context, run *enginev1alpha1.BackupRun) (bool, error) {
+	name := run.Spec.Backup.StorageLocation
+	record, err := c.locations.Get(name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, &obstacle{text: fmt.Sprintf("the deletion waits for the storage location %q, which does not exist: make it again, or give the deletion up by removing the BackupRun %s", name, run.Name)}
+	case err != nil:
+		return false, err
+	case unavailable(record):
+		return false, awaited(name, meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionAvailable).Message)
+	}
+	goOn, err := c.removeFrom(ctx, record, run)
+	if failure, ok := errors.AsType[*obstacle](err); ok && errors.Is(failure, store.ErrUnavailable) && ctx.Err() == nil {
+		// All others that wait for this store need not find out by themselves.
+		if checkErr := c.CheckLocation(ctx, name); checkErr != nil {
+			klog.FromContext(ctx).Error(checkErr, "Checking a storage location failed", "backupStorageLocation", name)
+		}
+	}
+	return goOn, err
+}
+
+func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.BackupStorageLocation, run *enginev1alpha1.BackupRun) (bool, error) {
+	target, err := c.open(ctx, record)
+	if err != nil {
+		return false, storeFailure(record.Name, err)
+	}
+	defer target.Close()
+	folder := &folder{bucket: target, storeName: run.Name, uid: backupUID(run), location: record.Name}
+
+	exists, err := folder.metadata(ctx, c.Clock.Now())
+	var snapshots map[string][]string
+	if err == nil {
+		// Read before anything is removed: it says where the data of the volumes is.
+		snapshots, err = folder.snapshots(ctx)
+	}
+	switch {
+	case errors.Is(err, errOther) && !recordedAsStored(run):
+		return true, nil // the name was taken, so nothing of this one was stored
+	case err != nil:
+		return false, err
+	}
+	if exists {
+		if err := folder.delete(ctx, format.MetadataKey(run.Name)); err != nil {
+			return false, err
+		}
+	}
+	for _, namespace := range slices.Sorted(maps.Keys(snapshots)) {
+		if err := c.deleteSnapshots(ctx, record, namespace, snapshots[namespace]); err != nil {
+			return false, err
+		}
+	}
+	// That may have taken long. Once the record is gone, a new backup may have the
+	// name, and the folder.
+	latest, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && latest.UID != run.UID:
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("reading BackupRun %s: %w", run.Name, err)
+	}
+	return true, folder.deleteRest(ctx)
+}

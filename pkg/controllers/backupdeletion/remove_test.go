@@ -1,0 +1,389 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backupdeletion
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
+)
+
+// TestWholeDeletion removes one of two backups that share a repository, and counts
+// what that costs.
+func TestWholeDeletion(t *testing.T) {
+	w := newVolumeWorld(t)
+	w.Create(completed("going"))
+	w.start()
+	w.waitGone("going")
+
+	if left := w.keys("going"); len(left) != 0 {
+		t.Errorf("there are still %q", left)
+	}
+	w.expectWhole("staying")
+	w.expectSnapshots(map[string]bool{template.going: false, template.staying: true})
+	want := map[storetest.Operation]int{
+		storetest.Get:          2,                           // the metadata, the list of volumes
+		storetest.Delete:       1 + len(sideFiles("going")), // the metadata, and the others but the list
+		storetest.List:         1,
+		storetest.DeletePrefix: 1,
+	}
+	if diff := cmp.Diff(want, w.faulty.Counts()); diff != "" {
+		t.Errorf("requests to the store (-want +got):\n%s", diff)
+	}
+	if n := w.writes(); n != 0 {
+		t.Errorf("%d writes of the status", n)
+	}
+	if events := w.announced(); len(events) != 1 || !strings.HasPrefix(events[0], "Normal Deleted") {
+		t.Errorf("the events are %q", events)
+	}
+}
+
+// step is a moment of a deletion at which it is stopped.
+type step struct {
+	operation storetest.Operation
+	key       string
+	// nth call of the operation, from 1.
+	nth int
+}
+
+func steps(storeName string) []step {
+	all := []step{
+		{storetest.Get, format.MetadataKey(storeName), 1},
+		{storetest.Get, format.PodVolumeBackupsKey(storeName), 2},
+		{storetest.Delete, format.MetadataKey(storeName), 1},
+		{storetest.List, format.BackupPrefix(storeName), 1},
+	}
+	for i, key := range sideFiles(storeName) {
+		all = append(all, step{storetest.Delete, key, 2 + i})
+	}
+	return append(all, step{storetest.DeletePrefix, format.BackupPrefix(storeName), 1})
+}
+
+// TestStoppedAnywhere stops a deletion at each request to the store, by an error or
+// with the process, and lets another process finish it.
+func TestStoppedAnywhere(t *testing.T) {
+	for i, step := range steps("going") {
+		t.Run(fmt.Sprintf("%s %s", step.operation, filepath.Base(step.key)), func(t *testing.T) {
+			// Opening repositories takes most of the time: not for each of the side files.
+			withVolume := step.operation != storetest.Delete || step.nth <= 2
+			var w *world
+			if withVolume {
+				w = newVolumeWorld(t)
+			} else {
+				w = newWorld(t, t.TempDir())
+				writeBackup(t, w.faulty, "going", uidOf("going"))
+				writeBackup(t, w.faulty, "staying", uidOf("staying"))
+			}
+			// Half of them with the process: an hour's delay ends with it.
+			fault := storetest.Fault{Operation: step.operation, Key: step.key, Delay: time.Hour}
+			if i%2 == 0 {
+				fault = storetest.Fault{Operation: step.operation, Key: step.key, Err: fmt.Errorf("%w: it went away", store.ErrUnavailable)}
+			}
+			w.faulty.Inject(fault)
+			w.Create(completed("going"))
+			stop := w.start()
+			if fault.Err != nil {
+				w.waitReason("going")
+			} else {
+				w.eventually("the request begins", func() bool { return w.faulty.Count(step.operation) == step.nth })
+			}
+			stop()
+			w.expectInOrder("going")
+			if withVolume && step.operation == storetest.Delete && step.nth == 1 {
+				w.expectSnapshots(map[string]bool{template.going: true}) // with its metadata a backup can be restored
+			}
+
+			w.faulty.Inject()
+			w.start()
+			w.waitGone("going")
+			if left := w.keys("going"); len(left) != 0 {
+				t.Errorf("there are still %q", left)
+			}
+			w.expectWhole("staying")
+			if withVolume {
+				w.expectSnapshots(map[string]bool{template.going: false, template.staying: true})
+			}
+		})
+	}
+}
+
+// expectInOrder checks what must hold at every moment: with its metadata a backup
+// is whole, and as long as anything else is there, so is the list of volumes.
+func (w *world) expectInOrder(storeName string) {
+	w.Helper()
+	left := w.keys(storeName)
+	if slices.Contains(left, format.MetadataKey(storeName)) {
+		w.expectWhole(storeName)
+	}
+	if len(left) > 0 && !slices.Contains(left, format.PodVolumeBackupsKey(storeName)) {
+		w.Errorf("without the list of volumes there are %q", left)
+	}
+}
+
+// TestRecordSurvives loses the requests about the record.
+func TestRecordSurvives(t *testing.T) {
+	for name, fault := range map[string]enginetest.Fault{
+		"refused":     {Err: errors.New("the API server is away")},
+		"answer lost": {Err: errors.New("the connection broke"), Lost: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, t.TempDir())
+			writeBackup(t, w.faulty, "going", uidOf("going"))
+			tries := 0
+			w.Fault(func(action clienttesting.Action) enginetest.Fault {
+				if action.GetVerb() != "delete" {
+					return enginetest.Fault{}
+				}
+				if tries++; tries > 1 {
+					return enginetest.Fault{}
+				}
+				return fault
+			})
+			w.Create(completed("going"))
+			w.start()
+			w.waitGone("going")
+			if left := w.keys("going"); len(left) != 0 {
+				t.Errorf("there are still %q", left)
+			}
+		})
+	}
+}
+
+// TestCreatedForDeletion removes a backup whose own run is gone: its uid is that of
+// the request.
+func TestCreatedForDeletion(t *testing.T) {
+	w := newWorld(t, t.TempDir())
+	writeBackup(t, w.faulty, "going", "uid-in-the-store")
+	run := completed("going")
+	run.Status = enginev1alpha1.BackupRunStatus{}
+	run.Spec.Deletion.Stored = &enginev1alpha1.StoredBackup{UID: "uid-in-the-store", CreationTimestamp: instant}
+	w.Create(run)
+	w.start()
+	w.waitGone("going")
+	if left := w.keys("going"); len(left) != 0 {
+		t.Errorf("there are still %q", left)
+	}
+}
+
+// TestOtherBackups: what belongs to another backup is not touched, whatever the
+// record says.
+func TestOtherBackups(t *testing.T) {
+	unstored := func(run *enginev1alpha1.BackupRun) {
+		run.Status.Phase, run.Status.Stored = v1alpha1.BackupPhaseFailed, false
+	}
+	cases := map[string]struct {
+		change func(*enginev1alpha1.BackupRun)
+		reason string // part of what is said, or empty when the record goes
+	}{
+		"stored": {func(*enginev1alpha1.BackupRun) {}, "the uid namesake instead of uid-of-a"},
+		"created for a deletion": {func(run *enginev1alpha1.BackupRun) {
+			run.Status = enginev1alpha1.BackupRunStatus{}
+			run.Spec.Deletion.Stored = &enginev1alpha1.StoredBackup{UID: "the one before"}
+		}, "the uid namesake instead of the one before"},
+		"failed without being stored": {unstored, ""},
+		"never started": {func(run *enginev1alpha1.BackupRun) {
+			run.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCancelled}
+		}, ""},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, t.TempDir())
+			writeBackup(t, w.faulty, "a", "namesake", "its-snapshot")
+			w.faulty.Reset()
+			run := completed("a")
+			c.change(run)
+			w.Create(run)
+			w.start()
+			if c.reason == "" {
+				w.waitGone("a")
+			} else if reason := w.waitReason("a"); !strings.Contains(reason, c.reason) {
+				t.Errorf("the status says %q, want %q", reason, c.reason)
+			}
+			w.expectWhole("a")
+			if n := w.faulty.Count(storetest.Delete) + w.faulty.Count(storetest.DeletePrefix); n != 0 {
+				t.Errorf("%d removals from the store", n)
+			}
+		})
+	}
+}
+
+// TestUnfinishedNamesake: a folder without metadata, whose list names another
+// backup, is somebody else's.
+func TestUnfinishedNamesake(t *testing.T) {
+	w := newWorld(t, t.TempDir())
+	writeBackup(t, w.faulty, "a", "namesake", "its-snapshot")
+	must(t, w.faulty.Delete(t.Context(), format.MetadataKey("a")))
+	w.Create(completed("a"))
+	w.start()
+	if reason := w.waitReason("a"); !strings.Contains(reason, "lists volumes of another backup, with the uid namesake") {
+		t.Errorf("the status says %q", reason)
+	}
+	if got, want := len(w.keys("a")), len(sideFiles("a"))+1; got != want {
+		t.Errorf("%d objects are left, want %d", got, want)
+	}
+}
+
+// TestLeftovers: of a run that failed before it was stored, the parts go.
+func TestLeftovers(t *testing.T) {
+	w := newWorld(t, t.TempDir())
+	must(t, w.faulty.Put(t.Context(), format.TarballKey("a"), []byte("a part")))
+	must(t, os.WriteFile(filepath.Join(w.folder, "backups/a/.holdfast-x.tmp"), []byte("unfinished"), 0o600))
+	run := completed("a")
+	run.Status.Phase, run.Status.Stored = v1alpha1.BackupPhaseFailed, false
+	w.Create(run)
+	w.start()
+	w.waitGone("a")
+	if left := w.keys("a"); len(left) != 0 {
+		t.Errorf("there are still %q", left)
+	}
+}
+
+// TestUncertain: what can't be read is not removed.
+func TestUncertain(t *testing.T) {
+	for name, c := range map[string]struct{ key, content, reason string }{
+		"metadata": {format.MetadataKey("a"), "{", "so nothing is removed"},
+		"unfinished": {format.MetadataKey("a"), `{"apiVersion":"velero.io/v1","kind":"Backup","metadata":{"name":"a","uid":"uid-of-a"},"status":{"phase":"InProgress"}}`,
+			"the backup is not finished"},
+		"list of volumes": {format.PodVolumeBackupsKey("a"), "not gzip", "remove that object by hand"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, t.TempDir())
+			writeBackup(t, w.faulty, "a", uidOf("a"), "its-snapshot")
+			must(t, w.faulty.Put(t.Context(), c.key, []byte(c.content)))
+			w.Create(completed("a"))
+			w.start()
+			if reason := w.waitReason("a"); !strings.Contains(reason, c.reason) {
+				t.Errorf("the status says %q, want %q", reason, c.reason)
+			}
+			w.expectWhole("a")
+		})
+	}
+}
+
+// TestReappears: metadata that comes while the rest is removed is another writer's.
+func TestReappears(t *testing.T) {
+	w := newWorld(t, t.TempDir())
+	must(t, w.faulty.Put(t.Context(), format.TarballKey("a"), []byte("content")))
+	w.faulty.Inject(storetest.Fault{Operation: storetest.Get, Key: format.MetadataKey("a"), Err: store.ErrNotFound})
+	must(t, w.faulty.Put(t.Context(), format.MetadataKey("a"), []byte("of somebody else")))
+	w.Create(completed("a"))
+	w.start()
+	if reason := w.waitReason("a"); !strings.Contains(reason, "is another cluster using") {
+		t.Errorf("the status says %q", reason)
+	}
+	if left := w.keys("a"); !slices.Contains(left, format.MetadataKey("a")) {
+		t.Errorf("only %q are left", left)
+	}
+}
+
+// TestRepositories: snapshots that can't be deleted hold the deletion, unless there
+// is no repository.
+func TestRepositories(t *testing.T) {
+	t.Run("key missing", func(t *testing.T) {
+		w := newVolumeWorld(t)
+		w.removeKey()
+		w.Create(completed("going"))
+		stop := w.start()
+		if reason := w.waitReason("going"); !strings.Contains(reason, "bring the Secret app.default.key back") {
+			t.Errorf("the status says %q", reason)
+		}
+		stop()
+		w.expectInOrder("going")
+		w.addKey(template.key)
+		w.start()
+		w.waitGone("going")
+		w.expectSnapshots(map[string]bool{template.going: false, template.staying: true})
+	})
+	t.Run("wrong key", func(t *testing.T) {
+		w := newVolumeWorld(t)
+		w.removeKey()
+		w.addKey(repository.NewKey())
+		w.Create(completed("going"))
+		w.start()
+		if reason := w.waitReason("going"); !strings.Contains(reason, "the key in the Secret app.default.key does not open it") {
+			t.Errorf("the status says %q", reason)
+		}
+	})
+	t.Run("damaged", func(t *testing.T) {
+		w := newVolumeWorld(t)
+		must(t, os.Remove(filepath.Join(w.folder, "kopia/app/kopia.repository.f")))
+		w.Create(completed("going"))
+		w.start()
+		if reason := w.waitReason("going"); !strings.Contains(reason, "lost its format blob") {
+			t.Errorf("the status says %q", reason)
+		}
+	})
+	t.Run("gone", func(t *testing.T) {
+		for _, withKey := range []bool{true, false} {
+			w := newVolumeWorld(t)
+			must(t, os.RemoveAll(filepath.Join(w.folder, "kopia")))
+			if !withKey {
+				w.removeKey()
+			}
+			w.Create(completed("going"))
+			w.start()
+			w.waitGone("going")
+			if left := w.keys("going"); len(left) != 0 {
+				t.Errorf("there are still %q", left)
+			}
+		}
+	})
+	t.Run("of other uploaders", func(t *testing.T) {
+		w := newWorld(t, t.TempDir())
+		writeBackup(t, w.faulty, "a", uidOf("a"))
+		volume := format.PodVolumeBackup{
+			Spec:   format.PodVolumeBackupSpec{UploaderType: "restic"},
+			Status: format.PodVolumeBackupStatus{SnapshotID: "of restic"},
+		}
+		volume.Spec.Pod.Namespace = app
+		writeVolumes(t, w.faulty, "a", volume)
+		w.Create(completed("a"))
+		w.start()
+		w.waitGone("a")
+	})
+}
+
+// TestRecordReplaced: once the record is gone, its name may be another backup's.
+func TestRecordReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, t.TempDir())
+		writeBackup(t, w.faulty, "a", uidOf("a"))
+		w.faulty.Inject(storetest.Fault{Operation: storetest.Delete, Key: format.MetadataKey("a"), Delay: 10 * time.Second})
+		w.Create(completed("a"))
+		w.start()
+		time.Sleep(5 * time.Second)
+		must(t, w.EngineV1alpha1().BackupRuns(system).Delete(t.Context(), "a", metav1.DeleteOptions{}))
+		successor := completed("a")
+		successor.UID, successor.Spec.Deletion = "successor", nil
+		successor.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseInProgress}
+		w.Create(successor)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		left := w.keys("a")
+		if slices.Contains(left, format.MetadataKey("a")) {
+			t.Error("the removal had not begun")
+		}
+		if want := len(sideFiles("a")) + 1; len(left) != want || w.run("a") == nil {
+			t.Errorf("%d objects are left of the next backup, want %d", len(left), want)
+		}
+	})
+}

@@ -1,0 +1,91 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
+	"github.com/holdfast-io/holdfast/test/integration/labtest"
+)
+
+// TestS3 keeps a store's promises, and a backup's, on a real S3 server.
+func TestS3(t *testing.T) {
+	server := lab.S3(t)
+	if err := os.Mkdir(filepath.Join(server.Buckets, "backups"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	spec := enginev1alpha1.BackupStorageLocationSpec{
+		Provider: enginev1alpha1.StorageProviderS3,
+		S3:       &enginev1alpha1.S3Location{Bucket: "backups", Endpoint: server.Endpoint, ForcePathStyle: true, CredentialsSecret: "s3-credentials"},
+	}
+	secret := map[string][]byte{
+		store.SecretAccessKeyID:     []byte(server.AccessKeyID),
+		store.SecretSecretAccessKey: []byte(server.SecretAccessKey),
+	}
+
+	t.Run("store", func(t *testing.T) {
+		var prefixes atomic.Int32
+		storetest.Run(t, func(t *testing.T) storetest.Store {
+			spec := *spec.DeepCopy()
+			spec.Prefix = fmt.Sprintf("suite/%d", prefixes.Add(1))
+			bucket, err := store.Open(t.Context(), &spec, secret)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = bucket.Close() })
+			return bucket
+		})
+	})
+
+	t.Run("backup", func(t *testing.T) {
+		name := labtest.Name("s3")
+		spec.Prefix = "production"
+		locations := lab.Engine.EngineV1alpha1().BackupStorageLocations(labtest.System)
+		if _, err := locations.Create(t.Context(), &enginev1alpha1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		without := lab.AwaitAvailable(t, name, metav1.ConditionFalse)
+		if without.Reason != enginev1alpha1.ReasonInvalid || !strings.Contains(without.Message, "s3-credentials") {
+			t.Errorf("without its Secret the location says %+v", without)
+		}
+		if _, err := lab.Kube.CoreV1().Secrets(labtest.System).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s3-credentials"}, Data: secret}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		lab.AwaitAvailable(t, name, metav1.ConditionTrue)
+
+		namespace := lab.Namespace(t, "s3")
+		pod, folder := lab.PodWithClaim(t, namespace, labtest.Node)
+		fill(t, folder)
+		before := tree(t, folder)
+		lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{
+			IncludedNamespaces: []string{namespace}, StorageLocation: name, DefaultVolumesToFsBackup: new(true),
+		})
+		lab.AwaitCompleted(t, name)
+		lab.AwaitRunGone(t, name)
+		if _, err := os.Stat(filepath.Join(server.Buckets, "backups/production/backups", name, "velero-backup.json")); err != nil {
+			t.Error(err)
+		}
+		empty(t, folder)
+		restoreFrom(t, name, pod, namespace+"-data", volumeHistory(t, namespace, name).Status.SnapshotID)
+		if diff := cmp.Diff(before, tree(t, folder)); diff != "" {
+			t.Errorf("what came back differs (-before +after):\n%s", diff)
+		}
+		if err := locations.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,304 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/test/integration/labtest"
+)
+
+// TestStoreGoesAndComesBack: with the store away, what is known of it is served,
+// with a warning; its backups wait, and start by themselves when it is back.
+func TestStoreGoesAndComesBack(t *testing.T) {
+	t.Parallel()
+	location, folder := lab.Location(t, "moving")
+	namespace := lab.Namespace(t, "moving-ns")
+	before, hasty, waiting, other := labtest.Name("before"), labtest.Name("hasty"), labtest.Name("waiting"), labtest.Name("other")
+	spec := v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: location}
+	lab.Create(t, labtest.System, before, spec)
+	lab.AwaitCompleted(t, before)
+	lab.AwaitRunGone(t, before)
+	about := func() string {
+		t.Helper()
+		response := lab.Request(t, http.MethodGet, api+"/backups", "")
+		if response.Code != http.StatusOK || !strings.Contains(string(response.Body), before) {
+			t.Errorf("the list is answered with %d, and without %s: %s", response.Code, before, response.Body)
+		}
+		for _, warning := range response.Header.Values("Warning") {
+			if strings.Contains(warning, location) {
+				return warning
+			}
+		}
+		return ""
+	}
+	if warning := about(); warning != "" {
+		t.Errorf("a list warns of a store that is there: %s", warning)
+	}
+
+	if err := os.Rename(folder, folder+"-away"); err != nil {
+		t.Fatal(err)
+	}
+	// This one finds out, and is none the worse for it.
+	lab.Create(t, labtest.System, hasty, spec)
+	awaitStorageUnavailable(t, hasty, location)
+	labtest.Eventually(t, "lists to warn", func() error {
+		if about() == "" {
+			return fmt.Errorf("there is no warning of %s", location)
+		}
+		return nil
+	})
+	if condition := lab.AwaitAvailable(t, location, metav1.ConditionFalse); condition.Reason != enginev1alpha1.ReasonUnreachable || condition.Message == "" {
+		t.Errorf("the condition is %+v", condition)
+	}
+	body := fmt.Sprintf(manifest, waiting, labtest.System, fmt.Sprintf("{includedNamespaces: [%s], storageLocation: %s}", namespace, location))
+	_, stderr, err := lab.TryKubectl(t, body, "create", "-f", "-")
+	if err != nil || !strings.Contains(stderr, "Warning: spec.storageLocation") {
+		t.Errorf("creating a backup there: %v: %s", err, stderr)
+	}
+	awaitStorageUnavailable(t, waiting, location)
+	// It keeps its place, and holds up no one in another store.
+	lab.Backup(t, other, lab.Namespace(t, "elsewhere"))
+	lab.AwaitCompleted(t, other)
+	lab.AwaitPhase(t, labtest.System, waiting, v1alpha1.BackupPhaseQueued)
+	lab.AwaitCompleted(t, before)
+
+	if err := os.Rename(folder+"-away", folder); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{hasty, waiting} {
+		lab.AwaitCompleted(t, name)
+		lab.AwaitRunGone(t, name)
+		lab.AwaitCompleted(t, name)
+	}
+	labtest.Eventually(t, "lists to warn no more", func() error {
+		if warning := about(); warning != "" {
+			return fmt.Errorf("there is %s", warning)
+		}
+		return nil
+	})
+}
+
+// awaitStorageUnavailable waits until a backup says that it waits for its store.
+func awaitStorageUnavailable(t *testing.T, name, location string) {
+	t.Helper()
+	labtest.Eventually(t, name+" to say what it waits for", func() error {
+		found, err := lab.Holdfast.HoldfastV1alpha1().BackupQueueEntries(labtest.System).Get(t.Context(), name, metav1.GetOptions{})
+		if err == nil && (found.Status.Reason != v1alpha1.QueueReasonStorageUnavailable || !strings.Contains(found.Status.Message, location)) {
+			err = fmt.Errorf("its entry is %+v", found.Status)
+		}
+		return err
+	})
+}
+
+// TestStoreGoesWhileABackupRuns: the backup waits some seconds for it, then fails
+// and says why. Its failure is stored when the store is back.
+func TestStoreGoesWhileABackupRuns(t *testing.T) {
+	t.Parallel()
+	location, folder := lab.Location(t, "fading")
+	namespace := lab.Namespace(t, "fading-ns")
+	lab.Pod(t, namespace, labtest.Unattended)
+	held := lab.HoldSpec(t, labtest.Name("held"), v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: location})
+	if err := os.Rename(folder, folder+"-away"); err != nil {
+		t.Fatal(err)
+	}
+	held.LetGo(t)
+	failed := lab.AwaitPhase(t, labtest.System, held.Name, v1alpha1.BackupPhaseFailed)
+	if !strings.Contains(failed.Status.FailureReason, "the folder of the storage location does not exist") {
+		t.Errorf("it failed for the reason %q", failed.Status.FailureReason)
+	}
+	if err := os.Rename(folder+"-away", folder); err != nil {
+		t.Fatal(err)
+	}
+	lab.AwaitRunGone(t, held.Name)
+	lab.AwaitPhase(t, labtest.System, held.Name, v1alpha1.BackupPhaseFailed)
+	want := []string{held.Name + "-logs.gz", held.Name + "-results.gz", "velero-backup.json"}
+	if diff := cmp.Diff(want, files(t, filepath.Join(folder, format.BackupPrefix(held.Name)))); diff != "" {
+		t.Errorf("what the store holds of it (-want +got):\n%s", diff)
+	}
+	next := labtest.Name("next")
+	lab.Create(t, labtest.System, next, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: location})
+	lab.AwaitCompleted(t, next)
+}
+
+// TestUnreadableBackup: a file that can't be read is one bad row, and hides
+// nothing beside it.
+func TestUnreadableBackup(t *testing.T) {
+	t.Parallel()
+	location, folder := lab.Location(t, "damaged")
+	namespace := lab.Namespace(t, "damaged-ns")
+	sound, broken, cut := labtest.Name("sound"), labtest.Name("broken"), labtest.Name("cut")
+	lab.Create(t, labtest.System, sound, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: location})
+	lab.AwaitCompleted(t, sound)
+	lab.AwaitRunGone(t, sound)
+	metadata, err := os.ReadFile(filepath.Join(folder, format.MetadataKey(sound)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, folder, format.MetadataKey(broken), []byte("this is no JSON"))
+	put(t, folder, format.MetadataKey(cut), metadata[:len(metadata)/2])
+	for _, name := range []string{broken, cut} {
+		found := lab.AwaitPhase(t, labtest.System, name, v1alpha1.BackupPhaseUnreadable)
+		if found.Status.FailureReason == "" || found.Spec.StorageLocation != location {
+			t.Errorf("%s says %q, and is in %q", name, found.Status.FailureReason, found.Spec.StorageLocation)
+		}
+	}
+	lab.AwaitCompleted(t, sound)
+	table := lab.Kubectl(t, "get", "backups", "-n", labtest.System, "--field-selector", "spec.storageLocation="+location)
+	if strings.Count(table, "Unreadable") != 2 || strings.Count(table, "Completed") != 1 {
+		t.Errorf("kubectl get backups prints\n%s", table)
+	}
+	// Its name is taken, whatever it is.
+	if status := create(t, fmt.Sprintf(manifest, broken, labtest.System, "{}")); status.Reason != metav1.StatusReasonAlreadyExists {
+		t.Errorf("creating a backup of that name is answered with %q", status.Message)
+	}
+}
+
+// put writes a file of a store at once, as stores do.
+func put(t *testing.T, folder, key string, content []byte) {
+	t.Helper()
+	path := filepath.Join(folder, filepath.FromSlash(key))
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path+".tmp", content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".tmp", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBackupsOfOthers: what another cluster, or Velero, puts into the store shows
+// up by itself, with its volumes, and goes when it is removed there.
+func TestBackupsOfOthers(t *testing.T) {
+	t.Parallel()
+	location, folder := lab.Location(t, "shared")
+	name, namespace := labtest.Name("imported"), labtest.Name("far-away")
+	theirs := &v1alpha1.Backup{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "velero", Name: name, UID: "0a4f6c5e-0b8e-4f2b-9a55-4f6d3c1b2a19",
+			CreationTimestamp: metav1.Date(2026, time.March, 1, 1, 0, 0, 0, time.UTC),
+			Labels:            map[string]string{"velero.io/schedule-name": "nightly"},
+		},
+		Spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: "their-name-of-it"},
+		Status: v1alpha1.BackupStatus{
+			Phase:               v1alpha1.BackupPhaseCompleted,
+			StartTimestamp:      &metav1.Time{Time: time.Date(2026, time.March, 1, 1, 0, 1, 0, time.UTC)},
+			CompletionTimestamp: &metav1.Time{Time: time.Date(2026, time.March, 1, 1, 5, 0, 0, time.UTC)},
+			Progress:            &v1alpha1.BackupProgress{TotalItems: 7, ItemsBackedUp: 7},
+		},
+	}
+	// The system namespace is theirs, so the name in the store is the backup's own.
+	metadata, err := format.EncodeBackup(theirs, format.Cluster{SystemNamespace: "velero", UID: "of-another-cluster"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var volumes bytes.Buffer
+	err = format.WritePodVolumeBackups(&volumes, []format.PodVolumeBackup{format.NewPodVolumeBackup(theirs, name, format.Volume{
+		Pod:       enginev1alpha1.PodReference{Namespace: namespace, Name: "db-0", UID: "7d5a"},
+		Node:      "their-node",
+		Name:      "data",
+		ClaimName: "data-db-0", ClaimUID: "52c1", PersistentVolume: "pv-1",
+		Status: enginev1alpha1.PodVolumeBackupStatus{
+			Phase:      enginev1alpha1.VolumePhaseCompleted,
+			SnapshotID: "k1234",
+			Progress:   enginev1alpha1.VolumeProgress{TotalBytes: 4096, BytesDone: 4096},
+		},
+	})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An own one beside it, so that the store is not suddenly empty when theirs goes.
+	own := labtest.Name("own")
+	lab.Create(t, labtest.System, own, v1alpha1.BackupSpec{IncludedNamespaces: []string{lab.Namespace(t, "own-ns")}, StorageLocation: location})
+	lab.AwaitCompleted(t, own)
+
+	put(t, folder, format.PodVolumeBackupsKey(name), volumes.Bytes())
+	put(t, folder, format.MetadataKey(name), metadata)
+	var shown *v1alpha1.Backup
+	labtest.Eventually(t, name+" to show up", func() (err error) {
+		shown, err = lab.Holdfast.HoldfastV1alpha1().Backups(labtest.System).Get(t.Context(), name, metav1.GetOptions{})
+		return err
+	})
+	if shown.UID != theirs.UID || !shown.CreationTimestamp.Equal(&theirs.CreationTimestamp) || shown.Status.Phase != theirs.Status.Phase ||
+		shown.Spec.StorageLocation != location || shown.Labels["velero.io/schedule-name"] != "nightly" {
+		t.Errorf("it is shown as %+v", shown)
+	}
+	history := lab.Kubectl(t, "get", "volumebackups", "-n", namespace, "--field-selector", "spec.volumeName=data-db-0,status.node=their-node", "-o", "wide")
+	if !strings.Contains(history, "k1234") {
+		t.Errorf("the history of their volume is\n%s", history)
+	}
+	if volumes := lab.Kubectl(t, "get", "backupvolumes", "-n", namespace); !strings.Contains(volumes, "data-db-0") || !strings.Contains(volumes, "4.0Ki") {
+		t.Errorf("their volumes are\n%s", volumes)
+	}
+
+	if err := os.RemoveAll(filepath.Join(folder, format.BackupPrefix(name))); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Eventually(t, name+" to go", func() error {
+		_, err := lab.Holdfast.HoldfastV1alpha1().Backups(labtest.System).Get(t.Context(), name, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("reading it: %v", err)
+		}
+		list, err := lab.Holdfast.HoldfastV1alpha1().BackupVolumes(namespace).List(t.Context(), metav1.ListOptions{})
+		if err == nil && len(list.Items) != 0 {
+			err = fmt.Errorf("its volumes are %v", list.Items)
+		}
+		return err
+	})
+	lab.AwaitCompleted(t, own)
+}
+
+// TestSameNameInTwoStores: both are listed, under names of their own that do not
+// change.
+func TestSameNameInTwoStores(t *testing.T) {
+	t.Parallel()
+	first, firstFolder := lab.Location(t, "a-copy")
+	second, secondFolder := lab.Location(t, "b-copy")
+	name := labtest.Name("twin")
+	lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{IncludedNamespaces: []string{lab.Namespace(t, "twin-ns")}, StorageLocation: second})
+	original := lab.AwaitCompleted(t, name)
+	lab.AwaitRunGone(t, name)
+	if err := os.CopyFS(filepath.Join(firstFolder, "backups"), os.DirFS(filepath.Join(secondFolder, "backups"))); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Eventually(t, "both to be listed", func() error {
+		list, err := lab.Holdfast.HoldfastV1alpha1().Backups(labtest.System).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		var found []string
+		for _, backup := range list.Items {
+			if strings.HasPrefix(backup.Name, name) {
+				found = append(found, backup.Name+" in "+backup.Spec.StorageLocation)
+			}
+		}
+		if want := []string{name + " in " + first, name + "@" + second + " in " + second}; !slices.Equal(want, found) {
+			return fmt.Errorf("they are %v, not %v", found, want)
+		}
+		return nil
+	})
+	lab.Kubectl(t, "get", "backup", "-n", labtest.System, name+"@"+second)
+	copied := lab.AwaitCompleted(t, name)
+	renamed := lab.AwaitCompleted(t, name+"@"+second)
+	if copied.UID != original.UID || renamed.UID == original.UID {
+		t.Errorf("the uid of the original is %s, that of its copy %s, and of the one with the new name %s", original.UID, copied.UID, renamed.UID)
+	}
+}

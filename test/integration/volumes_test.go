@@ -1,0 +1,259 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/test/integration/labtest"
+)
+
+// TestFilesComeBack: what lies in a volume survives a backup, its loss, and a
+// restore, in every respect that a file has.
+func TestFilesComeBack(t *testing.T) {
+	t.Parallel()
+	namespace := lab.Namespace(t, "files")
+	pod, folder := lab.PodWithClaim(t, namespace, labtest.Node)
+	fill(t, folder)
+	before := tree(t, folder)
+
+	name := labtest.Name("files")
+	lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, DefaultVolumesToFsBackup: new(true)})
+	backup := lab.AwaitCompleted(t, name)
+	lab.AwaitRunGone(t, name)
+	if volumes := backup.Status.Volumes; volumes == nil || volumes.Total != 1 || volumes.Completed != 1 || backup.Status.Warnings != 0 {
+		t.Errorf("the backup has volumes %+v and %d warnings", volumes, backup.Status.Warnings)
+	}
+	history := volumeHistory(t, namespace, name)
+	if history.Spec.VolumeName != "data" || history.Spec.PodName != "web" || history.Spec.PodVolume != "content" ||
+		history.Status.Phase != "Completed" || history.Status.Node != labtest.Node || history.Status.SizeBytes == 0 {
+		t.Errorf("the history says %+v %+v", history.Spec, history.Status)
+	}
+
+	empty(t, folder)
+	restore(t, pod, namespace+"-data", history.Status.SnapshotID)
+	if diff := cmp.Diff(before, tree(t, folder)); diff != "" {
+		t.Errorf("what came back differs (-before +after):\n%s", diff)
+	}
+
+	// A second backup reads what is new, and nothing else.
+	if err := os.WriteFile(filepath.Join(folder, "new"), make([]byte, 1000), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// The restore made every file anew, so this one reads them all, the next does not.
+	for _, next := range []string{labtest.Name("files"), labtest.Name("files")} {
+		lab.Create(t, labtest.System, next, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, DefaultVolumesToFsBackup: new(true)})
+		lab.AwaitCompleted(t, next)
+		lab.AwaitRunGone(t, next)
+		name = next
+	}
+	if last := volumeHistory(t, namespace, name); last.Status.IncrementalBytes != 0 || last.Status.SizeBytes != history.Status.SizeBytes+1000 {
+		t.Errorf("the third backup has %d bytes, of which %d are new; the first one had %d", last.Status.SizeBytes, last.Status.IncrementalBytes, history.Status.SizeBytes)
+	}
+	volume, err := lab.Holdfast.HoldfastV1alpha1().BackupVolumes(namespace).Get(t.Context(), "data", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if volume.Status.Backups != 3 || volume.Status.LastBackup == nil || volume.Status.LastBackup.Name != name {
+		t.Errorf("the volume says %+v", volume.Status)
+	}
+}
+
+// TestVolumeWithoutClaim: an emptyDir is backed up and listed by its pod.
+func TestVolumeWithoutClaim(t *testing.T) {
+	t.Parallel()
+	namespace := lab.Namespace(t, "scratch")
+	pod, folder := lab.Pod(t, namespace, labtest.Node)
+	fill(t, folder)
+	before := tree(t, folder)
+	lab.Create(t, namespace, "own", v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(true)})
+	lab.AwaitPhase(t, namespace, "own", v1alpha1.BackupPhaseCompleted)
+	lab.AwaitRunGone(t, namespace+".own")
+	history := volumeHistory(t, namespace, "own")
+	if history.Spec.VolumeName != "pod:web:scratch" {
+		t.Errorf("the volume is called %q", history.Spec.VolumeName)
+	}
+	lab.Kubectl(t, "get", "backupvolume", "pod:web:scratch", "-n", namespace)
+	empty(t, folder)
+	restore(t, pod, "", history.Status.SnapshotID)
+	if diff := cmp.Diff(before, tree(t, folder)); diff != "" {
+		t.Errorf("what came back differs (-before +after):\n%s", diff)
+	}
+}
+
+// fill makes one of every kind of file.
+func fill(t *testing.T, folder string) {
+	t.Helper()
+	content := make([]byte, 3<<20)
+	random := rand.NewChaCha8([32]byte{1})
+	_, _ = random.Read(content) // it never fails
+	path := func(name string) string { return filepath.Join(folder, name) }
+	errs := []error{
+		os.MkdirAll(path("deep/er/est"), 0o755),
+		os.Mkdir(path("empty"), 0o700),
+		os.Mkdir(path("sticky"), 0o755),
+		os.Chmod(path("sticky"), 0o777|os.ModeSticky),
+		os.WriteFile(path("deep/er/est/random"), content, 0o644),
+		os.WriteFile(path("nothing"), nil, 0o644),
+		os.WriteFile(path("secret"), []byte("only for its owner"), 0o600),
+		os.WriteFile(path("program"), []byte("#!/bin/sh\n"), 0o755),
+		os.Chmod(path("program"), 0o755|os.ModeSetuid),
+		os.WriteFile(path("read-only"), []byte("not even by its owner"), 0o444),
+		os.WriteFile(path("name with spaces, äöü and \"quotes\""), []byte("x"), 0o644),
+		os.WriteFile(path(".hidden"), []byte("x"), 0o644),
+		os.Symlink("deep/er/est/random", path("link")),
+		os.Symlink("/nowhere/at/all", path("dangling")),
+		os.Symlink("..", path("upwards")),
+		sparse(path("sparse"), 40<<20),
+		os.Chtimes(path("secret"), time.Time{}, time.Date(2001, time.February, 3, 4, 5, 6, 789, time.UTC)),
+	}
+	if os.Geteuid() == 0 { // others can't give files away
+		errs = append(errs,
+			os.Chown(path("secret"), 1234, 5678),
+			os.Chown(path("empty"), 33, 44),
+			os.Lchown(path("link"), 55, 66))
+	}
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// sparse makes a file with a little data in the middle of a hole.
+func sparse(path string, size int64) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := file.Truncate(size); err != nil {
+		return err
+	}
+	_, err = file.WriteAt([]byte("an island"), size/2)
+	return err
+}
+
+func empty(t *testing.T, folder string) {
+	t.Helper()
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		if err := os.RemoveAll(filepath.Join(folder, entry.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// tree describes all that is below a folder.
+func tree(t *testing.T, folder string) map[string]string {
+	t.Helper()
+	result := map[string]string{}
+	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || path == folder {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		stat := info.Sys().(*syscall.Stat_t)
+		name, _ := filepath.Rel(folder, path)
+		description := fmt.Sprintf("%s owner=%d:%d", info.Mode(), stat.Uid, stat.Gid)
+		switch {
+		case info.Mode()&fs.ModeSymlink != 0:
+			target, err := os.Readlink(path)
+			result[name] = description + " -> " + target
+			return err
+		case info.IsDir():
+			result[name] = description + " " + info.ModTime().UTC().Format(time.RFC3339)
+			return nil
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		// A hole of 40 MiB must not have become 40 MiB of zeros.
+		holes := stat.Blocks*512 < info.Size()/2
+		result[name] = fmt.Sprintf("%s %s size=%d holes=%t sha256=%x", description, info.ModTime().UTC().Format(time.RFC3339Nano), info.Size(), holes, sha256.Sum256(content))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
+
+// volumeHistory is the entry of one backup in the history of the only volume of
+// a namespace.
+func volumeHistory(t *testing.T, namespace, backup string) v1alpha1.VolumeBackup {
+	t.Helper()
+	var found v1alpha1.VolumeBackup
+	labtest.Eventually(t, "the history of the volume in "+namespace, func() error {
+		list, err := lab.Holdfast.HoldfastV1alpha1().VolumeBackups(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "spec.backup.name=" + backup})
+		if err != nil {
+			return err
+		}
+		if len(list.Items) != 1 {
+			return fmt.Errorf("it has %d entries of backup %s", len(list.Items), backup)
+		}
+		found = list.Items[0]
+		return nil
+	})
+	return found
+}
+
+// restore writes a snapshot back into the volume of a pod.
+func restore(t *testing.T, pod *corev1.Pod, persistentVolume, snapshot string) {
+	t.Helper()
+	restoreFrom(t, "default", pod, persistentVolume, snapshot)
+}
+
+func restoreFrom(t *testing.T, location string, pod *corev1.Pod, persistentVolume, snapshot string) {
+	t.Helper()
+	restores := lab.Engine.EngineV1alpha1().PodVolumeRestores(labtest.System)
+	record := &enginev1alpha1.PodVolumeRestore{
+		ObjectMeta: metav1.ObjectMeta{Name: labtest.Name("restore"), Labels: map[string]string{enginev1alpha1.LabelNode: pod.Spec.NodeName}},
+		Spec: enginev1alpha1.PodVolumeRestoreSpec{
+			Node:                  pod.Spec.NodeName,
+			Pod:                   enginev1alpha1.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+			Volume:                pod.Spec.Volumes[0].Name,
+			PersistentVolume:      persistentVolume,
+			BackupStorageLocation: location,
+			Repository:            enginev1alpha1.RepositoryName(pod.Namespace, location),
+			SnapshotID:            snapshot,
+		},
+	}
+	if _, err := restores.Create(t.Context(), record, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Eventually(t, "the restore of snapshot "+snapshot, func() error {
+		latest, err := restores.Get(t.Context(), record.Name, metav1.GetOptions{})
+		switch {
+		case err != nil:
+			return err
+		case latest.Status.Phase == enginev1alpha1.VolumePhaseFailed:
+			t.Fatalf("it failed: %s", latest.Status.Message)
+		case latest.Status.Phase != enginev1alpha1.VolumePhaseCompleted:
+			return fmt.Errorf("its status is %+v", latest.Status)
+		}
+		return nil
+	})
+}
