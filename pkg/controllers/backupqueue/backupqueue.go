@@ -138,6 +138,8 @@ type Controller struct {
 	lastTicket int64
 	// settings are the latest version that was read or written; nil when in doubt.
 	settings *corev1.ConfigMap
+	// told is what people know, by the uid of a run that waits; nil at first.
+	told map[string]*told
 	// unreadable is the version of the settings that was reported to be.
 	unreadable string
 }
@@ -270,6 +272,7 @@ func (c *Controller) sync(ctx context.Context) error {
 	if err := c.writeLedger(ctx, d); err != nil {
 		return err
 	}
+	c.tell(ctx, d)
 	observe(d.plan, c.clock.Now())
 	if d.ledger.others {
 		c.queue.AddAfter(theQueue, recheck)
@@ -313,7 +316,10 @@ func (c *Controller) settle(ctx context.Context, d *decision) (bool, error) {
 		ended++
 		now := metav1.NewTime(c.clock.Now())
 		end.CompletionTimestamp = &now
-		if err := c.write(ctx, run, *end); err != nil && !apierrors.IsNotFound(err) {
+		switch err := c.write(ctx, run, *end); {
+		case err == nil && end.Phase == v1alpha1.BackupPhaseCancelled:
+			c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeNormal, string(end.Phase), "Backup", "The backup was %s", end.FailureReason)
+		case err != nil && !apierrors.IsNotFound(err):
 			return false, err
 		}
 		delete(d.runs, run.Name)

@@ -58,7 +58,9 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 	for _, namespace := range namespaces {
 		snapshot.Namespaces = append(snapshot.Namespaces, namespace.Name)
 	}
+	begin := c.clock.Now()
 	plan, err := queue.Decide(snapshot)
+	queueDecision.Observe(c.clock.Since(begin).Seconds())
 	return &decision{runs: runs, ledger: ledger, plan: plan}, err
 }
 

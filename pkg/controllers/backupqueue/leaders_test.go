@@ -162,7 +162,7 @@ func tell(t *testing.T, seed uint64, leaders int) {
 
 func TestLeadersNeverRunTooManyNorWhatOverlaps(t *testing.T) {
 	for _, leaders := range []int{1, 2, 3} {
-		for seed := range uint64(25) {
+		for seed := range uint64(15) {
 			t.Run(fmt.Sprintf("%d leaders, %d", leaders, seed), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) { tell(t, seed, leaders) })
 			})

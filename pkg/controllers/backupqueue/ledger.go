@@ -156,6 +156,7 @@ func (c *Controller) writeLedger(ctx context.Context, d *decision) error {
 		if run.Status.QueuedTimestamp != nil {
 			waited = now.Sub(run.Status.QueuedTimestamp.Time)
 		}
+		queueStarts.Inc()
 		queueWait.Observe(waited.Seconds())
 		klog.FromContext(ctx).Info("Backup left the queue", "backupRun", klog.KObj(run), "waited", waited.Round(time.Millisecond))
 	}

@@ -42,13 +42,32 @@ var (
 		Buckets:        []float64{0.1, 1, 10, 60, 300, 900, 3600, 4 * 3600, 24 * 3600},
 		StabilityLevel: metrics.ALPHA,
 	})
+	queueStarts = metrics.NewCounter(&metrics.CounterOpts{
+		Subsystem:      subsystem,
+		Name:           "starts_total",
+		Help:           "Backups that were let start.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	queueDecision = metrics.NewHistogram(&metrics.HistogramOpts{
+		Subsystem:      subsystem,
+		Name:           "decision_duration_seconds",
+		Help:           "How long it took to decide which backups start, without the writes.",
+		Buckets:        metrics.ExponentialBuckets(0.0001, 4, 8),
+		StabilityLevel: metrics.ALPHA,
+	})
+	queueSlots = metrics.NewGauge(&metrics.GaugeOpts{
+		Subsystem:      subsystem,
+		Name:           "slots",
+		Help:           "How many backups may run at once.",
+		StabilityLevel: metrics.ALPHA,
+	})
 
 	register sync.Once
 )
 
 func registerMetrics() {
 	register.Do(func() {
-		legacyregistry.MustRegister(queueDepth, queueBlocked, queueOldestWait, queueWait)
+		legacyregistry.MustRegister(queueDepth, queueBlocked, queueOldestWait, queueWait, queueStarts, queueDecision, queueSlots)
 	})
 }
 
@@ -78,4 +97,5 @@ func observe(plan queue.Plan, now time.Time) {
 		queueBlocked.WithLabelValues(string(reason)).Set(float64(n))
 	}
 	queueOldestWait.Set(oldest.Seconds())
+	queueSlots.Set(float64(plan.Limit))
 }

@@ -4,6 +4,7 @@
 package backuprun
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -90,6 +91,50 @@ func TestSettlingInTheStore(t *testing.T) {
 	namesake.UID = "another"
 	if outcome, err := e.Settle(t.Context(), namesake, "the power went out"); err == nil || outcome.Stored {
 		t.Errorf("the backup of another run was taken for its own: %v", err)
+	}
+}
+
+func TestDiscardingInTheStore(t *testing.T) {
+	e, folder := newExecutor(t)
+	run := newRun("a", running)
+	partial := filepath.Join(folder, "backups", "a", "a.tar.gz")
+	if err := os.MkdirAll(filepath.Dir(partial), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(partial, []byte("half a tarball"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // again, as after a crash in between
+		if outcome, err := e.Discard(t.Context(), run); err != nil || outcome.Stored {
+			t.Fatalf("Discard: %v, %+v", err, outcome)
+		}
+		if left, err := os.ReadDir(filepath.Dir(partial)); len(left) > 0 {
+			t.Fatalf("left in the store: %v, %v", left, err)
+		}
+	}
+
+	// What has ended stands.
+	ended, err := e.Settle(t.Context(), run, "the power went out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	outcome, err := e.Discard(t.Context(), run)
+	if err != nil || !outcome.Stored || outcome.Status.FailureReason != ended.Status.FailureReason {
+		t.Errorf("Discard of what is stored: %v, %+v", err, outcome)
+	}
+	namesake := newRun("a", running)
+	namesake.UID = "another"
+	if outcome, err := e.Discard(t.Context(), namesake); !errors.Is(err, backup.ErrNameTaken) || outcome.Stored {
+		t.Errorf("Discard of a namesake: %v, %+v", err, outcome)
+	}
+	if _, err := os.Stat(filepath.Join(folder, "backups", "a", "velero-backup.json")); err != nil {
+		t.Errorf("the stored backup is gone: %v", err)
+	}
+
+	gone := newRun("a", running)
+	gone.Spec.Backup.StorageLocation = "gone"
+	if _, err := e.Discard(t.Context(), gone); err == nil {
+		t.Error("a location that is gone was cleaned")
 	}
 }
 

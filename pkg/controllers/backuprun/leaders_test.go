@@ -40,6 +40,8 @@ type story struct {
 	created   int
 	paused    *process
 	release   func()
+	// stopping is how long an execution takes to stop.
+	stopping time.Duration
 
 	mu sync.Mutex
 	// namespaces are what the runs select, by name.
@@ -197,7 +199,8 @@ func (s *story) check() {
 	defer s.mu.Unlock()
 	var executing []string
 	for name, under := range s.executing {
-		if under.by != s.paused {
+		// One that wakes up too late reads on until it notices.
+		if under.by != s.paused && !under.by.isGone() {
 			executing = append(executing, name)
 		}
 	}
@@ -278,13 +281,20 @@ func (s *story) revive() {
 	}
 }
 
-func tell(t *testing.T, seed uint64, processes int) {
+func newStory(t *testing.T, limit int) *story {
 	s := &story{
-		T: t, Cluster: enginetest.New(), limit: 2, seed: seed, random: rand.New(rand.NewPCG(seed, 1)),
+		T: t, Cluster: enginetest.New(), limit: limit,
 		namespaces: map[string][]string{}, executing: map[string]*underWay{}, executors: map[string][]string{}, reachable: true,
 	}
 	s.Create(&enginev1alpha1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}})
 	s.setAvailable()
+	return s
+}
+
+func tell(t *testing.T, seed uint64, processes int) {
+	s := newStory(t, 2)
+	s.seed, s.random = seed, rand.New(rand.NewPCG(seed, 1))
+	s.stopping = time.Duration(s.random.IntN(8)) * time.Second
 	for range processes {
 		s.processes = append(s.processes, s.launch())
 	}
@@ -321,11 +331,59 @@ func TestControllersThatAllBelieveToLead(t *testing.T) {
 	}
 }
 
+// A process was about to claim a run when it was paused. Another one took the start
+// over, put it back since the store did not answer, and let another run have the
+// slot. Then the claim arrives.
+func TestAClaimThatWasHeldBackForMinutesFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStory(t, 1)
+		location := &enginev1alpha1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "up"}}
+		location.Status.Conditions = []metav1.Condition{{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionTrue}}
+		s.Create(location)
+		paused := s.launch(func(p *process) { p.gate.claims = make(chan struct{}) })
+		claims := paused.gate.claims
+		first, second := newRun("first", ""), newRun("second", "")
+		first.Status.Ticket, second.Status.Ticket = 0, 0
+		first.Spec.Backup.IncludedNamespaces, second.Spec.Backup.IncludedNamespaces = []string{"a"}, []string{"b"}
+		second.Spec.Backup.StorageLocation = "up"
+		s.Create(first)
+		synctest.Wait() // its claim is on its way
+		s.pause(paused)
+		s.mu.Lock()
+		s.reachable = false
+		s.mu.Unlock()
+		other := s.launch()
+		time.Sleep(time.Minute)
+		s.Create(second)
+		time.Sleep(time.Minute)
+		s.mu.Lock()
+		executing := s.executing["second"]
+		s.mu.Unlock()
+		if executing == nil || executing.by != other {
+			t.Fatalf("the second run is not executed by %s: %+v", other.name, s.runs())
+		}
+		s.resume()
+		close(claims)
+		time.Sleep(time.Second)
+		s.check()
+		for _, run := range s.runs() {
+			if run.Name == "first" && (run.Status.Phase != queued || run.Status.Returned == 0) {
+				t.Errorf("the claim was let pass: %+v", run.Status)
+			}
+		}
+		if processes := s.executors["first"]; len(processes) > 0 {
+			t.Errorf("it was executed by %q", processes)
+		}
+		<-paused.stopped
+		other.kill()
+	})
+}
+
 // Reach, Execute, Settle and Discard make a process an executor.
-func (p *process) Reach(context.Context, *enginev1alpha1.BackupRun) error {
+func (p *process) Reach(_ context.Context, run *enginev1alpha1.BackupRun) error {
 	p.story.mu.Lock()
 	defer p.story.mu.Unlock()
-	if !p.story.reachable {
+	if !p.story.reachable && run.Spec.Backup.StorageLocation == "default" {
 		return errBroken
 	}
 	return nil
@@ -353,6 +411,7 @@ func (p *process) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, _ 
 	case <-over.Done():
 		return stored(v1alpha1.BackupPhaseCompleted), nil
 	case <-ctx.Done():
+		time.Sleep(p.story.stopping) // it takes its time
 		return failed(ctx.Err()), ctx.Err()
 	}
 }

@@ -39,11 +39,17 @@ type process struct {
 }
 
 // launch starts a process.
-func (s *story) launch() *process {
+func (s *story) launch(prepare ...func(*process)) *process {
 	s.Helper()
 	s.named++
 	ctx, stop := context.WithCancel(s.Context())
-	p := &process{story: s, name: fmt.Sprintf("process-%d", s.named), gate: &gate{random: rand.New(rand.NewPCG(s.seed, uint64(s.named)))}, stop: stop, stopped: make(chan struct{})}
+	p := &process{story: s, name: fmt.Sprintf("process-%d", s.named), gate: &gate{}, stop: stop, stopped: make(chan struct{})}
+	if s.random != nil {
+		p.gate.random = rand.New(rand.NewPCG(s.seed, uint64(s.named)))
+	}
+	for _, f := range prepare {
+		f(p)
+	}
 	engine := gatedEngine{s.EngineV1alpha1(), p.gate}
 	configMaps := gatedConfigMaps{s.Kube.CoreV1().ConfigMaps(system), p.gate}
 	leases := gatedLeases{s.Kube.CoordinationV1().Leases(system), p.gate}
@@ -101,6 +107,12 @@ func (s *story) launch() *process {
 	return p
 }
 
+// isGone reports whether nobody has to wait for a process any more.
+func (p *process) isGone() bool {
+	_, err := p.story.Kube.CoordinationV1().Leases(system).Get(p.story.Context(), p.name, metav1.GetOptions{})
+	return err != nil
+}
+
 // kill ends a process without a word.
 func (p *process) kill() {
 	p.gate.shatter()
@@ -110,7 +122,9 @@ func (p *process) kill() {
 // gate holds the requests of a process back while it is closed, and carries them
 // out when it is opened, however old they are then.
 type gate struct {
-	mu     sync.Mutex
+	mu sync.Mutex
+	// claims, if set, holds claims back until it is closed.
+	claims chan struct{}
 	random *rand.Rand
 	closed chan struct{}
 	broken bool
@@ -156,7 +170,7 @@ func (g *gate) wait() error {
 func send[T any](g *gate, request func() (T, error)) (T, error) {
 	g.mu.Lock()
 	late := time.Duration(0)
-	if g.random.IntN(4) == 0 {
+	if g.random != nil && g.random.IntN(4) == 0 {
 		late = time.Duration(g.random.IntN(30_000)) * time.Millisecond
 	}
 	g.mu.Unlock()
@@ -196,6 +210,9 @@ func (r gatedRuns) List(ctx context.Context, options metav1.ListOptions) (*engin
 }
 
 func (r gatedRuns) UpdateStatus(ctx context.Context, run *enginev1alpha1.BackupRun, options metav1.UpdateOptions) (*enginev1alpha1.BackupRun, error) {
+	if r.gate.claims != nil && run.Status.Phase == running {
+		<-r.gate.claims
+	}
 	return send(r.gate, func() (*enginev1alpha1.BackupRun, error) {
 		return r.BackupRunInterface.UpdateStatus(ctx, run, options)
 	})
