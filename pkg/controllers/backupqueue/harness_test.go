@@ -76,9 +76,6 @@ type harness struct {
 	living    sets.Set[string]
 }
 
-// identity is the first process that a test starts.
-const identity = "process-1"
-
 func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 	h := &harness{T: t, Cluster: enginetest.New(), events: events.NewFakeRecorder(10_000), living: sets.New[string]()}
 	h.writeLedger()
