@@ -19,6 +19,7 @@ import (
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -97,7 +98,8 @@ func (s *story) launch(prepare ...func(*process)) *process {
 			running.Wait()
 			return nil
 		})
-		s.Logf("%s has ended: %v", p.name, err)
+		// Not to the test's log: some processes end after the test has.
+		klog.FromContext(ctx).Info("A process has ended", "process", p.name, "err", err)
 		stop()
 		queue.Run(ctx) // if it never ran: to end its workqueue
 		executor.Run(ctx)
