@@ -40,33 +40,35 @@ func backups(ctx context.Context) (map[string]v1alpha1.Backup, error) {
 	return byName, nil
 }
 
-// getBackup is one backup of the system namespace.
-func getBackup(t *testing.T, name string) *v1alpha1.Backup {
-	t.Helper()
-	b, err := lab.holdfast.HoldfastV1alpha1().Backups(system).Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
-
-// awaitEnd waits until backups have ended, as a script would, and checks how.
-func awaitEnd(t *testing.T, phase v1alpha1.BackupPhase, names ...string) {
+// awaitEnd waits until backups have ended, as a script would, checks how, and
+// returns them by name.
+func awaitEnd(t *testing.T, phase v1alpha1.BackupPhase, names ...string) map[string]*v1alpha1.Backup {
 	t.Helper()
 	args := []string{"wait", "--for=condition=" + v1alpha1.ConditionComplete, "--timeout=120s", "-n", system}
 	for _, name := range names {
 		args = append(args, "backup/"+name)
 	}
 	lab.mustShow(t, args...)
+	ended := map[string]*v1alpha1.Backup{}
 	for _, name := range names {
-		b := getBackup(t, name)
-		if b.Status.Phase != phase {
-			t.Errorf("backup %s is %s with %d errors (%s), want %s", name, b.Status.Phase, b.Status.Errors, b.Status.FailureReason, phase)
+		// One replica of the API server may know a moment before the other one.
+		eventually(t, name+" has ended for all replicas", func(ctx context.Context) error {
+			b, err := lab.holdfast.HoldfastV1alpha1().Backups(system).Get(ctx, name, metav1.GetOptions{})
+			if err == nil && !meta.IsStatusConditionTrue(b.Status.Conditions, v1alpha1.ConditionComplete) {
+				err = fmt.Errorf("it is %s", b.Status.Phase)
+			}
+			ended[name] = b
+			return err
+		})
+		status := ended[name].Status
+		if status.Phase != phase {
+			t.Errorf("backup %s is %s with %d errors (%s), want %s", name, status.Phase, status.Errors, status.FailureReason, phase)
 		}
-		if succeeded := meta.IsStatusConditionTrue(b.Status.Conditions, v1alpha1.ConditionSucceeded); succeeded != (phase == v1alpha1.BackupPhaseCompleted) {
-			t.Errorf("backup %s is %s with the condition Succeeded %t", name, b.Status.Phase, succeeded)
+		if succeeded := meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionSucceeded); succeeded != (phase == v1alpha1.BackupPhaseCompleted) {
+			t.Errorf("backup %s is %s with the condition Succeeded %t", name, status.Phase, succeeded)
 		}
 	}
+	return ended
 }
 
 // queued is the backup's entry in the queue, checked for its state.
@@ -121,6 +123,16 @@ func history(ctx context.Context, w workload, volume, backup string) (*v1alpha1.
 	return entry, nil
 }
 
+// awaitHistory is history, once the API server has read it from the store.
+func awaitHistory(t *testing.T, w workload, volume, backup string) (entry *v1alpha1.VolumeBackup) {
+	t.Helper()
+	eventually(t, "the history of "+w.namespace+" is there", func(ctx context.Context) (err error) {
+		entry, err = history(ctx, w, volume, backup)
+		return err
+	})
+	return entry
+}
+
 // restore asks the agents to write the volumes of workloads back from a backup,
 // and returns when they have.
 func restore(t *testing.T, backup string, all ...workload) {
@@ -129,10 +141,7 @@ func restore(t *testing.T, backup string, all ...workload) {
 	args := []string{"wait", "--for=jsonpath={.status.phase}=Completed", "--timeout=120s", "-n", system}
 	for _, w := range all {
 		for volume := range volumes {
-			entry, err := history(t.Context(), w, volume, backup)
-			if err != nil {
-				t.Fatal(err)
-			}
+			entry := awaitHistory(t, w, volume, backup)
 			persistentVolume := ""
 			if volume == "content" {
 				persistentVolume = w.persistentVolume()

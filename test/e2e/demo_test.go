@@ -68,8 +68,8 @@ func TestMainJob(t *testing.T) {
 
 	step("All of them end")
 	names := []string{"shop", "shop-and-blog", "wiki", "blog"}
-	awaitEnd(t, v1alpha1.BackupPhaseCompleted, names...)
-	if first, second := getBackup(t, "shop").Status, getBackup(t, "shop-and-blog").Status; second.StartTimestamp.Before(first.CompletionTimestamp) {
+	ended := awaitEnd(t, v1alpha1.BackupPhaseCompleted, names...)
+	if first, second := ended["shop"].Status, ended["shop-and-blog"].Status; second.StartTimestamp.Before(first.CompletionTimestamp) {
 		t.Errorf("shop-and-blog started at %s, and shop, which it overlaps, ended at %s", second.StartTimestamp, first.CompletionTimestamp)
 	}
 	awaitStored(t, names...)
@@ -81,16 +81,11 @@ func TestMainJob(t *testing.T) {
 	}
 
 	step("What is stored: the volumes, and their history")
-	eventually(t, "the history of all volumes is there", func(ctx context.Context) error {
-		for _, w := range all {
-			for volume := range volumes {
-				if _, err := history(ctx, w, volume, w.namespace); err != nil {
-					return err
-				}
-			}
+	for _, w := range all {
+		for volume := range volumes {
+			awaitHistory(t, w, volume, w.namespace)
 		}
-		return nil
-	})
+	}
 	lab.mustShow(t, "get", "backupvolumes", "-A")
 	lab.mustShow(t, "get", "volumebackups", "-A")
 

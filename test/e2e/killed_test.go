@@ -75,22 +75,22 @@ func TestAgentsEnd(t *testing.T) {
 	// Each agent works on one volume at a time: of each node one volume failed, and
 	// the other one, which waited, is complete.
 	awaitStored(t, "farm-interrupted")
-	failed := map[string]int{}
-	list, err := lab.holdfast.HoldfastV1alpha1().VolumeBackups("farm").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.backup.name=farm-interrupted"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, v := range list.Items {
-		if v.Status.Phase == string(enginev1alpha1.VolumePhaseFailed) {
-			failed[v.Status.Node]++
-			if !strings.Contains(v.Status.Message, "restarted") {
-				t.Errorf("volume %s on %s failed, and does not say that the agent was restarted: %q", v.Spec.VolumeName, v.Status.Node, v.Status.Message)
+	eventually(t, "the history says so", func(ctx context.Context) error {
+		list, err := lab.holdfast.HoldfastV1alpha1().VolumeBackups("farm").List(ctx, metav1.ListOptions{FieldSelector: "spec.backup.name=farm-interrupted"})
+		if err != nil {
+			return err
+		}
+		failed := map[string]int{}
+		for _, v := range list.Items {
+			if v.Status.Phase == string(enginev1alpha1.VolumePhaseFailed) && strings.Contains(v.Status.Message, "restarted") {
+				failed[v.Status.Node]++
 			}
 		}
-	}
-	if len(list.Items) != 4 || failed[nodes[0]] != 1 || failed[nodes[1]] != 1 {
-		t.Errorf("%d volumes, failed by node %v, want 4, and one failure on each node", len(list.Items), failed)
-	}
+		if len(list.Items) != 4 || failed[nodes[0]] != 1 || failed[nodes[1]] != 1 {
+			return fmt.Errorf("%d volumes, failed since their agent was restarted by node: %v", len(list.Items), failed)
+		}
+		return nil
+	})
 
 	step("The agents are back, and the next backup is whole")
 	lab.mustShow(t, "rollout", "status", "-n", system, "daemonset/holdfast-node-agent", "--timeout=120s")
@@ -140,14 +140,14 @@ func TestControllerEnds(t *testing.T) {
 	lab.mustShow(t, "delete", "pod", "-n", system, controller.Name, "--timeout=60s")
 	resume()
 
-	awaitEnd(t, v1alpha1.BackupPhaseFailed, names[0])
-	awaitEnd(t, v1alpha1.BackupPhaseCompleted, names[1:]...)
+	interrupted := awaitEnd(t, v1alpha1.BackupPhaseFailed, names[0])[names[0]]
+	others := awaitEnd(t, v1alpha1.BackupPhaseCompleted, names[1:]...)
 	lab.mustShow(t, "get", "backups", "-n", system)
-	if reason := getBackup(t, names[0]).Status.FailureReason; !strings.Contains(reason, "controller stopped") {
+	if reason := interrupted.Status.FailureReason; !strings.Contains(reason, "controller stopped") {
 		t.Errorf("%s failed because %q, which does not say that the controller stopped", names[0], reason)
 	}
 	for i := 2; i < len(names); i++ {
-		before, after := getBackup(t, names[i-1]), getBackup(t, names[i])
+		before, after := others[names[i-1]], others[names[i]]
 		if after.Status.StartTimestamp.Before(before.Status.CompletionTimestamp) {
 			t.Errorf("%s started at %s, and %s, which was ahead of it, ended at %s", after.Name, after.Status.StartTimestamp, before.Name, before.Status.CompletionTimestamp)
 		}

@@ -100,6 +100,10 @@ func TestStoreAway(t *testing.T) {
 		must(t, os.Rename(w.folder, w.folder+".away"))
 		w.Create(completed("a"))
 		w.start()
+		synctest.Wait()
+		if tries := w.faulty.Count(storetest.Get); tries != 1 {
+			t.Errorf("%d tries at once: what is written into the status must not be the next one's cause", tries)
+		}
 		time.Sleep(time.Hour)
 		synctest.Wait()
 

@@ -200,14 +200,11 @@ func TestOtherBackups(t *testing.T) {
 			run.Spec.Deletion.Stored = &enginev1alpha1.StoredBackup{UID: "the one before"}
 		}, "the uid namesake instead of the one before"},
 		"failed without being stored": {unstored, ""},
-		"never started": {func(run *enginev1alpha1.BackupRun) {
-			run.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCancelled}
-		}, ""},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, t.TempDir())
-			writeBackup(t, w.faulty, "a", "namesake", "its-snapshot")
+			writeBackup(t, w.faulty, "a", "namesake")
 			w.faulty.Reset()
 			run := completed("a")
 			c.change(run)
@@ -223,6 +220,24 @@ func TestOtherBackups(t *testing.T) {
 				t.Errorf("%d removals from the store", n)
 			}
 		})
+	}
+}
+
+// TestNeverStarted: a run that ended before it began has nothing in the store, and
+// the store is not needed. A folder of its name is of another cluster's backup that
+// is being written.
+func TestNeverStarted(t *testing.T) {
+	w := newWorld(t, t.TempDir())
+	must(t, w.faulty.Put(t.Context(), format.TarballKey("a"), []byte("of somebody else")))
+	w.faulty.Reset()
+	w.setAvailable(metav1.ConditionFalse)
+	run := completed("a")
+	run.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCancelled}
+	w.Create(run)
+	w.start()
+	w.waitGone("a")
+	if left, counts := w.keys("a"), w.faulty.Counts(); len(left) != 1 || len(counts) != 0 {
+		t.Errorf("%q are left after the requests %v", left, counts)
 	}
 }
 
