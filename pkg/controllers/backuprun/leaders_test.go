@@ -318,6 +318,7 @@ func tell(t *testing.T, seed uint64, processes int) {
 	s.finish()
 	for _, p := range s.processes {
 		p.kill()
+		<-p.stopped
 	}
 }
 
@@ -376,6 +377,7 @@ func TestAClaimThatWasHeldBackForMinutesFails(t *testing.T) {
 		}
 		<-paused.stopped
 		other.kill()
+		<-other.stopped
 	})
 }
 

@@ -27,10 +27,11 @@ func (c *Controller) isStart(settings *corev1.ConfigMap, run *enginev1alpha1.Bac
 
 // releaseRemoved reads the ledger, and removes from it the runs of a name that this
 // process was to execute and that are gone. run is the one of this name that
-// exists, or nil. It returns the ledger as it is then; nil if there is none.
+// exists, or nil. None of this name is being executed, since each has one worker at
+// a time. It returns the ledger as it is then; nil if there is none.
 func (c *Controller) releaseRemoved(ctx context.Context, name string, run *enginev1alpha1.BackupRun) (*corev1.ConfigMap, error) {
 	return c.release(ctx, func(start records.Start) bool {
-		return start.Name == name && (run == nil || start.UID != run.UID) && !c.isActive(start.UID)
+		return start.Name == name && (run == nil || start.UID != run.UID)
 	})
 }
 
