@@ -46,6 +46,8 @@ func measureQueue(ctx context.Context, l *lab, n int) ([]row, error) {
 		return nil, err
 	}
 
+	// A controller that could not renew its Lease for 10 s ends, so the backups must
+	// all be created in less; they take about a second.
 	if err := syscall.Kill(controller, syscall.SIGSTOP); err != nil {
 		return nil, fmt.Errorf("holding the controller: %w", err)
 	}
