@@ -49,6 +49,8 @@ func TestDiscovery(t *testing.T) {
 	want := []string{
 		"backupqueues backupqueue BackupQueueEntry [bq] namespaced=true [get list watch] [holdfast]",
 		"backups backup Backup [hfb] namespaced=true [create get list watch] [holdfast]",
+		"backups/cancel backup BackupCancellation [] namespaced=true [create] []",
+		"backups/deletion backup BackupDeletion [] namespaced=true [create] []",
 		"backupvolumes backupvolume BackupVolume [hfv] namespaced=true [get list watch] [holdfast]",
 		"volumebackups volumebackup VolumeBackup [hfvb] namespaced=true [get list] [holdfast]",
 	}
@@ -69,7 +71,7 @@ func TestDiscovery(t *testing.T) {
 func TestEmptyListHasColumns(t *testing.T) {
 	t.Parallel()
 	want := map[string][]string{
-		"backupqueues":  {"Pos", "Name", "State", "Reason", "Blocked-By", "Since", "Namespaces*", "Conflict*", "Location*", "Requester*"},
+		"backupqueues":  {"Pos", "Name", "State", "Reason", "Blocked-By", "Since", "Namespaces*", "Conflict*", "Slots*", "Location*", "Requester*"},
 		"backups":       {"Name", "Status", "Items", "Data", "Warnings", "Errors", "Expires", "Age", "Position*", "Reason*", "Took*", "Location*", "Requester*"},
 		"backupvolumes": {"Name", "Last-Backup", "Age", "Size", "Backups", "Failures", "Locations*"},
 		"volumebackups": {"Name", "Volume", "Backup", "Status", "Size", "New", "Age", "Pod*", "Node*", "Location*", "Snapshot*"},
