@@ -46,6 +46,12 @@ rules:
   - group: events.k8s.io
   - group: ""
     resources: [events]
+# The queue's ledger of started backups.
+- level: Metadata
+  namespaces: [holdfast]
+  resources:
+  - group: ""
+    resources: [configmaps]
 - level: None
 `
 
