@@ -1,0 +1,299 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package queue
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+// Planner is told of changes and answers at any time what Decide answers for the
+// records as they are then. A change costs what it touches, and an entry is
+// explained when it is asked for.
+//
+// It remembers what it was last told of each run, and the greatest ticket of all.
+// So what it answers does not depend on the order in which it was told, and a new
+// one that is told the same records goes on where another one stopped.
+//
+// It is not safe for concurrent use, not even to read. Its owner has the lock.
+type Planner struct {
+	limit      int
+	namespaces []string // sorted
+	locations  map[string]LocationState
+	lastTicket int64
+
+	runs  map[string]*member // by key: those in line, and the fresh ones
+	fresh []*member          // the New runs, in order of creation; they are in no lane
+	line  []*member          // those that use a slot and then the queued ones, in order
+	// slotsInUse counts those in line that use a slot.
+	slotsInUse int
+
+	names        map[string]*lane // by name
+	patterns     map[string]*lane // by keyOf the selection
+	clusterScope lane
+	passes       int
+
+	// starts are the members that may start, in order, unless changed is set.
+	starts  []*member
+	changed bool
+}
+
+// NewPlanner returns a Planner with no runs and no locations. Its error wraps
+// ErrLimit.
+func NewPlanner(limit int) (*Planner, error) {
+	p := &Planner{
+		runs:     map[string]*member{},
+		names:    map[string]*lane{},
+		patterns: map[string]*lane{},
+	}
+	if err := p.SetLimit(limit); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// SetLimit sets the number of slots. On an error, which wraps ErrLimit, the limit
+// stays what it was.
+func (p *Planner) SetLimit(limit int) error {
+	if limit < 1 {
+		return fmt.Errorf("%w, not %d: set --concurrent-backups", ErrLimit, limit)
+	}
+	p.limit, p.changed = limit, true
+	return nil
+}
+
+// SetLocations sets what is known of the storage locations, by name. The Planner
+// keeps the map: the caller must not change it.
+func (p *Planner) SetLocations(locations map[string]LocationState) {
+	p.locations, p.changed = locations, true
+}
+
+// SetNamespaces sets the namespaces that exist, in any order. If they are sorted,
+// the Planner keeps the slice: the caller must not change it.
+func (p *Planner) SetNamespaces(namespaces []string) {
+	if !slices.IsSorted(namespaces) {
+		namespaces = slices.Sorted(slices.Values(namespaces))
+	}
+	p.namespaces = namespaces
+}
+
+// Remember makes all tickets given from now on greater than this one. Those of
+// the runs that the Planner is told of need not be told.
+func (p *Planner) Remember(ticket int64) { p.lastTicket = max(p.lastTicket, ticket) }
+
+// Update takes note of a run, in whatever phase, in place of what was known by
+// its key.
+func (p *Planner) Update(run Run) {
+	p.Remove(run.Key)
+	p.Remember(run.Ticket)
+	m := newMember(run)
+	switch {
+	case run.usesSlot(), run.isQueued():
+		p.enter(m)
+	case run.isNew():
+		at, _ := slices.BinarySearchFunc(p.fresh, m, byAge)
+		p.fresh = slices.Insert(p.fresh, at, m)
+	default:
+		return
+	}
+	p.runs[run.Key], p.changed = m, true
+}
+
+// Remove takes note that a run's record is gone. Its ticket is not given again.
+func (p *Planner) Remove(key string) {
+	m := p.runs[key]
+	if m == nil {
+		return
+	}
+	if m.isNew() {
+		at, _ := slices.BinarySearchFunc(p.fresh, m, byAge)
+		p.fresh = slices.Delete(p.fresh, at, at+1)
+	} else {
+		p.leave(m)
+	}
+	delete(p.runs, key)
+	p.changed = true
+}
+
+func byAge(a, b *member) int { return byCreation(&a.Run, &b.Run) }
+
+// Next is what to do now.
+func (p *Planner) Next() Decision {
+	d := Decision{Tickets: p.tickets(), SlotsInUse: p.slotsInUse, Limit: p.limit}
+	for _, m := range p.starting() {
+		d.Start = append(d.Start, m.Key)
+	}
+	return d
+}
+
+func (p *Planner) tickets() []Assignment {
+	last := p.lastTicket
+	var tickets []Assignment
+	for _, r := range p.fresh {
+		// A forged record may carry the greatest ticket of all. Equal tickets are
+		// then still ordered by creation; wrapped ones would jump the queue.
+		if last < math.MaxInt64 {
+			last++
+		}
+		tickets = append(tickets, Assignment{Key: r.Key, Ticket: last})
+	}
+	return tickets
+}
+
+// starting returns the members that may start now. One that starts blocks the
+// same others as it did in the queue, so all may that overlap none before them,
+// as far as there are slots.
+func (p *Planner) starting() []*member {
+	if !p.changed {
+		return p.starts
+	}
+	p.changed = false
+	for _, m := range p.starts {
+		m.starts = false
+	}
+	p.starts = p.starts[:0]
+	for _, m := range p.line[p.slotsInUse:] {
+		if p.slotsInUse+len(p.starts) >= p.limit {
+			break
+		}
+		if m.waits == 0 && p.locations[m.Location].Available {
+			m.starts = true
+			p.starts = append(p.starts, m)
+		}
+	}
+	return p.starts
+}
+
+// Plan is Next with all entries.
+func (p *Planner) Plan() Plan {
+	plan := Plan{Decision: p.Next(), Entries: make([]Entry, 0, p.Len())}
+	for i := range p.Len() {
+		plan.Entries = append(plan.Entries, p.EntryAt(i))
+	}
+	return plan
+}
+
+// Len is the number of entries.
+func (p *Planner) Len() int { return len(p.line) }
+
+// EntryAt is Entries[i] of the Plan, for i from 0 to Len()-1.
+func (p *Planner) EntryAt(i int) Entry {
+	m := p.line[i]
+	e := newEntry(&m.Run)
+	if i >= p.slotsInUse {
+		e.Position = i - p.slotsInUse + 1
+		p.explain(m, &e)
+		e.Message = e.message()
+	}
+	return e
+}
+
+// Entry is that of the run with this key; false if it has none.
+func (p *Planner) Entry(key string) (Entry, bool) {
+	m := p.runs[key]
+	if m == nil || m.isNew() {
+		return Entry{}, false
+	}
+	return p.EntryAt(find(p.line, m)), true
+}
+
+// explain fills in why a queued member waits.
+func (p *Planner) explain(m *member, e *Entry) {
+	starts := p.starting()
+	location, known := p.locations[m.Location]
+	switch {
+	case !location.Available:
+		e.Reason = v1alpha1.QueueReasonStorageUnavailable
+		e.location, e.locationMessage = m.Location, location.Message
+		if !known {
+			e.locationMessage = "it does not exist"
+		}
+		return
+	case m.starts:
+		e.Reason = v1alpha1.QueueReasonNextToStart
+		return
+	case m.waits == 0:
+		e.Reason = v1alpha1.QueueReasonConcurrencyLimit
+		e.inUse, e.limit = p.slotsInUse+len(starts), p.limit
+		return
+	}
+	if blockers := p.holding(m); len(blockers) > 0 {
+		p.blame(m, e, blockers)
+		e.Reason = v1alpha1.QueueReasonClusterScopeOverlap
+		if e.byNamespace {
+			e.Reason = v1alpha1.QueueReasonNamespaceOverlap
+		}
+		return
+	}
+	e.Reason = v1alpha1.QueueReasonBehindOverlapping
+	p.blame(m, e, []*member{p.ahead(m)})
+}
+
+// holding returns the members that use a slot, or start now, and that a queued
+// one overlaps, in order of tickets.
+func (p *Planner) holding(m *member) []*member {
+	var found []*member
+	if m.Selection.Exact() {
+		// They are the first in their lanes: one that starts has none before it.
+		for l := range p.lanes(m) {
+			for _, other := range l.exclusive {
+				if !other.usesSlot() && !other.starts {
+					break
+				}
+				found = append(found, other)
+			}
+		}
+	} else {
+		for _, members := range [][]*member{p.line[:p.slotsInUse], p.starting()} {
+			for _, other := range members {
+				if m.overlaps(&other.Run) {
+					found = append(found, other)
+				}
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b *member) int { return byTicket(&a.Run, &b.Run) })
+	return slices.Compact(found)
+}
+
+// ahead is the first member that m overlaps, of those before it, or nil.
+func (p *Planner) ahead(m *member) *member {
+	var first *member
+	for l, shared := range p.lanes(m) {
+		if other := l.ahead(m, shared); other != nil && (first == nil || other.before(first)) {
+			first = other
+		}
+	}
+	return first
+}
+
+// blame fills in who blocks the member, and where.
+func (p *Planner) blame(m *member, e *Entry, blockers []*member) {
+	var conflicts []string
+	e.Blockers = make([]Blocker, 0, len(blockers))
+	for _, b := range blockers {
+		e.Blockers = append(e.Blockers, Blocker{Key: b.Key, Namespace: b.Namespace, Name: b.Name, State: stateOf(&b.Run)})
+		if !selection.Overlaps(m.Selection, b.Selection) {
+			continue
+		}
+		e.byNamespace = true
+		n := 0
+		for name := range selection.Shared(m.Selection, b.Selection, p.namespaces) {
+			conflicts = append(conflicts, name)
+			if n++; n > maxConflicts {
+				break
+			}
+		}
+	}
+	slices.Sort(conflicts)
+	conflicts = slices.Compact(conflicts)
+	if len(conflicts) > maxConflicts {
+		conflicts, e.MoreConflicts = conflicts[:maxConflicts], true
+	}
+	e.ConflictNamespaces = conflicts
+}
