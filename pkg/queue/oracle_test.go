@@ -23,6 +23,10 @@ type verdict struct {
 	tickets, start, entries []string
 }
 
+func overlap(a, b Run) bool {
+	return selection.Overlaps(a.Selection, b.Selection) || a.ClusterScoped && b.ClusterScoped
+}
+
 // naive is the rules of doc.go written down one by one, with no index and no
 // thought for cost.
 func naive(s Snapshot) verdict {
@@ -32,9 +36,6 @@ func naive(s Snapshot) verdict {
 		return cmp.Or(cmp.Compare(a.Ticket, b.Ticket), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Name, b.Name),
 			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Key, b.Key))
 	})
-	overlap := func(a, b Run) bool {
-		return selection.Overlaps(a.Selection, b.Selection) || a.ClusterScoped && b.ClusterScoped
-	}
 	slot := func(r Run) bool { return r.Phase == "ReadyToStart" || r.Phase == "InProgress" }
 	waits := func(r Run) bool { return r.Phase == "Queued" && !r.Cancelled }
 
@@ -266,31 +267,46 @@ func drawStyle(t *rapid.T) *rapid.Generator[*selection.Namespaces] {
 	})
 }
 
+// drawRun draws a run in any phase, with any ticket, as nobody writes it.
+func drawRun(t *rapid.T, key string, selections *rapid.Generator[*selection.Namespaces], clusterScoped int) Run {
+	return Run{
+		Key: key, Name: rapid.StringMatching("[ab]").Draw(t, "name"), Namespace: "team-a",
+		Phase: rapid.SampledFrom([]v1alpha1.BackupPhase{
+			"", "New", "Queued", "Queued", "Queued", "Queued", "Queued", "Queued", "Queued", "ReadyToStart", "InProgress", "Deleting",
+		}).Draw(t, "phase"),
+		Cancelled:     rapid.IntRange(0, 9).Draw(t, "cancelled") == 0,
+		Ticket:        rapid.Int64Range(0, 60).Draw(t, "ticket"),
+		CreatedAt:     time.Unix(rapid.Int64Range(1, 3).Draw(t, "created"), 0),
+		Location:      rapid.SampledFrom([]string{"up", "up", "up", "down", "unknown"}).Draw(t, "location"),
+		Selection:     selections.Draw(t, "selection"),
+		ClusterScoped: rapid.IntRange(0, 9).Draw(t, "cluster") <= clusterScoped,
+	}
+}
+
 // Longer queues than histories reach, with every mix of phases and tickets,
-// duplicates included.
-func TestSnapshotsAgainstOracle(t *testing.T) {
+// duplicates included, that change at random.
+func TestAnyRunsAgainstOracle(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := Snapshot{
+		h := &history{selections: drawStyle(t)}
+		h.snapshot = Snapshot{
 			Limit:      rapid.IntRange(1, 12).Draw(t, "limit"),
 			Locations:  map[string]LocationState{"up": {Available: true}, "down": {}},
 			Namespaces: []string{"a", "b", "x-1", "x-3"},
 		}
-		selections := drawStyle(t)
+		h.restart(t)
 		clusterScoped := rapid.SampledFrom([]int{-1, 0, 1}).Draw(t, "at most so many in 10 touch cluster scope")
-		for i := range rapid.IntRange(0, 40).Draw(t, "runs") {
-			s.Runs = append(s.Runs, Run{
-				Key: fmt.Sprint(i), Name: rapid.StringMatching("[ab]").Draw(t, "name"), Namespace: "team-a",
-				Phase: rapid.SampledFrom([]v1alpha1.BackupPhase{
-					"", "New", "Queued", "Queued", "Queued", "Queued", "Queued", "Queued", "Queued", "ReadyToStart", "InProgress", "Deleting",
-				}).Draw(t, "phase"),
-				Cancelled:     rapid.IntRange(0, 9).Draw(t, "cancelled") == 0,
-				Ticket:        rapid.Int64Range(0, 60).Draw(t, "ticket"),
-				CreatedAt:     time.Unix(rapid.Int64Range(1, 3).Draw(t, "created"), 0),
-				Location:      rapid.SampledFrom([]string{"up", "up", "up", "down", "unknown"}).Draw(t, "location"),
-				Selection:     selections.Draw(t, "selection"),
-				ClusterScoped: rapid.IntRange(0, 9).Draw(t, "cluster") <= clusterScoped,
-			})
+		for range rapid.IntRange(0, 40).Draw(t, "runs") {
+			key := fmt.Sprint(len(h.snapshot.Runs))
+			h.snapshot.Runs = append(h.snapshot.Runs, drawRun(t, key, h.selections, clusterScoped))
 		}
-		checkPlan(t, s)
+		for range 8 {
+			h.plan(t)
+			for i, r := range h.snapshot.Runs {
+				if rapid.IntRange(0, 5).Draw(t, "changes") == 0 {
+					h.snapshot.Runs[i] = drawRun(t, r.Key, h.selections, clusterScoped)
+				}
+			}
+			h.snapshot.Runs = slices.DeleteFunc(h.snapshot.Runs, func(Run) bool { return rapid.IntRange(0, 9).Draw(t, "goes") == 0 })
+		}
 	})
 }
