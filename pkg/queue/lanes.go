@@ -35,6 +35,9 @@ func newMember(run Run) *member {
 	return m
 }
 
+// inLine says whether the run is one of Planner.line.
+func (m *member) inLine() bool { return m.usesSlot() || m.isQueued() }
+
 // before is the order of members: running, ready, queued; each by tickets.
 func (m *member) before(other *member) bool {
 	if m.rank != other.rank {
@@ -57,6 +60,21 @@ func find(list []*member, m *member) int {
 		}
 	}
 	return low
+}
+
+// replace puts new in old's place, or where it belongs now.
+func replace(list []*member, old, new *member) {
+	from, to := find(list, old), find(list, new)
+	if to > from {
+		to-- // old goes
+	}
+	// Only what lies between the two places moves.
+	if from < to {
+		copy(list[from:], list[from+1:to+1])
+	} else {
+		copy(list[to+1:], list[to:from])
+	}
+	list[to] = new
 }
 
 func insert(list []*member, m *member) []*member {
@@ -127,14 +145,30 @@ func (l *lane) add(m *member, shared bool) {
 	l.change(func() {
 		if shared {
 			l.shared = insert(l.shared, m)
-			if l.ahead(m, shared) != nil {
-				m.waits++
-			}
 		} else {
 			l.exclusive = insert(l.exclusive, m)
-			m.waits++
 		}
+		l.admit(m, shared)
 	})
+}
+
+// replace lets new, who stands in the same lanes, take the place of old.
+func (l *lane) replace(old, new *member, shared bool) {
+	l.change(func() {
+		if shared {
+			replace(l.shared, old, new)
+		} else {
+			replace(l.exclusive, old, new)
+		}
+		l.admit(new, shared)
+	})
+}
+
+// admit counts whether one that just came waits.
+func (l *lane) admit(m *member, shared bool) {
+	if !shared || l.ahead(m, shared) != nil {
+		m.waits++
+	}
 }
 
 func (l *lane) remove(m *member, shared bool) {
@@ -205,6 +239,20 @@ func (p *Planner) enter(m *member) {
 	}
 	p.line = insert(p.line, m)
 	if m.usesSlot() {
+		p.slotsInUse++
+	}
+}
+
+// replace lets new take the place of old, which has the same selection.
+func (p *Planner) replace(old, new *member) {
+	for l, shared := range p.lanes(old) {
+		l.replace(old, new, shared)
+	}
+	replace(p.line, old, new)
+	if old.usesSlot() {
+		p.slotsInUse--
+	}
+	if new.usesSlot() {
 		p.slotsInUse++
 	}
 }

@@ -27,18 +27,59 @@ func overlap(a, b Run) bool {
 	return selection.Overlaps(a.Selection, b.Selection) || a.ClusterScoped && b.ClusterScoped
 }
 
-// naive is the rules of doc.go written down one by one, with no index and no
-// thought for cost.
-func naive(s Snapshot) verdict {
-	var v verdict
+// What follows is the rules of doc.go written down one by one, with no index and
+// no thought for cost.
+
+func naiveSlot(r Run) bool { return r.Phase == "ReadyToStart" || r.Phase == "InProgress" }
+
+func naiveWaits(r Run) bool { return r.Phase == "Queued" && !r.Cancelled }
+
+func naiveHeld(s Snapshot, r Run) bool { return !s.Locations[r.Location].Available }
+
+func inOrder(s Snapshot) []Run {
 	runs := slices.Clone(s.Runs)
 	slices.SortFunc(runs, func(a, b Run) int {
 		return cmp.Or(cmp.Compare(a.Ticket, b.Ticket), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Name, b.Name),
 			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Key, b.Key))
 	})
-	slot := func(r Run) bool { return r.Phase == "ReadyToStart" || r.Phase == "InProgress" }
-	waits := func(r Run) bool { return r.Phase == "Queued" && !r.Cancelled }
+	return runs
+}
 
+// naiveStarts repeats rule 4 until nothing more may start. Started ones are then
+// as if ReadyToStart.
+func naiveStarts(s Snapshot, runs []Run) (start []string, started map[string]bool) {
+	started = map[string]bool{}
+	holds := func(r Run) bool { return naiveSlot(r) || started[r.Key] }
+	for again := true; again; {
+		again = false
+		inUse := 0
+		for _, r := range runs {
+			if holds(r) {
+				inUse++
+			}
+		}
+		for i, r := range runs {
+			if inUse >= s.Limit || again || !naiveWaits(r) || holds(r) || naiveHeld(s, r) {
+				continue
+			}
+			free := true
+			for j, other := range runs {
+				if i != j && (holds(other) || j < i && naiveWaits(other)) && overlap(r, other) {
+					free = false
+				}
+			}
+			if free {
+				started[r.Key], again = true, true
+				start = append(start, r.Key)
+			}
+		}
+	}
+	return start, started
+}
+
+func naive(s Snapshot) verdict {
+	var v verdict
+	runs := inOrder(s)
 	last := s.LastTicket
 	for _, r := range runs {
 		last = max(last, r.Ticket)
@@ -60,36 +101,8 @@ func naive(s Snapshot) verdict {
 		runs[oldest].Phase = "has a ticket"
 	}
 
-	// starts repeats rule 4 until nothing more may start. Started ones are then
-	// as if ReadyToStart.
-	started := map[string]bool{}
-	holds := func(r Run) bool { return slot(r) || started[r.Key] }
-	held := func(r Run) bool { return !s.Locations[r.Location].Available }
-	for again := true; again; {
-		again = false
-		inUse := 0
-		for _, r := range runs {
-			if holds(r) {
-				inUse++
-			}
-		}
-		for i, r := range runs {
-			if inUse >= s.Limit || again || !waits(r) || holds(r) || held(r) {
-				continue
-			}
-			free := true
-			for j, other := range runs {
-				if i != j && overlap(r, other) && (holds(other) || j < i && waits(other)) {
-					free = false
-				}
-			}
-			if free {
-				started[r.Key], again = true, true
-				v.start = append(v.start, r.Key)
-			}
-		}
-	}
-
+	var started map[string]bool
+	v.start, started = naiveStarts(s, runs)
 	for _, phase := range []v1alpha1.BackupPhase{"InProgress", "ReadyToStart"} {
 		for _, r := range runs {
 			if r.Phase == phase {
@@ -99,21 +112,21 @@ func naive(s Snapshot) verdict {
 	}
 	position := 0
 	for i, r := range runs {
-		if !waits(r) {
+		if !naiveWaits(r) {
 			continue
 		}
 		position++
 		var blockers []Run
 		for j, other := range runs {
 			// What started in this plan behind r was not there when r was decided.
-			if i != j && overlap(r, other) && (slot(other) || started[other.Key] && j < i) {
+			if i != j && (naiveSlot(other) || started[other.Key] && j < i) && overlap(r, other) {
 				blockers = append(blockers, other)
 			}
 		}
 		byNamespace := slices.ContainsFunc(blockers, func(b Run) bool { return selection.Overlaps(r.Selection, b.Selection) })
 		reason := ""
 		switch {
-		case held(r):
+		case naiveHeld(s, r):
 			reason, blockers = "StorageUnavailable", nil
 		case byNamespace:
 			reason = "NamespaceOverlap"
@@ -124,7 +137,7 @@ func naive(s Snapshot) verdict {
 		default:
 			reason = "ConcurrencyLimit"
 			for j, other := range runs[:i] {
-				if waits(other) && overlap(r, runs[j]) {
+				if naiveWaits(other) && overlap(r, runs[j]) {
 					reason, blockers = "BehindOverlapping", []Run{other}
 					break
 				}

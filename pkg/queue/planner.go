@@ -89,11 +89,16 @@ func (p *Planner) Remember(ticket int64) { p.lastTicket = max(p.lastTicket, tick
 // Update takes note of a run, in whatever phase, in place of what was known by
 // its key.
 func (p *Planner) Update(run Run) {
-	p.Remove(run.Key)
 	p.Remember(run.Ticket)
-	m := newMember(run)
+	m, known := newMember(run), p.runs[run.Key]
+	if known != nil && known.inLine() && m.inLine() && m.Selection == known.Selection && m.ClusterScoped == known.ClusterScoped {
+		p.replace(known, m)
+		p.runs[run.Key], p.changed = m, true
+		return
+	}
+	p.Remove(run.Key)
 	switch {
-	case run.usesSlot(), run.isQueued():
+	case m.inLine():
 		p.enter(m)
 	case run.isNew():
 		at, _ := slices.BinarySearchFunc(p.fresh, m, byAge)
@@ -110,7 +115,7 @@ func (p *Planner) Remove(key string) {
 	if m == nil {
 		return
 	}
-	if m.isNew() {
+	if !m.inLine() {
 		at, _ := slices.BinarySearchFunc(p.fresh, m, byAge)
 		p.fresh = slices.Delete(p.fresh, at, at+1)
 	} else {
@@ -196,7 +201,7 @@ func (p *Planner) EntryAt(i int) Entry {
 // Entry is that of the run with this key; false if it has none.
 func (p *Planner) Entry(key string) (Entry, bool) {
 	m := p.runs[key]
-	if m == nil || m.isNew() {
+	if m == nil || !m.inLine() {
 		return Entry{}, false
 	}
 	return p.EntryAt(find(p.line, m)), true
