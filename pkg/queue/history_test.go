@@ -21,7 +21,10 @@ import (
 type history struct {
 	snapshot Snapshot
 	planner  *Planner
-	told     map[string]Run // what the planner was told last
+	// What the planner was told last.
+	told          map[string]Run
+	toldLocations map[string]LocationState
+	toldLimit     int
 
 	selections *rapid.Generator[*selection.Namespaces]
 	now        time.Time
@@ -65,7 +68,8 @@ func (h *history) restart(t *rapid.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.planner, h.told, h.snapshot.LastTicket = planner, map[string]Run{}, 0
+	h.planner, h.snapshot.LastTicket = planner, 0
+	h.told, h.toldLocations, h.toldLimit = map[string]Run{}, nil, h.snapshot.Limit
 }
 
 // plan is what the planner says once it is told of the changes, in any order. It
@@ -99,9 +103,15 @@ func (h *history) plan(t *rapid.T) Plan {
 	}
 	h.told = runs
 	h.planner.SetNamespaces(h.snapshot.Namespaces)
-	h.planner.SetLocations(h.snapshot.Locations)
-	if err := h.planner.SetLimit(h.snapshot.Limit); err != nil {
-		t.Fatal(err)
+	if again || !maps.Equal(h.toldLocations, h.snapshot.Locations) {
+		h.toldLocations = maps.Clone(h.snapshot.Locations)
+		h.planner.SetLocations(h.toldLocations)
+	}
+	if again || h.toldLimit != h.snapshot.Limit {
+		h.toldLimit = h.snapshot.Limit
+		if err := h.planner.SetLimit(h.toldLimit); err != nil {
+			t.Fatal(err)
+		}
 	}
 	plan := checkPlan(t, h.snapshot)
 	checkPlanner(t, h.planner, plan)

@@ -37,6 +37,18 @@ func checkPlanner(t *rapid.T, p *Planner, want Plan) {
 		diff("Entry", e, got)
 		diff("has an entry", true, ok)
 	}
+	for _, lanes := range []map[string]*lane{p.names, p.patterns} {
+		for key, l := range lanes {
+			if len(l.exclusive) == 0 {
+				t.Fatalf("the lane of %q is kept for nobody", key)
+			}
+			for _, other := range l.patterns {
+				if p.patterns[keyOf(other.selection)] != other {
+					t.Fatalf("the lane of %q keeps that of %q, which is gone", key, other.selection.Key())
+				}
+			}
+		}
+	}
 	for i, m := range p.line {
 		var first *member
 		for _, other := range p.line[:i] {
