@@ -44,6 +44,13 @@ var benchShapes = []benchShape{
 		}
 		return []string{fmt.Sprintf("namespace-%05d*", i%500)}
 	}},
+	// The worst: a thousand patterns, each of which overlaps everything.
+	{"1 in 10 a wide pattern of its own", 5_000, func(i int) []string {
+		if i%10 != 5 {
+			return nil
+		}
+		return []string{"namespace-*", fmt.Sprintf("other-%04d", i/10%1000)}
+	}},
 	// When it ends, it was all that everyone waited for.
 	{"the first selects all", 5_000, func(i int) []string {
 		if i > 0 {

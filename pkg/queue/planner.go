@@ -83,7 +83,8 @@ func (p *Planner) SetNamespaces(namespaces []string) {
 }
 
 // Remember makes all tickets given from now on greater than this one. Those of
-// the runs that the Planner is told of need not be told.
+// the runs that the Planner is told of need not be told. Call it before a ticket
+// is written, in case the write is done and its answer lost.
 func (p *Planner) Remember(ticket int64) { p.lastTicket = max(p.lastTicket, ticket) }
 
 // Update takes note of a run, in whatever phase, in place of what was known by
