@@ -40,7 +40,12 @@
 //
 // # Cost
 //
-// Each name, and each distinct selection with patterns, has a lane: the runs that
+// Decide costs O(names) for the runs that name their namespaces, by an index of
+// namespace to holder. Each distinct selection with patterns adds one pass over
+// the distinct names held and over the distinct selections with patterns ahead
+// of it.
+//
+// In a Planner, each name, and each distinct selection with patterns, has a lane: the runs that
 // it concerns, in their order. A change of a run touches the lanes of its names and
 // those of the patterns that they match, and tells only those whose turn it becomes
 // there. A decision walks the queue until the slots are used up, without looking at

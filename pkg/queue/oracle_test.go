@@ -323,3 +323,31 @@ func TestAnyRunsAgainstOracle(t *testing.T) {
 		}
 	})
 }
+
+// The index of what is ahead, against looking at every run ahead: with nothing
+// that starts or is held in between, each answer counts.
+func TestAheadAgainstScan(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		selections, index := drawStyle(t), newAhead()
+		var runs []*Run
+		for i := range rapid.IntRange(1, 40).Draw(t, "runs") {
+			r := &Run{
+				Key:           fmt.Sprint(i),
+				Selection:     selections.Draw(t, "selection"),
+				ClusterScoped: rapid.IntRange(0, 9).Draw(t, "cluster") == 0,
+			}
+			var want *Run
+			for _, other := range runs {
+				if overlap(*r, *other) {
+					want = other
+					break
+				}
+			}
+			if got := index.first(r); got != want {
+				t.Fatalf("%+v: first %+v, want %+v", r, got, want)
+			}
+			runs = append(runs, r)
+			index.add(r)
+		}
+	})
+}

@@ -4,12 +4,9 @@
 package queue
 
 import (
-	"fmt"
-	"math"
 	"slices"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
 // Planner is told of changes and answers at any time what Decide answers for the
@@ -60,8 +57,8 @@ func NewPlanner(limit int) (*Planner, error) {
 // SetLimit sets the number of slots. On an error, which wraps ErrLimit, the limit
 // stays what it was.
 func (p *Planner) SetLimit(limit int) error {
-	if limit < 1 {
-		return fmt.Errorf("%w, not %d: set --concurrent-backups", ErrLimit, limit)
+	if err := checkLimit(limit); err != nil {
+		return err
 	}
 	p.limit, p.changed = limit, true
 	return nil
@@ -138,17 +135,11 @@ func (p *Planner) Next() Decision {
 }
 
 func (p *Planner) tickets() []Assignment {
-	last := p.lastTicket
-	var tickets []Assignment
-	for _, r := range p.fresh {
-		// A forged record may carry the greatest ticket of all. Equal tickets are
-		// then still ordered by creation; wrapped ones would jump the queue.
-		if last < math.MaxInt64 {
-			last++
-		}
-		tickets = append(tickets, Assignment{Key: r.Key, Ticket: last})
+	fresh := make([]*Run, 0, len(p.fresh))
+	for _, m := range p.fresh {
+		fresh = append(fresh, &m.Run)
 	}
-	return tickets
+	return assignTickets(fresh, p.lastTicket)
 }
 
 // starting returns the members that may start now. One that starts blocks the
@@ -214,11 +205,7 @@ func (p *Planner) explain(m *member, e *Entry) {
 	location, known := p.locations[m.Location]
 	switch {
 	case !location.Available:
-		e.Reason = v1alpha1.QueueReasonStorageUnavailable
-		e.location, e.locationMessage = m.Location, location.Message
-		if !known {
-			e.locationMessage = "it does not exist"
-		}
+		e.blameLocation(m.Location, location, known)
 		return
 	case m.starts:
 		e.Reason = v1alpha1.QueueReasonNextToStart
@@ -229,21 +216,18 @@ func (p *Planner) explain(m *member, e *Entry) {
 		return
 	}
 	if blockers := p.holding(m); len(blockers) > 0 {
-		p.blame(m, e, blockers)
-		e.Reason = v1alpha1.QueueReasonClusterScopeOverlap
-		if e.byNamespace {
-			e.Reason = v1alpha1.QueueReasonNamespaceOverlap
-		}
+		e.blame(blockers, p.namespaces)
+		e.Reason = e.overlapReason()
 		return
 	}
 	e.Reason = v1alpha1.QueueReasonBehindOverlapping
-	p.blame(m, e, []*member{p.ahead(m)})
+	e.blame([]*Run{&p.ahead(m).Run}, p.namespaces)
 }
 
 // holding returns the members that use a slot, or start now, and that a queued
 // one overlaps, in order of tickets.
-func (p *Planner) holding(m *member) []*member {
-	var found []*member
+func (p *Planner) holding(m *member) []*Run {
+	var found []*Run
 	if m.Selection.Exact() {
 		// They are the first in their lanes: one that starts has none before it.
 		for l := range p.lanes(m) {
@@ -251,19 +235,19 @@ func (p *Planner) holding(m *member) []*member {
 				if !other.usesSlot() && !other.starts {
 					break
 				}
-				found = append(found, other)
+				found = append(found, &other.Run)
 			}
 		}
 	} else {
 		for _, members := range [][]*member{p.line[:p.slotsInUse], p.starting()} {
 			for _, other := range members {
 				if m.overlaps(&other.Run) {
-					found = append(found, other)
+					found = append(found, &other.Run)
 				}
 			}
 		}
 	}
-	slices.SortFunc(found, func(a, b *member) int { return byTicket(&a.Run, &b.Run) })
+	slices.SortFunc(found, byTicket)
 	return slices.Compact(found)
 }
 
@@ -276,30 +260,4 @@ func (p *Planner) ahead(m *member) *member {
 		}
 	}
 	return first
-}
-
-// blame fills in who blocks the member, and where.
-func (p *Planner) blame(m *member, e *Entry, blockers []*member) {
-	var conflicts []string
-	e.Blockers = make([]Blocker, 0, len(blockers))
-	for _, b := range blockers {
-		e.Blockers = append(e.Blockers, Blocker{Key: b.Key, Namespace: b.Namespace, Name: b.Name, State: stateOf(&b.Run)})
-		if !selection.Overlaps(m.Selection, b.Selection) {
-			continue
-		}
-		e.byNamespace = true
-		n := 0
-		for name := range selection.Shared(m.Selection, b.Selection, p.namespaces) {
-			conflicts = append(conflicts, name)
-			if n++; n > maxConflicts {
-				break
-			}
-		}
-	}
-	slices.Sort(conflicts)
-	conflicts = slices.Compact(conflicts)
-	if len(conflicts) > maxConflicts {
-		conflicts, e.MoreConflicts = conflicts[:maxConflicts], true
-	}
-	e.ConflictNamespaces = conflicts
 }

@@ -21,7 +21,7 @@ import (
 func checkPlanner(t *rapid.T, p *Planner, want Plan) {
 	diff := func(what string, want, got any) {
 		if d := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Entry{})); d != "" {
-			t.Fatalf("%s: the planner is not where a new one is (-new +got):\n%s", what, d)
+			t.Fatalf("%s: the planner does not say what Decide says (-Decide +planner):\n%s", what, d)
 		}
 	}
 	// One entry alone, then what to do, then all: what was asked before must not matter.

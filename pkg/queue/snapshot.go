@@ -6,6 +6,7 @@ package queue
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -94,6 +95,13 @@ type Snapshot struct {
 // ErrLimit is the error of a limit that is less than 1. No other input is refused:
 // one odd record must not stop the queue for its neighbours.
 var ErrLimit = errors.New("the limit of concurrent backups must be at least 1")
+
+func checkLimit(limit int) error {
+	if limit < 1 {
+		return fmt.Errorf("%w, not %d: set --concurrent-backups", ErrLimit, limit)
+	}
+	return nil
+}
 
 func byCreation(a, b *Run) int {
 	return cmp.Or(
