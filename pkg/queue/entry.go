@@ -81,6 +81,55 @@ func newEntry(r *Run) Entry {
 	return e
 }
 
+// maxConflicts bounds ConflictNamespaces, so that the size of a queue entry
+// does not follow that of the cluster.
+const maxConflicts = 16
+
+// blameLocation makes an unavailable storage location the reason.
+func (e *Entry) blameLocation(name string, state LocationState, known bool) {
+	e.Reason = v1alpha1.QueueReasonStorageUnavailable
+	e.location, e.locationMessage = name, state.Message
+	if !known {
+		e.locationMessage = "it does not exist"
+	}
+}
+
+// blame fills in who blocks the run, in order of tickets, and where. namespaces
+// are those that exist, sorted.
+func (e *Entry) blame(blockers []*Run, namespaces []string) {
+	slices.SortFunc(blockers, byTicket)
+	var conflicts []string
+	e.Blockers = make([]Blocker, 0, len(blockers))
+	for _, b := range blockers {
+		e.Blockers = append(e.Blockers, Blocker{Key: b.Key, Namespace: b.Namespace, Name: b.Name, State: stateOf(b)})
+		if !selection.Overlaps(e.selection, b.Selection) {
+			continue
+		}
+		e.byNamespace = true
+		n := 0
+		for name := range selection.Shared(e.selection, b.Selection, namespaces) {
+			conflicts = append(conflicts, name)
+			if n++; n > maxConflicts {
+				break
+			}
+		}
+	}
+	slices.Sort(conflicts)
+	conflicts = slices.Compact(conflicts)
+	if len(conflicts) > maxConflicts {
+		conflicts, e.MoreConflicts = conflicts[:maxConflicts], true
+	}
+	e.ConflictNamespaces = conflicts
+}
+
+// overlapReason is that of a run that overlaps one which uses a slot.
+func (e *Entry) overlapReason() v1alpha1.QueueReason {
+	if e.byNamespace {
+		return v1alpha1.QueueReasonNamespaceOverlap
+	}
+	return v1alpha1.QueueReasonClusterScopeOverlap
+}
+
 // Redact is the entry as it may be shown to everyone who may see its namespace.
 // One log serves all readers, so it goes by where the entry lies and not by who
 // reads. An entry of the system namespace is left as it is. Any other entry
