@@ -4,12 +4,11 @@
 // Package queue decides which backup runs next, and explains why each of the
 // others waits.
 //
-// It is a pure function of records: a Snapshot goes in, a Plan comes out. A
-// Planner is the same function with memory: it is told of each change, and says at
-// any time what Decide says of the records as they are then. Neither has a client,
-// a clock or a lock, so that the controller that acts and the API server that shows
-// the queue come to the same plan from the same records, and a restart changes
-// nothing.
+// A Planner is told of each change of the records, and says at any time what follows
+// from them as they are then: whatever it was told before and in whatever order, the
+// same records give the same Plan. It has no client, no clock and no lock, so that
+// the controller that acts and the API server that shows the queue come to the same
+// plan, and a restart changes nothing.
 //
 // # Rules
 //
@@ -41,13 +40,8 @@
 //
 // # Cost
 //
-// Decide costs O(names) for the runs that name their namespaces, by an index of
-// namespace to holder. Each distinct selection with patterns adds one pass over
-// the distinct names held and over the distinct selections with patterns ahead
-// of it.
-//
-// In a Planner, each name, and each distinct selection with patterns, has a lane: the runs that
-// it concerns, in their order. A change of a run touches the lanes of its names and
+// Each name, and each distinct selection with patterns, has a lane: the runs that it
+// concerns, in their order. A change of a run touches the lanes of its names and
 // those of the patterns that they match, and tells only those whose turn it becomes
 // there. A decision walks the queue until the slots are used up, without looking at
 // what the runs select. An entry costs the lanes of its run, and is computed when

@@ -85,9 +85,9 @@ func newEntry(r *Run) Entry {
 // does not follow that of the cluster.
 const maxConflicts = 16
 
-// blameLocation makes an unavailable storage location the reason.
-func (e *Entry) blameLocation(name string, state LocationState, known bool) {
-	e.Reason = v1alpha1.QueueReasonStorageUnavailable
+// blameLocation fills in the storage location that is not available.
+func (e *Entry) blameLocation(name string, locations map[string]LocationState) {
+	state, known := locations[name]
 	e.location, e.locationMessage = name, state.Message
 	if !known {
 		e.locationMessage = "it does not exist"
@@ -120,14 +120,6 @@ func (e *Entry) blame(blockers []*Run, namespaces []string) {
 		conflicts, e.MoreConflicts = conflicts[:maxConflicts], true
 	}
 	e.ConflictNamespaces = conflicts
-}
-
-// overlapReason is that of a run that overlaps one which uses a slot.
-func (e *Entry) overlapReason() v1alpha1.QueueReason {
-	if e.byNamespace {
-		return v1alpha1.QueueReasonNamespaceOverlap
-	}
-	return v1alpha1.QueueReasonClusterScopeOverlap
 }
 
 // Redact is the entry as it may be shown to everyone who may see its namespace.

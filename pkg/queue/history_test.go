@@ -73,7 +73,7 @@ func (h *history) restart(t *rapid.T) {
 }
 
 // plan is what the planner says once it is told of the changes, in any order. It
-// must be what Decide says, and that what the rules say.
+// must be what a new one says, and that what the rules say.
 func (h *history) plan(t *rapid.T) Plan {
 	runs := map[string]Run{}
 	for _, r := range h.snapshot.Runs {

@@ -212,6 +212,9 @@ func (l *lane) change(edit func()) {
 	}
 }
 
+// overlapsAny says whether selection.Overlaps is true whatever the other is.
+func overlapsAny(s *selection.Namespaces) bool { return s == nil || s.All() }
+
 // keyOf is the key in Planner.patterns; "" for all that overlap everything.
 func keyOf(s *selection.Namespaces) string {
 	if overlapsAny(s) {

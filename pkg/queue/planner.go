@@ -4,14 +4,16 @@
 package queue
 
 import (
+	"math"
 	"slices"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// Planner is told of changes and answers at any time what Decide answers for the
-// records as they are then. A change costs what it touches, and an entry is
-// explained when it is asked for.
+// Planner is told of changes and answers at any time for the records as they are
+// then. A change costs what it touches, and an entry is explained when it is asked
+// for.
 //
 // It remembers what it was last told of each run, and the greatest ticket of all.
 // So what it answers does not depend on the order in which it was told, and a new
@@ -135,11 +137,17 @@ func (p *Planner) Next() Decision {
 }
 
 func (p *Planner) tickets() []Assignment {
-	fresh := make([]*Run, 0, len(p.fresh))
+	last := p.lastTicket
+	var tickets []Assignment
 	for _, m := range p.fresh {
-		fresh = append(fresh, &m.Run)
+		// A forged record may carry the greatest ticket of all. Equal tickets are
+		// then still ordered by creation; wrapped ones would jump the queue.
+		if last < math.MaxInt64 {
+			last++
+		}
+		tickets = append(tickets, Assignment{Key: m.Key, Ticket: last})
 	}
-	return assignTickets(fresh, p.lastTicket)
+	return tickets
 }
 
 // starting returns the members that may start now. One that starts blocks the
@@ -178,15 +186,37 @@ func (p *Planner) Plan() Plan {
 // Len is the number of entries.
 func (p *Planner) Len() int { return len(p.line) }
 
+// RunAt is the run of EntryAt(i).
+func (p *Planner) RunAt(i int) Run { return p.line[i].Run }
+
+// ReasonAt is the Reason of EntryAt(i), for less.
+func (p *Planner) ReasonAt(i int) v1alpha1.QueueReason {
+	if i < p.slotsInUse {
+		return ""
+	}
+	reason, _ := p.reason(p.line[i])
+	return reason
+}
+
 // EntryAt is Entries[i] of the Plan, for i from 0 to Len()-1.
 func (p *Planner) EntryAt(i int) Entry {
 	m := p.line[i]
 	e := newEntry(&m.Run)
-	if i >= p.slotsInUse {
-		e.Position = i - p.slotsInUse + 1
-		p.explain(m, &e)
-		e.Message = e.message()
+	if i < p.slotsInUse {
+		return e
 	}
+	e.Position = i - p.slotsInUse + 1
+	var blockers []*Run
+	switch e.Reason, blockers = p.reason(m); e.Reason {
+	case v1alpha1.QueueReasonStorageUnavailable:
+		e.blameLocation(m.Location, p.locations)
+	case v1alpha1.QueueReasonNextToStart:
+	case v1alpha1.QueueReasonConcurrencyLimit:
+		e.inUse, e.limit = p.slotsInUse+len(p.starting()), p.limit
+	default:
+		e.blame(blockers, p.namespaces)
+	}
+	e.Message = e.message()
 	return e
 }
 
@@ -199,29 +229,27 @@ func (p *Planner) Entry(key string) (Entry, bool) {
 	return p.EntryAt(find(p.line, m)), true
 }
 
-// explain fills in why a queued member waits.
-func (p *Planner) explain(m *member, e *Entry) {
-	starts := p.starting()
-	location, known := p.locations[m.Location]
+// reason is why a queued member waits, and for whom.
+func (p *Planner) reason(m *member) (v1alpha1.QueueReason, []*Run) {
+	p.starting()
 	switch {
-	case !location.Available:
-		e.blameLocation(m.Location, location, known)
-		return
+	case !p.locations[m.Location].Available:
+		return v1alpha1.QueueReasonStorageUnavailable, nil
 	case m.starts:
-		e.Reason = v1alpha1.QueueReasonNextToStart
-		return
+		return v1alpha1.QueueReasonNextToStart, nil
 	case m.waits == 0:
-		e.Reason = v1alpha1.QueueReasonConcurrencyLimit
-		e.inUse, e.limit = p.slotsInUse+len(starts), p.limit
-		return
+		return v1alpha1.QueueReasonConcurrencyLimit, nil
 	}
-	if blockers := p.holding(m); len(blockers) > 0 {
-		e.blame(blockers, p.namespaces)
-		e.Reason = e.overlapReason()
-		return
+	blockers := p.holding(m)
+	if len(blockers) == 0 {
+		return v1alpha1.QueueReasonBehindOverlapping, []*Run{&p.ahead(m).Run}
 	}
-	e.Reason = v1alpha1.QueueReasonBehindOverlapping
-	e.blame([]*Run{&p.ahead(m).Run}, p.namespaces)
+	for _, b := range blockers {
+		if selection.Overlaps(m.Selection, b.Selection) {
+			return v1alpha1.QueueReasonNamespaceOverlap, blockers
+		}
+	}
+	return v1alpha1.QueueReasonClusterScopeOverlap, blockers
 }
 
 // holding returns the members that use a slot, or start now, and that a queued

@@ -16,18 +16,20 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// checkPlanner compares all that a planner answers with the plan, and its lanes
-// with looking at every pair.
+// checkPlanner compares all that a planner answers with the plan of a new one, and
+// its lanes with looking at every pair.
 func checkPlanner(t *rapid.T, p *Planner, want Plan) {
 	diff := func(what string, want, got any) {
 		if d := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Entry{})); d != "" {
-			t.Fatalf("%s: the planner does not say what Decide says (-Decide +planner):\n%s", what, d)
+			t.Fatalf("%s: the planner does not say what a new one says (-new +planner):\n%s", what, d)
 		}
 	}
 	// One entry alone, then what to do, then all: what was asked before must not matter.
 	if n := len(want.Entries); n > 0 {
 		at := rapid.IntRange(0, n-1).Draw(t, "at")
 		diff("EntryAt", want.Entries[at], p.EntryAt(at))
+		diff("ReasonAt", want.Entries[at].Reason, p.ReasonAt(at))
+		diff("RunAt", want.Entries[at].Key, p.RunAt(at).Key)
 	}
 	diff("Next", want.Decision, p.Next())
 	diff("Plan", want, p.Plan())

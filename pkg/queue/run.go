@@ -15,7 +15,7 @@ import (
 
 // Run is what the queue needs to know of a live backup's record.
 type Run struct {
-	// Key is the record's name, unique in a Snapshot.
+	// Key is the record's name, unique among the runs.
 	Key string
 	// Namespace, Name and UID are those of the Backup that people see.
 	Namespace, Name, UID string
@@ -79,21 +79,6 @@ type LocationState struct {
 	// Message says why it is not available. It is for administrators: entries
 	// of a tenant don't show it.
 	Message string
-}
-
-// Snapshot is the input of a Plan. Decide changes nothing in it.
-type Snapshot struct {
-	// Runs in any order and any phase. Finished ones matter only by their tickets.
-	Runs []Run
-	// Namespaces that exist, in any order.
-	Namespaces []string
-	// Locations by name. A run whose location is missing here is held.
-	Locations map[string]LocationState
-	// Limit is the number of slots.
-	Limit int
-	// LastTicket is the greatest ticket that the caller remembers; new ones are
-	// greater than it and than those of all Runs. 0 where nothing is remembered.
-	LastTicket int64
 }
 
 // ErrLimit is the error of a limit that is less than 1. No other input is refused:
