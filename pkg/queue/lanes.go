@@ -26,7 +26,7 @@ type member struct {
 
 func newMember(run Run) *member {
 	m := &member{Run: run}
-	switch stateOf(&run) {
+	switch run.State() {
 	case v1alpha1.QueueStateReady:
 		m.rank = 1
 	case v1alpha1.QueueStateQueued:

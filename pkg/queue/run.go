@@ -50,6 +50,28 @@ type Run struct {
 	ClusterScoped bool
 }
 
+// State is how the queue shows a run that it concerns.
+func (r *Run) State() v1alpha1.QueueState {
+	switch r.Phase {
+	case v1alpha1.BackupPhaseReadyToStart:
+		return v1alpha1.QueueStateReady
+	case v1alpha1.BackupPhaseQueued:
+		return v1alpha1.QueueStateQueued
+	}
+	return v1alpha1.QueueStateRunning
+}
+
+// WaitingSince is when the run was queued, or else created; zero once it runs.
+func (r *Run) WaitingSince() time.Time {
+	switch {
+	case r.State() == v1alpha1.QueueStateRunning:
+		return time.Time{}
+	case r.QueuedAt.IsZero():
+		return r.CreatedAt
+	}
+	return r.QueuedAt
+}
+
 // usesSlot says whether the run counts towards the limit and blocks whatever
 // overlaps it.
 func (r *Run) usesSlot() bool {

@@ -79,7 +79,6 @@ type Projector struct {
 	Config
 	catalog   *catalog.Catalog
 	refresher *refresh.Refresher
-	compiler  *records.Compiler
 	synced    []cache.InformerSynced
 	// stale wakes the publication of the queue.
 	stale chan struct{}
@@ -92,6 +91,8 @@ type Projector struct {
 	// departed are runs whose record is gone, and whose stored backup the catalogue
 	// has not read yet. They are shown until it has.
 	departed map[backupKey]*enginev1alpha1.BackupRun
+	// planner knows the runs, and what else the queue follows from as last published.
+	planner *records.Planner
 	// entries are the places in the queue as last published, by the record's name,
 	// as they may be shown where the backup lies.
 	entries map[string]queue.Entry
@@ -102,9 +103,13 @@ type backupKey = types.NamespacedName
 
 // New returns a Projector.
 func New(config Config) (*Projector, error) {
+	planner, err := records.NewPlanner(records.DefaultConcurrentBackups)
+	if err != nil {
+		return nil, err
+	}
 	p := &Projector{
 		Config:   config,
-		compiler: records.NewCompiler(),
+		planner:  planner,
 		stale:    make(chan struct{}, 1),
 		runs:     map[backupKey]*enginev1alpha1.BackupRun{},
 		departed: map[backupKey]*enginev1alpha1.BackupRun{},
@@ -209,6 +214,7 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 		return
 	}
 	p.runs[key] = run
+	p.planner.UpdateRun(run)
 	delete(p.departed, key)
 	p.projectLocked(key)
 	p.wake()
@@ -226,9 +232,11 @@ func (p *Projector) removed(obj any) {
 	if !ok {
 		return
 	}
-	p.compiler.Forget(run.UID)
 	key := keyOf(run)
 	p.mu.Lock()
+	if planned := p.planner.Run(run.Name); planned != nil && planned.UID == run.UID {
+		p.planner.RemoveRun(run.Name)
+	}
 	known := p.runs[key]
 	if known == nil || known.UID != run.UID {
 		p.mu.Unlock()
@@ -301,29 +309,17 @@ func (p *Projector) publish() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	snapshot := queue.Snapshot{
-		Locations: make(map[string]queue.LocationState, len(locations)),
-		Limit:     records.Limit(p.settings()),
-	}
-	started := records.Started(p.settings())
-	for _, location := range locations {
-		snapshot.Locations[location.Name] = records.Location(location)
-	}
-	for _, namespace := range namespaces {
-		snapshot.Namespaces = append(snapshot.Namespaces, namespace.Name)
-	}
+	settings := p.settings()
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	byName := make(map[string]*enginev1alpha1.BackupRun, len(p.runs))
-	for _, run := range p.runs {
-		byName[run.Name] = run
-		snapshot.Runs = append(snapshot.Runs, p.compiler.Run(run, started))
-	}
-	plan, err := queue.Decide(snapshot)
-	if err != nil {
+	if err := p.planner.SetLimit(records.Limit(settings)); err != nil {
 		return 0, err
 	}
+	p.planner.SetStarted(records.Started(settings))
+	p.planner.SetStorageLocations(locations)
+	p.planner.SetExistingNamespaces(namespaces)
+	plan := p.planner.Plan()
 	before := p.entries
 	p.entries = make(map[string]queue.Entry, len(plan.Entries))
 	shown := make([]*holdfast.BackupQueueEntry, 0, len(plan.Entries))
@@ -331,7 +327,7 @@ func (p *Projector) publish() (int, error) {
 		entry = queue.Redact(entry, p.SystemNamespace)
 		p.entries[entry.Key] = entry
 		internal := &holdfast.BackupQueueEntry{}
-		if err := p.Scheme.Convert(entryOf(byName[entry.Key], entry, &plan), internal, nil); err != nil {
+		if err := p.Scheme.Convert(entryOf(p.planner.Run(entry.Key), entry, &plan), internal, nil); err != nil {
 			return 0, fmt.Errorf("showing the place of %s in the queue: %w", entry.Key, err)
 		}
 		shown = append(shown, internal)
@@ -342,7 +338,7 @@ func (p *Projector) publish() (int, error) {
 	}
 	for name, entry := range p.entries {
 		if was := before[name]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
-			p.projectLocked(keyOf(byName[name]))
+			p.projectLocked(keyOf(p.planner.Run(name)))
 		}
 	}
 	return events, nil
