@@ -146,8 +146,9 @@ func naive(s Snapshot) verdict {
 		keys, conflicts := []string{}, []string{}
 		for _, b := range blockers {
 			keys = append(keys, b.Key)
-			_, shared := selection.Overlap(r.Selection, b.Selection, s.Namespaces)
-			conflicts = append(conflicts, shared...)
+			if selection.Overlaps(r.Selection, b.Selection) {
+				conflicts = slices.AppendSeq(conflicts, selection.Shared(r.Selection, b.Selection, s.Namespaces))
+			}
 		}
 		slices.Sort(conflicts)
 		conflicts = slices.Compact(conflicts)

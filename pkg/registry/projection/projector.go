@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -138,6 +139,13 @@ func New(config Config) (*Projector, error) {
 			utilruntime.HandleError(err)
 		}
 	}
+	relocated := func(before, after any) {
+		relocate(after)
+		was, is := before.(*enginev1alpha1.BackupStorageLocation), after.(*enginev1alpha1.BackupStorageLocation)
+		if !available(was) && available(is) {
+			p.refresher.Nudge(is.Name) // what it holds is asked for first of all
+		}
+	}
 	for _, r := range []struct {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandlerFuncs
@@ -147,7 +155,7 @@ func New(config Config) (*Projector, error) {
 			UpdateFunc: func(_, obj any) { p.Observe(obj.(*enginev1alpha1.BackupRun)) },
 			DeleteFunc: p.removed,
 		}},
-		{config.Locations.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: relocate, UpdateFunc: func(_, obj any) { relocate(obj) }, DeleteFunc: relocate}},
+		{config.Locations.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: relocate, UpdateFunc: relocated, DeleteFunc: relocate}},
 		{config.Namespaces.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, DeleteFunc: wake}},
 		{config.Settings, cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: func(_, obj any) { wake(obj) }, DeleteFunc: wake}},
 	} {
@@ -342,6 +350,10 @@ func (p *Projector) publish() (int, error) {
 		}
 	}
 	return events, nil
+}
+
+func available(location *enginev1alpha1.BackupStorageLocation) bool {
+	return meta.IsStatusConditionTrue(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
 }
 
 // settings are what the controller tells of the queue; nil while it has told nothing.
