@@ -38,6 +38,7 @@ package backupqueue
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -244,8 +245,11 @@ func (c *Controller) processNext(ctx context.Context) bool {
 		return false
 	}
 	defer c.queue.Done(key)
-	if err := c.sync(ctx); err != nil {
-		c.unsure = true
+	refusals, err := c.sync(ctx)
+	if err != nil {
+		c.unsure = true // of what was written
+	}
+	if err = errors.Join(err, refusals); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Working on the queue failed; it will be tried again")
 		c.queue.AddRateLimited(key)
 		return true
@@ -255,31 +259,32 @@ func (c *Controller) processNext(ctx context.Context) bool {
 }
 
 // sync brings the queue one decision further. Cancellations and tickets come
-// first, since a run can only start from its place in the queue.
-func (c *Controller) sync(ctx context.Context) error {
+// first, since a run can only start from its place in the queue. A run whose record
+// can't be written holds nobody up, and is among the refusals.
+func (c *Controller) sync(ctx context.Context) (refusals, err error) {
 	d, err := c.decide(ctx)
 	if err != nil {
-		return err
+		return refusals, err
 	}
-	changed, err := c.settle(ctx, d)
+	changed, refusals, err := c.settle(ctx, d)
 	if err != nil {
-		return err
+		return refusals, err
 	}
 	for {
 		if changed {
 			if d, err = c.decide(ctx); err != nil {
-				return err
+				return refusals, err
 			}
 		}
 		if changed, err = c.refresh(ctx, d); err != nil {
-			return err
+			return refusals, err
 		}
 		if !changed {
 			break
 		}
 	}
 	if err := c.writeLedger(ctx, d); err != nil {
-		return err
+		return refusals, err
 	}
 	c.tell(ctx, d)
 	if d.ledger.others {
@@ -288,7 +293,7 @@ func (c *Controller) sync(ctx context.Context) error {
 	if c.planner.Len() > 0 {
 		c.queue.AddAfter(theQueue, backstop)
 	}
-	return nil
+	return refusals, nil
 }
 
 // refresh reads the runs that are to start, and reports whether one of them has
@@ -313,23 +318,37 @@ func (c *Controller) refresh(ctx context.Context, d *decision) (bool, error) {
 }
 
 // settle ends the runs that do not come into the queue, and gives the others their
-// tickets. It reports whether it has written.
-func (c *Controller) settle(ctx context.Context, d *decision) (bool, error) {
-	written := false
+// tickets. It reports whether it has written, and which writes were refused for what
+// the run is.
+func (c *Controller) settle(ctx context.Context, d *decision) (written bool, refusals, err error) {
+	var refused []error
+	judge := func(run *enginev1alpha1.BackupRun, err error) error {
+		switch {
+		case err == nil || apierrors.IsNotFound(err):
+			written = true
+		case isRefusal(err):
+			refused = append(refused, err)
+			c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Queue", "%s", cut(err.Error()))
+		default:
+			return err
+		}
+		return nil
+	}
 	for name := range c.unsettled {
 		run := c.known[name]
 		end := c.endBefore(run)
 		if end == nil {
+			c.unsettled.Delete(name)
 			continue
 		}
-		written = true
 		now := metav1.NewTime(c.clock.Now())
 		end.CompletionTimestamp = &now
-		switch err := c.write(ctx, run, *end); {
-		case err == nil && end.Phase == v1alpha1.BackupPhaseCancelled:
+		err := c.write(ctx, run, *end)
+		if err == nil && end.Phase == v1alpha1.BackupPhaseCancelled {
 			c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeNormal, string(end.Phase), "Backup", "The backup was %s", end.FailureReason)
-		case err != nil && !apierrors.IsNotFound(err):
-			return false, err
+		}
+		if err := judge(run, err); err != nil {
+			return written, nil, err
 		}
 	}
 	for _, ticket := range d.Tickets {
@@ -337,13 +356,17 @@ func (c *Controller) settle(ctx context.Context, d *decision) (bool, error) {
 		if c.endBefore(run) != nil {
 			continue
 		}
-		written = true
-		if err := c.enqueue(ctx, run, ticket.Ticket); err != nil && !apierrors.IsNotFound(err) {
-			return false, err
+		if err := judge(run, c.enqueue(ctx, run, ticket.Ticket)); err != nil {
+			return written, nil, err
 		}
 	}
-	clear(c.unsettled)
-	return written, nil
+	return written, errors.Join(refused...), nil
+}
+
+// isRefusal reports whether somebody, such as an admission webhook, does not want
+// this very object to be written, whereas others may be.
+func isRefusal(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)
 }
 
 // endBefore is the end of a run that is not to begin; nil if there is no reason.
