@@ -23,6 +23,7 @@ import (
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/lru"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
@@ -89,6 +90,9 @@ type Projector struct {
 	mu sync.Mutex
 	// runs are the records by backup, each in its latest version.
 	runs map[backupKey]*enginev1alpha1.BackupRun
+	// removedRuns are the uids of the last records that were removed. The answer to
+	// a client's write of one of them may come after that.
+	removedRuns *lru.Cache
 	// departed are runs whose record is gone, and whose stored backup the catalogue
 	// has not read yet. They are shown until it has.
 	departed map[backupKey]*enginev1alpha1.BackupRun
@@ -109,12 +113,13 @@ func New(config Config) (*Projector, error) {
 		return nil, err
 	}
 	p := &Projector{
-		Config:   config,
-		planner:  planner,
-		stale:    make(chan struct{}, 1),
-		runs:     map[backupKey]*enginev1alpha1.BackupRun{},
-		departed: map[backupKey]*enginev1alpha1.BackupRun{},
-		entries:  map[string]queue.Entry{},
+		Config:      config,
+		planner:     planner,
+		stale:       make(chan struct{}, 1),
+		runs:        map[backupKey]*enginev1alpha1.BackupRun{},
+		removedRuns: lru.New(1000),
+		departed:    map[backupKey]*enginev1alpha1.BackupRun{},
+		entries:     map[string]queue.Entry{},
 	}
 	p.catalog = catalog.New(config.SystemNamespace, p.storedChanged)
 	p.refresher = refresh.New(p.catalog, refresh.Options{
@@ -221,6 +226,9 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	if known := p.runs[key]; known != nil && known.UID == run.UID && !newer(run, known) {
 		return
 	}
+	if _, removed := p.removedRuns.Get(run.UID); removed {
+		return
+	}
 	p.runs[key] = run
 	p.planner.UpdateRun(run)
 	delete(p.departed, key)
@@ -242,6 +250,7 @@ func (p *Projector) removed(obj any) {
 	}
 	key := keyOf(run)
 	p.mu.Lock()
+	p.removedRuns.Add(run.UID, nil)
 	if planned := p.planner.Run(run.Name); planned != nil && planned.UID == run.UID {
 		p.planner.RemoveRun(run.Name)
 	}
@@ -260,6 +269,9 @@ func (p *Projector) removed(obj any) {
 		// The record of a deletion goes when nothing is left in the store. The catalogue
 		// passes that on, so it is told without the lock.
 		p.catalog.Remove(run.Spec.Backup.StorageLocation, run.Name)
+		if run.Status.FailureReason != "" {
+			p.refresher.Nudge(run.Spec.Backup.StorageLocation) // it may have been given up
+		}
 	}
 	p.wake()
 }
