@@ -5,11 +5,13 @@ package backup
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/rest"
 
@@ -80,6 +82,34 @@ func TestEachObjectIsWrittenOnce(t *testing.T) {
 				t.Errorf("the last one is %s", last)
 			}
 		})
+	}
+}
+
+// Pitfall 30: however many workers read, each object and each volume comes once.
+func TestWorkersLoseNothing(t *testing.T) {
+	var want []string
+	for _, workers := range []int{1, 2, 16} {
+		f := newFixture(t, holdfast.BackupSpec{})
+		f.story()
+		for i := range 500 {
+			f.add("secrets", named("shop", fmt.Sprintf("key-%03d", i))...)
+			f.add("widgets.example.com", named("bank", fmt.Sprintf("gear-%03d", i))...)
+		}
+		f.deps.Workers = workers
+		outcome := f.run(t)
+		got := f.items(t)
+		for _, request := range f.volumes.submitted {
+			got = append(got, request.Volume)
+		}
+		if outcome.Status.Progress.ItemsBackedUp < 1000 || len(f.volumes.submitted) != 2 {
+			t.Fatalf("too little to lose: %+v, %q", outcome.Status.Progress, got)
+		}
+		if want == nil {
+			want = got
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("with %d workers (-with 1 +got):\n%s", workers, diff)
+		}
 	}
 }
 

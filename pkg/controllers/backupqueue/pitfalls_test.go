@@ -161,7 +161,8 @@ func TestEveryEndWakesTheQueue(t *testing.T) {
 }
 
 // Pitfall 19: filters of resources and labels do not part backups of one namespace,
-// on purpose: which objects they leave out is known only when they are read.
+// on purpose: which objects they leave out is known only when they are read. Nor does
+// the label by which a namespace excludes itself.
 func TestFiltersDoNotPartBackups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		secrets, configMaps, labelled := newRun("secrets", 1, "a"), newRun("configmaps", 2, "a"), newRun("labelled", 3, "a")
@@ -169,8 +170,26 @@ func TestFiltersDoNotPartBackups(t *testing.T) {
 		configMaps.Spec.Backup.IncludedResources = []string{"configmaps"}
 		labelled.Spec.Backup.LabelSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
 		h := newHarness(t, location("default", metav1.ConditionTrue), secrets, configMaps, labelled)
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{"velero.io/exclude-from-backup": "true"}}}
+		if _, err := h.Kube.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		h.start(3)
 		h.expect(ready, "secrets")
 		h.expect(queued, "configmaps", "labelled")
+	})
+}
+
+// Pitfall 25: what waits for a storage location that does not exist leaves the queue
+// as any other backup does.
+func TestWhatWaitsForNoLocationCanBeCancelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, newRun("waits", 1, "a"))
+		h.start(1)
+		h.expect(queued, "waits")
+		begin := time.Now()
+		h.cancel("waits")
+		h.expect(cancelled, "waits")
+		h.atOnce(begin)
 	})
 }
