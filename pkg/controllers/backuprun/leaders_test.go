@@ -15,7 +15,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -269,28 +268,6 @@ func (s *story) finish() {
 		}
 	}
 	s.Fatalf("runs never ended; the settings are %v", settings)
-}
-
-// checkWrites finds the writes that would replace what somebody else has written
-// meanwhile.
-func (s *story) checkWrites() {
-	s.Helper()
-	for _, resource := range []string{"backupruns", "configmaps"} {
-		for _, action := range s.Writes(resource) {
-			switch action := action.(type) {
-			case clienttesting.UpdateActionImpl:
-				object, err := meta.Accessor(action.GetObject())
-				if err != nil {
-					s.Fatal(err)
-				}
-				if object.GetResourceVersion() == "" {
-					s.Fatalf("an update of %s %s carries no resourceVersion", resource, object.GetName())
-				}
-			case clienttesting.PatchActionImpl:
-				s.Fatalf("a patch of %s %s", resource, action.GetName())
-			}
-		}
-	}
 }
 
 // revive puts a new process in the place of each one that has ended.

@@ -11,7 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -35,6 +37,28 @@ func (s *story) isExecuting(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.executing[name] != nil
+}
+
+// checkWrites finds the writes that would replace what somebody else has written
+// meanwhile.
+func (s *story) checkWrites() {
+	s.Helper()
+	for _, resource := range []string{"backupruns", "configmaps"} {
+		for _, action := range s.Writes(resource) {
+			switch action := action.(type) {
+			case clienttesting.UpdateActionImpl:
+				object, err := meta.Accessor(action.GetObject())
+				if err != nil {
+					s.Fatal(err)
+				}
+				if object.GetResourceVersion() == "" {
+					s.Fatalf("an update of %s %s carries no resourceVersion", resource, object.GetName())
+				}
+			case clienttesting.PatchActionImpl:
+				s.Fatalf("a patch of %s %s", resource, action.GetName())
+			}
+		}
+	}
 }
 
 // Pitfall 4: the record of a run is deleted that was let start and is not claimed
