@@ -214,6 +214,7 @@ func TestUnstoredBackupGoesWithItsRecord(t *testing.T) {
 	}
 }
 
+// Pitfall 13: positions are computed, and close up by themselves.
 func TestPositionsFollowTheQueue(t *testing.T) {
 	f := newFixture(t, "a", "b", "c")
 	f.limit(1)
