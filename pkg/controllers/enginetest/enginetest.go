@@ -88,8 +88,9 @@ func (g *gate) holds(watch int) bool {
 func New(objects ...runtime.Object) *Cluster {
 	c := &Cluster{
 		Clientset: fake.NewSimpleClientset(),
-		Kube:      kubefake.NewClientset(),
-		versions:  map[schema.GroupVersionResource]int{},
+		// The one with managed fields learns all kinds anew at each write.
+		Kube:     kubefake.NewSimpleClientset(),
+		versions: map[schema.GroupVersionResource]int{},
 	}
 	for _, clientset := range []interface {
 		Tracker() clienttesting.ObjectTracker

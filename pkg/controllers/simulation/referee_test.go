@@ -1,0 +1,446 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	clienttesting "k8s.io/client-go/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
+)
+
+const (
+	queueWrites    = "writes that the queue tried"
+	queueFaults    = "of these, faults of the network"
+	queueConflicts = "of these, refused by the cluster"
+	ticketWrites   = "tickets"
+	startWrites    = "changes of the ledger with starts"
+	otherWrites    = "other changes of the ledger by the queue"
+	starts         = "starts"
+	returns        = "starts taken back"
+	takeovers      = "starts taken over"
+	endsInQueue    = "ends in the queue"
+)
+
+// referee sees each write of the cluster as it is made, and every execution, and
+// says what breaks the rules. It judges by the true state, which no process knows.
+type referee struct {
+	mu         sync.Mutex
+	violations []string
+	runs       map[types.UID]*tracked
+	// waiting have a ticket and have not begun, fresh have none yet, left have not
+	// ended, and reading are being executed.
+	waiting, fresh, left, reading map[types.UID]*tracked
+	ledger                        map[types.UID]records.Start
+	processes                     map[string]*process
+	leases                        sets.Set[string]
+	// highest is, by process, the highest ticket that it must know.
+	highest map[string]int64
+	counts  map[string]int
+	// lastEnd is when a run ended the last time.
+	lastEnd            time.Time
+	mostWaiting, ended int
+}
+
+// tracked is the truth about a run.
+type tracked struct {
+	name string
+	// namespaces has a bit for each name of the universe that it selects.
+	namespaces    uint64
+	clusterScoped bool
+	valid         bool
+	created       time.Time
+	version       int
+
+	phase              v1alpha1.BackupPhase
+	ticket             int64
+	queuedAt           time.Time
+	queuedBy           string
+	returned, accepted int32 // accepted is returned as of its start
+	cancelled, deleted bool
+	stored             bool
+	ends, executions   int
+	executing          *process
+}
+
+func newReferee() *referee {
+	return &referee{
+		runs: map[types.UID]*tracked{}, waiting: map[types.UID]*tracked{}, fresh: map[types.UID]*tracked{},
+		left: map[types.UID]*tracked{}, reading: map[types.UID]*tracked{},
+		ledger: map[types.UID]records.Start{}, processes: map[string]*process{}, leases: sets.New[string](),
+		highest: map[string]int64{}, counts: map[string]int{},
+	}
+}
+
+// universe are the namespaces that there may be: those of 8 teams with 8 each.
+var universe = func() (names []string) {
+	for _, team := range []string{"t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7"} {
+		for _, app := range []string{"ci", "db", "dev", "doc", "ml", "ops", "qa", "web"} {
+			names = append(names, team+"-"+app)
+		}
+	}
+	return names
+}()
+
+// selects is what the lists select, found by trying each name.
+func selects(included, excluded []string) (selected uint64, valid bool) {
+	valid = true
+	match := func(words []string, name string) bool {
+		return slices.ContainsFunc(words, func(word string) bool {
+			matches, err := path.Match(word, name)
+			valid = valid && err == nil
+			return matches
+		})
+	}
+	for i, name := range universe {
+		if (len(included) == 0 || match(included, name)) && !match(excluded, name) {
+			selected |= 1 << i
+		}
+	}
+	return selected, valid
+}
+
+func (t *tracked) overlaps(other *tracked) bool {
+	return t.namespaces&other.namespaces != 0 || t.clusterScoped && other.clusterScoped
+}
+
+func (r *referee) violation(format string, args ...any) {
+	if len(r.violations) < 10 {
+		r.violations = append(r.violations, fmt.Sprintf("%s: ", time.Now().Format("15:04:05.000"))+fmt.Sprintf(format, args...))
+	}
+}
+
+func (r *referee) count(what string, n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.counts[what] += n
+}
+
+func (r *referee) launched(p *process) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.processes[p.name] = p
+	for _, t := range r.runs {
+		if !t.deleted {
+			r.highest[p.name] = max(r.highest[p.name], t.ticket)
+		}
+	}
+}
+
+// observe is called for each write.
+func (r *referee) observe(action clienttesting.Action, obj runtime.Object) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var manager string
+	switch action := action.(type) {
+	case clienttesting.CreateActionImpl:
+		manager = action.CreateOptions.FieldManager
+	case clienttesting.UpdateActionImpl:
+		manager = action.UpdateOptions.FieldManager
+	}
+	by, part, _ := strings.Cut(manager, " ")
+	removed := action.GetVerb() == "delete"
+	switch obj := obj.(type) {
+	case *enginev1alpha1.BackupRun:
+		if removed {
+			r.runDeleted(r.runs[obj.UID], obj.UID)
+		} else {
+			r.runWritten(by, part, obj)
+		}
+	case *corev1.ConfigMap:
+		r.ledgerWritten(by, part, obj)
+	case *coordinationv1.Lease:
+		if removed {
+			r.leases.Delete(obj.Name)
+		} else {
+			r.leases.Insert(obj.Name)
+		}
+	}
+}
+
+func (r *referee) runDeleted(t *tracked, uid types.UID) {
+	t.deleted = true
+	delete(r.waiting, uid)
+	delete(r.fresh, uid)
+	delete(r.left, uid)
+}
+
+// order is the way from the creation of a run to its end.
+func order(phase v1alpha1.BackupPhase) int {
+	switch {
+	case phase == "":
+		return 0
+	case phase == v1alpha1.BackupPhaseQueued:
+		return 1
+	case phase == v1alpha1.BackupPhaseInProgress:
+		return 2
+	case phase.Ended():
+		return 3
+	}
+	return -1 // never written
+}
+
+func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
+	t := r.runs[run.UID]
+	if t == nil {
+		spec := &run.Spec.Backup
+		t = &tracked{name: run.Name, created: run.CreationTimestamp.Time}
+		t.namespaces, t.valid = selects(spec.IncludedNamespaces, spec.ExcludedNamespaces)
+		t.clusterScoped = spec.IncludeClusterResources != nil && *spec.IncludeClusterResources
+		r.runs[run.UID] = t
+	}
+	status := &run.Status
+	if status.Ticket != t.ticket {
+		r.ticketGiven(by, t, status.Ticket)
+	}
+	if order(status.Phase) < order(t.phase) {
+		r.violation("%s went from %q back to %q, by %s", t.name, t.phase, status.Phase, by)
+	}
+	if t.phase.Ended() && t.phase != status.Phase && t.stored {
+		r.violation("%s had ended %s for good, and %s made that %s", t.name, t.phase, by, status.Phase)
+	}
+	if status.Phase == v1alpha1.BackupPhaseInProgress && t.phase != status.Phase {
+		if start, ok := r.ledger[run.UID]; !ok || start.By != by || status.Executor != by {
+			r.violation("%s was claimed by %s for %s, and the ledger has %+v", t.name, by, status.Executor, start)
+		}
+	}
+	if status.Phase.Ended() && !t.phase.Ended() {
+		t.ends++
+		r.lastEnd = time.Now()
+		if part == queuePart {
+			r.counts[endsInQueue]++
+		}
+	}
+	if status.Returned != t.returned {
+		r.counts[returns]++
+	}
+	t.phase, t.returned, t.stored = status.Phase, status.Returned, status.Stored
+	t.cancelled = run.Spec.Cancellation != nil
+	t.version, _ = strconv.Atoi(run.ResourceVersion)
+	keep(r.left, run.UID, t, !t.phase.Ended())
+	keep(r.fresh, run.UID, t, t.phase == "" && t.valid && !t.cancelled)
+	keep(r.waiting, run.UID, t, t.phase == v1alpha1.BackupPhaseQueued && !t.cancelled)
+	r.mostWaiting = max(r.mostWaiting, len(r.waiting))
+	r.checkActive()
+}
+
+func keep(in map[types.UID]*tracked, uid types.UID, t *tracked, wanted bool) {
+	if wanted {
+		in[uid] = t
+	} else {
+		delete(in, uid)
+	}
+}
+
+// ticketGiven judges a ticket. Two leaders that do not know of each other may give
+// the same one, but none gives one that it must know to be outdated.
+func (r *referee) ticketGiven(by string, t *tracked, ticket int64) {
+	r.counts[ticketWrites]++
+	if t.ticket != 0 {
+		r.violation("%s has ticket %d, and %s made that %d", t.name, t.ticket, by, ticket)
+	}
+	if ticket <= r.highest[by] {
+		r.violation("%s gave %s the ticket %d after it knew of %d", by, t.name, ticket, r.highest[by])
+	}
+	for _, other := range r.fresh {
+		if before := other.created.Compare(t.created); before < 0 || before == 0 && other.version < t.version {
+			r.violation("%s gave %s a ticket before %s, which is older", by, t.name, other.name)
+		}
+	}
+	t.ticket, t.queuedAt, t.queuedBy = ticket, time.Now(), by
+	r.highest[by] = ticket
+}
+
+func (r *referee) ledgerWritten(by, part string, settings *corev1.ConfigMap) {
+	list, err := records.Ledger(settings)
+	if err != nil {
+		r.violation("%s wrote a ledger that can't be read: %v", by, err)
+		return
+	}
+	before := r.ledger
+	r.ledger = map[types.UID]records.Start{}
+	for _, start := range list {
+		if _, twice := r.ledger[start.UID]; twice {
+			r.violation("%s is in the ledger twice", start.Name)
+		}
+		r.ledger[start.UID] = start
+	}
+	started := 0
+	for uid, start := range r.ledger {
+		old, was := before[uid]
+		switch {
+		case !was:
+			started++
+			r.started(by, uid, start)
+		case old.By != start.By:
+			r.counts[takeovers]++
+			if r.leases.Has(old.By) {
+				r.violation("%s took over the start of %s from %s, which is alive", by, start.Name, old.By)
+			}
+		}
+	}
+	for uid, start := range before {
+		if _, is := r.ledger[uid]; !is {
+			r.dropped(by, r.runs[uid], start)
+		}
+	}
+	r.counts[starts] += started
+	switch {
+	case part != queuePart:
+	case started > 0:
+		r.counts[startWrites]++
+	default:
+		r.counts[otherWrites]++
+	}
+	r.checkActive()
+}
+
+// started judges a start: it overtakes none that overlaps it, of those that its
+// process knows to wait.
+func (r *referee) started(by string, uid types.UID, start records.Start) {
+	t := r.runs[uid]
+	if t == nil || t.ticket == 0 {
+		r.violation("%s let %s start, which is not queued", by, start.Name)
+		return
+	}
+	if start.By != by {
+		r.violation("%s let %s start for %s", by, start.Name, start.By)
+	}
+	t.accepted = t.returned
+	p := r.processes[by]
+	p.mu.Lock()
+	knew := p.knew
+	p.mu.Unlock()
+	for other, ahead := range r.waiting {
+		if _, ready := r.ledger[other]; ready || ahead.ticket >= t.ticket || !ahead.overlaps(t) {
+			continue
+		}
+		if ahead.queuedBy == by || ahead.queuedAt.Before(knew) {
+			r.violation("%s let %s start, ticket %d, before %s, ticket %d, which it overlaps", by, t.name, t.ticket, ahead.name, ahead.ticket)
+		}
+	}
+}
+
+// dropped judges what leaves the ledger: what has ended, what was put back, and
+// what was removed and is not being read any more.
+func (r *referee) dropped(by string, t *tracked, start records.Start) {
+	switch {
+	case t.phase.Ended():
+	case r.reads(t):
+		r.violation("%s removed %s from the ledger, which %s still reads", by, t.name, t.executing.name)
+	case t.deleted:
+		if by != start.By && r.leases.Has(start.By) {
+			r.violation("%s removed the deleted %s from the ledger, which is for %s to do", by, t.name, start.By)
+		}
+	case t.phase == v1alpha1.BackupPhaseInProgress, t.returned == t.accepted:
+		r.violation("%s removed %s from the ledger, which is %s", by, t.name, t.phase)
+	}
+}
+
+// checkActive judges what is let run at once, by the records.
+func (r *referee) checkActive() {
+	active := map[types.UID]*tracked{}
+	for uid := range r.ledger {
+		if t := r.runs[uid]; t != nil && !t.phase.Ended() {
+			active[uid] = t
+		}
+	}
+	r.checkTogether("by the records", slices.Collect(maps.Values(active)))
+}
+
+func (r *referee) checkTogether(how string, active []*tracked) {
+	if len(active) > limit {
+		r.violation("%d run at once, %s", len(active), how)
+	}
+	for i, t := range active {
+		for _, other := range active[:i] {
+			if t.overlaps(other) {
+				r.violation("%s and %s run at once, %s, and overlap", t.name, other.name, how)
+			}
+		}
+	}
+}
+
+// reads reports whether a run is being executed by a process that was not taken
+// for dead. One that was reads on, when it wakes up, until it notices.
+func (r *referee) reads(t *tracked) bool {
+	return t.executing != nil && !t.executing.isDead() && r.leases.Has(t.executing.name)
+}
+
+// executes is called when a run begins to be executed.
+func (r *referee) executes(p *process, run *enginev1alpha1.BackupRun) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.runs[run.UID]
+	t.executing = p
+	if t.executions++; t.executions > 1 {
+		r.violation("%s is executed again, by %s", t.name, p.name)
+	}
+	var reading []*tracked
+	r.reading[run.UID] = t
+	for _, t := range r.reading {
+		if r.reads(t) {
+			reading = append(reading, t)
+		}
+	}
+	r.checkTogether("really", reading)
+}
+
+func (r *referee) stops(run *enginev1alpha1.BackupRun) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.runs[run.UID].executing = nil
+	delete(r.reading, run.UID)
+}
+
+func (r *referee) violated() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.violations) > 0
+}
+
+// last is when a run ended the last time.
+func (r *referee) last() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.lastEnd
+}
+
+// pick returns the name of a run that has not ended: each phase as likely.
+func (r *referee) pick(random *rand.Rand) (string, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var kinds [3][]string
+	for uid, t := range r.left {
+		kind := 0
+		if _, started := r.ledger[uid]; t.phase == v1alpha1.BackupPhaseInProgress {
+			kind = 2
+		} else if started {
+			kind = 1
+		}
+		kinds[kind] = append(kinds[kind], t.name)
+	}
+	names := kinds[random.IntN(len(kinds))]
+	slices.Sort(names)
+	if len(names) == 0 {
+		return "", false
+	}
+	return names[random.IntN(len(names))], true
+}
