@@ -241,7 +241,7 @@ func (p *process) link(part string) enginetest.Link {
 			case fate.before != nil || fate.after != nil:
 				p.world.referee.count(queueFaults, 1)
 			default:
-				p.world.referee.count(queueConflicts, 1)
+				p.world.referee.refused(err)
 			}
 		}
 		return err

@@ -30,6 +30,7 @@ const (
 	queueWrites    = "writes that the queue tried"
 	queueFaults    = "of these, faults of the network"
 	queueConflicts = "of these, refused by the cluster"
+	raced          = "of the latter, while others led or informers were held"
 	ticketWrites   = "tickets"
 	startWrites    = "changes of the ledger with starts"
 	otherWrites    = "other changes of the ledger by the queue"
@@ -54,6 +55,8 @@ type referee struct {
 	// highest is, by process, the highest ticket that it must know.
 	highest map[string]int64
 	counts  map[string]int
+	// litter are runs that have ended and were never stored.
+	litter []string
 	// lastEnd is when a run ended the last time.
 	lastEnd            time.Time
 	mostWaiting, ended int
@@ -131,6 +134,16 @@ func (r *referee) count(what string, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.counts[what] += n
+}
+
+// refused counts what the cluster has refused.
+func (r *referee) refused(error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.counts[queueConflicts]++
+	if len(r.leases) > 1 {
+		r.counts[raced]++
+	}
 }
 
 func (r *referee) launched(p *process) {
@@ -227,6 +240,9 @@ func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
 		if part == queuePart {
 			r.counts[endsInQueue]++
 		}
+	}
+	if p := status.Phase; p != t.phase && (p == v1alpha1.BackupPhaseFailedValidation || p == v1alpha1.BackupPhaseCancelled && !status.Leftovers) {
+		r.litter = append(r.litter, t.name)
 	}
 	if status.Returned != t.returned {
 		r.counts[returns]++
@@ -443,4 +459,12 @@ func (r *referee) pick(random *rand.Rand) (string, bool) {
 		return "", false
 	}
 	return names[random.IntN(len(names))], true
+}
+
+func (r *referee) takeLitter() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	litter := r.litter
+	r.litter = nil
+	return litter
 }

@@ -55,7 +55,7 @@ const (
 	system = "holdfast"
 	limit  = 8
 	// kept is how long the records of ended runs stay.
-	kept = 2 * time.Minute
+	kept = 30 * time.Second
 	// stable and flaky are the storage locations.
 	stable, flaky = "stable", "flaky"
 	// stuck is how long nothing may end while runs are left.
@@ -115,7 +115,6 @@ func newWorld(t *testing.T, seed uint64) *world {
 func (w *world) live() bool {
 	begin := time.Now()
 	nextCreation, nextScene, nextMeddling := begin, begin.Add(time.Minute), begin
-	var scene func()
 	for {
 		now := time.Now()
 		left := w.left()
@@ -134,15 +133,15 @@ func (w *world) live() bool {
 		}
 		if !now.Before(nextMeddling) {
 			w.meddle()
+			w.tidy()
 			nextMeddling = now.Add(w.upTo(15 * time.Second))
 		}
 		if !now.Before(nextScene) {
-			if scene != nil {
-				scene()
+			w.play()
+			if len(w.script) == 0 {
+				w.script = w.weather()
 			}
-			var after time.Duration
-			after, scene = w.next()
-			nextScene = time.Now().Add(after)
+			nextScene = time.Now().Add(w.script[0].after)
 		}
 		w.revive()
 		w.ClearActions()
@@ -162,9 +161,7 @@ func (w *world) live() bool {
 // the others is then cleaned up.
 func (w *world) rest() {
 	for len(w.script) > 0 {
-		scene := w.script[0]
-		w.script = w.script[1:]
-		scene.do()
+		w.play()
 	}
 	w.setDown(false)
 	w.noticeDown()
@@ -184,10 +181,10 @@ func (w *world) rest() {
 // create creates a backup, or many at once, and returns when to do so again.
 func (w *world) create() time.Duration {
 	n, pause := 1, w.upTo(1500*time.Millisecond)
-	if left := w.left(); left > 100 {
+	if left := w.left(); left > 40 {
 		return w.upTo(20 * time.Second)
-	} else if left < 20 && w.random.IntN(20) == 0 {
-		n, pause = 20+w.random.IntN(130), w.upTo(time.Minute)
+	} else if left < 20 && w.random.IntN(100) == 0 {
+		n, pause = 20+w.random.IntN(150), w.upTo(time.Minute)
 	}
 	for range min(n, *backups-w.created) {
 		w.created++
@@ -281,6 +278,17 @@ func (w *world) meddle() {
 	}
 	if err == nil {
 		w.referee.count([]string{"deleted by hand", "deleted by hand", "annotated", "annotated", "cancelled", "cancelled", "cancelled", "cancelled"}[act], 1)
+	}
+}
+
+// tidy removes the records that are kept for long, since nothing else tells of their
+// runs.
+func (w *world) tidy() {
+	for _, name := range w.referee.takeLitter() {
+		err := w.EngineV1alpha1().BackupRuns(system).Delete(w.Context(), name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			w.Fatal(err)
+		}
 	}
 }
 

@@ -16,14 +16,13 @@ type scene struct {
 	do    func()
 }
 
-// next takes the next scene from the script, and writes it on when it is over.
-func (w *world) next() (time.Duration, func()) {
-	if len(w.script) == 0 {
-		w.script = w.weather()
+// play plays the next scene, if there is one.
+func (w *world) play() {
+	if len(w.script) > 0 {
+		next := w.script[0]
+		w.script = w.script[1:]
+		next.do()
 	}
-	scene := w.script[0]
-	w.script = w.script[1:]
-	return scene.after, scene.do
 }
 
 // weather is a random episode.
