@@ -119,7 +119,7 @@ func (w *world) launch() *process {
 	go func() {
 		defer close(p.stopped)
 		if err := liveness.Hold(ctx, leases, p.name, clock.RealClock{}, work); err != nil {
-			w.referee.count("processes that lost their Lease", 1)
+			w.referee.count(lostLeases, 1)
 		}
 		stop()
 		_ = work(ctx) // if it never ran: to end its workqueues
@@ -228,7 +228,7 @@ func (p *process) link(part string) enginetest.Link {
 			return errDead
 		}
 		if part == queuePart && writes {
-			p.world.referee.count(queueWrites, 1)
+			p.world.referee.count(queueTried, 1)
 		}
 		err := fate.before
 		if err == nil {
@@ -239,9 +239,9 @@ func (p *process) link(part string) enginetest.Link {
 		if part == queuePart && writes && err != nil {
 			switch {
 			case fate.before != nil || fate.after != nil:
-				p.world.referee.count(queueFaults, 1)
+				p.world.referee.count(queueFaulty, 1)
 			default:
-				p.world.referee.refused(err)
+				p.world.referee.refused()
 			}
 		}
 		return err

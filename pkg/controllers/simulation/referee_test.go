@@ -26,18 +26,24 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
+// What is counted.
 const (
-	queueWrites    = "writes that the queue tried"
-	queueFaults    = "of these, faults of the network"
-	queueConflicts = "of these, refused by the cluster"
-	raced          = "of the latter, while others led or informers were held"
-	ticketWrites   = "tickets"
-	startWrites    = "changes of the ledger with starts"
-	otherWrites    = "other changes of the ledger by the queue"
-	starts         = "starts"
-	returns        = "starts taken back"
-	takeovers      = "starts taken over"
-	endsInQueue    = "ends in the queue"
+	queueTried    = "writes of the queue, tried"
+	queueFaulty   = "writes of the queue, lost or refused by the network"
+	queueRefused  = "writes of the queue, refused by the cluster"
+	queueRaced    = "writes of the queue, refused while others led"
+	racingWrites  = "writes that others may race with"
+	ticketWrites  = "tickets"
+	startWrites   = "changes of the ledger with starts"
+	otherWrites   = "other changes of the ledger by the queue"
+	endWrites     = "ends in the queue"
+	starts        = "starts"
+	returns       = "starts taken back"
+	takeovers     = "starts taken over"
+	lostLeases    = "processes that lost their Lease"
+	deletedByHand = "runs deleted by hand"
+	cancelledRuns = "runs cancelled"
+	touched       = "runs and ledgers annotated"
 )
 
 // referee sees each write of the cluster as it is made, and every execution, and
@@ -136,13 +142,13 @@ func (r *referee) count(what string, n int) {
 	r.counts[what] += n
 }
 
-// refused counts what the cluster has refused.
-func (r *referee) refused(error) {
+// refused counts a write of the queue that the cluster has refused.
+func (r *referee) refused() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.counts[queueConflicts]++
+	r.counts[queueRefused]++
 	if len(r.leases) > 1 {
-		r.counts[raced]++
+		r.counts[queueRaced]++
 	}
 }
 
@@ -170,6 +176,9 @@ func (r *referee) observe(action clienttesting.Action, obj runtime.Object) {
 	}
 	by, part, _ := strings.Cut(manager, " ")
 	removed := action.GetVerb() == "delete"
+	if resource := action.GetResource().Resource; resource == "backupruns" || resource == "configmaps" {
+		r.counts[racingWrites] += max(len(r.leases)-1, 0)
+	}
 	switch obj := obj.(type) {
 	case *enginev1alpha1.BackupRun:
 		if removed {
@@ -238,7 +247,7 @@ func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
 		t.ends++
 		r.lastEnd = time.Now()
 		if part == queuePart {
-			r.counts[endsInQueue]++
+			r.counts[endWrites]++
 		}
 	}
 	if p := status.Phase; p != t.phase && (p == v1alpha1.BackupPhaseFailedValidation || p == v1alpha1.BackupPhaseCancelled && !status.Leftovers) {

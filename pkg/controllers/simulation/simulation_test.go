@@ -277,7 +277,7 @@ func (w *world) meddle() {
 		w.Fatal(err)
 	}
 	if err == nil {
-		w.referee.count([]string{"deleted by hand", "deleted by hand", "annotated", "annotated", "cancelled", "cancelled", "cancelled", "cancelled"}[act], 1)
+		w.referee.count([]string{deletedByHand, deletedByHand, touched, touched, cancelledRuns, cancelledRuns, cancelledRuns, cancelledRuns}[act], 1)
 	}
 }
 
@@ -347,6 +347,9 @@ func (w *world) judge() {
 	for _, violation := range r.violations {
 		w.Error(violation)
 	}
+	if w.Failed() {
+		return
+	}
 	phases := map[v1alpha1.BackupPhase]int{}
 	for uid, t := range r.runs {
 		if t.deleted && !t.phase.Ended() {
@@ -361,6 +364,7 @@ func (w *world) judge() {
 			w.Errorf("%s has ended %s, and %s is stored", t.name, t.phase, stored)
 		}
 	}
+	w.judgeWrites()
 	for _, start := range r.ledger {
 		if start.Name != "last" { // the next start would remove that
 			w.Errorf("%s is left in the ledger, for %s", start.Name, start.By)
@@ -371,6 +375,26 @@ func (w *world) judge() {
 		fmt.Fprintf(&report, "\n%7d %s", r.counts[what], what)
 	}
 	w.Logf("%d backups in %s by %d processes, at most %d waited, ended as %v%s", len(r.runs), time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)).Round(time.Second), w.launched, r.mostWaiting, phases, report.String())
+}
+
+// judgeWrites bounds what the queue has written: a ticket and a start for each
+// backup, a start again when one was taken back, an end when it was cancelled, and
+// its greeting for each process. What is refused has a cause, and each only once.
+func (w *world) judgeWrites() {
+	n, total := w.referee.counts, len(w.referee.runs)
+	for _, bound := range []struct {
+		what      string
+		got, most int
+	}{
+		{"accepted", n[ticketWrites] + n[startWrites] + n[otherWrites] + n[endWrites], 2*total + n[returns] + n[takeovers] + n[cancelledRuns] + w.launched},
+		{"tried", n[queueTried], n[ticketWrites] + n[startWrites] + n[otherWrites] + n[endWrites] + n[queueFaulty] + n[queueRefused]},
+		{"refused while one led", n[queueRefused] - n[queueRaced], n[touched] + n[cancelledRuns] + n[deletedByHand] + n[returns] + n[queueFaulty]},
+		{"refused while others led", n[queueRaced], n[racingWrites]},
+	} {
+		if bound.got > bound.most {
+			w.Errorf("%d writes of the queue were %s, want %d at most", bound.got, bound.what, bound.most)
+		}
+	}
 }
 
 func (w *world) dump() {
