@@ -43,14 +43,17 @@ type process struct {
 
 	mu     sync.Mutex
 	random *rand.Rand
-	// closed, if set, holds requests back until it is closed: the process is paused.
-	closed chan struct{}
-	dead   bool
+	// closed, if set, holds requests back until it is closed: the process is paused,
+	// and was so from paused until resumed.
+	closed          chan struct{}
+	paused, resumed time.Time
+	dead            bool
 	// held is since when its informers see nothing, or did when they were released.
 	held, released time.Time
-	// knew is what its queue knew at least when it sent its last change of the ledger:
-	// all that had happened before.
-	knew time.Time
+	// knew and read are what its queue knew at least when it sent its last change of
+	// the ledger: by its informers all that had happened before the one, and of the runs
+	// that it let start, which it had read, all before the other.
+	knew, read time.Time
 }
 
 // launch starts a process. Nothing else happens while its informers start, since
@@ -157,7 +160,7 @@ func (p *process) isDead() bool {
 func (p *process) pause() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.closed = make(chan struct{})
+	p.closed, p.paused, p.resumed = make(chan struct{}), time.Now(), time.Time{}
 }
 
 func (p *process) resume() {
@@ -165,7 +168,7 @@ func (p *process) resume() {
 	defer p.mu.Unlock()
 	if p.closed != nil {
 		close(p.closed)
-		p.closed = nil
+		p.closed, p.resumed = nil, time.Now()
 	}
 }
 
@@ -196,14 +199,17 @@ func (p *process) hold() (release func()) {
 	}
 }
 
-// knows is until when the process knows all that has happened, at least. What was
-// decided at the instant of the release may be from before it.
-func (p *process) knows() time.Time {
+// notes what the process knows at least. What is sent at the instant of a release
+// may be from before it.
+func (p *process) notes() {
 	now := time.Now()
-	if !p.held.IsZero() && (p.released.IsZero() || p.released.Equal(now)) {
-		return p.held
+	p.knew, p.read = now, now
+	if !p.paused.IsZero() && (p.resumed.IsZero() || p.resumed.Equal(now)) {
+		p.read = p.paused
 	}
-	return now
+	if !p.held.IsZero() && (p.released.IsZero() || p.released.Equal(now)) {
+		p.knew = p.held
+	}
 }
 
 const queuePart = "queue"
@@ -219,7 +225,7 @@ func (p *process) link(part string) enginetest.Link {
 		}
 		fate := p.drawFate(verb, resource)
 		if part == queuePart && resource == "configmaps" && writes {
-			p.knew = p.knows()
+			p.notes()
 		}
 		p.mu.Unlock()
 		time.Sleep(fate.delay)

@@ -58,9 +58,11 @@ type referee struct {
 	ledger                        map[types.UID]records.Start
 	processes                     map[string]*process
 	leases                        sets.Set[string]
-	// highest is, by process, the highest ticket that it must know.
-	highest map[string]int64
-	counts  map[string]int
+	// present are the runs whose record exists.
+	present map[types.UID]*tracked
+	// begun is when each process was launched: it knows what there was by then.
+	begun  map[string]time.Time
+	counts map[string]int
 	// litter are runs that have ended and were never stored.
 	litter []string
 	// lastEnd is when a run ended the last time.
@@ -83,6 +85,8 @@ type tracked struct {
 	queuedAt           time.Time
 	queuedBy           string
 	returned, accepted int32 // accepted is returned as of its start
+	// begunAt is when it was claimed, or ended or was removed before.
+	begunAt            time.Time
 	cancelled, deleted bool
 	stored             bool
 	ends, executions   int
@@ -94,7 +98,7 @@ func newReferee() *referee {
 		runs: map[types.UID]*tracked{}, waiting: map[types.UID]*tracked{}, fresh: map[types.UID]*tracked{},
 		left: map[types.UID]*tracked{}, reading: map[types.UID]*tracked{},
 		ledger: map[types.UID]records.Start{}, processes: map[string]*process{}, leases: sets.New[string](),
-		highest: map[string]int64{}, counts: map[string]int{},
+		present: map[types.UID]*tracked{}, begun: map[string]time.Time{}, counts: map[string]int{},
 	}
 }
 
@@ -156,11 +160,7 @@ func (r *referee) launched(p *process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.processes[p.name] = p
-	for _, t := range r.runs {
-		if !t.deleted {
-			r.highest[p.name] = max(r.highest[p.name], t.ticket)
-		}
-	}
+	r.begun[p.name] = time.Now()
 }
 
 // observe is called for each write.
@@ -197,11 +197,19 @@ func (r *referee) observe(action clienttesting.Action, obj runtime.Object) {
 	}
 }
 
+func (t *tracked) begins() {
+	if t.begunAt.IsZero() {
+		t.begunAt = time.Now()
+	}
+}
+
 func (r *referee) runDeleted(t *tracked, uid types.UID) {
 	t.deleted = true
+	t.begins()
 	delete(r.waiting, uid)
 	delete(r.fresh, uid)
 	delete(r.left, uid)
+	delete(r.present, uid)
 }
 
 // order is the way from the creation of a run to its end.
@@ -226,7 +234,7 @@ func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
 		t = &tracked{name: run.Name, created: run.CreationTimestamp.Time}
 		t.namespaces, t.valid = selects(spec.IncludedNamespaces, spec.ExcludedNamespaces)
 		t.clusterScoped = spec.IncludeClusterResources != nil && *spec.IncludeClusterResources
-		r.runs[run.UID] = t
+		r.runs[run.UID], r.present[run.UID] = t, t
 	}
 	status := &run.Status
 	if status.Ticket != t.ticket {
@@ -237,6 +245,9 @@ func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
 	}
 	if t.phase.Ended() && t.phase != status.Phase && t.stored {
 		r.violation("%s had ended %s for good, and %s made that %s", t.name, t.phase, by, status.Phase)
+	}
+	if order(status.Phase) > 1 {
+		t.begins()
 	}
 	if status.Phase == v1alpha1.BackupPhaseInProgress && t.phase != status.Phase {
 		if start, ok := r.ledger[run.UID]; !ok || start.By != by || status.Executor != by {
@@ -281,8 +292,10 @@ func (r *referee) ticketGiven(by string, t *tracked, ticket int64) {
 	if t.ticket != 0 {
 		r.violation("%s has ticket %d, and %s made that %d", t.name, t.ticket, by, ticket)
 	}
-	if ticket <= r.highest[by] {
-		r.violation("%s gave %s the ticket %d after it knew of %d", by, t.name, ticket, r.highest[by])
+	for _, other := range r.present {
+		if knows := other.queuedBy == by || other.queuedAt.Before(r.begun[by]); knows && ticket <= other.ticket {
+			r.violation("%s gave %s the ticket %d, and knew that %s has %d", by, t.name, ticket, other.name, other.ticket)
+		}
 	}
 	for _, other := range r.fresh {
 		if before := other.created.Compare(t.created); before < 0 || before == 0 && other.version < t.version {
@@ -290,7 +303,6 @@ func (r *referee) ticketGiven(by string, t *tracked, ticket int64) {
 		}
 	}
 	t.ticket, t.queuedAt, t.queuedBy = ticket, time.Now(), by
-	r.highest[by] = ticket
 }
 
 func (r *referee) ledgerWritten(by, part string, settings *corev1.ConfigMap) {
@@ -351,8 +363,11 @@ func (r *referee) started(by string, uid types.UID, start records.Start) {
 	t.accepted = t.returned
 	p := r.processes[by]
 	p.mu.Lock()
-	knew := p.knew
+	knew, read := p.knew, p.read
 	p.mu.Unlock()
+	if !t.begunAt.IsZero() && t.begunAt.Before(read) {
+		r.violation("%s let %s start, which it had found %s", by, t.name, t.phase)
+	}
 	for other, ahead := range r.waiting {
 		if _, ready := r.ledger[other]; ready || ahead.ticket >= t.ticket || !ahead.overlaps(t) {
 			continue
