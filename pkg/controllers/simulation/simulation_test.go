@@ -379,7 +379,8 @@ func (w *world) judge() {
 
 // judgeWrites bounds what the queue has written: a ticket and a start for each
 // backup, a start again when one was taken back, an end when it was cancelled, and
-// its greeting for each process. What is refused has a cause, and each only once.
+// its greeting for each process. Next to nothing is refused while one leads, though
+// its caches may be stale; of several, each can be outrun once by what others write.
 func (w *world) judgeWrites() {
 	n, total := w.referee.counts, len(w.referee.runs)
 	for _, bound := range []struct {
@@ -388,7 +389,7 @@ func (w *world) judgeWrites() {
 	}{
 		{"accepted", n[ticketWrites] + n[startWrites] + n[otherWrites] + n[endWrites], 2*total + n[returns] + n[takeovers] + n[cancelledRuns] + w.launched},
 		{"tried", n[queueTried], n[ticketWrites] + n[startWrites] + n[otherWrites] + n[endWrites] + n[queueFaulty] + n[queueRefused]},
-		{"refused while one led", n[queueRefused] - n[queueRaced], n[touched] + n[cancelledRuns] + n[deletedByHand] + n[returns] + n[queueFaulty]},
+		{"refused while one led", n[queueRefused] - n[queueRaced], 20 + total*6/1000},
 		{"refused while others led", n[queueRaced], n[racingWrites]},
 	} {
 		if bound.got > bound.most {

@@ -29,9 +29,8 @@ func (w *world) play() {
 func (w *world) weather() []scene {
 	p := w.processes[w.random.IntN(len(w.processes))]
 	switch kind := w.random.IntN(20); {
-	case kind < 6: // its caches are stale
-		var release func()
-		return []scene{{w.upTo(30 * time.Second), func() { release = p.hold() }}, {w.upTo(40 * time.Second), func() { release() }}}
+	case kind < 6:
+		return w.stale(p)
 	case kind < 9: // the network is bad
 		return []scene{{w.upTo(30 * time.Second), func() { w.setFaults(manyFaults) }}, {w.upTo(40 * time.Second), func() { w.setFaults(fewFaults) }}}
 	case kind < 13: // a store goes away; that is noticed sooner or later
@@ -50,12 +49,25 @@ func (w *world) weather() []scene {
 	case kind < 18: // paused until another one leads
 		scenes := w.pausing(p, 15*time.Second+w.upTo(time.Minute))
 		return append(append(scenes[:1:1], scene{15 * time.Second, w.another}), scenes[1:]...)
-	case kind < 19: // two lead, and at last one of them is killed
+	case kind < 19: // two lead, one of them on what it knew before; the other is killed
 		var other *process
+		trouble := w.stale(p)
+		if w.random.IntN(2) == 0 {
+			trouble = w.pausing(p, w.upTo(20*time.Second))
+		}
 		return append(append([]scene{{w.upTo(time.Minute), func() { w.another(); other = w.processes[len(w.processes)-1] }}},
-			w.pausing(p, w.upTo(20*time.Second))...), scene{w.upTo(time.Minute), func() { other.kill() }})
+			trouble...), scene{w.upTo(time.Minute), func() { other.kill() }})
 	}
 	return []scene{{w.upTo(2 * time.Minute), func() {}}}
+}
+
+// stale keeps a process from seeing anything.
+func (w *world) stale(p *process) []scene {
+	var release func()
+	return []scene{
+		{w.upTo(30 * time.Second), func() { release = p.hold() }},
+		{w.upTo(40 * time.Second), func() { release() }},
+	}
 }
 
 // pausing keeps a process from sending and from seeing anything.
