@@ -288,6 +288,10 @@ func (c *Controller) processNext(ctx context.Context, queue workqueue.TypedRateL
 		return false
 	}
 	defer queue.Done(key)
+	if ctx.Err() != nil {
+		// What was added while it was worked on comes once more.
+		return true
+	}
 	if err := sync(ctx, key); err != nil && ctx.Err() == nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Working on a run failed; it will be tried again", "backupRun", key)
 		queue.AddRateLimited(key)

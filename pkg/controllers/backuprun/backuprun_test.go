@@ -360,6 +360,7 @@ func TestShutdownLeavesTheRunToTheNextProcess(t *testing.T) {
 		h.stop()
 		<-h.stopped
 		h.expect("a", running, false)
+		h.expectExecuted("a")
 		if h.writes("a") != 1 {
 			t.Errorf("%d writes", h.writes("a"))
 		}

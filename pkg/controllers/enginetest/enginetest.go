@@ -14,7 +14,8 @@
 // with the same rules.
 //
 // It also does what a real cluster does on a bad day: Fault refuses requests or
-// loses their answers, and Hold keeps informers from seeing what happens.
+// loses their answers, Hold keeps informers from seeing what happens, and a Link
+// puts a process behind a network of its own. Observe shows what really happens.
 package enginetest
 
 import (
@@ -66,6 +67,7 @@ type Cluster struct {
 	versions map[schema.GroupVersionResource]int
 	uids     int
 	fault    func(clienttesting.Action) Fault
+	observer func(clienttesting.Action, runtime.Object)
 
 	mu      sync.Mutex
 	watches int
@@ -86,8 +88,9 @@ func (g *gate) holds(watch int) bool {
 func New(objects ...runtime.Object) *Cluster {
 	c := &Cluster{
 		Clientset: fake.NewSimpleClientset(),
-		Kube:      kubefake.NewClientset(),
-		versions:  map[schema.GroupVersionResource]int{},
+		// The one with managed fields learns all kinds anew at each write.
+		Kube:     kubefake.NewSimpleClientset(),
+		versions: map[schema.GroupVersionResource]int{},
 	}
 	for _, clientset := range []interface {
 		Tracker() clienttesting.ObjectTracker
@@ -138,6 +141,21 @@ func (c *Cluster) Fault(decide func(clienttesting.Action) Fault) {
 	c.reacting.Lock()
 	defer c.reacting.Unlock()
 	c.fault = decide
+}
+
+// Observe shows seen each change of an object at the moment it is made, one at a
+// time: what asked for it, and the object as it is then, or as it was when it was
+// deleted. It must neither call the clientsets nor keep the object. Nil ends it.
+func (c *Cluster) Observe(seen func(clienttesting.Action, runtime.Object)) {
+	c.reacting.Lock()
+	defer c.reacting.Unlock()
+	c.observer = seen
+}
+
+func (c *Cluster) observe(action clienttesting.Action, obj runtime.Object) {
+	if c.observer != nil {
+		c.observer(action, obj)
+	}
 }
 
 // Writes are the changes that were asked for of a resource, oldest first, those
@@ -240,6 +258,7 @@ func (c *server) create(action clienttesting.CreateActionImpl) (runtime.Object, 
 		c.versions[gvr]--
 		return nil, err
 	}
+	c.observe(action, obj)
 	return obj, nil
 }
 
@@ -268,7 +287,11 @@ func (c *server) update(action clienttesting.UpdateActionImpl) (runtime.Object, 
 		}
 	}
 	accessor.SetResourceVersion(c.nextVersion(gvr))
-	return obj, c.tracker.Update(gvr, obj, action.GetNamespace())
+	if err := c.tracker.Update(gvr, obj, action.GetNamespace()); err != nil {
+		return nil, err
+	}
+	c.observe(action, obj)
+	return obj, nil
 }
 
 // withStatus is the current object with the status of another one.
@@ -299,7 +322,11 @@ func (c *server) delete(action clienttesting.DeleteActionImpl) error {
 			return apierrors.NewConflict(gvr.GroupResource(), name, fmt.Errorf("a precondition does not hold"))
 		}
 	}
-	return c.tracker.Delete(gvr, action.GetNamespace(), name)
+	if err := c.tracker.Delete(gvr, action.GetNamespace(), name); err != nil {
+		return err
+	}
+	c.observe(action, current)
+	return nil
 }
 
 func (c *server) deleteCollection(action clienttesting.DeleteCollectionActionImpl) error {
@@ -320,6 +347,7 @@ func (c *server) deleteCollection(action clienttesting.DeleteCollectionActionImp
 			if err := c.tracker.Delete(gvr, record.Namespace, record.Name); err != nil {
 				return err
 			}
+			c.observe(action, &record)
 		}
 	}
 	return nil

@@ -1,0 +1,151 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package enginetest
+
+import (
+	"context"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+)
+
+// Link is how one part of a process reaches the cluster with its requests about
+// runs, ConfigMaps and Leases.
+type Link struct {
+	// Name is the field manager of what it writes, by which an observer knows it.
+	Name string
+	// Carry carries a request out, at once, late or never, and gives the error that
+	// came of it, or another one. Unlike a Fault it may block.
+	Carry func(verb, resource string, request func() error) error
+}
+
+func carry[T any](l Link, verb, resource string, request func() (T, error)) (T, error) {
+	var answer, none T
+	err := l.Carry(verb, resource, func() (err error) {
+		answer, err = request()
+		return err
+	})
+	if err != nil {
+		return none, err
+	}
+	return answer, nil
+}
+
+// Engine is the client for engine records by this link.
+func (l Link) Engine(engine engineclient.EngineV1alpha1Interface) engineclient.EngineV1alpha1Interface {
+	return linkedEngine{engine, l}
+}
+
+// ConfigMaps is the client for ConfigMaps by this link.
+func (l Link) ConfigMaps(configMaps coreclient.ConfigMapInterface) coreclient.ConfigMapInterface {
+	return linkedConfigMaps{configMaps, l}
+}
+
+// Leases is the client for Leases by this link.
+func (l Link) Leases(leases coordinationclient.LeaseInterface) coordinationclient.LeaseInterface {
+	return linkedLeases{leases, l}
+}
+
+type linkedEngine struct {
+	engineclient.EngineV1alpha1Interface
+	link Link
+}
+
+func (e linkedEngine) BackupRuns(namespace string) engineclient.BackupRunInterface {
+	return linkedRuns{e.EngineV1alpha1Interface.BackupRuns(namespace), e.link}
+}
+
+type linkedRuns struct {
+	engineclient.BackupRunInterface
+	link Link
+}
+
+func (r linkedRuns) Get(ctx context.Context, name string, options metav1.GetOptions) (*enginev1alpha1.BackupRun, error) {
+	return carry(r.link, "get", "backupruns", func() (*enginev1alpha1.BackupRun, error) {
+		return r.BackupRunInterface.Get(ctx, name, options)
+	})
+}
+
+func (r linkedRuns) List(ctx context.Context, options metav1.ListOptions) (*enginev1alpha1.BackupRunList, error) {
+	return carry(r.link, "list", "backupruns", func() (*enginev1alpha1.BackupRunList, error) {
+		return r.BackupRunInterface.List(ctx, options)
+	})
+}
+
+func (r linkedRuns) UpdateStatus(ctx context.Context, run *enginev1alpha1.BackupRun, options metav1.UpdateOptions) (*enginev1alpha1.BackupRun, error) {
+	options.FieldManager = r.link.Name
+	return carry(r.link, "update", "backupruns", func() (*enginev1alpha1.BackupRun, error) {
+		return r.BackupRunInterface.UpdateStatus(ctx, run, options)
+	})
+}
+
+func (r linkedRuns) Delete(ctx context.Context, name string, options metav1.DeleteOptions) error {
+	return r.link.Carry("delete", "backupruns", func() error { return r.BackupRunInterface.Delete(ctx, name, options) })
+}
+
+type linkedConfigMaps struct {
+	coreclient.ConfigMapInterface
+	link Link
+}
+
+func (c linkedConfigMaps) Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.ConfigMap, error) {
+	return carry(c.link, "get", "configmaps", func() (*corev1.ConfigMap, error) {
+		return c.ConfigMapInterface.Get(ctx, name, options)
+	})
+}
+
+func (c linkedConfigMaps) Create(ctx context.Context, obj *corev1.ConfigMap, options metav1.CreateOptions) (*corev1.ConfigMap, error) {
+	options.FieldManager = c.link.Name
+	return carry(c.link, "create", "configmaps", func() (*corev1.ConfigMap, error) {
+		return c.ConfigMapInterface.Create(ctx, obj, options)
+	})
+}
+
+func (c linkedConfigMaps) Update(ctx context.Context, obj *corev1.ConfigMap, options metav1.UpdateOptions) (*corev1.ConfigMap, error) {
+	options.FieldManager = c.link.Name
+	return carry(c.link, "update", "configmaps", func() (*corev1.ConfigMap, error) {
+		return c.ConfigMapInterface.Update(ctx, obj, options)
+	})
+}
+
+type linkedLeases struct {
+	coordinationclient.LeaseInterface
+	link Link
+}
+
+func (l linkedLeases) Get(ctx context.Context, name string, options metav1.GetOptions) (*coordinationv1.Lease, error) {
+	return carry(l.link, "get", "leases", func() (*coordinationv1.Lease, error) {
+		return l.LeaseInterface.Get(ctx, name, options)
+	})
+}
+
+func (l linkedLeases) List(ctx context.Context, options metav1.ListOptions) (*coordinationv1.LeaseList, error) {
+	return carry(l.link, "list", "leases", func() (*coordinationv1.LeaseList, error) {
+		return l.LeaseInterface.List(ctx, options)
+	})
+}
+
+func (l linkedLeases) Create(ctx context.Context, lease *coordinationv1.Lease, options metav1.CreateOptions) (*coordinationv1.Lease, error) {
+	options.FieldManager = l.link.Name
+	return carry(l.link, "create", "leases", func() (*coordinationv1.Lease, error) {
+		return l.LeaseInterface.Create(ctx, lease, options)
+	})
+}
+
+func (l linkedLeases) Update(ctx context.Context, lease *coordinationv1.Lease, options metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	options.FieldManager = l.link.Name
+	return carry(l.link, "update", "leases", func() (*coordinationv1.Lease, error) {
+		return l.LeaseInterface.Update(ctx, lease, options)
+	})
+}
+
+func (l linkedLeases) Delete(ctx context.Context, name string, options metav1.DeleteOptions) error {
+	return l.link.Carry("delete", "leases", func() error { return l.LeaseInterface.Delete(ctx, name, options) })
+}

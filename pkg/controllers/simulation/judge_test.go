@@ -1,0 +1,101 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// What is counted.
+const (
+	queueTried    = "writes of the queue, tried"
+	queueFaulty   = "writes of the queue, lost or refused by the network"
+	queueRefused  = "writes of the queue, refused by the cluster"
+	queueRaced    = "writes of the queue, refused while others led"
+	racingWrites  = "writes that others may race with"
+	ticketWrites  = "tickets"
+	startWrites   = "changes of the ledger with starts"
+	otherWrites   = "other changes of the ledger by the queue"
+	endWrites     = "ends in the queue"
+	starts        = "starts"
+	returns       = "starts taken back"
+	takeovers     = "starts taken over"
+	lostLeases    = "processes that lost their Lease"
+	deletedByHand = "runs deleted by hand"
+	cancelledRuns = "runs cancelled"
+	touched       = "runs and ledgers annotated"
+)
+
+// judge tells what became of it all.
+func (w *world) judge() {
+	r := w.referee
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, violation := range r.violations {
+		w.Error(violation)
+	}
+	if w.Failed() {
+		return
+	}
+	phases := map[v1alpha1.BackupPhase]int{}
+	for uid, t := range r.runs {
+		if t.deleted && !t.phase.Ended() {
+			phases["removed"]++
+			continue
+		}
+		phases[t.phase]++
+		if t.ends != 1 {
+			w.Errorf("%s is %q and has ended %d times", t.name, t.phase, t.ends)
+		}
+		if stored := w.stored[uid]; stored != discarded && t.phase != stored {
+			w.Errorf("%s has ended %s, and %s is stored", t.name, t.phase, stored)
+		}
+	}
+	w.judgeWrites()
+	for _, start := range r.ledger {
+		if start.Name != "last" { // the next start would remove that
+			w.Errorf("%s is left in the ledger, for %s", start.Name, start.By)
+		}
+	}
+	var report strings.Builder
+	for _, what := range slices.Sorted(maps.Keys(r.counts)) {
+		fmt.Fprintf(&report, "\n%7d %s", r.counts[what], what)
+	}
+	w.Logf("%d backups in %s by %d processes, at most %d waited, ended as %v%s", len(r.runs), time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)).Round(time.Second), w.launched, r.mostWaiting, phases, report.String())
+}
+
+// judgeWrites bounds what the queue has written: a ticket and a start for each
+// backup, a start again when one was taken back, an end when it was cancelled, and
+// its greeting for each process. Next to nothing is refused while one leads, though
+// its caches may be stale; of several, each can be outrun once by what others write.
+func (w *world) judgeWrites() {
+	n, total := w.referee.counts, len(w.referee.runs)
+	for _, bound := range []struct {
+		what      string
+		got, most int
+	}{
+		{"accepted", n[ticketWrites] + n[startWrites] + n[otherWrites] + n[endWrites], 2*total + n[returns] + n[takeovers] + n[cancelledRuns] + w.launched},
+		{"tried", n[queueTried], n[ticketWrites] + n[startWrites] + n[otherWrites] + n[endWrites] + n[queueFaulty] + n[queueRefused]},
+		{"refused while one led", n[queueRefused] - n[queueRaced], 20 + total*6/1000},
+		{"refused while others led", n[queueRaced], n[racingWrites]},
+	} {
+		if bound.got > bound.most {
+			w.Errorf("%d writes of the queue were %s, want %d at most", bound.got, bound.what, bound.most)
+		}
+	}
+}
+
+func (w *world) dump() {
+	w.referee.mu.Lock()
+	defer w.referee.mu.Unlock()
+	for uid, t := range w.referee.left {
+		w.Logf("%s %+v %+v", uid, *t, w.referee.ledger[uid])
+	}
+}

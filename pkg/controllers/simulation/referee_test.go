@@ -1,0 +1,385 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	clienttesting "k8s.io/client-go/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
+)
+
+// referee sees each write of the cluster as it is made, and every execution, and
+// says what breaks the rules. It judges by the true state, which no process knows.
+type referee struct {
+	mu         sync.Mutex
+	violations []string
+	runs       map[types.UID]*tracked
+	// waiting have a ticket and have not begun, fresh have none yet, left have not
+	// ended, and reading are being executed.
+	waiting, fresh, left, reading map[types.UID]*tracked
+	ledger                        map[types.UID]records.Start
+	processes                     map[string]*process
+	leases                        sets.Set[string]
+	// present are the runs whose record exists.
+	present map[types.UID]*tracked
+	// begun is when each process was launched: it knows what there was by then.
+	begun  map[string]time.Time
+	counts map[string]int
+	// litter are runs that have ended and were never stored.
+	litter []string
+	// lastEnd is when a run ended the last time.
+	lastEnd            time.Time
+	mostWaiting, ended int
+}
+
+// tracked is the truth about a run.
+type tracked struct {
+	name string
+	// namespaces has a bit for each name of the universe that it selects.
+	namespaces    uint64
+	clusterScoped bool
+	valid         bool
+	created       time.Time
+	version       int
+
+	phase              v1alpha1.BackupPhase
+	ticket             int64
+	queuedAt           time.Time
+	queuedBy           string
+	returned, accepted int32 // accepted is returned as of its start
+	// begunAt is when it was claimed, or ended or was removed before.
+	begunAt            time.Time
+	cancelled, deleted bool
+	stored             bool
+	ends, executions   int
+	executing          *process
+}
+
+func newReferee() *referee {
+	return &referee{
+		runs: map[types.UID]*tracked{}, waiting: map[types.UID]*tracked{}, fresh: map[types.UID]*tracked{},
+		left: map[types.UID]*tracked{}, reading: map[types.UID]*tracked{},
+		ledger: map[types.UID]records.Start{}, processes: map[string]*process{}, leases: sets.New[string](),
+		present: map[types.UID]*tracked{}, begun: map[string]time.Time{}, counts: map[string]int{},
+	}
+}
+
+// universe are the namespaces that there may be: those of 8 teams with 8 each.
+var universe = func() (names []string) {
+	for _, team := range []string{"t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7"} {
+		for _, app := range []string{"ci", "db", "dev", "doc", "ml", "ops", "qa", "web"} {
+			names = append(names, team+"-"+app)
+		}
+	}
+	return names
+}()
+
+// selects is what the lists select, found by trying each name.
+func selects(included, excluded []string) (selected uint64, valid bool) {
+	valid = true
+	match := func(words []string, name string) bool {
+		return slices.ContainsFunc(words, func(word string) bool {
+			matches, err := path.Match(word, name)
+			valid = valid && err == nil
+			return matches
+		})
+	}
+	for i, name := range universe {
+		if (len(included) == 0 || match(included, name)) && !match(excluded, name) {
+			selected |= 1 << i
+		}
+	}
+	return selected, valid
+}
+
+func (t *tracked) overlaps(other *tracked) bool {
+	return t.namespaces&other.namespaces != 0 || t.clusterScoped && other.clusterScoped
+}
+
+func (r *referee) violation(format string, args ...any) {
+	if len(r.violations) < 10 {
+		r.violations = append(r.violations, fmt.Sprintf("%s: ", time.Now().Format("15:04:05.000"))+fmt.Sprintf(format, args...))
+	}
+}
+
+func (r *referee) count(what string, n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.counts[what] += n
+}
+
+// refused counts a write of the queue that the cluster has refused.
+func (r *referee) refused() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.counts[queueRefused]++
+	if len(r.leases) > 1 {
+		r.counts[queueRaced]++
+	}
+}
+
+func (r *referee) launched(p *process) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.processes[p.name] = p
+	r.begun[p.name] = time.Now()
+}
+
+// observe is called for each write.
+func (r *referee) observe(action clienttesting.Action, obj runtime.Object) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var manager string
+	switch action := action.(type) {
+	case clienttesting.CreateActionImpl:
+		manager = action.CreateOptions.FieldManager
+	case clienttesting.UpdateActionImpl:
+		manager = action.UpdateOptions.FieldManager
+	}
+	by, part, _ := strings.Cut(manager, " ")
+	removed := action.GetVerb() == "delete"
+	if resource := action.GetResource().Resource; resource == "backupruns" || resource == "configmaps" {
+		r.counts[racingWrites] += max(len(r.leases)-1, 0)
+	}
+	switch obj := obj.(type) {
+	case *enginev1alpha1.BackupRun:
+		if removed {
+			r.runDeleted(r.runs[obj.UID], obj.UID)
+		} else {
+			r.runWritten(by, part, obj)
+		}
+	case *corev1.ConfigMap:
+		r.ledgerWritten(by, part, obj)
+	case *coordinationv1.Lease:
+		if removed {
+			r.leases.Delete(obj.Name)
+		} else {
+			r.leases.Insert(obj.Name)
+		}
+	}
+}
+
+func (t *tracked) begins() {
+	if t.begunAt.IsZero() {
+		t.begunAt = time.Now()
+	}
+}
+
+func (r *referee) runDeleted(t *tracked, uid types.UID) {
+	t.deleted = true
+	t.begins()
+	delete(r.waiting, uid)
+	delete(r.fresh, uid)
+	delete(r.left, uid)
+	delete(r.present, uid)
+}
+
+// order is the way from the creation of a run to its end.
+func order(phase v1alpha1.BackupPhase) int {
+	switch {
+	case phase == "":
+		return 0
+	case phase == v1alpha1.BackupPhaseQueued:
+		return 1
+	case phase == v1alpha1.BackupPhaseInProgress:
+		return 2
+	case phase.Ended():
+		return 3
+	}
+	return -1 // never written
+}
+
+func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
+	t := r.runs[run.UID]
+	if t == nil {
+		spec := &run.Spec.Backup
+		t = &tracked{name: run.Name, created: run.CreationTimestamp.Time}
+		t.namespaces, t.valid = selects(spec.IncludedNamespaces, spec.ExcludedNamespaces)
+		t.clusterScoped = spec.IncludeClusterResources != nil && *spec.IncludeClusterResources
+		r.runs[run.UID], r.present[run.UID] = t, t
+	}
+	status := &run.Status
+	if status.Ticket != t.ticket {
+		r.ticketGiven(by, t, status.Ticket)
+	}
+	if order(status.Phase) < order(t.phase) {
+		r.violation("%s went from %q back to %q, by %s", t.name, t.phase, status.Phase, by)
+	}
+	if t.phase.Ended() && t.phase != status.Phase && t.stored {
+		r.violation("%s had ended %s for good, and %s made that %s", t.name, t.phase, by, status.Phase)
+	}
+	if order(status.Phase) > 1 {
+		t.begins()
+	}
+	if status.Phase == v1alpha1.BackupPhaseInProgress && t.phase != status.Phase {
+		if start, ok := r.ledger[run.UID]; !ok || start.By != by || status.Executor != by {
+			r.violation("%s was claimed by %s for %s, and the ledger has %+v", t.name, by, status.Executor, start)
+		}
+	}
+	if status.Phase.Ended() && !t.phase.Ended() {
+		t.ends++
+		r.lastEnd = time.Now()
+		if part == queuePart {
+			r.counts[endWrites]++
+		}
+	}
+	if p := status.Phase; p != t.phase && (p == v1alpha1.BackupPhaseFailedValidation || p == v1alpha1.BackupPhaseCancelled && !status.Leftovers) {
+		r.litter = append(r.litter, t.name)
+	}
+	if status.Returned != t.returned {
+		r.counts[returns]++
+	}
+	t.phase, t.returned, t.stored = status.Phase, status.Returned, status.Stored
+	t.cancelled = run.Spec.Cancellation != nil
+	t.version, _ = strconv.Atoi(run.ResourceVersion)
+	keep(r.left, run.UID, t, !t.phase.Ended())
+	keep(r.fresh, run.UID, t, t.phase == "" && t.valid && !t.cancelled)
+	keep(r.waiting, run.UID, t, t.phase == v1alpha1.BackupPhaseQueued && !t.cancelled)
+	r.mostWaiting = max(r.mostWaiting, len(r.waiting))
+	r.checkActive()
+}
+
+func keep(in map[types.UID]*tracked, uid types.UID, t *tracked, wanted bool) {
+	if wanted {
+		in[uid] = t
+	} else {
+		delete(in, uid)
+	}
+}
+
+// ticketGiven judges a ticket. Two leaders that do not know of each other may give
+// the same one, but none gives one that it must know to be outdated.
+func (r *referee) ticketGiven(by string, t *tracked, ticket int64) {
+	r.counts[ticketWrites]++
+	if t.ticket != 0 {
+		r.violation("%s has ticket %d, and %s made that %d", t.name, t.ticket, by, ticket)
+	}
+	for _, other := range r.present {
+		if knows := other.queuedBy == by || other.queuedAt.Before(r.begun[by]); knows && ticket <= other.ticket {
+			r.violation("%s gave %s the ticket %d, and knew that %s has %d", by, t.name, ticket, other.name, other.ticket)
+		}
+	}
+	for _, other := range r.fresh {
+		if before := other.created.Compare(t.created); before < 0 || before == 0 && other.version < t.version {
+			r.violation("%s gave %s a ticket before %s, which is older", by, t.name, other.name)
+		}
+	}
+	t.ticket, t.queuedAt, t.queuedBy = ticket, time.Now(), by
+}
+
+// checkActive judges what is let run at once, by the records.
+func (r *referee) checkActive() {
+	active := map[types.UID]*tracked{}
+	for uid := range r.ledger {
+		if t := r.runs[uid]; t != nil && !t.phase.Ended() {
+			active[uid] = t
+		}
+	}
+	r.checkTogether("by the records", slices.Collect(maps.Values(active)))
+}
+
+func (r *referee) checkTogether(how string, active []*tracked) {
+	if len(active) > limit {
+		r.violation("%d run at once, %s", len(active), how)
+	}
+	for i, t := range active {
+		for _, other := range active[:i] {
+			if t.overlaps(other) {
+				r.violation("%s and %s run at once, %s, and overlap", t.name, other.name, how)
+			}
+		}
+	}
+}
+
+// reads reports whether a run is being executed by a process that was not taken
+// for dead. One that was reads on, when it wakes up, until it notices.
+func (r *referee) reads(t *tracked) bool {
+	return t.executing != nil && !t.executing.isDead() && r.leases.Has(t.executing.name)
+}
+
+// executes is called when a run begins to be executed.
+func (r *referee) executes(p *process, run *enginev1alpha1.BackupRun) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.runs[run.UID]
+	t.executing = p
+	if t.executions++; t.executions > 1 {
+		r.violation("%s is executed again, by %s", t.name, p.name)
+	}
+	var reading []*tracked
+	r.reading[run.UID] = t
+	for _, t := range r.reading {
+		if r.reads(t) {
+			reading = append(reading, t)
+		}
+	}
+	r.checkTogether("really", reading)
+}
+
+func (r *referee) stops(run *enginev1alpha1.BackupRun) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.runs[run.UID].executing = nil
+	delete(r.reading, run.UID)
+}
+
+func (r *referee) violated() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.violations) > 0
+}
+
+// last is when a run ended the last time.
+func (r *referee) last() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.lastEnd
+}
+
+// pick returns the name of a run that has not ended: each phase as likely.
+func (r *referee) pick(random *rand.Rand) (string, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var kinds [3][]string
+	for uid, t := range r.left {
+		kind := 0
+		if _, started := r.ledger[uid]; t.phase == v1alpha1.BackupPhaseInProgress {
+			kind = 2
+		} else if started {
+			kind = 1
+		}
+		kinds[kind] = append(kinds[kind], t.name)
+	}
+	names := kinds[random.IntN(len(kinds))]
+	slices.Sort(names)
+	if len(names) == 0 {
+		return "", false
+	}
+	return names[random.IntN(len(names))], true
+}
+
+func (r *referee) takeLitter() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	litter := r.litter
+	r.litter = nil
+	return litter
+}

@@ -1,0 +1,337 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package simulation runs the controllers of the queue through a few bad days: 10,000
+// backups of random namespaces and lengths, by processes that are killed, paused and
+// doubled, over a network that loses and delays what they send. Only the engine's
+// work is a fake. A referee sees every write as it is made, and judges it by the
+// true state:
+//
+//  1. What is in the ledger and has not ended never overlaps, and is never more than
+//     the limit; nor is what is really being read.
+//  2. Nothing overtakes what it overlaps and what its process knows to wait.
+//  3. Tickets are given once, in order of creation, and only grow.
+//  4. A run is claimed by the process that the ledger names, is executed once at
+//     most, and ends once; what is stored stands. It leaves the ledger when it has
+//     ended, was put back, or was removed and is not read any more.
+//  5. All end. The queue has made two writes for each, and those that faults, other
+//     leaders, cancellations and stores that were away have cost.
+//
+// The seed decides on the story, and not on how goroutines take turns: a failure may
+// take some tries to come back.
+package simulation
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
+)
+
+var (
+	seed    = flag.Uint64("simulation.seed", 0, "the story to tell again; 0 is a new one")
+	backups = flag.Int("simulation.backups", 10_000, "how many backups there are")
+)
+
+const (
+	system = "holdfast"
+	limit  = 8
+	// kept is how long the records of ended runs stay.
+	kept = 10 * time.Second
+	// stable and flaky are the storage locations.
+	stable, flaky = "stable", "flaky"
+	// stuck is how long nothing may end while runs are left.
+	stuck = 30 * time.Minute
+)
+
+// world is the cluster, what runs in it, and what happens to it.
+type world struct {
+	*testing.T
+	*enginetest.Cluster
+	seed      uint64
+	random    *rand.Rand // the test's own goroutine's
+	referee   *referee
+	processes []*process
+	launched  int
+	created   int
+	// script is what happens next.
+	script []scene
+
+	mu     sync.Mutex
+	stored map[types.UID]v1alpha1.BackupPhase
+	down   bool // of the flaky store
+	faults float64
+}
+
+func TestSimulation(t *testing.T) {
+	if *seed == 0 {
+		*seed = rand.Uint64()
+	}
+	t.Logf("to tell it again: -simulation.seed=%d", *seed)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, *seed)
+		if w.live() {
+			w.rest()
+		}
+		w.stop()
+		w.judge()
+	})
+}
+
+func newWorld(t *testing.T, seed uint64) *world {
+	w := &world{
+		T: t, Cluster: enginetest.New(), seed: seed, random: rand.New(rand.NewPCG(seed, 0)),
+		referee: newReferee(), stored: map[types.UID]v1alpha1.BackupPhase{}, faults: fewFaults,
+	}
+	w.Observe(w.referee.observe)
+	for _, name := range []string{stable, flaky} {
+		w.Create(&enginev1alpha1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name}})
+		w.checkLocation(t.Context(), name)
+	}
+	w.processes = []*process{w.launch()}
+	return w
+}
+
+// live lets things happen until all backups have been created and have ended, and
+// reports whether they have.
+func (w *world) live() bool {
+	begin := time.Now()
+	nextCreation, nextScene, nextMeddling := begin, begin.Add(time.Minute), begin
+	for {
+		now := time.Now()
+		left := w.left()
+		switch {
+		case w.referee.violated():
+			return false
+		case w.created == *backups && left == 0:
+			return true
+		case now.Sub(w.referee.last()) > stuck && now.Sub(begin) > stuck:
+			w.Errorf("nothing has ended for %s, and %d are left", stuck, left)
+			w.dump()
+			return false
+		}
+		if !now.Before(nextCreation) && w.created < *backups {
+			nextCreation = now.Add(w.create())
+		}
+		if !now.Before(nextMeddling) {
+			w.meddle()
+			w.tidy()
+			nextMeddling = now.Add(w.upTo(15 * time.Second))
+		}
+		if !now.Before(nextScene) {
+			w.play()
+			if len(w.script) == 0 {
+				w.script = w.weather()
+			}
+			nextScene = time.Now().Add(w.script[0].after)
+		}
+		w.revive()
+		w.ClearActions()
+		w.Kube.ClearActions()
+		next := nextScene
+		if nextMeddling.Before(next) {
+			next = nextMeddling
+		}
+		if nextCreation.Before(next) && w.created < *backups {
+			next = nextCreation
+		}
+		time.Sleep(max(time.Until(next), 0) + w.upTo(time.Millisecond))
+	}
+}
+
+// rest lets the world be well again, and one more backup run alone. What is left of
+// the others is then cleaned up.
+func (w *world) rest() {
+	for len(w.script) > 0 {
+		w.play()
+	}
+	w.setDown(false)
+	w.noticeDown()
+	w.setFaults(0)
+	w.revive()
+	w.Create(w.newRun("last"))
+	for begin := time.Now(); time.Since(begin) < stuck; {
+		time.Sleep(time.Minute)
+		w.revive()
+	}
+	if n := w.left(); n > 0 {
+		w.Errorf("%d never ended", n)
+		w.dump()
+	}
+}
+
+// create creates a backup, or many at once, and returns when to do so again.
+func (w *world) create() time.Duration {
+	n, pause := 1, w.upTo(1500*time.Millisecond)
+	if left := w.left(); left > 25 {
+		return w.upTo(20 * time.Second)
+	} else if left < 20 && w.random.IntN(100) == 0 {
+		n, pause = 20+w.random.IntN(150), w.upTo(time.Minute)
+	}
+	for range min(n, *backups-w.created) {
+		w.created++
+		w.Create(w.newRun(fmt.Sprintf("run-%05d-%d", w.random.IntN(100_000), w.created)))
+	}
+	return pause
+}
+
+func (w *world) newRun(name string) *enginev1alpha1.BackupRun {
+	length := time.Duration(w.random.ExpFloat64() * float64(5*time.Second))
+	if w.random.IntN(200) == 0 {
+		length = time.Minute + w.upTo(4*time.Minute)
+	}
+	run := &enginev1alpha1.BackupRun{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: format.StoreName(system, name, system)},
+		Spec: enginev1alpha1.BackupRunSpec{
+			BackupRef:   v1alpha1.BackupReference{Namespace: system, Name: name},
+			Annotations: map[string]string{lengthKey: length.String()},
+			Backup:      v1alpha1.BackupSpec{StorageLocation: stable},
+		},
+	}
+	spec := &run.Spec.Backup
+	if w.random.IntN(4) == 0 {
+		spec.StorageLocation = flaky
+	}
+	if w.random.IntN(40) == 0 {
+		yes := true
+		spec.IncludeClusterResources = &yes
+	}
+	one := func() string { return universe[w.random.IntN(len(universe))] }
+	switch kind := w.random.IntN(1000); {
+	case kind < 2: // all
+	case kind < 4:
+		spec.IncludedNamespaces = []string{"*"}
+	case kind < 8:
+		spec.IncludedNamespaces, spec.ExcludedNamespaces = []string{"*"}, []string{"t[0-5]-*", one()}
+	case kind < 12:
+		spec.IncludedNamespaces = []string{"t[0"}
+	case kind < 60:
+		team := fmt.Sprintf("t%d-", w.random.IntN(8))
+		spec.IncludedNamespaces, spec.ExcludedNamespaces = []string{team + "*"}, []string{team + "d*", one()}
+	case kind < 90:
+		spec.IncludedNamespaces = []string{[]string{"t?-ml", "t[0-3]-qa", "*-web"}[w.random.IntN(3)]}
+	case kind < 110:
+		spec.IncludedNamespaces = []string{"not-yet-*"}
+	default:
+		for range 1 + w.random.IntN(3) {
+			spec.IncludedNamespaces = append(spec.IncludedNamespaces, one())
+		}
+	}
+	return run
+}
+
+// meddle does something to a run that has not ended, or to the ledger's ConfigMap.
+func (w *world) meddle() {
+	w.Helper()
+	runs := w.EngineV1alpha1().BackupRuns(system)
+	name, ok := w.referee.pick(w.random)
+	if !ok {
+		return
+	}
+	act := w.random.IntN(8)
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		switch {
+		case act < 2:
+			return runs.Delete(w.Context(), name, metav1.DeleteOptions{})
+		case act == 2:
+			configMaps := w.Kube.CoreV1().ConfigMaps(system)
+			settings, err := configMaps.Get(w.Context(), records.SettingsName, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			metav1.SetMetaDataAnnotation(&settings.ObjectMeta, "touched", time.Now().String())
+			_, err = configMaps.Update(w.Context(), settings, metav1.UpdateOptions{})
+			return err
+		}
+		run, err := runs.Get(w.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if act == 3 {
+			metav1.SetMetaDataAnnotation(&run.ObjectMeta, "touched", time.Now().String())
+		} else {
+			run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}, Timestamp: metav1.Now()}
+		}
+		_, err = runs.Update(w.Context(), run, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		w.Fatal(err)
+	}
+	if err == nil {
+		w.referee.count([]string{deletedByHand, deletedByHand, touched, touched, cancelledRuns, cancelledRuns, cancelledRuns, cancelledRuns}[act], 1)
+	}
+}
+
+// tidy removes the records that are kept for long, since nothing else tells of their
+// runs.
+func (w *world) tidy() {
+	for _, name := range w.referee.takeLitter() {
+		err := w.EngineV1alpha1().BackupRuns(system).Delete(w.Context(), name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			w.Fatal(err)
+		}
+	}
+}
+
+// checkLocation brings the condition of a storage location up to date.
+func (w *world) checkLocation(ctx context.Context, name string) error {
+	locations := w.EngineV1alpha1().BackupStorageLocations(system)
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		location, err := locations.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		w.mu.Lock()
+		status := metav1.ConditionTrue
+		if w.down && name == flaky {
+			status = metav1.ConditionFalse
+		}
+		w.mu.Unlock()
+		location.Status.Conditions = []metav1.Condition{{Type: enginev1alpha1.ConditionAvailable, Status: status}}
+		_, err = locations.UpdateStatus(ctx, location, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+func (p *process) checkLocation(ctx context.Context, name string) error {
+	p.awake()
+	return p.world.checkLocation(ctx, name)
+}
+
+// upTo is a random time.
+func (w *world) upTo(most time.Duration) time.Duration {
+	return time.Duration(w.random.Int64N(int64(most)))
+}
+
+// left is how many runs have not ended.
+func (w *world) left() int {
+	w.referee.mu.Lock()
+	defer w.referee.mu.Unlock()
+	return len(w.referee.left)
+}
+
+// stop ends all processes.
+func (w *world) stop() {
+	for _, p := range w.processes {
+		p.resume()
+		p.stop()
+		<-p.stopped
+	}
+	synctest.Wait()
+}

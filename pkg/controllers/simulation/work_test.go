@@ -1,0 +1,113 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
+)
+
+// lengthKey is the annotation of a run that says how long its work takes.
+const lengthKey = "length"
+
+// discarded is the outcome of a run of which nothing will be stored any more.
+const discarded v1alpha1.BackupPhase = ""
+
+var (
+	errUnreachable = errors.New("the store does not answer")
+	errDiscarded   = errors.New("the run was cleaned out of the store")
+)
+
+// work stands for the engine: it takes its time, and has an outcome, which it
+// stores. All processes share the stores.
+type work struct{ *process }
+
+func (w work) Reach(_ context.Context, run *enginev1alpha1.BackupRun) error {
+	w.awake()
+	if !w.world.reachable(run) {
+		return errUnreachable
+	}
+	return nil
+}
+
+func (w work) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, _ backup.Volumes, _ *backup.Progress) (backup.Outcome, error) {
+	w.world.referee.executes(w.process, run)
+	defer w.world.referee.stops(run)
+	length, err := time.ParseDuration(run.Spec.Annotations[lengthKey])
+	if err != nil {
+		return backup.Outcome{}, err
+	}
+	timer := time.NewTimer(length)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		w.awake()
+	case <-ctx.Done():
+		w.awake()
+		time.Sleep(length % (2 * time.Second)) // it takes a while to stop
+		// Some have written their last word before they notice.
+		if length%5 > 0 {
+			return backup.Outcome{Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseFailed}}, ctx.Err()
+		}
+	}
+	if w.isDead() {
+		return backup.Outcome{}, errDead
+	}
+	phase := v1alpha1.BackupPhaseCompleted
+	if length%7 == 0 {
+		phase = v1alpha1.BackupPhasePartiallyFailed
+	}
+	return w.world.store(run, phase, "")
+}
+
+func (w work) Settle(_ context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error) {
+	w.awake()
+	return w.world.store(run, v1alpha1.BackupPhaseFailed, reason)
+}
+
+func (w work) Discard(_ context.Context, run *enginev1alpha1.BackupRun) (backup.Outcome, error) {
+	w.awake()
+	if !w.world.reachable(run) {
+		return backup.Outcome{}, errUnreachable
+	}
+	w.world.mu.Lock()
+	defer w.world.mu.Unlock()
+	if phase, ok := w.world.stored[run.UID]; ok && phase != discarded {
+		return stored(phase, ""), nil
+	}
+	w.world.stored[run.UID] = discarded
+	return backup.Outcome{}, nil
+}
+
+// store stores how a run has ended, unless it has been stored before: that stands.
+func (w *world) store(run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
+	if !w.reachable(run) {
+		return backup.Outcome{Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseFailed, FailureReason: errUnreachable.Error()}}, errUnreachable
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch before, ok := w.stored[run.UID]; {
+	case before == discarded && ok:
+		return backup.Outcome{Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseFailed, FailureReason: errDiscarded.Error()}}, errDiscarded
+	case ok:
+		phase = before
+	}
+	w.stored[run.UID] = phase
+	return stored(phase, reason), nil
+}
+
+func stored(phase v1alpha1.BackupPhase, reason string) backup.Outcome {
+	return backup.Outcome{Stored: true, Status: v1alpha1.BackupStatus{Phase: phase, FailureReason: reason}}
+}
+
+func (w *world) reachable(run *enginev1alpha1.BackupRun) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.down || run.Spec.Backup.StorageLocation != flaky
+}
