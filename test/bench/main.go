@@ -60,6 +60,14 @@ func command() *cobra.Command {
 	})
 	queue.Flags().IntVar(&queued, "queued", 200, "how many backups")
 
+	var lists listOptions
+	list := measuring("list", "List and watch a long queue", func(ctx context.Context, l *lab) ([]row, error) {
+		return measureList(ctx, l, lists)
+	})
+	list.Flags().IntVar(&lists.queued, "queued", 10000, "how many backups")
+	list.Flags().IntVar(&lists.drained, "drained", 500, "how many of them to wait for while the queue is watched")
+	list.Flags().StringVar(&lists.kubectl, "kubectl", "kubectl", "the program kubectl")
+
 	var objects int
 	object := measuring("objects", "Back up one namespace of many ConfigMaps", func(ctx context.Context, l *lab) ([]row, error) {
 		return measureObjects(ctx, l, objects)
@@ -79,6 +87,6 @@ func command() *cobra.Command {
 		Use: "table", Short: "Print the rows", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return printTable(c.OutOrStdout(), results) },
 	}
-	root.AddCommand(queue, object, volume, table)
+	root.AddCommand(queue, list, object, volume, table)
 	return root
 }
