@@ -13,6 +13,8 @@ else
   echo "test: unit, property and conformance tests, without the race detector: it needs a C compiler, and there is none"
   go test ./cmd/... ./pkg/... ./test/architecture/...
 fi
+echo "test: the queue against its rules, in thousands of random histories"
+go test -run 'Against|Forgets' ./pkg/queue -rapid.checks=2000
 echo "test: the lab"
 (cd hack/lab && go test $(go list ./... | grep -v /cmd/kube))
 echo "test: integration, on a Kubernetes of its own"

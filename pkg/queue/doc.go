@@ -4,10 +4,11 @@
 // Package queue decides which backup runs next, and explains why each of the
 // others waits.
 //
-// It is a pure function of records: a Snapshot goes in, a Plan comes out. It
-// has no client, no clock, no lock and no memory of its own, so that the
-// controller that acts and the API server that shows the queue come to the same
-// plan from the same records, and a restart changes nothing.
+// A Planner is told of each change of the records, and says at any time what follows
+// from them as they are then: whatever it was told before and in whatever order, the
+// same records give the same Plan. It has no client, no clock and no lock, so that
+// the controller that acts and the API server that shows the queue come to the same
+// plan, and a restart changes nothing.
 //
 // # Rules
 //
@@ -39,8 +40,15 @@
 //
 // # Cost
 //
-// A plan costs O(names) for the runs that name their namespaces, by an index of
-// namespace to holder. Each distinct selection with patterns adds one pass over
-// the distinct names held and over the distinct selections with patterns ahead
-// of it.
+// Each name, and each distinct selection with patterns, has a lane: the runs that it
+// concerns, in their order. A change of a run touches the lanes of its names and
+// those of the patterns that they match, and tells only those whose turn it becomes
+// there. A decision walks the queue until the slots are used up, without looking at
+// what the runs select. An entry costs the lanes of its run, and is computed when
+// it is asked for.
+//
+// The first run with a selection with patterns, and the last one that goes, add a
+// pass over the distinct names held. Memory grows with the names of all runs, plus
+// one word for each pair of a run and a distinct selection with patterns that it
+// overlaps.
 package queue

@@ -13,17 +13,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// stateOf is how the queue shows a run that it concerns.
-func stateOf(r *Run) v1alpha1.QueueState {
-	switch r.Phase {
-	case v1alpha1.BackupPhaseReadyToStart:
-		return v1alpha1.QueueStateReady
-	case v1alpha1.BackupPhaseQueued:
-		return v1alpha1.QueueStateQueued
-	}
-	return v1alpha1.QueueStateRunning
-}
-
 // Blocker is a run that another one waits for.
 type Blocker struct {
 	Key, Namespace, Name string
@@ -67,18 +56,53 @@ type Entry struct {
 }
 
 func newEntry(r *Run) Entry {
-	e := Entry{
+	return Entry{
 		Key: r.Key, Namespace: r.Namespace, Name: r.Name, UID: r.UID,
-		State:     stateOf(r),
-		selection: r.Selection,
+		State:        r.State(),
+		WaitingSince: r.WaitingSince(),
+		selection:    r.Selection,
 	}
-	if e.State != v1alpha1.QueueStateRunning {
-		e.WaitingSince = r.QueuedAt
-		if e.WaitingSince.IsZero() {
-			e.WaitingSince = r.CreatedAt
+}
+
+// maxConflicts bounds ConflictNamespaces, so that the size of a queue entry
+// does not follow that of the cluster.
+const maxConflicts = 16
+
+// blameLocation fills in the storage location that is not available.
+func (e *Entry) blameLocation(name string, locations map[string]LocationState) {
+	state, known := locations[name]
+	e.location, e.locationMessage = name, state.Message
+	if !known {
+		e.locationMessage = "it does not exist"
+	}
+}
+
+// blame fills in who blocks the run, in order of tickets, and where. namespaces
+// are those that exist, sorted.
+func (e *Entry) blame(blockers []*Run, namespaces []string) {
+	slices.SortFunc(blockers, byTicket)
+	var conflicts []string
+	e.Blockers = make([]Blocker, 0, len(blockers))
+	for _, b := range blockers {
+		e.Blockers = append(e.Blockers, Blocker{Key: b.Key, Namespace: b.Namespace, Name: b.Name, State: b.State()})
+		if !selection.Overlaps(e.selection, b.Selection) {
+			continue
+		}
+		e.byNamespace = true
+		n := 0
+		for name := range selection.Shared(e.selection, b.Selection, namespaces) {
+			conflicts = append(conflicts, name)
+			if n++; n > maxConflicts {
+				break
+			}
 		}
 	}
-	return e
+	slices.Sort(conflicts)
+	conflicts = slices.Compact(conflicts)
+	if len(conflicts) > maxConflicts {
+		conflicts, e.MoreConflicts = conflicts[:maxConflicts], true
+	}
+	e.ConflictNamespaces = conflicts
 }
 
 // Redact is the entry as it may be shown to everyone who may see its namespace.

@@ -5,6 +5,7 @@ package queue
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -15,9 +16,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// history is a cluster in which things happen in any order.
+// history is a cluster in which things happen in any order, and a planner that is
+// told of them.
 type history struct {
-	snapshot   Snapshot
+	snapshot Snapshot
+	planner  *Planner
+	// What the planner was told last.
+	told          map[string]Run
+	toldLocations map[string]LocationState
+	toldLimit     int
+
 	selections *rapid.Generator[*selection.Namespaces]
 	now        time.Time
 	created    int
@@ -32,7 +40,85 @@ func newHistory(t *rapid.T) *history {
 	}
 	h.snapshot.Limit = rapid.IntRange(1, 4).Draw(t, "limit")
 	h.snapshot.Locations = map[string]LocationState{"one": {Available: true}, "two": {Available: true}}
+	for range rapid.IntRange(0, 12).Draw(t, "waiting") {
+		h.create(t)
+	}
+	h.restart(t)
 	return h
+}
+
+func (h *history) create(t *rapid.T) {
+	// Several in the same second, as a schedule or a script makes them.
+	h.now = h.now.Add(time.Duration(rapid.IntRange(0, 1).Draw(t, "seconds")) * time.Second)
+	name := fmt.Sprintf("b%02d", h.created)
+	h.created++
+	h.snapshot.Runs = append(h.snapshot.Runs, Run{
+		Key: name, Name: rapid.SampledFrom([]string{name, "same"}).Draw(t, "name"),
+		Namespace:     rapid.SampledFrom([]string{systemNamespace, "team-a", "team-b"}).Draw(t, "namespace"),
+		CreatedAt:     h.now,
+		Location:      rapid.SampledFrom([]string{"one", "two"}).Draw(t, "location"),
+		Selection:     h.selections.Draw(t, "selection"),
+		ClusterScoped: rapid.IntRange(0, 4).Draw(t, "cluster") == 0,
+	})
+}
+
+// restart forgets what is not in the records.
+func (h *history) restart(t *rapid.T) {
+	planner, err := NewPlanner(h.snapshot.Limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.planner, h.snapshot.LastTicket = planner, 0
+	h.told, h.toldLocations, h.toldLimit = map[string]Run{}, nil, h.snapshot.Limit
+}
+
+// plan is what the planner says once it is told of the changes, in any order. It
+// must be what a new one says, and that what the rules say.
+func (h *history) plan(t *rapid.T) Plan {
+	runs := map[string]Run{}
+	for _, r := range h.snapshot.Runs {
+		runs[r.Key] = r
+	}
+	keys := slices.Sorted(maps.Keys(runs))
+	for key := range h.told {
+		if _, ok := runs[key]; !ok {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	again := rapid.Bool().Draw(t, "told twice")
+	changed := slices.DeleteFunc(keys, func(key string) bool {
+		was, ok := h.told[key]
+		return ok && was == runs[key] && !again
+	})
+	if len(changed) > 1 {
+		changed = rapid.Permutation(changed).Draw(t, "order of changes")
+	}
+	for _, key := range changed {
+		if r, ok := runs[key]; ok {
+			h.planner.Update(r)
+		} else {
+			h.planner.Remove(key)
+		}
+	}
+	h.told = runs
+	h.planner.SetNamespaces(h.snapshot.Namespaces)
+	if again || !maps.Equal(h.toldLocations, h.snapshot.Locations) {
+		h.toldLocations = maps.Clone(h.snapshot.Locations)
+		h.planner.SetLocations(h.toldLocations)
+	}
+	if again || h.toldLimit != h.snapshot.Limit {
+		h.toldLimit = h.snapshot.Limit
+		if err := h.planner.SetLimit(h.toldLimit); err != nil {
+			t.Fatal(err)
+		}
+	}
+	plan := checkPlan(t, h.snapshot)
+	checkPlanner(t, h.planner, plan)
+	for _, r := range h.snapshot.Runs {
+		h.snapshot.LastTicket = max(h.snapshot.LastTicket, r.Ticket) // as the planner does
+	}
+	return plan
 }
 
 func (h *history) pick(t *rapid.T, keep func(Run) bool) *Run {
@@ -49,30 +135,17 @@ func (h *history) pick(t *rapid.T, keep func(Run) bool) *Run {
 }
 
 func (h *history) actions() map[string]func(*rapid.T) {
-	queuedOrNew := func(r Run) bool { return !r.Phase.Ended() && !r.usesSlot() && !r.Cancelled }
 	return map[string]func(*rapid.T){
 		"create": func(t *rapid.T) {
-			// Several in the same second, as a schedule or a script makes them.
-			h.now = h.now.Add(time.Duration(rapid.IntRange(0, 1).Draw(t, "seconds")) * time.Second)
-			name := fmt.Sprintf("b%02d", h.created)
-			h.created++
-			h.snapshot.Runs = append(h.snapshot.Runs, Run{
-				Key: name, Name: rapid.SampledFrom([]string{name, "same"}).Draw(t, "name"),
-				Namespace:     rapid.SampledFrom([]string{systemNamespace, "team-a", "team-b"}).Draw(t, "namespace"),
-				CreatedAt:     h.now,
-				Location:      rapid.SampledFrom([]string{"one", "two"}).Draw(t, "location"),
-				Selection:     h.selections.Draw(t, "selection"),
-				ClusterScoped: rapid.IntRange(0, 4).Draw(t, "cluster") == 0,
-			})
+			for range rapid.IntRange(1, 4).Draw(t, "runs") {
+				h.create(t)
+			}
 		},
 		"act on the plan": func(t *rapid.T) {
-			plan := checkPlan(t, h.snapshot)
+			plan := h.plan(t)
 			// A crash between two writes leaves the rest of the plan undone.
 			plan.Tickets = plan.Tickets[:rapid.IntRange(0, len(plan.Tickets)).Draw(t, "tickets written")]
 			plan.Start = plan.Start[:rapid.IntRange(0, len(plan.Start)).Draw(t, "starts written")]
-			for _, a := range plan.Tickets {
-				h.snapshot.LastTicket = max(h.snapshot.LastTicket, a.Ticket)
-			}
 			h.checkNotOvertaking(t, plan.Start)
 			apply(&h.snapshot, plan, h.now)
 		},
@@ -86,7 +159,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 			h.end(h.pick(t, func(r Run) bool { return r.usesSlot() || r.Phase == "WaitingForPluginOperations" }))
 		},
 		"cancel": func(t *rapid.T) {
-			r := h.pick(t, func(r Run) bool { return queuedOrNew(r) || r.usesSlot() })
+			r := h.pick(t, func(r Run) bool { return r.isNew() || r.isQueued() || r.usesSlot() })
 			r.Cancelled = true
 			h.ended[r.Key] = true
 		},
@@ -95,20 +168,20 @@ func (h *history) actions() map[string]func(*rapid.T) {
 			h.snapshot.Runs = slices.DeleteFunc(h.snapshot.Runs, func(other Run) bool { return other.Key == r.Key })
 		},
 		"namespaces come and go": func(t *rapid.T) {
-			before := checkPlan(t, h.snapshot).Start
+			before := h.plan(t).Start
 			h.snapshot.Namespaces = rapid.SliceOfDistinct(rapid.SampledFrom([]string{"a", "b", "c", "x-1", "x-2", "y-1", "z"}), rapid.ID).Draw(t, "namespaces")
 			slices.Sort(h.snapshot.Namespaces)
-			if after := checkPlan(t, h.snapshot).Start; !slices.Equal(before, after) {
+			if after := h.plan(t).Start; !slices.Equal(before, after) {
 				t.Fatalf("namespaces changed what starts: %q, %q", before, after)
 			}
 		},
 		"a store goes or comes back": func(t *rapid.T) {
 			name := rapid.SampledFrom([]string{"one", "two"}).Draw(t, "location")
-			h.snapshot.Locations[name] = LocationState{Available: !h.snapshot.Locations[name].Available}
+			h.snapshot.Locations[name] = LocationState{Available: rapid.IntRange(0, 2).Draw(t, "up") > 0}
 		},
 		"the limit changes": func(t *rapid.T) { h.snapshot.Limit = rapid.IntRange(1, 4).Draw(t, "limit") },
 		"restart": func(t *rapid.T) {
-			h.snapshot.LastTicket = 0
+			h.restart(t)
 			for i := range h.snapshot.Runs {
 				if r := &h.snapshot.Runs[i]; r.Phase == v1alpha1.BackupPhaseInProgress {
 					h.end(r)
@@ -116,7 +189,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 			}
 		},
 		"": func(t *rapid.T) {
-			checkPlan(t, h.snapshot)
+			h.plan(t)
 			h.checkNoOverlap(t)
 		},
 	}
@@ -127,15 +200,11 @@ func (h *history) end(r *Run) {
 	h.ended[r.Key] = true
 }
 
-func overlapping(a, b Run) bool {
-	return a.Key != b.Key && (selection.Overlaps(a.Selection, b.Selection) || a.ClusterScoped && b.ClusterScoped)
-}
-
 // checkNoOverlap is the first promise: what uses slots never overlaps.
 func (h *history) checkNoOverlap(t *rapid.T) {
 	for _, a := range h.snapshot.Runs {
 		for _, b := range h.snapshot.Runs {
-			if a.usesSlot() && b.usesSlot() && overlapping(a, b) {
+			if a.Key != b.Key && a.usesSlot() && b.usesSlot() && overlap(a, b) {
 				t.Fatalf("%s and %s overlap, and both use a slot", a.Key, b.Key)
 			}
 		}
@@ -150,38 +219,35 @@ func (h *history) checkNotOvertaking(t *rapid.T, start []string) {
 			continue
 		}
 		for _, other := range h.snapshot.Runs {
-			if other.Phase == v1alpha1.BackupPhaseQueued && !other.Cancelled && other.Ticket < r.Ticket && overlapping(r, other) {
+			if other.Phase == v1alpha1.BackupPhaseQueued && !other.Cancelled && other.Ticket < r.Ticket && overlap(r, other) {
 				t.Fatalf("%s overtakes %s", r.Key, other.Key)
 			}
 		}
 	}
 }
 
-// drain lets everything end, and is the third promise: nothing waits for ever.
+// drain lets everything end, oldest first, while others arrive. It is the third
+// promise: whatever comes behind them, none of those that wait now does so for
+// ever.
 func (h *history) drain(t *rapid.T) {
 	for name := range h.snapshot.Locations {
 		h.snapshot.Locations[name] = LocationState{Available: true}
 	}
-	for range 3*len(h.snapshot.Runs) + 3 {
+	now := len(h.snapshot.Runs)
+	for range 2*now + h.snapshot.Limit + 2 {
 		h.checkNoOverlap(t)
-		plan := checkPlan(t, h.snapshot)
+		plan := h.plan(t)
+		h.checkNotOvertaking(t, plan.Start)
 		apply(&h.snapshot, plan, h.now)
-		left := 0
-		for i := range h.snapshot.Runs {
-			r := &h.snapshot.Runs[i]
-			if r.usesSlot() {
-				h.end(r)
-				break
-			}
-			if !r.Cancelled && (r.Phase == "" || r.Phase == v1alpha1.BackupPhaseQueued) {
-				left++
-			}
+		if i := slices.IndexFunc(h.snapshot.Runs, func(r Run) bool { return r.usesSlot() }); i >= 0 {
+			h.end(&h.snapshot.Runs[i])
 		}
-		if left == 0 && len(plan.Entries)+len(plan.Tickets) == 0 {
+		if !slices.ContainsFunc(h.snapshot.Runs[:now], func(r Run) bool { return r.isNew() || r.isQueued() || r.usesSlot() }) {
 			return
 		}
+		h.create(t)
 	}
-	t.Fatalf("the queue does not drain:\n%s", formatPlan(checkPlan(t, h.snapshot)))
+	t.Fatalf("the queue does not drain:\n%s", formatPlan(h.plan(t)))
 }
 
 func TestHistoriesAgainstOracle(t *testing.T) {

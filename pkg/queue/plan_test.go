@@ -29,12 +29,12 @@ func selected(t testing.TB, words ...string) *selection.Namespaces {
 
 func TestLimitIsRefused(t *testing.T) {
 	for _, limit := range []int{0, -1, math.MinInt} {
-		plan, err := Decide(Snapshot{Limit: limit, Runs: []Run{{Key: "a"}}})
+		plan, err := decide(Snapshot{Limit: limit, Runs: []Run{{Key: "a"}}})
 		if !errors.Is(err, ErrLimit) || !reflect.DeepEqual(plan, Plan{}) {
 			t.Errorf("limit %d: %v, %+v", limit, err, plan)
 		}
 	}
-	if _, err := Decide(Snapshot{Limit: 1}); err != nil {
+	if _, err := decide(Snapshot{Limit: 1}); err != nil {
 		t.Error(err)
 	}
 }
@@ -43,7 +43,7 @@ func TestLimitIsRefused(t *testing.T) {
 // timestamp is.
 func TestTicketsFollowVersionsWithinASecond(t *testing.T) {
 	at := time.Unix(100, 0)
-	plan, err := Decide(Snapshot{Limit: 1, Runs: []Run{
+	plan, err := decide(Snapshot{Limit: 1, Runs: []Run{
 		{Key: "b-10", Name: "b-10", CreatedAt: at, Version: 30},
 		{Key: "b-9", Name: "b-9", CreatedAt: at, Version: 20},
 		{Key: "a", Name: "a", CreatedAt: at.Add(time.Second), Version: 10},
@@ -75,7 +75,7 @@ func TestTicketsAreGreaterThanWhatIsRemembered(t *testing.T) {
 		{math.MaxInt64 - 1, []Assignment{{"a", math.MaxInt64}, {"b", math.MaxInt64}}},
 	} {
 		s.LastTicket = tc.last
-		plan, err := Decide(s)
+		plan, err := decide(s)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,7 +100,7 @@ func TestSnapshotIsNotChanged(t *testing.T) {
 		}
 	}
 	s := make()
-	plan, err := Decide(s)
+	plan, err := decide(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestWaitingSince(t *testing.T) {
 		{v1alpha1.BackupPhaseReadyToStart, queued, queued},
 		{v1alpha1.BackupPhaseInProgress, queued, time.Time{}},
 	} {
-		plan, err := Decide(Snapshot{Limit: 1, Runs: []Run{{Key: "a", Phase: tc.phase, CreatedAt: created, QueuedAt: tc.queued}}})
+		plan, err := decide(Snapshot{Limit: 1, Runs: []Run{{Key: "a", Phase: tc.phase, CreatedAt: created, QueuedAt: tc.queued}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -151,7 +151,7 @@ func TestConflictsAndBlockersAreBounded(t *testing.T) {
 	s.Runs = append(s.Runs, Run{
 		Key: "all", Name: "all", Namespace: systemNamespace, Ticket: 7, Phase: v1alpha1.BackupPhaseQueued, Selection: selected(t),
 	})
-	plan, err := Decide(s)
+	plan, err := decide(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func TestBehindOverlappingClusterScope(t *testing.T) {
 		})
 	}
 	s.Runs[0].Phase = v1alpha1.BackupPhaseInProgress
-	plan, err := Decide(s)
+	plan, err := decide(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestRedactLeaksNothing(t *testing.T) {
 			})
 		}
 	}
-	plan, err := Decide(s)
+	plan, err := decide(s)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -196,7 +196,7 @@ func (s *scenario) find(name string) *Run {
 }
 
 func (s *scenario) decide() Plan {
-	plan, err := Decide(s.snapshot)
+	plan, err := decide(s.snapshot)
 	if err != nil {
 		s.t.Fatal(err)
 	}

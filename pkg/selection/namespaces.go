@@ -129,18 +129,6 @@ func (n *Namespaces) named(namespace string) bool {
 	return ok
 }
 
-// Resolve returns those of the existing namespaces that are selected, in the
-// order given.
-func (n *Namespaces) Resolve(existing []string) []string {
-	var selected []string
-	for _, name := range existing {
-		if n.Match(name) {
-			selected = append(selected, name)
-		}
-	}
-	return selected
-}
-
 // All says whether every namespace is selected, those to come included: nothing
 // is excluded, and the included list is empty or holds `*`. This is the
 // condition on which Velero adds cluster-scoped resources by itself.

@@ -68,18 +68,9 @@ func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 	}
 }
 
-// Overlap is Overlaps together with what is in conflict, for people to read;
-// see Shared. existing are the namespaces that exist, sorted.
-func Overlap(a, b *Namespaces, existing []string) (overlaps bool, shared []string) {
-	if !Overlaps(a, b) {
-		return false, nil
-	}
-	return true, slices.Collect(Shared(a, b, existing))
-}
-
 // Shared yields what two overlapping selections have in conflict, sorted: the
-// namespaces that both select, out of those that exist and those that one of
-// them names. If there are none, it yields the patterns, of either, that can
+// namespaces that both select, out of the existing ones, which are sorted, and those
+// that one of them names. If there are none, it yields the patterns, of either, that can
 // match the same name, and where that gives nothing either, the words of the
 // selection that selects all. When one of the two can't be read, all that the
 // other selects is in conflict. It is lazy, so that a caller may stop early.

@@ -100,8 +100,9 @@ func isStoreFailure(err error) bool {
 }
 
 // deleteRest removes what is left of the folder: the list of volumes last, and
-// with it what listings leave out.
-func (f *folder) deleteRest(ctx context.Context) error {
+// with it what listings leave out. Anything may take long, also for another process,
+// so present is asked before each removal.
+func (f *folder) deleteRest(ctx context.Context, present func() error) error {
 	prefix := format.BackupPrefix(f.storeName)
 	var keys []string
 	err := bounded(ctx, func(ctx context.Context) error {
@@ -124,9 +125,15 @@ func (f *folder) deleteRest(ctx context.Context) error {
 		case format.PodVolumeBackupsKey(f.storeName):
 			continue
 		}
+		if err := present(); err != nil {
+			return err
+		}
 		if err := f.delete(ctx, key); err != nil {
 			return err
 		}
+	}
+	if err := present(); err != nil {
+		return err
 	}
 	err = bounded(ctx, func(ctx context.Context) error { return f.DeletePrefix(ctx, prefix) })
 	if err != nil {

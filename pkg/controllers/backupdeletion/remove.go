@@ -126,14 +126,25 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Back
 			return false, err
 		}
 	}
-	// That may have taken long. Once the record is gone, a new backup may have the
-	// name, and the folder.
+	err = folder.deleteRest(ctx, func() error { return c.present(ctx, run) })
+	if errors.Is(err, errRecordGone) {
+		return false, nil
+	}
+	return true, err
+}
+
+// errRecordGone says that the record of a deletion is gone, and that its work is done.
+var errRecordGone = errors.New("the record is gone")
+
+// present fails if the record of a deletion is gone. Then another process has ended
+// the deletion, and a new backup may have the name, and the folder.
+func (c *Controller) present(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	latest, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && latest.UID != run.UID:
-		return false, nil
+		return errRecordGone
 	case err != nil:
-		return false, fmt.Errorf("reading BackupRun %s: %w", run.Name, err)
+		return fmt.Errorf("reading BackupRun %s: %w", run.Name, err)
 	}
-	return true, folder.deleteRest(ctx)
+	return nil
 }

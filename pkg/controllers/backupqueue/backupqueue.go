@@ -38,6 +38,7 @@ package backupqueue
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -65,7 +66,6 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -73,8 +73,8 @@ const (
 	// theQueue is the only key: a decision about one run is one about all.
 	theQueue = "queue"
 	// backstop is how long after a decision the queue is looked at again while runs
-	// wait. Every change wakes it at once; this is for a change that got lost.
-	backstop = time.Minute
+	// wait, to tell people. Every change wakes it at once, unless it got lost.
+	backstop = 10 * time.Second
 	// recheck is how long after a decision the queue is looked at again that depends
 	// on another process being gone.
 	recheck = 2 * time.Second
@@ -120,34 +120,41 @@ type Controller struct {
 	synced          []cache.InformerSynced
 	queue           workqueue.TypedRateLimitingInterface[string]
 
-	compiler *records.Compiler
+	news news
 
-	mu sync.Mutex // guards ended
-	// ended are runs that had ended when their record was removed.
-	ended sets.Set[types.UID]
+	// planning guards planner. The worker changes it; the metrics read it, too.
+	planning sync.Mutex
+	planner  *records.Planner
 
 	// The fields below belong to the one worker.
 
-	// written are runs as this controller last wrote them: the informer may not
-	// have seen that yet, and a decision must not be taken twice. Nil is a run that
-	// was found to be gone.
-	written map[types.UID]*enginev1alpha1.BackupRun
+	// known are the runs by name, as the planner was told of them.
+	known map[string]*enginev1alpha1.BackupRun
+	// unsettled are the names of those that have changed since settle saw them.
+	unsettled sets.Set[string]
+	// blockers are the keys of what stands for runs that were not found.
+	blockers []string
+	// written are runs by name, as this controller last wrote them: the informer may
+	// not have seen that yet, and a decision must not be taken twice.
+	written map[string]version
 	// unsure is set when the fate of a write is unknown. The next decision is then
 	// taken on a list read from the cluster.
-	unsure     bool
-	lastTicket int64
+	unsure bool
 	// settings are the latest version that was read or written; nil when in doubt.
 	settings *corev1.ConfigMap
 	// told is what people know, by the uid of a run that waits; nil at first.
 	told map[string]*told
+	// nextTell is when the waits are looked at again.
+	nextTell time.Time
 	// unreadable is the version of the settings that was reported to be.
 	unreadable string
 }
 
 // New returns a Controller.
 func New(config Config) (*Controller, error) {
-	if config.Limit < 1 {
-		return nil, queue.ErrLimit
+	planner, err := records.NewPlanner(config.Limit)
+	if err != nil {
+		return nil, err
 	}
 	c := &Controller{
 		namespace:       config.Namespace,
@@ -165,23 +172,22 @@ func New(config Config) (*Controller, error) {
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](10*time.Millisecond, 10*time.Second),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "backupqueue", Clock: config.Clock}),
-		compiler: records.NewCompiler(),
-		written:  map[types.UID]*enginev1alpha1.BackupRun{},
-		ended:    sets.New[types.UID](),
+		news:      news{runs: sets.New[string](), ended: sets.New[types.UID]()},
+		planner:   planner,
+		known:     map[string]*enginev1alpha1.BackupRun{},
+		unsettled: sets.New[string](),
+		written:   map[string]version{},
 	}
-	registerMetrics()
-	wake := func(any) { c.queue.Add(theQueue) }
-	update := func(_, obj any) { wake(obj) }
+	registerMetrics(c)
 	for _, r := range []struct {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandlerFuncs
 	}{
-		{config.RunInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: update, DeleteFunc: c.runDeleted}},
-		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: update, DeleteFunc: wake}},
-		// Only the names of namespaces matter.
-		{config.NamespaceInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, DeleteFunc: wake}},
+		{config.RunInformer.Informer(), c.noting(c.news.runChanged)},
+		{config.LocationInformer.Informer(), c.noting(c.news.locationChanged)},
+		{config.NamespaceInformer.Informer(), c.noting(c.news.namespaceChanged)},
 		// Others change it, too: executors put runs back.
-		{config.SettingsInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: update, DeleteFunc: wake}},
+		{config.SettingsInformer.Informer(), c.noting(func(_, _ any) {})},
 	} {
 		if _, err := r.informer.AddEventHandler(r.handler); err != nil {
 			return nil, err
@@ -214,19 +220,23 @@ func (c *Controller) Run(ctx context.Context) {
 	}, time.Second)
 }
 
-func (c *Controller) runDeleted(obj any) {
-	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = tombstone.Obj
+// noting returns handlers that take note of what changed, and wake the worker. The
+// new state of what was removed is nil.
+func (c *Controller) noting(note func(before, after any)) cache.ResourceEventHandlerFuncs {
+	changed := func(before, after any) {
+		note(before, after)
+		c.queue.Add(theQueue)
 	}
-	if run, ok := obj.(*enginev1alpha1.BackupRun); ok {
-		c.compiler.Forget(run.UID)
-		if !holds(run) {
-			c.mu.Lock()
-			c.ended.Insert(run.UID)
-			c.mu.Unlock()
-		}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { changed(nil, obj) },
+		UpdateFunc: changed,
+		DeleteFunc: func(obj any) {
+			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = tombstone.Obj
+			}
+			changed(obj, nil)
+		},
 	}
-	c.queue.Add(theQueue)
 }
 
 func (c *Controller) processNext(ctx context.Context) bool {
@@ -235,8 +245,11 @@ func (c *Controller) processNext(ctx context.Context) bool {
 		return false
 	}
 	defer c.queue.Done(key)
-	if err := c.sync(ctx); err != nil {
-		c.unsure = true
+	refusals, err := c.sync(ctx)
+	if err != nil {
+		c.unsure = true // of what was written
+	}
+	if err = errors.Join(err, refusals); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Working on the queue failed; it will be tried again")
 		c.queue.AddRateLimited(key)
 		return true
@@ -246,58 +259,58 @@ func (c *Controller) processNext(ctx context.Context) bool {
 }
 
 // sync brings the queue one decision further. Cancellations and tickets come
-// first, since a run can only start from its place in the queue.
-func (c *Controller) sync(ctx context.Context) error {
+// first, since a run can only start from its place in the queue. A run whose record
+// can't be written holds nobody up, and is among the refusals.
+func (c *Controller) sync(ctx context.Context) (refusals, err error) {
 	d, err := c.decide(ctx)
 	if err != nil {
-		return err
+		return refusals, err
 	}
-	changed, err := c.settle(ctx, d)
+	changed, refusals, err := c.settle(ctx, d)
 	if err != nil {
-		return err
+		return refusals, err
 	}
 	for {
 		if changed {
 			if d, err = c.decide(ctx); err != nil {
-				return err
+				return refusals, err
 			}
 		}
 		if changed, err = c.refresh(ctx, d); err != nil {
-			return err
+			return refusals, err
 		}
 		if !changed {
 			break
 		}
 	}
 	if err := c.writeLedger(ctx, d); err != nil {
-		return err
+		return refusals, err
 	}
 	c.tell(ctx, d)
-	observe(d.plan, c.clock.Now())
 	if d.ledger.others {
 		c.queue.AddAfter(theQueue, recheck)
 	}
-	if len(d.plan.Entries) > 0 {
+	if c.planner.Len() > 0 {
 		c.queue.AddAfter(theQueue, backstop)
 	}
-	return nil
+	return refusals, nil
 }
 
 // refresh reads the runs that are to start, and reports whether one of them has
 // changed. What is gone or has ended must not come into the ledger again.
 func (c *Controller) refresh(ctx context.Context, d *decision) (bool, error) {
 	changed := false
-	for _, key := range d.plan.Start {
-		run := d.runs[key]
+	for _, key := range d.Start {
+		run := c.known[key]
 		live, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err), err == nil && live.UID != run.UID:
-			c.written[run.UID] = nil
+			c.written[run.Name] = version{uid: run.UID}
 			changed = true
 		case err != nil:
 			return false, fmt.Errorf("reading BackupRun %s: %w", run.Name, err)
 		case live.ResourceVersion != run.ResourceVersion:
-			c.written[live.UID] = live
+			c.written[live.Name] = version{live.UID, live}
 			changed = true
 		}
 	}
@@ -305,35 +318,55 @@ func (c *Controller) refresh(ctx context.Context, d *decision) (bool, error) {
 }
 
 // settle ends the runs that do not come into the queue, and gives the others their
-// tickets. It reports whether it has written.
-func (c *Controller) settle(ctx context.Context, d *decision) (bool, error) {
-	ended := 0
-	for _, run := range d.runs {
+// tickets. It reports whether it has written, and which writes were refused for what
+// the run is.
+func (c *Controller) settle(ctx context.Context, d *decision) (written bool, refusals, err error) {
+	var refused []error
+	judge := func(run *enginev1alpha1.BackupRun, err error) error {
+		switch {
+		case err == nil || apierrors.IsNotFound(err):
+			written = true
+		case isRefusal(err):
+			refused = append(refused, err)
+			c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Queue", "%s", cut(err.Error()))
+		default:
+			return err
+		}
+		return nil
+	}
+	for name := range c.unsettled {
+		run := c.known[name]
 		end := c.endBefore(run)
 		if end == nil {
+			c.unsettled.Delete(name)
 			continue
 		}
-		ended++
 		now := metav1.NewTime(c.clock.Now())
 		end.CompletionTimestamp = &now
-		switch err := c.write(ctx, run, *end); {
-		case err == nil && end.Phase == v1alpha1.BackupPhaseCancelled:
+		err := c.write(ctx, run, *end)
+		if err == nil && end.Phase == v1alpha1.BackupPhaseCancelled {
 			c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeNormal, string(end.Phase), "Backup", "The backup was %s", end.FailureReason)
-		case err != nil && !apierrors.IsNotFound(err):
-			return false, err
 		}
-		delete(d.runs, run.Name)
+		if err := judge(run, err); err != nil {
+			return written, nil, err
+		}
 	}
-	for _, ticket := range d.plan.Tickets {
-		run := d.runs[ticket.Key]
-		if run == nil {
+	for _, ticket := range d.Tickets {
+		run := c.known[ticket.Key]
+		if c.endBefore(run) != nil {
 			continue
 		}
-		if err := c.enqueue(ctx, run, ticket.Ticket); err != nil && !apierrors.IsNotFound(err) {
-			return false, err
+		if err := judge(run, c.enqueue(ctx, run, ticket.Ticket)); err != nil {
+			return written, nil, err
 		}
 	}
-	return ended+len(d.plan.Tickets) > 0, nil
+	return written, errors.Join(refused...), nil
+}
+
+// isRefusal reports whether somebody, such as an admission webhook, does not want
+// this very object to be written, whereas others may be.
+func isRefusal(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)
 }
 
 // endBefore is the end of a run that is not to begin; nil if there is no reason.
@@ -374,7 +407,9 @@ func (c *Controller) validate(run *enginev1alpha1.BackupRun) field.ErrorList {
 }
 
 func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun, ticket int64) error {
-	c.lastTicket = max(c.lastTicket, ticket)
+	c.planning.Lock()
+	c.planner.Remember(ticket) // its write may be done and the answer lost
+	c.planning.Unlock()
 	now := metav1.NewTime(c.clock.Now())
 	status := *run.Status.DeepCopy()
 	status.Phase = v1alpha1.BackupPhaseQueued
@@ -391,12 +426,12 @@ func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, s
 	updated, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
 		// The informer will see that. Its neighbours need not wait for it.
-		c.written[run.UID] = nil
+		c.written[run.Name] = version{uid: run.UID}
 		c.queue.Add(theQueue)
 	}
 	if err != nil {
 		return fmt.Errorf("making BackupRun %s %s: %w", run.Name, changed.Status.Phase, err)
 	}
-	c.written[updated.UID] = updated
+	c.written[updated.Name] = version{updated.UID, updated}
 	return nil
 }

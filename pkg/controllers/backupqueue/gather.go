@@ -6,120 +6,236 @@ package backupqueue
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue"
-	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// decision is what is to be done, and what that was decided on.
+// news are what the informers tell, until a decision takes it into account.
+type news struct {
+	mu         sync.Mutex
+	runs       sets.Set[string] // names
+	locations  bool
+	namespaces bool
+	// ended are runs that had ended when their record was removed.
+	ended sets.Set[types.UID]
+}
+
+func (n *news) runChanged(before, after any) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if run, ok := after.(*enginev1alpha1.BackupRun); ok {
+		n.runs.Insert(run.Name)
+	} else if run, ok := before.(*enginev1alpha1.BackupRun); ok {
+		n.runs.Insert(run.Name)
+		if !holds(run) {
+			n.ended.Insert(run.UID)
+		}
+	}
+}
+
+func (n *news) locationChanged(_, _ any) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.locations = true
+}
+
+func (n *news) namespaceChanged(before, after any) {
+	if before != nil && after != nil {
+		return // only the names matter
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.namespaces = true
+}
+
+// take returns what has changed since it was called last: names of runs, and whether
+// locations or namespaces have.
+func (n *news) take() (runs sets.Set[string], locations, namespaces bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	runs, locations, namespaces = n.runs, n.locations, n.namespaces
+	n.runs, n.locations, n.namespaces = sets.New[string](), false, false
+	return runs, locations, namespaces
+}
+
+// hasEnded reports whether a run that is gone had ended before.
+func (n *news) hasEnded(uid types.UID) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.ended.Has(uid)
+}
+
+// keepEnded forgets the ended runs that are not in the ledger.
+func (n *news) keepEnded(present sets.Set[types.UID]) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.ended = n.ended.Intersection(present)
+}
+
+// version is a run as this controller last wrote or read it; its run is nil if it
+// was found to be gone.
+type version struct {
+	uid types.UID
+	run *enginev1alpha1.BackupRun
+}
+
+// decision is what is to be done, and the ledger that it was decided on.
 type decision struct {
-	runs   map[string]*enginev1alpha1.BackupRun
+	queue.Decision
 	ledger *ledger
-	plan   queue.Plan
 }
 
-// decide gathers the records and decides.
+// decide brings the planner up to date, and decides.
 func (c *Controller) decide(ctx context.Context) (*decision, error) {
-	runs, err := c.gather(ctx)
+	names, locations, namespaces := c.news.take()
+	if c.unsure {
+		if err := c.relist(ctx, names); err != nil {
+			return nil, err
+		}
+		locations, namespaces = true, true
+	}
+	if err := c.gather(ctx, names); err != nil {
+		return nil, err
+	}
+	ledger, err := c.readLedger(ctx)
 	if err != nil {
 		return nil, err
 	}
-	ledger, err := c.readLedger(ctx, runs)
-	if err != nil {
-		return nil, err
-	}
-	locations, err := c.locationLister.List(labels.Everything())
-	if err != nil {
-		return nil, err
-	}
-	namespaces, err := c.namespaceLister.List(labels.Everything())
-	if err != nil {
-		return nil, err
-	}
-	snapshot := queue.Snapshot{
-		Runs:       ledger.blockers(),
-		Locations:  make(map[string]queue.LocationState, len(locations)),
-		Limit:      c.limit,
-		LastTicket: c.lastTicket,
-	}
-	for _, run := range runs {
-		snapshot.Runs = append(snapshot.Runs, c.compiler.Run(run, ledger.started))
-	}
-	for _, location := range locations {
-		snapshot.Locations[location.Name] = records.Location(location)
-	}
-	for _, namespace := range namespaces {
-		snapshot.Namespaces = append(snapshot.Namespaces, namespace.Name)
-	}
+
+	c.planning.Lock()
+	defer c.planning.Unlock()
 	begin := c.clock.Now()
-	plan, err := queue.Decide(snapshot)
+	if locations {
+		list, err := c.locationLister.List(labels.Everything())
+		if err != nil {
+			return nil, err
+		}
+		c.planner.SetStorageLocations(list)
+	}
+	if namespaces {
+		list, err := c.namespaceLister.List(labels.Everything())
+		if err != nil {
+			return nil, err
+		}
+		c.planner.SetExistingNamespaces(list)
+	}
+	c.planner.SetStarted(ledger.started)
+	for _, key := range c.blockers {
+		c.planner.Remove(key)
+	}
+	c.blockers = nil
+	for _, blocker := range ledger.blockers() {
+		c.planner.Update(blocker)
+		c.blockers = append(c.blockers, blocker.Key)
+	}
+	next := c.planner.Next()
 	queueDecision.Observe(c.clock.Since(begin).Seconds())
-	return &decision{runs: runs, ledger: ledger, plan: plan}, err
+	return &decision{Decision: next, ledger: ledger}, nil
 }
 
-// gather returns the runs by name, each in the latest version that this
-// controller knows of.
-func (c *Controller) gather(ctx context.Context) (map[string]*enginev1alpha1.BackupRun, error) {
-	if c.unsure {
-		list, err := c.runs.List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return nil, fmt.Errorf("reading the runs: %w", err)
-		}
-		clear(c.written)
-		for i := range list.Items {
-			c.written[list.Items[i].UID] = &list.Items[i]
-		}
-		c.unsure = false
+// relist reads the runs from the cluster, and adds the names of all that are known
+// of.
+func (c *Controller) relist(ctx context.Context, names sets.Set[string]) error {
+	list, err := c.runs.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("reading the runs: %w", err)
+	}
+	clear(c.written)
+	for i := range list.Items {
+		run := &list.Items[i]
+		c.written[run.Name] = version{run.UID, run}
+	}
+	for name := range c.known {
+		names.Insert(name)
 	}
 	cached, err := c.runLister.List(labels.Everything())
 	if err != nil {
+		return err
+	}
+	for _, run := range cached {
+		names.Insert(run.Name)
+	}
+	c.unsure = false
+	return nil
+}
+
+// gather brings the runs with these names, and those that were written, into the
+// latest version that this controller knows of.
+func (c *Controller) gather(ctx context.Context, names sets.Set[string]) error {
+	for name := range c.written {
+		names.Insert(name)
+	}
+	for name := range names {
+		run, err := c.latest(ctx, name)
+		if err != nil {
+			return err
+		}
+		c.know(name, run)
+	}
+	return nil
+}
+
+// know takes note of a run, or with nil that there is none of that name.
+func (c *Controller) know(name string, run *enginev1alpha1.BackupRun) {
+	if run == c.known[name] {
+		return
+	}
+	c.planning.Lock()
+	defer c.planning.Unlock()
+	if run == nil {
+		delete(c.known, name)
+		c.unsettled.Delete(name)
+		c.planner.RemoveRun(name)
+		return
+	}
+	c.known[name] = run
+	c.unsettled.Insert(name)
+	c.planner.UpdateRun(run)
+}
+
+// latest is the latest version of a run that this controller knows of, or nil.
+func (c *Controller) latest(ctx context.Context, name string) (*enginev1alpha1.BackupRun, error) {
+	cached, err := c.runLister.Get(name)
+	if apierrors.IsNotFound(err) {
+		cached = nil
+	} else if err != nil {
 		return nil, err
 	}
-	runs := make(map[string]*enginev1alpha1.BackupRun, len(cached))
-	seen := make(map[types.UID]bool, len(cached))
-	for _, run := range cached {
-		seen[run.UID] = true
-		if written, ok := c.written[run.UID]; ok {
-			switch {
-			case written == nil:
-				continue
-			case newer(written, run):
-				run = written
-			default:
-				delete(c.written, run.UID)
-			}
+	written, ok := c.written[name]
+	switch {
+	case !ok:
+		return cached, nil
+	case cached != nil && cached.UID == written.uid:
+		if written.run == nil || newer(written.run, cached) {
+			return written.run, nil
 		}
-		runs[run.Name] = run
+		delete(c.written, name)
+		return cached, nil
+	case written.run == nil:
+		delete(c.written, name)
+		return cached, nil
 	}
-	for uid, run := range c.written {
-		if seen[uid] {
-			continue
-		}
-		if run == nil {
-			delete(c.written, uid)
-			continue
-		}
-		// Not in the informer: it has not seen the run yet, or it has seen it go. Only
-		// the cluster knows.
-		live, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err) || err == nil && live.UID != uid:
-			delete(c.written, uid)
-		case err != nil:
-			return nil, fmt.Errorf("reading BackupRun %s: %w", run.Name, err)
-		default:
-			c.written[uid] = live
-			runs[live.Name] = live
-		}
+	// Not in the informer: it has not seen the run yet, or it has seen it go. Only
+	// the cluster knows.
+	live, err := c.runs.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && live.UID != written.uid:
+		delete(c.written, name)
+		return cached, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading BackupRun %s: %w", name, err)
 	}
-	return runs, nil
+	c.written[name] = version{live.UID, live}
+	return live, nil
 }
 
 // newer reports whether a is a later version of an object than b.

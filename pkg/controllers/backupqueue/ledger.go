@@ -39,9 +39,9 @@ type ledger struct {
 	others bool
 }
 
-// readLedger judges the entries of the ledger by the runs, to which it adds those
-// that the informer does not know.
-func (c *Controller) readLedger(ctx context.Context, runs map[string]*enginev1alpha1.BackupRun) (*ledger, error) {
+// readLedger judges the entries of the ledger by the runs that are known, to which
+// it adds those that the informer does not have.
+func (c *Controller) readLedger(ctx context.Context) (*ledger, error) {
 	settings, err := c.readSettings(ctx)
 	if err != nil {
 		return nil, err
@@ -55,12 +55,12 @@ func (c *Controller) readLedger(ctx context.Context, runs map[string]*enginev1al
 	present := sets.New[types.UID]()
 	for _, start := range starts {
 		present.Insert(start.UID)
-		run, err := c.startedRun(ctx, start, runs)
+		run, err := c.startedRun(ctx, start)
 		if err != nil {
 			return nil, err
 		}
 		switch {
-		case run == nil && c.hasEnded(start.UID), run != nil && !holds(run):
+		case run == nil && c.news.hasEnded(start.UID), run != nil && !holds(run):
 			continue
 		case run == nil:
 			// The process that let it start removes the entry when it has stopped.
@@ -86,14 +86,14 @@ func (c *Controller) readLedger(ctx context.Context, runs map[string]*enginev1al
 		l.holding = append(l.holding, start)
 		l.started.Insert(start.UID)
 	}
-	c.keepEnded(present)
+	c.news.keepEnded(present)
 	return l, nil
 }
 
 // startedRun is the run of an entry, or nil if it is gone. What the informer does
 // not show may be new or gone; only the cluster knows.
-func (c *Controller) startedRun(ctx context.Context, start records.Start, runs map[string]*enginev1alpha1.BackupRun) (*enginev1alpha1.BackupRun, error) {
-	if run := runs[start.Name]; run != nil && run.UID == start.UID {
+func (c *Controller) startedRun(ctx context.Context, start records.Start) (*enginev1alpha1.BackupRun, error) {
+	if run := c.known[start.Name]; run != nil && run.UID == start.UID {
 		return run, nil
 	}
 	live, err := c.runs.Get(ctx, start.Name, metav1.GetOptions{})
@@ -103,8 +103,8 @@ func (c *Controller) startedRun(ctx context.Context, start records.Start, runs m
 	case err != nil:
 		return nil, fmt.Errorf("reading BackupRun %s: %w", start.Name, err)
 	}
-	c.written[live.UID] = live
-	runs[live.Name] = live
+	c.written[live.Name] = version{live.UID, live}
+	c.know(live.Name, live)
 	return live, nil
 }
 
@@ -131,13 +131,13 @@ func (l *ledger) blockers() []queue.Run {
 // writeLedger lets runs start, with the rest of the ledger as it was judged: one write,
 // which fails if the ledger is not in the version any more that was judged.
 func (c *Controller) writeLedger(ctx context.Context, d *decision) error {
-	if len(d.plan.Start) == 0 && !d.ledger.adopted {
+	if len(d.Start) == 0 && !d.ledger.adopted {
 		return nil
 	}
 	now := metav1.NewTime(c.clock.Now())
 	starts := d.ledger.holding
-	for _, key := range d.plan.Start {
-		run := d.runs[key]
+	for _, key := range d.Start {
+		run := c.known[key]
 		starts = append(starts, records.Start{UID: run.UID, Name: run.Name, At: now, By: c.identity})
 	}
 	settings, err := records.WithLedger(d.ledger.settings, starts)
@@ -147,11 +147,11 @@ func (c *Controller) writeLedger(ctx context.Context, d *decision) error {
 	written, err := c.configMaps.Update(ctx, settings, metav1.UpdateOptions{})
 	if err != nil {
 		c.settings = nil // whatever it is now
-		return fmt.Errorf("letting %d backups start: %w", len(d.plan.Start), err)
+		return fmt.Errorf("letting %d backups start: %w", len(d.Start), err)
 	}
 	c.settings = written
-	for _, key := range d.plan.Start {
-		run := d.runs[key]
+	for _, key := range d.Start {
+		run := c.known[key]
 		waited := now.Sub(run.CreationTimestamp.Time)
 		if run.Status.QueuedTimestamp != nil {
 			waited = now.Sub(run.Status.QueuedTimestamp.Time)
@@ -266,18 +266,4 @@ func (c *Controller) reportUnreadable(settings *corev1.ConfigMap, err error) {
 	}
 	c.unreadable = settings.ResourceVersion
 	c.events.Eventf(settings, nil, corev1.EventTypeWarning, "LedgerUnreadable", "Start", "No backup starts: %v", err)
-}
-
-// hasEnded reports whether a run that is gone had ended before.
-func (c *Controller) hasEnded(uid types.UID) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.ended.Has(uid)
-}
-
-// keepEnded forgets the ended runs that are not in the ledger.
-func (c *Controller) keepEnded(present sets.Set[types.UID]) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended = c.ended.Intersection(present)
 }

@@ -5,36 +5,27 @@ package backupqueue
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/queue"
 )
 
 const subsystem = "holdfast_queue"
 
 var (
-	queueDepth = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Subsystem:      subsystem,
-		Name:           "backups",
-		Help:           "Backups by state: Running, Ready or Queued.",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"state"})
-	queueBlocked = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Subsystem:      subsystem,
-		Name:           "blocked_backups",
-		Help:           "Queued backups by the reason why they wait.",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"reason"})
-	queueOldestWait = metrics.NewGauge(&metrics.GaugeOpts{
-		Subsystem:      subsystem,
-		Name:           "oldest_wait_seconds",
-		Help:           "How long the oldest queued backup has been waiting, as of the last decision.",
-		StabilityLevel: metrics.ALPHA,
-	})
+	queueDepth = metrics.NewDesc(subsystem+"_backups",
+		"Backups by state: Running, Ready or Queued.", []string{"state"}, nil, metrics.ALPHA, "")
+	queueBlocked = metrics.NewDesc(subsystem+"_blocked_backups",
+		"Queued backups by the reason why they wait.", []string{"reason"}, nil, metrics.ALPHA, "")
+	queueOldestWait = metrics.NewDesc(subsystem+"_oldest_wait_seconds",
+		"How long the oldest queued backup has been waiting.", nil, nil, metrics.ALPHA, "")
+	queueSlots = metrics.NewDesc(subsystem+"_slots",
+		"How many backups may run at once.", nil, nil, metrics.ALPHA, "")
+
 	queueWait = metrics.NewHistogram(&metrics.HistogramOpts{
 		Subsystem:      subsystem,
 		Name:           "wait_seconds",
@@ -55,24 +46,37 @@ var (
 		Buckets:        metrics.ExponentialBuckets(0.0001, 4, 8),
 		StabilityLevel: metrics.ALPHA,
 	})
-	queueSlots = metrics.NewGauge(&metrics.GaugeOpts{
-		Subsystem:      subsystem,
-		Name:           "slots",
-		Help:           "How many backups may run at once.",
-		StabilityLevel: metrics.ALPHA,
-	})
-
 	register sync.Once
 )
 
-func registerMetrics() {
+// collector computes when it is asked what follows from the queue as it is then, so
+// that decisions don't pay for it and a wait grows while nothing happens.
+type collector struct {
+	metrics.BaseStableCollector
+	controller atomic.Pointer[Controller]
+}
+
+var queueCollector collector
+
+// registerMetrics makes a controller the one whose queue is shown.
+func registerMetrics(c *Controller) {
+	queueCollector.controller.Store(c)
 	register.Do(func() {
-		legacyregistry.MustRegister(queueDepth, queueBlocked, queueOldestWait, queueWait, queueStarts, queueDecision, queueSlots)
+		legacyregistry.MustRegister(queueWait, queueStarts, queueDecision)
+		legacyregistry.CustomMustRegister(&queueCollector)
 	})
 }
 
-// observe sets the gauges to what a plan says.
-func observe(plan queue.Plan, now time.Time) {
+// DescribeWithStability is that of metrics.StableCollector.
+func (*collector) DescribeWithStability(descs chan<- *metrics.Desc) {
+	for _, desc := range []*metrics.Desc{queueDepth, queueBlocked, queueOldestWait, queueSlots} {
+		descs <- desc
+	}
+}
+
+// CollectWithStability is that of metrics.StableCollector.
+func (q *collector) CollectWithStability(found chan<- metrics.Metric) {
+	c := q.controller.Load()
 	depth := map[v1alpha1.QueueState]int{v1alpha1.QueueStateRunning: 0, v1alpha1.QueueStateReady: 0, v1alpha1.QueueStateQueued: 0}
 	blocked := map[v1alpha1.QueueReason]int{
 		v1alpha1.QueueReasonConcurrencyLimit:    0,
@@ -83,19 +87,26 @@ func observe(plan queue.Plan, now time.Time) {
 		v1alpha1.QueueReasonNextToStart:         0,
 	}
 	oldest := time.Duration(0)
-	for _, entry := range plan.Entries {
-		depth[entry.State]++
-		if entry.State == v1alpha1.QueueStateQueued {
-			blocked[entry.Reason]++
-			oldest = max(oldest, now.Sub(entry.WaitingSince))
+	now := c.clock.Now()
+	c.planning.Lock()
+	for i := range c.planner.Len() {
+		run := c.planner.RunAt(i)
+		depth[run.State()]++
+		if run.State() == v1alpha1.QueueStateQueued {
+			blocked[c.planner.ReasonAt(i)]++
+			oldest = max(oldest, now.Sub(run.WaitingSince()))
 		}
 	}
+	c.planning.Unlock()
+	gauge := func(desc *metrics.Desc, value float64, labels ...string) {
+		found <- metrics.NewLazyConstMetric(desc, metrics.GaugeValue, value, labels...)
+	}
 	for state, n := range depth {
-		queueDepth.WithLabelValues(string(state)).Set(float64(n))
+		gauge(queueDepth, float64(n), string(state))
 	}
 	for reason, n := range blocked {
-		queueBlocked.WithLabelValues(string(reason)).Set(float64(n))
+		gauge(queueBlocked, float64(n), string(reason))
 	}
-	queueOldestWait.Set(oldest.Seconds())
-	queueSlots.Set(float64(plan.Limit))
+	gauge(queueOldestWait, oldest.Seconds())
+	gauge(queueSlots, float64(c.limit))
 }

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package records_test
+package records
 
 import (
 	"errors"
@@ -15,45 +15,44 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
 func TestLedger(t *testing.T) {
-	settings := &corev1.ConfigMap{Data: map[string]string{records.ConcurrentBackupsKey: "3"}}
-	if _, err := records.Ledger(settings); !errors.Is(err, records.ErrNoLedger) {
+	settings := &corev1.ConfigMap{Data: map[string]string{ConcurrentBackupsKey: "3"}}
+	if _, err := Ledger(settings); !errors.Is(err, ErrNoLedger) {
 		t.Errorf("without the key: %v", err)
 	}
-	if _, err := records.Ledger(nil); !errors.Is(err, records.ErrNoLedger) {
+	if _, err := Ledger(nil); !errors.Is(err, ErrNoLedger) {
 		t.Errorf("without settings: %v", err)
 	}
-	want := []records.Start{{UID: "uid-1", Name: "shop.daily", At: metav1.Unix(7, 0).Rfc3339Copy(), By: "holdfast-controller-1"}, {UID: "uid-2", Name: "b"}}
-	written, err := records.WithLedger(settings, want)
+	want := []Start{{UID: "uid-1", Name: "shop.daily", At: metav1.Unix(7, 0).Rfc3339Copy(), By: "holdfast-controller-1"}, {UID: "uid-2", Name: "b"}}
+	written, err := WithLedger(settings, want)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := records.Ledger(written)
+	got, err := Ledger(written)
 	if err != nil || len(got) != 2 || got[0].UID != "uid-1" || !got[0].At.Equal(&want[0].At) || got[0].By != want[0].By || got[1] != want[1] {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	if records.Limit(written) != 3 || len(settings.Data) != 1 {
-		t.Errorf("the limit is %d, and the original %v", records.Limit(written), settings.Data)
+	if Limit(written) != 3 || len(settings.Data) != 1 {
+		t.Errorf("the limit is %d, and the original %v", Limit(written), settings.Data)
 	}
-	if uids := sets.List(records.Started(written)); !slices.Equal(uids, []types.UID{"uid-1", "uid-2"}) {
+	if uids := sets.List(Started(written)); !slices.Equal(uids, []types.UID{"uid-1", "uid-2"}) {
 		t.Errorf("started: %v", uids)
 	}
-	empty, err := records.WithLedger(&corev1.ConfigMap{}, nil)
-	if err != nil || empty.Data[records.StartedKey] != "[]" {
+	empty, err := WithLedger(&corev1.ConfigMap{}, nil)
+	if err != nil || empty.Data[StartedKey] != "[]" {
 		t.Errorf("an empty one: %v, %v", empty, err)
 	}
 }
 
 func TestALedgerThatCannotBeRead(t *testing.T) {
 	for _, text := range []string{"", "[", "{}", `[{"uid":"a"}]`, `[{"name":"a"}]`} {
-		settings := &corev1.ConfigMap{Data: map[string]string{records.StartedKey: text}}
-		if starts, err := records.Ledger(settings); !errors.Is(err, records.ErrLedger) {
+		settings := &corev1.ConfigMap{Data: map[string]string{StartedKey: text}}
+		if starts, err := Ledger(settings); !errors.Is(err, ErrLedger) {
 			t.Errorf("%q: %v, %v", text, starts, err)
 		}
-		if len(records.Started(settings)) != 0 {
+		if len(Started(settings)) != 0 {
 			t.Errorf("%q: something is started", text)
 		}
 	}
@@ -70,13 +69,15 @@ func TestPhase(t *testing.T) {
 	} {
 		run := newRun("shop")
 		run.Status.Phase = c.written
-		if got := records.Phase(run, started); got != c.in {
+		if got := Phase(run, started); got != c.in {
 			t.Errorf("%q in the ledger: %q, want %q", c.written, got, c.in)
 		}
-		if got := records.Phase(run, nil); got != c.out {
+		if got := Phase(run, nil); got != c.out {
 			t.Errorf("%q: %q, want %q", c.written, got, c.out)
 		}
-		if got := records.NewCompiler().Run(run, started).Phase; got != c.in {
+		planner := newPlanner(t)
+		planner.SetStarted(started)
+		if got := planner.compile(run).Phase; got != c.in {
 			t.Errorf("%q for the queue: %q, want %q", c.written, got, c.in)
 		}
 	}
@@ -84,15 +85,15 @@ func TestPhase(t *testing.T) {
 
 func TestCancelledRuns(t *testing.T) {
 	run := newRun("shop")
-	if records.NewCompiler().Run(run, nil).Cancelled {
+	if newPlanner(t).compile(run).Cancelled {
 		t.Error("it is not cancelled")
 	}
 	run.Spec.Cancellation = &enginev1alpha1.Ask{}
-	if got := records.CancelledReason(run); !records.NewCompiler().Run(run, nil).Cancelled || got != "cancelled" {
+	if got := CancelledReason(run); !newPlanner(t).compile(run).Cancelled || got != "cancelled" {
 		t.Errorf("by nobody: %q", got)
 	}
 	run.Spec.Cancellation.Requester.Username = "jane"
-	if got := records.CancelledReason(run); got != "cancelled by jane" {
+	if got := CancelledReason(run); got != "cancelled by jane" {
 		t.Errorf("by jane: %q", got)
 	}
 }

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package records_test
+package records
 
 import (
 	"reflect"
@@ -10,17 +10,18 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue"
-	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
 func TestLimit(t *testing.T) {
 	settings := func(value string) *corev1.ConfigMap {
-		return &corev1.ConfigMap{Data: map[string]string{records.ConcurrentBackupsKey: value}}
+		return &corev1.ConfigMap{Data: map[string]string{ConcurrentBackupsKey: value}}
 	}
 	for name, c := range map[string]struct {
 		settings *corev1.ConfigMap
@@ -29,7 +30,7 @@ func TestLimit(t *testing.T) {
 		"none": {nil, 1}, "empty": {&corev1.ConfigMap{}, 1}, "four": {settings("4"), 4}, "one": {settings("1"), 1},
 		"zero": {settings("0"), 1}, "negative": {settings("-2"), 1}, "no number": {settings("many"), 1}, "too large": {settings("99999999999999999999"), 1},
 	} {
-		if got := records.Limit(c.settings); got != c.want {
+		if got := Limit(c.settings); got != c.want {
 			t.Errorf("%s: the limit is %d, want %d", name, got, c.want)
 		}
 	}
@@ -45,13 +46,22 @@ func newRun(namespaces ...string) *enginev1alpha1.BackupRun {
 	}
 }
 
+func newPlanner(t *testing.T) *Planner {
+	t.Helper()
+	planner, err := NewPlanner(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return planner
+}
+
 func TestRun(t *testing.T) {
 	created, queued := time.Unix(1, 0), metav1.Unix(2, 0)
 	run := newRun("shop")
 	run.CreationTimestamp = metav1.NewTime(created)
 	run.ResourceVersion = "1234"
 	run.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseQueued, Ticket: 7, QueuedTimestamp: &queued}
-	got := records.NewCompiler().Run(run, nil)
+	got := newPlanner(t).compile(run)
 	if explicit := got.Selection.Explicit(); len(explicit) != 1 || explicit[0] != "shop" {
 		t.Errorf("it selects %q", explicit)
 	}
@@ -71,7 +81,7 @@ func TestClusterScope(t *testing.T) {
 		run  *enginev1alpha1.BackupRun
 		want bool
 	}{"all namespaces": {everything, true}, "one namespace": {named, false}, "one namespace and cluster scope": {asked, true}} {
-		if got := records.NewCompiler().Run(c.run, nil).ClusterScoped; got != c.want {
+		if got := newPlanner(t).compile(c.run).ClusterScoped; got != c.want {
 			t.Errorf("%s: cluster-scoped %t, want %t", name, got, c.want)
 		}
 	}
@@ -82,31 +92,56 @@ func TestWhatCannotBeReadOverlapsEverything(t *testing.T) {
 	badNamespaces, badResources := newRun("shop["), newRun("shop")
 	badResources.Spec.Backup.IncludedResources = []string{"pods"}
 	badResources.Spec.Backup.IncludedNamespaceScopedResources = []string{"pods"}
-	compiler := records.NewCompiler()
-	if got := compiler.Run(badNamespaces, nil); got.Selection != nil || !got.ClusterScoped {
+	planner := newPlanner(t)
+	if got := planner.compile(badNamespaces); got.Selection != nil || !got.ClusterScoped {
 		t.Errorf("namespaces: %+v", got)
 	}
 	badResources.UID = "another"
-	got := compiler.Run(badResources, nil)
+	got := planner.compile(badResources)
 	if other, _ := selection.ParseNamespaces([]string{"web"}, nil, nil); selection.Overlaps(got.Selection, other) || !got.ClusterScoped {
 		t.Errorf("resources: %+v", got)
 	}
 }
 
 func TestEachRunIsCompiledOnce(t *testing.T) {
-	compiler := records.NewCompiler()
-	first := compiler.Run(newRun("shop"), nil).Selection
-	if again := compiler.Run(newRun("shop"), nil).Selection; again != first {
+	planner := newPlanner(t)
+	planner.UpdateRun(newRun("shop"))
+	first := planner.compiled["uid"].namespaces
+	planner.UpdateRun(newRun("shop"))
+	if again := planner.compiled["uid"].namespaces; again != first {
 		t.Error("it was compiled again")
 	}
 	ended := newRun("shop")
 	ended.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted, Ticket: 7}
-	if got := compiler.Run(ended, nil); got.Selection != nil || got.Ticket != 7 {
+	if got := planner.compile(ended); got.Selection != nil || got.Ticket != 7 {
 		t.Errorf("a run that has ended: %+v", got)
 	}
-	compiler.Forget("uid")
-	if again := compiler.Run(newRun("web"), nil).Selection; again == first {
-		t.Error("it was not forgotten")
+	planner.RemoveRun("shop.daily")
+	planner.RemoveRun("shop.daily")
+	if len(planner.runs)+len(planner.names)+len(planner.compiled) != 0 {
+		t.Errorf("it was not forgotten: %+v", planner)
+	}
+}
+
+// A record may be deleted and created again unnoticed.
+func TestAnotherRunOfTheSameName(t *testing.T) {
+	planner := newPlanner(t)
+	planner.UpdateRun(newRun("shop"))
+	another := newRun("web")
+	another.UID = "another"
+	another.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseQueued, Ticket: 1}
+	planner.UpdateRun(another)
+	planner.SetStarted(sets.New[types.UID]("uid"))
+	if got := planner.RunAt(0); len(planner.names) != 1 || got.Phase != v1alpha1.BackupPhaseQueued || !got.Selection.Match("web") {
+		t.Errorf("%+v", got)
+	}
+	planner.SetStarted(sets.New[types.UID]("another"))
+	if got := planner.RunAt(0).Phase; got != v1alpha1.BackupPhaseReadyToStart {
+		t.Errorf("let start, it is %s", got)
+	}
+	planner.SetStarted(nil)
+	if got := planner.RunAt(0).Phase; got != v1alpha1.BackupPhaseQueued {
+		t.Errorf("put back, it is %s", got)
 	}
 }
 
@@ -123,7 +158,7 @@ func TestLocation(t *testing.T) {
 		"unavailable":     {with(metav1.Condition{Type: "Available", Status: metav1.ConditionFalse, Message: "no such folder"}), queue.LocationState{Message: "no such folder"}},
 		"unknown":         {with(metav1.Condition{Type: "Available", Status: metav1.ConditionUnknown, Message: "who knows"}), queue.LocationState{Message: "who knows"}},
 	} {
-		if got := records.Location(c.location); got != c.want {
+		if got := locationState(c.location); got != c.want {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 	}

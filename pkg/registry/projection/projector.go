@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -22,6 +23,7 @@ import (
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/lru"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
@@ -79,7 +81,6 @@ type Projector struct {
 	Config
 	catalog   *catalog.Catalog
 	refresher *refresh.Refresher
-	compiler  *records.Compiler
 	synced    []cache.InformerSynced
 	// stale wakes the publication of the queue.
 	stale chan struct{}
@@ -89,9 +90,14 @@ type Projector struct {
 	mu sync.Mutex
 	// runs are the records by backup, each in its latest version.
 	runs map[backupKey]*enginev1alpha1.BackupRun
+	// removedRuns are the uids of the last records that were removed. The answer to
+	// a client's write of one of them may come after that.
+	removedRuns *lru.Cache
 	// departed are runs whose record is gone, and whose stored backup the catalogue
 	// has not read yet. They are shown until it has.
 	departed map[backupKey]*enginev1alpha1.BackupRun
+	// planner knows the runs, and what else the queue follows from as last published.
+	planner *records.Planner
 	// entries are the places in the queue as last published, by the record's name,
 	// as they may be shown where the backup lies.
 	entries map[string]queue.Entry
@@ -102,13 +108,18 @@ type backupKey = types.NamespacedName
 
 // New returns a Projector.
 func New(config Config) (*Projector, error) {
+	planner, err := records.NewPlanner(records.DefaultConcurrentBackups)
+	if err != nil {
+		return nil, err
+	}
 	p := &Projector{
-		Config:   config,
-		compiler: records.NewCompiler(),
-		stale:    make(chan struct{}, 1),
-		runs:     map[backupKey]*enginev1alpha1.BackupRun{},
-		departed: map[backupKey]*enginev1alpha1.BackupRun{},
-		entries:  map[string]queue.Entry{},
+		Config:      config,
+		planner:     planner,
+		stale:       make(chan struct{}, 1),
+		runs:        map[backupKey]*enginev1alpha1.BackupRun{},
+		removedRuns: lru.New(1000),
+		departed:    map[backupKey]*enginev1alpha1.BackupRun{},
+		entries:     map[string]queue.Entry{},
 	}
 	p.catalog = catalog.New(config.SystemNamespace, p.storedChanged)
 	p.refresher = refresh.New(p.catalog, refresh.Options{
@@ -133,6 +144,13 @@ func New(config Config) (*Projector, error) {
 			utilruntime.HandleError(err)
 		}
 	}
+	relocated := func(before, after any) {
+		relocate(after)
+		was, is := before.(*enginev1alpha1.BackupStorageLocation), after.(*enginev1alpha1.BackupStorageLocation)
+		if !available(was) && available(is) {
+			p.refresher.Nudge(is.Name) // what it holds is asked for first of all
+		}
+	}
 	for _, r := range []struct {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandlerFuncs
@@ -142,7 +160,7 @@ func New(config Config) (*Projector, error) {
 			UpdateFunc: func(_, obj any) { p.Observe(obj.(*enginev1alpha1.BackupRun)) },
 			DeleteFunc: p.removed,
 		}},
-		{config.Locations.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: relocate, UpdateFunc: func(_, obj any) { relocate(obj) }, DeleteFunc: relocate}},
+		{config.Locations.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: relocate, UpdateFunc: relocated, DeleteFunc: relocate}},
 		{config.Namespaces.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, DeleteFunc: wake}},
 		{config.Settings, cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: func(_, obj any) { wake(obj) }, DeleteFunc: wake}},
 	} {
@@ -208,7 +226,11 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	if known := p.runs[key]; known != nil && known.UID == run.UID && !newer(run, known) {
 		return
 	}
+	if _, removed := p.removedRuns.Get(run.UID); removed {
+		return
+	}
 	p.runs[key] = run
+	p.planner.UpdateRun(run)
 	delete(p.departed, key)
 	p.projectLocked(key)
 	p.wake()
@@ -226,9 +248,12 @@ func (p *Projector) removed(obj any) {
 	if !ok {
 		return
 	}
-	p.compiler.Forget(run.UID)
 	key := keyOf(run)
 	p.mu.Lock()
+	p.removedRuns.Add(run.UID, nil)
+	if planned := p.planner.Run(run.Name); planned != nil && planned.UID == run.UID {
+		p.planner.RemoveRun(run.Name)
+	}
 	known := p.runs[key]
 	if known == nil || known.UID != run.UID {
 		p.mu.Unlock()
@@ -244,6 +269,9 @@ func (p *Projector) removed(obj any) {
 		// The record of a deletion goes when nothing is left in the store. The catalogue
 		// passes that on, so it is told without the lock.
 		p.catalog.Remove(run.Spec.Backup.StorageLocation, run.Name)
+		if run.Status.FailureReason != "" {
+			p.refresher.Nudge(run.Spec.Backup.StorageLocation) // it may have been given up
+		}
 	}
 	p.wake()
 }
@@ -301,29 +329,17 @@ func (p *Projector) publish() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	snapshot := queue.Snapshot{
-		Locations: make(map[string]queue.LocationState, len(locations)),
-		Limit:     records.Limit(p.settings()),
-	}
-	started := records.Started(p.settings())
-	for _, location := range locations {
-		snapshot.Locations[location.Name] = records.Location(location)
-	}
-	for _, namespace := range namespaces {
-		snapshot.Namespaces = append(snapshot.Namespaces, namespace.Name)
-	}
+	settings := p.settings()
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	byName := make(map[string]*enginev1alpha1.BackupRun, len(p.runs))
-	for _, run := range p.runs {
-		byName[run.Name] = run
-		snapshot.Runs = append(snapshot.Runs, p.compiler.Run(run, started))
-	}
-	plan, err := queue.Decide(snapshot)
-	if err != nil {
+	if err := p.planner.SetLimit(records.Limit(settings)); err != nil {
 		return 0, err
 	}
+	p.planner.SetStarted(records.Started(settings))
+	p.planner.SetStorageLocations(locations)
+	p.planner.SetExistingNamespaces(namespaces)
+	plan := p.planner.Plan()
 	before := p.entries
 	p.entries = make(map[string]queue.Entry, len(plan.Entries))
 	shown := make([]*holdfast.BackupQueueEntry, 0, len(plan.Entries))
@@ -331,7 +347,7 @@ func (p *Projector) publish() (int, error) {
 		entry = queue.Redact(entry, p.SystemNamespace)
 		p.entries[entry.Key] = entry
 		internal := &holdfast.BackupQueueEntry{}
-		if err := p.Scheme.Convert(entryOf(byName[entry.Key], entry, &plan), internal, nil); err != nil {
+		if err := p.Scheme.Convert(entryOf(p.planner.Run(entry.Key), entry, &plan), internal, nil); err != nil {
 			return 0, fmt.Errorf("showing the place of %s in the queue: %w", entry.Key, err)
 		}
 		shown = append(shown, internal)
@@ -342,10 +358,14 @@ func (p *Projector) publish() (int, error) {
 	}
 	for name, entry := range p.entries {
 		if was := before[name]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
-			p.projectLocked(keyOf(byName[name]))
+			p.projectLocked(keyOf(p.planner.Run(name)))
 		}
 	}
 	return events, nil
+}
+
+func available(location *enginev1alpha1.BackupStorageLocation) bool {
+	return meta.IsStatusConditionTrue(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
 }
 
 // settings are what the controller tells of the queue; nil while it has told nothing.

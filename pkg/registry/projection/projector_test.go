@@ -139,6 +139,18 @@ func TestOlderVersionDoesNotReplaceNewer(t *testing.T) {
 	}
 }
 
+func TestALateAnswerBringsNoRecordBack(t *testing.T) {
+	f := newFixture(t, "shop")
+	created := f.run("shop", "a", enginev1alpha1.BackupRunStatus{}, "shop")
+	f.Observe(created)
+	f.removed(created)
+	f.Observe(created)
+	f.mustPublish()
+	if got := f.backup("shop", "a"); got != nil || f.planner.Run("shop.a") != nil {
+		t.Errorf("%v", got)
+	}
+}
+
 func TestBackupPassesFromRecordToCatalogueWithoutVanishing(t *testing.T) {
 	f := newFixture(t, "shop")
 	watcher, err := f.Backups.Watch(t.Context(), "/holdfast.io/backups", storage.ListOptions{Recursive: true, Predicate: storage.Everything})

@@ -7,8 +7,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
-	"slices"
 	"time"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -17,7 +15,7 @@ import (
 
 // Run is what the queue needs to know of a live backup's record.
 type Run struct {
-	// Key is the record's name, unique in a Snapshot.
+	// Key is the record's name, unique among the runs.
 	Key string
 	// Namespace, Name and UID are those of the Backup that people see.
 	Namespace, Name, UID string
@@ -52,10 +50,49 @@ type Run struct {
 	ClusterScoped bool
 }
 
+// State is how the queue shows a run that it concerns.
+func (r *Run) State() v1alpha1.QueueState {
+	switch r.Phase {
+	case v1alpha1.BackupPhaseReadyToStart:
+		return v1alpha1.QueueStateReady
+	case v1alpha1.BackupPhaseQueued:
+		return v1alpha1.QueueStateQueued
+	}
+	return v1alpha1.QueueStateRunning
+}
+
+// WaitingSince is when the run was queued, or else created; zero once it runs.
+func (r *Run) WaitingSince() time.Time {
+	switch {
+	case r.State() == v1alpha1.QueueStateRunning:
+		return time.Time{}
+	case r.QueuedAt.IsZero():
+		return r.CreatedAt
+	}
+	return r.QueuedAt
+}
+
 // usesSlot says whether the run counts towards the limit and blocks whatever
 // overlaps it.
 func (r *Run) usesSlot() bool {
-	return r.Phase == v1alpha1.BackupPhaseReadyToStart || r.Phase == v1alpha1.BackupPhaseInProgress
+	switch r.Phase {
+	case v1alpha1.BackupPhaseReadyToStart, v1alpha1.BackupPhaseInProgress:
+		return true
+	}
+	return false
+}
+
+// isQueued says whether the run has a place in the queue.
+func (r *Run) isQueued() bool { return r.Phase == v1alpha1.BackupPhaseQueued && !r.Cancelled }
+
+// isNew says whether the run is to get a ticket.
+func (r *Run) isNew() bool {
+	return (r.Phase == v1alpha1.BackupPhaseNew || r.Phase == "") && !r.Cancelled
+}
+
+// overlaps says whether the two may not run together.
+func (r *Run) overlaps(other *Run) bool {
+	return r.ClusterScoped && other.ClusterScoped || selection.Overlaps(r.Selection, other.Selection)
 }
 
 // LocationState is what is known of a storage location.
@@ -66,61 +103,15 @@ type LocationState struct {
 	Message string
 }
 
-// Snapshot is the input of a Plan. Decide changes nothing in it.
-type Snapshot struct {
-	// Runs in any order and any phase. Finished ones matter only by their tickets.
-	Runs []Run
-	// Namespaces that exist, in any order.
-	Namespaces []string
-	// Locations by name. A run whose location is missing here is held.
-	Locations map[string]LocationState
-	// Limit is the number of slots.
-	Limit int
-	// LastTicket is the greatest ticket that the caller remembers; new ones are
-	// greater than it and than those of all Runs. 0 where nothing is remembered.
-	LastTicket int64
-}
-
-// ErrLimit is the error of a Snapshot whose Limit is less than 1.
+// ErrLimit is the error of a limit that is less than 1. No other input is refused:
+// one odd record must not stop the queue for its neighbours.
 var ErrLimit = errors.New("the limit of concurrent backups must be at least 1")
 
-// Validate is nil or wraps ErrLimit. Nothing else is refused: one odd record
-// must not stop the queue for its neighbours.
-func (s *Snapshot) Validate() error {
-	if s.Limit < 1 {
-		return fmt.Errorf("%w, not %d: set --concurrent-backups", ErrLimit, s.Limit)
+func checkLimit(limit int) error {
+	if limit < 1 {
+		return fmt.Errorf("%w, not %d: set --concurrent-backups", ErrLimit, limit)
 	}
 	return nil
-}
-
-// Assignment is a ticket for a run.
-type Assignment struct {
-	Key    string
-	Ticket int64
-}
-
-// assignTickets gives a ticket to each New run that is not cancelled, in order.
-func assignTickets(s *Snapshot) []Assignment {
-	last := s.LastTicket
-	var fresh []*Run
-	for i := range s.Runs {
-		r := &s.Runs[i]
-		last = max(last, r.Ticket)
-		if (r.Phase == v1alpha1.BackupPhaseNew || r.Phase == "") && !r.Cancelled {
-			fresh = append(fresh, r)
-		}
-	}
-	slices.SortFunc(fresh, byArrival)
-	var tickets []Assignment
-	for _, r := range fresh {
-		// A forged record may carry the greatest ticket of all. Equal tickets are
-		// then still ordered by creation; wrapped ones would jump the queue.
-		if last < math.MaxInt64 {
-			last++
-		}
-		tickets = append(tickets, Assignment{Key: r.Key, Ticket: last})
-	}
-	return tickets
 }
 
 // byArrival orders New runs, whose version is that of their creation.
@@ -138,5 +129,8 @@ func byCreation(a, b *Run) int {
 }
 
 func byTicket(a, b *Run) int {
-	return cmp.Or(cmp.Compare(a.Ticket, b.Ticket), byCreation(a, b))
+	if a.Ticket != b.Ticket {
+		return cmp.Compare(a.Ticket, b.Ticket)
+	}
+	return byCreation(a, b)
 }

@@ -1,0 +1,59 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backupqueue
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/component-base/metrics/testutil"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+// What is shown is the queue as it is when somebody asks: a wait grows though
+// nothing happens.
+func TestMetricsFollowTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		held := newRun("held", 4, "d")
+		held.Spec.Backup.StorageLocation = "down"
+		h := newHarness(t, location("default", metav1.ConditionTrue), location("down", metav1.ConditionFalse),
+			inPhase(newRun("runs", 1, "a"), running, 1))
+		h.start(2)
+		for _, run := range []*enginev1alpha1.BackupRun{newRun("overlaps", 2, "a", "b"), newRun("behind", 3, "b"), held, newRun("starts", 5, "c"), newRun("waits", 6, "e")} {
+			h.Create(run)
+			synctest.Wait()
+		}
+		time.Sleep(5 * time.Second)
+		want := `
+# HELP holdfast_queue_backups [ALPHA] Backups by state: Running, Ready or Queued.
+# TYPE holdfast_queue_backups gauge
+holdfast_queue_backups{state="Queued"} 4
+holdfast_queue_backups{state="Ready"} 1
+holdfast_queue_backups{state="Running"} 1
+# HELP holdfast_queue_blocked_backups [ALPHA] Queued backups by the reason why they wait.
+# TYPE holdfast_queue_blocked_backups gauge
+holdfast_queue_blocked_backups{reason="BehindOverlapping"} 1
+holdfast_queue_blocked_backups{reason="ClusterScopeOverlap"} 0
+holdfast_queue_blocked_backups{reason="ConcurrencyLimit"} 1
+holdfast_queue_blocked_backups{reason="NamespaceOverlap"} 1
+holdfast_queue_blocked_backups{reason="NextToStart"} 0
+holdfast_queue_blocked_backups{reason="StorageUnavailable"} 1
+# HELP holdfast_queue_oldest_wait_seconds [ALPHA] How long the oldest queued backup has been waiting.
+# TYPE holdfast_queue_oldest_wait_seconds gauge
+holdfast_queue_oldest_wait_seconds 5
+# HELP holdfast_queue_slots [ALPHA] How many backups may run at once.
+# TYPE holdfast_queue_slots gauge
+holdfast_queue_slots 2
+`
+		if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want),
+			"holdfast_queue_backups", "holdfast_queue_blocked_backups", "holdfast_queue_oldest_wait_seconds", "holdfast_queue_slots"); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,71 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package projection
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+)
+
+// A store that is back is read at once, and not when its next turn comes.
+func TestAStoreThatIsBackIsReadAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "store")
+		record := &enginev1alpha1.BackupStorageLocation{
+			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
+			Spec:       enginev1alpha1.BackupStorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: path}},
+		}
+		clientset := enginefake.NewSimpleClientset(record)
+		engine := engineinformers.NewSharedInformerFactory(clientset, 0)
+		kube := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
+		p, err := New(Config{
+			SystemNamespace: system,
+			PollInterval:    time.Hour,
+			Clock:           clock.RealClock{},
+			Runs:            engine.Engine().V1alpha1().BackupRuns(),
+			Locations:       engine.Engine().V1alpha1().BackupStorageLocations(),
+			Namespaces:      kube.Core().V1().Namespaces(),
+			Settings:        kube.Core().V1().ConfigMaps().Informer(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		engine.StartWithContext(t.Context())
+		kube.StartWithContext(t.Context())
+		t.Cleanup(engine.Shutdown)
+		t.Cleanup(kube.Shutdown)
+		go p.Run(t.Context())
+
+		time.Sleep(24 * time.Hour) // until it is tried once an hour
+		if state := p.refresher.States()["default"]; !state.Loaded || state.LastError == "" {
+			t.Fatalf("without a folder: %+v", state)
+		}
+		time.Sleep(time.Minute)
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		back := time.Now()
+		record = record.DeepCopy()
+		record.Status.Conditions = []metav1.Condition{{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionTrue}}
+		if _, err := clientset.EngineV1alpha1().BackupStorageLocations(system).UpdateStatus(t.Context(), record, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if state := p.refresher.States()["default"]; state.LastError != "" || !state.LastSuccess.Equal(back) {
+			t.Errorf("%s after it is back: %+v", time.Since(back), state)
+		}
+	})
+}
