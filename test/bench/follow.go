@@ -10,6 +10,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	toolswatch "k8s.io/client-go/tools/watch"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -36,7 +38,11 @@ func (l *lab) run(ctx context.Context, backups []*v1alpha1.Backup, enough int, q
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	changes, err := runs.Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	// Now and then the server ends a watch that it finds too slow. It goes on where it
+	// was, so that no change is missed.
+	changes, err := toolswatch.NewRetryWatcherWithContext(ctx, list.ResourceVersion, &cache.ListWatch{
+		WatchFuncWithContext: runs.Watch,
+	})
 	if err != nil {
 		return nil, err
 	}
