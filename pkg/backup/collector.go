@@ -36,6 +36,8 @@ type collector struct {
 	lister     *lister
 	mover      Volumes
 	workers    int
+	// contain runs what another goroutine does for the backup.
+	contain func(func() error) error
 
 	sink     *sink
 	findings *findings
@@ -75,7 +77,9 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 				return nil, err
 			}
 		default:
-			group.Go(func() error { return c.read(groupCtx, r, c.visitObject) })
+			group.Go(func() error {
+				return c.contain(func() error { return c.read(groupCtx, r, c.visitObject) })
+			})
 		}
 	}
 	volumes.podsDone()

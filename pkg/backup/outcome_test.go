@@ -73,8 +73,8 @@ func TestPassingStoreFaultsAreTriedAgain(t *testing.T) {
 	}
 }
 
-// A backup whose tarball can't be stored is Failed, and the failure is stored,
-// with its log.
+// Pitfall 29: a backup whose tarball can't be stored is Failed, and the failure is
+// stored, with its log.
 func TestTarballThatFails(t *testing.T) {
 	for _, operation := range []storetest.Operation{storetest.NewWriter, storetest.Write, storetest.Commit} {
 		t.Run(string(operation), func(t *testing.T) {
@@ -120,7 +120,8 @@ func TestSpecThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A side file that a restore rests on fails the backup; the report of it does not.
+// Pitfall 29: a side file that a restore rests on fails the backup; the report of
+// it does not.
 func TestSideFilesThatFail(t *testing.T) {
 	for key, want := range map[string]holdfast.BackupPhase{
 		format.PodVolumeBackupsKey("b"): holdfast.BackupPhaseFailed,

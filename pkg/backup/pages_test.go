@@ -192,8 +192,8 @@ func TestListErrors(t *testing.T) {
 	}
 }
 
-// No object waits in memory: a page is only asked for when all objects of the
-// page before are in the tarball, and no more lists are open than there are
+// Pitfall 30: no object waits in memory: a page is only asked for when all objects
+// of the page before are in the tarball, and no more lists are open than there are
 // workers.
 func TestMemoryDoesNotFollowTheNumberOfObjects(t *testing.T) {
 	f := shopOf(t, 3000)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -97,7 +98,7 @@ func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, erro
 	}
 	e.logger.V(2).Info("Backup started")
 	e.log.write(slog.LevelInfo, "the backup has started", slog.String("backup", e.storeName))
-	outcome, err := e.end(ctx, e.read(ctx))
+	outcome, err := e.end(ctx, e.contain(func() error { return e.read(ctx) }))
 	e.logger.V(2).Info("Backup ended", "phase", outcome.Status.Phase, "errors", outcome.Status.Errors, "warnings", outcome.Status.Warnings, "stored", outcome.Stored)
 	return outcome, err
 }
@@ -136,6 +137,18 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 	e.logger = klog.LoggerWithValues(klog.FromContext(ctx), "backup", e.storeName)
 	e.findings = &findings{log: e.log, logger: e.logger}
 	return e
+}
+
+// contain turns a panic into an error: what goes wrong in one backup must not end
+// the process, and with it all others that run.
+func (e *execution) contain(do func() error) (err error) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			err = fmt.Errorf("a bug in Holdfast: panic: %v: please report it with the stack in the controller's log", reason)
+			e.logger.Error(err, "Reading for a backup panicked", "stack", string(debug.Stack()))
+		}
+	}()
+	return do()
 }
 
 // read makes the tarball, and waits for the volumes. An error means that there
@@ -209,6 +222,7 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 		findings:   e.findings,
 		log:        e.log,
 		progress:   e.Progress,
+		contain:    e.contain,
 	}, nil
 }
 

@@ -285,7 +285,8 @@ func tarListing(t *testing.T, tarball []byte) string {
 	return listing.String()
 }
 
-// A restore by Velero needs metadata that is written last, after all else.
+// Pitfall 29: a restore by Velero needs metadata that is written last, after all
+// else.
 func TestMetadataComesLast(t *testing.T) {
 	f := newFixture(t, holdfast.BackupSpec{})
 	f.story()

@@ -225,6 +225,8 @@ func decodeChanged(t *testing.T, place Place, change func(map[string]any)) (*hol
 	return DecodeBackup(data, place)
 }
 
+// Pitfall 9: metadata with the phase of a backup that waits or runs is no backup, let
+// alone work.
 func TestDecodePhases(t *testing.T) {
 	place := Place{StoreName: "shop.daily", Location: "default", SystemNamespace: "holdfast", Now: now}
 	later := place
@@ -238,6 +240,10 @@ func TestDecodePhases(t *testing.T) {
 		{"PartiallyFailed", place, "PartiallyFailed"},
 		{"Failed", place, "Failed"},
 		{"Failed", later, "Failed"},
+		{"", place, ""},
+		{"New", place, ""},
+		{"Queued", place, ""},
+		{"ReadyToStart", place, ""},
 		{"InProgress", place, ""},
 		{"Finalizing", place, ""},
 		{"FinalizingPartiallyFailed", place, ""},

@@ -250,6 +250,8 @@ func (h *history) drain(t *rapid.T) {
 	t.Fatalf("the queue does not drain:\n%s", formatPlan(h.plan(t)))
 }
 
+// Pitfalls 13, 19 and 23: positions have no gaps, namespaces that come and go change no
+// decision, and each backup gets its turn.
 func TestHistoriesAgainstOracle(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := newHistory(t)

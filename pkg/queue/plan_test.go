@@ -39,8 +39,8 @@ func TestLimitIsRefused(t *testing.T) {
 	}
 }
 
-// Many backups may be created in one second, which is as exact as a creation
-// timestamp is.
+// Pitfall 8: many backups may be created in one second, which is as exact as a
+// creation timestamp is.
 func TestTicketsFollowVersionsWithinASecond(t *testing.T) {
 	at := time.Unix(100, 0)
 	plan, err := decide(Snapshot{Limit: 1, Runs: []Run{

@@ -27,6 +27,8 @@ const systemNamespace = "holdfast"
 // TestScenarios runs testdata/*.txt. A file is a sequence of blocks, separated
 // by empty lines: commands, `----`, and their output as recorded. Lines that
 // start with # say why. See scenario.run for the commands.
+// Pitfalls 2, 11, 16, 20, 21, 23 and 24: the files restart, tickets, overlap,
+// cluster-scope, slots and storage.
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {

@@ -141,6 +141,8 @@ func TestKey(t *testing.T) {
 	}
 }
 
+// Pitfalls 16 and 18: words are compared, so that a namespace that does not exist yet
+// counts.
 func TestOverlap(t *testing.T) {
 	existing := []string{"app-1", "app-2", "kube-system", "ns1", "ns2"}
 	for _, tc := range []struct {
@@ -158,7 +160,16 @@ func TestOverlap(t *testing.T) {
 		{"app-* -app-1", "*-1", "*-1 app-*"}, // app-x-1 could appear
 		{"app-?", "app-1? ns1", ""},
 		{"new-*", "*-old", "*-old new-*"},
+		{"app-[12]", "app-2 app-3", "app-2"},
+		{"app-[12]", "app-[23]", "app-2"},
+		{"?", "x ns1", "x"},
+		{"?", "n*", "? n*"},
+		{"?", "ns*", ""},
 		{"", "", "app-1 app-2 kube-system ns1 ns2"},
+		{"*", "", "app-1 app-2 kube-system ns1 ns2"},
+		{"*", "?", "* ?"},
+		{"* -ns1", "ns1", ""},
+		{"* -ns1", "ns2", "ns2"},
 		{"", "ns1", "ns1"},
 		{"", "gone", "gone"},
 		{"", "new-*", "* new-*"},
@@ -186,6 +197,7 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
+// Pitfall 17: what can't be read is in conflict with everything, and not with nothing.
 func TestUnreadableOverlapsEverything(t *testing.T) {
 	existing := []string{"ns1", "ns2"}
 	for words, want := range map[string]string{
@@ -215,8 +227,8 @@ func drawSelection(t *rapid.T, label string) *Namespaces {
 	return n
 }
 
-// What Overlaps promises, against brute force over all short names: it never
-// misses a namespace that both select, it is right when one side gives names
+// Pitfall 16: what Overlaps promises, against brute force over all short names: it
+// never misses a namespace that both select, it is right when one side gives names
 // only, and the namespaces that exist are no part of it.
 func TestOverlapsAgainstBruteForce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

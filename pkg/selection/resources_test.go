@@ -31,6 +31,7 @@ func resolve(word string) (schema.GroupResource, bool) {
 	return schema.ParseGroupResource(long), ok
 }
 
+// Pitfall 20: touches says which backups may collect cluster-scoped objects.
 func TestResources(t *testing.T) {
 	yes, no := true, false
 	allNamespaced := "clusters.cluster.x-k8s.io clusters.example.com deployments.apps persistentvolumeclaims pods secrets"

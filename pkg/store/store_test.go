@@ -217,6 +217,7 @@ func TestS3AbortRemovesParts(t *testing.T) {
 	}
 }
 
+// Pitfall 30: a tarball needs no room on a disk of the controller.
 func TestNoLocalCopy(t *testing.T) {
 	folder := t.TempDir()
 	t.Setenv("TMPDIR", folder)

@@ -86,6 +86,18 @@ var rules = []rule{
 		why:       "the catalogue reads backups' metadata and nothing else",
 	},
 	{
+		of:        []string{"pkg/catalog/refresh"},
+		forbidden: []string{"k8s.io/client-go/kubernetes", "k8s.io/client-go/rest", "pkg/generated"},
+		deep:      true,
+		why:       "what lies in a store never becomes work: who reads it has no client to write a record with",
+	},
+	{
+		of:        []string{"pkg/controllers"},
+		forbidden: []string{"pkg/catalog"},
+		deep:      true,
+		why:       "what lies in a store never becomes work: the controllers act on records alone",
+	},
+	{
 		of:        []string{"cmd"},
 		forbidden: []string{"testing"},
 		deep:      true,
@@ -134,6 +146,8 @@ func below(path string, roots []string) bool {
 	})
 }
 
+// Pitfall 9: what reads the stores can't write records, and what works reads no
+// catalogue.
 func TestImportsRunDownwards(t *testing.T) {
 	used := make([]bool, len(rules))
 	for _, p := range packages(t) {

@@ -137,6 +137,7 @@ func TestAPIServerKilled(t *testing.T) {
 }
 
 // TestControllerKilled: of all backups, only the one that was InProgress fails.
+// Pitfalls 1 and 7: what was let start starts, and the others follow in their order.
 func TestControllerKilled(t *testing.T) {
 	ready, queue := lab.Namespace(t, "ready"), lab.Namespace(t, "queue")
 	held := lab.Hold(t, labtest.Name("interrupted"))

@@ -116,6 +116,7 @@ func TestQueueLimit(t *testing.T) {
 
 // TestQueueOverlap: a backup waits for those that run and for those ahead of it
 // when they include one of its namespaces, and nobody else waits for it.
+// Pitfall 23: what is behind a backup of everything starts after it.
 func TestQueueOverlap(t *testing.T) {
 	running := lab.Hold(t, labtest.Name("running"))
 	shared := running.Namespace
@@ -178,6 +179,7 @@ func TestQueueOverlap(t *testing.T) {
 }
 
 // TestQueueIsPassed: a backup that overlaps nothing starts past those that wait.
+// Pitfall 20: two that read cluster-scoped resources overlap.
 func TestQueueIsPassed(t *testing.T) {
 	running := lab.Hold(t, labtest.Name("running"))
 	blocked, free := labtest.Name("blocked"), labtest.Name("free")

@@ -26,6 +26,7 @@ import (
 
 // TestStoreGoesAndComesBack: with the store away, what is known of it is served,
 // with a warning; its backups wait, and start by themselves when it is back.
+// Pitfall 24: nothing that waits is lost.
 func TestStoreGoesAndComesBack(t *testing.T) {
 	t.Parallel()
 	location, folder := lab.Location(t, "moving")

@@ -189,7 +189,8 @@ func TestNoVolumesFile(t *testing.T) {
 	})
 }
 
-// A folder without metadata is a backup that is being written, or was given up.
+// Pitfall 22: a folder without metadata is a backup that is being written, or was
+// given up.
 func TestFolderWithoutMetadata(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, refresh.Options{Interval: interval})

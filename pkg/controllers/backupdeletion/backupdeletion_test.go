@@ -20,6 +20,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
+// Pitfall 26: of what has not ended nothing is removed, whatever somebody wrote into
+// its record.
 func TestRemovable(t *testing.T) {
 	stored := &enginev1alpha1.Deletion{Stored: &enginev1alpha1.StoredBackup{UID: "uid"}}
 	cases := []struct {
@@ -56,6 +58,7 @@ func TestRemovable(t *testing.T) {
 
 // TestOnlyWhenAskedAndEnded: nothing happens to a backup that nobody wants deleted,
 // or that still runs; it is removed when both change.
+// Pitfall 2: a process that has just begun knows from the record what still runs.
 func TestOnlyWhenAskedAndEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, t.TempDir())

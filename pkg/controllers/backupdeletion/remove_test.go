@@ -226,6 +226,7 @@ func TestOtherBackups(t *testing.T) {
 // TestNeverStarted: a run that ended before it began has nothing in the store, and
 // the store is not needed. A folder of its name is of another cluster's backup that
 // is being written.
+// Pitfall 25: so its deletion can't fail for want of a storage location.
 func TestNeverStarted(t *testing.T) {
 	w := newWorld(t, t.TempDir())
 	must(t, w.faulty.Put(t.Context(), format.TarballKey("a"), []byte("of somebody else")))

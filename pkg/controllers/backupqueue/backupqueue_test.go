@@ -34,6 +34,8 @@ const (
 	rejected = v1alpha1.BackupPhaseFailedValidation
 )
 
+// Pitfall 8: those that were created while no controller ran are queued in the order of
+// their creation.
 func TestTicketsAfterAColdStartFollowCreation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue),
@@ -111,6 +113,8 @@ func TestEachBackupCostsTwoWrites(t *testing.T) {
 	}
 }
 
+// Pitfalls 5 and 11: a write whose answer is lost counts, and is not made again, so
+// that neither a slot nor a ticket is given twice.
 func TestLostAnswersAreReadBack(t *testing.T) {
 	for _, phase := range []v1alpha1.BackupPhase{queued, ready} {
 		t.Run(string(phase), func(t *testing.T) {
@@ -165,6 +169,7 @@ func TestLostAnswersAreReadBack(t *testing.T) {
 	}
 }
 
+// Pitfall 12: a decision counts what this controller has written, seen or not.
 func TestAStaleInformerNeverExceedsTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue),
@@ -188,7 +193,8 @@ func TestAStaleInformerNeverExceedsTheLimit(t *testing.T) {
 	})
 }
 
-// Before it led, another process may have done what its informer has not seen.
+// Pitfalls 2 and 12: before it led, another process may have done what its informer
+// has not seen.
 func TestANewLeaderReadsTheCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue),
@@ -219,6 +225,8 @@ func TestARunThatIsGoneIsForgotten(t *testing.T) {
 	})
 }
 
+// Pitfall 10: a start that was decided on an outdated record is not written over a run
+// that has begun.
 func TestALostRaceIsDecidedAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), location("other", metav1.ConditionFalse),
@@ -267,6 +275,7 @@ func TestALostRaceIsDecidedAnew(t *testing.T) {
 	})
 }
 
+// Pitfalls 13 and 24: what waits starts when that changes, without any time between.
 func TestEventsWakeTheQueue(t *testing.T) {
 	cases := map[string]func(*harness){
 		"the blocker ends":       func(h *harness) { h.end("blocker") },
@@ -325,6 +334,7 @@ func TestEventsWakeTheQueue(t *testing.T) {
 	})
 }
 
+// Pitfall 17: a pattern that can't be read fails validation with the field's name.
 func TestInvalidRecordsAreRefusedAlone(t *testing.T) {
 	badPattern := newRun("bad-pattern", 1, "a[")
 	badSelector := newRun("bad-selector", 2, "a")

@@ -257,8 +257,13 @@ func (h *harness) expect(phase v1alpha1.BackupPhase, names ...string) {
 // end lets a run end, as the process that executes it does.
 func (h *harness) end(name string) {
 	h.Helper()
+	h.endIn(ended, name)
+}
+
+func (h *harness) endIn(phase v1alpha1.BackupPhase, name string) {
+	h.Helper()
 	run := h.run(name)
-	run.Status.Phase = v1alpha1.BackupPhaseCompleted
+	run.Status.Phase = phase
 	if _, err := h.EngineV1alpha1().BackupRuns(system).UpdateStatus(h.Context(), run, metav1.UpdateOptions{}); err != nil {
 		h.Fatal(err)
 	}

@@ -160,6 +160,7 @@ func tell(t *testing.T, seed uint64, leaders int) {
 	s.finish()
 }
 
+// Pitfall 6: however many lead, there is one queue.
 func TestLeadersNeverRunTooManyNorWhatOverlaps(t *testing.T) {
 	for _, leaders := range []int{1, 2, 3} {
 		for seed := range uint64(15) {

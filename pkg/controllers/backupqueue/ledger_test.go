@@ -36,6 +36,7 @@ func (h *harness) expectStarted(want ...string) {
 	}
 }
 
+// Pitfall 3: what has ended holds no slot, although it is still in the ledger.
 func TestEndedRunsLeaveTheLedgerWithTheNextStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("a", 1, "a"), newRun("b", 2, "a"), newRun("c", 3, "a"))
@@ -58,8 +59,8 @@ func TestEndedRunsLeaveTheLedgerWithTheNextStart(t *testing.T) {
 	})
 }
 
-// The record of a run was deleted by hand. Its process may still read what it
-// selected, whatever that was.
+// Pitfalls 4 and 22: the record of a run was deleted by hand. Its process may still
+// read what it selected, whatever that was.
 func TestARunThatIsGoneHoldsUntilItsProcessHasStopped(t *testing.T) {
 	for name, stop := range map[string]func(*harness){
 		"it says so":          func(h *harness) { h.writeLedger() },
@@ -82,7 +83,8 @@ func TestARunThatIsGoneHoldsUntilItsProcessHasStopped(t *testing.T) {
 	}
 }
 
-// Another leader has let a run start that this one's informer has not seen.
+// Pitfall 12: another leader has let a run start that this one's informer has not
+// seen.
 func TestARunThatTheInformerHasNotSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("waits", 2, "a"), newRun("passes", 3, "b"))
@@ -97,6 +99,8 @@ func TestARunThatTheInformerHasNotSeen(t *testing.T) {
 	})
 }
 
+// Pitfall 1: what a process had let start when it ended is left to another one to
+// execute.
 func TestStartsOfADeadProcessAreTakenOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue),
@@ -186,7 +190,8 @@ func TestALedgerThatCannotBeReadStartsNothing(t *testing.T) {
 	}
 }
 
-// The write of a leader that was paused arrives after others have decided.
+// Pitfall 6: the write of a leader that was paused arrives after others have
+// decided.
 func TestADecisionIsTakenAgainstTheLedgerThatItReplaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("a", 1, "a"), newRun("b", 2, "b"))

@@ -33,6 +33,7 @@ const (
 
 var errBroken = errors.New("the connection broke")
 
+// Pitfall 28: the time to live counts from the start, and not from the creation.
 func TestATinyBackupCostsTwoWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var claimed *enginev1alpha1.BackupRun
@@ -135,6 +136,8 @@ func TestALostRaceForAClaim(t *testing.T) {
 	})
 }
 
+// Pitfalls 1 and 7: what was let start starts, what waits keeps its place, and only
+// what was in progress fails, saying why.
 func TestAfterACrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{}, newRun("interrupted", running), newRun("let-start", ready), newRun("waits", queued))
@@ -167,7 +170,8 @@ func TestAfterACrash(t *testing.T) {
 	})
 }
 
-// What a process before this one has stored stands, even if it could not say so.
+// Pitfall 7: what a process before this one has stored stands, even if it could not
+// say so.
 func TestARunThatEndedBeforeTheCrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{settle: func(context.Context, *enginev1alpha1.BackupRun, string) (backup.Outcome, error) {
@@ -216,6 +220,7 @@ func TestAStoreThatIsDownWhenARunIsSettled(t *testing.T) {
 	})
 }
 
+// Pitfall 29: a backup that could not be stored is never shown as completed.
 func TestAFailureThatIsNotStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var up atomic.Bool
@@ -284,6 +289,8 @@ func TestANameThatIsTakenInTheStore(t *testing.T) {
 	})
 }
 
+// Pitfall 22: the run keeps what it holds until it has stopped, and nobody goes on
+// trying to write its end.
 func TestRemovingARecordStopsItsRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stop := make(chan struct{})
@@ -320,6 +327,7 @@ func TestRemovingARecordStopsItsRun(t *testing.T) {
 	})
 }
 
+// Pitfall 22: the same between the claim and the execution.
 func TestARecordThatIsRemovedAsItIsClaimed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{execute: untilStopped}, newRun("a", ready))
@@ -390,6 +398,7 @@ func TestShutdownLeavesTheRunToTheNextProcess(t *testing.T) {
 	})
 }
 
+// Pitfall 30: what runs need at once has a bound, whatever the queue lets start.
 func TestNoMoreThanTheWorkersRunAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{execute: untilStopped}, newRun("a", ready), newRun("b", ready), newRun("c", ready))
@@ -401,6 +410,8 @@ func TestNoMoreThanTheWorkersRunAtOnce(t *testing.T) {
 	})
 }
 
+// Pitfall 24: a store that goes away just before the start costs a backup nothing but
+// time.
 func TestARunWhoseStoreDoesNotAnswerWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		work := &work{unreachable: errors.New("the store does not answer")}

@@ -174,6 +174,7 @@ func TestACancelledRunOfADeadProcess(t *testing.T) {
 }
 
 // The queue ends what is not claimed, though it was let start.
+// Pitfall 10: a claim that meets another write fails.
 func TestACancelledRunIsNotClaimed(t *testing.T) {
 	t.Run("cancelled before", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {

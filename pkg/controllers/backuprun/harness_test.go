@@ -26,6 +26,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
@@ -143,7 +144,9 @@ type harness struct {
 	events *events.FakeRecorder
 	// announcing, if set, is called before an event is recorded.
 	announcing func()
-	stop       context.CancelFunc
+	// engine, if set, stands between the controller and the cluster.
+	engine func(engineclient.EngineV1alpha1Interface) engineclient.EngineV1alpha1Interface
+	stop   context.CancelFunc
 	// stopped is closed when the controller has stopped.
 	stopped chan struct{}
 
@@ -238,13 +241,17 @@ func (h *harness) start(workers int) *Controller {
 	records := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
 	v1alpha1 := records.Engine().V1alpha1()
 	objects := informers.NewSharedInformerFactory(h.Kube, 0)
+	engine := h.EngineV1alpha1()
+	if h.engine != nil {
+		engine = h.engine(engine)
+	}
 	controller, err := New(Config{
 		Namespace:        system,
 		Workers:          workers,
 		Identity:         identity,
 		VolumeTimeout:    volumeTimeout,
 		Gone:             h.gone,
-		Engine:           h.EngineV1alpha1(),
+		Engine:           engine,
 		ConfigMaps:       h.Kube.CoreV1().ConfigMaps(system),
 		Executor:         h.work,
 		CheckLocation:    h.work.checkLocation,

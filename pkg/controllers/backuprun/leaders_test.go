@@ -316,12 +316,15 @@ func tell(t *testing.T, seed uint64, processes int) {
 		s.revive()
 	}
 	s.finish()
+	s.checkWrites()
 	for _, p := range s.processes {
 		p.kill()
 		<-p.stopped
 	}
 }
 
+// Pitfalls 6 and 10: however many lead, no two runs overlap, none is executed twice,
+// and no write replaces what another one has written meanwhile.
 func TestControllersThatAllBelieveToLead(t *testing.T) {
 	for _, processes := range []int{1, 2, 3} {
 		for seed := range uint64(6) {
@@ -332,9 +335,9 @@ func TestControllersThatAllBelieveToLead(t *testing.T) {
 	}
 }
 
-// A process was about to claim a run when it was paused. Another one took the start
-// over, put it back since the store did not answer, and let another run have the
-// slot. Then the claim arrives.
+// Pitfall 6: a process was about to claim a run when it was paused. Another one
+// took the start over, put it back since the store did not answer, and let another
+// run have the slot. Then the claim arrives.
 func TestAClaimThatWasHeldBackForMinutesFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStory(t, 1)

@@ -187,6 +187,8 @@ func TestVolumesEndOneWayOrTheOther(t *testing.T) {
 	}
 }
 
+// Pitfall 21: a run is in progress, and holds its namespaces, until its last volume is
+// read.
 func TestEachVolumeIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &backupOf{volumes: []string{"one", "two", "three", "two"}}
@@ -207,6 +209,7 @@ func TestEachVolumeIsWaitedFor(t *testing.T) {
 	})
 }
 
+// Pitfall 31: one write every 5 seconds, and none while nothing changes.
 func TestTheProgressOfVolumesIsWrittenNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{execute: (&backupOf{volumes: []string{"data", "logs"}}).execute}, newRun("a", ready))

@@ -73,6 +73,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// Pitfall 20: the queue knows what touches cluster-scoped resources.
 func TestClusterScope(t *testing.T) {
 	yes := true
 	everything, named, asked := newRun(), newRun("shop"), newRun("shop")
@@ -87,7 +88,7 @@ func TestClusterScope(t *testing.T) {
 	}
 }
 
-// A record that can't be read blocks everything that it might touch.
+// Pitfall 17: a record that can't be read blocks everything that it might touch.
 func TestWhatCannotBeReadOverlapsEverything(t *testing.T) {
 	badNamespaces, badResources := newRun("shop["), newRun("shop")
 	badResources.Spec.Backup.IncludedResources = []string{"pods"}

@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
+// Pitfall 28: what waits has no start and no expiry yet, and shows neither.
 func TestCells(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	at := func(d time.Duration) *metav1.Time { at := metav1.NewTime(now.Add(d)); return &at }

@@ -181,10 +181,14 @@ func TestDeleteABackupThatIsOnlyStored(t *testing.T) {
 	}
 }
 
+// Pitfall 26: what waits, is about to start, or runs, is not deleted; the answer
+// says to cancel it first.
 func TestDeleteIsRefused(t *testing.T) {
 	h := newHarness(t, nil)
-	h.recorded("running", v1alpha1.BackupPhaseInProgress)
+	h.recorded("new", "")
 	h.recorded("queued", v1alpha1.BackupPhaseQueued)
+	h.recorded("ready", v1alpha1.BackupPhaseReadyToStart)
+	h.recorded("running", v1alpha1.BackupPhaseInProgress)
 	h.storedOnly(&holdfast.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "broken", UID: "1"},
 		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseUnreadable)},
@@ -194,13 +198,18 @@ func TestDeleteIsRefused(t *testing.T) {
 		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseCompleted)},
 	})
 	for name, want := range map[string]string{
-		"running":      "it is InProgress",
-		"queued":       "it is Queued",
+		"new":          "it is New: wait for its end, or POST to backups/new/cancel first",
+		"queued":       "it is Queued: wait for its end, or POST to backups/queued/cancel first",
+		"ready":        "it is ReadyToStart: wait for its end, or POST to backups/ready/cancel first",
+		"running":      "it is InProgress: wait for its end, or POST to backups/running/cancel first",
 		"broken":       "metadata can't be read",
 		"twin@offsite": "another storage location has a backup of the same name",
 	} {
 		if _, err := h.delete(name); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}
+	}
+	if n := h.calls("update"); n != 0 {
+		t.Errorf("%d requests were recorded", n)
 	}
 }

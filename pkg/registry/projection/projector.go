@@ -46,10 +46,10 @@ const (
 	MaxQueueEvents = 1000
 )
 
-// pause is how long the queue is not to be published again after a publication
-// of so many events.
-func pause(events int) time.Duration {
-	return max(publishInterval, time.Duration(events)*time.Second/MaxQueueEvents)
+// pause is how long the queue is not to be published again after a publication of
+// so many events, which took so long: a fifth of the time is enough for it.
+func pause(events int, took time.Duration) time.Duration {
+	return max(publishInterval, time.Duration(events)*time.Second/MaxQueueEvents, 4*took)
 }
 
 // Config is what a Projector needs.
@@ -189,11 +189,12 @@ func (p *Projector) Run(ctx context.Context) {
 // that pause sets.
 func (p *Projector) runQueue(ctx context.Context) {
 	publish := func() time.Duration {
+		begin := p.Clock.Now()
 		events, err := p.publish()
 		if err != nil {
 			utilruntime.HandleErrorWithContext(ctx, err, "Publishing the queue failed")
 		}
-		return pause(events)
+		return pause(events, p.Clock.Since(begin))
 	}
 	publish()
 	p.Queue.SetReady()
