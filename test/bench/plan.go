@@ -56,7 +56,7 @@ func measurePlan(found benchmarks) ([]row, error) {
 	}
 	duration := func(name string) time.Duration { return time.Duration(value(name, "ns/op")) }
 	allocated := func(name string) string {
-		return fmt.Sprintf("%s, %.1f MB in %.0f allocations", rounded(duration(name)), value(name, "B/op")/1e6, value(name, "allocs/op"))
+		return fmt.Sprintf("%s, %.1f KB in %.0f allocations", rounded(duration(name)), value(name, "B/op")/1e3, value(name, "allocs/op"))
 	}
 	const aim, memoryAim = time.Millisecond, 100
 	all, next := "Replan/names/10000", "NextAfterCompletion/names/10000"
