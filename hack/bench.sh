@@ -4,7 +4,7 @@
 
 # Measures Holdfast on a Kubernetes of its own, and prints counts, and ratios
 # against Velero, Kopia or a limit: docs/performance.md says what they mean.
-# Usage: hack/bench.sh [queue|objects|volume]...   without arguments all of them
+# Usage: hack/bench.sh [plan|queue|objects|volume|list]...   without arguments all of them
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -38,15 +38,39 @@ holdfast_up() {
     --controller-flags "--run-retention=0s $1" --agent-flags "${2:-}" >/dev/null
 }
 
+fresh_lab() {
+  lab down >/dev/null
+  lab up --bin "${bin}" >/dev/null
+}
+
 measure() { "${bin}/bench" --dir "${dir}" --results "${results}/rows" "$@"; }
+
+# How often each benchmark is repeated is fixed, so that a busy machine takes no
+# longer than it must.
+plan() {
+  say "Decisions on a queue, in memory"
+  {
+    go test ./pkg/queue -run '^$' -benchmem -benchtime 3x -bench '^Benchmark(Replan|Memory|Oracle)$/^(names|plan|decision)$/^(2000|10000)$'
+    go test ./pkg/queue -run '^$' -benchmem -benchtime 1000x -bench '^BenchmarkNextAfterCompletion$/^names$/^(2000|10000)$'
+  } | measure plan
+}
 
 queue() {
   local queued
-  for queued in 10 200; do
+  holdfast_up "--concurrent-backups=4"
+  for queued in 10 200 1000 2000; do
     say "A queue of ${queued} tiny backups"
-    holdfast_up "--concurrent-backups=4 --leader-elect=false"
     measure queue --queued "${queued}"
   done
+}
+
+# What it leaves waits for ever, so it goes with its lab.
+list() {
+  say "A queue of 10,000 tiny backups, listed and watched"
+  fresh_lab
+  holdfast_up "--concurrent-backups=4"
+  measure list --kubectl "${bin}/kubectl"
+  fresh_lab
 }
 
 objects() {
@@ -85,13 +109,12 @@ go build -C hack/bench/kopia -trimpath -o "${bin}/bench-kopia" .
 
 mkdir -p "${results}"
 : >"${results}/rows"
-lab down >/dev/null
-lab up --bin "${bin}" >/dev/null
-for benchmark in "${@:-queue objects volume}"; do
+fresh_lab
+for benchmark in "${@:-plan queue objects volume list}"; do
   for one in ${benchmark}; do
     case "${one}" in
-    queue | objects | volume) "${one}" ;;
-    *) echo "bench: there is no benchmark ${one}; there are queue, objects and volume" >&2; exit 2 ;;
+    plan | queue | objects | volume | list) "${one}" ;;
+    *) echo "bench: there is no benchmark ${one}; there are plan, queue, objects, volume and list" >&2; exit 2 ;;
     esac
   done
 done

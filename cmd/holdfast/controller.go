@@ -22,7 +22,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
@@ -226,7 +225,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	secrets := kube.CoreV1().Secrets(o.client.namespace)
 	configMaps := kube.CoreV1().ConfigMaps(o.client.namespace)
 
-	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()})
+	broadcaster := newBroadcaster(kube)
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -40,6 +39,17 @@ func (w writes) total() int {
 	return sum
 }
 
+// of counts the requests for a resource, whatever the verb, the user and the answer.
+func (w writes) of(resource string) int {
+	sum := 0
+	for k, n := range w {
+		if name, _, _ := strings.Cut(k.resource, " "); name == resource {
+			sum += n
+		}
+	}
+	return sum
+}
+
 // print lists the writes, the most frequent first, and what that is per backup.
 func (w writes) print(out io.Writer, backups int) {
 	keys := make([]write, 0, len(w))
@@ -56,7 +66,8 @@ func (w writes) print(out io.Writer, backups int) {
 
 // counts reports whether an audited request is one of Holdfast's writes: of
 // anybody on its objects, and of its own users on events. Leases are left out: one
-// is renewed every two seconds, whether there are backups or not.
+// is renewed every two seconds, whether there are backups or not. So are storage
+// locations: it is we who take the store away and give it back.
 func counts(event *auditv1.Event) bool {
 	if event.Stage != auditv1.StageResponseComplete || event.ObjectRef == nil {
 		return false
@@ -67,7 +78,7 @@ func counts(event *auditv1.Event) bool {
 		return false
 	}
 	group := event.ObjectRef.APIGroup
-	if group == "coordination.k8s.io" {
+	if group == "coordination.k8s.io" || event.ObjectRef.Resource == "backupstoragelocations" {
 		return false
 	}
 	return group == "holdfast.io" || strings.HasSuffix(group, ".holdfast.io") ||
@@ -88,12 +99,19 @@ func (l *lab) auditSize() (int64, error) {
 // writesSince waits until Holdfast is quiet, and counts what was written since the
 // audit log had a size.
 func (l *lab) writesSince(ctx context.Context, offset int64) (writes, error) {
-	var found writes
+	file, err := os.Open(l.auditLog())
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if _, err := file.Seek(offset, io.SeekStart); err != nil {
+		return nil, err
+	}
+	reader, found := auditReader{lines: bufio.NewReader(file)}, writes{}
 	last, since := -1, time.Now()
-	err := wait.PollUntilContextTimeout(ctx, 250*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
-		var err error
-		if found, err = readWrites(l.auditLog(), offset); err != nil {
-			return false, err
+	err = wait.PollUntilContextTimeout(ctx, 250*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		if err := reader.count(found); err != nil {
+			return false, fmt.Errorf("%s: %w", l.auditLog(), err)
 		}
 		if n := found.total(); n != last {
 			last, since = n, time.Now()
@@ -106,34 +124,38 @@ func (l *lab) writesSince(ctx context.Context, offset int64) (writes, error) {
 	return found, nil
 }
 
-func readWrites(path string, offset int64) (writes, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	if _, err := file.Seek(offset, io.SeekStart); err != nil {
-		return nil, err
-	}
-	found := writes{}
-	for reader := bufio.NewReader(file); ; {
-		line, err := reader.ReadBytes('\n')
+// auditReader reads a log that grows.
+type auditReader struct {
+	lines   *bufio.Reader
+	partial []byte // a line that is not complete yet
+}
+
+// count adds the writes that came since it was called last.
+func (r *auditReader) count(found writes) error {
+	for {
+		line, err := r.lines.ReadBytes('\n')
+		r.partial = append(r.partial, line...)
 		if errors.Is(err, io.EOF) {
-			return found, nil // a line that is not complete yet is read next time
+			return nil
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 		var event auditv1.Event
-		if err := json.Unmarshal(bytes.TrimSpace(line), &event); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+		err = json.Unmarshal(r.partial, &event)
+		r.partial = r.partial[:0]
+		if err != nil {
+			return err
 		}
 		if !counts(&event) {
 			continue
 		}
-		resource := event.ObjectRef.Resource + "." + event.ObjectRef.APIGroup
+		resource := strings.TrimSuffix(event.ObjectRef.Resource+"."+event.ObjectRef.APIGroup, ".")
 		if event.ObjectRef.Subresource != "" {
 			resource += "/" + event.ObjectRef.Subresource
+		}
+		if event.ObjectRef.Resource == "configmaps" {
+			resource += "/" + event.ObjectRef.Name
 		}
 		if event.ResponseStatus != nil && event.ResponseStatus.Code >= 400 {
 			resource += fmt.Sprintf(" (%d)", event.ResponseStatus.Code)

@@ -18,13 +18,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
@@ -50,7 +48,7 @@ func openLab(dir string) (*lab, error) {
 	if err != nil {
 		return nil, fmt.Errorf("no lab in %q: start one with `lab up`: %w", dir, err)
 	}
-	config.QPS = -1
+	config.QPS, config.WarningHandler = -1, rest.NoWarnings{} // of a store that we took away
 	l := &lab{dir: dir}
 	var errs [3]error
 	l.kube, errs[0] = kubernetes.NewForConfig(config)
@@ -173,77 +171,6 @@ func (l *lab) fill(ctx context.Context, name string, count, size int) error {
 		}
 		return err
 	})
-}
-
-// progress is what was seen of a run.
-type progress struct {
-	started, ended time.Time
-	status         enginev1alpha1.BackupRunStatus
-}
-
-// run creates backups and follows their runs until the last one is removed. It
-// calls created when all of them exist. Every one must be Completed.
-func (l *lab) run(ctx context.Context, backups []*v1alpha1.Backup, created func() error) (map[string]*progress, error) {
-	runs := l.engine.EngineV1alpha1().BackupRuns(namespace)
-	list, err := runs.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	changes, err := runs.Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
-	if err != nil {
-		return nil, err
-	}
-	defer changes.Stop()
-	err = each(ctx, len(backups), func(ctx context.Context, i int) error {
-		_, err := l.holdfast.HoldfastV1alpha1().Backups(namespace).Create(ctx, backups[i], metav1.CreateOptions{})
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	if err := created(); err != nil {
-		return nil, err
-	}
-	seen := map[string]*progress{}
-	left := sets.New[string]()
-	for _, b := range backups {
-		seen[b.Name] = &progress{}
-		left.Insert(b.Name)
-	}
-	for left.Len() > 0 {
-		var event watch.Event
-		var open bool
-		select {
-		case event, open = <-changes.ResultChan():
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-		if !open || event.Type == watch.Error {
-			return nil, fmt.Errorf("the watch of the runs broke off: %v", event.Object)
-		}
-		run, ok := event.Object.(*enginev1alpha1.BackupRun)
-		if !ok || seen[run.Name] == nil {
-			continue
-		}
-		p := seen[run.Name]
-		p.status = run.Status
-		if run.Status.Phase == v1alpha1.BackupPhaseInProgress && p.started.IsZero() {
-			p.started = time.Now()
-		}
-		if run.Status.Phase.Ended() && p.ended.IsZero() {
-			p.ended = time.Now()
-			if run.Status.Phase != v1alpha1.BackupPhaseCompleted {
-				return nil, fmt.Errorf("backup %s is %s: %s", run.Name, run.Status.Phase, run.Status.FailureReason)
-			}
-		}
-		if event.Type == watch.Deleted {
-			if p.ended.IsZero() {
-				return nil, fmt.Errorf("the run of backup %s was removed while it was %q", run.Name, run.Status.Phase)
-			}
-			left.Delete(run.Name)
-		}
-	}
-	return seen, nil
 }
 
 // listed waits until the API shows n backups of a name that begins with prefix as

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command bench measures Holdfast in a lab that runs: what it costs the cluster,
-// the controller and a node. It prints counts, and ratios against Velero, Kopia or
-// a limit. Only a count can make it fail, never a time: times depend on the
-// machine and on what else it does.
+// the controller, the API server and a node. It prints counts, and ratios against
+// Velero, Kopia or a limit. Only a count can make it fail, never a time: times
+// depend on the machine and on what else it does.
 package main
 
 import (
@@ -60,6 +60,14 @@ func command() *cobra.Command {
 	})
 	queue.Flags().IntVar(&queued, "queued", 200, "how many backups")
 
+	var lists listOptions
+	list := measuring("list", "List and watch a long queue", func(ctx context.Context, l *lab) ([]row, error) {
+		return measureList(ctx, l, lists)
+	})
+	list.Flags().IntVar(&lists.queued, "queued", 10000, "how many backups")
+	list.Flags().IntVar(&lists.drained, "drained", 500, "how many of them to wait for while the queue is watched")
+	list.Flags().StringVar(&lists.kubectl, "kubectl", "kubectl", "the program kubectl")
+
 	var objects int
 	object := measuring("objects", "Back up one namespace of many ConfigMaps", func(ctx context.Context, l *lab) ([]row, error) {
 		return measureObjects(ctx, l, objects)
@@ -75,10 +83,25 @@ func command() *cobra.Command {
 	volume.Flags().StringVar(&v.pods, "pods", "", "the agent's folder of pods, in the file system of --scratch")
 	volume.Flags().IntVar(&v.rounds, "rounds", 5, "how often")
 
+	plan := &cobra.Command{
+		Use: "plan", Short: "Read what the benchmarks of pkg/queue print", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			found, err := readBenchmarks(c.InOrStdin(), c.OutOrStdout())
+			if err != nil {
+				return err
+			}
+			rows, err := measurePlan(found)
+			if err != nil {
+				return err
+			}
+			return appendRows(results, rows)
+		},
+	}
+
 	table := &cobra.Command{
 		Use: "table", Short: "Print the rows", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return printTable(c.OutOrStdout(), results) },
 	}
-	root.AddCommand(queue, object, volume, table)
+	root.AddCommand(plan, queue, list, object, volume, table)
 	return root
 }

@@ -33,7 +33,7 @@ func measureObjects(ctx context.Context, l *lab, n int) ([]row, error) {
 	var first, peak int64
 	for i := range objectRounds {
 		name := fmt.Sprintf("%s-%d", of, i)
-		runs, err := l.run(ctx, []*v1alpha1.Backup{newBackup(name, of)}, func() error { return nil })
+		runs, err := l.run(ctx, []*v1alpha1.Backup{newBackup(name, of)}, 1, nothing)
 		if err != nil {
 			return nil, err
 		}

@@ -18,6 +18,7 @@ import (
 // backups of one namespace with 5 ConfigMaps each at --concurrent-backups=4, and
 // one namespace of 20,000 ConfigMaps of 1 KB.
 const (
+	veleroDrained       = 200
 	veleroDrainSeconds  = 213
 	veleroDrainPatches  = 20311
 	veleroObjects       = 20000
@@ -25,9 +26,21 @@ const (
 	veleroObjectMB      = 299
 )
 
-// maxWritesPerBackup is the limit that we have set ourselves, from creation to the
-// removal of the run.
-const maxWritesPerBackup = 10
+// veleroPatchesPerSecond is what Velero's client allows itself.
+const veleroPatchesPerSecond = 100
+
+// veleroPatches is how many PATCHes Velero 1.18 makes to drain n backups: each that
+// starts renumbers all behind it, and is written twice itself. For 200 that is
+// 20,300, and 20,311 were counted. For more it is only computed.
+func veleroPatches(n int) float64 { return float64(n)*float64(n-1)/2 + 2*float64(n) }
+
+const (
+	// maxWritesPerBackup is the limit that we have set ourselves, from creation to the
+	// removal of the run.
+	maxWritesPerBackup = 10
+	// maxQueueWrites is how many of them may be the queue's: the ticket and the start.
+	maxQueueWrites = 2
+)
 
 // row is one line of the table.
 type row struct {

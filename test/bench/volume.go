@@ -234,7 +234,7 @@ func (l *lab) uploadByAgent(ctx context.Context, name, files, pods string) (resu
 	backup.Spec.StorageLocation = "bench"
 	backup.Spec.DefaultVolumesToFsBackup = ptr.To(true)
 	begin := time.Now()
-	runs, err := l.run(ctx, []*v1alpha1.Backup{backup}, func() error { return nil })
+	runs, err := l.run(ctx, []*v1alpha1.Backup{backup}, 1, nothing)
 	if err != nil {
 		return result, err
 	}

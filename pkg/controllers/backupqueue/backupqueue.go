@@ -78,6 +78,9 @@ const (
 	// recheck is how long after a decision the queue is looked at again that depends
 	// on another process being gone.
 	recheck = 2 * time.Second
+	// ticketsAtOnce is how many tickets are written before the next decision. After a
+	// burst of thousands, starts and cancellations do not wait for all of them.
+	ticketsAtOnce = 50
 )
 
 // Config is what a Controller needs.
@@ -351,12 +354,21 @@ func (c *Controller) settle(ctx context.Context, d *decision) (written bool, ref
 			return written, nil, err
 		}
 	}
+	tickets := 0
 	for _, ticket := range d.Tickets {
+		if tickets == ticketsAtOnce {
+			c.queue.Add(theQueue)
+			break
+		}
 		run := c.known[ticket.Key]
 		if c.endBefore(run) != nil {
 			continue
 		}
-		if err := judge(run, c.enqueue(ctx, run, ticket.Ticket)); err != nil {
+		err := c.enqueue(ctx, run, ticket.Ticket)
+		if err == nil {
+			tickets++ // those that are refused may stay, and hold nobody up
+		}
+		if err := judge(run, err); err != nil {
 			return written, nil, err
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -101,6 +102,8 @@ type Controller struct {
 	mu sync.Mutex
 	// active are the executions of this process.
 	active map[types.UID]*execution
+	// ended are runs in the ledger that had ended when their record was removed.
+	ended sets.Set[types.UID]
 }
 
 // execution is a run that this process works on.
@@ -123,6 +126,7 @@ func New(config Config) (*Controller, error) {
 		queue:      newQueue("backuprun"),
 		leftBehind: newQueue("backuprun_left_behind"),
 		active:     map[types.UID]*execution{},
+		ended:      sets.New[types.UID](),
 	}
 	registerMetrics()
 	registrations := []struct {
@@ -217,7 +221,9 @@ func (c *Controller) settingsChanged(obj any) {
 	if err != nil {
 		return // the queue says so
 	}
+	present := sets.New[types.UID]()
 	for _, start := range starts {
+		present.Insert(start.UID)
 		if start.By != c.Identity || c.isActive(start.UID) {
 			continue
 		}
@@ -227,6 +233,9 @@ func (c *Controller) settingsChanged(obj any) {
 			c.queue.Add(start.Name)
 		}
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = c.ended.Intersection(present)
 }
 
 // claimed reports whether this process has claimed a run; it may not have got the
@@ -275,6 +284,9 @@ func (c *Controller) runDeleted(obj any) {
 	if execution != nil {
 		execution.removed = true
 		execution.cancel()
+	}
+	if run.Status.Phase.Ended() {
+		c.ended.Insert(run.UID)
 	}
 	c.mu.Unlock()
 	if execution == nil && !run.Status.Phase.Ended() {

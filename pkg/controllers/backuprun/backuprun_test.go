@@ -352,6 +352,38 @@ func TestARecordThatIsRemovedAsItIsClaimed(t *testing.T) {
 	})
 }
 
+// Its entry in the ledger goes with the next start. A write of this controller's
+// would only meet that one.
+func TestARecordThatIsRemovedWhenItHasEnded(t *testing.T) {
+	for when, announcing := range map[string]bool{"at once": true, "later": false} {
+		t.Run(when, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, &work{}, newRun("a", ready))
+				h.announcing = func() { // of the start, and then of the end
+					if announcing && h.run("a").Status.Phase == done {
+						announcing = false
+						h.remove("a")
+						time.Sleep(time.Second) // until the informer has seen that
+					}
+				}
+				h.start(1)
+				time.Sleep(2 * time.Second)
+				if when == "later" {
+					h.expect("a", done, true)
+					h.remove("a")
+				}
+				synctest.Wait()
+				h.Create(newRun("next", ready))
+				time.Sleep(time.Minute)
+				h.expectExecuted("a", "next")
+				if got := h.ledger(); len(got) != 2 {
+					t.Errorf("the ledger has %v, want both: it is the queue that knows them to have ended", got)
+				}
+			})
+		})
+	}
+}
+
 func TestShutdownLeavesTheRunToTheNextProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{execute: untilStopped}, newRun("a", ready))

@@ -28,11 +28,23 @@ func (c *Controller) isStart(settings *corev1.ConfigMap, run *enginev1alpha1.Bac
 // releaseRemoved reads the ledger, and removes from it the runs of a name that this
 // process was to execute and that are gone. run is the one of this name that
 // exists, or nil. None of this name is being executed, since each has one worker at
-// a time. It returns the ledger as it is then; nil if there is none.
+// a time. It returns the ledger as it is then; nil if there is none. Runs that had
+// ended are left to the queue, which has seen that in the same informer: a write
+// here would only meet its next start.
 func (c *Controller) releaseRemoved(ctx context.Context, name string, run *enginev1alpha1.BackupRun) (*corev1.ConfigMap, error) {
 	return c.release(ctx, func(start records.Start) bool {
-		return start.Name == name && (run == nil || start.UID != run.UID)
+		return start.Name == name && (run == nil || start.UID != run.UID) && !c.hasEnded(start)
 	})
+}
+
+// hasEnded reports whether a run had ended when the informer last showed it.
+func (c *Controller) hasEnded(start records.Start) bool {
+	if run, err := c.runLister.Get(start.Name); err == nil && run.UID == start.UID {
+		return run.Status.Phase.Ended()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended.Has(start.UID)
 }
 
 // release removes entries of this process from the ledger, by compare-and-swap.

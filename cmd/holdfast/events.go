@@ -1,0 +1,53 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
+)
+
+// eventWrites is how many events are written at once. A broadcaster writes all that
+// it has at once, and of a long queue that is thousands: the renewal of a Lease must
+// not wait behind them, or the process loses it and ends.
+const eventWrites = 4
+
+// eventSink bounds how many requests are under way.
+type eventSink struct {
+	sink  events.EventSink
+	slots chan struct{}
+}
+
+func newBroadcaster(kube kubernetes.Interface) events.EventBroadcaster {
+	return events.NewBroadcaster(newEventSink(&events.EventSinkImpl{Interface: kube.EventsV1()}))
+}
+
+func newEventSink(sink events.EventSink) *eventSink {
+	return &eventSink{sink: sink, slots: make(chan struct{}, eventWrites)}
+}
+
+func (s *eventSink) Create(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
+	return s.write(ctx, func() (*eventsv1.Event, error) { return s.sink.Create(ctx, event) })
+}
+
+func (s *eventSink) Update(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
+	return s.write(ctx, func() (*eventsv1.Event, error) { return s.sink.Update(ctx, event) })
+}
+
+func (s *eventSink) Patch(ctx context.Context, event *eventsv1.Event, data []byte) (*eventsv1.Event, error) {
+	return s.write(ctx, func() (*eventsv1.Event, error) { return s.sink.Patch(ctx, event, data) })
+}
+
+func (s *eventSink) write(ctx context.Context, request func() (*eventsv1.Event, error)) (*eventsv1.Event, error) {
+	select {
+	case s.slots <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	defer func() { <-s.slots }()
+	return request()
+}

@@ -1,0 +1,94 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+)
+
+// slowSink takes a second for each request.
+type slowSink struct {
+	mu                        sync.Mutex
+	underWay, mostAtOnce, all int
+}
+
+func (s *slowSink) request(event *eventsv1.Event) (*eventsv1.Event, error) {
+	s.mu.Lock()
+	s.underWay++
+	s.all++
+	s.mostAtOnce = max(s.mostAtOnce, s.underWay)
+	s.mu.Unlock()
+	time.Sleep(time.Second)
+	s.mu.Lock()
+	s.underWay--
+	s.mu.Unlock()
+	return event, nil
+}
+
+func (s *slowSink) Create(_ context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
+	return s.request(event)
+}
+
+func (s *slowSink) Update(_ context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
+	return s.request(event)
+}
+
+func (s *slowSink) Patch(_ context.Context, event *eventsv1.Event, _ []byte) (*eventsv1.Event, error) {
+	return s.request(event)
+}
+
+func TestAFloodOfEventsIsWrittenAFewAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := &slowSink{}
+		sink := newEventSink(slow)
+		const flood = 100
+		for i := range flood {
+			go func() {
+				event := &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast"}}
+				var err error
+				switch i % 3 {
+				case 0:
+					_, err = sink.Create(t.Context(), event)
+				case 1:
+					_, err = sink.Update(t.Context(), event)
+				default:
+					_, err = sink.Patch(t.Context(), event, nil)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}()
+		}
+		time.Sleep(flood * time.Second)
+		synctest.Wait()
+		if slow.mostAtOnce != eventWrites || slow.all != flood {
+			t.Errorf("%d requests of %d, %d of them at once; want %d", slow.all, flood, slow.mostAtOnce, eventWrites)
+		}
+	})
+}
+
+func TestAnEventIsGivenUpWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := &slowSink{}
+		var sink events.EventSink = newEventSink(slow)
+		for range eventWrites {
+			go func() { _, _ = sink.Create(t.Context(), &eventsv1.Event{}) }()
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := sink.Create(ctx, &eventsv1.Event{}); err == nil {
+			t.Error("it was written")
+		}
+		time.Sleep(time.Second) // the others end
+	})
+}
