@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -19,16 +20,34 @@ const (
 	APIServer  = "apiserver"
 	Controller = "controller"
 	Agent      = "agent-0"
+	// AnotherController is none of them, until StartAnother.
+	AnotherController = "controller-1"
 )
 
 // Kill ends a process with SIGKILL and leaves it so until Start, or until the
 // test ends.
 func (l *Lab) Kill(t *testing.T, role string) {
 	t.Helper()
-	pid := l.pid(t, role)
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+	if err := l.Signal(role, syscall.SIGKILL); err != nil {
 		t.Fatalf("killing the %s: %v", role, err)
 	}
+	l.AwaitKilled(t, role)
+}
+
+// Signal sends a signal to a process, from any goroutine.
+func (l *Lab) Signal(role string, signal syscall.Signal) error {
+	p, err := l.process(role)
+	if err != nil {
+		return err
+	}
+	return syscall.Kill(p.PID, signal)
+}
+
+// AwaitKilled waits for the end of a process that was sent SIGKILL. It stays so
+// until Start, or until the test ends.
+func (l *Lab) AwaitKilled(t *testing.T, role string) {
+	t.Helper()
+	pid := l.pid(t, role)
 	Eventually(t, fmt.Sprintf("the end of the %s", role), func() error {
 		if !ended(pid) {
 			return fmt.Errorf("process %d still runs", pid)
@@ -56,19 +75,60 @@ func (l *Lab) Start(t *testing.T, role string) {
 	t.Logf("started the %s", role)
 }
 
-func (l *Lab) pid(t *testing.T, role string) int {
+// StartAnother starts AnotherController with the arguments of the first one. It runs
+// until Holdfast is configured again: a test must have called Reconfigure before.
+func (l *Lab) StartAnother(t *testing.T) {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(l.Dir, "run", "holdfast-"+role+".json"))
+	p, err := l.process(Controller)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var process struct {
-		PID int `json:"pid"`
-	}
-	if err := json.Unmarshal(raw, &process); err != nil {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
 		t.Fatal(err)
 	}
-	return process.PID
+	p.Args = append(p.Args, fmt.Sprintf("--secure-port=%d", free.Addr().(*net.TCPAddr).Port))
+	p.Name, p.PID, p.Log = "holdfast-"+AnotherController, 0, filepath.Join(l.Dir, "logs", "holdfast-"+AnotherController+".log")
+	raw, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// To the lab it is a process that has ended.
+	if err := errors.Join(os.WriteFile(l.processFile(AnotherController), raw, 0o600), free.Close()); err != nil {
+		t.Fatal(err)
+	}
+	l.Start(t, AnotherController)
+}
+
+// process is what the lab keeps of a process.
+type process struct {
+	Name string   `json:"name"`
+	Path string   `json:"path"`
+	Args []string `json:"args"`
+	Log  string   `json:"log"`
+	PID  int      `json:"pid"`
+}
+
+func (l *Lab) process(role string) (process, error) {
+	var p process
+	raw, err := os.ReadFile(l.processFile(role))
+	if err != nil {
+		return p, err
+	}
+	return p, json.Unmarshal(raw, &p)
+}
+
+func (l *Lab) processFile(role string) string {
+	return filepath.Join(l.Dir, "run", "holdfast-"+role+".json")
+}
+
+func (l *Lab) pid(t *testing.T, role string) int {
+	t.Helper()
+	p, err := l.process(role)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.PID
 }
 
 func ended(pid int) bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
