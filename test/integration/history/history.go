@@ -165,7 +165,7 @@ func (l log) read(event *auditv1.Event) error {
 			o.known = o.known || v.ledger != nil
 			o.versions[v.number], o.bases[v.number] = v, base
 		}
-	case event.Verb == "update" && unanswered:
+	case event.Verb == "update" && unanswered && event.RequestObject != nil: // else it was cut off
 		v, uid, err := decodeVersion(ref, event.RequestObject)
 		if err != nil {
 			return err

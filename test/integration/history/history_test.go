@@ -320,6 +320,9 @@ func TestUnansweredAndRefused(t *testing.T) {
 	b := *f.runs["b"]
 	f.claim("b", "two")
 	f.answer(500)
+	f.claim("b", "two")
+	f.answer(500)
+	f.events[len(f.events)-1].RequestObject = nil
 	f.runs["b"] = &b
 	f.execute("b")
 	h, err := f.read()

@@ -4,13 +4,17 @@
 package labtest
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -47,13 +51,9 @@ func (l *Lab) Signal(role string, signal syscall.Signal) error {
 // until Start, or until the test ends.
 func (l *Lab) AwaitKilled(t *testing.T, role string) {
 	t.Helper()
-	pid := l.pid(t, role)
-	Eventually(t, fmt.Sprintf("the end of the %s", role), func() error {
-		if !ended(pid) {
-			return fmt.Errorf("process %d still runs", pid)
-		}
-		return nil
-	})
+	if err := l.awaitEnd(t.Context(), role); err != nil {
+		t.Fatal(err)
+	}
 	t.Logf("killed the %s", role)
 	t.Cleanup(func() {
 		if !ended(l.pid(t, role)) {
@@ -75,8 +75,21 @@ func (l *Lab) Start(t *testing.T, role string) {
 	t.Logf("started the %s", role)
 }
 
-// StartAnother starts AnotherController with the arguments of the first one. It runs
-// until Holdfast is configured again: a test must have called Reconfigure before.
+func (l *Lab) awaitEnd(ctx context.Context, role string) error {
+	p, err := l.process(role)
+	if err != nil {
+		return err
+	}
+	return await(ctx, "the end of the "+role, func() error {
+		if !ended(p.PID) {
+			return fmt.Errorf("process %d still runs", p.PID)
+		}
+		return nil
+	})
+}
+
+// StartAnother starts AnotherController with the arguments that the first one has,
+// until the test ends.
 func (l *Lab) StartAnother(t *testing.T) {
 	t.Helper()
 	p, err := l.process(Controller)
@@ -88,25 +101,33 @@ func (l *Lab) StartAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Args = append(p.Args, fmt.Sprintf("--secure-port=%d", free.Addr().(*net.TCPAddr).Port))
-	p.Name, p.PID, p.Log = "holdfast-"+AnotherController, 0, filepath.Join(l.Dir, "logs", "holdfast-"+AnotherController+".log")
-	raw, err := json.Marshal(p)
-	if err != nil {
+	p.Name = "holdfast-" + AnotherController
+	p.Log = filepath.Join(l.Dir, "logs", p.Name+".log")
+	p.PID = 0 // to the lab it has ended
+	if err := errors.Join(l.save(AnotherController, p), free.Close()); err != nil {
 		t.Fatal(err)
 	}
-	// To the lab it is a process that has ended.
-	if err := errors.Join(os.WriteFile(l.processFile(AnotherController), raw, 0o600), free.Close()); err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(func() {
+		err := l.Signal(AnotherController, syscall.SIGTERM)
+		if err == nil || errors.Is(err, syscall.ESRCH) {
+			err = l.awaitEnd(context.Background(), AnotherController)
+		}
+		if err := errors.Join(err, os.Remove(l.processFile(AnotherController))); err != nil {
+			t.Error(err)
+		}
+	})
 	l.Start(t, AnotherController)
 }
 
 // process is what the lab keeps of a process.
 type process struct {
-	Name string   `json:"name"`
-	Path string   `json:"path"`
-	Args []string `json:"args"`
-	Log  string   `json:"log"`
-	PID  int      `json:"pid"`
+	Name       string   `json:"name"`
+	Path       string   `json:"path"`
+	Args       []string `json:"args"`
+	Log        string   `json:"log"`
+	PID        int      `json:"pid"`
+	StartTicks uint64   `json:"startTicks"`
+	BootID     string   `json:"bootID"`
 }
 
 func (l *Lab) process(role string) (process, error) {
@@ -116,6 +137,14 @@ func (l *Lab) process(role string) (process, error) {
 		return p, err
 	}
 	return p, json.Unmarshal(raw, &p)
+}
+
+func (l *Lab) save(role string, p process) error {
+	raw, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(l.processFile(role), raw, 0o600)
 }
 
 func (l *Lab) processFile(role string) string {
@@ -131,21 +160,44 @@ func (l *Lab) pid(t *testing.T, role string) int {
 	return p.PID
 }
 
-func ended(pid int) bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
+// ended reports whether a process has ended, be it that nobody has asked yet how: it
+// is no child of the test. While one of its threads is left, it keeps its ports.
+func ended(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
+	}
+	// The fields come behind the program's name, which may hold anything.
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	state, threads := string(fields[0]), string(fields[17])
+	return state == "Z" && threads <= "1"
+}
 
-// Reconfigure starts Holdfast again with flags added to the controller's, until
-// the test ends. The test must not be parallel.
+// Reconfigure starts the controller again with flags added to its own, until the
+// test ends. The test must not be parallel.
 func (l *Lab) Reconfigure(t *testing.T, controllerFlags string) {
 	t.Helper()
-	before := l.options
-	l.options.ControllerFlags += " " + controllerFlags
+	before, err := l.process(Controller)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restart := func(ctx context.Context, args []string) error {
+		p, err := l.process(Controller)
+		if err != nil {
+			return err
+		}
+		p.Args = args
+		if err := l.save(Controller, p); err != nil {
+			return err
+		}
+		return l.lab(ctx, "holdfast", "restart", Controller)
+	}
 	t.Cleanup(func() {
-		l.options = before
-		if err := l.up(context.Background()); err != nil {
+		if err := restart(context.Background(), before.Args); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := l.up(t.Context()); err != nil {
+	if err := restart(t.Context(), slices.Concat(before.Args, strings.Fields(controllerFlags))); err != nil {
 		t.Fatal(err)
 	}
 }
