@@ -23,20 +23,21 @@ import (
 // killer kills controllers at moments in the life of backups.
 type killer struct {
 	ctx context.Context
-	// identities are the names of the Leases of controllers, by role.
-	identities map[string]string
+	// roles are those of the controllers that run, by the name of the Lease of each.
+	roles map[string]string
 
 	mu    sync.Mutex
 	armed *moment
-	role  string
+	role  string // whom to kill
 	blind bool
 	tries int
 	err   error
 }
 
-// kill kills a controller at the next moment of that kind. Unless it is blind, the
+// kill kills a controller at the next moment of that kind: the one that works on the
+// backup, or else the one of this role. It returns its role. Unless it is blind, the
 // controller is paused first, and goes on if the moment has passed.
-func (k *killer) kill(t *testing.T, m moment, role string, blind bool) {
+func (k *killer) kill(t *testing.T, m moment, role string, blind bool) string {
 	t.Helper()
 	k.mu.Lock()
 	k.armed, k.role, k.blind, k.tries = &m, role, blind, 0
@@ -50,7 +51,8 @@ func (k *killer) kill(t *testing.T, m moment, role string, blind bool) {
 		return nil
 	})
 	t.Logf("%s, at try %d", m.name, k.tries)
-	lab.AwaitKilled(t, role)
+	lab.AwaitKilled(t, k.role)
+	return k.role
 }
 
 // changed looks whether it is the moment.
@@ -64,6 +66,13 @@ func (k *killer) changed(before, after sight) {
 	asks := m.from != nil && m.from(after) && !m.from(before) && !after.cancelled()
 	if !asks && (m.in(before) || !m.in(after)) {
 		return
+	}
+	if after.by != "" {
+		role, ok := k.roles[after.by]
+		if !ok {
+			return // it was killed before
+		}
+		k.role = role
 	}
 	k.tries++
 	k.err = k.try(m, after, asks)
@@ -98,7 +107,7 @@ func (k *killer) bring(m *moment, s sight, asks bool) (bool, error) {
 			return false, err
 		}
 		if k.blind {
-			return true, nil
+			return m.paused, nil // else it comes there by itself
 		}
 		if !m.paused {
 			if err := lab.Signal(k.role, syscall.SIGSTOP); err != nil {
@@ -124,7 +133,7 @@ func (k *killer) start(t *testing.T, role string, start func()) {
 		if leases.Len() != 1 {
 			return fmt.Errorf("there are the new ones %v", leases)
 		}
-		k.identities[role], _ = leases.PopAny()
+		k.roles[leases.UnsortedList()[0]] = role
 		return nil
 	})
 }
@@ -146,8 +155,13 @@ func controllerLeases(t *testing.T) sets.Set[string] {
 // wait until it has expired.
 func (k *killer) bury(t *testing.T, role string) {
 	t.Helper()
-	err := lab.Kube.CoordinationV1().Leases(labtest.System).Delete(t.Context(), k.identities[role], metav1.DeleteOptions{})
-	if err != nil {
-		t.Fatal(err)
+	for lease, of := range k.roles {
+		if of != role {
+			continue
+		}
+		delete(k.roles, lease)
+		if err := lab.Kube.CoordinationV1().Leases(labtest.System).Delete(t.Context(), lease, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -32,11 +32,11 @@ import (
 // sight is what is seen of a backup of the system namespace, in the records
 // themselves and in the store.
 type sight struct {
-	name    string
-	run     *enginev1alpha1.BackupRun       // nil when there is no record
-	started bool                            // the ledger has it
-	volume  *enginev1alpha1.PodVolumeBackup // of its only volume, if it has one
-	stored  bool                            // its metadata is in the store
+	name   string
+	run    *enginev1alpha1.BackupRun       // nil when there is no record
+	by     string                          // whom the ledger lets execute it; empty if it is not in there
+	volume *enginev1alpha1.PodVolumeBackup // of its only volume, if it has one
+	stored bool                            // its metadata is in the store
 }
 
 func (s sight) phase() v1alpha1.BackupPhase {
@@ -49,8 +49,8 @@ func (s sight) phase() v1alpha1.BackupPhase {
 func (s sight) isNew() bool {
 	return s.run != nil && s.run.Status.Phase == "" && s.run.Spec.Deletion == nil
 }
-func (s sight) waits() bool      { return s.phase() == v1alpha1.BackupPhaseQueued && !s.started }
-func (s sight) ready() bool      { return s.phase() == v1alpha1.BackupPhaseQueued && s.started }
+func (s sight) waits() bool      { return s.phase() == v1alpha1.BackupPhaseQueued && s.by == "" }
+func (s sight) ready() bool      { return s.phase() == v1alpha1.BackupPhaseQueued && s.by != "" }
 func (s sight) inProgress() bool { return s.phase() == v1alpha1.BackupPhaseInProgress }
 func (s sight) ended() bool      { return s.phase().Ended() && s.run.Spec.Deletion == nil }
 func (s sight) cancelled() bool  { return s.run != nil && s.run.Spec.Cancellation != nil }
@@ -64,7 +64,7 @@ func (s sight) volumeIn(phase enginev1alpha1.VolumePhase) bool {
 type observer struct {
 	mu      sync.Mutex
 	runs    map[types.UID]*enginev1alpha1.BackupRun
-	started sets.Set[types.UID]
+	started map[types.UID]string // whom it lets execute them
 	volumes map[types.UID]*enginev1alpha1.PodVolumeBackup
 	seen    map[types.UID]sight
 	over    sets.Set[string] // those that have ended, by name
@@ -76,7 +76,7 @@ type observer struct {
 func observe(t *testing.T, changed func(before, after sight)) *observer {
 	t.Helper()
 	o := &observer{
-		runs: map[types.UID]*enginev1alpha1.BackupRun{}, started: sets.New[types.UID](),
+		runs: map[types.UID]*enginev1alpha1.BackupRun{}, started: map[types.UID]string{},
 		volumes: map[types.UID]*enginev1alpha1.PodVolumeBackup{},
 		seen:    map[types.UID]sight{}, over: sets.New[string](), changed: changed,
 	}
@@ -127,8 +127,8 @@ func (o *observer) event(event watch.Event) {
 			return
 		}
 		before := o.started
-		o.started = records.Started(object)
-		for uid := range before.Union(o.started) {
+		o.started = executors(object)
+		for uid := range sets.KeySet(before).Union(sets.KeySet(o.started)) {
 			if run := o.runs[uid]; run != nil {
 				o.update(uid, run.Name)
 			}
@@ -149,7 +149,7 @@ func (o *observer) look(context.Context) {
 
 func (o *observer) update(uid types.UID, name string) {
 	before := o.seen[uid]
-	after := sight{name: name, run: o.runs[uid], started: o.started.Has(uid), volume: o.volumes[uid], stored: isStored(name)}
+	after := sight{name: name, run: o.runs[uid], by: o.started[uid], volume: o.volumes[uid], stored: isStored(name)}
 	o.seen[uid] = after
 	if after.run == nil || after.ended() {
 		o.over.Insert(name)
@@ -179,12 +179,22 @@ func live(ctx context.Context, name string, uid types.UID) (sight, error) {
 	if err != nil {
 		return s, err
 	}
-	s.started = records.Started(settings).Has(uid)
+	s.by = executors(settings)[uid]
 	volumes, err := lab.Engine.EngineV1alpha1().PodVolumeBackups(labtest.System).List(ctx, metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(uid)})
 	if err == nil && len(volumes.Items) > 0 {
 		s.volume = &volumes.Items[0]
 	}
 	return s, err
+}
+
+// executors are the processes that the ledger lets execute backups.
+func executors(settings *corev1.ConfigMap) map[types.UID]string {
+	starts, _ := records.Ledger(settings)
+	processes := map[types.UID]string{}
+	for _, start := range starts {
+		processes[start.UID] = start.By
+	}
+	return processes
 }
 
 func isStored(name string) bool {

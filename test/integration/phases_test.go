@@ -31,17 +31,19 @@ type moment struct {
 	long bool
 }
 
+var claimed = moment{name: "claimed", in: func(s sight) bool { return s.inProgress() && s.volume == nil && !s.stored && !s.cancelled() }}
+
 var moments = []moment{
 	{name: "created", in: func(s sight) bool { return s.isNew() && !s.cancelled() }},
 	{name: "queued", in: func(s sight) bool { return s.waits() && !s.cancelled() }},
 	{name: "let start", in: func(s sight) bool { return s.ready() && !s.cancelled() }},
-	{name: "claimed", in: func(s sight) bool { return s.inProgress() && s.volume == nil && !s.stored && !s.cancelled() }},
+	claimed,
 	{name: "its volume is handed over", in: func(s sight) bool { return s.volumeIn("") }},
 	{name: "its volume is being uploaded", in: func(s sight) bool { return s.volumeIn(enginev1alpha1.VolumePhaseInProgress) }},
 	{name: "its volume is uploaded", in: func(s sight) bool { return s.volumeIn(enginev1alpha1.VolumePhaseCompleted) }},
 	{name: "its progress is written", in: func(s sight) bool { return s.inProgress() && s.run.Status.Progress != nil }, long: true},
 	{name: "stored", in: func(s sight) bool { return s.inProgress() && s.stored }},
-	{name: "ended", in: func(s sight) bool { return s.ended() && s.started && !s.cancelled() }},
+	{name: "ended", in: func(s sight) bool { return s.ended() && s.by != "" && !s.cancelled() }},
 	{name: "record removed", in: func(s sight) bool { return s.run == nil }},
 
 	{name: "cancelled while new", from: sight.isNew, request: "cancel", paused: true, in: func(s sight) bool { return s.isNew() && s.cancelled() }},
@@ -50,7 +52,7 @@ var moments = []moment{
 	{name: "cancelled while in progress", from: sight.inProgress, request: "cancel", paused: true, in: func(s sight) bool { return s.inProgress() && s.cancelled() }},
 	{name: "being taken from the queue", from: sight.waits, request: "cancel", in: func(s sight) bool { return s.waits() && s.cancelled() }},
 	{name: "being stopped", from: func(s sight) bool { return s.inProgress() && s.volume != nil }, request: "cancel", in: func(s sight) bool { return s.inProgress() && s.cancelled() }, long: true},
-	{name: "stopped", from: sight.inProgress, request: "cancel", in: func(s sight) bool { return s.phase() == v1alpha1.BackupPhaseCancelled && s.started }},
+	{name: "stopped", from: sight.inProgress, request: "cancel", in: func(s sight) bool { return s.phase() == v1alpha1.BackupPhaseCancelled && s.by != "" }},
 
 	{name: "deletion asked", from: storedWithRecord, request: "deletion", paused: true, in: func(s sight) bool { return s.deleted() && s.stored }},
 	{name: "being deleted", from: storedWithRecord, request: "deletion", in: func(s sight) bool { return s.deleted() && !s.stored }},
@@ -68,60 +70,46 @@ func TestKilledAtEveryPhase(t *testing.T) {
 	const limit = 4
 	labtest.Eventually(t, "the backups of other tests to have ended", noneRuns(t.Context()))
 	mark := lab.AuditMark(t)
-	k := &killer{ctx: t.Context(), identities: map[string]string{}}
+	k := &killer{ctx: t.Context(), roles: map[string]string{}}
 	k.start(t, labtest.Controller, func() {
 		// Who is elected after a leader that died waits for its Lease to expire.
 		lab.Reconfigure(t, fmt.Sprintf("--leader-elect=false --concurrent-backups=%d", limit))
 	})
-	t.Log("AAA reconfigured")
 	o := observe(t, k.changed)
-	t.Log("AAA observes")
 
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	load := newLoad(t, o)
-	t.Log("AAA load")
 	load.start(ctx)
 	kills := 0
-	kill := func(m moment, role string, blind bool) {
+	kill := func(m moment, role string, blind bool) (killed string) {
 		t.Helper()
 		if m.long {
 			load.long(t)
 		}
-		k.kill(t, m, role, blind)
 		kills++
+		return k.kill(t, m, role, blind)
 	}
 	again := func(role string) {
 		t.Helper()
 		k.bury(t, role)
 		k.start(t, role, func() { lab.Start(t, role) })
 	}
-	// The second time there is nothing between what is seen and the kill, and it may
-	// come a moment late.
-	for _, blind := range []bool{false, true} {
-		for _, m := range moments {
-			kill(m, labtest.Controller, blind)
-			again(labtest.Controller)
-		}
+	for _, m := range moments {
+		again(kill(m, labtest.Controller, false))
 	}
-	roles := []string{labtest.Controller, labtest.AnotherController}
 	k.start(t, labtest.AnotherController, func() { lab.StartAnother(t) })
+	roles := []string{labtest.Controller, labtest.AnotherController}
 	for i, m := range moments {
-		if m.long {
-			continue // that takes long, too
-		}
-		role := roles[i%2]
-		kill(m, role, true)
-		again(role)
+		// There is nothing between what is seen and the kill, which may come late.
+		again(kill(m, roles[i%2], true))
 	}
 	// The other one takes over when the Lease has expired.
-	kill(moments[3], labtest.Controller, false)
+	kill(claimed, labtest.Controller, false)
 	stop()
 	load.Wait()
-	t.Log("AAA load ended")
 	labtest.Eventually(t, "all backups to end", noneRuns(t.Context()))
 
-	t.Log("AAA all ended")
 	var h *history.History
 	labtest.Eventually(t, "the audit log to be complete", func() error {
 		list, err := lab.Engine.EngineV1alpha1().BackupRuns(labtest.System).List(t.Context(), metav1.ListOptions{})
