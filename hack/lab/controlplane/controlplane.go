@@ -29,6 +29,9 @@ type Config struct {
 	// Nodes are the names of the real nodes to come. With any, kube-scheduler
 	// runs too.
 	Nodes []string
+	// AuditObjects says that the audit log has the objects that were written, of
+	// the runs and of the queue's ledger, and not only that they were.
+	AuditObjects bool
 }
 
 // Running says whether the lab of this folder is up: its control plane was
@@ -75,7 +78,7 @@ func Up(ctx context.Context, c Config) error {
 	if err := p.writeCredentials(time.Now()); err != nil {
 		return err
 	}
-	if err := os.WriteFile(c.Dir.Path("audit-policy.yaml"), []byte(auditPolicy), 0o644); err != nil {
+	if err := os.WriteFile(c.Dir.Path("audit-policy.yaml"), []byte(p.auditPolicy()), 0o644); err != nil {
 		return err
 	}
 	for _, s := range p.steps() {

@@ -33,11 +33,21 @@ const (
 
 // auditPolicy counts what tests want to count: every request for our objects,
 // for events and for leases. Each request is one line, written when it ends;
-// a watch writes a second one, when it starts.
+// a watch writes a second one, when it starts. The verb is the level of the writes
+// from which the history of the queue can be read.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
+omitManagedFields: true
 rules:
+- level: %s
+  verbs: [create, update, patch, delete]
+  namespaces: [holdfast]
+  resources:
+  - group: engine.holdfast.io
+    resources: [backupruns, backupruns/status]
+  - group: ""
+    resources: [configmaps]
 - level: Metadata
   resources:
   - group: engine.holdfast.io
@@ -54,6 +64,13 @@ rules:
     resources: [configmaps]
 - level: None
 `
+
+func (p plan) auditPolicy() string {
+	if p.AuditObjects {
+		return fmt.Sprintf(auditPolicy, "RequestResponse")
+	}
+	return fmt.Sprintf(auditPolicy, "Metadata")
+}
 
 func (p plan) steps() []step {
 	steps := []step{

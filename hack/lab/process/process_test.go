@@ -26,16 +26,17 @@ func TestParseStat(t *testing.T) {
 		"name with spaces and braces": {line: "12 (a ) R (b) " + tail, state: "S", ticks: 4242},
 		"no name":                     {line: "12 etcd S", fails: true},
 		"cut short":                   {line: "12 (etcd) S 1 2 3", fails: true},
+		"threads are no number":       {line: strings.Replace("12 (etcd) "+tail, " 17 ", " - ", 1), fails: true},
 		"start time is no number":     {line: strings.Replace("12 (etcd) "+tail, "4242", "-1", 1), fails: true},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			state, ticks, err := parseStat(tc.line)
+			state, threads, ticks, err := parseStat(tc.line)
 			if (err != nil) != tc.fails {
 				t.Fatalf("error %v, want one: %v", err, tc.fails)
 			}
-			if !tc.fails && (state != tc.state || ticks != tc.ticks) {
-				t.Errorf("got %s %d, want %s %d", state, ticks, tc.state, tc.ticks)
+			if !tc.fails && (state != tc.state || threads != 17 || ticks != tc.ticks) {
+				t.Errorf("got %s %d %d, want %s 17 %d", state, threads, ticks, tc.state, tc.ticks)
 			}
 		})
 	}

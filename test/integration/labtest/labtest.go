@@ -116,7 +116,7 @@ func start(ctx context.Context, options Options) (*Lab, error) {
 		return nil, err
 	}
 	l := &Lab{Dir: dir, bin: bin, options: options}
-	if err := l.lab(ctx, "up", "--bin", bin); err != nil {
+	if err := l.lab(ctx, "up", "--audit-objects", "--bin", bin); err != nil {
 		return l, err
 	}
 	if err := l.up(ctx); err != nil {

@@ -4,12 +4,17 @@
 package labtest
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -19,22 +24,36 @@ const (
 	APIServer  = "apiserver"
 	Controller = "controller"
 	Agent      = "agent-0"
+	// AnotherController is none of them, until StartAnother.
+	AnotherController = "controller-1"
 )
 
 // Kill ends a process with SIGKILL and leaves it so until Start, or until the
 // test ends.
 func (l *Lab) Kill(t *testing.T, role string) {
 	t.Helper()
-	pid := l.pid(t, role)
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+	if err := l.Signal(role, syscall.SIGKILL); err != nil {
 		t.Fatalf("killing the %s: %v", role, err)
 	}
-	Eventually(t, fmt.Sprintf("the end of the %s", role), func() error {
-		if !ended(pid) {
-			return fmt.Errorf("process %d still runs", pid)
-		}
-		return nil
-	})
+	l.AwaitKilled(t, role)
+}
+
+// Signal sends a signal to a process, from any goroutine.
+func (l *Lab) Signal(role string, signal syscall.Signal) error {
+	p, err := l.process(role)
+	if err != nil {
+		return err
+	}
+	return syscall.Kill(p.PID, signal)
+}
+
+// AwaitKilled waits for the end of a process that was sent SIGKILL. It stays so
+// until Start, or until the test ends.
+func (l *Lab) AwaitKilled(t *testing.T, role string) {
+	t.Helper()
+	if err := l.awaitEnd(t.Context(), role); err != nil {
+		t.Fatal(err)
+	}
 	t.Logf("killed the %s", role)
 	t.Cleanup(func() {
 		if !ended(l.pid(t, role)) {
@@ -56,36 +75,129 @@ func (l *Lab) Start(t *testing.T, role string) {
 	t.Logf("started the %s", role)
 }
 
-func (l *Lab) pid(t *testing.T, role string) int {
+func (l *Lab) awaitEnd(ctx context.Context, role string) error {
+	p, err := l.process(role)
+	if err != nil {
+		return err
+	}
+	return await(ctx, "the end of the "+role, func() error {
+		if !ended(p.PID) {
+			return fmt.Errorf("process %d still runs", p.PID)
+		}
+		return nil
+	})
+}
+
+// StartAnother starts AnotherController with the arguments that the first one has,
+// until the test ends.
+func (l *Lab) StartAnother(t *testing.T) {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(l.Dir, "run", "holdfast-"+role+".json"))
+	p, err := l.process(Controller)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var process struct {
-		PID int `json:"pid"`
-	}
-	if err := json.Unmarshal(raw, &process); err != nil {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
 		t.Fatal(err)
 	}
-	return process.PID
-}
-
-func ended(pid int) bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
-
-// Reconfigure starts Holdfast again with flags added to the controller's, until
-// the test ends. The test must not be parallel.
-func (l *Lab) Reconfigure(t *testing.T, controllerFlags string) {
-	t.Helper()
-	before := l.options
-	l.options.ControllerFlags += " " + controllerFlags
+	p.Args = append(p.Args, fmt.Sprintf("--secure-port=%d", free.Addr().(*net.TCPAddr).Port))
+	p.Name = "holdfast-" + AnotherController
+	p.Log = filepath.Join(l.Dir, "logs", p.Name+".log")
+	p.PID = 0 // to the lab it has ended
+	if err := errors.Join(l.save(AnotherController, p), free.Close()); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
-		l.options = before
-		if err := l.up(context.Background()); err != nil {
+		err := l.Signal(AnotherController, syscall.SIGTERM)
+		if err == nil || errors.Is(err, syscall.ESRCH) {
+			err = l.awaitEnd(context.Background(), AnotherController)
+		}
+		if err := errors.Join(err, os.Remove(l.processFile(AnotherController))); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := l.up(t.Context()); err != nil {
+	l.Start(t, AnotherController)
+}
+
+// process is what the lab keeps of a process.
+type process struct {
+	Name       string   `json:"name"`
+	Path       string   `json:"path"`
+	Args       []string `json:"args"`
+	Log        string   `json:"log"`
+	PID        int      `json:"pid"`
+	StartTicks uint64   `json:"startTicks"`
+	BootID     string   `json:"bootID"`
+}
+
+func (l *Lab) process(role string) (process, error) {
+	var p process
+	raw, err := os.ReadFile(l.processFile(role))
+	if err != nil {
+		return p, err
+	}
+	return p, json.Unmarshal(raw, &p)
+}
+
+func (l *Lab) save(role string, p process) error {
+	raw, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(l.processFile(role), raw, 0o600)
+}
+
+func (l *Lab) processFile(role string) string {
+	return filepath.Join(l.Dir, "run", "holdfast-"+role+".json")
+}
+
+func (l *Lab) pid(t *testing.T, role string) int {
+	t.Helper()
+	p, err := l.process(role)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.PID
+}
+
+// ended reports whether a process has ended, be it that nobody has asked yet how: it
+// is no child of the test. While one of its threads is left, it keeps its ports.
+func ended(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
+	}
+	// The fields come behind the program's name, which may hold anything.
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	state, threads := string(fields[0]), string(fields[17])
+	return state == "Z" && threads <= "1"
+}
+
+// Reconfigure starts the controller again with flags added to its own, until the
+// test ends. The test must not be parallel.
+func (l *Lab) Reconfigure(t *testing.T, controllerFlags string) {
+	t.Helper()
+	before, err := l.process(Controller)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restart := func(ctx context.Context, args []string) error {
+		p, err := l.process(Controller)
+		if err != nil {
+			return err
+		}
+		p.Args = args
+		if err := l.save(Controller, p); err != nil {
+			return err
+		}
+		return l.lab(ctx, "holdfast", "restart", Controller)
+	}
+	t.Cleanup(func() {
+		if err := restart(context.Background(), before.Args); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := restart(t.Context(), slices.Concat(before.Args, strings.Fields(controllerFlags))); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -21,14 +21,22 @@ const limit = 2 * time.Minute
 // last error if it never does.
 func Eventually(t *testing.T, what string, condition func() error) {
 	t.Helper()
+	if err := await(t.Context(), what, condition); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// await is Eventually for those that clean up, when the test's context has ended.
+func await(ctx context.Context, what string, condition func() error) error {
 	last := fmt.Errorf("it was never looked at")
-	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, limit, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, limit, true, func(context.Context) (bool, error) {
 		last = condition()
 		return last == nil, nil
 	})
 	if err != nil {
-		t.Fatalf("gave up waiting for %s: %v", what, last)
+		return fmt.Errorf("gave up waiting for %s: %w", what, last)
 	}
+	return nil
 }
 
 var names atomic.Int64

@@ -1,0 +1,184 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package history
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+// Check returns what is wrong with a history: backups that did not end, or ended or
+// were begun twice; that overlapped one that held a slot at the same time; that were
+// more than limit; or that were let start while one that overlaps them waited ahead.
+// A backup holds its slot from its entry into the ledger to its end, or until it
+// leaves the ledger unclaimed.
+func (h *History) Check(limit int) []error {
+	c := &checker{limit: limit, runs: map[types.UID]*state{}, ledger: map[types.UID]records.Start{}, holding: map[types.UID]bool{}}
+	for _, v := range h.versions {
+		c.version = v.number
+		if v.run != nil {
+			c.run(v.run)
+		} else {
+			c.setLedger(v)
+		}
+		c.slots()
+	}
+	for _, s := range c.inOrder() {
+		if s.latest.Spec.Deletion != nil && s.latest.Spec.Deletion.Stored != nil {
+			continue // it stands for a backup that had ended before
+		}
+		if !s.latest.Status.Phase.Ended() {
+			c.fail("%s has not ended: its phase is %q", s.latest.Name, s.latest.Status.Phase)
+		}
+	}
+	return c.errs
+}
+
+type checker struct {
+	limit   int
+	version uint64 // where it is
+	runs    map[types.UID]*state
+	ledger  map[types.UID]records.Start
+	holding map[types.UID]bool // those that held a slot in the version before
+	errs    []error
+}
+
+// state is a run as it is in a version.
+type state struct {
+	latest *enginev1alpha1.BackupRun
+	touch  queue.Run // what it overlaps
+	claims int
+}
+
+func (c *checker) fail(format string, args ...any) {
+	c.errs = append(c.errs, fmt.Errorf("version %d: "+format, append([]any{c.version}, args...)...))
+}
+
+// run follows a run to its next version.
+func (c *checker) run(run *enginev1alpha1.BackupRun) {
+	s := c.runs[run.UID]
+	if s == nil {
+		s = &state{latest: &enginev1alpha1.BackupRun{}, touch: records.NewCompiler().Run(run, nil)}
+		c.runs[run.UID] = s
+	}
+	before, after := s.latest.Status, run.Status
+	s.latest = run
+	from, to := before.Phase, after.Phase
+	if before.Ticket != 0 && before.Ticket != after.Ticket {
+		c.fail("%s had the ticket %d, and then %d", run.Name, before.Ticket, after.Ticket)
+	}
+	if before.Executor != "" && before.Executor != after.Executor {
+		c.fail("%s was executed by %s, and then by %s", run.Name, before.Executor, after.Executor)
+	}
+	if from == to {
+		return
+	}
+	switch {
+	case from.Ended():
+		c.fail("%s had ended as %s, and became %s", run.Name, from, to)
+	case to == v1alpha1.BackupPhaseQueued && from == "":
+	case to == v1alpha1.BackupPhaseInProgress:
+		s.claims++
+		switch start, ok := c.ledger[run.UID]; {
+		case s.claims > 1:
+			c.fail("%s was begun %d times", run.Name, s.claims)
+		case from != v1alpha1.BackupPhaseQueued:
+			c.fail("%s was begun as %q, and not from the queue", run.Name, from)
+		case !ok:
+			c.fail("%s was begun without a start in the ledger", run.Name)
+		case start.By != after.Executor:
+			c.fail("%s was begun by %s, and its start is for %s", run.Name, after.Executor, start.By)
+		}
+	case to.Ended() && from == v1alpha1.BackupPhaseInProgress:
+	case to == v1alpha1.BackupPhaseCancelled, to == v1alpha1.BackupPhaseFailedValidation:
+	default:
+		c.fail("%s went from %q to %q", run.Name, from, to)
+	}
+}
+
+func (c *checker) setLedger(v version) {
+	starts, err := records.Ledger(v.ledger)
+	if err != nil {
+		c.fail("%w", err)
+		return
+	}
+	before := c.ledger
+	c.ledger = map[types.UID]records.Start{}
+	for _, start := range starts {
+		c.ledger[start.UID] = start
+	}
+	for uid, start := range before {
+		_, still := c.ledger[uid]
+		if s := c.runs[uid]; !still && s != nil && s.latest.Status.Phase == v1alpha1.BackupPhaseInProgress {
+			c.fail("%s left the ledger while it was in progress", start.Name)
+		}
+	}
+}
+
+// holds reports whether a run holds a slot.
+func (c *checker) holds(s *state) bool {
+	_, started := c.ledger[s.latest.UID]
+	phase := s.latest.Status.Phase
+	return phase == v1alpha1.BackupPhaseInProgress || started && !phase.Ended()
+}
+
+// slots looks at those that have got a slot since the version before.
+func (c *checker) slots() {
+	holding := map[types.UID]bool{}
+	var got []*state
+	for uid, s := range c.runs {
+		if !c.holds(s) {
+			continue
+		}
+		holding[uid] = true
+		if !c.holding[uid] {
+			got = append(got, s)
+		}
+	}
+	c.holding = holding
+	if len(got) == 0 {
+		return
+	}
+	if len(holding) > c.limit {
+		c.fail("%d backups hold a slot, and the limit is %d", len(holding), c.limit)
+	}
+	runs := c.inOrder()
+	for i, s := range got {
+		for _, other := range runs {
+			switch {
+			case other == s || slices.Contains(got[:i], other) || !overlap(s, other):
+			case holding[other.latest.UID]:
+				c.fail("%s and %s overlap, and both hold a slot", s.latest.Name, other.latest.Name)
+			case waits(other) && other.latest.Status.Ticket < s.latest.Status.Ticket:
+				c.fail("%s with ticket %d was let start, and %s with ticket %d, which it overlaps, waits",
+					s.latest.Name, s.latest.Status.Ticket, other.latest.Name, other.latest.Status.Ticket)
+			}
+		}
+	}
+}
+
+func waits(s *state) bool {
+	return s.latest.Status.Phase == v1alpha1.BackupPhaseQueued && s.latest.Spec.Cancellation == nil
+}
+
+func overlap(a, b *state) bool {
+	return selection.Overlaps(a.touch.Selection, b.touch.Selection) || a.touch.ClusterScoped && b.touch.ClusterScoped
+}
+
+// inOrder are the runs, in an order that is the same in each test.
+func (c *checker) inOrder() []*state {
+	return slices.SortedFunc(maps.Values(c.runs), func(a, b *state) int {
+		return cmp.Compare(a.latest.Name, b.latest.Name)
+	})
+}
