@@ -38,7 +38,6 @@ package backupqueue
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -49,7 +48,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/util/wait"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -57,12 +55,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
-	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -78,6 +74,9 @@ const (
 	// recheck is how long after a decision the queue is looked at again that depends
 	// on another process being gone.
 	recheck = 2 * time.Second
+	// refusedRetry is how long after a refusal a record is written again that has not
+	// changed.
+	refusedRetry = 10 * time.Second
 	// ticketsAtOnce is how many tickets are written before the next decision. After a
 	// burst of thousands, starts and cancellations do not wait for all of them.
 	ticketsAtOnce = 50
@@ -140,6 +139,8 @@ type Controller struct {
 	// written are runs by name, as this controller last wrote them: the informer may
 	// not have seen that yet, and a decision must not be taken twice.
 	written map[string]version
+	// refused are the runs, by name, whose record may not be written.
+	refused map[string]refusal
 	// unsure is set when the fate of a write is unknown. The next decision is then
 	// taken on a list read from the cluster.
 	unsure bool
@@ -147,8 +148,9 @@ type Controller struct {
 	settings *corev1.ConfigMap
 	// told is what people know, by the uid of a run that waits; nil at first.
 	told map[string]*told
-	// nextTell is when the waits are looked at again.
-	nextTell time.Time
+	// nextCheck and nextTell are when all runs are compared with the informer, and when
+	// the waits are looked at.
+	nextCheck, nextTell time.Time
 	// unreadable is the version of the settings that was reported to be.
 	unreadable string
 }
@@ -180,6 +182,7 @@ func New(config Config) (*Controller, error) {
 		known:     map[string]*enginev1alpha1.BackupRun{},
 		unsettled: sets.New[string](),
 		written:   map[string]version{},
+		refused:   map[string]refusal{},
 	}
 	registerMetrics(c)
 	for _, r := range []struct {
@@ -190,7 +193,7 @@ func New(config Config) (*Controller, error) {
 		{config.LocationInformer.Informer(), c.noting(c.news.locationChanged)},
 		{config.NamespaceInformer.Informer(), c.noting(c.news.namespaceChanged)},
 		// Others change it, too: executors put runs back.
-		{config.SettingsInformer.Informer(), c.noting(func(_, _ any) {})},
+		{config.SettingsInformer.Informer(), c.noting(func(_, _ any) bool { return true })},
 	} {
 		if _, err := r.informer.AddEventHandler(r.handler); err != nil {
 			return nil, err
@@ -223,12 +226,13 @@ func (c *Controller) Run(ctx context.Context) {
 	}, time.Second)
 }
 
-// noting returns handlers that take note of what changed, and wake the worker. The
-// new state of what was removed is nil.
-func (c *Controller) noting(note func(before, after any)) cache.ResourceEventHandlerFuncs {
+// noting returns handlers that take note of what changed, and wake the worker if it
+// matters. The new state of what was removed is nil.
+func (c *Controller) noting(note func(before, after any) bool) cache.ResourceEventHandlerFuncs {
 	changed := func(before, after any) {
-		note(before, after)
-		c.queue.Add(theQueue)
+		if note(before, after) {
+			c.queue.Add(theQueue)
+		}
 	}
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { changed(nil, obj) },
@@ -249,15 +253,20 @@ func (c *Controller) processNext(ctx context.Context) bool {
 	}
 	defer c.queue.Done(key)
 	refusals, err := c.sync(ctx)
-	if err != nil {
-		c.unsure = true // of what was written
+	if refusals != nil {
+		utilruntime.HandleErrorWithContext(ctx, refusals, "Records may not be written; their backups wait, and the others do not wait for them")
 	}
-	if err = errors.Join(err, refusals); err != nil {
+	switch {
+	case err == nil:
+		c.queue.Forget(key)
+	case apierrors.IsConflict(err):
+		klog.FromContext(ctx).V(2).Info("Somebody else was faster; it is decided anew", "err", err)
+		c.queue.AddRateLimited(key)
+	default:
+		c.unsure = true // of what was written
 		utilruntime.HandleErrorWithContext(ctx, err, "Working on the queue failed; it will be tried again")
 		c.queue.AddRateLimited(key)
-		return true
 	}
-	c.queue.Forget(key)
 	return true
 }
 
@@ -318,132 +327,4 @@ func (c *Controller) refresh(ctx context.Context, d *decision) (bool, error) {
 		}
 	}
 	return changed, nil
-}
-
-// settle ends the runs that do not come into the queue, and gives the others their
-// tickets. It reports whether it has written, and which writes were refused for what
-// the run is.
-func (c *Controller) settle(ctx context.Context, d *decision) (written bool, refusals, err error) {
-	var refused []error
-	judge := func(run *enginev1alpha1.BackupRun, err error) error {
-		switch {
-		case err == nil || apierrors.IsNotFound(err):
-			written = true
-		case isRefusal(err):
-			refused = append(refused, err)
-			c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Queue", "%s", cut(err.Error()))
-		default:
-			return err
-		}
-		return nil
-	}
-	for name := range c.unsettled {
-		run := c.known[name]
-		end := c.endBefore(run)
-		if end == nil {
-			c.unsettled.Delete(name)
-			continue
-		}
-		now := metav1.NewTime(c.clock.Now())
-		end.CompletionTimestamp = &now
-		err := c.write(ctx, run, *end)
-		if err == nil && end.Phase == v1alpha1.BackupPhaseCancelled {
-			c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeNormal, string(end.Phase), "Backup", "The backup was %s", end.FailureReason)
-		}
-		if err := judge(run, err); err != nil {
-			return written, nil, err
-		}
-	}
-	tickets := 0
-	for _, ticket := range d.Tickets {
-		if tickets == ticketsAtOnce {
-			c.queue.Add(theQueue)
-			break
-		}
-		run := c.known[ticket.Key]
-		if c.endBefore(run) != nil {
-			continue
-		}
-		err := c.enqueue(ctx, run, ticket.Ticket)
-		if err == nil {
-			tickets++ // those that are refused may stay, and hold nobody up
-		}
-		if err := judge(run, err); err != nil {
-			return written, nil, err
-		}
-	}
-	return written, errors.Join(refused...), nil
-}
-
-// isRefusal reports whether somebody, such as an admission webhook, does not want
-// this very object to be written, whereas others may be.
-func isRefusal(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)
-}
-
-// endBefore is the end of a run that is not to begin; nil if there is no reason.
-// The API server creates none whose spec can't be used, so somebody wrote such a
-// record by hand.
-func (c *Controller) endBefore(run *enginev1alpha1.BackupRun) *enginev1alpha1.BackupRunStatus {
-	status := run.Status.DeepCopy()
-	switch {
-	case !records.Unclaimed(run):
-		return nil
-	case run.Spec.Cancellation != nil:
-		status.Phase = v1alpha1.BackupPhaseCancelled
-		status.FailureReason = records.CancelledReason(run)
-		return status
-	case run.Status.Phase != "" && run.Status.Phase != v1alpha1.BackupPhaseNew:
-		return nil
-	}
-	errs := c.validate(run)
-	if len(errs) == 0 {
-		return nil
-	}
-	status.Phase = v1alpha1.BackupPhaseFailedValidation
-	for _, err := range errs {
-		status.ValidationErrors = append(status.ValidationErrors, err.Error())
-	}
-	return status
-}
-
-// validate checks a run as the API server checks the Backup that it stands for.
-// Its name is the backup's name in the store, which no two runs may write to.
-func (c *Controller) validate(run *enginev1alpha1.BackupRun) field.ErrorList {
-	errs := validation.ValidateBackup(run.AsBackup())
-	ref := run.Spec.BackupRef
-	if name := format.StoreName(ref.Namespace, ref.Name, c.namespace); name != run.Name {
-		errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), ref.Name, fmt.Sprintf("its BackupRun must be called %q", name)))
-	}
-	return errs
-}
-
-func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun, ticket int64) error {
-	c.planning.Lock()
-	c.planner.Remember(ticket) // its write may be done and the answer lost
-	c.planning.Unlock()
-	now := metav1.NewTime(c.clock.Now())
-	status := *run.Status.DeepCopy()
-	status.Phase = v1alpha1.BackupPhaseQueued
-	status.Ticket = ticket
-	status.QueuedTimestamp = &now
-	return c.write(ctx, run, status)
-}
-
-// write changes a run's status if nobody has changed the run since the decision
-// was taken: the update carries its resourceVersion.
-func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, status enginev1alpha1.BackupRunStatus) error {
-	changed := run.DeepCopy()
-	changed.Status = status
-	updated, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
-	if apierrors.IsNotFound(err) {
-		// The informer will see that. Its neighbours need not wait for it.
-		c.written[run.Name] = version{uid: run.UID}
-		c.queue.Add(theQueue)
-	}
-	if err != nil {
-		return fmt.Errorf("making BackupRun %s %s: %w", run.Name, changed.Status.Phase, err)
-	}
-	c.written[updated.Name] = version{updated.UID, updated}
-	return nil
 }

@@ -29,32 +29,40 @@ type news struct {
 	ended sets.Set[types.UID]
 }
 
-func (n *news) runChanged(before, after any) {
+func (n *news) runChanged(before, after any) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if run, ok := after.(*enginev1alpha1.BackupRun); ok {
-		n.runs.Insert(run.Name)
-	} else if run, ok := before.(*enginev1alpha1.BackupRun); ok {
-		n.runs.Insert(run.Name)
-		if !holds(run) {
-			n.ended.Insert(run.UID)
+	was, _ := before.(*enginev1alpha1.BackupRun)
+	is, _ := after.(*enginev1alpha1.BackupRun)
+	if is != nil {
+		n.runs.Insert(is.Name)
+	}
+	// After a gap, an informer tells of one that was replaced as of one that changed.
+	if was != nil && (is == nil || is.UID != was.UID) {
+		n.runs.Insert(was.Name)
+		if !holds(was) {
+			n.ended.Insert(was.UID)
 		}
 	}
+	return true
 }
 
-func (n *news) locationChanged(_, _ any) {
+func (n *news) locationChanged(_, _ any) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.locations = true
+	return true
 }
 
-func (n *news) namespaceChanged(before, after any) {
+// namespaceChanged is only interested in names.
+func (n *news) namespaceChanged(before, after any) bool {
 	if before != nil && after != nil {
-		return // only the names matter
+		return false
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.namespaces = true
+	return true
 }
 
 // take returns what has changed since it was called last: names of runs, and whether
@@ -97,12 +105,20 @@ type decision struct {
 // decide brings the planner up to date, and decides.
 func (c *Controller) decide(ctx context.Context) (*decision, error) {
 	names, locations, namespaces := c.news.take()
+	now := c.clock.Now()
 	if c.unsure {
-		if err := c.relist(ctx, names); err != nil {
+		if err := c.relist(ctx); err != nil {
 			return nil, err
 		}
-		locations, namespaces = true, true
+		locations, namespaces, c.nextCheck = true, true, now
 	}
+	if !now.Before(c.nextCheck) {
+		if err := c.addAll(names); err != nil {
+			return nil, err
+		}
+		c.nextCheck = now.Add(backstop)
+	}
+	c.unsure = false
 	if err := c.gather(ctx, names); err != nil {
 		return nil, err
 	}
@@ -142,9 +158,8 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 	return &decision{Decision: next, ledger: ledger}, nil
 }
 
-// relist reads the runs from the cluster, and adds the names of all that are known
-// of.
-func (c *Controller) relist(ctx context.Context, names sets.Set[string]) error {
+// relist reads the runs from the cluster.
+func (c *Controller) relist(ctx context.Context) error {
 	list, err := c.runs.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("reading the runs: %w", err)
@@ -154,6 +169,11 @@ func (c *Controller) relist(ctx context.Context, names sets.Set[string]) error {
 		run := &list.Items[i]
 		c.written[run.Name] = version{run.UID, run}
 	}
+	return nil
+}
+
+// addAll adds the names of all runs that the informer or this controller knows of.
+func (c *Controller) addAll(names sets.Set[string]) error {
 	for name := range c.known {
 		names.Insert(name)
 	}
@@ -164,7 +184,6 @@ func (c *Controller) relist(ctx context.Context, names sets.Set[string]) error {
 	for _, run := range cached {
 		names.Insert(run.Name)
 	}
-	c.unsure = false
 	return nil
 }
 
@@ -193,6 +212,7 @@ func (c *Controller) know(name string, run *enginev1alpha1.BackupRun) {
 	defer c.planning.Unlock()
 	if run == nil {
 		delete(c.known, name)
+		delete(c.refused, name)
 		c.unsettled.Delete(name)
 		c.planner.RemoveRun(name)
 		return

@@ -19,34 +19,105 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 )
 
-// A webhook may refuse what it does not like, for as long as it likes.
+// A webhook may refuse what it does not like, for as long as it likes, and in any
+// words.
 func TestARefusedRecordHoldsNobodyUp(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"forbidden":         apierrors.NewForbidden(v1alpha1.Resource("backupruns"), "disliked", errors.New("denied the request")),
+		"bad request":       apierrors.NewBadRequest("denied the request"),
+		"too large":         apierrors.NewRequestEntityTooLargeError("denied the request"),
+		"teapot":            apierrors.NewGenericServerResponse(418, "update", v1alpha1.Resource("backupruns"), "disliked", "denied the request", 0, true),
+		"it can't be asked": apierrors.NewInternalError(errors.New("failed calling webhook: denied the request")),
+		"it says not found": apierrors.NewGenericServerResponse(404, "update", v1alpha1.Resource("backupruns"), "disliked", "denied the request", 0, true),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, location("default", metav1.ConditionTrue))
+				var attempts int
+				h.Fault(func(action clienttesting.Action) enginetest.Fault {
+					if run := written(action); run != nil && strings.HasPrefix(run.Name, "disliked") {
+						attempts++
+						return enginetest.Fault{Err: refusal}
+					}
+					return enginetest.Fault{}
+				})
+				h.start(3)
+				h.Create(newRun("disliked", 1, "a"))
+				dropped := newRun("disliked-and-cancelled", 2, "b")
+				dropped.Spec.Cancellation = &enginev1alpha1.Ask{}
+				h.Create(dropped)
+				h.Create(newRun("fine", 3, "a"))
+				h.expect(ready, "fine")
+				if event := <-h.events.Events; !strings.Contains(event, "Warning RecordRefused") {
+					t.Errorf("the event says %q", event)
+				}
+				before, began := attempts, time.Now()
+				h.Create(newRun("overlaps", 4, "b"))
+				h.expect(ready, "fine", "overlaps")
+				h.atOnce(began)
+				time.Sleep(time.Hour)
+				if most := 2 * int(time.Hour/refusedRetry); attempts-before > most {
+					t.Errorf("%d attempts in an hour, more than %d", attempts-before, most)
+				}
+				h.Fault(nil)
+				time.Sleep(refusedRetry)
+				h.expect(queued, "disliked")
+				h.expect(cancelled, "disliked-and-cancelled")
+			})
+		})
+	}
+}
+
+// A record that changes is tried again at once.
+func TestARefusedRecordThatChangesIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue))
-		refused := func(action clienttesting.Action) enginetest.Fault {
-			if run := written(action); run != nil && strings.HasPrefix(run.Name, "disliked") {
-				return enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), run.Name, errors.New("admission webhook denied the request"))}
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if run := written(action); run != nil && run.Status.Phase == queued && run.Labels["team"] == "" {
+				return enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), run.Name, errors.New("a team is missing"))}
 			}
 			return enginetest.Fault{}
-		}
-		h.Fault(refused)
-		h.start(3)
-		h.Create(newRun("disliked", 1, "a"))
-		dropped := newRun("disliked-and-cancelled", 2, "b")
-		dropped.Spec.Cancellation = &enginev1alpha1.Ask{}
-		h.Create(dropped)
-		h.Create(newRun("fine", 3, "a"))
+		})
+		h.start(1)
+		h.Create(newRun("a", 1, "a"))
+		h.expect(isNew, "a")
 		began := time.Now()
-		h.expect(ready, "fine")
-		h.atOnce(began)
-		if event := <-h.events.Events; !strings.Contains(event, "Warning RecordRefused") || !strings.Contains(event, "denied the request") {
-			t.Errorf("the event says %q", event)
+		run := h.run("a")
+		run.Labels = map[string]string{"team": "shop"}
+		if _, err := h.EngineV1alpha1().BackupRuns(system).Update(t.Context(), run, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
 		}
-		h.Create(newRun("overlaps", 4, "b"))
-		h.expect(ready, "fine", "overlaps")
-		h.Fault(nil)
-		time.Sleep(backstop)
-		h.expect(queued, "disliked")
-		h.expect(cancelled, "disliked-and-cancelled")
+		h.expect(ready, "a")
+		h.atOnce(began)
 	})
+}
+
+// While the API server does not answer, nobody gets a place ahead of others.
+func TestAnOutageChangesNoOrder(t *testing.T) {
+	for name, outage := range map[string]error{
+		"no answer":   errors.New("connection refused"),
+		"overloaded":  apierrors.NewTooManyRequests("later", 1),
+		"unavailable": apierrors.NewServiceUnavailable("starting"),
+		"conflict":    apierrors.NewConflict(v1alpha1.Resource("backupruns"), "first", errors.New("the object has been modified")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, location("default", metav1.ConditionTrue), newRun("first", 1, "a"), newRun("second", 2, "a"))
+				failures := 3
+				h.Fault(func(action clienttesting.Action) enginetest.Fault {
+					if run := written(action); run != nil && run.Name == "first" && failures > 0 {
+						failures--
+						return enginetest.Fault{Err: outage}
+					}
+					return enginetest.Fault{}
+				})
+				h.start(1)
+				time.Sleep(time.Minute)
+				h.expect(ready, "first")
+				if first, second := h.run("first").Status.Ticket, h.run("second").Status.Ticket; first >= second {
+					t.Errorf("the first has ticket %d, the second %d", first, second)
+				}
+			})
+		})
+	}
 }

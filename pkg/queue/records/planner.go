@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/selection"
@@ -134,15 +135,22 @@ func (p *Planner) selected(run *enginev1alpha1.BackupRun) compiled {
 	if known, ok := p.compiled[run.UID]; ok {
 		return known
 	}
-	spec := &run.Spec.Backup
-	// What can't be read overlaps everything: nil namespaces, and cluster scope.
-	result := compiled{clusterScoped: true}
-	if namespaces, errs := selection.ParseNamespaces(spec.IncludedNamespaces, spec.ExcludedNamespaces, nil); len(errs) == 0 {
-		result.namespaces = namespaces
-		if resources, errs := selection.ParseResources(validation.ResourceLists(spec), namespaces, nil); len(errs) == 0 {
-			result.clusterScoped = resources.TouchesClusterScope()
-		}
+	var selected compiled
+	selected.namespaces, selected.clusterScoped = Selected(&run.Spec.Backup)
+	p.compiled[run.UID] = selected
+	return selected
+}
+
+// Selected is what a backup reads, as far as overlap goes: namespaces, and whether
+// cluster-scoped resources. What can't be read overlaps everything: nil, and true.
+func Selected(spec *v1alpha1.BackupSpec) (*selection.Namespaces, bool) {
+	namespaces, errs := selection.ParseNamespaces(spec.IncludedNamespaces, spec.ExcludedNamespaces, nil)
+	if len(errs) > 0 {
+		return nil, true
 	}
-	p.compiled[run.UID] = result
-	return result
+	resources, errs := selection.ParseResources(validation.ResourceLists(spec), namespaces, nil)
+	if len(errs) > 0 {
+		return namespaces, true
+	}
+	return namespaces, resources.TouchesClusterScope()
 }

@@ -13,7 +13,6 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
@@ -57,7 +56,9 @@ type checker struct {
 // state is a run as it is in a version.
 type state struct {
 	latest *enginev1alpha1.BackupRun
-	touch  queue.Run // what it overlaps
+	// What it reads, as far as overlap goes.
+	namespaces    *selection.Namespaces
+	clusterScoped bool
 	claims int
 }
 
@@ -69,7 +70,8 @@ func (c *checker) fail(format string, args ...any) {
 func (c *checker) run(run *enginev1alpha1.BackupRun) {
 	s := c.runs[run.UID]
 	if s == nil {
-		s = &state{latest: &enginev1alpha1.BackupRun{}, touch: records.NewCompiler().Run(run, nil)}
+		s = &state{latest: &enginev1alpha1.BackupRun{}}
+		s.namespaces, s.clusterScoped = records.Selected(&run.Spec.Backup)
 		c.runs[run.UID] = s
 	}
 	before, after := s.latest.Status, run.Status
@@ -173,7 +175,7 @@ func waits(s *state) bool {
 }
 
 func overlap(a, b *state) bool {
-	return selection.Overlaps(a.touch.Selection, b.touch.Selection) || a.touch.ClusterScoped && b.touch.ClusterScoped
+	return selection.Overlaps(a.namespaces, b.namespaces) || a.clusterScoped && b.clusterScoped
 }
 
 // inOrder are the runs, in an order that is the same in each test.
