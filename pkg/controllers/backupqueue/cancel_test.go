@@ -4,6 +4,7 @@
 package backupqueue
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -120,7 +121,7 @@ func TestEventsSayWhyABackupWaitsLong(t *testing.T) {
 		h.Create(held)
 		time.Sleep(worthTelling - time.Second)
 		h.expectTold() // most have started by then
-		time.Sleep(3 * time.Second)
+		time.Sleep(backstop + time.Second)
 		h.expectTold(
 			`Normal Queued The backup waits at position 1: overlaps runs (running) in a`,
 			`Normal Held The backup waits at position 2: storage location "down" is unavailable`)
@@ -128,12 +129,36 @@ func TestEventsSayWhyABackupWaitsLong(t *testing.T) {
 		h.expectTold()
 		h.Create(newRun("passes", 5, "c"))
 		h.expect(ready, "passes")
+		time.Sleep(backstop)
 		h.expectTold(`Normal PassedOver The backup waits at position 1: overlaps runs (running) in a`,
 			`Normal PassedOver The backup waits at position 2: storage location "down" is unavailable`)
 		h.Create(newRun("next", 6, "c"))
 		h.end("passes")
 		h.expect(ready, "next")
+		time.Sleep(time.Hour)
 		h.expectTold()
+	})
+}
+
+// When thousands wait, the API server is not flooded with events that say so.
+func TestEventsOfALongQueueAreSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 0, "a"), running, 1))
+		const n = 2*eventsAtOnce + eventsAtOnce/2
+		for i := range n {
+			h.Create(newRun(fmt.Sprintf("run-%03d", i), i+1, "a"))
+		}
+		h.start(1)
+		most, all := 0, 0
+		for range 12 {
+			time.Sleep(backstop)
+			synctest.Wait()
+			told := len(h.told())
+			most, all = max(most, told), all+told
+		}
+		if most != eventsAtOnce || all != n {
+			t.Errorf("%d events for %d backups, %d of them at once", all, n, most)
+		}
 	})
 }
 

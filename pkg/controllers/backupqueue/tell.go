@@ -21,9 +21,17 @@ import (
 // write, and the backup's conditions say it at once.
 const worthTelling = time.Minute
 
+const (
+	// eventsAtOnce is how many events are sent each time: of thousands that wait for
+	// the same, nobody reads all.
+	eventsAtOnce = 100
+	// linesAtOnce is how many lines of log a decision may cost.
+	linesAtOnce = 20
+)
+
 // told is what people were told of a run that waits.
 type told struct {
-	queued, passedOver, held bool
+	queued, passedOver, held, logged bool
 	// overtaken is set once another run has started from behind it.
 	overtaken bool
 }
@@ -33,89 +41,107 @@ type told struct {
 func (c *Controller) tell(ctx context.Context, d *decision) {
 	c.planning.Lock()
 	defer c.planning.Unlock()
-	now := c.clock.Now()
-	if !now.Before(c.nextTell) {
+	if now := c.clock.Now(); !now.Before(c.nextTell) {
 		c.tellWaits(now, d)
 		c.nextTell = now.Add(backstop)
 	}
 	if len(d.Start) > 0 {
-		c.tellPassedOver(ctx, now, d)
-	}
-}
-
-// tellWaits looks at all that wait.
-func (c *Controller) tellWaits(now time.Time, d *decision) {
-	before := c.told
-	c.told = make(map[string]*told, len(before))
-	for i := d.SlotsInUse; i < c.planner.Len(); i++ {
-		reason := c.planner.ReasonAt(i)
-		if reason == v1alpha1.QueueReasonNextToStart {
-			continue
-		}
-		uid := c.planner.RunAt(i).UID
-		t := before[uid]
-		if t == nil {
-			t = &told{}
-		}
-		c.told[uid] = t
-		// What a process finds when it begins was told before.
-		if word := t.next(reason, c.waited(now, i)); before != nil {
-			c.tellWait(i, word)
-		}
+		c.tellPassedOver(ctx, d)
 	}
 }
 
 // tellPassedOver looks at those ahead of the last one that starts.
-func (c *Controller) tellPassedOver(ctx context.Context, now time.Time, d *decision) {
+func (c *Controller) tellPassedOver(ctx context.Context, d *decision) {
 	last, _ := c.planner.Entry(d.Start[len(d.Start)-1])
+	lines := 0
 	for i := d.SlotsInUse; i < d.SlotsInUse+last.Position-1; i++ {
-		t := c.told[c.planner.RunAt(i).UID]
-		if t != nil && t.overtaken {
+		t := c.toldOf(c.planner.RunAt(i).UID)
+		if t.overtaken && (t.logged || lines == linesAtOnce) || c.planner.ReasonAt(i) == v1alpha1.QueueReasonNextToStart {
 			continue
-		}
-		entry := c.planner.EntryAt(i)
-		if entry.Reason == v1alpha1.QueueReasonNextToStart {
-			continue
-		}
-		if t == nil {
-			t = &told{}
-			c.told[entry.UID] = t
 		}
 		t.overtaken = true
+		if t.logged || lines == linesAtOnce {
+			continue
+		}
+		t.logged = true
+		lines++
+		entry := c.planner.EntryAt(i)
 		var blockers []string
 		for _, blocker := range entry.Blockers {
 			blockers = append(blockers, blocker.Key)
 		}
 		klog.FromContext(ctx).Info("Backup is passed over", "backupRun", entry.Key, "reason", entry.Reason, "blockers", blockers,
 			"namespaces", entry.ConflictNamespaces, "moreNamespaces", entry.MoreConflicts)
-		c.tellWait(i, t.next(entry.Reason, c.waited(now, i)))
 	}
 }
 
-func (c *Controller) waited(now time.Time, i int) time.Duration {
-	run := c.planner.RunAt(i)
-	return now.Sub(run.WaitingSince())
+func (c *Controller) toldOf(uid string) *told {
+	t := c.told[uid]
+	if t == nil {
+		t = &told{}
+		c.told[uid] = t
+	}
+	return t
 }
 
-// next is what to tell of a run that waits, now that it has for so long; "" for
-// nothing new.
-func (t *told) next(reason v1alpha1.QueueReason, waited time.Duration) string {
-	held := reason == v1alpha1.QueueReasonStorageUnavailable
-	t.held = t.held && held // it is told again when it is held again
+// tellWaits looks at all that wait.
+func (c *Controller) tellWaits(now time.Time, d *decision) {
+	before := c.told
+	c.told = make(map[string]*told, len(before))
+	events := 0
+	for i := d.SlotsInUse; i < c.planner.Len(); i++ {
+		reason := c.planner.ReasonAt(i)
+		if reason == v1alpha1.QueueReasonNextToStart {
+			continue
+		}
+		run := c.planner.RunAt(i)
+		t := before[run.UID]
+		if t == nil {
+			t = &told{}
+		}
+		c.told[run.UID] = t
+		held := reason == v1alpha1.QueueReasonStorageUnavailable
+		t.held = t.held && held // it is told again when it is held again
+		word := t.next(held)
+		if word == "" || now.Sub(run.WaitingSince()) < worthTelling {
+			continue
+		}
+		// What a process finds when it begins was told before.
+		if before != nil {
+			if events == eventsAtOnce {
+				continue
+			}
+			events++
+			c.tellWait(i, word)
+		}
+		t.mark(word)
+	}
+}
+
+// The reasons of events.
+const (
+	eventQueued     = "Queued"
+	eventPassedOver = "PassedOver"
+	eventHeld       = "Held"
+)
+
+// next is what to tell of a run that waits; "" for nothing new.
+func (t *told) next(held bool) string {
 	switch {
-	case waited < worthTelling:
-		return ""
 	case held && !t.held:
-		t.held, t.queued = true, true
-		return "Held"
+		return eventHeld
 	case t.overtaken && !t.passedOver:
-		t.passedOver, t.queued = true, true
-		return "PassedOver"
+		return eventPassedOver
 	case !t.queued:
-		t.queued = true
-		return "Queued"
+		return eventQueued
 	}
 	return ""
+}
+
+func (t *told) mark(event string) {
+	t.queued = true // each says that it waits
+	t.held = t.held || event == eventHeld
+	t.passedOver = t.passedOver || event == eventPassedOver
 }
 
 func (c *Controller) tellWait(i int, reason string) {
