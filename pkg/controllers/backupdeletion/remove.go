@@ -116,7 +116,12 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Back
 	case err != nil:
 		return false, err
 	}
+	present := func() error { return c.present(ctx, run) }
 	if exists {
+		// What was read above may have taken long.
+		if err := present(); err != nil {
+			return false, notGone(err)
+		}
 		if err := folder.delete(ctx, format.MetadataKey(run.Name)); err != nil {
 			return false, err
 		}
@@ -126,11 +131,18 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Back
 			return false, err
 		}
 	}
-	err = folder.deleteRest(ctx, func() error { return c.present(ctx, run) })
-	if errors.Is(err, errRecordGone) {
-		return false, nil
+	if err := folder.deleteRest(ctx, present); err != nil {
+		return false, notGone(err)
 	}
-	return true, err
+	return true, nil
+}
+
+// notGone is nil in place of errRecordGone.
+func notGone(err error) error {
+	if errors.Is(err, errRecordGone) {
+		return nil
+	}
+	return err
 }
 
 // errRecordGone says that the record of a deletion is gone, and that its work is done.

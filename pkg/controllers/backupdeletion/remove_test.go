@@ -409,3 +409,26 @@ func TestRecordReplaced(t *testing.T) {
 		})
 	}
 }
+
+// TestMetadataReplaced: what is read first may take so long that the folder is
+// another backup's by then, whose metadata must stay.
+func TestMetadataReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, t.TempDir())
+		writeBackup(t, w.faulty, "a", uidOf("a"))
+		w.faulty.Inject(storetest.Fault{Operation: storetest.Get, Key: format.PodVolumeBackupsKey("a"), Delay: 30 * time.Second})
+		w.Create(completed("a"))
+		w.start()
+		time.Sleep(15 * time.Second)
+		must(t, w.EngineV1alpha1().BackupRuns(system).Delete(t.Context(), "a", metav1.DeleteOptions{}))
+		writeBackup(t, w.faulty, "a", "successor")
+		successor := completed("a")
+		successor.UID, successor.Spec.Deletion = "successor", nil
+		w.Create(successor)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if removed := w.faulty.Count(storetest.Delete); removed > 0 {
+			t.Errorf("%d objects of the next backup were removed", removed)
+		}
+	})
+}

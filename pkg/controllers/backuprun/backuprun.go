@@ -135,7 +135,7 @@ func New(config Config) (*Controller, error) {
 	}{
 		{config.RunInformer.Informer(), cache.ResourceEventHandlerFuncs{
 			AddFunc:    c.enqueue,
-			UpdateFunc: func(_, obj any) { c.enqueue(obj) },
+			UpdateFunc: c.runChanged,
 			DeleteFunc: c.runDeleted,
 		}},
 		{config.SettingsInformer.Informer(), cache.ResourceEventHandlerFuncs{
@@ -269,6 +269,14 @@ func (c *Controller) cancel(run *enginev1alpha1.BackupRun) {
 		execution.cancelled = true
 		execution.cancel()
 	}
+}
+
+// runChanged is told, after a gap of the informer, of a run that was replaced, too.
+func (c *Controller) runChanged(before, after any) {
+	if before.(*enginev1alpha1.BackupRun).UID != after.(*enginev1alpha1.BackupRun).UID {
+		c.runDeleted(before)
+	}
+	c.enqueue(after)
 }
 
 func (c *Controller) runDeleted(obj any) {

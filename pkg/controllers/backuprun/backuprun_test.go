@@ -327,6 +327,24 @@ func TestRemovingARecordStopsItsRun(t *testing.T) {
 	})
 }
 
+// An informer that was cut off for a while sees a record that was replaced as one
+// that has changed.
+func TestARecordThatWasReplacedUnnoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: untilStopped}, newRun("a", ready))
+		controller := h.start(1)
+		h.expect("a", running, false)
+		before := h.run("a")
+		after := newRun("a", queued)
+		after.UID = "another"
+		controller.runChanged(before, after)
+		synctest.Wait()
+		if controller.isActive(before.UID) {
+			t.Error("the run goes on whose record is gone")
+		}
+	})
+}
+
 // Pitfall 22: the same between the claim and the execution.
 func TestARecordThatIsRemovedAsItIsClaimed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -157,7 +157,7 @@ func New(config Config) (*Projector, error) {
 	}{
 		{config.Runs.Informer(), cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { p.Observe(obj.(*enginev1alpha1.BackupRun)) },
-			UpdateFunc: func(_, obj any) { p.Observe(obj.(*enginev1alpha1.BackupRun)) },
+			UpdateFunc: p.changed,
 			DeleteFunc: p.removed,
 		}},
 		{config.Locations.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: relocate, UpdateFunc: relocated, DeleteFunc: relocate}},
@@ -238,6 +238,16 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	if run.Status.Stored && p.catalog.Backup(key.Namespace, key.Name) == nil {
 		p.refresher.ReadSoon(run.Spec.Backup.StorageLocation, run.Name)
 	}
+}
+
+// changed takes note of what an informer says of a record. After a gap, it tells of
+// one that was replaced as of one that changed.
+func (p *Projector) changed(before, after any) {
+	was, is := before.(*enginev1alpha1.BackupRun), after.(*enginev1alpha1.BackupRun)
+	if was.UID != is.UID {
+		p.removed(was)
+	}
+	p.Observe(is)
 }
 
 // removed takes note that a run's record is gone.
@@ -345,10 +355,14 @@ func (p *Projector) publish() (int, error) {
 	p.entries = make(map[string]queue.Entry, len(plan.Entries))
 	shown := make([]*holdfast.BackupQueueEntry, 0, len(plan.Entries))
 	for _, entry := range plan.Entries {
+		run := p.planner.Run(entry.Key)
+		if p.runs[keyOf(run)] != run {
+			continue // another record says that it stands for this backup, too
+		}
 		entry = queue.Redact(entry, p.SystemNamespace)
 		p.entries[entry.Key] = entry
 		internal := &holdfast.BackupQueueEntry{}
-		if err := p.Scheme.Convert(entryOf(p.planner.Run(entry.Key), entry, &plan), internal, nil); err != nil {
+		if err := p.Scheme.Convert(entryOf(run, entry, &plan), internal, nil); err != nil {
 			return 0, fmt.Errorf("showing the place of %s in the queue: %w", entry.Key, err)
 		}
 		shown = append(shown, internal)

@@ -151,6 +151,38 @@ func TestALateAnswerBringsNoRecordBack(t *testing.T) {
 	}
 }
 
+// An informer that was cut off for a while sees that as a change.
+func TestARecordThatWasReplacedUnnoticed(t *testing.T) {
+	f := newFixture(t, "shop")
+	first := f.run("shop", "a", queued(1), "shop")
+	second := f.run("shop", "a", queued(2), "shop")
+	second.UID = "another"
+	f.Observe(first)
+	f.changed(first, second)
+	f.Observe(first)
+	f.mustPublish()
+	if got := f.backup("shop", "a"); got == nil || got.UID != second.UID || f.planner.Run("shop.a") != second {
+		t.Errorf("%v", got)
+	}
+}
+
+// One odd record must not hide the queue from everybody.
+func TestTwoRecordsOfOneBackup(t *testing.T) {
+	f := newFixture(t, "shop")
+	twin := f.run("shop", "a", queued(1), "shop")
+	twin.Name, twin.UID = "written-by-hand", "twin"
+	for _, run := range []*enginev1alpha1.BackupRun{twin, f.run("shop", "a", queued(2), "shop"), f.run("shop", "b", queued(3), "shop")} {
+		f.Observe(run)
+	}
+	f.mustPublish()
+	if got := f.backup("shop", "b").Status.QueuePosition; got != 3 {
+		t.Errorf("position %d, want 3", got)
+	}
+	if got := f.backup("shop", "a").Status.QueuePosition; got != 2 {
+		t.Errorf("position %d, want 2: the record that was seen last counts", got)
+	}
+}
+
 func TestBackupPassesFromRecordToCatalogueWithoutVanishing(t *testing.T) {
 	f := newFixture(t, "shop")
 	watcher, err := f.Backups.Watch(t.Context(), "/holdfast.io/backups", storage.ListOptions{Recursive: true, Predicate: storage.Everything})

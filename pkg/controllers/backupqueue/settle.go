@@ -1,0 +1,193 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backupqueue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
+)
+
+// refusal is what is known of a record that may not be written.
+type refusal struct {
+	resourceVersion string
+	// until is when it is tried again if it has not changed.
+	until time.Time
+}
+
+// errRefused says that somebody, such as an admission webhook, does not want a record
+// to be written that exists.
+var errRefused = errors.New("refused")
+
+// settle ends the runs that do not come into the queue, and gives the others their
+// tickets. It reports whether it has written, and what was refused: a record that
+// can't be written holds nobody else up.
+func (c *Controller) settle(ctx context.Context, d *decision) (written bool, refusals, err error) {
+	var refused []error
+	for name := range c.unsettled {
+		run := c.known[name]
+		end := c.endBefore(run)
+		if end == nil {
+			c.unsettled.Delete(name)
+			continue
+		}
+		if c.isRefused(run) {
+			continue
+		}
+		now := metav1.NewTime(c.clock.Now())
+		end.CompletionTimestamp = &now
+		err := c.write(ctx, run, *end)
+		if err == nil && end.Phase == v1alpha1.BackupPhaseCancelled {
+			c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeNormal, string(end.Phase), "Backup", "The backup was %s", end.FailureReason)
+		}
+		switch {
+		case err == nil || apierrors.IsNotFound(err):
+			written = true
+		case c.refuse(run, err):
+			refused = append(refused, err)
+		default:
+			return written, nil, err
+		}
+	}
+	tickets := 0
+	for _, ticket := range d.Tickets {
+		if tickets == ticketsAtOnce {
+			c.queue.Add(theQueue)
+			break
+		}
+		run := c.known[ticket.Key]
+		if c.isRefused(run) || c.endBefore(run) != nil {
+			continue
+		}
+		switch err := c.enqueue(ctx, run, ticket.Ticket); {
+		case err == nil || apierrors.IsNotFound(err):
+			written = true
+			tickets++
+		case c.refuse(run, err):
+			refused = append(refused, err)
+		default:
+			return written, nil, err
+		}
+	}
+	return written, errors.Join(refused...), nil
+}
+
+// isRefused reports whether a run was refused as it is, a moment ago.
+func (c *Controller) isRefused(run *enginev1alpha1.BackupRun) bool {
+	refusal, ok := c.refused[run.Name]
+	return ok && refusal.resourceVersion == run.ResourceVersion && c.clock.Now().Before(refusal.until)
+}
+
+// refuse takes note of a write that failed, if that is about this record alone.
+func (c *Controller) refuse(run *enginev1alpha1.BackupRun, err error) bool {
+	if !errors.Is(err, errRefused) {
+		var status apierrors.APIStatus
+		if !errors.As(err, &status) {
+			return false // no answer of an API server
+		}
+		switch code := status.Status().Code; code {
+		case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+			return false // the others would get the same
+		case http.StatusConflict:
+			c.unsure = true
+			return false // there is another version, and it keeps its place
+		default:
+			c.unsure = c.unsure || code >= http.StatusInternalServerError // it may be written
+		}
+	}
+	c.refused[run.Name] = refusal{run.ResourceVersion, c.clock.Now().Add(refusedRetry)}
+	c.queue.AddAfter(theQueue, refusedRetry)
+	c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Queue", "%s", cut(err.Error()))
+	return true
+}
+
+// endBefore is the end of a run that is not to begin; nil if there is no reason.
+// The API server creates none whose spec can't be used, so somebody wrote such a
+// record by hand.
+func (c *Controller) endBefore(run *enginev1alpha1.BackupRun) *enginev1alpha1.BackupRunStatus {
+	status := run.Status.DeepCopy()
+	switch {
+	case !records.Unclaimed(run):
+		return nil
+	case run.Spec.Cancellation != nil:
+		status.Phase = v1alpha1.BackupPhaseCancelled
+		status.FailureReason = records.CancelledReason(run)
+		return status
+	case run.Status.Phase != "" && run.Status.Phase != v1alpha1.BackupPhaseNew:
+		return nil
+	}
+	errs := c.validate(run)
+	if len(errs) == 0 {
+		return nil
+	}
+	status.Phase = v1alpha1.BackupPhaseFailedValidation
+	for _, err := range errs {
+		status.ValidationErrors = append(status.ValidationErrors, err.Error())
+	}
+	return status
+}
+
+// validate checks a run as the API server checks the Backup that it stands for.
+// Its name is the backup's name in the store, which no two runs may write to.
+func (c *Controller) validate(run *enginev1alpha1.BackupRun) field.ErrorList {
+	errs := validation.ValidateBackup(run.AsBackup())
+	ref := run.Spec.BackupRef
+	if name := format.StoreName(ref.Namespace, ref.Name, c.namespace); name != run.Name {
+		errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), ref.Name, fmt.Sprintf("its BackupRun must be called %q", name)))
+	}
+	return errs
+}
+
+func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun, ticket int64) error {
+	c.planning.Lock()
+	c.planner.Remember(ticket) // its write may be done and the answer lost
+	c.planning.Unlock()
+	now := metav1.NewTime(c.clock.Now())
+	status := *run.Status.DeepCopy()
+	status.Phase = v1alpha1.BackupPhaseQueued
+	status.Ticket = ticket
+	status.QueuedTimestamp = &now
+	return c.write(ctx, run, status)
+}
+
+// write changes a run's status if nobody has changed the run since the decision
+// was taken: the update carries its resourceVersion. The error is NotFound only if
+// the run is gone.
+func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, status enginev1alpha1.BackupRunStatus) error {
+	changed := run.DeepCopy()
+	changed.Status = status
+	updated, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	if err == nil {
+		c.written[updated.Name] = version{updated.UID, updated}
+		return nil
+	}
+	err = fmt.Errorf("making BackupRun %s %s: %w", run.Name, changed.Status.Phase, err)
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	live, getErr := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
+	switch {
+	case getErr == nil && live.UID == run.UID:
+		return fmt.Errorf("%w: %v", errRefused, err)
+	case getErr != nil && !apierrors.IsNotFound(getErr):
+		return fmt.Errorf("reading BackupRun %s: %w", run.Name, getErr)
+	}
+	// The informer will see that. Its neighbours need not wait for it.
+	c.written[run.Name] = version{uid: run.UID}
+	c.queue.Add(theQueue)
+	return err
+}
