@@ -421,6 +421,7 @@ func TestMetadataReplaced(t *testing.T) {
 		w.start()
 		time.Sleep(15 * time.Second)
 		must(t, w.EngineV1alpha1().BackupRuns(system).Delete(t.Context(), "a", metav1.DeleteOptions{}))
+		must(t, os.RemoveAll(filepath.Join(w.folder, format.BackupPrefix("a"))))
 		writeBackup(t, w.faulty, "a", "successor")
 		successor := completed("a")
 		successor.UID, successor.Spec.Deletion = "successor", nil

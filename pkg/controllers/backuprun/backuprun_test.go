@@ -335,9 +335,13 @@ func TestARecordThatWasReplacedUnnoticed(t *testing.T) {
 		controller := h.start(1)
 		h.expect("a", running, false)
 		before := h.run("a")
-		after := newRun("a", queued)
-		after.UID = "another"
-		controller.runChanged(before, after)
+		release := h.Hold()
+		defer release()
+		h.remove("a")
+		next := newRun("a", queued)
+		next.UID = "another"
+		h.Create(next)
+		controller.runChanged(before, h.run("a"))
 		synctest.Wait()
 		if controller.isActive(before.UID) {
 			t.Error("the run goes on whose record is gone")
