@@ -46,8 +46,8 @@ type referee struct {
 	// litter are runs that have ended and were never stored.
 	litter []string
 	// lastEnd is when a run ended the last time.
-	lastEnd            time.Time
-	mostWaiting, ended int
+	lastEnd     time.Time
+	mostWaiting int
 }
 
 // tracked is the truth about a run.

@@ -59,7 +59,7 @@ type state struct {
 	// What it reads, as far as overlap goes.
 	namespaces    *selection.Namespaces
 	clusterScoped bool
-	claims int
+	claims        int
 }
 
 func (c *checker) fail(format string, args ...any) {
