@@ -56,6 +56,7 @@ func TestARefusedRecordHoldsNobodyUp(t *testing.T) {
 				h.expect(ready, "fine", "overlaps")
 				h.atOnce(began)
 				time.Sleep(time.Hour)
+				synctest.Wait()
 				if most := 2 * int(time.Hour/refusedRetry); attempts-before > most {
 					t.Errorf("%d attempts in an hour, more than %d", attempts-before, most)
 				}
