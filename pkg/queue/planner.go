@@ -186,6 +186,15 @@ func (p *Planner) Plan() Plan {
 // Len is the number of entries.
 func (p *Planner) Len() int { return len(p.line) }
 
+// NewRuns are the runs that have no ticket yet, in the order in which they get one.
+func (p *Planner) NewRuns() []Run {
+	runs := make([]Run, 0, len(p.fresh))
+	for _, m := range p.fresh {
+		runs = append(runs, m.Run)
+	}
+	return runs
+}
+
 // RunAt is the run of EntryAt(i).
 func (p *Planner) RunAt(i int) Run { return p.line[i].Run }
 

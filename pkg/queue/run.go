@@ -37,7 +37,7 @@ type Run struct {
 	// where it is not known. It tells New runs apart that were created in the same
 	// second, which is as exact as CreatedAt is.
 	Version uint64
-	// QueuedAt is when the ticket was given; zero where it is not known.
+	// QueuedAt is since when the run waits; zero where it is not known.
 	QueuedAt time.Time
 
 	// Location is the storage location, with the default already filled in.

@@ -151,6 +151,8 @@ type Controller struct {
 	// nextCheck and nextTell are when all runs are compared with the informer, and when
 	// the waits are looked at.
 	nextCheck, nextTell time.Time
+	// nextPublish is when the limit may be published again.
+	nextPublish time.Time
 	// unreadable is the version of the settings that was reported to be.
 	unreadable string
 }
@@ -282,10 +284,16 @@ func (c *Controller) sync(ctx context.Context) (refusals, err error) {
 	if err != nil {
 		return refusals, err
 	}
+	if d.unreadable != nil {
+		return refusals, d.unreadable
+	}
 	for {
 		if changed {
 			if d, err = c.decide(ctx); err != nil {
 				return refusals, err
+			}
+			if d.unreadable != nil {
+				return refusals, d.unreadable
 			}
 		}
 		if changed, err = c.refresh(ctx, d); err != nil {
@@ -299,6 +307,9 @@ func (c *Controller) sync(ctx context.Context) (refusals, err error) {
 		return refusals, err
 	}
 	c.tell(ctx, d)
+	if err := c.correctLimit(ctx); err != nil {
+		return refusals, err
+	}
 	if d.ledger.others {
 		c.queue.AddAfter(theQueue, recheck)
 	}

@@ -429,6 +429,28 @@ func TestTheLimitIsPublished(t *testing.T) {
 	}
 }
 
+// What the API server shows is put right again, and two controllers with different
+// limits do not do so without end.
+func TestTheLimitIsPublishedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.start(2)
+		h.setSettings(map[string]string{"concurrentBackups": "many", "started": "[]"})
+		synctest.Wait()
+		if got := h.settings().Data["concurrentBackups"]; got != "2" {
+			t.Errorf("the limit is %q", got)
+		}
+		h.start(3)
+		h.ClearActions()
+		h.Kube.ClearActions()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if writes, most := len(h.Writes("configmaps")), 2*int(time.Hour/backstop)+2; writes > most {
+			t.Errorf("%d writes in an hour, more than %d", writes, most)
+		}
+	})
+}
+
 func TestALimitOfNoneIsRefused(t *testing.T) {
 	if _, err := New(Config{}); !errors.Is(err, queue.ErrLimit) {
 		t.Errorf("New: %v", err)

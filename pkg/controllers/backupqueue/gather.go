@@ -5,6 +5,7 @@ package backupqueue
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -17,6 +18,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
 // news are what the informers tell, until a decision takes it into account.
@@ -100,6 +102,8 @@ type version struct {
 type decision struct {
 	queue.Decision
 	ledger *ledger
+	// unreadable is why there is no ledger, and nothing starts.
+	unreadable error
 }
 
 // decide brings the planner up to date, and decides.
@@ -123,7 +127,11 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 		return nil, err
 	}
 	ledger, err := c.readLedger(ctx)
-	if err != nil {
+	var unreadable error
+	switch {
+	case errors.Is(err, records.ErrLedger):
+		unreadable = err
+	case err != nil:
 		return nil, err
 	}
 
@@ -144,18 +152,23 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 		}
 		c.planner.SetExistingNamespaces(list)
 	}
-	c.planner.SetStarted(ledger.started)
-	for _, key := range c.blockers {
-		c.planner.Remove(key)
-	}
-	c.blockers = nil
-	for _, blocker := range ledger.blockers() {
-		c.planner.Update(blocker)
-		c.blockers = append(c.blockers, blocker.Key)
+	if ledger != nil {
+		c.planner.SetStarted(ledger.started)
+		for _, key := range c.blockers {
+			c.planner.Remove(key)
+		}
+		c.blockers = nil
+		for _, blocker := range ledger.blockers() {
+			c.planner.Update(blocker)
+			c.blockers = append(c.blockers, blocker.Key)
+		}
 	}
 	next := c.planner.Next()
 	queueDecision.Observe(c.clock.Since(begin).Seconds())
-	return &decision{Decision: next, ledger: ledger}, nil
+	if unreadable != nil {
+		next.Start = nil
+	}
+	return &decision{Decision: next, ledger: ledger, unreadable: unreadable}, nil
 }
 
 // relist reads the runs from the cluster.

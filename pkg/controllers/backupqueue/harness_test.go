@@ -34,6 +34,9 @@ import (
 
 const system = "holdfast"
 
+// bubbleStart is when time begins in a synctest bubble.
+var bubbleStart = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+
 // newRun makes a run of a backup of the system namespace that includes some
 // namespaces, created at a second of the test's time.
 func newRun(name string, second int, namespaces ...string) *enginev1alpha1.BackupRun {
@@ -41,7 +44,7 @@ func newRun(name string, second int, namespaces ...string) *enginev1alpha1.Backu
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         system,
 			Name:              format.StoreName(system, name, system),
-			CreationTimestamp: metav1.Unix(int64(second), 0),
+			CreationTimestamp: metav1.NewTime(bubbleStart.Add(time.Duration(second) * time.Second)),
 		},
 		Spec: enginev1alpha1.BackupRunSpec{
 			BackupRef: v1alpha1.BackupReference{Namespace: system, Name: name},

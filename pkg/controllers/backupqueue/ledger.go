@@ -144,18 +144,19 @@ func (c *Controller) writeLedger(ctx context.Context, d *decision) error {
 	if err != nil {
 		return err
 	}
+	settings.Data[records.ConcurrentBackupsKey] = strconv.Itoa(c.limit)
 	written, err := c.configMaps.Update(ctx, settings, metav1.UpdateOptions{})
 	if err != nil {
 		c.settings = nil // whatever it is now
+		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsInternalError(err) {
+			c.events.Eventf(d.ledger.settings, nil, corev1.EventTypeWarning, "LedgerRefused", "Start", "%s", cut("No backup starts: "+err.Error()))
+		}
 		return fmt.Errorf("letting %d backups start: %w", len(d.Start), err)
 	}
 	c.settings = written
 	for _, key := range d.Start {
 		run := c.known[key]
-		waited := now.Sub(run.CreationTimestamp.Time)
-		if run.Status.QueuedTimestamp != nil {
-			waited = now.Sub(run.Status.QueuedTimestamp.Time)
-		}
+		waited := now.Sub(records.WaitingSince(run))
 		queueStarts.Inc()
 		queueWait.Observe(waited.Seconds())
 		klog.FromContext(ctx).Info("Backup left the queue", "backupRun", klog.KObj(run), "waited", waited.Round(time.Millisecond))
@@ -257,6 +258,21 @@ func (c *Controller) publishLimit(ctx context.Context) error {
 	c.settings = nil
 	_, err = c.configMaps.Update(ctx, settings, metav1.UpdateOptions{})
 	return err
+}
+
+// correctLimit publishes the limit again if somebody has changed it: now and then, in
+// case that another controller has another limit.
+func (c *Controller) correctLimit(ctx context.Context) error {
+	if c.settings == nil || c.settings.Data[records.ConcurrentBackupsKey] == strconv.Itoa(c.limit) {
+		return nil
+	}
+	now := c.clock.Now()
+	if now.Before(c.nextPublish) {
+		c.queue.AddAfter(theQueue, c.nextPublish.Sub(now))
+		return nil
+	}
+	c.nextPublish = now.Add(backstop)
+	return c.publishLimit(ctx)
 }
 
 // reportUnreadable tells people that nothing starts, once for each such version.

@@ -4,6 +4,7 @@
 package backupqueue
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubetesting "k8s.io/client-go/testing"
 
@@ -182,12 +184,39 @@ func TestALedgerThatCannotBeReadStartsNothing(t *testing.T) {
 				if event := <-h.events.Events; !strings.Contains(event, `remove the key "started" of the ConfigMap holdfast-queue`) {
 					t.Errorf("the event does not say what to do: %s", event)
 				}
+				// Whatever needs no ledger goes on.
+				h.Create(newRun("b", 2, "b"))
+				h.Create(newRun("c", 3, "c"))
+				h.cancel("c")
+				time.Sleep(time.Minute)
+				h.expect(queued, "a", "b")
+				h.expect(cancelled, "c")
 				h.setSettings(map[string]string{})
 				time.Sleep(time.Minute)
 				h.expect(ready, "a")
 			})
 		})
 	}
+}
+
+func TestALedgerThatMayNotBeWrittenIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("a", 1, "a"))
+		h.Fault(func(action kubetesting.Action) enginetest.Fault {
+			if isStart(action, "a") {
+				return enginetest.Fault{Err: apierrors.NewForbidden(corev1.Resource("configmaps"), records.SettingsName, errors.New("a policy denies it"))}
+			}
+			return enginetest.Fault{}
+		})
+		h.start(1)
+		h.expect(queued, "a")
+		if event := <-h.events.Events; !strings.Contains(event, "Warning LedgerRefused No backup starts: ") || !strings.Contains(event, "a policy denies it") {
+			t.Errorf("the event says %q", event)
+		}
+		h.Fault(nil)
+		time.Sleep(time.Minute)
+		h.expect(ready, "a")
+	})
 }
 
 // Pitfall 6: the write of a leader that was paused arrives after others have

@@ -18,7 +18,7 @@ const subsystem = "holdfast_queue"
 
 var (
 	queueDepth = metrics.NewDesc(subsystem+"_backups",
-		"Backups by state: Running, Ready or Queued.", []string{"state"}, nil, metrics.ALPHA, "")
+		"Backups by state: Running, Ready, Queued, or New if they have no place in the queue yet.", []string{"state"}, nil, metrics.ALPHA, "")
 	queueBlocked = metrics.NewDesc(subsystem+"_blocked_backups",
 		"Queued backups by the reason why they wait.", []string{"reason"}, nil, metrics.ALPHA, "")
 	queueOldestWait = metrics.NewDesc(subsystem+"_oldest_wait_seconds",
@@ -39,6 +39,12 @@ var (
 		Help:           "Backups that were let start.",
 		StabilityLevel: metrics.ALPHA,
 	})
+	queueEnded = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      subsystem,
+		Name:           "ended_total",
+		Help:           "Backups that ended before they started, by phase: Cancelled or FailedValidation.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"phase"})
 	queueDecision = metrics.NewHistogram(&metrics.HistogramOpts{
 		Subsystem:      subsystem,
 		Name:           "decision_duration_seconds",
@@ -62,7 +68,7 @@ var queueCollector collector
 func registerMetrics(c *Controller) {
 	queueCollector.controller.Store(c)
 	register.Do(func() {
-		legacyregistry.MustRegister(queueWait, queueStarts, queueDecision)
+		legacyregistry.MustRegister(queueWait, queueStarts, queueEnded, queueDecision)
 		legacyregistry.CustomMustRegister(&queueCollector)
 	})
 }
@@ -97,7 +103,12 @@ func (q *collector) CollectWithStability(found chan<- metrics.Metric) {
 			oldest = max(oldest, now.Sub(run.WaitingSince()))
 		}
 	}
+	fresh := c.planner.NewRuns()
 	c.planning.Unlock()
+	depth["New"] = len(fresh)
+	for _, run := range fresh {
+		oldest = max(oldest, now.Sub(run.CreatedAt))
+	}
 	gauge := func(desc *metrics.Desc, value float64, labels ...string) {
 		found <- metrics.NewLazyConstMetric(desc, metrics.GaugeValue, value, labels...)
 	}

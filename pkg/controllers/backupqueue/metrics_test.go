@@ -4,16 +4,21 @@
 package backupqueue
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 )
 
 // What is shown is the queue as it is when somebody asks: a wait grows though
@@ -29,10 +34,28 @@ func TestMetricsFollowTheQueue(t *testing.T) {
 			h.Create(run)
 			synctest.Wait()
 		}
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if run := written(action); run != nil && run.Name == "unwritten" {
+				return enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), run.Name, errors.New("denied"))}
+			}
+			return enginetest.Fault{}
+		})
+		unwritten := newRun("unwritten", 7, "f")
+		unwritten.CreationTimestamp = metav1.Now()
+		h.Create(unwritten)
+		gone := newRun("gone", 8, "g")
+		gone.Spec.Cancellation = &enginev1alpha1.Ask{}
+		before := endedBefore(t)
+		h.Create(gone)
 		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if got := endedBefore(t); got != before+1 {
+			t.Errorf("%v have ended before they started, want %v", got, before+1)
+		}
 		want := `
-# HELP holdfast_queue_backups [ALPHA] Backups by state: Running, Ready or Queued.
+# HELP holdfast_queue_backups [ALPHA] Backups by state: Running, Ready, Queued, or New if they have no place in the queue yet.
 # TYPE holdfast_queue_backups gauge
+holdfast_queue_backups{state="New"} 1
 holdfast_queue_backups{state="Queued"} 4
 holdfast_queue_backups{state="Ready"} 1
 holdfast_queue_backups{state="Running"} 1
@@ -56,4 +79,13 @@ holdfast_queue_slots 2
 			t.Error(err)
 		}
 	})
+}
+
+func endedBefore(t *testing.T) float64 {
+	t.Helper()
+	value, err := testutil.GetCounterMetricValue(queueEnded.WithLabelValues(string(v1alpha1.BackupPhaseCancelled)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return value
 }

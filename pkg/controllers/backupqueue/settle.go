@@ -51,6 +51,9 @@ func (c *Controller) settle(ctx context.Context, d *decision) (written bool, ref
 		now := metav1.NewTime(c.clock.Now())
 		end.CompletionTimestamp = &now
 		err := c.write(ctx, run, *end)
+		if err == nil {
+			queueEnded.WithLabelValues(string(end.Phase)).Inc()
+		}
 		if err == nil && end.Phase == v1alpha1.BackupPhaseCancelled {
 			c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeNormal, string(end.Phase), "Backup", "The backup was %s", end.FailureReason)
 		}

@@ -8,11 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -56,7 +58,7 @@ func TestATinyBackupCostsTwoWrites(t *testing.T) {
 		if h.run("a").Status.CompletionTimestamp == nil {
 			t.Error("the run does not say when it ended")
 		}
-		if events := h.announced(); len(events) != 2 || events[0] != "Normal Started The backup has started" ||
+		if events := h.announced(); len(events) != 2 || events[0] != "Normal Started The backup has started; it waited 0s" ||
 			events[1] != "Normal Completed The backup has ended with 0 errors and 0 warnings" {
 			t.Errorf("events: %q", events)
 		}
@@ -325,6 +327,35 @@ func TestRemovingARecordStopsItsRun(t *testing.T) {
 			t.Errorf("events: %q", events)
 		}
 	})
+}
+
+// Somebody may refuse to have the record written. People are told, and it is tried
+// again until it is allowed.
+func TestARecordThatMayNotBeWrittenIsReported(t *testing.T) {
+	for name, phase := range map[string]v1alpha1.BackupPhase{"the claim": running, "the end": done} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, &work{}, newRun("a", ready))
+				h.Fault(func(action clienttesting.Action) enginetest.Fault {
+					if run := written(action); run != nil && run.Status.Phase == phase {
+						return enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), "a", errors.New("a policy denies it"))}
+					}
+					return enginetest.Fault{}
+				})
+				h.start(1)
+				time.Sleep(time.Minute)
+				if events := h.announced(); !slices.ContainsFunc(events, func(event string) bool {
+					return strings.HasPrefix(event, "Warning RecordRefused") && strings.Contains(event, "a policy denies it")
+				}) {
+					t.Errorf("events: %q", events)
+				}
+				h.Fault(nil)
+				time.Sleep(time.Minute)
+				h.expect("a", done, true)
+				h.expectExecuted("a")
+			})
+		})
+	}
 }
 
 // An informer that was cut off for a while sees a record that was replaced as one

@@ -42,14 +42,21 @@ func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun) e
 	}
 	claimed, err := c.runs.UpdateStatus(ctx, claimed, metav1.UpdateOptions{})
 	if err != nil {
+		c.tellRefused(run, err)
 		return fmt.Errorf("claiming BackupRun %s: %w", run.Name, err)
 	}
-	note := "The backup has started"
-	if queued := run.Status.QueuedTimestamp; queued != nil {
-		note += fmt.Sprintf("; it waited %s", now.Sub(queued.Time).Round(time.Second))
-	}
+	note := fmt.Sprintf("The backup has started; it waited %s", now.Sub(records.WaitingSince(run)).Round(time.Second))
 	c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeNormal, "Started", "Backup", "%s", note)
 	return c.execute(ctx, claimed)
+}
+
+// tellRefused tells people that a record may not be written, for instance since an
+// admission webhook does not want it: the backup keeps its slot until it may.
+func (c *Controller) tellRefused(run *enginev1alpha1.BackupRun, err error) {
+	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsInternalError(err) {
+		note := fmt.Sprintf("The record of the backup may not be written, and it keeps its slot until it may: %v", err)
+		c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Backup", "%s", cut(note))
+	}
 }
 
 // execute runs a claimed run to its end.

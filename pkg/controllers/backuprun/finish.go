@@ -36,12 +36,15 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 		if err == nil {
 			return true, nil
 		}
+		if !apierrors.IsConflict(err) {
+			klog.FromContext(ctx).Info("Writing the end of the backup failed; it will be tried again", "err", err)
+			c.tellRefused(run, err)
+		}
 		live, getErr := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(getErr) || getErr == nil && live.UID != run.UID:
 			return true, nil // removed by hand
 		case getErr != nil:
-			klog.FromContext(ctx).Info("Writing the end of the backup failed; it will be tried again", "err", err)
 			return false, nil
 		case live.Status.Executor != run.Status.Executor:
 			return false, fmt.Errorf("BackupRun %s was taken over by the controller %s", run.Name, live.Status.Executor)
@@ -155,11 +158,13 @@ func (c *Controller) announce(ctx context.Context, run *enginev1alpha1.BackupRun
 	case status.FailureReason != "":
 		note = "The backup has failed: " + status.FailureReason
 	}
-	const maxNote = 1000 // an event's note may have 1,024 characters
-	if len(note) > maxNote {
-		note = note[:maxNote]
-	}
-	c.Events.Eventf(records.BackupReference(run), nil, kind, string(status.Phase), "Backup", "%s", strings.ToValidUTF8(note, ""))
+	c.Events.Eventf(records.BackupReference(run), nil, kind, string(status.Phase), "Backup", "%s", cut(note))
 	klog.FromContext(ctx).Info("Backup ended", "backupRun", klog.KObj(run), "phase", status.Phase, "errors", status.Errors, "warnings", status.Warnings, "failureReason", status.FailureReason, "stored", outcome.Stored)
 	observeEnd(run, status)
+}
+
+// cut shortens a note to what an event may hold, which is 1,024 characters.
+func cut(note string) string {
+	const longest = 1000
+	return strings.ToValidUTF8(note[:min(len(note), longest)], "")
 }

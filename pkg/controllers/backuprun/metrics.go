@@ -17,7 +17,7 @@ var (
 	backupsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem:      "holdfast",
 		Name:           "backups_total",
-		Help:           "Backups that have ended, by phase: Completed, PartiallyFailed, Failed, FailedValidation or Cancelled.",
+		Help:           "Backups that have started and ended, by phase: Completed, PartiallyFailed, Failed, FailedValidation or Cancelled.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"phase"})
 	backupDuration = metrics.NewHistogram(&metrics.HistogramOpts{

@@ -115,13 +115,11 @@ func (p *Planner) compile(run *enginev1alpha1.BackupRun) queue.Run {
 		Cancelled: run.Spec.Cancellation != nil,
 		Ticket:    run.Status.Ticket,
 		CreatedAt: run.CreationTimestamp.Time,
+		QueuedAt:  WaitingSince(run),
 		Location:  run.Spec.Backup.StorageLocation,
 	}
 	// One that is no number is of no use, and 0 says so.
 	result.Version, _ = strconv.ParseUint(run.ResourceVersion, 10, 64)
-	if run.Status.QueuedTimestamp != nil {
-		result.QueuedAt = run.Status.QueuedTimestamp.Time
-	}
 	if run.Status.Phase.Ended() || run.Spec.Deletion != nil {
 		delete(p.compiled, run.UID)
 		return result // only its ticket matters

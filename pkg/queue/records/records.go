@@ -8,6 +8,7 @@ package records
 
 import (
 	"strconv"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -48,4 +49,15 @@ func locationState(location *enginev1alpha1.BackupStorageLocation) queue.Locatio
 		return queue.LocationState{Available: true}
 	}
 	return queue.LocationState{Message: condition.Message}
+}
+
+// WaitingSince is when a run was queued. If it could not be queued for a while, for
+// instance since there was no controller, it is when it was created: both are exact
+// to a second.
+func WaitingSince(run *enginev1alpha1.BackupRun) time.Time {
+	created, queued := run.CreationTimestamp, run.Status.QueuedTimestamp
+	if queued == nil || queued.Sub(created.Time) > time.Second {
+		return created.Time
+	}
+	return queued.Time
 }

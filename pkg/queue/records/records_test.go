@@ -74,6 +74,20 @@ func TestRun(t *testing.T) {
 }
 
 // Pitfall 20: the queue knows what touches cluster-scoped resources.
+func TestWaitingSince(t *testing.T) {
+	at := func(second int64) *metav1.Time { t := metav1.Unix(second, 0); return &t }
+	for name, c := range map[string]struct {
+		queued *metav1.Time
+		want   int64
+	}{"not queued": {nil, 100}, "at once": {at(100), 100}, "a moment later": {at(101), 101}, "without a controller for a minute": {at(160), 100}} {
+		run := newRun("shop")
+		run.CreationTimestamp, run.Status.QueuedTimestamp = *at(100), c.queued
+		if got := WaitingSince(run).Unix(); got != c.want {
+			t.Errorf("%s: since %d, want %d", name, got, c.want)
+		}
+	}
+}
+
 func TestClusterScope(t *testing.T) {
 	yes := true
 	everything, named, asked := newRun(), newRun("shop"), newRun("shop")

@@ -8,6 +8,7 @@ package projection
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -341,6 +342,8 @@ func (p *Projector) publish() (int, error) {
 		return 0, err
 	}
 	settings := p.settings()
+	_, err = records.Ledger(settings)
+	unreadable := errors.Is(err, records.ErrLedger)
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -360,6 +363,9 @@ func (p *Projector) publish() (int, error) {
 			continue // another record says that it stands for this backup, too
 		}
 		entry = queue.Redact(entry, p.SystemNamespace)
+		if unreadable && entry.Reason == v1alpha1.QueueReasonNextToStart {
+			entry.Message = "starts when the ledger of started backups can be read again; an event of the ConfigMap " + records.SettingsName + " says more"
+		}
 		p.entries[entry.Key] = entry
 		internal := &holdfast.BackupQueueEntry{}
 		if err := p.Scheme.Convert(entryOf(run, entry, &plan), internal, nil); err != nil {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -277,6 +278,19 @@ func TestPositionsFollowTheQueue(t *testing.T) {
 	f.mustPublish()
 	if entry, _ = f.Queue.GetObject(system, "third"); entry.Status.Reason != holdfast.QueueReason(v1alpha1.QueueReasonNextToStart) {
 		t.Errorf("reason %s with a free slot, want NextToStart", entry.Status.Reason)
+	}
+}
+
+func TestAnUnreadableLedgerIsSaid(t *testing.T) {
+	f := newFixture(t, "shop")
+	f.add(f.Settings.GetStore().Add(&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: records.SettingsName},
+		Data:       map[string]string{records.StartedKey: "garbage"},
+	}))
+	f.Observe(f.run("shop", "a", queued(1), "shop"))
+	f.mustPublish()
+	if got := f.backup("shop", "a").Status.Conditions[0].Message; !strings.Contains(got, "ledger") {
+		t.Errorf("it says %q", got)
 	}
 }
 
