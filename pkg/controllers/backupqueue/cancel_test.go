@@ -130,8 +130,8 @@ func TestEventsSayWhyABackupWaitsLong(t *testing.T) {
 		h.Create(newRun("passes", 5, "c"))
 		h.expect(ready, "passes")
 		time.Sleep(backstop)
-		h.expectTold(`Normal PassedOver The backup waits at position 1: overlaps runs (running) in a`,
-			`Normal PassedOver The backup waits at position 2: storage location "down" is unavailable`)
+		h.expectTold(`Normal PassedOver Others have passed the backup, which waits at position 1: overlaps runs (running) in a`,
+			`Normal PassedOver Others have passed the backup, which waits at position 2: storage location "down" is unavailable`)
 		h.Create(newRun("next", 6, "c"))
 		h.end("passes")
 		h.expect(ready, "next")

@@ -144,13 +144,13 @@ func (t *told) mark(event string) {
 	t.passedOver = t.passedOver || event == eventPassedOver
 }
 
-func (c *Controller) tellWait(i int, reason string) {
-	if reason == "" {
-		return
-	}
+func (c *Controller) tellWait(i int, event string) {
 	entry := queue.Redact(c.planner.EntryAt(i), c.namespace)
-	c.events.Eventf(records.BackupReference(c.known[entry.Key]), nil, corev1.EventTypeNormal, reason, "Queue",
-		"%s", cut(fmt.Sprintf("The backup waits at position %d: %s", entry.Position, entry.Message)))
+	note := fmt.Sprintf("The backup waits at position %d: %s", entry.Position, entry.Message)
+	if event == eventPassedOver {
+		note = fmt.Sprintf("Others have passed the backup, which waits at position %d: %s", entry.Position, entry.Message)
+	}
+	c.events.Eventf(records.BackupReference(c.known[entry.Key]), nil, corev1.EventTypeNormal, event, "Queue", "%s", cut(note))
 }
 
 // cut shortens a note to what an event may hold.

@@ -2041,7 +2041,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupSpec says what to back up. Its fields have the names and meanings of Velero's Backup, so that such a manifest moves over by its apiVersion.",
+				Description: "BackupSpec says what to back up. Its fields have the names and meanings of those of Velero's Backup; those that are not here are refused.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"includedNamespaces": {

@@ -43,8 +43,8 @@ type BackupList struct {
 	Items []Backup `json:"items"`
 }
 
-// BackupSpec says what to back up. Its fields have the names and meanings of
-// Velero's Backup, so that such a manifest moves over by its apiVersion.
+// BackupSpec says what to back up. Its fields have the names and meanings of those
+// of Velero's Backup; those that are not here are refused.
 type BackupSpec struct {
 	// Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them
 	// for a backup in the system namespace, and the backup's own namespace elsewhere.
