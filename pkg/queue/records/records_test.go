@@ -73,7 +73,6 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// Pitfall 20: the queue knows what touches cluster-scoped resources.
 func TestWaitingSince(t *testing.T) {
 	at := func(second int64) *metav1.Time { t := metav1.Unix(second, 0); return &t }
 	for name, c := range map[string]struct {
@@ -88,6 +87,7 @@ func TestWaitingSince(t *testing.T) {
 	}
 }
 
+// Pitfall 20: the queue knows what touches cluster-scoped resources.
 func TestClusterScope(t *testing.T) {
 	yes := true
 	everything, named, asked := newRun(), newRun("shop"), newRun("shop")
