@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"strings"
 
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/client-go/kubernetes"
@@ -16,7 +17,11 @@ import (
 // not wait behind them, or the process loses it and ends.
 const eventWrites = 4
 
-// eventSink bounds how many requests are under way.
+// longestNote is how many bytes the note of an event has at most; the API allows 1,024.
+const longestNote = 1000
+
+// eventSink bounds how many requests are under way, and shortens notes to what an
+// event may hold: they quote errors.
 type eventSink struct {
 	sink  events.EventSink
 	slots chan struct{}
@@ -31,6 +36,10 @@ func newEventSink(sink events.EventSink) *eventSink {
 }
 
 func (s *eventSink) Create(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
+	if len(event.Note) > longestNote {
+		event = event.DeepCopy()
+		event.Note = strings.ToValidUTF8(event.Note[:longestNote], "")
+	}
 	return s.write(ctx, func() (*eventsv1.Event, error) { return s.sink.Create(ctx, event) })
 }
 

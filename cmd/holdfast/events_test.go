@@ -5,10 +5,12 @@ package main
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -91,4 +93,23 @@ func TestAnEventIsGivenUpWithItsContext(t *testing.T) {
 		}
 		time.Sleep(time.Second) // the others end
 	})
+}
+
+// An error may be of any length, and the API refuses a note of more than 1,024 bytes.
+func TestALongNoteIsShortened(t *testing.T) {
+	long := &eventsv1.Event{Note: strings.Repeat("ä", 2000)}
+	for _, event := range []*eventsv1.Event{long, {Note: "short"}} {
+		synctest.Test(t, func(t *testing.T) {
+			written, err := newEventSink(&slowSink{}).Create(t.Context(), event)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasPrefix(event.Note, written.Note) || !utf8.ValidString(written.Note) || len(written.Note) < min(len(event.Note), 990) || len(written.Note) > 1024 {
+				t.Errorf("%d bytes were made %d: %q", len(event.Note), len(written.Note), written.Note)
+			}
+		})
+	}
+	if len(long.Note) != 4000 {
+		t.Error("the caller's event has changed")
+	}
 }

@@ -15,12 +15,9 @@ import (
 	"k8s.io/klog/v2"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
-
-// maxNote is how many bytes an event's note has at most; the API allows 1,024.
-const maxNote = 1000
 
 // obstacle is why a deletion can't go on.
 type obstacle struct {
@@ -90,21 +87,13 @@ func (c *Controller) report(ctx context.Context, run *enginev1alpha1.BackupRun, 
 		return fmt.Errorf("writing what the deletion of BackupRun %s waits for: %w", run.Name, err)
 	}
 	klog.FromContext(ctx).Info("The deletion of a backup has to wait", "backupRun", klog.KObj(run), "reason", o.Error())
-	note := o.Error()
-	if len(note) > maxNote {
-		note = strings.ToValidUTF8(note[:maxNote], "")
-	}
-	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeWarning, "DeletionWaiting", "Delete", "%s", note)
+	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeWarning, "DeletionWaiting", "Delete", "%v", o)
 	return nil
 }
 
-// backupReference is the Backup that people know a run by.
+// backupReference is the Backup that people know a run by, for events.
 func backupReference(run *enginev1alpha1.BackupRun) *corev1.ObjectReference {
-	return &corev1.ObjectReference{
-		APIVersion: v1alpha1.SchemeGroupVersion.String(),
-		Kind:       "Backup",
-		Namespace:  run.Spec.BackupRef.Namespace,
-		Name:       run.Spec.BackupRef.Name,
-		UID:        backupUID(run),
-	}
+	ref := records.BackupReference(run)
+	ref.UID = backupUID(run)
+	return ref
 }

@@ -54,6 +54,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -146,8 +147,13 @@ type Controller struct {
 	unsure bool
 	// settings are the latest version that was read or written; nil when in doubt.
 	settings *corev1.ConfigMap
-	// told is what people know, by the uid of a run that waits; nil at first.
+	// told is what people know, by the uid of a run that waits.
 	told map[string]*told
+	// enqueued are the names of runs that got their place, or may have, since people
+	// were told of such; in the order of their tickets.
+	enqueued []string
+	// waitEvents bounds the events about waiting.
+	waitEvents flowcontrol.PassiveRateLimiter
 	// nextCheck and nextTell are when all runs are compared with the informer, and when
 	// the waits are looked at.
 	nextCheck, nextTell time.Time
@@ -185,6 +191,9 @@ func New(config Config) (*Controller, error) {
 		unsettled: sets.New[string](),
 		written:   map[string]version{},
 		refused:   map[string]refusal{},
+		told:      map[string]*told{},
+		waitEvents: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(
+			float32(eventsAtOnce/backstop.Seconds()), eventsAtOnce, config.Clock),
 	}
 	registerMetrics(c)
 	for _, r := range []struct {

@@ -4,8 +4,6 @@
 package backupqueue
 
 import (
-	"fmt"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,26 +29,6 @@ func (h *harness) cancel(names ...string) {
 	}
 }
 
-func (h *harness) told() []string {
-	synctest.Wait()
-	var all []string
-	for {
-		select {
-		case event := <-h.events.Events:
-			all = append(all, event)
-		default:
-			return all
-		}
-	}
-}
-
-func (h *harness) expectTold(want ...string) {
-	h.Helper()
-	if got := h.told(); !slices.Equal(got, want) {
-		h.Errorf("events %q\nwant   %q", got, want)
-	}
-}
-
 func TestCancelledRunsLeaveTheQueueAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), location("down", metav1.ConditionFalse),
@@ -66,7 +44,11 @@ func TestCancelledRunsLeaveTheQueueAtOnce(t *testing.T) {
 		h.expect(ready, "c")
 		h.expectStarted("c by process-1")
 		h.atOnce(begin)
-		h.expectTold("Normal Cancelled The backup was cancelled by jane", "Normal Cancelled The backup was cancelled by jane")
+		h.expectTold(
+			"Normal Queued The backup waits at position 1: overlaps a (ready) in a",
+			"Normal Queued The backup waits at position 2: overlaps a (ready) in a",
+			"Normal Queued The backup waits at position 3: waits for a slot: 1 in use, the limit is 1",
+			"Normal Cancelled The backup was cancelled by jane", "Normal Cancelled The backup was cancelled by jane")
 		for _, name := range []string{"a", "b"} {
 			status := h.run(name).Status
 			if status.FailureReason != "cancelled by jane" || status.CompletionTimestamp == nil || status.Stored || status.Leftovers {
@@ -107,83 +89,6 @@ func TestARunningRunThatIsCancelledHolds(t *testing.T) {
 		if writes := h.writesTo(cancelled)["runs"]; writes != 0 {
 			t.Errorf("%d writes", writes)
 		}
-	})
-}
-
-func TestEventsSayWhyABackupWaitsLong(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		held := newRun("held", 4, "b")
-		held.Spec.Backup.StorageLocation = "down"
-		h := newHarness(t, location("default", metav1.ConditionTrue), location("down", metav1.ConditionFalse),
-			inPhase(newRun("runs", 1, "a"), running, 1))
-		h.start(2)
-		h.Create(newRun("waits", 3, "a"))
-		h.Create(held)
-		time.Sleep(worthTelling - time.Second)
-		h.expectTold() // most have started by then
-		time.Sleep(backstop + time.Second)
-		h.expectTold(
-			`Normal Queued The backup waits at position 1: overlaps runs (running) in a`,
-			`Normal Held The backup waits at position 2: storage location "down" is unavailable`)
-		time.Sleep(time.Hour)
-		h.expectTold()
-		h.Create(newRun("passes", 5, "c"))
-		h.expect(ready, "passes")
-		time.Sleep(backstop)
-		h.expectTold(`Normal PassedOver Others have passed the backup, which waits at position 1: overlaps runs (running) in a`,
-			`Normal PassedOver Others have passed the backup, which waits at position 2: storage location "down" is unavailable`)
-		h.Create(newRun("next", 6, "c"))
-		h.end("passes")
-		h.expect(ready, "next")
-		time.Sleep(time.Hour)
-		h.expectTold()
-	})
-}
-
-// When thousands wait, the API server is not flooded with events that say so.
-func TestEventsOfALongQueueAreSpread(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 0, "a"), running, 1))
-		const n = 2*eventsAtOnce + eventsAtOnce/2
-		for i := range n {
-			h.Create(newRun(fmt.Sprintf("run-%03d", i), i+1, "a"))
-		}
-		h.start(1)
-		most, all := 0, 0
-		for range 12 {
-			time.Sleep(backstop)
-			synctest.Wait()
-			told := len(h.told())
-			most, all = max(most, told), all+told
-		}
-		if most != eventsAtOnce || all != n {
-			t.Errorf("%d events for %d backups, %d of them at once", all, n, most)
-		}
-	})
-}
-
-// What a tenant is told names no backup but those of its own namespace.
-func TestEventsNameNoBackupOfAnotherNamespace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("secret", 1, "shop"), running, 1))
-		h.start(2)
-		run := newRun("shop.daily", 2, "shop")
-		run.Spec.BackupRef = v1alpha1.BackupReference{Namespace: "shop", Name: "daily"}
-		h.Create(run)
-		time.Sleep(2 * worthTelling)
-		h.expectTold(`Normal Queued The backup waits at position 1: overlaps another backup in shop`)
-	})
-}
-
-func TestARestartTellsNothingAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		waits := inPhase(newRun("waits", 2, "a"), queued, 2)
-		queuedAt := metav1.NewTime(time.Now().Add(-time.Hour))
-		waits.Status.QueuedTimestamp = &queuedAt
-		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "a"), running, 1), waits)
-		h.start(2)
-		time.Sleep(time.Hour)
-		h.expectTold()
 	})
 }
 

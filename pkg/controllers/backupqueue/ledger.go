@@ -135,10 +135,11 @@ func (c *Controller) writeLedger(ctx context.Context, d *decision) error {
 		return nil
 	}
 	now := metav1.NewTime(c.clock.Now())
-	starts := d.ledger.holding
+	starts, started := d.ledger.holding, d.ledger.started.Clone()
 	for _, key := range d.Start {
 		run := c.known[key]
 		starts = append(starts, records.Start{UID: run.UID, Name: run.Name, At: now, By: c.identity})
+		started.Insert(run.UID)
 	}
 	settings, err := records.WithLedger(d.ledger.settings, starts)
 	if err != nil {
@@ -148,12 +149,15 @@ func (c *Controller) writeLedger(ctx context.Context, d *decision) error {
 	written, err := c.configMaps.Update(ctx, settings, metav1.UpdateOptions{})
 	if err != nil {
 		c.settings = nil // whatever it is now
-		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsInternalError(err) {
-			c.events.Eventf(d.ledger.settings, nil, corev1.EventTypeWarning, "LedgerRefused", "Start", "%s", cut("No backup starts: "+err.Error()))
+		if records.Refused(err) {
+			c.events.Eventf(d.ledger.settings, nil, corev1.EventTypeWarning, "LedgerRefused", "Start", "No backup starts: %v", err)
 		}
 		return fmt.Errorf("letting %d backups start: %w", len(d.Start), err)
 	}
 	c.settings = written
+	c.planning.Lock()
+	c.planner.SetStarted(started)
+	c.planning.Unlock()
 	for _, key := range d.Start {
 		run := c.known[key]
 		waited := now.Sub(records.WaitingSince(run))

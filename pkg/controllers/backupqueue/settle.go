@@ -98,23 +98,21 @@ func (c *Controller) isRefused(run *enginev1alpha1.BackupRun) bool {
 // refuse takes note of a write that failed, if that is about this record alone.
 func (c *Controller) refuse(run *enginev1alpha1.BackupRun, err error) bool {
 	if !errors.Is(err, errRefused) {
-		var status apierrors.APIStatus
-		if !errors.As(err, &status) {
-			return false // no answer of an API server
-		}
-		switch code := status.Status().Code; code {
-		case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-			return false // the others would get the same
-		case http.StatusConflict:
+		switch {
+		case apierrors.IsConflict(err):
 			c.unsure = true
 			return false // there is another version, and it keeps its place
-		default:
-			c.unsure = c.unsure || code >= http.StatusInternalServerError // it may be written
+		case !records.Refused(err):
+			return false // the others would get the same
+		}
+		var answer apierrors.APIStatus
+		if errors.As(err, &answer) && answer.Status().Code >= http.StatusInternalServerError {
+			c.unsure = true // it may be written
 		}
 	}
 	c.refused[run.Name] = refusal{run.ResourceVersion, c.clock.Now().Add(refusedRetry)}
 	c.queue.AddAfter(theQueue, refusedRetry)
-	c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Queue", "%s", cut(err.Error()))
+	c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Queue", "%v", err)
 	return true
 }
 
@@ -159,6 +157,8 @@ func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun,
 	c.planning.Lock()
 	c.planner.Remember(ticket) // its write may be done and the answer lost
 	c.planning.Unlock()
+	c.toldOf(string(run.UID)) // nothing yet
+	c.enqueued = append(c.enqueued, run.Name)
 	now := metav1.NewTime(c.clock.Now())
 	status := *run.Status.DeepCopy()
 	status.Phase = v1alpha1.BackupPhaseQueued

@@ -6,7 +6,6 @@ package backupqueue
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,13 +16,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// worthTelling is how long a run waits before events say so. An event costs a
-// write, and the backup's conditions say it at once.
+// worthTelling is how long a run waits before events say more than that it does. An
+// event costs a write, and the backup's conditions say it at once.
 const worthTelling = time.Minute
 
 const (
-	// eventsAtOnce is how many events are sent each time: of thousands that wait for
-	// the same, nobody reads all.
+	// eventsAtOnce is how many events about waiting are sent at once, and then in
+	// each backstop: of thousands that wait for the same, nobody reads all.
 	eventsAtOnce = 100
 	// linesAtOnce is how many lines of log a decision may cost.
 	linesAtOnce = 20
@@ -36,27 +35,30 @@ type told struct {
 	overtaken bool
 }
 
-// tell says why runs wait: in the log when one is passed over for the first time,
-// and by events when it takes longer, once for each reason.
+// tell says why runs wait: by an event when one gets its place and does not start at
+// once, by others when it takes longer, once for each reason, and in the log when one
+// is passed over for the first time.
 func (c *Controller) tell(ctx context.Context, d *decision) {
 	c.planning.Lock()
 	defer c.planning.Unlock()
+	waiting := d.SlotsInUse + len(d.Start)
 	if now := c.clock.Now(); !now.Before(c.nextTell) {
-		c.tellWaits(now, d)
+		c.tellWaits(now, waiting)
 		c.nextTell = now.Add(backstop)
 	}
-	if len(d.Start) > 0 {
-		c.tellPassedOver(ctx, d)
+	c.tellEnqueued()
+	if n := len(d.Start); n > 0 {
+		c.tellPassedOver(ctx, waiting, c.known[d.Start[n-1]].Status.Ticket)
 	}
 }
 
-// tellPassedOver looks at those ahead of the last one that starts.
-func (c *Controller) tellPassedOver(ctx context.Context, d *decision) {
-	last, _ := c.planner.Entry(d.Start[len(d.Start)-1])
+// tellPassedOver looks at those of the waiting that are ahead of the last one that
+// has started.
+func (c *Controller) tellPassedOver(ctx context.Context, waiting int, ticket int64) {
 	lines := 0
-	for i := d.SlotsInUse; i < d.SlotsInUse+last.Position-1; i++ {
+	for i := waiting; i < c.planner.Len() && c.planner.RunAt(i).Ticket < ticket; i++ {
 		t := c.toldOf(c.planner.RunAt(i).UID)
-		if t.overtaken && (t.logged || lines == linesAtOnce) || c.planner.ReasonAt(i) == v1alpha1.QueueReasonNextToStart {
+		if t.overtaken && (t.logged || lines == linesAtOnce) {
 			continue
 		}
 		t.overtaken = true
@@ -84,37 +86,41 @@ func (c *Controller) toldOf(uid string) *told {
 	return t
 }
 
-// tellWaits looks at all that wait.
-func (c *Controller) tellWaits(now time.Time, d *decision) {
+// tellEnqueued looks at those that have got their place since the last decision, and
+// have not left it already.
+func (c *Controller) tellEnqueued() {
+	for _, name := range c.enqueued {
+		entry, ok := c.planner.Entry(name)
+		if !ok || entry.Position == 0 {
+			continue
+		}
+		if t := c.toldOf(entry.UID); !t.queued && c.waitEvents.TryAccept() {
+			c.tellWait(entry, t, t.next(entry.Reason == v1alpha1.QueueReasonStorageUnavailable))
+		}
+	}
+	c.enqueued = nil
+}
+
+// tellWaits looks at all that wait: from this index on.
+func (c *Controller) tellWaits(now time.Time, waiting int) {
 	before := c.told
 	c.told = make(map[string]*told, len(before))
-	events := 0
-	for i := d.SlotsInUse; i < c.planner.Len(); i++ {
-		reason := c.planner.ReasonAt(i)
-		if reason == v1alpha1.QueueReasonNextToStart {
-			continue
-		}
+	first := c.nextTell.IsZero()
+	for i := waiting; i < c.planner.Len(); i++ {
 		run := c.planner.RunAt(i)
+		held := c.planner.ReasonAt(i) == v1alpha1.QueueReasonStorageUnavailable
 		t := before[run.UID]
 		if t == nil {
-			t = &told{}
+			// What a process finds when it begins was told before.
+			t = &told{queued: first, held: first && held}
 		}
 		c.told[run.UID] = t
-		held := reason == v1alpha1.QueueReasonStorageUnavailable
 		t.held = t.held && held // it is told again when it is held again
-		word := t.next(held)
-		if word == "" || now.Sub(run.WaitingSince()) < worthTelling {
+		event := t.next(held)
+		if event == "" || t.queued && now.Sub(run.WaitingSince()) < worthTelling || !c.waitEvents.TryAccept() {
 			continue
 		}
-		// What a process finds when it begins was told before.
-		if before != nil {
-			if events == eventsAtOnce {
-				continue
-			}
-			events++
-			c.tellWait(i, word)
-		}
-		t.mark(word)
+		c.tellWait(c.planner.EntryAt(i), t, event)
 	}
 }
 
@@ -138,26 +144,16 @@ func (t *told) next(held bool) string {
 	return ""
 }
 
-func (t *told) mark(event string) {
+// tellWait sends one of them.
+func (c *Controller) tellWait(entry queue.Entry, t *told, event string) {
 	t.queued = true // each says that it waits
 	t.held = t.held || event == eventHeld
 	t.passedOver = t.passedOver || event == eventPassedOver
-}
 
-func (c *Controller) tellWait(i int, event string) {
-	entry := queue.Redact(c.planner.EntryAt(i), c.namespace)
+	entry = queue.Redact(entry, c.namespace)
 	note := fmt.Sprintf("The backup waits at position %d: %s", entry.Position, entry.Message)
 	if event == eventPassedOver {
 		note = fmt.Sprintf("Others have passed the backup, which waits at position %d: %s", entry.Position, entry.Message)
 	}
-	c.events.Eventf(records.BackupReference(c.known[entry.Key]), nil, corev1.EventTypeNormal, event, "Queue", "%s", cut(note))
-}
-
-// cut shortens a note to what an event may hold.
-func cut(note string) string {
-	const longest = 1000
-	if len(note) > longest {
-		note = strings.ToValidUTF8(note[:longest], "")
-	}
-	return note
+	c.events.Eventf(records.BackupReference(c.known[entry.Key]), nil, corev1.EventTypeNormal, event, "Queue", "%s", note)
 }

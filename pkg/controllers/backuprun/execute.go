@@ -53,9 +53,9 @@ func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun) e
 // tellRefused tells people that a record may not be written, for instance since an
 // admission webhook does not want it: the backup keeps its slot until it may.
 func (c *Controller) tellRefused(run *enginev1alpha1.BackupRun, err error) {
-	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsInternalError(err) {
-		note := fmt.Sprintf("The record of the backup may not be written, and it keeps its slot until it may: %v", err)
-		c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Backup", "%s", cut(note))
+	if records.Refused(err) {
+		c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Backup",
+			"The record of the backup may not be written, and it keeps its slot until it may: %v", err)
 	}
 }
 

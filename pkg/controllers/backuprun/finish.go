@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -158,13 +157,7 @@ func (c *Controller) announce(ctx context.Context, run *enginev1alpha1.BackupRun
 	case status.FailureReason != "":
 		note = "The backup has failed: " + status.FailureReason
 	}
-	c.Events.Eventf(records.BackupReference(run), nil, kind, string(status.Phase), "Backup", "%s", cut(note))
+	c.Events.Eventf(records.BackupReference(run), nil, kind, string(status.Phase), "Backup", "%s", note)
 	klog.FromContext(ctx).Info("Backup ended", "backupRun", klog.KObj(run), "phase", status.Phase, "errors", status.Errors, "warnings", status.Warnings, "failureReason", status.FailureReason, "stored", outcome.Stored)
 	observeEnd(run, status)
-}
-
-// cut shortens a note to what an event may hold, which is 1,024 characters.
-func cut(note string) string {
-	const longest = 1000
-	return strings.ToValidUTF8(note[:min(len(note), longest)], "")
 }

@@ -7,10 +7,13 @@
 package records
 
 import (
+	"errors"
+	"net/http"
 	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -60,4 +63,21 @@ func WaitingSince(run *enginev1alpha1.BackupRun) time.Time {
 		return created.Time
 	}
 	return queued.Time
+}
+
+// Refused reports whether an error is the answer of an API server that does not want
+// this very object to be written, for instance because an admission webhook forbids
+// it: others may be, and writing it again helps only when somebody has mended that.
+// A conflict is none.
+func Refused(err error) bool {
+	var answer apierrors.APIStatus
+	if !errors.As(err, &answer) {
+		return false
+	}
+	switch answer.Status().Code {
+	case http.StatusUnauthorized, http.StatusNotFound, http.StatusRequestTimeout, http.StatusConflict,
+		http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return false
+	}
+	return true
 }

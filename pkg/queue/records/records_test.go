@@ -4,11 +4,14 @@
 package records
 
 import (
+	"errors"
+	"fmt"
 	"reflect"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -32,6 +35,32 @@ func TestLimit(t *testing.T) {
 	} {
 		if got := Limit(c.settings); got != c.want {
 			t.Errorf("%s: the limit is %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+func TestRefused(t *testing.T) {
+	resource := v1alpha1.Resource("backupruns")
+	for name, c := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"forbidden":              {apierrors.NewForbidden(resource, "a", errors.New("a webhook denies it")), true},
+		"wrapped":                {fmt.Errorf("claiming: %w", apierrors.NewForbidden(resource, "a", nil)), true},
+		"invalid":                {apierrors.NewInvalid(enginev1alpha1.SchemeGroupVersion.WithKind("BackupRun").GroupKind(), "a", nil), true},
+		"a webhook fails":        {apierrors.NewInternalError(errors.New("failed calling webhook")), true},
+		"any other answer":       {apierrors.NewGenericServerResponse(418, "update", resource, "a", "", 0, true), true},
+		"not found":              {apierrors.NewNotFound(resource, "a"), false},
+		"somebody else was here": {apierrors.NewConflict(resource, "a", nil), false},
+		"not logged in":          {apierrors.NewUnauthorized("who?"), false},
+		"too many requests":      {apierrors.NewTooManyRequests("later", 1), false},
+		"unavailable":            {apierrors.NewServiceUnavailable("starting"), false},
+		"timeout":                {apierrors.NewTimeoutError("later", 1), false},
+		"no answer":              {errors.New("connection refused"), false},
+		"no error":               {nil, false},
+	} {
+		if got := Refused(c.err); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
 		}
 	}
 }

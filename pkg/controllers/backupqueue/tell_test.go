@@ -1,0 +1,173 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backupqueue
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+)
+
+func (h *harness) told() []string {
+	synctest.Wait()
+	var all []string
+	for {
+		select {
+		case event := <-h.events.Events:
+			all = append(all, event)
+		default:
+			return all
+		}
+	}
+}
+
+func (h *harness) expectTold(want ...string) {
+	h.Helper()
+	if got := h.told(); !slices.Equal(got, want) {
+		h.Errorf("events %q\nwant   %q", got, want)
+	}
+}
+
+// Who waits is told so at once, and who does not wait is not.
+func TestEventsSayThatABackupIsQueued(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), location("down", metav1.ConditionFalse))
+		h.start(1)
+		h.Create(newRun("starts", 1, "a"))
+		h.expect(ready, "starts")
+		h.expectTold()
+		h.Create(newRun("waits", 2, "a"))
+		h.expectTold("Normal Queued The backup waits at position 1: overlaps starts (ready) in a")
+		held := newRun("held", 3, "b")
+		held.Spec.Backup.StorageLocation = "down"
+		h.Create(held)
+		h.expectTold(`Normal Held The backup waits at position 2: storage location "down" is unavailable`)
+		h.Create(newRun("third", 4, "c"))
+		h.expectTold("Normal Queued The backup waits at position 3: waits for a slot: 1 in use, the limit is 1")
+		time.Sleep(time.Hour)
+		h.expectTold()
+	})
+}
+
+// Positions are those after the decision that the event comes of.
+func TestQueuedEventsDoNotCountWhatStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue),
+			newRun("a", 1, "a"), newRun("b", 2, "b"), newRun("c", 3, "a"), newRun("d", 4, "d"))
+		h.start(2)
+		h.expect(ready, "a", "b")
+		h.expectTold(
+			"Normal Queued The backup waits at position 1: overlaps a (ready) in a",
+			"Normal Queued The backup waits at position 2: waits for a slot: 2 in use, the limit is 2")
+	})
+}
+
+// That others pass, or that the location is not available any more, is told when it
+// takes long: it may be over in a moment.
+func TestEventsSayWhyABackupWaitsLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		held := newRun("held", 4, "b")
+		held.Spec.Backup.StorageLocation = "down"
+		h := newHarness(t, location("default", metav1.ConditionTrue), location("down", metav1.ConditionFalse),
+			inPhase(newRun("runs", 1, "a"), running, 1))
+		h.start(2)
+		h.Create(newRun("waits", 3, "a"))
+		h.Create(held)
+		h.expectTold(
+			`Normal Queued The backup waits at position 1: overlaps runs (running) in a`,
+			`Normal Held The backup waits at position 2: storage location "down" is unavailable`)
+		h.Create(newRun("passes", 5, "c"))
+		h.expect(ready, "passes")
+		time.Sleep(worthTelling - time.Second)
+		h.expectTold() // most have started by then
+		time.Sleep(backstop + time.Second)
+		h.expectTold(`Normal PassedOver Others have passed the backup, which waits at position 1: overlaps runs (running) in a`,
+			`Normal PassedOver Others have passed the backup, which waits at position 2: storage location "down" is unavailable`)
+		h.Create(newRun("next", 6, "c"))
+		h.expectTold(`Normal Queued The backup waits at position 3: overlaps passes (ready) in c`)
+		h.end("passes")
+		h.expect(ready, "next")
+		time.Sleep(time.Hour)
+		h.expectTold()
+	})
+}
+
+// When thousands wait, the API server is not flooded with events that say so, and
+// each of them is told in the end.
+func TestEventsOfALongQueueAreSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 0, "a"), running, 1))
+		const n = 3*eventsAtOnce + eventsAtOnce/2
+		for i := range n {
+			h.Create(newRun(fmt.Sprintf("run-%03d", i), i+1, "a"))
+		}
+		h.start(1)
+		if first := h.told(); len(first) != eventsAtOnce || first[0] != "Normal Queued The backup waits at position 1: overlaps runs (running) in a" {
+			t.Errorf("%d events at once, the first is %q", len(first), first[:1])
+		}
+		most, all := 0, eventsAtOnce
+		for range 12 {
+			time.Sleep(backstop)
+			told := len(h.told())
+			most, all = max(most, told), all+told
+		}
+		if most != eventsAtOnce || all != n {
+			t.Errorf("%d events for %d backups, %d of them in %s", all, n, most, backstop)
+		}
+	})
+}
+
+// It waits, though nobody knows yet whether its place was written.
+func TestALostAnswerLosesNoQueuedEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "a"), running, 1))
+		h.start(1)
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if run := written(action); run != nil && run.Status.Phase == queued {
+				return enginetest.Fault{Err: errors.New("the connection broke"), Lost: true}
+			}
+			return enginetest.Fault{}
+		})
+		h.Create(newRun("waits", 2, "a"))
+		time.Sleep(time.Second)
+		h.expectTold("Normal Queued The backup waits at position 1: overlaps runs (running) in a")
+	})
+}
+
+// What a tenant is told names no backup but those of its own namespace.
+func TestEventsNameNoBackupOfAnotherNamespace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("secret", 1, "shop"), running, 1))
+		h.start(2)
+		run := newRun("shop.daily", 2, "shop")
+		run.Spec.BackupRef = v1alpha1.BackupReference{Namespace: "shop", Name: "daily"}
+		h.Create(run)
+		h.expectTold(`Normal Queued The backup waits at position 1: overlaps another backup in shop`)
+	})
+}
+
+// What waited is known. What was created meanwhile is not.
+func TestARestartTellsNothingAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		waits, held := inPhase(newRun("waits", 2, "a"), queued, 2), inPhase(newRun("held", 3, "b"), queued, 3)
+		queuedAt := metav1.NewTime(time.Now().Add(-time.Hour))
+		waits.Status.QueuedTimestamp, held.Status.QueuedTimestamp = &queuedAt, &queuedAt
+		held.Spec.Backup.StorageLocation = "down"
+		h := newHarness(t, location("default", metav1.ConditionTrue), location("down", metav1.ConditionFalse),
+			inPhase(newRun("runs", 1, "a"), running, 1), waits, held, newRun("new", 4, "a"))
+		h.start(2)
+		h.expectTold("Normal Queued The backup waits at position 3: overlaps runs (running) in a")
+		time.Sleep(time.Hour)
+		h.expectTold()
+	})
+}
