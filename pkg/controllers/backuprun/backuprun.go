@@ -15,6 +15,7 @@ package backuprun
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -44,6 +45,9 @@ import (
 const (
 	// progressInterval bounds the writes of a running backup's progress.
 	progressInterval = 5 * time.Second
+	// informed is how long after the end of a run was written the informer has told it,
+	// if it does.
+	informed = 10 * time.Second
 	// settleTimeout is how long a store may take to be cleaned of a dead run.
 	settleTimeout = time.Minute
 	// discardTimeout is how long a store may take to be cleaned of a cancelled run
@@ -104,6 +108,8 @@ type Controller struct {
 	active map[types.UID]*execution
 	// ended are runs in the ledger that had ended when their record was removed.
 	ended sets.Set[types.UID]
+	// finished are runs in the ledger whose end this process has written, and when.
+	finished map[types.UID]time.Time
 }
 
 // execution is a run that this process works on.
@@ -127,6 +133,7 @@ func New(config Config) (*Controller, error) {
 		leftBehind: newQueue("backuprun_left_behind"),
 		active:     map[types.UID]*execution{},
 		ended:      sets.New[types.UID](),
+		finished:   map[types.UID]time.Time{},
 	}
 	registerMetrics()
 	registrations := []struct {
@@ -236,6 +243,7 @@ func (c *Controller) settingsChanged(obj any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = c.ended.Intersection(present)
+	maps.DeleteFunc(c.finished, func(uid types.UID, _ time.Time) bool { return !present.Has(uid) })
 }
 
 // claimed reports whether this process has claimed a run; it may not have got the
@@ -293,6 +301,7 @@ func (c *Controller) runDeleted(obj any) {
 		execution.removed = true
 		execution.cancel()
 	}
+	delete(c.finished, run.UID)
 	if run.Status.Phase.Ended() {
 		c.ended.Insert(run.UID)
 	}

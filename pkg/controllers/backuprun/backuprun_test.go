@@ -437,6 +437,44 @@ func TestARecordThatIsRemovedWhenItHasEnded(t *testing.T) {
 	}
 }
 
+// The same before the informer has told of the end. If it never does, as after a gap,
+// the queue can't know it either.
+func TestARecordThatIsRemovedBeforeItsEndIsTold(t *testing.T) {
+	for when, told := range map[string]bool{"told later": true, "never told": false} {
+		t.Run(when, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, &work{}, newRun("a", ready))
+				var release func()
+				h.work.execute = func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
+					time.Sleep(time.Second) // until the informer has seen the claim
+					release = h.Hold()
+					return stored(done), nil
+				}
+				h.announcing = func() { // of the start, and then of the end
+					if h.run("a").Status.Phase == done {
+						h.announcing = nil
+						h.remove("a")
+					}
+				}
+				h.start(1)
+				time.Sleep(2 * time.Second)
+				if len(h.ledger()) != 1 {
+					t.Error("the entry is gone, though the queue may be about to replace it")
+				}
+				if told {
+					release()
+				} else {
+					defer release()
+				}
+				time.Sleep(time.Minute)
+				if got := h.ledger(); (len(got) == 1) != told {
+					t.Errorf("the ledger has %v", got)
+				}
+			})
+		})
+	}
+}
+
 func TestShutdownLeavesTheRunToTheNextProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{execute: untilStopped}, newRun("a", ready))

@@ -29,22 +29,32 @@ func (c *Controller) isStart(settings *corev1.ConfigMap, run *enginev1alpha1.Bac
 // process was to execute and that are gone. run is the one of this name that
 // exists, or nil. None of this name is being executed, since each has one worker at
 // a time. It returns the ledger as it is then; nil if there is none. Runs that had
-// ended are left to the queue, which has seen that in the same informer: a write
-// here would only meet its next start.
+// ended are left to the queue, which sees that in the same informer: a write here
+// would only meet its next start.
 func (c *Controller) releaseRemoved(ctx context.Context, name string, run *enginev1alpha1.BackupRun) (*corev1.ConfigMap, error) {
 	return c.release(ctx, func(start records.Start) bool {
 		return start.Name == name && (run == nil || start.UID != run.UID) && !c.hasEnded(start)
 	})
 }
 
-// hasEnded reports whether a run had ended when the informer last showed it.
+// hasEnded reports whether a run had ended when the informer last showed it. Where
+// the informer does not say so yet of one whose end was written a moment ago, that is
+// asked again later: a gap may have hidden the end from it, and so from the queue.
 func (c *Controller) hasEnded(start records.Start) bool {
-	if run, err := c.runLister.Get(start.Name); err == nil && run.UID == start.UID {
-		return run.Status.Phase.Ended()
+	if run, err := c.runLister.Get(start.Name); err == nil && run.UID == start.UID && run.Status.Phase.Ended() {
+		return true
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.ended.Has(start.UID)
+	if c.ended.Has(start.UID) {
+		return true
+	}
+	finished, ok := c.finished[start.UID]
+	if !ok || c.Clock.Since(finished) >= informed {
+		return false
+	}
+	c.queue.AddAfter(start.Name, informed)
+	return true
 }
 
 // release removes entries of this process from the ledger, by compare-and-swap.
