@@ -15,7 +15,6 @@ package backuprun
 import (
 	"context"
 	"fmt"
-	"maps"
 	"sync"
 	"time"
 
@@ -108,7 +107,8 @@ type Controller struct {
 	active map[types.UID]*execution
 	// ended are runs in the ledger that had ended when their record was removed.
 	ended sets.Set[types.UID]
-	// finished are runs in the ledger whose end this process has written, and when.
+	// finished are runs whose end this process has written, and when, if that is not
+	// long ago.
 	finished map[types.UID]time.Time
 }
 
@@ -243,7 +243,6 @@ func (c *Controller) settingsChanged(obj any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = c.ended.Intersection(present)
-	maps.DeleteFunc(c.finished, func(uid types.UID, _ time.Time) bool { return !present.Has(uid) })
 }
 
 // claimed reports whether this process has claimed a run; it may not have got the
@@ -301,9 +300,10 @@ func (c *Controller) runDeleted(obj any) {
 		execution.removed = true
 		execution.cancel()
 	}
-	delete(c.finished, run.UID)
 	if run.Status.Phase.Ended() {
 		c.ended.Insert(run.UID)
+	} else {
+		delete(c.finished, run.UID) // the informer has missed it
 	}
 	c.mu.Unlock()
 	if execution == nil && !run.Status.Phase.Ended() {

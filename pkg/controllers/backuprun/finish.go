@@ -33,9 +33,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 		ended.Status.Leftovers = leftovers
 		_, err := c.runs.UpdateStatus(ctx, ended, metav1.UpdateOptions{})
 		if err == nil {
-			c.mu.Lock()
-			c.finished[run.UID] = c.Clock.Now()
-			c.mu.Unlock()
+			c.noteFinished(run)
 			return true, nil
 		}
 		if !apierrors.IsConflict(err) {

@@ -6,11 +6,14 @@ package backuprun
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -55,6 +58,14 @@ func (c *Controller) hasEnded(start records.Start) bool {
 	}
 	c.queue.AddAfter(start.Name, informed)
 	return true
+}
+
+// noteFinished remembers that this process has written the end of a run.
+func (c *Controller) noteFinished(run *enginev1alpha1.BackupRun) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.finished, func(_ types.UID, at time.Time) bool { return c.Clock.Since(at) >= informed })
+	c.finished[run.UID] = c.Clock.Now()
 }
 
 // release removes entries of this process from the ledger, by compare-and-swap.
