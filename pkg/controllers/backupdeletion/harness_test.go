@@ -220,16 +220,7 @@ func (w *world) writes() (n int) {
 	return n
 }
 
-func (w *world) announced() (all []string) {
-	for {
-		select {
-		case event := <-w.events.Events:
-			all = append(all, event)
-		default:
-			return all
-		}
-	}
-}
+func (w *world) announced() []string { return enginetest.Told(w.events) }
 
 // keys lists the backup's objects, as they lie on the disk.
 func (w *world) keys(storeName string) (keys []string) {

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -108,30 +107,13 @@ func (h *harness) Create(obj runtime.Object) {
 // ledger is what the cluster holds; none is an error.
 func (h *harness) ledger() []records.Start {
 	h.Helper()
-	starts, err := records.Ledger(h.settings())
-	if err != nil {
-		h.Fatal(err)
-	}
-	return starts
+	return h.Ledger(h.T, system)
 }
 
 // writeLedger replaces the ledger, as an executor does.
 func (h *harness) writeLedger(starts ...records.Start) {
 	h.Helper()
-	configMaps := h.Kube.CoreV1().ConfigMaps(system)
-	settings, err := configMaps.Get(h.Context(), records.SettingsName, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		settings, err = configMaps.Create(h.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.SettingsName}}, metav1.CreateOptions{})
-	}
-	if err != nil {
-		h.Fatal(err)
-	}
-	if settings, err = records.WithLedger(settings, starts); err != nil {
-		h.Fatal(err)
-	}
-	if _, err = configMaps.Update(h.Context(), settings, metav1.UpdateOptions{}); err != nil {
-		h.Fatal(err)
-	}
+	h.WriteLedger(h.T, system, starts...)
 }
 
 // setSettings replaces the settings by hand; nil deletes them.
@@ -364,9 +346,5 @@ func written(action clienttesting.Action) *enginev1alpha1.BackupRun {
 
 func (h *harness) settings() *corev1.ConfigMap {
 	h.Helper()
-	settings, err := h.Kube.CoreV1().ConfigMaps(system).Get(h.Context(), "holdfast-queue", metav1.GetOptions{})
-	if err != nil {
-		h.Fatal(err)
-	}
-	return settings
+	return h.Settings(h.T, system)
 }

@@ -20,15 +20,7 @@ import (
 
 func (h *harness) told() []string {
 	synctest.Wait()
-	var all []string
-	for {
-		select {
-		case event := <-h.events.Events:
-			all = append(all, event)
-		default:
-			return all
-		}
-	}
+	return enginetest.Told(h.events)
 }
 
 func (h *harness) expectTold(want ...string) {

@@ -11,8 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -179,34 +177,13 @@ func (h *harness) Create(obj runtime.Object) {
 
 func (h *harness) ledger() []records.Start {
 	h.Helper()
-	settings, err := h.Kube.CoreV1().ConfigMaps(system).Get(h.Context(), records.SettingsName, metav1.GetOptions{})
-	if err != nil {
-		h.Fatal(err)
-	}
-	starts, err := records.Ledger(settings)
-	if err != nil {
-		h.Fatal(err)
-	}
-	return starts
+	return h.Ledger(h.T, system)
 }
 
 // writeLedger replaces the ledger, as the queue does.
 func (h *harness) writeLedger(starts ...records.Start) {
 	h.Helper()
-	configMaps := h.Kube.CoreV1().ConfigMaps(system)
-	settings, err := configMaps.Get(h.Context(), records.SettingsName, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		settings, err = configMaps.Create(h.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.SettingsName}}, metav1.CreateOptions{})
-	}
-	if err != nil {
-		h.Fatal(err)
-	}
-	if settings, err = records.WithLedger(settings, starts); err != nil {
-		h.Fatal(err)
-	}
-	if _, err = configMaps.Update(h.Context(), settings, metav1.UpdateOptions{}); err != nil {
-		h.Fatal(err)
-	}
+	h.WriteLedger(h.T, system, starts...)
 }
 
 func (h *harness) setAlive(identity string, alive bool) {
@@ -358,14 +335,4 @@ func written(action clienttesting.Action) *enginev1alpha1.BackupRun {
 	return run
 }
 
-func (h *harness) announced() []string {
-	var all []string
-	for {
-		select {
-		case event := <-h.events.Events:
-			all = append(all, event)
-		default:
-			return all
-		}
-	}
-}
+func (h *harness) announced() []string { return enginetest.Told(h.events) }
