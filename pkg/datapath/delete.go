@@ -10,9 +10,24 @@ import (
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/snapshot"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
+
+// SnapshotsOf returns Kopia's ids of the snapshots that were made for a backup since
+// its volumes are uploaded by Holdfast, and of what uploads have stored on their way.
+func SnapshotsOf(ctx context.Context, r *repository.Repository, backup types.UID) (ids []string, err error) {
+	defer func() { err = causeOf(ctx, err) }()
+	entries, err := r.Kopia().FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, tagBackup: string(backup)})
+	if err != nil {
+		return nil, fmt.Errorf("list the snapshots of backup %s: %w", backup, err)
+	}
+	for _, entry := range entries {
+		ids = append(ids, string(entry.ID))
+	}
+	return ids, nil
+}
 
 // DeleteSnapshots removes snapshots from a repository, by Kopia's ids. One that is
 // not there counts as removed, so it may be repeated; what is not a snapshot stays.
@@ -32,6 +47,7 @@ func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string
 	for _, id := range ids {
 		if snapshots[manifest.ID(id)] {
 			found = append(found, manifest.ID(id))
+			delete(snapshots, manifest.ID(id))
 		}
 	}
 	if len(found) == 0 {

@@ -48,6 +48,8 @@ const (
 
 // Our own tags.
 const (
+	// tagBackup holds the uid of the backup.
+	tagBackup = "holdfast.io/backup-uid"
 	// tagClaim holds the uid of the claim.
 	tagClaim = "holdfast.io/claim-uid"
 	// tagCheckpoint marks what a long upload stores on its way, so that its next
@@ -70,6 +72,20 @@ type UploadRequest struct {
 	// Source is whose folder it is. The newest snapshot of the same claim, or else
 	// of the same source, spares the reading of files that have not changed.
 	Source Source
+	// Backup is the uid of the backup that the snapshot is for. See SnapshotsOf.
+	Backup types.UID
+}
+
+// tags are our own of all snapshots of an upload, checkpoints included.
+func (r *UploadRequest) tags() map[string]string {
+	tags := map[string]string{}
+	if r.Backup != "" {
+		tags[tagBackup] = string(r.Backup)
+	}
+	if r.Source.ClaimUID != "" {
+		tags[tagClaim] = string(r.Source.ClaimUID)
+	}
+	return tags
 }
 
 // UploadResult says what was uploaded.
@@ -118,7 +134,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	var man *snapshot.Manifest
 	observer := &uploadObserver{progress: p, notes: &notes}
 	err = repo.WriteSession(ctx, r.Kopia(), repo.WriteSessionOptions{Purpose: "upload"}, func(ctx context.Context, w repo.RepositoryWriter) error {
-		u := newUploader(w, observer, req.Source.ClaimUID)
+		u := newUploader(w, observer, req.tags())
 		observer.cancel = u.Cancel
 		// Kopia's uploader looks at Cancel, not at the context.
 		stop := context.AfterFunc(ctx, u.Cancel)
@@ -139,7 +155,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 		if err := vol.stillThere(); err != nil {
 			return err
 		}
-		return save(ctx, w, man, req.Source.ClaimUID)
+		return save(ctx, w, man, req.tags())
 	})
 	if err != nil {
 		return UploadResult{}, err
@@ -163,7 +179,7 @@ func causeOf(ctx context.Context, err error) error {
 }
 
 // newUploader configures Kopia's uploader.
-func newUploader(w repo.RepositoryWriter, observer upload.Progress, claim types.UID) *upload.Uploader {
+func newUploader(w repo.RepositoryWriter, observer upload.Progress, tags map[string]string) *upload.Uploader {
 	u := upload.NewUploader(w)
 	u.Progress = observer
 	// More than the processors: a worker mostly waits for the store. And always
@@ -171,9 +187,7 @@ func newUploader(w repo.RepositoryWriter, observer upload.Progress, claim types.
 	u.ParallelUploads = parallelism(8)
 	u.DisableIgnoreRules = true // a .kopiaignore in the volume is data
 	u.CheckpointLabels = map[string]string{tagCheckpoint: "true"}
-	if claim != "" {
-		u.CheckpointLabels[tagClaim] = string(claim)
-	}
+	maps.Copy(u.CheckpointLabels, tags)
 	return u
 }
 
@@ -198,13 +212,11 @@ func uploadPolicy() *policy.Tree {
 }
 
 // save makes the snapshot visible, and removes what it makes superfluous.
-func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, claim types.UID) error {
+func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, tags map[string]string) error {
 	man.Description = snapshotDescription
 	man.Pins = []string{snapshotPin} // else Kopia's retention may delete it
 	man.Tags = map[string]string{tagRequester: requester, tagUploader: uploader}
-	if claim != "" {
-		man.Tags[tagClaim] = string(claim)
-	}
+	maps.Copy(man.Tags, tags)
 	if _, err := snapshot.SaveSnapshot(ctx, w, man); err != nil {
 		return fmt.Errorf("save the snapshot: %w", err)
 	}

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -126,8 +125,8 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Back
 			return false, err
 		}
 	}
-	for _, namespace := range slices.Sorted(maps.Keys(snapshots)) {
-		if err := c.deleteSnapshots(ctx, record, namespace, snapshots[namespace]); err != nil {
+	for _, namespace := range sets.List(sets.KeySet(snapshots).Insert(run.Status.LeftoverSnapshots...)) {
+		if err := c.deleteSnapshots(ctx, record, namespace, backupUID(run), snapshots[namespace]); err != nil {
 			return false, err
 		}
 	}

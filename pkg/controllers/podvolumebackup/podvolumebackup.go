@@ -8,6 +8,8 @@ package podvolumebackup
 import (
 	"context"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
@@ -63,6 +65,7 @@ func upload(ctx context.Context, r *repository.Repository, record *engine.PodVol
 			ClaimName: record.Spec.ClaimName,
 			ClaimUID:  record.Spec.ClaimUID,
 		},
+		Backup: types.UID(record.Labels[engine.LabelRun]),
 	}, p)
 	return volumework.Result[*engine.PodVolumeBackup]{
 		Bytes:    uploaded.TotalBytes,
@@ -72,6 +75,9 @@ func upload(ctx context.Context, r *repository.Repository, record *engine.PodVol
 			record.Status.Path = folder
 			record.Status.IncrementalBytes = uploaded.IncrementalBytes
 			record.Status.Warnings = int32(min(uploaded.Warnings.Count, 1<<31-1))
+		},
+		Undo: func(ctx context.Context) error {
+			return datapath.DeleteSnapshots(ctx, r, []string{uploaded.SnapshotID})
 		},
 	}, err
 }

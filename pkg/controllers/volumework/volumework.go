@@ -10,7 +10,7 @@
 //     write that only one can make.
 //   - A record that is InProgress without work in this process is Failed: the
 //     agent was restarted. None is left hanging.
-//   - Deleting a record ends its work.
+//   - Deleting a record ends its work. What it stores after that, it takes back.
 //   - A record costs two writes, and one more for each progressInterval that its
 //     work lasts and makes progress in.
 package volumework
@@ -100,6 +100,9 @@ type Result[T any] struct {
 	Warnings datapath.Warnings
 	// Apply adds what else there is. Optional.
 	Apply func(T)
+	// Undo takes back what was stored, for a record that is gone: nobody would know of
+	// it. Optional.
+	Undo func(ctx context.Context) error
 }
 
 // Config is what a controller of either kind needs.

@@ -27,6 +27,8 @@ const (
 	progressInterval = 10 * time.Second
 	// openTimeout is how long a store may take to let a repository be opened.
 	openTimeout = 2 * time.Minute
+	// undoTimeout is how long the cluster and the store may take to take work back.
+	undoTimeout = 30 * time.Second
 	// messageLength bounds messages, in bytes. It is what an event may have.
 	messageLength = 1000
 )
@@ -173,7 +175,30 @@ func (c *Controller[T]) try(ctx context.Context, record T, p *datapath.Progress)
 		return result, err
 	}
 	defer func() { err = errors.Join(err, repository.Close(ctx)) }()
-	return c.kind.Move(ctx, repository, record, folder, p)
+	if result, err = c.kind.Move(ctx, repository, record, folder, p); err == nil && result.Undo != nil {
+		err = c.undoUnknown(ctx, record, result)
+	}
+	return result, err
+}
+
+// undoUnknown takes back what was stored for a record that is gone. Whoever deleted
+// the record removes what was stored before.
+func (c *Controller[T]) undoUnknown(ctx context.Context, record T, result Result[T]) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	latest, err := c.client.Get(ctx, record.GetName(), metav1.GetOptions{})
+	switch {
+	case err == nil && latest.GetUID() == record.GetUID():
+		return nil
+	case err != nil && !apierrors.IsNotFound(err):
+		klog.FromContext(ctx).Info("It is not known whether the record still exists, and what was stored for it stays", "err", err)
+		return nil
+	}
+	klog.FromContext(ctx).V(2).Info("The record is gone, so what was stored for it is removed")
+	if err := result.Undo(ctx); err != nil {
+		return fmt.Errorf("removing what was stored for a record that is gone: %w", err)
+	}
+	return errors.New("the record is gone")
 }
 
 // open opens a repository, in bounded time.

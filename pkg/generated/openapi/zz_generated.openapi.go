@@ -616,6 +616,25 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							Format:      "",
 						},
 					},
+					"leftoverSnapshots": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces of volumes whose snapshots are still to be removed from the store, since no stored backup lists them: the run was cancelled or has failed.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 					"stored": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Whether the result is durable in the store, so that the record may go.",

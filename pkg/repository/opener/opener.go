@@ -20,6 +20,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
+// ErrNoRepository: the repository is not in the store.
+var ErrNoRepository = errors.New("there is no repository in the store")
+
 // ErrNoKey: the Secret with a repository's key is missing, or lacks the key.
 var ErrNoKey = errors.New("the repository has no key")
 
@@ -58,6 +61,32 @@ func (o *Opener) Open(ctx context.Context, name string) (*repository.Repository,
 		return nil, fmt.Errorf("BackupRepository %s: %w", name, err)
 	}
 	return opened, nil
+}
+
+// OpenAt opens the repository of a namespace at a storage location, which may have no
+// record: a backup may be older than the cluster. It fails with ErrNoRepository if
+// there is none. The caller closes it.
+func OpenAt(ctx context.Context, secrets location.Secrets, stored *engine.BackupStorageLocation, namespace string) (*repository.Repository, error) {
+	credentials, err := location.Credentials(ctx, secrets, &stored.Spec)
+	if err != nil {
+		return nil, err
+	}
+	where := repository.Location{Spec: stored.Spec, Secret: credentials}
+	key, err := Key(ctx, secrets, engine.RepositoryName(namespace, stored.Name))
+	var opened *repository.Repository
+	if err == nil {
+		opened, err = repository.Open(ctx, where, namespace, key, repository.Options{})
+	}
+	if errors.Is(err, ErrNoKey) || errors.Is(err, repository.ErrNotInitialized) {
+		exists, existsErr := repository.Exists(ctx, where, namespace)
+		switch {
+		case existsErr != nil:
+			err = existsErr
+		case !exists:
+			err = ErrNoRepository
+		}
+	}
+	return opened, err
 }
 
 // Key reads the key of a repository. It fails with ErrNoKey if there is none.

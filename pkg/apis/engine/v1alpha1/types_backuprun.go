@@ -161,6 +161,11 @@ type BackupRunStatus struct {
 	// Whether parts of a cancelled run are still to be removed from the store.
 	// +optional
 	Leftovers bool `json:"leftovers,omitempty"`
+	// Namespaces of volumes whose snapshots are still to be removed from the store,
+	// since no stored backup lists them: the run was cancelled or has failed.
+	// +optional
+	// +listType=set
+	LeftoverSnapshots []string `json:"leftoverSnapshots,omitempty"`
 	// Whether the result is durable in the store, so that the record may go.
 	// +optional
 	Stored bool `json:"stored,omitempty"`

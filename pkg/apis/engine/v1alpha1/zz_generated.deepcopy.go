@@ -270,6 +270,11 @@ func (in *BackupRunStatus) DeepCopyInto(out *BackupRunStatus) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.LeftoverSnapshots != nil {
+		in, out := &in.LeftoverSnapshots, &out.LeftoverSnapshots
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	return
 }
 
