@@ -49,6 +49,9 @@ const (
 	informed = 10 * time.Second
 	// settleTimeout is how long a store may take to be cleaned of a dead run.
 	settleTimeout = time.Minute
+	// snapshotsTimeout is how long the removal of snapshots from one repository may
+	// take. Most of it is for reading the repository's indexes.
+	snapshotsTimeout = 5 * time.Minute
 	// discardTimeout is how long a store may take to be cleaned of a cancelled run
 	// before the run ends all the same.
 	discardTimeout = 5 * time.Second
@@ -256,6 +259,9 @@ func (c *Controller) claimed(run *enginev1alpha1.BackupRun) bool {
 func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 	if run.Spec.Deletion != nil {
 		return false // whoever deletes the backup cleans up
+	}
+	if hasLeftoverSnapshots(run) {
+		return true
 	}
 	switch run.Status.Phase {
 	case v1alpha1.BackupPhaseInProgress:

@@ -65,7 +65,7 @@ func TestCancellingStopsARunAtOnce(t *testing.T) {
 			t.Errorf("events: %q", events)
 		}
 		time.Sleep(time.Hour)
-		if h.writes("a") != 2+1 { // claim and end, and the request
+		if h.writes("a") != 4+1 { // claim, what to remove, end, and that it is removed; and the request
 			t.Errorf("%d writes", h.writes("a"))
 		}
 	})

@@ -91,7 +91,15 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun)
 		// The process stops. The next one finds the run InProgress, and says so.
 		return ctx.Err()
 	}
-	if current.volumes.used() {
+	submitted := current.volumes.submitted()
+	if submitted.Len() > 0 {
+		if !listsVolumes(outcome) {
+			noted, err := c.noteSnapshots(ctx, latest, submitted)
+			if err != nil {
+				return err
+			}
+			latest = noted
+		}
 		if err := stop(ctx, c.pvbs, run.UID); err != nil {
 			logger.Error(err, "The records of the volumes stay until the run is removed")
 		}
@@ -100,6 +108,9 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun)
 	switch {
 	case removed:
 		logger.Info("Backup stopped, since its record was removed")
+		if !outcome.Stored {
+			c.discardRemoved(ctx, run, submitted)
+		}
 		return nil
 	case cancelled && !outcome.Stored:
 		return c.finishCancelled(ctx, latest)

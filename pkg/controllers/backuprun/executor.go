@@ -5,6 +5,7 @@ package backuprun
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -18,10 +19,12 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/datapath"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -43,6 +46,9 @@ type executor interface {
 	// any more. If the run had ended after all, it is left as it is, and the outcome
 	// is the stored one; else the outcome is empty.
 	Discard(ctx context.Context, run *enginev1alpha1.BackupRun) (backup.Outcome, error)
+	// DiscardSnapshots removes the snapshots that were made for a run from the
+	// repository of a namespace.
+	DiscardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespace string) error
 }
 
 // Executor executes runs with pkg/backup.
@@ -136,17 +142,42 @@ func (e *Executor) Discard(ctx context.Context, run *enginev1alpha1.BackupRun) (
 	return backup.Fail(ctx, request, backup.Dependencies{Store: bucket, Clock: e.Clock}, records.CancelledReason(run))
 }
 
+// DiscardSnapshots implements executor.
+func (e *Executor) DiscardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespace string) error {
+	record, err := e.location(run)
+	if err != nil {
+		return err
+	}
+	opened, err := opener.OpenAt(ctx, e.Secrets, record, namespace)
+	if errors.Is(err, opener.ErrNoRepository) {
+		return nil // there was no upload
+	}
+	if err != nil {
+		return err
+	}
+	ids, err := datapath.SnapshotsOf(ctx, opened, run.UID)
+	if err == nil {
+		err = datapath.DeleteSnapshots(ctx, opened, ids)
+	}
+	return errors.Join(err, opened.Close(ctx))
+}
+
 // open opens the run's storage location. The caller closes it.
 func (e *Executor) open(ctx context.Context, run *enginev1alpha1.BackupRun) (*store.Bucket, error) {
+	record, err := e.location(run)
+	if err != nil {
+		return nil, err
+	}
+	return location.Open(ctx, e.Secrets, record)
+}
+
+func (e *Executor) location(run *enginev1alpha1.BackupRun) (*enginev1alpha1.BackupStorageLocation, error) {
 	name := run.Spec.Backup.StorageLocation
 	record, err := e.Locations.Get(name)
 	if apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("the storage location %q does not exist any more", name)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return location.Open(ctx, e.Secrets, record)
+	return record, err
 }
 
 func (e *Executor) request(run *enginev1alpha1.BackupRun) backup.Request {

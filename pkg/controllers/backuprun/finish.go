@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
@@ -26,11 +27,13 @@ import (
 func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome, leftovers bool) error {
 	before := run.Status.Phase
 	now := metav1.NewTime(c.Clock.Now())
-	backoff := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 10 * time.Second}
-	err := backoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+	err := untilDone(ctx, func(ctx context.Context) (bool, error) {
 		ended := run.DeepCopy()
 		recordOutcome(&ended.Status, outcome, now)
 		ended.Status.Leftovers = leftovers
+		if listsVolumes(outcome) {
+			ended.Status.LeftoverSnapshots = nil
+		}
 		_, err := c.runs.UpdateStatus(ctx, ended, metav1.UpdateOptions{})
 		if err == nil {
 			c.noteFinished(run)
@@ -63,6 +66,12 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	return nil
 }
 
+// untilDone tries at once, and again and again until it is done, fails, or ctx ends.
+func untilDone(ctx context.Context, try wait.ConditionWithContextFunc) error {
+	backoff := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 10 * time.Second}
+	return backoff.DelayFunc().Until(ctx, true, true, try)
+}
+
 // discard removes from the store what a cancelled run has left there, and gives its
 // end: what is stored stands, if the run had ended after all. While the store does
 // not answer, the run has ended, and is cleaned out when it is back.
@@ -80,6 +89,22 @@ func (c *Controller) discard(ctx context.Context, run *enginev1alpha1.BackupRun)
 		Phase:         v1alpha1.BackupPhaseCancelled,
 		FailureReason: records.CancelledReason(run),
 	}}, err
+}
+
+// discardRemoved removes from the store what a run has left there whose record is
+// gone, before its place in the ledger is free for another one of its name. What
+// can't be removed now stays: nothing is left to remember it by.
+func (c *Controller) discardRemoved(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) {
+	_, err := c.discard(ctx, run)
+	failures := []error{err}
+	for _, namespace := range sets.List(namespaces) {
+		timed, cancel := context.WithTimeout(ctx, discardTimeout)
+		failures = append(failures, c.Executor.DiscardSnapshots(timed, run, namespace))
+		cancel()
+	}
+	if err := errors.Join(failures...); err != nil {
+		klog.FromContext(ctx).Error(err, "What the backup has stored stays in the store")
+	}
 }
 
 // finishCancelled ends a run that was in progress when it was cancelled.
@@ -111,9 +136,19 @@ func refuseTakenName(outcome backup.Outcome, err error) backup.Outcome {
 // may have ended a moment before. While the store does not answer, the run has
 // failed, and the store is cleaned up when it is back.
 func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	if hasLeftoverSnapshots(run) {
+		return c.discardSnapshots(ctx, run)
+	}
 	reason := run.Status.FailureReason
 	if run.Status.Phase == v1alpha1.BackupPhaseInProgress {
 		reason = "the controller stopped while the backup was in progress"
+		namespaces, err := c.submittedNamespaces(ctx, run)
+		if err != nil {
+			return err
+		}
+		if run, err = c.noteSnapshots(ctx, run, namespaces); err != nil {
+			return err
+		}
 	}
 	if err := stop(ctx, c.pvbs, run.UID); err != nil {
 		return err

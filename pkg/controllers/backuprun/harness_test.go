@@ -58,13 +58,17 @@ type work struct {
 	settle  func(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error)
 	discard func(ctx context.Context, run *enginev1alpha1.BackupRun) (backup.Outcome, error)
 
+	discardSnapshots func(ctx context.Context, namespace string) error
+
 	// unreachable, if set, is why no store answers.
 	unreachable error
 
 	mu                sync.Mutex
 	executed, settled []string
 	discarded         []string
-	reasons           []string
+	// snapshots are the runs and namespaces whose snapshots were to be removed.
+	snapshots []string
+	reasons   []string
 	// checked are the locations whose condition was asked to be brought up to date.
 	checked []string
 }
@@ -113,6 +117,16 @@ func (w *work) Discard(ctx context.Context, run *enginev1alpha1.BackupRun) (back
 		return backup.Outcome{}, nil
 	}
 	return w.discard(ctx, run)
+}
+
+func (w *work) DiscardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespace string) error {
+	w.mu.Lock()
+	w.snapshots = append(w.snapshots, run.Name+" "+namespace)
+	w.mu.Unlock()
+	if w.discardSnapshots == nil {
+		return nil
+	}
+	return w.discardSnapshots(ctx, namespace)
 }
 
 // done returns the names of the runs executed and settled so far.

@@ -430,3 +430,7 @@ func (p *process) Settle(_ context.Context, _ *enginev1alpha1.BackupRun, reason 
 func (p *process) Discard(context.Context, *enginev1alpha1.BackupRun) (backup.Outcome, error) {
 	return backup.Outcome{}, nil
 }
+
+func (p *process) DiscardSnapshots(context.Context, *enginev1alpha1.BackupRun, string) error {
+	return nil
+}

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
@@ -34,10 +35,11 @@ type volumes struct {
 	// timeout is how long a volume may take, from its submission.
 	timeout time.Duration
 
-	mu        sync.Mutex
-	submitted bool // also when no answer came
-	records   map[string]*volumeRecord
-	progress  chan struct{} // closed at the next change
+	mu       sync.Mutex
+	records  map[string]*volumeRecord
+	progress chan struct{} // closed at the next change
+	// namespaces are those of all volumes that were submitted, also when no answer came.
+	namespaces sets.Set[string]
 }
 
 type volumeRecord struct {
@@ -52,8 +54,9 @@ func newVolumes(run *enginev1alpha1.BackupRun, client engineclient.PodVolumeBack
 	repository func(context.Context, string) error, clock clock.Clock, timeout time.Duration) *volumes {
 	return &volumes{
 		run: run, client: client, repository: repository, clock: clock, timeout: timeout,
-		records:  map[string]*volumeRecord{},
-		progress: make(chan struct{}),
+		records:    map[string]*volumeRecord{},
+		progress:   make(chan struct{}),
+		namespaces: sets.New[string](),
 	}
 }
 
@@ -112,16 +115,16 @@ func (v *volumes) add(name string, request backup.VolumeRequest) bool {
 	if v.records[name] != nil {
 		return false
 	}
-	v.submitted = true
+	v.namespaces.Insert(request.Pod.Namespace)
 	v.records[name] = &volumeRecord{request: request, deadline: v.clock.Now().Add(v.timeout)}
 	return true
 }
 
-// used reports whether there may be records to stop.
-func (v *volumes) used() bool {
+// submitted are the namespaces of volumes that may have records, and snapshots.
+func (v *volumes) submitted() sets.Set[string] {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.submitted
+	return v.namespaces.Clone()
 }
 
 // recordName is the same for the same volume of the same run, so that a repeated
@@ -223,13 +226,16 @@ func (v *volumes) counts() *v1alpha1.BackupVolumesProgress {
 
 // stop deletes the records of a run, which ends the uploads that still go on.
 func stop(ctx context.Context, client engineclient.PodVolumeBackupInterface, run types.UID) error {
-	err := client.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{
-		LabelSelector: enginev1alpha1.LabelRun + "=" + string(run),
-	})
+	err := client.DeleteCollection(ctx, metav1.DeleteOptions{}, volumesOf(run))
 	if err != nil {
 		return fmt.Errorf("stopping the uploads of the backup's volumes: %w", err)
 	}
 	return nil
+}
+
+// volumesOf selects the records of a run.
+func volumesOf(run types.UID) metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(run)}
 }
 
 // ensureRepository makes sure that the repository of a namespace is asked for.

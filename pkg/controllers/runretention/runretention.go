@@ -30,7 +30,8 @@ const (
 	// DefaultRetention is how long the record of a stored backup is kept.
 	DefaultRetention = 10 * time.Minute
 	// UnstoredRetention is how long the record of a backup is kept that ended
-	// before anything could be stored: it is all that is left of it.
+	// before anything could be stored: it is all that is left of it. So is one that
+	// tells what is still to be removed from the store.
 	UnstoredRetention = 24 * time.Hour
 )
 
@@ -139,7 +140,7 @@ func timeLeft(run *enginev1alpha1.BackupRun, retention time.Duration, now time.T
 	if !run.Status.Phase.Ended() || run.Spec.Deletion != nil {
 		return 0, false // whoever deletes the backup removes its record
 	}
-	if !run.Status.Stored {
+	if !run.Status.Stored || len(run.Status.LeftoverSnapshots) > 0 {
 		retention = UnstoredRetention
 	}
 	ended := run.CreationTimestamp

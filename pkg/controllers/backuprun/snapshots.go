@@ -1,0 +1,113 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
+)
+
+// listsVolumes reports whether a backup is stored with a list of its volumes, which
+// then refers to their snapshots.
+func listsVolumes(outcome backup.Outcome) bool {
+	return outcome.Stored &&
+		(outcome.Status.Phase == v1alpha1.BackupPhaseCompleted || outcome.Status.Phase == v1alpha1.BackupPhasePartiallyFailed)
+}
+
+// noteSnapshots writes into a run of which namespaces' volumes there may be snapshots
+// that no stored backup will list, before the records of the volumes go, which say
+// it, too. It tries until it succeeds, and returns the run as it is then.
+func (c *Controller) noteSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) (*enginev1alpha1.BackupRun, error) {
+	err := untilDone(ctx, func(ctx context.Context) (bool, error) {
+		live, err := c.fresh(ctx, run.Name) // a cancellation has changed it
+		switch {
+		case err != nil:
+			return false, nil
+		case live == nil || live.UID != run.UID:
+			return true, nil // removed by hand
+		case live.Status.Executor != run.Status.Executor:
+			return false, fmt.Errorf("BackupRun %s was taken over by the controller %s", run.Name, live.Status.Executor)
+		}
+		run = live
+		noted := sets.New(run.Status.LeftoverSnapshots...)
+		if noted.IsSuperset(namespaces) {
+			return true, nil
+		}
+		changed := run.DeepCopy()
+		changed.Status.LeftoverSnapshots = sets.List(noted.Union(namespaces))
+		written, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+		if err != nil {
+			klog.FromContext(ctx).Info("Writing that snapshots are to be removed failed; it will be tried again", "err", err)
+			return false, nil
+		}
+		run = written
+		return true, nil
+	})
+	return run, err
+}
+
+// submittedNamespaces are those of the volumes that have records.
+func (c *Controller) submittedNamespaces(ctx context.Context, run *enginev1alpha1.BackupRun) (sets.Set[string], error) {
+	list, err := c.pvbs.List(ctx, volumesOf(run.UID))
+	if err != nil {
+		return nil, fmt.Errorf("reading which volumes of BackupRun %s may have snapshots: %w", run.Name, err)
+	}
+	namespaces := sets.New[string]()
+	for i := range list.Items {
+		namespaces.Insert(list.Items[i].Spec.Pod.Namespace)
+	}
+	return namespaces, nil
+}
+
+// hasLeftoverSnapshots reports whether snapshots of a run are to be removed: it has
+// ended, and it is certain that no stored backup lists them.
+func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
+	if len(run.Status.LeftoverSnapshots) == 0 {
+		return false
+	}
+	switch run.Status.Phase {
+	case v1alpha1.BackupPhaseFailed:
+		return run.Status.Stored
+	case v1alpha1.BackupPhaseCancelled:
+		return !run.Status.Leftovers
+	case v1alpha1.BackupPhaseFailedValidation:
+		return true
+	}
+	return false
+}
+
+// discardSnapshots removes the snapshots of a run that has ended, and writes which
+// are left.
+func (c *Controller) discardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	var failures []error
+	left := slices.DeleteFunc(slices.Clone(run.Status.LeftoverSnapshots), func(namespace string) bool {
+		timed, cancel := context.WithTimeout(ctx, snapshotsTimeout)
+		defer cancel()
+		err := c.Executor.DiscardSnapshots(timed, run, namespace)
+		if err != nil {
+			failures = append(failures, fmt.Errorf("removing the snapshots of BackupRun %s in the namespace %s: %w", run.Name, namespace, err))
+		}
+		return err == nil
+	})
+	if len(left) < len(run.Status.LeftoverSnapshots) {
+		changed := run.DeepCopy()
+		changed.Status.LeftoverSnapshots = left
+		_, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			failures = append(failures, fmt.Errorf("writing which snapshots of BackupRun %s are removed: %w", run.Name, err))
+		}
+	}
+	return errors.Join(failures...)
+}

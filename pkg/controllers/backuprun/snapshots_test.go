@@ -1,0 +1,211 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+)
+
+// upload is an execution that submits volumes of namespaces, and ends as it is told,
+// or when it is stopped.
+func upload(t *testing.T, outcome backup.Outcome, err error, namespaces ...string) func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
+	return func(ctx context.Context, _ *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
+		for _, namespace := range namespaces {
+			request := volumeRequest("data")
+			request.Pod.Namespace = namespace
+			request.Pod.UID = types.UID("uid-of-web-in-" + namespace)
+			if err := volumes.Submit(ctx, request); err != nil {
+				t.Error(err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return failed(ctx.Err()), ctx.Err()
+		case <-time.After(time.Minute):
+			return outcome, err
+		}
+	}
+}
+
+func (h *harness) expectSnapshotsRemoved(want ...string) {
+	h.Helper()
+	synctest.Wait()
+	h.work.mu.Lock()
+	defer h.work.mu.Unlock()
+	if !slices.Equal(h.work.snapshots, want) {
+		h.Errorf("the snapshots of %q were removed, want %q", h.work.snapshots, want)
+	}
+}
+
+// A stored list of volumes refers to their snapshots; whatever else a backup ends
+// as, nobody would find them any more.
+func TestSnapshotsThatNoBackupListsAreRemoved(t *testing.T) {
+	for name, c := range map[string]struct {
+		outcome backup.Outcome
+		err     error
+		cancel  bool
+		removed []string
+	}{
+		"completed":        {outcome: stored(done)},
+		"partially failed": {outcome: stored(v1alpha1.BackupPhasePartiallyFailed)},
+		"failed":           {outcome: stored(v1alpha1.BackupPhaseFailed), removed: []string{"a db", "a shop"}},
+		"name taken":       {outcome: failed(errBroken), err: backup.ErrNameTaken, removed: []string{"a db", "a shop"}},
+		"cancelled":        {cancel: true, removed: []string{"a db", "a shop"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, &work{execute: upload(t, c.outcome, c.err, "shop", "db")}, newRun("a", ready))
+				h.start(1)
+				if c.cancel {
+					h.cancelRun("a")
+				}
+				time.Sleep(2 * time.Minute)
+				if status := h.run("a").Status; !status.Phase.Ended() || len(status.LeftoverSnapshots) != 0 {
+					t.Errorf("%+v", status)
+				}
+				h.expectSnapshotsRemoved(c.removed...)
+			})
+		})
+	}
+}
+
+// As long as it is not known what the store has of a backup, its snapshots stay.
+func TestSnapshotsOfABackupThatMayBeStoredStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var answer func() (backup.Outcome, error)
+		w := &work{execute: upload(t, failed(errBroken), errBroken, "shop")}
+		w.settle = func(context.Context, *enginev1alpha1.BackupRun, string) (backup.Outcome, error) { return answer() }
+		answer = func() (backup.Outcome, error) { return failed(errBroken), errBroken }
+		h := newHarness(t, w, newRun("a", ready))
+		h.start(1)
+		time.Sleep(time.Hour)
+		h.expect("a", v1alpha1.BackupPhaseFailed, false)
+		h.expectSnapshotsRemoved()
+		if left := h.run("a").Status.LeftoverSnapshots; !slices.Equal(left, []string{"shop"}) {
+			t.Errorf("noted are %q", left)
+		}
+		// Only the answer was lost.
+		answer = func() (backup.Outcome, error) { return stored(done), nil }
+		time.Sleep(time.Minute)
+		h.expect("a", done, true)
+		h.expectSnapshotsRemoved()
+		if left := h.run("a").Status.LeftoverSnapshots; len(left) != 0 {
+			t.Errorf("noted are %q, which the backup lists", left)
+		}
+	})
+}
+
+// The records of the volumes say where there may be snapshots, and do not go before
+// the run says it, too.
+func TestSnapshotsOfARunThatWasLeftBehind(t *testing.T) {
+	for name, c := range map[string]struct {
+		asked   bool
+		settle  backup.Outcome
+		removed []string
+	}{
+		"failed":            {settle: stored(v1alpha1.BackupPhaseFailed), removed: []string{"a shop"}},
+		"had ended":         {settle: stored(done)},
+		"was to be stopped": {asked: true, removed: []string{"a shop"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				run := newRun("a", running)
+				if c.asked {
+					run.Spec.Cancellation = &enginev1alpha1.Ask{}
+				}
+				h := newHarness(t, &work{settle: func(context.Context, *enginev1alpha1.BackupRun, string) (backup.Outcome, error) {
+					return c.settle, nil
+				}}, run)
+				volume := &enginev1alpha1.PodVolumeBackup{}
+				volume.Namespace, volume.Name, volume.Spec.Pod.Namespace = system, "volume", "shop"
+				volume.Labels = map[string]string{enginev1alpha1.LabelRun: "uid-of-a"}
+				h.Create(volume)
+				h.Fault(func(action clienttesting.Action) enginetest.Fault {
+					if action.GetVerb() != "delete-collection" {
+						return enginetest.Fault{}
+					}
+					live, err := h.Tracker().Get(enginev1alpha1.SchemeGroupVersion.WithResource("backupruns"), system, "a")
+					if err != nil || !slices.Equal(live.(*enginev1alpha1.BackupRun).Status.LeftoverSnapshots, []string{"shop"}) {
+						t.Errorf("the records of the volumes go before it is noted where they are: %v, %v", live, err)
+					}
+					return enginetest.Fault{}
+				})
+				h.start(1)
+				time.Sleep(time.Minute)
+				h.expectSnapshotsRemoved(c.removed...)
+				if status := h.run("a").Status; !status.Phase.Ended() || len(status.LeftoverSnapshots) != 0 {
+					t.Errorf("%+v", status)
+				}
+				volumes, err := h.EngineV1alpha1().PodVolumeBackups(system).List(t.Context(), metav1.ListOptions{})
+				if err != nil || len(volumes.Items) != 0 {
+					t.Errorf("uploads go on: %v, %v", volumes.Items, err)
+				}
+			})
+		})
+	}
+}
+
+// It ends at once, and what is done is not done again.
+func TestSnapshotsAreRemovedWhenTheStoreIsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		up := false
+		w := &work{execute: upload(t, backup.Outcome{}, nil, "shop", "db")}
+		w.discardSnapshots = func(ctx context.Context, namespace string) error {
+			if namespace == "db" || up {
+				return nil
+			}
+			return errors.New("no answer")
+		}
+		h := newHarness(t, w, newRun("a", ready))
+		h.start(1)
+		h.cancelRun("a")
+		h.expectCancelled("a", false)
+		time.Sleep(time.Hour)
+		if left := h.run("a").Status.LeftoverSnapshots; !slices.Equal(left, []string{"shop"}) {
+			t.Errorf("left are %q", left)
+		}
+		up = true
+		time.Sleep(time.Minute)
+		if left := h.run("a").Status.LeftoverSnapshots; len(left) != 0 {
+			t.Errorf("left are %q", left)
+		}
+		h.work.mu.Lock()
+		defer h.work.mu.Unlock()
+		if n := len(slices.DeleteFunc(slices.Clone(h.work.snapshots), func(s string) bool { return s != "a db" })); n != 1 {
+			t.Errorf("those of db were removed %d times", n)
+		}
+	})
+}
+
+// Nothing is left to remember them by, so they are removed at once.
+func TestWhatARemovedRunHasStoredIsRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: upload(t, backup.Outcome{}, nil, "shop")}, newRun("a", ready))
+		h.start(1)
+		h.expect("a", running, false)
+		h.remove("a")
+		h.expectSnapshotsRemoved("a shop")
+		if !slices.Equal(h.work.discarded, []string{"a"}) {
+			t.Errorf("discarded: %q", h.work.discarded)
+		}
+		time.Sleep(time.Minute)
+		if got := h.ledger(); len(got) != 0 {
+			t.Errorf("the ledger has %v", got)
+		}
+	})
+}
