@@ -6,12 +6,16 @@ package datapath
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
+	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/snapshot/policy"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // TestDeleteSnapshots removes one of two snapshots that share all of their data.
@@ -46,6 +50,39 @@ func TestDeleteSnapshots(t *testing.T) {
 	if after := blobs(t, s); after != before {
 		t.Errorf("the second deletion made %d blobs of %d", after, before)
 	}
+}
+
+// TestSnapshotsOf finds what was uploaded for a backup, and what its uploads have
+// stored on their way.
+func TestSnapshotsOf(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	write(t, filepath.Join(dir, "file"), "content")
+	s.upload(t, dir, web) // by an older version
+	var want []string
+	for _, backup := range []types.UID{"one", "one", "two"} {
+		uploaded, err := Upload(t.Context(), s.open(t), UploadRequest{Path: dir, Source: web, Backup: backup}, new(Progress))
+		must(t, err)
+		if backup == "one" {
+			want = append(want, uploaded.SnapshotID)
+		}
+	}
+	for backup, want := range map[types.UID][]string{"one": want, "none": nil} {
+		got, err := SnapshotsOf(t.Context(), s.open(t), backup)
+		must(t, err)
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("the snapshots of %s are %q, want %q", backup, got, want)
+		}
+	}
+	request := UploadRequest{Backup: "one", Source: Source{ClaimUID: "claim"}}
+	must(t, repo.WriteSession(t.Context(), s.open(t).Kopia(), repo.WriteSessionOptions{}, func(_ context.Context, w repo.RepositoryWriter) error {
+		labels := newUploader(w, &uploadObserver{}, request.tags()).CheckpointLabels
+		if !maps.Equal(labels, map[string]string{tagCheckpoint: "true", tagBackup: "one", tagClaim: "claim"}) {
+			t.Errorf("the labels of a checkpoint are %v", labels)
+		}
+		return nil
+	}))
 }
 
 // TestDeleteSnapshotsCancelled: a deletion that is stopped removes nothing.

@@ -287,6 +287,7 @@ var template struct {
 	dir            string
 	key            repository.Key
 	going, staying string // the ids of the snapshots
+	unlisted       string // of one that was made for the backup "failed"
 }
 
 func TestMain(m *testing.M) {
@@ -317,13 +318,15 @@ func newVolumeWorld(t *testing.T) *world {
 		must(t, err)
 		defer func() { must(t, opened.Close(t.Context())) }()
 		target := storetest.Open(t, newLocation("default", dir).Spec, nil)
-		for name, id := range map[string]*string{"going": &template.going, "staying": &template.staying} {
+		for name, id := range map[string]*string{"going": &template.going, "staying": &template.staying, "failed": &template.unlisted} {
 			uploaded, err := datapath.Upload(t.Context(), opened, datapath.UploadRequest{
-				Path: volume, Source: datapath.Source{Namespace: app, Pod: "web-0", Volume: "data"},
+				Path: volume, Source: datapath.Source{Namespace: app, Pod: "web-0", Volume: "data"}, Backup: uidOf(name),
 			}, new(datapath.Progress))
 			must(t, err)
 			*id = uploaded.SnapshotID
-			writeBackup(t, target, name, uidOf(name), uploaded.SnapshotID)
+			if name != "failed" {
+				writeBackup(t, target, name, uidOf(name), uploaded.SnapshotID)
+			}
 		}
 	})
 	folder := t.TempDir()

@@ -273,6 +273,18 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
+// TestLeftoverSnapshots: no list names them, but the record says where they are.
+func TestLeftoverSnapshots(t *testing.T) {
+	w := newVolumeWorld(t)
+	writeBackup(t, w.faulty, "failed", uidOf("failed"))
+	run := completed("failed")
+	run.Status.Phase, run.Status.LeftoverSnapshots = v1alpha1.BackupPhaseFailed, []string{app, "without-a-repository"}
+	w.Create(run)
+	w.start()
+	w.waitGone("failed")
+	w.expectSnapshots(map[string]bool{template.unlisted: false, template.going: true, template.staying: true})
+}
+
 // TestUncertain: what can't be read is not removed.
 func TestUncertain(t *testing.T) {
 	for name, c := range map[string]struct{ key, content, reason string }{

@@ -70,6 +70,16 @@ func TestTimeLeft(t *testing.T) {
 	}
 }
 
+// It is all that tells what is still to be removed from the store.
+func TestARunWhoseSnapshotsAreLeftIsKept(t *testing.T) {
+	now := time.Now()
+	run := newRun("a", v1alpha1.BackupPhaseFailed, true, &now)
+	run.Status.LeftoverSnapshots = []string{"shop"}
+	if left, removable := timeLeft(run, 0, now); left != UnstoredRetention || !removable {
+		t.Errorf("timeLeft: %s, %t", left, removable)
+	}
+}
+
 // start runs a controller on a cluster, in a synctest bubble.
 func start(t *testing.T, retention time.Duration, objects ...runtime.Object) *enginetest.Cluster {
 	t.Helper()

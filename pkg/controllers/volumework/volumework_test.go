@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -190,6 +192,44 @@ func TestDeletedRecord(t *testing.T) {
 	second.end <- nil
 	h.expect("running", engine.VolumePhaseCompleted)
 	h.eventually(func() bool { return h.manager.Load().Running[datapath.ClassBackup] == 0 }, func() string { return "work remains" })
+}
+
+// TestStoredForARecordThatIsGone: what nobody knows of is taken back, and nothing else.
+func TestStoredForARecordThatIsGone(t *testing.T) {
+	for name, c := range map[string]struct {
+		meanwhile func(h *harness)
+		undone    bool
+	}{
+		"it is there": {func(*harness) {}, false},
+		"it is gone":  {func(h *harness) { h.remove("a") }, true},
+		"another one": {func(h *harness) { h.remove("a"); h.create(h.backup("a", "2", "data")) }, true},
+		"it is not known": {func(h *harness) {
+			h.engine.PrependReactor("get", "podvolumebackups", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return true, nil, errors.New("no answer")
+			})
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, clock.RealClock{})
+			h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+			h.volume("data")
+			ended := make(chan bool)
+			var undone atomic.Int32
+			h.startMove(func(context.Context, *datapath.Progress) (result, error) {
+				if <-ended {
+					c.meanwhile(h)
+				}
+				return result{Undo: func(context.Context) error { undone.Add(1); return nil }}, nil
+			})
+			h.create(h.backup("a", "1", "data"))
+			ended <- true
+			close(ended) // for another one
+			h.eventually(func() bool { return h.manager.Load().Running[datapath.ClassBackup] == 0 }, func() string { return "work remains" })
+			if got := undone.Load() == 1; got != c.undone {
+				t.Errorf("it was taken back %d times", undone.Load())
+			}
+		})
+	}
 }
 
 // TestTwoProcesses: of two that begin, one does the work.
