@@ -149,9 +149,11 @@ type Controller struct {
 	settings *corev1.ConfigMap
 	// told is what people know, by the uid of a run that waits.
 	told map[string]*told
+	// toldOnce is set when all that wait were looked at for the first time.
+	toldOnce bool
 	// enqueued are the names of runs that got their place, or may have, since people
-	// were told of such; in the order of their tickets.
-	enqueued []string
+	// were told of such.
+	enqueued sets.Set[string]
 	// waitEvents bounds the events about waiting.
 	waitEvents flowcontrol.PassiveRateLimiter
 	// nextCheck and nextTell are when all runs are compared with the informer, and when
@@ -192,6 +194,7 @@ func New(config Config) (*Controller, error) {
 		written:   map[string]version{},
 		refused:   map[string]refusal{},
 		told:      map[string]*told{},
+		enqueued:  sets.New[string](),
 		waitEvents: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(
 			float32(eventsAtOnce/backstop.Seconds()), eventsAtOnce, config.Clock),
 	}
@@ -293,17 +296,15 @@ func (c *Controller) sync(ctx context.Context) (refusals, err error) {
 	if err != nil {
 		return refusals, err
 	}
-	if d.unreadable != nil {
-		return refusals, d.unreadable
-	}
 	for {
 		if changed {
 			if d, err = c.decide(ctx); err != nil {
 				return refusals, err
 			}
-			if d.unreadable != nil {
-				return refusals, d.unreadable
-			}
+		}
+		if d.unreadable != nil {
+			c.tell(ctx, d)
+			return refusals, d.unreadable
 		}
 		if changed, err = c.refresh(ctx, d); err != nil {
 			return refusals, err
@@ -313,6 +314,10 @@ func (c *Controller) sync(ctx context.Context) (refusals, err error) {
 		}
 	}
 	if err := c.writeLedger(ctx, d); err != nil {
+		if records.Refused(err) { // for as long as somebody likes
+			d.Start = nil
+			c.tell(ctx, d)
+		}
 		return refusals, err
 	}
 	c.tell(ctx, d)

@@ -144,6 +144,7 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 			return nil, err
 		}
 		c.planner.SetStorageLocations(list)
+		c.nextTell = now // of what is held
 	}
 	if namespaces {
 		list, err := c.namespaceLister.List(labels.Everything())

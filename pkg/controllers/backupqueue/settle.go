@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -54,8 +55,8 @@ func (c *Controller) settle(ctx context.Context, d *decision) (written bool, ref
 		if err == nil {
 			queueEnded.WithLabelValues(string(end.Phase)).Inc()
 		}
-		if err == nil && end.Phase == v1alpha1.BackupPhaseCancelled {
-			c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeNormal, string(end.Phase), "Backup", "The backup was %s", end.FailureReason)
+		if err == nil {
+			c.tellEnd(run, end)
 		}
 		switch {
 		case err == nil || apierrors.IsNotFound(err):
@@ -87,6 +88,15 @@ func (c *Controller) settle(ctx context.Context, d *decision) (written bool, ref
 		}
 	}
 	return written, errors.Join(refused...), nil
+}
+
+// tellEnd says that a run has ended without having begun.
+func (c *Controller) tellEnd(run *enginev1alpha1.BackupRun, end *enginev1alpha1.BackupRunStatus) {
+	kind, note := corev1.EventTypeNormal, "The backup was "+end.FailureReason
+	if end.Phase == v1alpha1.BackupPhaseFailedValidation {
+		kind, note = corev1.EventTypeWarning, "The backup is not valid: "+strings.Join(end.ValidationErrors, "; ")
+	}
+	c.events.Eventf(records.BackupReference(run), nil, kind, string(end.Phase), "Backup", "%s", note)
 }
 
 // isRefused reports whether a run was refused as it is, a moment ago.
@@ -157,14 +167,19 @@ func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun,
 	c.planning.Lock()
 	c.planner.Remember(ticket) // its write may be done and the answer lost
 	c.planning.Unlock()
-	c.toldOf(string(run.UID)) // nothing yet
-	c.enqueued = append(c.enqueued, run.Name)
+	c.enqueued.Insert(run.Name)
+	c.toldOf(string(run.UID)) // else tellWaits takes it as told by another process
 	now := metav1.NewTime(c.clock.Now())
 	status := *run.Status.DeepCopy()
 	status.Phase = v1alpha1.BackupPhaseQueued
 	status.Ticket = ticket
 	status.QueuedTimestamp = &now
-	return c.write(ctx, run, status)
+	err := c.write(ctx, run, status)
+	if apierrors.IsConflict(err) { // it may be another process that gave it its place
+		c.enqueued.Delete(run.Name)
+		delete(c.told, string(run.UID))
+	}
+	return err
 }
 
 // write changes a run's status if nobody has changed the run since the decision

@@ -6,7 +6,7 @@ package backupqueue
 import (
 	"context"
 	"fmt"
-	"time"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
@@ -15,10 +15,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
-
-// worthTelling is how long a run waits before events say more than that it does. An
-// event costs a write, and the backup's conditions say it at once.
-const worthTelling = time.Minute
 
 const (
 	// eventsAtOnce is how many events about waiting are sent at once, and then in
@@ -35,20 +31,54 @@ type told struct {
 	overtaken bool
 }
 
-// tell says why runs wait: by an event when one gets its place and does not start at
-// once, by others when it takes longer, once for each reason, and in the log when one
-// is passed over for the first time.
+// tell says that runs wait, and why: by events, once for each reason, and in the log
+// when one is passed over for the first time. What there is no event left for is told
+// later, if the run still waits then.
 func (c *Controller) tell(ctx context.Context, d *decision) {
 	c.planning.Lock()
 	defer c.planning.Unlock()
 	waiting := d.SlotsInUse + len(d.Start)
 	if now := c.clock.Now(); !now.Before(c.nextTell) {
-		c.tellWaits(now, waiting)
+		c.tellWaits(waiting)
 		c.nextTell = now.Add(backstop)
 	}
-	c.tellEnqueued()
+	c.tellEnqueued(waiting)
 	if n := len(d.Start); n > 0 {
 		c.tellPassedOver(ctx, waiting, c.known[d.Start[n-1]].Status.Ticket)
+	}
+}
+
+// tellWaits looks at all that wait: from this index on.
+func (c *Controller) tellWaits(waiting int) {
+	before := c.told
+	c.told = make(map[string]*told, len(before))
+	for i := waiting; i < c.planner.Len(); i++ {
+		run := c.planner.RunAt(i)
+		t := before[run.UID]
+		if t == nil {
+			// Another process gave it its place, and has told that; or it was let start and
+			// has come back. What is held when this process begins is taken as told.
+			t = &told{queued: true, held: !c.toldOnce && c.isHeld(i)}
+		}
+		c.told[run.UID] = t
+		c.tellNews(i, t)
+	}
+	c.toldOnce = true
+}
+
+// tellEnqueued looks at those that have got their place since people were told of
+// such, and have not left it already.
+func (c *Controller) tellEnqueued(waiting int) {
+	var places []int
+	for name := range c.enqueued {
+		if entry, ok := c.planner.Entry(name); ok && entry.Position > 0 {
+			places = append(places, waiting+entry.Position-1)
+		}
+	}
+	clear(c.enqueued)
+	slices.Sort(places)
+	for _, i := range places {
+		c.tellNews(i, c.toldOf(c.planner.RunAt(i).UID))
 	}
 }
 
@@ -58,10 +88,10 @@ func (c *Controller) tellPassedOver(ctx context.Context, waiting int, ticket int
 	lines := 0
 	for i := waiting; i < c.planner.Len() && c.planner.RunAt(i).Ticket < ticket; i++ {
 		t := c.toldOf(c.planner.RunAt(i).UID)
-		if t.overtaken && (t.logged || lines == linesAtOnce) {
-			continue
+		if !t.overtaken {
+			t.overtaken = true
+			c.tellNews(i, t)
 		}
-		t.overtaken = true
 		if t.logged || lines == linesAtOnce {
 			continue
 		}
@@ -86,42 +116,8 @@ func (c *Controller) toldOf(uid string) *told {
 	return t
 }
 
-// tellEnqueued looks at those that have got their place since the last decision, and
-// have not left it already.
-func (c *Controller) tellEnqueued() {
-	for _, name := range c.enqueued {
-		entry, ok := c.planner.Entry(name)
-		if !ok || entry.Position == 0 {
-			continue
-		}
-		if t := c.toldOf(entry.UID); !t.queued && c.waitEvents.TryAccept() {
-			c.tellWait(entry, t, t.next(entry.Reason == v1alpha1.QueueReasonStorageUnavailable))
-		}
-	}
-	c.enqueued = nil
-}
-
-// tellWaits looks at all that wait: from this index on.
-func (c *Controller) tellWaits(now time.Time, waiting int) {
-	before := c.told
-	c.told = make(map[string]*told, len(before))
-	first := c.nextTell.IsZero()
-	for i := waiting; i < c.planner.Len(); i++ {
-		run := c.planner.RunAt(i)
-		held := c.planner.ReasonAt(i) == v1alpha1.QueueReasonStorageUnavailable
-		t := before[run.UID]
-		if t == nil {
-			// What a process finds when it begins was told before.
-			t = &told{queued: first, held: first && held}
-		}
-		c.told[run.UID] = t
-		t.held = t.held && held // it is told again when it is held again
-		event := t.next(held)
-		if event == "" || t.queued && now.Sub(run.WaitingSince()) < worthTelling || !c.waitEvents.TryAccept() {
-			continue
-		}
-		c.tellWait(c.planner.EntryAt(i), t, event)
-	}
+func (c *Controller) isHeld(i int) bool {
+	return c.planner.ReasonAt(i) == v1alpha1.QueueReasonStorageUnavailable
 }
 
 // The reasons of events.
@@ -131,26 +127,27 @@ const (
 	eventHeld       = "Held"
 )
 
-// next is what to tell of a run that waits; "" for nothing new.
-func (t *told) next(held bool) string {
+// tellNews sends an event if there is something that people were not told of a run
+// that waits. One that is about to start has its event from that.
+func (c *Controller) tellNews(i int, t *told) {
+	held := c.isHeld(i)
+	t.held = t.held && held // it is told again when it is held again
+	var event string
 	switch {
 	case held && !t.held:
-		return eventHeld
-	case t.overtaken && !t.passedOver:
-		return eventPassedOver
+		event = eventHeld
 	case !t.queued:
-		return eventQueued
+		event = eventQueued
+	case t.overtaken && !t.passedOver:
+		event = eventPassedOver
 	}
-	return ""
-}
-
-// tellWait sends one of them.
-func (c *Controller) tellWait(entry queue.Entry, t *told, event string) {
+	if event == "" || c.planner.ReasonAt(i) == v1alpha1.QueueReasonNextToStart || !c.waitEvents.TryAccept() {
+		return
+	}
 	t.queued = true // each says that it waits
-	t.held = t.held || event == eventHeld
+	t.held = held
 	t.passedOver = t.passedOver || event == eventPassedOver
-
-	entry = queue.Redact(entry, c.namespace)
+	entry := queue.Redact(c.planner.EntryAt(i), c.namespace)
 	note := fmt.Sprintf("The backup waits at position %d: %s", entry.Position, entry.Message)
 	if event == eventPassedOver {
 		note = fmt.Sprintf("Others have passed the backup, which waits at position %d: %s", entry.Position, entry.Message)

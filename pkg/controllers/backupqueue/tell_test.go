@@ -7,15 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
 func (h *harness) told() []string {
@@ -64,33 +67,39 @@ func TestQueuedEventsDoNotCountWhatStarts(t *testing.T) {
 	})
 }
 
-// That others pass, or that the location is not available any more, is told when it
-// takes long: it may be over in a moment.
-func TestEventsSayWhyABackupWaitsLong(t *testing.T) {
+// Each reason is told once, when it comes.
+func TestEventsSayWhyABackupWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		held := newRun("held", 4, "b")
-		held.Spec.Backup.StorageLocation = "down"
-		h := newHarness(t, location("default", metav1.ConditionTrue), location("down", metav1.ConditionFalse),
+		h := newHarness(t, location("default", metav1.ConditionTrue), location("other", metav1.ConditionTrue),
 			inPhase(newRun("runs", 1, "a"), running, 1))
 		h.start(2)
 		h.Create(newRun("waits", 3, "a"))
-		h.Create(held)
+		elsewhere := newRun("elsewhere", 4, "a")
+		elsewhere.Spec.Backup.StorageLocation = "other"
+		h.Create(elsewhere)
 		h.expectTold(
 			`Normal Queued The backup waits at position 1: overlaps runs (running) in a`,
-			`Normal Held The backup waits at position 2: storage location "down" is unavailable`)
+			`Normal Queued The backup waits at position 2: overlaps runs (running) in a`)
 		h.Create(newRun("passes", 5, "c"))
 		h.expect(ready, "passes")
-		time.Sleep(worthTelling - time.Second)
-		h.expectTold() // most have started by then
-		time.Sleep(backstop + time.Second)
-		h.expectTold(`Normal PassedOver Others have passed the backup, which waits at position 1: overlaps runs (running) in a`,
-			`Normal PassedOver Others have passed the backup, which waits at position 2: storage location "down" is unavailable`)
 		h.Create(newRun("next", 6, "c"))
-		h.expectTold(`Normal Queued The backup waits at position 3: overlaps passes (ready) in c`)
+		h.Create(newRun("behind", 7, "a"))
+		h.expectTold(
+			`Normal PassedOver Others have passed the backup, which waits at position 1: overlaps runs (running) in a`,
+			`Normal PassedOver Others have passed the backup, which waits at position 2: overlaps runs (running) in a`,
+			`Normal Queued The backup waits at position 3: overlaps passes (ready) in c`,
+			`Normal Queued The backup waits at position 4: overlaps runs (running) in a`)
 		h.end("passes")
 		h.expect(ready, "next")
 		time.Sleep(time.Hour)
 		h.expectTold()
+		for range 2 {
+			h.setAvailable("other", metav1.ConditionFalse)
+			h.expectTold(`Normal Held The backup waits at position 2: storage location "other" is unavailable`)
+			h.setAvailable("other", metav1.ConditionTrue)
+			time.Sleep(time.Hour)
+			h.expectTold()
+		}
 	})
 }
 
@@ -107,14 +116,22 @@ func TestEventsOfALongQueueAreSpread(t *testing.T) {
 		if first := h.told(); len(first) != eventsAtOnce || first[0] != "Normal Queued The backup waits at position 1: overlaps runs (running) in a" {
 			t.Errorf("%d events at once, the first is %q", len(first), first[:1])
 		}
-		most, all := 0, eventsAtOnce
-		for range 12 {
+		for _, want := range []int{eventsAtOnce, eventsAtOnce, eventsAtOnce / 2, 0} {
 			time.Sleep(backstop)
-			told := len(h.told())
-			most, all = max(most, told), all+told
+			if told := len(h.told()); told != want {
+				t.Errorf("%d events in %s, want %d", told, backstop, want)
+			}
 		}
-		if most != eventsAtOnce || all != n {
-			t.Errorf("%d events for %d backups, %d of them in %s", all, n, most, backstop)
+		// More come than may be told: as many as is said.
+		time.Sleep(time.Minute)
+		told := 0
+		for i := range 10 * eventsAtOnce {
+			h.Create(newRun(fmt.Sprintf("more-%04d", i), n+i+1, "a"))
+			time.Sleep(backstop / (5 * eventsAtOnce))
+			told += len(h.told())
+		}
+		if most := 3 * eventsAtOnce; told > most || told < most-1 {
+			t.Errorf("%d events in %s, want %d", told, 2*backstop, most)
 		}
 	})
 }
@@ -133,6 +150,75 @@ func TestALostAnswerLosesNoQueuedEvent(t *testing.T) {
 		h.Create(newRun("waits", 2, "a"))
 		time.Sleep(time.Second)
 		h.expectTold("Normal Queued The backup waits at position 1: overlaps runs (running) in a")
+	})
+}
+
+// While nothing can start, backups get their places, and are told why they wait.
+func TestEventsWithoutALedger(t *testing.T) {
+	for name, c := range map[string]struct {
+		garbage bool
+		reason  string
+	}{
+		"unreadable": {true, "LedgerUnreadable"},
+		"refused":    {false, "LedgerRefused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "a"), running, 1))
+				controller := h.prepare(2)
+				go controller.Run(t.Context())
+				synctest.Wait()
+				if c.garbage {
+					h.setSettings(map[string]string{records.StartedKey: "garbage"})
+				}
+				h.Fault(func(action clienttesting.Action) enginetest.Fault {
+					run := written(action)
+					if isStart(action, "free") || run != nil && run.Name == "refused" {
+						return enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), "any", errors.New("a policy denies it"))}
+					}
+					return enginetest.Fault{}
+				})
+				h.Create(newRun("free", 2, "b"))
+				h.Create(newRun("waits", 3, "a"))
+				h.Create(newRun("refused", 4, "a"))
+				time.Sleep(time.Hour)
+				told := h.told()
+				queuedEvents := slices.DeleteFunc(slices.Clone(told), func(event string) bool { return !strings.HasPrefix(event, "Normal Queued") })
+				if !slices.Equal(queuedEvents, []string{"Normal Queued The backup waits at position 2: overlaps runs (running) in a"}) {
+					t.Errorf("events %q", queuedEvents)
+				}
+				if !slices.ContainsFunc(told, func(event string) bool { return strings.HasPrefix(event, "Warning "+c.reason) }) {
+					t.Errorf("no %s in %q", c.reason, told)
+				}
+				if len(controller.enqueued) > 1 {
+					t.Errorf("it remembers %d places", len(controller.enqueued))
+				}
+			})
+		})
+	}
+}
+
+// Of two controllers, the one that gives a backup its place says so.
+func TestTwoControllersTellOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "a"), running, 1))
+		h.start(1)
+		h.start(1)
+		h.Create(newRun("waits", 2, "a"))
+		time.Sleep(time.Minute)
+		h.expectTold("Normal Queued The backup waits at position 1: overlaps runs (running) in a")
+	})
+}
+
+// Nobody but an event tells it to who wrote the record by hand.
+func TestAnInvalidRecordIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("a", 1, "a["))
+		h.start(1)
+		h.expect(v1alpha1.BackupPhaseFailedValidation, "a")
+		if told := h.told(); len(told) != 1 || !strings.HasPrefix(told[0], "Warning FailedValidation The backup is not valid: spec.includedNamespaces[0]: ") {
+			t.Errorf("events %q", told)
+		}
 	})
 }
 

@@ -309,7 +309,7 @@ func (c *Controller) runDeleted(obj any) {
 	if run.Status.Phase.Ended() {
 		c.ended.Insert(run.UID)
 	} else {
-		delete(c.finished, run.UID) // the informer has missed it
+		delete(c.finished, run.UID) // the queue can't know of its end, so its entry goes now
 	}
 	c.mu.Unlock()
 	if execution == nil && !run.Status.Phase.Ended() {

@@ -52,6 +52,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 		case live.Status.Executor != run.Status.Executor:
 			return false, fmt.Errorf("BackupRun %s was taken over by the controller %s", run.Name, live.Status.Executor)
 		case live.Status.Stored, live.Status.Phase == outcome.Status.Phase && live.Status.Leftovers == leftovers && !outcome.Stored:
+			c.noteFinished(live)
 			return true, nil // written, but the answer was lost; and what is durable stands
 		}
 		run = live

@@ -36,14 +36,15 @@ func (c *Controller) isStart(settings *corev1.ConfigMap, run *enginev1alpha1.Bac
 // would only meet its next start.
 func (c *Controller) releaseRemoved(ctx context.Context, name string, run *enginev1alpha1.BackupRun) (*corev1.ConfigMap, error) {
 	return c.release(ctx, func(start records.Start) bool {
-		return start.Name == name && (run == nil || start.UID != run.UID) && !c.hasEnded(start)
+		return start.Name == name && (run == nil || start.UID != run.UID) && !c.isLeftToQueue(start)
 	})
 }
 
-// hasEnded reports whether a run had ended when the informer last showed it. Where
-// the informer does not say so yet of one whose end was written a moment ago, that is
-// asked again later: a gap may have hidden the end from it, and so from the queue.
-func (c *Controller) hasEnded(start records.Start) bool {
+// isLeftToQueue reports whether the informer showed, before the run of an entry went,
+// that it had ended. If this process has written that end a moment ago, the informer
+// may be about to show it: then the answer is yes, and the entry is looked at again
+// later, in case that a gap hides the end from the informer, and so from the queue.
+func (c *Controller) isLeftToQueue(start records.Start) bool {
 	if run, err := c.runLister.Get(start.Name); err == nil && run.UID == start.UID && run.Status.Phase.Ended() {
 		return true
 	}

@@ -76,8 +76,8 @@ func Refused(err error) bool {
 	}
 	switch answer.Status().Code {
 	case http.StatusUnauthorized, http.StatusNotFound, http.StatusRequestTimeout, http.StatusConflict,
-		http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return false
 	}
-	return true
+	return !apierrors.IsServerTimeout(err) // which is a 500
 }

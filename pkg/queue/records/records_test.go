@@ -55,6 +55,8 @@ func TestRefused(t *testing.T) {
 		"not logged in":          {apierrors.NewUnauthorized("who?"), false},
 		"too many requests":      {apierrors.NewTooManyRequests("later", 1), false},
 		"unavailable":            {apierrors.NewServiceUnavailable("starting"), false},
+		"server timeout":         {apierrors.NewServerTimeout(resource, "update", 1), false},
+		"a proxy's":              {apierrors.NewGenericServerResponse(502, "update", resource, "a", "", 0, true), false},
 		"timeout":                {apierrors.NewTimeoutError("later", 1), false},
 		"no answer":              {errors.New("connection refused"), false},
 		"no error":               {nil, false},
