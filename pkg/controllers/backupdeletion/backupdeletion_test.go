@@ -4,6 +4,7 @@
 package backupdeletion
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -197,6 +198,34 @@ func TestDenied(t *testing.T) {
 			t.Errorf("there are still the record %v and %q", w.run("a"), w.keys("a"))
 		}
 	})
+}
+
+// TestTenant: of a storage location, only administrators are told more than its name.
+func TestTenant(t *testing.T) {
+	for _, cause := range []error{store.ErrUnavailable, store.ErrDenied, errors.New("broken")} {
+		t.Run(cause.Error(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, t.TempDir())
+				writeBackup(t, w.faulty, "shop.daily", uidOf("shop.daily"))
+				w.faulty.Inject(storetest.Fault{Err: fmt.Errorf("get it from the secret place: %w", cause)})
+				run := completed("shop.daily")
+				run.Spec.BackupRef = v1alpha1.BackupReference{Namespace: "shop", Name: "daily"}
+				w.Create(run)
+				w.start()
+				time.Sleep(time.Hour)
+				synctest.Wait()
+				events := w.announced()
+				if len(events) != 1 {
+					t.Fatalf("the events are %q", events)
+				}
+				for _, told := range []string{w.run("shop.daily").Status.FailureReason, events[0]} {
+					if strings.Contains(told, "secret place") || !strings.Contains(told, `storage location "default"`) {
+						t.Errorf("told is %q", told)
+					}
+				}
+			})
+		})
+	}
 }
 
 // TestChangingReasons: another obstacle is said when it comes.

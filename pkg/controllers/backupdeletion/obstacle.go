@@ -21,9 +21,11 @@ import (
 
 // obstacle is why a deletion can't go on.
 type obstacle struct {
-	// text says it, in the same words each time, so that it is written once.
+	// text says it, in the same words each time, so that it is written once, and to
+	// everybody: of a storage location it has the name only.
 	text string
-	// detail is more about it, in words that may differ each time. Optional.
+	// detail is more about it, in words that may differ each time, for administrators.
+	// Optional.
 	detail string
 	// attempted is true if something was tried, which is worth trying again. Else an
 	// event brings the change.
@@ -63,9 +65,11 @@ func storeFailure(location string, err error) *obstacle {
 	case errors.Is(err, store.ErrUnavailable):
 		o = awaited(location, err.Error())
 	case errors.Is(err, store.ErrDenied):
-		o = refused("%v: let the credentials of the storage location %q list, read and delete objects; if object lock or retention protects them, it goes on after that has ended", err, location)
+		o = refused("the store denies access: let the credentials of the storage location %q list, read and delete objects; if object lock or retention protects them, it goes on after that has ended", location)
+		o.detail = err.Error()
 	default:
-		o = refused("%v", err)
+		o = refused("the storage location %q failed", location)
+		o.detail = err.Error()
 	}
 	o.attempted, o.cause = true, err
 	return o
@@ -77,8 +81,12 @@ func (c *Controller) report(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	if strings.HasPrefix(run.Status.FailureReason, o.text) {
 		return nil
 	}
+	said := o.text
+	if run.Spec.BackupRef.Namespace == c.Namespace {
+		said = o.Error()
+	}
 	changed := run.DeepCopy()
-	changed.Status.FailureReason = o.Error()
+	changed.Status.FailureReason = said
 	_, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -87,7 +95,7 @@ func (c *Controller) report(ctx context.Context, run *enginev1alpha1.BackupRun, 
 		return fmt.Errorf("writing what the deletion of BackupRun %s waits for: %w", run.Name, err)
 	}
 	klog.FromContext(ctx).Info("The deletion of a backup has to wait", "backupRun", klog.KObj(run), "reason", o.Error())
-	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeWarning, "DeletionWaiting", "Delete", "%v", o)
+	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeWarning, "DeletionWaiting", "Delete", "%s", said)
 	return nil
 }
 
