@@ -437,6 +437,40 @@ func TestARecordThatIsRemovedWhenItHasEnded(t *testing.T) {
 	}
 }
 
+// The same when the informer showed its end long ago, and has not told that it is gone.
+func TestARecordThatIsRemovedAfterItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{}, newRun("a", ready))
+		controller := h.start(1)
+		h.expect("a", done, true)
+		time.Sleep(2 * informed)
+		release := h.Hold()
+		defer release()
+		h.remove("a")
+		controller.queue.Add("a")
+		synctest.Wait()
+		if len(h.ledger()) != 1 {
+			t.Error("the entry is gone, though the queue may be about to replace it")
+		}
+	})
+}
+
+func TestFinishedRunsAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{}, newRun("a", ready))
+		controller := h.start(1)
+		h.expect("a", done, true)
+		time.Sleep(informed)
+		h.Create(newRun("b", ready))
+		h.expect("b", done, true)
+		controller.mu.Lock()
+		defer controller.mu.Unlock()
+		if n := len(controller.finished); n != 1 {
+			t.Errorf("it remembers %d", n)
+		}
+	})
+}
+
 // The same before the informer has told of the end. If it never does, as after a gap,
 // the queue can't know it either.
 func TestARecordThatIsRemovedBeforeItsEndIsTold(t *testing.T) {
