@@ -17,5 +17,8 @@ echo "test: the queue against its rules, in thousands of random histories"
 go test -run 'Against|Forgets' ./pkg/queue -rapid.checks=2000
 echo "test: the lab"
 (cd hack/lab && go test $(go list ./... | grep -v /cmd/kube))
+# The go command caches results, and does not see changes of files outside the module.
+echo "test: the alerts, in Prometheus's engine"
+(cd hack/alerts && go test -count=1 ./...)
 echo "test: integration, on a Kubernetes of its own"
 go test -count=1 -timeout 20m ./test/integration/...
