@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -66,7 +67,7 @@ func TestNothingStaysOfAnUnfinishedBackup(t *testing.T) {
 				}
 				return nil
 			})
-			if n := snapshots(t, uploaded, backup); n != 1 {
+			if n := snapshots(t, uploaded, backup.UID); n != 1 {
 				t.Fatalf("there are %d snapshots", n)
 			}
 			c.end(t, name)
@@ -74,7 +75,7 @@ func TestNothingStaysOfAnUnfinishedBackup(t *testing.T) {
 				lab.AwaitPhase(t, labtest.System, name, c.phase)
 			}
 			labtest.Eventually(t, "the snapshots to be gone", func() error {
-				if n := snapshots(t, uploaded, backup); n != 0 {
+				if n := snapshots(t, uploaded, backup.UID); n != 0 {
 					return fmt.Errorf("there are %d", n)
 				}
 				return nil
@@ -87,9 +88,9 @@ func TestNothingStaysOfAnUnfinishedBackup(t *testing.T) {
 }
 
 // snapshots is how many there are for a backup in the repository of a namespace.
-func snapshots(t *testing.T, namespace string, backup *v1alpha1.Backup) int {
+func snapshots(t *testing.T, namespace string, backup types.UID) int {
 	t.Helper()
-	location, err := lab.Engine.EngineV1alpha1().BackupStorageLocations(labtest.System).Get(t.Context(), backup.Spec.StorageLocation, metav1.GetOptions{})
+	location, err := lab.Engine.EngineV1alpha1().BackupStorageLocations(labtest.System).Get(t.Context(), "default", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +103,7 @@ func snapshots(t *testing.T, namespace string, backup *v1alpha1.Backup) int {
 			t.Error(err)
 		}
 	}()
-	ids, err := datapath.SnapshotsOf(t.Context(), opened, backup.UID)
+	ids, err := datapath.SnapshotsOf(t.Context(), opened, backup)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ type load struct {
 	observer   *observer
 	specs      map[string]v1alpha1.BackupSpec // by what they are for
 	unattended string                         // a namespace with a volume that nobody uploads
+	files      string                         // one with a volume that is uploaded
 }
 
 func newLoad(t *testing.T, o *observer) *load {
@@ -33,7 +34,7 @@ func newLoad(t *testing.T, o *observer) *load {
 	files := lab.Namespace(t, "files")
 	_, folder := lab.PodWithClaim(t, files, labtest.Node)
 	fill(t, folder)
-	l := &load{t: t, observer: o, unattended: lab.Namespace(t, "unattended"), specs: map[string]v1alpha1.BackupSpec{
+	l := &load{t: t, observer: o, unattended: lab.Namespace(t, "unattended"), files: files, specs: map[string]v1alpha1.BackupSpec{
 		"left":    {IncludedNamespaces: shared[:2]},
 		"right":   {IncludedNamespaces: shared[1:]},
 		"middle":  {IncludedNamespaces: shared[1:2]},

@@ -6,6 +6,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -137,6 +138,32 @@ func TestKilledAtEveryPhase(t *testing.T) {
 	if ended[v1alpha1.BackupPhaseFailed] > kills*limit {
 		t.Errorf("%d kills let %d backups fail, more than could run", kills, ended[v1alpha1.BackupPhaseFailed])
 	}
+	labtest.Eventually(t, "the snapshots to be those of the completed backups", func() error {
+		return wholeSnapshots(t, load.files, h.Runs())
+	})
+}
+
+// wholeSnapshots fails unless there is a snapshot of the volume of a namespace for each
+// backup that lists one, and none for the others.
+func wholeSnapshots(t *testing.T, namespace string, runs []*enginev1alpha1.BackupRun) error {
+	t.Helper()
+	list, err := lab.Holdfast.HoldfastV1alpha1().VolumeBackups(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	listed := map[string]int{}
+	for i := range list.Items {
+		listed[list.Items[i].Spec.Backup.Name]++
+	}
+	for _, run := range runs {
+		if !slices.Contains(run.Spec.Backup.IncludedNamespaces, namespace) {
+			continue
+		}
+		if found := snapshots(t, namespace, run.UID); found != listed[run.Name] {
+			return fmt.Errorf("%s, which is %q, has %d snapshots, and lists %d", run.Name, run.Status.Phase, found, listed[run.Name])
+		}
+	}
+	return nil
 }
 
 // noneRuns fails while a backup of the system namespace has not ended.
