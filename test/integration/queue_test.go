@@ -80,7 +80,8 @@ func TestQueueLimit(t *testing.T) {
 	// The backup says the same as its entry.
 	backup := lab.AwaitPhase(t, labtest.System, waiting[1], v1alpha1.BackupPhaseQueued)
 	queued := meta.FindStatusCondition([]metav1.Condition(backup.Status.Conditions), v1alpha1.ConditionQueued)
-	if backup.Status.QueuePosition != 2 || queued == nil || queued.Status != metav1.ConditionTrue || queued.Reason != "ConcurrencyLimit" {
+	if backup.Status.QueuePosition != 2 || queued == nil || queued.Status != metav1.ConditionTrue || queued.Reason != "ConcurrencyLimit" ||
+		queued.Message != "position 2: waits for a slot: 2 in use, the limit is 2" {
 		t.Errorf("the backup has place %d and condition %+v", backup.Status.QueuePosition, queued)
 	}
 	if e := entry(t, waiting[1]); e.UID != backup.UID || !e.CreationTimestamp.Equal(&backup.CreationTimestamp) {

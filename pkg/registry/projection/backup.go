@@ -4,6 +4,8 @@
 package projection
 
 import (
+	"fmt"
+
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -53,7 +55,7 @@ func backupOf(run *enginev1alpha1.BackupRun, entry *queue.Entry) *v1alpha1.Backu
 		queued.Status, queued.Reason, complete.Reason = metav1.ConditionFalse, string(status.Phase), string(status.Phase)
 	case entry != nil:
 		status.QueuePosition = int32(entry.Position)
-		queued.Reason, queued.Message = string(entry.Reason), entry.Message
+		queued.Reason, queued.Message = string(entry.Reason), fmt.Sprintf("position %d: %s", entry.Position, entry.Message)
 	}
 	status.Conditions = []metav1.Condition{queued, complete}
 	return backup
@@ -97,7 +99,7 @@ func entryOf(run *enginev1alpha1.BackupRun, entry queue.Entry, plan *queue.Plan)
 			Message:            entry.Message,
 			OtherBlockers:      int32(entry.OtherBlockers),
 			ConflictNamespaces: entry.ConflictNamespaces,
-			SlotsInUse:         int32(plan.SlotsInUse),
+			SlotsInUse:         int32(plan.SlotsInUse + len(plan.Start)),
 			SlotLimit:          int32(plan.Limit),
 		},
 	}

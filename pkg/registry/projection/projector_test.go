@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -281,6 +282,51 @@ func TestPositionsFollowTheQueue(t *testing.T) {
 	}
 }
 
+// What waits says where and for what, since the moment it was queued. A move in the
+// queue is one event of the backup.
+func TestTheConditionOfAWaitingBackupHasItsPosition(t *testing.T) {
+	f := newFixture(t, "a", "b", "c")
+	f.limit(1)
+	condition := func(name string) metav1.Condition {
+		t.Helper()
+		queued := meta.FindStatusCondition([]metav1.Condition(f.backup(system, name).Status.Conditions), v1alpha1.ConditionQueued)
+		if queued == nil {
+			t.Fatalf("%s has no condition %s", name, v1alpha1.ConditionQueued)
+		}
+		return *queued
+	}
+	expect := func(name string, reason v1alpha1.QueueReason, message string, status enginev1alpha1.BackupRunStatus) {
+		t.Helper()
+		want := metav1.Condition{Type: v1alpha1.ConditionQueued, Status: metav1.ConditionTrue, Reason: string(reason), Message: message, LastTransitionTime: *status.QueuedTimestamp}
+		if got := condition(name); got != want {
+			t.Errorf("%s: %+v, want %+v", name, got, want)
+		}
+	}
+	f.Observe(f.run(system, "first", running, "a"))
+	statuses := []enginev1alpha1.BackupRunStatus{queued(1), queued(2), queued(3)}
+	f.Observe(f.run(system, "second", statuses[0], "a", "b"))
+	f.Observe(f.run(system, "third", statuses[1], "b"))
+	f.Observe(f.run(system, "fourth", statuses[2], "c"))
+	f.mustPublish()
+	expect("second", v1alpha1.QueueReasonNamespaceOverlap, "position 1: overlaps first (running) in a", statuses[0])
+	expect("third", v1alpha1.QueueReasonBehindOverlapping, "position 2: is behind second (queued), which it overlaps in b", statuses[1])
+	expect("fourth", v1alpha1.QueueReasonConcurrencyLimit, "position 3: waits for a slot: 1 in use, the limit is 1", statuses[2])
+
+	f.Observe(f.run(system, "first", enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted}, "a"))
+	f.Observe(f.run(system, "second", running, "a", "b"))
+	before, _ := f.Backups.GetCurrentResourceVersion(t.Context())
+	f.mustPublish()
+	after, _ := f.Backups.GetCurrentResourceVersion(t.Context())
+	if after-before != 2 {
+		t.Errorf("%d events, want one for each of the two that moved up", after-before)
+	}
+	if got := condition("second").Message; got != "" {
+		t.Errorf("a running backup says %q", got)
+	}
+	expect("third", v1alpha1.QueueReasonNamespaceOverlap, "position 1: overlaps second (running) in b", statuses[1])
+	expect("fourth", v1alpha1.QueueReasonConcurrencyLimit, "position 2: waits for a slot: 1 in use, the limit is 1", statuses[2])
+}
+
 func TestAnUnreadableLedgerIsSaid(t *testing.T) {
 	f := newFixture(t, "shop")
 	f.add(f.Settings.GetStore().Add(&corev1.ConfigMap{
@@ -345,6 +391,9 @@ func TestTenantsSeeNoForeignNames(t *testing.T) {
 		if bytes.Contains(shown, []byte("secret")) || bytes.Contains(shown, []byte("blue")) {
 			t.Errorf("a tenant is shown foreign names: %s", shown)
 		}
+	}
+	if got := f.backup("red", "mine").Status.Conditions[0].Message; got != "position 2: overlaps another backup in red" {
+		t.Errorf("the tenant is told %q", got)
 	}
 	system, _ := f.Queue.GetObject(system, "secret-of-the-administrator")
 	if system == nil {

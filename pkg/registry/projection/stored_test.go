@@ -11,14 +11,44 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/install"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 )
+
+// start returns a Projector that runs until the test ends, on what a clientset has.
+func start(t *testing.T, clientset *enginefake.Clientset) *Projector {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	engine := engineinformers.NewSharedInformerFactory(clientset, 0)
+	kube := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
+	p, err := New(Config{
+		Scheme:          scheme,
+		SystemNamespace: system,
+		PollInterval:    time.Hour,
+		Clock:           clock.RealClock{},
+		Runs:            engine.Engine().V1alpha1().BackupRuns(),
+		Locations:       engine.Engine().V1alpha1().BackupStorageLocations(),
+		Namespaces:      kube.Core().V1().Namespaces(),
+		Settings:        kube.Core().V1().ConfigMaps().Informer(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine.StartWithContext(t.Context())
+	kube.StartWithContext(t.Context())
+	t.Cleanup(engine.Shutdown)
+	t.Cleanup(kube.Shutdown)
+	go p.Run(t.Context())
+	return p
+}
 
 // A store that is back is read at once, and not when its next turn comes.
 func TestAStoreThatIsBackIsReadAtOnce(t *testing.T) {
@@ -29,25 +59,7 @@ func TestAStoreThatIsBackIsReadAtOnce(t *testing.T) {
 			Spec:       enginev1alpha1.BackupStorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: path}},
 		}
 		clientset := enginefake.NewSimpleClientset(record)
-		engine := engineinformers.NewSharedInformerFactory(clientset, 0)
-		kube := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
-		p, err := New(Config{
-			SystemNamespace: system,
-			PollInterval:    time.Hour,
-			Clock:           clock.RealClock{},
-			Runs:            engine.Engine().V1alpha1().BackupRuns(),
-			Locations:       engine.Engine().V1alpha1().BackupStorageLocations(),
-			Namespaces:      kube.Core().V1().Namespaces(),
-			Settings:        kube.Core().V1().ConfigMaps().Informer(),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		engine.StartWithContext(t.Context())
-		kube.StartWithContext(t.Context())
-		t.Cleanup(engine.Shutdown)
-		t.Cleanup(kube.Shutdown)
-		go p.Run(t.Context())
+		p := start(t, clientset)
 
 		time.Sleep(24 * time.Hour) // until it is tried once an hour
 		if state := p.refresher.States()["default"]; !state.Loaded || state.LastError == "" {
