@@ -74,7 +74,7 @@ func (r benchRecords) planner(b *testing.B) *Planner {
 }
 
 // From nothing but the records, as after a restart: each spec is compiled.
-func BenchmarkReplan(b *testing.B) {
+func BenchmarkReplanOfRecords(b *testing.B) {
 	for _, n := range []int{2_000, 10_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			r := newBenchRecords(n)
@@ -90,7 +90,7 @@ func BenchmarkReplan(b *testing.B) {
 
 // All that a planner keeps alive: the records, which the caches of the controller
 // keep as well; what it makes of them; and a plan with all entries.
-func BenchmarkMemory(b *testing.B) {
+func BenchmarkMemoryOfRecords(b *testing.B) {
 	heap := func() float64 {
 		runtime.GC()
 		runtime.GC() // pools let go of theirs at the second one
