@@ -110,10 +110,8 @@ func (w *words) pairs(own []string, other *words, others []string) iter.Seq2[str
 
 func leftOut(word string, by ...*words) bool {
 	for _, w := range by {
-		for _, excluded := range w.excluded {
-			if matchesAllOf(excluded, word) {
-				return true
-			}
+		if !w.unreadable && slices.ContainsFunc(w.excluded, func(excluded string) bool { return matchesAllOf(excluded, word) }) {
+			return true
 		}
 	}
 	return false
