@@ -68,7 +68,7 @@ func measurePlan(found benchmarks) ([]row, error) {
 		return cost{value(name, "ns/op"), value(name, "B/op"), value(name, "allocs/op")}
 	}
 	against := func(what string, ours, rules cost) row {
-		return row{what, ours.String(), "the rules alone: " + rules.String(), "1/" + times(rules.time, ours.time) + " of the time"}
+		return row{what, ours.String(), "the rules alone: " + rules.String(), fmt.Sprintf("1/%.0f of the time", rules.time/ours.time)}
 	}
 	const aim, memoryAim = time.Millisecond, 100
 	const distinct = "names,_nearly_all_distinct/10000"
