@@ -49,9 +49,14 @@ measure() { "${bin}/bench" --dir "${dir}" --results "${results}/rows" "$@"; }
 # longer than it must.
 plan() {
   say "Decisions on a queue, in memory"
+  bench() { go test "$1" -run '^$' -benchmem -benchtime "$2" -bench "$3"; }
   {
-    go test ./pkg/queue -run '^$' -benchmem -benchtime 3x -bench '^Benchmark(Replan|Memory|Oracle)$/^(names|plan|decision)$/^(2000|10000)$'
-    go test ./pkg/queue -run '^$' -benchmem -benchtime 1000x -bench '^BenchmarkNextAfterCompletion$/^names$/^(2000|10000)$'
+    bench ./pkg/queue 20x '^BenchmarkReplan$/^names$/^(2000|10000)$'
+    bench ./pkg/queue 3x '^Benchmark(Memory|Oracle)$/^names$/^(2000|10000)$'
+    bench ./pkg/queue/records 3x '^Benchmark(Replan|Memory)OfRecords$/^10000$'
+    bench ./pkg/queue 1000x '^BenchmarkNextAfterCompletion$/^names(,_nearly_all_distinct)?$/^(2000|10000)$'
+    echo "once: the rules alone, on 10,000 of which hardly any overlap; half a minute" >&2
+    bench ./pkg/queue 1x '^BenchmarkOracle$/^names,_nearly_all_distinct$/^10000$/^decision$'
   } | measure plan
 }
 

@@ -6,8 +6,11 @@ package queue
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
@@ -60,21 +63,25 @@ var benchShapes = []benchShape{
 	}},
 }
 
-// run is the i-th that is created, queued.
-func (shape benchShape) run(b *testing.B, i int) Run {
-	var words []string
+func (shape benchShape) included(i int) []string {
 	if shape.words != nil {
-		words = shape.words(i)
-	}
-	if words == nil {
-		for j := range 50 {
-			words = append(words, fmt.Sprintf("namespace-%06d", (i*40+j)%shape.distinct))
+		if words := shape.words(i); words != nil {
+			return words
 		}
 	}
+	var words []string
+	for j := range 50 {
+		words = append(words, fmt.Sprintf("namespace-%06d", (i*40+j)%shape.distinct))
+	}
+	return words
+}
+
+// run is the i-th that is created, queued.
+func (shape benchShape) run(b *testing.B, i int) Run {
 	return Run{
 		Key: fmt.Sprintf("run-%06d", i), Name: fmt.Sprintf("backup-%06d", i), Namespace: systemNamespace,
 		Phase: v1alpha1.BackupPhaseQueued, Ticket: int64(i + 1), CreatedAt: time.Unix(int64(i), 0),
-		Location: "default", Selection: selected(b, words...),
+		Location: "default", Selection: selected(b, shape.included(i)...),
 	}
 }
 
@@ -191,23 +198,50 @@ func BenchmarkNextAfterCompletionOfAll(b *testing.B) {
 	}
 }
 
-// The same decision and the same plan by the rules alone, on the same input. Its
-// cost grows with the square of the queue: at 10,000 it takes minutes.
+// The same plan and the same decision by the rules alone, on the same input: that of
+// BenchmarkReplan, and that on which BenchmarkNextAfterCompletion first decides. For
+// each run it looks at all others until one overlaps: where few do, it sees the square
+// of the queue.
 func BenchmarkOracle(b *testing.B) {
-	shape := benchShapes[0]
-	for _, n := range []int{200, 2_000} {
-		s := shape.snapshot(b, n)
-		b.Run(fmt.Sprintf("decision/%d", n), func(b *testing.B) {
-			for b.Loop() {
-				naiveStarts(s, inOrder(s))
-			}
-		})
-		b.Run(fmt.Sprintf("plan/%d", n), func(b *testing.B) {
-			for b.Loop() {
-				naive(s)
-			}
-		})
+	for _, shape := range benchShapes[:2] {
+		for _, n := range []int{2_000, 10_000} {
+			b.Run(fmt.Sprintf("%s/%d", shape.name, n), func(b *testing.B) { benchOracle(b, shape, n) })
+		}
 	}
+}
+
+func benchOracle(b *testing.B, shape benchShape, n int) {
+	s := shape.snapshot(b, n)
+	s.Words = map[string]*words{}
+	for i, r := range s.Runs {
+		s.Words[r.Key] = readWords(shape.included(i), nil)
+	}
+	p := shape.planner(b, s)
+	b.Run("plan", func(b *testing.B) {
+		b.ReportAllocs()
+		var v verdict
+		for b.Loop() {
+			v = naive(s)
+		}
+		if diff := gocmp.Diff(v, verdictOf(p.Plan()), gocmp.AllowUnexported(verdict{})); diff != "" {
+			b.Fatalf("the planner says something else (-rules +planner):\n%s", diff)
+		}
+	})
+	b.Run("decision", func(b *testing.B) {
+		oldest := slices.IndexFunc(s.Runs, func(r Run) bool { return r.Key == p.line[0].Key })
+		s := s
+		s.Runs = slices.Clone(s.Runs)
+		s.Runs[oldest].Phase = v1alpha1.BackupPhaseCompleted
+		b.ReportAllocs()
+		var start []string
+		for b.Loop() {
+			start, _ = naiveStarts(s, inOrder(s))
+		}
+		p := shape.planner(b, s)
+		if got := p.Next().Start; len(start) == 0 || !slices.Equal(start, got) {
+			b.Fatalf("%q start, by the planner %q", start, got)
+		}
+	})
 }
 
 // 500 entries from the middle of the queue, after a change.
@@ -224,24 +258,29 @@ func BenchmarkPage(b *testing.B) {
 	})
 }
 
-// What a planner keeps, without the selections, which are the caller's.
+// All that a planner keeps alive: the runs that it was told of, with what their
+// words were compiled to, its lanes, the namespaces; and a plan with all entries.
 func BenchmarkMemory(b *testing.B) {
-	heap := func() uint64 {
+	heap := func() float64 {
 		runtime.GC()
+		runtime.GC() // pools let go of theirs at the second one
 		var stats runtime.MemStats
 		runtime.ReadMemStats(&stats)
-		return stats.HeapAlloc
+		return float64(stats.HeapAlloc)
 	}
 	benchSizes(b, func(b *testing.B, shape benchShape, n int) {
-		s := shape.snapshot(b, n)
 		for b.Loop() {
 			before := heap()
-			p := shape.planner(b, s)
+			p := shape.planner(b, shape.snapshot(b, n))
 			p.Next()
-			kept := heap() - before
-			b.ReportMetric(float64(kept)/float64(n), "B/queued-run")
-			b.ReportMetric(float64(kept)/1e6, "MB")
+			planner := heap()
+			plan := p.Plan()
+			all := heap()
+			b.ReportMetric((planner-before)/float64(n), "B/queued-run")
+			b.ReportMetric((planner-before)/1e6, "planner-MB")
+			b.ReportMetric((all-planner)/1e6, "plan-MB")
 			runtime.KeepAlive(p)
+			runtime.KeepAlive(plan)
 		}
 	})
 }

@@ -3,7 +3,7 @@
 
 package queue
 
-// Snapshot is all that a Planner is told of.
+// Snapshot is all that a Planner is told of, and what the oracle needs besides.
 type Snapshot struct {
 	// Runs in any order and any phase. Finished ones matter only by their tickets.
 	Runs []Run
@@ -15,6 +15,9 @@ type Snapshot struct {
 	Limit int
 	// LastTicket is the greatest ticket that is remembered; 0 for nothing.
 	LastTicket int64
+
+	// Words by the keys of the runs. Only the oracle reads them.
+	Words map[string]*words
 }
 
 // decide is what a new Planner says of a snapshot.

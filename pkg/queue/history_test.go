@@ -13,7 +13,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
 // history is a cluster in which things happen in any order, and a planner that is
@@ -26,18 +25,17 @@ type history struct {
 	toldLocations map[string]LocationState
 	toldLimit     int
 
-	selections *rapid.Generator[*selection.Namespaces]
-	now        time.Time
-	created    int
-	ended      map[string]bool
+	style   *rapid.Generator[*words]
+	now     time.Time
+	created int
 }
 
 func newHistory(t *rapid.T) *history {
 	h := &history{
-		selections: drawStyle(t),
-		now:        time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
-		ended:      map[string]bool{},
+		style: drawStyle(t),
+		now:   time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
+	h.snapshot.Words = map[string]*words{}
 	h.snapshot.Limit = rapid.IntRange(1, 4).Draw(t, "limit")
 	h.snapshot.Locations = map[string]LocationState{"one": {Available: true}, "two": {Available: true}}
 	for range rapid.IntRange(0, 12).Draw(t, "waiting") {
@@ -52,12 +50,14 @@ func (h *history) create(t *rapid.T) {
 	h.now = h.now.Add(time.Duration(rapid.IntRange(0, 1).Draw(t, "seconds")) * time.Second)
 	name := fmt.Sprintf("b%02d", h.created)
 	h.created++
+	w := h.style.Draw(t, "words")
+	h.snapshot.Words[name] = w
 	h.snapshot.Runs = append(h.snapshot.Runs, Run{
 		Key: name, Name: rapid.SampledFrom([]string{name, "same"}).Draw(t, "name"),
 		Namespace:     rapid.SampledFrom([]string{systemNamespace, "team-a", "team-b"}).Draw(t, "namespace"),
 		CreatedAt:     h.now,
 		Location:      rapid.SampledFrom([]string{"one", "two"}).Draw(t, "location"),
-		Selection:     h.selections.Draw(t, "selection"),
+		Selection:     w.compiled(t),
 		ClusterScoped: rapid.IntRange(0, 4).Draw(t, "cluster") == 0,
 	})
 }
@@ -114,7 +114,7 @@ func (h *history) plan(t *rapid.T) Plan {
 		}
 	}
 	plan := checkPlan(t, h.snapshot)
-	checkPlanner(t, h.planner, plan)
+	checkPlanner(t, h.planner, plan, h.snapshot)
 	for _, r := range h.snapshot.Runs {
 		h.snapshot.LastTicket = max(h.snapshot.LastTicket, r.Ticket) // as the planner does
 	}
@@ -156,16 +156,15 @@ func (h *history) actions() map[string]func(*rapid.T) {
 			h.pick(t, func(r Run) bool { return r.Phase == v1alpha1.BackupPhaseInProgress }).Phase = "WaitingForPluginOperations"
 		},
 		"finish": func(t *rapid.T) {
-			h.end(h.pick(t, func(r Run) bool { return r.usesSlot() || r.Phase == "WaitingForPluginOperations" }))
+			h.pick(t, func(r Run) bool { return r.usesSlot() || r.Phase == "WaitingForPluginOperations" }).Phase = v1alpha1.BackupPhaseCompleted
 		},
 		"cancel": func(t *rapid.T) {
 			r := h.pick(t, func(r Run) bool { return r.isNew() || r.isQueued() || r.usesSlot() })
 			r.Cancelled = true
-			h.ended[r.Key] = true
 		},
 		"remove a record": func(t *rapid.T) {
-			r := h.pick(t, func(r Run) bool { return h.ended[r.Key] })
-			h.snapshot.Runs = slices.DeleteFunc(h.snapshot.Runs, func(other Run) bool { return other.Key == r.Key })
+			key := h.pick(t, func(Run) bool { return true }).Key // somebody may have forced a live one away
+			h.snapshot.Runs = slices.DeleteFunc(h.snapshot.Runs, func(r Run) bool { return r.Key == key })
 		},
 		"namespaces come and go": func(t *rapid.T) {
 			before := h.plan(t).Start
@@ -184,7 +183,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 			h.restart(t)
 			for i := range h.snapshot.Runs {
 				if r := &h.snapshot.Runs[i]; r.Phase == v1alpha1.BackupPhaseInProgress {
-					h.end(r)
+					r.Phase = v1alpha1.BackupPhaseCompleted
 				}
 			}
 		},
@@ -195,16 +194,11 @@ func (h *history) actions() map[string]func(*rapid.T) {
 	}
 }
 
-func (h *history) end(r *Run) {
-	r.Phase = v1alpha1.BackupPhaseCompleted
-	h.ended[r.Key] = true
-}
-
 // checkNoOverlap is the first promise: what uses slots never overlaps.
 func (h *history) checkNoOverlap(t *rapid.T) {
 	for _, a := range h.snapshot.Runs {
 		for _, b := range h.snapshot.Runs {
-			if a.Key != b.Key && a.usesSlot() && b.usesSlot() && overlap(a, b) {
+			if a.Key != b.Key && a.usesSlot() && b.usesSlot() && h.snapshot.overlap(a, b) {
 				t.Fatalf("%s and %s overlap, and both use a slot", a.Key, b.Key)
 			}
 		}
@@ -219,7 +213,7 @@ func (h *history) checkNotOvertaking(t *rapid.T, start []string) {
 			continue
 		}
 		for _, other := range h.snapshot.Runs {
-			if other.Phase == v1alpha1.BackupPhaseQueued && !other.Cancelled && other.Ticket < r.Ticket && overlap(r, other) {
+			if other.Phase == v1alpha1.BackupPhaseQueued && !other.Cancelled && other.Ticket < r.Ticket && h.snapshot.overlap(r, other) {
 				t.Fatalf("%s overtakes %s", r.Key, other.Key)
 			}
 		}
@@ -240,7 +234,7 @@ func (h *history) drain(t *rapid.T) {
 		h.checkNotOvertaking(t, plan.Start)
 		apply(&h.snapshot, plan, h.now)
 		if i := slices.IndexFunc(h.snapshot.Runs, func(r Run) bool { return r.usesSlot() }); i >= 0 {
-			h.end(&h.snapshot.Runs[i])
+			h.snapshot.Runs[i].Phase = v1alpha1.BackupPhaseCompleted
 		}
 		if !slices.ContainsFunc(h.snapshot.Runs[:now], func(r Run) bool { return r.isNew() || r.isQueued() || r.usesSlot() }) {
 			return

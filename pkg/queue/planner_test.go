@@ -18,7 +18,7 @@ import (
 
 // checkPlanner compares all that a planner answers with the plan of a new one, and
 // its lanes with looking at every pair.
-func checkPlanner(t *rapid.T, p *Planner, want Plan) {
+func checkPlanner(t *rapid.T, p *Planner, want Plan, s Snapshot) {
 	diff := func(what string, want, got any) {
 		if d := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Entry{})); d != "" {
 			t.Fatalf("%s: the planner does not say what a new one says (-new +planner):\n%s", what, d)
@@ -54,7 +54,7 @@ func checkPlanner(t *rapid.T, p *Planner, want Plan) {
 	for i, m := range p.line {
 		var first *member
 		for _, other := range p.line[:i] {
-			if overlap(m.Run, other.Run) {
+			if s.overlap(m.Run, other.Run) {
 				first = other
 				break
 			}
@@ -72,10 +72,11 @@ func TestPlannerForgets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		selections := drawStyle(t)
+		style := drawStyle(t)
 		n := rapid.IntRange(1, 20).Draw(t, "runs")
 		for i := range n {
-			p.Update(drawRun(t, fmt.Sprint(i), selections, 2))
+			r, _ := drawRun(t, fmt.Sprint(i), style, 2)
+			p.Update(r)
 		}
 		for i := range n {
 			if key := fmt.Sprint(i); rapid.Bool().Draw(t, "ends") {

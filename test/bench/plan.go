@@ -42,9 +42,19 @@ func readBenchmarks(in io.Reader, out io.Writer) (benchmarks, error) {
 	return found, lines.Err()
 }
 
-// measurePlan makes rows of the benchmarks of pkg/queue. Those of a queue of 2,000
-// are compared with the rules alone, without an index, on the same input; for one of
-// 10,000 that would take minutes.
+// cost is what one operation takes: nanoseconds, bytes and allocations.
+type cost struct{ time, bytes, allocations float64 }
+
+func (c cost) String() string {
+	allocated := fmt.Sprintf("%.1f KB", c.bytes/1e3)
+	if c.bytes >= 1e6 {
+		allocated = fmt.Sprintf("%.1f MB", c.bytes/1e6)
+	}
+	return fmt.Sprintf("%s, %s in %.0f allocations", rounded(time.Duration(c.time)), allocated, c.allocations)
+}
+
+// measurePlan makes rows of the benchmarks of pkg/queue. What they are compared with
+// are the rules alone, without an index, on the same input.
 func measurePlan(found benchmarks) ([]row, error) {
 	var missing []string
 	value := func(name, unit string) float64 {
@@ -54,26 +64,36 @@ func measurePlan(found benchmarks) ([]row, error) {
 		}
 		return v
 	}
-	duration := func(name string) time.Duration { return time.Duration(value(name, "ns/op")) }
-	allocated := func(name string) string {
-		return fmt.Sprintf("%s, %.1f KB in %.0f allocations", rounded(duration(name)), value(name, "B/op")/1e3, value(name, "allocs/op"))
+	of := func(name string) cost {
+		return cost{value(name, "ns/op"), value(name, "B/op"), value(name, "allocs/op")}
+	}
+	against := func(what string, ours, rules cost) row {
+		return row{what, ours.String(), "the rules alone: " + rules.String(), fmt.Sprintf("1/%.0f of the time", rules.time/ours.time)}
 	}
 	const aim, memoryAim = time.Millisecond, 100
-	all, next := "Replan/names/10000", "NextAfterCompletion/names/10000"
-	allOfFewer, nextOfFewer := "Replan/names/2000", "NextAfterCompletion/names/2000"
+	const distinct = "names,_nearly_all_distinct/10000"
+	plan, planOfFewer, recorded := of("Replan/names/10000"), of("Replan/names/2000"), of("ReplanOfRecords/10000")
+	next, nextOfFewer, nextOfDistinct := of("NextAfterCompletion/names/10000"), of("NextAfterCompletion/names/2000"), of("NextAfterCompletion/"+distinct)
+	slowest := max(next.time, nextOfDistinct.time)
+	kept, explained := value("Memory/names/10000", "planner-MB"), value("Memory/names/10000", "plan-MB")
+	records := value("MemoryOfRecords/10000", "records-MB")
+	keptOfRecords := records + value("MemoryOfRecords/10000", "planner-MB") + value("MemoryOfRecords/10000", "plan-MB")
 	rows := []row{
-		{"plan of 10,000 waiting backups of 50 namespaces, from nothing", allocated(all), "2,000 of them: " + rounded(duration(allOfFewer)),
-			times(float64(duration(all)), float64(duration(allOfFewer))) + " times that"},
-		{"the same of 2,000", allocated(allOfFewer), "the rules alone: " + rounded(duration("Oracle/plan/2000")),
-			"1/" + times(float64(duration("Oracle/plan/2000")), float64(duration(allOfFewer)))},
-		{"decision after one of 10,000 ended", allocated(next), fmt.Sprintf("aim %s", aim), times(float64(duration(next)), float64(aim)) + " of the aim"},
-		{"the same of 2,000", allocated(nextOfFewer), "the rules alone: " + rounded(duration("Oracle/decision/2000")),
-			"1/" + times(float64(duration("Oracle/decision/2000")), float64(duration(nextOfFewer)))},
-		{"what a planner of 10,000 keeps in memory", fmt.Sprintf("%.1f MB", value("Memory/names/10000", "MB")), fmt.Sprintf("aim %d MB", memoryAim),
-			times(value("Memory/names/10000", "MB"), memoryAim) + " of the aim"},
+		against("plan of 10,000 waiting backups of 50 namespaces, from nothing", plan, of("Oracle/names/10000/plan")),
+		against("the same of 2,000", planOfFewer, of("Oracle/names/2000/plan")),
+		{"10,000 against 2,000: times as long, times the bytes", times(plan.time, planOfFewer.time) + ", " + times(plan.bytes, planOfFewer.bytes), "5 is linear", times(plan.time, 5*planOfFewer.time)},
+		{"plan of 10,000 from their records, which it reads first", recorded.String(), "from nothing: " + rounded(time.Duration(plan.time)), times(recorded.time, plan.time) + " times that"},
+		against("decision after one of 10,000 ended", next, of("Oracle/names/10000/decision")),
+		against("the same of 2,000", nextOfFewer, of("Oracle/names/2000/decision")),
+		against("the same of 10,000 that overlap only their neighbours", nextOfDistinct, of("Oracle/"+distinct+"/decision")),
+		{"the slower of these decisions of 10,000", rounded(time.Duration(slowest)), fmt.Sprintf("aim %s", aim), times(slowest, float64(aim)) + " of the aim"},
+		{"what a planner of 10,000 keeps alive", fmt.Sprintf("%.1f MB, and a plan with all entries %.1f MB", kept, explained), fmt.Sprintf("aim %d MB", memoryAim),
+			times(kept+explained, memoryAim) + " of the aim"},
+		{"the same with the records, which caches keep anyway", fmt.Sprintf("%.1f MB, of which records %.1f MB", keptOfRecords, records), fmt.Sprintf("aim %d MB", memoryAim),
+			times(keptOfRecords, memoryAim) + " of the aim"},
 	}
 	if len(missing) > 0 {
-		return nil, fmt.Errorf("no result of the benchmarks %s of pkg/queue; run `go test ./pkg/queue -run '^$' -bench . -benchmem`", strings.Join(missing, ", "))
+		return nil, fmt.Errorf("no result of the benchmarks %s of pkg/queue; run `hack/bench.sh plan`", strings.Join(missing, ", "))
 	}
 	return rows, nil
 }
