@@ -79,7 +79,7 @@ func ParsePattern(word string) (Pattern, error) {
 		}
 		p.elems = append(p.elems, e)
 	}
-	if !intersect(p.elems, []element{anyRun}) {
+	if isGlob(word) && !intersect(p.elems, []element{anyRun}) {
 		return Pattern{}, errors.New("matches no namespace: names start and end with a letter or a digit")
 	}
 	return p, nil
