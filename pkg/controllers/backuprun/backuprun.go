@@ -100,9 +100,10 @@ type Controller struct {
 	settings  corelisters.ConfigMapNamespaceLister
 	synced    []cache.InformerSynced
 	// queue has the runs to execute, leftBehind those that another process did not
-	// end. A store that does not answer can make each of the latter take long, and
-	// must not keep the others from their slots.
-	queue, leftBehind workqueue.TypedRateLimitingInterface[string]
+	// end, and leftoverSnapshots those that have ended and whose snapshots are to be
+	// removed. A store that does not answer can make each of the latter two take long,
+	// and must not keep the others from their slots.
+	queue, leftBehind, leftoverSnapshots workqueue.TypedRateLimitingInterface[string]
 
 	// mu guards what follows.
 	mu sync.Mutex
@@ -127,16 +128,17 @@ type execution struct {
 // New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
-		Config:     config,
-		runs:       config.Engine.BackupRuns(config.Namespace),
-		pvbs:       config.Engine.PodVolumeBackups(config.Namespace),
-		runLister:  config.RunInformer.Lister().BackupRuns(config.Namespace),
-		settings:   config.SettingsInformer.Lister().ConfigMaps(config.Namespace),
-		queue:      newQueue("backuprun"),
-		leftBehind: newQueue("backuprun_left_behind"),
-		active:     map[types.UID]*execution{},
-		ended:      sets.New[types.UID](),
-		finished:   map[types.UID]time.Time{},
+		Config:            config,
+		runs:              config.Engine.BackupRuns(config.Namespace),
+		pvbs:              config.Engine.PodVolumeBackups(config.Namespace),
+		runLister:         config.RunInformer.Lister().BackupRuns(config.Namespace),
+		settings:          config.SettingsInformer.Lister().ConfigMaps(config.Namespace),
+		queue:             newQueue("backuprun", 10*time.Second),
+		leftBehind:        newQueue("backuprun_left_behind", 10*time.Second),
+		leftoverSnapshots: newQueue("backuprun_leftover_snapshots", time.Minute),
+		active:            map[types.UID]*execution{},
+		ended:             sets.New[types.UID](),
+		finished:          map[types.UID]time.Time{},
 	}
 	registerMetrics()
 	registrations := []struct {
@@ -164,9 +166,9 @@ func New(config Config) (*Controller, error) {
 	return c, nil
 }
 
-func newQueue(name string) workqueue.TypedRateLimitingInterface[string] {
+func newQueue(name string, longestPause time.Duration) workqueue.TypedRateLimitingInterface[string] {
 	return workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, 10*time.Second),
+		workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, longestPause),
 		workqueue.TypedRateLimitingQueueConfig[string]{Name: name})
 }
 
@@ -177,24 +179,25 @@ func (c *Controller) Run(ctx context.Context) {
 		<-ctx.Done()
 		c.queue.ShutDown()
 		c.leftBehind.ShutDown()
+		c.leftoverSnapshots.ShutDown()
 	}()
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
 		return
 	}
 	var workers wait.Group
-	for _, work := range []func(context.Context) bool{
-		func(ctx context.Context) bool { return c.processNext(ctx, c.queue, c.sync) },
-		func(ctx context.Context) bool { return c.processNext(ctx, c.leftBehind, c.syncLeftBehind) },
-	} {
-		for range c.Workers {
-			workers.StartWithContext(ctx, func(ctx context.Context) {
-				wait.UntilWithContext(ctx, func(ctx context.Context) {
-					for work(ctx) {
-					}
-				}, time.Second)
-			})
-		}
+	start := func(queue workqueue.TypedRateLimitingInterface[string], sync func(context.Context, string) error) {
+		workers.StartWithContext(ctx, func(ctx context.Context) {
+			wait.UntilWithContext(ctx, func(ctx context.Context) {
+				for c.processNext(ctx, queue, sync) {
+				}
+			}, time.Second)
+		})
 	}
+	for range c.Workers {
+		start(c.queue, c.sync)
+		start(c.leftBehind, c.syncLeftBehind)
+	}
+	start(c.leftoverSnapshots, c.syncLeftoverSnapshots)
 	workers.Wait()
 }
 
@@ -213,6 +216,8 @@ func (c *Controller) enqueue(obj any) {
 		c.queue.Add(run.Name)
 	case c.isLeftBehind(run):
 		c.leftBehind.Add(run.Name)
+	case hasLeftoverSnapshots(run):
+		c.leftoverSnapshots.Add(run.Name)
 	case records.Unclaimed(run):
 		settings, err := c.settings.Get(records.SettingsName)
 		if err == nil && c.isStart(settings, run) {
@@ -259,9 +264,6 @@ func (c *Controller) claimed(run *enginev1alpha1.BackupRun) bool {
 func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 	if run.Spec.Deletion != nil {
 		return false // whoever deletes the backup cleans up
-	}
-	if hasLeftoverSnapshots(run) {
-		return true
 	}
 	switch run.Status.Phase {
 	case v1alpha1.BackupPhaseInProgress:
@@ -359,15 +361,23 @@ func (c *Controller) syncLeftBehind(ctx context.Context, key string) error {
 	if err != nil || run == nil || !c.isLeftBehind(run) {
 		return err
 	}
-	gone, err := c.Gone(ctx, run.Status.Executor)
+	mine, err := c.isMine(ctx, run)
 	switch {
 	case err != nil:
 		return err
-	case !gone && run.Status.Executor != c.Identity:
+	case !mine:
 		c.leftBehind.AddAfter(key, recheck)
 		return nil
 	}
 	return c.settle(ctx, run)
+}
+
+// isMine reports whether no other process works on a run.
+func (c *Controller) isMine(ctx context.Context, run *enginev1alpha1.BackupRun) (bool, error) {
+	if run.Status.Executor == c.Identity {
+		return true, nil
+	}
+	return c.Gone(ctx, run.Status.Executor)
 }
 
 // fresh reads a run from the cluster, since each step is taken once. It is nil if

@@ -96,12 +96,17 @@ func (c *Controller) discard(ctx context.Context, run *enginev1alpha1.BackupRun)
 // gone, before its place in the ledger is free for another one of its name. What
 // can't be removed now stays: nothing is left to remember it by.
 func (c *Controller) discardRemoved(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) {
-	_, err := c.discard(ctx, run)
+	outcome, err := c.discard(ctx, run)
+	if outcome.Stored {
+		return // the answer was lost
+	}
 	failures := []error{err}
-	for _, namespace := range sets.List(namespaces) {
-		timed, cancel := context.WithTimeout(ctx, discardTimeout)
-		failures = append(failures, c.Executor.DiscardSnapshots(timed, run, namespace))
-		cancel()
+	if err == nil {
+		for _, namespace := range sets.List(namespaces) {
+			timed, cancel := context.WithTimeout(ctx, discardTimeout)
+			failures = append(failures, c.Executor.DiscardSnapshots(timed, run, namespace))
+			cancel()
+		}
 	}
 	if err := errors.Join(failures...); err != nil {
 		klog.FromContext(ctx).Error(err, "What the backup has stored stays in the store")
@@ -137,9 +142,6 @@ func refuseTakenName(outcome backup.Outcome, err error) backup.Outcome {
 // may have ended a moment before. While the store does not answer, the run has
 // failed, and the store is cleaned up when it is back.
 func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	if hasLeftoverSnapshots(run) {
-		return c.discardSnapshots(ctx, run)
-	}
 	reason := run.Status.FailureReason
 	if run.Status.Phase == v1alpha1.BackupPhaseInProgress {
 		reason = "the controller stopped while the backup was in progress"

@@ -74,8 +74,8 @@ func (c *Controller) submittedNamespaces(ctx context.Context, run *enginev1alpha
 // hasLeftoverSnapshots reports whether snapshots of a run are to be removed: it has
 // ended, and it is certain that no stored backup lists them.
 func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
-	if len(run.Status.LeftoverSnapshots) == 0 {
-		return false
+	if len(run.Status.LeftoverSnapshots) == 0 || run.Spec.Deletion != nil {
+		return false // whoever deletes the backup removes them
 	}
 	switch run.Status.Phase {
 	case v1alpha1.BackupPhaseFailed:
@@ -88,9 +88,24 @@ func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
 	return false
 }
 
-// discardSnapshots removes the snapshots of a run that has ended, and writes which
-// are left.
-func (c *Controller) discardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+// syncLeftoverSnapshots removes the snapshots of a run that has ended, and writes which
+// are left. It may take minutes, and nothing else waits for it.
+func (c *Controller) syncLeftoverSnapshots(ctx context.Context, key string) error {
+	run, err := c.fresh(ctx, key)
+	if err != nil || run == nil || !hasLeftoverSnapshots(run) {
+		return err
+	}
+	mine, err := c.isMine(ctx, run)
+	switch {
+	case err != nil:
+		return err
+	case !mine:
+		c.leftoverSnapshots.AddAfter(key, recheck)
+		return nil
+	}
+	if err := c.Executor.Reach(ctx, run); err != nil {
+		return fmt.Errorf("removing the snapshots of BackupRun %s: %w", run.Name, err)
+	}
 	var failures []error
 	left := slices.DeleteFunc(slices.Clone(run.Status.LeftoverSnapshots), func(namespace string) bool {
 		timed, cancel := context.WithTimeout(ctx, snapshotsTimeout)

@@ -180,7 +180,7 @@ func TestSnapshotsAreRemovedWhenTheStoreIsBack(t *testing.T) {
 			t.Errorf("left are %q", left)
 		}
 		up = true
-		time.Sleep(time.Minute)
+		time.Sleep(2 * time.Minute)
 		if left := h.run("a").Status.LeftoverSnapshots; len(left) != 0 {
 			t.Errorf("left are %q", left)
 		}
@@ -192,20 +192,58 @@ func TestSnapshotsAreRemovedWhenTheStoreIsBack(t *testing.T) {
 	})
 }
 
-// Nothing is left to remember them by, so they are removed at once.
-func TestWhatARemovedRunHasStoredIsRemoved(t *testing.T) {
+// A repository may take minutes, and a dead run holds its slot until it is ended.
+func TestRemovingSnapshotsKeepsNobodyWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, &work{execute: upload(t, backup.Outcome{}, nil, "shop")}, newRun("a", ready))
-		h.start(1)
-		h.expect("a", running, false)
-		h.remove("a")
-		h.expectSnapshotsRemoved("a shop")
-		if !slices.Equal(h.work.discarded, []string{"a"}) {
-			t.Errorf("discarded: %q", h.work.discarded)
+		w := &work{execute: upload(t, backup.Outcome{}, nil, "shop")}
+		w.discardSnapshots = func(ctx context.Context, _ string) error {
+			<-ctx.Done()
+			return ctx.Err()
 		}
-		time.Sleep(time.Minute)
-		if got := h.ledger(); len(got) != 0 {
-			t.Errorf("the ledger has %v", got)
+		h := newHarness(t, w, newRun("a", ready))
+		h.start(1)
+		h.cancelRun("a")
+		h.expectCancelled("a", false)
+		h.Create(newRun("b", running)) // by a process that is gone
+		h.expect("b", v1alpha1.BackupPhaseFailed, true)
+		h.work.execute = nil
+		h.Create(newRun("c", ready))
+		h.expect("c", done, true)
+		if left := h.run("a").Status.LeftoverSnapshots; len(left) != 1 {
+			t.Errorf("left are %q", left)
 		}
 	})
+}
+
+// Nothing is left to remember them by, so they are removed at once, unless the backup
+// is stored, or may be.
+func TestWhatARemovedRunHasStoredIsRemoved(t *testing.T) {
+	for name, c := range map[string]struct {
+		stored  backup.Outcome
+		err     error
+		removed []string
+	}{
+		"it is not stored": {removed: []string{"a shop"}},
+		"it is stored":     {stored: stored(done)},
+		"nobody knows":     {err: errBroken},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &work{execute: upload(t, backup.Outcome{}, nil, "shop")}
+				w.discard = func(context.Context, *enginev1alpha1.BackupRun) (backup.Outcome, error) { return c.stored, c.err }
+				h := newHarness(t, w, newRun("a", ready))
+				h.start(1)
+				h.expect("a", running, false)
+				h.remove("a")
+				h.expectSnapshotsRemoved(c.removed...)
+				if !slices.Equal(h.work.discarded, []string{"a"}) {
+					t.Errorf("discarded: %q", h.work.discarded)
+				}
+				time.Sleep(time.Minute)
+				if got := h.ledger(); len(got) != 0 {
+					t.Errorf("the ledger has %v", got)
+				}
+			})
+		})
+	}
 }
