@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -87,10 +88,14 @@ func TestSnapshotsThatNoBackupListsAreRemoved(t *testing.T) {
 // As long as it is not known what the store has of a backup, its snapshots stay.
 func TestSnapshotsOfABackupThatMayBeStoredStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var answer func() (backup.Outcome, error)
+		var answers atomic.Bool
 		w := &work{execute: upload(t, failed(errBroken), errBroken, "shop")}
-		w.settle = func(context.Context, *enginev1alpha1.BackupRun, string) (backup.Outcome, error) { return answer() }
-		answer = func() (backup.Outcome, error) { return failed(errBroken), errBroken }
+		w.settle = func(context.Context, *enginev1alpha1.BackupRun, string) (backup.Outcome, error) {
+			if answers.Load() {
+				return stored(done), nil
+			}
+			return failed(errBroken), errBroken
+		}
 		h := newHarness(t, w, newRun("a", ready))
 		h.start(1)
 		time.Sleep(time.Hour)
@@ -99,8 +104,7 @@ func TestSnapshotsOfABackupThatMayBeStoredStay(t *testing.T) {
 		if left := h.run("a").Status.LeftoverSnapshots; !slices.Equal(left, []string{"shop"}) {
 			t.Errorf("noted are %q", left)
 		}
-		// Only the answer was lost.
-		answer = func() (backup.Outcome, error) { return stored(done), nil }
+		answers.Store(true) // and the answer about the metadata was lost
 		time.Sleep(time.Minute)
 		h.expect("a", done, true)
 		h.expectSnapshotsRemoved()
@@ -163,10 +167,10 @@ func TestSnapshotsOfARunThatWasLeftBehind(t *testing.T) {
 // It ends at once, and what is done is not done again.
 func TestSnapshotsAreRemovedWhenTheStoreIsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		up := false
+		var up atomic.Bool
 		w := &work{execute: upload(t, backup.Outcome{}, nil, "shop", "db")}
 		w.discardSnapshots = func(ctx context.Context, namespace string) error {
-			if namespace == "db" || up {
+			if namespace == "db" || up.Load() {
 				return nil
 			}
 			return errors.New("no answer")
@@ -179,7 +183,7 @@ func TestSnapshotsAreRemovedWhenTheStoreIsBack(t *testing.T) {
 		if left := h.run("a").Status.LeftoverSnapshots; !slices.Equal(left, []string{"shop"}) {
 			t.Errorf("left are %q", left)
 		}
-		up = true
+		up.Store(true)
 		time.Sleep(2 * time.Minute)
 		if left := h.run("a").Status.LeftoverSnapshots; len(left) != 0 {
 			t.Errorf("left are %q", left)
