@@ -267,6 +267,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		Executor: &backuprun.Executor{
 			Discovery: discovery.ToServerResourcesInterfaceWithContext(kube.Discovery()),
 			Client:    client,
+			Runs:      engine.EngineV1alpha1().BackupRuns(o.client.namespace),
 			Secrets:   secrets,
 			Locations: engineRecords.BackupStorageLocations().Lister().BackupStorageLocations(o.client.namespace),
 			Cluster:   cluster,

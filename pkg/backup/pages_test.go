@@ -5,10 +5,12 @@ package backup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -296,6 +298,25 @@ func TestCancelWhileVolumesUpload(t *testing.T) {
 	}
 	if keys := f.keys(t); len(keys) != 0 {
 		t.Errorf("%v is in the store, beside %s", keys, format.MetadataKey("b"))
+	}
+}
+
+// Somebody else has ended it, and may have removed what is stored of it.
+func TestABackupThatIsNotConfirmedDoesNotExist(t *testing.T) {
+	f := shopOf(t, 3)
+	taken := errors.New("it was ended by another process")
+	f.deps.Confirm = func(context.Context) error {
+		if keys := f.keys(t); !slices.Contains(keys, format.LogKey("b")) {
+			t.Errorf("it was asked when there were only %v", keys)
+		}
+		return taken
+	}
+	outcome, err := Run(t.Context(), f.request, f.deps)
+	if !errors.Is(err, taken) || outcome.Stored {
+		t.Fatalf("got %+v, %v", outcome, err)
+	}
+	if keys := f.keys(t); slices.Contains(keys, format.MetadataKey("b")) {
+		t.Errorf("there is the backup: %v", keys)
 	}
 }
 

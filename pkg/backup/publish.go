@@ -36,6 +36,11 @@ func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 		// The objects can be restored without it.
 		e.findings.fail(subject{}, err.Error())
 	}
+	if e.Confirm != nil {
+		if err := e.Confirm(ctx); err != nil {
+			return Outcome{Status: e.status(err)}, err
+		}
+	}
 	status, err := e.storeMetadata(ctx, e.status(failure))
 	switch {
 	case ctx.Err() != nil:

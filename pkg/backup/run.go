@@ -65,6 +65,10 @@ type Dependencies struct {
 	Clock   clock.PassiveClock
 	// Progress is told of objects. Optional.
 	Progress *Progress
+	// Confirm is asked before the backup is made to exist. If it fails, for instance
+	// since somebody else has ended the backup meanwhile and removed what was stored,
+	// the backup is not stored. Optional.
+	Confirm func(context.Context) error
 	// Workers is the number of resources that are read at once. Default 4.
 	Workers int
 	// Retry says how often, and after which delays, a request to the API server or

@@ -33,7 +33,8 @@
 // Without a ledger one is made of the runs in progress, by rule 5 for the others;
 // while it can't be read, nothing starts. What remains is an executor that was
 // paused until it was taken for dead, and reads on for a moment when it wakes up,
-// until it notices: what it stores then is not believed (pkg/backup).
+// until it notices. Before it makes the backup exist it asks the cluster whether the
+// run is still its own (pkg/controllers/backuprun).
 package backupqueue
 
 import (

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -21,6 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
@@ -55,7 +57,9 @@ type executor interface {
 type Executor struct {
 	Discovery backup.Discovery
 	// Client makes requests to the root of the API server, without a limit.
-	Client    rest.Interface
+	Client rest.Interface
+	// Runs of the system namespace.
+	Runs      engineclient.BackupRunInterface
 	Secrets   location.Secrets
 	Locations enginelisters.BackupStorageLocationNamespaceLister
 	Cluster   format.Cluster
@@ -109,7 +113,25 @@ func (e *Executor) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, v
 		Volumes:   volumes,
 		Clock:     e.Clock,
 		Progress:  progress,
+		Confirm:   func(ctx context.Context) error { return e.confirm(ctx, run) },
 	})
+}
+
+// confirm fails if a run is not this process's any more: after a pause, another one
+// may have taken this for dead, ended the run, and removed what was stored of it.
+// While the cluster does not answer, it is: this process ends when its Lease does.
+func (e *Executor) confirm(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	live, err := e.Runs.Get(ctx, run.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && live.UID != run.UID:
+		return fmt.Errorf("BackupRun %s was removed", run.Name)
+	case err != nil:
+		klog.FromContext(ctx).Info("It is not known whether somebody else has ended the backup", "err", err)
+		return nil
+	case live.Status.Phase != v1alpha1.BackupPhaseInProgress || live.Status.Executor != run.Status.Executor:
+		return fmt.Errorf("BackupRun %s was ended by another controller, or taken over: it is %s, by %s", run.Name, live.Status.Phase, live.Status.Executor)
+	}
+	return nil
 }
 
 // Settle implements executor.

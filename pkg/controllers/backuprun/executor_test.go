@@ -17,12 +17,14 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 	fakediscovery "k8s.io/client-go/discovery/fake"
 	kubefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 )
@@ -48,6 +50,38 @@ func newExecutor(t *testing.T) (e *Executor, folder string) {
 		Cluster:   format.Cluster{SystemNamespace: system, UID: "cluster"},
 		Clock:     clocktesting.NewFakeClock(now),
 	}, folder
+}
+
+func TestConfirmingThatARunIsStillOurs(t *testing.T) {
+	mine := newRun("a", running)
+	mine.Status.Executor = identity
+	for name, c := range map[string]struct {
+		change func(*enginev1alpha1.BackupRun)
+		fault  error
+		want   string
+	}{
+		"it is":               {change: func(*enginev1alpha1.BackupRun) {}},
+		"it is to be stopped": {change: func(run *enginev1alpha1.BackupRun) { run.Spec.Cancellation = &enginev1alpha1.Ask{} }},
+		"nobody knows":        {change: func(*enginev1alpha1.BackupRun) {}, fault: errBroken},
+		"it was ended":        {change: func(run *enginev1alpha1.BackupRun) { run.Status.Phase = cancelled }, want: "was ended by another controller"},
+		"it was taken over":   {change: func(run *enginev1alpha1.BackupRun) { run.Status.Executor = "another" }, want: "was ended by another controller"},
+		"it was replaced":     {change: func(run *enginev1alpha1.BackupRun) { run.UID = "another" }, want: "was removed"},
+		"it was removed":      {want: "was removed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster := enginetest.New()
+			if c.change != nil {
+				run := mine.DeepCopy()
+				c.change(run)
+				cluster.Create(run)
+			}
+			cluster.Fault(func(clienttesting.Action) enginetest.Fault { return enginetest.Fault{Err: c.fault} })
+			e := &Executor{Runs: cluster.EngineV1alpha1().BackupRuns(system)}
+			if err := e.confirm(t.Context(), mine); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
 }
 
 func TestSettlingInTheStore(t *testing.T) {

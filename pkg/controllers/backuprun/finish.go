@@ -25,7 +25,7 @@ import (
 // finish writes the end of a run, and whether it left something in the store. It
 // tries until it succeeds: a run that has ended must not look as if it went on.
 func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome, leftovers bool) error {
-	before := run.Status.Phase
+	before, others := run.Status.Phase, false
 	now := metav1.NewTime(c.Clock.Now())
 	err := untilDone(ctx, func(ctx context.Context) (bool, error) {
 		ended := run.DeepCopy()
@@ -54,6 +54,10 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 		case live.Status.Stored, live.Status.Phase == outcome.Status.Phase && live.Status.Leftovers == leftovers && !outcome.Stored:
 			c.noteFinished(live)
 			return true, nil // written, but the answer was lost; and what is durable stands
+		case before == v1alpha1.BackupPhaseInProgress && live.Status.Phase.Ended():
+			others = true
+			klog.FromContext(ctx).Info("Another controller, which took this one for dead, has ended the backup", "phase", live.Status.Phase)
+			return true, nil
 		}
 		run = live
 		return false, nil
@@ -61,7 +65,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	if err != nil {
 		return err
 	}
-	if before != outcome.Status.Phase {
+	if before != outcome.Status.Phase && !others {
 		c.announce(ctx, run, outcome)
 	}
 	return nil

@@ -29,6 +29,30 @@ func refuseFirst(n int) func(clienttesting.Action) enginetest.Fault {
 	}
 }
 
+// This process was paused, and taken for dead.
+func TestARunThatAnotherProcessHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
+			time.Sleep(time.Minute)
+			return failed(errBroken), errBroken
+		}}, newRun("a", ready))
+		h.start(1)
+		release := h.Hold()
+		run := h.run("a")
+		run.Status.Phase = cancelled
+		if _, err := h.EngineV1alpha1().BackupRuns(system).UpdateStatus(t.Context(), run, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		h.announced()
+		time.Sleep(2 * time.Minute)
+		h.expect("a", cancelled, false)
+		if events := h.announced(); len(events) != 0 {
+			t.Errorf("events: %q", events)
+		}
+		release()
+	})
+}
+
 func TestTheEndIsWrittenInTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{}, newRun("a", ready))
