@@ -191,6 +191,41 @@ func TestNameTakenMeanwhile(t *testing.T) {
 	}
 }
 
+// What can't be read may be this very backup.
+func TestFind(t *testing.T) {
+	for name, c := range map[string]struct {
+		prepare func(t *testing.T, f *fixture)
+		stored  bool
+		err     error
+	}{
+		"stored":     {prepare: func(t *testing.T, f *fixture) { f.run(t) }, stored: true},
+		"not stored": {prepare: func(*testing.T, *fixture) {}},
+		"another one": {prepare: func(t *testing.T, f *fixture) {
+			f.run(t)
+			f.request.Backup = f.request.Backup.DeepCopy()
+			f.request.Backup.UID = "another"
+		}},
+		"unreadable": {prepare: func(t *testing.T, f *fixture) {
+			f.run(t)
+			if err := f.store.Put(t.Context(), format.MetadataKey("b"), []byte("<html>")); err != nil {
+				t.Fatal(err)
+			}
+		}, err: ErrUnreadable},
+		"no answer": {prepare: func(_ *testing.T, f *fixture) {
+			f.store.Inject(storetest.Fault{Operation: storetest.Get, Err: store.ErrDenied})
+		}, err: store.ErrDenied},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := shopOf(t, 1)
+			c.prepare(t, f)
+			outcome, err := Find(t.Context(), f.request, f.deps)
+			if outcome.Stored != c.stored || !errors.Is(err, c.err) {
+				t.Errorf("got %+v, %v", outcome, err)
+			}
+		})
+	}
+}
+
 // A store that is down at the start is no reason to believe that the name is free.
 func TestStoreDownAtTheStart(t *testing.T) {
 	f := shopOf(t, 3)

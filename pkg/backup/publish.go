@@ -19,6 +19,9 @@ import (
 // ErrNameTaken says that another backup has the name in the store.
 var ErrNameTaken = errors.New("another backup has this name in the store")
 
+// ErrUnreadable says that nobody knows which backup has the name.
+var ErrUnreadable = errors.New("its metadata can't be read")
+
 // end stores what is to be known of the backup, and velero-backup.json last. The
 // failure is why there is no tarball, or nil.
 func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
@@ -149,6 +152,9 @@ func (e *execution) stored(ctx context.Context) (Outcome, error) {
 		return Outcome{Status: found.Status, Stored: true}, nil
 	}
 	taken := fmt.Errorf("%w: %s: choose another name, or delete that backup first", ErrNameTaken, key)
+	if err != nil {
+		taken = fmt.Errorf("%w, and %w: %s: %w: choose another name", ErrNameTaken, ErrUnreadable, key, err)
+	}
 	return Outcome{Status: e.status(taken)}, taken
 }
 
@@ -176,6 +182,17 @@ func Fail(ctx context.Context, request Request, deps Dependencies, reason string
 		return outcome, err
 	}
 	return e.end(ctx, errors.New(reason))
+}
+
+// Find returns a backup as it is stored. The outcome is empty if it is not, also when
+// another one has its name; an error says that this is not known. Of the dependencies
+// it needs store and clock.
+func Find(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
+	outcome, err := newExecution(ctx, request, deps).stored(ctx)
+	if errors.Is(err, ErrNameTaken) && !errors.Is(err, ErrUnreadable) {
+		return Outcome{}, nil
+	}
+	return outcome, err
 }
 
 // DiscardStore is what Discard needs of a storage location.

@@ -71,6 +71,9 @@ func (f *folder) snapshots(ctx context.Context) (map[string][]string, error) {
 				other = of
 				return errOther
 			case volume.Status.SnapshotID == "":
+				if _, known := ids[namespace]; !known && volume.Spec.UploaderType == format.UploaderKopia {
+					ids[namespace] = nil // what its upload has left is found there
+				}
 			case volume.Spec.UploaderType != format.UploaderKopia:
 				klog.FromContext(ctx).Info("The data of a volume stays, since it was not uploaded with Kopia", "backupRun", f.storeName, "namespace", namespace, "pod", volume.Spec.Pod.Name, "volume", volume.Spec.Volume)
 			default:

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -111,7 +110,8 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Back
 	}
 	switch {
 	case errors.Is(err, errOther) && !recordedAsStored(run):
-		return true, nil // the name was taken, so nothing of this one was stored
+		// The name was taken, so that nothing of this one was stored but snapshots.
+		return true, c.deleteAllSnapshots(ctx, record, run, nil)
 	case err != nil:
 		return false, err
 	}
@@ -125,10 +125,8 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Back
 			return false, err
 		}
 	}
-	for _, namespace := range sets.List(sets.KeySet(snapshots).Insert(run.Status.LeftoverSnapshots...)) {
-		if err := c.deleteSnapshots(ctx, record, namespace, backupUID(run), snapshots[namespace]); err != nil {
-			return false, err
-		}
+	if err := c.deleteAllSnapshots(ctx, record, run, snapshots); err != nil {
+		return false, err
 	}
 	if err := folder.deleteRest(ctx, present); err != nil {
 		return false, notGone(err)

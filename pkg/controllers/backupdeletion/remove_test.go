@@ -285,6 +285,36 @@ func TestLeftoverSnapshots(t *testing.T) {
 	w.expectSnapshots(map[string]bool{template.unlisted: false, template.going: true, template.staying: true})
 }
 
+// TestLeftoverSnapshotsOfATakenName: the folder is another backup's, and stays.
+func TestLeftoverSnapshotsOfATakenName(t *testing.T) {
+	w := newVolumeWorld(t)
+	writeBackup(t, w.faulty, "failed", "uid-of-another")
+	run := completed("failed")
+	run.Status.Phase, run.Status.Stored, run.Status.LeftoverSnapshots = v1alpha1.BackupPhaseFailedValidation, false, []string{app}
+	w.Create(run)
+	w.start()
+	w.waitGone("failed")
+	w.expectWhole("failed")
+	w.expectSnapshots(map[string]bool{template.unlisted: false, template.going: true, template.staying: true})
+}
+
+// TestUnlistedSnapshots: a volume that was not uploaded in time may have been later.
+func TestUnlistedSnapshots(t *testing.T) {
+	w := newVolumeWorld(t)
+	writeBackup(t, w.faulty, "failed", uidOf("failed"))
+	backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "failed", UID: uidOf("failed")}}
+	writeVolumes(t, w.faulty, "failed", format.NewPodVolumeBackup(backup, "failed", format.Volume{
+		Pod: enginev1alpha1.PodReference{Namespace: app, Name: "web-0"}, Name: "data",
+		Status: enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseFailed},
+	}))
+	run := completed("failed")
+	run.Status.Phase = v1alpha1.BackupPhasePartiallyFailed
+	w.Create(run)
+	w.start()
+	w.waitGone("failed")
+	w.expectSnapshots(map[string]bool{template.unlisted: false, template.going: true, template.staying: true})
+}
+
 // TestUncertain: what can't be read is not removed.
 func TestUncertain(t *testing.T) {
 	for name, c := range map[string]struct{ key, content, reason string }{

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -21,6 +22,17 @@ import (
 // repositoryTimeout is how long the snapshots of one repository may take. Most of
 // it is for reading the repository's indexes.
 const repositoryTimeout = 5 * time.Minute
+
+// deleteAllSnapshots removes the snapshots of a backup: those that it lists, by the
+// namespace of their repository, and those that its record knows of.
+func (c *Controller) deleteAllSnapshots(ctx context.Context, record *enginev1alpha1.BackupStorageLocation, run *enginev1alpha1.BackupRun, listed map[string][]string) error {
+	for _, namespace := range sets.List(sets.KeySet(listed).Insert(run.Status.LeftoverSnapshots...)) {
+		if err := c.deleteSnapshots(ctx, record, namespace, backupUID(run), listed[namespace]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // deleteSnapshots removes from the repository of a namespace the snapshots that a
 // backup lists, and those that were made for it. A repository that is not in the

@@ -94,7 +94,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun)
 	submitted := current.volumes.submitted()
 	if submitted.Len() > 0 {
 		if !listsVolumes(outcome) {
-			noted, err := c.noteSnapshots(ctx, latest, submitted)
+			noted, err := c.noteSnapshotsAtLast(ctx, latest, submitted)
 			if err != nil {
 				return err
 			}
@@ -108,7 +108,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun)
 	switch {
 	case removed:
 		logger.Info("Backup stopped, since its record was removed")
-		if !outcome.Stored {
+		if !listsVolumes(outcome) {
 			c.discardRemoved(ctx, run, submitted)
 		}
 		return nil

@@ -49,7 +49,7 @@ type executor interface {
 	// is the stored one; else the outcome is empty.
 	Discard(ctx context.Context, run *enginev1alpha1.BackupRun) (backup.Outcome, error)
 	// DiscardSnapshots removes the snapshots that were made for a run from the
-	// repository of a namespace.
+	// repository of a namespace, unless the store has the backup, with a list of them.
 	DiscardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespace string) error
 }
 
@@ -169,6 +169,19 @@ func (e *Executor) DiscardSnapshots(ctx context.Context, run *enginev1alpha1.Bac
 	record, err := e.location(run)
 	if err != nil {
 		return err
+	}
+	bucket, err := location.Open(ctx, e.Secrets, record)
+	if err != nil {
+		return err
+	}
+	defer bucket.Close()
+	found, err := backup.Find(ctx, e.request(run), backup.Dependencies{Store: bucket, Clock: e.Clock})
+	switch {
+	case err != nil:
+		return err
+	case listsVolumes(found):
+		klog.FromContext(ctx).Info("The backup is stored after all, so its snapshots stay", "backupRun", klog.KObj(run), "phase", found.Status.Phase)
+		return nil
 	}
 	opened, err := opener.OpenAt(ctx, e.Secrets, record, namespace)
 	if errors.Is(err, opener.ErrNoRepository) {

@@ -84,6 +84,35 @@ func TestConfirmingThatARunIsStillOurs(t *testing.T) {
 	}
 }
 
+// The store has the last word, whatever the record says.
+func TestSnapshotsOfAStoredBackupStay(t *testing.T) {
+	run := newRun("a", cancelled)
+	whole := run.AsBackup()
+	whole.Status = v1alpha1.BackupStatus{Phase: done, StartTimestamp: &metav1.Time{Time: now}, CompletionTimestamp: &metav1.Time{Time: now}}
+	metadata, err := format.EncodeBackup(whole, format.Cluster{SystemNamespace: system})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		content []byte
+		want    error
+	}{
+		"stored":     {metadata, nil},
+		"unreadable": {[]byte("<html>"), backup.ErrUnreadable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e, folder := newExecutor(t) // without Secrets, so that it can open no repository
+			key := filepath.Join(folder, filepath.FromSlash(format.MetadataKey("a")))
+			if err := errors.Join(os.MkdirAll(filepath.Dir(key), 0o755), os.WriteFile(key, c.content, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			if err := e.DiscardSnapshots(t.Context(), run, "shop"); !errors.Is(err, c.want) {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+		})
+	}
+}
+
 func TestSettlingInTheStore(t *testing.T) {
 	e, folder := newExecutor(t)
 	run := newRun("a", running)

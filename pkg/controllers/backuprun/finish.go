@@ -100,19 +100,15 @@ func (c *Controller) discard(ctx context.Context, run *enginev1alpha1.BackupRun)
 // gone, before its place in the ledger is free for another one of its name. What
 // can't be removed now stays: nothing is left to remember it by.
 func (c *Controller) discardRemoved(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) {
-	outcome, err := c.discard(ctx, run)
-	if outcome.Stored {
-		return // the answer was lost
-	}
-	failures := []error{err}
-	if err == nil {
+	timed, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	outcome, err := c.discard(timed, run)
+	if err == nil && !listsVolumes(outcome) { // else the answer was lost, or nobody knows
 		for _, namespace := range sets.List(namespaces) {
-			timed, cancel := context.WithTimeout(ctx, discardTimeout)
-			failures = append(failures, c.Executor.DiscardSnapshots(timed, run, namespace))
-			cancel()
+			err = errors.Join(err, c.Executor.DiscardSnapshots(timed, run, namespace))
 		}
 	}
-	if err := errors.Join(failures...); err != nil {
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "What the backup has stored stays in the store")
 	}
 }

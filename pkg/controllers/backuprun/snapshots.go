@@ -17,6 +17,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
 // listsVolumes reports whether a backup is stored with a list of its volumes, which
@@ -28,32 +29,41 @@ func listsVolumes(outcome backup.Outcome) bool {
 
 // noteSnapshots writes into a run of which namespaces' volumes there may be snapshots
 // that no stored backup will list, before the records of the volumes go, which say
-// it, too. It tries until it succeeds, and returns the run as it is then.
+// it, too. It returns the run as it is then.
 func (c *Controller) noteSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) (*enginev1alpha1.BackupRun, error) {
+	live, err := c.fresh(ctx, run.Name) // a cancellation has changed it
+	switch {
+	case err != nil:
+		return nil, err
+	case live == nil || live.UID != run.UID || live.Status.Phase != v1alpha1.BackupPhaseInProgress:
+		return run, nil // removed by hand, or ended by another process, which has noted it
+	case live.Status.Executor != run.Status.Executor:
+		return nil, fmt.Errorf("BackupRun %s was taken over by the controller %s", run.Name, live.Status.Executor)
+	}
+	noted := sets.New(live.Status.LeftoverSnapshots...)
+	if noted.IsSuperset(namespaces) {
+		return live, nil
+	}
+	live.Status.LeftoverSnapshots = sets.List(noted.Union(namespaces))
+	written, err := c.runs.UpdateStatus(ctx, live, metav1.UpdateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("writing that snapshots of BackupRun %s are to be removed: %w", run.Name, err)
+	}
+	return written, nil
+}
+
+// noteSnapshotsAtLast tries until it succeeds, or the record may not be written: the
+// uploads must stop, and their snapshots stay then.
+func (c *Controller) noteSnapshotsAtLast(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) (*enginev1alpha1.BackupRun, error) {
 	err := untilDone(ctx, func(ctx context.Context) (bool, error) {
-		live, err := c.fresh(ctx, run.Name) // a cancellation has changed it
-		switch {
-		case err != nil:
-			return false, nil
-		case live == nil || live.UID != run.UID:
-			return true, nil // removed by hand
-		case live.Status.Executor != run.Status.Executor:
-			return false, fmt.Errorf("BackupRun %s was taken over by the controller %s", run.Name, live.Status.Executor)
-		}
-		run = live
-		noted := sets.New(run.Status.LeftoverSnapshots...)
-		if noted.IsSuperset(namespaces) {
+		noted, err := c.noteSnapshots(ctx, run, namespaces)
+		if err == nil {
+			run = noted
 			return true, nil
 		}
-		changed := run.DeepCopy()
-		changed.Status.LeftoverSnapshots = sets.List(noted.Union(namespaces))
-		written, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
-		if err != nil {
-			klog.FromContext(ctx).Info("Writing that snapshots are to be removed failed; it will be tried again", "err", err)
-			return false, nil
-		}
-		run = written
-		return true, nil
+		klog.FromContext(ctx).Info("It could not be noted that snapshots are to be removed", "err", err)
+		c.tellRefused(run, err)
+		return records.Refused(err), nil
 	})
 	return run, err
 }

@@ -7,11 +7,13 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
@@ -83,6 +85,52 @@ func TestSnapshotsThatNoBackupListsAreRemoved(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A cancelled backup may be stored as well.
+func TestSnapshotsOfACancelledBackupThatMayBeStoredStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var answers atomic.Bool
+		w := &work{execute: upload(t, backup.Outcome{}, nil, "shop")}
+		w.discard = func(context.Context, *enginev1alpha1.BackupRun) (backup.Outcome, error) {
+			if answers.Load() {
+				return stored(done), nil
+			}
+			return backup.Outcome{}, errBroken
+		}
+		h := newHarness(t, w, newRun("a", ready))
+		h.start(1)
+		h.cancelRun("a")
+		time.Sleep(time.Hour)
+		h.expectCancelled("a", true)
+		h.expectSnapshotsRemoved()
+		answers.Store(true)
+		time.Sleep(time.Minute)
+		h.expect("a", done, true)
+		h.expectSnapshotsRemoved()
+	})
+}
+
+// The uploads stop, whoever refuses the note.
+func TestARefusedNoteKeepsNoUploadGoing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: upload(t, backup.Outcome{}, nil, "shop")}, newRun("a", ready))
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if run := written(action); run != nil && len(run.Status.LeftoverSnapshots) > 0 {
+				return enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), "a", errors.New("a policy denies it"))}
+			}
+			return enginetest.Fault{}
+		})
+		h.start(1)
+		h.cancelRun("a")
+		h.expectCancelled("a", false)
+		if left := h.uploads(); len(left) != 0 {
+			t.Errorf("uploads go on: %v", left)
+		}
+		if events := h.announced(); !slices.ContainsFunc(events, func(event string) bool { return strings.HasPrefix(event, "Warning RecordRefused") }) {
+			t.Errorf("events: %q", events)
+		}
+	})
 }
 
 // As long as it is not known what the store has of a backup, its snapshots stay.

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -186,12 +187,17 @@ func (c *Controller[T]) try(ctx context.Context, record T, p *datapath.Progress)
 func (c *Controller[T]) undoUnknown(ctx context.Context, record T, result Result[T]) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	latest, err := c.client.Get(ctx, record.GetName(), metav1.GetOptions{})
+	exists := false
+	err := wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
+		latest, err := c.client.Get(ctx, record.GetName(), metav1.GetOptions{})
+		exists = err == nil && latest.GetUID() == record.GetUID()
+		return err == nil || apierrors.IsNotFound(err), nil
+	})
 	switch {
-	case err == nil && latest.GetUID() == record.GetUID():
-		return nil
-	case err != nil && !apierrors.IsNotFound(err):
+	case err != nil:
 		klog.FromContext(ctx).Info("It is not known whether the record still exists, and what was stored for it stays", "err", err)
+		return nil
+	case exists:
 		return nil
 	}
 	klog.FromContext(ctx).V(2).Info("The record is gone, so what was stored for it is removed")
