@@ -265,7 +265,7 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 	status.Progress = &objects
 	status.Volumes = volumesProgress(e.volumes)
 	status.CompletionTimestamp = &metav1.Time{Time: e.Clock.Now()}
-	if ttl := e.request.Backup.Spec.TTL.Duration; status.Expiration == nil && ttl > 0 {
+	if ttl := e.request.Backup.Spec.TTL.Duration; status.Expiration == nil && status.StartTimestamp != nil && ttl > 0 {
 		status.Expiration = &metav1.Time{Time: status.StartTimestamp.Add(ttl)}
 	}
 	switch {
