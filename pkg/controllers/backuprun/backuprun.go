@@ -361,23 +361,23 @@ func (c *Controller) syncLeftBehind(ctx context.Context, key string) error {
 	if err != nil || run == nil || !c.isLeftBehind(run) {
 		return err
 	}
-	mine, err := c.isMine(ctx, run)
-	switch {
-	case err != nil:
+	if mine, err := c.isMine(ctx, run, c.leftBehind); err != nil || !mine {
 		return err
-	case !mine:
-		c.leftBehind.AddAfter(key, recheck)
-		return nil
 	}
 	return c.settle(ctx, run)
 }
 
-// isMine reports whether no other process works on a run.
-func (c *Controller) isMine(ctx context.Context, run *enginev1alpha1.BackupRun) (bool, error) {
+// isMine reports whether no other process works on a run. If one does, the run comes
+// into the queue again.
+func (c *Controller) isMine(ctx context.Context, run *enginev1alpha1.BackupRun, queue workqueue.TypedRateLimitingInterface[string]) (bool, error) {
 	if run.Status.Executor == c.Identity {
 		return true, nil
 	}
-	return c.Gone(ctx, run.Status.Executor)
+	gone, err := c.Gone(ctx, run.Status.Executor)
+	if err == nil && !gone {
+		queue.AddAfter(run.Name, recheck)
+	}
+	return gone, err
 }
 
 // fresh reads a run from the cluster, since each step is taken once. It is nil if

@@ -105,13 +105,8 @@ func (c *Controller) syncLeftoverSnapshots(ctx context.Context, key string) erro
 	if err != nil || run == nil || !hasLeftoverSnapshots(run) {
 		return err
 	}
-	mine, err := c.isMine(ctx, run)
-	switch {
-	case err != nil:
+	if mine, err := c.isMine(ctx, run, c.leftoverSnapshots); err != nil || !mine {
 		return err
-	case !mine:
-		c.leftoverSnapshots.AddAfter(key, recheck)
-		return nil
 	}
 	if err := c.Executor.Reach(ctx, run); err != nil {
 		return fmt.Errorf("removing the snapshots of BackupRun %s: %w", run.Name, err)
