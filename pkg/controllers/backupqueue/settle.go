@@ -175,9 +175,8 @@ func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun,
 	status.Ticket = ticket
 	status.QueuedTimestamp = &now
 	err := c.write(ctx, run, status)
-	if apierrors.IsConflict(err) { // it may be another process that gave it its place
-		c.enqueued.Delete(run.Name)
-		delete(c.told, string(run.UID))
+	if apierrors.IsConflict(err) {
+		delete(c.told, string(run.UID)) // it may be another process that gave it its place
 	}
 	return err
 }

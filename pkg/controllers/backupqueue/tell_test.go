@@ -210,6 +210,35 @@ func TestTwoControllersTellOnce(t *testing.T) {
 	})
 }
 
+// It was faster by a moment, and tells.
+func TestAPlaceThatAnotherProcessGaveIsNotTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "a"), running, 1))
+		h.start(1)
+		met := false
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			run := written(action)
+			if run == nil || run.Status.Phase != queued || met {
+				return enginetest.Fault{}
+			}
+			met = true
+			theirs := run.DeepCopy()
+			theirs.ResourceVersion = "1000"
+			if err := h.Tracker().Update(action.GetResource(), theirs, system); err != nil {
+				t.Error(err)
+			}
+			return enginetest.Fault{}
+		})
+		h.Create(newRun("waits", 2, "a"))
+		time.Sleep(time.Hour)
+		h.expect(queued, "waits")
+		h.expectTold()
+		if !met {
+			t.Error("no write met another one")
+		}
+	})
+}
+
 // Nobody but an event tells it to who wrote the record by hand.
 func TestAnInvalidRecordIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -83,6 +84,84 @@ func TestSnapshotsThatNoBackupListsAreRemoved(t *testing.T) {
 				}
 				h.expectSnapshotsRemoved(c.removed...)
 			})
+		})
+	}
+}
+
+func TestListsVolumes(t *testing.T) {
+	for phase, want := range map[v1alpha1.BackupPhase]bool{
+		done: true, v1alpha1.BackupPhasePartiallyFailed: true, v1alpha1.BackupPhaseFailed: false, cancelled: false,
+	} {
+		outcome := stored(phase)
+		if got := listsVolumes(outcome); got != want {
+			t.Errorf("%s: %t", phase, got)
+		}
+		outcome.Stored = false
+		if listsVolumes(outcome) {
+			t.Errorf("%s, which is not stored", phase)
+		}
+	}
+}
+
+func TestHasLeftoverSnapshots(t *testing.T) {
+	for name, c := range map[string]struct {
+		status  enginev1alpha1.BackupRunStatus
+		deleted bool
+		want    bool
+	}{
+		"in progress":                {status: enginev1alpha1.BackupRunStatus{Phase: running}},
+		"completed":                  {status: enginev1alpha1.BackupRunStatus{Phase: done, Stored: true}},
+		"failed":                     {status: enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseFailed, Stored: true}, want: true},
+		"failed, and may be stored":  {status: enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseFailed}},
+		"cancelled":                  {status: enginev1alpha1.BackupRunStatus{Phase: cancelled}, want: true},
+		"cancelled, with leftovers":  {status: enginev1alpha1.BackupRunStatus{Phase: cancelled, Leftovers: true}},
+		"name taken":                 {status: enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseFailedValidation}, want: true},
+		"cancelled, and is deleted":  {status: enginev1alpha1.BackupRunStatus{Phase: cancelled}, deleted: true},
+		"failed, and is deleted now": {status: enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseFailed, Stored: true}, deleted: true},
+	} {
+		run := &enginev1alpha1.BackupRun{Status: c.status}
+		if c.deleted {
+			run.Spec.Deletion = &enginev1alpha1.Deletion{}
+		}
+		if hasLeftoverSnapshots(run) {
+			t.Errorf("%s: nothing is noted", name)
+		}
+		run.Status.LeftoverSnapshots = []string{"shop"}
+		if got := hasLeftoverSnapshots(run); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// Only a run that is still this process's is written.
+func TestNotingSnapshots(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*enginev1alpha1.BackupRun)
+		want   []string
+		err    bool
+	}{
+		"it is ours":        {change: func(*enginev1alpha1.BackupRun) {}, want: []string{"shop"}},
+		"some are noted":    {change: func(run *enginev1alpha1.BackupRun) { run.Status.LeftoverSnapshots = []string{"db"} }, want: []string{"db", "shop"}},
+		"it was taken over": {change: func(run *enginev1alpha1.BackupRun) { run.Status.Executor = "another" }, err: true},
+		"it was ended":      {change: func(run *enginev1alpha1.BackupRun) { run.Status.Phase = done }},
+		"it was replaced":   {change: func(run *enginev1alpha1.BackupRun) { run.UID = "another" }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster := enginetest.New()
+			ours := newRun("a", running)
+			ours.Status.Executor = identity
+			live := ours.DeepCopy()
+			c.change(live)
+			cluster.Create(live)
+			runs := cluster.EngineV1alpha1().BackupRuns(system)
+			controller := &Controller{runs: runs}
+			if _, err := controller.noteSnapshots(t.Context(), ours, sets.New("shop")); (err != nil) != c.err {
+				t.Errorf("%v", err)
+			}
+			after, err := runs.Get(t.Context(), "a", metav1.GetOptions{})
+			if err != nil || !slices.Equal(after.Status.LeftoverSnapshots, c.want) {
+				t.Errorf("noted are %q, want %q; %v", after.Status.LeftoverSnapshots, c.want, err)
+			}
 		})
 	}
 }
