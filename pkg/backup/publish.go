@@ -107,7 +107,7 @@ func (e *execution) put(ctx context.Context, key string, write func(io.Writer) e
 func (e *execution) storeMetadata(ctx context.Context, status holdfast.BackupStatus) (holdfast.BackupStatus, error) {
 	backup := e.request.Backup.DeepCopy()
 	backup.Status = status
-	metadata, err := format.EncodeBackup(backup, e.request.Cluster)
+	metadata, err := format.EncodeBackup(backup, nil, e.request.Cluster)
 	if err != nil {
 		return status, err
 	}

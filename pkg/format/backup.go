@@ -51,6 +51,12 @@ const (
 	AnnotationRequester = "holdfast.io/requester"
 	// AnnotationQueuedAt is the instant when the backup was queued, in RFC 3339.
 	AnnotationQueuedAt = "holdfast.io/queued-at"
+	// AnnotationPhase is the phase, where Velero knows none of that name: Cancelled,
+	// which is Failed to Velero.
+	AnnotationPhase = "holdfast.io/phase"
+	// AnnotationContents are the sizes and digests of the backup's other objects, as
+	// Contents in JSON.
+	AnnotationContents = "holdfast.io/contents"
 
 	annotationGitVersion   = "velero.io/source-cluster-k8s-gitversion"
 	annotationMajorVersion = "velero.io/source-cluster-k8s-major-version"
@@ -113,22 +119,26 @@ type storedStatus struct {
 }
 
 // EncodeBackup gives the content of velero-backup.json for a backup that has
-// ended: its phase must be Completed, PartiallyFailed or Failed, and its uid,
-// creation, start and completion must be set. Conditions and volume counts are
-// not stored; readers derive them.
-func EncodeBackup(backup *holdfast.Backup, cluster Cluster) ([]byte, error) {
+// ended, and of which contents are stored: its phase must be Completed,
+// PartiallyFailed, Failed or Cancelled, and its uid, creation, start and completion
+// must be set. Conditions and volume counts are not stored; readers derive them.
+func EncodeBackup(backup *holdfast.Backup, contents Contents, cluster Cluster) ([]byte, error) {
 	storeName := StoreName(backup.Namespace, backup.Name, cluster.SystemNamespace)
 	if err := ValidateStoreName(storeName); err != nil {
 		return nil, err
 	}
 	status := &backup.Status
 	switch {
-	case !restorable(status.Phase) && status.Phase != holdfast.BackupPhaseFailed:
+	case !restorable(status.Phase) && status.Phase != holdfast.BackupPhaseFailed && status.Phase != holdfast.BackupPhaseCancelled:
 		return nil, fmt.Errorf("backup %s: status.phase %q is not that of an ended backup", storeName, status.Phase)
 	case backup.UID == "" || backup.CreationTimestamp.IsZero():
 		return nil, fmt.Errorf("backup %s: metadata.uid and metadata.creationTimestamp must be set", storeName)
 	case status.StartTimestamp.IsZero() || status.CompletionTimestamp.IsZero():
 		return nil, fmt.Errorf("backup %s: status.startTimestamp and status.completionTimestamp must be set", storeName)
+	}
+	annotations, err := encodeAnnotations(backup, contents, cluster)
+	if err != nil {
+		return nil, fmt.Errorf("encode the metadata of backup %s: %w", storeName, err)
 	}
 	stored := storedBackup{
 		TypeMeta: metav1.TypeMeta{APIVersion: veleroAPIVersion, Kind: "Backup"},
@@ -138,7 +148,7 @@ func EncodeBackup(backup *holdfast.Backup, cluster Cluster) ([]byte, error) {
 			UID:               backup.UID,
 			CreationTimestamp: backup.CreationTimestamp,
 			Labels:            backup.Labels,
-			Annotations:       encodeAnnotations(backup, cluster),
+			Annotations:       annotations,
 		},
 		Spec: storedSpec{
 			BackupSpec:         backup.Spec,
@@ -148,7 +158,7 @@ func EncodeBackup(backup *holdfast.Backup, cluster Cluster) ([]byte, error) {
 			Version:             metadataVersion,
 			FormatVersion:       FormatVersion,
 			Expiration:          status.Expiration,
-			Phase:               status.Phase,
+			Phase:               encodePhase(status.Phase),
 			StartTimestamp:      status.StartTimestamp,
 			CompletionTimestamp: status.CompletionTimestamp,
 			Warnings:            status.Warnings,
@@ -164,7 +174,14 @@ func EncodeBackup(backup *holdfast.Backup, cluster Cluster) ([]byte, error) {
 	return data, nil
 }
 
-func encodeAnnotations(backup *holdfast.Backup, cluster Cluster) map[string]string {
+func encodePhase(phase holdfast.BackupPhase) holdfast.BackupPhase {
+	if phase == holdfast.BackupPhaseCancelled {
+		return holdfast.BackupPhaseFailed
+	}
+	return phase
+}
+
+func encodeAnnotations(backup *holdfast.Backup, contents Contents, cluster Cluster) (map[string]string, error) {
 	annotations := map[string]string{}
 	for key, value := range backup.Annotations {
 		if !strings.HasPrefix(key, AnnotationPrefix) {
@@ -187,7 +204,17 @@ func encodeAnnotations(backup *holdfast.Backup, cluster Cluster) map[string]stri
 	if queued := backup.Status.QueuedTimestamp; !queued.IsZero() {
 		annotations[AnnotationQueuedAt] = queued.UTC().Format(time.RFC3339)
 	}
-	return annotations
+	if backup.Status.Phase == holdfast.BackupPhaseCancelled {
+		annotations[AnnotationPhase] = string(backup.Status.Phase)
+	}
+	if len(contents) > 0 {
+		encoded, err := json.Marshal(contents)
+		if err != nil {
+			return nil, err
+		}
+		annotations[AnnotationContents] = string(encoded)
+	}
+	return annotations, nil
 }
 
 // DecodeBackup reads velero-backup.json, whoever wrote it. A backup of Holdfast
@@ -210,7 +237,7 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 	case stored.Name != place.StoreName:
 		return nil, fmt.Errorf("the metadata belongs to a backup named %q", stored.Name)
 	}
-	phase, err := decodePhase(&stored.Status, place.Now)
+	phase, err := decodePhase(&stored, place.Now)
 	if err != nil {
 		return nil, err
 	}
@@ -257,9 +284,15 @@ func restorable(phase holdfast.BackupPhase) bool {
 	return phase == holdfast.BackupPhaseCompleted || phase == holdfast.BackupPhasePartiallyFailed
 }
 
-func decodePhase(status *storedStatus, now time.Time) (holdfast.BackupPhase, error) {
+func decodePhase(stored *storedBackup, now time.Time) (holdfast.BackupPhase, error) {
+	status := &stored.Status
 	switch status.Phase {
-	case holdfast.BackupPhaseCompleted, holdfast.BackupPhasePartiallyFailed, holdfast.BackupPhaseFailed:
+	case holdfast.BackupPhaseFailed:
+		if stored.Annotations[AnnotationPhase] == string(holdfast.BackupPhaseCancelled) {
+			return holdfast.BackupPhaseCancelled, nil
+		}
+		return status.Phase, nil
+	case holdfast.BackupPhaseCompleted, holdfast.BackupPhasePartiallyFailed:
 		return status.Phase, nil
 	case "", "New", "Queued", "ReadyToStart", "InProgress",
 		"WaitingForPluginOperations", "WaitingForPluginOperationsPartiallyFailed",
@@ -276,7 +309,7 @@ func decodePhase(status *storedStatus, now time.Time) (holdfast.BackupPhase, err
 // decodeAnnotations leaves out what has become a field of the Backup.
 func decodeAnnotations(stored map[string]string) map[string]string {
 	annotations := maps.Clone(stored)
-	for _, key := range []string{AnnotationOriginNamespace, AnnotationOriginName, AnnotationRequester, AnnotationQueuedAt} {
+	for _, key := range []string{AnnotationOriginNamespace, AnnotationOriginName, AnnotationRequester, AnnotationQueuedAt, AnnotationPhase} {
 		delete(annotations, key)
 	}
 	if len(annotations) == 0 {

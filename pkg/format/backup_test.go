@@ -100,7 +100,7 @@ func indented(t *testing.T, compact []byte) []byte {
 }
 
 func TestEncodeBackupGolden(t *testing.T) {
-	data, err := EncodeBackup(endedBackup(), cluster)
+	data, err := EncodeBackup(endedBackup(), contents, cluster)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestBackupRoundTrip(t *testing.T) {
 	completed.Status.Conditions = EndConditions(&completed.Status)
 	for name, backup := range map[string]*holdfast.Backup{"tenant": tenant, "system": system, "failed": failed, "completed": completed} {
 		before := backup.DeepCopy()
-		data, err := EncodeBackup(backup, cluster)
+		data, err := EncodeBackup(backup, nil, cluster)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,7 +150,7 @@ func TestBackupRoundTrip(t *testing.T) {
 
 // Velero accepts only what has these fields.
 func TestEncodeBackupHasWhatVeleroNeeds(t *testing.T) {
-	data, err := EncodeBackup(endedBackup(), cluster)
+	data, err := EncodeBackup(endedBackup(), nil, cluster)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +185,7 @@ func TestEncodeBackupRefuses(t *testing.T) {
 	} {
 		backup := endedBackup()
 		spoil(backup)
-		if _, err := EncodeBackup(backup, cluster); err == nil || !strings.Contains(err.Error(), field) {
+		if _, err := EncodeBackup(backup, nil, cluster); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
@@ -374,7 +374,7 @@ func FuzzDecodeBackup(f *testing.F) {
 		if StoreName(backup.Namespace, backup.Name, "holdfast") != storeName {
 			t.Fatalf("%s is listed as %s/%s", storeName, backup.Namespace, backup.Name)
 		}
-		encoded, err := EncodeBackup(backup, cluster)
+		encoded, err := EncodeBackup(backup, nil, cluster)
 		if err != nil {
 			return // lacks what only our own backups are bound to have
 		}

@@ -26,6 +26,15 @@ func BackupPrefix(storeName string) string { return BackupsPrefix + storeName + 
 // MetadataKey is the object whose presence makes the backup exist.
 func MetadataKey(storeName string) string { return BackupPrefix(storeName) + "velero-backup.json" }
 
+// OwnerKey says whose the folder is, as Owner: the first object that is written
+// into it, by a conditional write, and the last one that is removed. Velero ignores
+// it.
+func OwnerKey(storeName string) string { return BackupPrefix(storeName) + "holdfast-owner.json" }
+
+// CopyKey is a copy of the metadata, written after it: Velero replaces metadata
+// without looking. Velero ignores the copy.
+func CopyKey(storeName string) string { return BackupPrefix(storeName) + "holdfast-backup.json" }
+
 // TarballKey is the gzipped tar of the backed-up objects.
 func TarballKey(storeName string) string { return sideKey(storeName, ".tar.gz") }
 

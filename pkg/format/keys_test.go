@@ -11,7 +11,7 @@ import (
 func TestKeys(t *testing.T) {
 	var keys []string
 	for _, key := range []func(string) string{
-		BackupPrefix, MetadataKey, TarballKey, LogKey, ResultsKey, ResourceListKey, VolumeInfoKey,
+		BackupPrefix, OwnerKey, MetadataKey, CopyKey, TarballKey, LogKey, ResultsKey, ResourceListKey, VolumeInfoKey,
 		PodVolumeBackupsKey, VolumeSnapshotsKey, ItemOperationsKey, RepositoryPrefix,
 	} {
 		keys = append(keys, key("n.b"))

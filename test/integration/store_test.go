@@ -207,7 +207,7 @@ func TestBackupsOfOthers(t *testing.T) {
 		},
 	}
 	// The system namespace is theirs, so the name in the store is the backup's own.
-	metadata, err := format.EncodeBackup(theirs, format.Cluster{SystemNamespace: "velero", UID: "of-another-cluster"})
+	metadata, err := format.EncodeBackup(theirs, nil, format.Cluster{SystemNamespace: "velero", UID: "of-another-cluster"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -268,7 +268,7 @@ func writeBackup(t testing.TB, target store.Writer, storeName string, uid types.
 		}))
 	}
 	writeVolumes(t, target, storeName, volumes...)
-	metadata, err := format.EncodeBackup(backup, format.Cluster{SystemNamespace: system})
+	metadata, err := format.EncodeBackup(backup, nil, format.Cluster{SystemNamespace: system})
 	must(t, err)
 	must(t, target.Create(t.Context(), format.MetadataKey(storeName), metadata))
 }

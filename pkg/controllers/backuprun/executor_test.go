@@ -89,7 +89,7 @@ func TestSnapshotsOfAStoredBackupStay(t *testing.T) {
 	run := newRun("a", cancelled)
 	whole := run.AsBackup()
 	whole.Status = v1alpha1.BackupStatus{Phase: done, StartTimestamp: &metav1.Time{Time: now}, CompletionTimestamp: &metav1.Time{Time: now}}
-	metadata, err := format.EncodeBackup(whole, format.Cluster{SystemNamespace: system})
+	metadata, err := format.EncodeBackup(whole, nil, format.Cluster{SystemNamespace: system})
 	if err != nil {
 		t.Fatal(err)
 	}
