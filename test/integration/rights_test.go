@@ -1,0 +1,319 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/holdfast-io/holdfast/test/integration/labtest"
+)
+
+// right is that an account may do something: a verb on a resource somewhere.
+type right struct {
+	account, place, verb string
+	// group and resource may be "*"; a resource has its subresource behind a slash. A
+	// path is a resource that begins with a slash.
+	group, resource string
+	// name is of the one object that is meant; empty: all.
+	name string
+}
+
+func (r right) String() string {
+	resource, sub, _ := strings.Cut(r.resource, "/")
+	if r.group != "" {
+		resource += "." + r.group
+	}
+	if sub != "" {
+		resource += "/" + sub
+	}
+	if r.name != "" {
+		resource += " (" + r.name + ")"
+	}
+	return fmt.Sprintf("%s, in %s: %s %s", r.account, r.place, r.verb, resource)
+}
+
+// everywhere is the place of rights that hold in all namespaces and outside of them.
+const everywhere = "cluster"
+
+// accounts are those of the roles, and the namespaces of their pods.
+var accounts = map[string]string{
+	"holdfast-controller": labtest.System,
+	"holdfast-apiserver":  labtest.System,
+	"holdfast-node-agent": labtest.System,
+}
+
+// TestRights asks the cluster what each account may do, and compares the answer
+// with the table in docs/security.md, in both directions.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	documented := documentedRights(t)
+	granted := sets.New[right]()
+	for account, namespace := range accounts {
+		granted.Insert(rightsOf(t, account, namespace)...)
+	}
+	for _, r := range sorted(granted.Difference(documented)) {
+		t.Errorf("docs/security.md does not list: %s", r)
+	}
+	for _, r := range sorted(documented.Difference(granted)) {
+		t.Errorf("docs/security.md lists what the cluster refuses: %s", r)
+	}
+	if t.Failed() {
+		return
+	}
+	askForEach(t, documented)
+}
+
+func sorted(rights sets.Set[right]) []right {
+	return slices.SortedFunc(maps.Keys(rights), func(a, b right) int { return strings.Compare(a.String(), b.String()) })
+}
+
+// documentedRights are those in the table of docs/security.md.
+func documentedRights(t *testing.T) sets.Set[right] {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := sets.New[right]()
+	inTable := false
+	for line := range strings.Lines(string(text)) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		for i := range cells {
+			cells[i] = strings.ReplaceAll(strings.TrimSpace(cells[i]), "`", "")
+		}
+		switch {
+		case len(cells) < 4:
+			inTable = false
+		case cells[0] == "account" && cells[1] == "where":
+			inTable = true
+		case !inTable || strings.HasPrefix(cells[0], "---"):
+		default:
+			for what := range strings.SplitSeq(cells[2], ", ") {
+				what, name, _ := strings.Cut(strings.TrimSuffix(what, ")"), " (")
+				resource, sub, hasSub := strings.Cut(what, "/")
+				if resource == "" { // a path
+					resource, sub, hasSub = what, "", false
+				}
+				resource, group, _ := strings.Cut(resource, ".")
+				if hasSub {
+					resource += "/" + sub
+				}
+				for verb := range strings.SplitSeq(cells[3], " ") {
+					found.Insert(right{cells[0], cells[1], verb, group, resource, name})
+				}
+			}
+		}
+	}
+	if len(found) == 0 {
+		t.Fatal("docs/security.md has no table of rights")
+	}
+	return found
+}
+
+func impersonated(account, namespace string) rest.ImpersonationConfig {
+	return rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:" + namespace + ":" + account,
+		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+	}
+}
+
+// rightsOf are the rights of a service account in all namespaces, without those
+// that every service account has.
+func rightsOf(t *testing.T, account, namespace string) []right {
+	t.Helper()
+	all, err := lab.Kube.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := labtest.Name("nowhere")
+	common := rules(t, impersonated("default", plain), plain)
+	wide := rules(t, impersonated(account, namespace), plain).Difference(common)
+	var found []right
+	add := func(place string, rights sets.Set[right]) {
+		for r := range rights {
+			r.account, r.place = account, place
+			found = append(found, r)
+		}
+	}
+	add(everywhere, wide)
+	for _, n := range all.Items {
+		add(n.Name, rules(t, impersonated(account, namespace), n.Name).Difference(common).Difference(wide))
+	}
+	return found
+}
+
+// rules are what the cluster says that a user may do in a namespace, without account
+// and place.
+func rules(t *testing.T, user rest.ImpersonationConfig, namespace string) sets.Set[right] {
+	t.Helper()
+	config := rest.CopyConfig(lab.Config)
+	config.Impersonate = user
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	review, err := client.AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(), &authorizationv1.SelfSubjectRulesReview{
+		Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: namespace},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if review.Status.Incomplete {
+		t.Fatalf("the rights of %s are not known: %s", user.UserName, review.Status.EvaluationError)
+	}
+	found := sets.New[right]()
+	for _, rule := range review.Status.ResourceRules {
+		names := rule.ResourceNames
+		if len(names) == 0 {
+			names = []string{""}
+		}
+		for _, verb := range rule.Verbs {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					for _, name := range names {
+						found.Insert(right{verb: verb, group: group, resource: resource, name: name})
+					}
+				}
+			}
+		}
+	}
+	for _, rule := range review.Status.NonResourceRules {
+		for _, verb := range rule.Verbs {
+			for _, path := range rule.NonResourceURLs {
+				found.Insert(right{verb: verb, resource: path})
+			}
+		}
+	}
+	return found
+}
+
+// askForEach asks the cluster about every resource and subresource that it serves,
+// with every verb, in our namespaces, one of somebody else, kube-system, and outside of
+// namespaces. What the table allows must be allowed, and nothing else: this reads
+// the table as RBAC does, wildcards included.
+func askForEach(t *testing.T, documented sets.Set[right]) {
+	_, lists, err := lab.Kube.Discovery().ServerGroupsAndResources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	type kind struct {
+		group, resource string
+		namespaced      bool
+	}
+	kinds := sets.New[kind]()
+	for _, list := range lists {
+		group, _, inGroup := strings.Cut(list.GroupVersion, "/")
+		if !inGroup {
+			group = ""
+		}
+		for _, served := range list.APIResources {
+			kinds.Insert(kind{group, served.Name, served.Namespaced})
+		}
+	}
+	for _, dangerous := range []string{"pods/exec", "pods/proxy", "pods/portforward", "services/proxy", "serviceaccounts/token"} {
+		if !kinds.Has(kind{"", dangerous, true}) {
+			t.Errorf("the cluster serves no %s: what can't be asked is not tested", dangerous)
+		}
+	}
+	places := []string{"default", metav1.NamespaceSystem}
+	for r := range documented {
+		if r.place != everywhere && !slices.Contains(places, r.place) {
+			places = append(places, r.place)
+		}
+	}
+
+	questions := make(chan right)
+	var asking sync.WaitGroup
+	for range 8 {
+		asking.Go(func() {
+			for q := range questions {
+				allowed, err := allows(t.Context(), q)
+				switch {
+				case err != nil:
+					t.Errorf("%s: %v", q, err)
+				case allowed && !covered(documented, q):
+					t.Errorf("docs/security.md does not allow: %s", q)
+				case !allowed && covered(documented, q):
+					t.Errorf("docs/security.md allows what the cluster refuses: %s", q)
+				}
+			}
+		})
+	}
+	asked := 0
+	for account := range accounts {
+		for k := range kinds {
+			verbs := []string{"get", "create", "update", "patch", "delete"}
+			if !strings.Contains(k.resource, "/") {
+				verbs = append(verbs, "list", "watch", "deletecollection", "impersonate", "bind", "escalate")
+			}
+			for _, verb := range verbs {
+				q := right{account: account, place: everywhere, verb: verb, group: k.group, resource: k.resource}
+				questions <- q
+				asked++
+				if !k.namespaced {
+					continue
+				}
+				for _, q.place = range places {
+					questions <- q
+					asked++
+				}
+			}
+		}
+	}
+	close(questions)
+	asking.Wait()
+	t.Logf("%d questions about %d resources in %v", asked, len(kinds), places)
+}
+
+func allows(ctx context.Context, q right) (bool, error) {
+	user := impersonated(q.account, accounts[q.account])
+	resource, sub, _ := strings.Cut(q.resource, "/")
+	attributes := &authorizationv1.ResourceAttributes{Verb: q.verb, Group: q.group, Resource: resource, Subresource: sub}
+	if q.place != everywhere {
+		attributes.Namespace = q.place
+	}
+	review, err := lab.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{User: user.UserName, Groups: user.Groups, ResourceAttributes: attributes},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return false, err
+	}
+	return review.Status.Allowed, nil
+}
+
+// common are what every account may ask about itself.
+var common = sets.New(
+	right{verb: "create", group: "authorization.k8s.io", resource: "selfsubjectaccessreviews"},
+	right{verb: "create", group: "authorization.k8s.io", resource: "selfsubjectrulesreviews"},
+	right{verb: "create", group: "authentication.k8s.io", resource: "selfsubjectreviews"},
+)
+
+func covered(documented sets.Set[right], q right) bool {
+	if common.Has(right{verb: q.verb, group: q.group, resource: q.resource}) {
+		return true
+	}
+	for _, place := range []string{everywhere, q.place} {
+		for _, group := range []string{"*", q.group} {
+			for _, resource := range []string{"*", q.resource} {
+				if documented.Has(right{q.account, place, q.verb, group, resource, ""}) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
