@@ -14,8 +14,15 @@
 //  1. The metadata of a backup is read once and kept.
 //  2. One bad file is one bad row: it is listed as Unreadable, its neighbours as
 //     they are, and it is tried again now and then.
-//  3. A backup leaves the catalogue only after two complete listings without it,
-//     and never when a listing lost suspiciously many.
+//  3. The store has the last word, but not at once. A backup leaves the catalogue
+//     with the second complete listing in a row that lacks it. When too many are
+//     newly missing, more than ten and more than one in twenty, or when a listing
+//     lacks all, they are suspect, as a folder may not be mounted; and as long as so
+//     many suspects are missing, no backup leaves. When enough of them are found
+//     again, the others are missing as if for the first time. Nothing stays suspect
+//     for more than an hour: what every listing of an hour has lacked is gone. So
+//     whatever a store does, an hour after it has come to rest the catalogue lists
+//     what it holds, which is what it would list after a restart.
 //  4. Names and uids depend on nothing but what lies in the stores.
 package catalog
 
@@ -65,8 +72,11 @@ type entry struct {
 
 	// recordedAt is when its content was last recorded.
 	recordedAt time.Time
-	// missing is true if the latest complete listing lacked it.
-	missing bool
+	// missingSince is when the first of the listings that have lacked it in a row was
+	// begun; zero if the latest one had it.
+	missingSince time.Time
+	// suspect is true if suspiciously many are missing with it.
+	suspect bool
 	// retryAt is when it is to be read again; never, if zero.
 	retryAt  time.Time
 	attempts int
@@ -102,7 +112,7 @@ func New(systemNamespace string, notify func(Changes)) *Catalog {
 func (c *Catalog) Put(location, storeName string, content Content, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
-		e.missing = false
+		e.missingSince, e.suspect = time.Time{}, false
 		e.recordedAt = now
 		e.retryAt = time.Time{}
 		if content.VolumesError == "" {

@@ -14,6 +14,8 @@ const (
 	// in lossShare of them.
 	lossFloor = 10
 	lossShare = 20
+	// So long a loss is held in doubt. It is time enough to mount a folder again.
+	doubt = time.Hour
 )
 
 // backoff is how long an entry waits before it is read again: first, and then
@@ -47,8 +49,7 @@ type Findings struct {
 
 // Observe takes a complete listing of the store names in a location, which was
 // begun at the given instant: it may lack what was written, and recorded, since.
-// A backup that the listing lacks for the second time in a row is dropped, unless
-// too many are lacking: then all are kept, as a folder may not be mounted.
+// What becomes of the backups that it lacks is said in promise 3 of the package.
 func (c *Catalog) Observe(location string, storeNames []string, begun, now time.Time) Findings {
 	var findings Findings
 	c.change(func(changed *recorder) {
@@ -60,41 +61,55 @@ func (c *Catalog) Observe(location string, storeNames []string, begun, now time.
 				findings.Read = append(findings.Read, storeName)
 			}
 			if e != nil {
-				e.missing = false
+				e.missingSince, e.suspect = time.Time{}, false
 			}
 		}
 		slices.Sort(findings.Read)
 		findings.Read = slices.Compact(findings.Read)
 
-		known, lacking := 0, 0
-		for storeName, e := range c.locations[location] {
-			if e.backup == nil {
-				continue
-			}
-			if !e.recordedAt.Before(begun) {
-				listed[storeName] = true
-			}
-			if known++; !listed[storeName] {
-				lacking++
-			}
-		}
-		if lacking > 0 && (lacking == known || lacking > max(lossFloor, known/lossShare)) {
-			findings.Suspicion = fmt.Sprintf("the store lists %d of %d known backups: the others are kept in the list until they are found again or the API server restarts", known-lacking, known)
-		}
+		known := 0
+		var lacking, dubious []*entry
 		for storeName, e := range c.locations[location] {
 			switch {
-			case listed[storeName]:
-			case e.backup == nil:
+			case e.backup == nil && !listed[storeName]:
 				delete(c.locations[location], storeName) // nobody has seen it
-			case findings.Suspicion != "":
-				e.missing = false
-			case e.missing:
-				c.setLocked(e, nil, nil, changed)
-				delete(c.locations[location], storeName)
+			case e.backup == nil:
+			case listed[storeName] || !e.recordedAt.Before(begun):
+				known++
 			default:
-				e.missing = true
+				known++
+				lacking = append(lacking, e)
 			}
+		}
+		empty := len(lacking) == known
+		for _, e := range lacking {
+			if e.missingSince.IsZero() {
+				e.missingSince = begun
+			}
+			if fresh := e.missingSince.Equal(begun); (fresh || e.suspect || empty) && !e.overdue(begun) {
+				dubious = append(dubious, e)
+			}
+		}
+		doubted := len(dubious) > max(lossFloor, known/lossShare) || empty && len(dubious) > 0
+		for _, e := range dubious {
+			if e.suspect && !doubted {
+				e.missingSince = begun // as if nobody had missed it before
+			}
+			e.suspect = doubted
+		}
+		for _, e := range lacking {
+			if e.overdue(begun) || !doubted && e.missingSince.Before(begun) {
+				c.setLocked(e, nil, nil, changed)
+				delete(c.locations[location], e.storeName)
+			}
+		}
+		if doubted {
+			findings.Suspicion = fmt.Sprintf("the store lists %d of %d known backups: the others stay in the list until they are found again, or have been missing for an hour", known-len(lacking), known)
 		}
 	})
 	return findings
 }
+
+// overdue reports whether every listing of so long a time has lacked an entry that
+// there is no doubt left.
+func (e *entry) overdue(begun time.Time) bool { return !begun.Before(e.missingSince.Add(doubt)) }

@@ -100,6 +100,36 @@ func TestSuspiciousLoss(t *testing.T) {
 	}
 }
 
+// Velero's expiry, for instance, removes some each minute.
+func TestLossesThatFollowEachOther(t *testing.T) {
+	c, m, all := filled(t, 100)
+	for i := 1; i <= 10; i++ {
+		if found := c.Observe("default", all[6*i:], minute(i), minute(i)); found.Suspicion != "" {
+			t.Fatalf("listing %d: %+v", i, found)
+		}
+		if got, want := c.Len("default"), 100-6*(i-1); got != want {
+			t.Fatalf("listing %d: %d are left, want %d", i, got, want)
+		}
+	}
+	m.check(c)
+}
+
+// What the store has really lost is believed after an hour, one that is empty too.
+func TestSuspicionLastsAnHour(t *testing.T) {
+	for _, left := range []int{0, 1, 50} {
+		c, m, all := filled(t, 100)
+		for i := 1; i <= 60; i++ {
+			if found := c.Observe("default", all[100-left:], minute(i), minute(i)); found.Suspicion == "" || c.Len("default") != 100 {
+				t.Fatalf("%d left, minute %d: %d are known, %+v", left, i, c.Len("default"), found)
+			}
+		}
+		if found := c.Observe("default", all[100-left:], minute(61), minute(61)); found.Suspicion != "" || c.Len("default") != left {
+			t.Errorf("%d left, after an hour: %d are known, %+v", left, c.Len("default"), found)
+		}
+		m.check(c)
+	}
+}
+
 func TestSuspicionEndsByItself(t *testing.T) {
 	c, m, all := filled(t, 30)
 	if found := c.Observe("default", nil, minute(1), minute(1)); !strings.Contains(found.Suspicion, "0 of 30") {

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
@@ -15,12 +16,22 @@ import (
 )
 
 // oracle is the catalogue by its rules, without a thought for cost: the contents
-// that ought to be there, and how often each was lacking in a row.
+// that ought to be there, and all listings that there ever were.
 type oracle struct {
 	contents   map[place]Content
 	unreadable map[place]string
 	unfinished map[place]bool
-	lacking    map[place]int
+	listings   map[string][]listing
+	// since is how many listings of its location there were before a place was
+	// recorded, or before it was cleared of suspicion.
+	since map[place]int
+}
+
+// listing is a complete listing, and what of it follows from those before.
+type listing struct {
+	begun    time.Time
+	names    []string
+	suspects map[place]bool
 }
 
 type place struct{ location, storeName string }
@@ -29,32 +40,60 @@ func (o *oracle) forget(p place) {
 	delete(o.contents, p)
 	delete(o.unreadable, p)
 	delete(o.unfinished, p)
-	delete(o.lacking, p)
+	delete(o.since, p)
 }
 
-func (o *oracle) observe(location string, listing []string) {
-	known := map[place]bool{}
-	for _, p := range slices.Concat(slices.Collect(maps.Keys(o.contents)), slices.Collect(maps.Keys(o.unreadable))) {
-		if p.location == location {
-			known[p] = true
-		}
+// record takes note of when a place was recorded.
+func (o *oracle) record(p place) { o.since[p] = len(o.listings[p.location]) }
+
+// missing gives the listings since a place was last recorded, cleared or listed.
+func (o *oracle) missing(p place) []listing {
+	all := o.listings[p.location]
+	from := len(all)
+	for from > o.since[p] && !slices.Contains(all[from-1].names, p.storeName) {
+		from--
 	}
-	var lost []place
-	for p := range known {
-		if slices.Contains(listing, p.storeName) {
-			o.lacking[p] = 0
-		} else {
+	return all[from:]
+}
+
+// observe returns whether there is a suspicion.
+func (o *oracle) observe(location string, names []string, begun time.Time) bool {
+	before := map[place]bool{}
+	if all := o.listings[location]; len(all) > 0 {
+		before = all[len(all)-1].suspects
+	}
+	suspects := map[place]bool{}
+	o.listings[location] = append(o.listings[location], listing{begun, names, suspects})
+	var known, lost []place
+	for _, p := range slices.Concat(slices.Collect(maps.Keys(o.contents)), slices.Collect(maps.Keys(o.unreadable))) {
+		if p.location != location {
+			continue
+		}
+		known = append(known, p)
+		if len(o.missing(p)) > 0 {
 			lost = append(lost, p)
 		}
 	}
-	suspicious := len(lost) > 0 && (len(lost) == len(known) || len(lost) > max(10, len(known)/20))
+	overdue := func(p place) bool { return begun.Sub(o.missing(p)[0].begun) >= time.Hour }
 	for _, p := range lost {
-		if suspicious {
-			o.lacking[p] = 0
-		} else if o.lacking[p]++; o.lacking[p] == 2 {
+		if fresh := len(o.missing(p)) == 1; !overdue(p) && (fresh || before[p] || len(lost) == len(known)) {
+			suspects[p] = true
+		}
+	}
+	if len(lost) < len(known) && (len(suspects) <= 10 || len(suspects)*20 <= len(known)) {
+		for p := range suspects {
+			if before[p] { // it is missing for the first time now
+				o.since[p] = len(o.listings[location]) - 1
+			}
+		}
+		clear(suspects)
+	}
+	for _, p := range lost {
+		if overdue(p) || len(o.missing(p)) > 1 && len(suspects) == 0 {
 			o.forget(p)
 		}
 	}
+	return len(suspects) > 0
 }
 
 // fresh is a catalogue that learns the same contents in another order, at once.
@@ -75,7 +114,7 @@ func (o *oracle) fresh(t *testing.T) *Catalog {
 func TestAgainstOracle(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		c, m := newMirror(t)
-		o := &oracle{contents: map[place]Content{}, unreadable: map[place]string{}, unfinished: map[place]bool{}, lacking: map[place]int{}}
+		o := &oracle{contents: map[place]Content{}, unreadable: map[place]string{}, unfinished: map[place]bool{}, listings: map[string][]listing{}, since: map[place]int{}}
 		storeNames := []string{"a", "b", "n.a", "n.b", "m.a"}
 		at := func(label string) place {
 			return place{rapid.SampledFrom([]string{"one", "two", "three"}).Draw(rt, label), rapid.SampledFrom(storeNames).Draw(rt, label)}
@@ -95,6 +134,7 @@ func TestAgainstOracle(t *testing.T) {
 				c.Put(p.location, p.storeName, content, minute(clock))
 				o.forget(p)
 				o.contents[p] = content
+				o.record(p)
 			},
 			"unreadable": func(rt *rapid.T) {
 				p := at("unreadable")
@@ -102,6 +142,9 @@ func TestAgainstOracle(t *testing.T) {
 				c.PutUnreadable(p.location, p.storeName, reason, minute(clock))
 				if _, known := o.contents[p]; !known {
 					delete(o.unfinished, p)
+					if _, known := o.unreadable[p]; !known {
+						o.record(p)
+					}
 					o.unreadable[p] = reason
 				}
 			},
@@ -123,9 +166,9 @@ func TestAgainstOracle(t *testing.T) {
 			"observe": func(rt *rapid.T) {
 				p := at("observe")
 				listing := rapid.SliceOfDistinct(rapid.SampledFrom(storeNames), rapid.ID[string]).Draw(rt, "listing")
-				clock++
+				clock += rapid.SampledFrom([]int{1, 20, 60}).Draw(rt, "minutes")
 				c.Observe(p.location, listing, minute(clock), minute(clock))
-				o.observe(p.location, listing)
+				o.observe(p.location, listing, minute(clock))
 			},
 			"": func(rt *rapid.T) {
 				m.check(c)
@@ -135,6 +178,85 @@ func TestAgainstOracle(t *testing.T) {
 				fresh := o.fresh(t)
 				if diff := cmp.Diff(summary(fresh), summary(c)); diff != "" {
 					rt.Fatalf("read at once (-) and as it came (+):\n%s", diff)
+				}
+			},
+		})
+	})
+}
+
+// Whatever a store lists, and whenever, of many backups: what is dropped, kept and
+// suspected follows from the listings alone. And once a store is at rest, the
+// catalogue is right an hour later.
+func TestSuspicionAgainstOracle(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		c := New(system, nil)
+		o := &oracle{contents: map[place]Content{}, listings: map[string][]listing{}, since: map[place]int{}}
+		const location = "default"
+		clock := 0
+		all := map[string]bool{} // what the store holds
+		put := func(i int) {
+			storeName := fmt.Sprintf("b%04d", i)
+			p := place{location, storeName}
+			all[storeName] = true
+			o.forget(p)
+			o.contents[p] = Content{Backup: stored(location, storeName, 5)}
+			o.record(p)
+			c.Put(location, storeName, o.contents[p], minute(clock))
+		}
+		first := rapid.SampledFrom([]int{1, 5, 30, 100, 400}).Draw(rt, "first")
+		for i := range first {
+			put(i)
+		}
+		observe := func(names []string) {
+			clock++
+			found := c.Observe(location, names, minute(clock), minute(clock))
+			if suspicion := o.observe(location, names, minute(clock)); suspicion != (found.Suspicion != "") {
+				rt.Fatalf("suspicion %q, want %t", found.Suspicion, suspicion)
+			}
+			for _, storeName := range found.Read { // it was dropped, and is found again
+				p := place{location, storeName}
+				o.contents[p] = Content{Backup: stored(location, storeName, 5)}
+				o.record(p)
+				c.Put(location, storeName, o.contents[p], minute(clock))
+			}
+		}
+		listed := func(p map[string]bool) []string { return slices.Sorted(maps.Keys(p)) }
+		next := first
+		rt.Repeat(map[string]func(*rapid.T){
+			"lose": func(rt *rapid.T) {
+				for _, storeName := range listed(all)[:rapid.IntRange(0, min(len(all), 30)).Draw(rt, "lost")] {
+					delete(all, storeName)
+				}
+				observe(listed(all))
+			},
+			"store": func(*rapid.T) {
+				next++
+				put(next)
+			},
+			"list":  func(*rapid.T) { observe(listed(all)) },
+			"empty": func(*rapid.T) { observe(nil) },
+			"part": func(rt *rapid.T) {
+				observe(listed(all)[:rapid.IntRange(0, len(all)).Draw(rt, "part")])
+			},
+			"later": func(rt *rapid.T) { clock += rapid.SampledFrom([]int{10, 58, 59, 60}).Draw(rt, "minutes") },
+			"rest": func(*rapid.T) {
+				observe(listed(all))
+				clock += 59
+				observe(listed(all))
+				if c.Len(location) != len(all) {
+					rt.Fatalf("after an hour at rest %d are known, and %d are there", c.Len(location), len(all))
+				}
+			},
+			"": func(rt *rapid.T) {
+				got, want := map[string]bool{}, map[string]bool{}
+				for _, backup := range c.Backups() {
+					got[backup.Name] = true
+				}
+				for p := range o.contents {
+					want[p.storeName] = true
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					rt.Fatalf("by the rules (-) and as it is (+):\n%s", diff)
 				}
 			},
 		})
