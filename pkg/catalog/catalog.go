@@ -188,6 +188,19 @@ func (c *Catalog) Len(location string) int {
 	return count
 }
 
+// Readable is the store name of some backup of a location that could be read;
+// empty if there is none.
+func (c *Catalog) Readable(location string) string {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for storeName, e := range c.locations[location] {
+		if e.backup != nil && e.backup.Status.Phase != holdfast.BackupPhaseUnreadable && e.missingSince.IsZero() {
+			return storeName
+		}
+	}
+	return ""
+}
+
 // Backup is the backup that is listed under a name, or nil.
 func (c *Catalog) Backup(namespace, name string) *holdfast.Backup {
 	c.mu.RLock()

@@ -85,20 +85,18 @@ func TestStoreDiesWhileRead(t *testing.T) {
 		for i := range 200 {
 			f.store("default", fmt.Sprintf("b%03d", i))
 		}
-		f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Key: "backups/b0[1-9]*/*", Err: store.ErrUnavailable},
-			storetest.Fault{Operation: storetest.Get, Key: "backups/b1*/*", Err: store.ErrUnavailable})
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Delay: time.Second})
 		f.reset()
 		f.setLocations("default")
 		f.run()
-		settle()
-		// The last good ones may not have had their turn when the row of failures ended it.
+		pass(4500 * time.Millisecond) // two reads each, of four at once
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Err: store.ErrUnavailable})
+		pass(time.Second)
 		read := len(f.catalog.Backups())
-		if read < 7 || read > 10 {
+		if read != 8 {
 			t.Errorf("%d backups were read", read)
 		}
-		// Each good one that comes late begins the row anew, which is 4 and what is
-		// under way by then.
-		if requests := f.stores["default"].Count(storetest.Get); requests > 10*2+11*(4+3) {
+		if requests := f.stores["default"].Count(storetest.Get); requests > 8*2+4*2+2*4 {
 			t.Errorf("%d reads", requests)
 		}
 		if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, fmt.Sprintf("%d of 200 backups could not be read", 200-read)) {
@@ -156,6 +154,97 @@ func TestOneBadFileIsOneBadRow(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Where the store may be listed and not read, nothing is said of any backup.
+func TestAStoreThatMayNotBeRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval})
+		for i := range 200 {
+			f.store("default", fmt.Sprintf("b%03d", i))
+		}
+		denied := storetest.Fault{Operation: storetest.Get, Err: store.ErrDenied}
+		f.stores["default"].Inject(denied)
+		f.reset()
+		f.setLocations("default")
+		f.run()
+		settle()
+		f.wantBackups("")
+		if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, "200 of 200 backups could not be read") {
+			t.Errorf("state %+v", state)
+		}
+		if requests := f.stores["default"].Count(storetest.Get); requests > 2*16 {
+			t.Errorf("%d reads of a store that refuses all", requests)
+		}
+		f.stores["default"].Inject()
+		pass(nextRefresh)
+		if got := len(f.catalog.Backups()); got != 200 {
+			t.Errorf("%d backups when it may be read", got)
+		}
+		// What is known stays as it was, and where it was.
+		f.stores["default"].Inject(denied)
+		f.store("default", "new")
+		pass(nextRefresh)
+		for _, backup := range f.catalog.Backups() {
+			if backup.Status.Phase != holdfast.BackupPhaseCompleted || backup.Name == "new" {
+				t.Errorf("%s is %s", backup.Name, backup.Status.Phase)
+			}
+		}
+		if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, "1 of 1 backups could not be read") {
+			t.Errorf("state %+v", state)
+		}
+	})
+}
+
+// Credentials that are taken back in the midst of a refresh are no bad files.
+func TestAccessThatEndsWhileRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval, Reads: 4})
+		for i := range 40 {
+			f.store("default", fmt.Sprintf("b%03d", i))
+		}
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Delay: time.Second})
+		f.setLocations("default")
+		f.run()
+		pass(4500 * time.Millisecond)
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Err: store.ErrDenied})
+		pass(time.Second)
+		if got := len(f.catalog.Backups()); got != 8 {
+			t.Errorf("%d backups", got)
+		}
+		for _, backup := range f.catalog.Backups() {
+			if backup.Status.Phase != holdfast.BackupPhaseCompleted {
+				t.Errorf("%s is %s", backup.Name, backup.Status.Phase)
+			}
+		}
+		if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, "32 of 40 backups could not be read") {
+			t.Errorf("state %+v", state)
+		}
+	})
+}
+
+// Some that may not be read, as when they lie in an archive, hide none of the others.
+func TestSomeThatMayNotBeRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval, Reads: 4})
+		for i := range 40 {
+			f.store("default", fmt.Sprintf("b%03d", i))
+		}
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Key: "backups/b0[0-2]*/*", Err: store.ErrDenied})
+		f.setLocations("default")
+		f.run()
+		pass(20 * interval) // 4 of the 30 may come first, more than once
+		phases := map[holdfast.BackupPhase]int{}
+		for _, backup := range f.catalog.Backups() {
+			phases[backup.Status.Phase]++
+		}
+		if phases[holdfast.BackupPhaseCompleted] != 10 || phases[holdfast.BackupPhaseUnreadable] != 30 {
+			t.Errorf("%v", phases)
+		}
+		if state := f.refresher.States()["default"]; state.LastError != "" {
+			t.Errorf("state %+v", state)
+		}
+	})
 }
 
 func TestBadVolumesAreSaidSo(t *testing.T) {

@@ -18,9 +18,13 @@ import (
 
 // read reads one backup into the catalogue. Whatever is wrong with the backup is
 // recorded there; an error says that the store could not be asked, and
-// store.ErrNotFound that there is no finished backup.
-func (w *worker) read(ctx context.Context, from store.Reader, storeName string) error {
+// store.ErrNotFound that there is no finished backup. A refusal of access is the
+// store's, unless readable says that the store lets others be read.
+func (w *worker) read(ctx context.Context, from store.Reader, storeName string, readable bool) error {
 	location := w.location.Name
+	isStoreFailure := func(err error) bool {
+		return isStoreFailure(err) || !readable && errors.Is(err, store.ErrDenied)
+	}
 	backup, err := w.readMetadata(ctx, from, storeName)
 	switch {
 	case errors.Is(err, store.ErrNotFound) || errors.Is(err, format.ErrUnfinished):
@@ -51,6 +55,32 @@ func (w *worker) read(ctx context.Context, from store.Reader, storeName string) 
 // isStoreFailure tells a store that can't be asked from a file that is bad.
 func isStoreFailure(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// readDenied reads again what could not be read because access was denied. Only if
+// another backup can be read meanwhile is that the trouble of each of them;
+// otherwise it is the store's, and nothing is said of any backup. It returns how
+// many that leaves unread.
+func (w *worker) readDenied(ctx context.Context, from store.Reader, storeNames []string) (int, error) {
+	if len(storeNames) == 0 || !w.showsOthers(ctx, from) {
+		return len(storeNames), nil
+	}
+	for i, storeName := range storeNames {
+		if err := w.read(ctx, from, storeName, true); err != nil && !errors.Is(err, store.ErrNotFound) {
+			return len(storeNames) - i, err
+		}
+	}
+	return 0, nil
+}
+
+// showsOthers reports whether some backup that is known can be read now.
+func (w *worker) showsOthers(ctx context.Context, from store.Reader) bool {
+	storeName := w.catalog.Readable(w.location.Name)
+	if storeName == "" {
+		return false
+	}
+	_, err := w.readMetadata(ctx, from, storeName)
+	return err == nil
 }
 
 func (w *worker) readMetadata(ctx context.Context, from store.Reader, storeName string) (*holdfast.Backup, error) {

@@ -5,6 +5,10 @@
 // is refreshed by itself, so that a slow one delays no other: one listing of its
 // backups, and two reads for each backup that is new. It holds no more than
 // store.Reader, so it can't change or remove anything in a store.
+//
+// A fault is the store's or one backup's. What can't be parsed is the backup's; what
+// can't be asked is the store's, and changes nothing that is known. Where access is
+// denied, a known backup that can still be read makes it the denied one's fault.
 package refresh
 
 import (

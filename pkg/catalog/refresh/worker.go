@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -227,36 +228,57 @@ func (w *worker) list(ctx context.Context, from store.Reader) ([]string, error) 
 
 // readAll reads backups, several at once. One that can't be read is recorded as
 // such. When the store itself fails, what was not read stays to be read by the
-// next refresh; after a row of failures the rest is not even tried.
+// next refresh; after a row of failures the rest is not even tried. Those that it
+// refuses to show are no failures as long as it shows others.
 func (w *worker) readAll(ctx context.Context, from store.Reader, storeNames []string) error {
 	var row, failed atomic.Int32
 	var first atomic.Pointer[error]
-	group, ctx := errgroup.WithContext(ctx)
+	var mu sync.Mutex
+	var denied []string // guarded by mu
+	// In no order, so that a row of refusals does not always begin at the same one.
+	storeNames = slices.Clone(storeNames)
+	rand.Shuffle(len(storeNames), func(i, j int) { storeNames[i], storeNames[j] = storeNames[j], storeNames[i] })
+	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(w.options.Reads)
 	for _, storeName := range storeNames {
 		group.Go(func() error {
-			if int(row.Load()) >= w.options.Reads || ctx.Err() != nil {
+			if int(row.Load()) >= w.options.Reads || groupCtx.Err() != nil {
 				failed.Add(1)
 				return nil
 			}
-			switch err := w.read(ctx, from, storeName); {
+			err := w.read(groupCtx, from, storeName, false)
+			switch {
 			case err == nil || errors.Is(err, store.ErrNotFound):
 				row.Store(0)
+				return nil
 			case errors.Is(err, errStopped):
 				return err
+			case errors.Is(err, store.ErrDenied):
+				mu.Lock()
+				denied = append(denied, storeName)
+				mu.Unlock()
+				if int(row.Load()) >= w.options.Reads-1 && w.showsOthers(groupCtx, from) {
+					row.Store(0)
+				} else {
+					row.Add(1)
+				}
 			default:
 				row.Add(1)
 				failed.Add(1)
-				first.CompareAndSwap(nil, &err)
 			}
+			first.CompareAndSwap(nil, &err)
 			return nil
 		})
 	}
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	if err := first.Load(); err != nil {
-		return fmt.Errorf("%d of %d backups could not be read: %s", failed.Load(), len(storeNames), store.Reason(*err))
+	unread, err := w.readDenied(ctx, from, denied)
+	if errors.Is(err, errStopped) {
+		return err
+	}
+	if all := int(failed.Load()) + unread; all > 0 {
+		return fmt.Errorf("%d of %d backups could not be read: %s", all, len(storeNames), store.Reason(*first.Load()))
 	}
 	return nil
 }
@@ -267,5 +289,5 @@ func (w *worker) readOne(ctx context.Context, storeName string) error {
 		return err
 	}
 	defer done()
-	return w.read(ctx, opened, storeName)
+	return w.read(ctx, opened, storeName, false)
 }
