@@ -61,6 +61,41 @@ func TestCancelledRunsLeaveTheQueueAtOnce(t *testing.T) {
 	})
 }
 
+// A deletion counts when a backup has ended. Written by hand into one that waits or
+// runs, it frees neither its place nor its slot.
+func TestADeletionWrittenByHandFreesNothing(t *testing.T) {
+	for name, deletion := range map[string]*enginev1alpha1.Deletion{
+		"as the API server does": {}, "as of a stored backup": {Stored: &enginev1alpha1.StoredBackup{UID: "another"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, location("default", metav1.ConditionTrue),
+					inPhase(newRun("running", 1, "a"), running, 1), inPhase(newRun("waits", 2, "b"), queued, 2), newRun("last", 3, "b"))
+				h.start(1)
+				for _, name := range []string{"running", "waits"} {
+					run := h.run(name)
+					if run.Spec.Deletion = deletion; name == "waits" {
+						run.Spec.Deletion = &enginev1alpha1.Deletion{} // else it is no work
+					}
+					if _, err := h.EngineV1alpha1().BackupRuns(system).Update(t.Context(), run, metav1.UpdateOptions{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				time.Sleep(time.Minute)
+				h.expect(running, "running")
+				h.expect(queued, "last", "waits")
+				if uid := h.run("running").AsBackup().UID; uid != h.run("running").UID {
+					t.Errorf("it took on the uid %q", uid)
+				}
+				h.end("running")
+				h.expect(ready, "waits")
+				h.end("waits")
+				h.expect(ready, "last")
+			})
+		})
+	}
+}
+
 func TestARunThatIsCancelledBeforeItIsQueuedGetsNoTicket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		run := newRun("a", 1, "a[") // nor is it validated

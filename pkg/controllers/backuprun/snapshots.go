@@ -84,7 +84,7 @@ func (c *Controller) submittedNamespaces(ctx context.Context, run *enginev1alpha
 // hasLeftoverSnapshots reports whether snapshots of a run are to be removed: it has
 // ended, and it is certain that no stored backup lists them.
 func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
-	if len(run.Status.LeftoverSnapshots) == 0 || run.Spec.Deletion != nil {
+	if len(run.Status.LeftoverSnapshots) == 0 || run.Deleting() {
 		return false // whoever deletes the backup removes them
 	}
 	switch run.Status.Phase {

@@ -92,7 +92,7 @@ func Started(settings *corev1.ConfigMap) sets.Set[types.UID] {
 
 // Unclaimed reports whether a run has not begun, be it in the ledger or not.
 func Unclaimed(run *enginev1alpha1.BackupRun) bool {
-	if run.Spec.Deletion != nil {
+	if run.Deleting() {
 		return false // it stands for a backup that has ended
 	}
 	switch run.Status.Phase {
@@ -106,7 +106,7 @@ func Unclaimed(run *enginev1alpha1.BackupRun) bool {
 // written, it is what an unclaimed run is that was let start.
 func Phase(run *enginev1alpha1.BackupRun, started sets.Set[types.UID]) v1alpha1.BackupPhase {
 	switch {
-	case run.Spec.Deletion != nil:
+	case run.Deleting():
 		return v1alpha1.BackupPhaseDeleting
 	case Unclaimed(run) && started.Has(run.UID):
 		return v1alpha1.BackupPhaseReadyToStart

@@ -120,7 +120,7 @@ func (p *Planner) compile(run *enginev1alpha1.BackupRun) queue.Run {
 	}
 	// One that is no number is of no use, and 0 says so.
 	result.Version, _ = strconv.ParseUint(run.ResourceVersion, 10, 64)
-	if run.Status.Phase.Ended() || run.Spec.Deletion != nil {
+	if run.Status.Phase.Ended() || run.Deleting() {
 		delete(p.compiled, run.UID)
 		return result // only its ticket matters
 	}

@@ -277,7 +277,7 @@ func (p *Projector) removed(obj any) {
 	}
 	p.projectLocked(key)
 	p.mu.Unlock()
-	if run.Spec.Deletion != nil {
+	if run.Deleting() {
 		// The record of a deletion goes when nothing is left in the store. The catalogue
 		// passes that on, so it is told without the lock.
 		p.catalog.Remove(run.Spec.Backup.StorageLocation, run.Name)
@@ -299,7 +299,7 @@ func (p *Projector) projectLocked(key backupKey) {
 			place = &entry
 		}
 		backup = backupOf(run, place)
-		if stored := p.catalog.Backup(key.Namespace, key.Name); run.Spec.Deletion != nil && stored != nil {
+		if stored := p.catalog.Backup(key.Namespace, key.Name); run.Deleting() && stored != nil {
 			backup = deleting(stored, run)
 		}
 	} else if backup = p.catalog.Backup(key.Namespace, key.Name); backup != nil {

@@ -42,17 +42,38 @@ func (r *BackupRun) AsBackup() *holdfastv1alpha1.Backup {
 		},
 	}
 	backup.Status.Phase = r.Phase()
-	if d := r.Spec.Deletion; d != nil && d.Stored != nil {
-		backup.UID, backup.CreationTimestamp = d.Stored.UID, d.Stored.CreationTimestamp
+	if r.standsForStored() {
+		stored := r.Spec.Deletion.Stored
+		backup.UID, backup.CreationTimestamp = stored.UID, stored.CreationTimestamp
 	}
 	return backup
+}
+
+// Deleting reports whether the run is about the removal of a backup from its store,
+// and no work any more. A deletion that somebody writes into a run that waits or runs
+// counts when the run has ended, and frees nothing before.
+func (r *BackupRun) Deleting() bool {
+	return r.Spec.Deletion != nil && (r.Status.Phase.Ended() || r.standsForStored())
+}
+
+// standsForStored reports whether the run was created for the deletion of a backup
+// whose own run is gone. Such a run never begins.
+func (r *BackupRun) standsForStored() bool {
+	if r.Spec.Deletion == nil || r.Spec.Deletion.Stored == nil {
+		return false
+	}
+	switch r.Status.Phase {
+	case "", holdfastv1alpha1.BackupPhaseNew, holdfastv1alpha1.BackupPhaseQueued, holdfastv1alpha1.BackupPhaseReadyToStart:
+		return true
+	}
+	return false
 }
 
 // Phase is the backup's phase: what the status says, unless a request about the
 // run says more.
 func (r *BackupRun) Phase() holdfastv1alpha1.BackupPhase {
 	switch {
-	case r.Spec.Deletion != nil:
+	case r.Deleting():
 		return holdfastv1alpha1.BackupPhaseDeleting
 	case r.Status.Phase.Ended():
 		return r.Status.Phase
