@@ -102,6 +102,10 @@ func (r *RequestREST) try(ctx context.Context, name string, ask enginev1alpha1.A
 		run = nil
 	case err != nil:
 		return "", fmt.Errorf("reading the record of the backup: %w", err)
+	case run.Spec.BackupRef != (v1alpha1.BackupReference{Namespace: backup.Namespace, Name: name}):
+		// A stored backup of the system namespace may be called a.b, as the record of the
+		// backup b of the namespace a is.
+		return "", conflict(name, "it has ended, and its name in the store is that of the backup %s in the namespace %s, which is live: wait until that one has gone from the queue and from `kubectl get backupruns`", run.Spec.BackupRef.Name, run.Spec.BackupRef.Namespace)
 	}
 	changed, message, err := r.record(backup, run, ask)
 	if err != nil || changed == nil {
@@ -129,7 +133,7 @@ func cancel(backup *holdfast.Backup, run *enginev1alpha1.BackupRun, ask enginev1
 	switch {
 	case run == nil:
 		return nil, "", conflict(backup.Name, "it has ended already, as %s", backup.Status.Phase)
-	case run.Status.Phase.Ended() || run.Spec.Deletion != nil:
+	case run.Status.Phase.Ended() || run.Deleting():
 		return nil, "", conflict(backup.Name, "it has ended already, as %s", run.Status.Phase)
 	case run.Spec.Cancellation != nil:
 		return nil, asked("to stop", run.Spec.Cancellation), nil

@@ -55,7 +55,11 @@ func (h *harness) delete(name string) (string, error) {
 }
 
 func (h *harness) post(storage *RequestREST, name string, body runtime.Object, options metav1.CreateOptions) (string, error) {
-	answer, err := storage.Create(h.ctx("shop"), name, body, nil, &options)
+	return h.postIn("shop", storage, name, body, options)
+}
+
+func (h *harness) postIn(namespace string, storage *RequestREST, name string, body runtime.Object, options metav1.CreateOptions) (string, error) {
+	answer, err := storage.Create(h.ctx(namespace), name, body, nil, &options)
 	if err != nil {
 		return "", err
 	}
@@ -99,6 +103,33 @@ func TestCancelWhatHasEnded(t *testing.T) {
 		t.Errorf("unknown: %v, want not found", err)
 	}
 }
+
+// A stored backup of the system namespace may have the name in the store of another
+// namespace's live one. A request about the former must not reach the latter.
+func TestRequestsReachTheBackupThatTheyName(t *testing.T) {
+	for _, phase := range []v1alpha1.BackupPhase{v1alpha1.BackupPhaseQueued, v1alpha1.BackupPhaseCompleted} {
+		h := newHarness(t, nil)
+		h.recorded("b", phase)
+		h.storedOnly(&holdfast.Backup{
+			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop.b", UID: "1"},
+			Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseCompleted)},
+		})
+		clock := clocktesting.NewFakePassiveClock(now)
+		for what, err := range map[string]error{
+			"cancel": second(h.postIn(system, NewCancelREST(h.REST, clock), "shop.b", &holdfast.BackupCancellation{}, metav1.CreateOptions{})),
+			"delete": second(h.postIn(system, NewDeletionREST(h.REST, clock), "shop.b", &holdfast.BackupDeletion{}, metav1.CreateOptions{})),
+		} {
+			if err == nil || apierrors.ReasonForError(err) != "BackupState" || !strings.Contains(err.Error(), "backup b in the namespace shop") {
+				t.Errorf("%s, %s: %v", phase, what, err)
+			}
+		}
+		if spec := h.run("shop.b").Spec; spec.Cancellation != nil || spec.Deletion != nil {
+			t.Errorf("%s: the other one's record has %+v", phase, spec)
+		}
+	}
+}
+
+func second(_ string, err error) error { return err }
 
 func TestCancelDryRunWritesNothing(t *testing.T) {
 	h := newHarness(t, nil)
