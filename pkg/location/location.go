@@ -7,6 +7,7 @@ package location
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +17,9 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
+
+// ErrNoCredentials: the Secret that a storage location names does not exist.
+var ErrNoCredentials = errors.New("there are no credentials")
 
 // Secrets reads Secrets of the system namespace. The client of a namespace does.
 type Secrets interface {
@@ -41,8 +45,8 @@ func Credentials(ctx context.Context, secrets Secrets, spec *enginev1alpha1.Back
 	secret, err := secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("the Secret %q that spec.s3.credentialsSecret names does not exist in the system namespace: create it with the keys %s and %s",
-			name, store.SecretAccessKeyID, store.SecretSecretAccessKey)
+		return nil, fmt.Errorf("%w: the Secret %q that spec.s3.credentialsSecret names does not exist in the system namespace: create it with the keys %s and %s",
+			ErrNoCredentials, name, store.SecretAccessKeyID, store.SecretSecretAccessKey)
 	case err != nil:
 		return nil, fmt.Errorf("reading the Secret %q of the storage location: %w", name, err)
 	}

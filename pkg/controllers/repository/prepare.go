@@ -37,8 +37,11 @@ func (c *Controller) prepare(ctx context.Context, record *engine.BackupRepositor
 		return notReady(engine.ReasonUnreachable, fmt.Sprintf("the storage location %q is not available", stored.Name)), nil
 	}
 	credentials, err := location.Credentials(ctx, c.Secrets, &stored.Spec)
-	if err != nil {
+	switch {
+	case errors.Is(err, location.ErrNoCredentials):
 		return notReady(engine.ReasonInvalid, err.Error()), err
+	case err != nil: // the cluster did not answer, which says nothing about the repository
+		return notReady(engine.ReasonUnreachable, err.Error()), err
 	}
 	where := repository.Location{Spec: stored.Spec, Secret: credentials}
 

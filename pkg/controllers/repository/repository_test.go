@@ -5,6 +5,7 @@ package repository
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	kubefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -327,6 +329,34 @@ func TestUnreachable(t *testing.T) {
 		t.Errorf("in an outage the condition becomes %+v", got)
 	}
 	must(t, os.Rename(h.folder+".away", h.folder))
+}
+
+// TestFailedReadOfASecret: what the cluster does not answer says nothing about a
+// repository. A Secret that is not there does.
+func TestFailedReadOfASecret(t *testing.T) {
+	h := newHarness(t, record())
+	h.fill()
+	if got := h.attempt(); got.Status != metav1.ConditionTrue {
+		t.Fatalf("the condition is %+v", got)
+	}
+	store := h.factory.Engine().V1alpha1().BackupStorageLocations().Informer().GetStore()
+	location := store.List()[0].(*engine.BackupStorageLocation).DeepCopy()
+	location.Spec = engine.BackupStorageLocationSpec{
+		Provider: engine.StorageProviderS3,
+		S3:       &engine.S3Location{Bucket: "backups", CredentialsSecret: "credentials"},
+	}
+	must(t, store.Update(location))
+	failing := true
+	h.kube.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return failing, nil, apierrors.NewInternalError(errors.New("etcd has no leader"))
+	})
+	if got := h.attempt(); got.Status != metav1.ConditionTrue {
+		t.Errorf("after one failed read of a Secret the condition is %+v", got)
+	}
+	failing = false
+	if got := h.attempt(); got.Reason != engine.ReasonInvalid || !strings.Contains(got.Message, `"credentials"`) {
+		t.Errorf("without the Secret the condition is %+v", got)
+	}
 }
 
 // TestLocationWakes: a repository waits for its location without trying it.
