@@ -12,9 +12,12 @@
 //  3. A process creates its Lease once, before its work. One whose Lease was
 //     deleted can't renew it, so that it never comes back to life.
 //
-// No two clocks are compared, only durations are. A process that is paused at any
-// line stays harmless to the records, since it can't tell whether it was taken for
-// dead; see pkg/controllers/backupqueue for what its late writes may do.
+// No two clocks are compared, only durations are. A process measures its own by the
+// wall clock, too, because the monotonic one stands still while a virtual machine
+// sleeps; a wall clock that is put forward by more than 10 s stops it for nothing. It
+// looks every 250 ms, which is how long it may work on after a sleep. A process that is
+// paused at any line stays harmless to the records, since it can't tell whether it was
+// taken for dead; see pkg/controllers/backupqueue for what its late writes may do.
 package liveness
 
 import (
@@ -41,6 +44,8 @@ const (
 	renewInterval = 2 * time.Second
 	// renewDeadline is how long a process works on without a renewal.
 	renewDeadline = 10 * time.Second
+	// lookInterval is how often a process looks whether it has slept.
+	lookInterval = 250 * time.Millisecond
 	// LeaseDuration is how long a Lease is left alone that does not change.
 	LeaseDuration = 15 * time.Second
 	// WatchInterval is how often the Leases of others are looked at.
@@ -107,17 +112,22 @@ func create(ctx context.Context, leases coordinationclient.LeaseInterface, ident
 
 // renew renews a Lease until ctx ends. An error means that it is lost.
 func renew(ctx context.Context, leases coordinationclient.LeaseInterface, lease *coordinationv1.Lease, renewed time.Time, clock clock.WithDelayedExecution) error {
+	tried := renewed
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-clock.After(renewInterval):
+		case <-clock.After(lookInterval):
 		}
 		// What counts is when the renewal was sent, since it may lie for a while.
 		sent := clock.Now()
-		if sent.Sub(renewed) >= renewDeadline {
-			return fmt.Errorf("%w: it was not renewed for %s", ErrLost, sent.Sub(renewed).Round(time.Second))
+		if age := elapsed(renewed, sent); age >= renewDeadline {
+			return fmt.Errorf("%w: it was not renewed for %s", ErrLost, age.Round(time.Second))
 		}
+		if elapsed(tried, sent) < renewInterval {
+			continue
+		}
+		tried = sent
 		trying, cancel := context.WithCancel(ctx)
 		deadline := clock.AfterFunc(renewed.Add(renewDeadline).Sub(sent), cancel)
 		err := renewOnce(trying, leases, lease, sent)
@@ -134,6 +144,12 @@ func renew(ctx context.Context, leases coordinationclient.LeaseInterface, lease 
 			renewed = sent
 		}
 	}
+}
+
+// elapsed is the time between two looks at the clock of this process: the longer one
+// of what its monotonic and its wall clock say.
+func elapsed(since, now time.Time) time.Duration {
+	return max(now.Sub(since), now.Round(0).Sub(since.Round(0)))
 }
 
 // renewOnce never renews another Lease of the same name, nor creates one.

@@ -6,9 +6,11 @@ package liveness_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -186,6 +188,58 @@ func TestAPausedProcessStaysDead(t *testing.T) {
 			})
 		})
 	}
+}
+
+// sleepy is the clock of a virtual machine that has slept: its wall clock went on, and
+// its monotonic one did not.
+type sleepy struct {
+	clock.RealClock
+	// origin was taken outside of the bubble, where there is a monotonic clock, and
+	// begin within.
+	origin, begin time.Time
+	slept         atomic.Int64 // seconds
+}
+
+func (s *sleepy) Now() time.Time {
+	now := s.origin.Add(time.Since(s.begin))
+	// There is no other way to move one of the two clocks in a Time.
+	wall := (*uint64)(unsafe.Pointer(&now))
+	*wall += uint64(s.slept.Load()) << 30
+	return now
+}
+
+func TestAProcessThatSleptStopsAtOnce(t *testing.T) {
+	origin := time.Now()
+	synctest.Test(t, func(t *testing.T) {
+		_, leases, _ := setUp()
+		asleep := &sleepy{origin: origin, begin: time.Now()}
+		ended := make(chan error, 1)
+		var working context.Context
+		go func() {
+			ended <- liveness.Hold(t.Context(), leases, self, asleep, func(ctx context.Context) error {
+				working = ctx
+				<-ctx.Done()
+				return nil
+			})
+		}()
+		time.Sleep(time.Minute)
+		before := asleep.Now()
+		asleep.slept.Store(int64(time.Hour / time.Second))
+		if now := asleep.Now(); now.Sub(before) != 0 || now.Round(0).Sub(before.Round(0)) != time.Hour {
+			t.Fatalf("this is no sleep: %s, %s", now.Sub(before), now.Round(0).Sub(before.Round(0)))
+		}
+		if working.Err() != nil {
+			t.Fatal("it stopped before")
+		}
+		time.Sleep(300 * time.Millisecond)
+		synctest.Wait()
+		if working.Err() == nil {
+			t.Fatal("it works on")
+		}
+		if err := <-ended; !errors.Is(err, liveness.ErrLost) {
+			t.Errorf("it ended with %v", err)
+		}
+	})
 }
 
 // The renewal and the deletion meet: one of them fails.
