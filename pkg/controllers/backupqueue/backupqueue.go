@@ -28,10 +28,13 @@
 //     takes both over when that one is gone for good (pkg/liveness);
 //  5. a claim is a compare-and-swap of the run, prepared by reading the run and
 //     then the ledger. A start is taken back by changing the run and then the
-//     ledger. So a claim that was held back meanwhile fails.
+//     ledger. So a claim that was held back meanwhile fails;
+//  6. the ledger is read once more after the claim, and a run that is not in it goes
+//     back to its place without having been executed. So a ledger that was lost is
+//     made anew, in two writes, of the runs that are in progress after it was lost: a
+//     claim that came before is among them, and one that comes later finds out.
 //
-// Without a ledger one is made of the runs in progress, by rule 5 for the others;
-// while it can't be read, nothing starts. What remains is an executor that was
+// While the ledger can't be read, nothing starts. What remains is an executor that was
 // paused until it was taken for dead, and reads on for a moment when it wakes up,
 // until it notices. Before it makes the backup exist it asks the cluster whether the
 // run is still its own (pkg/controllers/backuprun).

@@ -199,47 +199,45 @@ func (c *Controller) readSettings(ctx context.Context) (*corev1.ConfigMap, error
 	return c.settings, nil
 }
 
-// createLedger makes the ledger where there is none: of the runs in progress. What
-// else was let start goes back to its place. Its process may not know that and be
-// about to claim it, so each run that waits is changed first: a claim that was
-// prepared before then fails, and one that is prepared later finds the new ledger.
+// createLedger makes the ledger where there is none: of the runs in progress, read
+// after the version of the settings without a ledger that it replaces, so that no
+// other ledger was there in between. What else was let start goes back to its place.
+// Its process may not know that and be about to claim it: it finds out by reading the
+// ledger once more after the claim. So no other record is written, however many wait.
 func (c *Controller) createLedger(ctx context.Context) error {
+	if c.settings == nil {
+		settings := &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: records.SettingsName},
+			Data:       map[string]string{records.ConcurrentBackupsKey: strconv.Itoa(c.limit)},
+		}
+		settings, err := c.configMaps.Create(ctx, settings, metav1.CreateOptions{})
+		if err != nil {
+			return err
+		}
+		c.settings = settings
+	}
 	list, err := c.runs.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	var starts []records.Start
 	for i := range list.Items {
-		switch run := &list.Items[i]; {
-		case run.Status.Phase == v1alpha1.BackupPhaseInProgress:
-			start := records.Start{UID: run.UID, Name: run.Name, By: run.Status.Executor}
-			if run.Status.StartTimestamp != nil {
-				start.At = *run.Status.StartTimestamp
-			}
-			starts = append(starts, start)
-		case records.Unclaimed(run) && run.Status.Ticket > 0:
-			status := *run.Status.DeepCopy()
-			status.Phase = v1alpha1.BackupPhaseQueued
-			status.Returned++
-			if err := c.write(ctx, run, status); err != nil && !apierrors.IsNotFound(err) {
-				return err
-			}
+		run := &list.Items[i]
+		if run.Status.Phase != v1alpha1.BackupPhaseInProgress {
+			continue
 		}
+		start := records.Start{UID: run.UID, Name: run.Name, By: run.Status.Executor}
+		if run.Status.StartTimestamp != nil {
+			start.At = *run.Status.StartTimestamp
+		}
+		starts = append(starts, start)
 	}
-	settings := c.settings
-	if settings == nil {
-		settings = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.SettingsName}}
-	}
-	settings, err = records.WithLedger(settings, starts)
+	settings, err := records.WithLedger(c.settings, starts)
 	if err != nil {
 		return err
 	}
 	settings.Data[records.ConcurrentBackupsKey] = strconv.Itoa(c.limit)
-	if c.settings == nil {
-		settings, err = c.configMaps.Create(ctx, settings, metav1.CreateOptions{})
-	} else {
-		settings, err = c.configMaps.Update(ctx, settings, metav1.UpdateOptions{})
-	}
+	settings, err = c.configMaps.Update(ctx, settings, metav1.UpdateOptions{})
 	if err == nil {
 		c.settings = settings
 	}

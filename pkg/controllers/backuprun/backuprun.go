@@ -262,7 +262,7 @@ func (c *Controller) claimed(run *enginev1alpha1.BackupRun) bool {
 // isLeftBehind reports whether a run was begun by another process, or has ended and
 // is still to be cleaned out of the store, or its failure to be stored.
 func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
-	if run.Spec.Deletion != nil {
+	if run.Deleting() {
 		return false // whoever deletes the backup cleans up
 	}
 	switch run.Status.Phase {
@@ -349,7 +349,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	case err != nil || run == nil:
 		return err
 	case c.claimed(run):
-		return c.execute(ctx, run)
+		return c.executeClaimed(ctx, run, settings)
 	case records.Unclaimed(run) && run.Spec.Cancellation == nil && c.isStart(settings, run):
 		return c.start(ctx, run)
 	}

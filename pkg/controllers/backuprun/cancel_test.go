@@ -20,6 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
 const cancelled = v1alpha1.BackupPhaseCancelled
@@ -237,6 +238,7 @@ func TestARunThatIsCancelledAsItBegins(t *testing.T) {
 			run.Status.Executor = identity
 			run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}}
 			h := newHarness(t, &work{execute: untilStopped}, run)
+			h.writeLedger(records.Start{UID: run.UID, Name: "a", By: identity})
 			h.start(1)
 			h.expectCancelled("a", false)
 		})

@@ -45,9 +45,31 @@ func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun) e
 		c.tellRefused(run, err)
 		return fmt.Errorf("claiming BackupRun %s: %w", run.Name, err)
 	}
-	note := fmt.Sprintf("The backup has started; it waited %s", now.Sub(records.WaitingSince(run)).Round(time.Second))
-	c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeNormal, "Started", "Backup", "%s", note)
-	return c.execute(ctx, claimed)
+	settings, err := c.readLedger(ctx)
+	if err != nil {
+		return err
+	}
+	return c.executeClaimed(ctx, claimed, settings)
+}
+
+// executeClaimed executes a run that this process has claimed, if the ledger, read
+// after the claim, says that it may: it may have been lost and made anew before. Else
+// the run goes back to its place.
+func (c *Controller) executeClaimed(ctx context.Context, run *enginev1alpha1.BackupRun, settings *corev1.ConfigMap) error {
+	if c.isStart(settings, run) {
+		return c.execute(ctx, run)
+	}
+	waiting := run.DeepCopy()
+	waiting.Status.Phase = v1alpha1.BackupPhaseQueued
+	waiting.Status.Executor, waiting.Status.StartTimestamp, waiting.Status.Expiration = "", nil, nil
+	waiting.Status.Returned++
+	_, err := c.runs.UpdateStatus(ctx, waiting, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		c.tellRefused(run, err)
+		return fmt.Errorf("putting BackupRun %s back into the queue, whose start was taken back: %w", run.Name, err)
+	}
+	klog.FromContext(ctx).Info("Backup goes back to its place in the queue, since the ledger of those that were started was lost", "backupRun", klog.KObj(run))
+	return nil
 }
 
 // tellRefused tells people that a record may not be written, for instance since an
@@ -77,6 +99,10 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun)
 	}
 
 	logger.Info("Backup started")
+	if start := run.Status.StartTimestamp; start != nil {
+		c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeNormal, "Started", "Backup", "%s",
+			fmt.Sprintf("The backup has started; it waited %s", start.Sub(records.WaitingSince(run)).Round(time.Second)))
+	}
 	progress := &backup.Progress{}
 	latest := run
 	var reporting wait.Group

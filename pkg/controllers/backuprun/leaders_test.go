@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -381,6 +382,51 @@ func TestAClaimThatWasHeldBackForMinutesFails(t *testing.T) {
 		<-paused.stopped
 		other.kill()
 		<-other.stopped
+	})
+}
+
+// A claim was held back while the ledger was lost and made anew without the run: it
+// goes back to its place, and is not executed until it is let start again.
+func TestAClaimThatTheLedgerDoesNotKnowGoesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{}, newRun("a", ready))
+		run := h.run("a")
+		claims := 0
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if written := written(action); written != nil && written.Status.Phase == running {
+				if claims++; claims > 1 {
+					return enginetest.Fault{}
+				}
+				settings, err := h.Kube.Tracker().Get(corev1.SchemeGroupVersion.WithResource("configmaps"), system, records.SettingsName)
+				if err != nil {
+					t.Error(err)
+					return enginetest.Fault{}
+				}
+				anew, err := records.WithLedger(settings.(*corev1.ConfigMap), nil)
+				if err != nil {
+					t.Error(err)
+				}
+				anew.ResourceVersion = "1000"
+				if err := h.Kube.Tracker().Update(corev1.SchemeGroupVersion.WithResource("configmaps"), anew, system); err != nil {
+					t.Error(err)
+				}
+			}
+			return enginetest.Fault{}
+		})
+		h.start(1)
+		h.expect("a", queued, false)
+		h.expectExecuted()
+		if status := h.run("a").Status; status.Returned != 1 || status.Executor != "" || status.StartTimestamp != nil || status.Expiration != nil || status.Ticket != run.Status.Ticket {
+			t.Errorf("it went back as %+v", status)
+		}
+		if told := h.announced(); len(told) > 0 {
+			t.Errorf("people were told %q", told)
+		}
+		h.Kube.ClearActions()
+		h.Fault(nil)
+		h.writeLedger(records.Start{UID: run.UID, Name: "a", By: identity})
+		h.expect("a", v1alpha1.BackupPhaseCompleted, true)
+		h.expectExecuted("a")
 	})
 }
 

@@ -69,15 +69,24 @@ func (c *Controller) noteFinished(run *enginev1alpha1.BackupRun) {
 	c.finished[run.UID] = c.Clock.Now()
 }
 
+// readLedger reads the ledger from the cluster; nil if there is none.
+func (c *Controller) readLedger(ctx context.Context) (*corev1.ConfigMap, error) {
+	settings, err := c.ConfigMaps.Get(ctx, records.SettingsName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the ledger of started backups: %w", err)
+	}
+	return settings, nil
+}
+
 // release removes entries of this process from the ledger, by compare-and-swap.
 func (c *Controller) release(ctx context.Context, remove func(records.Start) bool) (*corev1.ConfigMap, error) {
 	for {
-		settings, err := c.ConfigMaps.Get(ctx, records.SettingsName, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("reading the ledger of started backups: %w", err)
+		settings, err := c.readLedger(ctx)
+		if err != nil || settings == nil {
+			return nil, err
 		}
 		starts, err := records.Ledger(settings)
 		if err != nil {
