@@ -38,6 +38,9 @@ func openS3(ctx context.Context, location *engine.S3Location, secret map[string]
 		if location.Endpoint != "" {
 			o.BaseEndpoint = aws.String(location.Endpoint)
 		}
+		if location.ChecksumAlgorithm != engine.ChecksumNone {
+			o.APIOptions = append(o.APIOptions, sendChecksums)
+		}
 	})
 	bucket, err := s3blob.OpenBucket(ctx, s3Client, location.Bucket, &s3blob.Options{
 		RequestChecksumCalculation: settings.RequestChecksumCalculation,
@@ -53,7 +56,8 @@ func awsConfig(ctx context.Context, location *engine.S3Location, secret map[stri
 	if region == "" {
 		region = defaultRegion
 	}
-	// Stores other than AWS mostly don't know the checksums that AWS adds of late.
+	// The SDK would send checksums as trailers of a chunked body, in an encoding that
+	// stores other than AWS often don't know. See sendChecksums.
 	const (
 		requestChecksums  = aws.RequestChecksumCalculationWhenRequired
 		responseChecksums = aws.ResponseChecksumValidationWhenRequired

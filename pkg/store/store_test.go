@@ -73,6 +73,65 @@ func TestS3(t *testing.T) {
 	})
 }
 
+// A bucket with Object Lock and a default retention takes only what comes with a
+// checksum, over TLS as without.
+func TestS3WithObjectLock(t *testing.T) {
+	for name, start := range map[string]func(http.Handler) *httptest.Server{"plain": httptest.NewServer, "TLS": httptest.NewTLSServer} {
+		t.Run(name, func(t *testing.T) {
+			storetest.Run(t, func(t *testing.T) storetest.Store {
+				location, secret := lockedS3(t, start)
+				return storetest.Open(t, location, secret)
+			})
+		})
+	}
+}
+
+// lockedS3 is a bucket as strict as one with Object Lock.
+func lockedS3(t *testing.T, start func(http.Handler) *httptest.Server) (engine.BackupStorageLocationSpec, map[string][]byte) {
+	t.Helper()
+	var handler http.Handler
+	location, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
+		handler = storetest.Locked(next)
+		return handler
+	})
+	server := start(handler)
+	t.Cleanup(server.Close)
+	location.S3.Endpoint = server.URL
+	if certificate := server.Certificate(); certificate != nil {
+		location.S3.CABundle = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Raw})
+	}
+	return location, secret
+}
+
+// A location can do without checksums, for stores that refuse them.
+func TestS3WithoutChecksums(t *testing.T) {
+	location, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			for header := range r.Header {
+				if strings.Contains(strings.ToLower(header), "checksum") {
+					t.Errorf("%s %s has the header %s", r.Method, r.URL.Path, header)
+				}
+			}
+			next.ServeHTTP(w, r)
+		})
+	})
+	location.S3.ChecksumAlgorithm = engine.ChecksumNone
+	bucket := storetest.Open(t, location, secret)
+	if err := errors.Join(
+		bucket.Create(t.Context(), "a/1", []byte("x")),
+		bucket.Put(t.Context(), "a/2", []byte("x")),
+		stream(t.Context(), bucket, "a/3", 20<<20),
+	); err != nil {
+		t.Error(err)
+	}
+	location, secret = lockedS3(t, httptest.NewServer)
+	location.S3.ChecksumAlgorithm = engine.ChecksumNone
+	err := storetest.Open(t, location, secret).Create(t.Context(), "a/1", []byte("x"))
+	if err == nil || store.Reason(err) != "the store refuses the request (InvalidRequest)" {
+		t.Errorf("a locked bucket took an object without a checksum: %v", err)
+	}
+}
+
 func TestFaulty(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) storetest.Store {
 		faulty := storetest.NewFaulty(storetest.Filesystem(t), clock.RealClock{})

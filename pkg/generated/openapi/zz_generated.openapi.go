@@ -1477,6 +1477,13 @@ func schema_pkg_apis_engine_v1alpha1_S3Location(ref common.ReferenceCallback) co
 							Format:      "",
 						},
 					},
+					"checksumAlgorithm": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Checksum that goes with every write of a backup's objects: CRC32, or None for a store that refuses requests with one. A bucket whose objects are locked by default refuses requests without. Default CRC32.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"caBundle": {
 						SchemaProps: spec.SchemaProps{
 							Description: "PEM certificates of the authorities that the endpoint's certificate is verified against, instead of the system's.",

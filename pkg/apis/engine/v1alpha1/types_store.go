@@ -82,6 +82,17 @@ type FilesystemLocation struct {
 	Path string `json:"path"`
 }
 
+// ChecksumAlgorithm is the kind of checksum that goes with a write.
+// +kubebuilder:validation:Enum=CRC32;None
+type ChecksumAlgorithm string
+
+const (
+	// ChecksumCRC32 lets the store verify what it is sent.
+	ChecksumCRC32 ChecksumAlgorithm = "CRC32"
+	// ChecksumNone leaves that to the connection and the signature.
+	ChecksumNone ChecksumAlgorithm = "None"
+)
+
 // S3Location is a bucket.
 type S3Location struct {
 	// Name of the bucket.
@@ -98,6 +109,11 @@ type S3Location struct {
 	// Whether the bucket is part of the path instead of the host's name.
 	// +optional
 	ForcePathStyle bool `json:"forcePathStyle,omitempty"`
+	// Checksum that goes with every write of a backup's objects: CRC32, or None for a
+	// store that refuses requests with one. A bucket whose objects are locked by
+	// default refuses requests without. Default CRC32.
+	// +optional
+	ChecksumAlgorithm ChecksumAlgorithm `json:"checksumAlgorithm,omitempty"`
 	// PEM certificates of the authorities that the endpoint's certificate is
 	// verified against, instead of the system's.
 	// +optional
