@@ -10,38 +10,63 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math"
+	"strings"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/blob/sharded"
 	"github.com/kopia/kopia/repo/format"
 	"github.com/kopia/kopia/repo/maintenance"
 	"github.com/kopia/kopia/snapshot/policy"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
 // markerBlob tells Velero that the repository is set up. Its content names the
 // repository's unique id. Source: Velero, pkg/repository/udmrepo/kopialib.
 const markerBlob blob.ID = "udmrepo.Repository"
 
-// errSomething ends a listing at its first blob.
-var errSomething = errors.New("there is something")
-
 // Exists reports whether anything lies in the folder of a namespace's
 // repository, be it complete or not.
 func Exists(ctx context.Context, loc Location, namespace string) (bool, error) {
-	st, err := connect(ctx, loc, namespace, false)
-	if errors.Is(err, ErrNotInitialized) {
-		return false, nil
-	}
+	folder, err := folderOf(namespace)
 	if err != nil {
 		return false, err
 	}
-	defer st.Close(context.WithoutCancel(ctx))
-	err = st.ListBlobs(ctx, "", func(blob.Metadata) error { return errSomething })
-	if err != nil && !errors.Is(err, errSomething) {
-		return false, fmt.Errorf("look for a repository: %w", err)
+	bucket, err := store.Open(ctx, &loc.Spec, loc.Secret)
+	if err != nil {
+		return false, err
 	}
-	return err != nil, nil
+	defer bucket.Close()
+	for _, err := range blobs(ctx, bucket, folder, loc.Spec.Provider) {
+		if err != nil {
+			return false, fmt.Errorf("look for a repository: %w", err)
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+// blobs lists the blobs of a repository.
+func blobs(ctx context.Context, st store.Reader, folder string, provider engine.StorageProvider) iter.Seq2[blob.ID, error] {
+	return func(yield func(blob.ID, error) bool) {
+		for object, err := range st.List(ctx, folder, store.ListOptions{Recursive: true}) {
+			name := strings.TrimPrefix(object.Key, folder)
+			if provider == engine.StorageProviderFilesystem {
+				var isBlob bool
+				// Kopia cuts long names into folders. Those that count here are short.
+				if name, isBlob = strings.CutSuffix(name, sharded.CompleteBlobSuffix); !isBlob && err == nil {
+					continue
+				}
+			}
+			if !yield(blob.ID(name), err) {
+				return
+			}
+		}
+	}
 }
 
 // Create makes sure that the repository of a namespace exists, is set up, and
@@ -52,12 +77,19 @@ func Create(ctx context.Context, loc Location, namespace string, key Key) error 
 	if key == "" {
 		return errors.New("the key of the repository is empty")
 	}
-	st, err := connect(ctx, loc, namespace, true)
+	if _, err := folderOf(namespace); err != nil {
+		return err
+	}
+	bucket, err := store.Open(ctx, &loc.Spec, loc.Secret)
 	if err != nil {
 		return err
 	}
-	if err := initialize(ctx, st, namespace, key); err != nil {
-		return errors.Join(err, st.Close(context.WithoutCancel(ctx)))
+	if err := errors.Join(initialize(ctx, bucket, loc.Spec.Provider, namespace, key), bucket.Close()); err != nil {
+		return err
+	}
+	st, err := connect(ctx, loc, namespace)
+	if err != nil {
+		return err
 	}
 	r, err := open(ctx, st, key, Options{})
 	if err != nil {
@@ -66,47 +98,100 @@ func Create(ctx context.Context, loc Location, namespace string, key Key) error 
 	return errors.Join(r.setUp(ctx, st), r.Close(ctx))
 }
 
-// initialize writes the repository's format, unless it is there.
-func initialize(ctx context.Context, st blob.Storage, namespace string, key Key) error {
-	_, err := st.GetMetadata(ctx, format.KopiaRepositoryBlobID)
+// creatable is what the creation of a repository needs of its store.
+type creatable interface {
+	store.Reader
+	Create(ctx context.Context, key string, content []byte) error
+	Delete(ctx context.Context, key string) error
+}
+
+// initialize makes the repository, unless it is there, by one conditional write of
+// its format. Whoever is stopped before or after it, or sleeps, or is not alone
+// therefore leaves nothing or a repository, and never another format under data
+// that an earlier one has locked, whatever keys are at work.
+func initialize(ctx context.Context, st creatable, provider engine.StorageProvider, namespace string, key Key) error {
+	folder, err := folderOf(namespace)
+	if err != nil {
+		return err
+	}
+	objectOf := func(id blob.ID) string {
+		if provider == engine.StorageProviderFilesystem {
+			return folder + string(id) + sharded.CompleteBlobSuffix
+		}
+		return folder + string(id)
+	}
+	_, err = st.Attributes(ctx, objectOf(format.KopiaRepositoryBlobID))
 	if err == nil {
 		return nil
 	}
-	if !errors.Is(err, blob.ErrBlobNotFound) {
+	if !errors.Is(err, store.ErrNotFound) {
 		return fmt.Errorf("look for the repository's format: %w", err)
 	}
 
 	unfinished := false
-	err = st.ListBlobs(ctx, "", func(b blob.Metadata) error {
-		if b.BlobID != format.KopiaBlobCfgBlobID {
+	for id, err := range blobs(ctx, st, folder, provider) {
+		switch {
+		case err != nil:
+			return fmt.Errorf("look into the repository's folder: %w", err)
+		case id == format.KopiaRepositoryBlobID:
+			return nil // just now
+		case id != format.KopiaBlobCfgBlobID:
 			return ErrDamaged
 		}
 		unfinished = true
-		return nil
-	})
-	if errors.Is(err, ErrDamaged) {
-		return ErrDamaged
-	}
-	if err != nil {
-		return fmt.Errorf("look into the repository's folder: %w", err)
 	}
 	if unfinished {
-		// Kopia writes kopia.blobcfg before kopia.repository, and refuses to go on
-		// when it was stopped in between.
-		if err := st.DeleteBlob(ctx, format.KopiaBlobCfgBlobID); err != nil {
+		// Kopia itself writes this one first, and refuses to go on when it was stopped
+		// then. No other format can read it, and none needs it, so it harms nobody if
+		// it goes late.
+		if err := st.Delete(ctx, objectOf(format.KopiaBlobCfgBlobID)); err != nil {
 			return fmt.Errorf("remove the rest of an unfinished initialisation: %w", err)
 		}
 	}
 
-	opts, err := newRepositoryOptions(namespace, key)
+	content, err := newFormat(ctx, namespace, key)
 	if err != nil {
-		return err
+		return fmt.Errorf("initialise the repository: %w", err)
 	}
-	err = repo.Initialize(ctx, st, opts, string(key))
-	if err != nil && !errors.Is(err, repo.ErrAlreadyInitialized) {
+	err = st.Create(ctx, objectOf(format.KopiaRepositoryBlobID), content)
+	if err != nil && !errors.Is(err, store.ErrExists) {
 		return fmt.Errorf("initialise the repository: %w", err)
 	}
 	return nil
+}
+
+// newFormat is the content of the blob kopia.repository of a new repository. The
+// other one that Kopia writes, kopia.blobcfg, says how long blobs are retained; a
+// repository without it retains none.
+func newFormat(ctx context.Context, namespace string, key Key) ([]byte, error) {
+	opts, err := newRepositoryOptions(namespace, key)
+	if err != nil {
+		return nil, err
+	}
+	staged := &staging{blobs: map[blob.ID][]byte{}}
+	if err := repo.Initialize(ctx, staged, opts, string(key)); err != nil {
+		return nil, err
+	}
+	return staged.blobs[format.KopiaRepositoryBlobID], nil
+}
+
+// staging is an empty storage in memory. It has what Kopia's initialisation uses.
+type staging struct {
+	blob.Storage
+	blobs map[blob.ID][]byte
+}
+
+// GetBlob finds nothing.
+func (s *staging) GetBlob(context.Context, blob.ID, int64, int64, blob.OutputBuffer) error {
+	return blob.ErrBlobNotFound
+}
+
+// PutBlob keeps a blob.
+func (s *staging) PutBlob(_ context.Context, id blob.ID, data blob.Bytes, _ blob.PutOptions) error {
+	var content bytes.Buffer
+	_, err := data.WriteTo(&content)
+	s.blobs[id] = content.Bytes()
+	return err
 }
 
 // setUp writes what a repository needs besides its format: the owner of its

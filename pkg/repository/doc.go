@@ -8,7 +8,10 @@
 //   - A repository lies where Velero looks for it, and Velero can read it:
 //     PREFIX/kopia/NAMESPACE/, client default@default, maintenance owned by
 //     default@default, and the marker udmrepo.Repository.
-//   - Create is idempotent, and safe when two processes create at once.
+//   - Create is idempotent, and safe when two processes create at once, or one
+//     sleeps over it: a repository begins to exist by one conditional write.
+//   - In a folder store nothing outside of the location's folder is reached, by
+//     symbolic link or otherwise, and what is written is on the disk, names too.
 //   - A key that does not open a repository is ErrWrongKey; nothing is ever
 //     initialised over existing data.
 //   - No key and no credential reaches a log, an error or a disk.

@@ -56,11 +56,12 @@ const (
 
 // newRepositoryOptions says how the repository of a namespace is initialised.
 //
-// Kopia's initialisation is not atomic on S3: of two at once, the later wins,
-// and with its random inner keys it would make unreadable what was stored under
-// the earlier. A generated key therefore determines the inner keys too: any
-// number of initialisations give the same repository. A key that a person chose
-// is not strong enough for that, and keeps Kopia's random inner keys.
+// In a store that takes a conditional write for an ordinary one, of two
+// initialisations at once the later wins, and with Kopia's random inner keys it would
+// make unreadable what was stored under the earlier. A generated key therefore
+// determines the inner keys too: any number of initialisations give the same
+// repository. A key that a person chose is not strong enough for that, and keeps
+// Kopia's random inner keys.
 func newRepositoryOptions(namespace string, key Key) (*repo.NewRepositoryOptions, error) {
 	opts := &repo.NewRepositoryOptions{
 		BlockFormat:                       format.ContentFormat{Hash: hash, Encryption: encryption},

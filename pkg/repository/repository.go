@@ -69,7 +69,7 @@ type Repository struct {
 // Open opens the repository of a namespace in a location. It fails with
 // ErrNotInitialized, ErrWrongKey, or the error of the store.
 func Open(ctx context.Context, loc Location, namespace string, key Key, opts Options) (*Repository, error) {
-	st, err := connect(ctx, loc, namespace, false)
+	st, err := connect(ctx, loc, namespace)
 	if err != nil {
 		return nil, err
 	}

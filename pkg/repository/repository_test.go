@@ -28,6 +28,7 @@ import (
 	"github.com/kopia/kopia/snapshot/policy"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
 const namespace = "app"
@@ -75,16 +76,19 @@ func locations(t *testing.T) map[string]Location {
 // put writes a manifest and returns its id.
 func put(t *testing.T, r *Repository) manifest.ID {
 	t.Helper()
-	var id manifest.ID
-	err := repo.WriteSession(t.Context(), r.Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
-		var err error
-		id, err = w.PutManifest(ctx, map[string]string{"type": "test"}, map[string]string{"a": "b"})
-		return err
-	})
+	id, err := r.put(t)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return id
+}
+
+func (r *Repository) put(t *testing.T) (id manifest.ID, err error) {
+	err = repo.WriteSession(t.Context(), r.Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		id, err = w.PutManifest(ctx, map[string]string{"type": "test"}, map[string]string{"a": "b"})
+		return err
+	})
+	return id, err
 }
 
 func open1(t *testing.T, loc Location, key Key, opts Options) *Repository {
@@ -236,8 +240,9 @@ func readMarker(t *testing.T, dir string) []byte {
 	return data
 }
 
-// TestCreateTwiceAtOnce starts with the state that S3 can reach when two
-// processes initialise one repository: the later format replaces the earlier.
+// TestCreateTwiceAtOnce starts with the state that a store without conditional
+// writes can reach when two processes initialise one repository: the later format
+// replaces the earlier.
 func TestCreateTwiceAtOnce(t *testing.T) {
 	ctx, loc, key := t.Context(), filesystemLocation(t), NewKey()
 	if err := Create(ctx, loc, namespace, key); err != nil {
@@ -252,14 +257,12 @@ func TestCreateTwiceAtOnce(t *testing.T) {
 	if err := Create(ctx, second, namespace, key); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"kopia.repository.f", "kopia.blobcfg.f"} {
-		data, err := os.ReadFile(filepath.Join(second.Spec.Filesystem.Path, "clusters/one/kopia", namespace, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+	later, err := os.ReadFile(filepath.Join(second.Spec.Filesystem.Path, "clusters/one/kopia", namespace, "kopia.repository.f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "kopia.repository.f"), later, 0o600); err != nil {
+		t.Fatal(err)
 	}
 	r = open1(t, loc, key, Options{})
 	defer r.Close(ctx)
@@ -288,17 +291,35 @@ func TestCreateCompletesAndRefuses(t *testing.T) {
 		}
 		return loc, filepath.Join(loc.Spec.Filesystem.Path, "clusters/one/kopia", namespace)
 	}
-	t.Run("stopped before the format", func(t *testing.T) {
-		loc, dir := create(t)
-		blobcfg, err := os.ReadFile(filepath.Join(dir, "kopia.blobcfg.f"))
-		if err != nil {
+	t.Run("stopped by another tool before the format", func(t *testing.T) {
+		loc := filesystemLocation(t)
+		dir := filepath.Join(loc.Spec.Filesystem.Path, "clusters/one/kopia", namespace)
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "kopia.blobcfg.f"), []byte("of another format"), 0o600)); err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "kopia.blobcfg.f"), blobcfg, 0o600)); err != nil {
-			t.Fatal(err)
+		if exists, err := Exists(ctx, loc, namespace); err != nil || !exists {
+			t.Errorf("Exists = %v, %v", exists, err)
 		}
 		if err := Create(ctx, loc, namespace, key); err != nil {
 			t.Errorf("Create = %v, want it to complete", err)
+		}
+	})
+	t.Run("stopped before or after the format", func(t *testing.T) {
+		for _, written := range []bool{false, true} {
+			loc := filesystemLocation(t)
+			if written {
+				bucket := storetest.Open(t, loc.Spec, nil)
+				if err := initialize(ctx, bucket, loc.Spec.Provider, namespace, key); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if exists, err := Exists(ctx, loc, namespace); err != nil || exists != written {
+				t.Errorf("Exists = %v, %v", exists, err)
+			}
+			if err := Create(ctx, loc, namespace, key); err != nil {
+				t.Errorf("Create = %v, want it to complete", err)
+			}
+			open1(t, loc, key, Options{}).Close(ctx)
 		}
 	})
 	t.Run("format lost", func(t *testing.T) {

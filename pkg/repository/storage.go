@@ -8,17 +8,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/url"
-	"os"
 	"path"
-	"path/filepath"
 	"strings"
 	"sync"
 
 	"github.com/google/uuid"
 	"github.com/kopia/kopia/repo/blob"
-	"github.com/kopia/kopia/repo/blob/filesystem"
 	"github.com/kopia/kopia/repo/blob/s3"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -48,44 +44,29 @@ func Folder(prefix, namespace string) string {
 	return path.Join(prefix, "kopia", namespace) + "/"
 }
 
-// connect returns the blob storage of a namespace's repository. With create it
-// makes the folder; without, a missing folder is ErrNotInitialized.
-func connect(ctx context.Context, loc Location, namespace string, create bool) (blob.Storage, error) {
+// folderOf is the folder of a namespace's repository below the location's prefix.
+func folderOf(namespace string) (string, error) {
 	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
-		return nil, fmt.Errorf("%q is not the name of a namespace: %s", namespace, strings.Join(problems, ", "))
+		return "", fmt.Errorf("%q is not the name of a namespace: %s", namespace, strings.Join(problems, ", "))
+	}
+	return Folder("", namespace), nil
+}
+
+// connect returns the blob storage of a namespace's repository. In a folder that
+// does not exist there is ErrNotInitialized.
+func connect(ctx context.Context, loc Location, namespace string) (blob.Storage, error) {
+	if _, err := folderOf(namespace); err != nil {
+		return nil, err
 	}
 	folder := Folder(loc.Spec.Prefix, namespace)
 	switch {
 	case loc.Spec.Provider == engine.StorageProviderFilesystem && loc.Spec.Filesystem != nil:
-		return connectFilesystem(ctx, loc.Spec.Filesystem.Path, folder, create)
+		return connectFolder(loc.Spec.Filesystem.Path, folder)
 	case loc.Spec.Provider == engine.StorageProviderS3 && loc.Spec.S3 != nil:
 		return connectS3(ctx, loc.Spec.S3, loc.Secret, folder)
 	default:
 		return nil, fmt.Errorf("the storage location is incomplete: provider %q without its section", loc.Spec.Provider)
 	}
-}
-
-func connectFilesystem(ctx context.Context, root, folder string, create bool) (blob.Storage, error) {
-	// A root that is gone is a volume that isn't mounted, not an empty store.
-	if info, err := os.Stat(root); err != nil {
-		return nil, fmt.Errorf("the folder of the storage location: %w", err)
-	} else if !info.IsDir() {
-		return nil, fmt.Errorf("the storage location %s is not a folder", root)
-	}
-	dir := filepath.Join(root, filepath.FromSlash(folder))
-	if create {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fmt.Errorf("make the repository's folder: %w", err)
-		}
-	}
-	st, err := filesystem.New(ctx, &filesystem.Options{Path: dir}, create)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("%w: no folder %s", ErrNotInitialized, dir)
-	case err != nil:
-		return nil, fmt.Errorf("open the repository's folder: %w", err)
-	}
-	return st, nil
 }
 
 func connectS3(ctx context.Context, spec *engine.S3Location, secret map[string][]byte, folder string) (blob.Storage, error) {
