@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -23,7 +24,8 @@ type Namespaces struct {
 	// patterns are the included globs that the excluded list does not cover, in
 	// the order given; `*` alone when every name is included.
 	patterns []Pattern
-	excludes []Pattern
+	// excludes is empty when there are no patterns: names has been told already.
+	excludes wordSet
 	all      bool
 }
 
@@ -36,18 +38,22 @@ var everything = Pattern{text: "*", elems: []element{anyRun}}
 // documentation: the wildcard takes precedence). Like Velero it refuses `*` as
 // an excluded word and a word that stands in both lists. Unlike Velero it
 // refuses the empty word; to back up cluster-scoped objects alone, exclude `*`
-// from the namespace-scoped resources.
+// from the namespace-scoped resources. Lists beyond the limits of this package
+// are refused before their words are looked at.
 func ParseNamespaces(included, excluded []string, at *field.Path) (*Namespaces, field.ErrorList) {
 	includedAt, excludedAt := at.Child("includedNamespaces"), at.Child("excludedNamespaces")
-	n := &Namespaces{}
+	if errs := append(checkList(included, includedAt), checkList(excluded, excludedAt)...); len(errs) > 0 {
+		return nil, errs
+	}
 	includes, errs := parsePatterns(included, includedAt)
 	excludes, more := parsePatterns(excluded, excludedAt)
 	errs = append(errs, more...)
+	given := sets.New(included...)
 	for i, word := range excluded {
 		switch {
 		case word == "*":
 			errs = append(errs, field.Invalid(excludedAt.Index(i), word, "excludes every namespace: name the namespaces to leave out"))
-		case slices.Contains(included, word):
+		case given.Has(word):
 			errs = append(errs, field.Invalid(excludedAt.Index(i), word, "is included as well: remove it from one of the two lists"))
 		}
 	}
@@ -55,24 +61,25 @@ func ParseNamespaces(included, excluded []string, at *field.Path) (*Namespaces, 
 		return nil, errs
 	}
 
-	n.excludes = excludes
-	if len(included) == 0 || slices.Contains(included, "*") {
+	n := &Namespaces{excludes: newWordSet(excludes)}
+	if len(included) == 0 || given.Has("*") {
 		n.patterns = []Pattern{everything}
 		n.all = len(excluded) == 0
 	}
 	for _, p := range includes {
 		switch {
+		case n.excludes.covers(p):
 		case !isGlob(p.text):
-			if !coveredBy(p, excludes) {
-				n.names = append(n.names, p.text)
-			}
-		case !slices.ContainsFunc(n.patterns, func(q Pattern) bool { return q.text == p.text }) &&
-			!coveredBy(p, excludes) && !n.includesAll():
+			n.names = append(n.names, p.text)
+		case !n.includesAll() && !slices.ContainsFunc(n.patterns, func(q Pattern) bool { return q.text == p.text }):
 			n.patterns = append(n.patterns, p)
 		}
 	}
 	slices.Sort(n.names)
 	n.names = slices.Clip(slices.Compact(n.names))
+	if n.Exact() {
+		n.excludes = wordSet{}
+	}
 	return n, nil
 }
 
@@ -87,10 +94,6 @@ func parsePatterns(words []string, at *field.Path) ([]Pattern, field.ErrorList) 
 		patterns = append(patterns, p)
 	}
 	return patterns, errs
-}
-
-func coveredBy(p Pattern, excludes []Pattern) bool {
-	return slices.ContainsFunc(excludes, func(e Pattern) bool { return e.Covers(p) })
 }
 
 // includesAll says whether `*` is included, whatever is excluded.
@@ -117,8 +120,7 @@ func (n *Namespaces) Word(namespace string) (string, bool) {
 	}
 	for _, p := range n.patterns {
 		if p.Match(namespace) {
-			excluded := slices.ContainsFunc(n.excludes, func(e Pattern) bool { return e.Match(namespace) })
-			return p.text, !excluded
+			return p.text, !n.excludes.match(namespace)
 		}
 	}
 	return "", false
@@ -167,8 +169,8 @@ func (n *Namespaces) Key() string {
 	if n == nil {
 		return ""
 	}
-	excludes := make([]string, 0, len(n.excludes))
-	for _, p := range n.excludes {
+	excludes := slices.Clone(n.excludes.names)
+	for _, p := range n.excludes.globs {
 		excludes = append(excludes, p.text)
 	}
 	patterns := n.Patterns()

@@ -56,11 +56,11 @@ func namesMatch(a, b *Namespaces) bool {
 func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 	return func(yield func(Pattern, Pattern) bool) {
 		for _, p := range a.patterns {
-			if coveredBy(p, b.excludes) {
+			if len(b.patterns) == 0 || b.excludes.covers(p) {
 				continue
 			}
 			for _, q := range b.patterns {
-				if !coveredBy(q, a.excludes) && p.Intersects(q) && !yield(p, q) {
+				if p.Intersects(q) && !a.excludes.covers(q) && !yield(p, q) {
 					return
 				}
 			}

@@ -6,6 +6,7 @@ package selection
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -182,6 +183,23 @@ func (p Pattern) Match(name string) bool {
 // and never the reverse.
 func (p Pattern) Covers(q Pattern) bool { return covers(p.elems, q.elems) }
 
+// only is the one name that the pattern matches, if it is a name, or one written
+// with brackets around single characters.
+func (p Pattern) only() (string, bool) {
+	if !isGlob(p.text) {
+		return p.text, true
+	}
+	name := make([]byte, 0, len(p.elems))
+	for _, e := range p.elems {
+		at := bits.TrailingZeros64(uint64(e))
+		if e == anyRun || e != 1<<at {
+			return "", false
+		}
+		name = append(name, "abcdefghijklmnopqrstuvwxyz0123456789-"[at])
+	}
+	return string(name), true
+}
+
 // covers is glob matching with q's elements in place of characters: a set takes
 // each of its subsets, and a run takes anything, runs included. After a
 // mismatch only the last run is tried longer, which is enough for globs.
@@ -225,8 +243,11 @@ const (
 // intersect walks the product of the two patterns, read as automata, and of the
 // rules for a DNS label, breadth first by length. Each state is visited at its
 // shortest length, so the bound on a name's length is exact too. At most
-// 3·len(p)·len(q) states.
+// 3·len(p)·len(q) states. Most pairs differ at one end, which costs less to see.
 func intersect(p, q []element) bool {
+	if !endsMeet(p, q) {
+		return false
+	}
 	type state struct{ i, j, last int }
 	seen := make([]bool, (len(p)+1)*(len(q)+1)*nLast)
 	var layer, next []state
@@ -273,6 +294,23 @@ func intersect(p, q []element) bool {
 		layer, next = next, layer
 	}
 	return false
+}
+
+// endsMeet says whether what stands before the first run, and after the last one,
+// of the two has characters in common.
+func endsMeet(p, q []element) bool {
+	n := min(len(p), len(q))
+	for i := 0; i < n && p[i] != anyRun && q[i] != anyRun; i++ {
+		if p[i]&q[i] == 0 {
+			return false
+		}
+	}
+	for i := 1; i <= n && p[len(p)-i] != anyRun && q[len(q)-i] != anyRun; i++ {
+		if p[len(p)-i]&q[len(q)-i] == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // step is what the element at i accepts, and where it leads.

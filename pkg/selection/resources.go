@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -111,6 +112,9 @@ func ParseResources(lists ResourceLists, namespaces *Namespaces, at *field.Path)
 }
 
 func parsePair(included, excluded []string, includedAt, excludedAt *field.Path, starExcludable bool) (wordLists, field.ErrorList) {
+	if errs := append(checkList(included, includedAt), checkList(excluded, excludedAt)...); len(errs) > 0 {
+		return wordLists{}, errs
+	}
 	var errs field.ErrorList
 	parse := func(words []string, at *field.Path) []resourceWord {
 		var parsed []resourceWord
@@ -123,6 +127,7 @@ func parsePair(included, excluded []string, includedAt, excludedAt *field.Path, 
 		return parsed
 	}
 	l := wordLists{parse(included, includedAt), parse(excluded, excludedAt)}
+	given := sets.New(included...)
 	for i, word := range excluded {
 		at := excludedAt.Index(i)
 		switch {
@@ -130,7 +135,7 @@ func parsePair(included, excluded []string, includedAt, excludedAt *field.Path, 
 			errs = append(errs, field.Invalid(at, word, "excludes every resource: name the resources to leave out"))
 		case word == "*" && len(included)+len(excluded) > 1:
 			errs = append(errs, field.Invalid(at, word, "excludes every resource, so no other word can stand beside it or be included"))
-		case slices.Contains(included, word):
+		case given.Has(word):
 			errs = append(errs, field.Invalid(at, word, "is included as well: remove it from one of the two lists"))
 		}
 	}
