@@ -42,7 +42,7 @@ var everything = Pattern{text: "*", elems: []element{anyRun}}
 // are refused before their words are looked at.
 func ParseNamespaces(included, excluded []string, at *field.Path) (*Namespaces, field.ErrorList) {
 	includedAt, excludedAt := at.Child("includedNamespaces"), at.Child("excludedNamespaces")
-	if errs := append(checkList(included, includedAt), checkList(excluded, excludedAt)...); len(errs) > 0 {
+	if errs := append(CheckList(included, includedAt), CheckList(excluded, excludedAt)...); len(errs) > 0 {
 		return nil, errs
 	}
 	includes, errs := parsePatterns(included, includedAt)

@@ -112,7 +112,7 @@ func ParseResources(lists ResourceLists, namespaces *Namespaces, at *field.Path)
 }
 
 func parsePair(included, excluded []string, includedAt, excludedAt *field.Path, starExcludable bool) (wordLists, field.ErrorList) {
-	if errs := append(checkList(included, includedAt), checkList(excluded, excludedAt)...); len(errs) > 0 {
+	if errs := append(CheckList(included, includedAt), CheckList(excluded, excludedAt)...); len(errs) > 0 {
 		return wordLists{}, errs
 	}
 	var errs field.ErrorList

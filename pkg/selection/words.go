@@ -25,8 +25,8 @@ const (
 	MaxWordLength = 253
 )
 
-// checkList finds what is beyond the limits. Its errors repeat no word.
-func checkList(words []string, at *field.Path) field.ErrorList {
+// CheckList finds what of a list is beyond the limits. Its errors repeat no word.
+func CheckList(words []string, at *field.Path) field.ErrorList {
 	if len(words) > MaxWords {
 		return field.ErrorList{field.TooMany(at, len(words), MaxWords)}
 	}

@@ -2067,7 +2067,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupSpec says what to back up. Its fields have the names and meanings of those of Velero's Backup; those that are not here are refused.",
+				Description: "BackupSpec says what to back up. Its fields have the names and meanings of those of Velero's Backup; those that are not here are refused. A list may have 1000 words, 32 of them with a wildcard, and the whole spec 32 KiB.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"includedNamespaces": {

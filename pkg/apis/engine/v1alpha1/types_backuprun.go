@@ -53,9 +53,12 @@ type BackupRunSpec struct {
 	BackupRef holdfastv1alpha1.BackupReference `json:"backupRef"`
 	// Labels of the Backup.
 	// +optional
+	// +kubebuilder:validation:MaxProperties=64
 	Labels map[string]string `json:"labels,omitempty"`
 	// Annotations of the Backup.
 	// +optional
+	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(key, size(self[key]) <= 49152)",message="an annotation has at most 48 KiB"
 	Annotations map[string]string `json:"annotations,omitempty"`
 	// Who asked for the backup.
 	// +optional

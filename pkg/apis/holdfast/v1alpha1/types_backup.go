@@ -44,7 +44,8 @@ type BackupList struct {
 }
 
 // BackupSpec says what to back up. Its fields have the names and meanings of those
-// of Velero's Backup; those that are not here are refused.
+// of Velero's Backup; those that are not here are refused. A list may have 1000
+// words, 32 of them with a wildcard, and the whole spec 32 KiB.
 type BackupSpec struct {
 	// Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them
 	// for a backup in the system namespace, and the backup's own namespace elsewhere.
@@ -52,20 +53,28 @@ type BackupSpec struct {
 	// pattern the right to create backups in all namespaces.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
 	IncludedNamespaces []string `json:"includedNamespaces,omitempty"`
 	// Namespaces to leave out, by name or pattern. Exclusion wins over inclusion.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
 	// Resources to include, as plural, plural.group, or *. Empty means all.
 	// Not to be combined with the cluster-scoped and namespace-scoped lists.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
 	IncludedResources []string `json:"includedResources,omitempty"`
 	// Resources to leave out, as plural or plural.group. Exclusion wins.
 	// Not to be combined with the cluster-scoped and namespace-scoped lists.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedResources []string `json:"excludedResources,omitempty"`
 	// Whether to include all cluster-scoped resources (true), none (false), or only
 	// those that an included object refers to (unset, when namespaces are named).
@@ -76,26 +85,37 @@ type BackupSpec struct {
 	// means only those that an included object refers to.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
 	IncludedClusterScopedResources []string `json:"includedClusterScopedResources,omitempty"`
 	// Cluster-scoped resources to leave out. Exclusion wins; * leaves out all.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedClusterScopedResources []string `json:"excludedClusterScopedResources,omitempty"`
 	// Namespaced resources to include, as plural, plural.group, or *. Empty means all.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
 	IncludedNamespaceScopedResources []string `json:"includedNamespaceScopedResources,omitempty"`
 	// Namespaced resources to leave out. Exclusion wins; * leaves out all.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedNamespaceScopedResources []string `json:"excludedNamespaceScopedResources,omitempty"`
 	// Only objects with these labels are backed up. Unset means all objects.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="(!has(self.matchLabels) || size(self.matchLabels) <= 32) && (!has(self.matchExpressions) || size(self.matchExpressions) <= 32 && self.matchExpressions.all(e, !has(e.values) || size(e.values) <= 100))",message="a selector has at most 32 labels and 32 expressions, of 100 values each"
 	LabelSelector *metav1.LabelSelector `json:"labelSelector,omitempty"`
 	// Only objects that match at least one of these selectors are backed up. Not to
 	// be combined with labelSelector.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:XValidation:rule="(!has(self.matchLabels) || size(self.matchLabels) <= 32) && (!has(self.matchExpressions) || size(self.matchExpressions) <= 32)",message="a selector has at most 32 labels and 32 expressions"
 	OrLabelSelectors []*metav1.LabelSelector `json:"orLabelSelectors,omitempty"`
 	// Whether to snapshot volumes through the cloud's API. Holdfast takes no such
 	// snapshots: only false, or unset, is accepted.
@@ -113,6 +133,7 @@ type BackupSpec struct {
 	// Name of the BackupStorageLocation that stores the backup. Default: the
 	// location that is marked as default.
 	// +optional
+	// +kubebuilder:validation:MaxLength=253
 	StorageLocation string `json:"storageLocation,omitempty"`
 }
 

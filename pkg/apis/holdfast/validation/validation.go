@@ -5,6 +5,9 @@
 package validation
 
 import (
+	"slices"
+	"strings"
+
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
@@ -14,12 +17,107 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
+// The limits of what a backup records of its request, besides those of package
+// selection. A tenant may let as many wait as the API server allows, in etcd and in
+// the memory of each process; so one is to be small.
+const (
+	maxLabels      = 64
+	maxAnnotations = 64
+	// maxAnnotationsSize leaves room for kubectl's copy of a spec of maxSpecSize.
+	maxAnnotationsSize = 48 << 10
+	maxSpecSize        = 32 << 10
+	maxSelectors       = 32
+	maxRequirements    = 32
+	maxValues          = 100
+)
+
 // ValidateBackup checks a Backup that is to be created. Whether its storage
 // location exists, and whether its creator may include its namespaces, is not
-// for this function to know.
+// for this function to know. One beyond the limits is refused for that alone.
 func ValidateBackup(backup *v1alpha1.Backup) field.ErrorList {
+	if errs := ValidateBackupLimits(backup); len(errs) > 0 {
+		return errs
+	}
 	errs := apivalidation.ValidateObjectMeta(&backup.ObjectMeta, true, apivalidation.NameIsDNSLabel, field.NewPath("metadata"))
 	return append(errs, ValidateBackupSpec(&backup.Spec, field.NewPath("spec"))...)
+}
+
+// ValidateBackupLimits checks that a Backup is not larger than a request may be. It
+// looks at how much there is, and not at what it says, so that its cost is that of
+// reading the request.
+func ValidateBackupLimits(backup *v1alpha1.Backup) field.ErrorList {
+	metadata, at := field.NewPath("metadata"), field.NewPath("spec")
+	errs := atMost(len(backup.Labels), maxLabels, metadata.Child("labels"))
+	errs = append(errs, atMost(len(backup.Annotations), maxAnnotations, metadata.Child("annotations"))...)
+	size := 0
+	for key, value := range backup.Annotations {
+		size += len(key) + len(value)
+	}
+	if size > maxAnnotationsSize {
+		errs = append(errs, field.TooLong(metadata.Child("annotations"), "", maxAnnotationsSize))
+	}
+
+	spec := &backup.Spec
+	size = len(spec.StorageLocation)
+	for name, list := range map[string][]string{
+		"includedNamespaces":               spec.IncludedNamespaces,
+		"excludedNamespaces":               spec.ExcludedNamespaces,
+		"includedResources":                spec.IncludedResources,
+		"excludedResources":                spec.ExcludedResources,
+		"includedClusterScopedResources":   spec.IncludedClusterScopedResources,
+		"excludedClusterScopedResources":   spec.ExcludedClusterScopedResources,
+		"includedNamespaceScopedResources": spec.IncludedNamespaceScopedResources,
+		"excludedNamespaceScopedResources": spec.ExcludedNamespaceScopedResources,
+	} {
+		errs = append(errs, selection.CheckList(list, at.Child(name))...)
+		for _, word := range list {
+			size += len(word)
+		}
+	}
+	errs = append(errs, atMost(len(spec.OrLabelSelectors), maxSelectors, at.Child("orLabelSelectors"))...)
+	for i, selector := range append([]*metav1.LabelSelector{spec.LabelSelector}, spec.OrLabelSelectors...) {
+		if selector == nil {
+			continue
+		}
+		path := at.Child("labelSelector")
+		if i > 0 {
+			path = at.Child("orLabelSelectors").Index(i - 1)
+		}
+		more, n := validateSelectorLimits(selector, path)
+		errs, size = append(errs, more...), size+n
+	}
+	if size > maxSpecSize {
+		tooLong := field.TooLong(at, "", maxSpecSize)
+		tooLong.Detail += ", counting the words of its lists and selectors"
+		errs = append(errs, tooLong)
+	}
+	slices.SortFunc(errs, func(a, b *field.Error) int { return strings.Compare(a.Field, b.Field) })
+	return errs
+}
+
+// validateSelectorLimits returns the size of the selector as well.
+func validateSelectorLimits(selector *metav1.LabelSelector, at *field.Path) (field.ErrorList, int) {
+	errs := atMost(len(selector.MatchLabels), maxRequirements, at.Child("matchLabels"))
+	errs = append(errs, atMost(len(selector.MatchExpressions), maxRequirements, at.Child("matchExpressions"))...)
+	size := 0
+	for key, value := range selector.MatchLabels {
+		size += len(key) + len(value)
+	}
+	for i, requirement := range selector.MatchExpressions {
+		errs = append(errs, atMost(len(requirement.Values), maxValues, at.Child("matchExpressions").Index(i).Child("values"))...)
+		size += len(requirement.Key) + len(requirement.Operator)
+		for _, value := range requirement.Values {
+			size += len(value)
+		}
+	}
+	return errs, size
+}
+
+func atMost(n, limit int, at *field.Path) field.ErrorList {
+	if n <= limit {
+		return nil
+	}
+	return field.ErrorList{field.TooMany(at, n, limit)}
 }
 
 // ValidateBackupSpec checks the spec of a Backup, which lies at the given path.

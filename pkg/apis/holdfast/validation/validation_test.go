@@ -4,7 +4,9 @@
 package validation_test
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -81,5 +83,81 @@ func TestThePathIsTheCallers(t *testing.T) {
 	errs := validation.ValidateBackupSpec(spec, field.NewPath("spec", "template"))
 	if len(errs) != 1 || errs[0].Field != "spec.template.ttl" {
 		t.Errorf("errors: %v", errs)
+	}
+}
+
+// A request of megabytes is refused for its size alone, with an answer that repeats
+// nothing of it.
+func TestLimits(t *testing.T) {
+	numbered := func(format string, n int) []string {
+		words := make([]string, n)
+		for i := range words {
+			words[i] = fmt.Sprintf(format, i)
+		}
+		return words
+	}
+	labelled := func(n, size int) map[string]string {
+		labels := map[string]string{}
+		for _, key := range numbered("key-%d", n) {
+			labels[key] = strings.Repeat("a", size)
+		}
+		return labels
+	}
+	expressions := func(n, values int) *metav1.LabelSelector {
+		s := &metav1.LabelSelector{}
+		for _, key := range numbered("key-%d", n) {
+			s.MatchExpressions = append(s.MatchExpressions, metav1.LabelSelectorRequirement{Key: key, Operator: "In", Values: numbered("v%d", values)})
+		}
+		return s
+	}
+	cases := map[string]struct {
+		change func(*v1alpha1.Backup)
+		errs   []string // field and type
+	}{
+		"as much as may be": {change: func(b *v1alpha1.Backup) {
+			b.Labels, b.Annotations = labelled(64, 63), labelled(64, 700)
+			b.Spec.IncludedNamespaces, b.Spec.ExcludedNamespaces = numbered("namespace-%d", 1000), numbered("other-%d*", 32)
+			b.Spec.LabelSelector = &metav1.LabelSelector{MatchLabels: labelled(32, 20), MatchExpressions: expressions(32, 1).MatchExpressions}
+		}},
+		"as many selectors as may be": {change: func(b *v1alpha1.Backup) {
+			b.Spec.OrLabelSelectors = slices.Repeat([]*metav1.LabelSelector{expressions(1, 100)}, 32)
+		}},
+		"labels":      {func(b *v1alpha1.Backup) { b.Labels = labelled(65, 1) }, []string{"metadata.labels: Too many"}},
+		"annotations": {func(b *v1alpha1.Backup) { b.Annotations = labelled(65, 1) }, []string{"metadata.annotations: Too many"}},
+		"long annotations": {func(b *v1alpha1.Backup) { b.Annotations = labelled(2, 25000) },
+			[]string{"metadata.annotations: Too long"}},
+		"words": {func(b *v1alpha1.Backup) {
+			b.Spec.IncludedNamespaces, b.Spec.ExcludedNamespaces = numbered("a%d", 1001), numbered("b%d", 1001)
+			b.Spec.ExcludedResources, b.Spec.IncludedClusterScopedResources = numbered("c%d", 1001), numbered("d*%d", 33)
+		}, []string{"spec.excludedNamespaces: Too many", "spec.excludedResources: Too many", "spec.includedClusterScopedResources: Forbidden",
+			"spec.includedNamespaces: Too many"}},
+		"words, in all": {func(b *v1alpha1.Backup) {
+			b.Spec.IncludedNamespaces, b.Spec.ExcludedNamespaces = numbered("namespace-of-a-team-%d", 1000), numbered("other-namespace-%d", 1000)
+		}, []string{"spec: Too long"}},
+		"a million words": {func(b *v1alpha1.Backup) {
+			b.Spec.IncludedNamespaces, b.Spec.ExcludedNamespaces = slices.Repeat([]string{"shop"}, 1e6), numbered("%d!", 1e6)
+		}, []string{"spec: Too long", "spec.excludedNamespaces: Too many", "spec.includedNamespaces: Too many"}},
+		"a long word":    {func(b *v1alpha1.Backup) { b.Spec.IncludedResources = []string{strings.Repeat("a", 254)} }, []string{"spec.includedResources[0]: Too long"}},
+		"selectors":      {func(b *v1alpha1.Backup) { b.Spec.OrLabelSelectors = make([]*metav1.LabelSelector, 33) }, []string{"spec.orLabelSelectors: Too many"}},
+		"matched labels": {func(b *v1alpha1.Backup) { b.Spec.LabelSelector = &metav1.LabelSelector{MatchLabels: labelled(33, 1)} }, []string{"spec.labelSelector.matchLabels: Too many"}},
+		"expressions": {func(b *v1alpha1.Backup) {
+			b.Spec.OrLabelSelectors = []*metav1.LabelSelector{expressions(1, 1), expressions(33, 1), expressions(1, 101)}
+		}, []string{"spec.orLabelSelectors[1].matchExpressions: Too many", "spec.orLabelSelectors[2].matchExpressions[0].values: Too many"}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "daily"}}
+			c.change(backup)
+			var got []string
+			for _, err := range validation.ValidateBackup(backup) {
+				got = append(got, err.Field+": "+err.Type.String())
+				if len(err.Error()) > 200 {
+					t.Errorf("an error of %d bytes", len(err.Error()))
+				}
+			}
+			if !slices.Equal(got, c.errs) {
+				t.Errorf("errors %q, want %q", got, c.errs)
+			}
+		})
 	}
 }
