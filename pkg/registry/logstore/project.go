@@ -86,14 +86,20 @@ func (l *Log[T]) commit(changes []change[T]) int {
 }
 
 // differences returns the changes that make the stored objects equal to wanted,
-// with copies of them.
+// with copies of them. One with another uid than that of its name before is another
+// object, and watchers see the first one go.
 func (l *Log[T]) differences(wanted []change[T], stored func(key string) *entry[T]) []change[T] {
 	var changes []change[T]
 	for _, w := range wanted {
-		if e := stored(w.key); e == nil || !same(e.obj, w.obj) {
-			w.obj = w.obj.DeepCopyObject().(T)
-			changes = append(changes, w)
+		e := stored(w.key)
+		if e != nil && same(e.obj, w.obj) {
+			continue
 		}
+		if e != nil && e.obj.GetUID() != w.obj.GetUID() {
+			changes = append(changes, change[T]{key: w.key, remove: true})
+		}
+		w.obj = w.obj.DeepCopyObject().(T)
+		changes = append(changes, w)
 	}
 	return changes
 }

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
@@ -78,6 +79,33 @@ func TestApplyCommitsDifferences(t *testing.T) {
 	}
 	if !l.Remove("c", "s") || l.Remove("c", "s") {
 		t.Error("an object can be removed once")
+	}
+}
+
+// An object of the same name with another uid is another object: clients that keep
+// something by uid must hear that the first one is gone.
+func TestAnotherUIDIsAnotherObject(t *testing.T) {
+	l := newPodLog(logstore.Options{})
+	with := func(uid types.UID, node string) *example.Pod {
+		p := pod("a", "p", node)
+		p.UID = uid
+		return p
+	}
+	for name, store := range map[string]func(*example.Pod) (int, error){
+		"apply":   func(p *example.Pod) (int, error) { return l.Apply(p) },
+		"replace": func(p *example.Pod) (int, error) { return l.Replace([]*example.Pod{p}) },
+	} {
+		apply(t, l, with("first", "1"))
+		w := watchFrom(t, l, "/pods/", storage.ListOptions{ResourceVersion: format(currentVersion(t, l))})
+		if n, err := store(with("second", "2")); n != 2 || err != nil {
+			t.Errorf("%s: %d events, %v", name, n, err)
+		}
+		if got := nextPod(t, w, watch.Deleted); got.UID != "first" {
+			t.Errorf("%s: %s is deleted", name, got.UID)
+		}
+		if got := nextPod(t, w, watch.Added); got.UID != "second" || got.Spec.NodeName != "2" {
+			t.Errorf("%s: %s is added", name, got.UID)
+		}
 	}
 }
 
