@@ -233,7 +233,7 @@ func (c *Controller) know(name string, run *enginev1alpha1.BackupRun) {
 	}
 	c.known[name] = run
 	c.unsettled.Insert(name)
-	c.planner.UpdateRun(run)
+	c.planner.UpdateRun(run, nil)
 }
 
 // latest is the latest version of a run that this controller knows of, or nil.

@@ -68,7 +68,7 @@ func (r benchRecords) planner(b *testing.B) *Planner {
 	p.SetExistingNamespaces(r.namespaces)
 	p.SetStorageLocations(r.locations)
 	for _, run := range r.runs {
-		p.UpdateRun(run)
+		p.UpdateRun(run, nil)
 	}
 	return p
 }

@@ -24,14 +24,22 @@ type Planner struct {
 
 	runs     map[string]*enginev1alpha1.BackupRun // by name
 	names    map[types.UID]string                 // of runs
-	compiled map[types.UID]compiled
+	selected map[types.UID]*Selection
 	started  sets.Set[types.UID]
+	loads    map[string]Load // by namespace of the Backup
 }
 
-// compiled is what the spec of a run selects. It does not change.
-type compiled struct {
-	namespaces    *selection.Namespaces
-	clusterScoped bool
+// Selection is what a backup reads, as far as overlap goes. It does not change.
+type Selection struct {
+	// Namespaces is nil if the lists can't be read: that overlaps everything.
+	Namespaces    *selection.Namespaces
+	ClusterScoped bool
+}
+
+// Load counts the records of a namespace's backups.
+type Load struct {
+	// Records are all of them, and Waiting those that have not begun and are to.
+	Records, Waiting int
 }
 
 // NewPlanner returns a Planner that knows of no records. Its error wraps
@@ -45,20 +53,45 @@ func NewPlanner(limit int) (*Planner, error) {
 		Planner:  planner,
 		runs:     map[string]*enginev1alpha1.BackupRun{},
 		names:    map[types.UID]string{},
-		compiled: map[types.UID]compiled{},
+		selected: map[types.UID]*Selection{},
+		loads:    map[string]Load{},
 	}, nil
 }
 
 // Run is the record of this name as UpdateRun was last told of it, or nil.
 func (p *Planner) Run(name string) *enginev1alpha1.BackupRun { return p.runs[name] }
 
-// UpdateRun takes note of a record, in place of the one of the same name.
-func (p *Planner) UpdateRun(run *enginev1alpha1.BackupRun) {
-	if known := p.runs[run.Name]; known != nil && known.UID != run.UID {
+// Knows reports whether UpdateRun needs no Selection of this run: it was told before,
+// or the queue does not ask for it.
+func (p *Planner) Knows(run *enginev1alpha1.BackupRun) bool {
+	return p.selected[run.UID] != nil || !inQueue(run)
+}
+
+// Load is what the backups of a namespace take up.
+func (p *Planner) Load(namespace string) Load { return p.loads[namespace] }
+
+// UpdateRun takes note of a record, in place of the one of the same name. What it
+// selects is read from its spec unless it is known or given: a caller with a lock
+// that others wait for gives it.
+func (p *Planner) UpdateRun(run *enginev1alpha1.BackupRun, selected *Selection) {
+	known := p.runs[run.Name]
+	if known != nil && known.UID != run.UID {
 		p.RemoveRun(known.Name)
+	} else if known != nil {
+		p.count(known, -1)
 	}
 	p.runs[run.Name] = run
 	p.names[run.UID] = run.Name
+	p.count(run, 1)
+	switch {
+	case !inQueue(run):
+		delete(p.selected, run.UID)
+	case p.selected[run.UID] != nil:
+	case selected != nil:
+		p.selected[run.UID] = selected
+	default:
+		p.selected[run.UID] = Select(&run.Spec.Backup)
+	}
 	p.Update(p.compile(run))
 }
 
@@ -70,8 +103,23 @@ func (p *Planner) RemoveRun(name string) {
 	}
 	delete(p.runs, name)
 	delete(p.names, run.UID)
-	delete(p.compiled, run.UID)
+	delete(p.selected, run.UID)
+	p.count(run, -1)
 	p.Remove(name)
+}
+
+func (p *Planner) count(run *enginev1alpha1.BackupRun, n int) {
+	namespace := run.Spec.BackupRef.Namespace
+	load := p.loads[namespace]
+	load.Records += n
+	if Unclaimed(run) && run.Spec.Cancellation == nil {
+		load.Waiting += n
+	}
+	if load == (Load{}) {
+		delete(p.loads, namespace)
+	} else {
+		p.loads[namespace] = load
+	}
 }
 
 // SetStarted sets which runs are in the ledger. The Planner keeps the set: the
@@ -120,35 +168,24 @@ func (p *Planner) compile(run *enginev1alpha1.BackupRun) queue.Run {
 	}
 	// One that is no number is of no use, and 0 says so.
 	result.Version, _ = strconv.ParseUint(run.ResourceVersion, 10, 64)
-	if run.Status.Phase.Ended() || run.Deleting() {
-		delete(p.compiled, run.UID)
-		return result // only its ticket matters
+	if selected := p.selected[run.UID]; selected != nil { // else only its ticket matters
+		result.Selection, result.ClusterScoped = selected.Namespaces, selected.ClusterScoped
 	}
-	selected := p.selected(run)
-	result.Selection, result.ClusterScoped = selected.namespaces, selected.clusterScoped
 	return result
 }
 
-func (p *Planner) selected(run *enginev1alpha1.BackupRun) compiled {
-	if known, ok := p.compiled[run.UID]; ok {
-		return known
-	}
-	var selected compiled
-	selected.namespaces, selected.clusterScoped = Selected(&run.Spec.Backup)
-	p.compiled[run.UID] = selected
-	return selected
+// inQueue reports whether it matters to others what the run selects.
+func inQueue(run *enginev1alpha1.BackupRun) bool {
+	phase := Phase(run, nil)
+	return !phase.Ended() && phase != v1alpha1.BackupPhaseDeleting
 }
 
-// Selected is what a backup reads, as far as overlap goes: namespaces, and whether
-// cluster-scoped resources. What can't be read overlaps everything: nil, and true.
-func Selected(spec *v1alpha1.BackupSpec) (*selection.Namespaces, bool) {
+// Select reads what a backup selects. Lists that can't be read overlap everything.
+func Select(spec *v1alpha1.BackupSpec) *Selection {
 	namespaces, errs := selection.ParseNamespaces(spec.IncludedNamespaces, spec.ExcludedNamespaces, nil)
 	if len(errs) > 0 {
-		return nil, true
+		return &Selection{ClusterScoped: true}
 	}
 	resources, errs := selection.ParseResources(validation.ResourceLists(spec), namespaces, nil)
-	if len(errs) > 0 {
-		return namespaces, true
-	}
-	return namespaces, resources.TouchesClusterScope()
+	return &Selection{Namespaces: namespaces, ClusterScoped: len(errs) > 0 || resources.TouchesClusterScope()}
 }

@@ -92,7 +92,9 @@ func TestRun(t *testing.T) {
 	run.CreationTimestamp = metav1.NewTime(created)
 	run.ResourceVersion = "1234"
 	run.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseQueued, Ticket: 7, QueuedTimestamp: &queued}
-	got := newPlanner(t).compile(run)
+	planner := newPlanner(t)
+	planner.UpdateRun(run, nil)
+	got := planner.compile(run)
 	if explicit := got.Selection.Explicit(); len(explicit) != 1 || explicit[0] != "shop" {
 		t.Errorf("it selects %q", explicit)
 	}
@@ -127,7 +129,9 @@ func TestClusterScope(t *testing.T) {
 		run  *enginev1alpha1.BackupRun
 		want bool
 	}{"all namespaces": {everything, true}, "one namespace": {named, false}, "one namespace and cluster scope": {asked, true}} {
-		if got := newPlanner(t).compile(c.run).ClusterScoped; got != c.want {
+		planner := newPlanner(t)
+		planner.UpdateRun(c.run, nil)
+		if got := planner.compile(c.run).ClusterScoped; got != c.want {
 			t.Errorf("%s: cluster-scoped %t, want %t", name, got, c.want)
 		}
 	}
@@ -139,44 +143,102 @@ func TestWhatCannotBeReadOverlapsEverything(t *testing.T) {
 	badResources.Spec.Backup.IncludedResources = []string{"pods"}
 	badResources.Spec.Backup.IncludedNamespaceScopedResources = []string{"pods"}
 	planner := newPlanner(t)
+	planner.UpdateRun(badNamespaces, nil)
 	if got := planner.compile(badNamespaces); got.Selection != nil || !got.ClusterScoped {
 		t.Errorf("namespaces: %+v", got)
 	}
 	badResources.UID = "another"
+	planner.UpdateRun(badResources, nil)
 	got := planner.compile(badResources)
 	if other, _ := selection.ParseNamespaces([]string{"web"}, nil, nil); selection.Overlaps(got.Selection, other) || !got.ClusterScoped {
 		t.Errorf("resources: %+v", got)
 	}
 }
 
-func TestEachRunIsCompiledOnce(t *testing.T) {
+func TestWhatARunSelectsIsReadOnce(t *testing.T) {
 	planner := newPlanner(t)
-	planner.UpdateRun(newRun("shop"))
-	first := planner.compiled["uid"].namespaces
-	planner.UpdateRun(newRun("shop"))
-	if again := planner.compiled["uid"].namespaces; again != first {
-		t.Error("it was compiled again")
+	if planner.Knows(newRun("shop")) {
+		t.Error("it knows a run that it was never told of")
+	}
+	given := Select(&newRun("shop").Spec.Backup)
+	planner.UpdateRun(newRun("shop"), given)
+	for range 2 {
+		if !planner.Knows(newRun("shop")) || planner.selected["uid"] != given {
+			t.Error("what was given is not kept")
+		}
+		planner.UpdateRun(newRun("shop"), nil)
+	}
+	planner.RemoveRun("shop.daily")
+	planner.UpdateRun(newRun("shop"), nil)
+	first := planner.selected["uid"]
+	planner.UpdateRun(newRun("shop"), given)
+	if planner.selected["uid"] != first || first == given || first == nil {
+		t.Error("it was read again")
 	}
 	ended := newRun("shop")
 	ended.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted, Ticket: 7}
-	if got := planner.compile(ended); got.Selection != nil || got.Ticket != 7 {
+	planner.UpdateRun(ended, given)
+	if got := planner.compile(ended); got.Selection != nil || got.Ticket != 7 || len(planner.selected) != 0 || !planner.Knows(ended) {
 		t.Errorf("a run that has ended: %+v", got)
+	}
+	deleted := newRun("shop")
+	deleted.Spec.Deletion = &enginev1alpha1.Deletion{}
+	if planner.UpdateRun(deleted, given); len(planner.selected) != 0 || !planner.Knows(deleted) {
+		t.Error("what a deletion's run selects is of no use")
 	}
 	planner.RemoveRun("shop.daily")
 	planner.RemoveRun("shop.daily")
-	if len(planner.runs)+len(planner.names)+len(planner.compiled) != 0 {
+	if len(planner.runs)+len(planner.names)+len(planner.selected)+len(planner.loads) != 0 {
 		t.Errorf("it was not forgotten: %+v", planner)
+	}
+}
+
+func TestLoad(t *testing.T) {
+	planner := newPlanner(t)
+	run := func(name string, change func(*enginev1alpha1.BackupRun)) {
+		r := newRun("web")
+		r.Name, r.UID, r.Spec.BackupRef.Namespace = "shop."+name, types.UID(name), "shop"
+		change(r)
+		planner.UpdateRun(r, nil)
+	}
+	phase := func(phase v1alpha1.BackupPhase) func(*enginev1alpha1.BackupRun) {
+		return func(r *enginev1alpha1.BackupRun) { r.Status.Phase = phase }
+	}
+	expect := func(step string, records, waiting int) {
+		t.Helper()
+		if got := planner.Load("shop"); got != (Load{Records: records, Waiting: waiting}) {
+			t.Errorf("%s: %+v", step, got)
+		}
+	}
+	expect("nothing", 0, 0)
+	run("a", phase(""))
+	run("b", phase(v1alpha1.BackupPhaseQueued))
+	run("c", phase(v1alpha1.BackupPhaseInProgress))
+	run("d", phase(v1alpha1.BackupPhaseCancelled))
+	expect("one of each", 4, 2)
+	run("a", phase(v1alpha1.BackupPhaseQueued))
+	run("e", func(r *enginev1alpha1.BackupRun) { r.Spec.Deletion = &enginev1alpha1.Deletion{} })
+	expect("a deletion", 5, 2)
+	run("a", phase(v1alpha1.BackupPhaseInProgress))
+	run("b", func(r *enginev1alpha1.BackupRun) { r.Spec.Cancellation = &enginev1alpha1.Ask{} })
+	expect("one begins, and one is cancelled", 5, 0)
+	other := newRun("web")
+	other.Name, other.UID, other.Spec.BackupRef.Namespace = "shop.a", "another", "web"
+	planner.UpdateRun(other, nil)
+	expect("another namespace's in its place", 4, 0)
+	if got := planner.Load("web"); got != (Load{Records: 1, Waiting: 1}) {
+		t.Errorf("the other namespace: %+v", got)
 	}
 }
 
 // A record may be deleted and created again unnoticed.
 func TestAnotherRunOfTheSameName(t *testing.T) {
 	planner := newPlanner(t)
-	planner.UpdateRun(newRun("shop"))
+	planner.UpdateRun(newRun("shop"), nil)
 	another := newRun("web")
 	another.UID = "another"
 	another.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseQueued, Ticket: 1}
-	planner.UpdateRun(another)
+	planner.UpdateRun(another, nil)
 	planner.SetStarted(sets.New[types.UID]("uid"))
 	if got := planner.RunAt(0); len(planner.names) != 1 || got.Phase != v1alpha1.BackupPhaseQueued || !got.Selection.Match("web") {
 		t.Errorf("%+v", got)

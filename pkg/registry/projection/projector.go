@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -222,6 +223,7 @@ func (p *Projector) wake() {
 
 // Observe takes note of a run, as an informer or a client got it.
 func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
+	selected := p.selected(run)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key := keyOf(run)
@@ -232,13 +234,39 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 		return
 	}
 	p.runs[key] = run
-	p.planner.UpdateRun(run)
+	p.planner.UpdateRun(run, selected)
 	delete(p.departed, key)
 	p.projectLocked(key)
 	p.wake()
 	if run.Status.Stored && p.catalog.Backup(key.Namespace, key.Name) == nil {
 		p.refresher.ReadSoon(run.Spec.Backup.StorageLocation, run.Name)
 	}
+}
+
+// selected reads what a run selects, unless that is known. That may take
+// milliseconds, for which nobody need wait.
+func (p *Projector) selected(run *enginev1alpha1.BackupRun) *records.Selection {
+	p.mu.Lock()
+	known := p.planner.Knows(run)
+	p.mu.Unlock()
+	if known {
+		return nil
+	}
+	return records.Select(&run.Spec.Backup)
+}
+
+// Load is what the backups of a namespace take up in records: all, and those that
+// have not begun. The records named, which are being created, count in any case.
+func (p *Projector) Load(namespace string, coming sets.Set[string]) records.Load {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	load := p.planner.Load(namespace)
+	for name := range coming {
+		if p.planner.Run(name) == nil {
+			load.Waiting, load.Records = load.Waiting+1, load.Records+1
+		}
+	}
+	return load
 }
 
 // changed takes note of what an informer says of a record. After a gap, it tells of
@@ -319,12 +347,8 @@ func (p *Projector) projectLocked(key backupKey) {
 	replace(p.Backups, internal)
 }
 
-// replace commits an object. One with another uid than that of its name before is
-// another object, and watchers see the first one go.
+// replace commits an object.
 func replace[T logstore.Object](log *logstore.Log[T], object T) {
-	if was, ok := log.GetObject(object.GetNamespace(), object.GetName()); ok && was.GetUID() != object.GetUID() {
-		log.Remove(object.GetNamespace(), object.GetName())
-	}
 	if _, err := log.Apply(object); err != nil {
 		utilruntime.HandleError(err)
 	}

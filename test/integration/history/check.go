@@ -71,7 +71,8 @@ func (c *checker) run(run *enginev1alpha1.BackupRun) {
 	s := c.runs[run.UID]
 	if s == nil {
 		s = &state{latest: &enginev1alpha1.BackupRun{}}
-		s.namespaces, s.clusterScoped = records.Selected(&run.Spec.Backup)
+		selected := records.Select(&run.Spec.Backup)
+		s.namespaces, s.clusterScoped = selected.Namespaces, selected.ClusterScoped
 		c.runs[run.UID] = s
 	}
 	before, after := s.latest.Status, run.Status
