@@ -75,6 +75,8 @@ type ExtraConfig struct {
 	// PollInterval is how often the stores are listed for backups of other makers.
 	// Zero lists them once.
 	PollInterval time.Duration
+	// Limits are how many backups may wait.
+	Limits backup.Limits
 }
 
 // CompletedConfig is a Config with its defaults, made by Complete.
@@ -159,6 +161,8 @@ func (c CompletedConfig) New() (*Server, error) {
 		Locations:       engine.Engine().V1alpha1().BackupStorageLocations().Lister().BackupStorageLocations(c.extra.SystemNamespace),
 		Authorizer:      c.generic.Authorization.Authorizer,
 		Observe:         projector.Observe,
+		Load:            projector.Load,
+		Limits:          c.extra.Limits,
 	})
 	if err != nil {
 		return nil, err

@@ -17,6 +17,8 @@ import (
 	utilcompatibility "k8s.io/apiserver/pkg/util/compatibility"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
+
+	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 )
 
 // watchTerminationGracePeriod is how long the end of the watches may take when the
@@ -29,6 +31,7 @@ type Options struct {
 	systemNamespace string
 	pollInterval    time.Duration
 	shutdownDelay   time.Duration
+	limits          backup.Limits
 }
 
 // NewOptions returns Options with their defaults.
@@ -37,6 +40,7 @@ func NewOptions() *Options {
 		recommended:     genericoptions.NewRecommendedOptions("", nil),
 		systemNamespace: "holdfast",
 		pollInterval:    time.Minute,
+		limits:          backup.Limits{Waiting: 100, WaitingInSystem: 10_000},
 	}
 	o.recommended.Etcd = nil // nothing that is served here is stored in etcd
 	o.recommended.SecureServing.BindPort = 8443
@@ -54,6 +58,8 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	o.recommended.CoreAPI.AddFlags(flags)
 	o.recommended.Admission.AddFlags(flags)
 	flags.StringVar(&o.systemNamespace, "namespace", o.systemNamespace, "The system namespace: where Holdfast's records live, and whose backups may include any namespace.")
+	flags.IntVar(&o.limits.Waiting, "waiting-backups-per-namespace", o.limits.Waiting, "How many backups of one namespace may wait at once; another one is refused. All records of a namespace's backups may be ten times as many. 0 is no limit. The system namespace has a limit of its own.")
+	flags.IntVar(&o.limits.WaitingInSystem, "waiting-backups-in-system-namespace", o.limits.WaitingInSystem, "The same for the backups of the system namespace.")
 	flags.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", o.shutdownDelay, "How long to go on serving after being told to stop, while /readyz says no, so that requests find their way to another replica.")
 	flags.DurationVar(&o.pollInterval, "backupstore-poll-interval", o.pollInterval, "How often each storage location is listed for backups that others stored there. 0 lists it once, at the start.")
 }
@@ -66,6 +72,9 @@ func (o *Options) Validate() error {
 	}
 	if o.pollInterval < 0 {
 		errs = append(errs, fmt.Errorf("--backupstore-poll-interval must not be negative, but is %s", o.pollInterval))
+	}
+	if o.limits.Waiting < 0 || o.limits.WaitingInSystem < 0 {
+		errs = append(errs, errors.New("--waiting-backups-per-namespace and --waiting-backups-in-system-namespace must not be negative"))
 	}
 	if o.shutdownDelay < 0 {
 		errs = append(errs, fmt.Errorf("--shutdown-delay-duration must not be negative, but is %s", o.shutdownDelay))
@@ -101,7 +110,7 @@ func (o *Options) Config() (*Config, error) {
 	}
 	return &Config{
 		Generic: generic,
-		Extra:   ExtraConfig{SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval},
+		Extra:   ExtraConfig{SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, Limits: o.limits},
 	}, nil
 }
 

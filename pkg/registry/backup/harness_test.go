@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -22,6 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/install"
 	"github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
@@ -40,6 +42,8 @@ type harness struct {
 	asked []string
 	// observed are the records that were put into the log.
 	observed []string
+	// planner counts the records that were observed.
+	planner *records.Planner
 }
 
 func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.BackupStorageLocation) *harness {
@@ -52,7 +56,11 @@ func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.
 			t.Fatal(err)
 		}
 	}
-	h := &harness{T: t, records: fake.NewSimpleClientset(), may: may}
+	planner, err := records.NewPlanner(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &harness{T: t, records: fake.NewSimpleClientset(), may: may, planner: planner}
 	// The tracker gives no uid, and knows nothing of dry runs.
 	h.records.PrependReactor("create", "backupruns", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		create := action.(clienttesting.CreateActionImpl)
@@ -70,6 +78,7 @@ func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.
 		Authorizer:      authorizer.AuthorizerFunc(h.authorize),
 		Observe: func(run *enginev1alpha1.BackupRun) {
 			h.observed = append(h.observed, run.Name)
+			h.planner.UpdateRun(run, nil)
 			internal := &holdfast.Backup{}
 			if err := scheme.Convert(run.AsBackup(), internal, nil); err != nil {
 				t.Error(err)
@@ -78,6 +87,16 @@ func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.
 				t.Error(err)
 			}
 		},
+		Load: func(namespace string, coming sets.Set[string]) records.Load {
+			load := h.planner.Load(namespace)
+			for name := range coming {
+				if h.planner.Run(name) == nil {
+					load.Records, load.Waiting = load.Records+1, load.Waiting+1
+				}
+			}
+			return load
+		},
+		Limits: Limits{Waiting: 3, WaitingInSystem: 5},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -165,6 +166,11 @@ func (r *RequestREST) remove(backup *holdfast.Backup, run *enginev1alpha1.Backup
 	stored := &v1alpha1.Backup{}
 	if err := r.backups.strategy.scheme.Convert(backup, stored, nil); err != nil {
 		return nil, "", apierrors.NewInternalError(err)
+	}
+	if len(validation.ValidateBackupLimits(stored)) > 0 {
+		// Another maker's may be larger than a record. Its removal needs no more.
+		stored.Labels, stored.Annotations = nil, nil
+		stored.Spec = v1alpha1.BackupSpec{StorageLocation: stored.Spec.StorageLocation}
 	}
 	return &enginev1alpha1.BackupRun{
 		ObjectMeta: metav1.ObjectMeta{Name: storeName},

@@ -4,6 +4,8 @@
 package backup
 
 import (
+	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -242,5 +244,25 @@ func TestDeleteIsRefused(t *testing.T) {
 	}
 	if n := h.calls("update"); n != 0 {
 		t.Errorf("%d requests were recorded", n)
+	}
+}
+
+// A backup that another maker stored may be larger than a record may be.
+func TestDeletingALargeStoredBackup(t *testing.T) {
+	h := newHarness(t, nil)
+	stored := with(newBackup("shop", "big"), func(spec *holdfast.BackupSpec) {
+		spec.StorageLocation = "main"
+		for i := range 2000 {
+			spec.IncludedNamespaces = append(spec.IncludedNamespaces, fmt.Sprintf("n%d", i))
+		}
+	})
+	stored.UID, stored.Labels = "1", map[string]string{"a": "b"}
+	h.storedOnly(stored)
+	if _, err := h.delete("big"); err != nil {
+		t.Fatal(err)
+	}
+	spec := h.run("shop.big").Spec
+	if spec.Deletion == nil || spec.Deletion.Stored.UID != "1" || !reflect.DeepEqual(spec.Backup, v1alpha1.BackupSpec{StorageLocation: "main"}) || len(spec.Labels) != 0 {
+		t.Errorf("recorded %+v", spec)
 	}
 }

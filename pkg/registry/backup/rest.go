@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -25,6 +26,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
 	"github.com/holdfast-io/holdfast/pkg/selection"
@@ -40,6 +42,7 @@ type REST struct {
 	runs       engineclient.BackupRunInterface
 	authorizer authorizer.Authorizer
 	observe    func(*enginev1alpha1.BackupRun)
+	limiter    limiter
 }
 
 var (
@@ -64,6 +67,11 @@ type Config struct {
 	Authorizer authorizer.Authorizer
 	// Observe puts a run that was just written or read into the log.
 	Observe func(*enginev1alpha1.BackupRun)
+	// Load counts the records of a namespace's backups, as Observe was told of them.
+	// Those named count in any case.
+	Load func(namespace string, coming sets.Set[string]) records.Load
+	// Limits are how many backups may wait.
+	Limits Limits
 }
 
 // NewREST returns the storage of the backups resource.
@@ -85,8 +93,18 @@ func NewREST(config Config) (*REST, error) {
 		runs:       config.Runs,
 		authorizer: config.Authorizer,
 		observe:    config.Observe,
+		limiter: limiter{
+			Limits:          config.Limits,
+			systemNamespace: config.SystemNamespace,
+			load:            config.Load,
+			coming:          map[string][]string{},
+		},
 	}, nil
 }
+
+// nameAttempts is how many names are tried for a backup that wants one, as for other
+// resources.
+const nameAttempts = 8
 
 // Create implements rest.Creater: it records the request, and who made it, as a
 // BackupRun.
@@ -100,16 +118,25 @@ func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.Val
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a Backup: %T", obj))
 	}
 	rest.FillObjectMetaSystemFields(internal)
-	if internal.Name == "" && internal.GenerateName != "" {
-		internal.Name = r.strategy.GenerateName(internal.GenerateName)
+	if internal.Name != "" || internal.GenerateName == "" {
+		return r.create(ctx, internal, validate, options)
 	}
+	for range nameAttempts {
+		named := internal.DeepCopy()
+		named.Name = r.strategy.GenerateName(internal.GenerateName)
+		created, err := r.create(ctx, named, validate, options)
+		if !apierrors.IsAlreadyExists(err) {
+			return created, err
+		}
+	}
+	return nil, apierrors.NewGenerateNameConflict(resource, internal.GenerateName, 1)
+}
+
+// create is Create, of one name. The order is that of the costs: first what follows
+// from the size of the request, then the rights of the requester, and then all else.
+func (r *REST) create(ctx context.Context, internal *holdfast.Backup, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
 	if err := rest.BeforeCreate(r.strategy, ctx, internal); err != nil {
 		return nil, err
-	}
-	if validate != nil {
-		if err := validate(ctx, internal.DeepCopyObject()); err != nil {
-			return nil, err
-		}
 	}
 	backup := &v1alpha1.Backup{}
 	if err := r.strategy.scheme.Convert(internal, backup, nil); err != nil {
@@ -119,17 +146,27 @@ func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.Val
 	if !ok {
 		return nil, apierrors.NewInternalError(fmt.Errorf("the request has no user"))
 	}
-	if backup.Namespace != r.strategy.systemNamespace {
-		namespaces, _ := selection.ParseNamespaces(backup.Spec.IncludedNamespaces, backup.Spec.ExcludedNamespaces, nil)
-		resources, _ := selection.ParseResources(validation.ResourceLists(&backup.Spec), namespaces, nil)
+	namespaces, unreadable := selection.ParseNamespaces(backup.Spec.IncludedNamespaces, backup.Spec.ExcludedNamespaces, nil)
+	resources, more := selection.ParseResources(validation.ResourceLists(&backup.Spec), namespaces, nil)
+	unreadable = append(unreadable, more...)
+	if len(unreadable) == 0 && backup.Namespace != r.strategy.systemNamespace {
 		if err := authorize(ctx, r.authorizer, requester, backup.Name, scopes(backup, namespaces, resources)); err != nil {
+			return nil, err
+		}
+	}
+	// What can't be read has no scopes, so it is refused in any case.
+	if errs := r.strategy.check(backup); len(errs)+len(unreadable) > 0 {
+		return nil, apierrors.NewInvalid(v1alpha1.SchemeGroupVersion.WithKind("Backup").GroupKind(), backup.Name, errs)
+	}
+	if validate != nil {
+		if err := validate(ctx, internal.DeepCopyObject()); err != nil {
 			return nil, err
 		}
 	}
 	if _, exists := r.log.GetObject(backup.Namespace, backup.Name); exists {
 		return nil, alreadyExists(backup.Name)
 	}
-	run, err := r.runs.Create(ctx, &enginev1alpha1.BackupRun{
+	run := &enginev1alpha1.BackupRun{
 		ObjectMeta: metav1.ObjectMeta{Name: format.StoreName(backup.Namespace, backup.Name, r.strategy.systemNamespace)},
 		Spec: enginev1alpha1.BackupRunSpec{
 			BackupRef:   v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name},
@@ -138,7 +175,13 @@ func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.Val
 			Requester:   requesterOf(requester),
 			Backup:      backup.Spec,
 		},
-	}, metav1.CreateOptions{DryRun: options.DryRun})
+	}
+	done, err := r.limiter.admit(backup, run.Name)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	run, err = r.runs.Create(ctx, run, metav1.CreateOptions{DryRun: options.DryRun})
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		return nil, alreadyExists(backup.Name)

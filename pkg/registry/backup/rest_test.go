@@ -6,6 +6,7 @@ package backup
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"reflect"
 	"slices"
@@ -243,6 +244,95 @@ func TestGeneratedNames(t *testing.T) {
 	}
 	if h.run("shop."+created.Name).Spec.BackupRef.Name != created.Name {
 		t.Error("the record has another name")
+	}
+}
+
+// A generated name may be taken by chance. The creator has not chosen it, so another
+// one is tried, with all checks.
+func TestGeneratedNamesAreTriedAgain(t *testing.T) {
+	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	if err := h.records.Tracker().Add(record("shop", "daily-1")); err != nil {
+		t.Fatal(err)
+	}
+	h.storedOnly(&holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "daily-0", UID: "1"}})
+	generated := &counting{}
+	h.strategy.NameGenerator = generated
+	asked := newBackup("shop", "")
+	asked.GenerateName = "daily-"
+	var seen []string
+	created, err := h.Create(h.ctx("shop"), asked, func(_ context.Context, obj runtime.Object) error {
+		seen = append(seen, obj.(*holdfast.Backup).Name)
+		return nil
+	}, &metav1.CreateOptions{})
+	if err != nil || created.(*holdfast.Backup).Name != "daily-2" {
+		t.Fatalf("created %v, %v", created, err)
+	}
+	if want := []string{"daily-0", "daily-1", "daily-2"}; !slices.Equal(seen, want) {
+		t.Errorf("admission saw %q, want %q", seen, want)
+	}
+
+	generated.always, generated.n = true, 0
+	asked.Name = ""
+	_, err = h.create(asked)
+	if !apierrors.IsAlreadyExists(err) || !strings.Contains(err.Error(), "unique name") || generated.n != nameAttempts {
+		t.Errorf("after %d names: %v", generated.n, err)
+	}
+	// One that was chosen is not.
+	generated.n = 0
+	if _, err := h.create(newBackup("shop", "daily-0")); !apierrors.IsAlreadyExists(err) || generated.n != 0 {
+		t.Errorf("after %d names: %v", generated.n, err)
+	}
+}
+
+// counting generates the names 0, 1, 2 and so on, or always 0.
+type counting struct {
+	n      int
+	always bool
+}
+
+func (c *counting) GenerateName(base string) string {
+	c.n++
+	if c.always {
+		return base + "0"
+	}
+	return fmt.Sprintf("%s%d", base, c.n-1)
+}
+
+// What costs more than reading a request did is not done for those who may not make
+// it, dry or not, and what can't be read is never taken for a backup that reaches
+// nothing.
+func TestTheOrderOfTheChecks(t *testing.T) {
+	long := make([]string, 100_000)
+	for i := range long {
+		long[i] = fmt.Sprintf("n%d", i)
+	}
+	cases := map[string]struct {
+		backup *holdfast.Backup
+		asked  []string
+		check  func(error) bool
+	}{
+		"too large, then rights": {newBackup("shop", "x", long...), nil, apierrors.IsInvalid},
+		"rights, then the rest": {with(newBackup("shop", "x", "db"), func(spec *holdfast.BackupSpec) { spec.TTL.Duration = -1 }),
+			[]string{"db"}, apierrors.IsForbidden},
+		"unreadable": {newBackup("shop", "x", "db", "a["), nil, apierrors.IsInvalid},
+		"unreadable resources": {with(newBackup("shop", "x", "db"), func(spec *holdfast.BackupSpec) { spec.IncludedResources = []string{"[["} }),
+			nil, apierrors.IsInvalid},
+	}
+	for name, c := range cases {
+		for _, dryRun := range [][]string{nil, {metav1.DryRunAll}} {
+			h := newHarness(t, map[string]bool{}, location("default", true, metav1.ConditionTrue))
+			admitted := false
+			_, err := h.Create(h.ctx("shop"), c.backup.DeepCopy(), func(context.Context, runtime.Object) error {
+				admitted = true
+				return nil
+			}, &metav1.CreateOptions{DryRun: dryRun})
+			if !c.check(err) || len(err.Error()) > 2000 {
+				t.Errorf("%s: answered %.2000v", name, err)
+			}
+			if !slices.Equal(h.asked, c.asked) || admitted || h.calls("create") != 0 {
+				t.Errorf("%s: asked about %q, admission asked %t, %d recorded", name, h.asked, admitted, h.calls("create"))
+			}
+		}
 	}
 }
 

@@ -56,14 +56,19 @@ func (s *strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
 	}
 }
 
-// Validate implements rest.RESTCreateStrategy.
+// Validate implements rest.RESTCreateStrategy. It checks what costs no more than
+// reading the request did; the rest is for check, when the creator's rights are known.
 func (s *strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
 	backup := &v1alpha1.Backup{}
 	if err := s.scheme.Convert(obj, backup, nil); err != nil {
 		return field.ErrorList{field.InternalError(nil, err)}
 	}
-	errs := validation.ValidateBackup(backup)
+	return validation.ValidateBackupLimits(backup)
+}
 
+// check says what is wrong with a Backup that is to be created.
+func (s *strategy) check(backup *v1alpha1.Backup) field.ErrorList {
+	errs := validation.ValidateBackup(backup)
 	at := field.NewPath("spec", "storageLocation")
 	if name := backup.Spec.StorageLocation; name == "" {
 		errs = append(errs, field.Required(at, "no storage location is marked as default: name one, or set spec.default on a BackupStorageLocation"))

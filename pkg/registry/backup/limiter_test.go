@@ -1,0 +1,173 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
+)
+
+// expectTooMany checks the answer to a request that is beyond a limit.
+func expectTooMany(t *testing.T, err error, says ...string) {
+	t.Helper()
+	if !apierrors.IsForbidden(err) {
+		t.Fatalf("answered %v", err)
+	}
+	status, _ := errors.AsType[*apierrors.StatusError](err)
+	if got := status.Status(); got.Code != http.StatusForbidden || got.Details.RetryAfterSeconds != 0 ||
+		len(got.Details.Causes) != 1 || got.Details.Causes[0].Type != CauseTooManyBackups {
+		t.Errorf("answered %+v", got)
+	}
+	for _, text := range says {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("it does not say %q: %v", text, err)
+		}
+	}
+}
+
+// What waits of one namespace is bounded, and its answer says by what. Others don't
+// notice, and what begins or is cancelled makes room.
+func TestWaitingBackupsAreLimited(t *testing.T) {
+	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	for i := range 3 {
+		if _, err := h.create(newBackup("shop", fmt.Sprintf("a%d", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := h.create(newBackup("shop", "a3"))
+	expectTooMany(t, err, `3 backups of namespace "shop" wait`, "at most 3", "--waiting-backups-per-namespace", "cancel one")
+	_, err = h.create(newBackup("shop", "a3"), metav1.DryRunAll)
+	expectTooMany(t, err)
+	if h.calls("create") != 3 {
+		t.Errorf("%d were recorded", h.calls("create"))
+	}
+	if _, err := h.create(newBackup("shop", "a0")); !apierrors.IsAlreadyExists(err) {
+		t.Errorf("one that is there already: %v", err)
+	}
+	if _, err := h.create(newBackup("web", "a")); err != nil {
+		t.Errorf("another namespace: %v", err)
+	}
+	for i := range 5 {
+		if _, err := h.create(newBackup(system, fmt.Sprintf("a%d", i))); err != nil {
+			t.Errorf("the system namespace: %v", err)
+		}
+	}
+	_, err = h.create(newBackup(system, "a5"))
+	expectTooMany(t, err, "at most 5", "--waiting-backups-in-system-namespace")
+
+	begun := h.run("shop.a0")
+	begun.Status.Phase = v1alpha1.BackupPhaseInProgress
+	h.observe(begun)
+	if _, err := h.create(newBackup("shop", "a3")); err != nil {
+		t.Errorf("when one has begun: %v", err)
+	}
+	if _, err := h.cancel("a1", metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.create(newBackup("shop", "a4")); err != nil {
+		t.Errorf("when one was cancelled: %v", err)
+	}
+	_, err = h.create(newBackup("shop", "a5"))
+	expectTooMany(t, err)
+}
+
+// Records of cancelled backups stay for a day. Creating and cancelling all the time
+// must not fill the cluster with them.
+func TestRecordsAreLimited(t *testing.T) {
+	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	for i := range 3 * recordsPerWaiting {
+		run := record("shop", fmt.Sprintf("ended-%d", i))
+		run.Status.Phase = v1alpha1.BackupPhaseCancelled
+		h.planner.UpdateRun(run, nil)
+	}
+	_, err := h.create(newBackup("shop", "a"))
+	expectTooMany(t, err, `30 records of backups of namespace "shop"`, "at most 30", "after a day")
+	h.planner.RemoveRun("shop.ended-0")
+	if _, err := h.create(newBackup("shop", "a")); err != nil {
+		t.Errorf("when one has gone: %v", err)
+	}
+}
+
+func TestNoLimit(t *testing.T) {
+	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	h.limiter.Limits = Limits{}
+	for i := range 100 {
+		if _, err := h.create(newBackup("shop", fmt.Sprintf("a%d", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(h.limiter.coming) != 0 {
+		t.Errorf("still coming: %v", h.limiter.coming)
+	}
+}
+
+// Of requests at the same time exactly as many are let in as fit, wherever the
+// news of their records is.
+func TestConcurrentRequestsShareTheLimit(t *testing.T) {
+	var mu sync.Mutex
+	known := sets.New[string]()
+	l := &limiter{Limits: Limits{Waiting: 10}, systemNamespace: system, coming: map[string][]string{},
+		load: func(_ string, coming sets.Set[string]) records.Load {
+			mu.Lock()
+			defer mu.Unlock()
+			n := known.Union(coming).Len()
+			return records.Load{Records: n, Waiting: n}
+		}}
+	begin := make(chan struct{})
+	results := make(chan error, 50)
+	for i := range cap(results) {
+		go func() {
+			<-begin
+			name := fmt.Sprintf("a%d", i)
+			backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}}
+			done, err := l.admit(backup, "shop."+name)
+			if err == nil {
+				mu.Lock()
+				known.Insert("shop." + name)
+				mu.Unlock()
+				done()
+			}
+			results <- err
+		}()
+	}
+	close(begin)
+	admitted := 0
+	for range cap(results) {
+		if err := <-results; err == nil {
+			admitted++
+		} else if !apierrors.IsForbidden(err) {
+			t.Error(err)
+		}
+	}
+	if admitted != 10 || len(l.coming) != 0 {
+		t.Errorf("%d of 10 were let in; still coming: %v", admitted, l.coming)
+	}
+}
+
+// A record that could not be written takes no place.
+func TestARefusedRecordTakesNoPlace(t *testing.T) {
+	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	for range 5 {
+		if err := h.records.Tracker().Add(record("shop", "taken")); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+		if _, err := h.create(newBackup("shop", "taken")); !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+		if _, err := h.create(newBackup("shop", "dry"), metav1.DryRunAll); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
