@@ -182,7 +182,7 @@ func TestWhatARunSelectsIsReadOnce(t *testing.T) {
 		t.Errorf("a run that has ended: %+v", got)
 	}
 	deleted := newRun("shop")
-	deleted.Spec.Deletion = &enginev1alpha1.Deletion{}
+	deleted.Spec.Deletion = &enginev1alpha1.Deletion{Stored: &enginev1alpha1.StoredBackup{}}
 	if planner.UpdateRun(deleted, given); len(planner.selected) != 0 || !planner.Knows(deleted) {
 		t.Error("what a deletion's run selects is of no use")
 	}
@@ -217,7 +217,7 @@ func TestLoad(t *testing.T) {
 	run("d", phase(v1alpha1.BackupPhaseCancelled))
 	expect("one of each", 4, 2)
 	run("a", phase(v1alpha1.BackupPhaseQueued))
-	run("e", func(r *enginev1alpha1.BackupRun) { r.Spec.Deletion = &enginev1alpha1.Deletion{} })
+	run("e", func(r *enginev1alpha1.BackupRun) { r.Spec.Deletion = &enginev1alpha1.Deletion{Stored: &enginev1alpha1.StoredBackup{}} })
 	expect("a deletion", 5, 2)
 	run("a", phase(v1alpha1.BackupPhaseInProgress))
 	run("b", func(r *enginev1alpha1.BackupRun) { r.Spec.Cancellation = &enginev1alpha1.Ask{} })
