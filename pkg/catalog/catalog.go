@@ -52,6 +52,7 @@ type Catalog struct {
 
 	mu        sync.RWMutex
 	locations map[string]map[string]*entry      // by location and store name; guarded by mu
+	listed    map[string]time.Time              // by location: when its latest listing that is believed was begun; guarded by mu
 	rows      map[types.NamespacedName][]*entry // that want one name, by location; guarded by mu
 	volumes   map[types.NamespacedName]*volume  // guarded by mu
 }
@@ -77,7 +78,10 @@ type entry struct {
 	missingSince time.Time
 	// suspect is true if suspiciously many are missing with it.
 	suspect bool
-	// retryAt is when it is to be read again; never, if zero.
+	// askedAt is when the latest read was begun that found no finished backup.
+	askedAt time.Time
+	// retryAt is when it is to be read again; never, if zero. An entry that was never
+	// read has none, and no backup.
 	retryAt  time.Time
 	attempts int
 }
@@ -103,6 +107,7 @@ func New(systemNamespace string, notify func(Changes)) *Catalog {
 		systemNamespace: systemNamespace,
 		notify:          notify,
 		locations:       map[string]map[string]*entry{},
+		listed:          map[string]time.Time{},
 		rows:            map[types.NamespacedName][]*entry{},
 		volumes:         map[types.NamespacedName]*volume{},
 	}
@@ -130,7 +135,10 @@ func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Tim
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
 		e.retryLocked(now, unreadableBackoff)
-		if e.backup != nil && (e.backup.Status.Phase != holdfast.BackupPhaseUnreadable || e.backup.Status.FailureReason == reason) {
+		switch {
+		case e.backup == nil:
+			e.missingSince, e.suspect = time.Time{}, false // it is found
+		case e.backup.Status.Phase != holdfast.BackupPhaseUnreadable || e.backup.Status.FailureReason == reason:
 			return
 		}
 		c.setLocked(e, unreadable(e, c.systemNamespace, reason, now), nil, changed)
@@ -138,10 +146,12 @@ func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Tim
 }
 
 // PutUnfinished records that a folder holds no finished backup: its writer is at
-// work, or was stopped. It is not listed. What was read of it before is kept.
-func (c *Catalog) PutUnfinished(location, storeName string, now time.Time) {
+// work, or was stopped. It is not listed. What was read of it before is kept. begun
+// is when the read was begun that says so.
+func (c *Catalog) PutUnfinished(location, storeName string, begun, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
+		e.askedAt = begun
 		e.retryLocked(now, unfinishedBackoff)
 		if e.backup != nil && e.backup.Status.Phase == holdfast.BackupPhaseUnreadable {
 			c.setLocked(e, nil, nil, changed)
@@ -162,6 +172,7 @@ func (c *Catalog) Forget(location string) {
 		if len(c.locations[location]) == 0 {
 			delete(c.locations, location)
 		}
+		delete(c.listed, location)
 	})
 }
 
@@ -186,6 +197,23 @@ func (c *Catalog) Len(location string) int {
 		}
 	}
 	return count
+}
+
+// Knows reports whether the catalogue has the store's word on a backup of which a
+// record says, at the given instant, that it is stored: it is listed, if only as
+// unreadable, or the store was asked since, and has none.
+func (c *Catalog) Knows(location, storeName string, since time.Time) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	e := c.locations[location][storeName]
+	switch {
+	case e == nil:
+		listed, known := c.listed[location]
+		return known && !listed.Before(since)
+	case e.backup == nil:
+		return !e.askedAt.IsZero() && !e.askedAt.Before(since)
+	}
+	return true
 }
 
 // Readable is the store name of some backup of a location that could be read;

@@ -342,7 +342,7 @@ func TestUnreadable(t *testing.T) {
 
 	// What was read once is kept, whatever becomes of the file.
 	c.PutUnreadable("default", "shop.bad", "it is not JSON", at)
-	c.PutUnfinished("default", "shop.bad", at)
+	c.PutUnfinished("default", "shop.bad", at, at)
 	m.check(c)
 	want(t, "after its damage", names(c.Backups()), "holdfast/good shop/bad")
 }
@@ -370,7 +370,7 @@ func TestUnreadableVolumes(t *testing.T) {
 
 func TestUnfinishedIsNotListed(t *testing.T) {
 	c, m := newMirror(t)
-	c.PutUnfinished("default", "running", t0)
+	c.PutUnfinished("default", "running", t0, t0)
 	if m.calls != 0 || len(c.Backups()) != 0 || c.Len("default") != 0 {
 		t.Error("an unfinished backup is listed")
 	}
@@ -380,7 +380,7 @@ func TestUnfinishedIsNotListed(t *testing.T) {
 	}
 	want(t, "to be read", strings.Join(c.Observe("default", listing, minute(1), minute(1)).Read, " "), "running")
 	c.PutUnreadable("default", "running", "odd", minute(1))
-	c.PutUnfinished("default", "running", minute(2))
+	c.PutUnfinished("default", "running", minute(2), minute(2))
 	m.check(c)
 	want(t, "an unreadable one that is written anew", names(c.Backups()), "")
 }

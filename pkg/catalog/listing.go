@@ -56,13 +56,11 @@ func (c *Catalog) Observe(location string, storeNames []string, begun, now time.
 		listed := make(map[string]bool, len(storeNames))
 		for _, storeName := range storeNames {
 			listed[storeName] = true
-			e := c.locations[location][storeName]
-			if e == nil || !e.retryAt.IsZero() && !now.Before(e.retryAt) {
+			e := c.entryLocked(location, storeName)
+			if unread := e.backup == nil && e.retryAt.IsZero(); unread || !e.retryAt.IsZero() && !now.Before(e.retryAt) {
 				findings.Read = append(findings.Read, storeName)
 			}
-			if e != nil {
-				e.missingSince, e.suspect = time.Time{}, false
-			}
+			e.missingSince, e.suspect = time.Time{}, false
 		}
 		slices.Sort(findings.Read)
 		findings.Read = slices.Compact(findings.Read)
@@ -103,7 +101,9 @@ func (c *Catalog) Observe(location string, storeNames []string, begun, now time.
 				delete(c.locations[location], e.storeName)
 			}
 		}
-		if doubted {
+		if !doubted {
+			c.listed[location] = begun
+		} else {
 			findings.Suspicion = fmt.Sprintf("the store lists %d of %d known backups: the others stay in the list until they are found again, or have been missing for an hour", known-len(lacking), known)
 		}
 	})

@@ -162,7 +162,7 @@ func TestListingOlderThanTheEntry(t *testing.T) {
 func TestUnfinishedFoldersGoQuietly(t *testing.T) {
 	c, m, all := filled(t, 2)
 	for i := range 40 {
-		c.PutUnfinished("default", fmt.Sprintf("running-%d", i), t0)
+		c.PutUnfinished("default", fmt.Sprintf("running-%d", i), t0, t0)
 	}
 	if found := c.Observe("default", all, minute(1), minute(1)); found.Suspicion != "" || len(c.locations["default"]) != 2 {
 		t.Errorf("found %+v, %d entries", found, len(c.locations["default"]))

@@ -150,7 +150,7 @@ func TestAgainstOracle(t *testing.T) {
 			},
 			"unfinished": func(rt *rapid.T) {
 				p := at("unfinished")
-				c.PutUnfinished(p.location, p.storeName, minute(clock))
+				c.PutUnfinished(p.location, p.storeName, minute(clock), minute(clock))
 				if _, known := o.contents[p]; !known {
 					delete(o.unreadable, p)
 					o.unfinished[p] = true

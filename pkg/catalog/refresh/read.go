@@ -25,11 +25,12 @@ func (w *worker) read(ctx context.Context, from store.Reader, storeName string, 
 	isStoreFailure := func(err error) bool {
 		return isStoreFailure(err) || !readable && errors.Is(err, store.ErrDenied)
 	}
+	begun := w.options.Clock.Now()
 	backup, err := w.readMetadata(ctx, from, storeName)
 	switch {
 	case errors.Is(err, store.ErrNotFound) || errors.Is(err, format.ErrUnfinished):
 		// A write is under way, or was given up. That is no fault.
-		if err := w.record(func(now time.Time) { w.catalog.PutUnfinished(location, storeName, now) }); err != nil {
+		if err := w.record(func(now time.Time) { w.catalog.PutUnfinished(location, storeName, begun, now) }); err != nil {
 			return err
 		}
 		return fmt.Errorf("there is no finished backup %s in the store: %w", storeName, store.ErrNotFound)

@@ -61,6 +61,9 @@ type Options struct {
 	RequestTimeout time.Duration
 	// Clock tells the time. Default: the real one.
 	Clock clock.WithDelayedExecution
+	// Asked, if not nil, is called after each refresh of a location, and after the
+	// last attempt to read a single backup of it, well or not.
+	Asked func(location string)
 }
 
 const (
@@ -121,6 +124,9 @@ func New(c *catalog.Catalog, options Options) *Refresher {
 	}
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
+	}
+	if options.Asked == nil {
+		options.Asked = func(string) {}
 	}
 	registerMetrics()
 	return &Refresher{
@@ -255,6 +261,7 @@ func (r *Refresher) processSingle(ctx context.Context) bool {
 		return true
 	}
 	r.singles.Forget(key)
+	r.options.Asked(key.location)
 	return true
 }
 

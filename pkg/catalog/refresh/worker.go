@@ -179,6 +179,7 @@ func (w *worker) refresh(ctx context.Context) error {
 	if after.Suspicion != "" && after.Suspicion != before.Suspicion {
 		logger.Info("The listing of the store is not believed", "reason", after.Suspicion)
 	}
+	w.options.Asked(w.location.Name)
 	return err
 }
 
@@ -277,10 +278,11 @@ func (w *worker) readAll(ctx context.Context, from store.Reader, storeNames []st
 	if errors.Is(err, errStopped) {
 		return err
 	}
-	if all := int(failed.Load()) + unread; all > 0 {
-		return fmt.Errorf("%d of %d backups could not be read: %s", all, len(storeNames), store.Reason(*first.Load()))
+	all, why := int(failed.Load())+unread, first.Load()
+	if all == 0 || why == nil {
+		return ctx.Err()
 	}
-	return nil
+	return fmt.Errorf("%d of %d backups could not be read: %s", all, len(storeNames), store.Reason(*why))
 }
 
 func (w *worker) readOne(ctx context.Context, storeName string) error {

@@ -4,6 +4,14 @@
 // Package projection computes what the API server shows, from the records, the
 // queue and the catalogue of the stores, and commits the differences to one log
 // per resource. It writes to nothing else.
+//
+// A backup is shown by its record until that says that it is stored. From then on
+// the store has the last word: the backup is shown as recorded until the store was
+// heard of it, and then as the catalogue has it, or not at all, whether or not the
+// record is still there. Records and stores are all that this follows from, so a
+// restart shows what was shown before it, as soon as the stores have been read.
+// What a server can't know after a restart is what lies in a store that does not
+// answer; it says so.
 package projection
 
 import (
@@ -11,9 +19,11 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -47,6 +57,10 @@ const (
 	// see that every 10 s.
 	MaxQueueEvents = 1000
 )
+
+// storeDelay is how long after its end a backup may not be seen by all in its store,
+// as when a folder lies on another machine that remembers that it was not there.
+const storeDelay = 2 * time.Minute
 
 // pause is how long the queue is not to be published again after a publication of
 // so many events, which took so long: a fifth of the time is enough for it.
@@ -86,6 +100,9 @@ type Projector struct {
 	synced    []cache.InformerSynced
 	// stale wakes the publication of the queue.
 	stale chan struct{}
+	// started is true when the records are there. The stores are asked after that, so
+	// that the first answer of each is its word on all that the records say of it.
+	started atomic.Bool
 
 	// mu guards the fields below, and is held from a change of them to the commit
 	// of what follows from it, so that no commit overtakes a later one.
@@ -95,9 +112,10 @@ type Projector struct {
 	// removedRuns are the uids of the last records that were removed. The answer to
 	// a client's write of one of them may come after that.
 	removedRuns *lru.Cache
-	// departed are runs whose record is gone, and whose stored backup the catalogue
-	// has not read yet. They are shown until it has.
-	departed map[backupKey]*enginev1alpha1.BackupRun
+	// unread are the backups that are stored, as their records said, and of which the
+	// store has not been heard yet. They are shown as recorded until it has, whether
+	// or not the record is still there. Then the store has the last word.
+	unread map[backupKey]unread
 	// planner knows the runs, and what else the queue follows from as last published.
 	planner *records.Planner
 	// entries are the places in the queue as last published, by the record's name,
@@ -107,6 +125,13 @@ type Projector struct {
 
 // backupKey identifies a Backup.
 type backupKey = types.NamespacedName
+
+// unread is a backup that is to be read in its store.
+type unread struct {
+	run *enginev1alpha1.BackupRun
+	// since is from when on the store's word counts.
+	since time.Time
+}
 
 // New returns a Projector.
 func New(config Config) (*Projector, error) {
@@ -120,7 +145,7 @@ func New(config Config) (*Projector, error) {
 		stale:       make(chan struct{}, 1),
 		runs:        map[backupKey]*enginev1alpha1.BackupRun{},
 		removedRuns: lru.New(1000),
-		departed:    map[backupKey]*enginev1alpha1.BackupRun{},
+		unread:      map[backupKey]unread{},
 		entries:     map[string]queue.Entry{},
 	}
 	p.catalog = catalog.New(config.SystemNamespace, p.storedChanged)
@@ -128,6 +153,7 @@ func New(config Config) (*Projector, error) {
 		SystemNamespace: config.SystemNamespace,
 		Interval:        config.PollInterval,
 		Clock:           config.Clock,
+		Asked:           p.asked,
 	})
 	options := func(resource, loading string) logstore.Options {
 		return logstore.Options{Resource: v1alpha1.Resource(resource), Namespaced: true, Loading: loading, OnRead: p.warn}
@@ -142,6 +168,9 @@ func New(config Config) (*Projector, error) {
 	wake := func(any) { p.wake() }
 	relocate := func(any) {
 		p.wake()
+		if !p.started.Load() {
+			return // not all are known
+		}
 		if err := p.setLocations(); err != nil {
 			utilruntime.HandleError(err)
 		}
@@ -227,19 +256,54 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key := keyOf(run)
-	if known := p.runs[key]; known != nil && known.UID == run.UID && !newer(run, known) {
+	known := p.runs[key]
+	if known != nil && known.UID == run.UID && !newer(run, known) {
 		return
 	}
 	if _, removed := p.removedRuns.Get(run.UID); removed {
 		return
 	}
+	if u := p.unread[key].run; u != nil && u.UID != run.UID {
+		delete(p.unread, key) // another backup has the name
+	}
 	p.runs[key] = run
 	p.planner.UpdateRun(run, selected)
-	delete(p.departed, key)
+	wasStored := known != nil && known.UID == run.UID && known.Status.Stored
+	if location, since := run.Spec.Backup.StorageLocation, p.heardFrom(run); run.Status.Stored && !wasStored && !p.catalog.Knows(location, run.Name, since) {
+		p.unread[key] = unread{run, since}
+		p.refresher.ReadSoon(location, run.Name)
+	}
 	p.projectLocked(key)
 	p.wake()
-	if run.Status.Stored && p.catalog.Backup(key.Namespace, key.Name) == nil {
-		p.refresher.ReadSoon(run.Spec.Backup.StorageLocation, run.Name)
+}
+
+// heardFrom is from when on the word of a store counts about a run that is stored.
+// It takes some time until all see in a store what one of them has just written.
+func (p *Projector) heardFrom(run *enginev1alpha1.BackupRun) time.Time {
+	now := p.Clock.Now()
+	if ended := run.Status.CompletionTimestamp; ended != nil && now.Sub(ended.Time) < storeDelay {
+		return now.Add(storeDelay)
+	}
+	return now
+}
+
+// asked takes note that a store has answered, or has not.
+func (p *Projector) asked(location string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.askedLocked(location)
+}
+
+func (p *Projector) askedLocked(location string) {
+	_, err := p.Locations.Lister().BackupStorageLocations(p.SystemNamespace).Get(location)
+	for key, u := range p.unread {
+		if u.run.Spec.Backup.StorageLocation != location {
+			continue
+		}
+		if apierrors.IsNotFound(err) || p.catalog.Knows(location, u.run.Name, u.since) {
+			delete(p.unread, key)
+			p.projectLocked(key)
+		}
 	}
 }
 
@@ -288,52 +352,61 @@ func (p *Projector) removed(obj any) {
 	if !ok {
 		return
 	}
-	key := keyOf(run)
-	p.mu.Lock()
-	p.removedRuns.Add(run.UID, nil)
-	if planned := p.planner.Run(run.Name); planned != nil && planned.UID == run.UID {
-		p.planner.RemoveRun(run.Name)
-	}
-	known := p.runs[key]
-	if known == nil || known.UID != run.UID {
-		p.mu.Unlock()
-		return
-	}
-	delete(p.runs, key)
-	if run.Status.Stored && run.Spec.Deletion == nil {
-		p.departed[key] = run
-	}
-	p.projectLocked(key)
-	p.mu.Unlock()
-	if run.Deleting() {
+	if run.Deleting() && p.isKnown(run) {
 		// The record of a deletion goes when nothing is left in the store. The catalogue
-		// passes that on, so it is told without the lock.
+		// passes that on, so it is told without the lock, and first: nobody is to see the
+		// backup as it was before.
 		p.catalog.Remove(run.Spec.Backup.StorageLocation, run.Name)
 		if run.Status.FailureReason != "" {
 			p.refresher.Nudge(run.Spec.Backup.StorageLocation) // it may have been given up
 		}
 	}
+	key := keyOf(run)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.removedRuns.Add(run.UID, nil)
+	if planned := p.planner.Run(run.Name); planned != nil && planned.UID == run.UID {
+		p.planner.RemoveRun(run.Name)
+	}
+	if known := p.runs[key]; known == nil || known.UID != run.UID {
+		return
+	}
+	delete(p.runs, key)
+	if run.Deleting() {
+		delete(p.unread, key)
+	}
+	p.projectLocked(key)
 	p.wake()
 }
 
-// projectLocked brings one backup in its log up to date: from the record while
-// there is one, and then from the catalogue. It passes from one to the other
-// without vanishing in between.
+// isKnown reports whether a record is the one that stands for its backup.
+func (p *Projector) isKnown(run *enginev1alpha1.BackupRun) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	known := p.runs[keyOf(run)]
+	return known != nil && known.UID == run.UID
+}
+
+// projectLocked brings one backup in its log up to date: from its record, until
+// that says that it is stored, and from then on from the catalogue. It passes from
+// one to the other without vanishing in between.
 func (p *Projector) projectLocked(key backupKey) {
+	run, stored := p.runs[key], p.catalog.Backup(key.Namespace, key.Name)
 	var backup *v1alpha1.Backup
-	if run := p.runs[key]; run != nil {
+	switch {
+	case run != nil && run.Deleting() && stored != nil:
+		backup = deleting(stored, run)
+	case run != nil && (run.Deleting() || !run.Status.Stored):
 		var place *queue.Entry
 		if entry, ok := p.entries[run.Name]; ok {
 			place = &entry
 		}
 		backup = backupOf(run, place)
-		if stored := p.catalog.Backup(key.Namespace, key.Name); run.Deleting() && stored != nil {
-			backup = deleting(stored, run)
-		}
-	} else if backup = p.catalog.Backup(key.Namespace, key.Name); backup != nil {
-		delete(p.departed, key)
-	} else if p.departed[key] != nil {
-		return
+	case stored != nil:
+		delete(p.unread, key)
+		backup = stored
+	case p.unread[key].run != nil:
+		backup = backupOf(p.unread[key].run, nil)
 	}
 	if backup == nil {
 		p.Backups.Remove(key.Namespace, key.Name)

@@ -27,6 +27,7 @@ const loadedInterval = 50 * time.Millisecond
 
 // runStored keeps the logs of what is stored up to date until ctx ends.
 func (p *Projector) runStored(ctx context.Context) {
+	p.started.Store(true)
 	if err := p.setLocations(); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Reading the storage locations failed")
 		return
@@ -65,6 +66,11 @@ func (p *Projector) setLocations() error {
 		})
 	}
 	p.refresher.SetLocations(locations)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, u := range p.unread {
+		p.askedLocked(u.run.Spec.Backup.StorageLocation) // which may be none any more
+	}
 	return nil
 }
 

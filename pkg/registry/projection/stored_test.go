@@ -4,6 +4,7 @@
 package projection
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -25,6 +26,15 @@ import (
 // start returns a Projector that runs until the test ends, on what a clientset has.
 func start(t *testing.T, clientset *enginefake.Clientset) *Projector {
 	t.Helper()
+	p, stop := boot(t, clientset, time.Hour)
+	t.Cleanup(stop)
+	return p
+}
+
+// boot starts a Projector on what a clientset has.
+func boot(t *testing.T, clientset *enginefake.Clientset, poll time.Duration) (*Projector, func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	engine := engineinformers.NewSharedInformerFactory(clientset, 0)
@@ -32,7 +42,7 @@ func start(t *testing.T, clientset *enginefake.Clientset) *Projector {
 	p, err := New(Config{
 		Scheme:          scheme,
 		SystemNamespace: system,
-		PollInterval:    time.Hour,
+		PollInterval:    poll,
 		Clock:           clock.RealClock{},
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
 		Locations:       engine.Engine().V1alpha1().BackupStorageLocations(),
@@ -42,12 +52,19 @@ func start(t *testing.T, clientset *enginefake.Clientset) *Projector {
 	if err != nil {
 		t.Fatal(err)
 	}
-	engine.StartWithContext(t.Context())
-	kube.StartWithContext(t.Context())
-	t.Cleanup(engine.Shutdown)
-	t.Cleanup(kube.Shutdown)
-	go p.Run(t.Context())
-	return p
+	engine.StartWithContext(ctx)
+	kube.StartWithContext(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.Run(ctx)
+	}()
+	return p, func() {
+		cancel()
+		<-done
+		engine.Shutdown()
+		kube.Shutdown()
+	}
 }
 
 // A store that is back is read at once, and not when its next turn comes.
