@@ -22,9 +22,13 @@ import (
 const (
 	pageSize = 500
 	// maxRestarts bounds how often one list starts again because its continue
-	// token expired and the server gave no other.
+	// token expired and the server gave no other, and how often in a row it gave one
+	// that has expired as well.
 	maxRestarts = 3
 )
+
+// errMalformed: what the server sends is no list. It would be none the next time.
+var errMalformed = errors.New("the server's answer is not a list of Kubernetes")
 
 // lister reads objects as the server's own JSON. A page is decoded while it
 // arrives, so that one object is in memory at a time, not the page.
@@ -63,11 +67,13 @@ type visitError struct{ error }
 // list visits all objects of a query. A continue token that has expired is
 // replaced by the one that the server offers for the rest of the list, or else
 // the list starts again. What looks passing, a broken connection among others,
-// is tried again while objects still arrive. The error is a visitError or that
-// of the server.
+// is tried again while pages get further than before. So a list ends, whatever the
+// server does, as long as that does not invent objects. The error is a visitError
+// or that of the server.
 func (l *lister) list(ctx context.Context, q query, visit visitor) error {
-	token, restarts := "", 0
-	retry := l.retry
+	token := ""
+	restarts, offers := 0, 0
+	retry, furthest := l.retry, 0
 	for {
 		info, visited, err := l.page(ctx, q, token, visit.object)
 		var fromVisitor visitError
@@ -77,24 +83,32 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 			if info.Continue == "" {
 				return nil
 			}
-			token, retry = info.Continue, l.retry
+			if info.Continue == token {
+				return fmt.Errorf("%w: a page says that it is followed by itself", errMalformed)
+			}
+			token, offers = info.Continue, 0
+			retry, furthest = l.retry, 0
 			continue
 		case errors.As(err, &fromVisitor):
 			return fromVisitor
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case token != "" && (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)):
-			if token = continueOf(err); token == "" {
-				if restarts++; restarts > maxRestarts {
-					return err
-				}
+			if token = continueOf(err); token != "" {
+				offers++
+			} else {
+				restarts++
 			}
+			if max(offers, restarts) > maxRestarts {
+				return err
+			}
+			retry, furthest = l.retry, 0
 			continue
 		case !passing(err):
 			return err
 		}
-		if visited > 0 {
-			retry = l.retry
+		if visited > furthest {
+			retry, furthest = l.retry, visited
 		}
 		if retry.Steps <= 1 {
 			return err
@@ -190,7 +204,7 @@ func decodeItems(decoder *json.Decoder, raw *json.RawMessage, object func(raw []
 		return err
 	}
 	if start != json.Delim('[') {
-		return fmt.Errorf("its items start with %v", start)
+		return fmt.Errorf("%w: its items start with %v", errMalformed, start)
 	}
 	for decoder.More() {
 		if err := decoder.Decode(raw); err != nil {
@@ -209,7 +223,7 @@ func expect(decoder *json.Decoder, want json.Delim) error {
 	case err != nil:
 		return fmt.Errorf("read a list: %w", err)
 	case got != want:
-		return fmt.Errorf("read a list: found %v instead of %v", got, want)
+		return fmt.Errorf("%w: found %v instead of %v", errMalformed, got, want)
 	}
 	return nil
 }
@@ -227,6 +241,15 @@ func continueOf(err error) string {
 // passing says whether it may go better the next time: the server did not
 // answer, broke off, or says so.
 func passing(err error) bool {
+	if _, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return false
+	}
+	if _, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return false
+	}
+	if errors.Is(err, errMalformed) {
+		return false
+	}
 	switch apierrors.ReasonForError(err) {
 	case metav1.StatusReasonServerTimeout, metav1.StatusReasonTimeout, metav1.StatusReasonTooManyRequests,
 		metav1.StatusReasonServiceUnavailable, metav1.StatusReasonInternalError:

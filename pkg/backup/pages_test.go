@@ -107,18 +107,19 @@ func TestTokenThatAlwaysExpiresEndsTheList(t *testing.T) {
 }
 
 // A connection that breaks in the middle of a page costs that page again, as
-// long as objects still come.
+// long as it gets further each time.
 func TestBrokenPageIsReadAgain(t *testing.T) {
 	f := shopOf(t, 700)
+	const breaks = 10
 	var broken atomic.Int32
 	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
-		if !isPage(r, 500) || broken.Add(1) > 10 {
+		if !isPage(r, 500) || broken.Add(1) > breaks {
 			return false
 		}
 		whole := httptest.NewRecorder()
 		f.serve(whole, r)
 		body := whole.Body.Bytes()
-		_, _ = w.Write(body[:len(body)/2])
+		_, _ = w.Write(body[:len(body)*int(broken.Load())/(breaks+1)])
 		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	}
@@ -126,6 +127,108 @@ func TestBrokenPageIsReadAgain(t *testing.T) {
 		t.Errorf("the phase is %s: %+v", outcome.Status.Phase, f.results(t))
 	}
 	f.wantConfigMaps(t, 700)
+}
+
+// A list ends, whatever the server does.
+func TestListsEnd(t *testing.T) {
+	half := func(t *testing.T, f *fixture, w http.ResponseWriter, r *http.Request, cut func(body []byte) int) {
+		t.Helper()
+		whole := httptest.NewRecorder()
+		f.serve(whole, r)
+		_, _ = w.Write(whole.Body.Bytes()[:cut(whole.Body.Bytes())])
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}
+	for name, test := range map[string]struct {
+		answer   func(t *testing.T, f *fixture, w http.ResponseWriter, r *http.Request)
+		requests int // of the page at 500
+		text     string
+	}{
+		"a page that always breaks after its first objects": {
+			answer: func(t *testing.T, f *fixture, w http.ResponseWriter, r *http.Request) {
+				half(t, f, w, r, func(body []byte) int { return len(body) / 2 })
+			},
+			requests: 4, text: "unexpected EOF",
+		},
+		"what is no JSON": {
+			answer: func(_ *testing.T, _ *fixture, w http.ResponseWriter, _ *http.Request) {
+				_, _ = w.Write([]byte(`{"items":[<html>`))
+			},
+			requests: 1, text: "invalid character",
+		},
+		"what is no list": {
+			answer: func(_ *testing.T, _ *fixture, w http.ResponseWriter, _ *http.Request) {
+				_, _ = w.Write([]byte(`{"items":{"a":1}}`))
+			},
+			requests: 1, text: errMalformed.Error(),
+		},
+		"metadata that is none": {
+			answer: func(_ *testing.T, _ *fixture, w http.ResponseWriter, _ *http.Request) {
+				_, _ = w.Write([]byte(`{"metadata":{"continue":7},"items":[]}`))
+			},
+			requests: 1, text: "cannot unmarshal",
+		},
+		"a page that is followed by itself": {
+			answer: func(_ *testing.T, _ *fixture, w http.ResponseWriter, _ *http.Request) {
+				_, _ = w.Write([]byte(`{"metadata":{"continue":"500"},"items":[]}`))
+			},
+			requests: 1, text: errMalformed.Error(),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := shopOf(t, 700)
+			var requests atomic.Int32
+			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+				if !isPage(r, 500) {
+					return false
+				}
+				if requests.Add(1) > 20 {
+					w.WriteHeader(http.StatusTeapot)
+					return true
+				}
+				test.answer(t, f, w, r)
+				return true
+			}
+			outcome := f.run(t)
+			if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed {
+				t.Errorf("the phase is %s", outcome.Status.Phase)
+			}
+			if got := f.results(t).Errors.Namespaces["shop"]; len(got) != 1 || !strings.Contains(got[0], test.text) {
+				t.Errorf("the errors are %q", got)
+			}
+			if got := int(requests.Load()); got != test.requests {
+				t.Errorf("%d requests, want %d", got, test.requests)
+			}
+		})
+	}
+}
+
+// A server that answers every token with another one that has expired as well.
+func TestOfferedTokensThatAlwaysExpire(t *testing.T) {
+	f := shopOf(t, 600)
+	var requests atomic.Int32
+	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != configMaps || isPage(r, 0) {
+			return false
+		}
+		n := requests.Add(1)
+		if n > 20 {
+			w.WriteHeader(http.StatusTeapot)
+			return true
+		}
+		writeStatus(w, metav1.Status{
+			Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old",
+			ListMeta: metav1.ListMeta{Continue: strconv.Itoa(500 + int(n))},
+		})
+		return true
+	}
+	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 1 {
+		t.Errorf("got %+v", outcome.Status)
+	}
+	if got := requests.Load(); got != maxRestarts+1 {
+		t.Errorf("%d requests for the rest", got)
+	}
+	f.wantConfigMaps(t, 500)
 }
 
 func TestPassingErrorsAreTriedAgain(t *testing.T) {
