@@ -76,11 +76,15 @@ type folderImpl struct{ root *os.Root }
 // GetBlobFromPath implements sharded.Impl.
 func (f folderImpl) GetBlobFromPath(_ context.Context, _, name string, offset, length int64, output blob.OutputBuffer) error {
 	output.Reset()
-	file, err := f.root.Open(name)
+	// The opening of a pipe might never end.
+	file, err := f.root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return notFound(err)
 	}
 	defer file.Close()
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return errors.Join(err, blob.ErrBlobNotFound)
+	}
 	var content io.Reader = file
 	if length >= 0 {
 		content = io.NewSectionReader(file, offset, length)

@@ -128,6 +128,21 @@ func TestFilesystemLeftovers(t *testing.T) {
 	}
 }
 
+// What is no file is no object, and a pipe makes nobody wait.
+func TestFilesystemPipe(t *testing.T) {
+	folder := t.TempDir()
+	if err := errors.Join(os.MkdirAll(filepath.Join(folder, "backups/b"), 0o700), syscall.Mkfifo(filepath.Join(folder, "backups/b/velero-backup.json"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	bucket := storetest.Open(t, filesystem(folder), nil)
+	if err := get(t.Context(), bucket, "backups/b/velero-backup.json"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("get: %v", err)
+	}
+	if _, err := bucket.Attributes(t.Context(), "backups/b/velero-backup.json"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("attributes: %v", err)
+	}
+}
+
 // Nothing but the objects lies in the folder, and only their owner reads them.
 func TestFilesystemFiles(t *testing.T) {
 	folder := t.TempDir()

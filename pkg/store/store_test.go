@@ -17,6 +17,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"gocloud.dev/blob/memblob"
 	"k8s.io/utils/clock"
@@ -173,6 +174,12 @@ func (l *requestLog) take() string {
 	return requests
 }
 
+func (l *requestLog) has(method string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Contains(l.requests, method)
+}
+
 // What an operation costs at S3, where each request is paid for.
 func TestS3Requests(t *testing.T) {
 	log := &requestLog{}
@@ -268,6 +275,10 @@ func TestS3AbortRemovesParts(t *testing.T) {
 	}
 	if _, err := w.Write(make([]byte, 30<<20)); err != nil {
 		t.Fatal(err)
+	}
+	// A part is under way as soon as there is more, but not at once.
+	for !log.has("PUT") && t.Context().Err() == nil {
+		time.Sleep(time.Millisecond)
 	}
 	w.Abort()
 	requests := log.take()

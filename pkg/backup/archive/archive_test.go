@@ -162,6 +162,8 @@ func TestReaderSkipsWhatIsNoItem(t *testing.T) {
 		file("metadata/version"), file("metadata/other"), tar.Header{Name: "resources/", Typeflag: tar.TypeDir},
 		tar.Header{Name: "resources/pods/cluster/link.json", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"},
 		file("resources/pods/namespaces/a.json"), file("resources/pods/cluster/a/b.json"), file("resources/pods/cluster/a.yaml"), file("resources/pods/cluster/.json"),
+		file("resources/pods/namespaces//a.json"), file("resources/pods/v1-preferredversion/namespaces//a.json"),
+		file("resources/pods/namespaces/./a.json"), file("resources//cluster/a.json"), file("resources/pods//cluster/a.json"), file("resources/pods/cluster/...json"),
 		file("./resources/hpas.autoscaling/v1/namespaces/shop/h.json"),
 	)))
 	if err != nil {

@@ -88,7 +88,7 @@ func containsParent(path string) bool {
 
 func parsePath(path string) (Entry, bool) {
 	segments := strings.Split(strings.TrimPrefix(path, "./"), "/")
-	if len(segments) < 4 || segments[0] != resourcesFolder {
+	if len(segments) < 4 || segments[0] != resourcesFolder || !allSegments(segments) {
 		return Entry{}, false
 	}
 	entry := Entry{Path: path, Item: Item{Resource: schema.ParseGroupResource(segments[1])}}
@@ -107,7 +107,18 @@ func parsePath(path string) (Entry, bool) {
 	}
 	var isItem bool
 	entry.Name, isItem = strings.CutSuffix(segments[len(segments)-1], itemSuffix)
-	return entry, isItem && entry.Name != ""
+	return entry, isItem && isSegment(entry.Name)
+}
+
+// allSegments is false for a path that an item has not: without a namespace an
+// item would pass for a cluster-scoped one.
+func allSegments(segments []string) bool {
+	for _, segment := range segments {
+		if !isSegment(segment) {
+			return false
+		}
+	}
+	return true
 }
 
 // limitedReader fails beyond its limit, where io.LimitReader would end.
