@@ -314,6 +314,40 @@ func TestCancelRestore(t *testing.T) {
 	})
 }
 
+// A pod that uses the volume may put a pipe where a folder was: it is an error, and
+// nobody waits for who writes to the pipe.
+func TestPipeInTheWayOfARestore(t *testing.T) {
+	target := t.TempDir()
+	root, err := os.OpenRoot(target)
+	must(t, err)
+	defer root.Close()
+	pipe := filepath.Join(target, "sub")
+	must(t, syscall.Mkfifo(pipe, 0o600))
+	o := &output{root: root, progress: new(Progress)}
+	for name, restore := range map[string]func() error{
+		"folder": func() error { return o.FinishDirectory(t.Context(), "sub", nil) },
+		"link": func() error {
+			_, err := o.openFolder("sub") // as the parent of a link
+			return err
+		},
+	} {
+		done := make(chan error)
+		go func() { done <- restore() }()
+		select {
+		case err := <-done:
+			if !errors.Is(err, syscall.ENOTDIR) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Errorf("%s: the restore hangs", name)
+			f, err := os.OpenFile(pipe, os.O_RDWR, 0) // frees it
+			must(t, err)
+			<-done
+			must(t, f.Close())
+		}
+	}
+}
+
 func TestWarnings(t *testing.T) {
 	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(dir, "file"), "file")

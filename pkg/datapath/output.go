@@ -64,7 +64,7 @@ func (o *output) BeginDirectory(ctx context.Context, rel string, _ fs.Directory)
 
 // FinishDirectory implements restore.Output.
 func (o *output) FinishDirectory(_ context.Context, rel string, dir fs.Directory) error {
-	f, err := o.root.Open(name(rel))
+	f, err := o.openFolder(name(rel))
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (o *output) CreateSymlink(ctx context.Context, rel string, link fs.Symlink)
 	if err := o.permitted(o.root.Lchown(rel, int(owner.UserID), int(owner.GroupID)), rel, "did not get its owner"); err != nil {
 		return err
 	}
-	parent, err := o.root.Open(path.Dir(rel))
+	parent, err := o.openFolder(path.Dir(rel))
 	if err != nil {
 		return err
 	}
@@ -114,6 +114,12 @@ func (o *output) CreateSymlink(ctx context.Context, rel string, link fs.Symlink)
 	mtime := unix.NsecToTimespec(link.ModTime().UnixNano())
 	err = unix.UtimesNanoAt(int(parent.Fd()), path.Base(rel), []unix.Timespec{mtime, mtime}, unix.AT_SYMLINK_NOFOLLOW)
 	return o.permitted(err, rel, "did not get its time")
+}
+
+// openFolder opens a folder. A pod that uses the volume may have put a pipe or a
+// device in its place meanwhile, whose opening might never end.
+func (o *output) openFolder(rel string) (*os.File, error) {
+	return o.root.OpenFile(rel, os.O_RDONLY|unix.O_DIRECTORY, 0)
 }
 
 // replace calls create, which must fail if something is in its way, and once
@@ -164,7 +170,7 @@ func (o *output) permitted(err error, rel, problem string) error {
 
 // Close implements restore.Output: it brings the data to the disk.
 func (o *output) Close(context.Context) error {
-	f, err := o.root.Open(".")
+	f, err := o.openFolder(".")
 	if err != nil {
 		return err
 	}
