@@ -27,8 +27,9 @@ type claim struct {
 	// is warned unless that is known, or their own wish.
 	unusable string
 	known    bool
-	// taken is true once the data was handed over.
-	taken bool
+	// taken is true once the data was handed over, and mounted once a pod of the
+	// backup has the claim as a volume, so that it was judged with the pod.
+	taken, mounted bool
 	// notYet are findings about pods that do not run, held back because another
 	// pod may still give access to the data.
 	notYet []pendingWarning
@@ -195,12 +196,14 @@ func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []by
 	}
 	for i := range pod.Spec.Volumes {
 		if name := claimOf(&pod, &pod.Spec.Volumes[i]); name != "" {
-			if _, err := p.claim(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}); err != nil {
+			of, err := p.claim(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name})
+			if err != nil {
 				return err
 			}
+			of.mounted = true
 		}
 	}
-	picked, skipped := pickVolumes(&pod, p.spec.DefaultVolumesToFsBackup != nil && *p.spec.DefaultVolumesToFsBackup)
+	picked, skipped := pickVolumes(&pod, p.filesByDefault())
 	for _, s := range skipped {
 		p.skip(about, s)
 	}
@@ -259,17 +262,29 @@ func (p *podVolumes) handOver(ctx context.Context, pod *corev1.Pod, volume *core
 }
 
 // podsDone gives the warnings that were held back, for claims that no running
-// pod uses.
+// pod uses, and those for claims that no pod uses at all, if the files of all
+// volumes were asked for.
 func (p *podVolumes) podsDone() {
+	all := p.filesByDefault()
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
+		if of.taken {
+			continue
+		}
 		for _, pending := range of.notYet {
-			if !of.taken {
-				of.unusable = "no running pod uses the claim"
-				p.findings.warn(pending.about, pending.text)
-			}
+			of.unusable = "no running pod uses the claim"
+			p.findings.warn(pending.about, pending.text)
+		}
+		if all && !of.mounted && of.volume != "" {
+			of.unusable = cmp.Or(of.unusable, "no running pod of the backup uses the claim, and files are read through one")
+			p.findings.warn(subject{claimsResource, key.Namespace, key.Name}, "the data of the claim is not backed up: "+of.unusable)
 		}
 	}
+}
+
+// filesByDefault says whether the files of all volumes were asked for.
+func (p *podVolumes) filesByDefault() bool {
+	return p.spec.DefaultVolumesToFsBackup != nil && *p.spec.DefaultVolumesToFsBackup
 }
 
 // conclude turns the results into what the store keeps of them, and what failed

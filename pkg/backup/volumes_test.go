@@ -167,9 +167,58 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 			if diff := gocmp.Diff(test.want, got); diff != "" {
 				t.Errorf("handed over (-want +got):\n%s", diff)
 			}
-			warnings := f.results(t).Warnings.Namespaces["shop"]
+			// Of the claims that no pod has, see TestClaimsThatNoPodUses.
+			warnings := slices.DeleteFunc(f.results(t).Warnings.Namespaces["shop"], func(text string) bool {
+				return strings.Contains(text, "the data of the claim is not backed up")
+			})
 			slices.Sort(warnings)
-			if diff := gocmp.Diff(test.warnings, warnings); diff != "" {
+			if diff := gocmp.Diff(test.warnings, warnings); len(test.warnings)+len(warnings) > 0 && diff != "" {
+				t.Errorf("warnings (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// When the files of all volumes are asked for, a claim without a pod that could give
+// access to them is not left out in silence.
+func TestClaimsThatNoPodUses(t *testing.T) {
+	yes := true
+	for name, test := range map[string]struct {
+		byDefault *bool
+		excluded  []string
+		pods      []string
+		want      []string
+	}{
+		"bound claims without a pod": {
+			byDefault: &yes,
+			pods:      []string{podWith("p", "", "d"+claimData)},
+			want: []string{
+				"persistentvolumeclaims shop/eph-temp: the data of the claim is not backed up: no running pod of the backup uses the claim, and files are read through one",
+				"persistentvolumeclaims shop/idle: the data of the claim is not backed up: no running pod of the backup uses the claim, and files are read through one",
+				"persistentvolumeclaims shop/local: the data of the claim is not backed up: its persistent volume is of type hostPath, which the agent can't reach",
+			},
+		},
+		"not those that a pod excludes, or that were warned of with their pod": {
+			byDefault: &yes,
+			pods: []string{
+				podWith("p", `"backup.velero.io/backup-volumes-excludes":"d,e,l"`, "d"+claimData, "l"+claimLocal, `e "persistentVolumeClaim":{"claimName":"eph-temp"}`),
+				podIn("Succeeded", "q", "", "i"+claimIdle),
+			},
+			want: []string{"pods shop/q: the data of volume i is not backed up: the pod is Succeeded, not Running"},
+		},
+		"nobody asked for files": {},
+		"no claims are asked for": {
+			byDefault: &yes, excluded: []string{"persistentvolumeclaims"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, ExcludedResources: test.excluded, DefaultVolumesToFsBackup: test.byDefault})
+			f.claims()
+			f.add("pods", test.pods...)
+			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || int(outcome.Status.Warnings) != len(test.want) {
+				t.Errorf("got %+v", outcome.Status)
+			}
+			if diff := gocmp.Diff(test.want, f.results(t).Warnings.Namespaces["shop"]); diff != "" {
 				t.Errorf("warnings (-want +got):\n%s", diff)
 			}
 		})
@@ -230,7 +279,11 @@ func TestVolumesThatFail(t *testing.T) {
 	if diff := gocmp.Diff(wantErrors, results.Errors.Namespaces["shop"]); diff != "" {
 		t.Errorf("errors (-want +got):\n%s", diff)
 	}
-	wantWarnings := []string{"pods shop/p: volume scratch: 2 files could not be read: a socket"}
+	wantWarnings := []string{
+		"persistentvolumeclaims shop/eph-temp: the data of the claim is not backed up: no running pod of the backup uses the claim, and files are read through one",
+		"persistentvolumeclaims shop/local: the data of the claim is not backed up: its persistent volume is of type hostPath, which the agent can't reach",
+		"pods shop/p: volume scratch: 2 files could not be read: a socket",
+	}
 	if diff := gocmp.Diff(wantWarnings, results.Warnings.Namespaces["shop"]); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
