@@ -27,6 +27,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupdeletion"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
@@ -222,7 +223,8 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, records.SettingsName).String()
 		}))
 	engineRecords := engineFactory.Engine().V1alpha1()
-	secrets := kube.CoreV1().Secrets(o.client.namespace)
+	credentials := kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace))
+	keys := kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace))
 	configMaps := kube.CoreV1().ConfigMaps(o.client.namespace)
 
 	broadcaster := newBroadcaster(kube)
@@ -249,7 +251,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
-	locations, err := storagelocation.New(engine.EngineV1alpha1(), secrets, engineRecords.BackupStorageLocations(), clock.RealClock{})
+	locations, err := storagelocation.New(engine.EngineV1alpha1(), credentials, engineRecords.BackupStorageLocations(), clock.RealClock{})
 	if err != nil {
 		return err
 	}
@@ -268,7 +270,8 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 			Discovery: discovery.ToServerResourcesInterfaceWithContext(kube.Discovery()),
 			Client:    client,
 			Runs:      engine.EngineV1alpha1().BackupRuns(o.client.namespace),
-			Secrets:   secrets,
+			Secrets:   credentials,
+			Keys:      keys,
 			Locations: engineRecords.BackupStorageLocations().Lister().BackupStorageLocations(o.client.namespace),
 			Cluster:   cluster,
 			Clock:     clock.RealClock{},
@@ -291,7 +294,8 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	repositories, err := repository.New(repository.Config{
 		Namespace:          o.client.namespace,
 		Repositories:       engine.EngineV1alpha1(),
-		Secrets:            secrets,
+		Secrets:            credentials,
+		Keys:               keys,
 		Events:             recorder,
 		Clock:              clock.RealClock{},
 		RepositoryInformer: engineRecords.BackupRepositories(),
@@ -303,7 +307,8 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	deletions, err := backupdeletion.New(backupdeletion.Config{
 		Namespace:        o.client.namespace,
 		Runs:             engine.EngineV1alpha1(),
-		Secrets:          secrets,
+		Secrets:          credentials,
+		Keys:             keys,
 		CheckLocation:    checkLocation,
 		Events:           recorder,
 		Clock:            clock.RealClock{},

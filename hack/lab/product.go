@@ -34,7 +34,7 @@ func holdfastUpCommand() *cobra.Command {
 	}
 	dirPath := dirFlag(c)
 	binary := c.Flags().String("holdfast", "bin/holdfast", "the holdfast program")
-	artifacts := c.Flags().String("artifacts", "artifacts", "folder that holds crds/ and rbac/")
+	artifacts := c.Flags().String("artifacts", "artifacts", "folder of the manifests")
 	apiserver := c.Flags().String("apiserver-flags", "", "more flags for the API server, separated by spaces")
 	controller := c.Flags().String("controller-flags", "", "more flags for the controller, separated by spaces")
 	agent := c.Flags().String("agent-flags", "", "more flags for each agent, separated by spaces")

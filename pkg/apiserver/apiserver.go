@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/install"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -142,7 +143,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		Scheme:          Scheme,
 		SystemNamespace: c.extra.SystemNamespace,
 		PollInterval:    c.extra.PollInterval,
-		Secrets:         c.client.kube.CoreV1().Secrets(c.extra.SystemNamespace),
+		Secrets:         c.client.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(c.extra.SystemNamespace)),
 		Clock:           clock.RealClock{},
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
 		Locations:       engine.Engine().V1alpha1().BackupStorageLocations(),

@@ -21,14 +21,15 @@ import (
 // ErrNoCredentials: the Secret that a storage location names does not exist.
 var ErrNoCredentials = errors.New("there are no credentials")
 
-// Secrets reads Secrets of the system namespace. The client of a namespace does.
+// Secrets reads the Secrets of one namespace: here that of the credentials. The client
+// of a namespace does.
 type Secrets interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Secret, error)
 }
 
 // Open opens the store of a location. The caller closes it.
 func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.BackupStorageLocation) (*store.Bucket, error) {
-	credentials, err := Credentials(ctx, secrets, &location.Spec)
+	credentials, err := Credentials(ctx, secrets, location)
 	if err != nil {
 		return nil, err
 	}
@@ -37,16 +38,17 @@ func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.BackupS
 
 // Credentials is the content of the Secret that a location names; nil if it
 // names none.
-func Credentials(ctx context.Context, secrets Secrets, spec *enginev1alpha1.BackupStorageLocationSpec) (map[string][]byte, error) {
-	if spec.S3 == nil || spec.S3.CredentialsSecret == "" {
+func Credentials(ctx context.Context, secrets Secrets, location *enginev1alpha1.BackupStorageLocation) (map[string][]byte, error) {
+	s3 := location.Spec.S3
+	if s3 == nil || s3.CredentialsSecret == "" {
 		return nil, nil
 	}
-	name := spec.S3.CredentialsSecret
+	name := s3.CredentialsSecret
 	secret, err := secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("%w: the Secret %q that spec.s3.credentialsSecret names does not exist in the system namespace: create it with the keys %s and %s",
-			ErrNoCredentials, name, store.SecretAccessKeyID, store.SecretSecretAccessKey)
+		return nil, fmt.Errorf("%w: the Secret %q that spec.s3.credentialsSecret names does not exist in the namespace %s: create it there with the keys %s and %s",
+			ErrNoCredentials, name, enginev1alpha1.CredentialsNamespace(location.Namespace), store.SecretAccessKeyID, store.SecretSecretAccessKey)
 	case err != nil:
 		return nil, fmt.Errorf("reading the Secret %q of the storage location: %w", name, err)
 	}

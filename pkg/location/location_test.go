@@ -19,10 +19,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-const system = "holdfast"
+// namespace is that of the credentials.
+const namespace = "holdfast-locations"
 
 func onS3(secret string) *enginev1alpha1.BackupStorageLocation {
-	return &enginev1alpha1.BackupStorageLocation{Spec: enginev1alpha1.BackupStorageLocationSpec{
+	return &enginev1alpha1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast"}, Spec: enginev1alpha1.BackupStorageLocationSpec{
 		Provider: enginev1alpha1.StorageProviderS3,
 		S3:       &enginev1alpha1.S3Location{Bucket: "backups", CredentialsSecret: secret},
 	}}
@@ -32,29 +33,29 @@ func TestCredentials(t *testing.T) {
 	secret := func(namespace, name string) *corev1.Secret {
 		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string][]byte{"accessKeyID": []byte(namespace)}}
 	}
-	kube := kubefake.NewClientset(secret(system, "keys"), secret("other", "theirs"))
-	secrets := kube.CoreV1().Secrets(system)
+	kube := kubefake.NewClientset(secret(namespace, "keys"), secret("holdfast", "theirs"))
+	secrets := kube.CoreV1().Secrets(namespace)
 
-	got, err := location.Credentials(t.Context(), secrets, &onS3("keys").Spec)
-	if err != nil || string(got["accessKeyID"]) != system {
+	got, err := location.Credentials(t.Context(), secrets, onS3("keys"))
+	if err != nil || string(got["accessKeyID"]) != namespace {
 		t.Errorf("Credentials: %q, %v", got, err)
 	}
-	if _, err := location.Credentials(t.Context(), secrets, &onS3("theirs").Spec); err == nil ||
-		!strings.Contains(err.Error(), `"theirs"`) || !strings.Contains(err.Error(), store.SecretAccessKeyID) || !strings.Contains(err.Error(), "spec.s3.credentialsSecret") {
+	if _, err := location.Credentials(t.Context(), secrets, onS3("theirs")); err == nil ||
+		!strings.Contains(err.Error(), `"theirs"`) || !strings.Contains(err.Error(), namespace) || !strings.Contains(err.Error(), store.SecretAccessKeyID) || !strings.Contains(err.Error(), "spec.s3.credentialsSecret") {
 		t.Errorf("a Secret of another namespace: %v", err)
 	}
 
 	kube.ClearActions()
-	folder := &enginev1alpha1.BackupStorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem}
-	for _, spec := range []*enginev1alpha1.BackupStorageLocationSpec{folder, &onS3("").Spec} {
-		if got, err := location.Credentials(t.Context(), secrets, spec); got != nil || err != nil || len(kube.Actions()) != 0 {
+	folder := &enginev1alpha1.BackupStorageLocation{Spec: enginev1alpha1.BackupStorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem}}
+	for _, record := range []*enginev1alpha1.BackupStorageLocation{folder, onS3("")} {
+		if got, err := location.Credentials(t.Context(), secrets, record); got != nil || err != nil || len(kube.Actions()) != 0 {
 			t.Errorf("a location that names no Secret: %q, %v, %v", got, err, kube.Actions())
 		}
 	}
 
 	broken := errors.New("the connection broke")
 	kube.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, broken })
-	if _, err := location.Credentials(t.Context(), secrets, &onS3("keys").Spec); !errors.Is(err, broken) {
+	if _, err := location.Credentials(t.Context(), secrets, onS3("keys")); !errors.Is(err, broken) {
 		t.Errorf("Credentials: %v", err)
 	}
 	if _, err := location.Open(t.Context(), secrets, onS3("keys")); !errors.Is(err, broken) {

@@ -82,7 +82,7 @@ func counts(event *auditv1.Event) bool {
 		return false
 	}
 	return group == "holdfast.io" || strings.HasSuffix(group, ".holdfast.io") ||
-		strings.HasPrefix(event.User.Username, "system:serviceaccount:"+namespace+":")
+		strings.HasPrefix(event.User.Username, "system:serviceaccount:"+namespace) // and of the agents' namespace
 }
 
 func (l *lab) auditLog() string { return filepath.Join(l.dir, "logs", "audit.log") }

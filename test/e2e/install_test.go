@@ -17,6 +17,8 @@ import (
 const (
 	// system is the system namespace.
 	system = "holdfast"
+	// agentsNamespace is where the node agents run.
+	agentsNamespace = "holdfast-agents"
 	// location is the storage location in the lab's S3 server, and bucket its bucket.
 	location = "lab"
 	bucket   = "backups"
@@ -50,7 +52,7 @@ patches:
 - patch: |
     apiVersion: apps/v1
     kind: DaemonSet
-    metadata: {name: holdfast-node-agent, namespace: holdfast}
+    metadata: {name: holdfast-node-agent, namespace: holdfast-agents}
     spec: {template: {spec: {volumes: [{name: pods, hostPath: {path: %[3]q}}]}}}
 `
 
@@ -64,9 +66,9 @@ func (c *cluster) install(ctx context.Context) error {
 		"apply --server-side -k " + c.path("overlay"),
 		"rollout status -n holdfast deployment/holdfast-apiserver --timeout=120s",
 		"rollout status -n holdfast deployment/holdfast-controller --timeout=120s",
-		"rollout status -n holdfast daemonset/holdfast-node-agent --timeout=120s",
+		"rollout status -n holdfast-agents daemonset/holdfast-node-agent --timeout=120s",
 		"wait --for=condition=Available apiservice/v1alpha1.holdfast.io --timeout=120s",
-		"get pods -n holdfast -o wide",
+		"get pods -A -l app.kubernetes.io/name=holdfast -o wide",
 	} {
 		if err := c.show(ctx, strings.Fields(command)...); err != nil {
 			return err
@@ -125,7 +127,7 @@ func (c *cluster) applyLocation(ctx context.Context) error {
 	}
 	_, err = c.kubectl(ctx, fmt.Sprintf(`apiVersion: v1
 kind: Secret
-metadata: {name: lab-credentials, namespace: holdfast}
+metadata: {name: lab-credentials, namespace: holdfast-locations}
 stringData: {accessKeyID: %q, secretAccessKey: %q}
 ---
 apiVersion: engine.holdfast.io/v1alpha1

@@ -67,7 +67,7 @@ func TestAgentsEnd(t *testing.T) {
 	resume := pauseUploads(t, "farm-interrupted")
 	agents := lab.mustPods(t, "node-agent", 2)
 	kill(t, podOn(t, agents, nodes[0]))
-	lab.mustShow(t, "delete", "pod", "-n", system, podOn(t, agents, nodes[1]).Name, "--timeout=60s")
+	lab.mustShow(t, "delete", "pod", "-n", agentsNamespace, podOn(t, agents, nodes[1]).Name, "--timeout=60s")
 	resume()
 	awaitEnd(t, v1alpha1.BackupPhasePartiallyFailed, "farm-interrupted")
 	lab.mustShow(t, "get", "backup", "-n", system, "farm-interrupted")
@@ -93,7 +93,7 @@ func TestAgentsEnd(t *testing.T) {
 	})
 
 	step("The agents are back, and the next backup is whole")
-	lab.mustShow(t, "rollout", "status", "-n", system, "daemonset/holdfast-node-agent", "--timeout=120s")
+	lab.mustShow(t, "rollout", "status", "-n", agentsNamespace, "daemonset/holdfast-node-agent", "--timeout=120s")
 	before := map[string]string{}
 	for volume := range volumes {
 		before[volume] = left.fingerprint(t, volume)

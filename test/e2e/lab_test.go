@@ -147,7 +147,7 @@ func (c *cluster) pauseStore(t *testing.T, what string, condition func(ctx conte
 
 // pods are those of a component of Holdfast that are not on their way out.
 func (c *cluster) pods(ctx context.Context, component string) ([]corev1.Pod, error) {
-	list, err := c.kube.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	list, err := c.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=holdfast,app.kubernetes.io/component=" + component})
 	if err != nil {
 		return nil, err
 	}
@@ -228,15 +228,15 @@ func (c *cluster) keepLogs() {
 		}
 	}
 	keep("cluster.txt", "get", "pods,events,backupruns,podvolumebackups,podvolumerestores,backuprepositories,backupstoragelocations", "-A", "-o", "wide")
-	pods, err := c.kube.CoreV1().Pods(system).List(ctx, metav1.ListOptions{})
+	pods, err := c.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=holdfast"})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "e2e: keeping the logs of the pods:", err)
 		return
 	}
 	for _, pod := range pods.Items {
-		keep("pod-"+pod.Name+".log", "logs", "-n", system, pod.Name)
+		keep("pod-"+pod.Name+".log", "logs", "-n", pod.Namespace, pod.Name)
 		if len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].RestartCount > 0 {
-			keep("pod-"+pod.Name+"-previous.log", "logs", "-n", system, pod.Name, "--previous")
+			keep("pod-"+pod.Name+"-previous.log", "logs", "-n", pod.Namespace, pod.Name, "--previous")
 		}
 	}
 }

@@ -29,10 +29,28 @@ func (w *warnings) HandleWarningHeaderWithContext(_ context.Context, _ int, _, t
 	w.texts = append(w.texts, text)
 }
 
-// TestPodSecurity asks which of the running pods the restricted policy would
-// refuse: none but the agents, which mount the kubelet's folder of pods.
+// TestPodSecurity: the system namespace admits no pod that the restricted policy
+// refuses. The agents mount the kubelet's folder of pods, so they run in a namespace of
+// their own, with what they need and no more.
 func TestPodSecurity(t *testing.T) {
-	step("The restricted policy refuses the agents, and no other pod")
+	step("The restricted policy holds for all pods but the agents")
+	for _, namespace := range []string{system, "holdfast-locations", "holdfast-repositories"} {
+		for _, command := range []string{
+			"run intruder --image=holdfast.io/lab-busybox:dev --dry-run=server -n " + namespace, // as root
+			"run intruder --image=holdfast.io/lab-busybox:dev --privileged --dry-run=server -n " + namespace,
+		} {
+			if _, err := lab.kubectl(t.Context(), "", strings.Fields(command)...); err == nil || !strings.Contains(err.Error(), `violates PodSecurity "restricted`) {
+				t.Errorf("%s: %v", command, err)
+			}
+		}
+	}
+	for _, component := range []string{"apiserver", "controller"} {
+		pods, err := lab.pods(t.Context(), component)
+		if err != nil || len(pods) == 0 || pods[0].Namespace != system {
+			t.Errorf("pods of the component %s: %v, %v", component, pods, err)
+		}
+	}
+
 	heard := &warnings{}
 	config := rest.CopyConfig(lab.config)
 	config.WarningHandlerWithContext = heard
@@ -41,7 +59,7 @@ func TestPodSecurity(t *testing.T) {
 		t.Fatal(err)
 	}
 	const restricted = `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}`
-	_, err = client.CoreV1().Namespaces().Patch(t.Context(), system, types.MergePatchType, []byte(restricted), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	_, err = client.CoreV1().Namespaces().Patch(t.Context(), agentsNamespace, types.MergePatchType, []byte(restricted), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,11 +71,25 @@ func TestPodSecurity(t *testing.T) {
 	}
 	agents := heard.texts[1]
 	if !strings.HasPrefix(agents, "holdfast-node-agent-") || !strings.Contains(agents, "(and 1 other pod)") {
-		t.Error("the policy refuses others than the agents of both nodes")
+		t.Error("others than the agents of both nodes run beside them")
 	}
 	for _, excess := range []string{"privileged", "host namespaces", "allowPrivilegeEscalation", "seccomp"} {
 		if strings.Contains(agents, excess) {
 			t.Errorf("the agents have more rights than they need: %s", excess)
+		}
+	}
+}
+
+// TestSecretsOfOthers asks for Secrets with the rights of the running pods' accounts.
+func TestSecretsOfOthers(t *testing.T) {
+	step("The API server and the agents read no Secrets but those of their work")
+	for account, namespace := range map[string]string{"holdfast-apiserver": system, "holdfast-node-agent": agentsNamespace} {
+		as := "--as=system:serviceaccount:" + namespace + ":" + account
+		if _, err := lab.kubectl(t.Context(), "", "get", "secret", "lab-credentials", "-n", "holdfast-locations", as); err != nil {
+			t.Error(err)
+		}
+		if _, err := lab.kubectl(t.Context(), "", "get", "secret", "holdfast-apiserver-tls", "-n", system, as); err == nil || !strings.Contains(err.Error(), "Forbidden") {
+			t.Errorf("%s asks for the key that the API server serves with: %v", account, err)
 		}
 	}
 }

@@ -94,7 +94,8 @@ func snapshots(t *testing.T, namespace string, backup types.UID) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	opened, err := opener.OpenAt(t.Context(), lab.Kube.CoreV1().Secrets(labtest.System), location, namespace)
+	opened, err := opener.OpenAt(t.Context(), lab.Kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(labtest.System)),
+		lab.Kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(labtest.System)), location, namespace)
 	if err != nil {
 		t.Fatal(err)
 	}

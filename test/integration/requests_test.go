@@ -167,14 +167,17 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// TestRightsToRequests: whoever edits a namespace may cancel, whoever administers
-// it may delete.
+// TestRightsToRequests: whoever edits a namespace may cancel. To delete is a right of
+// its own, which not even the namespace's administrator has by itself.
 func TestRightsToRequests(t *testing.T) {
 	t.Parallel()
 	namespace := lab.Namespace(t, "rights")
 	editor, admin := labtest.Name("editor"), labtest.Name("admin")
 	lab.Grant(t, editor, "edit", namespace)
 	lab.Grant(t, admin, "admin", namespace)
+	deleter := labtest.Name("deleter")
+	lab.Bind(t, deleter, "holdfast-admin", namespace)
+	lab.Grant(t, deleter, "view", namespace)
 	lab.Create(t, namespace, "mine", v1alpha1.BackupSpec{})
 	lab.AwaitPhase(t, namespace, "mine", v1alpha1.BackupPhaseCompleted)
 	post := func(user, request string) []string {
@@ -182,7 +185,8 @@ func TestRightsToRequests(t *testing.T) {
 	}
 	lab.Refused(t, body("BackupCancellation"), post(editor, "cancel"), "it has ended already")
 	lab.Refused(t, body("BackupDeletion"), post(editor, "deletion"), "forbidden")
-	if _, stderr, err := lab.TryKubectl(t, body("BackupDeletion"), post(admin, "deletion")...); err != nil {
+	lab.Refused(t, body("BackupDeletion"), post(admin, "deletion"), "forbidden")
+	if _, stderr, err := lab.TryKubectl(t, body("BackupDeletion"), post(deleter, "deletion")...); err != nil {
 		t.Errorf("%v: %s", err, stderr)
 	}
 	labtest.Eventually(t, "the backup to go", func() error {

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
@@ -34,6 +35,9 @@ type right struct {
 
 func (r right) String() string {
 	resource, sub, _ := strings.Cut(r.resource, "/")
+	if resource == "" {
+		return fmt.Sprintf("%s, in %s: %s %s", r.account, r.place, r.verb, r.resource)
+	}
 	if r.group != "" {
 		resource += "." + r.group
 	}
@@ -53,36 +57,79 @@ const everywhere = "cluster"
 var accounts = map[string]string{
 	"holdfast-controller": labtest.System,
 	"holdfast-apiserver":  labtest.System,
-	"holdfast-node-agent": labtest.System,
+	"holdfast-node-agent": labtest.System + "-agents",
 }
 
 // TestRights asks the cluster what each account may do, and compares the answer
 // with the table in docs/security.md, in both directions.
 func TestRights(t *testing.T) {
 	t.Parallel()
-	documented := documentedRights(t)
+	documented := documentedRights(t, "account")
 	granted := sets.New[right]()
 	for account, namespace := range accounts {
 		granted.Insert(rightsOf(t, account, namespace)...)
 	}
+	if compare(t, documented, granted) {
+		askForEach(t, documented)
+	}
+}
+
+// TestRoles compares what people may do with the other table in docs/security.md.
+func TestRoles(t *testing.T) {
+	t.Parallel()
+	granted := sets.New[right]()
+	add := func(role, place string, rules []rbacv1.PolicyRule) {
+		for _, rule := range rules {
+			found := sets.New[right]()
+			addRules(found, rule.Verbs, rule.APIGroups, rule.Resources, rule.ResourceNames, rule.NonResourceURLs)
+			for r := range found {
+				r.account, r.place = role, place
+				// Of the cluster's own roles, what they have from us.
+				if strings.HasPrefix(role, "holdfast-") || strings.HasSuffix(r.group, "holdfast.io") {
+					granted.Insert(r)
+				}
+			}
+		}
+	}
+	clusterRoles, err := lab.Kube.RbacV1().ClusterRoles().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, role := range clusterRoles.Items {
+		if accounts[role.Name] == "" {
+			add(role.Name, "where it is bound", role.Rules)
+		}
+	}
+	roles, err := lab.Kube.RbacV1().Roles(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, role := range roles.Items {
+		if accounts[role.Name] == "" {
+			add(role.Name, role.Namespace, role.Rules)
+		}
+	}
+	compare(t, documentedRights(t, "role"), granted)
+}
+
+func compare(t *testing.T, documented, granted sets.Set[right]) bool {
+	t.Helper()
 	for _, r := range sorted(granted.Difference(documented)) {
 		t.Errorf("docs/security.md does not list: %s", r)
 	}
 	for _, r := range sorted(documented.Difference(granted)) {
 		t.Errorf("docs/security.md lists what the cluster refuses: %s", r)
 	}
-	if t.Failed() {
-		return
-	}
-	askForEach(t, documented)
+	return documented.Equal(granted)
 }
 
 func sorted(rights sets.Set[right]) []right {
 	return slices.SortedFunc(maps.Keys(rights), func(a, b right) int { return strings.Compare(a.String(), b.String()) })
 }
 
-// documentedRights are those in the table of docs/security.md.
-func documentedRights(t *testing.T) sets.Set[right] {
+// documentedRights are those in a table of docs/security.md: that whose first column
+// has the title.
+func documentedRights(t *testing.T, title string) sets.Set[right] {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/security.md")
 	if err != nil {
@@ -98,28 +145,29 @@ func documentedRights(t *testing.T) sets.Set[right] {
 		switch {
 		case len(cells) < 4:
 			inTable = false
-		case cells[0] == "account" && cells[1] == "where":
-			inTable = true
+		case cells[1] == "where":
+			inTable = cells[0] == title
 		case !inTable || strings.HasPrefix(cells[0], "---"):
 		default:
 			for what := range strings.SplitSeq(cells[2], ", ") {
 				what, name, _ := strings.Cut(strings.TrimSuffix(what, ")"), " (")
-				resource, sub, hasSub := strings.Cut(what, "/")
-				if resource == "" { // a path
-					resource, sub, hasSub = what, "", false
-				}
-				resource, group, _ := strings.Cut(resource, ".")
-				if hasSub {
-					resource += "/" + sub
+				resource, group := what, ""
+				if !strings.HasPrefix(what, "/") {
+					var sub string
+					resource, sub, _ = strings.Cut(what, "/")
+					resource, group, _ = strings.Cut(resource, ".")
+					resource = strings.TrimSuffix(resource+"/"+sub, "/")
 				}
 				for verb := range strings.SplitSeq(cells[3], " ") {
-					found.Insert(right{cells[0], cells[1], verb, group, resource, name})
+					for who := range strings.SplitSeq(cells[0], ", ") {
+						found.Insert(right{who, cells[1], verb, group, resource, name})
+					}
 				}
 			}
 		}
 	}
 	if len(found) == 0 {
-		t.Fatal("docs/security.md has no table of rights")
+		t.Fatalf("docs/security.md has no table of the rights of each %s", title)
 	}
 	return found
 }
@@ -177,28 +225,31 @@ func rules(t *testing.T, user rest.ImpersonationConfig, namespace string) sets.S
 	}
 	found := sets.New[right]()
 	for _, rule := range review.Status.ResourceRules {
-		names := rule.ResourceNames
-		if len(names) == 0 {
-			names = []string{""}
+		addRules(found, rule.Verbs, rule.APIGroups, rule.Resources, rule.ResourceNames, nil)
+	}
+	for _, rule := range review.Status.NonResourceRules {
+		addRules(found, rule.Verbs, nil, nil, nil, rule.NonResourceURLs)
+	}
+	return found
+}
+
+// addRules adds what a rule allows, one by one.
+func addRules(to sets.Set[right], verbs, groups, resources, names, paths []string) {
+	if len(names) == 0 {
+		names = []string{""}
+	}
+	for _, verb := range verbs {
+		for _, path := range paths {
+			to.Insert(right{verb: verb, resource: path})
 		}
-		for _, verb := range rule.Verbs {
-			for _, group := range rule.APIGroups {
-				for _, resource := range rule.Resources {
-					for _, name := range names {
-						found.Insert(right{verb: verb, group: group, resource: resource, name: name})
-					}
+		for _, group := range groups {
+			for _, resource := range resources {
+				for _, name := range names {
+					to.Insert(right{verb: verb, group: group, resource: resource, name: name})
 				}
 			}
 		}
 	}
-	for _, rule := range review.Status.NonResourceRules {
-		for _, verb := range rule.Verbs {
-			for _, path := range rule.NonResourceURLs {
-				found.Insert(right{verb: verb, resource: path})
-			}
-		}
-	}
-	return found
 }
 
 // askForEach asks the cluster about every resource and subresource that it serves,

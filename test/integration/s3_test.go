@@ -62,7 +62,7 @@ func TestS3(t *testing.T) {
 		if without.Reason != enginev1alpha1.ReasonInvalid || !strings.Contains(without.Message, "s3-credentials") {
 			t.Errorf("without its Secret the location says %+v", without)
 		}
-		if _, err := lab.Kube.CoreV1().Secrets(labtest.System).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s3-credentials"}, Data: secret}, metav1.CreateOptions{}); err != nil {
+		if _, err := lab.Kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(labtest.System)).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s3-credentials"}, Data: secret}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		lab.AwaitAvailable(t, name, metav1.ConditionTrue)

@@ -109,7 +109,7 @@ func count(writes []auditv1.Event, held []string) map[string]int {
 		ref := write.ObjectRef
 		created := ref.APIGroup == v1alpha1.GroupName // by the user
 		switch {
-		case !created && !strings.HasPrefix(write.User.Username, "system:serviceaccount:"+labtest.System+":"):
+		case !created && !strings.HasPrefix(write.User.Username, "system:serviceaccount:"+labtest.System): // and of the agents' namespace
 		case slices.ContainsFunc(held, func(name string) bool {
 			// Events and PodVolumeBackups have names that begin with the backup's.
 			return ref.Name == name || strings.HasPrefix(ref.Name, name+"-") || strings.HasPrefix(ref.Name, name+".")

@@ -30,7 +30,7 @@ import (
 type Config struct {
 	Dir       workdir.Dir
 	Binary    string // the holdfast program
-	Artifacts string // the folder that holds crds/ and rbac/
+	Artifacts string // the folder of the manifests
 	// Flags that go behind the lab's own, so they win.
 	APIServerFlags, ControllerFlags, AgentFlags []string
 	// Agents is how many agents run in a lab without real nodes, each for a
@@ -44,8 +44,12 @@ const prefix = "holdfast-"
 // stopGrace is how long a process may take to end by itself.
 const stopGrace = 20 * time.Second
 
-// serviceAccounts are the roles' users, in the namespace holdfast.
-var serviceAccounts = []string{"holdfast-apiserver", "holdfast-controller", "holdfast-node-agent"}
+// serviceAccounts are the roles' users, with their namespaces.
+var serviceAccounts = map[string]string{
+	"holdfast-apiserver":  namespace,
+	"holdfast-controller": namespace,
+	"holdfast-node-agent": namespace + "-agents",
+}
 
 // Up registers and starts Holdfast, and returns once the aggregated API is
 // discovered. A Holdfast that runs is stopped first; its records and stores
@@ -176,7 +180,7 @@ func (c Config) writeCredentials(state workdir.State, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range serviceAccounts {
+	for name := range serviceAccounts {
 		if err := kubeconfig.Issue(c.Dir.KubeconfigOf(name), state.Server, cluster, serviceAccount(name), now); err != nil {
 			return err
 		}
@@ -198,6 +202,7 @@ func (c Config) writeCredentials(state workdir.State, now time.Time) error {
 // serviceAccount is the subject whose certificate makes its holder the very
 // user that a pod of the ServiceAccount would be, for RBAC.
 func serviceAccount(name string) pki.Subject {
+	namespace := serviceAccounts[name]
 	return pki.Subject{
 		Name:   "system:serviceaccount:" + namespace + ":" + name,
 		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
@@ -262,6 +267,11 @@ func awaitHealth(ctx context.Context, dir workdir.Dir, p *process.Process) error
 	return p.AwaitHealth(ctx, "https://"+p.Address()+"/readyz", dir.PKI("holdfast-ca.crt"))
 }
 
+// manifests are those that do not depend on pods.
 func manifests(dir string) []string {
-	return []string{"-f", filepath.Join(dir, "crds"), "-f", filepath.Join(dir, "rbac")}
+	var files []string
+	for _, name := range []string{"deploy/namespaces.yaml", "crds", "rbac", "deploy/flowschema.yaml", "deploy/network-policies.yaml"} {
+		files = append(files, "-f", filepath.Join(dir, filepath.FromSlash(name)))
+	}
+	return files
 }

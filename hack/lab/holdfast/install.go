@@ -24,14 +24,12 @@ const (
 
 // install puts into the cluster what Holdfast needs before it starts.
 func (r runner) install(ctx context.Context, kube kubectl.Kubectl) error {
-	objects := "apiVersion: v1\nkind: Namespace\nmetadata: {name: " + namespace + "}\n"
 	if len(r.nodes) == 0 {
 		for _, a := range r.agents() {
-			objects += fmt.Sprintf("---\napiVersion: v1\nkind: Node\nmetadata: {name: %[1]s, labels: {kubernetes.io/hostname: %[1]s}}\n", a.node)
+			if err := kube.Apply(ctx, fmt.Sprintf("apiVersion: v1\nkind: Node\nmetadata: {name: %[1]s, labels: {kubernetes.io/hostname: %[1]s}}\n", a.node)); err != nil {
+				return err
+			}
 		}
-	}
-	if err := kube.Apply(ctx, objects); err != nil {
-		return err
 	}
 	apply := []string{"apply", "--server-side", "--force-conflicts"}
 	if _, err := kube.Run(ctx, append(apply, manifests(r.Artifacts)...)...); err != nil {

@@ -56,8 +56,8 @@ type Config struct {
 	Namespace string
 
 	Runs engineclient.BackupRunsGetter
-	// Secrets of the system namespace: credentials and the keys of repositories.
-	Secrets location.Secrets
+	// Secrets with the credentials of the locations, and Keys of the repositories.
+	Secrets, Keys location.Secrets
 	// CheckLocation brings the condition of a storage location up to date at once.
 	CheckLocation func(ctx context.Context, name string) error
 	Events        events.EventRecorder

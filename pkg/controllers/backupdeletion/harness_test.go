@@ -127,7 +127,8 @@ func (w *world) start() (stop func()) {
 	controller, err := New(Config{
 		Namespace:        system,
 		Runs:             w.EngineV1alpha1(),
-		Secrets:          w.kube.CoreV1().Secrets(system),
+		Secrets:          w.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(system)),
+		Keys:             w.kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(system)),
 		CheckLocation:    w.checkLocation,
 		Events:           w.events,
 		Clock:            clock.RealClock{},
@@ -338,8 +339,8 @@ func newVolumeWorld(t *testing.T) *world {
 
 func (w *world) addKey(key repository.Key) {
 	w.Helper()
-	_, err := w.kube.CoreV1().Secrets(system).Create(w.Context(), &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: enginev1alpha1.KeySecretName(keyName)},
+	_, err := w.kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(system)).Create(w.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: enginev1alpha1.KeysNamespace(system), Name: enginev1alpha1.KeySecretName(keyName)},
 		Data:       map[string][]byte{enginev1alpha1.KeySecretKey: []byte(key)},
 	}, metav1.CreateOptions{})
 	must(w, err)
@@ -347,7 +348,7 @@ func (w *world) addKey(key repository.Key) {
 
 func (w *world) removeKey() {
 	w.Helper()
-	must(w, w.kube.CoreV1().Secrets(system).Delete(w.Context(), enginev1alpha1.KeySecretName(keyName), metav1.DeleteOptions{}))
+	must(w, w.kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(system)).Delete(w.Context(), enginev1alpha1.KeySecretName(keyName), metav1.DeleteOptions{}))
 }
 
 // expectSnapshots tells which snapshots can be restored, with their content.

@@ -361,7 +361,7 @@ func TestRepositories(t *testing.T) {
 		w.removeKey()
 		w.Create(completed("going"))
 		stop := w.start()
-		if reason := w.waitReason("going"); !strings.Contains(reason, "bring the Secret app.default.key back") {
+		if reason := w.waitReason("going"); !strings.Contains(reason, "bring back the Secret app.default.key in holdfast-repositories") {
 			t.Errorf("the status says %q", reason)
 		}
 		stop()
@@ -377,7 +377,7 @@ func TestRepositories(t *testing.T) {
 		w.addKey(repository.NewKey())
 		w.Create(completed("going"))
 		w.start()
-		if reason := w.waitReason("going"); !strings.Contains(reason, "the key in the Secret app.default.key does not open it") {
+		if reason := w.waitReason("going"); !strings.Contains(reason, "the key in the Secret app.default.key in holdfast-repositories does not open it") {
 			t.Errorf("the status says %q", reason)
 		}
 	})

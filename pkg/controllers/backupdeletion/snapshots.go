@@ -51,10 +51,10 @@ func (c *Controller) deleteSnapshots(ctx context.Context, record *enginev1alpha1
 	}
 	o := refused("the snapshots in the repository of the namespace %q can't be deleted now", namespace)
 	o.cause = err
-	secret := enginev1alpha1.KeySecretName(enginev1alpha1.RepositoryName(namespace, record.Name))
+	secret := enginev1alpha1.KeySecretName(enginev1alpha1.RepositoryName(namespace, record.Name)) + " in " + enginev1alpha1.KeysNamespace(c.Namespace)
 	switch {
 	case errors.Is(err, opener.ErrNoKey):
-		o.text += fmt.Sprintf(": the repository exists, but its key is missing: bring the Secret %s back, with its %s", secret, enginev1alpha1.KeySecretKey)
+		o.text += fmt.Sprintf(": the repository exists, but its key is missing: bring back the Secret %s, with its %s", secret, enginev1alpha1.KeySecretKey)
 	case errors.Is(err, repository.ErrWrongKey):
 		o.text += fmt.Sprintf(": the key in the Secret %s does not open it: put the key there that the repository was made with", secret)
 	case errors.Is(err, repository.ErrNotInitialized):
@@ -66,7 +66,7 @@ func (c *Controller) deleteSnapshots(ctx context.Context, record *enginev1alpha1
 }
 
 func (c *Controller) deleteFrom(ctx context.Context, record *enginev1alpha1.BackupStorageLocation, namespace string, backup types.UID, ids []string) error {
-	opened, err := opener.OpenAt(ctx, c.Secrets, record, namespace)
+	opened, err := opener.OpenAt(ctx, c.Secrets, c.Keys, record, namespace)
 	if err != nil {
 		return err
 	}

@@ -59,11 +59,12 @@ type Executor struct {
 	// Client makes requests to the root of the API server, without a limit.
 	Client rest.Interface
 	// Runs of the system namespace.
-	Runs      engineclient.BackupRunInterface
-	Secrets   location.Secrets
-	Locations enginelisters.BackupStorageLocationNamespaceLister
-	Cluster   format.Cluster
-	Clock     clock.Clock
+	Runs engineclient.BackupRunInterface
+	// Secrets with the credentials of the locations, and Keys of the repositories.
+	Secrets, Keys location.Secrets
+	Locations     enginelisters.BackupStorageLocationNamespaceLister
+	Cluster       format.Cluster
+	Clock         clock.Clock
 }
 
 var _ executor = &Executor{}
@@ -183,7 +184,7 @@ func (e *Executor) DiscardSnapshots(ctx context.Context, run *enginev1alpha1.Bac
 		klog.FromContext(ctx).Info("The backup is stored after all, so its snapshots stay", "backupRun", klog.KObj(run), "phase", found.Status.Phase)
 		return nil
 	}
-	opened, err := opener.OpenAt(ctx, e.Secrets, record, namespace)
+	opened, err := opener.OpenAt(ctx, e.Secrets, e.Keys, record, namespace)
 	if errors.Is(err, opener.ErrNoRepository) {
 		return nil // there was no upload
 	}

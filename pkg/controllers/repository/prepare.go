@@ -36,7 +36,7 @@ func (c *Controller) prepare(ctx context.Context, record *engine.BackupRepositor
 		// Its return wakes the repository.
 		return notReady(engine.ReasonUnreachable, fmt.Sprintf("the storage location %q is not available", stored.Name)), nil
 	}
-	credentials, err := location.Credentials(ctx, c.Secrets, &stored.Spec)
+	credentials, err := location.Credentials(ctx, c.Secrets, stored)
 	switch {
 	case errors.Is(err, location.ErrNoCredentials):
 		return notReady(engine.ReasonInvalid, err.Error()), err
@@ -59,7 +59,8 @@ func (c *Controller) prepare(ctx context.Context, record *engine.BackupRepositor
 		return notReady(engine.ReasonKeyMissing, err.Error()), err
 	case errors.Is(err, repository.ErrWrongKey):
 		return notReady(engine.ReasonKeyMismatch, fmt.Sprintf(
-			"the key in the Secret %s does not open the repository in the store: put the key there that the repository was made with", engine.KeySecretName(record.Name))), err
+			"the key in the Secret %s in %s does not open the repository in the store: put the key there that the repository was made with",
+			engine.KeySecretName(record.Name), engine.KeysNamespace(c.Namespace))), err
 	case errors.Is(err, repository.ErrDamaged):
 		return notReady(engine.ReasonDamaged, err.Error()), err
 	default:
@@ -74,7 +75,7 @@ func notReady(reason, message string) metav1.Condition {
 // key returns the key of a repository. It makes one only if there is nothing in
 // the store that another key may have locked.
 func (c *Controller) key(ctx context.Context, record *engine.BackupRepository, where repository.Location) (repository.Key, error) {
-	key, err := opener.Key(ctx, c.Secrets, record.Name)
+	key, err := opener.Key(ctx, c.Keys, record.Name)
 	if !errors.Is(err, opener.ErrNoKey) {
 		return key, err
 	}
@@ -83,14 +84,14 @@ func (c *Controller) key(ctx context.Context, record *engine.BackupRepository, w
 		return "", existsErr
 	}
 	if exists {
-		return "", fmt.Errorf("%w, but the repository exists in the store: bring the Secret back, its data can't be read without", err)
+		return "", fmt.Errorf("%w in %s, but the repository exists in the store: bring the Secret back, its data can't be read without", err, engine.KeysNamespace(c.Namespace))
 	}
 
 	// No owner: a Secret that goes with another object would take the data along.
-	_, err = c.Secrets.Create(ctx, &corev1.Secret{
+	_, err = c.Keys.Create(ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:      engine.KeySecretName(record.Name),
-			Namespace: c.Namespace,
+			Namespace: engine.KeysNamespace(c.Namespace),
 			Labels:    map[string]string{LabelKey: "true"},
 		},
 		Type: corev1.SecretTypeOpaque,
@@ -100,5 +101,5 @@ func (c *Controller) key(ctx context.Context, record *engine.BackupRepository, w
 		return "", fmt.Errorf("store the key of the repository: %w", err)
 	}
 	// What counts is what is stored: another process may have been faster.
-	return opener.Key(ctx, c.Secrets, record.Name)
+	return opener.Key(ctx, c.Keys, record.Name)
 }

@@ -35,6 +35,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
 )
 
 const (
@@ -54,8 +55,9 @@ type Config struct {
 	Namespace string
 
 	Repositories engineclient.BackupRepositoriesGetter
-	// Secrets of the system namespace.
-	Secrets corev1client.SecretInterface
+	// Secrets with the credentials of the locations, and Keys of the repositories.
+	Secrets location.Secrets
+	Keys    corev1client.SecretInterface
 	Events  events.EventRecorder
 	Clock   clock.WithTicker
 

@@ -32,6 +32,7 @@ import (
 
 const (
 	system = "holdfast"
+	keys   = "holdfast-repositories"
 	name   = "app.default"
 )
 
@@ -69,7 +70,8 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 	h.Controller, err = New(Config{
 		Namespace:          system,
 		Repositories:       h.engine.EngineV1alpha1(),
-		Secrets:            h.kube.CoreV1().Secrets(system),
+		Secrets:            h.kube.CoreV1().Secrets(engine.CredentialsNamespace(system)),
+		Keys:               h.kube.CoreV1().Secrets(keys),
 		Events:             h.events,
 		Clock:              clock.RealClock{},
 		RepositoryInformer: v1.BackupRepositories(),
@@ -115,7 +117,7 @@ func (h *harness) expect(status metav1.ConditionStatus, reason string) metav1.Co
 
 func (h *harness) key() repository.Key {
 	h.t.Helper()
-	secret, err := h.kube.CoreV1().Secrets(system).Get(h.t.Context(), name+".key", metav1.GetOptions{})
+	secret, err := h.kube.CoreV1().Secrets(keys).Get(h.t.Context(), name+".key", metav1.GetOptions{})
 	must(h.t, err)
 	return repository.Key(secret.Data["repository-password"])
 }
@@ -182,7 +184,7 @@ func TestCreates(t *testing.T) {
 	r, err := repository.Open(t.Context(), h.location(), "app", h.key(), repository.Options{})
 	must(t, err)
 	must(t, r.Close(t.Context()))
-	secret, err := h.kube.CoreV1().Secrets(system).Get(t.Context(), name+".key", metav1.GetOptions{})
+	secret, err := h.kube.CoreV1().Secrets(keys).Get(t.Context(), name+".key", metav1.GetOptions{})
 	must(t, err)
 	if secret.Type != corev1.SecretTypeOpaque || secret.Labels[LabelKey] == "" || len(secret.OwnerReferences) > 0 {
 		t.Errorf("the Secret is %+v", secret.ObjectMeta)
@@ -220,16 +222,16 @@ func TestKeyMissing(t *testing.T) {
 	if got := h.attempt(); got.Status != metav1.ConditionTrue {
 		t.Fatalf("the condition is %+v", got)
 	}
-	secret, err := h.kube.CoreV1().Secrets(system).Get(t.Context(), name+".key", metav1.GetOptions{})
+	secret, err := h.kube.CoreV1().Secrets(keys).Get(t.Context(), name+".key", metav1.GetOptions{})
 	must(t, err)
-	must(t, h.kube.CoreV1().Secrets(system).Delete(t.Context(), secret.Name, metav1.DeleteOptions{}))
+	must(t, h.kube.CoreV1().Secrets(keys).Delete(t.Context(), secret.Name, metav1.DeleteOptions{}))
 
 	for range 2 {
 		if got := h.attempt(); got.Reason != "KeyMissing" || !strings.Contains(got.Message, secret.Name) {
 			t.Errorf("the condition is %+v, want KeyMissing", got)
 		}
 	}
-	if _, err := h.kube.CoreV1().Secrets(system).Get(t.Context(), secret.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := h.kube.CoreV1().Secrets(keys).Get(t.Context(), secret.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("a key was made: %v", err)
 	}
 	if got := h.statusWrites(); got != 2 {
@@ -245,7 +247,7 @@ func TestKeyMissing(t *testing.T) {
 	}
 
 	secret.ResourceVersion = ""
-	_, err = h.kube.CoreV1().Secrets(system).Create(t.Context(), secret, metav1.CreateOptions{})
+	_, err = h.kube.CoreV1().Secrets(keys).Create(t.Context(), secret, metav1.CreateOptions{})
 	must(t, err)
 	if got := h.attempt(); got.Status != metav1.ConditionTrue {
 		t.Errorf("with the Secret back the condition is %+v", got)
@@ -264,11 +266,11 @@ func TestSecretGiven(t *testing.T) {
 			h := newHarness(t, record())
 			h.fill()
 			must(t, repository.Create(t.Context(), h.location(), "app", "the password"))
-			given := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name + ".key", Namespace: system}, Data: map[string][]byte{}}
+			given := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name + ".key", Namespace: keys}, Data: map[string][]byte{}}
 			if c.password != "" {
 				given.Data["repository-password"] = []byte(c.password)
 			}
-			_, err := h.kube.CoreV1().Secrets(system).Create(t.Context(), given, metav1.CreateOptions{})
+			_, err := h.kube.CoreV1().Secrets(keys).Create(t.Context(), given, metav1.CreateOptions{})
 			must(t, err)
 			if got := h.attempt(); got.Reason != c.want {
 				t.Errorf("the condition is %+v, want %s", got, c.want)
@@ -281,7 +283,7 @@ func TestSecretGiven(t *testing.T) {
 	t.Run("a Secret without the key, and no repository", func(t *testing.T) {
 		h := newHarness(t, record())
 		h.fill()
-		_, err := h.kube.CoreV1().Secrets(system).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name + ".key", Namespace: system}}, metav1.CreateOptions{})
+		_, err := h.kube.CoreV1().Secrets(keys).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name + ".key", Namespace: keys}}, metav1.CreateOptions{})
 		must(t, err)
 		if got := h.attempt(); got.Reason != "KeyMissing" {
 			t.Errorf("the condition is %+v, want KeyMissing", got)
@@ -316,7 +318,7 @@ func TestUnreachable(t *testing.T) {
 	if got := h.statusWrites(); got != 1 {
 		t.Errorf("%d writes of the status, want 1", got)
 	}
-	if secrets, _ := h.kube.CoreV1().Secrets(system).List(t.Context(), metav1.ListOptions{}); len(secrets.Items) != 0 {
+	if secrets, _ := h.kube.CoreV1().Secrets(keys).List(t.Context(), metav1.ListOptions{}); len(secrets.Items) != 0 {
 		t.Error("a key was made before it is known whether there is a repository")
 	}
 

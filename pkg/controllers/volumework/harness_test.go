@@ -109,7 +109,7 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 	)
 	h.engine.PrependReactor("*", "*", h.compareAndSwap)
 	kube := kubefake.NewSimpleClientset(&corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: engine.KeySecretName(repo)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: engine.KeysNamespace(system), Name: engine.KeySecretName(repo)},
 		Data:       map[string][]byte{engine.KeySecretKey: []byte(h.key)},
 	})
 	h.manager = datapath.NewManager(t.Context(), 1)
@@ -119,7 +119,8 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 		Namespace:          system,
 		PodsDir:            h.podsDir,
 		Manager:            h.manager,
-		Secrets:            kube.CoreV1().Secrets(system),
+		Secrets:            kube.CoreV1().Secrets(engine.CredentialsNamespace(system)),
+		Keys:               kube.CoreV1().Secrets(engine.KeysNamespace(system)),
 		Events:             h.events,
 		Clock:              clock,
 		RepositoryInformer: h.factory.Engine().V1alpha1().BackupRepositories(),

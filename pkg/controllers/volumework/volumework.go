@@ -115,7 +115,8 @@ type Config struct {
 	PodsDir string
 	// Manager of the node's work. Its owner stops it.
 	Manager *datapath.Manager
-	Secrets location.Secrets
+	// Secrets with the credentials of the locations, and Keys of the repositories.
+	Secrets, Keys location.Secrets
 	// Options for repositories. Restores use no cache: they read everything once.
 	Options repository.Options
 	Events  events.EventRecorder
@@ -157,6 +158,7 @@ func New[T Record[T]](config Config, kind Kind[T], client Client[T], lister List
 			Repositories: config.RepositoryInformer.Lister().BackupRepositories(config.Namespace),
 			Locations:    config.LocationInformer.Lister().BackupStorageLocations(config.Namespace),
 			Secrets:      config.Secrets,
+			Keys:         config.Keys,
 			Options:      config.Options,
 		},
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(

@@ -161,7 +161,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRepository(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupRepository is a Kopia repository: the data of one namespace's volumes in one storage location. Its name is NAMESPACE.LOCATION. Its key is in the Secret of the same name with the suffix .key; whoever loses that Secret loses the data.",
+				Description: "BackupRepository is a Kopia repository: the data of one namespace's volumes in one storage location. Its name is NAMESPACE.LOCATION. Its key is in the Secret of the same name with the suffix .key, in the namespace that is called as the system namespace with the suffix -repositories; whoever loses that Secret loses the data.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -1493,7 +1493,7 @@ func schema_pkg_apis_engine_v1alpha1_S3Location(ref common.ReferenceCallback) co
 					},
 					"credentialsSecret": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of a Secret in the system namespace with the keys accessKeyID and secretAccessKey, and optionally sessionToken. Empty means the environment's own credentials.",
+							Description: "Name of a Secret with the keys accessKeyID and secretAccessKey, and optionally sessionToken. It lies in the namespace of the credentials, which is called as the system namespace with the suffix -locations. Empty means the environment's own credentials.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

@@ -32,8 +32,8 @@ type Opener struct {
 	// Repositories and Locations of the system namespace.
 	Repositories enginelisters.BackupRepositoryNamespaceLister
 	Locations    enginelisters.BackupStorageLocationNamespaceLister
-	// Secrets of the system namespace.
-	Secrets location.Secrets
+	// Secrets with the credentials of the locations, and Keys of the repositories.
+	Secrets, Keys location.Secrets
 	// Options for every repository.
 	Options repository.Options
 }
@@ -48,11 +48,11 @@ func (o *Opener) Open(ctx context.Context, name string) (*repository.Repository,
 	if err != nil {
 		return nil, fmt.Errorf("find the storage location of BackupRepository %s: %w", name, err)
 	}
-	credentials, err := location.Credentials(ctx, o.Secrets, &stored.Spec)
+	credentials, err := location.Credentials(ctx, o.Secrets, stored)
 	if err != nil {
 		return nil, err
 	}
-	key, err := Key(ctx, o.Secrets, name)
+	key, err := Key(ctx, o.Keys, name)
 	if err != nil {
 		return nil, err
 	}
@@ -66,13 +66,13 @@ func (o *Opener) Open(ctx context.Context, name string) (*repository.Repository,
 // OpenAt opens the repository of a namespace at a storage location, which may have no
 // record: a backup may be older than the cluster. It fails with ErrNoRepository if
 // there is none. The caller closes it.
-func OpenAt(ctx context.Context, secrets location.Secrets, stored *engine.BackupStorageLocation, namespace string) (*repository.Repository, error) {
-	credentials, err := location.Credentials(ctx, secrets, &stored.Spec)
+func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.BackupStorageLocation, namespace string) (*repository.Repository, error) {
+	credentials, err := location.Credentials(ctx, secrets, stored)
 	if err != nil {
 		return nil, err
 	}
 	where := repository.Location{Spec: stored.Spec, Secret: credentials}
-	key, err := Key(ctx, secrets, engine.RepositoryName(namespace, stored.Name))
+	key, err := Key(ctx, keys, engine.RepositoryName(namespace, stored.Name))
 	var opened *repository.Repository
 	if err == nil {
 		opened, err = repository.Open(ctx, where, namespace, key, repository.Options{})
@@ -90,9 +90,9 @@ func OpenAt(ctx context.Context, secrets location.Secrets, stored *engine.Backup
 }
 
 // Key reads the key of a repository. It fails with ErrNoKey if there is none.
-func Key(ctx context.Context, secrets location.Secrets, name string) (repository.Key, error) {
+func Key(ctx context.Context, keys location.Secrets, name string) (repository.Key, error) {
 	secretName := engine.KeySecretName(name)
-	secret, err := secrets.Get(ctx, secretName, metav1.GetOptions{})
+	secret, err := keys.Get(ctx, secretName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return "", fmt.Errorf("%w: the Secret %s does not exist", ErrNoKey, secretName)
 	}

@@ -46,9 +46,8 @@ func (l *Lab) Namespace(t *testing.T, prefix string) string {
 	return name
 }
 
-// Grant binds a user to a ClusterRole in a namespace, waits until they may list
-// backups there, and returns the binding's name.
-func (l *Lab) Grant(t *testing.T, user, role, namespace string) string {
+// Bind binds a user to a ClusterRole in a namespace, and returns the binding's name.
+func (l *Lab) Bind(t *testing.T, user, role, namespace string) string {
 	t.Helper()
 	binding := &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: Name("grant")},
@@ -58,6 +57,14 @@ func (l *Lab) Grant(t *testing.T, user, role, namespace string) string {
 	if _, err := l.Kube.RbacV1().RoleBindings(namespace).Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	return binding.Name
+}
+
+// Grant is Bind, and waits until the user may list backups there. What was bound
+// before holds then, too.
+func (l *Lab) Grant(t *testing.T, user, role, namespace string) string {
+	t.Helper()
+	binding := l.Bind(t, user, role, namespace)
 	Eventually(t, "the rights of "+user, func() error {
 		review, err := l.Kube.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
 			Spec: authorizationv1.SubjectAccessReviewSpec{User: user, ResourceAttributes: &authorizationv1.ResourceAttributes{
@@ -69,7 +76,7 @@ func (l *Lab) Grant(t *testing.T, user, role, namespace string) string {
 		}
 		return err
 	})
-	return binding.Name
+	return binding
 }
 
 // Pod makes a Running pod called web, on a node, with an emptyDir called scratch,

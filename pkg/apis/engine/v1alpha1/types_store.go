@@ -118,8 +118,9 @@ type S3Location struct {
 	// verified against, instead of the system's.
 	// +optional
 	CABundle []byte `json:"caBundle,omitempty"`
-	// Name of a Secret in the system namespace with the keys accessKeyID and
-	// secretAccessKey, and optionally sessionToken. Empty means the environment's
+	// Name of a Secret with the keys accessKeyID and secretAccessKey, and optionally
+	// sessionToken. It lies in the namespace of the credentials, which is called as
+	// the system namespace with the suffix -locations. Empty means the environment's
 	// own credentials.
 	// +optional
 	CredentialsSecret string `json:"credentialsSecret,omitempty"`
@@ -157,7 +158,9 @@ type BackupStorageLocationStatus struct {
 
 // BackupRepository is a Kopia repository: the data of one namespace's volumes in
 // one storage location. Its name is NAMESPACE.LOCATION. Its key is in the Secret
-// of the same name with the suffix .key; whoever loses that Secret loses the data.
+// of the same name with the suffix .key, in the namespace that is called as the
+// system namespace with the suffix -repositories; whoever loses that Secret loses
+// the data.
 type BackupRepository struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -201,6 +204,17 @@ const (
 	// ReasonDamaged: the store has data of the repository, but not what opens it.
 	ReasonDamaged = "Damaged"
 )
+
+// Secrets lie beside the system namespace, each kind in a namespace of its own,
+// since a right to read Secrets is one to all of a namespace, save for names that are
+// known beforehand. So whoever needs one kind reads no other, nor what serves TLS in the
+// system namespace.
+
+// CredentialsNamespace is where the credentials of the storage locations are.
+func CredentialsNamespace(system string) string { return system + "-locations" }
+
+// KeysNamespace is where the keys of the repositories are.
+func KeysNamespace(system string) string { return system + "-repositories" }
 
 // KeySecretName is the name of the Secret with the key of a repository.
 func KeySecretName(repository string) string { return repository + ".key" }
