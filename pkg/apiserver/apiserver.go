@@ -8,6 +8,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
@@ -180,6 +182,10 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	stores := healthz.NamedCheck("holdfast-stores", func(*http.Request) error { return projector.Ready() })
+	if err := generic.AddReadyzChecks(stores); err != nil {
+		return nil, err
+	}
 	group := genericapiserver.NewDefaultAPIGroupInfo(holdfast.GroupName, Scheme, metav1.ParameterCodec, Codecs)
 	group.NegotiatedSerializer = withoutProtobuf{Codecs}
 	group.VersionedResourcesStorageMap[v1alpha1.SchemeGroupVersion.Version] = map[string]rest.Storage{
@@ -197,7 +203,7 @@ func (c CompletedConfig) New() (*Server, error) {
 }
 
 // Run serves until ctx ends. Discovery answers at once; a resource answers 429
-// until what it shows is loaded.
+// until the records are there. /readyz says yes when the stores have been read, too.
 func (s *Server) Run(ctx context.Context) error {
 	s.generic.AddPostStartHookOrDie("holdfast-projection", func(hook genericapiserver.PostStartHookContext) error {
 		s.engine.StartWithContext(hook)

@@ -215,6 +215,7 @@ func (r *Refresher) apply(ctx context.Context, running *sync.WaitGroup) {
 			cancel:   cancel,
 			state:    known[name],
 		}
+		w.isAlive()
 		r.workers[name] = w
 		running.Go(func() {
 			defer cancel()
@@ -271,8 +272,9 @@ func (r *Refresher) worker(location string) *worker {
 	return r.workers[location]
 }
 
-// Loaded reports whether all locations have been read once, or tried in vain. It
-// is false again when there is a new location.
+// Loaded reports whether all locations have been read once, or tried in vain, or have
+// yielded nothing for as long as a request may take. It is false again when there is
+// a new location.
 func (r *Refresher) Loaded() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -280,8 +282,7 @@ func (r *Refresher) Loaded() bool {
 		return false
 	}
 	for _, location := range r.wanted {
-		w := r.workers[location.Name]
-		if w == nil || !w.snapshot().Loaded {
+		if w := r.workers[location.Name]; w == nil || !w.snapshot().Loaded && !w.isSilent() {
 			return false
 		}
 	}
@@ -303,6 +304,9 @@ func (r *Refresher) states() map[string]State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	states := map[string]State{}
+	for _, location := range r.wanted {
+		states[location.Name] = State{}
+	}
 	for name, w := range r.workers {
 		states[name] = w.snapshot()
 	}
@@ -310,13 +314,15 @@ func (r *Refresher) states() map[string]State {
 }
 
 // Warnings tell readers of the catalogue what it may lack, a sentence for each
-// location that could not be read or is suspicious.
+// location that was not or could not be read, or is suspicious.
 func (r *Refresher) Warnings() []string {
 	var warnings []string
 	states := r.states()
 	for _, name := range slices.Sorted(maps.Keys(states)) {
 		state := states[name]
 		switch {
+		case !state.Loaded:
+			warnings = append(warnings, fmt.Sprintf("the backups of storage location %q may be missing, since it has not been read yet", name))
 		case state.LastError != "" && state.LastSuccess.IsZero():
 			warnings = append(warnings, fmt.Sprintf("the backups of storage location %q may be missing, since it could not be read: %s", name, state.LastError))
 		case state.LastError != "":

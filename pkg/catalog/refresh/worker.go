@@ -40,6 +40,9 @@ type worker struct {
 	recording sync.Mutex
 	stopped   bool // guarded by recording
 
+	// alive is when the store last yielded something, in nanoseconds since 1970.
+	alive atomic.Int64
+
 	mu    sync.Mutex
 	state State // guarded by mu
 }
@@ -61,8 +64,18 @@ func (w *worker) record(change func(now time.Time)) error {
 	if w.stopped {
 		return errStopped
 	}
+	w.isAlive()
 	change(w.options.Clock.Now())
 	return nil
+}
+
+// isAlive takes note that the store yields something.
+func (w *worker) isAlive() { w.alive.Store(w.options.Clock.Now().UnixNano()) }
+
+// isSilent reports whether the store has yielded nothing for as long as a request
+// may take. It may never do so again: a hung mount does not even give up.
+func (w *worker) isSilent() bool {
+	return w.options.Clock.Now().UnixNano()-w.alive.Load() >= int64(w.options.RequestTimeout)
 }
 
 func (w *worker) snapshot() State {
@@ -217,6 +230,7 @@ func (w *worker) list(ctx context.Context, from store.Reader) ([]string, error) 
 			break
 		}
 		watchdog.Reset(w.options.RequestTimeout)
+		w.isAlive()
 		if storeName, ok := format.StoreNameOf(folder.Key); ok {
 			storeNames = append(storeNames, storeName)
 		}

@@ -109,7 +109,8 @@ const nameAttempts = 8
 // Create implements rest.Creater: it records the request, and who made it, as a
 // BackupRun.
 func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
-	// The names of backups that are not loaded yet can't be told to be free.
+	// A name that is taken in a store that has not been read yet is found out before
+	// the backup begins.
 	if err := r.log.ReadinessCheck(); err != nil {
 		return nil, err
 	}
@@ -207,7 +208,7 @@ func (r *REST) create(ctx context.Context, internal *holdfast.Backup, validate r
 // up once.
 func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
 	obj, err := r.ReadOnly.Get(ctx, name, options)
-	if !apierrors.IsNotFound(err) {
+	if !apierrors.IsNotFound(err) && !apierrors.IsTooManyRequests(err) {
 		return obj, err
 	}
 	namespace := genericapirequest.NamespaceValue(ctx)

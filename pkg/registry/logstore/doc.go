@@ -27,8 +27,14 @@
 //     Kubernetes does: 504 with the cause ResourceVersionTooLarge.
 //  3. A watcher receives every event of its scope once and in order, or 410. A
 //     slow watcher blocks nobody and loses nothing silently: it falls off the log.
-//  4. Until SetReady, clients are answered 429 with Retry-After. An empty list
-//     always means that there is nothing.
+//  4. Nothing that is there in part pretends to be whole. Until Open, clients are
+//     answered 429 with Retry-After. Between Open and SetReady, a get finds what is
+//     there, and is answered 429 for what is not; a list that names no version, as
+//     people's do, has what is there, and OnRead adds a warning; a list that names a
+//     version of an earlier log, or 0, as informers' do, is answered 429, so that
+//     they keep what they know; and the bookmark that ends the initial events of a
+//     watch is sent after SetReady. What arrives in between are events. From SetReady
+//     on, an empty list means that there is nothing.
 //  5. Stored objects are never changed; every object handed out is a deep copy.
 //
 // The log has three parts: history (the ring of recent events), state (the

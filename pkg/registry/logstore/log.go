@@ -41,7 +41,7 @@ type Options struct {
 	Resource schema.GroupResource
 	// Namespaced says whether objects live in namespaces.
 	Namespaced bool
-	// Loading says what is awaited before SetReady, such as "the backup catalogue".
+	// Loading says what is awaited before Open and SetReady, such as "the backup catalogue".
 	// Clients read it in the 429 that they get until then.
 	Loading string
 	// OnRead, if set, is called on every Get and GetList that is answered, so that
@@ -74,7 +74,8 @@ type Log[T Object] struct {
 	// mu guards the fields below. It is held briefly: never while objects are
 	// copied, compared or selected.
 	mu       sync.Mutex
-	ready    bool
+	open     bool   // whether clients are let in
+	ready    bool   // whether all objects are there
 	rv       uint64 // of the last event
 	first    uint64 // the oldest version that a client may have seen
 	state    state[T]
@@ -129,28 +130,51 @@ func firstVersion(birth time.Time) uint64 {
 	return max(seconds<<20+fraction, 1) // zero has a meaning of its own in requests
 }
 
-// SetReady lets clients in. The history starts here: no client has seen an
-// earlier version.
-func (l *Log[T]) SetReady() {
+// Open lets clients in before all objects are there; those that come later are
+// events. What a client is told until SetReady is part of the truth, and no client
+// is told that it is all: OnRead warns those that list, and those that would take
+// what they get for the whole wait, as guarantee 4 of the package says.
+func (l *Log[T]) Open() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.ready {
-		l.ready, l.first = true, l.rv
+	l.openLocked()
+}
+
+// openLocked lets clients in. The history starts here: no client has seen an earlier
+// version.
+func (l *Log[T]) openLocked() {
+	if !l.open {
+		l.open, l.first = true, l.rv
 		l.history.forget(l.rv)
 	}
 }
 
-// ReadinessCheck implements storage.Interface. It returns nil once SetReady was called.
+// SetReady says that all objects are there, and lets clients in if that was not
+// done before.
+func (l *Log[T]) SetReady() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.openLocked()
+	l.ready = true
+	l.wakeLocked()
+}
+
+// ReadinessCheck implements storage.Interface. It returns nil once clients are let in.
 func (l *Log[T]) ReadinessCheck() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.checkReadyLocked()
+	return l.checkOpenLocked()
 }
 
-func (l *Log[T]) checkReadyLocked() error {
-	if l.ready {
+func (l *Log[T]) checkOpenLocked() error {
+	if l.open {
 		return nil
 	}
+	return l.tooEarly()
+}
+
+// tooEarly answers a request that can't be answered before SetReady.
+func (l *Log[T]) tooEarly() error {
 	loading := l.options.Loading
 	if loading == "" {
 		loading = "its data"

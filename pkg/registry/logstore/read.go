@@ -26,8 +26,11 @@ func (l *Log[T]) Get(ctx context.Context, key string, opts storage.GetOptions, o
 		return err
 	}
 	l.mu.Lock()
-	err = l.checkReadyLocked()
+	err = l.checkOpenLocked()
 	e, rv := l.state.get(key), l.rv
+	if err == nil && e == nil && !l.ready {
+		err = l.tooEarly() // it may be there
+	}
 	l.mu.Unlock()
 	if err != nil {
 		return err
@@ -94,15 +97,19 @@ func (l *Log[T]) GetList(ctx context.Context, key string, opts storage.ListOptio
 func (l *Log[T]) stateFor(opts storage.ListOptions, exactly uint64, continueKey, key string) (state[T], uint64, error) {
 	var none state[T]
 	l.mu.Lock()
-	if err := l.checkReadyLocked(); err != nil {
+	if err := l.checkOpenLocked(); err != nil {
 		l.mu.Unlock()
 		return none, 0, err
 	}
 	now, rv := l.snapshotLocked()
+	ready, first := l.ready, l.first
 	l.mu.Unlock()
 
 	if exactly == 0 || exactly == rv {
 		atLeast, err := l.parseVersion(opts.ResourceVersion)
+		if err == nil && opts.ResourceVersion != "" && atLeast < first && !ready {
+			err = l.tooEarly() // an informer, which may know more than there is yet
+		}
 		if err == nil && atLeast > rv {
 			err = storage.NewTooLargeResourceVersionError(atLeast, rv, 0)
 		}

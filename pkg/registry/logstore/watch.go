@@ -38,6 +38,7 @@ type watcher[T Object] struct {
 
 	cursor   uint64 // every event up to this version was delivered
 	progress uint64 // the last request for progress that was answered
+	endDue   bool   // whether the client is yet to be told that it has the initial objects
 	batch    []event[T]
 }
 
@@ -54,7 +55,7 @@ func (l *Log[T]) Watch(ctx context.Context, key string, opts storage.ListOptions
 	w := &watcher[T]{log: l, scope: scope{key, opts.Recursive}, opts: opts, cursor: rv}
 
 	l.mu.Lock()
-	if err := l.checkReadyLocked(); err != nil {
+	if err := l.checkOpenLocked(); err != nil {
 		l.mu.Unlock()
 		return nil, err
 	}
@@ -69,6 +70,7 @@ func (l *Log[T]) Watch(ctx context.Context, key string, opts storage.ListOptions
 	case wantsInitial:
 		s, now := l.snapshotLocked()
 		initial, w.cursor = &s, now
+		w.endDue = opts.SendInitialEvents != nil && opts.Predicate.AllowWatchBookmarks
 	case rv == 0:
 		w.cursor = l.rv
 	default:
@@ -76,6 +78,9 @@ func (l *Log[T]) Watch(ctx context.Context, key string, opts storage.ListOptions
 	}
 	w.progress = l.progress
 	l.mu.Unlock()
+	if initial != nil {
+		l.onRead(ctx)
+	}
 	if err != nil {
 		return failedWatch(err), nil
 	}
@@ -149,6 +154,9 @@ func (w *watcher[T]) run(initial *state[T]) {
 		case <-w.ctx.Done():
 			return
 		}
+		if w.endDue {
+			continue
+		}
 		if !w.sendBookmark(w.log.newObject()) {
 			return
 		}
@@ -168,9 +176,19 @@ func (w *watcher[T]) sendInitial(s state[T]) bool {
 			return false
 		}
 	}
-	if w.opts.SendInitialEvents == nil || !w.opts.Predicate.AllowWatchBookmarks {
+	w.log.mu.Lock()
+	ready := w.log.ready
+	w.log.mu.Unlock()
+	return !ready || w.sendEnd()
+}
+
+// sendEnd sends the bookmark that says that all initial objects were sent, if it is
+// due. It is not sent before all are there: an informer takes it for that.
+func (w *watcher[T]) sendEnd() bool {
+	if !w.endDue {
 		return true
 	}
+	w.endDue = false
 	end := w.log.newObject()
 	if err := storage.AnnotateInitialEventsEndBookmark(end); err != nil {
 		w.send(errorEvent(err))
@@ -191,11 +209,11 @@ func (w *watcher[T]) deliver() (changed <-chan struct{}, ok bool) {
 		w.send(errorEvent(err))
 		return nil, false
 	}
-	upTo, progress := l.rv, w.progress
+	upTo, progress, ready := l.rv, w.progress, false
 	if len(w.batch) == watchBatch {
 		upTo = w.batch[watchBatch-1].rv
 	} else {
-		changed, progress = l.changedLocked(), l.progress
+		changed, progress, ready = l.changedLocked(), l.progress, l.ready
 	}
 	l.mu.Unlock()
 
@@ -211,9 +229,12 @@ func (w *watcher[T]) deliver() (changed <-chan struct{}, ok bool) {
 	}
 	clear(w.batch) // an idle watcher keeps no object alive
 	w.cursor = upTo
+	if ready && !w.sendEnd() {
+		return nil, false
+	}
 	if progress != w.progress {
 		w.progress = progress
-		if w.opts.ProgressNotify && !w.sendBookmark(l.newObject()) {
+		if w.opts.ProgressNotify && !w.endDue && !w.sendBookmark(l.newObject()) {
 			return nil, false
 		}
 	}

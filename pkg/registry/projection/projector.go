@@ -103,6 +103,8 @@ type Projector struct {
 	// started is true when the records are there. The stores are asked after that, so
 	// that the first answer of each is its word on all that the records say of it.
 	started atomic.Bool
+	// complete is true when every store has been read once, or does not count any more.
+	complete atomic.Bool
 
 	// mu guards the fields below, and is held from a change of them to the commit
 	// of what follows from it, so that no commit overtakes a later one.
@@ -212,7 +214,20 @@ func (p *Projector) Run(ctx context.Context) {
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, p.synced...) {
 		return
 	}
-	running.StartWithContext(ctx, p.runStored)
+	p.started.Store(true)
+	if err := p.setLocations(); err != nil {
+		utilruntime.HandleErrorWithContext(ctx, err, "Reading the storage locations failed")
+		return
+	}
+	if _, err := p.publish(); err != nil {
+		utilruntime.HandleErrorWithContext(ctx, err, "Publishing the queue failed")
+	}
+	// Live work is served from here on, whatever the stores do.
+	p.Queue.SetReady()
+	p.Backups.Open()
+	p.Volumes.Open()
+	p.VolumeBackups.Open()
+	running.StartWithContext(ctx, p.awaitStores)
 	p.runQueue(ctx)
 }
 
@@ -227,8 +242,6 @@ func (p *Projector) runQueue(ctx context.Context) {
 		}
 		return pause(events, p.Clock.Since(begin))
 	}
-	publish()
-	p.Queue.SetReady()
 	for {
 		select {
 		case <-ctx.Done():

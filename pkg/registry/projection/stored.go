@@ -6,6 +6,7 @@ package projection
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -25,13 +26,8 @@ import (
 // loadedInterval is how often the start asks whether every store has been read.
 const loadedInterval = 50 * time.Millisecond
 
-// runStored keeps the logs of what is stored up to date until ctx ends.
-func (p *Projector) runStored(ctx context.Context) {
-	p.started.Store(true)
-	if err := p.setLocations(); err != nil {
-		utilruntime.HandleErrorWithContext(ctx, err, "Reading the storage locations failed")
-		return
-	}
+// awaitStores waits until what is stored has been read as far as can be.
+func (p *Projector) awaitStores(ctx context.Context) {
 	for !p.refresher.Loaded() {
 		select {
 		case <-ctx.Done():
@@ -42,6 +38,17 @@ func (p *Projector) runStored(ctx context.Context) {
 	p.Backups.SetReady()
 	p.Volumes.SetReady()
 	p.VolumeBackups.SetReady()
+	p.complete.Store(true)
+}
+
+// Ready returns nil once everything can be served: the records, and what is in the
+// stores, except those that have yielded nothing for as long as a request may take.
+// Live work is served before that.
+func (p *Projector) Ready() error {
+	if !p.complete.Load() {
+		return errors.New("the records, or the backups of some storage location, have not been read yet")
+	}
+	return nil
 }
 
 // setLocations tells the refresher which stores there are.
