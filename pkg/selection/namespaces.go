@@ -68,10 +68,11 @@ func ParseNamespaces(included, excluded []string, at *field.Path) (*Namespaces, 
 	}
 	for _, p := range includes {
 		switch {
-		case n.excludes.covers(p):
 		case !isGlob(p.text):
-			n.names = append(n.names, p.text)
-		case !n.includesAll() && !slices.ContainsFunc(n.patterns, func(q Pattern) bool { return q.text == p.text }):
+			if !n.excludes.match(p.text) {
+				n.names = append(n.names, p.text)
+			}
+		case !n.excludes.covers(p) && !n.includesAll() && !slices.ContainsFunc(n.patterns, func(q Pattern) bool { return q.text == p.text }):
 			n.patterns = append(n.patterns, p)
 		}
 	}
@@ -87,6 +88,11 @@ func parsePatterns(words []string, at *field.Path) ([]Pattern, field.ErrorList) 
 	var errs field.ErrorList
 	patterns := make([]Pattern, 0, len(words))
 	for i, word := range words {
+		if isName(word) {
+			// It is looked up, and never compared element by element.
+			patterns = append(patterns, Pattern{text: word})
+			continue
+		}
 		p, err := ParsePattern(word)
 		if err != nil {
 			errs = append(errs, field.Invalid(at.Index(i), word, err.Error()))
@@ -94,6 +100,19 @@ func parsePatterns(words []string, at *field.Path) ([]Pattern, field.ErrorList) 
 		patterns = append(patterns, p)
 	}
 	return patterns, errs
+}
+
+// isName says whether the word is a valid name of a namespace.
+func isName(word string) bool {
+	if word == "" || len(word) > maxName || char(word[0])&alnum == 0 || char(word[len(word)-1])&alnum == 0 {
+		return false
+	}
+	for i := range len(word) {
+		if char(word[i]) == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // includesAll says whether `*` is included, whatever is excluded.

@@ -70,8 +70,8 @@ func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 
 // Shared yields what two overlapping selections have in conflict, sorted: the
 // namespaces that both select, out of the existing ones, which are sorted, and those
-// that one of them names. If there are none, it yields the patterns, of either, that can
-// match the same name, and where that gives nothing either, the words of the
+// that one of them names. If there are none, it yields patterns, of either, that can
+// match the same name, of which there may be more, and where that gives nothing either, the words of the
 // selection that selects all. When one of the two can't be read, all that the
 // other selects is in conflict. It is lazy, so that a caller may stop early.
 func Shared(a, b *Namespaces, existing []string) iter.Seq[string] {
@@ -120,6 +120,10 @@ func bothSelect(a, b *Namespaces, existing []string) iter.Seq[string] {
 	}
 }
 
+// maxSharedWords bounds the patterns that are shown: 32 of one backup may meet 32 of
+// the other, pair by pair.
+const maxSharedWords = 64
+
 // sharedWords is what to show where no namespace is in conflict by name.
 func sharedWords(a, b *Namespaces) []string {
 	var words []string
@@ -127,7 +131,9 @@ func sharedWords(a, b *Namespaces) []string {
 		words = append(a.Patterns(), b.Patterns()...)
 	} else {
 		for p, q := range conflictingPatterns(a, b) {
-			words = append(words, p.text, q.text)
+			if words = append(words, p.text, q.text); len(words) >= maxSharedWords {
+				break
+			}
 		}
 		if len(words) == 0 {
 			words = []string{everything.text}

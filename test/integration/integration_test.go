@@ -9,6 +9,7 @@
 package integration
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -27,7 +28,7 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(labtest.Main(m, labtest.Options{
 		Root:           "../..",
-		APIServerFlags: "--backupstore-poll-interval=1s",
+		APIServerFlags: fmt.Sprintf("--backupstore-poll-interval=1s --waiting-backups-per-namespace=%d", waitingPerNamespace),
 		// The record of a backup goes soon, so that tests see it pass to the store.
 		ControllerFlags: "--concurrent-backups=2 --run-retention=2s",
 	}, func(l *labtest.Lab) { lab = l }))

@@ -217,7 +217,9 @@ func TestLoad(t *testing.T) {
 	run("d", phase(v1alpha1.BackupPhaseCancelled))
 	expect("one of each", 4, 2)
 	run("a", phase(v1alpha1.BackupPhaseQueued))
-	run("e", func(r *enginev1alpha1.BackupRun) { r.Spec.Deletion = &enginev1alpha1.Deletion{Stored: &enginev1alpha1.StoredBackup{}} })
+	run("e", func(r *enginev1alpha1.BackupRun) {
+		r.Spec.Deletion = &enginev1alpha1.Deletion{Stored: &enginev1alpha1.StoredBackup{}}
+	})
 	expect("a deletion", 5, 2)
 	run("a", phase(v1alpha1.BackupPhaseInProgress))
 	run("b", func(r *enginev1alpha1.BackupRun) { r.Spec.Cancellation = &enginev1alpha1.Ask{} })
