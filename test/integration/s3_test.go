@@ -84,8 +84,36 @@ func TestS3(t *testing.T) {
 		if diff := cmp.Diff(before, tree(t, folder)); diff != "" {
 			t.Errorf("what came back differs (-before +after):\n%s", diff)
 		}
+		secretsAreNowhere(t, server.SecretAccessKey)
 		if err := locations.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
+}
+
+// secretsAreNowhere looks for a secret, and for the keys of all repositories, in what
+// Holdfast's processes have logged, and in every record, backup and event.
+func secretsAreNowhere(t *testing.T, secret string) {
+	t.Helper()
+	secrets := []string{secret}
+	keys, err := lab.Kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(labtest.System)).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(keys.Items) == 0 {
+		t.Fatalf("%d keys of repositories, %v", len(keys.Items), err)
+	}
+	for _, key := range keys.Items {
+		secrets = append(secrets, string(key.Data[enginev1alpha1.KeySecretKey]))
+	}
+	logs, err := filepath.Glob(filepath.Join(lab.Dir, "logs", "holdfast-*.log"))
+	if err != nil || len(logs) < 3 {
+		t.Fatalf("the logs are %v, %v", logs, err)
+	}
+	for _, log := range logs {
+		text, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustNotContain(t, log, string(text), secrets)
+	}
+	const resources = "events,backups.holdfast.io,backupqueues,backupvolumes,volumebackups,backupruns,backuprepositories,backupstoragelocations,podvolumebackups,podvolumerestores,leases,configmaps"
+	mustNotContain(t, resources, lab.Kubectl(t, "get", resources, "-A", "-o", "yaml"), secrets)
 }

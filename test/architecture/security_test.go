@@ -1,0 +1,151 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package architecture
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+// TestCertificatesAreVerified: no line of what is shipped offers to trust a server
+// unseen, by the names that this has in Go, client-go and Kopia.
+func TestCertificatesAreVerified(t *testing.T) {
+	unseen := regexp.MustCompile(`InsecureSkipVerify|DoNotVerifyTLS|Insecure:|InsecureSkipTLSVerify|insecure-skip-tls-verify|insecureSkipTLSVerify`)
+	for _, root := range []string{"../../cmd", "../../pkg", "../../artifacts"} {
+		err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || strings.HasSuffix(path, "_test.go") || strings.Contains(path, "generated") {
+				return err
+			}
+			content, err := os.ReadFile(path)
+			if found := unseen.Find(content); found != nil {
+				t.Errorf("%s has %s: a server whose certificate is not verified may be anybody", path, found)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// workload is a pod template of the manifests.
+type workload struct {
+	metav1.ObjectMeta
+	template corev1.PodTemplateSpec
+}
+
+// TestNetworkPolicies: in each namespace with pods nothing may pass by default, and one
+// policy allows each workload its own ports, and nobody else's.
+func TestNetworkPolicies(t *testing.T) {
+	workloads, policies := deployed(t)
+	if len(workloads) != 3 {
+		t.Fatalf("the manifests have %d workloads, want 3", len(workloads))
+	}
+	for _, w := range workloads {
+		denied := false
+		var allowing []networkingv1.NetworkPolicy
+		for _, p := range policies {
+			selector, err := metav1.LabelSelectorAsSelector(&p.Spec.PodSelector)
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch {
+			case p.Namespace != w.Namespace || !selector.Matches(labels.Set(w.template.Labels)):
+			case len(p.Spec.Ingress)+len(p.Spec.Egress) > 0:
+				allowing = append(allowing, p)
+			default:
+				denied = selector.Empty() && len(p.Spec.PolicyTypes) == 2
+			}
+		}
+		if !denied || len(allowing) != 1 {
+			t.Errorf("%s: denied by default is %v, and %d policies allow something", w.Name, denied, len(allowing))
+			continue
+		}
+		var open, served []int32
+		for _, rule := range allowing[0].Spec.Ingress {
+			for _, port := range rule.Ports {
+				open = append(open, port.Port.IntVal)
+			}
+		}
+		for _, container := range w.template.Spec.Containers {
+			for _, port := range container.Ports {
+				served = append(served, port.ContainerPort)
+			}
+		}
+		if !slices.Equal(open, served) {
+			t.Errorf("%s serves at %v, and its network policy opens %v", w.Name, served, open)
+		}
+	}
+}
+
+// TestPodsMountLittle: a pod's volumes are those that it can't do without, and only the
+// agents see anything of the node.
+func TestPodsMountLittle(t *testing.T) {
+	want := map[string][]string{
+		"holdfast-apiserver":  {"tls"},
+		"holdfast-controller": {"tmp"},
+		"holdfast-node-agent": {"pods", "cache", "tmp"},
+	}
+	workloads, _ := deployed(t)
+	for _, w := range workloads {
+		var names []string
+		for _, volume := range w.template.Spec.Volumes {
+			names = append(names, volume.Name)
+			if host := volume.HostPath; host != nil && (w.Name != "holdfast-node-agent" || host.Path != "/var/lib/kubelet/pods") {
+				t.Errorf("%s mounts %s of its node", w.Name, host.Path)
+			}
+		}
+		if !slices.Equal(names, want[w.Name]) {
+			t.Errorf("%s has the volumes %v, want %v", w.Name, names, want[w.Name])
+		}
+		if spec := w.template.Spec; spec.HostNetwork || spec.HostPID || spec.HostIPC || spec.ServiceAccountName != w.Name {
+			t.Errorf("%s shares namespaces of its node, or runs as %q", w.Name, spec.ServiceAccountName)
+		}
+	}
+}
+
+func deployed(t *testing.T) (workloads []workload, policies []networkingv1.NetworkPolicy) {
+	t.Helper()
+	files, err := filepath.Glob("../../artifacts/deploy/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for document := range strings.SplitSeq(string(content), "\n---\n") {
+			object, _, err := scheme.Codecs.UniversalDeserializer().Decode([]byte(document), nil, nil)
+			if runtime.IsNotRegisteredError(err) {
+				continue // an APIService
+			}
+			if err != nil {
+				t.Fatalf("%s: %v", file, err)
+			}
+			switch object := object.(type) {
+			case *appsv1.Deployment:
+				workloads = append(workloads, workload{object.ObjectMeta, object.Spec.Template})
+			case *appsv1.DaemonSet:
+				workloads = append(workloads, workload{object.ObjectMeta, object.Spec.Template})
+			case *networkingv1.NetworkPolicy:
+				policies = append(policies, *object)
+			}
+		}
+	}
+	return workloads, policies
+}
