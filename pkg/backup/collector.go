@@ -16,8 +16,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
@@ -44,10 +46,22 @@ type collector struct {
 	log      *logbook
 	progress *Progress
 
+	// own are Holdfast's namespaces, whose Secrets stay out of every backup.
+	own sets.Set[string]
 	// labelled are the namespaces that exclude themselves, and listed those that
 	// lists ask for; "" is all. Both are set by readNamespaces.
 	labelled sets.Set[string]
 	listed   []string
+}
+
+// secretsLeftOut is why a backup has no Secret of Holdfast's own namespaces: whoever
+// reads the store would get at all that these protect. They are known by where they
+// are, so that no label, name or record can be wrong about them.
+const secretsLeftOut = "left out: Secrets of Holdfast's own namespaces open the store and the repositories, so no backup holds them: keep copies elsewhere"
+
+// ownNamespaces are those that Holdfast keeps Secrets in.
+func ownNamespaces(system string) sets.Set[string] {
+	return sets.New(system, engine.CredentialsNamespace(system), engine.KeysNamespace(system))
 }
 
 // visit takes an object of a resource. Its error ends the backup.
@@ -142,7 +156,9 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 		case !existing.Has(name):
 			c.findings.fail(about, "the backup includes it, but it does not exist")
 		case c.labelled.Has(name):
-			c.findings.warn(about, "the backup includes it, but it has the label "+excludeLabel+"=true")
+			c.findings.warn(about, "the backup includes it, but it has the label "+format.LabelExclude+"=true")
+		case c.own.Has(name) && c.wanted.Included(secretsResource, true):
+			c.findings.warn(subject{secretsResource, name, ""}, secretsLeftOut)
 		}
 	}
 	c.listed = selected
@@ -225,7 +241,11 @@ func (c *collector) counted(ctx context.Context, q query, take visit) visitor {
 			if filtered && !c.inScope(namespace) || !c.sink.claim(q.resource, namespace, h.Metadata.Name) {
 				return nil
 			}
-			if reason := h.whyLeftOut(); reason != "" {
+			reason := h.whyLeftOut()
+			if q.resource.GroupResource() == secretsResource && c.own.Has(namespace) {
+				reason = secretsLeftOut
+			}
+			if reason != "" {
 				c.log.write(slog.LevelInfo, reason, subject{q.resource.GroupResource(), namespace, h.Metadata.Name}.attrs()...)
 				return nil
 			}

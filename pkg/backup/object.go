@@ -9,11 +9,9 @@ import (
 	"fmt"
 
 	utiljson "sigs.k8s.io/json"
-)
 
-// excludeLabel leaves an object out of every backup, and a namespace with all
-// that is in it. The name is Velero's.
-const excludeLabel = "velero.io/exclude-from-backup"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
 
 // head is what the reading looks at in every object. All else stays as the
 // server wrote it.
@@ -38,7 +36,7 @@ type headLabels struct {
 func (h *head) whyLeftOut() string {
 	switch {
 	case h.Metadata.Labels.Exclude == "true":
-		return "left out: it has the label " + excludeLabel + "=true"
+		return "left out: it has the label " + format.LabelExclude + "=true"
 	case h.Metadata.DeletionTimestamp != "":
 		return "left out: it is being deleted"
 	}

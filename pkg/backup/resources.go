@@ -51,6 +51,7 @@ var (
 	volumesResource    = schema.GroupResource{Resource: "persistentvolumes"}
 	claimsResource     = schema.GroupResource{Resource: "persistentvolumeclaims"}
 	podsResource       = schema.GroupResource{Resource: "pods"}
+	secretsResource    = schema.GroupResource{Resource: "secrets"}
 	crdsResource       = schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
 )
 

@@ -227,6 +227,7 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 		log:        e.log,
 		progress:   e.Progress,
 		contain:    e.contain,
+		own:        ownNamespaces(e.request.Cluster.SystemNamespace),
 	}, nil
 }
 

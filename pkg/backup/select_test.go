@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
 func TestWhatIsSelected(t *testing.T) {
@@ -190,6 +191,71 @@ func TestListsPerNamespaceOrCluster(t *testing.T) {
 			}
 			if selected != test.selected {
 				t.Errorf("%d ConfigMaps are in the backup", selected)
+			}
+		})
+	}
+}
+
+// What opens the store and the repositories does not lie in the store, labelled or
+// not, whatever the backup selects. Whoever names the namespace is told.
+func TestKeysAreNotInABackup(t *testing.T) {
+	const theWarning = "secrets holdfast: " + secretsLeftOut
+	all := []string{"secrets holdfast-locations/offsite", "secrets holdfast-repositories/shop.default.key", "secrets holdfast/tls"}
+	for name, test := range map[string]struct {
+		spec     holdfast.BackupSpec
+		want     []string
+		leftOut  []string
+		warnings []string
+	}{
+		"all namespaces": {
+			want:    []string{"configmaps holdfast/queue", "secrets shop/password"},
+			leftOut: all,
+		},
+		"all Secrets by label": {
+			spec:    holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"take": "me"}}},
+			want:    []string{"secrets shop/password"},
+			leftOut: all,
+		},
+		"the system namespace": {
+			spec:     holdfast.BackupSpec{IncludedNamespaces: []string{"holdfast"}},
+			want:     []string{"configmaps holdfast/queue"},
+			leftOut:  all[2:],
+			warnings: []string{theWarning},
+		},
+		"the system namespace without Secrets": {
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"holdfast"}, ExcludedResources: []string{"secrets"}},
+			want: []string{"configmaps holdfast/queue"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, test.spec)
+			secret := func(namespace, name string) string {
+				return fmt.Sprintf(`{"metadata":{"name":%q,"namespace":%q,"labels":{"take":"me"}},"data":{"k":"a2V5"}}`, name, namespace)
+			}
+			for _, name := range []string{"holdfast", "holdfast-locations", "holdfast-repositories", "shop"} {
+				f.add("namespaces", namespace(name, ""))
+			}
+			f.add("configmaps", named("holdfast", "queue")...)
+			f.add("secrets", secret("holdfast", "tls"), secret("holdfast-locations", "offsite"), secret("holdfast-repositories", "shop.default.key"), secret("shop", "password"))
+			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+				t.Errorf("the phase is %s", outcome.Status.Phase)
+			}
+			got := slices.DeleteFunc(f.items(t), func(item string) bool { return strings.HasPrefix(item, "namespaces ") })
+			if diff := gocmp.Diff(test.want, got); diff != "" {
+				t.Errorf("items (-want +got):\n%s", diff)
+			}
+			if diff := gocmp.Diff(test.warnings, f.results(t).Warnings.Namespaces["holdfast"]); diff != "" {
+				t.Errorf("warnings (-want +got):\n%s", diff)
+			}
+			log := f.text(t, format.LogKey("b"))
+			for _, item := range test.leftOut {
+				namespace, name, _ := strings.Cut(strings.TrimPrefix(item, "secrets "), "/")
+				if !strings.Contains(log, "resource=secrets namespace="+namespace+" name="+name) {
+					t.Errorf("the log does not say why %s is left out:\n%s", item, log)
+				}
+			}
+			if strings.Contains(log, "a2V5") {
+				t.Error("the log holds a key")
 			}
 		})
 	}

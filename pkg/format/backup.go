@@ -63,6 +63,10 @@ const (
 	annotationMinorVersion = "velero.io/source-cluster-k8s-minor-version"
 )
 
+// LabelExclude leaves an object out of every backup, and a namespace with all that is
+// in it, if it is "true". The name is Velero's.
+const LabelExclude = "velero.io/exclude-from-backup"
+
 // ErrUnfinished says that the metadata belongs to a backup that its writer has
 // not finished. Velero writes such metadata, and replaces it later.
 var ErrUnfinished = errors.New("the backup is not finished")

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
@@ -92,7 +93,7 @@ func (c *Controller) key(ctx context.Context, record *engine.BackupRepository, w
 		ObjectMeta: metav1.ObjectMeta{
 			Name:      engine.KeySecretName(record.Name),
 			Namespace: engine.KeysNamespace(c.Namespace),
-			Labels:    map[string]string{LabelKey: "true"},
+			Labels:    map[string]string{LabelKey: "true", format.LabelExclude: "true"},
 		},
 		Type: corev1.SecretTypeOpaque,
 		Data: map[string][]byte{engine.KeySecretKey: []byte(repository.NewKey())},

@@ -186,7 +186,7 @@ func TestCreates(t *testing.T) {
 	must(t, r.Close(t.Context()))
 	secret, err := h.kube.CoreV1().Secrets(keys).Get(t.Context(), name+".key", metav1.GetOptions{})
 	must(t, err)
-	if secret.Type != corev1.SecretTypeOpaque || secret.Labels[LabelKey] == "" || len(secret.OwnerReferences) > 0 {
+	if secret.Type != corev1.SecretTypeOpaque || secret.Labels[LabelKey] == "" || secret.Labels["velero.io/exclude-from-backup"] != "true" || len(secret.OwnerReferences) > 0 {
 		t.Errorf("the Secret is %+v", secret.ObjectMeta)
 	}
 	if got := h.statusWrites(); got != 1 {
