@@ -269,7 +269,6 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		Executor: &backuprun.Executor{
 			Discovery: discovery.ToServerResourcesInterfaceWithContext(kube.Discovery()),
 			Client:    client,
-			Runs:      engine.EngineV1alpha1().BackupRuns(o.client.namespace),
 			Secrets:   credentials,
 			Keys:      keys,
 			Locations: engineRecords.BackupStorageLocations().Lister().BackupStorageLocations(o.client.namespace),

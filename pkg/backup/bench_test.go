@@ -101,7 +101,7 @@ func heapInUse() uint64 {
 func TestAllocationsPerObject(t *testing.T) {
 	const limit = 40
 	page := pages(pageSize)[0]
-	w, err := archive.NewWriter(io.Discard, start)
+	w, err := archive.NewWriter(io.Discard, start, "b")
 	if err != nil {
 		t.Fatal(err)
 	}

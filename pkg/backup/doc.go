@@ -11,6 +11,39 @@
 // that their upload goes on beside the reading. What can't be read is an error
 // in the backup's results, and the rest goes on.
 //
-// velero-backup.json is written once and last, already final. Until then nothing
-// in the store is a backup, and Discard may remove it.
+// # The fence
+//
+// A store has no transactions, and whoever writes to it may be paused for an hour
+// between any two requests, be taken for dead, and go on; its requests may arrive
+// after it has died. Other clusters may share the location. What is listed is whole
+// all the same, by these steps, of which each decides by one conditional write:
+//
+//   - The folder has one owner. Its owner object, with the backup's uid, is created
+//     before anything else and removed after all else; whoever finds another one there
+//     has no place to write to. So two backups of one name never mix.
+//   - Nothing is replaced. Each object is created under the condition that there is
+//     none, so an object that this backup has written stays what it was; one that it
+//     can't write, since there is one, is not published unless it has the same digest.
+//   - The end is decided once: whoever creates velero-backup.json first, the process
+//     that executes the backup or one that abandons it, has decided, and every later
+//     attempt reads that decision. Abandon removes only after that, so what it removes
+//     nobody will publish: a Create of Completed metadata that arrives late fails. A
+//     tarball that arrives late lies in the folder of a Failed or Cancelled backup, and
+//     goes with it.
+//   - What is removed was listed before the folder was asked for its owner, and is
+//     removed as that version or not at all (store.Remover). So a process that sleeps
+//     before a removal removes nothing of a later backup of the name. No two backups
+//     have an object of the same bytes: format.Mark.
+//
+// What remains: the metadata of a process that slept, or a request of it that was on
+// its way, from its last look at the owner until somebody else had ended its backup
+// AND somebody had deleted that, too, so that no metadata is there any more that would
+// hold it. Then a backup appears that was deleted. It is not taken for whole: its
+// metadata names digests of objects that are gone, the list of volumes among them,
+// which the catalogue reads anyway and finds missing. Deleting it again removes it, and
+// only it, if the folder is another backup's by then; that one, if it was running, has
+// lost its name, and fails. Likewise one object of a sleeping process may come to lie in
+// an empty folder or in that of a running backup, which fails then. A store that ignores
+// If-None-Match has none of these promises. Velero knows no owners and replaces metadata
+// without looking: format.CopyKey.
 package backup

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,51 +19,64 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
-// shaky is a store that fails a number of times, and then works.
+// shaky is a store in which the writes of an object fail a number of times, and then
+// work.
 type shaky struct {
 	Store
-	mu       sync.Mutex
-	failures map[storetest.Operation]int
-	err      error
-	// after says that the operation is done before it fails: its answer is lost.
+	key      string
+	failures int
+	// after says that the object is written before that fails: the answer is lost.
 	after bool
 }
 
-func (s *shaky) strike(operation storetest.Operation, do func() error) error {
-	s.mu.Lock()
-	fails := s.failures[operation] > 0
-	s.failures[operation]--
-	s.mu.Unlock()
-	if !fails {
-		return do()
-	}
-	if s.after {
-		_ = do()
-	}
-	return s.err
-}
-
-func (s *shaky) Put(ctx context.Context, key string, content []byte) error {
-	return s.strike(storetest.Put, func() error { return s.Store.Put(ctx, key, content) })
-}
-
 func (s *shaky) Create(ctx context.Context, key string, content []byte) error {
-	return s.strike(storetest.Create, func() error { return s.Store.Create(ctx, key, content) })
+	if key != s.key || s.failures == 0 {
+		return s.Store.Create(ctx, key, content)
+	}
+	s.failures--
+	if s.after {
+		_ = s.Store.Create(ctx, key, content)
+	}
+	return store.ErrUnavailable
+}
+
+func (s *shaky) NewWriter(ctx context.Context, key string) (store.ObjectWriter, error) {
+	w, err := s.Store.NewWriter(ctx, key)
+	return &shakyWriter{w, key == s.key}, err
+}
+
+// shakyWriter commits twice, as a client does that has lost the first answer.
+type shakyWriter struct {
+	store.ObjectWriter
+	twice bool
+}
+
+func (w *shakyWriter) Commit() error {
+	err := w.ObjectWriter.Commit()
+	if err == nil && w.twice {
+		return store.ErrExists
+	}
+	return err
 }
 
 func TestPassingStoreFaultsAreTriedAgain(t *testing.T) {
 	for name, test := range map[string]struct {
-		operation storetest.Operation
-		after     bool
+		key   string
+		after bool
 	}{
-		"a side file":                      {storetest.Put, false},
-		"the metadata":                     {storetest.Create, false},
-		"the metadata, its answer lost":    {storetest.Create, true},
-		"a side file whose answer is lost": {storetest.Put, true},
+		"the owner":                      {format.OwnerKey("b"), false},
+		"the owner, its answer lost":     {format.OwnerKey("b"), true},
+		"a side file":                    {format.VolumeInfoKey("b"), false},
+		"a side file, its answer lost":   {format.VolumeInfoKey("b"), true},
+		"the metadata":                   {format.MetadataKey("b"), false},
+		"the metadata, its answer lost":  {format.MetadataKey("b"), true},
+		"the copy of the metadata":       {format.CopyKey("b"), false},
+		"the tarball, its answer lost":   {format.TarballKey("b"), true},
+		"an empty list, its answer lost": {format.ItemOperationsKey("b"), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := shopOf(t, 3)
-			f.deps.Store = &shaky{Store: f.store, failures: map[storetest.Operation]int{test.operation: 3}, err: store.ErrUnavailable, after: test.after}
+			f.deps.Store = &shaky{Store: f.store, key: test.key, failures: 3, after: test.after}
 			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
 				t.Errorf("the phase is %s", outcome.Status.Phase)
 			}
@@ -84,7 +96,7 @@ func TestTarballThatFails(t *testing.T) {
 			if outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, store.ErrUnavailable.Error()) {
 				t.Errorf("got %+v", outcome.Status)
 			}
-			want := []string{format.LogKey("b"), format.ResultsKey("b"), format.MetadataKey("b")}
+			want := []string{format.LogKey("b"), format.ResultsKey("b"), format.OwnerKey("b"), format.MetadataKey("b")}
 			if keys := f.keys(t); !slices.Equal(keys, want) {
 				t.Errorf("%v is in the store", keys)
 			}
@@ -130,11 +142,11 @@ func TestSideFilesThatFail(t *testing.T) {
 		format.ResultsKey("b"):          holdfast.BackupPhasePartiallyFailed,
 	} {
 		f := shopOf(t, 3)
-		f.store.Inject(storetest.Fault{Operation: storetest.Put, Key: key, Err: store.ErrUnavailable})
+		f.store.Inject(storetest.Fault{Operation: storetest.Create, Key: key, Err: store.ErrUnavailable})
 		if outcome := f.run(t); outcome.Status.Phase != want || outcome.Status.Errors != 1 {
 			t.Errorf("without %s: %+v", key, outcome.Status)
 		}
-		if got := f.store.Count(storetest.Put); got < 4 {
+		if got := f.store.Count(storetest.Create); got < 4+3 {
 			t.Errorf("%s was tried %d times", key, got)
 		}
 	}
@@ -154,8 +166,8 @@ func TestRunAgain(t *testing.T) {
 	if counts := f.store.Counts(); len(counts) != 1 || counts[storetest.Get] != 1 {
 		t.Errorf("the store was used: %v", counts)
 	}
-	if third, err := Fail(t.Context(), f.request, f.deps, "the controller was killed"); err != nil || third.Status.Phase != first.Status.Phase {
-		t.Errorf("Fail of a backup that has ended: %+v, %v", third, err)
+	if third, err := f.abandon(t, holdfast.BackupPhaseFailed, "the controller was killed"); err != nil || third.Status.Phase != first.Status.Phase {
+		t.Errorf("Abandon of a backup that has ended: %+v, %v", third, err)
 	}
 	f.wantConfigMaps(t, 3)
 }
@@ -238,42 +250,100 @@ func TestStoreDownAtTheStart(t *testing.T) {
 	}
 }
 
-func TestDiscardAndFail(t *testing.T) {
-	f := shopOf(t, 3)
-	// What a killed controller may leave.
-	for _, key := range []string{format.TarballKey("b"), format.ResourceListKey("b")} {
-		if err := f.store.Put(t.Context(), key, []byte("half")); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := f.store.Put(t.Context(), format.TarballKey("b2"), []byte("another's")); err != nil {
-		t.Fatal(err)
-	}
-	if removed, err := Discard(t.Context(), f.store, "b"); err != nil || !removed {
-		t.Fatalf("got %v, %v", removed, err)
-	}
-	if keys := f.keys(t); !slices.Equal(keys, []string{format.TarballKey("b2")}) {
-		t.Fatalf("%v is left", keys)
-	}
-	outcome, err := Fail(t.Context(), f.request, Dependencies{Store: f.store, Clock: f.deps.Clock}, "the controller was restarted while the backup ran")
-	if err != nil || !outcome.Stored || outcome.Status.Phase != holdfast.BackupPhaseFailed || outcome.Status.Errors != 1 ||
-		outcome.Status.FailureReason != "the controller was restarted while the backup ran" {
-		t.Errorf("got %+v, %v", outcome, err)
-	}
-	before := f.keys(t)
-	if removed, err := Discard(t.Context(), f.store, "b"); err != nil || removed {
-		t.Errorf("a backup that has ended: %v, %v", removed, err)
-	}
-	if !slices.Equal(f.keys(t), before) {
-		t.Error("something of a backup that has ended was removed")
+func (f *fixture) abandon(t testing.TB, phase holdfast.BackupPhase, reason string) (Outcome, error) {
+	t.Helper()
+	return Abandon(t.Context(), f.request, f.deps, f.store, phase, reason)
+}
+
+// A backup that is not executed any more ends by one conditional write. What it left
+// goes after that, and what says how it ended stays.
+func TestAbandon(t *testing.T) {
+	for phase, errorCount := range map[holdfast.BackupPhase]int32{holdfast.BackupPhaseFailed: 1, holdfast.BackupPhaseCancelled: 0} {
+		t.Run(string(phase), func(t *testing.T) {
+			f := shopOf(t, 3)
+			if first, err := newExecution(t.Context(), f.request, f.deps).claim(t.Context()); err != nil || !first {
+				t.Fatalf("got %v, %v", first, err)
+			}
+			// What a killed controller may leave.
+			for _, key := range []string{format.TarballKey("b"), format.ResourceListKey("b"), format.LogKey("b"), format.TarballKey("b2")} {
+				if err := f.store.Put(t.Context(), key, []byte("half")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			reason := "stopped while it ran"
+			outcome, err := f.abandon(t, phase, reason)
+			if err != nil || !outcome.Stored || outcome.Status.Phase != phase || outcome.Status.Errors != errorCount || outcome.Status.FailureReason != reason {
+				t.Errorf("got %+v, %v", outcome, err)
+			}
+			want := []string{format.LogKey("b"), format.ResultsKey("b"), format.OwnerKey("b"), format.MetadataKey("b"), format.TarballKey("b2")}
+			if keys := f.keys(t); !slices.Equal(keys, want) {
+				t.Errorf("%v is in the store", keys)
+			}
+			if log := f.text(t, format.LogKey("b")); !strings.Contains(log, reason) || !strings.Contains(log, "phase="+string(phase)) {
+				t.Errorf("the log is\n%s", log)
+			}
+			// Whatever others want then, and as often as they want it.
+			for _, other := range []holdfast.BackupPhase{holdfast.BackupPhaseFailed, holdfast.BackupPhaseCancelled} {
+				if again, err := f.abandon(t, other, "another reason"); err != nil || again.Status.Phase != phase || again.Status.FailureReason != reason {
+					t.Errorf("got %+v, %v", again, err)
+				}
+			}
+			if outcome, err := Run(t.Context(), f.request, f.deps); err != nil || outcome.Status.Phase != phase || f.requested("/") != 0 {
+				t.Errorf("it was executed again: %+v, %v", outcome, err)
+			}
+			if keys := f.keys(t); !slices.Equal(keys, want) {
+				t.Errorf("%v is in the store", keys)
+			}
+		})
 	}
 }
 
-func TestDiscardWithTheStoreDown(t *testing.T) {
-	f := shopOf(t, 0)
-	f.store.Inject(storetest.Fault{Operation: storetest.Attributes, Err: store.ErrUnavailable})
-	if removed, err := Discard(t.Context(), f.store, "b"); !errors.Is(err, store.ErrUnavailable) || removed || f.store.Count(storetest.DeletePrefix) != 0 {
-		t.Errorf("got %v, %v", removed, err)
+// Nothing is removed of a backup that is not known to have been abandoned, nor of
+// another one.
+func TestAbandonRemovesNothingOfOthers(t *testing.T) {
+	for name, test := range map[string]struct {
+		prepare func(t *testing.T, f *fixture)
+		err     error
+	}{
+		"it has ended": {func(t *testing.T, f *fixture) { f.run(t) }, nil},
+		"another one has ended": {func(t *testing.T, f *fixture) {
+			f.run(t)
+			f.request.Backup.UID = "another"
+		}, ErrNameTaken},
+		"another one runs": {func(t *testing.T, f *fixture) {
+			if err := f.store.Create(t.Context(), format.OwnerKey("b"), []byte(`{"uid":"another"}`)); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.store.Put(t.Context(), format.TarballKey("b"), []byte("another's")); err != nil {
+				t.Fatal(err)
+			}
+		}, ErrNameTaken},
+		"nobody knows whose it is": {func(t *testing.T, f *fixture) {
+			if err := f.store.Create(t.Context(), format.OwnerKey("b"), []byte("<html>")); err != nil {
+				t.Fatal(err)
+			}
+		}, ErrUnreadable},
+		"the store is down": {func(t *testing.T, f *fixture) {
+			f.store.Inject(storetest.Fault{Operation: storetest.Get, Err: store.ErrUnavailable})
+		}, store.ErrUnavailable},
+		"the store can't be written": {func(t *testing.T, f *fixture) {
+			if err := f.store.Put(t.Context(), format.TarballKey("b"), []byte("half")); err != nil {
+				t.Fatal(err)
+			}
+			f.store.Inject(storetest.Fault{Operation: storetest.Create, Key: format.MetadataKey("b"), Err: store.ErrUnavailable})
+		}, store.ErrUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := shopOf(t, 3)
+			test.prepare(t, f)
+			f.store.Reset()
+			if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, test.err) {
+				t.Errorf("got %v, want %v", err, test.err)
+			}
+			if n := f.store.Count(storetest.Delete); n != 0 {
+				t.Errorf("%d objects were removed", n)
+			}
+		})
 	}
 }
 

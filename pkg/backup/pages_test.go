@@ -4,8 +4,8 @@
 package backup
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -22,6 +22,7 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
 const configMaps = "/api/v1/namespaces/shop/configmaps"
@@ -329,7 +330,7 @@ func TestNamesOfOneListAtATime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := archive.NewWriter(io.Discard, start)
+	w, err := archive.NewWriter(io.Discard, start, "b")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -380,7 +381,7 @@ func TestCancelWhileReading(t *testing.T) {
 	if err != context.Canceled || outcome.Stored {
 		t.Fatalf("got %+v, %v", outcome, err)
 	}
-	if keys := f.keys(t); len(keys) != 0 {
+	if keys := f.keys(t); !slices.Equal(keys, []string{format.OwnerKey("b")}) {
 		t.Errorf("%v is in the store", keys)
 	}
 }
@@ -399,27 +400,125 @@ func TestCancelWhileVolumesUpload(t *testing.T) {
 	if err != context.Canceled || outcome.Stored {
 		t.Fatalf("got %+v, %v", outcome, err)
 	}
-	if keys := f.keys(t); len(keys) != 0 {
+	if keys := f.keys(t); !slices.Equal(keys, []string{format.OwnerKey("b")}) {
 		t.Errorf("%v is in the store, beside %s", keys, format.MetadataKey("b"))
 	}
 }
 
-// Somebody else has ended it, and may have removed what is stored of it.
-func TestABackupThatIsNotConfirmedDoesNotExist(t *testing.T) {
+// Somebody else has ended it, which decides, or has even removed it since.
+func TestABackupThatOthersHaveEnded(t *testing.T) {
+	for name, test := range map[string]struct {
+		meanwhile func(*testing.T, *fixture)
+		phase     holdfast.BackupPhase
+		stored    bool
+	}{
+		"cancelled": {func(t *testing.T, f *fixture) {
+			if _, err := f.abandon(t, holdfast.BackupPhaseCancelled, "cancelled"); err != nil {
+				t.Fatal(err)
+			}
+		}, holdfast.BackupPhaseCancelled, true},
+		"cancelled and deleted": {func(t *testing.T, f *fixture) {
+			if _, err := f.abandon(t, holdfast.BackupPhaseCancelled, "cancelled"); err != nil {
+				t.Fatal(err)
+			}
+			storetest.Empty(t, f.store, format.BackupPrefix("b"))
+		}, holdfast.BackupPhaseFailed, false},
+		"and another one runs": {func(t *testing.T, f *fixture) {
+			storetest.Empty(t, f.store, format.BackupPrefix("b"))
+			if err := f.store.Create(t.Context(), format.OwnerKey("b"), []byte(`{"uid":"another"}`)); err != nil {
+				t.Fatal(err)
+			}
+		}, holdfast.BackupPhaseFailed, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := shopOf(t, 3)
+			f.volumes.wait = func(context.Context) error { test.meanwhile(t, f); return nil }
+			outcome, err := Run(t.Context(), f.request, f.deps)
+			if outcome.Stored != test.stored || outcome.Status.Phase != test.phase || (err == nil) != test.stored {
+				t.Errorf("got %+v, %v", outcome, err)
+			}
+			if exists := slices.Contains(f.keys(t), format.MetadataKey("b")); exists != test.stored {
+				t.Errorf("in the store is %v", f.keys(t))
+			}
+		})
+	}
+}
+
+// What was stored is looked for before the backup is made to exist: another's
+// clean-up, of a version that knew no owners, or a hand may have removed it.
+func TestABackupThatLostItsTarball(t *testing.T) {
 	f := shopOf(t, 3)
-	taken := errors.New("it was ended by another process")
-	f.deps.Confirm = func(context.Context) error {
-		if keys := f.keys(t); !slices.Contains(keys, format.LogKey("b")) {
-			t.Errorf("it was asked when there were only %v", keys)
+	lost := &losing{Store: f.store, key: format.VolumeInfoKey("b"), do: func() {
+		storetest.Empty(t, f.store, format.BackupPrefix("b"))
+		if err := f.store.Create(t.Context(), format.OwnerKey("b"), []byte(`{"uid":"11111111-2222-3333-4444-555555555555"}`)); err != nil {
+			t.Fatal(err)
 		}
-		return taken
+	}}
+	f.deps.Store = lost
+	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "not in the store") {
+		t.Errorf("got %+v", outcome)
 	}
-	outcome, err := Run(t.Context(), f.request, f.deps)
-	if !errors.Is(err, taken) || outcome.Stored {
-		t.Fatalf("got %+v, %v", outcome, err)
+}
+
+// losing does something when an object is created.
+type losing struct {
+	Store
+	key string
+	do  func()
+}
+
+func (l *losing) Create(ctx context.Context, key string, content []byte) error {
+	err := l.Store.Create(ctx, key, content)
+	if key == l.key {
+		l.do()
 	}
-	if keys := f.keys(t); slices.Contains(keys, format.MetadataKey("b")) {
-		t.Errorf("there is the backup: %v", keys)
+	return err
+}
+
+// An object that lies there already is the backup's own, or not: then it is not
+// published.
+func TestObjectsOfOthersAreNotPublished(t *testing.T) {
+	for _, key := range []string{format.TarballKey("b"), format.ResourceListKey("b")} {
+		f := shopOf(t, 3)
+		if err := f.store.Put(t.Context(), key, []byte("another's")); err != nil {
+			t.Fatal(err)
+		}
+		if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, key) {
+			t.Errorf("%s: got %+v", key, outcome)
+		}
+		if got := string(f.read(t, key)); got != "another's" {
+			t.Errorf("%s was replaced", key)
+		}
+	}
+}
+
+// The metadata says what the backup consists of.
+func TestContentsAreThoseOfTheStore(t *testing.T) {
+	f := shopOf(t, 3)
+	f.run(t)
+	stored, err := format.DecodeBackup(f.read(t, format.MetadataKey("b")), format.Place{StoreName: "b", SystemNamespace: "holdfast", Now: start})
+	if err != nil {
+		t.Fatal(err)
+	}
+	contents, err := format.TakeContents(stored)
+	if err != nil || len(contents) != 8 {
+		t.Fatalf("got %v, %v", contents, err)
+	}
+	for _, key := range f.keys(t) {
+		want, known := contents.Of(key)
+		switch key {
+		case format.OwnerKey("b"), format.MetadataKey("b"), format.CopyKey("b"):
+			if known {
+				t.Errorf("%s is among the contents", key)
+			}
+		default:
+			if got := format.NewContent(f.read(t, key)); got != want {
+				t.Errorf("%s: %+v is stored, and %+v is said", key, got, want)
+			}
+		}
+	}
+	if !bytes.Equal(f.read(t, format.CopyKey("b")), f.read(t, format.MetadataKey("b"))) {
+		t.Error("the copy of the metadata is another one")
 	}
 }
 

@@ -56,15 +56,15 @@ func (w *loggedWriter) Commit() error { return w.log.note(w.key, w.ObjectWriter.
 
 // A bucket with object lock refuses to have an object written again.
 //
-// Pitfall 29: each object is written once, and the metadata after all others.
+// Pitfall 29: each object is written once, the owner before all others, and the metadata after them.
 func TestEachObjectIsWrittenOnce(t *testing.T) {
 	for name, test := range map[string]struct {
 		spoil func(*fixture)
 		phase holdfast.BackupPhase
 		keys  int
 	}{
-		"completed": {func(*fixture) {}, holdfast.BackupPhaseCompleted, 9},
-		"failed":    {func(f *fixture) { f.resources = nil }, holdfast.BackupPhaseFailed, 3},
+		"completed": {func(*fixture) {}, holdfast.BackupPhaseCompleted, 11},
+		"failed":    {func(f *fixture) { f.resources = nil }, holdfast.BackupPhaseFailed, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, holdfast.BackupSpec{})
@@ -78,8 +78,12 @@ func TestEachObjectIsWrittenOnce(t *testing.T) {
 			if distinct := sets.New(written.keys...); len(written.keys) != test.keys || distinct.Len() != test.keys {
 				t.Errorf("%d objects were written by %q, want %d", distinct.Len(), written.keys, test.keys)
 			}
-			if last := written.keys[len(written.keys)-1]; last != format.MetadataKey("b") {
-				t.Errorf("the last one is %s", last)
+			wanted := []string{format.MetadataKey("b"), format.CopyKey("b")}
+			if test.phase == holdfast.BackupPhaseFailed {
+				wanted = wanted[:1]
+			}
+			if last := written.keys[len(written.keys)-len(wanted):]; written.keys[0] != format.OwnerKey("b") || !slices.Equal(last, wanted) {
+				t.Errorf("they were written in the order %q", written.keys)
 			}
 		})
 	}

@@ -5,8 +5,10 @@ package backup
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"runtime/debug"
 	"time"
@@ -65,10 +67,6 @@ type Dependencies struct {
 	Clock   clock.PassiveClock
 	// Progress is told of objects. Optional.
 	Progress *Progress
-	// Confirm is asked before the backup is made to exist. If it fails, for instance
-	// since somebody else has ended the backup meanwhile and removed what was stored,
-	// the backup is not stored. Optional.
-	Confirm func(context.Context) error
 	// Workers is the number of resources that are read at once. Default 4.
 	Workers int
 	// Retry says how often, and after which delays, a request to the API server or
@@ -92,12 +90,12 @@ type Outcome struct {
 //
 // The error is for an outcome that is not stored: the store refuses it
 // (the outcome is Failed), a backup of another uid has the name in the store
-// (nothing was written), or ctx ended (nothing of this backup is visible in the
-// store, apart from side files if it was about to end). A backup that an earlier
-// call has stored is returned as it is.
+// (nothing of this one is visible), or ctx ended (nothing of this backup is visible in the
+// store, apart from its owner, and side files if it was about to end). A backup that
+// an earlier call, or another process, has ended is returned as it is.
 func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
-	if outcome, err := e.stored(ctx); err != nil || outcome.Stored {
+	if outcome, err := e.begin(ctx); err != nil || outcome.Stored {
 		return outcome, err
 	}
 	e.logger.V(2).Info("Backup started")
@@ -115,6 +113,8 @@ type execution struct {
 	logger    klog.Logger
 	log       *logbook
 	findings  *findings
+	// contents are those of the objects that are stored.
+	contents format.Contents
 
 	// What was read, for the side files.
 	list    format.ResourceList
@@ -137,6 +137,7 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 		request:      request,
 		storeName:    request.StoreName(),
 		log:          newLogbook(deps.Clock),
+		contents:     format.Contents{},
 	}
 	e.logger = klog.LoggerWithValues(klog.FromContext(ctx), "backup", e.storeName)
 	e.findings = &findings{log: e.log, logger: e.logger}
@@ -167,7 +168,9 @@ func (e *execution) read(ctx context.Context) error {
 		return err
 	}
 	defer tarball.Abort()
-	archived, err := archive.NewWriter(tarball, e.request.Backup.Status.StartTimestamp.Time)
+	sum := sha256.New()
+	content := &countingWriter{w: io.MultiWriter(tarball, sum)}
+	archived, err := archive.NewWriter(content, e.request.Backup.Status.StartTimestamp.Time, string(e.request.Backup.UID))
 	if err != nil {
 		return err
 	}
@@ -190,7 +193,18 @@ func (e *execution) read(ctx context.Context) error {
 		e.findings.fail(subject{}, fmt.Sprintf("wait for the volumes: %v", err))
 	}
 	e.list, e.volumes, e.skipped = collector.sink.list, volumes.conclude(results), volumes.notTaken()
-	return tarball.Commit()
+	return e.created(ctx, format.TarballKey(e.storeName), format.ContentOf(content.size, sum), tarball.Commit())
+}
+
+type countingWriter struct {
+	w    io.Writer
+	size int64
+}
+
+func (w *countingWriter) Write(p []byte) (int, error) {
+	n, err := w.w.Write(p)
+	w.size += int64(n)
+	return n, err
 }
 
 func (e *execution) newCollector(ctx context.Context) (*collector, error) {

@@ -101,8 +101,8 @@ func Create(ctx context.Context, loc Location, namespace string, key Key) error 
 // creatable is what the creation of a repository needs of its store.
 type creatable interface {
 	store.Reader
+	store.Remover
 	Create(ctx context.Context, key string, content []byte) error
-	Delete(ctx context.Context, key string) error
 }
 
 // initialize makes the repository, unless it is there, by one conditional write of
@@ -144,7 +144,11 @@ func initialize(ctx context.Context, st creatable, provider engine.StorageProvid
 		// Kopia itself writes this one first, and refuses to go on when it was stopped
 		// then. No other format can read it, and none needs it, so it harms nobody if
 		// it goes late.
-		if err := st.Delete(ctx, objectOf(format.KopiaBlobCfgBlobID)); err != nil {
+		rest, err := st.Attributes(ctx, objectOf(format.KopiaBlobCfgBlobID))
+		if err == nil {
+			err = st.Delete(ctx, rest)
+		}
+		if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, store.ErrChanged) {
 			return fmt.Errorf("remove the rest of an unfinished initialisation: %w", err)
 		}
 	}

@@ -7,13 +7,16 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
+	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/feature/s3/transfermanager"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	s3types "github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"gocloud.dev/blob"
 )
 
@@ -34,6 +37,11 @@ const (
 // blobBackend is a store of gocloud.dev.
 type blobBackend struct {
 	bucket *blob.Bucket
+	// name is that of a bucket of S3.
+	name string
+	// removing is for stores other than S3, which can't remove under a condition: no
+	// write of this process ends between look and removal.
+	removing sync.RWMutex
 }
 
 func (b *blobBackend) list(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error] {
@@ -64,7 +72,7 @@ func (b *blobBackend) list(ctx context.Context, folder string, options ListOptio
 				if object.Key <= options.StartAfter || object.Key == folder {
 					continue
 				}
-				if !yield(Object{Key: object.Key, IsFolder: object.IsDir, Size: object.Size, ModTime: object.ModTime}, nil) {
+				if !yield(Object{Key: object.Key, IsFolder: object.IsDir, Size: object.Size, ModTime: object.ModTime, Version: listedVersion(object)}, nil) {
 					return
 				}
 			}
@@ -82,10 +90,33 @@ func (b *blobBackend) attributes(ctx context.Context, key string) (Object, error
 	if err != nil {
 		return Object{}, err
 	}
-	return Object{Size: attributes.Size, ModTime: attributes.ModTime}, nil
+	version := plainVersion(attributes.MD5, attributes.ModTime)
+	var answer s3.HeadObjectOutput
+	if attributes.As(&answer) {
+		version = aws.ToString(answer.ETag)
+	}
+	return Object{Size: attributes.Size, ModTime: attributes.ModTime, Version: version}, nil
+}
+
+// listedVersion is the ETag of an object in S3.
+func listedVersion(object *blob.ListObject) string {
+	var listed s3types.Object
+	if object.As(&listed) {
+		return aws.ToString(listed.ETag)
+	}
+	if object.IsDir {
+		return ""
+	}
+	return plainVersion(object.MD5, object.ModTime)
+}
+
+func plainVersion(md5 []byte, written time.Time) string {
+	return fmt.Sprintf("%x-%d", md5, written.UnixNano())
 }
 
 func (b *blobBackend) write(ctx context.Context, key string, content []byte, exclusive bool) error {
+	b.removing.RLock()
+	defer b.removing.RUnlock()
 	// Upload knows the length, and so makes one request and no copy.
 	return b.bucket.Upload(ctx, key, bytes.NewReader(content), &blob.WriterOptions{
 		ContentType: contentType,
@@ -98,12 +129,13 @@ func (b *blobBackend) newWriter(ctx context.Context, key string) (ObjectWriter, 
 	w, err := b.bucket.NewWriter(ctx, key, &blob.WriterOptions{
 		ContentType: contentType,
 		BeforeWrite: b.tuneUpload,
+		IfNotExist:  true,
 	})
 	if err != nil {
 		cancel()
 		return nil, err
 	}
-	return &blobWriter{Writer: w, ctx: ctx, cancel: cancel}, nil
+	return &blobWriter{Writer: w, backend: b, ctx: ctx, cancel: cancel}, nil
 }
 
 // tuneUpload bounds the memory of an upload to S3, and has its parts removed when
@@ -123,20 +155,36 @@ func (b *blobBackend) tuneUpload(as func(any) bool) error {
 	return nil
 }
 
-func (b *blobBackend) delete(ctx context.Context, key string) error {
-	return b.bucket.Delete(ctx, key)
-}
+// longAgo is an age at which what was seen of an object counts no more. Wall clocks
+// go on while a machine sleeps.
+const longAgo = time.Second
 
-func (b *blobBackend) deleteFolder(ctx context.Context, folder string) error {
-	for object, err := range b.list(ctx, folder, ListOptions{Recursive: true}) {
-		if err != nil {
-			return err
-		}
-		if err := b.delete(ctx, object.Key); err != nil && !errors.Is(explain("", "", err), ErrNotFound) {
-			return err
-		}
+func (b *blobBackend) delete(ctx context.Context, key, version string) error {
+	var client *s3.Client
+	isS3 := b.bucket.As(&client)
+	if !isS3 {
+		b.removing.Lock()
+		defer b.removing.Unlock()
 	}
-	return nil
+	for {
+		asked := time.Now().Round(0)
+		found, err := b.attributes(ctx, key)
+		switch {
+		case err != nil:
+			return err
+		case found.Version != version:
+			return ErrChanged
+		case time.Now().Round(0).Sub(asked).Abs() > longAgo && ctx.Err() == nil:
+			continue
+		case !isS3:
+			return b.bucket.Delete(ctx, key)
+		}
+		_, err = client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: aws.String(b.name), Key: aws.String(key), IfMatch: aws.String(version)})
+		if errors.Is(explain("", "", err), ErrExists) {
+			return ErrChanged // so are failed conditions called
+		}
+		return err
+	}
 }
 
 func (b *blobBackend) check(ctx context.Context, folder string) error {
@@ -150,9 +198,10 @@ func (b *blobBackend) close() error { return b.bucket.Close() }
 // unless the context has ended.
 type blobWriter struct {
 	*blob.Writer
-	ctx    context.Context
-	cancel context.CancelFunc
-	ended  bool
+	backend *blobBackend
+	ctx     context.Context
+	cancel  context.CancelFunc
+	ended   bool
 }
 
 func (w *blobWriter) Write(p []byte) (int, error) {
@@ -172,6 +221,8 @@ func (w *blobWriter) Commit() error {
 	}
 	w.ended = true
 	defer w.cancel()
+	w.backend.removing.RLock()
+	defer w.backend.removing.RUnlock()
 	err := w.Writer.Close()
 	if err != nil && w.ctx.Err() != nil {
 		return w.ctx.Err() // the error is a consequence, in words of its own

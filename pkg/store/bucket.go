@@ -35,8 +35,8 @@ type backend interface {
 	// write stores a small object; exclusive fails with errExists if there is one.
 	write(ctx context.Context, key string, content []byte, exclusive bool) error
 	newWriter(ctx context.Context, key string) (ObjectWriter, error)
-	delete(ctx context.Context, key string) error
-	deleteFolder(ctx context.Context, folder string) error
+	// delete fails with ErrChanged if the object has another version.
+	delete(ctx context.Context, key, version string) error
 	// check makes the cheapest request that proves that the store answers.
 	check(ctx context.Context, folder string) error
 	close() error
@@ -75,7 +75,7 @@ func Open(ctx context.Context, location *engine.BackupStorageLocationSpec, secre
 		if err != nil {
 			return nil, err
 		}
-		return &Bucket{backend: &blobBackend{bucket: bucket}, prefix: prefix}, nil
+		return &Bucket{backend: &blobBackend{bucket: bucket, name: location.S3.Bucket}, prefix: prefix}, nil
 	default:
 		return nil, fmt.Errorf("the storage location's spec.provider is %q: it must be filesystem or s3, with the settings of the same name", location.Provider)
 	}
@@ -191,34 +191,22 @@ func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error
 }
 
 // Delete implements Remover.
-func (b *Bucket) Delete(ctx context.Context, key string) error {
-	if err := b.checkKey(ctx, key); err != nil {
+func (b *Bucket) Delete(ctx context.Context, object Object) error {
+	if object.IsFolder || object.Version == "" {
+		return fmt.Errorf("delete %s: it must be an object as it was listed", object.Key)
+	}
+	checked := object.Key
+	if isTemporary(path.Base(checked)) {
+		checked = path.Dir(checked)
+	}
+	if err := b.checkKey(ctx, checked); err != nil {
 		return err
 	}
-	err := explain("delete", key, b.backend.delete(ctx, b.prefix+key))
+	err := explain("delete", object.Key, b.backend.delete(ctx, b.prefix+object.Key, object.Version))
 	if errors.Is(err, ErrNotFound) {
 		return nil
 	}
 	return err
-}
-
-// DeletePrefix implements Remover.
-func (b *Bucket) DeletePrefix(ctx context.Context, folder string, first ...string) error {
-	if err := b.checkFolder(ctx, folder); err != nil {
-		return err
-	}
-	if folder == "" {
-		return errors.New("delete: a whole storage location is never removed at once: name a folder")
-	}
-	for _, key := range first {
-		if !strings.HasPrefix(key, folder) {
-			return fmt.Errorf("delete %s: the object does not lie in %s", key, folder)
-		}
-		if err := b.Delete(ctx, key); err != nil {
-			return err
-		}
-	}
-	return explain("delete", folder, b.backend.deleteFolder(ctx, b.prefix+folder))
 }
 
 // checkKey precedes every operation: not all backends heed the context.

@@ -28,6 +28,8 @@ var (
 	ErrNotFound = errors.New("no such object")
 	// ErrExists: the object to be created exists.
 	ErrExists = errors.New("the object exists")
+	// ErrChanged: the object to be removed has been replaced.
+	ErrChanged = errors.New("the object is another one by now")
 	// ErrUnavailable: the store does not answer, or not now. Trying later may help.
 	ErrUnavailable = errors.New("the store is unavailable")
 	// ErrDenied: the store refuses the credentials or the access.
@@ -81,6 +83,9 @@ func classify(err error) (reason string, kind error) {
 	}
 	if errors.Is(err, context.Canceled) {
 		return "the operation was cancelled", nil
+	}
+	if errors.Is(err, ErrChanged) {
+		return ErrChanged.Error(), ErrChanged
 	}
 	if answer, ok := errors.AsType[smithy.APIError](err); ok {
 		return classifyS3(answer.ErrorCode(), status(err))

@@ -97,7 +97,7 @@ func (l *fileListing) folder(folder string) error {
 	if err := l.ctx.Err(); err != nil {
 		return err
 	}
-	entries, err := readFolder(l.root, folder)
+	entries, err := readFolder(l.root, folder, l.options.Unfinished)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil // no objects, or removed meanwhile
@@ -123,7 +123,7 @@ func (l *fileListing) folder(folder string) error {
 }
 
 // readFolder gives the objects and folders of one level, in the order of keys.
-func readFolder(root *os.Root, folder string) ([]Object, error) {
+func readFolder(root *os.Root, folder string, unfinished bool) ([]Object, error) {
 	directory, err := root.Open(path.Join(".", folder))
 	if err != nil {
 		return nil, err
@@ -139,7 +139,7 @@ func readFolder(root *os.Root, folder string) ([]Object, error) {
 		switch {
 		case file.IsDir():
 			entries = append(entries, Object{Key: key + "/", IsFolder: true})
-		case file.Type().IsRegular() && !isTemporary(file.Name()):
+		case file.Type().IsRegular() && (unfinished || !isTemporary(file.Name())):
 			info, err := file.Info()
 			if errors.Is(err, fs.ErrNotExist) {
 				continue // removed meanwhile
@@ -147,7 +147,7 @@ func readFolder(root *os.Root, folder string) ([]Object, error) {
 			if err != nil {
 				return nil, err
 			}
-			entries = append(entries, Object{Key: key, Size: info.Size(), ModTime: info.ModTime()})
+			entries = append(entries, Object{Key: key, Size: info.Size(), ModTime: info.ModTime(), Version: fileVersion(info)})
 		}
 	}
 	slices.SortFunc(entries, func(a, b Object) int { return strings.Compare(a.Key, b.Key) })
@@ -185,7 +185,7 @@ func (f *filesystemBackend) attributes(_ context.Context, key string) (Object, e
 	if !info.Mode().IsRegular() {
 		return Object{}, fs.ErrNotExist
 	}
-	return Object{Size: info.Size(), ModTime: info.ModTime()}, nil
+	return Object{Size: info.Size(), ModTime: info.ModTime(), Version: fileVersion(info)}, nil
 }
 
 func (f *filesystemBackend) write(ctx context.Context, key string, content []byte, exclusive bool) error {
@@ -198,9 +198,9 @@ func (f *filesystemBackend) write(ctx context.Context, key string, content []byt
 		return err
 	}
 	if exclusive {
-		return w.commitNew()
+		return w.Commit()
 	}
-	return w.Commit()
+	return w.commitOver()
 }
 
 func (f *filesystemBackend) newWriter(ctx context.Context, key string) (ObjectWriter, error) {
@@ -231,31 +231,49 @@ func (f *filesystemBackend) newFileWriter(ctx context.Context, key string) (*fil
 	}
 }
 
-func (f *filesystemBackend) delete(_ context.Context, key string) error {
+func (f *filesystemBackend) delete(_ context.Context, key, version string) error {
 	root, err := f.root()
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	if err := root.Remove(key); err != nil {
+	info, err := root.Lstat(key)
+	if err != nil {
 		return err
 	}
-	removeEmptyFolders(root, path.Dir(key))
-	return nil
+	if fileVersion(info) != version {
+		return ErrChanged
+	}
+	folder := path.Dir(key)
+	// What was there a moment ago need not be there now: take it away, and look at it.
+	aside := path.Join(folder, temporaryPrefix+rand.Text()+temporarySuffix)
+	if err := root.Rename(key, aside); err != nil {
+		return err
+	}
+	var other error
+	if info, err := root.Lstat(aside); err != nil {
+		return err
+	} else if fileVersion(info) != version {
+		if err := root.Link(aside, key); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		other = ErrChanged
+	}
+	if err := root.Remove(aside); err != nil {
+		return err
+	}
+	removeEmptyFolders(root, folder)
+	return other
 }
 
-func (f *filesystemBackend) deleteFolder(_ context.Context, folder string) error {
-	root, err := f.root()
-	if err != nil {
-		return err
+// fileVersion tells a file from others of its name: they have other inodes, or, if
+// one was given anew, were written at another time.
+func fileVersion(info fs.FileInfo) string {
+	var inode uint64
+	if status, ok := info.Sys().(*syscall.Stat_t); ok {
+		inode = status.Ino
 	}
-	defer root.Close()
-	// Unfinished writes of crashed processes go too.
-	if err := root.RemoveAll(strings.TrimSuffix(folder, "/")); err != nil {
-		return err
-	}
-	removeEmptyFolders(root, path.Dir(strings.TrimSuffix(folder, "/")))
-	return nil
+	return fmt.Sprintf("%x-%x-%x", inode, info.ModTime().UnixNano(), info.Size())
 }
 
 func (f *filesystemBackend) check(_ context.Context, _ string) error {
@@ -316,14 +334,14 @@ func (w *fileWriter) Write(p []byte) (int, error) {
 	return w.file.Write(p)
 }
 
-// Commit replaces what is there.
-func (w *fileWriter) Commit() error {
+// commitOver replaces what is there.
+func (w *fileWriter) commitOver() error {
 	return w.end(func() error { return w.root.Rename(w.temporary, w.key) })
 }
 
-// commitNew fails if something is there, and makes sure that the object and all
+// Commit fails if something is there, and makes sure that the object and all
 // before it in its folder outlive a loss of power.
-func (w *fileWriter) commitNew() error {
+func (w *fileWriter) Commit() error {
 	return w.end(func() error {
 		err := w.root.Link(w.temporary, w.key)
 		if errors.Is(err, syscall.ENOTSUP) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSYS) {

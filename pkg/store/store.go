@@ -15,7 +15,10 @@
 //  3. What is written is read, listed and found at once.
 //  4. A listing is complete and ordered by the bytes of the keys, or it ends in
 //     an error. A store that is not there is an error, never an empty listing.
-//  5. Errors name kind, operation and key in stable words, without request ids,
+//  5. A removal names what it removes, not only where that lies: of what was
+//     written to the same key later it removes nothing. What remains of that
+//     promise where a store can't keep it by itself, Remover says.
+//  6. Errors name kind, operation and key in stable words, without request ids,
 //     and never hold a secret.
 package store
 
@@ -38,6 +41,9 @@ type Object struct {
 	Size int64
 	// ModTime is when the object was written, by the store's clock.
 	ModTime time.Time
+	// Version tells the object from others of its key, before and after it, unless
+	// they have the same bytes.
+	Version string
 }
 
 // ListOptions say what to list.
@@ -48,6 +54,9 @@ type ListOptions struct {
 	Recursive bool
 	// StartAfter leaves out all keys up to and including this one.
 	StartAfter string
+	// Unfinished lists, besides, what writers that died left in a folder store. It can
+	// be removed, and nothing else.
+	Unfinished bool
 }
 
 // Reader reads objects.
@@ -74,9 +83,9 @@ type Writer interface {
 	Create(ctx context.Context, key string, content []byte) error
 	// Put writes an object, or replaces it.
 	Put(ctx context.Context, key string, content []byte) error
-	// NewWriter writes an object, or replaces it, as its content comes, with memory
-	// for a few parts and without a local copy. Nothing is visible before Commit.
-	// The write is aborted when ctx ends.
+	// NewWriter writes an object that must not exist, as its content comes, with
+	// memory for a few parts and without a local copy. Nothing is visible before
+	// Commit. The write is aborted when ctx ends.
 	NewWriter(ctx context.Context, key string) (ObjectWriter, error)
 }
 
@@ -84,7 +93,8 @@ type Writer interface {
 // for concurrent use.
 type ObjectWriter interface {
 	io.Writer
-	// Commit makes the object visible, or fails and leaves nothing. It is called once.
+	// Commit makes the object visible, or fails and leaves nothing: with ErrExists if
+	// there is one, which may be this one if an answer was lost. It is called once.
 	Commit() error
 	// Abort leaves nothing visible. After Commit it does nothing, so it can be deferred.
 	Abort()
@@ -92,10 +102,15 @@ type ObjectWriter interface {
 
 // Remover removes objects.
 type Remover interface {
-	// Delete removes an object. One that does not exist is as good as removed.
-	Delete(ctx context.Context, key string) error
-	// DeletePrefix removes everything in a folder: first the given keys, one after
-	// the other, then the rest in no particular order. It stops at the first error
-	// and can be repeated.
-	DeletePrefix(ctx context.Context, folder string, first ...string) error
+	// Delete removes an object as List or Attributes has described it, however long
+	// ago. One that does not exist is as good as removed; one that was written in its
+	// place stays, and the error is ErrChanged.
+	//
+	// S3 compares and removes in one step. Of a store that ignores If-Match, such as an
+	// older one, the object is described again immediately before: a process that is
+	// paused after that, by an end of its machine's sleep within the microseconds until
+	// the request leaves, may remove another one. In a folder store the object is moved
+	// aside, compared, and moved back if it is another one: a process that is killed
+	// between, having slept between two system calls before, takes that one along.
+	Delete(ctx context.Context, object Object) error
 }

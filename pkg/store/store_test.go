@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -186,6 +185,7 @@ func TestS3Requests(t *testing.T) {
 	location, secret := storetest.FakeS3(t, log.wrap)
 	bucket := storetest.Open(t, location, secret)
 	ctx := t.Context()
+	var seen store.Object
 	for _, step := range []struct {
 		name string
 		do   func() error
@@ -200,8 +200,8 @@ func TestS3Requests(t *testing.T) {
 		{"list", func() error { return drain(bucket.List(ctx, "a/", store.ListOptions{})) }, "GET"},
 		{"list after", func() error { return drain(bucket.List(ctx, "a/", store.ListOptions{StartAfter: "a/3"})) }, "GET"},
 		{"get", func() error { return get(ctx, bucket, "a/1") }, "GET"},
-		{"attributes", func() error { _, err := bucket.Attributes(ctx, "a/1"); return err }, "HEAD"},
-		{"delete looks first", func() error { return bucket.Delete(ctx, "a/1") }, "HEAD DELETE"},
+		{"attributes", func() (err error) { seen, err = bucket.Attributes(ctx, "a/1"); return err }, "HEAD"},
+		{"delete looks first", func() error { return bucket.Delete(ctx, seen) }, "HEAD DELETE"},
 	} {
 		if err := step.do(); err != nil {
 			t.Fatalf("%s: %v", step.name, err)
@@ -236,31 +236,29 @@ func TestS3StartAfterIsOneRequest(t *testing.T) {
 	}
 }
 
-// A remover can say what goes first, and nothing else goes before it.
-func TestDeletePrefixOrder(t *testing.T) {
-	var mu sync.Mutex
-	var deleted []string
+// A store that ignores the condition of a removal is asked before.
+func TestDeleteFromAStoreWithoutConditions(t *testing.T) {
+	log := &requestLog{}
 	location, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.Method == http.MethodDelete {
-				mu.Lock()
-				deleted = append(deleted, path.Base(r.URL.Path))
-				mu.Unlock()
-			}
+		return log.wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			r.Header.Del("If-Match")
 			next.ServeHTTP(w, r)
-		})
+		}))
 	})
 	bucket := storetest.Open(t, location, secret)
-	for _, name := range []string{"a", "velero-backup.json", "z"} {
-		if err := bucket.Put(t.Context(), "backups/b/"+name, nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := bucket.DeletePrefix(t.Context(), "backups/b/", "backups/b/velero-backup.json"); err != nil {
+	if err := bucket.Put(t.Context(), "a", []byte("one")); err != nil {
 		t.Fatal(err)
 	}
-	if len(deleted) != 3 || deleted[0] != "velero-backup.json" {
-		t.Errorf("deleted %v", deleted)
+	seen, err := bucket.Attributes(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bucket.Put(t.Context(), "a", []byte("two")); err != nil {
+		t.Fatal(err)
+	}
+	log.take()
+	if err := bucket.Delete(t.Context(), seen); !errors.Is(err, store.ErrChanged) || log.take() != "HEAD" {
+		t.Errorf("got %v", err)
 	}
 }
 

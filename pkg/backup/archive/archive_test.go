@@ -33,7 +33,7 @@ var items = []Item{
 func write(t testing.TB, at time.Time) []byte {
 	t.Helper()
 	var tarball bytes.Buffer
-	w, err := NewWriter(&tarball, at)
+	w, err := NewWriter(&tarball, at, "b")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,6 +193,29 @@ func TestReaderOfBrokenTarballs(t *testing.T) {
 	}
 }
 
+// What a reader refuses is not written: a backup must not be Completed and
+// unreadable.
+func TestNothingIsWrittenThatReadersRefuse(t *testing.T) {
+	w, err := NewWriter(io.Discard, at, "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	content := make([]byte, 1000)
+	w.tar = tar.NewWriter(&limitedWriter{w: io.Discard, left: 10_000})
+	written := 0
+	for err == nil && written < 10 {
+		if err = w.WriteItem(items[0], content); err == nil {
+			written++
+		}
+	}
+	if !errors.Is(err, ErrTooLarge) || written != 3 {
+		t.Errorf("%d items were written: %v", written, err)
+	}
+	if err := w.Close(); err == nil {
+		t.Error("a tarball that lacks an item was ended")
+	}
+}
+
 func TestLimitIsAnError(t *testing.T) {
 	limited := &limitedReader{r: strings.NewReader("12345"), left: 3}
 	if got, err := io.ReadAll(limited); string(got) != "123" || !errors.Is(err, ErrTooLarge) {
@@ -201,7 +224,7 @@ func TestLimitIsAnError(t *testing.T) {
 }
 
 func TestItemsThatCannotBeAPath(t *testing.T) {
-	w, err := NewWriter(io.Discard, at)
+	w, err := NewWriter(io.Discard, at, "b")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +250,7 @@ func TestItemsThatCannotBeAPath(t *testing.T) {
 
 // What an item costs must not grow unnoticed: a backup has hundreds of thousands.
 func TestAllocationsPerItem(t *testing.T) {
-	w, err := NewWriter(io.Discard, at)
+	w, err := NewWriter(io.Discard, at, "b")
 	if err != nil {
 		t.Fatal(err)
 	}

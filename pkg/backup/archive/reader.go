@@ -19,7 +19,7 @@ import (
 const MaxBytes = 16 << 30
 
 // ErrTooLarge says that a tarball has more than MaxBytes.
-var ErrTooLarge = errors.New("the tarball is too large")
+var ErrTooLarge = errors.New("the objects take more than a restore reads, with both copies of each: make several backups, each of some namespaces")
 
 // Entry is one copy of an object.
 type Entry struct {

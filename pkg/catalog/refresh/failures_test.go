@@ -267,9 +267,7 @@ func TestNoVolumesFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, refresh.Options{Interval: interval})
 		f.store("default", "a")
-		if err := f.stores["default"].Delete(t.Context(), format.PodVolumeBackupsKey("a")); err != nil {
-			t.Fatal(err)
-		}
+		f.removeObject("default", format.PodVolumeBackupsKey("a"))
 		f.setLocations("default")
 		f.run()
 		settle()

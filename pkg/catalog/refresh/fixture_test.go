@@ -167,7 +167,16 @@ func (f *fixture) write(location, key string, content []byte) {
 
 func (f *fixture) remove(location, storeName string) {
 	f.t.Helper()
-	if err := f.stores[location].DeletePrefix(context.Background(), format.BackupPrefix(storeName)); err != nil {
+	storetest.Empty(f.t, f.stores[location], format.BackupPrefix(storeName))
+}
+
+func (f *fixture) removeObject(location, key string) {
+	f.t.Helper()
+	object, err := f.stores[location].Attributes(context.Background(), key)
+	if err == nil {
+		err = f.stores[location].Delete(context.Background(), object)
+	}
+	if err != nil {
 		f.t.Fatal(err)
 	}
 }

@@ -6,11 +6,16 @@
 //
 // What it promises:
 //   - Nothing is removed of a backup that waits or runs, nor of one with another
-//     uid than the one that was meant.
-//   - The metadata goes first, so that nobody begins to read what is going; then
-//     the snapshots of the volumes, the other objects, the list of the snapshots,
-//     and last the record. What is in the store says what is left to do, so that a
-//     process may stop anywhere, and the next one goes on.
+//     uid than the one that was meant: what is removed was described before it was
+//     asked whose it is, and goes as that version or not at all (store.Remover). So a
+//     process that sleeps anywhere, while another one ends the deletion and a new
+//     backup gets the name, removes nothing of that.
+//   - Nothing is removed before each repository with snapshots of the backup has been
+//     opened once. Then the metadata goes first, so that nobody begins to read what is
+//     going; then the snapshots of the volumes, the other objects, the list of the
+//     snapshots, the owner of the folder, and last the record. What is in the store
+//     says what is left to do, so that a process may stop anywhere, and the next one
+//     goes on.
 //   - What a deletion waits for is in the run's status and in an event, once. A
 //     store that is known not to answer is left alone until it does.
 package backupdeletion

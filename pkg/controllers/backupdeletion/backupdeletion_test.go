@@ -105,7 +105,7 @@ func TestStoreAway(t *testing.T) {
 		w.Create(completed("a"))
 		w.start()
 		synctest.Wait()
-		if tries := w.faulty.Count(storetest.Get); tries != 1 {
+		if tries := w.faulty.Count(storetest.Attributes); tries != 1 {
 			t.Errorf("%d tries at once: what is written into the status must not be the next one's cause", tries)
 		}
 		time.Sleep(time.Hour)
@@ -119,7 +119,7 @@ func TestStoreAway(t *testing.T) {
 			t.Errorf("%d writes of the status, and the events %q; want one each", n, events)
 		}
 		// An hour of retries that wait longer and longer, up to five minutes.
-		if tries := w.faulty.Count(storetest.Get); tries < 10 || tries > 25 {
+		if tries := w.faulty.Count(storetest.Attributes); tries < 10 || tries > 25 {
 			t.Errorf("%d tries in an hour", tries)
 		}
 		if len(w.checked) == 0 || w.checked[0] != "default" {
@@ -273,7 +273,7 @@ func TestDeadStore(t *testing.T) {
 		if run := w.run("other"); run != nil {
 			t.Errorf("the other store's deletion waits: %q", run.Status.FailureReason)
 		}
-		if n := w.faulty.Count(storetest.Get); n < workers || n > 2*workers {
+		if n := w.faulty.Count(storetest.Attributes); n < workers || n > 2*workers {
 			t.Errorf("%d requests to the dead store by %d workers, want one or two of each", n, workers)
 		}
 	})

@@ -30,31 +30,59 @@ type folder struct {
 	location  string
 }
 
-// metadata reports whether the metadata is there, and fails if it is not that of
-// the backup that is meant.
-func (f *folder) metadata(ctx context.Context, now time.Time) (bool, error) {
-	key := format.MetadataKey(f.storeName)
-	var content []byte
-	err := f.get(ctx, key, func(r io.Reader) (err error) {
-		content, err = io.ReadAll(io.LimitReader(r, format.MaxMetadataBytes+1))
-		return err
-	})
+// owner is the uid of the backup whose the folder is, and that of the one that is
+// meant if it is nobody's, as Velero's are.
+func (f *folder) owner(ctx context.Context) (types.UID, error) {
+	key := format.OwnerKey(f.storeName)
+	content, err := f.read(ctx, key, format.MaxOwnerBytes)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return false, nil
+		return f.uid, nil
 	case err != nil:
-		return false, storeFailure(f.location, err)
+		return "", storeFailure(f.location, err)
 	}
-	found, err := format.DecodeBackup(content, format.Place{StoreName: f.storeName, Location: f.location, Now: now})
+	owner, err := format.DecodeOwner(content)
+	if err != nil {
+		return "", refused("it is not certain whose %s is, so nothing is removed: %v", key, err)
+	}
+	return owner.UID, nil
+}
+
+// other is the obstacle of a folder that is another backup's.
+func (f *folder) other(key string, uid types.UID) *obstacle {
+	o := refused("%s belongs to another backup of this name, with the uid %s instead of %s, so nothing is removed; give the deletion up by removing the BackupRun %s", key, uid, f.uid, f.storeName)
+	o.cause = errOther
+	return o
+}
+
+// metadata describes the metadata, if it is there, and fails if it is not that of the
+// backup that is meant. What is read was there after what is described: if both are
+// not the same, that is not removed.
+func (f *folder) metadata(ctx context.Context, now time.Time) (found *store.Object, err error) {
+	key := format.MetadataKey(f.storeName)
+	var described store.Object
+	err = bounded(ctx, func(ctx context.Context) (err error) {
+		described, err = f.Attributes(ctx, key)
+		return err
+	})
+	var content []byte
+	if err == nil {
+		content, err = f.read(ctx, key, format.MaxMetadataBytes)
+	}
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, storeFailure(f.location, err)
+	}
+	backup, err := format.DecodeBackup(content, format.Place{StoreName: f.storeName, Location: f.location, Now: now})
 	switch {
 	case err != nil:
-		return false, refused("it is not certain that %s is the metadata of this backup, so nothing is removed: %v", key, err)
-	case found.UID != f.uid:
-		o := refused("%s belongs to another backup of this name, with the uid %s instead of %s, so nothing is removed; give the deletion up by removing the BackupRun %s", key, found.UID, f.uid, f.storeName)
-		o.cause = errOther
-		return false, o
+		return nil, refused("it is not certain that %s is the metadata of this backup, so nothing is removed: %v", key, err)
+	case backup.UID != f.uid:
+		return nil, f.other(key, backup.UID)
 	}
-	return true, nil
+	return &described, nil
 }
 
 // snapshots are the ids of the backup's snapshots, by the namespace of their
@@ -102,55 +130,92 @@ func isStoreFailure(err error) bool {
 	return ok || errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied) || errors.Is(err, context.Canceled)
 }
 
-// deleteRest removes what is left of the folder: the list of volumes last, and
-// with it what listings leave out. Anything may take long, also for another process,
-// so present is asked before each removal.
-func (f *folder) deleteRest(ctx context.Context, present func() error) error {
-	prefix := format.BackupPrefix(f.storeName)
-	var keys []string
-	err := bounded(ctx, func(ctx context.Context) error {
-		for object, err := range f.List(ctx, prefix, store.ListOptions{Recursive: true}) {
+// deleteRest removes what is left of the folder, the list of volumes after all else,
+// and the owner last: as long as it is there, nobody else begins to write. What is
+// removed was listed before it was asked for. Anything may take long, also for another
+// process, so present is asked before each removal.
+func (f *folder) deleteRest(ctx context.Context, now time.Time, present func() error) error {
+	for range 10 {
+		objects, err := f.list(ctx)
+		if err != nil {
+			return err
+		}
+		switch owner, err := f.owner(ctx); {
+		case err != nil:
+			return err
+		case owner != f.uid:
+			return nil // it is another backup's by now, so that of this one nothing is left
+		}
+		var last []store.Object
+		removed := false
+		for _, object := range objects {
+			switch object.Key {
+			case format.MetadataKey(f.storeName):
+				// It was gone a moment ago: a late write of this backup, or somebody else's.
+				if _, err := f.metadata(ctx, now); err != nil {
+					return err
+				}
+			case format.PodVolumeBackupsKey(f.storeName):
+				last = append([]store.Object{object}, last...)
+				continue
+			case format.OwnerKey(f.storeName):
+				last = append(last, object)
+				continue
+			}
+			removed = true
+			if err := f.delete(ctx, object, present); err != nil {
+				return err
+			}
+		}
+		if removed {
+			continue // until nothing comes any more
+		}
+		for _, object := range last {
+			if err := f.delete(ctx, object, present); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return refused("what was removed from %s comes back again and again", format.BackupPrefix(f.storeName))
+}
+
+// list describes all that lies in the folder.
+func (f *folder) list(ctx context.Context) (objects []store.Object, err error) {
+	err = bounded(ctx, func(ctx context.Context) error {
+		for object, err := range f.List(ctx, format.BackupPrefix(f.storeName), store.ListOptions{Recursive: true, Unfinished: true}) {
 			if err != nil {
 				return err
 			}
-			keys = append(keys, object.Key)
+			objects = append(objects, object)
 		}
 		return nil
 	})
 	if err != nil {
-		return storeFailure(f.location, err)
+		return nil, storeFailure(f.location, err)
 	}
-	for _, key := range keys {
-		switch key {
-		case format.MetadataKey(f.storeName):
-			// It was gone a moment ago, so it is somebody else's.
-			return refused("%s was written while the backup was removed: is another cluster using the storage location %q?", key, f.location)
-		case format.PodVolumeBackupsKey(f.storeName):
-			continue
-		}
-		if err := present(); err != nil {
-			return err
-		}
-		if err := f.delete(ctx, key); err != nil {
-			return err
-		}
-	}
+	return objects, nil
+}
+
+// delete removes an object as it was described. Another one in its place stays.
+func (f *folder) delete(ctx context.Context, object store.Object, present func() error) error {
 	if err := present(); err != nil {
 		return err
 	}
-	err = bounded(ctx, func(ctx context.Context) error { return f.DeletePrefix(ctx, prefix) })
-	if err != nil {
+	err := bounded(ctx, func(ctx context.Context) error { return f.Delete(ctx, object) })
+	if err != nil && !errors.Is(err, store.ErrChanged) {
 		return storeFailure(f.location, err)
 	}
 	return nil
 }
 
-func (f *folder) delete(ctx context.Context, key string) error {
-	err := bounded(ctx, func(ctx context.Context) error { return f.Delete(ctx, key) })
-	if err != nil {
-		return storeFailure(f.location, err)
-	}
-	return nil
+// read reads a small object: one byte more than the limit at most.
+func (f *folder) read(ctx context.Context, key string, limit int64) (content []byte, err error) {
+	err = f.get(ctx, key, func(r io.Reader) (err error) {
+		content, err = io.ReadAll(io.LimitReader(r, limit+1))
+		return err
+	})
+	return content, err
 }
 
 func (f *folder) get(ctx context.Context, key string, read func(io.Reader) error) error {

@@ -122,6 +122,12 @@ func (closer) Close() error { return nil }
 // start runs a controller until stop is called or the test ends.
 func (w *world) start() (stop func()) {
 	w.Helper()
+	return w.startWith(closer{w.faulty})
+}
+
+// startWith has another store than w.faulty in the location default.
+func (w *world) startWith(target bucket) (stop func()) {
+	w.Helper()
 	records := engineinformers.NewSharedInformerFactory(w.Cluster, 0)
 	engine := records.Engine().V1alpha1()
 	controller, err := New(Config{
@@ -138,7 +144,7 @@ func (w *world) start() (stop func()) {
 	must(w, err)
 	controller.open = func(ctx context.Context, record *enginev1alpha1.BackupStorageLocation) (bucket, error) {
 		if record.Name == "default" {
-			return closer{w.faulty}, nil
+			return target, nil
 		}
 		return store.Open(ctx, &record.Spec, nil)
 	}
@@ -240,11 +246,12 @@ func (w *world) keys(storeName string) (keys []string) {
 	return keys
 }
 
-// sideFiles of the backups that writeBackup writes, apart from the list of volumes.
+// sideFiles of the backups that writeBackup writes, apart from the list of volumes
+// and the owner.
 func sideFiles(storeName string) []string {
 	return []string{
 		format.ItemOperationsKey(storeName), format.LogKey(storeName), format.ResourceListKey(storeName), format.ResultsKey(storeName),
-		format.VolumeInfoKey(storeName), format.VolumeSnapshotsKey(storeName), format.TarballKey(storeName),
+		format.VolumeInfoKey(storeName), format.VolumeSnapshotsKey(storeName), format.TarballKey(storeName), format.CopyKey(storeName),
 	}
 }
 
@@ -257,8 +264,9 @@ func writeBackup(t testing.TB, target store.Writer, storeName string, uid types.
 		Spec:       v1alpha1.BackupSpec{StorageLocation: "default"},
 		Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &instant, CompletionTimestamp: &instant},
 	}
+	writeOwner(t, target, storeName, uid)
 	for _, key := range sideFiles(storeName) {
-		must(t, target.Put(t.Context(), key, []byte("content")))
+		must(t, target.Put(t.Context(), key, []byte("content of "+uid)))
 	}
 	var volumes []format.PodVolumeBackup
 	for _, id := range snapshots {
@@ -272,6 +280,13 @@ func writeBackup(t testing.TB, target store.Writer, storeName string, uid types.
 	metadata, err := format.EncodeBackup(backup, nil, format.Cluster{SystemNamespace: system})
 	must(t, err)
 	must(t, target.Create(t.Context(), format.MetadataKey(storeName), metadata))
+}
+
+func writeOwner(t testing.TB, target store.Writer, storeName string, uid types.UID) {
+	t.Helper()
+	owner, err := format.EncodeOwner(format.Owner{UID: uid})
+	must(t, err)
+	must(t, target.Create(t.Context(), format.OwnerKey(storeName), owner))
 }
 
 func writeVolumes(t testing.TB, target store.Writer, storeName string, volumes ...format.PodVolumeBackup) {
@@ -376,7 +391,7 @@ func (w *world) expectSnapshots(want map[string]bool) {
 // expectWhole checks that nothing of a backup was removed.
 func (w *world) expectWhole(storeName string) {
 	w.Helper()
-	if got, want := len(w.keys(storeName)), len(sideFiles(storeName))+2; got != want {
+	if got, want := len(w.keys(storeName)), len(sideFiles(storeName))+3; got != want {
 		w.Errorf("%s has %d objects, want %d: %q", storeName, got, want, w.keys(storeName))
 	}
 }

@@ -102,12 +102,7 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Back
 	defer target.Close()
 	folder := &folder{bucket: target, storeName: run.Name, uid: backupUID(run), location: record.Name}
 
-	exists, err := folder.metadata(ctx, c.Clock.Now())
-	var snapshots map[string][]string
-	if err == nil {
-		// Read before anything is removed: it says where the data of the volumes is.
-		snapshots, err = folder.snapshots(ctx)
-	}
+	metadata, snapshots, err := c.look(ctx, folder)
 	switch {
 	case errors.Is(err, errOther) && !recordedAsStored(run):
 		// The name was taken, so that nothing of this one was stored but snapshots.
@@ -116,22 +111,43 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Back
 		return false, err
 	}
 	present := func() error { return c.present(ctx, run) }
-	if exists {
-		// What was read above may have taken long.
-		if err := present(); err != nil {
-			return false, notGone(err)
-		}
-		if err := folder.delete(ctx, format.MetadataKey(run.Name)); err != nil {
+	if metadata != nil {
+		// Nothing is destroyed before all that can be known to be in the way.
+		if err := c.openAll(ctx, record, run, snapshots); err != nil {
 			return false, err
+		}
+		if err := folder.delete(ctx, *metadata, present); err != nil {
+			return false, notGone(err)
 		}
 	}
 	if err := c.deleteAllSnapshots(ctx, record, run, snapshots); err != nil {
 		return false, err
 	}
-	if err := folder.deleteRest(ctx, present); err != nil {
+	if err := folder.deleteRest(ctx, c.Clock.Now(), present); err != nil {
 		return false, notGone(err)
 	}
 	return true, nil
+}
+
+// look reads, before anything is removed, whose the folder is, and where the data of
+// the volumes is.
+func (c *Controller) look(ctx context.Context, folder *folder) (metadata *store.Object, snapshots map[string][]string, err error) {
+	if metadata, err = folder.metadata(ctx, c.Clock.Now()); err != nil {
+		return nil, nil, err
+	}
+	owner, err := folder.owner(ctx)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case owner == folder.uid:
+		snapshots, err = folder.snapshots(ctx)
+		return metadata, snapshots, err
+	case metadata == nil:
+		return nil, nil, folder.other(format.OwnerKey(folder.storeName), owner)
+	}
+	// A process that was paused has written the metadata late, after this backup was
+	// deleted. All else in the folder is its owner's.
+	return metadata, nil, nil
 }
 
 // notGone is nil in place of errRecordGone.

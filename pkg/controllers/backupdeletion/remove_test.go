@@ -4,6 +4,7 @@
 package backupdeletion
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -41,10 +43,10 @@ func TestWholeDeletion(t *testing.T) {
 	w.expectWhole("staying")
 	w.expectSnapshots(map[string]bool{template.going: false, template.staying: true})
 	want := map[storetest.Operation]int{
-		storetest.Get:          2,                           // the metadata, the list of volumes
-		storetest.Delete:       1 + len(sideFiles("going")), // the metadata, and the others but the list
-		storetest.List:         1,
-		storetest.DeletePrefix: 1,
+		storetest.Attributes: 1,                               // the metadata
+		storetest.Get:        3 + 2,                           // the metadata, the owner, the list of volumes; and the owner after each listing
+		storetest.Delete:     1 + len(sideFiles("going")) + 2, // the metadata, the others, the list of volumes and the owner
+		storetest.List:       2,
 	}
 	if diff := cmp.Diff(want, w.faulty.Counts()); diff != "" {
 		t.Errorf("requests to the store (-want +got):\n%s", diff)
@@ -67,15 +69,17 @@ type step struct {
 
 func steps(storeName string) []step {
 	all := []step{
+		{storetest.Attributes, format.MetadataKey(storeName), 1},
 		{storetest.Get, format.MetadataKey(storeName), 1},
-		{storetest.Get, format.PodVolumeBackupsKey(storeName), 2},
+		{storetest.Get, format.OwnerKey(storeName), 2},
+		{storetest.Get, format.PodVolumeBackupsKey(storeName), 3},
 		{storetest.Delete, format.MetadataKey(storeName), 1},
 		{storetest.List, format.BackupPrefix(storeName), 1},
 	}
-	for i, key := range sideFiles(storeName) {
+	for i, key := range append(sideFiles(storeName), format.PodVolumeBackupsKey(storeName), format.OwnerKey(storeName)) {
 		all = append(all, step{storetest.Delete, key, 2 + i})
 	}
-	return append(all, step{storetest.DeletePrefix, format.BackupPrefix(storeName), 1})
+	return all
 }
 
 // TestStoppedAnywhere stops a deletion at each request to the store, by an error or
@@ -134,8 +138,11 @@ func (w *world) expectInOrder(storeName string) {
 	if slices.Contains(left, format.MetadataKey(storeName)) {
 		w.expectWhole(storeName)
 	}
-	if len(left) > 0 && !slices.Contains(left, format.PodVolumeBackupsKey(storeName)) {
+	if len(left) > 1 && !slices.Contains(left, format.PodVolumeBackupsKey(storeName)) {
 		w.Errorf("without the list of volumes there are %q", left)
+	}
+	if len(left) > 0 && !slices.Contains(left, format.OwnerKey(storeName)) {
+		w.Errorf("without an owner there are %q", left)
 	}
 }
 
@@ -216,7 +223,7 @@ func TestOtherBackups(t *testing.T) {
 				t.Errorf("the status says %q, want %q", reason, c.reason)
 			}
 			w.expectWhole("a")
-			if n := w.faulty.Count(storetest.Delete) + w.faulty.Count(storetest.DeletePrefix); n != 0 {
+			if n := w.faulty.Count(storetest.Delete); n != 0 {
 				t.Errorf("%d removals from the store", n)
 			}
 		})
@@ -247,7 +254,11 @@ func TestNeverStarted(t *testing.T) {
 func TestUnfinishedNamesake(t *testing.T) {
 	w := newWorld(t, t.TempDir())
 	writeBackup(t, w.faulty, "a", "namesake", "its-snapshot")
-	must(t, w.faulty.Delete(t.Context(), format.MetadataKey("a")))
+	for _, key := range []string{format.MetadataKey("a"), format.OwnerKey("a")} {
+		object, err := w.faulty.Attributes(t.Context(), key)
+		must(t, err)
+		must(t, w.faulty.Delete(t.Context(), object))
+	}
 	w.Create(completed("a"))
 	w.start()
 	if reason := w.waitReason("a"); !strings.Contains(reason, "lists volumes of another backup, with the uid namesake") {
@@ -337,19 +348,66 @@ func TestUncertain(t *testing.T) {
 	}
 }
 
-// TestReappears: metadata that comes while the rest is removed is another writer's.
+// TestReappears: metadata that comes while the rest is removed is another writer's, or
+// a late write of the backup's own.
 func TestReappears(t *testing.T) {
+	for name, uid := range map[string]types.UID{"of somebody else": "another", "its own": uidOf("a")} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, t.TempDir())
+			writeBackup(t, w.faulty, "a", uid)
+			object, err := w.faulty.Attributes(t.Context(), format.OwnerKey("a"))
+			must(t, err)
+			must(t, w.faulty.Delete(t.Context(), object))
+			late := &lateStore{Faulty: w.faulty, hide: 1}
+			w.Create(completed("a"))
+			w.startWith(late)
+			if uid == uidOf("a") {
+				w.waitGone("a")
+				if left := w.keys("a"); len(left) != 0 {
+					t.Errorf("there are still %q", left)
+				}
+				return
+			}
+			if reason := w.waitReason("a"); !strings.Contains(reason, "another backup of this name") {
+				t.Errorf("the status says %q", reason)
+			}
+			if left := w.keys("a"); !slices.Contains(left, format.MetadataKey("a")) {
+				t.Errorf("only %q are left", left)
+			}
+		})
+	}
+}
+
+// lateStore does not have the metadata yet when it is asked the first times.
+type lateStore struct {
+	*storetest.Faulty
+	hide int
+}
+
+func (s *lateStore) Attributes(ctx context.Context, key string) (store.Object, error) {
+	if s.hide > 0 {
+		s.hide--
+		return store.Object{}, store.ErrNotFound
+	}
+	return s.Faulty.Attributes(ctx, key)
+}
+
+func (s *lateStore) Close() error { return nil }
+
+// TestLateMetadata: a process that slept while its backup was ended, and deleted, has
+// written the metadata into the folder of the next one. Only that goes.
+func TestLateMetadata(t *testing.T) {
 	w := newWorld(t, t.TempDir())
-	must(t, w.faulty.Put(t.Context(), format.TarballKey("a"), []byte("content")))
-	w.faulty.Inject(storetest.Fault{Operation: storetest.Get, Key: format.MetadataKey("a"), Err: store.ErrNotFound})
-	must(t, w.faulty.Put(t.Context(), format.MetadataKey("a"), []byte("of somebody else")))
+	writeBackup(t, w.faulty, "a", uidOf("a"))
+	owner, err := w.faulty.Attributes(t.Context(), format.OwnerKey("a"))
+	must(t, err)
+	must(t, w.faulty.Delete(t.Context(), owner))
+	writeOwner(t, w.faulty, "a", "the next one")
 	w.Create(completed("a"))
 	w.start()
-	if reason := w.waitReason("a"); !strings.Contains(reason, "is another cluster using") {
-		t.Errorf("the status says %q", reason)
-	}
-	if left := w.keys("a"); !slices.Contains(left, format.MetadataKey("a")) {
-		t.Errorf("only %q are left", left)
+	w.waitGone("a")
+	if left := w.keys("a"); slices.Contains(left, format.MetadataKey("a")) || len(left) != len(sideFiles("a"))+2 {
+		t.Errorf("left are %q", left)
 	}
 }
 
@@ -365,7 +423,7 @@ func TestRepositories(t *testing.T) {
 			t.Errorf("the status says %q", reason)
 		}
 		stop()
-		w.expectInOrder("going")
+		w.expectWhole("going") // nothing is destroyed by a deletion that can't go on
 		w.addKey(template.key)
 		w.start()
 		w.waitGone("going")
@@ -380,6 +438,7 @@ func TestRepositories(t *testing.T) {
 		if reason := w.waitReason("going"); !strings.Contains(reason, "the key in the Secret app.default.key in holdfast-repositories does not open it") {
 			t.Errorf("the status says %q", reason)
 		}
+		w.expectWhole("going")
 	})
 	t.Run("damaged", func(t *testing.T) {
 		w := newVolumeWorld(t)
@@ -443,9 +502,8 @@ func TestRecordReplaced(t *testing.T) {
 				if begun == 0 {
 					t.Error("the removal had not begun")
 				}
-				more, folders := w.faulty.Count(storetest.Delete)-begun, w.faulty.Count(storetest.DeletePrefix)
-				if more+folders > 0 || w.run("a") == nil {
-					t.Errorf("of the next backup, %d objects were removed, and %d folders", more, folders)
+				if more := w.faulty.Count(storetest.Delete) - begun; more > 0 || w.run("a") == nil {
+					t.Errorf("%d objects were removed after the record", more)
 				}
 			})
 		})

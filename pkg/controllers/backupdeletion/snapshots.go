@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
@@ -26,24 +25,49 @@ const repositoryTimeout = 5 * time.Minute
 // deleteAllSnapshots removes the snapshots of a backup: those that it lists, by the
 // namespace of their repository, and those that its record knows of.
 func (c *Controller) deleteAllSnapshots(ctx context.Context, record *enginev1alpha1.BackupStorageLocation, run *enginev1alpha1.BackupRun, listed map[string][]string) error {
-	for _, namespace := range sets.List(sets.KeySet(listed).Insert(run.Status.LeftoverSnapshots...)) {
-		if err := c.deleteSnapshots(ctx, record, namespace, backupUID(run), listed[namespace]); err != nil {
+	for _, namespace := range repositoriesOf(run, listed) {
+		// The snapshots that the backup lists, and those that were made for it.
+		err := c.inRepository(ctx, record, namespace, func(ctx context.Context, opened *repository.Repository) error {
+			made, err := datapath.SnapshotsOf(ctx, opened, backupUID(run))
+			if err != nil {
+				return err
+			}
+			return datapath.DeleteSnapshots(ctx, opened, append(made, listed[namespace]...))
+		})
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// deleteSnapshots removes from the repository of a namespace the snapshots that a
-// backup lists, and those that were made for it. A repository that is not in the
-// store any more has none.
-func (c *Controller) deleteSnapshots(ctx context.Context, record *enginev1alpha1.BackupStorageLocation, namespace string, backup types.UID, ids []string) error {
+// openAll makes sure that each repository with snapshots of a backup can be opened.
+func (c *Controller) openAll(ctx context.Context, record *enginev1alpha1.BackupStorageLocation, run *enginev1alpha1.BackupRun, listed map[string][]string) error {
+	for _, namespace := range repositoriesOf(run, listed) {
+		if err := c.inRepository(ctx, record, namespace, func(context.Context, *repository.Repository) error { return nil }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// repositoriesOf are the namespaces whose repositories have snapshots of a backup.
+func repositoriesOf(run *enginev1alpha1.BackupRun, listed map[string][]string) []string {
+	return sets.List(sets.KeySet(listed).Insert(run.Status.LeftoverSnapshots...))
+}
+
+// inRepository does something in the repository of a namespace. One that is not in the
+// store any more has no snapshots.
+func (c *Controller) inRepository(ctx context.Context, record *enginev1alpha1.BackupStorageLocation, namespace string, do func(context.Context, *repository.Repository) error) error {
 	stop := ctx
 	ctx, cancel := context.WithTimeout(ctx, repositoryTimeout)
 	defer cancel()
-	err := c.deleteFrom(ctx, record, namespace, backup, ids)
+	opened, err := opener.OpenAt(ctx, c.Secrets, c.Keys, record, namespace)
+	if err == nil {
+		err = errors.Join(do(ctx, opened), opened.Close(ctx))
+	}
 	if errors.Is(err, opener.ErrNoRepository) {
-		klog.FromContext(ctx).Info("The repository of a deleted backup's volumes is gone already", "namespace", namespace, "backupStorageLocation", record.Name, "snapshots", len(ids))
+		klog.FromContext(ctx).Info("The repository of a deleted backup's volumes is gone already", "namespace", namespace, "backupStorageLocation", record.Name)
 		return nil
 	}
 	if err == nil || stop.Err() != nil {
@@ -63,16 +87,4 @@ func (c *Controller) deleteSnapshots(ctx context.Context, record *enginev1alpha1
 		o.detail = err.Error()
 	}
 	return o
-}
-
-func (c *Controller) deleteFrom(ctx context.Context, record *enginev1alpha1.BackupStorageLocation, namespace string, backup types.UID, ids []string) error {
-	opened, err := opener.OpenAt(ctx, c.Secrets, c.Keys, record, namespace)
-	if err != nil {
-		return err
-	}
-	made, err := datapath.SnapshotsOf(ctx, opened, backup)
-	if err == nil {
-		err = datapath.DeleteSnapshots(ctx, opened, append(made, ids...))
-	}
-	return errors.Join(err, opened.Close(ctx))
 }

@@ -47,14 +47,14 @@ const (
 	// informed is how long after the end of a run was written the informer has told it,
 	// if it does.
 	informed = 10 * time.Second
-	// settleTimeout is how long a store may take to be cleaned of a dead run.
+	// settleTimeout is how long a store may take to be told of a dead run, and cleaned.
 	settleTimeout = time.Minute
 	// snapshotsTimeout is how long the removal of snapshots from one repository may
 	// take. Most of it is for reading the repository's indexes.
 	snapshotsTimeout = 5 * time.Minute
-	// discardTimeout is how long a store may take to be cleaned of a cancelled run
-	// before the run ends all the same.
-	discardTimeout = 5 * time.Second
+	// cancelTimeout is how long a store may take to be told of a cancelled run before
+	// the run ends all the same.
+	cancelTimeout = 5 * time.Second
 	// recheck is how often it is asked whether the executor of a run is gone.
 	recheck = 5 * time.Second
 	// DefaultVolumeTimeout is how long a volume may take unless it is set.
@@ -260,7 +260,7 @@ func (c *Controller) claimed(run *enginev1alpha1.BackupRun) bool {
 }
 
 // isLeftBehind reports whether a run was begun by another process, or has ended and
-// is still to be cleaned out of the store, or its failure to be stored.
+// its end is still to be stored.
 func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 	if run.Deleting() {
 		return false // whoever deletes the backup cleans up
@@ -268,10 +268,8 @@ func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 	switch run.Status.Phase {
 	case v1alpha1.BackupPhaseInProgress:
 		return run.Status.Executor != c.Identity
-	case v1alpha1.BackupPhaseFailed:
+	case v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseCancelled:
 		return !run.Status.Stored && run.Status.StartTimestamp != nil
-	case v1alpha1.BackupPhaseCancelled:
-		return run.Status.Leftovers
 	}
 	return false
 }

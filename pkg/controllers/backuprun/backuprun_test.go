@@ -176,7 +176,7 @@ func TestAfterACrash(t *testing.T) {
 // say so.
 func TestARunThatEndedBeforeTheCrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, &work{settle: func(context.Context, *enginev1alpha1.BackupRun, string) (backup.Outcome, error) {
+		h := newHarness(t, &work{abandon: func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
 			return stored(done), nil
 		}}, newRun("a", running))
 		h.start(1)
@@ -190,7 +190,7 @@ func TestARunThatEndedBeforeTheCrash(t *testing.T) {
 func TestAStoreThatIsDownWhenARunIsSettled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		up := make(chan struct{})
-		h := newHarness(t, &work{settle: func(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error) {
+		h := newHarness(t, &work{abandon: func(ctx context.Context, run *enginev1alpha1.BackupRun, _ v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
 			select {
 			case <-up:
 				outcome := stored(broken)
@@ -230,7 +230,7 @@ func TestAFailureThatIsNotStored(t *testing.T) {
 			execute: func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
 				return failed(errBroken), errBroken
 			},
-			settle: func(_ context.Context, _ *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error) {
+			abandon: func(_ context.Context, _ *enginev1alpha1.BackupRun, _ v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
 				if !up.Load() {
 					return failed(errBroken), errBroken
 				}
@@ -265,7 +265,9 @@ func TestANameThatIsTakenInTheStore(t *testing.T) {
 			execute: func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
 				return refuse()
 			},
-			settle: func(context.Context, *enginev1alpha1.BackupRun, string) (backup.Outcome, error) { return refuse() },
+			abandon: func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
+				return refuse()
+			},
 		}
 	}
 	t.Run("when it runs", func(t *testing.T) {

@@ -26,12 +26,12 @@ import (
 const cancelled = v1alpha1.BackupPhaseCancelled
 
 // expectCancelled compares the end of a run that jane cancelled.
-func (h *harness) expectCancelled(name string, leftovers bool) {
+func (h *harness) expectCancelled(name string, stored bool) {
 	h.Helper()
-	h.expect(name, cancelled, false)
+	h.expect(name, cancelled, stored)
 	status := h.run(name).Status
-	if status.FailureReason != "cancelled by jane" || status.CompletionTimestamp == nil || status.Leftovers != leftovers {
-		h.Errorf("reason %q, completion %v, leftovers %t, want %t", status.FailureReason, status.CompletionTimestamp, status.Leftovers, leftovers)
+	if status.FailureReason != "cancelled by jane" || status.CompletionTimestamp == nil {
+		h.Errorf("reason %q, completion %v", status.FailureReason, status.CompletionTimestamp)
 	}
 }
 
@@ -51,15 +51,15 @@ func TestCancellingStopsARunAtOnce(t *testing.T) {
 		h.announced()
 		begin := time.Now()
 		h.cancelRun("a")
-		h.expectCancelled("a", false)
+		h.expectCancelled("a", true)
 		if waited := time.Since(begin); waited != 0 {
 			t.Errorf("it took %s", waited)
 		}
 		if left := h.uploads(); len(left) != 0 {
 			t.Errorf("uploads go on: %v", left)
 		}
-		if !slices.Equal(h.work.discarded, []string{"a"}) {
-			t.Errorf("discarded: %q", h.work.discarded)
+		if !slices.Equal(h.work.cancelled, []string{"a"}) {
+			t.Errorf("cancelled in the store: %q", h.work.cancelled)
 		}
 		h.expectSettled()
 		if events := h.announced(); !slices.Equal(events, []string{"Normal Cancelled The backup was cancelled by jane"}) {
@@ -83,14 +83,14 @@ func TestWhatIsStoredWhenTheCancellationComesStands(t *testing.T) {
 			h.cancelRun("a")
 			time.Sleep(time.Second) // the end meets the request, and is written again
 			h.expect("a", done, true)
-			if len(h.work.discarded) != 0 {
-				t.Error("it was discarded")
+			if len(h.work.cancelled) != 0 {
+				t.Error("it was cancelled in the store")
 			}
 		})
 	})
 	t.Run("the answer is lost", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			h := newHarness(t, &work{execute: untilStopped, discard: func(context.Context, *enginev1alpha1.BackupRun) (backup.Outcome, error) {
+			h := newHarness(t, &work{execute: untilStopped, abandon: func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
 				return stored(done), nil
 			}}, newRun("a", ready))
 			h.start(1)
@@ -103,15 +103,15 @@ func TestWhatIsStoredWhenTheCancellationComesStands(t *testing.T) {
 	})
 }
 
-// It ends at once, and the store is cleaned when it is back, by whichever process.
+// It ends at once, and that is stored when the store is back, by whichever process.
 func TestCancellingWithTheStoreDown(t *testing.T) {
 	for name, before := range map[string]v1alpha1.BackupPhase{"while it runs": ready, "after a crash": running} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var up atomic.Bool
-				w := &work{execute: untilStopped, discard: func(ctx context.Context, _ *enginev1alpha1.BackupRun) (backup.Outcome, error) {
+				w := &work{execute: untilStopped, abandon: func(ctx context.Context, _ *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
 					if up.Load() {
-						return backup.Outcome{}, nil
+						return abandoned(phase, reason), nil
 					}
 					<-ctx.Done() // a store that does not answer
 					return backup.Outcome{}, ctx.Err()
@@ -126,15 +126,15 @@ func TestCancellingWithTheStoreDown(t *testing.T) {
 					h.expect("a", running, false)
 					h.cancelRun("a")
 				}
-				time.Sleep(discardTimeout)
-				h.expectCancelled("a", true)
+				time.Sleep(cancelTimeout)
+				h.expectCancelled("a", false)
 				time.Sleep(time.Hour)
-				h.expectCancelled("a", true)
+				h.expectCancelled("a", false)
 				writes := h.writes("a")
 				h.announced()
 				up.Store(true)
 				time.Sleep(time.Minute)
-				h.expectCancelled("a", false)
+				h.expectCancelled("a", true)
 				if h.writes("a") != writes+1 {
 					t.Errorf("%d writes", h.writes("a")-writes)
 				}
@@ -162,13 +162,13 @@ func TestACancelledRunOfADeadProcess(t *testing.T) {
 		h.expect("a", running, false) // that process ends it
 		h.setAlive("a process before this one", false)
 		time.Sleep(recheck)
-		h.expectCancelled("a", false)
+		h.expectCancelled("a", true)
 		volumes, err := h.EngineV1alpha1().PodVolumeBackups(system).List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(volumes.Items) != 0 {
 			t.Errorf("uploads go on: %v, %v", volumes.Items, err)
 		}
-		if len(h.work.discarded) != 1 {
-			t.Errorf("discarded: %q", h.work.discarded)
+		if len(h.work.cancelled) != 1 {
+			t.Errorf("cancelled in the store: %q", h.work.cancelled)
 		}
 		h.expectSettled()
 	})
@@ -229,7 +229,7 @@ func TestARunThatIsCancelledAsItBegins(t *testing.T) {
 			}
 			h.start(1)
 			time.Sleep(2 * time.Second)
-			h.expectCancelled("a", false)
+			h.expectCancelled("a", true)
 		})
 	})
 	t.Run("with the answer of the claim lost", func(t *testing.T) {
@@ -240,31 +240,31 @@ func TestARunThatIsCancelledAsItBegins(t *testing.T) {
 			h := newHarness(t, &work{execute: untilStopped}, run)
 			h.writeLedger(records.Start{UID: run.UID, Name: "a", By: identity})
 			h.start(1)
-			h.expectCancelled("a", false)
+			h.expectCancelled("a", true)
 		})
 	})
 }
 
 func TestCancellingABackupWhoseNameIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, &work{execute: untilStopped, discard: func(context.Context, *enginev1alpha1.BackupRun) (backup.Outcome, error) {
+		h := newHarness(t, &work{execute: untilStopped, abandon: func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
 			return failed(errBroken), fmt.Errorf("%w: backups/a", backup.ErrNameTaken)
 		}}, newRun("a", ready))
 		h.start(1)
 		h.cancelRun("a")
-		h.expectCancelled("a", false)
+		h.expect("a", v1alpha1.BackupPhaseFailedValidation, false)
 	})
 }
 
 func TestAnEndThatCannotBeWrittenAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, &work{execute: untilStopped, discard: func(context.Context, *enginev1alpha1.BackupRun) (backup.Outcome, error) {
+		h := newHarness(t, &work{execute: untilStopped, abandon: func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
 			return backup.Outcome{}, errors.New("denied")
 		}}, newRun("a", ready))
 		h.Fault(refuseFirst(3))
 		h.start(1)
 		h.cancelRun("a")
 		time.Sleep(time.Minute)
-		h.expectCancelled("a", true)
+		h.expectCancelled("a", false)
 	})
 }

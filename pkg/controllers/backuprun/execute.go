@@ -135,7 +135,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun)
 	case removed:
 		logger.Info("Backup stopped, since its record was removed")
 		if !listsVolumes(outcome) {
-			c.discardRemoved(ctx, run, submitted)
+			c.abandonRemoved(ctx, run, submitted)
 		}
 		return nil
 	case cancelled && !outcome.Stored:
@@ -144,7 +144,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun)
 		logger.Error(err, "Backup failed, and its failure is not stored yet")
 	}
 	outcome = refuseTakenName(outcome, err)
-	return c.finish(ctx, latest, outcome, false)
+	return c.finish(ctx, latest, outcome)
 }
 
 // begin makes an execution known, so that it stops when its record is removed or

@@ -22,10 +22,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
-	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -41,15 +39,12 @@ type executor interface {
 	// Execute works on a run until it has ended or ctx ends. An error means that the
 	// outcome is not stored.
 	Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, progress *backup.Progress) (backup.Outcome, error)
-	// Settle ends in the store what a dead process left of a run: it removes the
-	// parts and stores the failure, or finds that the run had ended after all.
-	Settle(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error)
-	// Discard removes from the store what a run has left there that is not executed
-	// any more. If the run had ended after all, it is left as it is, and the outcome
-	// is the stored one; else the outcome is empty.
-	Discard(ctx context.Context, run *enginev1alpha1.BackupRun) (backup.Outcome, error)
+	// Abandon ends in the store a run that is not executed any more, or finds that it
+	// had ended after all; see backup.Abandon.
+	Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error)
 	// DiscardSnapshots removes the snapshots that were made for a run from the
 	// repository of a namespace, unless the store has the backup, with a list of them.
+	// The run must have ended in the store, or been refused its name there.
 	DiscardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespace string) error
 }
 
@@ -58,8 +53,6 @@ type Executor struct {
 	Discovery backup.Discovery
 	// Client makes requests to the root of the API server, without a limit.
 	Client rest.Interface
-	// Runs of the system namespace.
-	Runs engineclient.BackupRunInterface
 	// Secrets with the credentials of the locations, and Keys of the repositories.
 	Secrets, Keys location.Secrets
 	Locations     enginelisters.BackupStorageLocationNamespaceLister
@@ -107,62 +100,30 @@ func (e *Executor) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, v
 		return failed(err), err
 	}
 	defer bucket.Close()
-	return backup.Run(ctx, e.request(run), backup.Dependencies{
+	outcome, err := backup.Run(ctx, e.request(run), backup.Dependencies{
 		Discovery: e.Discovery,
 		Client:    e.Client,
 		Store:     bucket,
 		Volumes:   volumes,
 		Clock:     e.Clock,
 		Progress:  progress,
-		Confirm:   func(ctx context.Context) error { return e.confirm(ctx, run) },
 	})
-}
-
-// confirm fails if a run is not this process's any more: after a pause, another one
-// may have taken this for dead, ended the run, and removed what was stored of it.
-// While the cluster does not answer, it is: this process ends when its Lease does.
-func (e *Executor) confirm(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	live, err := e.Runs.Get(ctx, run.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err), err == nil && live.UID != run.UID:
-		return fmt.Errorf("BackupRun %s was removed", run.Name)
-	case err != nil:
-		klog.FromContext(ctx).Info("It is not known whether somebody else has ended the backup", "err", err)
-		return nil
-	case live.Status.Phase != v1alpha1.BackupPhaseInProgress || live.Status.Executor != run.Status.Executor:
-		return fmt.Errorf("BackupRun %s was ended by another controller, or taken over: it is %s, by %s", run.Name, live.Status.Phase, live.Status.Executor)
+	if errors.Is(err, backup.ErrNameTaken) {
+		if failure := backup.Release(ctx, e.request(run), backup.Dependencies{Store: bucket, Clock: e.Clock}, bucket); failure != nil {
+			klog.FromContext(ctx).Info("The owner of the backup stays in the store", "backupRun", klog.KObj(run), "err", failure)
+		}
 	}
-	return nil
+	return outcome, err
 }
 
-// Settle implements executor.
-func (e *Executor) Settle(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error) {
+// Abandon implements executor.
+func (e *Executor) Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
 	bucket, err := e.open(ctx, run)
 	if err != nil {
 		return failed(err), err
 	}
 	defer bucket.Close()
-	request := e.request(run)
-	if _, err := backup.Discard(ctx, bucket, request.StoreName()); err != nil {
-		return failed(err), err
-	}
-	return backup.Fail(ctx, request, backup.Dependencies{Store: bucket, Clock: e.Clock}, reason)
-}
-
-// Discard implements executor.
-func (e *Executor) Discard(ctx context.Context, run *enginev1alpha1.BackupRun) (backup.Outcome, error) {
-	bucket, err := e.open(ctx, run)
-	if err != nil {
-		return backup.Outcome{}, err
-	}
-	defer bucket.Close()
-	request := e.request(run)
-	discarded, err := backup.Discard(ctx, bucket, request.StoreName())
-	if err != nil || discarded {
-		return backup.Outcome{}, err
-	}
-	// It gives back what is stored, of this run and no other.
-	return backup.Fail(ctx, request, backup.Dependencies{Store: bucket, Clock: e.Clock}, records.CancelledReason(run))
+	return backup.Abandon(ctx, e.request(run), backup.Dependencies{Store: bucket, Clock: e.Clock}, bucket, phase, reason)
 }
 
 // DiscardSnapshots implements executor.

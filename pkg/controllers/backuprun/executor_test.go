@@ -17,14 +17,12 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 	fakediscovery "k8s.io/client-go/discovery/fake"
 	kubefake "k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
-	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 )
@@ -50,38 +48,6 @@ func newExecutor(t *testing.T) (e *Executor, folder string) {
 		Cluster:   format.Cluster{SystemNamespace: system, UID: "cluster"},
 		Clock:     clocktesting.NewFakeClock(now),
 	}, folder
-}
-
-func TestConfirmingThatARunIsStillOurs(t *testing.T) {
-	mine := newRun("a", running)
-	mine.Status.Executor = identity
-	for name, c := range map[string]struct {
-		change func(*enginev1alpha1.BackupRun)
-		fault  error
-		want   string
-	}{
-		"it is":               {change: func(*enginev1alpha1.BackupRun) {}},
-		"it is to be stopped": {change: func(run *enginev1alpha1.BackupRun) { run.Spec.Cancellation = &enginev1alpha1.Ask{} }},
-		"nobody knows":        {change: func(*enginev1alpha1.BackupRun) {}, fault: errBroken},
-		"it was ended":        {change: func(run *enginev1alpha1.BackupRun) { run.Status.Phase = cancelled }, want: "was ended by another controller"},
-		"it was taken over":   {change: func(run *enginev1alpha1.BackupRun) { run.Status.Executor = "another" }, want: "was ended by another controller"},
-		"it was replaced":     {change: func(run *enginev1alpha1.BackupRun) { run.UID = "another" }, want: "was removed"},
-		"it was removed":      {want: "was removed"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			cluster := enginetest.New()
-			if c.change != nil {
-				run := mine.DeepCopy()
-				c.change(run)
-				cluster.Create(run)
-			}
-			cluster.Fault(func(clienttesting.Action) enginetest.Fault { return enginetest.Fault{Err: c.fault} })
-			e := &Executor{Runs: cluster.EngineV1alpha1().BackupRuns(system)}
-			if err := e.confirm(t.Context(), mine); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v", err)
-			}
-		})
-	}
 }
 
 // The store has the last word, whatever the record says.
@@ -124,7 +90,7 @@ func TestSettlingInTheStore(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	outcome, err := e.Settle(t.Context(), run, "the power went out")
+	outcome, err := e.Abandon(t.Context(), run, v1alpha1.BackupPhaseFailed, "the power went out")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +107,7 @@ func TestSettlingInTheStore(t *testing.T) {
 	}
 
 	// Asked again, with another reason, it finds what is stored and leaves it.
-	again, err := e.Settle(t.Context(), run, "another reason")
+	again, err := e.Abandon(t.Context(), run, broken, "another reason")
 	if err != nil || !again.Stored || again.Status.FailureReason != "the power went out" {
 		t.Errorf("a stored end was replaced: %v, %+v", err, again.Status)
 	}
@@ -152,52 +118,38 @@ func TestSettlingInTheStore(t *testing.T) {
 
 	namesake := newRun("a", running)
 	namesake.UID = "another"
-	if outcome, err := e.Settle(t.Context(), namesake, "the power went out"); err == nil || outcome.Stored {
+	if outcome, err := e.Abandon(t.Context(), namesake, broken, "the power went out"); err == nil || outcome.Stored {
 		t.Errorf("the backup of another run was taken for its own: %v", err)
 	}
 }
 
-func TestDiscardingInTheStore(t *testing.T) {
+func TestCancellingInTheStore(t *testing.T) {
 	e, folder := newExecutor(t)
 	run := newRun("a", running)
 	partial := filepath.Join(folder, "backups", "a", "a.tar.gz")
-	if err := os.MkdirAll(filepath.Dir(partial), 0o755); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(partial), 0o755), os.WriteFile(partial, []byte("half a tarball"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(partial, []byte("half a tarball"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 { // again, as after a crash in between
-		if outcome, err := e.Discard(t.Context(), run); err != nil || outcome.Stored {
-			t.Fatalf("Discard: %v, %+v", err, outcome)
+	for range 2 {
+		outcome, err := e.Abandon(t.Context(), run, cancelled, "cancelled by jane")
+		if err != nil || !outcome.Stored || outcome.Status.Phase != cancelled || outcome.Status.FailureReason != "cancelled by jane" {
+			t.Fatalf("%v, %+v", err, outcome)
 		}
-		if left, err := os.ReadDir(filepath.Dir(partial)); len(left) > 0 {
-			t.Fatalf("left in the store: %v, %v", left, err)
+		if _, err := os.Stat(partial); !os.IsNotExist(err) {
+			t.Errorf("the part of the tarball is still there: %v", err)
 		}
 	}
-
 	// What has ended stands.
-	ended, err := e.Settle(t.Context(), run, "the power went out")
-	if err != nil {
-		t.Fatal(err)
-	}
-	outcome, err := e.Discard(t.Context(), run)
-	if err != nil || !outcome.Stored || outcome.Status.FailureReason != ended.Status.FailureReason {
-		t.Errorf("Discard of what is stored: %v, %+v", err, outcome)
+	if outcome, err := e.Abandon(t.Context(), run, broken, "the power went out"); err != nil || outcome.Status.Phase != cancelled {
+		t.Errorf("%v, %+v", err, outcome)
 	}
 	namesake := newRun("a", running)
 	namesake.UID = "another"
-	if outcome, err := e.Discard(t.Context(), namesake); !errors.Is(err, backup.ErrNameTaken) || outcome.Stored {
-		t.Errorf("Discard of a namesake: %v, %+v", err, outcome)
+	if outcome, err := e.Abandon(t.Context(), namesake, cancelled, "cancelled"); !errors.Is(err, backup.ErrNameTaken) || outcome.Stored {
+		t.Errorf("a namesake: %v, %+v", err, outcome)
 	}
 	if _, err := os.Stat(filepath.Join(folder, "backups", "a", "velero-backup.json")); err != nil {
 		t.Errorf("the stored backup is gone: %v", err)
-	}
-
-	gone := newRun("a", running)
-	gone.Spec.Backup.StorageLocation = "gone"
-	if _, err := e.Discard(t.Context(), gone); err == nil {
-		t.Error("a location that is gone was cleaned")
 	}
 }
 
@@ -210,15 +162,15 @@ func TestALocationThatIsGone(t *testing.T) {
 	if err == nil || err.Error() != want || outcome.Stored || outcome.Status.Phase != broken || outcome.Status.FailureReason != want {
 		t.Errorf("Execute: %v, %+v", err, outcome)
 	}
-	if outcome, err := e.Settle(t.Context(), gone, "a reason"); err == nil || outcome.Stored {
-		t.Errorf("Settle: %v, %+v", err, outcome)
+	if outcome, err := e.Abandon(t.Context(), gone, broken, "a reason"); err == nil || outcome.Stored {
+		t.Errorf("Abandon: %v, %+v", err, outcome)
 	}
 
 	if err := os.Remove(folder); err != nil {
 		t.Fatal(err)
 	}
-	if outcome, err := e.Settle(t.Context(), newRun("a", running), "a reason"); err == nil || outcome.Stored {
-		t.Errorf("Settle without its folder: %v, %+v", err, outcome)
+	if outcome, err := e.Abandon(t.Context(), newRun("a", running), broken, "a reason"); err == nil || outcome.Stored {
+		t.Errorf("Abandon without its folder: %v, %+v", err, outcome)
 	}
 }
 

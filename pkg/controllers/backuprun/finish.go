@@ -22,15 +22,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// finish writes the end of a run, and whether it left something in the store. It
-// tries until it succeeds: a run that has ended must not look as if it went on.
-func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome, leftovers bool) error {
+// finish writes the end of a run. It tries until it succeeds: a run that has ended
+// must not look as if it went on.
+func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome) error {
 	before, others := run.Status.Phase, false
 	now := metav1.NewTime(c.Clock.Now())
 	err := untilDone(ctx, func(ctx context.Context) (bool, error) {
 		ended := run.DeepCopy()
 		recordOutcome(&ended.Status, outcome, now)
-		ended.Status.Leftovers = leftovers
 		if listsVolumes(outcome) {
 			ended.Status.LeftoverSnapshots = nil
 		}
@@ -51,7 +50,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 			return false, nil
 		case live.Status.Executor != run.Status.Executor:
 			return false, fmt.Errorf("BackupRun %s was taken over by the controller %s", run.Name, live.Status.Executor)
-		case live.Status.Stored, live.Status.Phase == outcome.Status.Phase && live.Status.Leftovers == leftovers && !outcome.Stored:
+		case live.Status.Stored, live.Status.Phase == outcome.Status.Phase && !outcome.Stored:
 			c.noteFinished(live)
 			return true, nil // written, but the answer was lost; and what is durable stands
 		case before == v1alpha1.BackupPhaseInProgress && live.Status.Phase.Ended():
@@ -77,33 +76,13 @@ func untilDone(ctx context.Context, try wait.ConditionWithContextFunc) error {
 	return backoff.DelayFunc().Until(ctx, true, true, try)
 }
 
-// discard removes from the store what a cancelled run has left there, and gives its
-// end: what is stored stands, if the run had ended after all. While the store does
-// not answer, the run has ended, and is cleaned out when it is back.
-func (c *Controller) discard(ctx context.Context, run *enginev1alpha1.BackupRun) (outcome backup.Outcome, leftovers error) {
-	timed, cancel := context.WithTimeout(ctx, discardTimeout)
-	defer cancel()
-	outcome, err := c.Executor.Discard(timed, run)
-	if err == nil && outcome.Stored {
-		return outcome, nil
-	}
-	if errors.Is(err, backup.ErrNameTaken) {
-		err = nil // there was no place for anything of this run
-	}
-	return backup.Outcome{Status: v1alpha1.BackupStatus{
-		Phase:         v1alpha1.BackupPhaseCancelled,
-		FailureReason: records.CancelledReason(run),
-	}}, err
-}
-
-// discardRemoved removes from the store what a run has left there whose record is
-// gone, before its place in the ledger is free for another one of its name. What
-// can't be removed now stays: nothing is left to remember it by.
-func (c *Controller) discardRemoved(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) {
+// abandonRemoved ends in the store a run whose record is gone, before its place in
+// the ledger is free. What can't be done now stays: nothing is left to remember it by.
+func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) {
 	timed, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	outcome, err := c.discard(timed, run)
-	if err == nil && !listsVolumes(outcome) { // else the answer was lost, or nobody knows
+	outcome, err := c.Executor.Abandon(timed, run, v1alpha1.BackupPhaseFailed, "the record of the backup was removed while it was in progress")
+	if outcome.Stored && !listsVolumes(outcome) || errors.Is(err, backup.ErrNameTaken) { // else nobody knows
 		for _, namespace := range sets.List(namespaces) {
 			err = errors.Join(err, c.Executor.DiscardSnapshots(timed, run, namespace))
 		}
@@ -119,14 +98,31 @@ func (c *Controller) finishCancelled(ctx context.Context, run *enginev1alpha1.Ba
 	if live, err := c.fresh(ctx, run.Name); err == nil && live != nil && live.UID == run.UID {
 		run = live
 	}
-	outcome, leftovers := c.discard(ctx, run)
+	timed, cancel := context.WithTimeout(ctx, cancelTimeout)
+	defer cancel()
+	outcome, err := c.abandon(timed, run, v1alpha1.BackupPhaseCancelled, records.CancelledReason(run))
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if leftovers != nil {
-		klog.FromContext(ctx).Info("What the cancelled backup has stored will be removed when its store answers", "err", leftovers)
+	if err != nil {
+		klog.FromContext(ctx).Info("That the backup was cancelled will be stored when its store answers", "err", err)
 	}
-	return c.finish(ctx, run, outcome, leftovers != nil)
+	return c.finish(ctx, run, outcome)
+}
+
+// abandon ends a run in the store, and gives its end: what is stored stands, if the
+// run had ended after all. The error is for an end that is not stored, or a store that
+// is not clean.
+func (c *Controller) abandon(ctx context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
+	outcome, err := c.Executor.Abandon(ctx, run, phase, reason)
+	if errors.Is(err, backup.ErrNameTaken) {
+		return refuseTakenName(outcome, err), nil
+	}
+	if err != nil {
+		// It is to be done again, so it must not seem to have been.
+		outcome = backup.Outcome{Status: v1alpha1.BackupStatus{Phase: phase, FailureReason: reason}}
+	}
+	return outcome, err
 }
 
 // refuseTakenName makes the outcome of a run, whose name another backup has in the
@@ -139,11 +135,12 @@ func refuseTakenName(outcome backup.Outcome, err error) backup.Outcome {
 }
 
 // settle ends a run whose process is gone. What is in the store decides: the run
-// may have ended a moment before. While the store does not answer, the run has
-// failed, and the store is cleaned up when it is back.
+// may have ended a moment before. While the store does not answer, the run has ended,
+// and that is stored when it is back.
 func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	reason := run.Status.FailureReason
-	if run.Status.Phase == v1alpha1.BackupPhaseInProgress {
+	phase, reason := v1alpha1.BackupPhaseFailed, run.Status.FailureReason
+	inProgress := run.Status.Phase == v1alpha1.BackupPhaseInProgress
+	if inProgress {
 		reason = "the controller stopped while the backup was in progress"
 		namespaces, err := c.submittedNamespaces(ctx, run)
 		if err != nil {
@@ -157,30 +154,22 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun) 
 		return err
 	}
 	switch {
-	case run.Status.Phase == v1alpha1.BackupPhaseCancelled:
-		outcome, leftovers := c.discard(ctx, run)
-		if leftovers != nil {
-			return fmt.Errorf("removing what the cancelled BackupRun %s has stored: %w", run.Name, leftovers)
-		}
-		return c.finish(ctx, run, outcome, false)
-	case run.Spec.Cancellation != nil && run.Status.Phase == v1alpha1.BackupPhaseInProgress:
+	case inProgress && run.Spec.Cancellation != nil:
 		return c.finishCancelled(ctx, run)
+	case run.Status.Phase == v1alpha1.BackupPhaseCancelled:
+		phase = v1alpha1.BackupPhaseCancelled
 	}
 	timed, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	outcome, err := c.Executor.Settle(timed, run, reason)
+	outcome, err := c.abandon(timed, run, phase, reason)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.Is(err, backup.ErrNameTaken):
-		outcome = refuseTakenName(outcome, err)
-	case err != nil && run.Status.Phase != v1alpha1.BackupPhaseInProgress:
-		return fmt.Errorf("storing the failure of BackupRun %s: %w", run.Name, err)
-	case err != nil:
-		outcome = failed(errors.New(reason))
+	case err != nil && !inProgress:
+		return fmt.Errorf("storing the end of BackupRun %s: %w", run.Name, err)
 	}
 	klog.FromContext(ctx).Info("Ended a run that another process left behind", "backupRun", klog.KObj(run), "executor", run.Status.Executor, "phase", outcome.Status.Phase, "stored", outcome.Stored)
-	return c.finish(ctx, run, outcome, false)
+	return c.finish(ctx, run, outcome)
 }
 
 // announce tells people how a run ended.

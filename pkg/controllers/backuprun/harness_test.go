@@ -55,8 +55,7 @@ func newRun(name string, phase v1alpha1.BackupPhase) *enginev1alpha1.BackupRun {
 // work is a fake of the executor's work. The zero value completes at once.
 type work struct {
 	execute func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error)
-	settle  func(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error)
-	discard func(ctx context.Context, run *enginev1alpha1.BackupRun) (backup.Outcome, error)
+	abandon func(ctx context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error)
 
 	discardSnapshots func(ctx context.Context, namespace string) error
 
@@ -65,7 +64,7 @@ type work struct {
 
 	mu                sync.Mutex
 	executed, settled []string
-	discarded         []string
+	cancelled         []string
 	// snapshots are the runs and namespaces whose snapshots were to be removed.
 	snapshots []string
 	reasons   []string
@@ -96,27 +95,25 @@ func (w *work) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volum
 	return w.execute(ctx, run, volumes)
 }
 
-func (w *work) Settle(ctx context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error) {
+func (w *work) Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
 	w.mu.Lock()
-	w.settled = append(w.settled, run.Name)
-	w.reasons = append(w.reasons, reason)
-	w.mu.Unlock()
-	if w.settle == nil {
-		outcome := stored(v1alpha1.BackupPhaseFailed)
-		outcome.Status.FailureReason = reason
-		return outcome, nil
+	if phase == cancelled {
+		w.cancelled = append(w.cancelled, run.Name)
+	} else {
+		w.settled = append(w.settled, run.Name)
+		w.reasons = append(w.reasons, reason)
 	}
-	return w.settle(ctx, run, reason)
+	w.mu.Unlock()
+	if w.abandon == nil {
+		return abandoned(phase, reason), nil
+	}
+	return w.abandon(ctx, run, phase, reason)
 }
 
-func (w *work) Discard(ctx context.Context, run *enginev1alpha1.BackupRun) (backup.Outcome, error) {
-	w.mu.Lock()
-	w.discarded = append(w.discarded, run.Name)
-	w.mu.Unlock()
-	if w.discard == nil {
-		return backup.Outcome{}, nil
-	}
-	return w.discard(ctx, run)
+func abandoned(phase v1alpha1.BackupPhase, reason string) backup.Outcome {
+	outcome := stored(phase)
+	outcome.Status.FailureReason = reason
+	return outcome
 }
 
 func (w *work) DiscardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespace string) error {

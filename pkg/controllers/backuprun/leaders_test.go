@@ -430,7 +430,7 @@ func TestAClaimThatTheLedgerDoesNotKnowGoesBack(t *testing.T) {
 	})
 }
 
-// Reach, Execute, Settle and Discard make a process an executor.
+// Reach, Execute, Abandon and DiscardSnapshots make a process an executor.
 func (p *process) Reach(_ context.Context, run *enginev1alpha1.BackupRun) error {
 	p.story.mu.Lock()
 	defer p.story.mu.Unlock()
@@ -467,14 +467,8 @@ func (p *process) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, _ 
 	}
 }
 
-func (p *process) Settle(_ context.Context, _ *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error) {
-	outcome := stored(v1alpha1.BackupPhaseFailed)
-	outcome.Status.FailureReason = reason
-	return outcome, nil
-}
-
-func (p *process) Discard(context.Context, *enginev1alpha1.BackupRun) (backup.Outcome, error) {
-	return backup.Outcome{}, nil
+func (p *process) Abandon(_ context.Context, _ *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
+	return abandoned(phase, reason), nil
 }
 
 func (p *process) DiscardSnapshots(context.Context, *enginev1alpha1.BackupRun, string) error {

@@ -88,10 +88,8 @@ func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
 		return false // whoever deletes the backup removes them
 	}
 	switch run.Status.Phase {
-	case v1alpha1.BackupPhaseFailed:
-		return run.Status.Stored
-	case v1alpha1.BackupPhaseCancelled:
-		return !run.Status.Leftovers
+	case v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseCancelled:
+		return run.Status.Stored // so that nothing else will be
 	case v1alpha1.BackupPhaseFailedValidation:
 		return true
 	}

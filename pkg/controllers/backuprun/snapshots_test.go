@@ -113,10 +113,10 @@ func TestHasLeftoverSnapshots(t *testing.T) {
 		"completed":                  {status: enginev1alpha1.BackupRunStatus{Phase: done, Stored: true}},
 		"failed":                     {status: enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseFailed, Stored: true}, want: true},
 		"failed, and may be stored":  {status: enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseFailed}},
-		"cancelled":                  {status: enginev1alpha1.BackupRunStatus{Phase: cancelled}, want: true},
-		"cancelled, with leftovers":  {status: enginev1alpha1.BackupRunStatus{Phase: cancelled, Leftovers: true}},
+		"cancelled":                  {status: enginev1alpha1.BackupRunStatus{Phase: cancelled, Stored: true}, want: true},
+		"cancelled, may be stored":   {status: enginev1alpha1.BackupRunStatus{Phase: cancelled}},
 		"name taken":                 {status: enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseFailedValidation}, want: true},
-		"cancelled, and is deleted":  {status: enginev1alpha1.BackupRunStatus{Phase: cancelled}, deleted: true},
+		"cancelled, and is deleted":  {status: enginev1alpha1.BackupRunStatus{Phase: cancelled, Stored: true}, deleted: true},
 		"failed, and is deleted now": {status: enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseFailed, Stored: true}, deleted: true},
 	} {
 		run := &enginev1alpha1.BackupRun{Status: c.status}
@@ -171,7 +171,7 @@ func TestSnapshotsOfACancelledBackupThatMayBeStoredStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var answers atomic.Bool
 		w := &work{execute: upload(t, backup.Outcome{}, nil, "shop")}
-		w.discard = func(context.Context, *enginev1alpha1.BackupRun) (backup.Outcome, error) {
+		w.abandon = func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
 			if answers.Load() {
 				return stored(done), nil
 			}
@@ -181,7 +181,7 @@ func TestSnapshotsOfACancelledBackupThatMayBeStoredStay(t *testing.T) {
 		h.start(1)
 		h.cancelRun("a")
 		time.Sleep(time.Hour)
-		h.expectCancelled("a", true)
+		h.expectCancelled("a", false)
 		h.expectSnapshotsRemoved()
 		answers.Store(true)
 		time.Sleep(time.Minute)
@@ -202,7 +202,7 @@ func TestARefusedNoteKeepsNoUploadGoing(t *testing.T) {
 		})
 		h.start(1)
 		h.cancelRun("a")
-		h.expectCancelled("a", false)
+		h.expectCancelled("a", true)
 		if left := h.uploads(); len(left) != 0 {
 			t.Errorf("uploads go on: %v", left)
 		}
@@ -217,7 +217,7 @@ func TestSnapshotsOfABackupThatMayBeStoredStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var answers atomic.Bool
 		w := &work{execute: upload(t, failed(errBroken), errBroken, "shop")}
-		w.settle = func(context.Context, *enginev1alpha1.BackupRun, string) (backup.Outcome, error) {
+		w.abandon = func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
 			if answers.Load() {
 				return stored(done), nil
 			}
@@ -251,7 +251,7 @@ func TestSnapshotsOfARunThatWasLeftBehind(t *testing.T) {
 	}{
 		"failed":            {settle: stored(v1alpha1.BackupPhaseFailed), removed: []string{"a shop"}},
 		"had ended":         {settle: stored(done)},
-		"was to be stopped": {asked: true, removed: []string{"a shop"}},
+		"was to be stopped": {asked: true, settle: stored(cancelled), removed: []string{"a shop"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -259,7 +259,7 @@ func TestSnapshotsOfARunThatWasLeftBehind(t *testing.T) {
 				if c.asked {
 					run.Spec.Cancellation = &enginev1alpha1.Ask{}
 				}
-				h := newHarness(t, &work{settle: func(context.Context, *enginev1alpha1.BackupRun, string) (backup.Outcome, error) {
+				h := newHarness(t, &work{abandon: func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
 					return c.settle, nil
 				}}, run)
 				volume := &enginev1alpha1.PodVolumeBackup{}
@@ -305,7 +305,7 @@ func TestSnapshotsAreRemovedWhenTheStoreIsBack(t *testing.T) {
 		h := newHarness(t, w, newRun("a", ready))
 		h.start(1)
 		h.cancelRun("a")
-		h.expectCancelled("a", false)
+		h.expectCancelled("a", true)
 		time.Sleep(time.Hour)
 		if left := h.run("a").Status.LeftoverSnapshots; !slices.Equal(left, []string{"shop"}) {
 			t.Errorf("left are %q", left)
@@ -334,7 +334,7 @@ func TestRemovingSnapshotsKeepsNobodyWaiting(t *testing.T) {
 		h := newHarness(t, w, newRun("a", ready))
 		h.start(1)
 		h.cancelRun("a")
-		h.expectCancelled("a", false)
+		h.expectCancelled("a", true)
 		h.Create(newRun("b", running)) // by a process that is gone
 		h.expect("b", v1alpha1.BackupPhaseFailed, true)
 		h.work.execute = nil
@@ -354,22 +354,23 @@ func TestWhatARemovedRunHasStoredIsRemoved(t *testing.T) {
 		err     error
 		removed []string
 	}{
-		"it is not stored": {removed: []string{"a shop"}},
-		"it is stored":     {stored: stored(done)},
-		"nobody knows":     {err: errBroken},
+		"its failure is stored": {stored: stored(broken), removed: []string{"a shop"}},
+		"its name was taken":    {stored: failed(errBroken), err: backup.ErrNameTaken, removed: []string{"a shop"}},
+		"it is stored":          {stored: stored(done)},
+		"nobody knows":          {err: errBroken},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := &work{execute: upload(t, backup.Outcome{}, nil, "shop")}
-				w.discard = func(context.Context, *enginev1alpha1.BackupRun) (backup.Outcome, error) { return c.stored, c.err }
+				w.abandon = func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
+					return c.stored, c.err
+				}
 				h := newHarness(t, w, newRun("a", ready))
 				h.start(1)
 				h.expect("a", running, false)
 				h.remove("a")
 				h.expectSnapshotsRemoved(c.removed...)
-				if !slices.Equal(h.work.discarded, []string{"a"}) {
-					t.Errorf("discarded: %q", h.work.discarded)
-				}
+				h.expectSettled("a")
 				time.Sleep(time.Minute)
 				if got := h.ledger(); len(got) != 0 {
 					t.Errorf("the ledger has %v", got)

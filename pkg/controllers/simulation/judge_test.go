@@ -54,7 +54,7 @@ func (w *world) judge() {
 		if t.ends != 1 {
 			w.Errorf("%s is %q and has ended %d times", t.name, t.phase, t.ends)
 		}
-		if stored := w.stored[uid]; stored != discarded && t.phase != stored {
+		if stored, ok := w.stored[uid]; ok && t.phase != stored {
 			w.Errorf("%s has ended %s, and %s is stored", t.name, t.phase, stored)
 		}
 	}

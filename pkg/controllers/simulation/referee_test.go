@@ -241,7 +241,7 @@ func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
 			r.counts[endWrites]++
 		}
 	}
-	if p := status.Phase; p != t.phase && (p == v1alpha1.BackupPhaseFailedValidation || p == v1alpha1.BackupPhaseCancelled && !status.Leftovers) {
+	if p := status.Phase; p != t.phase && (p == v1alpha1.BackupPhaseFailedValidation || p == v1alpha1.BackupPhaseCancelled && status.StartTimestamp == nil) {
 		r.litter = append(r.litter, t.name)
 	}
 	if status.Returned != t.returned {

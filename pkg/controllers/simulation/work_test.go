@@ -16,13 +16,7 @@ import (
 // lengthKey is the annotation of a run that says how long its work takes.
 const lengthKey = "length"
 
-// discarded is the outcome of a run of which nothing will be stored any more.
-const discarded v1alpha1.BackupPhase = ""
-
-var (
-	errUnreachable = errors.New("the store does not answer")
-	errDiscarded   = errors.New("the run was cleaned out of the store")
-)
+var errUnreachable = errors.New("the store does not answer")
 
 // work stands for the engine: it takes its time, and has an outcome, which it
 // stores. All processes share the stores.
@@ -66,36 +60,22 @@ func (w work) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, _ back
 	return w.world.store(run, phase, "")
 }
 
-func (w work) Settle(_ context.Context, run *enginev1alpha1.BackupRun, reason string) (backup.Outcome, error) {
+// Abandon writes the end of a run under the condition that none is stored, as
+// backup.Abandon does. What it then cleans up is not simulated.
+func (w work) Abandon(_ context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
 	w.awake()
-	return w.world.store(run, v1alpha1.BackupPhaseFailed, reason)
+	return w.world.store(run, phase, reason)
 }
 
-func (w work) Discard(_ context.Context, run *enginev1alpha1.BackupRun) (backup.Outcome, error) {
-	w.awake()
-	if !w.world.reachable(run) {
-		return backup.Outcome{}, errUnreachable
-	}
-	w.world.mu.Lock()
-	defer w.world.mu.Unlock()
-	if phase, ok := w.world.stored[run.UID]; ok && phase != discarded {
-		return stored(phase, ""), nil
-	}
-	w.world.stored[run.UID] = discarded
-	return backup.Outcome{}, nil
-}
-
-// store stores how a run has ended, unless it has been stored before: that stands.
+// store stores how a run has ended, unless it has been stored before: that stands. An
+// answer may be lost.
 func (w *world) store(run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
 	if !w.reachable(run) {
 		return backup.Outcome{Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseFailed, FailureReason: errUnreachable.Error()}}, errUnreachable
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	switch before, ok := w.stored[run.UID]; {
-	case before == discarded && ok:
-		return backup.Outcome{Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseFailed, FailureReason: errDiscarded.Error()}}, errDiscarded
-	case ok:
+	if before, ok := w.stored[run.UID]; ok {
 		phase = before
 	}
 	w.stored[run.UID] = phase

@@ -609,13 +609,6 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							},
 						},
 					},
-					"leftovers": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Whether parts of a cancelled run are still to be removed from the store.",
-							Type:        []string{"boolean"},
-							Format:      "",
-						},
-					},
 					"leftoverSnapshots": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{

@@ -23,17 +23,16 @@ type Operation string
 // The operations that Faulty counts. Commit is the end of a NewWriter's write,
 // and Write each piece of it.
 const (
-	List         Operation = "List"
-	Get          Operation = "Get"
-	Attributes   Operation = "Attributes"
-	Create       Operation = "Create"
-	Put          Operation = "Put"
-	NewWriter    Operation = "NewWriter"
-	Write        Operation = "Write"
-	Commit       Operation = "Commit"
-	Delete       Operation = "Delete"
-	DeletePrefix Operation = "DeletePrefix"
-	Check        Operation = "Check"
+	List       Operation = "List"
+	Get        Operation = "Get"
+	Attributes Operation = "Attributes"
+	Create     Operation = "Create"
+	Put        Operation = "Put"
+	NewWriter  Operation = "NewWriter"
+	Write      Operation = "Write"
+	Commit     Operation = "Commit"
+	Delete     Operation = "Delete"
+	Check      Operation = "Check"
 )
 
 // Fault says what goes wrong, and where.
@@ -219,19 +218,11 @@ func (f *Faulty) NewWriter(ctx context.Context, key string) (store.ObjectWriter,
 }
 
 // Delete implements store.Remover.
-func (f *Faulty) Delete(ctx context.Context, key string) error {
-	if _, err := f.strike(ctx, Delete, key); err != nil {
+func (f *Faulty) Delete(ctx context.Context, object store.Object) error {
+	if _, err := f.strike(ctx, Delete, object.Key); err != nil {
 		return err
 	}
-	return f.inner.Delete(ctx, key)
-}
-
-// DeletePrefix implements store.Remover.
-func (f *Faulty) DeletePrefix(ctx context.Context, folder string, first ...string) error {
-	if _, err := f.strike(ctx, DeletePrefix, folder); err != nil {
-		return err
-	}
-	return f.inner.DeletePrefix(ctx, folder, first...)
+	return f.inner.Delete(ctx, object)
 }
 
 // Check asks whether the store answers.

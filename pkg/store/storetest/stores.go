@@ -8,8 +8,10 @@ package storetest
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"testing"
 
 	"github.com/johannesboyne/gofakes3"
@@ -58,7 +60,7 @@ func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location engine
 	if err := backend.CreateBucket(bucket); err != nil {
 		t.Fatal(err)
 	}
-	handler := gofakes3.New(backend, gofakes3.WithIntegrityCheck(true)).Server()
+	handler := withConditions(gofakes3.New(backend, gofakes3.WithIntegrityCheck(true)).Server())
 	if wrap != nil {
 		handler = wrap(handler)
 	}
@@ -76,6 +78,49 @@ func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location engine
 			store.SecretAccessKeyID:     []byte("id"),
 			store.SecretSecretAccessKey: []byte("key"),
 		}
+}
+
+// withConditions makes up for what the fake lacks: it heeds no condition of a
+// removal, nor of the end of an upload in parts.
+func withConditions(next http.Handler) http.Handler {
+	var mu sync.Mutex
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		part := r.URL.Query().Has("uploadId")
+		ends := part && r.Method == http.MethodPost
+		if r.Method == http.MethodGet || r.Method == http.MethodHead || part && !ends {
+			next.ServeHTTP(w, r)
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		match := r.Header.Get("If-Match")
+		if r.Method == http.MethodDelete && match != "" || ends && r.Header.Get("If-None-Match") == "*" {
+			asked := r.Clone(r.Context())
+			asked.Method, asked.URL.RawQuery, asked.Header, asked.Body = http.MethodHead, "", http.Header{}, http.NoBody
+			found := httptest.NewRecorder()
+			next.ServeHTTP(found, asked)
+			exists := found.Code == http.StatusOK
+			if ends && exists || !ends && exists && found.Header().Get("ETag") != match {
+				w.WriteHeader(http.StatusPreconditionFailed)
+				_, _ = io.WriteString(w, "<Error><Code>PreconditionFailed</Code></Error>")
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// Empty removes all that lies in a folder, and what was left there unfinished.
+func Empty(t testing.TB, s Store, folder string) {
+	t.Helper()
+	for object, err := range s.List(context.Background(), folder, store.ListOptions{Recursive: true, Unfinished: true}) {
+		if err == nil {
+			err = s.Delete(context.Background(), object)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // Open opens a location until the test ends.

@@ -40,8 +40,10 @@ func Run(t *testing.T, open func(t *testing.T) Store) {
 		"aborted write":        testAbortedWrite,
 		"cancelled write":      testCancelledWrite,
 		"unfinished is unseen": testUnfinished,
+		"stream once":          testStreamOnce,
 		"delete":               testDelete,
-		"delete a folder":      testDeletePrefix,
+		"delete what was seen": testDeleteChanged,
+		"concurrent removers":  testConcurrentRemovers,
 		"cancelled operations": testCancelled,
 		"check":                testCheck,
 		"more than a page":     testManyObjects,
@@ -216,8 +218,8 @@ func testNames(t *testing.T, s Store) {
 	}
 	want := slices.Sorted(slices.Values(oddNames))
 	wantKeys(t, s, "", true, want...)
-	for _, key := range oddNames {
-		must(t, s.Delete(t.Context(), key))
+	for _, object := range objects(t, s, "") {
+		must(t, s.Delete(t.Context(), object))
 	}
 	wantKeys(t, s, "", true)
 }
@@ -230,9 +232,9 @@ func testBadNames(t *testing.T, s Store) {
 		for operation, err := range map[string]error{
 			"get": getErr, "find": findErr, "stream": writeErr,
 			"put": s.Put(t.Context(), key, nil), "create": s.Create(t.Context(), key, nil),
-			"delete": s.Delete(t.Context(), key), "delete a folder": s.DeletePrefix(t.Context(), key+"/"),
+			"delete": s.Delete(t.Context(), store.Object{Key: key, Version: "1"}),
 		} {
-			if key == "a/" && operation == "delete a folder" || key == "" {
+			if key == "" {
 				continue
 			}
 			if err == nil || errors.Is(err, store.ErrNotFound) || errors.Is(err, store.ErrUnavailable) {
@@ -325,8 +327,10 @@ func testUnfinished(t *testing.T, s Store) {
 
 func testDelete(t *testing.T, s Store) {
 	fill(t, s, []string{"a/b/c", "a/d"})
+	object, err := s.Attributes(t.Context(), "a/b/c")
+	must(t, err)
 	for range 2 { // the second time there is nothing left
-		must(t, s.Delete(t.Context(), "a/b/c"))
+		must(t, s.Delete(t.Context(), object))
 	}
 	wantKeys(t, s, "", true, "a/d")
 	wantKeys(t, s, "a/", false, "a/d")
@@ -334,22 +338,76 @@ func testDelete(t *testing.T, s Store) {
 	wantContent(t, s, "a/b/c", "again")
 }
 
-func testDeletePrefix(t *testing.T, s Store) {
-	fill(t, s, []string{"b/one/1", "b/one/2", "b/one/deep/3", "b/one.two/4", "b/oneself", "c"})
-	for range 2 {
-		must(t, s.DeletePrefix(t.Context(), "b/one/", "b/one/2"))
+// testDeleteChanged: a removal takes what was seen, and nothing that came later.
+func testDeleteChanged(t *testing.T, s Store) {
+	must(t, s.Put(t.Context(), "a/b", []byte("one")))
+	listed := objects(t, s, "a/")[0]
+	found, err := s.Attributes(t.Context(), "a/b")
+	must(t, err)
+	if listed.Version == "" || listed.Version != found.Version {
+		t.Errorf("listed with the version %q, and found with %q", listed.Version, found.Version)
 	}
-	wantKeys(t, s, "", true, "b/one.two/4", "b/oneself", "c")
-	wantKeys(t, s, "b/", false, "b/one.two/", "b/oneself")
-	for _, folder := range []string{"", "b/one"} {
-		if err := s.DeletePrefix(t.Context(), folder); err == nil {
-			t.Errorf("the folder %q was removed", folder)
+	must(t, s.Put(t.Context(), "a/b", []byte("two")))
+	wantKind(t, "delete what was replaced", s.Delete(t.Context(), listed), store.ErrChanged)
+	wantContent(t, s, "a/b", "two")
+	must(t, s.Delete(t.Context(), objects(t, s, "a/")[0]))
+	must(t, s.Create(t.Context(), "a/b", []byte("six")))
+	wantKind(t, "delete what was made anew", s.Delete(t.Context(), found), store.ErrChanged)
+	wantContent(t, s, "a/b", "six")
+	wantKeys(t, s, "", true, "a/b")
+	for _, object := range []store.Object{{Key: "a/b"}, {Key: "a/", IsFolder: true, Version: "1"}} {
+		if err := s.Delete(t.Context(), object); err == nil {
+			t.Errorf("%+v was removed", object)
 		}
 	}
-	if err := s.DeletePrefix(t.Context(), "b/", "c"); err == nil {
-		t.Error("an object outside of the folder was removed")
+}
+
+// testConcurrentRemovers: of an object that many remove while others write it anew,
+// each writer that was told so has written one that is there, or was seen.
+func testConcurrentRemovers(t *testing.T, s Store) {
+	for round := range 8 {
+		key := fmt.Sprintf("race/%d/object", round)
+		must(t, s.Put(t.Context(), key, []byte("old")))
+		old, err := s.Attributes(t.Context(), key)
+		must(t, err)
+		var group sync.WaitGroup
+		for range 4 {
+			group.Go(func() {
+				if err := s.Delete(t.Context(), old); err != nil && !errors.Is(err, store.ErrChanged) {
+					t.Errorf("delete: %v", err)
+				}
+			})
+		}
+		group.Go(func() {
+			for {
+				err := s.Create(t.Context(), key, []byte("new"))
+				if err == nil {
+					return
+				}
+				if !errors.Is(err, store.ErrExists) && !errors.Is(err, store.ErrUnavailable) {
+					t.Errorf("create: %v", err)
+					return
+				}
+			}
+		})
+		group.Wait()
+		wantContent(t, s, key, "new")
 	}
-	wantKeys(t, s, "", true, "b/one.two/4", "b/oneself", "c")
+}
+
+// testStreamOnce: a streamed write replaces nothing, be it small or large.
+func testStreamOnce(t *testing.T, s Store) {
+	for _, size := range []int{10, 20 << 20} {
+		key := fmt.Sprintf("a/%d", size)
+		w, err := s.NewWriter(t.Context(), key)
+		must(t, err)
+		_, err = w.Write(make([]byte, size))
+		must(t, err)
+		must(t, s.Create(t.Context(), key, []byte("first")))
+		wantKind(t, "commit over another object", w.Commit(), store.ErrExists)
+		wantContent(t, s, key, "first")
+	}
+	wantKeys(t, s, "a/", true, "a/10", fmt.Sprintf("a/%d", 20<<20))
 }
 
 func testCancelled(t *testing.T, s Store) {
@@ -363,7 +421,7 @@ func testCancelled(t *testing.T, s Store) {
 	}
 	for operation, err := range map[string]error{
 		"get": getErr, "list": listErr, "put": s.Put(ctx, "b", nil), "create": s.Create(ctx, "b", nil),
-		"delete": s.Delete(ctx, "a"), "delete a folder": s.DeletePrefix(ctx, "a/"), "check": s.Check(ctx),
+		"delete": s.Delete(ctx, store.Object{Key: "a", Version: "1"}), "check": s.Check(ctx),
 	} {
 		if !errors.Is(err, context.Canceled) || errors.Is(err, store.ErrUnavailable) {
 			t.Errorf("%s: %v", operation, err)

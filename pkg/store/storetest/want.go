@@ -62,6 +62,16 @@ func keys(t *testing.T, s Store, folder string, options store.ListOptions) []str
 	return keys
 }
 
+func objects(t *testing.T, s Store, folder string) []store.Object {
+	t.Helper()
+	var found []store.Object
+	for object, err := range s.List(t.Context(), folder, store.ListOptions{Recursive: true}) {
+		must(t, err)
+		found = append(found, object)
+	}
+	return found
+}
+
 func wantKeys(t *testing.T, s Store, folder string, recursive bool, want ...string) {
 	t.Helper()
 	got := keys(t, s, folder, store.ListOptions{Recursive: recursive})

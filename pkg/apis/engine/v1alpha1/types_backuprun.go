@@ -161,9 +161,6 @@ type BackupRunStatus struct {
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`
-	// Whether parts of a cancelled run are still to be removed from the store.
-	// +optional
-	Leftovers bool `json:"leftovers,omitempty"`
 	// Namespaces of volumes whose snapshots are still to be removed from the store,
 	// since no stored backup lists them: the run was cancelled or has failed.
 	// +optional

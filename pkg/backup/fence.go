@@ -1,0 +1,355 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// ErrNameTaken says that another backup has the name in the store.
+var ErrNameTaken = errors.New("another backup has this name in the store")
+
+// ErrUnreadable says that nobody knows which backup has the name.
+var ErrUnreadable = errors.New("its metadata can't be read")
+
+// begin makes the backup's folder its own. If the backup has ended before, the
+// outcome says so.
+func (e *execution) begin(ctx context.Context) (Outcome, error) {
+	if outcome, err := e.stored(ctx); err != nil || outcome.Stored {
+		return outcome, err
+	}
+	first, err := e.claim(ctx)
+	if err != nil {
+		return Outcome{Status: e.status(err)}, err
+	}
+	if first {
+		return Outcome{}, nil
+	}
+	// Somebody may have ended it in the meantime, and that was why.
+	return e.stored(ctx)
+}
+
+// claim creates the owner of the folder, and reports whether there was none. It
+// fails with ErrNameTaken if that is another backup.
+func (e *execution) claim(ctx context.Context) (first bool, err error) {
+	owner, err := format.EncodeOwner(format.Owner{UID: e.request.Backup.UID, ClusterUID: e.request.Cluster.UID})
+	if err != nil {
+		return false, err
+	}
+	err = e.retry(ctx, func() error { return e.Store.Create(ctx, format.OwnerKey(e.storeName), owner) })
+	if !errors.Is(err, store.ErrExists) {
+		return err == nil, err
+	}
+	return false, e.owns(ctx)
+}
+
+// owns fails if the folder is not this backup's.
+func (e *execution) owns(ctx context.Context) error {
+	key := format.OwnerKey(e.storeName)
+	data, err := e.get(ctx, key, format.MaxOwnerBytes)
+	if errors.Is(err, store.ErrNotFound) {
+		return fmt.Errorf("%s is gone: somebody has deleted the backup", key)
+	}
+	if err != nil {
+		return err
+	}
+	owner, err := format.DecodeOwner(data)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w, and %w: %s: %w: choose another name", ErrNameTaken, ErrUnreadable, key, err)
+	case owner.UID != e.request.Backup.UID:
+		return fmt.Errorf("%w: %s is that of the backup with the uid %s of the cluster %q: choose another name, or delete that backup; if it will never end, since its cluster is lost, remove its folder from the store", ErrNameTaken, key, owner.UID, owner.ClusterUID)
+	}
+	return nil
+}
+
+// stored gives the outcome of the backup if it has ended, and fails with
+// ErrNameTaken when the one that is there has another uid.
+func (e *execution) stored(ctx context.Context) (Outcome, error) {
+	found, err := e.metadata(ctx)
+	if err != nil {
+		return Outcome{Status: e.status(err)}, err
+	}
+	if found == nil {
+		return Outcome{}, nil
+	}
+	return Outcome{Status: found.Status, Stored: true}, nil
+}
+
+// metadata reads the backup from the store; it is nil if it is not there.
+func (e *execution) metadata(ctx context.Context) (*holdfast.Backup, error) {
+	key := format.MetadataKey(e.storeName)
+	data, err := e.get(ctx, key, format.MaxMetadataBytes)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	found, err := format.DecodeBackup(data, format.Place{
+		StoreName:       e.storeName,
+		Location:        e.request.Backup.Spec.StorageLocation,
+		SystemNamespace: e.request.Cluster.SystemNamespace,
+		Now:             e.Clock.Now(),
+	})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w, and %w: %s: %w: choose another name", ErrNameTaken, ErrUnreadable, key, err)
+	case found.UID != e.request.Backup.UID:
+		return nil, fmt.Errorf("%w: %s: choose another name, or delete that backup first", ErrNameTaken, key)
+	}
+	return found, nil
+}
+
+// get reads a small object: one byte more than the limit at most.
+func (e *execution) get(ctx context.Context, key string, limit int64) (data []byte, err error) {
+	err = e.retry(ctx, func() error {
+		content, err := e.Store.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		defer content.Close()
+		data, err = io.ReadAll(io.LimitReader(content, limit+1))
+		return err
+	})
+	return data, err
+}
+
+// create stores an object that nobody else writes.
+func (e *execution) create(ctx context.Context, key string, data []byte) error {
+	err := e.retry(ctx, func() error { return e.Store.Create(ctx, key, data) })
+	return e.created(ctx, key, format.NewContent(data), err)
+}
+
+// created is the error of a conditional write, and none if the object that exists
+// is what was to be written: then an answer was lost.
+func (e *execution) created(ctx context.Context, key string, content format.Content, err error) error {
+	if errors.Is(err, store.ErrExists) {
+		var found format.Content
+		if found, err = e.content(ctx, key); err == nil && found != content {
+			err = fmt.Errorf("%s holds what this process has not written: a process that was taken for dead may have, or somebody else: delete this backup, and make another one", key)
+		}
+	}
+	if err == nil {
+		e.contents.Set(key, content)
+	}
+	return err
+}
+
+func (e *execution) content(ctx context.Context, key string) (found format.Content, err error) {
+	err = e.retry(ctx, func() error {
+		content, err := e.Store.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		defer content.Close()
+		sum := sha256.New()
+		size, err := io.Copy(sum, content)
+		found = format.ContentOf(size, sum)
+		return err
+	})
+	return found, err
+}
+
+// verify makes sure that all that was stored is in the store.
+func (e *execution) verify(ctx context.Context) error {
+	objects, err := e.listing(ctx, store.ListOptions{Recursive: true})
+	if err != nil {
+		return err
+	}
+	missing := len(e.contents)
+	for _, object := range objects {
+		content, ours := e.contents.Of(object.Key)
+		if ours && content.Size != object.Size {
+			return fmt.Errorf("%s has %d bytes in the store, and %d were written", object.Key, object.Size, content.Size)
+		}
+		if ours {
+			missing--
+		}
+	}
+	if missing > 0 {
+		return fmt.Errorf("%d of the objects that were written are not in the store any more", missing)
+	}
+	return nil
+}
+
+func (e *execution) listing(ctx context.Context, options store.ListOptions) (objects []store.Object, err error) {
+	err = e.retry(ctx, func() error {
+		objects = nil
+		for object, err := range e.Store.List(ctx, format.BackupPrefix(e.storeName), options) {
+			if err != nil {
+				return err
+			}
+			objects = append(objects, object)
+		}
+		return nil
+	})
+	return objects, err
+}
+
+// storeMetadata makes the backup exist, and returns the status that it exists
+// with. That it exists already is fine when it is this one: an answer may have been
+// lost, or somebody else has ended it, whose word then stands.
+func (e *execution) storeMetadata(ctx context.Context, status holdfast.BackupStatus) (holdfast.BackupStatus, error) {
+	backup := e.request.Backup.DeepCopy()
+	backup.Status = status
+	metadata, err := format.EncodeBackup(backup, e.contents, e.request.Cluster)
+	if err != nil {
+		return status, err
+	}
+	err = e.retry(ctx, func() error { return e.Store.Create(ctx, format.MetadataKey(e.storeName), metadata) })
+	switch {
+	case errors.Is(err, store.ErrExists):
+		outcome, err := e.stored(ctx)
+		if err == nil && !outcome.Stored {
+			err = errors.New("the store says that the backup's metadata exists, but has none: check the storage location")
+		}
+		return outcome.Status, err
+	case err == nil && restorable(status.Phase):
+		// Velero would replace the metadata of a backup of the same name. Without the
+		// copy, this one could not be found any more then.
+		if err := e.retry(ctx, func() error { return e.Store.Create(ctx, format.CopyKey(e.storeName), metadata) }); err != nil {
+			e.logger.Info("The backup is stored, without a copy of its metadata", "err", err)
+		}
+	}
+	return status, err
+}
+
+func restorable(phase holdfast.BackupPhase) bool {
+	return phase == holdfast.BackupPhaseCompleted || phase == holdfast.BackupPhasePartiallyFailed
+}
+
+// Abandon ends a backup that is not executed any more, such as one whose controller
+// was killed, as Failed or Cancelled, for a reason; one that has ended after all is
+// returned as it is. Then it removes what a backup that can't be restored does not
+// need. It may be repeated, by any process, also while the one that executed the
+// backup still stores something. Of the dependencies it needs store and clock. The
+// error is that of Run, or says that not all is removed.
+func Abandon(ctx context.Context, request Request, deps Dependencies, remover store.Remover, phase holdfast.BackupPhase, reason string) (Outcome, error) {
+	e := newExecution(ctx, request, deps)
+	outcome, err := e.abandon(ctx, phase, reason)
+	if errors.Is(err, ErrNameTaken) {
+		if failure := e.release(ctx, remover); failure != nil {
+			return outcome, fmt.Errorf("give up the name of a backup that another one has: %w", failure)
+		}
+	}
+	if err != nil || restorable(outcome.Status.Phase) {
+		return outcome, err
+	}
+	if err := e.clean(ctx, remover); err != nil {
+		return outcome, fmt.Errorf("remove what the backup does not need: %w", err)
+	}
+	if err := e.storeReport(ctx, outcome.Status.Phase); err != nil {
+		e.logger.Info("The backup has ended, and its log could not be stored", "err", err)
+	}
+	return outcome, nil
+}
+
+// abandon makes sure that the backup has ended, whoever has written that.
+func (e *execution) abandon(ctx context.Context, phase holdfast.BackupPhase, reason string) (Outcome, error) {
+	if outcome, err := e.begin(ctx); err != nil || outcome.Stored {
+		return outcome, err
+	}
+	if phase == holdfast.BackupPhaseCancelled {
+		e.log.write(slog.LevelInfo, "the backup is "+reason)
+	} else {
+		e.findings.fail(subject{}, reason)
+	}
+	status := e.status(errors.New(reason))
+	status.Phase = phase
+	status.Conditions = format.EndConditions(&status)
+	status, err := e.storeMetadata(ctx, status)
+	return Outcome{Status: status, Stored: err == nil}, err
+}
+
+// clean removes from the folder of a backup that can't be restored all but what the
+// metadata names, and what says that it is so. Listed first and asked for its owner
+// then, the folder was the backup's when what is removed was in it.
+func (e *execution) clean(ctx context.Context, remover store.Remover) error {
+	found, err := e.metadata(ctx)
+	if err != nil || found == nil {
+		return err
+	}
+	contents, err := format.TakeContents(found)
+	if err != nil {
+		return err
+	}
+	objects, err := e.listing(ctx, store.ListOptions{Recursive: true, Unfinished: true})
+	if err != nil {
+		return err
+	}
+	if err := e.owns(ctx); err != nil {
+		return err
+	}
+	for _, object := range objects {
+		_, named := contents.Of(object.Key)
+		switch object.Key {
+		case format.OwnerKey(e.storeName), format.MetadataKey(e.storeName), format.CopyKey(e.storeName):
+			continue
+		}
+		if named {
+			continue
+		}
+		err := e.retry(ctx, func() error { return remover.Delete(ctx, object) })
+		if err != nil && !errors.Is(err, store.ErrChanged) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Release gives up the folder of a backup that was refused its name at its end: it
+// is another one's, which knows no owners. Of the dependencies it needs store and
+// clock.
+func Release(ctx context.Context, request Request, deps Dependencies, remover store.Remover) error {
+	return newExecution(ctx, request, deps).release(ctx, remover)
+}
+
+func (e *execution) release(ctx context.Context, remover store.Remover) error {
+	owner, err := e.Store.Attributes(ctx, format.OwnerKey(e.storeName))
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := e.owns(ctx); err != nil {
+		return nil // it is somebody else's
+	}
+	err = remover.Delete(ctx, owner)
+	if errors.Is(err, store.ErrChanged) {
+		return nil
+	}
+	return err
+}
+
+// Find returns a backup as it is stored. The outcome is empty if it is not, also when
+// another one has its name; an error says that this is not known. Of the dependencies
+// it needs store and clock.
+func Find(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
+	outcome, err := newExecution(ctx, request, deps).stored(ctx)
+	if errors.Is(err, ErrNameTaken) && !errors.Is(err, ErrUnreadable) {
+		return Outcome{}, nil
+	}
+	return outcome, err
+}
+
+// marked gives compressed content, with the name of the backup in it.
+func (e *execution) marked(write func(io.Writer) error) ([]byte, error) {
+	var content bytes.Buffer
+	if err := write(&content); err != nil {
+		return nil, err
+	}
+	return format.Mark(content.Bytes(), e.request.Backup.UID), nil
+}
