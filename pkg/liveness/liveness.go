@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package liveness tells whether a controller process may still be at work. Each
+// Package liveness tells whether a process may still be at work. Each controller
 // process holds a Lease of its own, whose name is the process's identity. What it
 // promises:
 //
@@ -18,6 +18,12 @@
 // looks every 250 ms, which is how long it may work on after a sleep. A process that is
 // paused at any line stays harmless to the records, since it can't tell whether it was
 // taken for dead; see pkg/controllers/backupqueue for what its late writes may do.
+//
+// A node agent holds the Lease of its node, in the same way but for two things: the
+// Lease is found by the node's name, so that an agent takes over that of the one before
+// it, which then stops; and the times are longer, since a thousand agents renew theirs.
+// An agent that has not renewed it for 90 s stops its work, and the controllers take it
+// for absent later than that.
 package liveness
 
 import (
@@ -44,6 +50,8 @@ const (
 	renewInterval = 2 * time.Second
 	// renewDeadline is how long a process works on without a renewal.
 	renewDeadline = 10 * time.Second
+	// tryTimeout is how long one renewal may take.
+	tryTimeout = 10 * time.Second
 	// lookInterval is how often a process looks whether it has slept.
 	lookInterval = 250 * time.Millisecond
 	// LeaseDuration is how long a Lease is left alone that does not change.
@@ -51,9 +59,10 @@ const (
 	// WatchInterval is how often the Leases of others are looked at.
 	WatchInterval = 5 * time.Second
 
-	// label marks the Leases of controller processes.
-	label = "holdfast.io/process"
-	role  = "controller"
+	// label marks the Leases of processes, by their role.
+	label     = "holdfast.io/process"
+	role      = "controller"
+	agentRole = "node-agent"
 )
 
 // ErrLost says that a process may have been taken for dead.
@@ -76,7 +85,8 @@ func Hold(ctx context.Context, leases coordinationclient.LeaseInterface, identit
 	var holder sync.WaitGroup
 	var lost error
 	holder.Go(func() {
-		if lost = renew(renewing, leases, lease, begin, clock); lost != nil {
+		once := func(ctx context.Context, now time.Time) error { return renewOnce(ctx, leases, lease, now) }
+		if lost = (renewal{renewInterval, renewDeadline, once, clock}).run(renewing, begin); lost != nil {
 			stop(lost)
 		}
 	})
@@ -110,34 +120,44 @@ func create(ctx context.Context, leases coordinationclient.LeaseInterface, ident
 	return lease, nil
 }
 
-// renew renews a Lease until ctx ends. An error means that it is lost.
-func renew(ctx context.Context, leases coordinationclient.LeaseInterface, lease *coordinationv1.Lease, renewed time.Time, clock clock.WithDelayedExecution) error {
+// renewal is how a process renews its Lease.
+type renewal struct {
+	// interval between two of them, and deadline after which the Lease is lost.
+	interval, deadline time.Duration
+	// once renews the Lease. An ErrLost is final.
+	once  func(ctx context.Context, now time.Time) error
+	clock clock.WithDelayedExecution
+}
+
+// run renews a Lease until ctx ends. An error means that it is lost.
+func (r renewal) run(ctx context.Context, renewed time.Time) error {
 	tried := renewed
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-clock.After(lookInterval):
+		case <-r.clock.After(lookInterval):
 		}
 		// What counts is when the renewal was sent, since it may lie for a while.
-		sent := clock.Now()
-		if age := elapsed(renewed, sent); age >= renewDeadline {
+		sent := r.clock.Now()
+		age := elapsed(renewed, sent)
+		if age >= r.deadline {
 			return fmt.Errorf("%w: it was not renewed for %s", ErrLost, age.Round(time.Second))
 		}
-		if elapsed(tried, sent) < renewInterval {
+		if elapsed(tried, sent) < r.interval {
 			continue
 		}
 		tried = sent
 		trying, cancel := context.WithCancel(ctx)
-		deadline := clock.AfterFunc(renewed.Add(renewDeadline).Sub(sent), cancel)
-		err := renewOnce(trying, leases, lease, sent)
-		deadline.Stop()
+		timer := r.clock.AfterFunc(min(r.deadline-age, tryTimeout), cancel)
+		err := r.once(trying, sent)
+		timer.Stop()
 		cancel()
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case apierrors.IsNotFound(err):
-			return fmt.Errorf("%w: another process has deleted it", ErrLost)
+		case errors.Is(err, ErrLost):
+			return err
 		case err != nil:
 			klog.FromContext(ctx).Info("Renewing the Lease of this process failed; it will be tried again", "err", err)
 		default:
@@ -159,15 +179,22 @@ func renewOnce(ctx context.Context, leases coordinationclient.LeaseInterface, le
 	changed.Spec.RenewTime = &at
 	updated, err := leases.Update(ctx, changed, metav1.UpdateOptions{})
 	if apierrors.IsConflict(err) { // an answer was lost, or somebody annotated it
-		current, getErr := leases.Get(ctx, lease.Name, metav1.GetOptions{})
-		if getErr != nil {
-			return getErr
+		var current *coordinationv1.Lease
+		current, err = leases.Get(ctx, lease.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return fmt.Errorf("%w: another process has deleted it", ErrLost)
+		}
+		if err != nil {
+			return err
 		}
 		if current.UID != lease.UID {
-			return apierrors.NewNotFound(coordinationv1.Resource("leases"), lease.Name)
+			return fmt.Errorf("%w: another process has replaced it", ErrLost)
 		}
 		current.Spec.RenewTime = &at
 		updated, err = leases.Update(ctx, current, metav1.UpdateOptions{})
+	}
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("%w: another process has deleted it", ErrLost)
 	}
 	if err != nil {
 		return err

@@ -1,0 +1,214 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/clock"
+
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
+)
+
+const node = "node-1"
+
+func holdNode(t *testing.T, leases coordinationclient.LeaseInterface, identity string) *process {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	p := &process{end: cancel, ended: make(chan error, 1)}
+	began := make(chan struct{})
+	go func() {
+		p.ended <- liveness.HoldNode(ctx, leases, node, identity, clock.RealClock{}, func(ctx context.Context) error {
+			p.working = ctx
+			close(began)
+			<-ctx.Done()
+			return nil
+		})
+	}()
+	<-began
+	return p
+}
+
+// watchAgents is what a controller knows of the nodes.
+func watchAgents(t *testing.T, cluster *enginetest.Cluster) *liveness.Agents {
+	t.Helper()
+	factory := informers.NewSharedInformerFactory(cluster.Kube, 0)
+	agents, err := liveness.NewAgents(factory.Coordination().V1().Leases().Informer(), factory.Core().V1().Nodes().Informer(), clock.RealClock{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	factory.StartWithContext(t.Context())
+	t.Cleanup(factory.Shutdown)
+	factory.WaitForCacheSync(t.Context().Done())
+	synctest.Wait()
+	if !agents.HasSynced() {
+		t.Fatal("it has not synced")
+	}
+	return agents
+}
+
+func TestAnAgentIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster, leases, _ := setUp()
+		agents := watchAgents(t, cluster)
+		begin := time.Now()
+		p := holdNode(t, leases, "first")
+		for range 30 {
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if absence := agents.Absence(node, begin); absence > time.Minute {
+				t.Fatalf("it works, and was not seen for %s", absence)
+			}
+		}
+		if absence := agents.Absence("another", begin); absence != 30*time.Minute {
+			t.Errorf("an agent that never was is absent for %s", absence)
+		}
+		if absence := agents.Absence("another", time.Now()); absence != 0 {
+			t.Errorf("what was just handed over has waited for %s", absence)
+		}
+		p.end()
+		if err := <-p.ended; err != nil {
+			t.Error(err)
+		}
+		if _, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Errorf("its Lease is still there: %v", err)
+		}
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if absence := agents.Absence(node, begin); absence < 10*time.Minute || absence > 11*time.Minute {
+			t.Errorf("it is absent for %s", absence)
+		}
+	})
+}
+
+// An agent has stopped before a controller may take it for absent.
+func TestAnAgentStopsBeforeItIsAbsent(t *testing.T) {
+	for name, fault := range map[string]enginetest.Fault{
+		"refused": {Err: errors.New("the connection broke")}, "answers are lost": {Err: errors.New("the connection broke"), Lost: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cluster, leases, _ := setUp()
+				agents := watchAgents(t, cluster)
+				p := holdNode(t, leases, "first")
+				time.Sleep(time.Minute)
+				cluster.Fault(func(action clienttesting.Action) enginetest.Fault {
+					if action.Matches("update", "leases") {
+						return fault
+					}
+					return enginetest.Fault{}
+				})
+				begin := time.Now()
+				for p.working.Err() == nil {
+					if absence := agents.Absence(node, begin); absence >= liveness.MinAgentTimeout {
+						t.Fatalf("it works, and was not seen for %s", absence)
+					}
+					time.Sleep(100 * time.Millisecond)
+					synctest.Wait()
+				}
+				if err := <-p.ended; !errors.Is(err, liveness.ErrLost) {
+					t.Errorf("it ended with %v", err)
+				}
+			})
+		})
+	}
+}
+
+// The agent that comes last has the node. The one before notices.
+func TestAnAgentTakesItsNodeOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, leases, _ := setUp()
+		first := holdNode(t, leases, "first")
+		second := holdNode(t, leases, "second")
+		time.Sleep(time.Minute)
+		first.expectStopped(t, true)
+		if err := <-first.ended; !errors.Is(err, liveness.ErrLost) {
+			t.Errorf("it ended with %v", err)
+		}
+		second.expectStopped(t, false)
+		lease, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{})
+		if err != nil || *lease.Spec.HolderIdentity != "second" {
+			t.Errorf("the Lease is %v, %v", lease, err)
+		}
+		// Somebody removes the Lease: the agent is there all the same.
+		if err := leases.Delete(t.Context(), liveness.AgentLease(node), metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		second.expectStopped(t, false)
+		if _, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestNodesComeAndGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster, leases, _ := setUp()
+		nodes := cluster.Kube.CoreV1().Nodes()
+		agents := watchAgents(t, cluster)
+		removed := 0
+		agents.OnNodeRemoved(func() { removed++ })
+		begin := time.Now()
+		if agents.NodeGone(node, begin) {
+			t.Error("a node may take a moment until it is known")
+		}
+		if _, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		p := holdNode(t, leases, "first")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if agents.NodeGone(node, begin) || !agents.NodeGone("another", begin) {
+			t.Error("it takes one node for another")
+		}
+		if with, without := agents.Nodes(); with != 1 || without != 0 {
+			t.Errorf("%d nodes have an agent, and %d have none", with, without)
+		}
+		if err := nodes.Delete(t.Context(), node, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if !agents.NodeGone(node, begin) || removed != 1 {
+			t.Errorf("its end was told %d times", removed)
+		}
+		p.end()
+		<-p.ended
+	})
+}
+
+// The Lease of an agent that was killed does not stay for ever.
+func TestLeasesOfLostAgentsAreRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster, leases, _ := setUp()
+		agents := watchAgents(t, cluster)
+		broken := &pausing{LeaseInterface: leases, hold: make(chan struct{})}
+		holdNode(t, broken, "first")
+		defer close(broken.hold)
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go agents.Run(ctx, leases)
+		time.Sleep(50 * time.Minute)
+		synctest.Wait()
+		if _, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{}); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if _, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Errorf("its Lease is still there: %v", err)
+		}
+	})
+}

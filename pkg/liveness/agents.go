@@ -1,0 +1,182 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// DefaultAgentTimeout is how long a node may be without an agent before its work is
+	// given up.
+	DefaultAgentTimeout = 5 * time.Minute
+	// MinAgentTimeout leaves an agent that can't reach the cluster the time to stop.
+	MinAgentTimeout = 2 * time.Minute
+	// newNode is how long a node may take until it is known.
+	newNode = 10 * time.Second
+	// forgetAgents is how long after its last sign of life the Lease of an agent is
+	// removed: nodes come and go, and each has a name of its own.
+	forgetAgents = time.Hour
+)
+
+// Agents knows which nodes have an agent, from informers alone. It is safe for
+// concurrent use.
+type Agents struct {
+	clock  clock.Clock
+	began  time.Time
+	nodes  cache.Store
+	synced []cache.InformerSynced
+
+	mu sync.Mutex
+	// seen is when the Lease of an agent, by name, was seen to change the last time,
+	// and how it was then.
+	seen map[string]sighting
+	// removed is called when a node is gone.
+	removed []func()
+}
+
+// NewAgents returns Agents that know the Leases with AgentLabels of the system
+// namespace, and the nodes, of whichever kind of object.
+func NewAgents(leases, nodes cache.SharedIndexInformer, clock clock.Clock) (*Agents, error) {
+	a := &Agents{clock: clock, began: clock.Now(), nodes: nodes.GetStore(), seen: map[string]sighting{}}
+	ofLeases, err := leases.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    a.renewed,
+		UpdateFunc: func(_, obj any) { a.renewed(obj) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	ofNodes, err := nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(any) { a.nodeRemoved() }})
+	if err != nil {
+		return nil, err
+	}
+	a.synced = []cache.InformerSynced{ofLeases.HasSynced, ofNodes.HasSynced}
+	return a, nil
+}
+
+// HasSynced reports whether it is known which nodes and agents there are.
+func (a *Agents) HasSynced() bool {
+	for _, synced := range a.synced {
+		if !synced() {
+			return false
+		}
+	}
+	return true
+}
+
+// OnNodeRemoved has a function called whenever a node is gone.
+func (a *Agents) OnNodeRemoved(call func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.removed = append(a.removed, call)
+}
+
+func (a *Agents) nodeRemoved() {
+	a.mu.Lock()
+	calls := a.removed
+	a.mu.Unlock()
+	for _, call := range calls {
+		call()
+	}
+}
+
+func (a *Agents) renewed(obj any) {
+	lease, ok := obj.(*coordinationv1.Lease)
+	if !ok {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if known := a.seen[lease.Name]; known.uid != lease.UID || known.version != lease.ResourceVersion {
+		a.seen[lease.Name] = sighting{uid: lease.UID, version: lease.ResourceVersion, at: a.clock.Now()}
+	}
+}
+
+// Absence is how long there has been no sign of life of a node's agent, counted from a
+// time, and from the beginning of this process, at the earliest. An agent that is absent
+// for MinAgentTimeout has stopped its work.
+func (a *Agents) Absence(node string, since time.Time) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.began.After(since) {
+		since = a.began
+	}
+	if seen := a.seen[AgentLease(node)].at; seen.After(since) {
+		since = seen
+	}
+	return a.clock.Since(since)
+}
+
+// NodeGone reports whether there is no such node, given when something of it was heard.
+func (a *Agents) NodeGone(node string, since time.Time) bool {
+	_, exists, err := a.nodes.GetByKey(node)
+	return err == nil && !exists && a.clock.Since(since) >= newNode
+}
+
+// Nodes counts the nodes with an agent, and those without.
+func (a *Agents) Nodes() (with, without int) {
+	for _, obj := range a.nodes.List() {
+		node, err := meta.Accessor(obj)
+		if err != nil {
+			continue
+		}
+		a.mu.Lock()
+		seen, ok := a.seen[AgentLease(node.GetName())]
+		a.mu.Unlock()
+		if ok && a.clock.Since(seen.at) < agentLeaseDuration {
+			with++
+		} else {
+			without++
+		}
+	}
+	return with, without
+}
+
+// Run removes the Leases of agents that are long gone, until ctx ends.
+func (a *Agents) Run(ctx context.Context, leases coordinationclient.LeaseInterface) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.clock.After(forgetAgents / 4):
+		}
+		a.forget(ctx, leases)
+	}
+}
+
+func (a *Agents) forget(ctx context.Context, leases coordinationclient.LeaseInterface) {
+	old := map[string]sighting{}
+	a.mu.Lock()
+	for name, seen := range a.seen {
+		if a.clock.Since(seen.at) >= forgetAgents {
+			old[name] = seen
+		}
+	}
+	a.mu.Unlock()
+	for name, seen := range old {
+		err := leases.Delete(ctx, name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &seen.uid, ResourceVersion: &seen.version},
+		})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			klog.FromContext(ctx).Info("Removing the Lease of an agent that is gone failed; it will be tried again", "lease", name, "err", err)
+			continue
+		}
+		a.mu.Lock()
+		if a.seen[name] == seen {
+			delete(a.seen, name)
+		}
+		a.mu.Unlock()
+	}
+}

@@ -1,0 +1,32 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+)
+
+var nodeAgents = metrics.NewDesc("holdfast_node_agents",
+	"Nodes that have an agent, by its Lease, and nodes that have none.",
+	[]string{"present"}, nil, metrics.ALPHA, "")
+
+// collector counts the nodes when somebody asks.
+type collector struct {
+	metrics.BaseStableCollector
+	agents *Agents
+}
+
+// RegisterMetrics has the nodes counted in the metrics of this process.
+func (a *Agents) RegisterMetrics() {
+	legacyregistry.CustomMustRegister(&collector{agents: a})
+}
+
+func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- nodeAgents }
+
+func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
+	with, without := c.agents.Nodes()
+	ch <- metrics.NewLazyConstMetric(nodeAgents, metrics.GaugeValue, float64(with), "true")
+	ch <- metrics.NewLazyConstMetric(nodeAgents, metrics.GaugeValue, float64(without), "false")
+}
