@@ -31,6 +31,7 @@ func New(config volumework.Config, records engineclient.PodVolumeBackupsGetter, 
 		FailureReason: "VolumeUploadFailed",
 		Target:        target,
 		Status:        status,
+		Cancelled:     func(record *engine.PodVolumeBackup) bool { return record.Spec.Cancel },
 		Move:          upload,
 	}, records.PodVolumeBackups(config.Namespace), informer.Lister().PodVolumeBackups(config.Namespace), informer.Informer())
 }

@@ -217,6 +217,7 @@ func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volu
 			s := &r.Status
 			return volumework.Status{Phase: &s.Phase, Message: &s.Message, Progress: &s.Progress, Start: &s.StartTimestamp, Completion: &s.CompletionTimestamp}
 		},
+		Cancelled: func(r *engine.PodVolumeBackup) bool { return r.Spec.Cancel },
 		Move: func(ctx context.Context, _ *repository.Repository, _ *engine.PodVolumeBackup, _ string, p *datapath.Progress) (volumework.Result[*engine.PodVolumeBackup], error) {
 			return move(ctx, p)
 		},
@@ -257,6 +258,14 @@ func (h *harness) backup(name string, uid types.UID, volume string) *engine.PodV
 func (h *harness) create(record *engine.PodVolumeBackup) {
 	h.t.Helper()
 	_, err := h.engine.EngineV1alpha1().PodVolumeBackups(system).Create(h.t.Context(), record, metav1.CreateOptions{})
+	must(h.t, err)
+}
+
+func (h *harness) cancel(name string) {
+	h.t.Helper()
+	record := h.get(name)
+	record.Spec.Cancel = true
+	_, err := h.engine.EngineV1alpha1().PodVolumeBackups(system).Update(h.t.Context(), record, metav1.UpdateOptions{})
 	must(h.t, err)
 }
 

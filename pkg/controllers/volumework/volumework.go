@@ -11,6 +11,10 @@
 //   - A record that is InProgress without work in this process is Failed: the
 //     agent was restarted. None is left hanging.
 //   - Deleting a record ends its work. What it stores after that, it takes back.
+//   - Cancelling a record ends its work too, and the record is done when the work has
+//     stopped.
+//   - Work that was told to stop and does not, since a mount hangs, gives its slot back
+//     after hungAfter. Until it returns, the same volume is not tried again.
 //   - A record costs two writes, and one more for each progressInterval that its
 //     work lasts and makes progress in.
 package volumework
@@ -72,6 +76,8 @@ type Kind[T Record[T]] struct {
 	Target func(T) Target
 	// Status points into the record.
 	Status func(T) Status
+	// Cancelled reports whether the record's work is to stop. Optional.
+	Cancelled func(T) bool
 	// Move moves the data, and returns how to add the result to the record.
 	Move func(ctx context.Context, r *repository.Repository, record T, folder string, p *datapath.Progress) (Result[T], error)
 }
@@ -141,6 +147,21 @@ type Controller[T Record[T]] struct {
 	// works of this process, by the record's name: those that wait or run, and
 	// those whose end is not written yet.
 	works map[string]*work[T]
+	// hung are the volumes whose work does not return, and since when.
+	hung map[volume]time.Time
+}
+
+// volume is what a hung mount makes unusable.
+type volume struct {
+	pod  types.UID
+	name string
+}
+
+func (t Target) volume() volume {
+	if t.PersistentVolume != "" {
+		return volume{name: t.PersistentVolume} // whichever pod mounts it
+	}
+	return volume{pod: t.Pod, name: t.Volume}
 }
 
 // New returns a controller for the records that informer sees, which should be
@@ -165,6 +186,7 @@ func New[T Record[T]](config Config, kind Kind[T], client Client[T], lister List
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](10*time.Millisecond, 10*time.Second),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: kind.Name, Clock: config.Clock}),
 		works: map[string]*work[T]{},
+		hung:  map[volume]time.Time{},
 	}
 	registrations := []struct {
 		informer cache.SharedIndexInformer
@@ -269,8 +291,14 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 		return nil
 	case w != nil && record.GetUID() != w.uid:
 		return nil // the end of that work brings the record here again
+	case w != nil && c.isCancelled(record):
+		c.cancel(name, w)
+		return c.writeOutcome(ctx, w)
 	case w != nil:
 		return c.writeOutcome(ctx, w)
+	case c.isCancelled(record):
+		// What this process does not work on has not begun, or an agent before it did.
+		return c.write(ctx, record, c.failure(errCancelled))
 	case isNew(*c.kind.Status(record).Phase):
 		return c.start(ctx, record)
 	default:
@@ -290,6 +318,10 @@ func (c *Controller[T]) start(ctx context.Context, record T) error {
 			return nil // the repository's change wakes the record
 		}
 		return c.write(ctx, record, func(record T) { *c.kind.Status(record).Message = message })
+	}
+	if since, hangs := c.hangs(c.kind.Target(record).volume()); hangs {
+		return c.write(ctx, record, c.failure(fmt.Errorf("earlier work on this volume has not returned since %s: its mount on node %s hangs",
+			since.UTC().Format(time.RFC3339), c.Node)))
 	}
 	w := &work[T]{uid: record.GetUID(), record: record}
 	c.mu.Lock()

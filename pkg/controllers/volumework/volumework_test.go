@@ -6,6 +6,7 @@ package volumework_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -295,6 +297,90 @@ func TestWriteFails(t *testing.T) {
 	}
 	if len(moved) != 2 {
 		t.Errorf("the work was done %d times", len(moved))
+	}
+}
+
+// TestCancel: the record says that the work has stopped when it has, and not before.
+func TestCancel(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.volume("data")
+	moving, told, stop := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	h.startMove(func(ctx context.Context, _ *datapath.Progress) (result, error) {
+		close(moving)
+		<-ctx.Done()
+		close(told)
+		<-stop
+		return result{}, ctx.Err()
+	})
+	h.create(h.backup("runs", "1", "data"))
+	<-moving
+	h.create(h.backup("waits", "2", "data"))
+	h.cancel("waits")
+	h.expect("waits", engine.VolumePhaseFailed)
+	h.cancel("runs")
+	<-told
+	if got := h.get("runs").Status.Phase; got != engine.VolumePhaseInProgress {
+		t.Errorf("it is %s while it still works", got)
+	}
+	close(stop)
+	if got := h.expect("runs", engine.VolumePhaseFailed).Status.Message; got != "it was cancelled" {
+		t.Errorf("the message is %q", got)
+	}
+}
+
+// TestHungMount: work that does not stop keeps no slot, and the volume is left alone
+// until it has returned.
+func TestHungMount(t *testing.T) {
+	for name, tell := range map[string]func(*harness){
+		"cancelled": func(h *harness) { h.cancel("hangs") }, "deleted": func(h *harness) { h.remove("hangs") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
+			h := newHarness(t, fake)
+			h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+			h.volume("data")
+			h.volume("other")
+			moving, told, answer := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			var later atomic.Bool
+			h.startMove(func(ctx context.Context, _ *datapath.Progress) (result, error) {
+				if later.Swap(true) {
+					return result{Bytes: 1}, nil
+				}
+				close(moving)
+				<-ctx.Done()
+				close(told)
+				<-answer // as a read in uninterruptible sleep
+				return result{}, ctx.Err()
+			})
+			h.create(h.backup("hangs", "1", "data"))
+			<-moving
+			h.create(h.backup("waits", "2", "other"))
+			tell(h)
+			<-told
+			h.eventually(func() bool {
+				fake.Step(10 * time.Second)
+				return h.get("waits").Status.Phase == engine.VolumePhaseCompleted
+			}, func() string { return "the slot was not given back" })
+			if name == "cancelled" {
+				if got := h.expect("hangs", engine.VolumePhaseFailed).Status.Message; !strings.Contains(got, "does the mount on node node-1 hang?") {
+					t.Errorf("the message is %q", got)
+				}
+			}
+			h.create(h.backup("again", "3", "data"))
+			if got := h.expect("again", engine.VolumePhaseFailed).Status.Message; !strings.Contains(got, "has not returned since 2030-01-01T") {
+				t.Errorf("the message is %q", got)
+			}
+			close(answer)
+			for i := 0; ; i++ {
+				name := fmt.Sprintf("later-%d", i)
+				h.create(h.backup(name, types.UID(name), "data"))
+				h.eventually(func() bool { return h.get(name).Status.Phase.Done() }, func() string { return "it is not done" })
+				if h.get(name).Status.Phase == engine.VolumePhaseCompleted {
+					break
+				}
+			}
+		})
 	}
 }
 

@@ -28,6 +28,8 @@ const (
 	progressInterval = 10 * time.Second
 	// openTimeout is how long a store may take to let a repository be opened.
 	openTimeout = 2 * time.Minute
+	// hungAfter is how long work may take to stop. It is more than undoTimeout.
+	hungAfter = 2 * time.Minute
 	// undoTimeout is how long the cluster and the store may take to take work back.
 	undoTimeout = 30 * time.Second
 	// messageLength bounds messages, in bytes. It is what an event may have.
@@ -46,7 +48,12 @@ type work[T any] struct {
 	outcome func(T)
 	// abandoned work belongs to a record that is gone or done: its outcome is dropped.
 	abandoned bool
+	// cancelled work is told to stop, and its record is told when it has.
+	cancelled bool
 }
+
+// errCancelled is the outcome of work that was told to stop.
+var errCancelled = errors.New("it was cancelled")
 
 func (c *Controller[T]) key(w *work[T]) string { return c.kind.Name + "/" + string(w.uid) }
 
@@ -76,6 +83,53 @@ func (c *Controller[T]) abandon(name string, w *work[T]) {
 	}
 }
 
+// isCancelled reports whether a record's work is to stop.
+func (c *Controller[T]) isCancelled(record T) bool {
+	return c.kind.Cancelled != nil && c.kind.Cancelled(record)
+}
+
+// cancel tells the work of a record to stop. Work that has not begun is over.
+func (c *Controller[T]) cancel(name string, w *work[T]) {
+	c.mu.Lock()
+	before, ended := w.cancelled, w.outcome != nil
+	w.cancelled = true
+	c.mu.Unlock()
+	if before || ended || c.Manager.Cancel(c.key(w)) {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w.outcome == nil && c.works[name] == w { // else it has just ended
+		delete(c.works, name)
+		c.queue.Add(name)
+	}
+}
+
+// hangs reports whether, and since when, work on a volume does not return.
+func (c *Controller[T]) hangs(v volume) (time.Time, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	since, ok := c.hung[v]
+	return since, ok
+}
+
+// leave leaves work alone that does not stop: no other work on its volume begins until
+// it has returned.
+func (c *Controller[T]) leave(ctx context.Context, record T, done <-chan func(T)) {
+	v := c.kind.Target(record).volume()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hung[v] = c.Clock.Now()
+	klog.FromContext(ctx).Error(nil, "Work on a volume does not stop, and its slot is given to others: does its mount hang?", "volume", v.name, "pod", v.pod)
+	go func() {
+		<-done
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.hung, v)
+		klog.FromContext(ctx).Info("Work on a volume that did not stop has returned", "volume", v.name, "pod", v.pod)
+	}()
+}
+
 // run does the work. The manager calls it when there is a slot.
 func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 	record := w.record
@@ -98,10 +152,22 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 	go func() { done <- c.move(ctx, record, &progress) }()
 	ticker := c.Clock.NewTicker(progressInterval)
 	defer ticker.Stop()
+	stopping, hung := ctx.Done(), (<-chan time.Time)(nil)
 	for {
 		select {
 		case <-ticker.C():
-			record = c.writeProgress(ctx, record, &progress)
+			if ctx.Err() == nil {
+				record = c.writeProgress(ctx, record, &progress)
+			}
+		case <-stopping:
+			stopping = nil
+			timer := c.Clock.NewTimer(hungAfter)
+			defer timer.Stop()
+			hung = timer.C()
+		case <-hung:
+			c.leave(ctx, record, done)
+			c.end(ctx, name, w, record, c.failure(fmt.Errorf("the work did not stop within %s after it was told to: does the mount on node %s hang?", hungAfter, c.Node)))
+			return
 		case outcome := <-done:
 			c.end(ctx, name, w, record, outcome)
 			return
@@ -114,7 +180,7 @@ func (c *Controller[T]) end(ctx context.Context, name string, w *work[T], record
 	c.mu.Lock()
 	w.record, w.outcome = record, outcome
 	// When the agent stops, the next one says so on the record.
-	drop := w.abandoned || ctx.Err() != nil
+	drop := w.abandoned || ctx.Err() != nil && !w.cancelled
 	if drop && c.works[name] == w {
 		delete(c.works, name)
 	}
@@ -149,6 +215,9 @@ func (c *Controller[T]) writeOutcome(ctx context.Context, w *work[T]) error {
 // move moves the data, and returns what to write about it.
 func (c *Controller[T]) move(ctx context.Context, record T, p *datapath.Progress) func(T) {
 	result, err := c.try(ctx, record, p)
+	if err != nil && ctx.Err() != nil {
+		err = errCancelled // whatever that broke
+	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Volume work failed")
 		return c.failure(err)
@@ -182,15 +251,15 @@ func (c *Controller[T]) try(ctx context.Context, record T, p *datapath.Progress)
 	return result, err
 }
 
-// undoUnknown takes back what was stored for a record that is gone. Whoever deleted
-// the record removes what was stored before.
+// undoUnknown takes back what was stored for a record that is gone or cancelled. Whoever
+// deleted the record removes what was stored before.
 func (c *Controller[T]) undoUnknown(ctx context.Context, record T, result Result[T]) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	exists := false
 	err := wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
 		latest, err := c.client.Get(ctx, record.GetName(), metav1.GetOptions{})
-		exists = err == nil && latest.GetUID() == record.GetUID()
+		exists = err == nil && latest.GetUID() == record.GetUID() && !c.isCancelled(latest)
 		return err == nil || apierrors.IsNotFound(err), nil
 	})
 	switch {
@@ -200,11 +269,11 @@ func (c *Controller[T]) undoUnknown(ctx context.Context, record T, result Result
 	case exists:
 		return nil
 	}
-	klog.FromContext(ctx).V(2).Info("The record is gone, so what was stored for it is removed")
+	klog.FromContext(ctx).V(2).Info("The record is gone or cancelled, so what was stored for it is removed")
 	if err := result.Undo(ctx); err != nil {
-		return fmt.Errorf("removing what was stored for a record that is gone: %w", err)
+		return fmt.Errorf("removing what was stored for a record that is gone or cancelled: %w", err)
 	}
-	return errors.New("the record is gone")
+	return errCancelled
 }
 
 // open opens a repository, in bounded time.

@@ -926,7 +926,7 @@ func schema_pkg_apis_engine_v1alpha1_PodVolumeBackup(ref common.ReferenceCallbac
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PodVolumeBackup asks the agent of one node to upload one volume of a pod. It is owned by its BackupRun; deleting it stops the upload.",
+				Description: "PodVolumeBackup asks the agent of one node to upload one volume of a pod. It is owned by its BackupRun; deleting it stops the upload, and so does cancelling it, after which the agent says when the upload has stopped.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -1024,7 +1024,7 @@ func schema_pkg_apis_engine_v1alpha1_PodVolumeBackupSpec(ref common.ReferenceCal
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PodVolumeBackupSpec says which volume to upload. It does not change.",
+				Description: "PodVolumeBackupSpec says which volume to upload. It does not change, except that it can be cancelled once.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"node": {
@@ -1084,6 +1084,13 @@ func schema_pkg_apis_engine_v1alpha1_PodVolumeBackupSpec(ref common.ReferenceCal
 							Description: "Name of the BackupRepository: the repository of the pod's namespace.",
 							Default:     "",
 							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"cancel": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the upload is to stop. The agent makes it Failed when it has.",
+							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},

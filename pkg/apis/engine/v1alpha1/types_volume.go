@@ -82,7 +82,8 @@ type VolumeProgress struct {
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
 // PodVolumeBackup asks the agent of one node to upload one volume of a pod. It
-// is owned by its BackupRun; deleting it stops the upload.
+// is owned by its BackupRun; deleting it stops the upload, and so does cancelling it,
+// after which the agent says when the upload has stopped.
 type PodVolumeBackup struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -104,8 +105,10 @@ type PodVolumeBackupList struct {
 	Items           []PodVolumeBackup `json:"items"`
 }
 
-// PodVolumeBackupSpec says which volume to upload. It does not change.
-// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a PodVolumeBackup does not change"
+// PodVolumeBackupSpec says which volume to upload. It does not change, except that it
+// can be cancelled once.
+// +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.?claimName == oldSelf.?claimName && self.?claimUID == oldSelf.?claimUID && self.?persistentVolume == oldSelf.?persistentVolume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository",message="the spec of a PodVolumeBackup does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancel) || has(self.cancel) && self.cancel == oldSelf.cancel",message="a cancellation is not taken back"
 type PodVolumeBackupSpec struct {
 	// Node that runs the pod.
 	Node string `json:"node"`
@@ -127,6 +130,9 @@ type PodVolumeBackupSpec struct {
 	BackupStorageLocation string `json:"backupStorageLocation"`
 	// Name of the BackupRepository: the repository of the pod's namespace.
 	Repository string `json:"repository"`
+	// Whether the upload is to stop. The agent makes it Failed when it has.
+	// +optional
+	Cancel bool `json:"cancel,omitempty"`
 }
 
 // PodVolumeBackupStatus is the state of an upload.
