@@ -13,12 +13,15 @@ import (
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
@@ -80,6 +83,7 @@ type controllerOptions struct {
 	leaderElect       bool
 	runRetention      time.Duration
 	volumeTimeout     time.Duration
+	agentTimeout      time.Duration
 }
 
 func newControllerCommand() *cobra.Command {
@@ -89,6 +93,7 @@ func newControllerCommand() *cobra.Command {
 		leaderElect:       true,
 		runRetention:      runretention.DefaultRetention,
 		volumeTimeout:     backuprun.DefaultVolumeTimeout,
+		agentTimeout:      liveness.DefaultAgentTimeout,
 	}
 	command := &cobra.Command{
 		Use:   "controller",
@@ -106,7 +111,8 @@ func newControllerCommand() *cobra.Command {
 	flags.IntVar(&options.concurrentBackups, "concurrent-backups", options.concurrentBackups, "How many backups may run at once. Backups that overlap never do.")
 	flags.BoolVar(&options.leaderElect, "leader-elect", options.leaderElect, "Whether to work only while holding the Lease holdfast-controller, so that one of several controllers does.")
 	flags.DurationVar(&options.runRetention, "run-retention", options.runRetention, "How long the record of a backup is kept after its result is stored.")
-	flags.DurationVar(&options.volumeTimeout, "pod-volume-timeout", options.volumeTimeout, "How long the backup of one volume may take, waiting for its node's agent included.")
+	flags.DurationVar(&options.volumeTimeout, "pod-volume-timeout", options.volumeTimeout, "How long the backup of one volume may take from its start. As long may the agent of a node begin and end no volume while others wait for it.")
+	flags.DurationVar(&options.agentTimeout, "node-agent-timeout", options.agentTimeout, "How long a node may be without an agent before the volumes of backups that wait for it are given up.")
 	return role(command)
 }
 
@@ -120,6 +126,9 @@ func (o *controllerOptions) validate() error {
 	}
 	if o.volumeTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("--pod-volume-timeout must be positive, but is %s", o.volumeTimeout))
+	}
+	if o.agentTimeout < liveness.MinAgentTimeout {
+		errs = append(errs, fmt.Errorf("--node-agent-timeout must be at least %s, in which an agent without a connection stops, but is %s", liveness.MinAgentTimeout, o.agentTimeout))
 	}
 	return errors.Join(errs...)
 }
@@ -222,6 +231,20 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) {
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, records.SettingsName).String()
 		}))
+	agentLeases := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(o.client.namespace),
+		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = liveness.AgentLabels }))
+	// Of nodes only the names matter, and the rest is large and changes all the time.
+	names, err := metadata.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	nodes := metadatainformer.NewSharedInformerFactory(names, 0)
+	agents, err := liveness.NewAgents(agentLeases.Coordination().V1().Leases().Informer(),
+		nodes.ForResource(corev1.SchemeGroupVersion.WithResource("nodes")).Informer(), clock.RealClock{})
+	if err != nil {
+		return err
+	}
+	agents.RegisterMetrics()
 	engineRecords := engineFactory.Engine().V1alpha1()
 	credentials := kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace))
 	keys := kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace))
@@ -263,6 +286,8 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		Workers:       o.concurrentBackups,
 		Identity:      identity,
 		VolumeTimeout: o.volumeTimeout,
+		AgentTimeout:  o.agentTimeout,
+		Agents:        agents,
 		Gone:          monitor.Gone,
 		Engine:        engine.EngineV1alpha1(),
 		ConfigMaps:    configMaps,
@@ -320,12 +345,17 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	engineFactory.StartWithContext(ctx)
 	objects.StartWithContext(ctx)
 	settings.StartWithContext(ctx)
+	agentLeases.StartWithContext(ctx)
+	nodes.Start(ctx.Done())
 	klog.FromContext(ctx).Info("Controllers start", "identity", identity, "concurrentBackups", o.concurrentBackups)
 	var running sync.WaitGroup
 	for _, run := range []func(context.Context){queue.Run, runs.Run, retention.Run, locations.Run, repositories.Run, deletions.Run} {
 		running.Go(func() { run(ctx) })
 	}
+	running.Go(func() { agents.Run(ctx, kube.CoordinationV1().Leases(o.client.namespace)) })
 	running.Wait()
+	agentLeases.Shutdown()
+	nodes.Shutdown()
 	engineFactory.Shutdown()
 	objects.Shutdown()
 	settings.Shutdown()

@@ -12,11 +12,13 @@ import (
 	"runtime/debug"
 	"sync"
 
+	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -27,6 +29,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/serving"
 )
@@ -114,6 +117,14 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 	}
 	defer broadcaster.Shutdown()
 
+	identity := "holdfast-node-agent-" + uuid.NewString()[:8]
+	return liveness.HoldNode(ctx, kube.CoordinationV1().Leases(o.client.namespace), o.node, identity, clock.RealClock{}, func(ctx context.Context) error {
+		return o.work(ctx, kube, engine, broadcaster)
+	})
+}
+
+// work moves volumes until ctx ends, and returns when all work has stopped.
+func (o *nodeAgentOptions) work(ctx context.Context, kube kubernetes.Interface, engine engineclient.Interface, broadcaster events.EventBroadcaster) error {
 	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace))
 	// An agent sees the work of its own node.
 	work := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0,

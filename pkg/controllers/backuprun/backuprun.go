@@ -57,7 +57,7 @@ const (
 	cancelTimeout = 5 * time.Second
 	// recheck is how often it is asked whether the executor of a run is gone.
 	recheck = 5 * time.Second
-	// DefaultVolumeTimeout is how long a volume may take unless it is set.
+	// DefaultVolumeTimeout is how long the upload of a volume may take unless it is set.
 	DefaultVolumeTimeout = 4 * time.Hour
 )
 
@@ -69,8 +69,13 @@ type Config struct {
 	Workers int
 	// Identity is this process, and no other, not even one of the same pod.
 	Identity string
-	// VolumeTimeout is how long a volume may take, waiting for its agent included.
+	// VolumeTimeout is how long the upload of a volume may take from its start, and how
+	// long a node's agent may begin and end none while volumes wait for it.
 	VolumeTimeout time.Duration
+	// AgentTimeout is how long a node may be without an agent.
+	AgentTimeout time.Duration
+	// Agents knows which nodes have one: liveness.Agents, but in tests.
+	Agents agents
 
 	// Gone reports whether another process has ended for good.
 	Gone func(ctx context.Context, identity string) (bool, error)
@@ -91,6 +96,15 @@ type Config struct {
 	SettingsInformer coreinformers.ConfigMapInformer
 }
 
+// agents knows which nodes have an agent.
+type agents interface {
+	HasSynced() bool
+	// OnNodeRemoved has a function called whenever a node is gone.
+	OnNodeRemoved(func())
+	Absence(node string, since time.Time) time.Duration
+	NodeGone(node string, since time.Time) bool
+}
+
 // Controller executes runs.
 type Controller struct {
 	Config
@@ -99,6 +113,7 @@ type Controller struct {
 	runLister enginelisters.BackupRunNamespaceLister
 	settings  corelisters.ConfigMapNamespaceLister
 	synced    []cache.InformerSynced
+	activity  activity
 	// queue has the runs to execute, leftBehind those that another process did not
 	// end, and leftoverSnapshots those that have ended and whose snapshots are to be
 	// removed. A store that does not answer can make each of the latter two take long,
@@ -163,6 +178,8 @@ func New(config Config) (*Controller, error) {
 		}
 		c.synced = append(c.synced, r.informer.HasSynced)
 	}
+	c.synced = append(c.synced, config.Agents.HasSynced)
+	config.Agents.OnNodeRemoved(c.nodeRemoved)
 	return c, nil
 }
 

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
@@ -89,9 +90,19 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun)
 	defer cancel()
 	current := &execution{
 		cancel: cancel,
-		volumes: newVolumes(run, c.pvbs, func(ctx context.Context, volumeNamespace string) error {
-			return c.ensureRepository(ctx, volumeNamespace, run.Spec.Backup.StorageLocation)
-		}, c.Clock, c.VolumeTimeout),
+		volumes: &volumes{
+			run: run, client: c.pvbs, clock: c.Clock,
+			repository: func(ctx context.Context, volumeNamespace string) error {
+				return c.ensureRepository(ctx, volumeNamespace, run.Spec.Backup.StorageLocation)
+			},
+			limits:     volumeLimits{work: c.VolumeTimeout, agent: c.AgentTimeout},
+			nodes:      knownNodes{c.Agents, &c.activity},
+			warn:       func(node string, absence time.Duration) { c.warnAbsent(run, node, absence) },
+			records:    map[string]*volumeRecord{},
+			progress:   make(chan struct{}),
+			warned:     sets.New[string](),
+			namespaces: sets.New[string](),
+		},
 	}
 	defer c.leave(run, current)
 	if err := c.begin(ctx, run, current); err != nil {
@@ -126,7 +137,11 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun)
 			}
 			latest = noted
 		}
-		if err := stop(ctx, c.pvbs, run.UID); err != nil {
+		// The run holds its slot and its namespaces while they are read.
+		if err := c.untilStopped(ctx, run, current.volumes); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
 			logger.Error(err, "The records of the volumes stay until the run is removed")
 		}
 	}

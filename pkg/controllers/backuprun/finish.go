@@ -150,8 +150,13 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun) 
 			return err
 		}
 	}
-	if err := stop(ctx, c.pvbs, run.UID); err != nil {
+	// A slot is free when nothing is read any more that belongs to it.
+	switch stopped, err := c.stopUploads(ctx, run); {
+	case err != nil:
 		return err
+	case !stopped:
+		c.leftBehind.AddAfter(run.Name, recheck)
+		return nil
 	}
 	switch {
 	case inProgress && run.Spec.Cancellation != nil:

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/informers"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -33,6 +34,7 @@ const (
 	system        = "holdfast"
 	identity      = "this process"
 	volumeTimeout = time.Hour
+	agentTimeout  = 5 * time.Minute
 )
 
 func newRun(name string, phase v1alpha1.BackupPhase) *enginev1alpha1.BackupRun {
@@ -159,13 +161,18 @@ type harness struct {
 	// stopped is closed when the controller has stopped.
 	stopped chan struct{}
 
+	// agents of the nodes, and whether they do not obey.
+	agents   *fakeAgents
+	stubborn bool
+
 	mu sync.Mutex
 	// living are the other processes that are not gone.
 	living sets.Set[string]
 }
 
 func newHarness(t *testing.T, work *work, objects ...runtime.Object) *harness {
-	h := &harness{T: t, Cluster: enginetest.New(), work: work, events: events.NewFakeRecorder(1000), stopped: make(chan struct{}), living: sets.New[string]()}
+	h := &harness{T: t, Cluster: enginetest.New(), work: work, events: events.NewFakeRecorder(1000), stopped: make(chan struct{}), living: sets.New[string](),
+		agents: &fakeAgents{absent: map[string]time.Time{}, gone: sets.New[string]()}}
 	h.writeLedger()
 	for _, obj := range objects {
 		h.Create(obj)
@@ -238,6 +245,8 @@ func (h *harness) start(workers int) *Controller {
 		Workers:          workers,
 		Identity:         identity,
 		VolumeTimeout:    volumeTimeout,
+		AgentTimeout:     agentTimeout,
+		Agents:           h.agents,
 		Gone:             h.gone,
 		Engine:           engine,
 		ConfigMaps:       h.Kube.CoreV1().ConfigMaps(system),
@@ -266,8 +275,77 @@ func (h *harness) start(workers int) *Controller {
 		defer close(h.stopped)
 		controller.Run(ctx)
 	}()
+	if !h.stubborn {
+		if _, err := v1alpha1.PodVolumeBackups().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: h.obey}); err != nil {
+			h.Fatal(err)
+		}
+	}
 	synctest.Wait()
 	return controller
+}
+
+// obey stops an upload that is cancelled, as its agent does.
+func (h *harness) obey(_, obj any) {
+	record := obj.(*enginev1alpha1.PodVolumeBackup)
+	if record.Spec.Cancel && !record.Status.Phase.Done() {
+		h.tellStopped(record)
+	}
+}
+
+func (h *harness) tellStopped(record *enginev1alpha1.PodVolumeBackup) {
+	record = record.DeepCopy()
+	record.Status.Phase, record.Status.Message = enginev1alpha1.VolumePhaseFailed, "it was cancelled"
+	if _, err := h.EngineV1alpha1().PodVolumeBackups(system).UpdateStatus(h.Context(), record, metav1.UpdateOptions{}); err != nil {
+		h.Error(err)
+	}
+}
+
+// fakeAgents are those of all nodes, and there are all nodes, but for exceptions.
+type fakeAgents struct {
+	mu      sync.Mutex
+	absent  map[string]time.Time // since when
+	gone    sets.Set[string]
+	removed []func()
+}
+
+func (a *fakeAgents) HasSynced() bool { return true }
+
+func (a *fakeAgents) OnNodeRemoved(call func()) { a.removed = append(a.removed, call) }
+
+func (a *fakeAgents) Absence(node string, since time.Time) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at, absent := a.absent[node]
+	switch {
+	case !absent:
+		return 0
+	case at.After(since):
+		since = at
+	}
+	return time.Since(since)
+}
+
+func (a *fakeAgents) NodeGone(node string, _ time.Time) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.gone.Has(node)
+}
+
+// leave lets the agent of a node stop working.
+func (a *fakeAgents) leave(node string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.absent[node] = time.Now()
+}
+
+// remove removes a node.
+func (a *fakeAgents) remove(node string) {
+	a.mu.Lock()
+	a.gone.Insert(node)
+	a.mu.Unlock()
+	for _, call := range a.removed {
+		call()
+	}
 }
 
 // Eventf implements events.EventRecorder.

@@ -27,12 +27,18 @@ var (
 		Buckets:        []float64{0.1, 1, 10, 60, 300, 900, 3600, 4 * 3600, 24 * 3600},
 		StabilityLevel: metrics.ALPHA,
 	})
+	volumesGivenUp = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      "holdfast",
+		Name:           "volumes_given_up_total",
+		Help:           "Volumes of backups that were not waited for any longer, by reason: NodeGone, AgentGone, Timeout or NeverBegun.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"reason"})
 
 	register sync.Once
 )
 
 func registerMetrics() {
-	register.Do(func() { legacyregistry.MustRegister(backupsTotal, backupDuration) })
+	register.Do(func() { legacyregistry.MustRegister(backupsTotal, backupDuration, volumesGivenUp) })
 }
 
 func observeEnd(run *enginev1alpha1.BackupRun, status *v1alpha1.BackupStatus) {

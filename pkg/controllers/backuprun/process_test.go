@@ -69,7 +69,7 @@ func (s *story) launch(prepare ...func(*process)) *process {
 		s.Fatal(err)
 	}
 	executor, err := New(Config{
-		Namespace: system, Workers: s.limit, Identity: p.name, VolumeTimeout: volumeTimeout, Gone: monitor.Gone,
+		Namespace: system, Workers: s.limit, Identity: p.name, VolumeTimeout: volumeTimeout, AgentTimeout: agentTimeout, Agents: &fakeAgents{}, Gone: monitor.Gone,
 		Engine: engine, ConfigMaps: configMaps, Executor: p,
 		CheckLocation: func(context.Context, string) error { p.gate.wait(); s.setAvailable(); return nil },
 		Events:        recorder, Clock: clock.RealClock{},

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -144,12 +145,27 @@ func TestVolumesEndOneWayOrTheOther(t *testing.T) {
 			phase: enginev1alpha1.VolumePhaseCompleted,
 		},
 		"without an agent": {
-			agent: func(*harness) { time.Sleep(volumeTimeout) },
-			phase: enginev1alpha1.VolumePhaseFailed, message: `is the agent of node "node-1" running?`, after: volumeTimeout,
+			agent: func(h *harness) { h.agents.leave("node-1"); time.Sleep(agentTimeout) },
+			phase: enginev1alpha1.VolumePhaseFailed, message: `node "node-1" has had no agent for 5m0s`, after: agentTimeout,
 		},
-		"too slow": {
+		"its agent goes": {
 			agent: func(h *harness) {
-				for range 6 {
+				h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+				h.agents.leave("node-1")
+				time.Sleep(agentTimeout)
+			},
+			phase: enginev1alpha1.VolumePhaseFailed, message: `node "node-1" has had no agent for 5m0s`, after: agentTimeout,
+		},
+		"its node goes": {
+			agent: func(h *harness) {
+				h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+				h.agents.remove("node-1")
+			},
+			phase: enginev1alpha1.VolumePhaseFailed, message: `the node "node-1" does not exist any more`,
+		},
+		"too slow": { // from its start
+			agent: func(h *harness) {
+				for range 7 {
 					time.Sleep(volumeTimeout / 6)
 					synctest.Wait()
 					if len(h.uploads()) > 0 {
@@ -157,7 +173,25 @@ func TestVolumesEndOneWayOrTheOther(t *testing.T) {
 					}
 				}
 			},
-			phase: enginev1alpha1.VolumePhaseFailed, message: "was not uploaded within 1h0m0s", after: volumeTimeout,
+			phase: enginev1alpha1.VolumePhaseFailed, message: "was not uploaded within 1h0m0s", after: volumeTimeout + volumeTimeout/6,
+		},
+		"behind others, and then nothing happens": {
+			agent: func(h *harness) {
+				for i := range 5 {
+					other := &enginev1alpha1.PodVolumeBackup{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: fmt.Sprint("other-", i)}}
+					other.Spec.Node, other.Spec.Volume = "node-1", fmt.Sprint("other-", i)
+					h.Create(other)
+					h.report(other.Spec.Volume, enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+					time.Sleep(volumeTimeout - time.Minute)
+					h.report(other.Spec.Volume, enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
+					h.expect("a", running, false)
+					h.removeUpload(other.Spec.Volume)
+				}
+				h.report("data", enginev1alpha1.PodVolumeBackupStatus{Message: "waits for BackupRepository shop.default"})
+				time.Sleep(volumeTimeout)
+			},
+			phase: enginev1alpha1.VolumePhaseFailed, after: 6*volumeTimeout - 5*time.Minute,
+			message: `the agent of node "node-1" has begun and ended no other one for 1h0m0s: it waits for BackupRepository shop.default`,
 		},
 	}
 	for name, c := range cases {
@@ -185,6 +219,79 @@ func TestVolumesEndOneWayOrTheOther(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Pitfall 21: a run that is cancelled holds its slot and its namespaces until its
+// uploads have stopped, which their agents say; what has not begun never will.
+func TestASlotIsFreeWhenTheUploadsHaveStopped(t *testing.T) {
+	for name, stop := range map[string]func(*harness){
+		"the agent says so": func(h *harness) { h.tellStopped(h.uploads()["data"]) },
+		"the agent is gone": func(h *harness) { h.agents.leave("node-1"); time.Sleep(agentTimeout + recheck) },
+		"the node is gone":  func(h *harness) { h.agents.remove("node-1"); time.Sleep(recheck) },
+	} {
+		for who, prepare := range map[string]func(t *testing.T) *harness{
+			"this process": func(t *testing.T) *harness {
+				h := newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
+					_, err := (&backupOf{volumes: []string{"data", "waits"}}).execute(ctx, run, volumes)
+					return failed(err), err
+				}}, newRun("a", ready))
+				h.stubborn = true
+				h.start(1)
+				h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+				h.cancelRun("a")
+				return h
+			},
+			"one before": func(t *testing.T) *harness {
+				run := newRun("a", running)
+				run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}}
+				h := newHarness(t, &work{}, run)
+				for volume, phase := range map[string]enginev1alpha1.VolumePhase{"data": enginev1alpha1.VolumePhaseInProgress, "waits": ""} {
+					h.Create(&enginev1alpha1.PodVolumeBackup{
+						ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "a-" + volume, Labels: map[string]string{enginev1alpha1.LabelRun: string(run.UID)}},
+						Spec:       enginev1alpha1.PodVolumeBackupSpec{Node: "node-1", Volume: volume, Pod: enginev1alpha1.PodReference{Namespace: "shop"}},
+						Status:     enginev1alpha1.PodVolumeBackupStatus{Phase: phase},
+					})
+				}
+				h.stubborn = true
+				h.start(1)
+				return h
+			},
+		} {
+			t.Run(name+", by "+who, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					h := prepare(t)
+					time.Sleep(time.Hour)
+					h.expect("a", running, false)
+					left := h.uploads()
+					if len(left) != 1 || !left["data"].Spec.Cancel {
+						t.Fatalf("left are %v", left)
+					}
+					stop(h)
+					time.Sleep(recheck)
+					h.expectCancelled("a", false)
+					if left := h.uploads(); len(left) != 0 {
+						t.Errorf("left are %v", left)
+					}
+				})
+			})
+		}
+	}
+}
+
+// People are told before the volumes are given up.
+func TestAnAbsentAgentIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &backupOf{volumes: []string{"data", "logs"}}
+		h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
+		h.start(1)
+		h.announced()
+		h.agents.leave("node-1")
+		time.Sleep(agentTimeout / 2)
+		synctest.Wait()
+		if told := h.announced(); len(told) != 1 || !strings.Contains(told[0], "Warning AgentAbsent The volumes on node node-1 wait for its agent, of which nothing was seen for 1m40s; they are given up after 5m0s") {
+			t.Errorf("people were told %q", told)
+		}
+	})
 }
 
 // Pitfall 21: a run is in progress, and holds its namespaces, until its last volume is

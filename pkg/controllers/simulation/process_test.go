@@ -86,7 +86,7 @@ func (w *world) launch() *process {
 		w.Fatal(err)
 	}
 	executor, err := backuprun.New(backuprun.Config{
-		Namespace: system, Workers: limit, Identity: p.name, VolumeTimeout: time.Hour, Gone: monitor.Gone,
+		Namespace: system, Workers: limit, Identity: p.name, VolumeTimeout: time.Hour, AgentTimeout: time.Hour, Agents: noVolumes{}, Gone: monitor.Gone,
 		Engine:     p.link("executor").Engine(w.EngineV1alpha1()),
 		ConfigMaps: p.link("executor").ConfigMaps(configMaps),
 		Executor:   work{p}, CheckLocation: p.checkLocation,

@@ -94,3 +94,11 @@ func (w *world) reachable(run *enginev1alpha1.BackupRun) bool {
 
 // DiscardSnapshots has nothing to do: no run has volumes.
 func (w work) DiscardSnapshots(context.Context, *enginev1alpha1.BackupRun, string) error { return nil }
+
+// noVolumes says nothing about nodes: no run has volumes.
+type noVolumes struct{}
+
+func (noVolumes) HasSynced() bool                         { return true }
+func (noVolumes) OnNodeRemoved(func())                    {}
+func (noVolumes) Absence(string, time.Time) time.Duration { return 0 }
+func (noVolumes) NodeGone(string, time.Time) bool         { return false }
