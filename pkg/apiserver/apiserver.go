@@ -146,6 +146,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		SystemNamespace: c.extra.SystemNamespace,
 		PollInterval:    c.extra.PollInterval,
 		Secrets:         c.client.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(c.extra.SystemNamespace)),
+		Authorizer:      c.generic.Authorization.Authorizer,
 		Clock:           clock.RealClock{},
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
 		Locations:       engine.Engine().V1alpha1().BackupStorageLocations(),

@@ -24,6 +24,8 @@
 //     whatever a store does, an hour after it has come to rest the catalogue lists
 //     what it holds, which is what it would list after a restart.
 //  4. Names and uids depend on nothing but what lies in the stores.
+//  5. What is listed in a namespace names the backups of that namespace only; others
+//     are another backup, under a pseudonym. In the system namespace all are named.
 package catalog
 
 import (
@@ -60,6 +62,7 @@ type Catalog struct {
 // entry is one backup in one location. Unless its backup is nil, it is listed.
 type entry struct {
 	location, storeName string
+	systemNamespace     string
 
 	// backup is as stored, or a stand-in for one that can't be read. It is nil while
 	// the folder holds no finished backup.
@@ -309,7 +312,7 @@ func (c *Catalog) entryLocked(location, storeName string) *entry {
 	}
 	e := entries[storeName]
 	if e == nil {
-		e = &entry{location: location, storeName: storeName}
+		e = &entry{location: location, storeName: storeName, systemNamespace: c.systemNamespace}
 		entries[storeName] = e
 	}
 	return e
@@ -380,7 +383,7 @@ func (c *Catalog) listLocked(e *entry, changed *recorder) {
 		row := *e.backup
 		row.Name = e.backup.Name + "@" + e.location
 		// A store may be a copy of another one, uids included.
-		row.UID = format.DerivedUID("backup", e.location, e.storeName)
+		row.UID = format.DerivedUID("backup", e.location, e.storeName, string(e.backup.UID))
 		e.row = &row
 	}
 	changed.backups[nameOf(e.row)] = e.row

@@ -5,6 +5,7 @@ package catalog
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -176,9 +177,9 @@ func TestPut(t *testing.T) {
 	}
 	wantScratch := &holdfast.VolumeBackup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "shop.daily:pod:web-0:scratch", CreationTimestamp: metav1.NewTime(minute(-31)),
-			UID: format.DerivedUID("volumebackup", "default", "shop.daily", "shop", "pod:web-0:scratch", "0")},
+			UID: format.DerivedUID("volumebackup", "default", "shop.daily", "uid-of-shop.daily", "shop", "pod:web-0:scratch", "0")},
 		Spec: holdfast.VolumeBackupSpec{
-			VolumeName: "pod:web-0:scratch", Backup: holdfast.BackupReference{Namespace: "shop", Name: "daily"},
+			VolumeName: "pod:web-0:scratch", Backup: holdfast.BackupReference{Namespace: "shop", Name: "daily"}, BackupUID: "uid-of-shop.daily",
 			PodName: "web-0", PodVolume: "scratch", StorageLocation: "default",
 		},
 		Status: holdfast.VolumeBackupStatus{Phase: "Failed", SizeBytes: 7, IncrementalBytes: 1, Node: "node", CompletionTimestamp: &when, Message: "the agent restarted"},
@@ -215,13 +216,13 @@ func TestVolumeSumsUpItsBackups(t *testing.T) {
 		}
 		return fmt.Sprintf("%s size %d, %d and %d failed", last, status.SizeBytes, status.Backups, status.Failures)
 	}
-	put("bad", failed(claim("shop", "data", 9, 1)))
+	put("bad", failed(claim(system, "data", 9, 1)))
 	want(t, "a failure only", state(), "none size 0, 0 and 1 failed")
-	put("old", claim("shop", "data", 10, 40))
+	put("old", claim(system, "data", 10, 40))
 	want(t, "the first", state(), "old size 10, 1 and 1 failed")
-	put("new", claim("shop", "data", 12, 20))
+	put("new", claim(system, "data", 12, 20))
 	want(t, "a newer one", state(), "new size 12, 2 and 1 failed")
-	put("middle", claim("shop", "data", 11, 30))
+	put("middle", claim(system, "data", 11, 30))
 	want(t, "read later, made earlier", state(), "new size 12, 3 and 1 failed")
 	c.Observe("default", []string{"bad", "old", "middle"}, minute(1), minute(1))
 	c.Observe("default", []string{"bad", "old", "middle"}, minute(2), minute(2))
@@ -231,20 +232,20 @@ func TestVolumeSumsUpItsBackups(t *testing.T) {
 
 func TestSameVolumeTwiceInABackup(t *testing.T) {
 	c, m := newMirror(t)
-	volumes, err := ReadVolumes(podVolumeBackups(t, "shop", "data", "data"))
+	volumes, err := ReadVolumes(podVolumeBackups(t, system, "data", "data"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.Put("default", "daily", Content{Backup: stored("default", "daily", 1), Volumes: volumes}, t0)
 	m.check(c)
-	want(t, "history", names(c.VolumeBackups()), "shop/daily:data shop/daily:data:2")
-	want(t, "volumes", names(c.Volumes()), "shop/data")
+	want(t, "history", names(c.VolumeBackups()), "holdfast/daily:data holdfast/daily:data:2")
+	want(t, "volumes", names(c.Volumes()), "holdfast/data")
 }
 
 // The first location by name gives its entry the plain name, whatever is read first.
 func TestTwoLocationsWithOneName(t *testing.T) {
 	content := func(location string) Content {
-		return Content{Backup: stored(location, "daily", 5), Volumes: []Volume{claim("shop", "data", 1, 5)}}
+		return Content{Backup: stored(location, "daily", 5), Volumes: []Volume{claim(system, "data", 1, 5)}}
 	}
 	read := map[string]func(c *Catalog){
 		"first location first": func(c *Catalog) {
@@ -263,7 +264,7 @@ func TestTwoLocationsWithOneName(t *testing.T) {
 		readAll(c)
 		m.check(c)
 		want(t, order, names(c.Backups()), "holdfast/daily holdfast/daily@b holdfast/daily@c")
-		want(t, order, names(c.VolumeBackups()), "shop/daily:data shop/daily@b:data shop/daily@c:data")
+		want(t, order, names(c.VolumeBackups()), "holdfast/daily:data holdfast/daily@b:data holdfast/daily@c:data")
 		for _, backup := range c.Backups() {
 			_, at, _ := strings.Cut(backup.Name+"@a", "@")
 			if location := strings.TrimSuffix(at, "@a"); backup.Spec.StorageLocation != location {
@@ -271,7 +272,7 @@ func TestTwoLocationsWithOneName(t *testing.T) {
 			}
 		}
 		want(t, order, string(c.Backup(system, "daily").UID), "uid-of-daily")
-		want(t, order, string(c.Backup(system, "daily@c").UID), string(format.DerivedUID("backup", "c", "daily")))
+		want(t, order, string(c.Backup(system, "daily@c").UID), string(format.DerivedUID("backup", "c", "daily", "uid-of-daily")))
 		want(t, order, strings.Join(c.Volumes()[0].Status.StorageLocations, " "), "a b c")
 		if c.Backup(system, "daily@a") != nil || c.Backup(system, "daily@") != nil || c.Backup("other", "daily") != nil {
 			t.Errorf("%s: a backup is found by a name that it does not bear", order)
@@ -297,7 +298,7 @@ func TestForgetWhileANamesakeTakesOver(t *testing.T) {
 	put := func(location, storeName string, age int) {
 		c.Put(location, storeName, Content{
 			Backup:  stored(location, storeName, age),
-			Volumes: []Volume{claim("shop", "data", 1, age)},
+			Volumes: []Volume{claim(system, "data", 1, age)},
 		}, t0)
 	}
 	put("a", "nightly", 1)
@@ -309,6 +310,54 @@ func TestForgetWhileANamesakeTakesOver(t *testing.T) {
 	if got := c.Volumes()[0].Status; got.Backups != 2 || got.LastBackup.Name != "nightly" {
 		t.Errorf("volume %+v, want two backups, the last one nightly", got)
 	}
+}
+
+// What lies in a namespace says nothing of backups elsewhere but that there are some.
+func TestBackupsOfOtherNamespacesAreNotNamed(t *testing.T) {
+	c, m := newMirror(t)
+	for i, storeName := range []string{"inventory", "blog.secret", "shop.daily"} {
+		c.Put("default", storeName, Content{Backup: stored("default", storeName, 10-i), Volumes: []Volume{
+			claim("shop", "data", 1, 10-i), claim("shop", "cache", 2, 10-i), claim("blog", "data", 3, 10-i), claim(system, "data", 4, 10-i),
+		}}, t0)
+	}
+	c.Put("a-copy", "blog.secret", Content{Backup: stored("a-copy", "blog.secret", 5), Volumes: []Volume{claim("shop", "data", 1, 5)}}, t0)
+	m.check(c)
+	foreign := map[string][]string{
+		"shop": {"inventory", "blog", "secret", system},
+		"blog": {"inventory", "shop", "daily", system},
+	}
+	pseudonyms := map[string]int{}
+	for _, object := range c.VolumeBackups() {
+		content, err := json.Marshal(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range foreign[object.Namespace] {
+			text := strings.ReplaceAll(string(content), string(object.Spec.BackupUID), "") // in truth it is random
+			if strings.Contains(text, name) {
+				t.Errorf("in %s there is %q: %s", object.Namespace, name, content)
+			}
+		}
+		named := object.Spec.Backup.Name != ""
+		if want := object.Spec.Backup.Namespace == object.Namespace || object.Namespace == system; named != want {
+			t.Errorf("named %t: %s", named, content)
+		}
+		if before, _, _ := strings.Cut(object.Name, ":"); object.Namespace == "shop" && !named {
+			pseudonyms[before]++
+		}
+	}
+	if len(pseudonyms) != 3 || pseudonyms[(&entry{location: "default", storeName: "inventory", backup: stored("default", "inventory", 10)}).pseudonym()] != 2 {
+		t.Errorf("pseudonyms %v", pseudonyms)
+	}
+	var last []string
+	for _, volume := range c.Volumes() {
+		name := "another"
+		if ref := volume.Status.LastBackup; ref != nil {
+			name = ref.Namespace + "/" + ref.Name
+		}
+		last = append(last, volume.Namespace+"/"+volume.Name+": "+name)
+	}
+	want(t, "the last backups", strings.Join(last, ", "), "blog/data: another, holdfast/data: shop/daily, shop/cache: shop/daily, shop/data: another")
 }
 
 func TestUnreadable(t *testing.T) {

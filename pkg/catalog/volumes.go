@@ -180,10 +180,27 @@ func unreadable(e *entry, systemNamespace, reason string, now time.Time) *holdfa
 	return backup
 }
 
+// mayName reports whether what lies in a namespace may name an entry's backup. One
+// of another namespace is another backup there, since who may read the one need not
+// know of the other.
+func (e *entry) mayName(namespace string) bool {
+	return namespace == e.backup.Namespace || namespace == e.systemNamespace
+}
+
+// pseudonym stands for an entry where it may not be named. It follows from the
+// backup's uid, too, so that no name can be tried by computing it.
+func (e *entry) pseudonym() string {
+	uid := format.DerivedUID("another backup", e.location, e.storeName, string(e.backup.UID))
+	return "another-" + strings.ReplaceAll(string(uid), "-", "")[:20]
+}
+
 func (e *entry) volumeBackupName(i int) string {
 	v := &e.volumes[i]
 	name := e.storeName
-	if e.shadowed {
+	switch {
+	case !e.mayName(v.Namespace):
+		name = e.pseudonym()
+	case e.shadowed:
 		name += "@" + e.location
 	}
 	name += ":" + v.name().Name
@@ -200,16 +217,21 @@ func (e *entry) volumeBackup(i int) *holdfast.VolumeBackup {
 	if v.Completed {
 		phase = engine.VolumePhaseCompleted
 	}
+	var of holdfast.BackupReference
+	if e.mayName(v.Namespace) {
+		of = holdfast.BackupReference{Namespace: e.row.Namespace, Name: e.row.Name}
+	}
 	return &holdfast.VolumeBackup{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         v.Namespace,
 			Name:              name,
-			UID:               format.DerivedUID("volumebackup", e.location, e.storeName, v.Namespace, v.name().Name, strconv.Itoa(v.repeat)),
+			UID:               format.DerivedUID("volumebackup", e.location, e.storeName, string(e.backup.UID), v.Namespace, v.name().Name, strconv.Itoa(v.repeat)),
 			CreationTimestamp: e.backup.CreationTimestamp,
 		},
 		Spec: holdfast.VolumeBackupSpec{
 			VolumeName:      v.name().Name,
-			Backup:          holdfast.BackupReference{Namespace: e.row.Namespace, Name: e.row.Name},
+			Backup:          of,
+			BackupUID:       e.row.UID,
 			PodName:         v.PodName,
 			PodVolume:       v.PodVolume,
 			StorageLocation: e.location,
@@ -330,7 +352,9 @@ func (v *volume) object(name types.NamespacedName) *holdfast.BackupVolume {
 	}
 	if v.last.entry != nil {
 		row, last := v.last.entry.row, v.last.volume()
-		object.Status.LastBackup = &holdfast.BackupReference{Namespace: row.Namespace, Name: row.Name}
+		if v.last.entry.mayName(name.Namespace) {
+			object.Status.LastBackup = &holdfast.BackupReference{Namespace: row.Namespace, Name: row.Name}
+		}
 		object.Status.LastBackupTimestamp = optional(last.Completion)
 		object.Status.SizeBytes = last.SizeBytes
 	}

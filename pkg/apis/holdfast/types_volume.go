@@ -5,6 +5,7 @@ package holdfast
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -77,6 +78,7 @@ type VolumeBackupList struct {
 type VolumeBackupSpec struct {
 	VolumeName      string
 	Backup          BackupReference
+	BackupUID       types.UID
 	PodName         string
 	PodVolume       string
 	StorageLocation string

@@ -2571,7 +2571,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"lastBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The latest completed backup of the volume.",
+							Description: "The latest completed backup of the volume, if it is of the same namespace. Backups of other namespaces are named in the system namespace only.",
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
 					},
@@ -2823,9 +2823,16 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref common.ReferenceCall
 					},
 					"backup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The backup that holds the volume.",
+							Description: "The backup that holds the volume, if it is of the same namespace. Backups of other namespaces are named in the system namespace only.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
+						},
+					},
+					"backupUID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the backup that holds the volume.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"podName": {

@@ -62,12 +62,14 @@ var columns = []metav1.TableColumnDefinition{
 
 func cells(volume *holdfast.BackupVolume, now time.Time) []any {
 	last, size := table.None, table.None
+	if volume.Status.Backups > 0 {
+		last, size = "another backup", table.Bytes(volume.Status.SizeBytes)
+	}
 	if backup := volume.Status.LastBackup; backup != nil {
 		last = backup.Name
 		if backup.Namespace != volume.Namespace {
 			last = backup.Namespace + "/" + last
 		}
-		size = table.Bytes(volume.Status.SizeBytes)
 	}
 	return []any{
 		volume.Name, last, table.Since(volume.Status.LastBackupTimestamp, now), size,

@@ -32,6 +32,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
@@ -78,6 +79,8 @@ type Config struct {
 	Clock        clock.WithTickerAndDelayedExecution
 	// Secrets hold the credentials of the stores.
 	Secrets location.Secrets
+	// Authorizer tells who may list all backups, and so be told of the stores.
+	Authorizer authorizer.Authorizer
 
 	Runs       engineinformers.BackupRunInformer
 	Locations  engineinformers.BackupStorageLocationInformer
@@ -158,7 +161,7 @@ func New(config Config) (*Projector, error) {
 		Asked:           p.asked,
 	})
 	options := func(resource, loading string) logstore.Options {
-		return logstore.Options{Resource: v1alpha1.Resource(resource), Namespaced: true, Loading: loading, OnRead: p.warn}
+		return logstore.Options{Resource: v1alpha1.Resource(resource), Namespaced: true, Loading: loading, OnRead: p.warn(resource)}
 	}
 	p.Backups = logstore.New(func() *holdfast.Backup { return &holdfast.Backup{} }, options("backups", "the backups of the storage locations"))
 	p.Volumes = logstore.New(func() *holdfast.BackupVolume { return &holdfast.BackupVolume{} }, options("backupvolumes", "the volumes of the storage locations"))

@@ -13,10 +13,13 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/warning"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	"github.com/holdfast-io/holdfast/pkg/location"
@@ -121,10 +124,32 @@ func commit[V runtime.Object, T logstore.Object](p *Projector, log *logstore.Log
 	}
 }
 
+// incomplete is all that is said of the stores to those who may not list everything.
+const incomplete = "what is shown may be incomplete or out of date: not every storage location could be read"
+
 // warn adds a Warning to an answer for each store that the catalogue does not
-// know the present state of.
-func (p *Projector) warn(ctx context.Context) {
-	for _, text := range p.refresher.Warnings() {
-		warning.AddWarning(ctx, "", text)
+// know the present state of. The names of the stores, what is wrong with them and how
+// much they hold are the business of those who may list the resource everywhere.
+func (p *Projector) warn(resource string) func(context.Context) {
+	return func(ctx context.Context) {
+		texts := p.refresher.Warnings()
+		if len(texts) > 0 && !p.mayListAll(ctx, resource) {
+			texts = []string{incomplete}
+		}
+		for _, text := range texts {
+			warning.AddWarning(ctx, "", text)
+		}
 	}
+}
+
+func (p *Projector) mayListAll(ctx context.Context, resource string) bool {
+	requester, ok := genericapirequest.UserFrom(ctx)
+	if !ok || p.Authorizer == nil {
+		return false
+	}
+	decision, _, err := p.Authorizer.Authorize(ctx, authorizer.AttributesRecord{
+		User: requester, Verb: "list", ResourceRequest: true,
+		APIGroup: v1alpha1.GroupName, APIVersion: v1alpha1.SchemeGroupVersion.Version, Resource: resource,
+	})
+	return err == nil && decision == authorizer.DecisionAllow
 }

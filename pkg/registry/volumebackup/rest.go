@@ -48,6 +48,7 @@ func attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 		"spec.volumeName":       backup.Spec.VolumeName,
 		"spec.backup.name":      backup.Spec.Backup.Name,
 		"spec.backup.namespace": backup.Spec.Backup.Namespace,
+		"spec.backupUID":        string(backup.Spec.BackupUID),
 		"spec.podName":          backup.Spec.PodName,
 		"spec.storageLocation":  backup.Spec.StorageLocation,
 		"status.phase":          backup.Status.Phase,
@@ -70,9 +71,11 @@ var columns = []metav1.TableColumnDefinition{
 }
 
 func cells(backup *holdfast.VolumeBackup, now time.Time) []any {
-	of := backup.Spec.Backup.Name
-	if backup.Spec.Backup.Namespace != backup.Namespace {
-		of = backup.Spec.Backup.Namespace + "/" + of
+	of := "another backup"
+	if ref := backup.Spec.Backup; ref.Namespace == backup.Namespace {
+		of = ref.Name
+	} else if ref.Name != "" {
+		of = ref.Namespace + "/" + ref.Name
 	}
 	status := &backup.Status
 	return []any{

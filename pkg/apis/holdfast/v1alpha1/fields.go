@@ -15,7 +15,7 @@ var SelectableFields = map[string][]string{
 	"Backup":           {"spec.storageLocation", "status.phase", "status.requester"},
 	"BackupQueueEntry": {"spec.storageLocation", "spec.requester", "status.state", "status.reason"},
 	"BackupVolume":     {"spec.claimName", "spec.podName"},
-	"VolumeBackup": {"spec.volumeName", "spec.backup.name", "spec.backup.namespace",
+	"VolumeBackup": {"spec.volumeName", "spec.backup.name", "spec.backup.namespace", "spec.backupUID",
 		"spec.podName", "spec.storageLocation", "status.phase", "status.node"},
 }
 

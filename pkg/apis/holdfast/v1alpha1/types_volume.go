@@ -5,6 +5,7 @@ package v1alpha1
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // +genclient
@@ -56,7 +57,8 @@ type BackupVolumeSpec struct {
 
 // BackupVolumeStatus sums up the volume's backups.
 type BackupVolumeStatus struct {
-	// The latest completed backup of the volume.
+	// The latest completed backup of the volume, if it is of the same namespace.
+	// Backups of other namespaces are named in the system namespace only.
 	// +optional
 	LastBackup *BackupReference `json:"lastBackup,omitempty"`
 	// When the latest completed backup of the volume ended.
@@ -123,9 +125,13 @@ type VolumeBackupSpec struct {
 	// Name of the BackupVolume: the claim's name, or pod:POD:VOLUME.
 	// +optional
 	VolumeName string `json:"volumeName,omitempty"`
-	// The backup that holds the volume.
+	// The backup that holds the volume, if it is of the same namespace. Backups of
+	// other namespaces are named in the system namespace only.
 	// +optional
-	Backup BackupReference `json:"backup,omitempty"`
+	Backup BackupReference `json:"backup,omitzero"`
+	// Uid of the backup that holds the volume.
+	// +optional
+	BackupUID types.UID `json:"backupUID,omitempty"`
 	// Name of the pod through which the volume was read.
 	// +optional
 	PodName string `json:"podName,omitempty"`
