@@ -147,7 +147,8 @@ say "The files are lost, and come back"
 for namespace in shop blog wiki; do
   path="$(volume_path "${namespace}")"
   find "${path}" -mindepth 1 -delete
-  snapshot="$(k get volumebackups -n "${namespace}" --field-selector "spec.backup.name=${namespace},spec.volumeName=data" -o jsonpath='{.items[0].status.snapshotID}')"
+  uid="$(k get backup "${namespace}" -n holdfast -o jsonpath='{.metadata.uid}')"
+  snapshot="$(k get volumebackups -n "${namespace}" --field-selector "spec.backupUID=${uid},spec.volumeName=data" -o jsonpath='{.items[0].status.snapshotID}')"
   k create -f - <<YAML
 apiVersion: engine.holdfast.io/v1alpha1
 kind: PodVolumeRestore

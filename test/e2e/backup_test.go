@@ -107,8 +107,12 @@ func history(ctx context.Context, w workload, volume, backup string) (*v1alpha1.
 	if volume == "scratch" {
 		name = "pod:" + w.pod + ":" + volume
 	}
+	of, err := lab.holdfast.HoldfastV1alpha1().Backups(system).Get(ctx, backup, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
 	list, err := lab.holdfast.HoldfastV1alpha1().VolumeBackups(w.namespace).List(ctx, metav1.ListOptions{
-		FieldSelector: "spec.volumeName=" + name + ",spec.backup.name=" + backup,
+		FieldSelector: "spec.volumeName=" + name + ",spec.backupUID=" + string(of.UID),
 	})
 	if err != nil {
 		return nil, err

@@ -76,7 +76,11 @@ func TestAgentsEnd(t *testing.T) {
 	// the other one, which waited, is complete.
 	awaitStored(t, "farm-interrupted")
 	eventually(t, "the history says so", func(ctx context.Context) error {
-		list, err := lab.holdfast.HoldfastV1alpha1().VolumeBackups("farm").List(ctx, metav1.ListOptions{FieldSelector: "spec.backup.name=farm-interrupted"})
+		of, err := lab.holdfast.HoldfastV1alpha1().Backups(system).Get(ctx, "farm-interrupted", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		list, err := lab.holdfast.HoldfastV1alpha1().VolumeBackups("farm").List(ctx, metav1.ListOptions{FieldSelector: "spec.backupUID=" + string(of.UID)})
 		if err != nil {
 			return err
 		}

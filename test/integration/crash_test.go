@@ -249,7 +249,7 @@ func TestAgentKilled(t *testing.T) {
 		t.Errorf("the interrupted backup ended with %d errors and volumes %+v", ended.Status.Errors, ended.Status.Volumes)
 	}
 	labtest.Eventually(t, "the volume's history", func() error {
-		history, err := lab.Holdfast.HoldfastV1alpha1().VolumeBackups(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "spec.backup.name=" + interrupted.Name})
+		history, err := lab.Holdfast.HoldfastV1alpha1().VolumeBackups(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "spec.backupUID=" + string(ended.UID)})
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -151,16 +152,16 @@ func wholeSnapshots(t *testing.T, namespace string, runs []*enginev1alpha1.Backu
 	if err != nil {
 		return err
 	}
-	listed := map[string]int{}
+	listed := map[types.UID]int{}
 	for i := range list.Items {
-		listed[list.Items[i].Spec.Backup.Name]++
+		listed[list.Items[i].Spec.BackupUID]++
 	}
 	for _, run := range runs {
 		if !slices.Contains(run.Spec.Backup.IncludedNamespaces, namespace) {
 			continue
 		}
-		if found := snapshots(t, namespace, run.UID); found != listed[run.Name] {
-			return fmt.Errorf("%s, which is %q, has %d snapshots, and lists %d", run.Name, run.Status.Phase, found, listed[run.Name])
+		if found := snapshots(t, namespace, run.UID); found != listed[run.UID] {
+			return fmt.Errorf("%s, which is %q, has %d snapshots, and lists %d", run.Name, run.Status.Phase, found, listed[run.UID])
 		}
 	}
 	return nil

@@ -145,14 +145,14 @@ func TestDelete(t *testing.T) {
 		lab.AwaitCompleted(t, name)
 		lab.AwaitRunGone(t, name)
 	}
-	uid := lab.AwaitCompleted(t, first).UID
+	uid, kept := lab.AwaitCompleted(t, first).UID, lab.AwaitCompleted(t, second).UID
 	stdout, stderr, err := ask(t, labtest.System, first, "deletion", "BackupDeletion")
 	if err != nil || !strings.Contains(stdout, "is being deleted") {
 		t.Fatalf("%v: %s%s", err, stdout, stderr)
 	}
 	gone(t, first)
 	history, err := lab.Holdfast.HoldfastV1alpha1().VolumeBackups(namespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil || len(history.Items) != 1 || history.Items[0].Spec.Backup.Name != second {
+	if err != nil || len(history.Items) != 1 || history.Items[0].Spec.BackupUID != kept {
 		t.Errorf("the history is %+v, %v", history.Items, err)
 	}
 	empty(t, folder)

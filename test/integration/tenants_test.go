@@ -6,6 +6,7 @@ package integration
 import (
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 
@@ -82,19 +83,29 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 		ann: {bob, quince, second, administrators.Name, "lab-admin"},
 		bob: {ann, orchard, plum, administrators.Name, "lab-admin"},
 	}
+	namespaces := map[string]string{ann: orchard, bob: cellar}
 	lists := func() {
 		t.Helper()
-		for user, namespace := range map[string]string{ann: orchard, bob: cellar} {
-			for _, path := range []string{
-				api + "/namespaces/" + namespace + "/backups", api + "/namespaces/" + namespace + "/backupqueues",
-				api + "/namespaces/" + namespace + "/backupvolumes", "/api/v1/namespaces/" + namespace + "/events",
-			} {
+		for user, namespace := range namespaces {
+			in := api + "/namespaces/" + namespace + "/"
+			paths := map[string]int{
+				"/api/v1/namespaces/" + namespace + "/events": http.StatusOK,
+				in + "backups/of-nobody":                      http.StatusNotFound,
+				in + "backups?fieldSelector=spec.bad%3D1":     http.StatusBadRequest,
+				api + "/backups":                              http.StatusForbidden,
+			}
+			for _, resource := range resources {
+				paths[in+resource] = http.StatusOK
+				paths[in+resource+"?limit=1"] = http.StatusOK
+				paths[in+resource+"?resourceVersion=1&resourceVersionMatch=Exact"] = http.StatusGone
+			}
+			for path, code := range paths {
 				for _, accept := range []string{"application/json", asTable} {
 					answer := lab.RequestAs(t, user, http.MethodGet, path, accept)
-					if answer.Code != http.StatusOK {
-						t.Errorf("%s as %s: %s", path, user, answer.Body)
+					if answer.Code != code {
+						t.Errorf("%s as %s: %d, not %d: %s", path, user, answer.Code, code, answer.Body)
 					}
-					mustNotContain(t, fmt.Sprintf("the list %s as %s", path, user), string(answer.Body), foreign[user])
+					mustNotContain(t, fmt.Sprintf("the answer to %s as %s", path, user), fmt.Sprintf("%v %s", answer.Header, answer.Body), foreign[user])
 				}
 			}
 		}
@@ -107,6 +118,60 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 		lab.AwaitRunGone(t, backup[0]+"."+backup[1])
 	}
 	lists()
+
+	// Their volumes lie in an administrator's backup, in a store that goes away.
+	location, folder := lab.Location(t, "vault")
+	stocktaking := labtest.Name("stocktaking")
+	barn, attic := lab.Namespace(t, "barn"), lab.Namespace(t, "attic")
+	namespaces = map[string]string{ann: barn, bob: attic}
+	foreign[ann] = append(foreign[ann], stocktaking, attic)
+	foreign[bob] = append(foreign[bob], stocktaking, barn)
+	for user, namespace := range namespaces {
+		lab.Grant(t, user, "edit", namespace)
+		lab.PodWithClaim(t, namespace, labtest.Node)
+	}
+	spec := v1alpha1.BackupSpec{IncludedNamespaces: []string{barn, attic}, DefaultVolumesToFsBackup: new(true)}
+	lab.Create(t, labtest.System, stocktaking, spec)
+	lab.AwaitCompleted(t, stocktaking)
+	lab.AwaitRunGone(t, stocktaking)
+	for _, namespace := range namespaces {
+		lab.Create(t, namespace, "own", v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(true)})
+		lab.AwaitPhase(t, namespace, "own", v1alpha1.BackupPhaseCompleted)
+		lab.AwaitRunGone(t, namespace+".own")
+	}
+	vaulted := labtest.Name("vaulted")
+	lab.Create(t, labtest.System, vaulted, v1alpha1.BackupSpec{IncludedNamespaces: []string{labtest.System}, StorageLocation: location})
+	lab.AwaitCompleted(t, vaulted)
+	lab.AwaitRunGone(t, vaulted)
+	if err := os.Rename(folder, folder+"-away"); err != nil {
+		t.Fatal(err)
+	}
+	for user, namespace := range namespaces {
+		foreign[user] = append(foreign[user], vaulted, location, folder)
+		labtest.Eventually(t, "the history of "+namespace, func() error {
+			answer := lab.RequestAs(t, user, http.MethodGet, api+"/namespaces/"+namespace+"/volumebackups", asTable)
+			for _, want := range []string{"another backup", namespace + ".own:data"} {
+				if !strings.Contains(string(answer.Body), want) {
+					return fmt.Errorf("%q is not in %s", want, answer.Body)
+				}
+			}
+			return nil
+		})
+	}
+	labtest.Eventually(t, "a warning of the store", func() error {
+		all := lab.Request(t, http.MethodGet, api+"/backups", "").Header.Values("Warning")
+		theirs := lab.RequestAs(t, bob, http.MethodGet, api+"/namespaces/"+attic+"/backups", "").Header.Values("Warning")
+		if !strings.Contains(strings.Join(all, "\n"), location) || len(theirs) != 1 || !strings.Contains(theirs[0], "what is shown may be incomplete") {
+			return fmt.Errorf("the administrator is warned %q, and %s %q", all, bob, theirs)
+		}
+		return nil
+	})
+	lists()
+	namespaces = map[string]string{ann: orchard, bob: cellar}
+	lists()
+	if err := os.Rename(folder+"-away", folder); err != nil {
+		t.Fatal(err)
+	}
 	for user, last := range map[string]string{ann: plum, bob: second} {
 		labtest.Eventually(t, "the events of "+last, func() error {
 			events := streams[user][len(streams[user])-1].Text()
