@@ -190,21 +190,21 @@ func (p Pattern) Match(name string) bool {
 // and never the reverse.
 func (p Pattern) Covers(q Pattern) bool { return covers(p.elems, q.elems) }
 
-// only is the one name that the pattern matches, if it is a name, or one written
-// with brackets around single characters.
-func (p Pattern) only() (string, bool) {
-	if !isGlob(p.text) {
-		return p.text, true
+// only is the one name that the pattern matches, if it has no wildcard but brackets
+// around single characters; else "".
+func (p Pattern) only() string {
+	if strings.ContainsAny(p.text, "*?") {
+		return ""
 	}
 	name := make([]byte, 0, len(p.elems))
 	for _, e := range p.elems {
 		at := bits.TrailingZeros64(uint64(e))
-		if e == anyRun || e != 1<<at {
-			return "", false
+		if e != 1<<at {
+			return ""
 		}
 		name = append(name, "abcdefghijklmnopqrstuvwxyz0123456789-"[at])
 	}
-	return string(name), true
+	return string(name)
 }
 
 // covers is glob matching with q's elements in place of characters: a set takes

@@ -73,12 +73,10 @@ func (s *wordSet) match(name string) bool {
 	return slices.ContainsFunc(s.globs, func(p Pattern) bool { return p.Match(name) })
 }
 
-// covers says whether one of the words covers p.
+// covers says whether one of the words covers p, which has a wildcard.
 func (s *wordSet) covers(p Pattern) bool {
-	if name, ok := p.only(); ok {
-		if _, found := slices.BinarySearch(s.names, name); found {
-			return true
-		}
+	if _, found := slices.BinarySearch(s.names, p.only()); found {
+		return true
 	}
 	return slices.ContainsFunc(s.globs, func(q Pattern) bool { return q.Covers(p) })
 }

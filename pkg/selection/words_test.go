@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"pgregory.net/rapid"
 )
@@ -230,6 +231,55 @@ func TestParsingGrowsWithTheWords(t *testing.T) {
 	few, many := count(90), count(900)
 	if many > 10*few {
 		t.Errorf("%v allocations for 90 words, %v for 900", few, many)
+	}
+}
+
+// Of patterns that all meet each other, as many are shown as it takes to see why, and
+// not each pair is looked at.
+func TestSharedPatternsAreBounded(t *testing.T) {
+	words := func(format string) *Namespaces {
+		n, errs := ParseNamespaces(numbered(format, MaxPatterns), nil, nil)
+		if len(errs) > 0 {
+			t.Fatal(errs.ToAggregate())
+		}
+		return n
+	}
+	shared := slices.Collect(Shared(words("*a%d*"), words("*b%d*"), nil))
+	if len(shared) != MaxPatterns+1 || !slices.IsSorted(shared) {
+		t.Errorf("%d are shown: %q", len(shared), shared)
+	}
+}
+
+// A pattern that matches one name only is covered by that name.
+func TestANameCoversAPatternOfItself(t *testing.T) {
+	for words, exact := range map[string]bool{
+		"a[b] -ab": true, "[a][b] -ab": true, "a[b] -a": false, "a[bc] -ab": false, "a[b]? -ab": false, "a[b]* -ab": false,
+	} {
+		if n := parse(t, words); n.Exact() != exact {
+			t.Errorf("%q: exact %v", words, n.Exact())
+		}
+	}
+}
+
+func TestTheEndsOfTheAlphabet(t *testing.T) {
+	for _, word := range []string{"azAZ09", "z.a", "Z-9", "a*.z?"} {
+		if problem := resourceWordProblem(word); problem != "" {
+			t.Errorf("%q %s", word, problem)
+		}
+	}
+	for _, word := range []string{"`", "{", "@", "[[", "/", ":"} {
+		if resourceWordProblem(word) == "" {
+			t.Errorf("%q is taken for a resource", word)
+		}
+	}
+}
+
+func TestIsName(t *testing.T) {
+	words := []string{"", "a", "0", "z9", "-", "a-", "-a", "a-b", "A", "a.b", "é", "a*", "[a]", strings.Repeat("a", 63), strings.Repeat("a", 64)}
+	for _, word := range append(words, shortNames...) {
+		if got, want := isName(word), len(validation.IsDNS1123Label(word)) == 0; got != want {
+			t.Errorf("isName(%q) = %v", word, got)
+		}
 	}
 }
 

@@ -1,0 +1,34 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package queue
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// The size of an entry does not follow that of the cluster, and it says so when it
+// leaves something out, and only then.
+func TestConflictsAreBounded(t *testing.T) {
+	for shared, shown := range map[int]int{maxConflicts - 1: maxConflicts - 1, maxConflicts: maxConflicts, maxConflicts + 1: maxConflicts, 100: maxConflicts} {
+		var words []string
+		for i := range shared {
+			words = append(words, fmt.Sprintf("ns-%03d", i))
+		}
+		p, err := NewPlanner(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.SetLocations(map[string]LocationState{"default": {Available: true}})
+		for i, phase := range []v1alpha1.BackupPhase{v1alpha1.BackupPhaseInProgress, v1alpha1.BackupPhaseQueued} {
+			p.Update(Run{Key: fmt.Sprint(i), Name: fmt.Sprint(i), Namespace: systemNamespace, Phase: phase, Ticket: int64(i + 1), Location: "default", Selection: selected(t, words...)})
+		}
+		e, _ := p.Entry("1")
+		if e.Reason != v1alpha1.QueueReasonNamespaceOverlap || len(e.ConflictNamespaces) != shown || e.MoreConflicts != (shared > shown) {
+			t.Errorf("of %d shared namespaces %d are shown, more: %v", shared, len(e.ConflictNamespaces), e.MoreConflicts)
+		}
+	}
+}
