@@ -78,6 +78,14 @@ verify: lint ## Fail when something generated is stale, or a rule of the archite
 test: build lab-tools ## Run all tests that need no root: unit, conformance, integration.
 	@hack/test.sh
 
+# How long the campaigns last at least, and how often each role is killed at least.
+SOAK_DURATION ?= 20m
+SOAK_KILLS    ?= 300
+
+.PHONY: soak
+soak: build lab-tools ## Run random campaigns for long: two clusters and one store, kills, pauses, a bad network. SOAK_DURATION=20m SOAK_KILLS=300
+	@hack/soak.sh $(SOAK_DURATION) $(SOAK_KILLS)
+
 .PHONY: e2e
 e2e: build lab-tools ## Run the end-to-end tests on two real nodes. Needs root and Debian packages.
 	@hack/e2e.sh

@@ -20,5 +20,5 @@ echo "test: the lab"
 # The go command caches results, and does not see changes of files outside the module.
 echo "test: the alerts, in Prometheus's engine"
 (cd hack/alerts && go test -count=1 ./...)
-echo "test: integration, on a Kubernetes of its own"
-go test -count=1 -timeout 20m ./test/integration/...
+echo "test: integration, on a Kubernetes of its own, and a short campaign on two others"
+go test -count=1 -timeout 20m ./test/integration/... ./test/soak/...

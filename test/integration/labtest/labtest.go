@@ -64,34 +64,49 @@ type Lab struct {
 // Main starts a lab, gives it to use, runs the tests, and stops the lab. Its
 // result is for os.Exit. The logs stay if a test has failed.
 func Main(m *testing.M, options Options, use func(*Lab)) int {
+	return MainOf(m, 1, options, func(labs []*Lab) { use(labs[0]) })
+}
+
+// MainOf is Main with several labs, which know nothing of each other.
+func MainOf(m *testing.M, count int, options Options, use func([]*Lab)) int {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
-	lab, err := start(ctx, options)
-	if lab == nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	var labs []*Lab
+	down := func() (err error) {
+		for _, lab := range labs {
+			err = errors.Join(err, lab.down())
+		}
+		return err
+	}
+	var err error
+	for len(labs) < count && err == nil {
+		var lab *Lab
+		if lab, err = start(ctx, options); lab != nil {
+			labs = append(labs, lab)
+		}
 	}
 	code := 1
 	if err == nil {
 		// Who interrupts the tests must not be left with a Kubernetes.
 		keepGoing := context.AfterFunc(ctx, func() {
-			_ = lab.down()
+			_ = down()
 			os.Exit(1)
 		})
-		use(lab)
+		use(labs)
 		code = m.Run()
 		keepGoing()
 	}
-	err = errors.Join(err, lab.down())
-	if err == nil && code == 0 {
-		err = os.RemoveAll(lab.Dir)
-	}
-	if err != nil {
+	if err = errors.Join(err, down()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
-	if code != 0 {
-		fmt.Fprintln(os.Stderr, "the logs of the lab are in", filepath.Join(lab.Dir, "logs"))
+	for _, lab := range labs {
+		if code != 0 {
+			fmt.Fprintln(os.Stderr, "the logs of the lab are in", filepath.Join(lab.Dir, "logs"))
+		} else if err := os.RemoveAll(lab.Dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
 	}
 	return code
 }

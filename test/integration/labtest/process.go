@@ -69,10 +69,21 @@ func (l *Lab) AwaitKilled(t *testing.T, role string) {
 // Start starts a process that was killed, with the arguments that it had.
 func (l *Lab) Start(t *testing.T, role string) {
 	t.Helper()
-	if err := l.lab(t.Context(), "holdfast", "restart", role); err != nil {
+	if err := l.Restart(t.Context(), role); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("started the %s", role)
+}
+
+// Restart starts a process again, from any goroutine, and returns when it is ready.
+func (l *Lab) Restart(ctx context.Context, role string) error {
+	return l.lab(ctx, "holdfast", "restart", role)
+}
+
+// Running reports whether a process runs, also when it is stopped by a signal.
+func (l *Lab) Running(role string) bool {
+	p, err := l.process(role)
+	return err == nil && !ended(p.PID)
 }
 
 func (l *Lab) awaitEnd(ctx context.Context, role string) error {
@@ -80,7 +91,7 @@ func (l *Lab) awaitEnd(ctx context.Context, role string) error {
 	if err != nil {
 		return err
 	}
-	return await(ctx, "the end of the "+role, func() error {
+	return Await(ctx, "the end of the "+role, func() error {
 		if !ended(p.PID) {
 			return fmt.Errorf("process %d still runs", p.PID)
 		}

@@ -21,13 +21,14 @@ const limit = 2 * time.Minute
 // last error if it never does.
 func Eventually(t *testing.T, what string, condition func() error) {
 	t.Helper()
-	if err := await(t.Context(), what, condition); err != nil {
+	if err := Await(t.Context(), what, condition); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// await is Eventually for those that clean up, when the test's context has ended.
-func await(ctx context.Context, what string, condition func() error) error {
+// Await is Eventually for those that clean up, when the test's context has ended, or
+// go on after an error.
+func Await(ctx context.Context, what string, condition func() error) error {
 	last := fmt.Errorf("it was never looked at")
 	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, limit, true, func(context.Context) (bool, error) {
 		last = condition()

@@ -1,0 +1,39 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package soak lets two clusters back up into one store, under the same names,
+// while their processes are killed and paused and the network to the store is bad,
+// at random and for as long as a flag says. Then what is stored must be whole and
+// its own cluster's, nothing that was shown as stored may be missing, and nothing
+// may have run twice. `make soak` runs it for long, `make test` for seconds.
+package soak
+
+import (
+	"flag"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/holdfast-io/holdfast/test/integration/labtest"
+)
+
+var (
+	duration = flag.Duration("soak.duration", 20*time.Second, "how long the bad time lasts at least")
+	kills    = flag.Int("soak.kills", 2, "how often each role is killed at least, in both clusters together")
+	seed     = flag.Uint64("soak.seed", uint64(time.Now().UnixNano()), "what the random choices follow from; when what happens also depends on the machine")
+)
+
+// slots is how many backups may run at once in a cluster.
+const slots = 6
+
+var labs []*labtest.Lab
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(labtest.MainOf(m, 2, labtest.Options{
+		Root:           "../..",
+		APIServerFlags: "--backupstore-poll-interval=2s",
+		// With two controllers at work all the time, and nobody waiting for a leader.
+		ControllerFlags: "--leader-elect=false --concurrent-backups=6 --run-retention=2s",
+	}, func(started []*labtest.Lab) { labs = started }))
+}

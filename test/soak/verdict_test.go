@@ -1,0 +1,338 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/datapath"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+	"github.com/holdfast-io/holdfast/pkg/repository/opener"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/test/integration/labtest"
+)
+
+// restored is how many snapshots of each cluster and location are written to a
+// folder and compared with the files.
+const restored = 5
+
+// stored is a backup as it lies in a store.
+type stored struct {
+	key       types.UID
+	name      string
+	phase     v1alpha1.BackupPhase
+	cluster   *cluster
+	snapshots []string
+}
+
+// checkStores checks that every backup in the stores is whole, and holds what its own
+// cluster has; that nothing is missing that was shown as stored; and that there are
+// no snapshots but those that backups list.
+func checkStores(t *testing.T, clusters []*cluster, specs map[string]*enginev1alpha1.BackupStorageLocationSpec) {
+	t.Helper()
+	found := map[types.UID]stored{}
+	for location, spec := range specs {
+		var secret map[string][]byte
+		if spec.S3 != nil {
+			content, err := clusters[0].Kube.CoreV1().Secrets(labtest.System).Get(t.Context(), spec.S3.CredentialsSecret, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			secret = content.Data
+		}
+		bucket, err := store.Open(t.Context(), spec, secret)
+		if err != nil {
+			t.Fatal(err)
+		}
+		folders := map[string]sets.Set[string]{}
+		for object, err := range bucket.List(t.Context(), format.BackupsPrefix, store.ListOptions{Recursive: true}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, file, _ := strings.Cut(strings.TrimPrefix(object.Key, format.BackupsPrefix), "/")
+			if folders[name] == nil {
+				folders[name] = sets.New[string]()
+			}
+			folders[name].Insert(file)
+		}
+		phases := map[v1alpha1.BackupPhase]int{}
+		for _, name := range slices.Sorted(maps.Keys(folders)) {
+			s, err := checkFolder(t, clusters, bucket, name, folders[name])
+			if err != nil {
+				t.Errorf("%s: backup %s with the files %v: %v", location, name, sets.List(folders[name]), err)
+				continue
+			}
+			phases[s.phase]++
+			found[s.key] = s
+		}
+		t.Logf("%s: %d folders: %v", location, len(folders), phases)
+		for _, c := range clusters {
+			c.checkSnapshots(t, location, found)
+		}
+		if err := bucket.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, c := range clusters {
+		shown, missing := 0, 0
+		for uid, m := range c.created {
+			if !m.stored || m.deleted {
+				continue
+			}
+			shown++
+			if s, ok := found[uid]; !ok || !isStored(s.phase) {
+				missing++
+				t.Errorf("cluster %s: %s (%s) in %s was shown as stored, and is %q in the store", c.name, m.name, uid, m.location, s.phase)
+			}
+		}
+		t.Logf("cluster %s: %d of %d backups were shown as stored and not deleted; %d of them are missing", c.name, shown, len(c.created), missing)
+	}
+}
+
+// checkFolder reads a backup in full.
+func checkFolder(t *testing.T, clusters []*cluster, from store.Reader, name string, files sets.Set[string]) (stored, error) {
+	t.Helper()
+	raw, err := read(t, from, format.MetadataKey(name))
+	if errors.Is(err, store.ErrNotFound) {
+		return stored{}, errors.New("there is no metadata")
+	}
+	if err != nil {
+		return stored{}, err
+	}
+	backup, err := format.DecodeBackup(raw, format.Place{StoreName: name, SystemNamespace: labtest.System})
+	if err != nil {
+		return stored{}, err
+	}
+	var metadata metav1.PartialObjectMetadata
+	if err := json.Unmarshal(raw, &metadata); err != nil {
+		return stored{}, err
+	}
+	s := stored{key: backup.UID, name: name, phase: backup.Status.Phase}
+	for _, c := range clusters {
+		if metadata.Annotations[format.AnnotationClusterUID] == c.uid {
+			s.cluster = c
+		}
+	}
+	if s.cluster == nil {
+		return s, errors.New("it is of no cluster")
+	}
+	if !isStored(s.phase) {
+		return s, nil
+	}
+	if err := checkTarball(t, from, name, backup, s.cluster); err != nil {
+		return s, err
+	}
+	content, err := from.Get(t.Context(), format.PodVolumeBackupsKey(name))
+	if err != nil {
+		return s, err
+	}
+	defer content.Close()
+	return s, format.ReadPodVolumeBackups(content, func(volume format.PodVolumeBackup) error {
+		if volume.Status.SnapshotID != "" {
+			s.snapshots = append(s.snapshots, volume.Status.SnapshotID)
+		}
+		return nil
+	})
+}
+
+// checkTarball checks that the tarball has all ConfigMaps of the backup's namespaces,
+// as they are in its own cluster.
+func checkTarball(t *testing.T, from store.Reader, name string, backup *v1alpha1.Backup, c *cluster) error {
+	t.Helper()
+	content, err := from.Get(t.Context(), format.TarballKey(name))
+	if err != nil {
+		return err
+	}
+	defer content.Close()
+	reader, err := archive.NewReader(content)
+	if err != nil {
+		return err
+	}
+	settings := map[string]int{}
+	for {
+		entry, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if entry.Versioned || !strings.HasPrefix(entry.Name, "settings-") {
+			continue
+		}
+		var object struct {
+			Data map[string]string `json:"data"`
+		}
+		if err := json.NewDecoder(reader).Decode(&object); err != nil {
+			return fmt.Errorf("%s: %w", entry.Path, err)
+		}
+		if object.Data["cluster"] != c.name {
+			return fmt.Errorf("%s is of cluster %q, and the backup of cluster %q", entry.Path, object.Data["cluster"], c.name)
+		}
+		settings[entry.Namespace]++
+	}
+	for _, namespace := range backup.Spec.IncludedNamespaces {
+		if settings[namespace] != configMaps {
+			return fmt.Errorf("the tarball has %d ConfigMaps of namespace %s, not %d", settings[namespace], namespace, configMaps)
+		}
+	}
+	return nil
+}
+
+// checkSnapshots checks the repository of a cluster at a location.
+func (c *cluster) checkSnapshots(t *testing.T, location string, found map[types.UID]stored) {
+	t.Helper()
+	record, err := c.Engine.EngineV1alpha1().BackupStorageLocations(labtest.System).Get(t.Context(), location, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := map[types.UID][]string{}
+	for uid, s := range found {
+		if s.cluster == c {
+			listed[uid] = s.snapshots
+		}
+	}
+	for uid, m := range c.created {
+		if m.location == location && listed[uid] == nil {
+			listed[uid] = nil
+		}
+	}
+	total, compared := 0, 0
+	labtest.Eventually(t, "the snapshots of cluster "+c.name, func() error {
+		opened, err := opener.OpenAt(t.Context(), c.Kube.CoreV1().Secrets(labtest.System), record, c.files)
+		if errors.Is(err, opener.ErrNoRepository) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer opened.Close(t.Context())
+		total, compared = 0, 0
+		for uid, want := range listed {
+			if m := c.created[uid]; m != nil && m.location != location {
+				continue
+			}
+			got, err := datapath.SnapshotsOf(t.Context(), opened, uid)
+			if err != nil {
+				return err
+			}
+			slices.Sort(got)
+			slices.Sort(want)
+			if !slices.Equal(got, want) {
+				return fmt.Errorf("%s: the backup %s (%s) lists %v, and there are %v", location, found[uid].name, uid, want, got)
+			}
+			total += len(got)
+			for _, id := range got {
+				if compared == restored {
+					break
+				}
+				compared++
+				if err := c.compare(t, opened, id); err != nil {
+					return fmt.Errorf("snapshot %s: %w", id, err)
+				}
+			}
+		}
+		return nil
+	})
+	t.Logf("cluster %s: %s has %d snapshots, all listed; %d were restored and compared", c.name, location, total, compared)
+}
+
+// checkLists checks that a new API server shows what the one before it did.
+func (c *cluster) checkLists(t *testing.T) {
+	t.Helper()
+	shown := func() (map[string]string, error) {
+		list, err := c.Holdfast.HoldfastV1alpha1().Backups("").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return nil, err
+		}
+		backups := map[string]string{}
+		for _, backup := range list.Items {
+			backups[backup.Namespace+"/"+backup.Name] = fmt.Sprint(backup.UID, " ", backup.Status.Phase)
+		}
+		return backups, nil
+	}
+	// What has ended lately is read from the store in its turn.
+	var before map[string]string
+	same := func() error {
+		first, err := shown()
+		if err != nil {
+			return err
+		}
+		if !maps.Equal(before, first) {
+			before = first
+			return errors.New("the list still changes")
+		}
+		return nil
+	}
+	labtest.Eventually(t, "the list of cluster "+c.name, same)
+	want := maps.Clone(before)
+	c.must(t, func() error { return c.Restart(t.Context(), labtest.APIServer) })
+	labtest.Eventually(t, "the list of cluster "+c.name+" after a restart", func() error {
+		got, err := shown()
+		if err != nil {
+			return err
+		}
+		for name := range sets.KeySet(got).Union(sets.KeySet(want)) {
+			if got[name] != want[name] {
+				return fmt.Errorf("%s was %q, and is %q", name, want[name], got[name])
+			}
+		}
+		return nil
+	})
+	t.Logf("cluster %s: %d backups are listed, by a new API server as by the one before", c.name, len(want))
+}
+
+// compare restores a snapshot into a folder of its own.
+func (c *cluster) compare(t *testing.T, from *repository.Repository, id string) error {
+	t.Helper()
+	folder := t.TempDir()
+	if _, err := datapath.Restore(t.Context(), from, datapath.RestoreRequest{SnapshotID: id, Path: folder}, &datapath.Progress{}); err != nil {
+		return err
+	}
+	want, err := os.ReadDir(c.folder)
+	if err != nil {
+		return err
+	}
+	for _, entry := range want {
+		original, err := os.ReadFile(filepath.Join(c.folder, entry.Name()))
+		if err != nil {
+			return err
+		}
+		back, err := os.ReadFile(filepath.Join(folder, entry.Name()))
+		if err != nil {
+			return err
+		}
+		if string(original) != string(back) {
+			return fmt.Errorf("%s is %q, and came back as %q", entry.Name(), original, back)
+		}
+	}
+	return nil
+}
+
+func read(t *testing.T, from store.Reader, key string) ([]byte, error) {
+	t.Helper()
+	content, err := from.Get(t.Context(), key)
+	if err != nil {
+		return nil, err
+	}
+	defer content.Close()
+	return io.ReadAll(content)
+}
