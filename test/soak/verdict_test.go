@@ -134,8 +134,18 @@ func checkFolder(t *testing.T, clusters []*cluster, from store.Reader, name stri
 	if s.cluster == nil {
 		return s, errors.New("it is of no cluster")
 	}
+	owner, err := read(t, from, format.OwnerKey(name))
+	if err != nil {
+		return s, err
+	}
+	if owner, err := format.DecodeOwner(owner); err != nil || owner.UID != backup.UID {
+		return s, fmt.Errorf("the folder belongs to %s, and the backup is %s: %w", owner.UID, backup.UID, err)
+	}
 	if !isStored(s.phase) {
 		return s, nil
+	}
+	if err := checkContents(t, from, name, backup); err != nil {
+		return s, err
 	}
 	if err := checkTarball(t, from, name, backup, s.cluster); err != nil {
 		return s, err
@@ -151,6 +161,28 @@ func checkFolder(t *testing.T, clusters []*cluster, from store.Reader, name stri
 		}
 		return nil
 	})
+}
+
+// checkContents checks that all objects are as the metadata says.
+func checkContents(t *testing.T, from store.Reader, name string, backup *v1alpha1.Backup) error {
+	t.Helper()
+	contents, err := format.TakeContents(backup)
+	if err != nil {
+		return err
+	}
+	if _, ok := contents.Of(format.TarballKey(name)); !ok {
+		return fmt.Errorf("the metadata knows no tarball, only %v", contents)
+	}
+	for file, want := range contents {
+		content, err := read(t, from, format.BackupPrefix(name)+file)
+		if err != nil {
+			return err
+		}
+		if got := format.NewContent(content); got != want {
+			return fmt.Errorf("%s has %+v, and the metadata says %+v", file, got, want)
+		}
+	}
+	return nil
 }
 
 // checkTarball checks that the tarball has all ConfigMaps of the backup's namespaces,
