@@ -57,7 +57,7 @@ func TestTwoClustersOneStore(t *testing.T) {
 	marks := make([]int64, len(clusters))
 	for i, c := range clusters {
 		c.must(t, func() error {
-			_, err := c.Kube.CoreV1().Secrets(labtest.System).Create(t.Context(), secret, metav1.CreateOptions{})
+			_, err := c.Kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(labtest.System)).Create(t.Context(), secret, metav1.CreateOptions{})
 			return err
 		})
 		for _, name := range locations {

@@ -52,7 +52,7 @@ func checkStores(t *testing.T, clusters []*cluster, specs map[string]*enginev1al
 	for location, spec := range specs {
 		var secret map[string][]byte
 		if spec.S3 != nil {
-			content, err := clusters[0].Kube.CoreV1().Secrets(labtest.System).Get(t.Context(), spec.S3.CredentialsSecret, metav1.GetOptions{})
+			content, err := clusters[0].Kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(labtest.System)).Get(t.Context(), spec.S3.CredentialsSecret, metav1.GetOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -249,7 +249,8 @@ func (c *cluster) checkSnapshots(t *testing.T, location string, found map[types.
 	}
 	total, compared := 0, 0
 	labtest.Eventually(t, "the snapshots of cluster "+c.name, func() error {
-		opened, err := opener.OpenAt(t.Context(), c.Kube.CoreV1().Secrets(labtest.System), record, c.files)
+		opened, err := opener.OpenAt(t.Context(), c.Kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(labtest.System)),
+			c.Kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(labtest.System)), record, c.files)
 		if errors.Is(err, opener.ErrNoRepository) {
 			return nil
 		}
