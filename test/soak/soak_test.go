@@ -136,13 +136,16 @@ func badTime(t *testing.T, clusters []*cluster, sky *network) *harm {
 // settle waits until all that was asked for has come to its end.
 func (c *cluster) settle(t *testing.T) {
 	t.Helper()
-	for _, process := range processes {
-		if !c.Running(process) {
-			c.must(t, func() error { return c.Restart(t.Context(), process) })
-		}
-	}
 	// A record that is removed has ended before: it goes a while after its end.
 	err := labtest.Await(t.Context(), "the backups of cluster "+c.name+" to end", func() error {
+		// Who was paused for too long ends when it goes on, and is to be started again.
+		for _, process := range processes {
+			if !c.Running(process) {
+				if err := c.Restart(t.Context(), process); err != nil {
+					return err
+				}
+			}
+		}
 		runs, err := c.Engine.EngineV1alpha1().BackupRuns(labtest.System).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
