@@ -115,7 +115,7 @@ func (c *cluster) work(ctx context.Context, random *rand.Rand) {
 			continue
 		}
 		switch {
-		case backup.ended == "" && random.IntN(20) == 0:
+		case backup.ended == "" && random.IntN(60) == 0:
 			c.change(uid, func(m *made) { m.cancelled = true })
 			c.request(ctx, backup.name, "cancel", &v1alpha1.BackupCancellation{})
 		case backup.ended != "" && random.IntN(10) == 0:
