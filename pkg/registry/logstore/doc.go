@@ -13,12 +13,18 @@
 // What a Log guarantees:
 //
 //  1. A resourceVersion is a decimal number that grows with every event and is
-//     never shared by two events of one log. It is the log's birth in units of
-//     2^-20 s since 1970, plus the number of events since, hence
-//     (epoch seconds << 20) + counter. A later log of the same resource begins
-//     above every version that an earlier one issued, as long as the earlier one
-//     had fewer than 2^20 events per second on average. The numbers stay below
-//     2^53 until 2242.
+//     never shared by two events, of one log or of two logs of the same resource.
+//     A log serves in terms, each of which begins, by Begin, above every version that
+//     any log issued in a term before: pkg/leadership lets one log at a time serve,
+//     and keeps in its Lease what the next one has to stay above. It is the time in
+//     units of 2^-20 s since 1970, plus the number of events since, hence
+//     (epoch seconds << 20) + counter, as long as the clocks of the replicas agree
+//     and no term has more than 2^20 events per second on average; else it is more. The
+//     numbers stay below 2^53 until 2242. Births alone, which also count so, don't
+//     tell logs apart that live at once: of two that are born a millisecond apart, one
+//     issues the other's first version with its 1,049th event.
+//     What has not changed in a term is shown with the version that the term began at,
+//     so that no object looks older than at the replica before.
 //  2. A watch from a version that this log never issued, or no longer remembers,
 //     ends with 410 Expired, whether that version lies in the past or in the
 //     future; so does a page whose continue token is of such a version, with a

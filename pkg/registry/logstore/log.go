@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -66,6 +67,10 @@ type Log[T Object] struct {
 	versioner storage.APIObjectVersioner
 	clock     clock.PassiveClock
 	born      time.Time
+
+	// floor is where the present term began: what a client is shown of an object that
+	// last changed before is of this version.
+	floor atomic.Uint64
 
 	// writers is held by whoever changes the state, from the comparison to the
 	// commit. It is taken before mu, and spares readers the time of comparing.
@@ -159,6 +164,36 @@ func (l *Log[T]) SetReady() {
 	l.wakeLocked()
 }
 
+// Begin starts a term of this log: from here on it issues no version below the given
+// one, and every version from before is forgotten, so that nobody takes what one log
+// issued for another's. What is stored stays, as of the beginning of the term. Begin
+// is called before the term's first client is let in.
+func (l *Log[T]) Begin(version uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rv = max(l.rv+1, version)
+	l.first = l.rv
+	l.floor.Store(l.rv)
+	l.history.forget(l.rv)
+	l.wakeLocked()
+}
+
+// Version is that of the last event.
+func (l *Log[T]) Version() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.rv
+}
+
+// copyOf returns a copy of an object for a client.
+func (l *Log[T]) copyOf(e *entry[T]) T {
+	c := e.obj.DeepCopyObject().(T)
+	if floor := l.floor.Load(); e.rv < floor {
+		setVersion(c, floor)
+	}
+	return c
+}
+
 // ReadinessCheck implements storage.Interface. It returns nil once clients are let in.
 func (l *Log[T]) ReadinessCheck() error {
 	l.mu.Lock()
@@ -198,9 +233,7 @@ func (l *Log[T]) Stats(context.Context) (storage.Stats, error) {
 
 // GetCurrentResourceVersion implements storage.Interface.
 func (l *Log[T]) GetCurrentResourceVersion(context.Context) (uint64, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.rv, nil
+	return l.Version(), nil
 }
 
 // CompactRevision implements storage.Interface: versions below it are forgotten.

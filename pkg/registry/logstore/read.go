@@ -41,7 +41,7 @@ func (l *Log[T]) Get(ctx context.Context, key string, opts storage.GetOptions, o
 	l.onRead(ctx)
 	switch {
 	case e != nil:
-		return copyInto(e.obj, out)
+		return setTo(l.copyOf(e), out)
 	case opts.IgnoreNotFound:
 		return runtime.SetZeroValue(out)
 	default:
@@ -79,7 +79,7 @@ func (l *Log[T]) GetList(ctx context.Context, key string, opts storage.ListOptio
 	}
 	items.Set(reflect.MakeSlice(items.Type(), len(found.entries), len(found.entries)))
 	for i, e := range found.entries {
-		items.Index(i).Set(reflect.ValueOf(e.obj.DeepCopyObject()).Elem())
+		items.Index(i).Set(reflect.ValueOf(l.copyOf(e)).Elem())
 	}
 	token, remaining, err := storage.PrepareContinueToken(found.lastKey, key, int64(rv), found.count, found.more, opts)
 	if err != nil {
@@ -195,6 +195,11 @@ func (l *Log[T]) parseVersion(s string) (uint64, error) {
 
 // copyInto sets out, unless it is nil, to a deep copy of obj.
 func copyInto[T Object](obj T, out runtime.Object) error {
+	return setTo(obj.DeepCopyObject().(T), out)
+}
+
+// setTo sets out, unless it is nil, to obj, which is the caller's own.
+func setTo[T Object](obj T, out runtime.Object) error {
 	if out == nil {
 		return nil
 	}
@@ -202,7 +207,7 @@ func copyInto[T Object](obj T, out runtime.Object) error {
 	if err != nil {
 		return err
 	}
-	c := reflect.ValueOf(obj.DeepCopyObject()).Elem()
+	c := reflect.ValueOf(obj).Elem()
 	if c.Type() != v.Type() {
 		return fmt.Errorf("can't read a %T into a %T", obj, out)
 	}

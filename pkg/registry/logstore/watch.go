@@ -172,7 +172,7 @@ func (w *watcher[T]) sendInitial(s state[T]) bool {
 			w.send(errorEvent(err))
 			return false
 		}
-		if ok && !w.send(watch.Event{Type: watch.Added, Object: e.obj.DeepCopyObject()}) {
+		if ok && !w.send(watch.Event{Type: watch.Added, Object: w.log.copyOf(e)}) {
 			return false
 		}
 	}

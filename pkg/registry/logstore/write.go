@@ -98,10 +98,11 @@ func (l *Log[T]) Delete(ctx context.Context, key string, out runtime.Object, pre
 		if e == nil {
 			return storage.NewKeyNotFoundError(key, 0)
 		}
-		if err := preconditions.Check(key, e.obj); err != nil {
+		current := l.copyOf(e)
+		if err := preconditions.Check(key, current); err != nil {
 			return err
 		}
-		if err := validate(ctx, e.obj.DeepCopyObject()); err != nil {
+		if err := validate(ctx, current); err != nil {
 			return err
 		}
 		if rv, ok := l.commitIf(e, change[T]{key: key, remove: true}); ok {
@@ -125,7 +126,7 @@ func (l *Log[T]) GuaranteedUpdate(_ context.Context, key string, dst runtime.Obj
 		}
 		current, version := runtime.Object(l.newObject()), uint64(0)
 		if e != nil {
-			current, version = e.obj.DeepCopyObject(), e.rv
+			current, version = l.copyOf(e), max(e.rv, l.floor.Load())
 		}
 		if err := preconditions.Check(key, current); err != nil {
 			return err
@@ -139,7 +140,7 @@ func (l *Log[T]) GuaranteedUpdate(_ context.Context, key string, dst runtime.Obj
 			return err
 		}
 		if e != nil && ttl == nil && same(e.obj, c) {
-			return copyInto(e.obj, dst)
+			return setTo(l.copyOf(e), dst)
 		}
 		rv, ok := l.commitIf(e, change[T]{key: key, obj: c})
 		if !ok {
