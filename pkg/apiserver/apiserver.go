@@ -7,16 +7,23 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"os"
 	"slices"
+	"sync"
 	"time"
+
+	"github.com/google/uuid"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -32,6 +39,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	generatedopenapi "github.com/holdfast-io/holdfast/pkg/generated/openapi"
+	"github.com/holdfast-io/holdfast/pkg/leadership"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
@@ -80,6 +88,10 @@ type ExtraConfig struct {
 	PollInterval time.Duration
 	// Limits are how many backups may wait.
 	Limits backup.Limits
+	// AdvertiseAddress and Port are where kube-apiserver reaches this replica. Without
+	// an address, the EndpointSlice of the Service is left to others.
+	AdvertiseAddress net.IP
+	Port             int
 }
 
 // CompletedConfig is a Config with its defaults, made by Complete.
@@ -101,6 +113,7 @@ type Server struct {
 	projector *projection.Projector
 	engine    engineinformers.SharedInformerFactory
 	settings  informers.SharedInformerFactory
+	leader    *leadership.Leader
 }
 
 // Complete fills in what follows from the rest.
@@ -130,6 +143,12 @@ func (c *Config) Complete() (CompletedConfig, error) {
 
 // New builds the server. It reads nothing yet.
 func (c CompletedConfig) New() (*Server, error) {
+	var server Server
+	c.generic.BuildHandlerChainFunc = func(handler http.Handler, config *genericapiserver.Config) http.Handler {
+		return genericapiserver.DefaultBuildHandlerChain(&fence{
+			handler: handler, enter: server.enter, longRunning: config.LongRunningFunc, serializer: Codecs,
+		}, config)
+	}
 	generic, err := c.generic.New("holdfast-apiserver", genericapiserver.NewEmptyDelegate())
 	if err != nil {
 		return nil, err
@@ -200,11 +219,80 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err := generic.InstallAPIGroup(&group); err != nil {
 		return nil, err
 	}
-	return &Server{generic: generic, projector: projector, engine: engine, settings: settings}, nil
+	logs := []interface {
+		Version() uint64
+		Begin(version uint64)
+	}{projector.Backups, projector.Queue, projector.Volumes, projector.VolumeBackups}
+	leader := leadership.New(leadership.Config{
+		Leases:   c.client.kube.CoordinationV1().Leases(c.extra.SystemNamespace),
+		Name:     serviceName,
+		Identity: identity(),
+		Clock:    clock.RealClock{},
+		Issued: func() uint64 {
+			var issued uint64
+			for _, log := range logs {
+				issued = max(issued, log.Version())
+			}
+			return issued
+		},
+		Begin: func(version uint64) {
+			for _, log := range logs {
+				log.Begin(version)
+			}
+		},
+		Lead: func(ctx context.Context, term *leadership.Term) {
+			if c.extra.AdvertiseAddress != nil {
+				address{
+					slices: c.client.kube.DiscoveryV1().EndpointSlices(c.extra.SystemNamespace),
+					ip:     c.extra.AdvertiseAddress, port: c.extra.Port,
+				}.advertise(ctx, term.Holds)
+			}
+		},
+	})
+	server = Server{generic: generic, projector: projector, engine: engine, settings: settings, leader: leader}
+	return &server, nil
 }
 
-// Run serves until ctx ends. Discovery answers at once; a resource answers 429
-// until the records are there. /readyz says yes when the stores have been read, too.
+// precedence is how long a replica that has read the records, but not yet the stores,
+// lets others go first in the election: longer than these need to take over what is
+// given back to them.
+const precedence = 4 * leadership.RetryPeriod
+
+// awaitCandidacy waits until this replica should take part in the election, and reports
+// false if ctx ended before that. One that is Ready does; and one that could serve live
+// work does if the others don't make use of their precedence.
+func (s *Server) awaitCandidacy(ctx context.Context) bool {
+	await := func(ctx context.Context, check func() error) bool {
+		return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) {
+			return check() == nil, nil
+		}) == nil
+	}
+	if !await(ctx, s.projector.Queue.ReadinessCheck) || !await(ctx, s.projector.Backups.ReadinessCheck) {
+		return false
+	}
+	waiting, cancel := context.WithTimeout(ctx, precedence)
+	defer cancel()
+	await(waiting, s.projector.Ready)
+	return ctx.Err() == nil
+}
+
+// identity names this process, and no other one that ever ran.
+func identity() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = serviceName
+	}
+	return host + "_" + uuid.NewString()[:8]
+}
+
+// enter lets a request in.
+func (s *Server) enter() (*leadership.Term, bool) {
+	return s.leader.Enter()
+}
+
+// Run serves until ctx ends. Discovery answers at once; a resource answers 503 while
+// another replica serves, or none does yet, since the records have not been read. /readyz
+// says yes when the stores have been read, too.
 func (s *Server) Run(ctx context.Context) error {
 	s.generic.AddPostStartHookOrDie("holdfast-projection", func(hook genericapiserver.PostStartHookContext) error {
 		s.engine.StartWithContext(hook)
@@ -212,5 +300,18 @@ func (s *Server) Run(ctx context.Context) error {
 		go s.projector.Run(hook)
 		return nil
 	})
-	return s.generic.PrepareRun().RunWithContext(ctx)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var leading sync.WaitGroup
+	var lost error
+	leading.Go(func() {
+		defer stop()
+		if s.awaitCandidacy(ctx) {
+			lost = s.leader.Run(ctx)
+		}
+	})
+	err := s.generic.PrepareRun().RunWithContext(ctx)
+	stop()
+	leading.Wait()
+	return errors.Join(err, lost)
 }

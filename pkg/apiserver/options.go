@@ -6,6 +6,7 @@ package apiserver
 import (
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"time"
 
@@ -32,6 +33,7 @@ type Options struct {
 	pollInterval    time.Duration
 	shutdownDelay   time.Duration
 	limits          backup.Limits
+	advertise       net.IP
 }
 
 // NewOptions returns Options with their defaults.
@@ -60,7 +62,8 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.systemNamespace, "namespace", o.systemNamespace, "The system namespace: where Holdfast's records live, and whose backups may include any namespace.")
 	flags.IntVar(&o.limits.Waiting, "waiting-backups-per-namespace", o.limits.Waiting, "How many backups of one namespace may wait at once; another one is refused. All records of a namespace's backups may be ten times as many. 0 is no limit. The system namespace has a limit of its own.")
 	flags.IntVar(&o.limits.WaitingInSystem, "waiting-backups-in-system-namespace", o.limits.WaitingInSystem, "The same for the backups of the system namespace.")
-	flags.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", o.shutdownDelay, "How long to go on serving after being told to stop, while /readyz says no, so that requests find their way to another replica.")
+	flags.IPVar(&o.advertise, "advertise-address", o.advertise, "The address at which kube-apiserver reaches this replica: a pod's own. While the replica serves, it is the only one in the EndpointSlice of the Service "+serviceName+". Empty leaves the EndpointSlice to others, such as where a Service of type ExternalName leads here.")
+	flags.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", o.shutdownDelay, "How long to go on answering after being told to stop, while /readyz says no. Requests for backups are then refused with 503 and Retry-After, and find their way to another replica.")
 	flags.DurationVar(&o.pollInterval, "backupstore-poll-interval", o.pollInterval, "How often each storage location is listed for backups that others stored there. 0 lists it once, at the start.")
 }
 
@@ -75,6 +78,9 @@ func (o *Options) Validate() error {
 	}
 	if o.limits.Waiting < 0 || o.limits.WaitingInSystem < 0 {
 		errs = append(errs, errors.New("--waiting-backups-per-namespace and --waiting-backups-in-system-namespace must not be negative"))
+	}
+	if o.advertise.IsUnspecified() || o.advertise.IsLoopback() || o.advertise.IsLinkLocalUnicast() {
+		errs = append(errs, fmt.Errorf("--advertise-address must be an address that others reach, but is %s", o.advertise))
 	}
 	if o.shutdownDelay < 0 {
 		errs = append(errs, fmt.Errorf("--shutdown-delay-duration must not be negative, but is %s", o.shutdownDelay))
@@ -110,7 +116,10 @@ func (o *Options) Config() (*Config, error) {
 	}
 	return &Config{
 		Generic: generic,
-		Extra:   ExtraConfig{SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, Limits: o.limits},
+		Extra: ExtraConfig{
+			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, Limits: o.limits,
+			AdvertiseAddress: o.advertise, Port: o.recommended.SecureServing.BindPort,
+		},
 	}, nil
 }
 

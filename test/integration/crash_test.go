@@ -96,6 +96,13 @@ func TestAPIServerKilled(t *testing.T) {
 		lab.AwaitPhase(t, labtest.System, name, v1alpha1.BackupPhaseQueued)
 	}
 	awaitPosition(t, waiting[2], 3)
+	labtest.Eventually(t, "the last progress that "+held.Name+" makes", func() error {
+		backup, err := lab.Holdfast.HoldfastV1alpha1().Backups(labtest.System).Get(t.Context(), held.Name, metav1.GetOptions{})
+		if err == nil && (backup.Status.Volumes == nil || backup.Status.Volumes.Total != 1) {
+			err = fmt.Errorf("it shows %+v", backup.Status)
+		}
+		return err
+	})
 
 	processes := []*informers{startInformers(t, true), startInformers(t, false)}
 	for _, process := range processes {

@@ -100,7 +100,7 @@ func TestKilledAtEveryPhase(t *testing.T) {
 	for _, m := range moments {
 		again(kill(m, labtest.Controller, false))
 	}
-	k.start(t, labtest.AnotherController, func() { lab.StartAnother(t) })
+	k.start(t, labtest.AnotherController, func() { lab.StartAnother(t, labtest.AnotherController) })
 	roles := []string{labtest.Controller, labtest.AnotherController}
 	for i, m := range moments {
 		// There is nothing between what is seen and the kill, which may come late.

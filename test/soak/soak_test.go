@@ -68,7 +68,7 @@ func TestTwoClustersOneStore(t *testing.T) {
 			})
 			c.AwaitAvailable(t, name, metav1.ConditionTrue)
 		}
-		c.StartAnother(t)
+		c.StartAnother(t, labtest.AnotherController)
 		marks[i] = c.AuditMark(t)
 	}
 

@@ -251,7 +251,11 @@ func (r runner) specs() []process.Spec {
 		name = prefix + name
 		specs = append(specs, process.Spec{Name: name, Path: r.Binary, Args: append(args, flags...), Log: r.Dir.Log(name)})
 	}
-	add("apiserver", "apiserver", "holdfast-apiserver", nil, r.APIServerFlags)
+	var advertise []string
+	if len(r.nodes) > 0 {
+		advertise = []string{"--advertise-address=" + r.address}
+	}
+	add("apiserver", "apiserver", "holdfast-apiserver", advertise, r.APIServerFlags)
 	add("controller", "controller", "holdfast-controller", nil, r.ControllerFlags)
 	for i, a := range r.agents() {
 		add(fmt.Sprintf("agent-%d", i), "node-agent", "holdfast-node-agent", []string{

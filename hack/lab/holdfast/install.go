@@ -88,8 +88,8 @@ spec:
 }
 
 // service leads to the API server on this machine: without nodes by name, as
-// loopback addresses may not be endpoints; with nodes by its endpoint, as
-// kube-apiserver looks for one when it routes to endpoints itself.
+// loopback addresses may not be endpoints; with nodes by the endpoint that the API
+// server itself writes.
 func (r runner) service() string {
 	if len(r.nodes) == 0 {
 		return fmt.Sprintf(`apiVersion: v1
@@ -104,24 +104,11 @@ spec:
 	}
 	return fmt.Sprintf(`apiVersion: v1
 kind: Service
-metadata: {name: holdfast-apiserver, namespace: %[1]s}
+metadata: {name: holdfast-apiserver, namespace: %s}
 spec:
   ports:
-  - {name: https, port: %[2]d}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata:
-  name: holdfast-apiserver-lab
-  namespace: %[1]s
-  labels: {kubernetes.io/service-name: holdfast-apiserver}
-addressType: IPv4
-endpoints:
-- addresses: [%[3]s]
-  conditions: {ready: true}
-ports:
-- {name: https, port: %[2]d, protocol: TCP}
-`, namespace, r.ports[0], r.address)
+  - {name: https, port: %d}
+`, namespace, r.ports[0])
 }
 
 // awaitDiscovery waits until kube-apiserver lists the resources of the group:

@@ -24,7 +24,8 @@ const (
 	APIServer  = "apiserver"
 	Controller = "controller"
 	Agent      = "agent-0"
-	// AnotherController is none of them, until StartAnother.
+	// Those of StartAnother.
+	AnotherAPIServer  = "apiserver-1"
 	AnotherController = "controller-1"
 )
 
@@ -86,6 +87,14 @@ func (l *Lab) Running(role string) bool {
 	return err == nil && !ended(p.PID)
 }
 
+// AwaitEnd waits for the end of a process that was told to stop.
+func (l *Lab) AwaitEnd(t *testing.T, role string) {
+	t.Helper()
+	if err := l.awaitEnd(t.Context(), role); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (l *Lab) awaitEnd(ctx context.Context, role string) error {
 	p, err := l.process(role)
 	if err != nil {
@@ -99,11 +108,11 @@ func (l *Lab) awaitEnd(ctx context.Context, role string) error {
 	})
 }
 
-// StartAnother starts AnotherController with the arguments that the first one has,
-// until the test ends.
-func (l *Lab) StartAnother(t *testing.T) {
+// StartAnother starts AnotherAPIServer or AnotherController with the arguments that
+// the first one has, until the test ends.
+func (l *Lab) StartAnother(t *testing.T, role string) {
 	t.Helper()
-	p, err := l.process(Controller)
+	p, err := l.process(strings.TrimSuffix(role, "-1"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,22 +121,41 @@ func (l *Lab) StartAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Args = append(p.Args, fmt.Sprintf("--secure-port=%d", free.Addr().(*net.TCPAddr).Port))
-	p.Name = "holdfast-" + AnotherController
+	p.Name = "holdfast-" + role
 	p.Log = filepath.Join(l.Dir, "logs", p.Name+".log")
 	p.PID = 0 // to the lab it has ended
-	if err := errors.Join(l.save(AnotherController, p), free.Close()); err != nil {
+	if err := errors.Join(l.save(role, p), free.Close()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		err := l.Signal(AnotherController, syscall.SIGTERM)
+		err := l.Signal(role, syscall.SIGTERM)
 		if err == nil || errors.Is(err, syscall.ESRCH) {
-			err = l.awaitEnd(context.Background(), AnotherController)
+			err = l.awaitEnd(context.Background(), role)
 		}
-		if err := errors.Join(err, os.Remove(l.processFile(AnotherController))); err != nil {
+		if err := errors.Join(err, os.Remove(l.processFile(role))); err != nil {
 			t.Error(err)
 		}
 	})
-	l.Start(t, AnotherController)
+	l.Start(t, role)
+}
+
+// Address is where a process serves.
+func (l *Lab) Address(t *testing.T, role string) string {
+	t.Helper()
+	p, err := l.process(role)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var host, port string
+	for _, arg := range p.Args { // of flags given twice the last one counts
+		if value, ok := strings.CutPrefix(arg, "--bind-address="); ok {
+			host = value
+		}
+		if value, ok := strings.CutPrefix(arg, "--secure-port="); ok {
+			port = value
+		}
+	}
+	return net.JoinHostPort(host, port)
 }
 
 // process is what the lab keeps of a process.
