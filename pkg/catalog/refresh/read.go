@@ -5,6 +5,7 @@ package refresh
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -42,8 +43,18 @@ func (w *worker) read(ctx context.Context, from store.Reader, storeName string, 
 		})
 	}
 	content := catalog.Content{Backup: backup}
-	content.Volumes, err = w.readVolumes(ctx, from, storeName)
+	contents, err := format.TakeContents(backup)
+	if err == nil {
+		content.Volumes, err = w.readVolumes(ctx, from, storeName, contents)
+	}
 	switch {
+	case errors.Is(err, errNotWhole):
+		// Its metadata has come after it was deleted, see package backup, or somebody has
+		// removed or replaced what lay beside it.
+		backup.Status.Phase = holdfast.BackupPhaseUnreadable
+		backup.Status.FailureReason = err.Error()
+		backup.Status.Conditions = format.EndConditions(&backup.Status)
+		content.Volumes = nil
 	case errors.Is(err, store.ErrNotFound): // a backup without one has no volumes
 	case isStoreFailure(err):
 		return err
@@ -102,14 +113,42 @@ func (w *worker) readMetadata(ctx context.Context, from store.Reader, storeName 
 	return backup, err
 }
 
-func (w *worker) readVolumes(ctx context.Context, from store.Reader, storeName string) ([]catalog.Volume, error) {
+// errNotWhole says that the store does not have what the metadata names.
+var errNotWhole = errors.New("the backup is not whole")
+
+// readVolumes reads the list of volumes, and fails with errNotWhole if it is not the
+// one that the metadata names.
+func (w *worker) readVolumes(ctx context.Context, from store.Reader, storeName string, contents format.Contents) ([]catalog.Volume, error) {
+	key := format.PodVolumeBackupsKey(storeName)
+	want, named := contents.Of(key)
 	var volumes []catalog.Volume
-	err := w.get(ctx, from, format.PodVolumeBackupsKey(storeName), func(content io.Reader) (err error) {
-		volumes, err = catalog.ReadVolumes(content)
+	err := w.get(ctx, from, key, func(content io.Reader) (err error) {
+		sum, size := sha256.New(), int64(0)
+		seen := io.TeeReader(content, writerFunc(func(p []byte) (int, error) {
+			size += int64(len(p))
+			return sum.Write(p)
+		}))
+		volumes, err = catalog.ReadVolumes(seen)
+		if !named || isStoreFailure(err) {
+			return err
+		}
+		if _, err := io.CopyN(io.Discard, seen, max(0, want.Size-size)+1); err != nil && err != io.EOF {
+			return err
+		}
+		if format.ContentOf(size, sum) != want {
+			return fmt.Errorf("%w: %s is not what was stored with it; delete it", errNotWhole, key)
+		}
 		return err
 	})
+	if named && errors.Is(err, store.ErrNotFound) {
+		err = fmt.Errorf("%w: %s, which was stored with it, is gone; delete it", errNotWhole, key)
+	}
 	return volumes, err
 }
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // get bounds the time of a request, its content included.
 func (w *worker) get(ctx context.Context, from store.Reader, key string, read func(io.Reader) error) error {
