@@ -107,7 +107,10 @@ type PodVolumeBackupList struct {
 
 // PodVolumeBackupSpec says which volume to upload. It does not change, except that it
 // can be cancelled once.
-// +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.?claimName == oldSelf.?claimName && self.?claimUID == oldSelf.?claimUID && self.?persistentVolume == oldSelf.?persistentVolume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository",message="the spec of a PodVolumeBackup does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository",message="the spec of a PodVolumeBackup does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.claimName) == has(oldSelf.claimName) && (!has(self.claimName) || self.claimName == oldSelf.claimName)",message="the spec of a PodVolumeBackup does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.claimUID) == has(oldSelf.claimUID) && (!has(self.claimUID) || self.claimUID == oldSelf.claimUID)",message="the spec of a PodVolumeBackup does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a PodVolumeBackup does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancel) || has(self.cancel) && self.cancel == oldSelf.cancel",message="a cancellation is not taken back"
 type PodVolumeBackupSpec struct {
 	// Node that runs the pod.
