@@ -95,6 +95,9 @@ type Content struct {
 	Backup *holdfast.Backup
 	// Volumes are its volumes.
 	Volumes []Volume
+	// Replaced says that the metadata of one of our backups was replaced, and what is
+	// left of it; else it is empty.
+	Replaced string
 	// VolumesError says why Volumes could not be read; empty if they were.
 	VolumesError string
 }

@@ -21,6 +21,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
+// ConditionMetadataReplaced is True on a backup in whose folder somebody, such as
+// Velero, has replaced the metadata of one of ours.
+const ConditionMetadataReplaced = "MetadataReplaced"
+
 // ConditionVolumesListed is False on a backup whose list of volumes can't be
 // read, and absent otherwise.
 const ConditionVolumesListed = "VolumesListed"
@@ -123,6 +127,15 @@ func (v *Volume) name() types.NamespacedName {
 // describe completes a backup with what follows from its volumes.
 func describe(content Content, now time.Time) *holdfast.Backup {
 	backup := content.Backup.DeepCopy()
+	if content.Replaced != "" {
+		backup.Status.Conditions = append(backup.Status.Conditions, metav1.Condition{
+			Type:               ConditionMetadataReplaced,
+			Status:             metav1.ConditionTrue,
+			Reason:             "ReplacedInStore",
+			Message:            content.Replaced,
+			LastTransitionTime: lastInstant(backup, now),
+		})
+	}
 	if content.VolumesError != "" {
 		backup.Status.Conditions = append(backup.Status.Conditions, metav1.Condition{
 			Type:               ConditionVolumesListed,

@@ -143,7 +143,7 @@ func (f *fixture) store(location, storeName string) {
 		Spec:       holdfast.BackupSpec{StorageLocation: location},
 		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted, StartTimestamp: &ended, CompletionTimestamp: &ended},
 	}
-	metadata, err := format.EncodeBackup(backup, nil, format.Cluster{SystemNamespace: system})
+	metadata, err := format.EncodeBackup(backup, nil, format.Cluster{SystemNamespace: system, UID: "cluster"})
 	if err != nil {
 		f.t.Fatal(err)
 	}

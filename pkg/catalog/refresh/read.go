@@ -11,6 +11,8 @@ import (
 	"io"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -27,7 +29,22 @@ func (w *worker) read(ctx context.Context, from store.Reader, storeName string, 
 		return isStoreFailure(err) || !readable && errors.Is(err, store.ErrDenied)
 	}
 	begun := w.options.Clock.Now()
-	backup, err := w.readMetadata(ctx, from, storeName)
+	backup, err := w.readMetadata(ctx, from, storeName, format.MetadataKey(storeName))
+	replaced := ""
+	if errors.Is(err, format.ErrUnfinished) || err == nil && !isOurs(backup) {
+		ours, whole, copyErr := w.readCopy(ctx, from, storeName)
+		switch {
+		case isStoreFailure(copyErr):
+			return copyErr
+		case ours != nil && whole:
+			backup, err = ours, nil
+			replaced = "velero-backup.json is another writer's by now, such as Velero's: this backup is what holdfast-backup.json says, and all of its objects have their sizes; let Velero use another prefix or other names"
+			klog.FromContext(ctx).Info("Somebody has replaced the metadata of a backup, which is served from its copy", "location", location, "backup", storeName)
+		case ours != nil:
+			replaced = fmt.Sprintf("somebody, such as Velero, has replaced the backup with the uid %s, of which not all objects are left; let Velero use another prefix or other names", ours.UID)
+			klog.FromContext(ctx).Info("Somebody has replaced a backup", "location", location, "backup", storeName, "uid", ours.UID)
+		}
+	}
 	switch {
 	case errors.Is(err, store.ErrNotFound) || errors.Is(err, format.ErrUnfinished):
 		// A write is under way, or was given up. That is no fault.
@@ -42,7 +59,7 @@ func (w *worker) read(ctx context.Context, from store.Reader, storeName string, 
 			w.catalog.PutUnreadable(location, storeName, "velero-backup.json can't be read: "+store.Reason(err), now)
 		})
 	}
-	content := catalog.Content{Backup: backup}
+	content := catalog.Content{Backup: backup, Replaced: replaced}
 	contents, err := format.TakeContents(backup)
 	if err == nil {
 		content.Volumes, err = w.readVolumes(ctx, from, storeName, contents)
@@ -91,13 +108,44 @@ func (w *worker) showsOthers(ctx context.Context, from store.Reader) bool {
 	if storeName == "" {
 		return false
 	}
-	_, err := w.readMetadata(ctx, from, storeName)
+	_, err := w.readMetadata(ctx, from, storeName, format.MetadataKey(storeName))
 	return err == nil
 }
 
-func (w *worker) readMetadata(ctx context.Context, from store.Reader, storeName string) (*holdfast.Backup, error) {
+// isOurs reports whether metadata was written by Holdfast, in whichever cluster.
+func isOurs(backup *holdfast.Backup) bool {
+	return backup.Annotations[format.AnnotationClusterUID] != ""
+}
+
+// readCopy reads the copy of our metadata beside another writer's, and reports whether
+// what it names has its sizes in the store. It is nil if there is none to be used.
+func (w *worker) readCopy(ctx context.Context, from store.Reader, storeName string) (ours *holdfast.Backup, whole bool, err error) {
+	ours, err = w.readMetadata(ctx, from, storeName, format.CopyKey(storeName))
+	if err != nil || !isOurs(ours) {
+		return nil, false, err
+	}
+	contents, err := format.TakeContents(ours.DeepCopy())
+	if err != nil || len(contents) == 0 {
+		return nil, false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.options.RequestTimeout)
+	defer cancel()
+	countRequest(w.location.Name, "list")
+	left := len(contents)
+	for object, err := range from.List(ctx, format.BackupPrefix(storeName), store.ListOptions{Recursive: true}) {
+		if err != nil {
+			return nil, false, err
+		}
+		if want, named := contents.Of(object.Key); named && want.Size == object.Size {
+			left--
+		}
+	}
+	return ours, left == 0, nil
+}
+
+func (w *worker) readMetadata(ctx context.Context, from store.Reader, storeName, key string) (*holdfast.Backup, error) {
 	var backup *holdfast.Backup
-	err := w.get(ctx, from, format.MetadataKey(storeName), func(content io.Reader) error {
+	err := w.get(ctx, from, key, func(content io.Reader) error {
 		data, err := io.ReadAll(io.LimitReader(content, format.MaxMetadataBytes+1))
 		if err != nil {
 			return err

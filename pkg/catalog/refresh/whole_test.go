@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
@@ -52,7 +53,7 @@ func TestNotWhole(t *testing.T) {
 				backup := &v1alpha1.Backup{}
 				backup.Namespace, backup.Name, backup.UID, backup.CreationTimestamp = system, "a", "uid-of-a", stamp
 				backup.Status = v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &stamp, CompletionTimestamp: &stamp}
-				metadata, err := format.EncodeBackup(backup, contents, format.Cluster{SystemNamespace: system})
+				metadata, err := format.EncodeBackup(backup, contents, format.Cluster{SystemNamespace: system, UID: "cluster"})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -69,6 +70,70 @@ func TestNotWhole(t *testing.T) {
 				}
 				if _, shown := got.Annotations[format.AnnotationContents]; shown {
 					t.Error("the contents are shown")
+				}
+			})
+		})
+	}
+}
+
+// TestReplacedByVelero: Velero writes metadata without looking whether there is some.
+// Ours is found by its copy, and served as long as all that it names is there.
+func TestReplacedByVelero(t *testing.T) {
+	for name, test := range map[string]struct {
+		phase, volumes string // of Velero's metadata, and of the list of volumes
+		want           string // the uid that is listed, if any
+		says           string
+	}{
+		"replaced":             {"Completed", "ours", "uid-of-a", "all of its objects"},
+		"while Velero works":   {"InProgress", "ours", "uid-of-a", "all of its objects"},
+		"with what it names":   {"Completed", "theirs, which is longer", "of-velero", "not all objects are left"},
+		"and is not finished":  {"InProgress", "theirs, which is longer", "", ""},
+		"Velero's from before": {"Completed", "", "of-velero", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, refresh.Options{Interval: interval})
+				f.location("default")
+				stamp := metav1.Unix(1_700_000_000, 0)
+				var list bytes.Buffer
+				if err := format.WriteEmptyList(&list); err != nil {
+					t.Fatal(err)
+				}
+				contents := format.Contents{}
+				contents.Set(format.PodVolumeBackupsKey("a"), format.NewContent(format.Mark(list.Bytes(), "ours")))
+				backup := &v1alpha1.Backup{}
+				backup.Namespace, backup.Name, backup.UID, backup.CreationTimestamp = system, "a", "uid-of-a", stamp
+				backup.Status = v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &stamp, CompletionTimestamp: &stamp}
+				ours, err := format.EncodeBackup(backup, contents, format.Cluster{SystemNamespace: system, UID: "cluster"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if test.volumes != "" {
+					f.write("default", format.CopyKey("a"), ours)
+					f.write("default", format.PodVolumeBackupsKey("a"), format.Mark(list.Bytes(), types.UID(test.volumes)))
+				}
+				f.write("default", format.MetadataKey("a"), []byte(`{"apiVersion":"velero.io/v1","kind":"Backup","metadata":{"name":"a","uid":"of-velero"},"status":{"phase":"`+test.phase+`"}}`))
+				f.setLocations("default")
+				f.run()
+				settle()
+				backups := f.catalog.Backups()
+				if test.want == "" {
+					if len(backups) != 0 {
+						t.Errorf("listed is %+v", backups[0])
+					}
+					return
+				}
+				if len(backups) != 1 || string(backups[0].UID) != test.want || backups[0].Status.Phase != v1alpha1.BackupPhaseCompleted {
+					t.Fatalf("listed are %+v", backups)
+				}
+				said := ""
+				for _, condition := range backups[0].Status.Conditions {
+					if condition.Type == catalog.ConditionMetadataReplaced {
+						said = condition.Message
+					}
+				}
+				if !strings.Contains(said, test.says) || (said == "") != (test.says == "") {
+					t.Errorf("it says %q, want %q", said, test.says)
 				}
 			})
 		})
