@@ -129,7 +129,7 @@ func TestStoreGoesWhileABackupRuns(t *testing.T) {
 	}
 	lab.AwaitRunGone(t, held.Name)
 	lab.AwaitPhase(t, labtest.System, held.Name, v1alpha1.BackupPhaseFailed)
-	want := []string{held.Name + "-logs.gz", held.Name + "-results.gz", "velero-backup.json"}
+	want := []string{held.Name + "-logs.gz", held.Name + "-results.gz", "holdfast-owner.json", "velero-backup.json"}
 	if diff := cmp.Diff(want, files(t, filepath.Join(folder, format.BackupPrefix(held.Name)))); diff != "" {
 		t.Errorf("what the store holds of it (-want +got):\n%s", diff)
 	}

@@ -134,8 +134,14 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 	lab.Create(t, labtest.System, stocktaking, spec)
 	lab.AwaitCompleted(t, stocktaking)
 	lab.AwaitRunGone(t, stocktaking)
-	for _, namespace := range namespaces {
-		lab.Create(t, namespace, "own", v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(true)})
+	for user, namespace := range namespaces {
+		_, err := as(t, user).HoldfastV1alpha1().Backups(namespace).Create(t.Context(), &v1alpha1.Backup{
+			ObjectMeta: metav1.ObjectMeta{Name: "own"},
+			Spec:       v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(true)},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
 		lab.AwaitPhase(t, namespace, "own", v1alpha1.BackupPhaseCompleted)
 		lab.AwaitRunGone(t, namespace+".own")
 	}
