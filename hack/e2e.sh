@@ -4,7 +4,8 @@
 
 # Runs the end-to-end tests in a lab with two real nodes and an S3 server, with
 # our image and our manifests. The lab is gone afterwards; the logs stay when a
-# test has failed. Arguments go to the tests, as in -test.run=TestMainJob.
+# test has failed. Arguments go to the tests, as in -test.run=TestMainJob. With
+# AGGREGATOR_ROUTING=false, kube-apiserver reaches our API server by its ClusterIP.
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -42,7 +43,7 @@ echo "e2e: a Kubernetes with two nodes, an S3 server, and our image"
 lab down >/dev/null
 # What tests left there that were killed.
 rm -rf "${dir}"
-lab up --bin "${bin}" --nodes 2
+lab up --bin "${bin}" --nodes 2 --aggregator-routing="${AGGREGATOR_ROUTING:-true}"
 lab s3 up
 lab image --binary "${bin}/holdfast"
 

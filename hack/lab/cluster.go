@@ -76,6 +76,7 @@ func upCommand() *cobra.Command {
 	dirPath := dirFlag(c)
 	binPath := c.Flags().String("bin", ".lab/bin", "folder of the programs that lab build made")
 	nodeCount := c.Flags().Int("nodes", 0, "real nodes, which run containers; needs root")
+	routing := c.Flags().Bool("aggregator-routing", true, "with nodes: kube-apiserver sends aggregated requests straight to the endpoints of a Service, and not to its ClusterIP")
 	auditObjects := c.Flags().Bool("audit-objects", false, "write what was written of the queue's records to the audit log, beside that it was")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if *nodeCount < 0 || *nodeCount > node.Max {
@@ -111,7 +112,7 @@ func upCommand() *cobra.Command {
 			return err
 		}
 		start := time.Now()
-		if err := up(c.Context(), dir, bin, *nodeCount, *auditObjects, func(line string) { fmt.Fprintln(out, line) }); err != nil {
+		if err := up(c.Context(), dir, bin, *nodeCount, *auditObjects, *routing, func(line string) { fmt.Fprintln(out, line) }); err != nil {
 			// Also after an interrupt, which has ended the command's context.
 			return errors.Join(err, down(context.WithoutCancel(c.Context()), dir))
 		}
@@ -121,14 +122,14 @@ func upCommand() *cobra.Command {
 	return c
 }
 
-func up(ctx context.Context, dir workdir.Dir, bin string, nodeCount int, auditObjects bool, say func(string)) error {
+func up(ctx context.Context, dir workdir.Dir, bin string, nodeCount int, auditObjects, routing bool, say func(string)) error {
 	if err := binaries.Missing(bin, append([]string{"pause"}, binaries.Programs...)...); err != nil {
 		return err
 	}
 	if err := dir.ClearLogs(); err != nil {
 		return err
 	}
-	config := controlplane.Config{Dir: dir, Bin: bin, Address: loopback, Nodes: node.Names(nodeCount), AuditObjects: auditObjects}
+	config := controlplane.Config{Dir: dir, Bin: bin, Address: loopback, Nodes: node.Names(nodeCount), AuditObjects: auditObjects, AggregatorRouting: routing}
 	if nodeCount > 0 {
 		config.Address = node.Address
 		if err := node.Possible(dir, config.Nodes); err != nil {

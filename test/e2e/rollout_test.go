@@ -9,17 +9,22 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
@@ -79,9 +84,34 @@ func uids(ctx context.Context, client holdfastclient.Interface) (map[string]stri
 	return byName, nil
 }
 
+// serving is the pod of the replica that serves, by its Lease.
+func serving(ctx context.Context) (string, error) {
+	lease, err := lab.kube.CoordinationV1().Leases(system).Get(ctx, "holdfast-apiserver", metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	pod, _, _ := strings.Cut(ptr.Deref(lease.Spec.HolderIdentity, ""), "_")
+	return pod, nil
+}
+
+// addresses are those of the API server's Service.
+func addresses(ctx context.Context) ([]string, error) {
+	found, err := lab.kube.DiscoveryV1().EndpointSlices(system).List(ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=holdfast-apiserver"})
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, slice := range found.Items {
+		for _, endpoint := range slice.Endpoints {
+			all = append(all, endpoint.Addresses...)
+		}
+	}
+	return all, nil
+}
+
 // TestReplicas asks both replicas of the API server.
 func TestReplicas(t *testing.T) {
-	step("Both replicas of the API server answer, and say the same")
+	step("One replica of the API server serves, and is the only address of the Service")
 	lab.create(t, `{apiVersion: v1, kind: Namespace, metadata: {name: inn}}`)
 	lab.create(t, backup("inn", "inn"))
 	awaitEnd(t, v1alpha1.BackupPhaseCompleted, "inn")
@@ -90,8 +120,23 @@ func TestReplicas(t *testing.T) {
 	if replicas[0].Spec.NodeName == replicas[1].Spec.NodeName {
 		t.Errorf("both replicas run on %s", replicas[0].Spec.NodeName)
 	}
+	leader, err := serving(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, pod := range replicas {
 		client := replica(t, pod, token)
+		if pod.Name != leader {
+			err := client.HoldfastV1alpha1().RESTClient().Get().Namespace(system).Resource("backups").MaxRetries(0).Do(t.Context()).Error()
+			if !apierrors.IsServiceUnavailable(err) {
+				t.Errorf("the replica %s, which does not serve, answers %v, want 503", pod.Name, err)
+			}
+			continue
+		}
+		at, err := addresses(t.Context())
+		if err != nil || len(at) != 1 || at[0] != pod.Status.PodIP {
+			t.Errorf("the Service has the addresses %v %v, want %s", at, err, pod.Status.PodIP)
+		}
 		eventually(t, "the replica "+pod.Name+" lists what kube-apiserver lists", func(ctx context.Context) error {
 			want, err := uids(ctx, lab.holdfast)
 			if err != nil {
@@ -107,7 +152,7 @@ func TestReplicas(t *testing.T) {
 		if _, err := client.HoldfastV1alpha1().Backups("default").List(t.Context(), metav1.ListOptions{}); err == nil {
 			t.Errorf("the replica %s lets a reader of the namespace %s list backups in another one", pod.Name, system)
 		}
-		fmt.Printf("%s on %s: lists the same backups as its twin\n", pod.Name, pod.Spec.NodeName)
+		fmt.Printf("%s on %s serves\n", pod.Name, pod.Spec.NodeName)
 	}
 }
 
@@ -165,31 +210,6 @@ func (w *watching) awaitRow(t *testing.T, backup string) {
 		}
 		return nil
 	})
-}
-
-// watchAnew watches until a backup shows up that was created after the first list.
-// A watch goes on from a list at the same replica only, and this lab's
-// kube-apiserver picks one at random for each request; the other one says that the
-// version has expired, and a person repeats the command.
-func watchAnew(ctx context.Context, t *testing.T) *watching {
-	t.Helper()
-	for i := range 30 {
-		w := watch(ctx, t)
-		w.awaitRow(t, "AGE")
-		name := fmt.Sprintf("pier-watched-%d", i)
-		lab.create(t, backup(name, "pier"))
-		w.awaitRow(t, name)
-		select {
-		case <-w.ended:
-			if out := w.out.String(); w.err != nil || !strings.Contains(out, "Expired") {
-				t.Fatalf("kubectl get -w ended by itself: %v\n%s%s", w.err, out, w.complaints.String())
-			}
-		default:
-			return w
-		}
-	}
-	t.Fatal("kubectl get -w never got the same replica twice")
-	return nil
 }
 
 // exits records, by pod, with which code the containers of the system namespace
@@ -265,7 +285,13 @@ func TestRollout(t *testing.T) {
 		t.Fatal("the informer does not get its first list")
 	}
 	// A person who watches.
-	person := watchAnew(ctx, t)
+	person := watch(ctx, t)
+	person.awaitRow(t, "AGE")
+	lab.create(t, backup("pier-watched", "pier"))
+	person.awaitRow(t, "pier-watched")
+	if text := person.out.String(); !strings.Contains(text, "pier-watched") {
+		t.Fatalf("kubectl get -w ended by itself:\n%s%s", text, person.complaints.String())
+	}
 
 	old := lab.mustPods(t, "apiserver", 2)
 	codes := exits(ctx, t)
@@ -315,5 +341,96 @@ func TestRollout(t *testing.T) {
 		if code, _ := codes.Load(pod.Name); code != int32(0) {
 			t.Errorf("the process of %s ended with exit code %v, want 0: it did not stop when it was told to", pod.Name, code)
 		}
+	}
+}
+
+// replaced waits until another replica serves than the one that did, is the Service's
+// only address, and answers kube-apiserver's clients. It returns how long after since
+// each of that was so.
+func replaced(t *testing.T, before string, since time.Time) (led, listed time.Duration) {
+	t.Helper()
+	eventually(t, "another replica serves than "+before, func(ctx context.Context) error {
+		leader, err := serving(ctx)
+		if err != nil {
+			return err
+		}
+		if leader == before || leader == "" {
+			return fmt.Errorf("%q holds the Lease", leader)
+		}
+		pods, err := lab.pods(ctx, "apiserver")
+		if err != nil {
+			return err
+		}
+		at, err := addresses(ctx)
+		i := slices.IndexFunc(pods, func(p corev1.Pod) bool { return p.Name == leader })
+		if err == nil && (i < 0 || len(at) != 1 || at[0] != pods[i].Status.PodIP) {
+			err = fmt.Errorf("the Service has the addresses %v, which are not that of %s", at, leader)
+		}
+		return err
+	})
+	led = time.Since(since)
+	eventually(t, "backups are listed", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_, err := uids(ctx, lab.holdfast)
+		return err
+	})
+	return led, time.Since(since)
+}
+
+// TestServingReplicaEnds kills the replica that serves, and then takes the node away
+// under its successor without a word.
+func TestServingReplicaEnds(t *testing.T) {
+	pods := lab.mustPods(t, "apiserver", 2)
+	before, err := uids(t.Context(), lab.holdfast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	within := func(what string, took time.Duration) {
+		t.Helper()
+		fmt.Printf("%s: replaced after %s\n", what, took.Round(10*time.Millisecond))
+		if took > 10*time.Second {
+			t.Errorf("%s: replaced after %s, want 10 s at most", what, took)
+		}
+	}
+	// The first node is the way to ClusterIPs, so it is the second one that dies.
+	for _, node := range []string{nodes[0], nodes[1]} {
+		leader, err := serving(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := podOn(t, pods, node)
+		if pod.Name != leader {
+			continue
+		}
+		if node == nodes[0] {
+			step("The replica that serves is killed")
+			kill(t, pod)
+			led, listed := replaced(t, leader, time.Now())
+			within("killed", led)
+			fmt.Printf("backups are listed after %s\n", listed.Round(10*time.Millisecond))
+			continue
+		}
+		step("The node of the replica that serves is gone")
+		device := func(state string) {
+			if out, err := exec.Command("ip", "link", "set", "hflab-1", state).CombinedOutput(); err != nil {
+				t.Errorf("ip link set %s: %v %s", state, err, out)
+			}
+		}
+		device("down")
+		t.Cleanup(func() {
+			device("up")
+			lab.must(t, "wait", "--for=condition=Ready", "--timeout=120s", "node/"+nodes[1])
+		})
+		led, listed := replaced(t, leader, time.Now())
+		within("its node gone", led)
+		fmt.Printf("backups are listed after %s\n", listed.Round(10*time.Millisecond))
+	}
+	after, err := uids(t.Context(), lab.holdfast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(before) != fmt.Sprint(after) {
+		t.Errorf("the list was %v, and is %v", before, after)
 	}
 }

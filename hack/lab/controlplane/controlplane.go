@@ -32,6 +32,9 @@ type Config struct {
 	// AuditObjects says that the audit log has the objects that were written, of
 	// the runs and of the queue's ledger, and not only that they were.
 	AuditObjects bool
+	// AggregatorRouting says that kube-apiserver sends aggregated requests to the
+	// endpoints of a Service, and not to its ClusterIP. Only with nodes.
+	AggregatorRouting bool
 }
 
 // Running says whether the lab of this folder is up: its control plane was

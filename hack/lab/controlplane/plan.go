@@ -158,10 +158,9 @@ func (p plan) apiserverArgs() []string {
 		"--kubelet-certificate-authority="+p.Dir.PKI("ca.crt"),
 		// Node names resolve nowhere.
 		"--kubelet-preferred-address-types=InternalIP",
-		// The host has no kube-proxy, so ClusterIPs lead nowhere from here:
-		// aggregated requests go straight to the pods, which the host has
-		// routes to.
-		"--enable-aggregator-routing=true",
+		// Straight to the pods, which the host has routes to, or to ClusterIPs, which
+		// lead over the first node.
+		"--enable-aggregator-routing="+strconv.FormatBool(p.AggregatorRouting),
 	)
 }
 

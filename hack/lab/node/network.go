@@ -12,14 +12,16 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/holdfast-io/holdfast/hack/lab/controlplane"
 	"github.com/holdfast-io/holdfast/hack/lab/process"
 	"github.com/holdfast-io/holdfast/hack/lab/workdir"
 )
 
 // The nodes' network: a bridge on which the host is .0.1 and node N is
 // .0.(11+N), and behind each node the network of its pods. Everybody has a
-// route to everybody, the host too, so nothing is masqueraded. There is one
-// such network per machine.
+// route to everybody, the host too, so nothing is masqueraded, save what the host
+// sends to ClusterIPs: it has no kube-proxy, so that goes over the first node's.
+// There is one such network per machine.
 const (
 	// Address is the host's, where servers for the nodes listen.
 	Address    = "10.88.0.1"
@@ -88,6 +90,7 @@ func networkCommands(owner string, all []node) [][]string {
 			}
 		}
 	}
+	ip("route add %s via %s", controlplane.ServiceNetwork, all[0].address())
 	return out
 }
 
