@@ -42,6 +42,9 @@
 //     watch is sent after SetReady. What arrives in between are events. From SetReady
 //     on, an empty list means that there is nothing.
 //  5. Stored objects are never changed; every object handed out is a deep copy.
+//  6. What happened in the last 75 s is remembered, as long as it was fewer than
+//     131,072 events and their objects take less than 128 MiB; older events, up to 5
+//     minutes, as long as there are fewer than 32,768.
 //
 // The log has three parts: history (the ring of recent events), state (the
 // current objects, with snapshots that cost nothing to take) and watchers, which

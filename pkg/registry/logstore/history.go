@@ -4,6 +4,7 @@
 package logstore
 
 import (
+	"reflect"
 	"sort"
 	"time"
 )
@@ -14,6 +15,7 @@ type event[T Object] struct {
 	rv       uint64
 	at       time.Time
 	was, now *entry[T]
+	bytes    int // of now; was is that of an event before, or is not kept for long
 }
 
 func (e *event[T]) key() string {
@@ -23,7 +25,7 @@ func (e *event[T]) key() string {
 	return e.was.key
 }
 
-// history is a ring of the most recent events, bounded by age and by count.
+// history is a ring of the most recent events, bounded by age, count and size.
 // The Log's mu guards it.
 //
 // Invariants: versions ascend by index; every event with a version above oldest
@@ -31,10 +33,12 @@ func (e *event[T]) key() string {
 type history[T Object] struct {
 	maxAge    time.Duration
 	maxEvents int
+	maxBytes  int
 
 	ring   []event[T] // grows by doubling up to maxEvents
 	head   int        // position of the first event in ring
 	len    int
+	bytes  int    // of all events
 	oldest uint64 // versions below this one are forgotten
 }
 
@@ -42,7 +46,11 @@ func (h *history[T]) at(i int) *event[T] { return &h.ring[(h.head+i)%len(h.ring)
 
 // add appends an event and forgets those that are too old or too many.
 func (h *history[T]) add(e event[T]) {
-	for h.len > 0 && (h.len == h.maxEvents || e.at.Sub(h.at(0).at) > h.maxAge) {
+	if e.now != nil {
+		e.bytes = sizeOf(reflect.ValueOf(e.now.obj))
+	}
+	h.bytes += e.bytes
+	for h.len > 0 && h.isFull(e.at) {
 		h.drop()
 	}
 	if h.len == len(h.ring) {
@@ -54,10 +62,17 @@ func (h *history[T]) add(e event[T]) {
 	*h.at(h.len - 1) = e
 }
 
+// isFull reports whether the first event has to go for one that comes now.
+func (h *history[T]) isFull(now time.Time) bool {
+	age := now.Sub(h.at(0).at)
+	return age > h.maxAge || h.len >= olderEvents && age > MinHistoryAge || h.len == h.maxEvents || h.bytes > h.maxBytes
+}
+
 // drop forgets the first event and releases its objects.
 func (h *history[T]) drop() {
 	first := h.at(0)
 	h.oldest = first.rv
+	h.bytes -= first.bytes
 	*first = event[T]{}
 	h.head = (h.head + 1) % len(h.ring)
 	h.len--
@@ -94,4 +109,47 @@ func (h *history[T]) copyTo(dst []event[T], from int) {
 	first := (h.head + from) % len(h.ring)
 	copied := copy(dst[:n], h.ring[first:])
 	copy(dst[copied:n], h.ring)
+}
+
+// sizeOf estimates what a value refers to, in bytes. What two values share counts for
+// both.
+func sizeOf(v reflect.Value) int {
+	size := 0
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			size = int(v.Type().Elem().Size()) + sizeOf(v.Elem())
+		}
+	case reflect.String:
+		size = v.Len()
+	case reflect.Slice:
+		size = v.Len() * int(v.Type().Elem().Size())
+		if refers(v.Type().Elem().Kind()) {
+			for i := range v.Len() {
+				size += sizeOf(v.Index(i))
+			}
+		}
+	case reflect.Map:
+		each := int(v.Type().Key().Size() + v.Type().Elem().Size())
+		for entries := v.MapRange(); entries.Next(); {
+			size += each + sizeOf(entries.Key()) + sizeOf(entries.Value())
+		}
+	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			break // it refers to a time zone
+		}
+		for i := range v.NumField() {
+			size += sizeOf(v.Field(i))
+		}
+	}
+	return size
+}
+
+// refers reports whether values of a kind may refer to memory of their own.
+func refers(kind reflect.Kind) bool {
+	switch kind {
+	case reflect.Pointer, reflect.String, reflect.Slice, reflect.Map, reflect.Struct:
+		return true
+	}
+	return false
 }

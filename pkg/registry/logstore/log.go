@@ -20,12 +20,21 @@ import (
 )
 
 const (
-	// MinHistoryAge is the shortest age up to which events are kept: what the watch
-	// cache of Kubernetes keeps, and so what clients may expect.
+	// MinHistoryAge is the age up to which events are kept as long as they are not too
+	// many or too large: what the watch cache of Kubernetes keeps, and so what clients
+	// may expect.
 	MinHistoryAge = 75 * time.Second
 
-	defaultHistoryAge    = 5 * time.Minute
-	defaultHistoryEvents = 1 << 15
+	defaultHistoryAge = 5 * time.Minute
+	// defaultHistoryEvents is enough for MinHistoryAge at 1,700 events a second. The
+	// queue has at most 1,000.
+	defaultHistoryEvents = 1 << 17
+	// olderEvents is how many events there may be for any older than MinHistoryAge to
+	// be kept.
+	olderEvents = 1 << 15
+	// defaultHistoryBytes bounds the memory whatever the objects are: clients choose
+	// how large these are.
+	defaultHistoryBytes = 128 << 20
 
 	maxRetryAfter = 10 * time.Second
 )
@@ -52,8 +61,12 @@ type Options struct {
 	// HistoryAge is how long events are remembered: 5 minutes if zero, and never less
 	// than MinHistoryAge. Events that outlive it are dropped by the next change.
 	HistoryAge time.Duration
-	// HistoryEvents is how many events are remembered at most: 32,768 if zero.
+	// HistoryEvents is how many events are remembered at most: 131,072 if zero, of which
+	// those beyond 32,768 are younger than MinHistoryAge.
 	HistoryEvents int
+	// HistoryBytes is how much memory their objects may take, by estimate: 128 MiB if
+	// zero.
+	HistoryBytes int
 	// Clock gives the log's birth, from which its versions count, and the age of
 	// events. It is the real clock if nil.
 	Clock clock.PassiveClock
@@ -115,13 +128,16 @@ func New[T Object](newObject func() T, options Options) *Log[T] {
 	l.born = l.clock.Now()
 	l.rv = firstVersion(l.born)
 	l.first = l.rv
-	l.history = history[T]{maxAge: options.HistoryAge, maxEvents: options.HistoryEvents, oldest: l.rv}
+	l.history = history[T]{maxAge: options.HistoryAge, maxEvents: options.HistoryEvents, maxBytes: options.HistoryBytes, oldest: l.rv}
 	if l.history.maxAge == 0 {
 		l.history.maxAge = defaultHistoryAge
 	}
 	l.history.maxAge = max(l.history.maxAge, MinHistoryAge)
 	if l.history.maxEvents <= 0 {
 		l.history.maxEvents = defaultHistoryEvents
+	}
+	if l.history.maxBytes <= 0 {
+		l.history.maxBytes = defaultHistoryBytes
 	}
 	return l
 }

@@ -5,6 +5,7 @@ package logstore_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -297,5 +298,49 @@ func TestOnRead(t *testing.T) {
 	read()
 	if diff := cmp.Diff([]any{"request", "request"}, seen); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestAFullRateIsRememberedForItsTime: the queue sends 1,000 events a second at most.
+func TestAFullRateIsRememberedForItsTime(t *testing.T) {
+	now := clocktesting.NewFakePassiveClock(time.Unix(1_800_000_000, 0))
+	l := newPodLog(logstore.Options{Clock: now})
+	const rate = 1000
+	var begun uint64
+	for i := range 200 * rate {
+		if i == 125*rate {
+			begun = currentVersion(t, l)
+		}
+		apply(t, l, pod("a", "p", fmt.Sprint(i)))
+		now.SetTime(now.Now().Add(time.Second / rate))
+	}
+	if kept := l.HistoryLen(); kept > 80*rate {
+		t.Errorf("%d events are remembered, which is more than %s", kept, logstore.MinHistoryAge)
+	}
+	w := watchFrom(t, l, "/pods/", storage.ListOptions{ResourceVersion: format(begun)})
+	if got := nextPod(t, w, watch.Modified); got.Spec.NodeName != fmt.Sprint(125*rate) {
+		t.Errorf("a watch from 75 s ago begins with event %s", got.Spec.NodeName)
+	}
+}
+
+// TestLargeObjectsAreForgottenSooner: a client that makes large objects change can't
+// fill the memory.
+func TestLargeObjectsAreForgottenSooner(t *testing.T) {
+	const size = 1 << 10
+	l := newPodLog(logstore.Options{HistoryBytes: 100 * size})
+	for i := range 1000 {
+		p := pod("a", "p", fmt.Sprint(i))
+		p.Annotations = map[string]string{"large": strings.Repeat("x", size/2), "slow": strings.Repeat("x", size/2)}
+		apply(t, l, p)
+	}
+	if kept := l.HistoryLen(); kept > 100 || kept < 30 {
+		t.Errorf("%d events of more than %d bytes are remembered, in %d bytes", kept, size, 100*size)
+	}
+	for range 1000 {
+		apply(t, l, pod("a", "q", "1"))
+		l.Remove("a", "q")
+	}
+	if kept := l.HistoryLen(); kept < 100 {
+		t.Errorf("%d events of small objects are remembered", kept)
 	}
 }
