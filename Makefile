@@ -89,6 +89,7 @@ soak: build lab-tools ## Run random campaigns for long: two clusters and one sto
 .PHONY: e2e
 e2e: build lab-tools ## Run the end-to-end tests on two real nodes. Needs root and Debian packages.
 	@hack/e2e.sh
+	@AGGREGATOR_ROUTING=false hack/e2e.sh '-test.run=TestReplicas|TestRollout|TestServingReplicaEnds'
 
 .PHONY: bench
 bench: build lab-tools ## Measure: counts and ratios against peers and limits.

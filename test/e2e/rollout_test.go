@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os/exec"
 	"slices"
 	"strings"
@@ -237,6 +238,34 @@ func exits(ctx context.Context, t *testing.T) *sync.Map {
 	return codes
 }
 
+// listCounter counts the lists that a client got, be they answered by a watch.
+type listCounter struct{ lists atomic.Int64 }
+
+func (c *listCounter) wrap(inner http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(request *http.Request) (*http.Response, error) {
+		response, err := inner.RoundTrip(request)
+		query := request.URL.Query()
+		if err == nil && response.StatusCode == http.StatusOK && (query.Get("watch") == "" || query.Get("sendInitialEvents") == "true") {
+			c.lists.Add(1)
+		}
+		return response, err
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
+
+// transitions is how often the API server's Lease has passed to another replica.
+func transitions(t *testing.T) int32 {
+	t.Helper()
+	lease, err := lab.kube.CoordinationV1().Leases(system).Get(t.Context(), "holdfast-apiserver", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ptr.Deref(lease.Spec.LeaseTransitions, 0)
+}
+
 // TestRollout rolls the API server out while people list and watch.
 func TestRollout(t *testing.T) {
 	step("The API server is rolled out while clients list and watch")
@@ -272,8 +301,15 @@ func TestRollout(t *testing.T) {
 			lists.Add(1)
 		}
 	})
-	// An informer, which must see nothing vanish.
-	factory := holdfastinformers.NewSharedInformerFactoryWithOptions(lab.holdfast, 0, holdfastinformers.WithNamespace(system))
+	// An informer, which must see nothing vanish, and list no more than it has to.
+	informed := &listCounter{}
+	config := rest.CopyConfig(lab.config)
+	config.Wrap(informed.wrap)
+	client, err := holdfastclient.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	factory := holdfastinformers.NewSharedInformerFactoryWithOptions(client, 0, holdfastinformers.WithNamespace(system))
 	informer := factory.Holdfast().V1alpha1().Backups()
 	if _, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		DeleteFunc: func(obj any) { failures.Store(fmt.Sprintf("the informer saw a backup vanish: %v", obj), true) },
@@ -295,6 +331,7 @@ func TestRollout(t *testing.T) {
 
 	old := lab.mustPods(t, "apiserver", 2)
 	codes := exits(ctx, t)
+	listed, terms := informed.lists.Load(), transitions(t)
 	lab.mustShow(t, "rollout", "restart", "-n", system, "deployment/holdfast-apiserver")
 	lab.create(t, backup("pier-meanwhile", "pier"))
 	person.awaitRow(t, "pier-meanwhile")
@@ -311,7 +348,11 @@ func TestRollout(t *testing.T) {
 		return err
 	})
 
-	fmt.Printf("%d lists during the rollout\n", lists.Load())
+	listed, terms = informed.lists.Load()-listed, transitions(t)-terms
+	fmt.Printf("%d lists during the rollout; the informer listed %d times in %d hand-overs\n", lists.Load(), listed, terms)
+	if listed > int64(terms) {
+		t.Errorf("the informer listed %d times in %d hand-overs, want once in each at most", listed, terms)
+	}
 	if lists.Load() < 100 {
 		t.Errorf("only %d lists were made, so this shows nothing", lists.Load())
 	}
@@ -420,7 +461,10 @@ func TestServingReplicaEnds(t *testing.T) {
 		device("down")
 		t.Cleanup(func() {
 			device("up")
-			lab.must(t, "wait", "--for=condition=Ready", "--timeout=120s", "node/"+nodes[1])
+			// The test's own context has ended.
+			if _, err := lab.kubectl(context.Background(), "", "wait", "--for=condition=Ready", "--timeout=120s", "node/"+nodes[1]); err != nil {
+				t.Error(err)
+			}
 		})
 		led, listed := replaced(t, leader, time.Now())
 		within("its node gone", led)
