@@ -32,3 +32,24 @@ func TestConflictsAreBounded(t *testing.T) {
 		}
 	}
 }
+
+// The namespaces that exist may be told in any order.
+func TestConflictsAreSorted(t *testing.T) {
+	p, err := NewPlanner(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for i := range 100 {
+		names = append(names, fmt.Sprintf("ns-%03d", i*37%100))
+	}
+	p.SetNamespaces(names)
+	p.SetLocations(map[string]LocationState{"default": {Available: true}})
+	for i, phase := range []v1alpha1.BackupPhase{v1alpha1.BackupPhaseInProgress, v1alpha1.BackupPhaseQueued} {
+		p.Update(Run{Key: fmt.Sprint(i), Name: fmt.Sprint(i), Namespace: systemNamespace, Phase: phase, Ticket: int64(i + 1), Location: "default", Selection: selected(t, "ns-*")})
+	}
+	e, _ := p.Entry("1")
+	if got := e.ConflictNamespaces; len(got) != maxConflicts || got[0] != "ns-000" || got[maxConflicts-1] != fmt.Sprintf("ns-%03d", maxConflicts-1) || names[1] != "ns-037" {
+		t.Errorf("shown: %q", got)
+	}
+}

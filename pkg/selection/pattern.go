@@ -281,11 +281,8 @@ func intersect(p, q []element) bool {
 	for length := 0; len(layer) > 0 && length <= maxName; length++ {
 		next = next[:0]
 		for _, s := range layer {
-			if s.i == len(p) && s.j == len(q) {
-				if s.last == afterAlnum {
-					return true
-				}
-				continue
+			if s.i == len(p) && s.j == len(q) && s.last == afterAlnum {
+				return true
 			}
 			if s.i == len(p) || s.j == len(q) {
 				continue

@@ -106,6 +106,16 @@ func TestResources(t *testing.T) {
 			namespaced: allNamespaced, cluster: "namespaces",
 			related: "clusterroles.rbac.authorization.k8s.io namespaces storageclasses.storage.k8s.io",
 		},
+		"new: one cluster-scoped, and not another": {
+			lists:      ResourceLists{IncludedClusterScopedResources: []string{"sc"}, ExcludedClusterScopedResources: []string{"pv"}},
+			namespaced: allNamespaced, cluster: "namespaces storageclasses.storage.k8s.io",
+			related: "clusterroles.rbac.authorization.k8s.io namespaces storageclasses.storage.k8s.io", touches: true,
+		},
+		"new: one cluster-scoped, and not one namespace-scoped": {
+			lists:      ResourceLists{IncludedClusterScopedResources: []string{"sc"}, ExcludedNamespaceScopedResources: []string{"secrets"}},
+			namespaced: "clusters.cluster.x-k8s.io clusters.example.com deployments.apps persistentvolumeclaims pods",
+			cluster:    "namespaces storageclasses.storage.k8s.io", touches: true,
+		},
 		"new: no cluster-scoped": {
 			lists:      ResourceLists{ExcludedClusterScopedResources: []string{"*"}},
 			namespaced: allNamespaced, related: "namespaces",

@@ -250,6 +250,12 @@ func TestSharedPatternsAreBounded(t *testing.T) {
 	}
 }
 
+func TestTheLongestWord(t *testing.T) {
+	if errs := CheckList([]string{strings.Repeat("a", MaxWordLength)}, nil); len(errs) > 0 {
+		t.Error(errs.ToAggregate())
+	}
+}
+
 // A pattern that matches one name only is covered by that name.
 func TestANameCoversAPatternOfItself(t *testing.T) {
 	for words, exact := range map[string]bool{
