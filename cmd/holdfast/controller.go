@@ -231,7 +231,8 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) {
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, records.SettingsName).String()
 		}))
-	agentLeases := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(o.client.namespace),
+	agentsNamespace := enginev1alpha1.AgentsNamespace(o.client.namespace)
+	agentLeases := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(agentsNamespace),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = liveness.AgentLabels }))
 	// Of nodes only the names matter, and the rest is large and changes all the time.
 	names, err := metadata.NewForConfig(config)
@@ -352,7 +353,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	for _, run := range []func(context.Context){queue.Run, runs.Run, retention.Run, locations.Run, repositories.Run, deletions.Run} {
 		running.Go(func() { run(ctx) })
 	}
-	running.Go(func() { agents.Run(ctx, kube.CoordinationV1().Leases(o.client.namespace)) })
+	running.Go(func() { agents.Run(ctx, kube.CoordinationV1().Leases(agentsNamespace)) })
 	running.Wait()
 	agentLeases.Shutdown()
 	nodes.Shutdown()

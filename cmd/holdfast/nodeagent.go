@@ -118,7 +118,7 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 	defer broadcaster.Shutdown()
 
 	identity := "holdfast-node-agent-" + uuid.NewString()[:8]
-	return liveness.HoldNode(ctx, kube.CoordinationV1().Leases(o.client.namespace), o.node, identity, clock.RealClock{}, func(ctx context.Context) error {
+	return liveness.HoldNode(ctx, kube.CoordinationV1().Leases(enginev1alpha1.AgentsNamespace(o.client.namespace)), o.node, identity, clock.RealClock{}, func(ctx context.Context) error {
 		return o.work(ctx, kube, engine, broadcaster)
 	})
 }

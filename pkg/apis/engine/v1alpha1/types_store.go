@@ -210,6 +210,10 @@ const (
 // known beforehand. So whoever needs one kind reads no other, nor what serves TLS in the
 // system namespace.
 
+// AgentsNamespace is where the node agents run and hold their Leases, so that none can
+// touch those of the controllers.
+func AgentsNamespace(system string) string { return system + "-agents" }
+
 // CredentialsNamespace is where the credentials of the storage locations are.
 func CredentialsNamespace(system string) string { return system + "-locations" }
 
