@@ -268,7 +268,7 @@ func TestASlotIsFreeWhenTheUploadsHaveStopped(t *testing.T) {
 					}
 					stop(h)
 					time.Sleep(recheck)
-					h.expectCancelled("a", false)
+					h.expectCancelled("a", true)
 					if left := h.uploads(); len(left) != 0 {
 						t.Errorf("left are %v", left)
 					}
