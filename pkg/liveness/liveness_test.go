@@ -222,7 +222,8 @@ func TestAProcessThatSleptStopsAtOnce(t *testing.T) {
 				return nil
 			})
 		}()
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute + 100*time.Millisecond) // between two looks at the clock
+		synctest.Wait()
 		before := asleep.Now()
 		asleep.slept.Store(int64(time.Hour / time.Second))
 		if now := asleep.Now(); now.Sub(before) != 0 || now.Round(0).Sub(before.Round(0)) != time.Hour {

@@ -149,7 +149,7 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 
 	var progress datapath.Progress
 	done := make(chan func(T), 1)
-	go func() { done <- c.move(ctx, record, &progress) }()
+	go func(record T) { done <- c.move(ctx, record, &progress) }(record) // as it is now
 	ticker := c.Clock.NewTicker(progressInterval)
 	defer ticker.Stop()
 	stopping, hung := ctx.Done(), (<-chan time.Time)(nil)
