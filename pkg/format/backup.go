@@ -45,8 +45,14 @@ const (
 	AnnotationOriginNamespace = "holdfast.io/origin-namespace"
 	// AnnotationOriginName is the name of the Backup.
 	AnnotationOriginName = "holdfast.io/origin-name"
+	// AnnotationOriginNamespaceUID is the uid of the namespace of the Backup.
+	AnnotationOriginNamespaceUID = "holdfast.io/origin-namespace-uid"
 	// AnnotationClusterUID is the uid of the kube-system namespace of the cluster.
 	AnnotationClusterUID = "holdfast.io/cluster-uid"
+	// AnnotationPublicKey is the public half of the key of AnnotationSignature.
+	AnnotationPublicKey = "holdfast.io/public-key"
+	// AnnotationSignature is the signature of the metadata without this annotation.
+	AnnotationSignature = "holdfast.io/signature"
 	// AnnotationRequester is the user who asked for the backup.
 	AnnotationRequester = "holdfast.io/requester"
 	// AnnotationQueuedAt is the instant when the backup was queued, in RFC 3339.
@@ -80,6 +86,8 @@ type Cluster struct {
 	// GitVersion, Major and Minor are the version of its API server, as /version
 	// gives them. Optional.
 	GitVersion, Major, Minor string
+	// Key signs the metadata. Without one it is not signed, and no reader believes it.
+	Key *SigningKey
 }
 
 // Place is where metadata was found, and by whom it is read.
@@ -172,6 +180,11 @@ func EncodeBackup(backup *holdfast.Backup, contents Contents, cluster Cluster) (
 		},
 	}
 	data, err := json.Marshal(stored)
+	if err == nil && cluster.Key != nil {
+		if stored.Annotations[AnnotationSignature], err = cluster.Key.sign(data); err == nil {
+			data, err = json.Marshal(stored)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("encode the metadata of backup %s: %w", storeName, err)
 	}
@@ -194,13 +207,20 @@ func encodeAnnotations(backup *holdfast.Backup, contents Contents, cluster Clust
 	}
 	annotations[AnnotationOriginNamespace] = backup.Namespace
 	annotations[AnnotationOriginName] = backup.Name
-	for key, value := range map[string]string{
+	optional := map[string]string{
 		AnnotationClusterUID:   cluster.UID,
 		AnnotationRequester:    backup.Status.Requester,
 		annotationGitVersion:   cluster.GitVersion,
 		annotationMajorVersion: cluster.Major,
 		annotationMinorVersion: cluster.Minor,
-	} {
+	}
+	if origin := backup.Status.Origin; origin != nil {
+		optional[AnnotationOriginNamespaceUID] = string(origin.NamespaceUID)
+	}
+	if cluster.Key != nil {
+		optional[AnnotationPublicKey] = cluster.Key.PublicKey()
+	}
+	for key, value := range optional {
 		if value != "" {
 			annotations[key] = value
 		}
@@ -221,19 +241,35 @@ func encodeAnnotations(backup *holdfast.Backup, contents Contents, cluster Clust
 	return annotations, nil
 }
 
-// DecodeBackup reads velero-backup.json, whoever wrote it. A backup of Holdfast
-// gets its own namespace and name back; any other is listed in the system
-// namespace under its store name. Its uid is the stored one, or, without one,
-// derived from location and store name. Unknown fields are ignored. The error is
-// ErrUnfinished for a backup that is still being made; any other error means
-// that the metadata can't be used.
+// DecodeBackup reads velero-backup.json, whoever wrote it. The backup has its store
+// name, in the system namespace, and no requester: what the metadata says of both is
+// in its origin, where it is borne out by nothing. The origin's trust is Foreign if the
+// metadata is not signed, Forged if it is not as it was signed, and else empty: it was
+// signed by the origin's key, and the reader knows whose that is. The uid is the stored
+// one, or, without one, derived from location and store name. Unknown fields are
+// ignored. The error is ErrUnfinished for a backup that is still being made; any other
+// error means that the metadata can't be used.
 func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 	if len(data) > MaxMetadataBytes {
 		return nil, fmt.Errorf("the metadata has more than %d bytes", MaxMetadataBytes)
 	}
-	var stored storedBackup
-	if err := utiljson.Unmarshal(bytes.TrimSpace(data), &stored); err != nil {
-		return nil, fmt.Errorf("the metadata is not the JSON of a backup: %w", err)
+	data = bytes.TrimSpace(data)
+	stored, err := decodeStored(data)
+	if err != nil {
+		return nil, err
+	}
+	origin := &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForeign, Message: "its metadata is not signed"}
+	if _, signed := stored.Annotations[AnnotationSignature]; signed {
+		canonical, err := verify(data)
+		if err != nil {
+			origin = &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForged, Message: "its metadata is not as it was signed: " + err.Error()}
+		} else {
+			// What was verified is what counts.
+			if stored, err = decodeStored(canonical); err != nil {
+				return nil, err
+			}
+			origin = &holdfast.BackupOrigin{}
+		}
 	}
 	switch {
 	case stored.APIVersion != veleroAPIVersion || stored.Kind != "Backup":
@@ -241,15 +277,20 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 	case stored.Name != place.StoreName:
 		return nil, fmt.Errorf("the metadata belongs to a backup named %q", stored.Name)
 	}
-	phase, err := decodePhase(&stored, place.Now)
+	phase, err := decodePhase(stored, place.Now)
 	if err != nil {
 		return nil, err
 	}
-	namespace, name := origin(place.StoreName, place.SystemNamespace, stored.Annotations)
+	origin.ClusterUID = stored.Annotations[AnnotationClusterUID]
+	origin.PublicKey = stored.Annotations[AnnotationPublicKey]
+	origin.Namespace = stored.Annotations[AnnotationOriginNamespace]
+	origin.NamespaceUID = types.UID(stored.Annotations[AnnotationOriginNamespaceUID])
+	origin.Name = stored.Annotations[AnnotationOriginName]
+	origin.ClaimedRequester = stored.Annotations[AnnotationRequester]
 	backup := &holdfast.Backup{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:         namespace,
-			Name:              name,
+			Namespace:         place.SystemNamespace,
+			Name:              place.StoreName,
 			UID:               stored.UID,
 			CreationTimestamp: stored.CreationTimestamp,
 			Labels:            stored.Labels,
@@ -266,7 +307,7 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 			Warnings:            stored.Status.Warnings,
 			Errors:              stored.Status.Errors,
 			FailureReason:       stored.Status.FailureReason,
-			Requester:           stored.Annotations[AnnotationRequester],
+			Origin:              origin,
 		},
 	}
 	backup.Spec.StorageLocation = place.Location
@@ -282,6 +323,14 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 	}
 	backup.Status.Conditions = EndConditions(&backup.Status)
 	return backup, nil
+}
+
+func decodeStored(data []byte) (*storedBackup, error) {
+	stored := &storedBackup{}
+	if err := utiljson.Unmarshal(data, stored); err != nil {
+		return nil, fmt.Errorf("the metadata is not the JSON of a backup: %w", err)
+	}
+	return stored, nil
 }
 
 func restorable(phase holdfast.BackupPhase) bool {
@@ -313,7 +362,10 @@ func decodePhase(stored *storedBackup, now time.Time) (holdfast.BackupPhase, err
 // decodeAnnotations leaves out what has become a field of the Backup.
 func decodeAnnotations(stored map[string]string) map[string]string {
 	annotations := maps.Clone(stored)
-	for _, key := range []string{AnnotationOriginNamespace, AnnotationOriginName, AnnotationRequester, AnnotationQueuedAt, AnnotationPhase} {
+	for _, key := range []string{
+		AnnotationOriginNamespace, AnnotationOriginNamespaceUID, AnnotationOriginName, AnnotationRequester,
+		AnnotationQueuedAt, AnnotationPhase, AnnotationClusterUID, AnnotationPublicKey, AnnotationSignature,
+	} {
 		delete(annotations, key)
 	}
 	if len(annotations) == 0 {

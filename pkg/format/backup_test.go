@@ -5,6 +5,7 @@ package format
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -31,7 +32,19 @@ func at(clock string) *metav1.Time {
 	return &stamp
 }
 
-var cluster = Cluster{SystemNamespace: "holdfast", UID: "cluster-uid", GitVersion: "v1.34.4", Major: "1", Minor: "34"}
+// key is the same in each run, so that what it signs can be golden.
+var key = signingKey("the cluster's key")
+
+func signingKey(seed string) *SigningKey {
+	hash := sha256.Sum256([]byte(seed))
+	key, err := ParseSigningKey(hash[:])
+	if err != nil {
+		panic(err)
+	}
+	return key
+}
+
+var cluster = Cluster{SystemNamespace: "holdfast", UID: "cluster-uid", GitVersion: "v1.34.4", Major: "1", Minor: "34", Key: key}
 
 var now = at("12:00:00").Time
 
@@ -44,7 +57,12 @@ func endedBackup() *holdfast.Backup {
 			ResourceVersion:   "77",
 			CreationTimestamp: *at("10:00:00"),
 			Labels:            map[string]string{"app": "shop"},
-			Annotations:       map[string]string{"note": "kept", "holdfast.io/origin-namespace": "forged"},
+			Annotations: map[string]string{
+				"note":                         "kept",
+				"holdfast.io/origin-namespace": "forged", // it is overwritten
+				"holdfast.io/cancelled-by":     "forged", // and these would not be
+				"holdfast.io/anything":         "forged",
+			},
 		},
 		Spec: holdfast.BackupSpec{
 			IncludedNamespaces:       []string{"shop"},
@@ -66,6 +84,7 @@ func endedBackup() *holdfast.Backup {
 			Errors:              1,
 			FailureReason:       "1 object could not be read",
 			Requester:           "alice@example.com",
+			Origin:              &holdfast.BackupOrigin{Trust: holdfast.BackupTrustOwn, NamespaceUID: "shop-uid"},
 		},
 	}
 	backup.Status.Conditions = EndConditions(&backup.Status)
@@ -107,6 +126,27 @@ func TestEncodeBackupGolden(t *testing.T) {
 	golden(t, "velero-backup.json", indented(t, data))
 }
 
+// Readers believe what is below the prefix, so no user may write there.
+func TestUsersWriteNothingBelowThePrefix(t *testing.T) {
+	for _, ours := range []Cluster{cluster, {SystemNamespace: "holdfast"}} {
+		backup := endedBackup()
+		backup.Status.Requester, backup.Status.QueuedTimestamp, backup.Status.Origin = "", nil, nil
+		for _, key := range []string{
+			AnnotationOriginNamespace, AnnotationOriginNamespaceUID, AnnotationOriginName, AnnotationClusterUID, AnnotationRequester,
+			AnnotationQueuedAt, AnnotationPhase, AnnotationContents, AnnotationPublicKey, AnnotationSignature, "holdfast.io/", "holdfast.io/of-a-later-release",
+		} {
+			backup.Annotations[key] = "forged"
+		}
+		data, err := EncodeBackup(backup, nil, ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(data), "forged") || !strings.Contains(string(data), `"note":"kept"`) {
+			t.Errorf("stored: %s", data)
+		}
+	}
+}
+
 func TestBackupRoundTrip(t *testing.T) {
 	tenant := endedBackup()
 	system := endedBackup()
@@ -136,10 +176,15 @@ func TestBackupRoundTrip(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := backup.DeepCopy()
+		want.Namespace, want.Name = "holdfast", StoreName(backup.Namespace, backup.Name, "holdfast")
 		want.ResourceVersion = ""
+		want.Status.Requester = ""
+		want.Status.Origin = &holdfast.BackupOrigin{
+			ClusterUID: "cluster-uid", PublicKey: key.PublicKey(),
+			Namespace: backup.Namespace, NamespaceUID: "shop-uid", Name: "daily", ClaimedRequester: "alice@example.com",
+		}
 		want.Annotations = map[string]string{
 			"note":               "kept",
-			AnnotationClusterUID: "cluster-uid",
 			annotationGitVersion: "v1.34.4", annotationMajorVersion: "1", annotationMinorVersion: "34",
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -324,30 +369,28 @@ func TestDerivedUIDIsFixed(t *testing.T) {
 	}
 }
 
-// Wherever the metadata comes from, no two store names are listed as one backup,
-// and only the folder's name gives a backup a place in a namespace.
-func TestOrigin(t *testing.T) {
+// Wherever the metadata comes from, no two store names have one home, and only the
+// folder's name gives a backup one.
+func TestHome(t *testing.T) {
 	for _, test := range []struct {
 		storeName, system string
 		namespace, name   string // of the annotations
 		want              string
 	}{
 		{"shop.daily", "holdfast", "shop", "daily", "shop/daily"},
-		{"daily", "holdfast", "holdfast", "daily", "holdfast/daily"},
-		{"daily", "renamed", "holdfast", "daily", "renamed/daily"},                     // another cluster's system namespace
-		{"holdfast.daily", "holdfast", "holdfast", "daily", "holdfast/holdfast.daily"}, // a tenant there, the system namespace here
-		{"daily", "holdfast", "shop", "daily", "holdfast/daily"},                       // forged: the folder says nothing of shop
-		{"shop.daily", "holdfast", "", "", "holdfast/shop.daily"},                      // Velero's
-		{"shop.daily", "holdfast", "other", "daily", "holdfast/shop.daily"},
-		{"a.b.c", "holdfast", "a.b", "c", "holdfast/a.b.c"}, // no namespace has a dot
-		{"a.b.c", "holdfast", "a", "b.c", "holdfast/a.b.c"}, // nor a backup of ours
-		{".daily", "holdfast", "", "daily", "holdfast/.daily"},
+		{"daily", "holdfast", "holdfast", "daily", ""},
+		{"daily", "renamed", "holdfast", "daily", ""},           // another cluster's system namespace
+		{"holdfast.daily", "holdfast", "holdfast", "daily", ""}, // a tenant there, the system namespace here
+		{"daily", "holdfast", "shop", "daily", ""},              // forged: the folder says nothing of shop
+		{"shop.daily", "holdfast", "", "", ""},                  // Velero's
+		{"shop.daily", "holdfast", "other", "daily", ""},
+		{"a.b.c", "holdfast", "a.b", "c", ""}, // no namespace has a dot
+		{"a.b.c", "holdfast", "a", "b.c", ""}, // nor a backup of ours
+		{".daily", "holdfast", "", "daily", ""},
 	} {
-		namespace, name := origin(test.storeName, test.system, map[string]string{
-			AnnotationOriginNamespace: test.namespace, AnnotationOriginName: test.name,
-		})
-		if got := namespace + "/" + name; got != test.want {
-			t.Errorf("%+v: got %s", test, got)
+		home, ok := Home(test.storeName, test.system, test.namespace, test.name)
+		if ok != (test.want != "") || ok && home.String() != test.want {
+			t.Errorf("%+v: got %s, %t", test, home, ok)
 		}
 	}
 }
@@ -371,8 +414,12 @@ func FuzzDecodeBackup(f *testing.F) {
 		if backup.UID == "" || backup.Namespace == "" || backup.Name == "" || !backup.Status.Phase.Ended() || backup.Spec.StorageLocation != "default" {
 			t.Fatalf("decoded %+v", backup)
 		}
-		if StoreName(backup.Namespace, backup.Name, "holdfast") != storeName {
-			t.Fatalf("%s is listed as %s/%s", storeName, backup.Namespace, backup.Name)
+		origin := backup.Status.Origin
+		if backup.Namespace != "holdfast" || backup.Name != storeName || backup.Status.Requester != "" {
+			t.Fatalf("%s is %s/%s, asked for by %q", storeName, backup.Namespace, backup.Name, backup.Status.Requester)
+		}
+		if home, ok := Home(storeName, "holdfast", origin.Namespace, origin.Name); ok && StoreName(home.Namespace, home.Name, "holdfast") != storeName {
+			t.Fatalf("the home of %s is %s", storeName, home)
 		}
 		encoded, err := EncodeBackup(backup, nil, cluster)
 		if err != nil {
@@ -382,7 +429,7 @@ func FuzzDecodeBackup(f *testing.F) {
 		if err != nil {
 			t.Fatalf("its own encoding is refused: %v", err)
 		}
-		if again.Namespace != backup.Namespace || again.Name != backup.Name || again.UID != backup.UID || again.Status.Phase != backup.Status.Phase {
+		if again.Status.Origin.Trust != "" || again.Name != backup.Name || again.UID != backup.UID || again.Status.Phase != backup.Status.Phase {
 			t.Fatalf("before %+v, after %+v", backup, again)
 		}
 	})

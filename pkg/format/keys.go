@@ -8,6 +8,7 @@ import (
 	"path"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -103,14 +104,14 @@ func ValidateStoreName(storeName string) error {
 	return nil
 }
 
-// origin is the inverse of StoreName: where a backup is listed. The annotations
-// are believed only as far as the store name bears them out, so every store name
-// has a place of its own, in whichever cluster it is read.
-func origin(storeName, systemNamespace string, annotations map[string]string) (namespace, name string) {
-	namespace, name = annotations[AnnotationOriginNamespace], annotations[AnnotationOriginName]
+// Home is the inverse of StoreName: the namespace and name of a backup whose metadata
+// says that it has these. They are believed only as far as the store name bears them
+// out, so every store name has one home at most, and none that another one has. It is
+// false for a backup without one, which is listed in the system namespace.
+func Home(storeName, systemNamespace, namespace, name string) (types.NamespacedName, bool) {
 	if namespace == systemNamespace || storeName != namespace+"."+name ||
 		len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Label(name)) > 0 {
-		return systemNamespace, storeName
+		return types.NamespacedName{}, false
 	}
-	return namespace, name
+	return types.NamespacedName{Namespace: namespace, Name: name}, true
 }

@@ -62,6 +62,7 @@ var resourceList = ResourceList{
 func volumes() []Volume {
 	claim := Volume{
 		Pod:              engine.PodReference{Namespace: "shop", Name: "web-0", UID: "pod-uid"},
+		NamespaceUID:     "shop-uid",
 		Node:             "node-1",
 		Name:             "data",
 		ClaimName:        "data-web-0",

@@ -21,22 +21,26 @@ import (
 const UploaderKopia = "kopia"
 
 const (
-	labelBackupName  = "velero.io/backup-name"
-	labelBackupUID   = "velero.io/backup-uid"
-	labelClaimUID    = "velero.io/pvc-uid"
-	annotationClaim  = "velero.io/pvc-name"
-	methodPodVolume  = "PodVolumeBackup"
-	resultSucceeded  = "succeeded"
-	resultFailed     = "failed"
-	maxLabelValue    = 63
-	labelHashLength  = 6
-	volumeHashLength = 10
+	labelBackupName = "velero.io/backup-name"
+	labelBackupUID  = "velero.io/backup-uid"
+	labelClaimUID   = "velero.io/pvc-uid"
+	annotationClaim = "velero.io/pvc-name"
+	// annotationVolumeNamespaceUID is the uid of the namespace of a volume's pod.
+	annotationVolumeNamespaceUID = AnnotationPrefix + "namespace-uid"
+	methodPodVolume              = "PodVolumeBackup"
+	resultSucceeded              = "succeeded"
+	resultFailed                 = "failed"
+	maxLabelValue                = 63
+	labelHashLength              = 6
+	volumeHashLength             = 10
 )
 
 // Volume is what became of one volume of a backup.
 type Volume struct {
 	// Pod is the pod through which the volume was read.
 	Pod engine.PodReference
+	// NamespaceUID is the uid of the pod's namespace.
+	NamespaceUID types.UID
 	// Node is the node that ran the pod.
 	Node string
 	// Name is the name of the volume in the pod's spec.
@@ -87,6 +91,11 @@ type PodVolumeBackupStatus struct {
 
 // ClaimName is the name of the volume's claim, empty for a volume without one.
 func (p *PodVolumeBackup) ClaimName() string { return p.Annotations[annotationClaim] }
+
+// NamespaceUID is the uid of the namespace of the volume's pod; empty if it is not stored.
+func (p *PodVolumeBackup) NamespaceUID() types.UID {
+	return types.UID(p.Annotations[annotationVolumeNamespaceUID])
+}
 
 // NewPodVolumeBackup describes a volume of a backup in the form that Velero
 // restores from. The name is derived from pod and volume.
@@ -140,8 +149,11 @@ func NewPodVolumeBackup(backup *holdfast.Backup, storeName string, volume Volume
 			IncrementalBytes:    volume.Status.IncrementalBytes,
 		},
 	}
+	if volume.NamespaceUID != "" {
+		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationVolumeNamespaceUID, string(volume.NamespaceUID))
+	}
 	if volume.ClaimName != "" {
-		pvb.Annotations = map[string]string{annotationClaim: volume.ClaimName}
+		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationClaim, volume.ClaimName)
 		pvb.Labels[labelClaimUID] = string(volume.ClaimUID)
 		pvb.Spec.Tags["pvc-uid"] = string(volume.ClaimUID)
 	}

@@ -5,6 +5,7 @@ package holdfast
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -72,6 +73,23 @@ type BackupStatus struct {
 	FailureReason       string
 	ValidationErrors    []string
 	Requester           string
+	Origin              *BackupOrigin
+}
+
+// BackupTrust says how far what a stored backup says of itself can be believed.
+type BackupTrust string
+
+// BackupOrigin is where a backup comes from.
+type BackupOrigin struct {
+	Trust            BackupTrust
+	Message          string
+	Cluster          string
+	ClusterUID       string
+	PublicKey        string
+	Namespace        string
+	NamespaceUID     types.UID
+	Name             string
+	ClaimedRequester string
 }
 
 // BackupProgress counts objects.

@@ -47,11 +47,13 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester":                   schema_pkg_apis_engine_v1alpha1_Requester(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location":                  schema_pkg_apis_engine_v1alpha1_S3Location(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StoredBackup":                schema_pkg_apis_engine_v1alpha1_StoredBackup(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster":              schema_pkg_apis_engine_v1alpha1_TrustedCluster(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress":              schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref),
 		v1alpha1.Backup{}.OpenAPIModelName():                                                   schema_pkg_apis_holdfast_v1alpha1_Backup(ref),
 		v1alpha1.BackupCancellation{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_BackupCancellation(ref),
 		v1alpha1.BackupDeletion{}.OpenAPIModelName():                                           schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref),
 		v1alpha1.BackupList{}.OpenAPIModelName():                                               schema_pkg_apis_holdfast_v1alpha1_BackupList(ref),
+		v1alpha1.BackupOrigin{}.OpenAPIModelName():                                             schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref),
 		v1alpha1.BackupProgress{}.OpenAPIModelName():                                           schema_pkg_apis_holdfast_v1alpha1_BackupProgress(ref),
 		v1alpha1.BackupQueueEntry{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntry(ref),
 		v1alpha1.BackupQueueEntryList{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryList(ref),
@@ -433,6 +435,13 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref common.ReferenceCallback)
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
 					},
+					"namespaceUID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the Backup's namespace when the Backup was asked for. Another namespace of that name has nothing to do with the run. Empty in a run that was created for the deletion of a stored backup.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"labels": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Labels of the Backup.",
@@ -782,12 +791,30 @@ func schema_pkg_apis_engine_v1alpha1_BackupStorageLocationSpec(ref common.Refere
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location"),
 						},
 					},
+					"trustedClusters": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Clusters whose backups in this store are listed in the namespaces of the same names, and so belong to whoever has rights there. Those of any other cluster are listed in the system namespace. This cluster need not be named, except to give a namespace that was made anew what its predecessor had stored.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster"),
+									},
+								},
+							},
+						},
+					},
 				},
 				Required: []string{"provider"},
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location"},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster"},
 	}
 }
 
@@ -1535,6 +1562,63 @@ func schema_pkg_apis_engine_v1alpha1_StoredBackup(ref common.ReferenceCallback) 
 	}
 }
 
+func schema_pkg_apis_engine_v1alpha1_TrustedCluster(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TrustedCluster is a cluster whose signature is believed.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What to call it.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of its namespace kube-system: cluster-uid in its ConfigMap holdfast-identity.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"publicKey": {
+						SchemaProps: spec.SchemaProps{
+							Description: "A public key from its ConfigMap holdfast-identity: Ed25519, in base64. A cluster with several is named once for each.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"namespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The namespaces that it is trusted for. Empty means all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"name", "uid", "publicKey"},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -1731,6 +1815,82 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupList(ref common.ReferenceCallback) 
 		},
 		Dependencies: []string{
 			v1alpha1.Backup{}.OpenAPIModelName(), v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupOrigin is where a backup comes from. Of a stored backup that is Foreign or Forged, everything here is no more than what the store says.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"trust": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Own, Trusted, Foreign or Forged. A backup that is Foreign or Forged is listed in the system namespace only.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why the backup is not believed, or not listed in its own namespace, in one sentence.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"cluster": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name by which the storage location trusts the cluster that made the backup.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"clusterUID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the namespace kube-system of the cluster that made the backup.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"publicKey": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Public key that the backup is signed with: Ed25519, in base64.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the Backup in that cluster.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"namespaceUID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of that namespace.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the Backup in that cluster.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"claimedRequester": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who asked for the backup, as the store says. It is in status.requester too if it is borne out.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
 	}
 }
 
@@ -2415,16 +2575,22 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked for the backup.",
+							Description: "Who asked for the backup, as a cluster authenticated them that this one trusts.",
 							Type:        []string{"string"},
 							Format:      "",
+						},
+					},
+					"origin": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Where the backup comes from, and whether that is borne out.",
+							Ref:         ref(v1alpha1.BackupOrigin{}.OpenAPIModelName()),
 						},
 					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BackupProgress{}.OpenAPIModelName(), v1alpha1.BackupVolumesProgress{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+			v1alpha1.BackupOrigin{}.OpenAPIModelName(), v1alpha1.BackupProgress{}.OpenAPIModelName(), v1alpha1.BackupVolumesProgress{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 

@@ -42,6 +42,9 @@ func (r *BackupRun) AsBackup() *holdfastv1alpha1.Backup {
 		},
 	}
 	backup.Status.Phase = r.Phase()
+	if r.Spec.NamespaceUID != "" {
+		backup.Status.Origin = &holdfastv1alpha1.BackupOrigin{Trust: holdfastv1alpha1.BackupTrustOwn, NamespaceUID: r.Spec.NamespaceUID}
+	}
 	if r.standsForStored() {
 		stored := r.Spec.Deletion.Stored
 		backup.UID, backup.CreationTimestamp = stored.UID, stored.CreationTimestamp

@@ -72,6 +72,36 @@ type BackupStorageLocationSpec struct {
 	// For the provider s3.
 	// +optional
 	S3 *S3Location `json:"s3,omitempty"`
+	// Clusters whose backups in this store are listed in the namespaces of the same
+	// names, and so belong to whoever has rights there. Those of any other cluster are
+	// listed in the system namespace. This cluster need not be named, except to give
+	// a namespace that was made anew what its predecessor had stored.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	TrustedClusters []TrustedCluster `json:"trustedClusters,omitempty"`
+}
+
+// TrustedCluster is a cluster whose signature is believed.
+type TrustedCluster struct {
+	// What to call it.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Name string `json:"name"`
+	// Uid of its namespace kube-system: cluster-uid in its ConfigMap holdfast-identity.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	UID string `json:"uid"`
+	// A public key from its ConfigMap holdfast-identity: Ed25519, in base64. A cluster
+	// with several is named once for each.
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9+/]{43}=$`
+	PublicKey string `json:"publicKey"`
+	// The namespaces that it is trusted for. Empty means all.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=63
+	Namespaces []string `json:"namespaces,omitempty"`
 }
 
 // FilesystemLocation is a folder that every role of Holdfast sees under the same path.

@@ -5,6 +5,7 @@ package v1alpha1
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // +genclient
@@ -244,9 +245,62 @@ type BackupStatus struct {
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`
-	// Who asked for the backup.
+	// Who asked for the backup, as a cluster authenticated them that this one trusts.
 	// +optional
 	Requester string `json:"requester,omitempty"`
+	// Where the backup comes from, and whether that is borne out.
+	// +optional
+	Origin *BackupOrigin `json:"origin,omitempty"`
+}
+
+// BackupTrust says how far what a stored backup says of itself can be believed.
+type BackupTrust string
+
+const (
+	// BackupTrustOwn: made by this cluster, as its signature shows.
+	BackupTrustOwn BackupTrust = "Own"
+	// BackupTrustTrusted: made by a cluster that the storage location trusts, as its
+	// signature shows.
+	BackupTrustTrusted BackupTrust = "Trusted"
+	// BackupTrustForeign: not signed, or by a cluster that nobody here knows.
+	BackupTrustForeign BackupTrust = "Foreign"
+	// BackupTrustForged: changed after it was signed, or in the name of a known cluster
+	// without its key.
+	BackupTrustForged BackupTrust = "Forged"
+)
+
+// BackupOrigin is where a backup comes from. Of a stored backup that is Foreign or
+// Forged, everything here is no more than what the store says.
+type BackupOrigin struct {
+	// Own, Trusted, Foreign or Forged. A backup that is Foreign or Forged is listed in
+	// the system namespace only.
+	// +optional
+	Trust BackupTrust `json:"trust,omitempty"`
+	// Why the backup is not believed, or not listed in its own namespace, in one sentence.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Name by which the storage location trusts the cluster that made the backup.
+	// +optional
+	Cluster string `json:"cluster,omitempty"`
+	// Uid of the namespace kube-system of the cluster that made the backup.
+	// +optional
+	ClusterUID string `json:"clusterUID,omitempty"`
+	// Public key that the backup is signed with: Ed25519, in base64.
+	// +optional
+	PublicKey string `json:"publicKey,omitempty"`
+	// Namespace of the Backup in that cluster.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	// Uid of that namespace.
+	// +optional
+	NamespaceUID types.UID `json:"namespaceUID,omitempty"`
+	// Name of the Backup in that cluster.
+	// +optional
+	Name string `json:"name,omitempty"`
+	// Who asked for the backup, as the store says. It is in status.requester too if it
+	// is borne out.
+	// +optional
+	ClaimedRequester string `json:"claimedRequester,omitempty"`
 }
 
 // BackupProgress counts objects.

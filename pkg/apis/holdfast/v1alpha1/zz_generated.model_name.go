@@ -29,6 +29,11 @@ func (in BackupList) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupOrigin) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupOrigin"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in BackupProgress) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.BackupProgress"
 }
