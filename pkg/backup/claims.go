@@ -311,7 +311,7 @@ func (p *podVolumes) conclude(results []VolumeResult) []format.Volume {
 			p.findings.warn(about, fmt.Sprintf("volume %s: %d files could not be read: %s", request.Volume, status.Warnings, status.Message))
 		}
 		volume := format.Volume{
-			Pod: request.Pod, Node: request.Node, Name: request.Volume,
+			Pod: request.Pod, NamespaceUID: p.existing[request.Pod.Namespace], Node: request.Node, Name: request.Volume,
 			ClaimName: request.ClaimName, ClaimUID: request.ClaimUID, PersistentVolume: request.PersistentVolume,
 			Status: status,
 		}

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes/scheme"
 
@@ -48,8 +49,10 @@ type collector struct {
 
 	// own are Holdfast's namespaces, whose Secrets stay out of every backup.
 	own sets.Set[string]
-	// labelled are the namespaces that exclude themselves, and listed those that
-	// lists ask for; "" is all. Both are set by readNamespaces.
+	// existing are the namespaces, with their uids, labelled those that exclude
+	// themselves, and listed those that lists ask for; "" is all. All are set by
+	// readNamespaces.
+	existing map[string]types.UID
 	labelled sets.Set[string]
 	listed   []string
 }
@@ -116,12 +119,13 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 		return errors.New("the cluster serves no namespaces: check the rights of the controller")
 	}
 	c.labelled = sets.New[string]()
-	existing := sets.New[string]()
+	c.existing = map[string]types.UID{}
 	var selected []string
 	err := c.lister.list(ctx, query{resource: r}, visitor{page: func(int64) {}, object: func(raw []byte) error {
 		var h head
 		var object struct {
 			Metadata struct {
+				UID    types.UID         `json:"uid"`
 				Labels map[string]string `json:"labels"`
 			} `json:"metadata"`
 		}
@@ -129,10 +133,10 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 			return err
 		}
 		name := h.Metadata.Name
-		if existing.Has(name) {
+		if _, known := c.existing[name]; known {
 			return nil
 		}
-		existing.Insert(name)
+		c.existing[name] = object.Metadata.UID
 		if !c.namespaces.Match(name) {
 			return nil
 		}
@@ -152,8 +156,9 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 		return fmt.Errorf("list the namespaces: %w", unwrapVisit(err))
 	}
 	for _, name := range c.namespaces.Explicit() {
+		_, exists := c.existing[name]
 		switch about := (subject{namespacesResource, "", name}); {
-		case !existing.Has(name):
+		case !exists:
 			c.findings.fail(about, "the backup includes it, but it does not exist")
 		case c.labelled.Has(name):
 			c.findings.warn(about, "the backup includes it, but it has the label "+format.LabelExclude+"=true")

@@ -23,8 +23,13 @@
 //     for more than an hour: what every listing of an hour has lacked is gone. So
 //     whatever a store does, an hour after it has come to rest the catalogue lists
 //     what it holds, which is what it would list after a restart.
-//  4. Names and uids depend on nothing but what lies in the stores.
-//  5. What is listed in a namespace names the backups of that namespace only; others
+//  4. Names and uids depend on nothing but what lies in the stores, and on who is
+//     trusted.
+//  5. What a backup says of its origin decides nothing by itself: it is listed in a
+//     tenant's namespace only if its signature is that of a cluster which is trusted
+//     for that namespace. All else is listed in the system namespace. When trust or
+//     the namespaces change, what is listed moves, and nothing is read again.
+//  6. What is listed in a namespace names the backups of that namespace only; others
 //     are another backup, under a pseudonym. In the system namespace all are named.
 package catalog
 
@@ -53,10 +58,11 @@ type Catalog struct {
 	changing sync.Mutex
 
 	mu        sync.RWMutex
-	locations map[string]map[string]*entry      // by location and store name; guarded by mu
-	listed    map[string]time.Time              // by location: when its latest listing that is believed was begun; guarded by mu
-	rows      map[types.NamespacedName][]*entry // that want one name, by location; guarded by mu
-	volumes   map[types.NamespacedName]*volume  // guarded by mu
+	locations map[string]map[string]*entry     // by location and store name; guarded by mu
+	listed    map[string]time.Time             // by location: when its latest listing that is believed was begun; guarded by mu
+	rows      map[string][]*entry              // that are listed, by store name; guarded by mu
+	volumes   map[types.NamespacedName]*volume // guarded by mu
+	trust     trust                            // guarded by mu
 }
 
 // entry is one backup in one location. Unless its backup is nil, it is listed.
@@ -64,13 +70,15 @@ type entry struct {
 	location, storeName string
 	systemNamespace     string
 
-	// backup is as stored, or a stand-in for one that can't be read. It is nil while
-	// the folder holds no finished backup.
+	// backup is as stored, in its place, or a stand-in for one that can't be read. It is
+	// nil while the folder holds no finished backup.
 	backup  *holdfast.Backup
 	volumes []Volume
+	// claims are what its metadata says of its origin; nil for a stand-in.
+	claims *holdfast.BackupOrigin
 
-	// shadowed is true if another location's entry has the name, which this one
-	// then bears with the location's behind it.
+	// shadowed is true if another location's entry comes first of those with the store
+	// name; this one then bears its location's name behind its own.
 	shadowed bool
 	row      *holdfast.Backup
 
@@ -91,7 +99,7 @@ type entry struct {
 
 // Content is what was read of a backup.
 type Content struct {
-	// Backup is its metadata.
+	// Backup is its metadata. Its origin decides where it is listed.
 	Backup *holdfast.Backup
 	// Volumes are its volumes.
 	Volumes []Volume
@@ -114,7 +122,7 @@ func New(systemNamespace string, notify func(Changes)) *Catalog {
 		notify:          notify,
 		locations:       map[string]map[string]*entry{},
 		listed:          map[string]time.Time{},
-		rows:            map[types.NamespacedName][]*entry{},
+		rows:            map[string][]*entry{},
 		volumes:         map[types.NamespacedName]*volume{},
 	}
 }
@@ -131,7 +139,11 @@ func (c *Catalog) Put(location, storeName string, content Content, now time.Time
 		} else {
 			e.retryLocked(now, unreadableBackoff)
 		}
-		c.setLocked(e, describe(content, now), content.Volumes, changed)
+		if e.claims = content.Backup.Status.Origin; e.claims == nil {
+			e.claims = unsigned
+		}
+		backup, volumes := c.placeLocked(e, describe(content, now), content.Volumes)
+		c.setLocked(e, backup, volumes, changed)
 	})
 }
 
@@ -147,6 +159,7 @@ func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Tim
 		case e.backup.Status.Phase != holdfast.BackupPhaseUnreadable || e.backup.Status.FailureReason == reason:
 			return
 		}
+		e.claims = nil
 		c.setLocked(e, unreadable(e, c.systemNamespace, reason, now), nil, changed)
 	})
 }
@@ -239,9 +252,9 @@ func (c *Catalog) Readable(location string) string {
 func (c *Catalog) Backup(namespace, name string) *holdfast.Backup {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	bare, location, shadowed := strings.Cut(name, "@") // no name of a backup has one
-	for i, e := range c.rows[types.NamespacedName{Namespace: namespace, Name: bare}] {
-		if i == 0 && !shadowed || i > 0 && shadowed && e.location == location {
+	bare, _, _ := strings.Cut(name, "@") // no name of a backup has one
+	for _, e := range c.rows[format.StoreName(namespace, bare, c.systemNamespace)] {
+		if e.row.Namespace == namespace && e.row.Name == name {
 			return e.row
 		}
 	}
@@ -331,29 +344,30 @@ func (c *Catalog) setLocked(e *entry, backup *holdfast.Backup, volumes []Volume,
 	relist := map[*entry]bool{}
 	if e.backup != nil {
 		c.unlistLocked(e, changed)
-		name := nameOf(e.backup)
-		c.rows[name] = slices.DeleteFunc(c.rows[name], func(other *entry) bool { return other == e })
-		c.shadowLocked(name, relist, changed)
+		c.rows[e.storeName] = slices.DeleteFunc(c.rows[e.storeName], func(other *entry) bool { return other == e })
+		c.shadowLocked(e.storeName, relist, changed)
 	}
 	e.backup, e.volumes = backup, volumes
 	if e.backup != nil {
-		name := nameOf(e.backup)
-		c.rows[name] = append(c.rows[name], e)
-		slices.SortFunc(c.rows[name], func(a, b *entry) int { return cmp.Compare(a.location, b.location) })
+		c.rows[e.storeName] = append(c.rows[e.storeName], e)
+		slices.SortFunc(c.rows[e.storeName], func(a, b *entry) int {
+			return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.location, b.location))
+		})
 		relist[e] = true
-		c.shadowLocked(name, relist, changed)
+		c.shadowLocked(e.storeName, relist, changed)
 	}
 	for other := range relist {
 		c.listLocked(other, changed)
 	}
 }
 
-// shadowLocked decides who bears a name: the entry of the first location. It takes
-// away the rows that change by that, and marks them to be listed anew.
-func (c *Catalog) shadowLocked(name types.NamespacedName, relist map[*entry]bool, changed *recorder) {
-	group := c.rows[name]
+// shadowLocked decides which of the entries with one store name bears it alone: the
+// first of the group, wherever the others are listed. It takes away the rows that
+// change by that, and marks them to be listed anew.
+func (c *Catalog) shadowLocked(storeName string, relist map[*entry]bool, changed *recorder) {
+	group := c.rows[storeName]
 	if len(group) == 0 {
-		delete(c.rows, name)
+		delete(c.rows, storeName)
 	}
 	for i, e := range group {
 		if e.shadowed == (i > 0) {
@@ -370,8 +384,8 @@ func (c *Catalog) shadowLocked(name types.NamespacedName, relist map[*entry]bool
 func (c *Catalog) unlistLocked(e *entry, changed *recorder) {
 	changed.backups[nameOf(e.row)] = nil
 	for i := range e.volumes {
-		changed.history[types.NamespacedName{Namespace: e.volumes[i].Namespace, Name: e.volumeBackupName(i)}] = nil
-		name := e.volumes[i].name()
+		changed.history[e.volumeBackupName(i)] = nil
+		name := e.volumes[i].name(e.systemNamespace)
 		changed.volumes[name] = true
 		if c.volumes[name].remove(member{e, i}); c.volumes[name].empty() {
 			delete(c.volumes, name)
@@ -393,7 +407,7 @@ func (c *Catalog) listLocked(e *entry, changed *recorder) {
 	for i := range e.volumes {
 		object := e.volumeBackup(i)
 		changed.history[types.NamespacedName{Namespace: object.Namespace, Name: object.Name}] = object
-		name := e.volumes[i].name()
+		name := e.volumes[i].name(e.systemNamespace)
 		changed.volumes[name] = true
 		if c.volumes[name] == nil {
 			c.volumes[name] = &volume{}

@@ -26,7 +26,17 @@ var t0 = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 
 func minute(n int) time.Time { return t0.Add(time.Duration(n) * time.Minute) }
 
-// stored makes a backup as it is read from a store: n.name lies in namespace n.
+// ours is the cluster whose backups stored makes, and whose catalogue newCatalog makes.
+var ours = Identity{UID: "our-cluster", Keys: []string{"our-key"}}
+
+func newCatalog(notify func(Changes)) *Catalog {
+	c := New(system, notify)
+	c.SetIdentity(ours)
+	c.SetNamespaces(map[string]types.UID{})
+	return c
+}
+
+// stored makes a backup as it is read from a store: n.name is of namespace n.
 func stored(location, storeName string, age int) *holdfast.Backup {
 	namespace, name, tenant := strings.Cut(storeName, ".")
 	if !tenant {
@@ -35,12 +45,18 @@ func stored(location, storeName string, age int) *holdfast.Backup {
 	ended := metav1.NewTime(minute(-age))
 	backup := &holdfast.Backup{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: name,
+			Namespace: system, Name: storeName,
 			UID:               types.UID("uid-of-" + storeName),
 			CreationTimestamp: metav1.NewTime(minute(-age - 1)),
 		},
-		Spec:   holdfast.BackupSpec{StorageLocation: location},
-		Status: holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted, CompletionTimestamp: &ended},
+		Spec: holdfast.BackupSpec{StorageLocation: location},
+		Status: holdfast.BackupStatus{
+			Phase: holdfast.BackupPhaseCompleted, CompletionTimestamp: &ended,
+			Origin: &holdfast.BackupOrigin{
+				ClusterUID: ours.UID, PublicKey: ours.Keys[0],
+				Namespace: namespace, NamespaceUID: types.UID("uid-of-" + namespace), Name: name, ClaimedRequester: "alice",
+			},
+		},
 	}
 	backup.Status.Conditions = format.EndConditions(&backup.Status)
 	return backup
@@ -49,7 +65,7 @@ func stored(location, storeName string, age int) *holdfast.Backup {
 // claim makes a volume with a claim, of a size that tells it apart.
 func claim(namespace, name string, size int64, age int) Volume {
 	return Volume{
-		Namespace: namespace, ClaimName: name, PodName: "pod", PodVolume: "v", Node: "node",
+		Namespace: namespace, NamespaceUID: "uid-of-" + namespace, ClaimName: name, PodName: "pod", PodVolume: "v", Node: "node",
 		SnapshotID: fmt.Sprintf("snapshot-%d", size), SizeBytes: size, BytesDone: size, IncrementalBytes: 1,
 		Completion: metav1.NewTime(minute(-age)), Completed: true,
 	}
@@ -76,7 +92,7 @@ func newMirror(t *testing.T) (*Catalog, *mirror) {
 		volumes: map[types.NamespacedName]*holdfast.BackupVolume{},
 		history: map[types.NamespacedName]*holdfast.VolumeBackup{},
 	}
-	return New(system, m.apply), m
+	return newCatalog(m.apply), m
 }
 
 func (m *mirror) apply(changes Changes) {
@@ -456,7 +472,7 @@ func TestReadVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := fmt.Sprintf("%+v", volumes)
-	if len(volumes) != 2 || volumes[0].name().Name != "data" || volumes[1].name().Name != "pod:pod-1:data" || !volumes[0].Completed || volumes[0].SizeBytes != 3 {
+	if len(volumes) != 2 || volumes[0].bareName() != "data" || volumes[1].bareName() != "pod:pod-1:data" || !volumes[0].Completed || volumes[0].SizeBytes != 3 {
 		t.Errorf("read %s", got)
 	}
 	for _, bad := range []string{"../../escape", "with space", "a%2fb", "line\nbreak"} {

@@ -98,7 +98,7 @@ func (o *oracle) observe(location string, names []string, begun time.Time) bool 
 
 // fresh is a catalogue that learns the same contents in another order, at once.
 func (o *oracle) fresh(t *testing.T) *Catalog {
-	c := New(system, nil)
+	c := newCatalog(nil)
 	for p, content := range o.contents { // the order of a map is any order
 		c.Put(p.location, p.storeName, content, t0)
 	}
@@ -189,7 +189,7 @@ func TestAgainstOracle(t *testing.T) {
 // catalogue is right an hour later.
 func TestSuspicionAgainstOracle(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		c := New(system, nil)
+		c := newCatalog(nil)
 		o := &oracle{contents: map[place]Content{}, listings: map[string][]listing{}, since: map[place]int{}}
 		const location = "default"
 		clock := 0

@@ -33,8 +33,8 @@ const reasonUnreadable = "Unreadable"
 
 // Volume is one volume in one backup, at rest: there may be a million.
 type Volume struct {
-	// Namespace is that of the pod, and so of the claim.
-	Namespace string
+	// Namespace is that of the pod, and so of the claim, and NamespaceUID its uid.
+	Namespace, NamespaceUID string
 	// ClaimName is empty for a volume without a claim.
 	ClaimName string
 	// PodName and PodVolume say through which pod it was read.
@@ -49,6 +49,8 @@ type Volume struct {
 	// Start and Completion are zero if unknown.
 	Start, Completion metav1.Time
 	Completed         bool
+	// displaced is true if it is not listed in its namespace, but in the system one.
+	displaced bool
 	// repeat counts the entries of the same volume before it in the backup.
 	repeat int
 }
@@ -63,8 +65,9 @@ func ReadVolumes(r io.Reader) ([]Volume, error) {
 		if err != nil {
 			return err
 		}
-		v.repeat = seen[v.name()]
-		seen[v.name()]++
+		name := types.NamespacedName{Namespace: v.Namespace, Name: v.bareName()}
+		v.repeat = seen[name]
+		seen[name]++
 		volumes = append(volumes, v)
 		return nil
 	})
@@ -84,6 +87,7 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	status := &pvb.Status
 	v := Volume{
 		Namespace:        intern(pvb.Spec.Pod.Namespace),
+		NamespaceUID:     intern(string(pvb.NamespaceUID())),
 		ClaimName:        intern(claim),
 		PodName:          intern(pvb.Spec.Pod.Name),
 		PodVolume:        intern(pvb.Spec.Volume),
@@ -115,13 +119,21 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 // every backup.
 func intern(s string) string { return unique.Make(s).Value() }
 
-// name is that of the BackupVolume.
-func (v *Volume) name() types.NamespacedName {
-	name := v.ClaimName
-	if name == "" {
-		name = "pod:" + v.PodName + ":" + v.PodVolume
+// bareName is that of the BackupVolume in the volume's own namespace.
+func (v *Volume) bareName() string {
+	if v.ClaimName == "" {
+		return "pod:" + v.PodName + ":" + v.PodVolume
 	}
-	return types.NamespacedName{Namespace: v.Namespace, Name: name}
+	return v.ClaimName
+}
+
+// name is that of the BackupVolume where it is listed. In the system namespace it says
+// of which namespace the volume was; no claim's name has an @.
+func (v *Volume) name(systemNamespace string) types.NamespacedName {
+	if v.displaced {
+		return types.NamespacedName{Namespace: systemNamespace, Name: v.bareName() + "@" + v.Namespace}
+	}
+	return types.NamespacedName{Namespace: v.Namespace, Name: v.bareName()}
 }
 
 // describe completes a backup with what follows from its volumes.
@@ -207,20 +219,21 @@ func (e *entry) pseudonym() string {
 	return "another-" + strings.ReplaceAll(string(uid), "-", "")[:20]
 }
 
-func (e *entry) volumeBackupName(i int) string {
+func (e *entry) volumeBackupName(i int) types.NamespacedName {
 	v := &e.volumes[i]
+	volume := v.name(e.systemNamespace)
 	name := e.storeName
 	switch {
-	case !e.mayName(v.Namespace):
+	case !e.mayName(volume.Namespace):
 		name = e.pseudonym()
 	case e.shadowed:
 		name += "@" + e.location
 	}
-	name += ":" + v.name().Name
+	name += ":" + volume.Name
 	if v.repeat > 0 {
 		name += ":" + strconv.Itoa(v.repeat+1)
 	}
-	return name
+	return types.NamespacedName{Namespace: volume.Namespace, Name: name}
 }
 
 func (e *entry) volumeBackup(i int) *holdfast.VolumeBackup {
@@ -231,18 +244,18 @@ func (e *entry) volumeBackup(i int) *holdfast.VolumeBackup {
 		phase = engine.VolumePhaseCompleted
 	}
 	var of holdfast.BackupReference
-	if e.mayName(v.Namespace) {
+	if e.mayName(name.Namespace) {
 		of = holdfast.BackupReference{Namespace: e.row.Namespace, Name: e.row.Name}
 	}
 	return &holdfast.VolumeBackup{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:         v.Namespace,
-			Name:              name,
-			UID:               format.DerivedUID("volumebackup", e.location, e.storeName, string(e.backup.UID), v.Namespace, v.name().Name, strconv.Itoa(v.repeat)),
+			Namespace:         name.Namespace,
+			Name:              name.Name,
+			UID:               format.DerivedUID("volumebackup", e.location, e.storeName, string(e.backup.UID), v.Namespace, v.bareName(), strconv.Itoa(v.repeat)),
 			CreationTimestamp: e.backup.CreationTimestamp,
 		},
 		Spec: holdfast.VolumeBackupSpec{
-			VolumeName:      v.name().Name,
+			VolumeName:      v.name(e.systemNamespace).Name,
 			Backup:          of,
 			BackupUID:       e.row.UID,
 			PodName:         v.PodName,

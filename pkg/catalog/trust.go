@@ -1,0 +1,228 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package catalog
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// Identity is who this cluster is, so that it knows its own backups again.
+type Identity struct {
+	// UID is that of the namespace kube-system.
+	UID string
+	// Keys are the public keys that the cluster has signed with.
+	Keys []string
+}
+
+// trust is what decides where backups are listed, apart from what they say. Without
+// any of it, everything is listed in the system namespace.
+type trust struct {
+	identity Identity
+	// namespaces are those that exist, by name; nil while that is not known.
+	namespaces map[string]types.UID
+	// clusters are those that locations trust.
+	clusters map[string][]engine.TrustedCluster
+}
+
+// verdict is what a backup's signature is worth.
+type verdict struct {
+	trust   holdfast.BackupTrust
+	message string
+	// own is true for this cluster's, and grants are the location's for the signer.
+	own    bool
+	grants []engine.TrustedCluster
+}
+
+// SetIdentity says who this cluster is.
+func (c *Catalog) SetIdentity(identity Identity) {
+	if c.setTrust(func(t *trust) bool {
+		same := equality.Semantic.DeepEqual(t.identity, identity)
+		t.identity = identity
+		return !same
+	}) {
+		c.replace(func(*entry) bool { return true })
+	}
+}
+
+// SetTrustedClusters says which clusters each location trusts.
+func (c *Catalog) SetTrustedClusters(clusters map[string][]engine.TrustedCluster) {
+	var before map[string][]engine.TrustedCluster
+	if c.setTrust(func(t *trust) bool {
+		before, t.clusters = t.clusters, maps.Clone(clusters)
+		return !equality.Semantic.DeepEqual(before, clusters)
+	}) {
+		c.replace(func(e *entry) bool {
+			return !equality.Semantic.DeepEqual(before[e.location], clusters[e.location])
+		})
+	}
+}
+
+// SetNamespaces says which namespaces exist, all of them.
+func (c *Catalog) SetNamespaces(namespaces map[string]types.UID) {
+	c.setTrust(func(t *trust) bool {
+		t.namespaces = maps.Clone(namespaces)
+		return true
+	})
+	c.replace(func(*entry) bool { return true })
+}
+
+// SetNamespace says that a namespace exists with this uid, or, without one, not any
+// more. It does nothing before SetNamespaces.
+func (c *Catalog) SetNamespace(name string, uid types.UID) {
+	if c.setTrust(func(t *trust) bool {
+		if t.namespaces == nil || t.namespaces[name] == uid {
+			return false
+		}
+		if uid == "" {
+			delete(t.namespaces, name)
+		} else {
+			t.namespaces[name] = uid
+		}
+		return true
+	}) {
+		c.replace(func(e *entry) bool {
+			return e.claims.Namespace == name || slices.ContainsFunc(e.volumes, func(v Volume) bool { return v.Namespace == name })
+		})
+	}
+}
+
+func (c *Catalog) setTrust(set func(*trust) bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return set(&c.trust)
+}
+
+// replace lists entries where they belong now, one by one, so that nobody waits long
+// for the lock. One that is recorded meanwhile is listed there already.
+func (c *Catalog) replace(concerned func(*entry) bool) {
+	c.mu.RLock()
+	var entries []*entry
+	for _, of := range c.locations {
+		for _, e := range of {
+			if e.backup != nil && e.claims != nil && concerned(e) {
+				entries = append(entries, e)
+			}
+		}
+	}
+	c.mu.RUnlock()
+	for _, e := range entries {
+		c.change(func(changed *recorder) {
+			if c.locations[e.location][e.storeName] == e && e.backup != nil && e.claims != nil {
+				backup, volumes := c.placeLocked(e, e.backup, e.volumes)
+				c.setLocked(e, backup, volumes, changed)
+			}
+		})
+	}
+}
+
+// placeLocked gives a backup, and its volumes, the place where they are listed. It
+// follows from the entry's claims and what is trusted, whatever their places were.
+func (c *Catalog) placeLocked(e *entry, backup *holdfast.Backup, volumes []Volume) (*holdfast.Backup, []Volume) {
+	verdict := c.trust.judge(e.location, e.claims)
+	placed := *backup
+	placed.Namespace, placed.Name = c.systemNamespace, e.storeName
+	if home, ok := format.Home(e.storeName, c.systemNamespace, e.claims.Namespace, e.claims.Name); ok {
+		switch {
+		case c.reachesLocked(&verdict, home.Namespace, e.claims.NamespaceUID):
+			placed.Namespace, placed.Name = home.Namespace, home.Name
+		case verdict.own:
+			verdict.message = fmt.Sprintf("it was made in another namespace %q than the present one, which was made anew since: to list it there, trust this cluster for that namespace in spec.trustedClusters of the storage location", home.Namespace)
+		case len(verdict.grants) > 0:
+			verdict.message = fmt.Sprintf("the storage location does not trust the cluster %q for the namespace %q", verdict.grants[0].Name, home.Namespace)
+		}
+	}
+	origin := *e.claims
+	origin.Trust, origin.Message = verdict.trust, verdict.message
+	if len(verdict.grants) > 0 {
+		origin.Cluster = verdict.grants[0].Name
+	}
+	placed.Status.Origin, placed.Status.Requester = &origin, ""
+	if verdict.own || len(verdict.grants) > 0 {
+		placed.Status.Requester = e.claims.ClaimedRequester
+	}
+
+	moved := func(v *Volume) bool {
+		return v.displaced == c.reachesLocked(&verdict, v.Namespace, types.UID(v.NamespaceUID))
+	}
+	if slices.ContainsFunc(volumes, func(v Volume) bool { return moved(&v) }) {
+		volumes = slices.Clone(volumes)
+		for i := range volumes {
+			if v := &volumes[i]; moved(v) {
+				v.displaced = !v.displaced
+			}
+		}
+	}
+	return &placed, volumes
+}
+
+// judge decides what to think of a backup's claims.
+func (t *trust) judge(location string, claims *holdfast.BackupOrigin) verdict {
+	if claims.Trust != "" {
+		return verdict{trust: claims.Trust, message: claims.Message}
+	}
+	v := verdict{trust: holdfast.BackupTrustTrusted}
+	known := claims.ClusterUID != "" && claims.ClusterUID == t.identity.UID
+	if known && slices.Contains(t.identity.Keys, claims.PublicKey) {
+		v.own, v.trust = true, holdfast.BackupTrustOwn
+	}
+	for _, cluster := range t.clusters[location] {
+		if cluster.UID == claims.ClusterUID {
+			known = true
+			if cluster.PublicKey == claims.PublicKey {
+				v.grants = append(v.grants, cluster)
+			}
+		}
+	}
+	switch {
+	case v.own || len(v.grants) > 0:
+	case known:
+		v.trust = holdfast.BackupTrustForged
+		v.message = fmt.Sprintf("it says that it is of the cluster %s, but is signed with a key that is not known to be of that cluster", claims.ClusterUID)
+	default:
+		v.trust = holdfast.BackupTrustForeign
+		v.message = fmt.Sprintf("it is signed by the cluster %s, which the storage location does not trust", claims.ClusterUID)
+	}
+	return v
+}
+
+// reachesLocked reports whether what was backed up in a namespace is listed in the
+// namespace that has its name here. The cluster's own is if it is the same namespace,
+// or there is none of that name, which nobody else has rights in then.
+func (c *Catalog) reachesLocked(v *verdict, namespace string, uid types.UID) bool {
+	if v.own && c.trust.namespaces != nil {
+		if present, exists := c.trust.namespaces[namespace]; !exists || present == uid {
+			return true
+		}
+	}
+	// The system namespace of another cluster is not this one's.
+	return namespace != c.systemNamespace && slices.ContainsFunc(v.grants, func(grant engine.TrustedCluster) bool {
+		return len(grant.Namespaces) == 0 || slices.Contains(grant.Namespaces, namespace)
+	})
+}
+
+// unsigned are the claims of a backup of which nobody says where it comes from.
+var unsigned = &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForeign, Message: "nothing says where it comes from"}
+
+// rank orders those that want one name: nobody takes it from what is known to be ours.
+func (e *entry) rank() int {
+	if e.backup.Status.Origin == nil {
+		return 2
+	}
+	switch e.backup.Status.Origin.Trust {
+	case holdfast.BackupTrustOwn:
+		return 0
+	case holdfast.BackupTrustTrusted:
+		return 1
+	}
+	return 2
+}
