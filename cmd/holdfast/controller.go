@@ -34,6 +34,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupdeletion"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
+	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
 	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
@@ -225,12 +226,14 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
+	configMaps := kube.CoreV1().ConfigMaps(o.client.namespace)
+	if cluster.Key, err = clusteridentity.Key(ctx, kube.CoreV1().Secrets(o.client.namespace)); err != nil {
+		return err
+	}
 	engineFactory := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace))
 	objects := informers.NewSharedInformerFactory(kube, 0)
-	settings := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(o.client.namespace),
-		informers.WithTweakListOptions(func(options *metav1.ListOptions) {
-			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, records.SettingsName).String()
-		}))
+	settings := oneConfigMap(kube, o.client.namespace, records.SettingsName)
+	published := oneConfigMap(kube, o.client.namespace, clusteridentity.ConfigMapName)
 	agentsNamespace := enginev1alpha1.AgentsNamespace(o.client.namespace)
 	agentLeases := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(agentsNamespace),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = liveness.AgentLabels }))
@@ -249,7 +252,6 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	engineRecords := engineFactory.Engine().V1alpha1()
 	credentials := kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace))
 	keys := kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace))
-	configMaps := kube.CoreV1().ConfigMaps(o.client.namespace)
 
 	broadcaster := newBroadcaster(kube)
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
@@ -343,14 +345,19 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
+	identities, err := clusteridentity.New(cluster, configMaps, published.Core().V1().ConfigMaps().Informer(), clock.RealClock{})
+	if err != nil {
+		return err
+	}
 	engineFactory.StartWithContext(ctx)
 	objects.StartWithContext(ctx)
 	settings.StartWithContext(ctx)
 	agentLeases.StartWithContext(ctx)
 	nodes.Start(ctx.Done())
+	published.StartWithContext(ctx)
 	klog.FromContext(ctx).Info("Controllers start", "identity", identity, "concurrentBackups", o.concurrentBackups)
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context){queue.Run, runs.Run, retention.Run, locations.Run, repositories.Run, deletions.Run} {
+	for _, run := range []func(context.Context){queue.Run, runs.Run, retention.Run, locations.Run, repositories.Run, deletions.Run, identities.Run} {
 		running.Go(func() { run(ctx) })
 	}
 	running.Go(func() { agents.Run(ctx, kube.CoordinationV1().Leases(agentsNamespace)) })
@@ -360,5 +367,14 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	engineFactory.Shutdown()
 	objects.Shutdown()
 	settings.Shutdown()
+	published.Shutdown()
 	return nil
+}
+
+// oneConfigMap makes informers of one ConfigMap, which is all that the role may read.
+func oneConfigMap(kube kubernetes.Interface, namespace, name string) informers.SharedInformerFactory {
+	return informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(namespace),
+		informers.WithTweakListOptions(func(options *metav1.ListOptions) {
+			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+		}))
 }

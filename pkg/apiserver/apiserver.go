@@ -18,11 +18,13 @@ import (
 
 	"github.com/google/uuid"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -39,6 +41,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	generatedopenapi "github.com/holdfast-io/holdfast/pkg/generated/openapi"
+	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/leadership"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
@@ -113,6 +116,7 @@ type Server struct {
 	projector *projection.Projector
 	engine    engineinformers.SharedInformerFactory
 	settings  informers.SharedInformerFactory
+	published informers.SharedInformerFactory
 	leader    *leadership.Leader
 }
 
@@ -155,11 +159,14 @@ func (c CompletedConfig) New() (*Server, error) {
 	}
 	engine := engineinformers.NewSharedInformerFactoryWithOptions(c.client.engine, 0,
 		engineinformers.WithNamespace(c.extra.SystemNamespace))
-	settings := informers.NewSharedInformerFactoryWithOptions(c.client.kube, 0,
-		informers.WithNamespace(c.extra.SystemNamespace),
-		informers.WithTweakListOptions(func(options *metav1.ListOptions) {
-			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, records.SettingsName).String()
-		}))
+	oneConfigMap := func(name string) informers.SharedInformerFactory {
+		return informers.NewSharedInformerFactoryWithOptions(c.client.kube, 0,
+			informers.WithNamespace(c.extra.SystemNamespace),
+			informers.WithTweakListOptions(func(options *metav1.ListOptions) {
+				options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+			}))
+	}
+	settings, published := oneConfigMap(records.SettingsName), oneConfigMap(clusteridentity.Name)
 	projector, err := projection.New(projection.Config{
 		Scheme:          Scheme,
 		SystemNamespace: c.extra.SystemNamespace,
@@ -171,6 +178,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		Locations:       engine.Engine().V1alpha1().BackupStorageLocations(),
 		Namespaces:      c.client.informers.Core().V1().Namespaces(),
 		Settings:        settings.Core().V1().ConfigMaps().Informer(),
+		Identity:        published.Core().V1().ConfigMaps().Informer(),
 	})
 	if err != nil {
 		return nil, err
@@ -186,6 +194,16 @@ func (c CompletedConfig) New() (*Server, error) {
 		Observe:         projector.Observe,
 		Load:            projector.Load,
 		Limits:          c.extra.Limits,
+		NamespaceUID: func(ctx context.Context, name string) (types.UID, error) {
+			namespace, err := c.client.informers.Core().V1().Namespaces().Lister().Get(name)
+			if apierrors.IsNotFound(err) {
+				namespace, err = c.client.kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+			}
+			if err != nil {
+				return "", err
+			}
+			return namespace.UID, nil
+		},
 	})
 	if err != nil {
 		return nil, err
@@ -249,7 +267,7 @@ func (c CompletedConfig) New() (*Server, error) {
 			}
 		},
 	})
-	server = Server{generic: generic, projector: projector, engine: engine, settings: settings, leader: leader}
+	server = Server{generic: generic, projector: projector, engine: engine, settings: settings, published: published, leader: leader}
 	return &server, nil
 }
 
@@ -297,6 +315,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.generic.AddPostStartHookOrDie("holdfast-projection", func(hook genericapiserver.PostStartHookContext) error {
 		s.engine.StartWithContext(hook)
 		s.settings.StartWithContext(hook)
+		s.published.StartWithContext(hook)
 		go s.projector.Run(hook)
 		return nil
 	})

@@ -18,6 +18,7 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/identity"
 )
 
 const system = "holdfast"
@@ -27,7 +28,7 @@ var t0 = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 func minute(n int) time.Time { return t0.Add(time.Duration(n) * time.Minute) }
 
 // ours is the cluster whose backups stored makes, and whose catalogue newCatalog makes.
-var ours = Identity{UID: "our-cluster", Keys: []string{"our-key"}}
+var ours = identity.Identity{UID: "our-cluster", Keys: []string{"our-key"}}
 
 func newCatalog(notify func(Changes)) *Catalog {
 	c := New(system, notify)

@@ -14,20 +14,13 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/identity"
 )
-
-// Identity is who this cluster is, so that it knows its own backups again.
-type Identity struct {
-	// UID is that of the namespace kube-system.
-	UID string
-	// Keys are the public keys that the cluster has signed with.
-	Keys []string
-}
 
 // trust is what decides where backups are listed, apart from what they say. Without
 // any of it, everything is listed in the system namespace.
 type trust struct {
-	identity Identity
+	identity identity.Identity
 	// namespaces are those that exist, by name; nil while that is not known.
 	namespaces map[string]types.UID
 	// clusters are those that locations trust.
@@ -44,10 +37,10 @@ type verdict struct {
 }
 
 // SetIdentity says who this cluster is.
-func (c *Catalog) SetIdentity(identity Identity) {
+func (c *Catalog) SetIdentity(own identity.Identity) {
 	if c.setTrust(func(t *trust) bool {
-		same := equality.Semantic.DeepEqual(t.identity, identity)
-		t.identity = identity
+		same := equality.Semantic.DeepEqual(t.identity, own)
+		t.identity = own
 		return !same
 	}) {
 		c.replace(func(*entry) bool { return true })

@@ -16,6 +16,7 @@ import (
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/identity"
 )
 
 // from makes a backup, with one volume, that says that it comes from somewhere.
@@ -160,9 +161,9 @@ func TestNothingIsTrustedAtFirst(t *testing.T) {
 	want(t, "without the namespaces", lists(c), displaced)
 	c.SetNamespaces(map[string]types.UID{"shop": "uid-of-shop"})
 	want(t, "with all", lists(c), athome)
-	c.SetIdentity(Identity{})
+	c.SetIdentity(identity.Identity{})
 	want(t, "without an identity", lists(c), displaced)
-	c.SetIdentity(Identity{UID: ours.UID, Keys: []string{"new", ours.Keys[0]}})
+	c.SetIdentity(identity.Identity{UID: ours.UID, Keys: []string{"new", ours.Keys[0]}})
 	want(t, "with a new key beside the old one", lists(c), athome)
 }
 
@@ -257,7 +258,7 @@ func TestForeignersTakeNoNames(t *testing.T) {
 func TestARestartListsTheSame(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		c, m := newMirror(t)
-		identity, clusters := ours, map[string][]engine.TrustedCluster(nil)
+		own, clusters := ours, map[string][]engine.TrustedCluster(nil)
 		namespaces := map[string]types.UID{}
 		contents := map[place]Content{}
 		name := rapid.SampledFrom([]string{"shop", "blog", system})
@@ -290,8 +291,8 @@ func TestARestartListsTheSame(t *testing.T) {
 				contents[p] = content
 			},
 			"identity": func(rt *rapid.T) {
-				identity = rapid.SampledFrom([]Identity{{}, ours, {UID: ours.UID, Keys: []string{"their-key"}}}).Draw(rt, "identity")
-				c.SetIdentity(identity)
+				own = rapid.SampledFrom([]identity.Identity{{}, ours, {UID: ours.UID, Keys: []string{"their-key"}}}).Draw(rt, "identity")
+				c.SetIdentity(own)
 			},
 			"namespace": func(rt *rapid.T) {
 				name, uid := name.Draw(rt, "name"), types.UID(uid.Draw(rt, "uid"))
@@ -313,7 +314,7 @@ func TestARestartListsTheSame(t *testing.T) {
 					rt.FailNow()
 				}
 				restarted := New(system, nil)
-				restarted.SetIdentity(identity)
+				restarted.SetIdentity(own)
 				restarted.SetNamespaces(namespaces)
 				restarted.SetTrustedClusters(clusters)
 				for p, content := range contents {
@@ -328,14 +329,14 @@ func TestARestartListsTheSame(t *testing.T) {
 					if backup.Namespace == system {
 						continue
 					}
-					own := origin.ClusterUID == identity.UID && slices.Contains(identity.Keys, origin.PublicKey)
+					ours := origin.ClusterUID == own.UID && slices.Contains(own.Keys, origin.PublicKey)
 					present, exists := namespaces[backup.Namespace]
 					granted := slices.ContainsFunc(clusters[backup.Spec.StorageLocation], func(cluster engine.TrustedCluster) bool {
 						return cluster.UID == origin.ClusterUID && cluster.PublicKey == origin.PublicKey &&
 							(len(cluster.Namespaces) == 0 || slices.Contains(cluster.Namespaces, backup.Namespace))
 					})
 					if origin.Trust != holdfast.BackupTrustOwn && origin.Trust != holdfast.BackupTrustTrusted ||
-						!granted && !(own && (!exists || present == origin.NamespaceUID)) {
+						!granted && !(ours && (!exists || present == origin.NamespaceUID)) {
 						rt.Fatalf("%s/%s is listed, of %+v, with %v and %v", backup.Namespace, backup.Name, origin, slices.Sorted(maps.Keys(namespaces)), clusters)
 					}
 				}

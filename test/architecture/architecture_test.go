@@ -35,7 +35,7 @@ var clients = []string{"k8s.io/client-go", "k8s.io/apiserver", "github.com/kopia
 
 var rules = []rule{
 	{
-		of:        []string{"pkg/queue", "pkg/selection", "pkg/format", "pkg/catalog"},
+		of:        []string{"pkg/queue", "pkg/selection", "pkg/format", "pkg/identity", "pkg/catalog"},
 		except:    []string{"pkg/catalog/refresh"},
 		forbidden: clients,
 		deep:      true,

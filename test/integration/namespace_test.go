@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
@@ -23,11 +24,12 @@ import (
 func TestDeletedNamespace(t *testing.T) {
 	t.Parallel()
 	namespace := lab.Namespace(t, "doomed")
+	location, _ := lab.Location(t, "doomed")
 	lab.PodWithClaim(t, namespace, labtest.Node)
-	lab.Create(t, namespace, "own", v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(true)})
+	lab.Create(t, namespace, "own", v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(true), StorageLocation: location})
 	ofSystem := labtest.Name("of-system")
 	lab.AwaitPhase(t, namespace, "own", v1alpha1.BackupPhaseCompleted)
-	lab.Create(t, labtest.System, ofSystem, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, DefaultVolumesToFsBackup: new(true)})
+	lab.Create(t, labtest.System, ofSystem, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, DefaultVolumesToFsBackup: new(true), StorageLocation: location})
 	lab.AwaitCompleted(t, ofSystem)
 	lab.AwaitRunGone(t, ofSystem)
 	lab.AwaitRunGone(t, namespace+".own")
@@ -48,11 +50,34 @@ func TestDeletedNamespace(t *testing.T) {
 	if diff := cmp.Diff(before, about(t, namespace, ofSystem)); diff != "" {
 		t.Errorf("deleting the namespace changed (-before +after):\n%s", diff)
 	}
-	// A namesake finds the backups of the one before.
-	if _, err := lab.Kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+	// A namesake finds nothing of the one before: that is the administrator's now.
+	made, err := lab.Kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
+	labtest.Eventually(t, "everything to leave the new namespace", func() error {
+		for name, object := range served(t) {
+			if object.GetNamespace() == namespace {
+				return fmt.Errorf("there is %s", name)
+			}
+		}
+		return nil
+	})
+	moved := lab.AwaitCompleted(t, namespace+".own")
+	if origin := moved.Status.Origin; origin == nil || origin.Trust != v1alpha1.BackupTrustOwn || origin.Namespace != namespace || origin.NamespaceUID == made.UID || origin.Message == "" {
+		t.Errorf("its origin is %+v", origin)
+	}
+	// The administrator gives it to the new one, by the key that the backup shows.
+	lab.Trust(t, location, enginev1alpha1.TrustedCluster{
+		Name: "self", UID: moved.Status.Origin.ClusterUID, PublicKey: moved.Status.Origin.PublicKey, Namespaces: []string{namespace},
+	})
 	lab.AwaitPhase(t, namespace, "own", v1alpha1.BackupPhaseCompleted)
+	labtest.Eventually(t, "the volume's history to come along", func() error {
+		if now := about(t, namespace, ofSystem); len(now) != len(before) {
+			return fmt.Errorf("there are %d objects, of %d", len(now), len(before))
+		}
+		return nil
+	})
 }
 
 // about is all that is served of a namespace, and of a backup in the system namespace.

@@ -246,9 +246,9 @@ func TestWatchingABackup(t *testing.T) {
 		}
 		return nil
 	})
-	// The stored backup says which cluster it is of, the record does not.
+	// The stored backup says which version its cluster had, the record does not.
 	labtest.Eventually(t, "the stored backup to be shown", func() error {
-		if !strings.Contains(stream.Text(), "holdfast.io/cluster-uid") {
+		if !strings.Contains(stream.Text(), "velero.io/source-cluster-k8s-gitversion") {
 			return fmt.Errorf("so far there is %s", stream.Text())
 		}
 		return nil

@@ -242,11 +242,14 @@ func TestBackupsOfOthers(t *testing.T) {
 		shown.Spec.StorageLocation != location || shown.Labels["velero.io/schedule-name"] != "nightly" {
 		t.Errorf("it is shown as %+v", shown)
 	}
-	history := lab.Kubectl(t, "get", "volumebackups", "-n", namespace, "--field-selector", "spec.volumeName=data-db-0,status.node=their-node", "-o", "wide")
+	if origin := shown.Status.Origin; origin == nil || origin.Trust != v1alpha1.BackupTrustForeign || origin.ClusterUID != "of-another-cluster" {
+		t.Errorf("its origin is %+v", origin)
+	}
+	history := lab.Kubectl(t, "get", "volumebackups", "-n", labtest.System, "--field-selector", "spec.volumeName=data-db-0@"+namespace+",status.node=their-node", "-o", "wide")
 	if !strings.Contains(history, "k1234") {
 		t.Errorf("the history of their volume is\n%s", history)
 	}
-	if volumes := lab.Kubectl(t, "get", "backupvolumes", "-n", namespace); !strings.Contains(volumes, "data-db-0") || !strings.Contains(volumes, "4.0Ki") {
+	if volumes := lab.Kubectl(t, "get", "backupvolumes", "-n", labtest.System, "data-db-0@"+namespace); !strings.Contains(volumes, "4.0Ki") {
 		t.Errorf("their volumes are\n%s", volumes)
 	}
 
@@ -258,11 +261,11 @@ func TestBackupsOfOthers(t *testing.T) {
 		if !apierrors.IsNotFound(err) {
 			return fmt.Errorf("reading it: %v", err)
 		}
-		list, err := lab.Holdfast.HoldfastV1alpha1().BackupVolumes(namespace).List(t.Context(), metav1.ListOptions{})
-		if err == nil && len(list.Items) != 0 {
-			err = fmt.Errorf("its volumes are %v", list.Items)
+		_, err = lab.Holdfast.HoldfastV1alpha1().BackupVolumes(labtest.System).Get(t.Context(), "data-db-0@"+namespace, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("reading its volume: %v", err)
 		}
-		return err
+		return nil
 	})
 	lab.AwaitCompleted(t, own)
 }

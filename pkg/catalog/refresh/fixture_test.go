@@ -6,6 +6,7 @@ package refresh_test
 import (
 	"bytes"
 	"context"
+	"io"
 	"strings"
 	"sync"
 	"testing"
@@ -163,6 +164,20 @@ func (f *fixture) write(location, key string, content []byte) {
 	if err := f.stores[location].Put(context.Background(), key, content); err != nil {
 		f.t.Fatal(err)
 	}
+}
+
+func (f *fixture) content(location, key string) []byte {
+	f.t.Helper()
+	content, err := f.stores[location].Get(context.Background(), key)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer content.Close()
+	data, err := io.ReadAll(content)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return data
 }
 
 func (f *fixture) remove(location, storeName string) {

@@ -61,7 +61,9 @@ func (w *worker) read(ctx context.Context, from store.Reader, storeName string, 
 	}
 	content := catalog.Content{Backup: backup, Replaced: replaced}
 	contents, err := format.TakeContents(backup)
-	if err == nil {
+	_, named := contents.Of(format.PodVolumeBackupsKey(storeName))
+	signed := backup.Status.Origin.Trust == ""
+	if err == nil && (named || !signed) { // a list that the signature does not cover is not believed
 		content.Volumes, err = w.readVolumes(ctx, from, storeName, contents)
 	}
 	switch {

@@ -28,7 +28,8 @@ var columns = []metav1.TableColumnDefinition{
 	table.Wide(table.Column("Reason", "Why the backup waits, or failed.")),
 	table.Wide(table.Column("Took", "Time from start to end.")),
 	table.Wide(table.Column("Location", "The storage location.")),
-	table.Wide(table.Column("Requester", "Who asked for the backup.")),
+	table.Wide(table.Column("Requester", "Who asked for the backup, in brackets if nothing but the store says so.")),
+	table.Wide(table.Column("Origin", "Whether the backup is this cluster's own, a trusted one's, foreign or forged.")),
 }
 
 func cells(backup *holdfast.Backup, now time.Time) []any {
@@ -53,8 +54,22 @@ func cells(backup *holdfast.Backup, now time.Time) []any {
 	return []any{
 		backup.Name, string(status.Phase), items, data, int64(status.Warnings), int64(status.Errors),
 		table.Until(status.Expiration, now), table.Age(&backup.CreationTimestamp, now),
-		position, reason(status), took, table.Text(backup.Spec.StorageLocation), table.Text(status.Requester),
+		position, reason(status), took, table.Text(backup.Spec.StorageLocation), requester(status), origin(status),
 	}
+}
+
+func requester(status *holdfast.BackupStatus) string {
+	if status.Requester == "" && status.Origin != nil && status.Origin.ClaimedRequester != "" {
+		return "(" + status.Origin.ClaimedRequester + ")"
+	}
+	return table.Text(status.Requester)
+}
+
+func origin(status *holdfast.BackupStatus) string {
+	if status.Origin == nil {
+		return table.None
+	}
+	return table.Text(string(status.Origin.Trust))
 }
 
 // reason is why a backup waits, or why it failed.

@@ -28,7 +28,7 @@ func TestCells(t *testing.T) {
 	}{
 		"new": {
 			status: holdfast.BackupStatus{Phase: "New"},
-			want:   []any{"x", "New", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "-"},
+			want:   []any{"x", "New", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "-", "-"},
 		},
 		"queued": {
 			spec: holdfast.BackupSpec{StorageLocation: "default"},
@@ -36,27 +36,35 @@ func TestCells(t *testing.T) {
 				{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionFalse, Reason: "Queued"},
 				{Type: v1alpha1.ConditionQueued, Status: metav1.ConditionTrue, Reason: "NamespaceOverlap"},
 			}},
-			want: []any{"x", "Queued", "-", "-", int64(0), int64(0), "-", "60m", "2", "NamespaceOverlap", "-", "default", "jane"},
+			want: []any{"x", "Queued", "-", "-", int64(0), int64(0), "-", "60m", "2", "NamespaceOverlap", "-", "default", "jane", "-"},
 		},
 		"running": {
 			status: holdfast.BackupStatus{Phase: "InProgress", StartTimestamp: at(-time.Minute), Expiration: at(720 * time.Hour),
 				Progress:   &holdfast.BackupProgress{ItemsBackedUp: 3, TotalItems: 10},
 				Volumes:    &holdfast.BackupVolumesProgress{Total: 1, BytesDone: 1536},
 				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionQueued, Status: metav1.ConditionFalse, Reason: "InProgress"}}},
-			want: []any{"x", "InProgress", "3/10", "1.5Ki", int64(0), int64(0), "in 30d", "60m", "-", "-", "60s", "-", "-"},
+			want: []any{"x", "InProgress", "3/10", "1.5Ki", int64(0), int64(0), "in 30d", "60m", "-", "-", "60s", "-", "-", "-"},
 		},
 		"failed in part, and expired": {
 			status: holdfast.BackupStatus{Phase: "PartiallyFailed", Errors: 2, Warnings: 1, Expiration: at(-time.Hour),
 				StartTimestamp: at(-3 * time.Hour), CompletionTimestamp: at(-2 * time.Hour), Volumes: &holdfast.BackupVolumesProgress{}},
-			want: []any{"x", "PartiallyFailed", "-", "-", int64(1), int64(2), "60m ago", "60m", "-", "-", "60m", "-", "-"},
+			want: []any{"x", "PartiallyFailed", "-", "-", int64(1), int64(2), "60m ago", "60m", "-", "-", "60m", "-", "-", "-"},
 		},
 		"failed": {
 			status: holdfast.BackupStatus{Phase: "Failed", FailureReason: "the power went out"},
-			want:   []any{"x", "Failed", "-", "-", int64(0), int64(0), "-", "60m", "-", "the power went out", "-", "-", "-"},
+			want:   []any{"x", "Failed", "-", "-", int64(0), int64(0), "-", "60m", "-", "the power went out", "-", "-", "-", "-"},
+		},
+		"stored here": {
+			status: holdfast.BackupStatus{Phase: "Completed", Requester: "jane", Origin: &holdfast.BackupOrigin{Trust: "Own", ClaimedRequester: "jane"}},
+			want:   []any{"x", "Completed", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "jane", "Own"},
+		},
+		"found in the store": {
+			status: holdfast.BackupStatus{Phase: "Completed", Origin: &holdfast.BackupOrigin{Trust: "Forged", ClaimedRequester: "root"}},
+			want:   []any{"x", "Completed", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "(root)", "Forged"},
 		},
 		"refused": {
 			status: holdfast.BackupStatus{Phase: "FailedValidation", ValidationErrors: []string{"spec.ttl: bad", "spec.hooks: bad"}},
-			want:   []any{"x", "FailedValidation", "-", "-", int64(0), int64(0), "-", "60m", "-", "spec.ttl: bad", "-", "-", "-"},
+			want:   []any{"x", "FailedValidation", "-", "-", int64(0), int64(0), "-", "60m", "-", "spec.ttl: bad", "-", "-", "-", "-"},
 		},
 	}
 	for name, c := range cases {

@@ -75,6 +75,7 @@ func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.
 		SystemNamespace: system,
 		Runs:            h.records.EngineV1alpha1().BackupRuns(system),
 		Locations:       enginelisters.NewBackupStorageLocationLister(index).BackupStorageLocations(system),
+		NamespaceUID:    func(_ context.Context, name string) (types.UID, error) { return types.UID("uid-of-" + name), nil },
 		Authorizer:      authorizer.AuthorizerFunc(h.authorize),
 		Observe: func(run *enginev1alpha1.BackupRun) {
 			h.observed = append(h.observed, run.Name)

@@ -178,8 +178,8 @@ func (r *RequestREST) remove(backup *holdfast.Backup, run *enginev1alpha1.Backup
 			BackupRef:   v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name},
 			Labels:      stored.Labels,
 			Annotations: stored.Annotations,
-			Requester:   enginev1alpha1.Requester{Username: stored.Status.Requester},
-			Backup:      stored.Spec,
+			// No requester: nobody has authenticated the one that the store names.
+			Backup: stored.Spec,
 			Deletion: &enginev1alpha1.Deletion{Ask: ask, Stored: &enginev1alpha1.StoredBackup{
 				UID: stored.UID, CreationTimestamp: stored.CreationTimestamp,
 			}},

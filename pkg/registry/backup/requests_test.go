@@ -200,7 +200,10 @@ func TestDeleteABackupThatIsOnlyStored(t *testing.T) {
 	h.storedOnly(&holdfast.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "old", UID: "uid-in-store", CreationTimestamp: created},
 		Spec:       holdfast.BackupSpec{StorageLocation: "offsite"},
-		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseCompleted)},
+		Status: holdfast.BackupStatus{
+			Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseCompleted), Requester: "root",
+			Origin: &holdfast.BackupOrigin{ClaimedRequester: "root"},
+		},
 	})
 	if _, err := h.delete("old"); err != nil {
 		t.Fatal(err)
@@ -208,6 +211,10 @@ func TestDeleteABackupThatIsOnlyStored(t *testing.T) {
 	run := h.run("shop.old")
 	if run.Spec.Deletion == nil || run.Spec.Deletion.Stored == nil || run.Spec.Backup.StorageLocation != "offsite" {
 		t.Fatalf("recorded %+v", run.Spec)
+	}
+	// Nobody here has authenticated whom the store names.
+	if !reflect.DeepEqual(run.Spec.Requester, enginev1alpha1.Requester{}) || run.Spec.Deletion.Requester.Username != "jane" {
+		t.Errorf("asked for by %+v, and to be deleted by %+v", run.Spec.Requester, run.Spec.Deletion.Requester)
 	}
 	if shown := run.AsBackup(); shown.UID != "uid-in-store" || !shown.CreationTimestamp.Equal(&created) || shown.Status.Phase != v1alpha1.BackupPhaseDeleting {
 		t.Errorf("shown as %+v, want the same object, Deleting", shown)

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -37,12 +38,13 @@ var resource = v1alpha1.Resource("backups")
 // REST creates, gets, lists and watches backups.
 type REST struct {
 	*virtual.ReadOnly
-	strategy   *strategy
-	log        *logstore.Log[*holdfast.Backup]
-	runs       engineclient.BackupRunInterface
-	authorizer authorizer.Authorizer
-	observe    func(*enginev1alpha1.BackupRun)
-	limiter    limiter
+	strategy     *strategy
+	log          *logstore.Log[*holdfast.Backup]
+	runs         engineclient.BackupRunInterface
+	namespaceUID func(ctx context.Context, name string) (types.UID, error)
+	authorizer   authorizer.Authorizer
+	observe      func(*enginev1alpha1.BackupRun)
+	limiter      limiter
 }
 
 var (
@@ -63,6 +65,8 @@ type Config struct {
 	SystemNamespace string
 	Runs            engineclient.BackupRunInterface
 	Locations       enginelisters.BackupStorageLocationNamespaceLister
+	// NamespaceUID finds out which namespace has a name.
+	NamespaceUID func(ctx context.Context, name string) (types.UID, error)
 	// Authorizer decides on every namespace that a request touches.
 	Authorizer authorizer.Authorizer
 	// Observe puts a run that was just written or read into the log.
@@ -89,10 +93,11 @@ func NewREST(config Config) (*REST, error) {
 			systemNamespace: config.SystemNamespace,
 			locations:       config.Locations,
 		},
-		log:        config.Log,
-		runs:       config.Runs,
-		authorizer: config.Authorizer,
-		observe:    config.Observe,
+		log:          config.Log,
+		runs:         config.Runs,
+		namespaceUID: config.NamespaceUID,
+		authorizer:   config.Authorizer,
+		observe:      config.Observe,
 		limiter: limiter{
 			Limits:          config.Limits,
 			systemNamespace: config.SystemNamespace,
@@ -167,14 +172,19 @@ func (r *REST) create(ctx context.Context, internal *holdfast.Backup, validate r
 	if _, exists := r.log.GetObject(backup.Namespace, backup.Name); exists {
 		return nil, alreadyExists(backup.Name)
 	}
+	namespaceUID, err := r.namespaceUID(ctx, backup.Namespace)
+	if err != nil {
+		return nil, apierrors.NewInternalError(fmt.Errorf("reading the namespace of the backup: %w", err))
+	}
 	run := &enginev1alpha1.BackupRun{
 		ObjectMeta: metav1.ObjectMeta{Name: format.StoreName(backup.Namespace, backup.Name, r.strategy.systemNamespace)},
 		Spec: enginev1alpha1.BackupRunSpec{
-			BackupRef:   v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name},
-			Labels:      backup.Labels,
-			Annotations: backup.Annotations,
-			Requester:   requesterOf(requester),
-			Backup:      backup.Spec,
+			BackupRef:    v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name},
+			NamespaceUID: namespaceUID,
+			Labels:       backup.Labels,
+			Annotations:  backup.Annotations,
+			Requester:    requesterOf(requester),
+			Backup:       backup.Spec,
 		},
 	}
 	done, err := r.limiter.admit(backup, run.Name)

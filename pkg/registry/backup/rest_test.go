@@ -38,10 +38,11 @@ func TestCreateRecordsTheRequestAndWhoMadeIt(t *testing.T) {
 	}
 	run := h.run("shop.daily")
 	want := enginev1alpha1.BackupRunSpec{
-		BackupRef:   v1alpha1.BackupReference{Namespace: "shop", Name: "daily"},
-		Labels:      map[string]string{"app": "shop"},
-		Annotations: map[string]string{"note": "mine"},
-		Requester:   enginev1alpha1.Requester{Username: "jane", UID: "uid-of-jane", Groups: []string{"team", "system:authenticated"}},
+		BackupRef:    v1alpha1.BackupReference{Namespace: "shop", Name: "daily"},
+		NamespaceUID: "uid-of-shop",
+		Labels:       map[string]string{"app": "shop"},
+		Annotations:  map[string]string{"note": "mine"},
+		Requester:    enginev1alpha1.Requester{Username: "jane", UID: "uid-of-jane", Groups: []string{"team", "system:authenticated"}},
 		Backup: v1alpha1.BackupSpec{
 			IncludedNamespaces: []string{"shop"},
 			TTL:                metav1.Duration{Duration: 720 * time.Hour},

@@ -87,6 +87,8 @@ type Config struct {
 	Namespaces coreinformers.NamespaceInformer
 	// Settings is an informer of the ConfigMap records.SettingsName alone.
 	Settings cache.SharedIndexInformer
+	// Identity is an informer of the ConfigMap identity.Name alone.
+	Identity cache.SharedIndexInformer
 }
 
 // Projector fills the logs.
@@ -108,6 +110,9 @@ type Projector struct {
 	started atomic.Bool
 	// complete is true when every store has been read once, or does not count any more.
 	complete atomic.Bool
+
+	// placing is held from the look at the namespaces to the placing by them.
+	placing sync.Mutex
 
 	// mu guards the fields below, and is held from a change of them to the commit
 	// of what follows from it, so that no commit overtakes a later one.
@@ -171,6 +176,7 @@ func New(config Config) (*Projector, error) {
 	p.Queue = logstore.New(func() *holdfast.BackupQueueEntry { return &holdfast.BackupQueueEntry{} }, queueOptions)
 
 	wake := func(any) { p.wake() }
+	identify := func(any) { p.identify() }
 	relocate := func(any) {
 		p.wake()
 		if !p.started.Load() {
@@ -198,6 +204,12 @@ func New(config Config) (*Projector, error) {
 		}},
 		{config.Locations.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: relocate, UpdateFunc: relocated, DeleteFunc: relocate}},
 		{config.Namespaces.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, DeleteFunc: wake}},
+		{config.Namespaces.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { p.namespaceChanged(obj) },
+			UpdateFunc: func(_, obj any) { p.namespaceChanged(obj) },
+			DeleteFunc: p.namespaceGone,
+		}},
+		{config.Identity, cache.ResourceEventHandlerFuncs{AddFunc: identify, UpdateFunc: func(_, obj any) { identify(obj) }, DeleteFunc: identify}},
 		{config.Settings, cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: func(_, obj any) { wake(obj) }, DeleteFunc: wake}},
 	} {
 		registration, err := r.informer.AddEventHandler(r.handler)
@@ -218,6 +230,9 @@ func (p *Projector) Run(ctx context.Context) {
 		return
 	}
 	p.started.Store(true)
+	// Before the stores are read, so that nothing is shown in a place where it is not
+	// to stay.
+	p.placeByNamespaces()
 	if err := p.setLocations(); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Reading the storage locations failed")
 		return

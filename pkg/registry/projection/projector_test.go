@@ -30,6 +30,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -56,10 +57,13 @@ func newFixture(t testing.TB, namespaces ...string) *fixture {
 		Locations:       engine.Engine().V1alpha1().BackupStorageLocations(),
 		Namespaces:      kube.Core().V1().Namespaces(),
 		Settings:        kube.Core().V1().ConfigMaps().Informer(),
+		Identity:        informers.NewSharedInformerFactory(kubefake.NewClientset(), 0).Core().V1().ConfigMaps().Informer(),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.catalog.SetIdentity(clusteridentity.Identity{UID: "cluster", Keys: []string{"key"}})
+	p.catalog.SetNamespaces(map[string]types.UID{})
 	f := &fixture{Projector: p, t: t}
 	for _, name := range namespaces {
 		f.add(p.Namespaces.Informer().GetStore().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
@@ -108,6 +112,16 @@ func (f *fixture) run(namespace, name string, status enginev1alpha1.BackupRunSta
 		},
 		Status: status,
 	}
+}
+
+// storedOf is the backup of a run as it is read from the store.
+func storedOf(run *enginev1alpha1.BackupRun) *v1alpha1.Backup {
+	backup := run.AsBackup()
+	backup.Status.Origin = &v1alpha1.BackupOrigin{
+		ClusterUID: "cluster", PublicKey: "key",
+		Namespace: backup.Namespace, NamespaceUID: run.Spec.NamespaceUID, Name: backup.Name, ClaimedRequester: backup.Status.Requester,
+	}
+	return backup
 }
 
 func (f *fixture) backup(namespace, name string) *holdfast.Backup {
@@ -204,7 +218,7 @@ func TestBackupPassesFromRecordToCatalogueWithoutVanishing(t *testing.T) {
 	if f.backup("shop", "a") == nil {
 		t.Fatal("the backup vanished with its record, before the catalogue had read it")
 	}
-	stored := run.AsBackup()
+	stored := storedOf(run)
 	stored.Status.FormatVersion = "from the store"
 	f.catalog.Put("default", "shop.a", catalog.Content{Backup: stored}, time.Unix(3000, 0))
 	if got := f.backup("shop", "a"); got == nil || got.Status.FormatVersion != "from the store" {
@@ -344,7 +358,7 @@ func TestDeletingBackupIsShownUntilItsRecordGoes(t *testing.T) {
 	f := newFixture(t, "shop")
 	ended := metav1.NewTime(time.Unix(2000, 0))
 	original := f.run("shop", "a", enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted, CompletionTimestamp: &ended}, "shop")
-	f.catalog.Put("default", "shop.a", catalog.Content{Backup: original.AsBackup()}, time.Unix(3000, 0))
+	f.catalog.Put("default", "shop.a", catalog.Content{Backup: storedOf(original)}, time.Unix(3000, 0))
 	before := f.backup("shop", "a")
 
 	// A run that was created for the deletion alone has a uid of its own.

@@ -61,8 +61,12 @@ func (p *Projector) setLocations() error {
 		return err
 	}
 	locations := make([]refresh.Location, 0, len(records))
+	trusted := map[string][]enginev1alpha1.TrustedCluster{}
 	for _, record := range records {
-		settings, err := json.Marshal(record.Spec)
+		trusted[record.Name] = record.Spec.TrustedClusters
+		access := record.Spec
+		access.TrustedClusters = nil // which need no other store
+		settings, err := json.Marshal(access)
 		if err != nil {
 			return fmt.Errorf("reading BackupStorageLocation %s: %w", record.Name, err)
 		}
@@ -75,6 +79,7 @@ func (p *Projector) setLocations() error {
 			},
 		})
 	}
+	p.catalog.SetTrustedClusters(trusted)
 	p.refresher.SetLocations(locations)
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -65,6 +65,7 @@ func bootWith(t *testing.T, clientset *enginefake.Clientset, poll time.Duration,
 		Locations:       engine.Engine().V1alpha1().BackupStorageLocations(),
 		Namespaces:      kube.Core().V1().Namespaces(),
 		Settings:        kube.Core().V1().ConfigMaps().Informer(),
+		Identity:        kube.Core().V1().ConfigMaps().Informer(),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -204,6 +204,21 @@ func (l *Lab) Location(t *testing.T, prefix string) (name, folder string) {
 	return name, folder
 }
 
+// Trust makes a storage location trust these clusters.
+func (l *Lab) Trust(t *testing.T, location string, clusters ...enginev1alpha1.TrustedCluster) {
+	t.Helper()
+	locations := l.Engine.EngineV1alpha1().BackupStorageLocations(System)
+	Eventually(t, location+" to trust another cluster", func() error {
+		record, err := locations.Get(t.Context(), location, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		record.Spec.TrustedClusters = clusters
+		_, err = locations.Update(t.Context(), record, metav1.UpdateOptions{})
+		return err
+	})
+}
+
 // AwaitAvailable waits until a storage location says whether it is available.
 func (l *Lab) AwaitAvailable(t *testing.T, location string, want metav1.ConditionStatus) metav1.Condition {
 	t.Helper()

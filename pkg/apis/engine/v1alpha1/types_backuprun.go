@@ -45,7 +45,7 @@ type BackupRunList struct {
 
 // BackupRunSpec is the request. It does not change, except that it can be
 // cancelled once and that its backup's deletion can be asked for once.
-// +kubebuilder:validation:XValidation:rule="self.backupRef == oldSelf.backupRef && (has(self.namespaceUID) ? self.namespaceUID : '') == (has(oldSelf.namespaceUID) ? oldSelf.namespaceUID : '') && self.backup == oldSelf.backup && self.requester == oldSelf.requester",message="the spec of a BackupRun does not change, except by a cancellation or deletion"
+// +kubebuilder:validation:XValidation:rule="self.backupRef == oldSelf.backupRef && has(self.namespaceUID) == has(oldSelf.namespaceUID) && (!has(self.namespaceUID) || self.namespaceUID == oldSelf.namespaceUID) && self.backup == oldSelf.backup && self.requester == oldSelf.requester",message="the spec of a BackupRun does not change, except by a cancellation or deletion"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancellation) || has(self.cancellation) && self.cancellation == oldSelf.cancellation",message="a cancellation is not taken back"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.deletion) || has(self.deletion) && self.deletion == oldSelf.deletion",message="a deletion is not taken back"
 type BackupRunSpec struct {

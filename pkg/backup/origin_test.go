@@ -1,0 +1,48 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"bytes"
+	"testing"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// Whose a backup and its volumes are is stored, and signed.
+func TestTheOriginIsStored(t *testing.T) {
+	yes := true
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f.add("namespaces", `{"metadata":{"name":"shop","uid":"uid-of-shop"}}`)
+	f.add("pods", podWith("p", "", "scratch"+emptyDir))
+	key, err := format.ParseSigningKey(bytes.Repeat([]byte{1}, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.request.Cluster.Key = key
+	f.request.Backup.Status.Origin = &holdfast.BackupOrigin{NamespaceUID: "uid-of-holdfast"}
+	f.run(t)
+
+	stored, err := format.DecodeBackup(f.read(t, format.MetadataKey("b")), format.Place{StoreName: "b", SystemNamespace: "holdfast", Now: start})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := holdfast.BackupOrigin{
+		ClusterUID: "c-1", PublicKey: key.PublicKey(), Namespace: "holdfast", NamespaceUID: "uid-of-holdfast", Name: "b", ClaimedRequester: "ada",
+	}
+	if *stored.Status.Origin != want {
+		t.Errorf("stored %+v, want %+v", *stored.Status.Origin, want)
+	}
+	volumes := 0
+	err = format.ReadPodVolumeBackups(bytes.NewReader(f.read(t, format.PodVolumeBackupsKey("b"))), func(volume format.PodVolumeBackup) error {
+		if volumes++; volume.NamespaceUID() != "uid-of-shop" {
+			t.Errorf("volume %s is of the namespace %q", volume.Spec.Volume, volume.NamespaceUID())
+		}
+		return nil
+	})
+	if err != nil || volumes != 1 {
+		t.Errorf("%d volumes, %v", volumes, err)
+	}
+}

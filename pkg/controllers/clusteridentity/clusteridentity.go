@@ -1,0 +1,168 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package clusteridentity makes the key that signs a cluster's backups, once, and
+// publishes its public half.
+//
+// What it promises:
+//   - Of any number of processes that make the key at once, one does, and all sign
+//     with that one: it is created, never changed, and read back.
+//   - The key leaves neither its Secret nor the process. Whoever is to know the
+//     cluster's backups again reads the ConfigMap, which is put back when it is gone.
+//   - A new key, after the Secret was lost or removed, makes no strangers of the old
+//     backups: the ConfigMap keeps the public keys that were there before.
+package clusteridentity
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/identity"
+)
+
+const (
+	// ConfigMapName is the name of the ConfigMap with what everybody may know of it.
+	ConfigMapName = identity.Name
+	// SecretName is the name of the Secret with the key, in the system namespace.
+	SecretName = "holdfast-signing-key"
+	// SecretKey is its key in there: 32 bytes.
+	SecretKey = "ed25519-seed"
+
+	// excludeLabel leaves an object out of backups.
+	excludeLabel = "velero.io/exclude-from-backup"
+
+	firstRetry = time.Second
+	lastRetry  = time.Minute
+)
+
+// Secrets reads and creates Secrets of the system namespace.
+type Secrets interface {
+	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Secret, error)
+	Create(ctx context.Context, secret *corev1.Secret, options metav1.CreateOptions) (*corev1.Secret, error)
+}
+
+// Key returns the key that signs the cluster's backups, and makes it if there is none.
+func Key(ctx context.Context, secrets Secrets) (*format.SigningKey, error) {
+	secret, err := secrets.Get(ctx, SecretName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		secret, err = create(ctx, secrets)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the Secret %s with the key that signs backups: %w", SecretName, err)
+	}
+	key, err := format.ParseSigningKey(secret.Data[SecretKey])
+	if err != nil {
+		return nil, fmt.Errorf("the Secret %s: %s: %w: bring it back, or remove it to have another made", SecretName, SecretKey, err)
+	}
+	return key, nil
+}
+
+func create(ctx context.Context, secrets Secrets) (*corev1.Secret, error) {
+	key, err := format.NewSigningKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	_, err = secrets.Create(ctx, &corev1.Secret{
+		// No backup takes along what would let its reader forge others.
+		ObjectMeta: metav1.ObjectMeta{Name: SecretName, Labels: map[string]string{excludeLabel: "true"}},
+		Type:       corev1.SecretTypeOpaque,
+		Immutable:  new(true),
+		Data:       map[string][]byte{SecretKey: key.Seed()},
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, err
+	}
+	// What counts is what is stored: another process may have been faster.
+	return secrets.Get(ctx, SecretName, metav1.GetOptions{})
+}
+
+// Controller keeps the ConfigMap with the cluster's identity as it is.
+type Controller struct {
+	own        identity.Identity
+	configMaps corev1client.ConfigMapInterface
+	synced     cache.InformerSynced
+	queue      workqueue.TypedRateLimitingInterface[string]
+}
+
+// New returns a Controller. The informer is one of the ConfigMap identity.Name alone.
+func New(cluster format.Cluster, configMaps corev1client.ConfigMapInterface, informer cache.SharedIndexInformer, clock clock.WithTicker) (*Controller, error) {
+	c := &Controller{
+		own:        identity.Identity{UID: cluster.UID, Keys: []string{cluster.Key.PublicKey()}},
+		configMaps: configMaps,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: "clusteridentity", Clock: clock}),
+	}
+	enqueue := func(any) { c.queue.Add(identity.Name) }
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: enqueue, UpdateFunc: func(_, obj any) { enqueue(obj) }, DeleteFunc: enqueue,
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.synced = registration.HasSynced
+	return c, nil
+}
+
+// Run works until ctx ends.
+func (c *Controller) Run(ctx context.Context) {
+	defer utilruntime.HandleCrashWithContext(ctx)
+	defer context.AfterFunc(ctx, c.queue.ShutDown)()
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced) {
+		return
+	}
+	c.queue.Add(identity.Name)
+	for {
+		name, shutdown := c.queue.Get()
+		if shutdown {
+			return
+		}
+		if err := c.publish(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Publishing the cluster's identity failed; it will be tried again")
+			c.queue.AddRateLimited(name)
+		} else {
+			c.queue.Forget(name)
+		}
+		c.queue.Done(name)
+	}
+}
+
+// publish reads the ConfigMap from the cluster, since what the informer shows may be
+// older than the last write.
+func (c *Controller) publish(ctx context.Context) error {
+	stored, err := c.configMaps.Get(ctx, identity.Name, metav1.GetOptions{})
+	absent := apierrors.IsNotFound(err)
+	if absent {
+		stored, err = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: identity.Name}}, nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading the ConfigMap %s: %w", identity.Name, err)
+	}
+	before := identity.Of(stored)
+	if !c.own.Publish(stored) {
+		return nil
+	}
+	if absent {
+		_, err = c.configMaps.Create(ctx, stored, metav1.CreateOptions{})
+	} else {
+		_, err = c.configMaps.Update(ctx, stored, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("writing the ConfigMap %s: %w", identity.Name, err)
+	}
+	klog.FromContext(ctx).Info("The cluster's identity is published", "configMap", identity.Name, "clusterUID", c.own.UID, "publicKey", c.own.Keys[0], "knownBefore", len(before.Keys))
+	return nil
+}
