@@ -5,7 +5,7 @@ package projection
 
 import (
 	"context"
-	"fmt"
+	"encoding/json"
 	"maps"
 	"os"
 	"path/filepath"
@@ -141,7 +141,11 @@ func shown(rt *rapid.T, p *Projector) map[string]string {
 		if backup.Status.Phase == holdfast.BackupPhase(v1alpha1.BackupPhaseDeleting) {
 			backup = holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Name: backup.Name, UID: backup.UID}, Status: holdfast.BackupStatus{Phase: backup.Status.Phase}}
 		}
-		result[backup.Name] = fmt.Sprintf("%+v", backup)
+		text, err := json.Marshal(backup)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		result[backup.Name] = string(text)
 	}
 	return result
 }
