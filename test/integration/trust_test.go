@@ -136,6 +136,11 @@ func TestForgedBackups(t *testing.T) {
 	inOurName.UID = string(system.UID)
 	storeFrom(t, folder, inOurName, namespace, "claimed")
 	changed := bytes.ReplaceAll(bytes.Replace(metadata, []byte("lab-admin"), []byte("lab-adnim"), 1), []byte(namespace+".own"), []byte(namespace+".changed"))
+	list, err := os.ReadFile(filepath.Join(folder, format.PodVolumeBackupsKey(namespace+".own")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, folder, format.PodVolumeBackupsKey(namespace+".changed"), list)
 	put(t, folder, format.MetadataKey(namespace+".changed"), changed)
 	for _, name := range []string{"claimed", "changed"} {
 		found := lab.AwaitCompleted(t, namespace+"."+name)
@@ -143,11 +148,11 @@ func TestForgedBackups(t *testing.T) {
 			t.Errorf("%s: its origin is %+v", name, origin)
 		}
 	}
-	list, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).List(t.Context(), metav1.ListOptions{})
+	tenants, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(list.Items) != 1 || list.Items[0].Name != "own" || list.Items[0].Status.Origin.Trust != v1alpha1.BackupTrustOwn {
-		t.Errorf("the tenant sees %+v", list.Items)
+	if len(tenants.Items) != 1 || tenants.Items[0].Name != "own" || tenants.Items[0].Status.Origin.Trust != v1alpha1.BackupTrustOwn {
+		t.Errorf("the tenant sees %+v", tenants.Items)
 	}
 }

@@ -116,7 +116,7 @@ func (w *worker) showsOthers(ctx context.Context, from store.Reader) bool {
 
 // isOurs reports whether metadata was written by Holdfast, in whichever cluster.
 func isOurs(backup *holdfast.Backup) bool {
-	return backup.Annotations[format.AnnotationClusterUID] != ""
+	return backup.Status.Origin.ClusterUID != ""
 }
 
 // readCopy reads the copy of our metadata beside another writer's, and reports whether

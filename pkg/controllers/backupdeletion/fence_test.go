@@ -192,8 +192,8 @@ func judgeFence(t *testing.T, target storetest.Store, all []*attempt, counts map
 		contents, err := format.TakeContents(found)
 		must(t, err)
 		listed = found.UID
-		if !strings.HasPrefix(string(listed), found.Annotations[format.AnnotationClusterUID]+"-") {
-			t.Errorf("%s is said to be of the cluster %s", listed, found.Annotations[format.AnnotationClusterUID])
+		if !strings.HasPrefix(string(listed), found.Status.Origin.ClusterUID+"-") {
+			t.Errorf("%s is said to be of the cluster %s", listed, found.Status.Origin.ClusterUID)
 		}
 		if found.Status.Phase == v1alpha1.BackupPhaseCompleted {
 			broken := 0
