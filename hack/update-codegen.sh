@@ -17,6 +17,7 @@ GOBIN="$(mktemp -d)"
 export GOBIN
 trap 'rm -rf "${GOBIN}"' EXIT
 
+(cd hack/tools && go mod download k8s.io/code-generator)
 codegen="$(cd hack/tools && go list -m -f '{{.Dir}}' k8s.io/code-generator)"
 # shellcheck disable=SC1091
 source "${codegen}/kube_codegen.sh"
