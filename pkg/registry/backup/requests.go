@@ -103,9 +103,9 @@ func (r *RequestREST) try(ctx context.Context, name string, ask enginev1alpha1.A
 		run = nil
 	case err != nil:
 		return "", fmt.Errorf("reading the record of the backup: %w", err)
-	case run.Spec.BackupRef != (v1alpha1.BackupReference{Namespace: backup.Namespace, Name: name}):
+	case run.Spec.BackupRef != (v1alpha1.BackupReference{Namespace: backup.Namespace, Name: name}) && run.AsBackup().UID != backup.UID:
 		// A stored backup of the system namespace may be called a.b, as the record of the
-		// backup b of the namespace a is.
+		// backup b of the namespace a is. So may that backup itself, see Projector.
 		return "", conflict(name, "it has ended, and its name in the store is that of the backup %s in the namespace %s, which is live: wait until that one has gone from the queue and from `kubectl get backupruns`", run.Spec.BackupRef.Name, run.Spec.BackupRef.Namespace)
 	}
 	changed, message, err := r.record(backup, run, ask)

@@ -131,6 +131,25 @@ func TestRequestsReachTheBackupThatTheyName(t *testing.T) {
 	}
 }
 
+// That of a namespace which was made anew is shown in the system namespace, and there it
+// is cancelled.
+func TestRequestsReachABackupThatIsShownElsewhere(t *testing.T) {
+	h := newHarness(t, nil)
+	h.recorded("b", v1alpha1.BackupPhaseQueued)
+	h.log.Remove("shop", "b")
+	h.storedOnly(&holdfast.Backup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop.b", UID: h.run("shop.b").UID},
+		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseQueued)},
+	})
+	cancellation := NewCancelREST(h.REST, clocktesting.NewFakePassiveClock(now))
+	if _, err := h.postIn(system, cancellation, "shop.b", &holdfast.BackupCancellation{}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if h.run("shop.b").Spec.Cancellation == nil {
+		t.Error("its record does not have the request")
+	}
+}
+
 func second(_ string, err error) error { return err }
 
 func TestCancelDryRunWritesNothing(t *testing.T) {

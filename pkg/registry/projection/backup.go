@@ -77,11 +77,11 @@ func deleting(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun) *v1alpha1.
 }
 
 // entryOf is a place in the queue of a plan, as it may be shown. run is its record.
-func entryOf(run *enginev1alpha1.BackupRun, entry queue.Entry, plan *queue.Plan) *v1alpha1.BackupQueueEntry {
+func entryOf(at backupKey, run *enginev1alpha1.BackupRun, entry queue.Entry, plan *queue.Plan) *v1alpha1.BackupQueueEntry {
 	result := &v1alpha1.BackupQueueEntry{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:         run.Spec.BackupRef.Namespace,
-			Name:              run.Spec.BackupRef.Name,
+			Namespace:         at.Namespace,
+			Name:              at.Name,
 			UID:               run.UID,
 			CreationTimestamp: run.CreationTimestamp,
 			Labels:            run.Spec.Labels,

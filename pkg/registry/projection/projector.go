@@ -122,6 +122,8 @@ type Projector struct {
 	// removedRuns are the uids of the last records that were removed. The answer to
 	// a client's write of one of them may come after that.
 	removedRuns *lru.Cache
+	// namespaces are those that exist.
+	namespaces map[string]types.UID
 	// unread are the backups that are stored, as their records said, and of which the
 	// store has not been heard yet. They are shown as recorded until it has, whether
 	// or not the record is still there. Then the store has the last word.
@@ -155,6 +157,7 @@ func New(config Config) (*Projector, error) {
 		stale:       make(chan struct{}, 1),
 		runs:        map[backupKey]*enginev1alpha1.BackupRun{},
 		removedRuns: lru.New(1000),
+		namespaces:  map[string]types.UID{},
 		unread:      map[backupKey]unread{},
 		entries:     map[string]queue.Entry{},
 	}
@@ -286,7 +289,7 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	selected := p.selected(run)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	key := keyOf(run)
+	key := p.keyOfLocked(run)
 	known := p.runs[key]
 	if known != nil && known.UID == run.UID && !newer(run, known) {
 		return
@@ -392,9 +395,9 @@ func (p *Projector) removed(obj any) {
 			p.refresher.Nudge(run.Spec.Backup.StorageLocation) // it may have been given up
 		}
 	}
-	key := keyOf(run)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	key := p.keyOfLocked(run)
 	p.removedRuns.Add(run.UID, nil)
 	if planned := p.planner.Run(run.Name); planned != nil && planned.UID == run.UID {
 		p.planner.RemoveRun(run.Name)
@@ -414,7 +417,7 @@ func (p *Projector) removed(obj any) {
 func (p *Projector) isKnown(run *enginev1alpha1.BackupRun) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	known := p.runs[keyOf(run)]
+	known := p.runs[p.keyOfLocked(run)]
 	return known != nil && known.UID == run.UID
 }
 
@@ -432,12 +435,12 @@ func (p *Projector) projectLocked(key backupKey) {
 		if entry, ok := p.entries[run.Name]; ok {
 			place = &entry
 		}
-		backup = backupOf(run, place)
+		backup = at(key, backupOf(run, place))
 	case stored != nil:
 		delete(p.unread, key)
 		backup = stored
 	case p.unread[key].run != nil:
-		backup = backupOf(p.unread[key].run, nil)
+		backup = at(key, backupOf(p.unread[key].run, nil))
 	}
 	if backup == nil {
 		p.Backups.Remove(key.Namespace, key.Name)
@@ -449,6 +452,20 @@ func (p *Projector) projectLocked(key backupKey) {
 		return
 	}
 	replace(p.Backups, internal)
+}
+
+// at is a live backup in the place where it is shown.
+func at(key backupKey, backup *v1alpha1.Backup) *v1alpha1.Backup {
+	if of := nameOf(backup); of != key {
+		backup.Namespace, backup.Name = key.Namespace, key.Name
+		backup.Status.Origin.Namespace, backup.Status.Origin.Name = of.Namespace, of.Name
+		backup.Status.Origin.Message = fmt.Sprintf("it was asked for in another namespace %q than the present one, which was made anew since", of.Namespace)
+	}
+	return backup
+}
+
+func nameOf(backup *v1alpha1.Backup) backupKey {
+	return backupKey{Namespace: backup.Namespace, Name: backup.Name}
 }
 
 // replace commits an object.
@@ -487,7 +504,7 @@ func (p *Projector) publish() (int, error) {
 	shown := make([]*holdfast.BackupQueueEntry, 0, len(plan.Entries))
 	for _, entry := range plan.Entries {
 		run := p.planner.Run(entry.Key)
-		if p.runs[keyOf(run)] != run {
+		if p.runs[p.keyOfLocked(run)] != run {
 			continue // another record says that it stands for this backup, too
 		}
 		entry = queue.Redact(entry, p.SystemNamespace)
@@ -496,7 +513,7 @@ func (p *Projector) publish() (int, error) {
 		}
 		p.entries[entry.Key] = entry
 		internal := &holdfast.BackupQueueEntry{}
-		if err := p.Scheme.Convert(entryOf(run, entry, &plan), internal, nil); err != nil {
+		if err := p.Scheme.Convert(entryOf(p.keyOfLocked(run), run, entry, &plan), internal, nil); err != nil {
 			return 0, fmt.Errorf("showing the place of %s in the queue: %w", entry.Key, err)
 		}
 		shown = append(shown, internal)
@@ -507,7 +524,7 @@ func (p *Projector) publish() (int, error) {
 	}
 	for name, entry := range p.entries {
 		if was := before[name]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
-			p.projectLocked(keyOf(p.planner.Run(name)))
+			p.projectLocked(p.keyOfLocked(p.planner.Run(name)))
 		}
 	}
 	return events, nil
@@ -531,6 +548,13 @@ func newer(a, b *enginev1alpha1.BackupRun) bool {
 	return err != nil || order > 0
 }
 
-func keyOf(run *enginev1alpha1.BackupRun) backupKey {
-	return backupKey{Namespace: run.Spec.BackupRef.Namespace, Name: run.Spec.BackupRef.Name}
+// keyOfLocked is where a run's backup is shown: where it was asked for, unless the
+// namespace was made anew since. Then it is the administrator's, as what is stored.
+func (p *Projector) keyOfLocked(run *enginev1alpha1.BackupRun) backupKey {
+	ref := run.Spec.BackupRef
+	present, exists := p.namespaces[ref.Namespace]
+	if exists && run.Spec.NamespaceUID != "" && run.Spec.NamespaceUID != present {
+		return backupKey{Namespace: p.SystemNamespace, Name: run.Name}
+	}
+	return backupKey{Namespace: ref.Namespace, Name: ref.Name}
 }

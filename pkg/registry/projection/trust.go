@@ -10,6 +10,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/tools/cache"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 )
 
@@ -22,8 +23,8 @@ func (p *Projector) identify() {
 	p.catalog.SetIdentity(clusteridentity.Of(published))
 }
 
-// placeByNamespaces tells the catalogue which namespaces exist. Each change is passed on
-// after that.
+// placeByNamespaces places everything by the namespaces that exist. Each change is
+// followed after that.
 func (p *Projector) placeByNamespaces() {
 	p.placing.Lock()
 	defer p.placing.Unlock()
@@ -37,13 +38,15 @@ func (p *Projector) placeByNamespaces() {
 		uids[namespace.Name] = namespace.UID
 	}
 	p.catalog.SetNamespaces(uids)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.namespaces = uids
+	p.moveLocked(func(*enginev1alpha1.BackupRun) bool { return true })
 }
 
 func (p *Projector) namespaceChanged(obj any) {
 	if namespace, ok := obj.(*corev1.Namespace); ok {
-		p.placing.Lock()
-		defer p.placing.Unlock()
-		p.catalog.SetNamespace(namespace.Name, namespace.UID)
+		p.setNamespace(namespace.Name, namespace.UID)
 	}
 }
 
@@ -52,8 +55,48 @@ func (p *Projector) namespaceGone(obj any) {
 		obj = tombstone.Obj
 	}
 	if namespace, ok := obj.(*corev1.Namespace); ok {
-		p.placing.Lock()
-		defer p.placing.Unlock()
-		p.catalog.SetNamespace(namespace.Name, "")
+		p.setNamespace(namespace.Name, "")
+	}
+}
+
+// setNamespace takes note that a namespace has a uid, or is gone without one.
+func (p *Projector) setNamespace(name string, uid types.UID) {
+	p.placing.Lock()
+	defer p.placing.Unlock()
+	p.catalog.SetNamespace(name, uid) // which passes on what it changes
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.namespaces[name] == uid:
+		return
+	case uid == "":
+		delete(p.namespaces, name)
+	default:
+		p.namespaces[name] = uid
+	}
+	p.moveLocked(func(run *enginev1alpha1.BackupRun) bool { return run.Spec.BackupRef.Namespace == name })
+	p.wake()
+}
+
+// moveLocked shows the backups of runs where they belong now.
+func (p *Projector) moveLocked(concerned func(*enginev1alpha1.BackupRun) bool) {
+	moved := map[backupKey]*enginev1alpha1.BackupRun{}
+	for key, run := range p.runs {
+		if concerned(run) && p.keyOfLocked(run) != key {
+			moved[key] = run
+		}
+	}
+	for key, run := range moved {
+		delete(p.runs, key)
+		if u, ok := p.unread[key]; ok && u.run.UID == run.UID {
+			delete(p.unread, key)
+			p.unread[p.keyOfLocked(run)] = u
+		}
+		p.projectLocked(key)
+	}
+	for _, run := range moved {
+		key := p.keyOfLocked(run)
+		p.runs[key] = run
+		p.projectLocked(key)
 	}
 }
