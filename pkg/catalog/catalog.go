@@ -76,6 +76,8 @@ type entry struct {
 	volumes []Volume
 	// claims are what its metadata says of its origin; nil for a stand-in.
 	claims *holdfast.BackupOrigin
+	// replaced is true if somebody has replaced the metadata of one of our backups here.
+	replaced bool
 
 	// shadowed is true if another location's entry comes first of those with the store
 	// name; this one then bears its location's name behind its own.
@@ -134,6 +136,7 @@ func (c *Catalog) Put(location, storeName string, content Content, now time.Time
 		e.missingSince, e.suspect = time.Time{}, false
 		e.recordedAt = now
 		e.retryAt = time.Time{}
+		e.replaced = content.Replaced != ""
 		if content.VolumesError == "" {
 			e.attempts = 0
 		} else {
@@ -212,6 +215,19 @@ func (c *Catalog) Len(location string) int {
 	count := 0
 	for _, e := range c.locations[location] {
 		if e.backup != nil {
+			count++
+		}
+	}
+	return count
+}
+
+// Replaced is the number of backups in a location whose metadata somebody has replaced.
+func (c *Catalog) Replaced(location string) int {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	count := 0
+	for _, e := range c.locations[location] {
+		if e.replaced {
 			count++
 		}
 	}

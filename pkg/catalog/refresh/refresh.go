@@ -330,6 +330,9 @@ func (r *Refresher) Warnings() []string {
 		case state.Suspicion != "":
 			warnings = append(warnings, fmt.Sprintf("storage location %q: %s", name, state.Suspicion))
 		}
+		if count := r.catalog.Replaced(name); count > 0 {
+			warnings = append(warnings, fmt.Sprintf("storage location %q: another writer, such as Velero, has replaced the metadata of %d backups, which have the condition %s: let it use another prefix or other names", name, count, catalog.ConditionMetadataReplaced))
+		}
 	}
 	return warnings
 }

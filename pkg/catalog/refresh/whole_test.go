@@ -5,6 +5,7 @@ package refresh_test
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -134,6 +135,12 @@ func TestReplacedByVelero(t *testing.T) {
 				}
 				if !strings.Contains(said, test.says) || (said == "") != (test.says == "") {
 					t.Errorf("it says %q, want %q", said, test.says)
+				}
+				warned := slices.ContainsFunc(f.refresher.Warnings(), func(text string) bool {
+					return strings.Contains(text, `"default"`) && strings.Contains(text, "of 1 backups")
+				})
+				if warned != (test.says != "") {
+					t.Errorf("the warnings are %q", f.refresher.Warnings())
 				}
 			})
 		})
