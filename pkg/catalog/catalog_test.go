@@ -411,6 +411,83 @@ func TestUnreadable(t *testing.T) {
 	c.PutUnfinished("default", "shop.bad", at, at)
 	m.check(c)
 	want(t, "after its damage", names(c.Backups()), "holdfast/good shop/bad")
+
+	// After a success the pauses begin anew.
+	c.Put("default", "shop.bad", Content{Backup: stored("default", "shop.bad", 5)}, at)
+	c.PutUnreadable("default", "shop.bad", "it is not JSON", at)
+	if read := c.Observe("default", []string{"good", "shop.bad"}, at, at.Add(59*time.Second)).Read; len(read) > 0 {
+		t.Errorf("%v to be read at once again", read)
+	}
+	at = at.Add(time.Minute)
+	want(t, "to be read", strings.Join(c.Observe("default", []string{"good", "shop.bad"}, at, at).Read, " "), "shop.bad")
+}
+
+// However often something could not be read, the pause is neither longer than the
+// longest nor none.
+func TestPausesStayWithinTheirBounds(t *testing.T) {
+	e := &entry{}
+	for i := range 100 {
+		e.retryLocked(t0, unreadableBackoff)
+		if pause := e.retryAt.Sub(t0); pause < unreadableBackoff.first || pause > unreadableBackoff.most {
+			t.Errorf("pause %d is %v", i, pause)
+		}
+	}
+	want(t, "the last pause", e.retryAt.Sub(t0).String(), unreadableBackoff.most.String())
+}
+
+// What a record says to be stored is missing only once the store was asked since.
+func TestKnows(t *testing.T) {
+	c := newCatalog(nil)
+	knows := func(what, storeName string, since int, want bool) {
+		t.Helper()
+		if got := c.Knows("default", storeName, minute(since)); got != want {
+			t.Errorf("%s: %s is known at minute %d: %t", what, storeName, since, got)
+		}
+	}
+	knows("at first", "daily", 0, false)
+	c.Observe("default", nil, minute(2), minute(3))
+	knows("listed before", "daily", 3, false)
+	knows("listed at the same instant", "daily", 2, true)
+	knows("listed since", "daily", 1, true)
+	if c.Knows("other", "daily", minute(1)) {
+		t.Error("one location has the word of another one")
+	}
+
+	c.Observe("default", []string{"daily"}, minute(3), minute(3))
+	knows("listed and not read", "daily", 1, false)
+	c.PutUnfinished("default", "daily", minute(4), minute(6))
+	knows("read before", "daily", 5, false)
+	knows("read at the same instant", "daily", 4, true)
+	knows("read since", "daily", 3, true)
+	c.PutUnreadable("default", "daily", "it is not JSON", minute(6))
+	knows("unreadable", "daily", 9, true)
+	c.Put("default", "daily", Content{Backup: stored("default", "daily", 1)}, minute(7))
+	knows("read", "daily", 9, true)
+
+	// A listing that is not believed says nothing of what it lacks.
+	c.Observe("default", nil, minute(8), minute(8))
+	knows("listed with suspicion", "other", 8, false)
+	c.Remove("default", "daily")
+	knows("removed", "daily", 8, false)
+	knows("removed, and listed before", "daily", 3, true)
+	c.Forget("default")
+	knows("of a location that is none any more", "daily", 0, false)
+}
+
+// A sample of a location is a backup that was read, and that is there.
+func TestReadable(t *testing.T) {
+	c := newCatalog(nil)
+	c.PutUnfinished("default", "running", t0, t0)
+	c.PutUnreadable("default", "bad", "it is not JSON", t0)
+	want(t, "of none that was read", c.Readable("default"), "")
+	c.Put("default", "daily", Content{Backup: stored("default", "daily", 1)}, t0)
+	want(t, "of one", c.Readable("default"), "daily")
+	want(t, "of another location", c.Readable("other"), "")
+	if got := c.Len("default"); got != 2 {
+		t.Errorf("%d are listed, want the one that was read and the unreadable one", got)
+	}
+	c.Observe("default", []string{"running", "bad"}, minute(1), minute(1))
+	want(t, "of one that is missing", c.Readable("default"), "")
 }
 
 func TestUnreadableVolumes(t *testing.T) {
@@ -482,6 +559,17 @@ func TestReadVolumes(t *testing.T) {
 		}
 		if volumes, err := ReadVolumes(podVolumeBackups(t, bad, "data")); err == nil {
 			t.Errorf("namespace %q was read as %+v", bad, volumes)
+		}
+		for what, place := range map[string]func(*format.PodVolumeBackup){
+			"pod":    func(pvb *format.PodVolumeBackup) { pvb.Spec.Pod.Name = bad },
+			"volume": func(pvb *format.PodVolumeBackup) { pvb.Spec.Volume = bad },
+		} {
+			var pvb format.PodVolumeBackup
+			pvb.Spec.Pod.Namespace, pvb.Spec.Pod.Name, pvb.Spec.Volume = "shop", "web", "data"
+			place(&pvb)
+			if v, err := newVolume(&pvb); err == nil {
+				t.Errorf("%s %q was read as %+v", what, bad, v)
+			}
 		}
 	}
 }

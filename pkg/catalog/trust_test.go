@@ -207,6 +207,17 @@ func TestVolumesFollowTheirOwnNamespaces(t *testing.T) {
 	want(t, "history", names(c.VolumeBackups()), "blog/another-1305e63b7b9e573fb332:data gone/another-1305e63b7b9e573fb332:data holdfast/all:data holdfast/all:data@shop")
 }
 
+// The system namespace of a cluster that is trusted is not this one's.
+func TestTheirSystemNamespaceIsNotOurs(t *testing.T) {
+	c, m := newMirror(t)
+	c.SetTrustedClusters(trusting())
+	content := Content{Backup: stored("default", "all", 5), Volumes: []Volume{claim("shop", "data", 1, 5), claim(system, "data", 2, 5)}}
+	ofTheirs(content.Backup.Status.Origin)
+	c.Put("default", "all", content, t0)
+	m.check(c)
+	want(t, "volumes", names(c.Volumes()), "holdfast/data@holdfast shop/data")
+}
+
 // The loss of a cluster: another one, with another uid and key, gets the store. One
 // change of the location gives all of it back.
 func TestALostClusterIsAdopted(t *testing.T) {
@@ -251,6 +262,24 @@ func TestForeignersTakeNoNames(t *testing.T) {
 	m.check(c)
 	want(t, "of the plain name", c.Backup(system, "daily").Spec.StorageLocation, "b")
 	want(t, "backups", names(c.Backups()), "holdfast/daily holdfast/daily@a")
+
+	// Nor does a cluster that is trusted; but it goes before those that are not.
+	c.SetTrustedClusters(map[string][]engine.TrustedCluster{"a-trusted": trusting()["default"], "c": trusting()["default"]})
+	c.PutUnreadable("a-bad", "daily", "it is not JSON", t0)
+	for _, location := range []string{"a-trusted", "c"} {
+		theirs := Content{Backup: stored(location, "daily", 5)}
+		ofTheirs(theirs.Backup.Status.Origin)
+		c.Put(location, "daily", theirs, t0)
+	}
+	m.check(c)
+	want(t, "of the plain name", c.Backup(system, "daily").Spec.StorageLocation, "b")
+	c.Forget("b")
+	c.Forget("a-trusted")
+	m.check(c)
+	want(t, "of the plain name, without ours", c.Backup(system, "daily").Spec.StorageLocation, "c")
+	c.SetTrustedClusters(nil)
+	m.check(c)
+	want(t, "of the plain name, without trust", c.Backup(system, "daily").Spec.StorageLocation, "a")
 }
 
 // Where something is listed depends on what is known now, and not on what was known

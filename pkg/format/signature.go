@@ -110,9 +110,9 @@ func verify(metadata []byte) ([]byte, error) {
 
 func decodeBase64(value any, size int) ([]byte, error) {
 	text, _ := value.(string)
-	// Strict, so that one key has one form.
-	decoded, err := base64.StdEncoding.Strict().DecodeString(text)
-	if err != nil || len(decoded) != size {
+	decoded, err := base64.StdEncoding.DecodeString(text)
+	// One key has one form. Decoding, even if strict, bears line breaks.
+	if err != nil || len(decoded) != size || base64.StdEncoding.EncodeToString(decoded) != text {
 		return nil, fmt.Errorf("not %d bytes in base64", size)
 	}
 	return decoded, nil

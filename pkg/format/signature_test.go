@@ -150,6 +150,40 @@ func TestForged(t *testing.T) {
 	}
 }
 
+// A key has one form, in which it is looked for among those that are trusted: another
+// one of the same bytes is no key.
+func TestKeysHaveOneForm(t *testing.T) {
+	public := key.PublicKey()
+	// The last character before the padding bears two bits that nothing is read from.
+	last := len(public) - 2
+	lax := public[:last] + string(public[last]+1) + "="
+	if decoded, err := base64.StdEncoding.DecodeString(lax); err != nil || !bytes.Equal(decoded, key.private.Public().(ed25519.PublicKey)) {
+		t.Fatalf("%s is not another form of %s: %v", lax, public, err)
+	}
+	for _, form := range []string{lax, public + "\n", public[:10] + "\r\n" + public[10:]} {
+		var document map[string]any
+		if err := json.Unmarshal(signedMetadata(t), &document); err != nil {
+			t.Fatal(err)
+		}
+		annotations := document["metadata"].(map[string]any)["annotations"].(map[string]any)
+		delete(annotations, AnnotationSignature)
+		annotations[AnnotationPublicKey] = form
+		payload, err := json.Marshal(document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if annotations[AnnotationSignature], err = key.sign(payload); err != nil {
+			t.Fatal(err)
+		}
+		if payload, err = json.Marshal(document); err != nil {
+			t.Fatal(err)
+		}
+		if origin := decodeAt(t, payload).Status.Origin; origin.Trust != holdfast.BackupTrustForged {
+			t.Errorf("the key %q: %+v", form, origin)
+		}
+	}
+}
+
 // Of a name that comes twice, the parser of JSON may take the first, the last, or
 // both. What was verified is what is read.
 func TestNothingIsReadThatWasNotVerified(t *testing.T) {
