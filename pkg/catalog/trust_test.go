@@ -167,6 +167,23 @@ func TestNothingIsTrustedAtFirst(t *testing.T) {
 	want(t, "with a new key beside the old one", lists(c), athome)
 }
 
+// What could not be read says nothing of its origin: no change of trust moves it.
+func TestTrustIsNothingToTheUnreadable(t *testing.T) {
+	c, m := newMirror(t)
+	c.PutUnreadable("default", "shop.daily", "it is not JSON", t0)
+	c.PutUnfinished("default", "shop.running", t0, t0)
+	before := c.Backup(system, "shop.daily")
+	c.SetIdentity(identity.Identity{UID: "another"})
+	c.SetNamespaces(map[string]types.UID{"shop": "uid-of-shop"})
+	c.SetNamespace("shop", "another")
+	c.SetTrustedClusters(trusting("shop"))
+	m.check(c)
+	want(t, "listed", lists(c), "holdfast/shop.daily; ; ")
+	if c.Backup(system, "shop.daily") != before || m.calls != 1 {
+		t.Errorf("%d changes, want that of its reading", m.calls)
+	}
+}
+
 // A watcher sees a row go in one namespace, and come in the other.
 func TestRowsMoveWithTheirNamespace(t *testing.T) {
 	var seen []string

@@ -311,6 +311,18 @@ func TestDecodePhases(t *testing.T) {
 	}
 }
 
+// What never expires may be finished yet.
+func TestUnfinishedWithoutExpiration(t *testing.T) {
+	place := Place{StoreName: "shop.daily", Location: "default", SystemNamespace: "holdfast", Now: now.AddDate(9, 0, 0)}
+	backup, err := decodeChanged(t, place, func(fields map[string]any) {
+		delete(fields["status"].(map[string]any), "expiration")
+		fields["status"].(map[string]any)["phase"] = "InProgress"
+	})
+	if !errors.Is(err, ErrUnfinished) {
+		t.Errorf("got %+v, %v", backup, err)
+	}
+}
+
 func TestDecodeRefuses(t *testing.T) {
 	place := Place{StoreName: "shop.daily", Location: "default", SystemNamespace: "holdfast", Now: now}
 	for want, change := range map[string]func(map[string]any){
@@ -324,6 +336,15 @@ func TestDecodeRefuses(t *testing.T) {
 		if _, err := decodeChanged(t, place, change); err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, ErrUnfinished) {
 			t.Errorf("%s: %v", want, err)
 		}
+	}
+	// The limit itself is none too much.
+	whole := signedMetadata(t)
+	whole = append(whole, bytes.Repeat([]byte(" "), MaxMetadataBytes-len(whole))...)
+	if _, err := DecodeBackup(whole, place); err != nil {
+		t.Errorf("%d bytes: %v", len(whole), err)
+	}
+	if _, err := DecodeBackup(append(whole, ' '), place); err == nil {
+		t.Errorf("%d bytes were read", len(whole)+1)
 	}
 	for _, data := range []string{"", "null", "[]", "{", `"x"`, "{}", "{}{}", "kind: Backup\napiVersion: velero.io/v1\n"} {
 		if backup, err := DecodeBackup([]byte(data), place); err == nil {
