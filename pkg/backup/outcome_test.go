@@ -298,6 +298,70 @@ func TestAbandon(t *testing.T) {
 	}
 }
 
+// What can't be removed now is said, so that it is done again; what is another object
+// by now is not the backup's.
+func TestAbandonThatCannotClean(t *testing.T) {
+	for fault, want := range map[error]error{store.ErrDenied: store.ErrDenied, store.ErrChanged: nil} {
+		f := shopOf(t, 3)
+		if err := f.store.Put(t.Context(), format.TarballKey("b"), []byte("half")); err != nil {
+			t.Fatal(err)
+		}
+		f.store.Inject(storetest.Fault{Operation: storetest.Delete, Err: fault})
+		if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, want) {
+			t.Errorf("%v: got %v", fault, err)
+		}
+	}
+}
+
+// A backup that has the folder, and not the name, gives the folder up.
+func TestAbandonOfANameThatIsTaken(t *testing.T) {
+	f := shopOf(t, 1)
+	if first, err := newExecution(t.Context(), f.request, f.deps).claim(t.Context()); err != nil || !first {
+		t.Fatalf("got %v, %v", first, err)
+	}
+	if err := f.store.Put(t.Context(), format.MetadataKey("b"), []byte("not even metadata")); err != nil {
+		t.Fatal(err)
+	}
+	f.store.Inject(storetest.Fault{Operation: storetest.Delete, Err: store.ErrDenied})
+	if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, store.ErrDenied) {
+		t.Errorf("got %v", err)
+	}
+	f.store.Inject()
+	if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, ErrNameTaken) {
+		t.Errorf("got %v", err)
+	}
+	if keys := f.keys(t); !slices.Equal(keys, []string{format.MetadataKey("b")}) {
+		t.Errorf("%v is in the store", keys)
+	}
+}
+
+// A store that contradicts itself has not stored the backup.
+func TestMetadataThatExistsAndDoesNot(t *testing.T) {
+	f := shopOf(t, 1)
+	f.store.Inject(storetest.Fault{Operation: storetest.Create, Key: format.MetadataKey("b"), Err: store.ErrExists})
+	if outcome, err := Run(t.Context(), f.request, f.deps); err == nil || outcome.Stored || outcome.Status.Phase != holdfast.BackupPhaseFailed {
+		t.Errorf("got %+v, %v", outcome, err)
+	}
+}
+
+// What the metadata of a failed backup names stays as it was written.
+func TestAbandonOfAFailedBackup(t *testing.T) {
+	f := shopOf(t, 3)
+	f.resources = nil
+	f.run(t)
+	if err := f.store.Put(t.Context(), format.TarballKey("b"), []byte("half")); err != nil {
+		t.Fatal(err)
+	}
+	log := f.text(t, format.LogKey("b"))
+	f.store.Reset()
+	if outcome, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); err != nil || !outcome.Stored {
+		t.Errorf("got %+v, %v", outcome, err)
+	}
+	if f.store.Count(storetest.Delete) != 1 || slices.Contains(f.keys(t), format.TarballKey("b")) || f.text(t, format.LogKey("b")) != log {
+		t.Errorf("%v is in the store, after %v", f.keys(t), f.store.Counts())
+	}
+}
+
 // Nothing is removed of a backup that is not known to have been abandoned, nor of
 // another one.
 func TestAbandonRemovesNothingOfOthers(t *testing.T) {
@@ -318,6 +382,15 @@ func TestAbandonRemovesNothingOfOthers(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, ErrNameTaken},
+		"another one has begun since": {func(t *testing.T, f *fixture) {
+			f.resources = nil // so that it fails
+			f.run(t)
+			for key, content := range map[string]string{format.OwnerKey("b"): `{"uid":"another"}`, format.TarballKey("b"): "another's"} {
+				if err := f.store.Put(t.Context(), key, []byte(content)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}, ErrNameTaken},
 		"nobody knows whose it is": {func(t *testing.T, f *fixture) {
 			if err := f.store.Create(t.Context(), format.OwnerKey("b"), []byte("<html>")); err != nil {
 				t.Fatal(err)
@@ -325,6 +398,13 @@ func TestAbandonRemovesNothingOfOthers(t *testing.T) {
 		}, ErrUnreadable},
 		"the store is down": {func(t *testing.T, f *fixture) {
 			f.store.Inject(storetest.Fault{Operation: storetest.Get, Err: store.ErrUnavailable})
+		}, store.ErrUnavailable},
+		// That the owner can't be read now does not make it another one.
+		"its owner can't be read": {func(t *testing.T, f *fixture) {
+			if first, err := newExecution(t.Context(), f.request, f.deps).claim(t.Context()); err != nil || !first {
+				t.Fatalf("got %v, %v", first, err)
+			}
+			f.store.Inject(storetest.Fault{Operation: storetest.Get, Key: format.OwnerKey("b"), Err: store.ErrUnavailable})
 		}, store.ErrUnavailable},
 		"the store can't be written": {func(t *testing.T, f *fixture) {
 			if err := f.store.Put(t.Context(), format.TarballKey("b"), []byte("half")); err != nil {
@@ -336,14 +416,38 @@ func TestAbandonRemovesNothingOfOthers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := shopOf(t, 3)
 			test.prepare(t, f)
+			ended := slices.Contains(f.keys(t), format.MetadataKey("b"))
 			f.store.Reset()
 			if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, test.err) {
 				t.Errorf("got %v, want %v", err, test.err)
+			}
+			if !ended && slices.Contains(f.keys(t), format.MetadataKey("b")) {
+				t.Error("it has ended in a folder that is not known to be its own")
 			}
 			if n := f.store.Count(storetest.Delete); n != 0 {
 				t.Errorf("%d objects were removed", n)
 			}
 		})
+	}
+}
+
+// An owner that is another one by now stays, and that is no failure.
+func TestRelease(t *testing.T) {
+	for fault, want := range map[error]error{store.ErrChanged: nil, store.ErrDenied: store.ErrDenied} {
+		f := shopOf(t, 1)
+		if first, err := newExecution(t.Context(), f.request, f.deps).claim(t.Context()); err != nil || !first {
+			t.Fatalf("got %v, %v", first, err)
+		}
+		f.store.Inject(storetest.Fault{Operation: storetest.Delete, Err: fault})
+		if err := Release(t.Context(), f.request, f.deps, f.store); !errors.Is(err, want) {
+			t.Errorf("%v: got %v", fault, err)
+		}
+		f.store.Inject()
+		for range 2 {
+			if err := Release(t.Context(), f.request, f.deps, f.store); err != nil || len(f.keys(t)) != 0 {
+				t.Errorf("got %v, and %v stays", err, f.keys(t))
+			}
+		}
 	}
 }
 

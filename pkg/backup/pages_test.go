@@ -22,6 +22,7 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
@@ -447,16 +448,31 @@ func TestABackupThatOthersHaveEnded(t *testing.T) {
 // What was stored is looked for before the backup is made to exist: another's
 // clean-up, of a version that knew no owners, or a hand may have removed it.
 func TestABackupThatLostItsTarball(t *testing.T) {
-	f := shopOf(t, 3)
-	lost := &losing{Store: f.store, key: format.VolumeInfoKey("b"), do: func() {
-		storetest.Empty(t, f.store, format.BackupPrefix("b"))
-		if err := f.store.Create(t.Context(), format.OwnerKey("b"), []byte(`{"uid":"11111111-2222-3333-4444-555555555555"}`)); err != nil {
-			t.Fatal(err)
-		}
-	}}
-	f.deps.Store = lost
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "not in the store") {
-		t.Errorf("got %+v", outcome)
+	for name, lose := range map[string]func(*testing.T, *fixture){
+		"and all else": func(t *testing.T, f *fixture) {
+			storetest.Empty(t, f.store, format.BackupPrefix("b"))
+			if err := f.store.Create(t.Context(), format.OwnerKey("b"), []byte(`{"uid":"11111111-2222-3333-4444-555555555555"}`)); err != nil {
+				t.Fatal(err)
+			}
+		},
+		// What else lies there does not make up for it.
+		"alone": func(t *testing.T, f *fixture) {
+			tarball, err := f.store.Attributes(t.Context(), format.TarballKey("b"))
+			if err == nil {
+				err = f.store.Delete(t.Context(), tarball)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := shopOf(t, 3)
+			f.deps.Store = &losing{Store: f.store, key: format.VolumeInfoKey("b"), do: func() { lose(t, f) }}
+			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "not in the store") {
+				t.Errorf("got %+v", outcome)
+			}
+		})
 	}
 }
 
@@ -478,18 +494,35 @@ func (l *losing) Create(ctx context.Context, key string, content []byte) error {
 // An object that lies there already is the backup's own, or not: then it is not
 // published.
 func TestObjectsOfOthersAreNotPublished(t *testing.T) {
+	whole := shopOf(t, 3)
+	whole.run(t)
 	for _, key := range []string{format.TarballKey("b"), format.ResourceListKey("b")} {
-		f := shopOf(t, 3)
-		if err := f.store.Put(t.Context(), key, []byte("another's")); err != nil {
-			t.Fatal(err)
-		}
-		if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, key) {
-			t.Errorf("%s: got %+v", key, outcome)
-		}
-		if got := string(f.read(t, key)); got != "another's" {
-			t.Errorf("%s was replaced", key)
+		// Also when only the digest tells.
+		same := whole.read(t, key)
+		same[len(same)-1] ^= 1
+		for _, content := range []string{"another's", string(same)} {
+			f := shopOf(t, 3)
+			if err := f.store.Put(t.Context(), key, []byte(content)); err != nil {
+				t.Fatal(err)
+			}
+			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, key+" holds what") {
+				t.Errorf("%s: got %+v", key, outcome)
+			}
+			if got := string(f.read(t, key)); got != content {
+				t.Errorf("%s was replaced", key)
+			}
 		}
 	}
+	t.Run("nobody knows whose it is", func(t *testing.T) {
+		f := shopOf(t, 3)
+		if err := f.store.Put(t.Context(), format.TarballKey("b"), []byte("another's")); err != nil {
+			t.Fatal(err)
+		}
+		f.store.Inject(storetest.Fault{Operation: storetest.Get, Key: format.TarballKey("b"), Err: store.ErrDenied})
+		if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || outcome.Status.FailureReason != store.ErrDenied.Error() {
+			t.Errorf("got %+v", outcome)
+		}
+	})
 }
 
 // The metadata says what the backup consists of.
