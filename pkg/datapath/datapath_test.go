@@ -17,6 +17,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/snapshot"
 	"golang.org/x/sys/unix"
 )
 
@@ -396,5 +399,32 @@ func TestCheckpoints(t *testing.T) {
 	}
 	if got := s.snapshots(t); len(got) != 1 || got[0].IncompleteReason != "" {
 		t.Errorf("after the upload there are %v", got)
+	}
+}
+
+// TestRestoreOfNoFolder: only a folder that is known to be whole is restored.
+func TestRestoreOfNoFolder(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	write(t, filepath.Join(dir, "a"), "content")
+	id := s.upload(t, dir, web).SnapshotID
+	for name, change := range map[string]func(*snapshot.Manifest){
+		"incomplete":   func(man *snapshot.Manifest) { man.IncompleteReason = "canceled" },
+		"nothing":      func(man *snapshot.Manifest) { man.RootEntry = nil },
+		"not a folder": func(man *snapshot.Manifest) { man.RootEntry.DirSummary = nil },
+	} {
+		r := s.open(t)
+		var changed manifest.ID
+		must(t, repo.WriteSession(t.Context(), r.Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+			man, err := snapshot.LoadSnapshot(ctx, w, manifest.ID(id))
+			if err != nil {
+				return err
+			}
+			change(man)
+			changed, err = snapshot.SaveSnapshot(ctx, w, man)
+			return err
+		}))
+		if _, err := Restore(t.Context(), r, RestoreRequest{SnapshotID: string(changed), Path: t.TempDir()}, new(Progress)); !errors.Is(err, ErrSnapshotNotFound) {
+			t.Errorf("%s: Restore = %v", name, err)
+		}
 	}
 }

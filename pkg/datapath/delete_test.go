@@ -75,6 +75,9 @@ func TestSnapshotsOf(t *testing.T) {
 			t.Errorf("the snapshots of %s are %q, want %q", backup, got, want)
 		}
 	}
+	if tags := new(UploadRequest).tags(); len(tags) != 0 {
+		t.Errorf("of no backup and no claim there are the tags %v", tags)
+	}
 	request := UploadRequest{Backup: "one", Source: Source{ClaimUID: "claim"}}
 	must(t, repo.WriteSession(t.Context(), s.open(t).Kopia(), repo.WriteSessionOptions{}, func(_ context.Context, w repo.RepositoryWriter) error {
 		labels := newUploader(w, &uploadObserver{}, request.tags()).CheckpointLabels
