@@ -309,6 +309,21 @@ func TestLeftoverSnapshotsOfATakenName(t *testing.T) {
 	w.expectSnapshots(map[string]bool{template.unlisted: false, template.going: true, template.staying: true})
 }
 
+// TestLeftoverSnapshotsThatStay: the record of a backup whose name was taken is all that
+// tells of its snapshots, so it stays until they are gone.
+func TestLeftoverSnapshotsThatStay(t *testing.T) {
+	w := newVolumeWorld(t)
+	w.removeKey()
+	writeBackup(t, w.faulty, "failed", "uid-of-another")
+	run := completed("failed")
+	run.Status.Phase, run.Status.Stored, run.Status.LeftoverSnapshots = v1alpha1.BackupPhaseFailedValidation, false, []string{app}
+	w.Create(run)
+	w.start()
+	if reason := w.waitReason("failed"); !strings.Contains(reason, "key is missing") {
+		t.Errorf("the status says %q", reason)
+	}
+}
+
 // TestUnlistedSnapshots: a volume that was not uploaded in time may have been later.
 func TestUnlistedSnapshots(t *testing.T) {
 	w := newVolumeWorld(t)
@@ -532,4 +547,27 @@ func TestMetadataReplaced(t *testing.T) {
 			t.Errorf("%d objects of the next backup were removed", removed)
 		}
 	})
+}
+
+// TestOwnerThatCannotBeRead: as long as nobody knows whose the rest is, it stays, and
+// the deletion is not over.
+func TestOwnerThatCannotBeRead(t *testing.T) {
+	w := newWorld(t, t.TempDir())
+	writeBackup(t, w.faulty, "a", uidOf("a"))
+	w.faulty.Inject(storetest.Fault{Operation: storetest.Get, Key: format.OwnerKey("a"), Err: store.ErrUnavailable})
+	f := &folder{bucket: closer{w.faulty}, storeName: "a", uid: uidOf("a"), location: "default"}
+	if err := f.deleteRest(t.Context(), instant.Time, func() error { return nil }); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("got %v", err)
+	}
+	w.expectWhole("a")
+}
+
+// TestListedSnapshots: a volume without a snapshot takes none from the list.
+func TestListedSnapshots(t *testing.T) {
+	w := newWorld(t, t.TempDir())
+	writeBackup(t, w.faulty, "a", uidOf("a"), "one", "", "two")
+	f := &folder{bucket: closer{w.faulty}, storeName: "a", uid: uidOf("a"), location: "default"}
+	if ids, err := f.snapshots(t.Context()); err != nil || !slices.Equal(ids[app], []string{"one", "two"}) {
+		t.Errorf("got %v, %v", ids, err)
+	}
 }
