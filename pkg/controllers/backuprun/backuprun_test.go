@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
 const (
@@ -404,6 +405,20 @@ func TestARecordThatIsRemovedAsItIsClaimed(t *testing.T) {
 		if got := h.ledger(); len(got) != 1 || got[0].Name != "next" {
 			t.Errorf("the ledger has %v", got)
 		}
+	})
+}
+
+// What was started of a removed run does not count for the next one of its name.
+func TestTheEntryOfARemovedNamesake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{}, newRun("a", queued))
+		h.writeLedger(records.Start{UID: "the one before", Name: "a", By: identity})
+		h.start(1)
+		time.Sleep(time.Minute)
+		if got := h.ledger(); len(got) != 0 {
+			t.Errorf("the ledger has %v", got)
+		}
+		h.expectExecuted()
 	})
 }
 
