@@ -347,6 +347,7 @@ func TestUncertain(t *testing.T) {
 		"metadata": {format.MetadataKey("a"), "{", "so nothing is removed"},
 		"unfinished": {format.MetadataKey("a"), `{"apiVersion":"velero.io/v1","kind":"Backup","metadata":{"name":"a","uid":"uid-of-a"},"status":{"phase":"InProgress"}}`,
 			"the backup is not finished"},
+		"owner":           {format.OwnerKey("a"), "<html>", "so nothing is removed"},
 		"list of volumes": {format.PodVolumeBackupsKey("a"), "not gzip", "remove that object by hand"},
 	} {
 		t.Run(name, func(t *testing.T) {
