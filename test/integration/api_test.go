@@ -72,7 +72,7 @@ func TestEmptyListHasColumns(t *testing.T) {
 	t.Parallel()
 	want := map[string][]string{
 		"backupqueues":  {"Pos", "Name", "State", "Reason", "Blocked-By", "Since", "Namespaces*", "Conflict*", "Slots*", "Location*", "Requester*"},
-		"backups":       {"Name", "Status", "Items", "Data", "Warnings", "Errors", "Expires", "Age", "Position*", "Reason*", "Took*", "Location*", "Requester*"},
+		"backups":       {"Name", "Status", "Items", "Data", "Warnings", "Errors", "Expires", "Age", "Position*", "Reason*", "Took*", "Location*", "Requester*", "Origin*"},
 		"backupvolumes": {"Name", "Last-Backup", "Age", "Size", "Backups", "Failures", "Locations*"},
 		"volumebackups": {"Name", "Volume", "Backup", "Status", "Size", "New", "Age", "Pod*", "Node*", "Location*", "Snapshot*"},
 	}

@@ -205,7 +205,7 @@ func TestControllerKilled(t *testing.T) {
 	}
 
 	lab.AwaitRunGone(t, held.Name)
-	if diff := cmp.Diff([]string{held.Name + "-logs.gz", held.Name + "-results.gz", "velero-backup.json"}, files(t, folder)); diff != "" {
+	if diff := cmp.Diff([]string{"holdfast-owner.json", held.Name + "-logs.gz", held.Name + "-results.gz", "velero-backup.json"}, files(t, folder)); diff != "" {
 		t.Errorf("what the store holds of the failed backup (-want +got):\n%s", diff)
 	}
 	failed = lab.AwaitPhase(t, labtest.System, held.Name, v1alpha1.BackupPhaseFailed)
