@@ -177,6 +177,7 @@ func history(t *testing.T, rt *rapid.T) {
 		w.addLocation(location)
 	}
 	p, stop := boot(t, w.clients, time.Minute)
+	synctest.Wait() // a fake client's watch lacks what happens between the list and it
 	defer func() { stop() }()
 	location := func(rt *rapid.T) string { return rapid.SampledFrom(locations).Draw(rt, "location") }
 	uid := func() types.UID { return types.UID("uid-" + w.next()) }
@@ -216,6 +217,7 @@ func history(t *testing.T, rt *rapid.T) {
 		}
 		stop()
 		p, stop = boot(t, w.clients, time.Minute)
+		synctest.Wait()
 		time.Sleep(5 * time.Minute)
 		if diff := cmp.Diff(before, shown(rt, p)); diff != "" {
 			rt.Fatalf("before (-) and after (+) a restart:\n%s", diff)
@@ -325,6 +327,7 @@ func history(t *testing.T, rt *rapid.T) {
 		"restart": func(*rapid.T) {
 			stop()
 			p, stop = boot(t, w.clients, time.Minute)
+			synctest.Wait()
 		},
 		"settle": settle,
 	})
