@@ -134,7 +134,7 @@ cat "${dir}/queue.txt"
 
 say "All of them end"
 show wait --for=condition=Complete --timeout=120s -n holdfast backup/shop backup/shop-and-blog backup/wiki backup/blog
-show get backups -n holdfast
+show get hfb -n holdfast
 [[ "$(k get backups -n holdfast --field-selector status.phase=Completed -o name | wc -l)" == 4 ]] || fail "not every backup was completed"
 
 say "What is stored: the volumes, and their history"
@@ -151,7 +151,7 @@ for namespace in shop blog wiki; do
   snapshot="$(k get volumebackups -n "${namespace}" --field-selector "spec.backupUID=${uid},spec.volumeName=data" -o jsonpath='{.items[0].status.snapshotID}')"
   k create -f - <<YAML
 apiVersion: engine.holdfast.io/v1alpha1
-kind: PodVolumeRestore
+kind: VolumeRestore
 metadata:
   name: ${namespace}
   namespace: holdfast
@@ -166,7 +166,7 @@ spec:
   snapshotID: ${snapshot}
 YAML
 done
-show wait --for=jsonpath='{.status.phase}'=Completed --timeout=120s -n holdfast podvolumerestore --all
+show wait --for=jsonpath='{.status.phase}'=Completed --timeout=120s -n holdfast volumerestore --all
 for namespace in shop blog wiki; do
   checksums "$(volume_path "${namespace}")" >"${dir}/${namespace}.after"
   diff "${dir}/${namespace}.before" "${dir}/${namespace}.after" || fail "the files of ${namespace} differ"
@@ -175,5 +175,5 @@ done
 
 say "Deleting a namespace deletes no backup"
 show delete namespace wiki --timeout=60s
-show get backups -n holdfast
+show get hfb -n holdfast
 [[ "$(k get backups -n holdfast -o name | wc -l)" == 4 ]] || fail "a backup is gone"

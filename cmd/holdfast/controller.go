@@ -270,14 +270,14 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		Events:            recorder,
 		Clock:             clock.RealClock{},
 		RunInformer:       engineRecords.BackupRuns(),
-		LocationInformer:  engineRecords.BackupStorageLocations(),
+		LocationInformer:  engineRecords.StorageLocations(),
 		NamespaceInformer: objects.Core().V1().Namespaces(),
 		SettingsInformer:  settings.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
 		return err
 	}
-	locations, err := storagelocation.New(engine.EngineV1alpha1(), credentials, engineRecords.BackupStorageLocations(), clock.RealClock{})
+	locations, err := storagelocation.New(engine.EngineV1alpha1(), credentials, engineRecords.StorageLocations(), clock.RealClock{})
 	if err != nil {
 		return err
 	}
@@ -299,7 +299,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 			Client:    client,
 			Secrets:   credentials,
 			Keys:      keys,
-			Locations: engineRecords.BackupStorageLocations().Lister().BackupStorageLocations(o.client.namespace),
+			Locations: engineRecords.StorageLocations().Lister().StorageLocations(o.client.namespace),
 			Cluster:   cluster,
 			Clock:     clock.RealClock{},
 		},
@@ -307,8 +307,8 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		Events:           recorder,
 		Clock:            clock.RealClock{},
 		RunInformer:      engineRecords.BackupRuns(),
-		LocationInformer: engineRecords.BackupStorageLocations(),
-		VolumeInformer:   engineRecords.PodVolumeBackups(),
+		LocationInformer: engineRecords.StorageLocations(),
+		VolumeInformer:   engineRecords.VolumeUploads(),
 		SettingsInformer: settings.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
@@ -325,8 +325,8 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		Keys:               keys,
 		Events:             recorder,
 		Clock:              clock.RealClock{},
-		RepositoryInformer: engineRecords.BackupRepositories(),
-		LocationInformer:   engineRecords.BackupStorageLocations(),
+		RepositoryInformer: engineRecords.VolumeRepositories(),
+		LocationInformer:   engineRecords.StorageLocations(),
 	})
 	if err != nil {
 		return err
@@ -340,7 +340,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		Events:           recorder,
 		Clock:            clock.RealClock{},
 		RunInformer:      engineRecords.BackupRuns(),
-		LocationInformer: engineRecords.BackupStorageLocations(),
+		LocationInformer: engineRecords.StorageLocations(),
 	})
 	if err != nil {
 		return err

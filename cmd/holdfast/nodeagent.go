@@ -23,8 +23,8 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/controllers/podvolumebackup"
-	"github.com/holdfast-io/holdfast/pkg/controllers/podvolumerestore"
+	"github.com/holdfast-io/holdfast/pkg/controllers/volumerestore"
+	"github.com/holdfast-io/holdfast/pkg/controllers/volumeupload"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
@@ -144,14 +144,14 @@ func (o *nodeAgentOptions) work(ctx context.Context, kube kubernetes.Interface, 
 		Options:            repository.Options{CacheDir: o.cacheDir},
 		Events:             broadcaster.NewRecorder(scheme.Scheme, "holdfast-node-agent"),
 		Clock:              clock.RealClock{},
-		RepositoryInformer: records.Engine().V1alpha1().BackupRepositories(),
-		LocationInformer:   records.Engine().V1alpha1().BackupStorageLocations(),
+		RepositoryInformer: records.Engine().V1alpha1().VolumeRepositories(),
+		LocationInformer:   records.Engine().V1alpha1().StorageLocations(),
 	}
-	backups, err := podvolumebackup.New(shared, engine.EngineV1alpha1(), work.Engine().V1alpha1().PodVolumeBackups())
+	backups, err := volumeupload.New(shared, engine.EngineV1alpha1(), work.Engine().V1alpha1().VolumeUploads())
 	if err != nil {
 		return err
 	}
-	restores, err := podvolumerestore.New(shared, engine.EngineV1alpha1(), work.Engine().V1alpha1().PodVolumeRestores())
+	restores, err := volumerestore.New(shared, engine.EngineV1alpha1(), work.Engine().V1alpha1().VolumeRestores())
 	if err != nil {
 		return err
 	}

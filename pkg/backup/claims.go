@@ -292,7 +292,7 @@ func (p *podVolumes) filesByDefault() bool {
 func (p *podVolumes) conclude(results []VolumeResult) []format.Volume {
 	type key struct{ namespace, pod, volume string }
 	of := func(r VolumeRequest) key { return key{r.Pod.Namespace, r.Pod.Name, r.Volume} }
-	byVolume := make(map[key]engine.PodVolumeBackupStatus, len(results))
+	byVolume := make(map[key]engine.VolumeUploadStatus, len(results))
 	for _, result := range results {
 		byVolume[of(result.Request)] = result.Status
 	}

@@ -41,7 +41,7 @@ var start = time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
 type testVolumes struct {
 	submitted []VolumeRequest
 	submit    func(VolumeRequest) error
-	result    func(VolumeRequest) engine.PodVolumeBackupStatus
+	result    func(VolumeRequest) engine.VolumeUploadStatus
 	wait      func(context.Context) error
 }
 
@@ -63,7 +63,7 @@ func (v *testVolumes) Wait(ctx context.Context) ([]VolumeResult, error) {
 	}
 	var results []VolumeResult
 	for _, request := range slices.Backward(v.submitted) {
-		status := engine.PodVolumeBackupStatus{
+		status := engine.VolumeUploadStatus{
 			Phase: engine.VolumePhaseCompleted, SnapshotID: "snap-" + request.Volume, Path: "/pods/" + request.Volume,
 			Progress:         engine.VolumeProgress{TotalBytes: 10, BytesDone: 10},
 			IncrementalBytes: 4,

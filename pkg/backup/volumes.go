@@ -53,7 +53,7 @@ type VolumeResult struct {
 	// Request is what was submitted.
 	Request VolumeRequest
 	// Status has a final phase.
-	Status engine.PodVolumeBackupStatus
+	Status engine.VolumeUploadStatus
 }
 
 // skippedVolume is a volume of a pod whose data is not read.

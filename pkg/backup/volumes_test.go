@@ -254,14 +254,14 @@ func TestVolumesThatFail(t *testing.T) {
 		}
 		return nil
 	}
-	f.volumes.result = func(request VolumeRequest) engine.PodVolumeBackupStatus {
+	f.volumes.result = func(request VolumeRequest) engine.VolumeUploadStatus {
 		switch request.Volume {
 		case "data":
-			return engine.PodVolumeBackupStatus{Phase: engine.VolumePhaseFailed, Message: "the node went away"}
+			return engine.VolumeUploadStatus{Phase: engine.VolumePhaseFailed, Message: "the node went away"}
 		case "idle":
-			return engine.PodVolumeBackupStatus{Phase: engine.VolumePhaseInProgress}
+			return engine.VolumeUploadStatus{Phase: engine.VolumePhaseInProgress}
 		}
-		return engine.PodVolumeBackupStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s", Warnings: 2, Message: "a socket"}
+		return engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s", Warnings: 2, Message: "a socket"}
 	}
 	outcome := f.run(t)
 	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed {

@@ -249,7 +249,7 @@ func TestVolumeSumsUpItsBackups(t *testing.T) {
 
 func TestSameVolumeTwiceInABackup(t *testing.T) {
 	c, m := newMirror(t)
-	volumes, err := ReadVolumes(podVolumeBackups(t, system, "data", "data"))
+	volumes, err := ReadVolumes(volumeUploads(t, system, "data", "data"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -528,13 +528,13 @@ func TestUnfinishedIsNotListed(t *testing.T) {
 	want(t, "an unreadable one that is written anew", names(c.Backups()), "")
 }
 
-func podVolumeBackups(t *testing.T, namespace string, claims ...string) *bytes.Buffer {
+func volumeUploads(t *testing.T, namespace string, claims ...string) *bytes.Buffer {
 	t.Helper()
 	var list []format.PodVolumeBackup
 	for i, name := range claims {
 		list = append(list, format.NewPodVolumeBackup(stored("default", "daily", 1), "daily", format.Volume{
 			Pod: engine.PodReference{Namespace: namespace, Name: fmt.Sprintf("pod-%d", i)}, Node: "node", Name: "data", ClaimName: name,
-			Status: engine.PodVolumeBackupStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s", Progress: engine.VolumeProgress{TotalBytes: 3, BytesDone: 3}},
+			Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s", Progress: engine.VolumeProgress{TotalBytes: 3, BytesDone: 3}},
 		}))
 	}
 	var content bytes.Buffer
@@ -545,7 +545,7 @@ func podVolumeBackups(t *testing.T, namespace string, claims ...string) *bytes.B
 }
 
 func TestReadVolumes(t *testing.T) {
-	volumes, err := ReadVolumes(podVolumeBackups(t, "shop", "data", ""))
+	volumes, err := ReadVolumes(volumeUploads(t, "shop", "data", ""))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -554,10 +554,10 @@ func TestReadVolumes(t *testing.T) {
 		t.Errorf("read %s", got)
 	}
 	for _, bad := range []string{"../../escape", "with space", "a%2fb", "line\nbreak"} {
-		if volumes, err := ReadVolumes(podVolumeBackups(t, "shop", bad)); err == nil {
+		if volumes, err := ReadVolumes(volumeUploads(t, "shop", bad)); err == nil {
 			t.Errorf("claim %q was read as %+v", bad, volumes)
 		}
-		if volumes, err := ReadVolumes(podVolumeBackups(t, bad, "data")); err == nil {
+		if volumes, err := ReadVolumes(volumeUploads(t, bad, "data")); err == nil {
 			t.Errorf("namespace %q was read as %+v", bad, volumes)
 		}
 		for what, place := range map[string]func(*format.PodVolumeBackup){

@@ -23,7 +23,7 @@ func TestS3(t *testing.T) {
 	server := httptest.NewServer(gofakes3.New(backend).Server())
 	defer server.Close()
 	s := store{key: repository.NewKey(), location: repository.Location{
-		Spec: engine.BackupStorageLocationSpec{
+		Spec: engine.StorageLocationSpec{
 			Provider: engine.StorageProviderS3,
 			S3:       &engine.S3Location{Bucket: "backups", Endpoint: server.URL, CredentialsSecret: "credentials"},
 		},

@@ -35,7 +35,7 @@ type store struct {
 }
 
 func storeIn(dir string, key repository.Key) store {
-	return store{key: key, location: repository.Location{Spec: engine.BackupStorageLocationSpec{
+	return store{key: key, location: repository.Location{Spec: engine.StorageLocationSpec{
 		Provider:   engine.StorageProviderFilesystem,
 		Filesystem: &engine.FilesystemLocation{Path: dir},
 	}}}

@@ -70,7 +70,7 @@ func volumes() []Volume {
 		PersistentVolume: "pvc-1234",
 		ReclaimPolicy:    corev1.PersistentVolumeReclaimDelete,
 		Labels:           map[string]string{"zone": "a"},
-		Status: engine.PodVolumeBackupStatus{
+		Status: engine.VolumeUploadStatus{
 			Phase:               engine.VolumePhaseCompleted,
 			SnapshotID:          "0123456789abcdef0123456789abcdef",
 			Path:                "/host_pods/pod-uid/volumes/kubernetes.io~csi/pvc-1234/mount",
@@ -84,7 +84,7 @@ func volumes() []Volume {
 		Pod:  engine.PodReference{Namespace: "shop", Name: "web-0", UID: "pod-uid"},
 		Node: "node-1",
 		Name: "scratch",
-		Status: engine.PodVolumeBackupStatus{
+		Status: engine.VolumeUploadStatus{
 			Phase:          engine.VolumePhaseFailed,
 			Message:        "the agent restarted",
 			StartTimestamp: at("10:00:10"),

@@ -53,7 +53,7 @@ type Volume struct {
 	ReclaimPolicy corev1.PersistentVolumeReclaimPolicy
 	Labels        map[string]string
 	// Status is the result; its phase must be final.
-	Status engine.PodVolumeBackupStatus
+	Status engine.VolumeUploadStatus
 }
 
 // PodVolumeBackup is Velero's PodVolumeBackup: one volume of a pod, in the Kopia

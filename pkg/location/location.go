@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package location opens the store of a BackupStorageLocation with the
+// Package location opens the store of a StorageLocation with the
 // credentials that the record names.
 package location
 
@@ -28,7 +28,7 @@ type Secrets interface {
 }
 
 // Open opens the store of a location. The caller closes it.
-func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.BackupStorageLocation) (*store.Bucket, error) {
+func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (*store.Bucket, error) {
 	credentials, err := Credentials(ctx, secrets, location)
 	if err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.BackupS
 
 // Credentials is the content of the Secret that a location names; nil if it
 // names none.
-func Credentials(ctx context.Context, secrets Secrets, location *enginev1alpha1.BackupStorageLocation) (map[string][]byte, error) {
+func Credentials(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (map[string][]byte, error) {
 	s3 := location.Spec.S3
 	if s3 == nil || s3.CredentialsSecret == "" {
 		return nil, nil

@@ -22,8 +22,8 @@ import (
 // namespace is that of the credentials.
 const namespace = "holdfast-locations"
 
-func onS3(secret string) *enginev1alpha1.BackupStorageLocation {
-	return &enginev1alpha1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast"}, Spec: enginev1alpha1.BackupStorageLocationSpec{
+func onS3(secret string) *enginev1alpha1.StorageLocation {
+	return &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast"}, Spec: enginev1alpha1.StorageLocationSpec{
 		Provider: enginev1alpha1.StorageProviderS3,
 		S3:       &enginev1alpha1.S3Location{Bucket: "backups", CredentialsSecret: secret},
 	}}
@@ -46,8 +46,8 @@ func TestCredentials(t *testing.T) {
 	}
 
 	kube.ClearActions()
-	folder := &enginev1alpha1.BackupStorageLocation{Spec: enginev1alpha1.BackupStorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem}}
-	for _, record := range []*enginev1alpha1.BackupStorageLocation{folder, onS3("")} {
+	folder := &enginev1alpha1.StorageLocation{Spec: enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem}}
+	for _, record := range []*enginev1alpha1.StorageLocation{folder, onS3("")} {
 		if got, err := location.Credentials(t.Context(), secrets, record); got != nil || err != nil || len(kube.Actions()) != 0 {
 			t.Errorf("a location that names no Secret: %q, %v, %v", got, err, kube.Actions())
 		}
@@ -64,7 +64,7 @@ func TestCredentials(t *testing.T) {
 }
 
 func TestOpen(t *testing.T) {
-	record := &enginev1alpha1.BackupStorageLocation{Spec: enginev1alpha1.BackupStorageLocationSpec{
+	record := &enginev1alpha1.StorageLocation{Spec: enginev1alpha1.StorageLocationSpec{
 		Provider:   enginev1alpha1.StorageProviderFilesystem,
 		Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()},
 	}}

@@ -88,7 +88,7 @@ func Open(ctx context.Context, loc Location, namespace string, key Key, opts Opt
 
 // cacheName names the cache of a repository: the same after a restart, and
 // different for every repository.
-func cacheName(spec engine.BackupStorageLocationSpec, namespace string) string {
+func cacheName(spec engine.StorageLocationSpec, namespace string) string {
 	id := []string{namespace, spec.Prefix}
 	if spec.S3 != nil {
 		id = append(id, spec.S3.Endpoint, spec.S3.Bucket)

@@ -35,7 +35,7 @@ const namespace = "app"
 
 func filesystemLocation(t *testing.T) Location {
 	t.Helper()
-	return Location{Spec: engine.BackupStorageLocationSpec{
+	return Location{Spec: engine.StorageLocationSpec{
 		Provider:   engine.StorageProviderFilesystem,
 		Prefix:     "clusters/one",
 		Filesystem: &engine.FilesystemLocation{Path: t.TempDir()},
@@ -60,7 +60,7 @@ func s3Location(t *testing.T, tls bool) Location {
 	t.Cleanup(server.Close)
 	spec.Endpoint = server.URL
 	return Location{
-		Spec:   engine.BackupStorageLocationSpec{Provider: engine.StorageProviderS3, Prefix: "p", S3: spec},
+		Spec:   engine.StorageLocationSpec{Provider: engine.StorageProviderS3, Prefix: "p", S3: spec},
 		Secret: map[string][]byte{"accessKeyID": []byte("AKIAEXAMPLE"), "secretAccessKey": []byte("very-secret-key")},
 	}
 }

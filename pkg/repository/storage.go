@@ -24,8 +24,8 @@ import (
 
 // Location is a storage location and what is needed to get into it.
 type Location struct {
-	// Spec of the BackupStorageLocation.
-	Spec engine.BackupStorageLocationSpec
+	// Spec of the StorageLocation.
+	Spec engine.StorageLocationSpec
 	// Secret is the data of the Secret that the spec names: accessKeyID,
 	// secretAccessKey and optionally sessionToken. Unused by a filesystem.
 	Secret map[string][]byte

@@ -58,7 +58,7 @@ var (
 // a folder must be there. secret is the content of the Secret that the location
 // names, and nil if it names none: then S3's credentials come from the
 // environment. The caller closes the Bucket.
-func Open(ctx context.Context, location *engine.BackupStorageLocationSpec, secret map[string][]byte) (*Bucket, error) {
+func Open(ctx context.Context, location *engine.StorageLocationSpec, secret map[string][]byte) (*Bucket, error) {
 	prefix, err := folderPrefix(location.Prefix)
 	if err != nil {
 		return nil, err

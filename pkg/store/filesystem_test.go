@@ -19,8 +19,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
-func filesystem(path string) engine.BackupStorageLocationSpec {
-	return engine.BackupStorageLocationSpec{
+func filesystem(path string) engine.StorageLocationSpec {
+	return engine.StorageLocationSpec{
 		Provider:   engine.StorageProviderFilesystem,
 		Filesystem: &engine.FilesystemLocation{Path: path},
 	}

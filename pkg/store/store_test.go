@@ -36,7 +36,7 @@ func TestFilesystemWithPrefix(t *testing.T) {
 		for _, neighbour := range []string{"one/twofold", "one", "."} {
 			writeFile(t, filepath.Join(folder, neighbour, "neighbour"))
 		}
-		return storetest.Open(t, engine.BackupStorageLocationSpec{
+		return storetest.Open(t, engine.StorageLocationSpec{
 			Provider:   engine.StorageProviderFilesystem,
 			Prefix:     "one/two",
 			Filesystem: &engine.FilesystemLocation{Path: folder},
@@ -87,7 +87,7 @@ func TestS3WithObjectLock(t *testing.T) {
 }
 
 // lockedS3 is a bucket as strict as one with Object Lock.
-func lockedS3(t *testing.T, start func(http.Handler) *httptest.Server) (engine.BackupStorageLocationSpec, map[string][]byte) {
+func lockedS3(t *testing.T, start func(http.Handler) *httptest.Server) (engine.StorageLocationSpec, map[string][]byte) {
 	t.Helper()
 	var handler http.Handler
 	location, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
@@ -397,26 +397,26 @@ func TestOpenRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	writeFile(t, file)
 	good, secret := storetest.FakeS3(t, nil)
-	s3 := func(change func(*engine.BackupStorageLocationSpec)) engine.BackupStorageLocationSpec {
+	s3 := func(change func(*engine.StorageLocationSpec)) engine.StorageLocationSpec {
 		location := *good.DeepCopy()
 		change(&location)
 		return location
 	}
 	for name, test := range map[string]struct {
-		location engine.BackupStorageLocationSpec
+		location engine.StorageLocationSpec
 		secret   map[string][]byte
 		want     string
 	}{
 		"missing folder":   {filesystem("/no/such/folder"), nil, "does not exist"},
 		"file as a folder": {filesystem(file), nil, "does not exist"},
 		"relative folder":  {filesystem("relative"), nil, "must be absolute"},
-		"no provider":      {engine.BackupStorageLocationSpec{}, nil, "spec.provider"},
-		"no settings":      {engine.BackupStorageLocationSpec{Provider: engine.StorageProviderS3}, nil, "spec.provider"},
-		"bad prefix":       {s3(func(l *engine.BackupStorageLocationSpec) { l.Prefix = "../up" }), secret, "spec.prefix"},
+		"no provider":      {engine.StorageLocationSpec{}, nil, "spec.provider"},
+		"no settings":      {engine.StorageLocationSpec{Provider: engine.StorageProviderS3}, nil, "spec.provider"},
+		"bad prefix":       {s3(func(l *engine.StorageLocationSpec) { l.Prefix = "../up" }), secret, "spec.prefix"},
 		"no secret":        {good, nil, "Secret credentials lacks the key accessKeyID"},
 		"half a secret":    {good, map[string][]byte{store.SecretAccessKeyID: []byte("hidden")}, "lacks the key secretAccessKey"},
-		"bad bundle":       {s3(func(l *engine.BackupStorageLocationSpec) { l.S3.CABundle = []byte("x") }), secret, "spec.s3.caBundle"},
-		"no bucket":        {s3(func(l *engine.BackupStorageLocationSpec) { l.S3.Bucket = "" }), secret, "spec.s3"},
+		"bad bundle":       {s3(func(l *engine.StorageLocationSpec) { l.S3.CABundle = []byte("x") }), secret, "spec.s3.caBundle"},
+		"no bucket":        {s3(func(l *engine.StorageLocationSpec) { l.S3.Bucket = "" }), secret, "spec.s3"},
 	} {
 		_, err := store.Open(t.Context(), &test.location, test.secret)
 		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "hidden") {

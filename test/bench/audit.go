@@ -78,7 +78,7 @@ func counts(event *auditv1.Event) bool {
 		return false
 	}
 	group := event.ObjectRef.APIGroup
-	if group == "coordination.k8s.io" || event.ObjectRef.Resource == "backupstoragelocations" {
+	if group == "coordination.k8s.io" || event.ObjectRef.Resource == "storagelocations" {
 		return false
 	}
 	return group == "holdfast.io" || strings.HasSuffix(group, ".holdfast.io") ||

@@ -23,7 +23,7 @@ const defaultLocation = "default"
 // hold lets nothing start: backups come into the queue and wait for their store. It
 // returns what lets them go. Both return when the controller knows.
 func (l *lab) hold(ctx context.Context) (release func() error, err error) {
-	location, err := l.engine.EngineV1alpha1().BackupStorageLocations(namespace).Get(ctx, defaultLocation, metav1.GetOptions{})
+	location, err := l.engine.EngineV1alpha1().StorageLocations(namespace).Get(ctx, defaultLocation, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +38,7 @@ func (l *lab) hold(ctx context.Context) (release func() error, err error) {
 // moveStore changes the default location's folder, and waits until the controller
 // has looked at it.
 func (l *lab) moveStore(ctx context.Context, path string, available metav1.ConditionStatus) error {
-	locations := l.engine.EngineV1alpha1().BackupStorageLocations(namespace)
+	locations := l.engine.EngineV1alpha1().StorageLocations(namespace)
 	patch := fmt.Appendf(nil, `{"spec": {"filesystem": {"path": %q}}}`, path)
 	moved, err := locations.Patch(ctx, defaultLocation, types.MergePatchType, patch, metav1.PatchOptions{})
 	if err != nil {

@@ -104,9 +104,9 @@ func measureVolume(ctx context.Context, l *lab, o volumeOptions) (rows []row, er
 	if err := os.MkdirAll(store, 0o755); err != nil {
 		return nil, err
 	}
-	_, err = l.engine.EngineV1alpha1().BackupStorageLocations(namespace).Create(ctx, &enginev1alpha1.BackupStorageLocation{
+	_, err = l.engine.EngineV1alpha1().StorageLocations(namespace).Create(ctx, &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Name: "bench"},
-		Spec: enginev1alpha1.BackupStorageLocationSpec{
+		Spec: enginev1alpha1.StorageLocationSpec{
 			Provider:   enginev1alpha1.StorageProviderFilesystem,
 			Filesystem: &enginev1alpha1.FilesystemLocation{Path: store},
 		},
@@ -215,7 +215,7 @@ func (l *lab) uploadByAgent(ctx context.Context, name, files, pods string) (resu
 
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	changes, err := l.engine.EngineV1alpha1().PodVolumeBackups(namespace).Watch(watching, metav1.ListOptions{})
+	changes, err := l.engine.EngineV1alpha1().VolumeUploads(namespace).Watch(watching, metav1.ListOptions{})
 	if err != nil {
 		return result, err
 	}
@@ -283,7 +283,7 @@ func (l *lab) makePod(ctx context.Context, name string) (*corev1.Pod, error) {
 func followUpload(changes watch.Interface, of string) (time.Duration, error) {
 	var began time.Time
 	for event := range changes.ResultChan() {
-		record, ok := event.Object.(*enginev1alpha1.PodVolumeBackup)
+		record, ok := event.Object.(*enginev1alpha1.VolumeUpload)
 		if !ok || record.Spec.Pod.Namespace != of {
 			continue
 		}

@@ -151,9 +151,9 @@ func restore(t *testing.T, backup string, all ...workload) {
 				persistentVolume = w.persistentVolume()
 			}
 			name := fmt.Sprintf("%s-%s-%s-%s", backup, w.namespace, w.pod, volume)
-			args = append(args, "podvolumerestore/"+name)
+			args = append(args, "volumerestore/"+name)
 			fmt.Fprintf(&manifests, `apiVersion: engine.holdfast.io/v1alpha1
-kind: PodVolumeRestore
+kind: VolumeRestore
 metadata:
   name: %[1]s
   namespace: holdfast

@@ -78,7 +78,7 @@ func (c *cluster) install(ctx context.Context) error {
 	if err := c.applyLocation(ctx); err != nil {
 		return err
 	}
-	return c.show(ctx, "wait", "--for=condition=Available", "-n", system, "backupstoragelocation/"+location, "--timeout=60s")
+	return c.show(ctx, "wait", "--for=condition=Available", "-n", system, "storagelocation/"+location, "--timeout=60s")
 }
 
 func (c *cluster) writeOverlay() error {
@@ -131,7 +131,7 @@ metadata: {name: lab-credentials, namespace: holdfast-locations}
 stringData: {accessKeyID: %q, secretAccessKey: %q}
 ---
 apiVersion: engine.holdfast.io/v1alpha1
-kind: BackupStorageLocation
+kind: StorageLocation
 metadata: {name: %s, namespace: holdfast}
 spec:
   provider: s3

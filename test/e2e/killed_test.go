@@ -16,13 +16,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// volumeWork are the PodVolumeBackups of a backup of the system namespace.
-func volumeWork(ctx context.Context, backup string) ([]enginev1alpha1.PodVolumeBackup, error) {
+// volumeWork are the VolumeUploads of a backup of the system namespace.
+func volumeWork(ctx context.Context, backup string) ([]enginev1alpha1.VolumeUpload, error) {
 	run, err := lab.engine.EngineV1alpha1().BackupRuns(system).Get(ctx, backup, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
-	list, err := lab.engine.EngineV1alpha1().PodVolumeBackups(system).List(ctx, metav1.ListOptions{
+	list, err := lab.engine.EngineV1alpha1().VolumeUploads(system).List(ctx, metav1.ListOptions{
 		LabelSelector: enginev1alpha1.LabelRun + "=" + string(run.UID),
 	})
 	if err != nil {
@@ -161,11 +161,11 @@ func TestControllerEnds(t *testing.T) {
 		t.Error(err)
 	}
 	// Nothing works any more for the backup that failed.
-	work, err := lab.engine.EngineV1alpha1().PodVolumeBackups(system).List(t.Context(), metav1.ListOptions{})
+	work, err := lab.engine.EngineV1alpha1().VolumeUploads(system).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, w := range work.Items {
-		t.Errorf("PodVolumeBackup %s is left, %s", w.Name, w.Status.Phase)
+		t.Errorf("VolumeUpload %s is left, %s", w.Name, w.Status.Phase)
 	}
 }

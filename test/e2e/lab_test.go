@@ -227,7 +227,7 @@ func (c *cluster) keepLogs() {
 			fmt.Fprintln(os.Stderr, "e2e: keeping a log:", err)
 		}
 	}
-	keep("cluster.txt", "get", "pods,events,backupruns,podvolumebackups,podvolumerestores,backuprepositories,backupstoragelocations", "-A", "-o", "wide")
+	keep("cluster.txt", "get", "pods,events,backupruns,volumeuploads,volumerestores,volumerepositories,storagelocations", "-A", "-o", "wide")
 	pods, err := c.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=holdfast"})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "e2e: keeping the logs of the pods:", err)

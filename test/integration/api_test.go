@@ -47,7 +47,7 @@ func TestDiscovery(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := []string{
-		"backupqueues backupqueue BackupQueueEntry [bq] namespaced=true [get list watch] [holdfast]",
+		"backupqueues backupqueue BackupQueueEntry [hfq bq] namespaced=true [get list watch] [holdfast]",
 		"backups backup Backup [hfb] namespaced=true [create get list watch] [holdfast]",
 		"backups/cancel backup BackupCancellation [] namespaced=true [create] []",
 		"backups/deletion backup BackupDeletion [] namespaced=true [create] []",
@@ -57,11 +57,11 @@ func TestDiscovery(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("discovery (-want +got):\n%s", diff)
 	}
-	for _, name := range []string{"hfb", "backups", "bq", "backupqueue", "hfv", "hfvb"} {
+	for _, name := range []string{"hfb", "backups", "hfq", "bq", "backupqueue", "hfv", "hfvb"} {
 		lab.Kubectl(t, "get", name, "-A")
 	}
 	// The category also has what an administrator may look at beside.
-	if got := lab.Kubectl(t, "get", "holdfast", "-A"); !strings.Contains(got, "backupstoragelocation.engine.holdfast.io/default") {
+	if got := lab.Kubectl(t, "get", "holdfast", "-A"); !strings.Contains(got, "storagelocation.engine.holdfast.io/default") {
 		t.Errorf("kubectl get holdfast -A prints\n%s", got)
 	}
 }

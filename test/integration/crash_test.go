@@ -212,12 +212,12 @@ func TestControllerKilled(t *testing.T) {
 	if !strings.Contains(failed.Status.FailureReason, "the controller stopped") {
 		t.Errorf("the stored backup failed for the reason %q", failed.Status.FailureReason)
 	}
-	volumes, err := lab.Engine.EngineV1alpha1().PodVolumeBackups(labtest.System).List(t.Context(), metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(failed.UID)})
+	volumes, err := lab.Engine.EngineV1alpha1().VolumeUploads(labtest.System).List(t.Context(), metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(failed.UID)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(volumes.Items) != 0 {
-		t.Errorf("its PodVolumeBackups are still there: %v", volumes.Items)
+		t.Errorf("its VolumeUploads are still there: %v", volumes.Items)
 	}
 	next := labtest.Name("next")
 	lab.Backup(t, next, held.Namespace)
@@ -244,7 +244,7 @@ func TestAgentKilled(t *testing.T) {
 	interrupted := backup("interrupted")
 	volume := awaitVolume(t, interrupted, func(phase enginev1alpha1.VolumePhase) bool { return phase == enginev1alpha1.VolumePhaseInProgress })
 	if volume.Spec.Pod.UID != pod.UID || volume.Spec.ClaimName != "data" {
-		t.Errorf("the PodVolumeBackup is of %+v", volume.Spec)
+		t.Errorf("the VolumeUpload is of %+v", volume.Spec)
 	}
 	lab.Kill(t, labtest.Agent)
 	if err := os.Remove(large); err != nil {
@@ -280,15 +280,15 @@ func TestAgentKilled(t *testing.T) {
 }
 
 // awaitVolume waits until the only volume of a backup is in a phase.
-func awaitVolume(t *testing.T, backup *v1alpha1.Backup, in func(enginev1alpha1.VolumePhase) bool) (found enginev1alpha1.PodVolumeBackup) {
+func awaitVolume(t *testing.T, backup *v1alpha1.Backup, in func(enginev1alpha1.VolumePhase) bool) (found enginev1alpha1.VolumeUpload) {
 	t.Helper()
 	labtest.Eventually(t, "the volume of "+backup.Name, func() error {
-		list, err := lab.Engine.EngineV1alpha1().PodVolumeBackups(labtest.System).List(t.Context(), metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(backup.UID)})
+		list, err := lab.Engine.EngineV1alpha1().VolumeUploads(labtest.System).List(t.Context(), metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(backup.UID)})
 		if err != nil {
 			return err
 		}
 		if len(list.Items) != 1 || !in(list.Items[0].Status.Phase) {
-			return fmt.Errorf("the PodVolumeBackups are %+v", list.Items)
+			return fmt.Errorf("the VolumeUploads are %+v", list.Items)
 		}
 		found = list.Items[0]
 		return nil

@@ -139,7 +139,7 @@ func TestTenant(t *testing.T) {
 		t.Errorf("the backup includes %v, and was asked for by %q", got, backup.Status.Requester)
 	}
 	// The records, and the store's whereabouts, are none of their business.
-	for _, resource := range []string{"backupruns", "podvolumebackups", "backuprepositories", "backupstoragelocations"} {
+	for _, resource := range []string{"backupruns", "volumeuploads", "volumerepositories", "storagelocations"} {
 		lab.Refused(t, "", kubectl("get", resource+".engine.holdfast.io", "-n", labtest.System), "Forbidden")
 	}
 	for name, test := range map[string]struct {

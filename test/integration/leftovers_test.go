@@ -52,7 +52,7 @@ func TestNothingStaysOfAnUnfinishedBackup(t *testing.T) {
 			})
 			selected := metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(backup.UID)}
 			labtest.Eventually(t, "one volume to be uploaded, and the other to wait", func() error {
-				list, err := lab.Engine.EngineV1alpha1().PodVolumeBackups(labtest.System).List(t.Context(), selected)
+				list, err := lab.Engine.EngineV1alpha1().VolumeUploads(labtest.System).List(t.Context(), selected)
 				if err != nil {
 					return err
 				}
@@ -88,7 +88,7 @@ func TestNothingStaysOfAnUnfinishedBackup(t *testing.T) {
 // snapshots is how many there are for a backup in the repository of a namespace.
 func snapshots(t *testing.T, namespace string, backup types.UID) int {
 	t.Helper()
-	location, err := lab.Engine.EngineV1alpha1().BackupStorageLocations(labtest.System).Get(t.Context(), "default", metav1.GetOptions{})
+	location, err := lab.Engine.EngineV1alpha1().StorageLocations(labtest.System).Get(t.Context(), "default", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,10 +33,10 @@ import (
 // themselves and in the store.
 type sight struct {
 	name   string
-	run    *enginev1alpha1.BackupRun       // nil when there is no record
-	by     string                          // whom the ledger lets execute it; empty if it is not in there
-	volume *enginev1alpha1.PodVolumeBackup // of its only volume, if it has one
-	stored bool                            // its metadata is in the store
+	run    *enginev1alpha1.BackupRun    // nil when there is no record
+	by     string                       // whom the ledger lets execute it; empty if it is not in there
+	volume *enginev1alpha1.VolumeUpload // of its only volume, if it has one
+	stored bool                         // its metadata is in the store
 }
 
 func (s sight) phase() v1alpha1.BackupPhase {
@@ -65,7 +65,7 @@ type observer struct {
 	mu      sync.Mutex
 	runs    map[types.UID]*enginev1alpha1.BackupRun
 	started map[types.UID]string // whom it lets execute them
-	volumes map[types.UID]*enginev1alpha1.PodVolumeBackup
+	volumes map[types.UID]*enginev1alpha1.VolumeUpload
 	seen    map[types.UID]sight
 	over    sets.Set[string] // those that have ended, by name
 	// changed is called for every change, one after another.
@@ -77,7 +77,7 @@ func observe(t *testing.T, changed func(before, after sight)) *observer {
 	t.Helper()
 	o := &observer{
 		runs: map[types.UID]*enginev1alpha1.BackupRun{}, started: map[types.UID]string{},
-		volumes: map[types.UID]*enginev1alpha1.PodVolumeBackup{},
+		volumes: map[types.UID]*enginev1alpha1.VolumeUpload{},
 		seen:    map[types.UID]sight{}, over: sets.New[string](), changed: changed,
 	}
 	engine := lab.Engine.EngineV1alpha1()
@@ -85,7 +85,7 @@ func observe(t *testing.T, changed func(before, after sight)) *observer {
 	var watching wait.Group
 	t.Cleanup(func() { cancel(); watching.Wait() })
 	for _, open := range []func(context.Context, metav1.ListOptions) (watch.Interface, error){
-		engine.BackupRuns(labtest.System).Watch, engine.PodVolumeBackups(labtest.System).Watch, lab.Kube.CoreV1().ConfigMaps(labtest.System).Watch,
+		engine.BackupRuns(labtest.System).Watch, engine.VolumeUploads(labtest.System).Watch, lab.Kube.CoreV1().ConfigMaps(labtest.System).Watch,
 	} {
 		watcher, err := open(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -113,7 +113,7 @@ func (o *observer) event(event watch.Event) {
 			o.runs[object.UID] = nil
 		}
 		o.update(object.UID, object.Name)
-	case *enginev1alpha1.PodVolumeBackup:
+	case *enginev1alpha1.VolumeUpload:
 		uid := types.UID(object.Labels[enginev1alpha1.LabelRun])
 		o.volumes[uid] = object
 		if deleted {
@@ -180,7 +180,7 @@ func live(ctx context.Context, name string, uid types.UID) (sight, error) {
 		return s, err
 	}
 	s.by = executors(settings)[uid]
-	volumes, err := lab.Engine.EngineV1alpha1().PodVolumeBackups(labtest.System).List(ctx, metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(uid)})
+	volumes, err := lab.Engine.EngineV1alpha1().VolumeUploads(labtest.System).List(ctx, metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(uid)})
 	if err == nil && len(volumes.Items) > 0 {
 		s.volume = &volumes.Items[0]
 	}

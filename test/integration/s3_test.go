@@ -28,7 +28,7 @@ func TestS3(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(server.Buckets, "backups"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	spec := enginev1alpha1.BackupStorageLocationSpec{
+	spec := enginev1alpha1.StorageLocationSpec{
 		Provider: enginev1alpha1.StorageProviderS3,
 		S3:       &enginev1alpha1.S3Location{Bucket: "backups", Endpoint: server.Endpoint, ForcePathStyle: true, CredentialsSecret: "s3-credentials"},
 	}
@@ -54,8 +54,8 @@ func TestS3(t *testing.T) {
 	t.Run("backup", func(t *testing.T) {
 		name := labtest.Name("s3")
 		spec.Prefix = "production"
-		locations := lab.Engine.EngineV1alpha1().BackupStorageLocations(labtest.System)
-		if _, err := locations.Create(t.Context(), &enginev1alpha1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{}); err != nil {
+		locations := lab.Engine.EngineV1alpha1().StorageLocations(labtest.System)
+		if _, err := locations.Create(t.Context(), &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		without := lab.AwaitAvailable(t, name, metav1.ConditionFalse)
@@ -114,6 +114,6 @@ func secretsAreNowhere(t *testing.T, secret string) {
 		}
 		mustNotContain(t, log, string(text), secrets)
 	}
-	const resources = "events,backups.holdfast.io,backupqueues,backupvolumes,volumebackups,backupruns,backuprepositories,backupstoragelocations,podvolumebackups,podvolumerestores,leases,configmaps"
+	const resources = "events,backups.holdfast.io,backupqueues,backupvolumes,volumebackups,backupruns,volumerepositories,storagelocations,volumeuploads,volumerestores,leases,configmaps"
 	mustNotContain(t, resources, lab.Kubectl(t, "get", resources, "-A", "-o", "yaml"), secrets)
 }

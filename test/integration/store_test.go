@@ -217,7 +217,7 @@ func TestBackupsOfOthers(t *testing.T) {
 		Node:      "their-node",
 		Name:      "data",
 		ClaimName: "data-db-0", ClaimUID: "52c1", PersistentVolume: "pv-1",
-		Status: enginev1alpha1.PodVolumeBackupStatus{
+		Status: enginev1alpha1.VolumeUploadStatus{
 			Phase:      enginev1alpha1.VolumePhaseCompleted,
 			SnapshotID: "k1234",
 			Progress:   enginev1alpha1.VolumeProgress{TotalBytes: 4096, BytesDone: 4096},

@@ -40,7 +40,7 @@ func storeFrom(t *testing.T, folder string, cluster format.Cluster, namespace, n
 	var volumes bytes.Buffer
 	if err := format.WritePodVolumeBackups(&volumes, []format.PodVolumeBackup{format.NewPodVolumeBackup(backup, storeName, format.Volume{
 		Pod: enginev1alpha1.PodReference{Namespace: namespace, Name: "db-0", UID: "7d5a"}, NamespaceUID: "uid-there", Name: "data", ClaimName: "data",
-		Status: enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "k1234"},
+		Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "k1234"},
 	})}); err != nil {
 		t.Fatal(err)
 	}

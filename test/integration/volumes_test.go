@@ -237,10 +237,10 @@ func restore(t *testing.T, pod *corev1.Pod, persistentVolume, snapshot string) {
 
 func restoreFrom(t *testing.T, location string, pod *corev1.Pod, persistentVolume, snapshot string) {
 	t.Helper()
-	restores := lab.Engine.EngineV1alpha1().PodVolumeRestores(labtest.System)
-	record := &enginev1alpha1.PodVolumeRestore{
+	restores := lab.Engine.EngineV1alpha1().VolumeRestores(labtest.System)
+	record := &enginev1alpha1.VolumeRestore{
 		ObjectMeta: metav1.ObjectMeta{Name: labtest.Name("restore"), Labels: map[string]string{enginev1alpha1.LabelNode: pod.Spec.NodeName}},
-		Spec: enginev1alpha1.PodVolumeRestoreSpec{
+		Spec: enginev1alpha1.VolumeRestoreSpec{
 			Node:                  pod.Spec.NodeName,
 			Pod:                   enginev1alpha1.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 			Volume:                pod.Spec.Volumes[0].Name,

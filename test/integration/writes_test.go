@@ -111,10 +111,10 @@ func count(writes []auditv1.Event, held []string) map[string]int {
 		switch {
 		case !created && !strings.HasPrefix(write.User.Username, "system:serviceaccount:"+labtest.System): // and of the agents' namespace
 		case slices.ContainsFunc(held, func(name string) bool {
-			// Events and PodVolumeBackups have names that begin with the backup's.
+			// Events and VolumeUploads have names that begin with the backup's.
 			return ref.Name == name || strings.HasPrefix(ref.Name, name+"-") || strings.HasPrefix(ref.Name, name+".")
 		}):
-		case ref.Resource == "podvolumebackups" && write.Verb == "deletecollection":
+		case ref.Resource == "volumeuploads" && write.Verb == "deletecollection":
 			// Only the held ones have volumes.
 		default:
 			counts[strings.TrimSuffix(write.Verb+" "+ref.Resource+"/"+ref.Subresource, "/")]++

@@ -31,7 +31,7 @@ var locations = []string{"folder", "bucket"}
 func TestTwoClustersOneStore(t *testing.T) {
 	t.Logf("seed %d", *seed)
 	clusters := []*cluster{newCluster(t, labs[0], "a"), newCluster(t, labs[1], "b")}
-	stores := map[string]*enginev1alpha1.BackupStorageLocationSpec{
+	stores := map[string]*enginev1alpha1.StorageLocationSpec{
 		"folder": {Provider: enginev1alpha1.StorageProviderFilesystem, Prefix: "shared", Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()}},
 	}
 	server := labs[0].S3(t)
@@ -50,7 +50,7 @@ func TestTwoClustersOneStore(t *testing.T) {
 		store.SecretAccessKeyID:     []byte(server.AccessKeyID),
 		store.SecretSecretAccessKey: []byte(server.SecretAccessKey),
 	}}
-	stores["bucket"] = &enginev1alpha1.BackupStorageLocationSpec{
+	stores["bucket"] = &enginev1alpha1.StorageLocationSpec{
 		Provider: enginev1alpha1.StorageProviderS3, Prefix: "shared",
 		S3: &enginev1alpha1.S3Location{Bucket: "backups", Endpoint: "http://" + sky.address(), ForcePathStyle: true, CredentialsSecret: secret.Name},
 	}
@@ -62,8 +62,8 @@ func TestTwoClustersOneStore(t *testing.T) {
 		})
 		for _, name := range locations {
 			c.must(t, func() error {
-				_, err := c.Engine.EngineV1alpha1().BackupStorageLocations(labtest.System).Create(t.Context(),
-					&enginev1alpha1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: *stores[name]}, metav1.CreateOptions{})
+				_, err := c.Engine.EngineV1alpha1().StorageLocations(labtest.System).Create(t.Context(),
+					&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: *stores[name]}, metav1.CreateOptions{})
 				return err
 			})
 			c.AwaitAvailable(t, name, metav1.ConditionTrue)

@@ -46,7 +46,7 @@ type stored struct {
 // checkStores checks that every backup in the stores is whole, and holds what its own
 // cluster has; that nothing is missing that was shown as stored; and that there are
 // no snapshots but those that backups list.
-func checkStores(t *testing.T, clusters []*cluster, specs map[string]*enginev1alpha1.BackupStorageLocationSpec) {
+func checkStores(t *testing.T, clusters []*cluster, specs map[string]*enginev1alpha1.StorageLocationSpec) {
 	t.Helper()
 	found := map[types.UID]stored{}
 	for location, spec := range specs {
@@ -232,7 +232,7 @@ func checkTarball(t *testing.T, from store.Reader, name string, backup *v1alpha1
 // checkSnapshots checks the repository of a cluster at a location.
 func (c *cluster) checkSnapshots(t *testing.T, location string, found map[types.UID]stored) {
 	t.Helper()
-	record, err := c.Engine.EngineV1alpha1().BackupStorageLocations(labtest.System).Get(t.Context(), location, metav1.GetOptions{})
+	record, err := c.Engine.EngineV1alpha1().StorageLocations(labtest.System).Get(t.Context(), location, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

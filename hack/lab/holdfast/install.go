@@ -50,13 +50,13 @@ func (r runner) install(ctx context.Context, kube kubectl.Kubectl) error {
 // createLocation makes the default storage location, unless there is one of
 // this name: it is the user's to change.
 func (r runner) createLocation(ctx context.Context, kube kubectl.Kubectl) error {
-	const resource = "backupstoragelocations.engine.holdfast.io"
+	const resource = "storagelocations.engine.holdfast.io"
 	found, err := kube.Run(ctx, "get", resource, "default", "-n", namespace, "--ignore-not-found", "-o", "name")
 	if err != nil || strings.TrimSpace(found) != "" {
 		return err
 	}
 	return kube.Apply(ctx, fmt.Sprintf(`apiVersion: engine.holdfast.io/v1alpha1
-kind: BackupStorageLocation
+kind: StorageLocation
 metadata: {name: default, namespace: %s}
 spec:
   provider: filesystem

@@ -151,7 +151,7 @@ func (f *fixture) store(location, storeName string) {
 	var volumes bytes.Buffer
 	if err := format.WritePodVolumeBackups(&volumes, []format.PodVolumeBackup{format.NewPodVolumeBackup(backup, storeName, format.Volume{
 		Pod: engine.PodReference{Namespace: "shop", Name: "web"}, Name: "data", ClaimName: "data",
-		Status: engine.PodVolumeBackupStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s"},
+		Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s"},
 	})}); err != nil {
 		f.t.Fatal(err)
 	}

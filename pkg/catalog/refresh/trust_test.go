@@ -53,7 +53,7 @@ func (f *fixture) storeDaily(cluster format.Cluster, listed bool) {
 	var volumes bytes.Buffer
 	if err := format.WritePodVolumeBackups(&volumes, []format.PodVolumeBackup{format.NewPodVolumeBackup(backup, "shop.daily", format.Volume{
 		Pod: engine.PodReference{Namespace: "shop", Name: "web"}, NamespaceUID: "uid-of-shop", Name: "data", ClaimName: "data",
-		Status: engine.PodVolumeBackupStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s"},
+		Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s"},
 	})}); err != nil {
 		f.t.Fatal(err)
 	}

@@ -69,7 +69,7 @@ type Config struct {
 	Clock         clock.WithTicker
 
 	RunInformer      engineinformers.BackupRunInformer
-	LocationInformer engineinformers.BackupStorageLocationInformer
+	LocationInformer engineinformers.StorageLocationInformer
 }
 
 // Controller removes backups.
@@ -77,11 +77,11 @@ type Controller struct {
 	Config
 	runs      engineclient.BackupRunInterface
 	runLister enginelisters.BackupRunNamespaceLister
-	locations enginelisters.BackupStorageLocationNamespaceLister
+	locations enginelisters.StorageLocationNamespaceLister
 	synced    []cache.InformerSynced
 	queue     workqueue.TypedRateLimitingInterface[string]
 	// open opens the store of a location; tests put one in its place that fails.
-	open func(context.Context, *enginev1alpha1.BackupStorageLocation) (bucket, error)
+	open func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error)
 }
 
 // New returns a Controller.
@@ -90,11 +90,11 @@ func New(config Config) (*Controller, error) {
 		Config:    config,
 		runs:      config.Runs.BackupRuns(config.Namespace),
 		runLister: config.RunInformer.Lister().BackupRuns(config.Namespace),
-		locations: config.LocationInformer.Lister().BackupStorageLocations(config.Namespace),
+		locations: config.LocationInformer.Lister().StorageLocations(config.Namespace),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "backupdeletion", Clock: config.Clock}),
-		open: func(ctx context.Context, record *enginev1alpha1.BackupStorageLocation) (bucket, error) {
+		open: func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error) {
 			return location.Open(ctx, config.Secrets, record)
 		},
 	}
@@ -115,7 +115,7 @@ func New(config Config) (*Controller, error) {
 		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{
 			AddFunc: c.enqueueLocation,
 			UpdateFunc: func(old, obj any) {
-				before, after := old.(*enginev1alpha1.BackupStorageLocation), obj.(*enginev1alpha1.BackupStorageLocation)
+				before, after := old.(*enginev1alpha1.StorageLocation), obj.(*enginev1alpha1.StorageLocation)
 				back := unavailable(before) && !unavailable(after)
 				if back || before.UID != after.UID || !equality.Semantic.DeepEqual(before.Spec, after.Spec) {
 					c.enqueueLocation(obj)
@@ -163,7 +163,7 @@ func removable(run *enginev1alpha1.BackupRun) bool {
 }
 
 // unavailable reports whether a location is known not to answer.
-func unavailable(location *enginev1alpha1.BackupStorageLocation) bool {
+func unavailable(location *enginev1alpha1.StorageLocation) bool {
 	return meta.IsStatusConditionFalse(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
 }
 
@@ -175,7 +175,7 @@ func (c *Controller) enqueue(obj any) {
 
 // enqueueLocation wakes the deletions that may have waited for a location.
 func (c *Controller) enqueueLocation(obj any) {
-	location := obj.(*enginev1alpha1.BackupStorageLocation).Name
+	location := obj.(*enginev1alpha1.StorageLocation).Name
 	runs, err := c.runLister.List(labels.Everything())
 	if err != nil {
 		utilruntime.HandleError(err)

@@ -71,10 +71,10 @@ func newWorld(t *testing.T, folder string) *world {
 	return w
 }
 
-func newLocation(name, folder string) *enginev1alpha1.BackupStorageLocation {
-	return &enginev1alpha1.BackupStorageLocation{
+func newLocation(name, folder string) *enginev1alpha1.StorageLocation {
+	return &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name},
-		Spec: enginev1alpha1.BackupStorageLocationSpec{
+		Spec: enginev1alpha1.StorageLocationSpec{
 			Provider:   enginev1alpha1.StorageProviderFilesystem,
 			Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder},
 		},
@@ -82,8 +82,8 @@ func newLocation(name, folder string) *enginev1alpha1.BackupStorageLocation {
 	}
 }
 
-func available(status metav1.ConditionStatus) enginev1alpha1.BackupStorageLocationStatus {
-	return enginev1alpha1.BackupStorageLocationStatus{Conditions: []metav1.Condition{{
+func available(status metav1.ConditionStatus) enginev1alpha1.StorageLocationStatus {
+	return enginev1alpha1.StorageLocationStatus{Conditions: []metav1.Condition{{
 		Type: enginev1alpha1.ConditionAvailable, Status: status, Reason: "Checked", Message: "as the check said",
 	}}}
 }
@@ -91,7 +91,7 @@ func available(status metav1.ConditionStatus) enginev1alpha1.BackupStorageLocati
 // setAvailable writes the condition of the location default.
 func (w *world) setAvailable(status metav1.ConditionStatus) {
 	w.Helper()
-	locations := w.EngineV1alpha1().BackupStorageLocations(system)
+	locations := w.EngineV1alpha1().StorageLocations(system)
 	record, err := locations.Get(context.WithoutCancel(w.Context()), "default", metav1.GetOptions{})
 	must(w, err)
 	record.Status = available(status)
@@ -139,10 +139,10 @@ func (w *world) startWith(target bucket) (stop func()) {
 		Events:           w.events,
 		Clock:            clock.RealClock{},
 		RunInformer:      engine.BackupRuns(),
-		LocationInformer: engine.BackupStorageLocations(),
+		LocationInformer: engine.StorageLocations(),
 	})
 	must(w, err)
-	controller.open = func(ctx context.Context, record *enginev1alpha1.BackupStorageLocation) (bucket, error) {
+	controller.open = func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error) {
 		if record.Name == "default" {
 			return target, nil
 		}
@@ -273,7 +273,7 @@ func writeBackup(t testing.TB, target store.Writer, storeName string, uid types.
 		volumes = append(volumes, format.NewPodVolumeBackup(backup, storeName, format.Volume{
 			Pod:    enginev1alpha1.PodReference{Namespace: app, Name: "web-0", UID: "uid-of-web-0"},
 			Name:   "data",
-			Status: enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: id},
+			Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: id},
 		}))
 	}
 	writeVolumes(t, target, storeName, volumes...)

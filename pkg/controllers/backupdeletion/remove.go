@@ -88,13 +88,13 @@ func (c *Controller) removeStored(ctx context.Context, run *enginev1alpha1.Backu
 	if failure, ok := errors.AsType[*obstacle](err); ok && errors.Is(failure, store.ErrUnavailable) && ctx.Err() == nil {
 		// All others that wait for this store need not find out by themselves.
 		if checkErr := c.CheckLocation(ctx, name); checkErr != nil {
-			klog.FromContext(ctx).Error(checkErr, "Checking a storage location failed", "backupStorageLocation", name)
+			klog.FromContext(ctx).Error(checkErr, "Checking a storage location failed", "storageLocation", name)
 		}
 	}
 	return goOn, err
 }
 
-func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.BackupStorageLocation, run *enginev1alpha1.BackupRun) (bool, error) {
+func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.StorageLocation, run *enginev1alpha1.BackupRun) (bool, error) {
 	target, err := c.open(ctx, record)
 	if err != nil {
 		return false, storeFailure(record.Name, err)

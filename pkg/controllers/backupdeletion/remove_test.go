@@ -331,7 +331,7 @@ func TestUnlistedSnapshots(t *testing.T) {
 	backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "failed", UID: uidOf("failed")}}
 	writeVolumes(t, w.faulty, "failed", format.NewPodVolumeBackup(backup, "failed", format.Volume{
 		Pod: enginev1alpha1.PodReference{Namespace: app, Name: "web-0"}, Name: "data",
-		Status: enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseFailed},
+		Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed},
 	}))
 	run := completed("failed")
 	run.Status.Phase = v1alpha1.BackupPhasePartiallyFailed

@@ -24,7 +24,7 @@ const repositoryTimeout = 5 * time.Minute
 
 // deleteAllSnapshots removes the snapshots of a backup: those that it lists, by the
 // namespace of their repository, and those that its record knows of.
-func (c *Controller) deleteAllSnapshots(ctx context.Context, record *enginev1alpha1.BackupStorageLocation, run *enginev1alpha1.BackupRun, listed map[string][]string) error {
+func (c *Controller) deleteAllSnapshots(ctx context.Context, record *enginev1alpha1.StorageLocation, run *enginev1alpha1.BackupRun, listed map[string][]string) error {
 	for _, namespace := range repositoriesOf(run, listed) {
 		// The snapshots that the backup lists, and those that were made for it.
 		err := c.inRepository(ctx, record, namespace, func(ctx context.Context, opened *repository.Repository) error {
@@ -42,7 +42,7 @@ func (c *Controller) deleteAllSnapshots(ctx context.Context, record *enginev1alp
 }
 
 // openAll makes sure that each repository with snapshots of a backup can be opened.
-func (c *Controller) openAll(ctx context.Context, record *enginev1alpha1.BackupStorageLocation, run *enginev1alpha1.BackupRun, listed map[string][]string) error {
+func (c *Controller) openAll(ctx context.Context, record *enginev1alpha1.StorageLocation, run *enginev1alpha1.BackupRun, listed map[string][]string) error {
 	for _, namespace := range repositoriesOf(run, listed) {
 		if err := c.inRepository(ctx, record, namespace, func(context.Context, *repository.Repository) error { return nil }); err != nil {
 			return err
@@ -58,7 +58,7 @@ func repositoriesOf(run *enginev1alpha1.BackupRun, listed map[string][]string) [
 
 // inRepository does something in the repository of a namespace. One that is not in the
 // store any more has no snapshots.
-func (c *Controller) inRepository(ctx context.Context, record *enginev1alpha1.BackupStorageLocation, namespace string, do func(context.Context, *repository.Repository) error) error {
+func (c *Controller) inRepository(ctx context.Context, record *enginev1alpha1.StorageLocation, namespace string, do func(context.Context, *repository.Repository) error) error {
 	stop := ctx
 	ctx, cancel := context.WithTimeout(ctx, repositoryTimeout)
 	defer cancel()
@@ -67,7 +67,7 @@ func (c *Controller) inRepository(ctx context.Context, record *enginev1alpha1.Ba
 		err = errors.Join(do(ctx, opened), opened.Close(ctx))
 	}
 	if errors.Is(err, opener.ErrNoRepository) {
-		klog.FromContext(ctx).Info("The repository of a deleted backup's volumes is gone already", "namespace", namespace, "backupStorageLocation", record.Name)
+		klog.FromContext(ctx).Info("The repository of a deleted backup's volumes is gone already", "namespace", namespace, "storageLocation", record.Name)
 		return nil
 	}
 	if err == nil || stop.Err() != nil {

@@ -103,7 +103,7 @@ type Config struct {
 	Clock      clock.WithTicker
 
 	RunInformer       engineinformers.BackupRunInformer
-	LocationInformer  engineinformers.BackupStorageLocationInformer
+	LocationInformer  engineinformers.StorageLocationInformer
 	NamespaceInformer coreinformers.NamespaceInformer
 	// SettingsInformer knows the ConfigMap records.SettingsName.
 	SettingsInformer coreinformers.ConfigMapInformer
@@ -121,7 +121,7 @@ type Controller struct {
 	clock      clock.WithTicker
 
 	runLister       enginelisters.BackupRunNamespaceLister
-	locationLister  enginelisters.BackupStorageLocationNamespaceLister
+	locationLister  enginelisters.StorageLocationNamespaceLister
 	namespaceLister corelisters.NamespaceLister
 	settingsLister  corelisters.ConfigMapNamespaceLister
 	synced          []cache.InformerSynced
@@ -185,7 +185,7 @@ func New(config Config) (*Controller, error) {
 		events:          config.Events,
 		clock:           config.Clock,
 		runLister:       config.RunInformer.Lister().BackupRuns(config.Namespace),
-		locationLister:  config.LocationInformer.Lister().BackupStorageLocations(config.Namespace),
+		locationLister:  config.LocationInformer.Lister().StorageLocations(config.Namespace),
 		namespaceLister: config.NamespaceInformer.Lister(),
 		settingsLister:  config.SettingsInformer.Lister().ConfigMaps(config.Namespace),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(

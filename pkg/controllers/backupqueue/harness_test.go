@@ -57,10 +57,10 @@ func inPhase(run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, ticket i
 	return run
 }
 
-func location(name string, available metav1.ConditionStatus) *enginev1alpha1.BackupStorageLocation {
-	return &enginev1alpha1.BackupStorageLocation{
+func location(name string, available metav1.ConditionStatus) *enginev1alpha1.StorageLocation {
+	return &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name},
-		Status: enginev1alpha1.BackupStorageLocationStatus{Conditions: []metav1.Condition{
+		Status: enginev1alpha1.StorageLocationStatus{Conditions: []metav1.Condition{
 			{Type: enginev1alpha1.ConditionAvailable, Status: available},
 		}},
 	}
@@ -184,7 +184,7 @@ func (h *harness) controller(limit int, name string, runs engineclient.BackupRun
 		Events:            h.events,
 		Clock:             clock.RealClock{},
 		RunInformer:       records.Engine().V1alpha1().BackupRuns(),
-		LocationInformer:  records.Engine().V1alpha1().BackupStorageLocations(),
+		LocationInformer:  records.Engine().V1alpha1().StorageLocations(),
 		NamespaceInformer: objects.Core().V1().Namespaces(),
 		SettingsInformer:  objects.Core().V1().ConfigMaps(),
 	})
@@ -256,7 +256,7 @@ func (h *harness) endIn(phase v1alpha1.BackupPhase, name string) {
 
 func (h *harness) setAvailable(name string, available metav1.ConditionStatus) {
 	h.Helper()
-	locations := h.EngineV1alpha1().BackupStorageLocations(system)
+	locations := h.EngineV1alpha1().StorageLocations(system)
 	current, err := locations.Get(h.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		h.Fatal(err)

@@ -90,8 +90,8 @@ type Config struct {
 	Clock         clock.Clock
 
 	RunInformer      engineinformers.BackupRunInformer
-	LocationInformer engineinformers.BackupStorageLocationInformer
-	VolumeInformer   engineinformers.PodVolumeBackupInformer
+	LocationInformer engineinformers.StorageLocationInformer
+	VolumeInformer   engineinformers.VolumeUploadInformer
 	// SettingsInformer knows the ConfigMap records.SettingsName.
 	SettingsInformer coreinformers.ConfigMapInformer
 }
@@ -109,7 +109,7 @@ type agents interface {
 type Controller struct {
 	Config
 	runs      engineclient.BackupRunInterface
-	pvbs      engineclient.PodVolumeBackupInterface
+	uploads   engineclient.VolumeUploadInterface
 	runLister enginelisters.BackupRunNamespaceLister
 	settings  corelisters.ConfigMapNamespaceLister
 	synced    []cache.InformerSynced
@@ -145,7 +145,7 @@ func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:            config,
 		runs:              config.Engine.BackupRuns(config.Namespace),
-		pvbs:              config.Engine.PodVolumeBackups(config.Namespace),
+		uploads:           config.Engine.VolumeUploads(config.Namespace),
 		runLister:         config.RunInformer.Lister().BackupRuns(config.Namespace),
 		settings:          config.SettingsInformer.Lister().ConfigMaps(config.Namespace),
 		queue:             newQueue("backuprun", 10*time.Second),

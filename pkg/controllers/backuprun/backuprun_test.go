@@ -46,8 +46,8 @@ func TestATinyBackupCostsTwoWrites(t *testing.T) {
 		}}, newRun("a", ready))
 		h.start(1)
 		h.expect("a", done, true)
-		if h.writes("a") != 2 || len(h.Writes("podvolumebackups")) != 0 {
-			t.Errorf("%d writes of the run and %v of volumes, want 2 and none", h.writes("a"), h.Writes("podvolumebackups"))
+		if h.writes("a") != 2 || len(h.Writes("volumeuploads")) != 0 {
+			t.Errorf("%d writes of the run and %v of volumes, want 2 and none", h.writes("a"), h.Writes("volumeuploads"))
 		}
 		status := claimed.Status
 		if status.Phase != running || status.Executor != identity || status.StartTimestamp == nil {
@@ -144,7 +144,7 @@ func TestALostRaceForAClaim(t *testing.T) {
 func TestAfterACrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{}, newRun("interrupted", running), newRun("let-start", ready), newRun("waits", queued))
-		volume := &enginev1alpha1.PodVolumeBackup{}
+		volume := &enginev1alpha1.VolumeUpload{}
 		volume.Namespace, volume.Name = system, "volume"
 		volume.Labels = map[string]string{enginev1alpha1.LabelRun: "uid-of-interrupted"}
 		h.Create(volume)
@@ -163,7 +163,7 @@ func TestAfterACrash(t *testing.T) {
 		if waited := time.Since(begin); waited != 0 {
 			t.Errorf("it took %s", waited)
 		}
-		volumes, err := h.EngineV1alpha1().PodVolumeBackups(system).List(t.Context(), metav1.ListOptions{})
+		volumes, err := h.EngineV1alpha1().VolumeUploads(system).List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(volumes.Items) != 0 {
 			t.Errorf("uploads of a dead run go on: %v, %v", volumes.Items, err)
 		}

@@ -152,7 +152,7 @@ func TestACancelledRunOfADeadProcess(t *testing.T) {
 		run := newRun("a", running)
 		run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}}
 		h := newHarness(t, &work{}, run)
-		volume := &enginev1alpha1.PodVolumeBackup{}
+		volume := &enginev1alpha1.VolumeUpload{}
 		volume.Namespace, volume.Name = system, "volume"
 		volume.Labels = map[string]string{enginev1alpha1.LabelRun: "uid-of-a"}
 		h.Create(volume)
@@ -163,7 +163,7 @@ func TestACancelledRunOfADeadProcess(t *testing.T) {
 		h.setAlive("a process before this one", false)
 		time.Sleep(recheck)
 		h.expectCancelled("a", true)
-		volumes, err := h.EngineV1alpha1().PodVolumeBackups(system).List(t.Context(), metav1.ListOptions{})
+		volumes, err := h.EngineV1alpha1().VolumeUploads(system).List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(volumes.Items) != 0 {
 			t.Errorf("uploads go on: %v, %v", volumes.Items, err)
 		}

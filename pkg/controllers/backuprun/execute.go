@@ -91,7 +91,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun)
 	current := &execution{
 		cancel: cancel,
 		volumes: &volumes{
-			run: run, client: c.pvbs, clock: c.Clock,
+			run: run, client: c.uploads, clock: c.Clock,
 			repository: func(ctx context.Context, volumeNamespace string) error {
 				return c.ensureRepository(ctx, volumeNamespace, run.Spec.Backup.StorageLocation)
 			},

@@ -55,7 +55,7 @@ type Executor struct {
 	Client rest.Interface
 	// Secrets with the credentials of the locations, and Keys of the repositories.
 	Secrets, Keys location.Secrets
-	Locations     enginelisters.BackupStorageLocationNamespaceLister
+	Locations     enginelisters.StorageLocationNamespaceLister
 	Cluster       format.Cluster
 	Clock         clock.Clock
 }
@@ -168,7 +168,7 @@ func (e *Executor) open(ctx context.Context, run *enginev1alpha1.BackupRun) (*st
 	return location.Open(ctx, e.Secrets, record)
 }
 
-func (e *Executor) location(run *enginev1alpha1.BackupRun) (*enginev1alpha1.BackupStorageLocation, error) {
+func (e *Executor) location(run *enginev1alpha1.BackupRun) (*enginev1alpha1.StorageLocation, error) {
 	name := run.Spec.Backup.StorageLocation
 	record, err := e.Locations.Get(name)
 	if apierrors.IsNotFound(err) {

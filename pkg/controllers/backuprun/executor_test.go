@@ -33,9 +33,9 @@ var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 func newExecutor(t *testing.T) (e *Executor, folder string) {
 	folder = t.TempDir()
 	records := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	location := &enginev1alpha1.BackupStorageLocation{
+	location := &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
-		Spec: enginev1alpha1.BackupStorageLocationSpec{
+		Spec: enginev1alpha1.StorageLocationSpec{
 			Provider:   enginev1alpha1.StorageProviderFilesystem,
 			Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder},
 		},
@@ -44,7 +44,7 @@ func newExecutor(t *testing.T) (e *Executor, folder string) {
 		t.Fatal(err)
 	}
 	return &Executor{
-		Locations: enginelisters.NewBackupStorageLocationLister(records).BackupStorageLocations(system),
+		Locations: enginelisters.NewStorageLocationLister(records).StorageLocations(system),
 		Cluster:   format.Cluster{SystemNamespace: system, UID: "cluster"},
 		Clock:     clocktesting.NewFakeClock(now),
 	}, folder

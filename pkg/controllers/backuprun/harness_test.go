@@ -255,8 +255,8 @@ func (h *harness) start(workers int) *Controller {
 		Events:           h,
 		Clock:            clock.RealClock{},
 		RunInformer:      v1alpha1.BackupRuns(),
-		LocationInformer: v1alpha1.BackupStorageLocations(),
-		VolumeInformer:   v1alpha1.PodVolumeBackups(),
+		LocationInformer: v1alpha1.StorageLocations(),
+		VolumeInformer:   v1alpha1.VolumeUploads(),
 		SettingsInformer: objects.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
@@ -276,7 +276,7 @@ func (h *harness) start(workers int) *Controller {
 		controller.Run(ctx)
 	}()
 	if !h.stubborn {
-		if _, err := v1alpha1.PodVolumeBackups().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: h.obey}); err != nil {
+		if _, err := v1alpha1.VolumeUploads().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: h.obey}); err != nil {
 			h.Fatal(err)
 		}
 	}
@@ -286,16 +286,16 @@ func (h *harness) start(workers int) *Controller {
 
 // obey stops an upload that is cancelled, as its agent does.
 func (h *harness) obey(_, obj any) {
-	record := obj.(*enginev1alpha1.PodVolumeBackup)
+	record := obj.(*enginev1alpha1.VolumeUpload)
 	if record.Spec.Cancel && !record.Status.Phase.Done() {
 		h.tellStopped(record)
 	}
 }
 
-func (h *harness) tellStopped(record *enginev1alpha1.PodVolumeBackup) {
+func (h *harness) tellStopped(record *enginev1alpha1.VolumeUpload) {
 	record = record.DeepCopy()
 	record.Status.Phase, record.Status.Message = enginev1alpha1.VolumePhaseFailed, "it was cancelled"
-	if _, err := h.EngineV1alpha1().PodVolumeBackups(system).UpdateStatus(h.Context(), record, metav1.UpdateOptions{}); err != nil {
+	if _, err := h.EngineV1alpha1().VolumeUploads(system).UpdateStatus(h.Context(), record, metav1.UpdateOptions{}); err != nil {
 		h.Error(err)
 	}
 }

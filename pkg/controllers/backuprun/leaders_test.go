@@ -162,7 +162,7 @@ func (s *story) resume() {
 // setAvailable brings the location's condition up to date.
 func (s *story) setAvailable() {
 	s.Helper()
-	locations := s.EngineV1alpha1().BackupStorageLocations(system)
+	locations := s.EngineV1alpha1().StorageLocations(system)
 	location, err := locations.Get(s.Context(), "default", metav1.GetOptions{})
 	if err != nil {
 		s.Fatal(err)
@@ -287,7 +287,7 @@ func newStory(t *testing.T, limit int) *story {
 		T: t, Cluster: enginetest.New(), limit: limit,
 		namespaces: map[string][]string{}, executing: map[string]*underWay{}, executors: map[string][]string{}, reachable: true,
 	}
-	s.Create(&enginev1alpha1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}})
+	s.Create(&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}})
 	s.setAvailable()
 	return s
 }
@@ -305,7 +305,7 @@ func tell(t *testing.T, seed uint64, processes int) {
 		case "list", "watch", "delete":
 			return enginetest.Fault{}
 		}
-		if run := written(action); run != nil && action.GetSubresource() == "" || action.GetResource().Resource == "backupstoragelocations" || faults.IntN(20) > 0 {
+		if run := written(action); run != nil && action.GetSubresource() == "" || action.GetResource().Resource == "storagelocations" || faults.IntN(20) > 0 {
 			return enginetest.Fault{} // what the test itself does
 		}
 		return enginetest.Fault{Err: errors.New("the connection broke"), Lost: action.GetVerb() != "get" && faults.IntN(2) == 0}
@@ -342,7 +342,7 @@ func TestControllersThatAllBelieveToLead(t *testing.T) {
 func TestAClaimThatWasHeldBackForMinutesFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStory(t, 1)
-		location := &enginev1alpha1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "up"}}
+		location := &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "up"}}
 		location.Status.Conditions = []metav1.Condition{{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionTrue}}
 		s.Create(location)
 		paused := s.launch(func(p *process) { p.gate.claims = make(chan struct{}) })

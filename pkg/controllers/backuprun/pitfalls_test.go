@@ -153,14 +153,14 @@ func TestProgressHoldsNobodyUp(t *testing.T) {
 			return slowEngine{engine}
 		}
 		h.start(1)
-		h.report("one", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
+		h.report("one", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
 		time.Sleep(10 * progressInterval)
 		h.expect("a", running, false)
 		if h.run("a").Status.Volumes != nil {
 			t.Fatal("the progress was written")
 		}
 		begin := time.Now()
-		h.report("two", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
+		h.report("two", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
 		h.expect("a", v1alpha1.BackupPhaseCompleted, true)
 		if waited := time.Since(begin); waited != 0 {
 			t.Errorf("the end waited %s for the progress", waited)

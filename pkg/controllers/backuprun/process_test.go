@@ -62,7 +62,7 @@ func (s *story) launch(prepare ...func(*process)) *process {
 	queue, err := backupqueue.New(backupqueue.Config{
 		Namespace: system, Limit: s.limit, Identity: p.name, Gone: monitor.Gone,
 		Runs: engine.BackupRuns(system), ConfigMaps: configMaps, Events: recorder, Clock: clock.RealClock{},
-		RunInformer: runs.BackupRuns(), LocationInformer: runs.BackupStorageLocations(),
+		RunInformer: runs.BackupRuns(), LocationInformer: runs.StorageLocations(),
 		NamespaceInformer: objects.Core().V1().Namespaces(), SettingsInformer: objects.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
@@ -73,8 +73,8 @@ func (s *story) launch(prepare ...func(*process)) *process {
 		Engine: engine, ConfigMaps: configMaps, Executor: p,
 		CheckLocation: func(context.Context, string) error { p.gate.wait(); s.setAvailable(); return nil },
 		Events:        recorder, Clock: clock.RealClock{},
-		RunInformer: runs.BackupRuns(), LocationInformer: runs.BackupStorageLocations(),
-		VolumeInformer: runs.PodVolumeBackups(), SettingsInformer: objects.Core().V1().ConfigMaps(),
+		RunInformer: runs.BackupRuns(), LocationInformer: runs.StorageLocations(),
+		VolumeInformer: runs.VolumeUploads(), SettingsInformer: objects.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
 		s.Fatal(err)

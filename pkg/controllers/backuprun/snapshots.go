@@ -70,7 +70,7 @@ func (c *Controller) noteSnapshotsAtLast(ctx context.Context, run *enginev1alpha
 
 // submittedNamespaces are those of the volumes that have records.
 func (c *Controller) submittedNamespaces(ctx context.Context, run *enginev1alpha1.BackupRun) (sets.Set[string], error) {
-	list, err := c.pvbs.List(ctx, volumesOf(run.UID))
+	list, err := c.uploads.List(ctx, volumesOf(run.UID))
 	if err != nil {
 		return nil, fmt.Errorf("reading which volumes of BackupRun %s may have snapshots: %w", run.Name, err)
 	}

@@ -262,7 +262,7 @@ func TestSnapshotsOfARunThatWasLeftBehind(t *testing.T) {
 				h := newHarness(t, &work{abandon: func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
 					return c.settle, nil
 				}}, run)
-				volume := &enginev1alpha1.PodVolumeBackup{}
+				volume := &enginev1alpha1.VolumeUpload{}
 				volume.Namespace, volume.Name, volume.Spec.Pod.Namespace = system, "volume", "shop"
 				volume.Labels = map[string]string{enginev1alpha1.LabelRun: "uid-of-a"}
 				h.Create(volume)
@@ -282,7 +282,7 @@ func TestSnapshotsOfARunThatWasLeftBehind(t *testing.T) {
 				if status := h.run("a").Status; !status.Phase.Ended() || len(status.LeftoverSnapshots) != 0 {
 					t.Errorf("%+v", status)
 				}
-				volumes, err := h.EngineV1alpha1().PodVolumeBackups(system).List(t.Context(), metav1.ListOptions{})
+				volumes, err := h.EngineV1alpha1().VolumeUploads(system).List(t.Context(), metav1.ListOptions{})
 				if err != nil || len(volumes.Items) != 0 {
 					t.Errorf("uploads go on: %v, %v", volumes.Items, err)
 				}

@@ -37,11 +37,11 @@ const (
 	warnAfter = 3
 )
 
-// volumes hands the volumes of one run to the agents, as PodVolumeBackups. It
+// volumes hands the volumes of one run to the agents, as VolumeUploads. It
 // implements backup.Volumes.
 type volumes struct {
 	run        *enginev1alpha1.BackupRun
-	client     engineclient.PodVolumeBackupInterface
+	client     engineclient.VolumeUploadInterface
 	repository func(ctx context.Context, volumeNamespace string) error
 	clock      clock.Clock
 	limits     volumeLimits
@@ -85,7 +85,7 @@ type volumeRecord struct {
 	submitted time.Time
 	// begun is when the agent was seen to have begun.
 	begun  time.Time
-	latest enginev1alpha1.PodVolumeBackupStatus
+	latest enginev1alpha1.VolumeUploadStatus
 	// stopped is set when the agent works on it no more, or the record is gone.
 	stopped bool
 }
@@ -98,7 +98,7 @@ func (v *volumes) Submit(ctx context.Context, request backup.VolumeRequest) erro
 		return err
 	}
 	location := v.run.Spec.Backup.StorageLocation
-	record := &enginev1alpha1.PodVolumeBackup{
+	record := &enginev1alpha1.VolumeUpload{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: recordName(v.run, request),
 			Labels: map[string]string{
@@ -109,7 +109,7 @@ func (v *volumes) Submit(ctx context.Context, request backup.VolumeRequest) erro
 				*metav1.NewControllerRef(v.run, enginev1alpha1.SchemeGroupVersion.WithKind("BackupRun")),
 			},
 		},
-		Spec: enginev1alpha1.PodVolumeBackupSpec{
+		Spec: enginev1alpha1.VolumeUploadSpec{
 			Node:                  request.Node,
 			Pod:                   request.Pod,
 			Volume:                request.Volume,
@@ -126,7 +126,7 @@ func (v *volumes) Submit(ctx context.Context, request backup.VolumeRequest) erro
 	_, err := v.client.Create(ctx, record, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		// An earlier answer was lost, and its events may have come before this call.
-		var existing *enginev1alpha1.PodVolumeBackup
+		var existing *enginev1alpha1.VolumeUpload
 		if existing, err = v.client.Get(ctx, record.Name, metav1.GetOptions{}); err == nil {
 			v.observe(existing)
 		}
@@ -287,21 +287,21 @@ func (v *volumes) haveStopped() bool {
 }
 
 // observe takes note of a record's state.
-func (v *volumes) observe(record *enginev1alpha1.PodVolumeBackup) {
-	v.update(record.Name, record.Status.Phase, func(enginev1alpha1.PodVolumeBackupStatus) enginev1alpha1.PodVolumeBackupStatus {
+func (v *volumes) observe(record *enginev1alpha1.VolumeUpload) {
+	v.update(record.Name, record.Status.Phase, func(enginev1alpha1.VolumeUploadStatus) enginev1alpha1.VolumeUploadStatus {
 		return *record.Status.DeepCopy()
 	})
 }
 
 // gone takes note that a record was deleted.
 func (v *volumes) gone(name string) {
-	v.update(name, enginev1alpha1.VolumePhaseFailed, func(latest enginev1alpha1.PodVolumeBackupStatus) enginev1alpha1.PodVolumeBackupStatus {
-		return v.failed(latest, "the PodVolumeBackup was deleted before its upload had ended")
+	v.update(name, enginev1alpha1.VolumePhaseFailed, func(latest enginev1alpha1.VolumeUploadStatus) enginev1alpha1.VolumeUploadStatus {
+		return v.failed(latest, "the VolumeUpload was deleted before its upload had ended")
 	})
 }
 
 // update takes note of the phase of a record. What was given up, or is done, stays so.
-func (v *volumes) update(name string, phase enginev1alpha1.VolumePhase, change func(enginev1alpha1.PodVolumeBackupStatus) enginev1alpha1.PodVolumeBackupStatus) {
+func (v *volumes) update(name string, phase enginev1alpha1.VolumePhase, change func(enginev1alpha1.VolumeUploadStatus) enginev1alpha1.VolumeUploadStatus) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	record, ok := v.records[name]
@@ -318,7 +318,7 @@ func (v *volumes) update(name string, phase enginev1alpha1.VolumePhase, change f
 	v.wakeLocked()
 }
 
-func (v *volumes) failed(status enginev1alpha1.PodVolumeBackupStatus, message string) enginev1alpha1.PodVolumeBackupStatus {
+func (v *volumes) failed(status enginev1alpha1.VolumeUploadStatus, message string) enginev1alpha1.VolumeUploadStatus {
 	now := metav1.NewTime(v.clock.Now())
 	status.Phase = enginev1alpha1.VolumePhaseFailed
 	status.Message = message
@@ -348,7 +348,7 @@ func (v *volumes) counts() *v1alpha1.BackupVolumesProgress {
 }
 
 // stop deletes the records of a run, which ends the uploads that still go on.
-func stop(ctx context.Context, client engineclient.PodVolumeBackupInterface, run types.UID) error {
+func stop(ctx context.Context, client engineclient.VolumeUploadInterface, run types.UID) error {
 	err := client.DeleteCollection(ctx, metav1.DeleteOptions{}, volumesOf(run))
 	if err != nil {
 		return fmt.Errorf("stopping the uploads of the backup's volumes: %w", err)
@@ -361,7 +361,7 @@ func stop(ctx context.Context, client engineclient.PodVolumeBackupInterface, run
 // has been absent for so long that it works no more. One that has not begun never
 // will: it begins with a write of the record, which is gone.
 func (c *Controller) stopUploads(ctx context.Context, run *enginev1alpha1.BackupRun) (bool, error) {
-	list, err := c.pvbs.List(ctx, volumesOf(run.UID))
+	list, err := c.uploads.List(ctx, volumesOf(run.UID))
 	if err != nil {
 		return false, fmt.Errorf("reading which volumes of BackupRun %s are being uploaded: %w", run.Name, err)
 	}
@@ -376,16 +376,16 @@ func (c *Controller) stopUploads(ctx context.Context, run *enginev1alpha1.Backup
 	if !stopped {
 		return false, nil
 	}
-	return true, stop(ctx, c.pvbs, run.UID)
+	return true, stop(ctx, c.uploads, run.UID)
 }
 
-func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.PodVolumeBackup) (bool, error) {
+func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.VolumeUpload) (bool, error) {
 	node := record.Spec.Node
 	switch phase := record.Status.Phase; {
 	case phase.Done():
 		return true, nil
 	case phase != enginev1alpha1.VolumePhaseInProgress:
-		err := c.pvbs.Delete(ctx, record.Name, metav1.DeleteOptions{
+		err := c.uploads.Delete(ctx, record.Name, metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: &record.UID, ResourceVersion: &record.ResourceVersion},
 		})
 		if apierrors.IsConflict(err) {
@@ -401,7 +401,7 @@ func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.PodV
 		return false, nil
 	}
 	record.Spec.Cancel = true
-	_, err := c.pvbs.Update(ctx, record, metav1.UpdateOptions{})
+	_, err := c.uploads.Update(ctx, record, metav1.UpdateOptions{})
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		err = nil // look again
 	}
@@ -411,7 +411,7 @@ func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.PodV
 // untilStopped stops the uploads of a run, and returns when they have stopped.
 func (c *Controller) untilStopped(ctx context.Context, run *enginev1alpha1.BackupRun, v *volumes) error {
 	if v.haveStopped() {
-		return stop(ctx, c.pvbs, run.UID)
+		return stop(ctx, c.uploads, run.UID)
 	}
 	for {
 		changed := v.changed()
@@ -420,7 +420,7 @@ func (c *Controller) untilStopped(ctx context.Context, run *enginev1alpha1.Backu
 		case stopped:
 			return err
 		case records.Refused(err):
-			return errors.Join(err, stop(ctx, c.pvbs, run.UID)) // the agents see that, too
+			return errors.Join(err, stop(ctx, c.uploads, run.UID)) // the agents see that, too
 		case err != nil:
 			klog.FromContext(ctx).Info("Stopping the uploads of the volumes failed; it will be tried again", "err", err)
 		}
@@ -440,7 +440,7 @@ func volumesOf(run types.UID) metav1.ListOptions {
 
 // ensureRepository makes sure that the repository of a namespace is asked for.
 func (c *Controller) ensureRepository(ctx context.Context, volumeNamespace, location string) error {
-	_, err := repository.EnsureRecord(ctx, c.Engine.BackupRepositories(c.Namespace), volumeNamespace, location)
+	_, err := repository.EnsureRecord(ctx, c.Engine.VolumeRepositories(c.Namespace), volumeNamespace, location)
 	return err
 }
 
@@ -491,7 +491,7 @@ func (c *Controller) warnAbsent(run *enginev1alpha1.BackupRun, node string, abse
 // volumeHandler passes the changes of records to the runs that they belong to.
 func (c *Controller) volumeHandler() cache.ResourceEventHandler {
 	observe := func(obj any) {
-		if record, ok := obj.(*enginev1alpha1.PodVolumeBackup); ok {
+		if record, ok := obj.(*enginev1alpha1.VolumeUpload); ok {
 			if v := c.volumesOf(record); v != nil {
 				v.observe(record)
 			}
@@ -500,8 +500,8 @@ func (c *Controller) volumeHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: observe,
 		UpdateFunc: func(old, obj any) {
-			before, ok := old.(*enginev1alpha1.PodVolumeBackup)
-			if after, isRecord := obj.(*enginev1alpha1.PodVolumeBackup); ok && isRecord && before.Status.Phase != after.Status.Phase {
+			before, ok := old.(*enginev1alpha1.VolumeUpload)
+			if after, isRecord := obj.(*enginev1alpha1.VolumeUpload); ok && isRecord && before.Status.Phase != after.Status.Phase {
 				c.activity.note(after.Spec.Node, c.Clock.Now())
 			}
 			observe(obj)
@@ -510,7 +510,7 @@ func (c *Controller) volumeHandler() cache.ResourceEventHandler {
 			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = tombstone.Obj
 			}
-			if record, ok := obj.(*enginev1alpha1.PodVolumeBackup); ok {
+			if record, ok := obj.(*enginev1alpha1.VolumeUpload); ok {
 				if v := c.volumesOf(record); v != nil {
 					v.gone(record.Name)
 				}
@@ -519,7 +519,7 @@ func (c *Controller) volumeHandler() cache.ResourceEventHandler {
 	}
 }
 
-func (c *Controller) volumesOf(record *enginev1alpha1.PodVolumeBackup) *volumes {
+func (c *Controller) volumesOf(record *enginev1alpha1.VolumeUpload) *volumes {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if execution := c.active[types.UID(record.Labels[enginev1alpha1.LabelRun])]; execution != nil {

@@ -53,14 +53,14 @@ func (b *backupOf) execute(ctx context.Context, _ *enginev1alpha1.BackupRun, vol
 }
 
 // uploads returns the records that agents see, by volume.
-func (h *harness) uploads() map[string]*enginev1alpha1.PodVolumeBackup {
+func (h *harness) uploads() map[string]*enginev1alpha1.VolumeUpload {
 	h.Helper()
 	synctest.Wait()
-	list, err := h.EngineV1alpha1().PodVolumeBackups(system).List(h.Context(), metav1.ListOptions{})
+	list, err := h.EngineV1alpha1().VolumeUploads(system).List(h.Context(), metav1.ListOptions{})
 	if err != nil {
 		h.Fatal(err)
 	}
-	byVolume := map[string]*enginev1alpha1.PodVolumeBackup{}
+	byVolume := map[string]*enginev1alpha1.VolumeUpload{}
 	for i := range list.Items {
 		byVolume[list.Items[i].Spec.Volume] = &list.Items[i]
 	}
@@ -68,18 +68,18 @@ func (h *harness) uploads() map[string]*enginev1alpha1.PodVolumeBackup {
 }
 
 // report writes a status as the agent does.
-func (h *harness) report(volume string, status enginev1alpha1.PodVolumeBackupStatus) {
+func (h *harness) report(volume string, status enginev1alpha1.VolumeUploadStatus) {
 	h.Helper()
 	record := h.uploads()[volume]
 	record.Status = status
-	if _, err := h.EngineV1alpha1().PodVolumeBackups(system).UpdateStatus(h.Context(), record, metav1.UpdateOptions{}); err != nil {
+	if _, err := h.EngineV1alpha1().VolumeUploads(system).UpdateStatus(h.Context(), record, metav1.UpdateOptions{}); err != nil {
 		h.Fatal(err)
 	}
 }
 
 func (h *harness) removeUpload(volume string) {
 	h.Helper()
-	if err := h.EngineV1alpha1().PodVolumeBackups(system).Delete(h.Context(), h.uploads()[volume].Name, metav1.DeleteOptions{}); err != nil {
+	if err := h.EngineV1alpha1().VolumeUploads(system).Delete(h.Context(), h.uploads()[volume].Name, metav1.DeleteOptions{}); err != nil {
 		h.Fatal(err)
 	}
 }
@@ -92,7 +92,7 @@ func TestVolumesAreHandedToTheirNode(t *testing.T) {
 		if record == nil {
 			t.Fatal("there is no record")
 		}
-		want := enginev1alpha1.PodVolumeBackupSpec{
+		want := enginev1alpha1.VolumeUploadSpec{
 			Node: "node-1", Pod: enginev1alpha1.PodReference{Namespace: "shop", Name: "web", UID: "uid-of-web"},
 			Volume: "data", ClaimName: "claim-of-data", ClaimUID: "uid-of-claim", PersistentVolume: "pv-of-data",
 			BackupStorageLocation: "default", Repository: "shop.default",
@@ -106,14 +106,14 @@ func TestVolumesAreHandedToTheirNode(t *testing.T) {
 		if owner := metav1.GetControllerOf(record); owner == nil || owner.UID != "uid-of-a" || owner.Kind != "BackupRun" {
 			t.Errorf("owner: %v", owner)
 		}
-		if _, err := h.EngineV1alpha1().BackupRepositories(system).Get(t.Context(), "shop.default", metav1.GetOptions{}); err != nil {
+		if _, err := h.EngineV1alpha1().VolumeRepositories(system).Get(t.Context(), "shop.default", metav1.GetOptions{}); err != nil {
 			t.Errorf("the repository was not asked for: %v", err)
 		}
 	})
 }
 
 func TestVolumesEndOneWayOrTheOther(t *testing.T) {
-	completed := enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "k1"}
+	completed := enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "k1"}
 	cases := map[string]struct {
 		agent   func(*harness)
 		phase   enginev1alpha1.VolumePhase
@@ -126,8 +126,8 @@ func TestVolumesEndOneWayOrTheOther(t *testing.T) {
 		},
 		"failed": {
 			agent: func(h *harness) {
-				h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
-				h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "no space"})
+				h.report("data", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+				h.report("data", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "no space"})
 			},
 			phase: enginev1alpha1.VolumePhaseFailed, message: "no space",
 		},
@@ -150,7 +150,7 @@ func TestVolumesEndOneWayOrTheOther(t *testing.T) {
 		},
 		"its agent goes": {
 			agent: func(h *harness) {
-				h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+				h.report("data", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
 				h.agents.leave("node-1")
 				time.Sleep(agentTimeout)
 			},
@@ -158,7 +158,7 @@ func TestVolumesEndOneWayOrTheOther(t *testing.T) {
 		},
 		"its node goes": {
 			agent: func(h *harness) {
-				h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+				h.report("data", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
 				h.agents.remove("node-1")
 			},
 			phase: enginev1alpha1.VolumePhaseFailed, message: `the node "node-1" does not exist any more`,
@@ -169,7 +169,7 @@ func TestVolumesEndOneWayOrTheOther(t *testing.T) {
 					time.Sleep(volumeTimeout / 6)
 					synctest.Wait()
 					if len(h.uploads()) > 0 {
-						h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+						h.report("data", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
 					}
 				}
 			},
@@ -178,20 +178,20 @@ func TestVolumesEndOneWayOrTheOther(t *testing.T) {
 		"behind others, and then nothing happens": {
 			agent: func(h *harness) {
 				for i := range 5 {
-					other := &enginev1alpha1.PodVolumeBackup{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: fmt.Sprint("other-", i)}}
+					other := &enginev1alpha1.VolumeUpload{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: fmt.Sprint("other-", i)}}
 					other.Spec.Node, other.Spec.Volume = "node-1", fmt.Sprint("other-", i)
 					h.Create(other)
-					h.report(other.Spec.Volume, enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+					h.report(other.Spec.Volume, enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
 					time.Sleep(volumeTimeout - time.Minute)
-					h.report(other.Spec.Volume, enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
+					h.report(other.Spec.Volume, enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
 					h.expect("a", running, false)
 					h.removeUpload(other.Spec.Volume)
 				}
-				h.report("data", enginev1alpha1.PodVolumeBackupStatus{Message: "waits for BackupRepository shop.default"})
+				h.report("data", enginev1alpha1.VolumeUploadStatus{Message: "waits for VolumeRepository shop.default"})
 				time.Sleep(volumeTimeout)
 			},
 			phase: enginev1alpha1.VolumePhaseFailed, after: 6*volumeTimeout - 5*time.Minute,
-			message: `the agent of node "node-1" has begun and ended no other one for 1h0m0s: it waits for BackupRepository shop.default`,
+			message: `the agent of node "node-1" has begun and ended no other one for 1h0m0s: it waits for VolumeRepository shop.default`,
 		},
 	}
 	for name, c := range cases {
@@ -237,7 +237,7 @@ func TestASlotIsFreeWhenTheUploadsHaveStopped(t *testing.T) {
 				}}, newRun("a", ready))
 				h.stubborn = true
 				h.start(1)
-				h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+				h.report("data", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
 				h.cancelRun("a")
 				return h
 			},
@@ -246,10 +246,10 @@ func TestASlotIsFreeWhenTheUploadsHaveStopped(t *testing.T) {
 				run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}}
 				h := newHarness(t, &work{}, run)
 				for volume, phase := range map[string]enginev1alpha1.VolumePhase{"data": enginev1alpha1.VolumePhaseInProgress, "waits": ""} {
-					h.Create(&enginev1alpha1.PodVolumeBackup{
+					h.Create(&enginev1alpha1.VolumeUpload{
 						ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "a-" + volume, Labels: map[string]string{enginev1alpha1.LabelRun: string(run.UID)}},
-						Spec:       enginev1alpha1.PodVolumeBackupSpec{Node: "node-1", Volume: volume, Pod: enginev1alpha1.PodReference{Namespace: "shop"}},
-						Status:     enginev1alpha1.PodVolumeBackupStatus{Phase: phase},
+						Spec:       enginev1alpha1.VolumeUploadSpec{Node: "node-1", Volume: volume, Pod: enginev1alpha1.PodReference{Namespace: "shop"}},
+						Status:     enginev1alpha1.VolumeUploadStatus{Phase: phase},
 					})
 				}
 				h.stubborn = true
@@ -301,10 +301,10 @@ func TestEachVolumeIsWaitedFor(t *testing.T) {
 		b := &backupOf{volumes: []string{"one", "two", "three", "two"}}
 		h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
 		h.start(1)
-		h.report("three", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
-		h.report("one", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseFailed})
+		h.report("three", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
+		h.report("one", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed})
 		h.expect("a", running, false)
-		h.report("two", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
+		h.report("two", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
 		h.expect("a", done, true)
 		var got []string
 		for _, result := range b.results {
@@ -322,7 +322,7 @@ func TestTheProgressOfVolumesIsWrittenNowAndThen(t *testing.T) {
 		h := newHarness(t, &work{execute: (&backupOf{volumes: []string{"data", "logs"}}).execute}, newRun("a", ready))
 		h.start(1)
 		for i := range int64(100) { // an agent that reports every 100 ms
-			h.report("data", enginev1alpha1.PodVolumeBackupStatus{
+			h.report("data", enginev1alpha1.VolumeUploadStatus{
 				Phase:    enginev1alpha1.VolumePhaseInProgress,
 				Progress: enginev1alpha1.VolumeProgress{TotalBytes: 1000, BytesDone: 10 * (i + 1)},
 			})
@@ -356,7 +356,7 @@ func TestProgressOutlivesAConflict(t *testing.T) {
 		if got := h.run("a"); got.Status.Volumes == nil || got.Annotations["note"] != "mine" {
 			t.Errorf("progress %v, annotations %v", got.Status.Volumes, got.Annotations)
 		}
-		h.report("data", enginev1alpha1.PodVolumeBackupStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
+		h.report("data", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
 		h.expect("a", done, true)
 	})
 }
@@ -367,7 +367,7 @@ func TestAVolumeThatCannotBeHandedOver(t *testing.T) {
 			b := &backupOf{volumes: []string{"data"}}
 			h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
 			h.Fault(func(action clienttesting.Action) enginetest.Fault {
-				if action.Matches("create", "podvolumebackups") {
+				if action.Matches("create", "volumeuploads") {
 					return enginetest.Fault{Err: errBroken}
 				}
 				return enginetest.Fault{}
@@ -383,7 +383,7 @@ func TestAVolumeThatCannotBeHandedOver(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h := newHarness(t, &work{execute: (&backupOf{volumes: []string{"data"}}).execute}, newRun("a", ready))
 			h.Fault(func(action clienttesting.Action) enginetest.Fault {
-				if action.Matches("create", "podvolumebackups") {
+				if action.Matches("create", "volumeuploads") {
 					return enginetest.Fault{Err: errBroken, Lost: true}
 				}
 				return enginetest.Fault{}
@@ -408,11 +408,11 @@ func TestAVolumeThatCannotBeHandedOver(t *testing.T) {
 			}}, newRun("a", ready))
 			h.Fault(func(action clienttesting.Action) enginetest.Fault {
 				create, ok := action.(clienttesting.CreateActionImpl)
-				if !ok || create.GetResource().Resource != "podvolumebackups" || lost {
+				if !ok || create.GetResource().Resource != "volumeuploads" || lost {
 					return enginetest.Fault{}
 				}
 				lost = true
-				record := create.GetObject().(*enginev1alpha1.PodVolumeBackup)
+				record := create.GetObject().(*enginev1alpha1.VolumeUpload)
 				record.Status.Phase = enginev1alpha1.VolumePhaseCompleted
 				return enginetest.Fault{Err: errBroken, Lost: true}
 			})
@@ -429,15 +429,15 @@ func TestAVolumeThatCannotBeHandedOver(t *testing.T) {
 			b := &backupOf{volumes: []string{"data"}}
 			h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
 			h.Fault(func(action clienttesting.Action) enginetest.Fault {
-				if action.Matches("create", "backuprepositories") {
+				if action.Matches("create", "volumerepositories") {
 					return enginetest.Fault{Err: errBroken}
 				}
 				return enginetest.Fault{}
 			})
 			h.start(1)
 			h.expect("a", v1alpha1.BackupPhasePartiallyFailed, true)
-			if !errors.Is(b.err, errBroken) || len(h.Writes("podvolumebackups")) != 0 {
-				t.Errorf("Submit: %v, writes %v", b.err, h.Writes("podvolumebackups"))
+			if !errors.Is(b.err, errBroken) || len(h.Writes("volumeuploads")) != 0 {
+				t.Errorf("Submit: %v, writes %v", b.err, h.Writes("volumeuploads"))
 			}
 		})
 	})
@@ -466,8 +466,8 @@ func TestNoVolumesAreNotWaitedFor(t *testing.T) {
 		h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
 		h.start(1)
 		h.expect("a", done, true)
-		if len(b.results) != 0 || len(h.Writes("podvolumebackups")) != 0 {
-			t.Errorf("results %v, writes %v", b.results, h.Writes("podvolumebackups"))
+		if len(b.results) != 0 || len(h.Writes("volumeuploads")) != 0 {
+			t.Errorf("results %v, writes %v", b.results, h.Writes("volumeuploads"))
 		}
 	})
 }

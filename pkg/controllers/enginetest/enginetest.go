@@ -128,10 +128,10 @@ func kindOf(obj runtime.Object) schema.GroupVersionKind {
 	switch obj.(type) {
 	case *enginev1alpha1.BackupRun:
 		return enginev1alpha1.SchemeGroupVersion.WithKind("BackupRun")
-	case *enginev1alpha1.BackupStorageLocation:
-		return enginev1alpha1.SchemeGroupVersion.WithKind("BackupStorageLocation")
-	case *enginev1alpha1.PodVolumeBackup:
-		return enginev1alpha1.SchemeGroupVersion.WithKind("PodVolumeBackup")
+	case *enginev1alpha1.StorageLocation:
+		return enginev1alpha1.SchemeGroupVersion.WithKind("StorageLocation")
+	case *enginev1alpha1.VolumeUpload:
+		return enginev1alpha1.SchemeGroupVersion.WithKind("VolumeUpload")
 	}
 	panic(fmt.Sprintf("enginetest knows no %T", obj))
 }
@@ -300,10 +300,10 @@ func withStatus(current, changed runtime.Object) runtime.Object {
 	switch current := current.(type) {
 	case *enginev1alpha1.BackupRun:
 		current.Status = changed.(*enginev1alpha1.BackupRun).Status
-	case *enginev1alpha1.BackupStorageLocation:
-		current.Status = changed.(*enginev1alpha1.BackupStorageLocation).Status
-	case *enginev1alpha1.PodVolumeBackup:
-		current.Status = changed.(*enginev1alpha1.PodVolumeBackup).Status
+	case *enginev1alpha1.StorageLocation:
+		current.Status = changed.(*enginev1alpha1.StorageLocation).Status
+	case *enginev1alpha1.VolumeUpload:
+		current.Status = changed.(*enginev1alpha1.VolumeUpload).Status
 	}
 	return current
 }
@@ -336,14 +336,14 @@ func (c *server) deleteCollection(action clienttesting.DeleteCollectionActionImp
 		return err
 	}
 	gvr := action.GetResource()
-	if gvr.Resource != "podvolumebackups" {
+	if gvr.Resource != "volumeuploads" {
 		return fmt.Errorf("enginetest does not delete collections of %s", gvr.Resource)
 	}
-	list, err := c.tracker.List(gvr, enginev1alpha1.SchemeGroupVersion.WithKind("PodVolumeBackup"), action.GetNamespace())
+	list, err := c.tracker.List(gvr, enginev1alpha1.SchemeGroupVersion.WithKind("VolumeUpload"), action.GetNamespace())
 	if err != nil {
 		return err
 	}
-	for _, record := range list.(*enginev1alpha1.PodVolumeBackupList).Items {
+	for _, record := range list.(*enginev1alpha1.VolumeUploadList).Items {
 		if selector.Matches(labels.Set(record.Labels)) {
 			if err := c.tracker.Delete(gvr, record.Namespace, record.Name); err != nil {
 				return err

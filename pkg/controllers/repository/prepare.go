@@ -24,7 +24,7 @@ const LabelKey = "engine.holdfast.io/repository-key"
 
 // prepare makes sure that a repository exists and opens, and returns what is to
 // be said about it. With an error it is worth another attempt.
-func (c *Controller) prepare(ctx context.Context, record *engine.BackupRepository) (metav1.Condition, error) {
+func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepository) (metav1.Condition, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 
@@ -75,7 +75,7 @@ func notReady(reason, message string) metav1.Condition {
 
 // key returns the key of a repository. It makes one only if there is nothing in
 // the store that another key may have locked.
-func (c *Controller) key(ctx context.Context, record *engine.BackupRepository, where repository.Location) (repository.Key, error) {
+func (c *Controller) key(ctx context.Context, record *engine.VolumeRepository, where repository.Location) (repository.Key, error) {
 	key, err := opener.Key(ctx, c.Keys, record.Name)
 	if !errors.Is(err, opener.ErrNoKey) {
 		return key, err

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package repository makes sure that the repository of each BackupRepository
+// Package repository makes sure that the repository of each VolumeRepository
 // exists in its store and opens with its key, and says so in the condition Ready.
 //
 // What it promises:
@@ -54,42 +54,42 @@ type Config struct {
 	// Namespace is the system namespace.
 	Namespace string
 
-	Repositories engineclient.BackupRepositoriesGetter
+	Repositories engineclient.VolumeRepositoriesGetter
 	// Secrets with the credentials of the locations, and Keys of the repositories.
 	Secrets location.Secrets
 	Keys    corev1client.SecretInterface
 	Events  events.EventRecorder
 	Clock   clock.WithTicker
 
-	RepositoryInformer engineinformers.BackupRepositoryInformer
-	LocationInformer   engineinformers.BackupStorageLocationInformer
+	RepositoryInformer engineinformers.VolumeRepositoryInformer
+	LocationInformer   engineinformers.StorageLocationInformer
 }
 
 // Controller prepares repositories.
 type Controller struct {
 	Config
-	lister    enginelisters.BackupRepositoryNamespaceLister
-	locations enginelisters.BackupStorageLocationNamespaceLister
+	lister    enginelisters.VolumeRepositoryNamespaceLister
+	locations enginelisters.StorageLocationNamespaceLister
 	synced    []cache.InformerSynced
 	queue     workqueue.TypedRateLimitingInterface[string]
 }
 
-// EnsureRecord returns the BackupRepository of a namespace in a storage location,
+// EnsureRecord returns the VolumeRepository of a namespace in a storage location,
 // and makes it if there is none.
-func EnsureRecord(ctx context.Context, client engineclient.BackupRepositoryInterface, volumeNamespace, location string) (*engine.BackupRepository, error) {
+func EnsureRecord(ctx context.Context, client engineclient.VolumeRepositoryInterface, volumeNamespace, location string) (*engine.VolumeRepository, error) {
 	name := engine.RepositoryName(volumeNamespace, location)
 	record, err := client.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		record, err = client.Create(ctx, &engine.BackupRepository{
+		record, err = client.Create(ctx, &engine.VolumeRepository{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec:       engine.BackupRepositorySpec{VolumeNamespace: volumeNamespace, BackupStorageLocation: location},
+			Spec:       engine.VolumeRepositorySpec{VolumeNamespace: volumeNamespace, BackupStorageLocation: location},
 		}, metav1.CreateOptions{})
 	}
 	if apierrors.IsAlreadyExists(err) {
 		record, err = client.Get(ctx, name, metav1.GetOptions{})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("make BackupRepository %s: %w", name, err)
+		return nil, fmt.Errorf("make VolumeRepository %s: %w", name, err)
 	}
 	return record, nil
 }
@@ -98,8 +98,8 @@ func EnsureRecord(ctx context.Context, client engineclient.BackupRepositoryInter
 func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:    config,
-		lister:    config.RepositoryInformer.Lister().BackupRepositories(config.Namespace),
-		locations: config.LocationInformer.Lister().BackupStorageLocations(config.Namespace),
+		lister:    config.RepositoryInformer.Lister().VolumeRepositories(config.Namespace),
+		locations: config.LocationInformer.Lister().StorageLocations(config.Namespace),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "repository", Clock: config.Clock}),
@@ -113,7 +113,7 @@ func New(config Config) (*Controller, error) {
 		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{
 			AddFunc: c.enqueueLocation,
 			UpdateFunc: func(old, obj any) {
-				before, after := old.(*engine.BackupStorageLocation), obj.(*engine.BackupStorageLocation)
+				before, after := old.(*engine.StorageLocation), obj.(*engine.StorageLocation)
 				if before.Generation != after.Generation || unavailable(before) != unavailable(after) {
 					c.enqueueLocation(obj)
 				}
@@ -149,12 +149,12 @@ func (c *Controller) Run(ctx context.Context) {
 }
 
 func (c *Controller) enqueue(obj any) {
-	c.queue.Add(obj.(*engine.BackupRepository).Name)
+	c.queue.Add(obj.(*engine.VolumeRepository).Name)
 }
 
 // enqueueLocation wakes the repositories of a location that changed.
 func (c *Controller) enqueueLocation(obj any) {
-	location := obj.(*engine.BackupStorageLocation).Name
+	location := obj.(*engine.StorageLocation).Name
 	records, err := c.lister.List(labels.Everything())
 	if err != nil {
 		utilruntime.HandleError(err)
@@ -175,7 +175,7 @@ func (c *Controller) processNext(ctx context.Context) bool {
 	}
 	defer c.queue.Done(name)
 	if err := c.sync(ctx, name); err != nil && ctx.Err() == nil {
-		utilruntime.HandleErrorWithContext(ctx, err, "A repository is not ready; it will be tried again", "backupRepository", name)
+		utilruntime.HandleErrorWithContext(ctx, err, "A repository is not ready; it will be tried again", "volumeRepository", name)
 		c.queue.AddRateLimited(name)
 		return true
 	}
@@ -201,7 +201,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 }
 
 // write sets the condition Ready if it changes.
-func (c *Controller) write(ctx context.Context, record *engine.BackupRepository, condition metav1.Condition) error {
+func (c *Controller) write(ctx context.Context, record *engine.VolumeRepository, condition metav1.Condition) error {
 	before := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady)
 	if condition.Reason == engine.ReasonUnreachable && before != nil && (before.Status == metav1.ConditionTrue || before.Reason == condition.Reason) {
 		// What the store's failures say may differ each time.
@@ -213,14 +213,14 @@ func (c *Controller) write(ctx context.Context, record *engine.BackupRepository,
 	if !meta.SetStatusCondition(&changed.Status.Conditions, condition) {
 		return nil
 	}
-	_, err := c.Repositories.BackupRepositories(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	_, err := c.Repositories.VolumeRepositories(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("write the condition of BackupRepository %s: %w", record.Name, err)
+		return fmt.Errorf("write the condition of VolumeRepository %s: %w", record.Name, err)
 	}
-	klog.FromContext(ctx).Info("Repository changed", "backupRepository", record.Name, "ready", condition.Status, "reason", condition.Reason, "message", condition.Message)
+	klog.FromContext(ctx).Info("Repository changed", "volumeRepository", record.Name, "ready", condition.Status, "reason", condition.Reason, "message", condition.Message)
 	if condition.Status != metav1.ConditionTrue && condition.Reason != engine.ReasonUnreachable {
 		c.Events.Eventf(record, nil, corev1.EventTypeWarning, condition.Reason, "Open", "%s", condition.Message)
 	}
@@ -228,6 +228,6 @@ func (c *Controller) write(ctx context.Context, record *engine.BackupRepository,
 }
 
 // unavailable reports whether a location is known not to answer.
-func unavailable(location *engine.BackupStorageLocation) bool {
+func unavailable(location *engine.StorageLocation) bool {
 	return meta.IsStatusConditionFalse(location.Status.Conditions, engine.ConditionAvailable)
 }

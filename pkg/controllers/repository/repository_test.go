@@ -50,9 +50,9 @@ type harness struct {
 func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 	t.Helper()
 	folder := t.TempDir()
-	location := &engine.BackupStorageLocation{
+	location := &engine.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
-		Spec: engine.BackupStorageLocationSpec{
+		Spec: engine.StorageLocationSpec{
 			Provider:   engine.StorageProviderFilesystem,
 			Filesystem: &engine.FilesystemLocation{Path: folder},
 		},
@@ -74,8 +74,8 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 		Keys:               h.kube.CoreV1().Secrets(keys),
 		Events:             h.events,
 		Clock:              clock.RealClock{},
-		RepositoryInformer: v1.BackupRepositories(),
-		LocationInformer:   v1.BackupStorageLocations(),
+		RepositoryInformer: v1.VolumeRepositories(),
+		LocationInformer:   v1.StorageLocations(),
 	})
 	must(t, err)
 	return h
@@ -94,9 +94,9 @@ func (h *harness) run() {
 	})
 }
 
-func (h *harness) record() *engine.BackupRepository {
+func (h *harness) record() *engine.VolumeRepository {
 	h.t.Helper()
-	record, err := h.engine.EngineV1alpha1().BackupRepositories(system).Get(h.t.Context(), name, metav1.GetOptions{})
+	record, err := h.engine.EngineV1alpha1().VolumeRepositories(system).Get(h.t.Context(), name, metav1.GetOptions{})
 	must(h.t, err)
 	return record
 }
@@ -138,10 +138,10 @@ func (h *harness) attempt() metav1.Condition {
 // fill puts the store's objects into the listers without running anything.
 func (h *harness) fill() {
 	h.t.Helper()
-	list, err := h.engine.EngineV1alpha1().BackupStorageLocations(system).List(h.t.Context(), metav1.ListOptions{})
+	list, err := h.engine.EngineV1alpha1().StorageLocations(system).List(h.t.Context(), metav1.ListOptions{})
 	must(h.t, err)
 	for i := range list.Items {
-		must(h.t, h.factory.Engine().V1alpha1().BackupStorageLocations().Informer().GetStore().Add(&list.Items[i]))
+		must(h.t, h.factory.Engine().V1alpha1().StorageLocations().Informer().GetStore().Add(&list.Items[i]))
 	}
 }
 
@@ -161,15 +161,15 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func record() *engine.BackupRepository {
-	return &engine.BackupRepository{
+func record() *engine.VolumeRepository {
+	return &engine.VolumeRepository{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name},
-		Spec:       engine.BackupRepositorySpec{VolumeNamespace: "app", BackupStorageLocation: "default"},
+		Spec:       engine.VolumeRepositorySpec{VolumeNamespace: "app", BackupStorageLocation: "default"},
 	}
 }
 
 func (h *harness) location() repository.Location {
-	return repository.Location{Spec: engine.BackupStorageLocationSpec{
+	return repository.Location{Spec: engine.StorageLocationSpec{
 		Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: h.folder},
 	}}
 }
@@ -177,7 +177,7 @@ func (h *harness) location() repository.Location {
 func TestCreates(t *testing.T) {
 	h := newHarness(t)
 	h.run()
-	_, err := EnsureRecord(t.Context(), h.engine.EngineV1alpha1().BackupRepositories(system), "app", "default")
+	_, err := EnsureRecord(t.Context(), h.engine.EngineV1alpha1().VolumeRepositories(system), "app", "default")
 	must(t, err)
 	h.expect(metav1.ConditionTrue, "Opened")
 
@@ -196,7 +196,7 @@ func TestCreates(t *testing.T) {
 
 func TestEnsureRecord(t *testing.T) {
 	client := enginefake.NewSimpleClientset()
-	records := client.EngineV1alpha1().BackupRepositories(system)
+	records := client.EngineV1alpha1().VolumeRepositories(system)
 	for range 2 {
 		got, err := EnsureRecord(t.Context(), records, "app", "default")
 		must(t, err)
@@ -341,9 +341,9 @@ func TestFailedReadOfASecret(t *testing.T) {
 	if got := h.attempt(); got.Status != metav1.ConditionTrue {
 		t.Fatalf("the condition is %+v", got)
 	}
-	store := h.factory.Engine().V1alpha1().BackupStorageLocations().Informer().GetStore()
-	location := store.List()[0].(*engine.BackupStorageLocation).DeepCopy()
-	location.Spec = engine.BackupStorageLocationSpec{
+	store := h.factory.Engine().V1alpha1().StorageLocations().Informer().GetStore()
+	location := store.List()[0].(*engine.StorageLocation).DeepCopy()
+	location.Spec = engine.StorageLocationSpec{
 		Provider: engine.StorageProviderS3,
 		S3:       &engine.S3Location{Bucket: "backups", CredentialsSecret: "credentials"},
 	}
@@ -364,7 +364,7 @@ func TestFailedReadOfASecret(t *testing.T) {
 // TestLocationWakes: a repository waits for its location without trying it.
 func TestLocationWakes(t *testing.T) {
 	h := newHarness(t, record())
-	locations := h.engine.EngineV1alpha1().BackupStorageLocations(system)
+	locations := h.engine.EngineV1alpha1().StorageLocations(system)
 	location, err := locations.Get(t.Context(), "default", metav1.GetOptions{})
 	must(t, err)
 	set := func(status metav1.ConditionStatus) {
@@ -385,7 +385,7 @@ func TestLocationWakes(t *testing.T) {
 
 func TestLocationMissing(t *testing.T) {
 	h := newHarness(t, record())
-	must(t, h.engine.EngineV1alpha1().BackupStorageLocations(system).Delete(t.Context(), "default", metav1.DeleteOptions{}))
+	must(t, h.engine.EngineV1alpha1().StorageLocations(system).Delete(t.Context(), "default", metav1.DeleteOptions{}))
 	h.run()
 	if got := h.expect(metav1.ConditionFalse, "Invalid"); !strings.Contains(got.Message, `"default"`) {
 		t.Errorf("the message is %q", got.Message)

@@ -79,7 +79,7 @@ func (w *world) launch() *process {
 		Runs:       p.link(queuePart).Engine(w.EngineV1alpha1()).BackupRuns(system),
 		ConfigMaps: p.link(queuePart).ConfigMaps(configMaps),
 		Events:     &events.FakeRecorder{}, Clock: clock.RealClock{},
-		RunInformer: records.BackupRuns(), LocationInformer: records.BackupStorageLocations(),
+		RunInformer: records.BackupRuns(), LocationInformer: records.StorageLocations(),
 		NamespaceInformer: objects.Core().V1().Namespaces(), SettingsInformer: objects.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
@@ -91,8 +91,8 @@ func (w *world) launch() *process {
 		ConfigMaps: p.link("executor").ConfigMaps(configMaps),
 		Executor:   work{p}, CheckLocation: p.checkLocation,
 		Events: &events.FakeRecorder{}, Clock: clock.RealClock{},
-		RunInformer: records.BackupRuns(), LocationInformer: records.BackupStorageLocations(),
-		VolumeInformer: records.PodVolumeBackups(), SettingsInformer: objects.Core().V1().ConfigMaps(),
+		RunInformer: records.BackupRuns(), LocationInformer: records.StorageLocations(),
+		VolumeInformer: records.VolumeUploads(), SettingsInformer: objects.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
 		w.Fatal(err)

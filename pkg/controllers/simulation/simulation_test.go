@@ -100,7 +100,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	}
 	w.Observe(w.referee.observe)
 	for _, name := range []string{stable, flaky} {
-		w.Create(&enginev1alpha1.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name}})
+		w.Create(&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name}})
 		w.checkLocation(t.Context(), name)
 	}
 	w.processes = []*process{w.launch()}
@@ -291,7 +291,7 @@ func (w *world) tidy() {
 
 // checkLocation brings the condition of a storage location up to date.
 func (w *world) checkLocation(ctx context.Context, name string) error {
-	locations := w.EngineV1alpha1().BackupStorageLocations(system)
+	locations := w.EngineV1alpha1().StorageLocations(system)
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		location, err := locations.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {

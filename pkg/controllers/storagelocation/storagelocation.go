@@ -41,17 +41,17 @@ const (
 
 // Controller checks the locations of one namespace.
 type Controller struct {
-	locations engineclient.BackupStorageLocationsGetter
+	locations engineclient.StorageLocationsGetter
 	secrets   location.Secrets
-	lister    enginelisters.BackupStorageLocationLister
+	lister    enginelisters.StorageLocationLister
 	synced    cache.InformerSynced
 	queue     workqueue.TypedRateLimitingInterface[cache.ObjectName]
 	clock     clock.PassiveClock
 }
 
 // New returns a Controller.
-func New(locations engineclient.BackupStorageLocationsGetter, secrets location.Secrets,
-	informer engineinformers.BackupStorageLocationInformer, clock clock.WithTicker) (*Controller, error) {
+func New(locations engineclient.StorageLocationsGetter, secrets location.Secrets,
+	informer engineinformers.StorageLocationInformer, clock clock.WithTicker) (*Controller, error) {
 	c := &Controller{
 		locations: locations,
 		secrets:   secrets,
@@ -65,7 +65,7 @@ func New(locations engineclient.BackupStorageLocationsGetter, secrets location.S
 	_, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: c.enqueue,
 		UpdateFunc: func(old, obj any) {
-			if old.(*enginev1alpha1.BackupStorageLocation).Generation != obj.(*enginev1alpha1.BackupStorageLocation).Generation {
+			if old.(*enginev1alpha1.StorageLocation).Generation != obj.(*enginev1alpha1.StorageLocation).Generation {
 				c.enqueue(obj)
 			}
 		},
@@ -96,7 +96,7 @@ func (c *Controller) Run(ctx context.Context) {
 }
 
 func (c *Controller) enqueue(obj any) {
-	c.queue.Add(cache.MetaObjectToName(obj.(*enginev1alpha1.BackupStorageLocation)))
+	c.queue.Add(cache.MetaObjectToName(obj.(*enginev1alpha1.StorageLocation)))
 }
 
 func (c *Controller) processNext(ctx context.Context) bool {
@@ -106,7 +106,7 @@ func (c *Controller) processNext(ctx context.Context) bool {
 	}
 	defer c.queue.Done(key)
 	if err := c.Check(ctx, key); err != nil {
-		utilruntime.HandleErrorWithContext(ctx, err, "Checking a storage location failed; it will be tried again", "backupStorageLocation", key)
+		utilruntime.HandleErrorWithContext(ctx, err, "Checking a storage location failed; it will be tried again", "storageLocation", key)
 		c.queue.AddRateLimited(key)
 		return true
 	}
@@ -117,7 +117,7 @@ func (c *Controller) processNext(ctx context.Context) bool {
 // Check asks the store of a location and writes what came of it. A controller that
 // could not reach the store calls it, so that all know of that at once.
 func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
-	location, err := c.lister.BackupStorageLocations(key.Namespace).Get(key.Name)
+	location, err := c.lister.StorageLocations(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -140,19 +140,19 @@ func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
 	if !meta.SetStatusCondition(&changed.Status.Conditions, condition) {
 		return nil
 	}
-	_, err = c.locations.BackupStorageLocations(key.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	_, err = c.locations.StorageLocations(key.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
 	case err != nil:
-		return fmt.Errorf("writing the condition of BackupStorageLocation %s: %w", key, err)
+		return fmt.Errorf("writing the condition of StorageLocation %s: %w", key, err)
 	}
-	klog.FromContext(ctx).Info("Storage location changed", "backupStorageLocation", key, "available", condition.Status, "reason", condition.Reason, "message", condition.Message)
+	klog.FromContext(ctx).Info("Storage location changed", "storageLocation", key, "available", condition.Status, "reason", condition.Reason, "message", condition.Message)
 	return nil
 }
 
 // check asks the store.
-func (c *Controller) check(ctx context.Context, record *enginev1alpha1.BackupStorageLocation) metav1.Condition {
+func (c *Controller) check(ctx context.Context, record *enginev1alpha1.StorageLocation) metav1.Condition {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	bucket, err := location.Open(ctx, c.secrets, record)

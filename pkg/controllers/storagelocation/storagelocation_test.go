@@ -26,10 +26,10 @@ import (
 const system = "holdfast"
 
 // inFolder is a location that is stored in a folder.
-func inFolder(name, folder string) *enginev1alpha1.BackupStorageLocation {
-	return &enginev1alpha1.BackupStorageLocation{
+func inFolder(name, folder string) *enginev1alpha1.StorageLocation {
+	return &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, Generation: 1},
-		Spec: enginev1alpha1.BackupStorageLocationSpec{
+		Spec: enginev1alpha1.StorageLocationSpec{
 			Provider:   enginev1alpha1.StorageProviderFilesystem,
 			Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder},
 		},
@@ -43,7 +43,7 @@ type harness struct {
 	*enginetest.Cluster
 }
 
-func start(t *testing.T, locations ...*enginev1alpha1.BackupStorageLocation) *harness {
+func start(t *testing.T, locations ...*enginev1alpha1.StorageLocation) *harness {
 	t.Helper()
 	h := &harness{T: t, Cluster: enginetest.New()}
 	for _, location := range locations {
@@ -51,7 +51,7 @@ func start(t *testing.T, locations ...*enginev1alpha1.BackupStorageLocation) *ha
 	}
 	records := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
 	controller, err := New(h.EngineV1alpha1(), kubefake.NewClientset().CoreV1().Secrets(system),
-		records.Engine().V1alpha1().BackupStorageLocations(), clock.RealClock{})
+		records.Engine().V1alpha1().StorageLocations(), clock.RealClock{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,9 +64,9 @@ func start(t *testing.T, locations ...*enginev1alpha1.BackupStorageLocation) *ha
 	return h
 }
 
-func (h *harness) location(name string) *enginev1alpha1.BackupStorageLocation {
+func (h *harness) location(name string) *enginev1alpha1.StorageLocation {
 	h.Helper()
-	location, err := h.EngineV1alpha1().BackupStorageLocations(system).Get(h.Context(), name, metav1.GetOptions{})
+	location, err := h.EngineV1alpha1().StorageLocations(system).Get(h.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		h.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestAStoreThatComesAndGoes(t *testing.T) {
 		}
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if writes := len(h.Writes("backupstoragelocations")); writes != 1 {
+		if writes := len(h.Writes("storagelocations")); writes != 1 {
 			t.Errorf("%d writes of what did not change", writes)
 		}
 
@@ -107,7 +107,7 @@ func TestAStoreThatComesAndGoes(t *testing.T) {
 		time.Sleep(checkInterval)
 		h.expect("default", metav1.ConditionFalse, enginev1alpha1.ReasonUnreachable)
 		time.Sleep(time.Hour)
-		if writes := len(h.Writes("backupstoragelocations")); writes != 2 {
+		if writes := len(h.Writes("storagelocations")); writes != 2 {
 			t.Errorf("%d writes; the message must be stable", writes)
 		}
 
@@ -121,12 +121,12 @@ func TestAStoreThatComesAndGoes(t *testing.T) {
 
 func TestALocationThatCannotBeUsed(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(*enginev1alpha1.BackupStorageLocationSpec)
+		change func(*enginev1alpha1.StorageLocationSpec)
 		says   string
 	}{
-		"no such provider": {func(spec *enginev1alpha1.BackupStorageLocationSpec) { spec.Provider = "tape" }, "spec.provider"},
-		"no such Secret": {func(spec *enginev1alpha1.BackupStorageLocationSpec) {
-			*spec = enginev1alpha1.BackupStorageLocationSpec{Provider: enginev1alpha1.StorageProviderS3, S3: &enginev1alpha1.S3Location{Bucket: "backups", CredentialsSecret: "keys"}}
+		"no such provider": {func(spec *enginev1alpha1.StorageLocationSpec) { spec.Provider = "tape" }, "spec.provider"},
+		"no such Secret": {func(spec *enginev1alpha1.StorageLocationSpec) {
+			*spec = enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderS3, S3: &enginev1alpha1.S3Location{Bucket: "backups", CredentialsSecret: "keys"}}
 		}, "spec.s3.credentialsSecret"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -152,7 +152,7 @@ func TestAChangedSpecIsCheckedAtOnce(t *testing.T) {
 		changed := h.location("default")
 		changed.Spec.Filesystem.Path = folder
 		changed.Generation = 2
-		if _, err := h.EngineV1alpha1().BackupStorageLocations(system).Update(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
+		if _, err := h.EngineV1alpha1().StorageLocations(system).Update(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		condition := h.expect("default", metav1.ConditionTrue, enginev1alpha1.ReasonReachable)
@@ -184,7 +184,7 @@ func TestALocationThatIsRemovedIsCheckedNoMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := start(t, inFolder("default", "/nowhere"))
 		h.expect("default", metav1.ConditionFalse, enginev1alpha1.ReasonUnreachable)
-		if err := h.EngineV1alpha1().BackupStorageLocations(system).Delete(t.Context(), "default", metav1.DeleteOptions{}); err != nil {
+		if err := h.EngineV1alpha1().StorageLocations(system).Delete(t.Context(), "default", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()

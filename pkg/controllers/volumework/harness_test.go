@@ -26,8 +26,8 @@ import (
 	"k8s.io/utils/clock"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/controllers/podvolumebackup"
-	"github.com/holdfast-io/holdfast/pkg/controllers/podvolumerestore"
+	"github.com/holdfast-io/holdfast/pkg/controllers/volumerestore"
+	"github.com/holdfast-io/holdfast/pkg/controllers/volumeupload"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
@@ -77,7 +77,7 @@ func TestMain(m *testing.M) {
 }
 
 func locationIn(dir string) repository.Location {
-	return repository.Location{Spec: engine.BackupStorageLocationSpec{
+	return repository.Location{Spec: engine.StorageLocationSpec{
 		Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: dir},
 	}}
 }
@@ -101,10 +101,10 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 		versions: map[string]int{},
 	}
 	h.engine = enginefake.NewSimpleClientset(
-		&engine.BackupStorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: h.location.Spec},
-		&engine.BackupRepository{
+		&engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: h.location.Spec},
+		&engine.VolumeRepository{
 			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: repo},
-			Spec:       engine.BackupRepositorySpec{VolumeNamespace: "app", BackupStorageLocation: "default"},
+			Spec:       engine.VolumeRepositorySpec{VolumeNamespace: "app", BackupStorageLocation: "default"},
 		},
 	)
 	h.engine.PrependReactor("*", "*", h.compareAndSwap)
@@ -123,8 +123,8 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 		Keys:               kube.CoreV1().Secrets(engine.KeysNamespace(system)),
 		Events:             h.events,
 		Clock:              clock,
-		RepositoryInformer: h.factory.Engine().V1alpha1().BackupRepositories(),
-		LocationInformer:   h.factory.Engine().V1alpha1().BackupStorageLocations(),
+		RepositoryInformer: h.factory.Engine().V1alpha1().VolumeRepositories(),
+		LocationInformer:   h.factory.Engine().V1alpha1().StorageLocations(),
 	}
 	return h
 }
@@ -162,9 +162,9 @@ func (h *harness) compareAndSwap(action clienttesting.Action) (bool, runtime.Obj
 	accessor.SetResourceVersion(strconv.Itoa(h.versions[id]))
 	if action.GetSubresource() == "status" {
 		switch record := obj.(type) {
-		case *engine.PodVolumeBackup:
+		case *engine.VolumeUpload:
 			h.writes = append(h.writes, string(record.Status.Phase))
-		case *engine.PodVolumeRestore:
+		case *engine.VolumeRestore:
 			h.writes = append(h.writes, string(record.Status.Phase))
 		}
 	}
@@ -193,35 +193,35 @@ func (h *harness) start(run func(context.Context)) {
 }
 
 func (h *harness) startBackups() {
-	c, err := podvolumebackup.New(h.config, h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().PodVolumeBackups())
+	c, err := volumeupload.New(h.config, h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeUploads())
 	must(h.t, err)
 	h.start(c.Run)
 }
 
 func (h *harness) startRestores() {
-	c, err := podvolumerestore.New(h.config, h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().PodVolumeRestores())
+	c, err := volumerestore.New(h.config, h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeRestores())
 	must(h.t, err)
 	h.start(c.Run)
 }
 
-// startMove runs a controller of PodVolumeBackups that does something else than
+// startMove runs a controller of VolumeUploads that does something else than
 // uploading.
-func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volumework.Result[*engine.PodVolumeBackup], error)) {
-	informer := h.factory.Engine().V1alpha1().PodVolumeBackups()
-	c, err := volumework.New(h.config, volumework.Kind[*engine.PodVolumeBackup]{
+func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error)) {
+	informer := h.factory.Engine().V1alpha1().VolumeUploads()
+	c, err := volumework.New(h.config, volumework.Kind[*engine.VolumeUpload]{
 		Name: "test", Class: datapath.ClassBackup, Action: "Test", FailureReason: "TestFailed",
-		Target: func(r *engine.PodVolumeBackup) volumework.Target {
+		Target: func(r *engine.VolumeUpload) volumework.Target {
 			return volumework.Target{Node: r.Spec.Node, Pod: r.Spec.Pod.UID, Volume: r.Spec.Volume, Repository: r.Spec.Repository}
 		},
-		Status: func(r *engine.PodVolumeBackup) volumework.Status {
+		Status: func(r *engine.VolumeUpload) volumework.Status {
 			s := &r.Status
 			return volumework.Status{Phase: &s.Phase, Message: &s.Message, Progress: &s.Progress, Start: &s.StartTimestamp, Completion: &s.CompletionTimestamp}
 		},
-		Cancelled: func(r *engine.PodVolumeBackup) bool { return r.Spec.Cancel },
-		Move: func(ctx context.Context, _ *repository.Repository, _ *engine.PodVolumeBackup, _ string, p *datapath.Progress) (volumework.Result[*engine.PodVolumeBackup], error) {
+		Cancelled: func(r *engine.VolumeUpload) bool { return r.Spec.Cancel },
+		Move: func(ctx context.Context, _ *repository.Repository, _ *engine.VolumeUpload, _ string, p *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error) {
 			return move(ctx, p)
 		},
-	}, h.engine.EngineV1alpha1().PodVolumeBackups(system), informer.Lister().PodVolumeBackups(system), informer.Informer())
+	}, h.engine.EngineV1alpha1().VolumeUploads(system), informer.Lister().VolumeUploads(system), informer.Informer())
 	must(h.t, err)
 	h.start(c.Run)
 }
@@ -237,7 +237,7 @@ func (h *harness) volume(name string) string {
 // ready sets the condition of the repository.
 func (h *harness) ready(status metav1.ConditionStatus, reason string) {
 	h.t.Helper()
-	records := h.engine.EngineV1alpha1().BackupRepositories(system)
+	records := h.engine.EngineV1alpha1().VolumeRepositories(system)
 	record, err := records.Get(h.t.Context(), repo, metav1.GetOptions{})
 	must(h.t, err)
 	meta.SetStatusCondition(&record.Status.Conditions, metav1.Condition{Type: engine.ConditionReady, Status: status, Reason: reason, Message: "the message"})
@@ -245,19 +245,19 @@ func (h *harness) ready(status metav1.ConditionStatus, reason string) {
 	must(h.t, err)
 }
 
-func (h *harness) backup(name string, uid types.UID, volume string) *engine.PodVolumeBackup {
-	return &engine.PodVolumeBackup{
+func (h *harness) backup(name string, uid types.UID, volume string) *engine.VolumeUpload {
+	return &engine.VolumeUpload{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, UID: uid, Labels: map[string]string{engine.LabelNode: node}},
-		Spec: engine.PodVolumeBackupSpec{
+		Spec: engine.VolumeUploadSpec{
 			Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID},
 			Volume: volume, BackupStorageLocation: "default", Repository: repo,
 		},
 	}
 }
 
-func (h *harness) create(record *engine.PodVolumeBackup) {
+func (h *harness) create(record *engine.VolumeUpload) {
 	h.t.Helper()
-	_, err := h.engine.EngineV1alpha1().PodVolumeBackups(system).Create(h.t.Context(), record, metav1.CreateOptions{})
+	_, err := h.engine.EngineV1alpha1().VolumeUploads(system).Create(h.t.Context(), record, metav1.CreateOptions{})
 	must(h.t, err)
 }
 
@@ -265,26 +265,26 @@ func (h *harness) cancel(name string) {
 	h.t.Helper()
 	record := h.get(name)
 	record.Spec.Cancel = true
-	_, err := h.engine.EngineV1alpha1().PodVolumeBackups(system).Update(h.t.Context(), record, metav1.UpdateOptions{})
+	_, err := h.engine.EngineV1alpha1().VolumeUploads(system).Update(h.t.Context(), record, metav1.UpdateOptions{})
 	must(h.t, err)
 }
 
 func (h *harness) remove(name string) {
 	h.t.Helper()
-	must(h.t, h.engine.EngineV1alpha1().PodVolumeBackups(system).Delete(h.t.Context(), name, metav1.DeleteOptions{}))
+	must(h.t, h.engine.EngineV1alpha1().VolumeUploads(system).Delete(h.t.Context(), name, metav1.DeleteOptions{}))
 }
 
-func (h *harness) get(name string) *engine.PodVolumeBackup {
+func (h *harness) get(name string) *engine.VolumeUpload {
 	h.t.Helper()
-	record, err := h.engine.EngineV1alpha1().PodVolumeBackups(system).Get(h.t.Context(), name, metav1.GetOptions{})
+	record, err := h.engine.EngineV1alpha1().VolumeUploads(system).Get(h.t.Context(), name, metav1.GetOptions{})
 	must(h.t, err)
 	return record
 }
 
 // expect waits until a record has a phase.
-func (h *harness) expect(name string, phase engine.VolumePhase) *engine.PodVolumeBackup {
+func (h *harness) expect(name string, phase engine.VolumePhase) *engine.VolumeUpload {
 	h.t.Helper()
-	var last *engine.PodVolumeBackup
+	var last *engine.VolumeUpload
 	h.eventually(func() bool {
 		last = h.get(name)
 		return last.Status.Phase == phase

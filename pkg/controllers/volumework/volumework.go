@@ -45,7 +45,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
 
-// Record is a PodVolumeBackup or PodVolumeRestore.
+// Record is a VolumeUpload or VolumeRestore.
 type Record[T any] interface {
 	metav1.Object
 	runtime.Object
@@ -128,8 +128,8 @@ type Config struct {
 	Events  events.EventRecorder
 	Clock   clock.WithTicker
 
-	RepositoryInformer engineinformers.BackupRepositoryInformer
-	LocationInformer   engineinformers.BackupStorageLocationInformer
+	RepositoryInformer engineinformers.VolumeRepositoryInformer
+	LocationInformer   engineinformers.StorageLocationInformer
 }
 
 // Controller drives the records of one kind.
@@ -176,8 +176,8 @@ func New[T Record[T]](config Config, kind Kind[T], client Client[T], lister List
 		client: client,
 		lister: lister,
 		opener: &opener.Opener{
-			Repositories: config.RepositoryInformer.Lister().BackupRepositories(config.Namespace),
-			Locations:    config.LocationInformer.Lister().BackupStorageLocations(config.Namespace),
+			Repositories: config.RepositoryInformer.Lister().VolumeRepositories(config.Namespace),
+			Locations:    config.LocationInformer.Lister().StorageLocations(config.Namespace),
 			Secrets:      config.Secrets,
 			Keys:         config.Keys,
 			Options:      config.Options,
@@ -237,7 +237,7 @@ func (c *Controller[T]) enqueue(obj any) {
 
 // enqueueWaiting wakes the records that may wait for a repository.
 func (c *Controller[T]) enqueueWaiting(obj any) {
-	repository, ok := obj.(*engine.BackupRepository)
+	repository, ok := obj.(*engine.VolumeRepository)
 	if !ok {
 		return
 	}

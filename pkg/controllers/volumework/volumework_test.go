@@ -30,7 +30,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 )
 
-type result = volumework.Result[*engine.PodVolumeBackup]
+type result = volumework.Result[*engine.VolumeUpload]
 
 // TestBackupAndRestore takes a volume through both controllers.
 func TestBackupAndRestore(t *testing.T) {
@@ -48,7 +48,7 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Errorf("the status is %+v", done)
 	}
 	done.SnapshotID, done.StartTimestamp, done.CompletionTimestamp = "", nil, nil
-	want := engine.PodVolumeBackupStatus{
+	want := engine.VolumeUploadStatus{
 		Phase:            engine.VolumePhaseCompleted,
 		Message:          `"pipe" is not a file, a folder or a link, and was left out`,
 		Path:             from,
@@ -64,10 +64,10 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 
 	h.startRestores()
-	restores := h.engine.EngineV1alpha1().PodVolumeRestores(system)
-	restore := &engine.PodVolumeRestore{
+	restores := h.engine.EngineV1alpha1().VolumeRestores(system)
+	restore := &engine.VolumeRestore{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "r", UID: "2"},
-		Spec: engine.PodVolumeRestoreSpec{
+		Spec: engine.VolumeRestoreSpec{
 			Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "restored",
 			BackupStorageLocation: "default", Repository: repo, SnapshotID: h.get("b").Status.SnapshotID,
 		},
@@ -115,7 +115,7 @@ func TestRepositoryToCome(t *testing.T) {
 		t.Errorf("the message remains: %s", got.Status.Message)
 	}
 
-	if got := h.get("elsewhere").Status; got != (engine.PodVolumeBackupStatus{}) {
+	if got := h.get("elsewhere").Status; got != (engine.VolumeUploadStatus{}) {
 		t.Errorf("a record of another node became %+v", got)
 	}
 }
@@ -207,7 +207,7 @@ func TestStoredForARecordThatIsGone(t *testing.T) {
 		"another one": {func(h *harness) { h.remove("a"); h.create(h.backup("a", "2", "data")) }, true},
 		"it is not known at first": {func(h *harness) {
 			failures := 1
-			h.engine.PrependReactor("get", "podvolumebackups", func(clienttesting.Action) (bool, runtime.Object, error) {
+			h.engine.PrependReactor("get", "volumeuploads", func(clienttesting.Action) (bool, runtime.Object, error) {
 				failures--
 				return failures >= 0, nil, errors.New("no answer")
 			})
@@ -244,9 +244,9 @@ func TestTwoProcesses(t *testing.T) {
 	h.volume("data")
 	stolen := false
 	h.refuse = func(obj runtime.Object) error {
-		if record, ok := obj.(*engine.PodVolumeBackup); ok && !stolen && record.Status.Phase == engine.VolumePhaseInProgress {
+		if record, ok := obj.(*engine.VolumeUpload); ok && !stolen && record.Status.Phase == engine.VolumePhaseInProgress {
 			stolen = true
-			return apierrors.NewConflict(engine.Resource("podvolumebackups"), "b", errors.New("another process was faster"))
+			return apierrors.NewConflict(engine.Resource("volumeuploads"), "b", errors.New("another process was faster"))
 		}
 		return nil
 	}
@@ -270,7 +270,7 @@ func TestWriteFails(t *testing.T) {
 	h.volume("data")
 	away := true
 	h.refuse = func(obj runtime.Object) error {
-		if record, ok := obj.(*engine.PodVolumeBackup); ok && away && record.Name == "b" && record.Status.Phase.Done() {
+		if record, ok := obj.(*engine.VolumeUpload); ok && away && record.Name == "b" && record.Status.Phase.Done() {
 			return errors.New("the API server is away")
 		}
 		return nil
@@ -287,7 +287,7 @@ func TestWriteFails(t *testing.T) {
 	// Someone else changes the record meanwhile.
 	record := h.get("b").DeepCopy()
 	record.Labels["someone"] = "else"
-	_, err := h.engine.EngineV1alpha1().PodVolumeBackups(system).Update(t.Context(), record, metav1.UpdateOptions{})
+	_, err := h.engine.EngineV1alpha1().VolumeUploads(system).Update(t.Context(), record, metav1.UpdateOptions{})
 	must(t, err)
 	h.mu.Lock()
 	away = false
@@ -437,7 +437,7 @@ func TestBadInput(t *testing.T) {
 	gone := h.backup("gone", "2", "data")
 	gone.Spec.Pod.UID = "another pod"
 	hostPath := h.backup("hostpath", "3", "host")
-	for _, record := range []*engine.PodVolumeBackup{escaping, gone, hostPath} {
+	for _, record := range []*engine.VolumeUpload{escaping, gone, hostPath} {
 		h.create(record)
 	}
 	for name, want := range map[string]string{"escaping": "can't be the name of a folder", "gone": "no folder on this node", "hostpath": "hostPath"} {

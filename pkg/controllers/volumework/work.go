@@ -378,7 +378,7 @@ func (c *Controller[T]) readiness(name string) (readiness, string) {
 	case condition.Status == metav1.ConditionTrue:
 		return ready, ""
 	}
-	why := fmt.Sprintf("BackupRepository %s: %s: %s", name, condition.Reason, condition.Message)
+	why := fmt.Sprintf("VolumeRepository %s: %s: %s", name, condition.Reason, condition.Message)
 	if condition.Reason == engine.ReasonUnreachable {
 		return pending, why
 	}

@@ -20,113 +20,113 @@ import (
 
 func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 	return map[string]common.OpenAPIDefinition{
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask":                         schema_pkg_apis_engine_v1alpha1_Ask(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRepository":            schema_pkg_apis_engine_v1alpha1_BackupRepository(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRepositoryList":        schema_pkg_apis_engine_v1alpha1_BackupRepositoryList(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRepositorySpec":        schema_pkg_apis_engine_v1alpha1_BackupRepositorySpec(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRepositoryStatus":      schema_pkg_apis_engine_v1alpha1_BackupRepositoryStatus(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRun":                   schema_pkg_apis_engine_v1alpha1_BackupRun(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunList":               schema_pkg_apis_engine_v1alpha1_BackupRunList(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunSpec":               schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunStatus":             schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupStorageLocation":       schema_pkg_apis_engine_v1alpha1_BackupStorageLocation(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupStorageLocationList":   schema_pkg_apis_engine_v1alpha1_BackupStorageLocationList(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupStorageLocationSpec":   schema_pkg_apis_engine_v1alpha1_BackupStorageLocationSpec(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupStorageLocationStatus": schema_pkg_apis_engine_v1alpha1_BackupStorageLocationStatus(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Deletion":                    schema_pkg_apis_engine_v1alpha1_Deletion(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation":          schema_pkg_apis_engine_v1alpha1_FilesystemLocation(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference":                schema_pkg_apis_engine_v1alpha1_PodReference(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeBackup":             schema_pkg_apis_engine_v1alpha1_PodVolumeBackup(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeBackupList":         schema_pkg_apis_engine_v1alpha1_PodVolumeBackupList(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeBackupSpec":         schema_pkg_apis_engine_v1alpha1_PodVolumeBackupSpec(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeBackupStatus":       schema_pkg_apis_engine_v1alpha1_PodVolumeBackupStatus(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeRestore":            schema_pkg_apis_engine_v1alpha1_PodVolumeRestore(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeRestoreList":        schema_pkg_apis_engine_v1alpha1_PodVolumeRestoreList(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeRestoreSpec":        schema_pkg_apis_engine_v1alpha1_PodVolumeRestoreSpec(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeRestoreStatus":      schema_pkg_apis_engine_v1alpha1_PodVolumeRestoreStatus(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester":                   schema_pkg_apis_engine_v1alpha1_Requester(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location":                  schema_pkg_apis_engine_v1alpha1_S3Location(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StoredBackup":                schema_pkg_apis_engine_v1alpha1_StoredBackup(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster":              schema_pkg_apis_engine_v1alpha1_TrustedCluster(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress":              schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref),
-		v1alpha1.Backup{}.OpenAPIModelName():                                                   schema_pkg_apis_holdfast_v1alpha1_Backup(ref),
-		v1alpha1.BackupCancellation{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_BackupCancellation(ref),
-		v1alpha1.BackupDeletion{}.OpenAPIModelName():                                           schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref),
-		v1alpha1.BackupList{}.OpenAPIModelName():                                               schema_pkg_apis_holdfast_v1alpha1_BackupList(ref),
-		v1alpha1.BackupOrigin{}.OpenAPIModelName():                                             schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref),
-		v1alpha1.BackupProgress{}.OpenAPIModelName():                                           schema_pkg_apis_holdfast_v1alpha1_BackupProgress(ref),
-		v1alpha1.BackupQueueEntry{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntry(ref),
-		v1alpha1.BackupQueueEntryList{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryList(ref),
-		v1alpha1.BackupQueueEntrySpec{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntrySpec(ref),
-		v1alpha1.BackupQueueEntryStatus{}.OpenAPIModelName():                                   schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref),
-		v1alpha1.BackupReference{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupReference(ref),
-		v1alpha1.BackupSpec{}.OpenAPIModelName():                                               schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref),
-		v1alpha1.BackupStatus{}.OpenAPIModelName():                                             schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref),
-		v1alpha1.BackupVolume{}.OpenAPIModelName():                                             schema_pkg_apis_holdfast_v1alpha1_BackupVolume(ref),
-		v1alpha1.BackupVolumeList{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_BackupVolumeList(ref),
-		v1alpha1.BackupVolumeSpec{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_BackupVolumeSpec(ref),
-		v1alpha1.BackupVolumeStatus{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref),
-		v1alpha1.BackupVolumesProgress{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref),
-		v1alpha1.QueueBlocker{}.OpenAPIModelName():                                             schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref),
-		v1alpha1.VolumeBackup{}.OpenAPIModelName():                                             schema_pkg_apis_holdfast_v1alpha1_VolumeBackup(ref),
-		v1alpha1.VolumeBackupList{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_VolumeBackupList(ref),
-		v1alpha1.VolumeBackupSpec{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref),
-		v1alpha1.VolumeBackupStatus{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref),
-		resource.Quantity{}.OpenAPIModelName():                                                 schema_apimachinery_pkg_api_resource_Quantity(ref),
-		v1.APIGroup{}.OpenAPIModelName():                                                       schema_pkg_apis_meta_v1_APIGroup(ref),
-		v1.APIGroupList{}.OpenAPIModelName():                                                   schema_pkg_apis_meta_v1_APIGroupList(ref),
-		v1.APIResource{}.OpenAPIModelName():                                                    schema_pkg_apis_meta_v1_APIResource(ref),
-		v1.APIResourceList{}.OpenAPIModelName():                                                schema_pkg_apis_meta_v1_APIResourceList(ref),
-		v1.APIVersions{}.OpenAPIModelName():                                                    schema_pkg_apis_meta_v1_APIVersions(ref),
-		v1.ApplyOptions{}.OpenAPIModelName():                                                   schema_pkg_apis_meta_v1_ApplyOptions(ref),
-		v1.Condition{}.OpenAPIModelName():                                                      schema_pkg_apis_meta_v1_Condition(ref),
-		v1.CreateOptions{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_CreateOptions(ref),
-		v1.DeleteOptions{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_DeleteOptions(ref),
-		v1.Duration{}.OpenAPIModelName():                                                       schema_pkg_apis_meta_v1_Duration(ref),
-		v1.FieldSelectorRequirement{}.OpenAPIModelName():                                       schema_pkg_apis_meta_v1_FieldSelectorRequirement(ref),
-		v1.FieldsV1{}.OpenAPIModelName():                                                       schema_pkg_apis_meta_v1_FieldsV1(ref),
-		v1.GetOptions{}.OpenAPIModelName():                                                     schema_pkg_apis_meta_v1_GetOptions(ref),
-		v1.GroupKind{}.OpenAPIModelName():                                                      schema_pkg_apis_meta_v1_GroupKind(ref),
-		v1.GroupResource{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_GroupResource(ref),
-		v1.GroupVersion{}.OpenAPIModelName():                                                   schema_pkg_apis_meta_v1_GroupVersion(ref),
-		v1.GroupVersionForDiscovery{}.OpenAPIModelName():                                       schema_pkg_apis_meta_v1_GroupVersionForDiscovery(ref),
-		v1.GroupVersionKind{}.OpenAPIModelName():                                               schema_pkg_apis_meta_v1_GroupVersionKind(ref),
-		v1.GroupVersionResource{}.OpenAPIModelName():                                           schema_pkg_apis_meta_v1_GroupVersionResource(ref),
-		v1.InternalEvent{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_InternalEvent(ref),
-		v1.LabelSelector{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_LabelSelector(ref),
-		v1.LabelSelectorRequirement{}.OpenAPIModelName():                                       schema_pkg_apis_meta_v1_LabelSelectorRequirement(ref),
-		v1.List{}.OpenAPIModelName():                                                           schema_pkg_apis_meta_v1_List(ref),
-		v1.ListMeta{}.OpenAPIModelName():                                                       schema_pkg_apis_meta_v1_ListMeta(ref),
-		v1.ListOptions{}.OpenAPIModelName():                                                    schema_pkg_apis_meta_v1_ListOptions(ref),
-		v1.ManagedFieldsEntry{}.OpenAPIModelName():                                             schema_pkg_apis_meta_v1_ManagedFieldsEntry(ref),
-		v1.MicroTime{}.OpenAPIModelName():                                                      schema_pkg_apis_meta_v1_MicroTime(ref),
-		v1.ObjectMeta{}.OpenAPIModelName():                                                     schema_pkg_apis_meta_v1_ObjectMeta(ref),
-		v1.OwnerReference{}.OpenAPIModelName():                                                 schema_pkg_apis_meta_v1_OwnerReference(ref),
-		v1.PartialObjectMetadata{}.OpenAPIModelName():                                          schema_pkg_apis_meta_v1_PartialObjectMetadata(ref),
-		v1.PartialObjectMetadataList{}.OpenAPIModelName():                                      schema_pkg_apis_meta_v1_PartialObjectMetadataList(ref),
-		v1.Patch{}.OpenAPIModelName():                                                          schema_pkg_apis_meta_v1_Patch(ref),
-		v1.PatchOptions{}.OpenAPIModelName():                                                   schema_pkg_apis_meta_v1_PatchOptions(ref),
-		v1.Preconditions{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_Preconditions(ref),
-		v1.RootPaths{}.OpenAPIModelName():                                                      schema_pkg_apis_meta_v1_RootPaths(ref),
-		v1.ServerAddressByClientCIDR{}.OpenAPIModelName():                                      schema_pkg_apis_meta_v1_ServerAddressByClientCIDR(ref),
-		v1.ShardInfo{}.OpenAPIModelName():                                                      schema_pkg_apis_meta_v1_ShardInfo(ref),
-		v1.Status{}.OpenAPIModelName():                                                         schema_pkg_apis_meta_v1_Status(ref),
-		v1.StatusCause{}.OpenAPIModelName():                                                    schema_pkg_apis_meta_v1_StatusCause(ref),
-		v1.StatusDetails{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_StatusDetails(ref),
-		v1.Table{}.OpenAPIModelName():                                                          schema_pkg_apis_meta_v1_Table(ref),
-		v1.TableColumnDefinition{}.OpenAPIModelName():                                          schema_pkg_apis_meta_v1_TableColumnDefinition(ref),
-		v1.TableOptions{}.OpenAPIModelName():                                                   schema_pkg_apis_meta_v1_TableOptions(ref),
-		v1.TableRow{}.OpenAPIModelName():                                                       schema_pkg_apis_meta_v1_TableRow(ref),
-		v1.TableRowCondition{}.OpenAPIModelName():                                              schema_pkg_apis_meta_v1_TableRowCondition(ref),
-		v1.Time{}.OpenAPIModelName():                                                           schema_pkg_apis_meta_v1_Time(ref),
-		v1.Timestamp{}.OpenAPIModelName():                                                      schema_pkg_apis_meta_v1_Timestamp(ref),
-		v1.TypeMeta{}.OpenAPIModelName():                                                       schema_pkg_apis_meta_v1_TypeMeta(ref),
-		v1.UpdateOptions{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_UpdateOptions(ref),
-		v1.WatchEvent{}.OpenAPIModelName():                                                     schema_pkg_apis_meta_v1_WatchEvent(ref),
-		runtime.RawExtension{}.OpenAPIModelName():                                              schema_k8sio_apimachinery_pkg_runtime_RawExtension(ref),
-		runtime.TypeMeta{}.OpenAPIModelName():                                                  schema_k8sio_apimachinery_pkg_runtime_TypeMeta(ref),
-		runtime.Unknown{}.OpenAPIModelName():                                                   schema_k8sio_apimachinery_pkg_runtime_Unknown(ref),
-		version.Info{}.OpenAPIModelName():                                                      schema_k8sio_apimachinery_pkg_version_Info(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask":                    schema_pkg_apis_engine_v1alpha1_Ask(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRun":              schema_pkg_apis_engine_v1alpha1_BackupRun(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunList":          schema_pkg_apis_engine_v1alpha1_BackupRunList(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunSpec":          schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunStatus":        schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Deletion":               schema_pkg_apis_engine_v1alpha1_Deletion(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation":     schema_pkg_apis_engine_v1alpha1_FilesystemLocation(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference":           schema_pkg_apis_engine_v1alpha1_PodReference(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester":              schema_pkg_apis_engine_v1alpha1_Requester(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location":             schema_pkg_apis_engine_v1alpha1_S3Location(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocation":        schema_pkg_apis_engine_v1alpha1_StorageLocation(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationList":    schema_pkg_apis_engine_v1alpha1_StorageLocationList(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationSpec":    schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationStatus":  schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StoredBackup":           schema_pkg_apis_engine_v1alpha1_StoredBackup(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster":         schema_pkg_apis_engine_v1alpha1_TrustedCluster(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress":         schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepository":       schema_pkg_apis_engine_v1alpha1_VolumeRepository(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositoryList":   schema_pkg_apis_engine_v1alpha1_VolumeRepositoryList(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositorySpec":   schema_pkg_apis_engine_v1alpha1_VolumeRepositorySpec(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositoryStatus": schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRestore":          schema_pkg_apis_engine_v1alpha1_VolumeRestore(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRestoreList":      schema_pkg_apis_engine_v1alpha1_VolumeRestoreList(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRestoreSpec":      schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRestoreStatus":    schema_pkg_apis_engine_v1alpha1_VolumeRestoreStatus(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUpload":           schema_pkg_apis_engine_v1alpha1_VolumeUpload(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUploadList":       schema_pkg_apis_engine_v1alpha1_VolumeUploadList(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUploadSpec":       schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUploadStatus":     schema_pkg_apis_engine_v1alpha1_VolumeUploadStatus(ref),
+		v1alpha1.Backup{}.OpenAPIModelName():                                              schema_pkg_apis_holdfast_v1alpha1_Backup(ref),
+		v1alpha1.BackupCancellation{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_BackupCancellation(ref),
+		v1alpha1.BackupDeletion{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref),
+		v1alpha1.BackupList{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupList(ref),
+		v1alpha1.BackupOrigin{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref),
+		v1alpha1.BackupProgress{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_BackupProgress(ref),
+		v1alpha1.BackupQueueEntry{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntry(ref),
+		v1alpha1.BackupQueueEntryList{}.OpenAPIModelName():                                schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryList(ref),
+		v1alpha1.BackupQueueEntrySpec{}.OpenAPIModelName():                                schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntrySpec(ref),
+		v1alpha1.BackupQueueEntryStatus{}.OpenAPIModelName():                              schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref),
+		v1alpha1.BackupReference{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_BackupReference(ref),
+		v1alpha1.BackupSpec{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref),
+		v1alpha1.BackupStatus{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref),
+		v1alpha1.BackupVolume{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_BackupVolume(ref),
+		v1alpha1.BackupVolumeList{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupVolumeList(ref),
+		v1alpha1.BackupVolumeSpec{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupVolumeSpec(ref),
+		v1alpha1.BackupVolumeStatus{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref),
+		v1alpha1.BackupVolumesProgress{}.OpenAPIModelName():                               schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref),
+		v1alpha1.QueueBlocker{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref),
+		v1alpha1.VolumeBackup{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_VolumeBackup(ref),
+		v1alpha1.VolumeBackupList{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_VolumeBackupList(ref),
+		v1alpha1.VolumeBackupSpec{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref),
+		v1alpha1.VolumeBackupStatus{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref),
+		resource.Quantity{}.OpenAPIModelName():                                            schema_apimachinery_pkg_api_resource_Quantity(ref),
+		v1.APIGroup{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_APIGroup(ref),
+		v1.APIGroupList{}.OpenAPIModelName():                                              schema_pkg_apis_meta_v1_APIGroupList(ref),
+		v1.APIResource{}.OpenAPIModelName():                                               schema_pkg_apis_meta_v1_APIResource(ref),
+		v1.APIResourceList{}.OpenAPIModelName():                                           schema_pkg_apis_meta_v1_APIResourceList(ref),
+		v1.APIVersions{}.OpenAPIModelName():                                               schema_pkg_apis_meta_v1_APIVersions(ref),
+		v1.ApplyOptions{}.OpenAPIModelName():                                              schema_pkg_apis_meta_v1_ApplyOptions(ref),
+		v1.Condition{}.OpenAPIModelName():                                                 schema_pkg_apis_meta_v1_Condition(ref),
+		v1.CreateOptions{}.OpenAPIModelName():                                             schema_pkg_apis_meta_v1_CreateOptions(ref),
+		v1.DeleteOptions{}.OpenAPIModelName():                                             schema_pkg_apis_meta_v1_DeleteOptions(ref),
+		v1.Duration{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_Duration(ref),
+		v1.FieldSelectorRequirement{}.OpenAPIModelName():                                  schema_pkg_apis_meta_v1_FieldSelectorRequirement(ref),
+		v1.FieldsV1{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_FieldsV1(ref),
+		v1.GetOptions{}.OpenAPIModelName():                                                schema_pkg_apis_meta_v1_GetOptions(ref),
+		v1.GroupKind{}.OpenAPIModelName():                                                 schema_pkg_apis_meta_v1_GroupKind(ref),
+		v1.GroupResource{}.OpenAPIModelName():                                             schema_pkg_apis_meta_v1_GroupResource(ref),
+		v1.GroupVersion{}.OpenAPIModelName():                                              schema_pkg_apis_meta_v1_GroupVersion(ref),
+		v1.GroupVersionForDiscovery{}.OpenAPIModelName():                                  schema_pkg_apis_meta_v1_GroupVersionForDiscovery(ref),
+		v1.GroupVersionKind{}.OpenAPIModelName():                                          schema_pkg_apis_meta_v1_GroupVersionKind(ref),
+		v1.GroupVersionResource{}.OpenAPIModelName():                                      schema_pkg_apis_meta_v1_GroupVersionResource(ref),
+		v1.InternalEvent{}.OpenAPIModelName():                                             schema_pkg_apis_meta_v1_InternalEvent(ref),
+		v1.LabelSelector{}.OpenAPIModelName():                                             schema_pkg_apis_meta_v1_LabelSelector(ref),
+		v1.LabelSelectorRequirement{}.OpenAPIModelName():                                  schema_pkg_apis_meta_v1_LabelSelectorRequirement(ref),
+		v1.List{}.OpenAPIModelName():                                                      schema_pkg_apis_meta_v1_List(ref),
+		v1.ListMeta{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_ListMeta(ref),
+		v1.ListOptions{}.OpenAPIModelName():                                               schema_pkg_apis_meta_v1_ListOptions(ref),
+		v1.ManagedFieldsEntry{}.OpenAPIModelName():                                        schema_pkg_apis_meta_v1_ManagedFieldsEntry(ref),
+		v1.MicroTime{}.OpenAPIModelName():                                                 schema_pkg_apis_meta_v1_MicroTime(ref),
+		v1.ObjectMeta{}.OpenAPIModelName():                                                schema_pkg_apis_meta_v1_ObjectMeta(ref),
+		v1.OwnerReference{}.OpenAPIModelName():                                            schema_pkg_apis_meta_v1_OwnerReference(ref),
+		v1.PartialObjectMetadata{}.OpenAPIModelName():                                     schema_pkg_apis_meta_v1_PartialObjectMetadata(ref),
+		v1.PartialObjectMetadataList{}.OpenAPIModelName():                                 schema_pkg_apis_meta_v1_PartialObjectMetadataList(ref),
+		v1.Patch{}.OpenAPIModelName():                                                     schema_pkg_apis_meta_v1_Patch(ref),
+		v1.PatchOptions{}.OpenAPIModelName():                                              schema_pkg_apis_meta_v1_PatchOptions(ref),
+		v1.Preconditions{}.OpenAPIModelName():                                             schema_pkg_apis_meta_v1_Preconditions(ref),
+		v1.RootPaths{}.OpenAPIModelName():                                                 schema_pkg_apis_meta_v1_RootPaths(ref),
+		v1.ServerAddressByClientCIDR{}.OpenAPIModelName():                                 schema_pkg_apis_meta_v1_ServerAddressByClientCIDR(ref),
+		v1.ShardInfo{}.OpenAPIModelName():                                                 schema_pkg_apis_meta_v1_ShardInfo(ref),
+		v1.Status{}.OpenAPIModelName():                                                    schema_pkg_apis_meta_v1_Status(ref),
+		v1.StatusCause{}.OpenAPIModelName():                                               schema_pkg_apis_meta_v1_StatusCause(ref),
+		v1.StatusDetails{}.OpenAPIModelName():                                             schema_pkg_apis_meta_v1_StatusDetails(ref),
+		v1.Table{}.OpenAPIModelName():                                                     schema_pkg_apis_meta_v1_Table(ref),
+		v1.TableColumnDefinition{}.OpenAPIModelName():                                     schema_pkg_apis_meta_v1_TableColumnDefinition(ref),
+		v1.TableOptions{}.OpenAPIModelName():                                              schema_pkg_apis_meta_v1_TableOptions(ref),
+		v1.TableRow{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_TableRow(ref),
+		v1.TableRowCondition{}.OpenAPIModelName():                                         schema_pkg_apis_meta_v1_TableRowCondition(ref),
+		v1.Time{}.OpenAPIModelName():                                                      schema_pkg_apis_meta_v1_Time(ref),
+		v1.Timestamp{}.OpenAPIModelName():                                                 schema_pkg_apis_meta_v1_Timestamp(ref),
+		v1.TypeMeta{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_TypeMeta(ref),
+		v1.UpdateOptions{}.OpenAPIModelName():                                             schema_pkg_apis_meta_v1_UpdateOptions(ref),
+		v1.WatchEvent{}.OpenAPIModelName():                                                schema_pkg_apis_meta_v1_WatchEvent(ref),
+		runtime.RawExtension{}.OpenAPIModelName():                                         schema_k8sio_apimachinery_pkg_runtime_RawExtension(ref),
+		runtime.TypeMeta{}.OpenAPIModelName():                                             schema_k8sio_apimachinery_pkg_runtime_TypeMeta(ref),
+		runtime.Unknown{}.OpenAPIModelName():                                              schema_k8sio_apimachinery_pkg_runtime_Unknown(ref),
+		version.Info{}.OpenAPIModelName():                                                 schema_k8sio_apimachinery_pkg_version_Info(ref),
 	}
 }
 
@@ -156,170 +156,6 @@ func schema_pkg_apis_engine_v1alpha1_Ask(ref common.ReferenceCallback) common.Op
 		},
 		Dependencies: []string{
 			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester", v1.Time{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_BackupRepository(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "BackupRepository is a Kopia repository: the data of one namespace's volumes in one storage location. Its name is NAMESPACE.LOCATION. Its key is in the Secret of the same name with the suffix .key, in the namespace that is called as the system namespace with the suffix -repositories; whoever loses that Secret loses the data.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"kind": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"apiVersion": {
-						SchemaProps: spec.SchemaProps{
-							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"metadata": {
-						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
-						},
-					},
-					"spec": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Which repository.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRepositorySpec"),
-						},
-					},
-					"status": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Whether it can be used.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRepositoryStatus"),
-						},
-					},
-				},
-				Required: []string{"spec"},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRepositorySpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRepositoryStatus", v1.ObjectMeta{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_BackupRepositoryList(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "BackupRepositoryList is a list of BackupRepositories.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"kind": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"apiVersion": {
-						SchemaProps: spec.SchemaProps{
-							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"metadata": {
-						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
-						},
-					},
-					"items": {
-						SchemaProps: spec.SchemaProps{
-							Type: []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRepository"),
-									},
-								},
-							},
-						},
-					},
-				},
-				Required: []string{"items"},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRepository", v1.ListMeta{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_BackupRepositorySpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "BackupRepositorySpec identifies a repository. It does not change.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"volumeNamespace": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The namespace whose volumes the repository holds.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"backupStorageLocation": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the storage location.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-				},
-				Required: []string{"volumeNamespace", "backupStorageLocation"},
-			},
-		},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_BackupRepositoryStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "BackupRepositoryStatus is the state of a repository.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"conditions": {
-						VendorExtensible: spec.VendorExtensible{
-							Extensions: spec.Extensions{
-								"x-kubernetes-list-map-keys": []interface{}{
-									"type",
-								},
-								"x-kubernetes-list-type": "map",
-							},
-						},
-						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Ready.",
-							Type:        []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Ref: ref(v1.Condition{}.OpenAPIModelName()),
-									},
-								},
-							},
-						},
-					},
-				},
-			},
-		},
-		Dependencies: []string{
-			v1.Condition{}.OpenAPIModelName()},
 	}
 }
 
@@ -652,208 +488,6 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 	}
 }
 
-func schema_pkg_apis_engine_v1alpha1_BackupStorageLocation(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "BackupStorageLocation is a store: where backups are kept.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"kind": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"apiVersion": {
-						SchemaProps: spec.SchemaProps{
-							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"metadata": {
-						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
-						},
-					},
-					"spec": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Where the store is.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupStorageLocationSpec"),
-						},
-					},
-					"status": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Whether it can be reached.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupStorageLocationStatus"),
-						},
-					},
-				},
-				Required: []string{"spec"},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupStorageLocationSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupStorageLocationStatus", v1.ObjectMeta{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_BackupStorageLocationList(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "BackupStorageLocationList is a list of BackupStorageLocations.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"kind": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"apiVersion": {
-						SchemaProps: spec.SchemaProps{
-							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"metadata": {
-						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
-						},
-					},
-					"items": {
-						SchemaProps: spec.SchemaProps{
-							Type: []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupStorageLocation"),
-									},
-								},
-							},
-						},
-					},
-				},
-				Required: []string{"items"},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupStorageLocation", v1.ListMeta{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_BackupStorageLocationSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "BackupStorageLocationSpec says where a store is.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"provider": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Kind of the store: filesystem or s3.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"default": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Whether backups that name no location are stored here. At most one location should say so; of several, the first by name is taken.",
-							Type:        []string{"boolean"},
-							Format:      "",
-						},
-					},
-					"prefix": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Folder of all keys in the store, without a leading or trailing slash.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"filesystem": {
-						SchemaProps: spec.SchemaProps{
-							Description: "For the provider filesystem.",
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation"),
-						},
-					},
-					"s3": {
-						SchemaProps: spec.SchemaProps{
-							Description: "For the provider s3.",
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location"),
-						},
-					},
-					"trustedClusters": {
-						VendorExtensible: spec.VendorExtensible{
-							Extensions: spec.Extensions{
-								"x-kubernetes-list-type": "atomic",
-							},
-						},
-						SchemaProps: spec.SchemaProps{
-							Description: "Clusters whose backups in this store are listed in the namespaces of the same names, and so belong to whoever has rights there. Those of any other cluster are listed in the system namespace. This cluster need not be named, except to give a namespace that was made anew what its predecessor had stored.",
-							Type:        []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster"),
-									},
-								},
-							},
-						},
-					},
-				},
-				Required: []string{"provider"},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster"},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_BackupStorageLocationStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "BackupStorageLocationStatus is the state of a store.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"conditions": {
-						VendorExtensible: spec.VendorExtensible{
-							Extensions: spec.Extensions{
-								"x-kubernetes-list-map-keys": []interface{}{
-									"type",
-								},
-								"x-kubernetes-list-type": "map",
-							},
-						},
-						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Available.",
-							Type:        []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Ref: ref(v1.Condition{}.OpenAPIModelName()),
-									},
-								},
-							},
-						},
-					},
-				},
-			},
-		},
-		Dependencies: []string{
-			v1.Condition{}.OpenAPIModelName()},
-	}
-}
-
 func schema_pkg_apis_engine_v1alpha1_Deletion(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -946,479 +580,6 @@ func schema_pkg_apis_engine_v1alpha1_PodReference(ref common.ReferenceCallback) 
 				Required: []string{"namespace", "name", "uid"},
 			},
 		},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_PodVolumeBackup(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "PodVolumeBackup asks the agent of one node to upload one volume of a pod. It is owned by its BackupRun; deleting it stops the upload, and so does cancelling it, after which the agent says when the upload has stopped.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"kind": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"apiVersion": {
-						SchemaProps: spec.SchemaProps{
-							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"metadata": {
-						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
-						},
-					},
-					"spec": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Which volume.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeBackupSpec"),
-						},
-					},
-					"status": {
-						SchemaProps: spec.SchemaProps{
-							Description: "How far it is.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeBackupStatus"),
-						},
-					},
-				},
-				Required: []string{"spec"},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeBackupSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeBackupStatus", v1.ObjectMeta{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_PodVolumeBackupList(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "PodVolumeBackupList is a list of PodVolumeBackups.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"kind": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"apiVersion": {
-						SchemaProps: spec.SchemaProps{
-							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"metadata": {
-						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
-						},
-					},
-					"items": {
-						SchemaProps: spec.SchemaProps{
-							Type: []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeBackup"),
-									},
-								},
-							},
-						},
-					},
-				},
-				Required: []string{"items"},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeBackup", v1.ListMeta{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_PodVolumeBackupSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "PodVolumeBackupSpec says which volume to upload. It does not change, except that it can be cancelled once.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"node": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Node that runs the pod.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"pod": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The pod.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference"),
-						},
-					},
-					"volume": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the volume in the pod's spec.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"claimName": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the volume's claim. Empty for a volume without one.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"claimUID": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the volume's claim.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"persistentVolume": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the PersistentVolume that the claim is bound to: the volume's folder on the node. Empty for a volume without a claim, whose folder has its own name.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"backupStorageLocation": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the storage location.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"repository": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the BackupRepository: the repository of the pod's namespace.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"cancel": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Whether the upload is to stop. The agent makes it Failed when it has.",
-							Type:        []string{"boolean"},
-							Format:      "",
-						},
-					},
-				},
-				Required: []string{"node", "pod", "volume", "backupStorageLocation", "repository"},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference"},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_PodVolumeBackupStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "PodVolumeBackupStatus is the state of an upload.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"phase": {
-						SchemaProps: spec.SchemaProps{
-							Description: "New, InProgress, Completed or Failed.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"message": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Why it failed, or what it waits for.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"snapshotID": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Kopia's id of the snapshot.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"path": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Path of the volume on the node that was read.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"progress": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Bytes read.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress"),
-						},
-					},
-					"incrementalBytes": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Bytes that were new since the previous snapshot of the volume.",
-							Type:        []string{"integer"},
-							Format:      "int64",
-						},
-					},
-					"warnings": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Files that vanished or changed while they were read, and special files, which are left out. The message names the first of them.",
-							Type:        []string{"integer"},
-							Format:      "int32",
-						},
-					},
-					"startTimestamp": {
-						SchemaProps: spec.SchemaProps{
-							Description: "When the upload began.",
-							Ref:         ref(v1.Time{}.OpenAPIModelName()),
-						},
-					},
-					"completionTimestamp": {
-						SchemaProps: spec.SchemaProps{
-							Description: "When it ended.",
-							Ref:         ref(v1.Time{}.OpenAPIModelName()),
-						},
-					},
-				},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress", v1.Time{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_PodVolumeRestore(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "PodVolumeRestore asks the agent of one node to write a snapshot back into one volume of a pod. Files of the same name are replaced, others are kept. Deleting it stops the restore.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"kind": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"apiVersion": {
-						SchemaProps: spec.SchemaProps{
-							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"metadata": {
-						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
-						},
-					},
-					"spec": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Which snapshot, into which volume.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeRestoreSpec"),
-						},
-					},
-					"status": {
-						SchemaProps: spec.SchemaProps{
-							Description: "How far it is.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeRestoreStatus"),
-						},
-					},
-				},
-				Required: []string{"spec"},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeRestoreSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeRestoreStatus", v1.ObjectMeta{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_PodVolumeRestoreList(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "PodVolumeRestoreList is a list of PodVolumeRestores.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"kind": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"apiVersion": {
-						SchemaProps: spec.SchemaProps{
-							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"metadata": {
-						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
-						},
-					},
-					"items": {
-						SchemaProps: spec.SchemaProps{
-							Type: []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeRestore"),
-									},
-								},
-							},
-						},
-					},
-				},
-				Required: []string{"items"},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodVolumeRestore", v1.ListMeta{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_PodVolumeRestoreSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "PodVolumeRestoreSpec says what to restore, and where to. It does not change.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"node": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Node that runs the pod.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"pod": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The pod.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference"),
-						},
-					},
-					"volume": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the volume in the pod's spec.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"persistentVolume": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the PersistentVolume that the volume's claim is bound to: the volume's folder on the node. Empty for a volume without a claim.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"backupStorageLocation": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the storage location.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"repository": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the BackupRepository that holds the snapshot.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"snapshotID": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Kopia's id of the snapshot.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-				},
-				Required: []string{"node", "pod", "volume", "backupStorageLocation", "repository", "snapshotID"},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference"},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_PodVolumeRestoreStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "PodVolumeRestoreStatus is the state of a restore.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"phase": {
-						SchemaProps: spec.SchemaProps{
-							Description: "New, InProgress, Completed or Failed.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"message": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Why it failed, or what it waits for.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"progress": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Bytes written.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress"),
-						},
-					},
-					"startTimestamp": {
-						SchemaProps: spec.SchemaProps{
-							Description: "When writing began.",
-							Ref:         ref(v1.Time{}.OpenAPIModelName()),
-						},
-					},
-					"completionTimestamp": {
-						SchemaProps: spec.SchemaProps{
-							Description: "When it ended.",
-							Ref:         ref(v1.Time{}.OpenAPIModelName()),
-						},
-					},
-				},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress", v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -1529,6 +690,208 @@ func schema_pkg_apis_engine_v1alpha1_S3Location(ref common.ReferenceCallback) co
 				Required: []string{"bucket"},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_StorageLocation(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "StorageLocation is a store: where backups are kept.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Where the store is.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationSpec"),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether it can be reached.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationStatus"),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationStatus", v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_StorageLocationList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "StorageLocationList is a list of StorageLocations.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocation"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocation", v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "StorageLocationSpec says where a store is.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"provider": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind of the store: filesystem or s3.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"default": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether backups that name no location are stored here. At most one location should say so; of several, the first by name is taken.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"prefix": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Folder of all keys in the store, without a leading or trailing slash.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"filesystem": {
+						SchemaProps: spec.SchemaProps{
+							Description: "For the provider filesystem.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation"),
+						},
+					},
+					"s3": {
+						SchemaProps: spec.SchemaProps{
+							Description: "For the provider s3.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location"),
+						},
+					},
+					"trustedClusters": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Clusters whose backups in this store are listed in the namespaces of the same names, and so belong to whoever has rights there. Those of any other cluster are listed in the system namespace. This cluster need not be named, except to give a namespace that was made anew what its predecessor had stored.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"provider"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster"},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "StorageLocationStatus is the state of a store.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions: Available.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.Condition{}.OpenAPIModelName()},
 	}
 }
 
@@ -1643,6 +1006,643 @@ func schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref common.ReferenceCallback
 				},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeRepository(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeRepository is a Kopia repository: the data of one namespace's volumes in one storage location. Its name is NAMESPACE.LOCATION. Its key is in the Secret of the same name with the suffix .key, in the namespace that is called as the system namespace with the suffix -repositories; whoever loses that Secret loses the data.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Which repository.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositorySpec"),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether it can be used.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositoryStatus"),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositorySpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositoryStatus", v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeRepositoryList is a list of VolumeRepositories.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepository"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepository", v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeRepositorySpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeRepositorySpec identifies a repository. It does not change.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"volumeNamespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The namespace whose volumes the repository holds.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"backupStorageLocation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the storage location.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"volumeNamespace", "backupStorageLocation"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeRepositoryStatus is the state of a repository.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions: Ready.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.Condition{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeRestore(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeRestore asks the agent of one node to write a snapshot back into one volume of a pod. Files of the same name are replaced, others are kept. Deleting it stops the restore.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Which snapshot, into which volume.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRestoreSpec"),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How far it is.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRestoreStatus"),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRestoreSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRestoreStatus", v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeRestoreList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeRestoreList is a list of VolumeRestores.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRestore"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRestore", v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeRestoreSpec says what to restore, and where to. It does not change.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"node": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Node that runs the pod.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"pod": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The pod.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference"),
+						},
+					},
+					"volume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the volume in the pod's spec.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"persistentVolume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the PersistentVolume that the volume's claim is bound to: the volume's folder on the node. Empty for a volume without a claim.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"backupStorageLocation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the storage location.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"repository": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the VolumeRepository that holds the snapshot.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"snapshotID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kopia's id of the snapshot.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"node", "pod", "volume", "backupStorageLocation", "repository", "snapshotID"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference"},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeRestoreStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeRestoreStatus is the state of a restore.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"phase": {
+						SchemaProps: spec.SchemaProps{
+							Description: "New, InProgress, Completed or Failed.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why it failed, or what it waits for.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"progress": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Bytes written.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress"),
+						},
+					},
+					"startTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When writing began.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"completionTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When it ended.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress", v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeUpload(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeUpload asks the agent of one node to upload one volume of a pod. It is owned by its BackupRun; deleting it stops the upload, and so does cancelling it, after which the agent says when the upload has stopped.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Which volume.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUploadSpec"),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How far it is.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUploadStatus"),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUploadSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUploadStatus", v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeUploadList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeUploadList is a list of VolumeUploads.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUpload"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUpload", v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeUploadSpec says which volume to upload. It does not change, except that it can be cancelled once.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"node": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Node that runs the pod.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"pod": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The pod.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference"),
+						},
+					},
+					"volume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the volume in the pod's spec.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"claimName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the volume's claim. Empty for a volume without one.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"claimUID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the volume's claim.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"persistentVolume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the PersistentVolume that the claim is bound to: the volume's folder on the node. Empty for a volume without a claim, whose folder has its own name.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"backupStorageLocation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the storage location.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"repository": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the VolumeRepository: the repository of the pod's namespace.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"cancel": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the upload is to stop. The agent makes it Failed when it has.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"node", "pod", "volume", "backupStorageLocation", "repository"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference"},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeUploadStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeUploadStatus is the state of an upload.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"phase": {
+						SchemaProps: spec.SchemaProps{
+							Description: "New, InProgress, Completed or Failed.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why it failed, or what it waits for.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"snapshotID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kopia's id of the snapshot.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"path": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Path of the volume on the node that was read.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"progress": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Bytes read.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress"),
+						},
+					},
+					"incrementalBytes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Bytes that were new since the previous snapshot of the volume.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"warnings": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Files that vanished or changed while they were read, and special files, which are left out. The message names the first of them.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"startTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the upload began.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"completionTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When it ended.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress", v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -2435,7 +2435,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"storageLocation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the BackupStorageLocation that stores the backup. Default: the location that is marked as default.",
+							Description: "Name of the StorageLocation that stores the backup. Default: the location that is marked as default.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

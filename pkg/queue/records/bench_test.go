@@ -22,7 +22,7 @@ import (
 type benchRecords struct {
 	runs       []*enginev1alpha1.BackupRun
 	namespaces []*corev1.Namespace
-	locations  []*enginev1alpha1.BackupStorageLocation
+	locations  []*enginev1alpha1.StorageLocation
 }
 
 func newBenchRecords(n int) benchRecords {
@@ -30,9 +30,9 @@ func newBenchRecords(n int) benchRecords {
 	for i := range 5_000 {
 		r.namespaces = append(r.namespaces, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("namespace-%06d", i)}})
 	}
-	r.locations = []*enginev1alpha1.BackupStorageLocation{{
+	r.locations = []*enginev1alpha1.StorageLocation{{
 		ObjectMeta: metav1.ObjectMeta{Name: "default"},
-		Status: enginev1alpha1.BackupStorageLocationStatus{
+		Status: enginev1alpha1.StorageLocationStatus{
 			Conditions: []metav1.Condition{{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionTrue}},
 		},
 	}}

@@ -135,7 +135,7 @@ func (p *Planner) SetStarted(started sets.Set[types.UID]) {
 }
 
 // SetStorageLocations sets the records of the storage locations.
-func (p *Planner) SetStorageLocations(locations []*enginev1alpha1.BackupStorageLocation) {
+func (p *Planner) SetStorageLocations(locations []*enginev1alpha1.StorageLocation) {
 	states := make(map[string]queue.LocationState, len(locations))
 	for _, location := range locations {
 		states[location.Name] = locationState(location)

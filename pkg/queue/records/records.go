@@ -43,7 +43,7 @@ func Limit(settings *corev1.ConfigMap) int {
 
 // locationState is what the queue needs to know of a storage location. A location
 // that has not been probed yet is not available.
-func locationState(location *enginev1alpha1.BackupStorageLocation) queue.LocationState {
+func locationState(location *enginev1alpha1.StorageLocation) queue.LocationState {
 	condition := meta.FindStatusCondition(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
 	switch {
 	case condition == nil:

@@ -256,11 +256,11 @@ func TestAnotherRunOfTheSameName(t *testing.T) {
 }
 
 func TestLocation(t *testing.T) {
-	with := func(conditions ...metav1.Condition) *enginev1alpha1.BackupStorageLocation {
-		return &enginev1alpha1.BackupStorageLocation{Status: enginev1alpha1.BackupStorageLocationStatus{Conditions: conditions}}
+	with := func(conditions ...metav1.Condition) *enginev1alpha1.StorageLocation {
+		return &enginev1alpha1.StorageLocation{Status: enginev1alpha1.StorageLocationStatus{Conditions: conditions}}
 	}
 	for name, c := range map[string]struct {
-		location *enginev1alpha1.BackupStorageLocation
+		location *enginev1alpha1.StorageLocation
 		want     queue.LocationState
 	}{
 		"not checked yet": {with(metav1.Condition{Type: "Other", Status: metav1.ConditionTrue}), queue.LocationState{Message: "it has not been checked yet"}},

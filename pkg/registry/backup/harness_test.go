@@ -46,7 +46,7 @@ type harness struct {
 	planner *records.Planner
 }
 
-func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.BackupStorageLocation) *harness {
+func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.StorageLocation) *harness {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
@@ -74,7 +74,7 @@ func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.
 		Log:             h.log,
 		SystemNamespace: system,
 		Runs:            h.records.EngineV1alpha1().BackupRuns(system),
-		Locations:       enginelisters.NewBackupStorageLocationLister(index).BackupStorageLocations(system),
+		Locations:       enginelisters.NewStorageLocationLister(index).StorageLocations(system),
 		NamespaceUID:    func(_ context.Context, name string) (types.UID, error) { return types.UID("uid-of-" + name), nil },
 		Authorizer:      authorizer.AuthorizerFunc(h.authorize),
 		Observe: func(run *enginev1alpha1.BackupRun) {
@@ -107,11 +107,11 @@ func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.
 	return h
 }
 
-func location(name string, isDefault bool, available metav1.ConditionStatus) *enginev1alpha1.BackupStorageLocation {
-	return &enginev1alpha1.BackupStorageLocation{
+func location(name string, isDefault bool, available metav1.ConditionStatus) *enginev1alpha1.StorageLocation {
+	return &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name},
-		Spec:       enginev1alpha1.BackupStorageLocationSpec{Default: isDefault},
-		Status: enginev1alpha1.BackupStorageLocationStatus{Conditions: []metav1.Condition{
+		Spec:       enginev1alpha1.StorageLocationSpec{Default: isDefault},
+		Status: enginev1alpha1.StorageLocationStatus{Conditions: []metav1.Condition{
 			{Type: enginev1alpha1.ConditionAvailable, Status: available},
 		}},
 	}

@@ -64,7 +64,7 @@ type Config struct {
 	// SystemNamespace is where the records live.
 	SystemNamespace string
 	Runs            engineclient.BackupRunInterface
-	Locations       enginelisters.BackupStorageLocationNamespaceLister
+	Locations       enginelisters.StorageLocationNamespaceLister
 	// NamespaceUID finds out which namespace has a name.
 	NamespaceUID func(ctx context.Context, name string) (types.UID, error)
 	// Authorizer decides on every namespace that a request touches.

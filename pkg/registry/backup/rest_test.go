@@ -71,7 +71,7 @@ func TestCreateRecordsTheRequestAndWhoMadeIt(t *testing.T) {
 }
 
 func TestDefaults(t *testing.T) {
-	locations := []*enginev1alpha1.BackupStorageLocation{
+	locations := []*enginev1alpha1.StorageLocation{
 		location("b", true, metav1.ConditionTrue), location("a", false, metav1.ConditionTrue), location("c", true, metav1.ConditionTrue),
 	}
 	cases := map[string]struct {

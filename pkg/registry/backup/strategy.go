@@ -32,7 +32,7 @@ type strategy struct {
 	names.NameGenerator
 	scheme          *runtime.Scheme
 	systemNamespace string
-	locations       enginelisters.BackupStorageLocationNamespaceLister
+	locations       enginelisters.StorageLocationNamespaceLister
 }
 
 var _ rest.RESTCreateStrategy = &strategy{}
@@ -71,10 +71,10 @@ func (s *strategy) check(backup *v1alpha1.Backup) field.ErrorList {
 	errs := validation.ValidateBackup(backup)
 	at := field.NewPath("spec", "storageLocation")
 	if name := backup.Spec.StorageLocation; name == "" {
-		errs = append(errs, field.Required(at, "no storage location is marked as default: name one, or set spec.default on a BackupStorageLocation"))
+		errs = append(errs, field.Required(at, "no storage location is marked as default: name one, or set spec.default on a StorageLocation"))
 	} else if _, err := s.locations.Get(name); err != nil {
 		notFound := field.NotFound(at, name)
-		notFound.Detail = fmt.Sprintf("no such BackupStorageLocation in namespace %q", s.systemNamespace)
+		notFound.Detail = fmt.Sprintf("no such StorageLocation in namespace %q", s.systemNamespace)
 		errs = append(errs, notFound)
 	}
 	return errs

@@ -25,7 +25,7 @@ func NewREST(log storage.Interface) (*virtual.ReadOnly, error) {
 	return virtual.NewReadOnly(virtual.Resource{
 		GroupResource: v1alpha1.Resource("backupqueues"),
 		Singular:      "backupqueue",
-		ShortNames:    []string{"bq"},
+		ShortNames:    []string{"hfq", "bq"},
 		Categories:    []string{"holdfast"},
 		Namespaced:    true,
 		New:           func() runtime.Object { return &holdfast.BackupQueueEntry{} },

@@ -83,7 +83,7 @@ type Config struct {
 	Authorizer authorizer.Authorizer
 
 	Runs       engineinformers.BackupRunInformer
-	Locations  engineinformers.BackupStorageLocationInformer
+	Locations  engineinformers.StorageLocationInformer
 	Namespaces coreinformers.NamespaceInformer
 	// Settings is an informer of the ConfigMap records.SettingsName alone.
 	Settings cache.SharedIndexInformer
@@ -191,7 +191,7 @@ func New(config Config) (*Projector, error) {
 	}
 	relocated := func(before, after any) {
 		relocate(after)
-		was, is := before.(*enginev1alpha1.BackupStorageLocation), after.(*enginev1alpha1.BackupStorageLocation)
+		was, is := before.(*enginev1alpha1.StorageLocation), after.(*enginev1alpha1.StorageLocation)
 		if !available(was) && available(is) {
 			p.refresher.Nudge(is.Name) // what it holds is asked for first of all
 		}
@@ -329,7 +329,7 @@ func (p *Projector) asked(location string) {
 }
 
 func (p *Projector) askedLocked(location string) {
-	_, err := p.Locations.Lister().BackupStorageLocations(p.SystemNamespace).Get(location)
+	_, err := p.Locations.Lister().StorageLocations(p.SystemNamespace).Get(location)
 	for key, u := range p.unread {
 		if u.run.Spec.Backup.StorageLocation != location {
 			continue
@@ -478,7 +478,7 @@ func replace[T logstore.Object](log *logstore.Log[T], object T) {
 // publish computes the queue, and commits what changed in it and in the backups
 // that wait. It returns the number of changes in the queue.
 func (p *Projector) publish() (int, error) {
-	locations, err := p.Locations.Lister().BackupStorageLocations(p.SystemNamespace).List(labels.Everything())
+	locations, err := p.Locations.Lister().StorageLocations(p.SystemNamespace).List(labels.Everything())
 	if err != nil {
 		return 0, err
 	}
@@ -530,7 +530,7 @@ func (p *Projector) publish() (int, error) {
 	return events, nil
 }
 
-func available(location *enginev1alpha1.BackupStorageLocation) bool {
+func available(location *enginev1alpha1.StorageLocation) bool {
 	return meta.IsStatusConditionTrue(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
 }
 

@@ -54,7 +54,7 @@ func newFixture(t testing.TB, namespaces ...string) *fixture {
 		SystemNamespace: system,
 		Clock:           clock.RealClock{},
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
-		Locations:       engine.Engine().V1alpha1().BackupStorageLocations(),
+		Locations:       engine.Engine().V1alpha1().StorageLocations(),
 		Namespaces:      kube.Core().V1().Namespaces(),
 		Settings:        kube.Core().V1().ConfigMaps().Informer(),
 		Identity:        informers.NewSharedInformerFactory(kubefake.NewClientset(), 0).Core().V1().ConfigMaps().Informer(),
@@ -68,9 +68,9 @@ func newFixture(t testing.TB, namespaces ...string) *fixture {
 	for _, name := range namespaces {
 		f.add(p.Namespaces.Informer().GetStore().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 	}
-	f.add(p.Locations.Informer().GetStore().Add(&enginev1alpha1.BackupStorageLocation{
+	f.add(p.Locations.Informer().GetStore().Add(&enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
-		Status: enginev1alpha1.BackupStorageLocationStatus{Conditions: []metav1.Condition{
+		Status: enginev1alpha1.StorageLocationStatus{Conditions: []metav1.Condition{
 			{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionTrue},
 		}},
 	}))

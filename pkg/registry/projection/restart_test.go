@@ -63,9 +63,9 @@ func (w *world) metadata(location, name string) string {
 
 func (w *world) addLocation(location string) {
 	w.places[location] = true
-	_, err := w.clients.EngineV1alpha1().BackupStorageLocations(system).Create(w.t.Context(), &enginev1alpha1.BackupStorageLocation{
+	_, err := w.clients.EngineV1alpha1().StorageLocations(system).Create(w.t.Context(), &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: location, ResourceVersion: w.next()},
-		Spec: enginev1alpha1.BackupStorageLocationSpec{
+		Spec: enginev1alpha1.StorageLocationSpec{
 			Provider:   enginev1alpha1.StorageProviderFilesystem,
 			Filesystem: &enginev1alpha1.FilesystemLocation{Path: filepath.Join(w.root, location)},
 		},
@@ -318,7 +318,7 @@ func history(t *testing.T, rt *rapid.T) {
 				return
 			}
 			delete(w.places, at)
-			w.must(w.clients.EngineV1alpha1().BackupStorageLocations(system).Delete(t.Context(), at, metav1.DeleteOptions{}))
+			w.must(w.clients.EngineV1alpha1().StorageLocations(system).Delete(t.Context(), at, metav1.DeleteOptions{}))
 		},
 		"wait": func(rt *rapid.T) {
 			time.Sleep(rapid.SampledFrom([]time.Duration{0, time.Second, 70 * time.Second, 3 * time.Minute}).Draw(rt, "for"))

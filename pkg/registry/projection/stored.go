@@ -56,7 +56,7 @@ func (p *Projector) Ready() error {
 
 // setLocations tells the refresher which stores there are.
 func (p *Projector) setLocations() error {
-	records, err := p.Locations.Lister().BackupStorageLocations(p.SystemNamespace).List(labels.Everything())
+	records, err := p.Locations.Lister().StorageLocations(p.SystemNamespace).List(labels.Everything())
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (p *Projector) setLocations() error {
 		access.TrustedClusters = nil // which need no other store
 		settings, err := json.Marshal(access)
 		if err != nil {
-			return fmt.Errorf("reading BackupStorageLocation %s: %w", record.Name, err)
+			return fmt.Errorf("reading StorageLocation %s: %w", record.Name, err)
 		}
 		locations = append(locations, refresh.Location{
 			Name:     record.Name,
@@ -90,7 +90,7 @@ func (p *Projector) setLocations() error {
 }
 
 // identity tells stores apart: two records with the same one mean the same store.
-func identity(spec *enginev1alpha1.BackupStorageLocationSpec) string {
+func identity(spec *enginev1alpha1.StorageLocationSpec) string {
 	switch {
 	case spec.Filesystem != nil:
 		return fmt.Sprintf("filesystem %q %q", spec.Filesystem.Path, spec.Prefix)

@@ -62,7 +62,7 @@ func bootWith(t *testing.T, clientset *enginefake.Clientset, poll time.Duration,
 		Secrets:         secrets,
 		Clock:           clock.RealClock{},
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
-		Locations:       engine.Engine().V1alpha1().BackupStorageLocations(),
+		Locations:       engine.Engine().V1alpha1().StorageLocations(),
 		Namespaces:      kube.Core().V1().Namespaces(),
 		Settings:        kube.Core().V1().ConfigMaps().Informer(),
 		Identity:        kube.Core().V1().ConfigMaps().Informer(),
@@ -89,9 +89,9 @@ func bootWith(t *testing.T, clientset *enginefake.Clientset, poll time.Duration,
 func TestAStoreThatIsBackIsReadAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "store")
-		record := &enginev1alpha1.BackupStorageLocation{
+		record := &enginev1alpha1.StorageLocation{
 			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
-			Spec:       enginev1alpha1.BackupStorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: path}},
+			Spec:       enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: path}},
 		}
 		clientset := enginefake.NewSimpleClientset(record)
 		p := start(t, clientset)
@@ -107,7 +107,7 @@ func TestAStoreThatIsBackIsReadAtOnce(t *testing.T) {
 		back := time.Now()
 		record = record.DeepCopy()
 		record.Status.Conditions = []metav1.Condition{{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionTrue}}
-		if _, err := clientset.EngineV1alpha1().BackupStorageLocations(system).UpdateStatus(t.Context(), record, metav1.UpdateOptions{}); err != nil {
+		if _, err := clientset.EngineV1alpha1().StorageLocations(system).UpdateStatus(t.Context(), record, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -132,15 +132,15 @@ func TestLiveWorkDoesNotWaitForStores(t *testing.T) {
 		end := make(chan struct{})
 		defer close(end)
 		run := (&fixture{t: t}).run(system, "live", running, "shop")
-		p, stop := bootWith(t, enginefake.NewSimpleClientset(run, &enginev1alpha1.BackupStorageLocation{
+		p, stop := bootWith(t, enginefake.NewSimpleClientset(run, &enginev1alpha1.StorageLocation{
 			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
-			Spec: enginev1alpha1.BackupStorageLocationSpec{
+			Spec: enginev1alpha1.StorageLocationSpec{
 				Provider:   enginev1alpha1.StorageProviderFilesystem,
 				Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()},
 			},
-		}, &enginev1alpha1.BackupStorageLocation{
+		}, &enginev1alpha1.StorageLocation{
 			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "dead"},
-			Spec: enginev1alpha1.BackupStorageLocationSpec{
+			Spec: enginev1alpha1.StorageLocationSpec{
 				Provider: enginev1alpha1.StorageProviderS3,
 				S3:       &enginev1alpha1.S3Location{Bucket: "b", CredentialsSecret: "hangs"},
 			},

@@ -149,13 +149,13 @@ func TestWatchersOfALongQueue(t *testing.T) {
 			// The second half waits for the first, so that reasons and blockers change, too.
 			return f.run(system, fmt.Sprintf("backup-%06d", i), status, fmt.Sprintf("namespace-%d", i%(waiting/2)))
 		}
-		objects := []runtime.Object{&enginev1alpha1.BackupStorageLocation{
+		objects := []runtime.Object{&enginev1alpha1.StorageLocation{
 			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
-			Spec: enginev1alpha1.BackupStorageLocationSpec{
+			Spec: enginev1alpha1.StorageLocationSpec{
 				Provider:   enginev1alpha1.StorageProviderFilesystem,
 				Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()},
 			},
-			Status: enginev1alpha1.BackupStorageLocationStatus{Conditions: []metav1.Condition{
+			Status: enginev1alpha1.StorageLocationStatus{Conditions: []metav1.Condition{
 				{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionTrue},
 			}},
 		}, record(0, running)}

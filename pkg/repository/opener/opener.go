@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package opener opens the repository of a BackupRepository record, with the
+// Package opener opens the repository of a VolumeRepository record, with the
 // storage location, the credentials and the key that belong to it.
 package opener
 
@@ -30,8 +30,8 @@ var ErrNoKey = errors.New("the repository has no key")
 // that changes count at once.
 type Opener struct {
 	// Repositories and Locations of the system namespace.
-	Repositories enginelisters.BackupRepositoryNamespaceLister
-	Locations    enginelisters.BackupStorageLocationNamespaceLister
+	Repositories enginelisters.VolumeRepositoryNamespaceLister
+	Locations    enginelisters.StorageLocationNamespaceLister
 	// Secrets with the credentials of the locations, and Keys of the repositories.
 	Secrets, Keys location.Secrets
 	// Options for every repository.
@@ -46,7 +46,7 @@ func (o *Opener) Open(ctx context.Context, name string) (*repository.Repository,
 	}
 	stored, err := o.Locations.Get(record.Spec.BackupStorageLocation)
 	if err != nil {
-		return nil, fmt.Errorf("find the storage location of BackupRepository %s: %w", name, err)
+		return nil, fmt.Errorf("find the storage location of VolumeRepository %s: %w", name, err)
 	}
 	credentials, err := location.Credentials(ctx, o.Secrets, stored)
 	if err != nil {
@@ -58,7 +58,7 @@ func (o *Opener) Open(ctx context.Context, name string) (*repository.Repository,
 	}
 	opened, err := repository.Open(ctx, repository.Location{Spec: stored.Spec, Secret: credentials}, record.Spec.VolumeNamespace, key, o.Options)
 	if err != nil {
-		return nil, fmt.Errorf("BackupRepository %s: %w", name, err)
+		return nil, fmt.Errorf("VolumeRepository %s: %w", name, err)
 	}
 	return opened, nil
 }
@@ -66,7 +66,7 @@ func (o *Opener) Open(ctx context.Context, name string) (*repository.Repository,
 // OpenAt opens the repository of a namespace at a storage location, which may have no
 // record: a backup may be older than the cluster. It fails with ErrNoRepository if
 // there is none. The caller closes it.
-func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.BackupStorageLocation, namespace string) (*repository.Repository, error) {
+func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.StorageLocation, namespace string) (*repository.Repository, error) {
 	credentials, err := location.Credentials(ctx, secrets, stored)
 	if err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func Key(ctx context.Context, keys location.Secrets, name string) (repository.Ke
 		return "", fmt.Errorf("%w: the Secret %s does not exist", ErrNoKey, secretName)
 	}
 	if err != nil {
-		return "", fmt.Errorf("read the key of BackupRepository %s: %w", name, err)
+		return "", fmt.Errorf("read the key of VolumeRepository %s: %w", name, err)
 	}
 	// Velero ignores space around a password, and so must who shares it.
 	key := strings.TrimSpace(string(secret.Data[engine.KeySecretKey]))

@@ -45,7 +45,7 @@ func Memory(t testing.TB) *store.Bucket {
 // Filesystem is a new store in a folder that goes with the test.
 func Filesystem(t testing.TB) *store.Bucket {
 	t.Helper()
-	return Open(t, engine.BackupStorageLocationSpec{
+	return Open(t, engine.StorageLocationSpec{
 		Provider:   engine.StorageProviderFilesystem,
 		Filesystem: &engine.FilesystemLocation{Path: t.TempDir()},
 	}, nil)
@@ -53,7 +53,7 @@ func Filesystem(t testing.TB) *store.Bucket {
 
 // FakeS3 runs an S3 server in memory until the test ends, with one empty bucket.
 // wrap, if not nil, sees every request before the server.
-func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location engine.BackupStorageLocationSpec, secret map[string][]byte) {
+func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location engine.StorageLocationSpec, secret map[string][]byte) {
 	t.Helper()
 	const bucket = "backups"
 	backend := s3mem.New()
@@ -66,7 +66,7 @@ func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location engine
 	}
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
-	return engine.BackupStorageLocationSpec{
+	return engine.StorageLocationSpec{
 			Provider: engine.StorageProviderS3,
 			S3: &engine.S3Location{
 				Bucket:            bucket,
@@ -124,7 +124,7 @@ func Empty(t testing.TB, s Store, folder string) {
 }
 
 // Open opens a location until the test ends.
-func Open(t testing.TB, location engine.BackupStorageLocationSpec, secret map[string][]byte) *store.Bucket {
+func Open(t testing.TB, location engine.StorageLocationSpec, secret map[string][]byte) *store.Bucket {
 	t.Helper()
 	bucket, err := store.Open(t.Context(), &location, secret)
 	return opened(t, bucket, err)

@@ -109,9 +109,9 @@ func (l *Lab) HoldSpec(t *testing.T, name string, spec v1alpha1.BackupSpec) *Hel
 	})
 	l.AwaitPhase(t, System, name, v1alpha1.BackupPhaseInProgress)
 	Eventually(t, "the volume of "+name+" to wait for an agent", func() error {
-		volumes, err := l.Engine.EngineV1alpha1().PodVolumeBackups(System).List(t.Context(), h.volumes())
+		volumes, err := l.Engine.EngineV1alpha1().VolumeUploads(System).List(t.Context(), h.volumes())
 		if err == nil && len(volumes.Items) != 1 {
-			err = fmt.Errorf("it has %d PodVolumeBackups", len(volumes.Items))
+			err = fmt.Errorf("it has %d VolumeUploads", len(volumes.Items))
 		}
 		return err
 	})
@@ -134,7 +134,7 @@ func (h *Held) Release(t *testing.T) {
 }
 
 func (h *Held) letGo(ctx context.Context) error {
-	return h.lab.Engine.EngineV1alpha1().PodVolumeBackups(System).DeleteCollection(ctx, metav1.DeleteOptions{}, h.volumes())
+	return h.lab.Engine.EngineV1alpha1().VolumeUploads(System).DeleteCollection(ctx, metav1.DeleteOptions{}, h.volumes())
 }
 
 func (h *Held) volumes() metav1.ListOptions {

@@ -184,10 +184,10 @@ func (l *Lab) Location(t *testing.T, prefix string) (name, folder string) {
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	locations := l.Engine.EngineV1alpha1().BackupStorageLocations(System)
-	_, err := locations.Create(t.Context(), &enginev1alpha1.BackupStorageLocation{
+	locations := l.Engine.EngineV1alpha1().StorageLocations(System)
+	_, err := locations.Create(t.Context(), &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: enginev1alpha1.BackupStorageLocationSpec{
+		Spec: enginev1alpha1.StorageLocationSpec{
 			Provider:   enginev1alpha1.StorageProviderFilesystem,
 			Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder},
 		},
@@ -207,7 +207,7 @@ func (l *Lab) Location(t *testing.T, prefix string) (name, folder string) {
 // Trust makes a storage location trust these clusters.
 func (l *Lab) Trust(t *testing.T, location string, clusters ...enginev1alpha1.TrustedCluster) {
 	t.Helper()
-	locations := l.Engine.EngineV1alpha1().BackupStorageLocations(System)
+	locations := l.Engine.EngineV1alpha1().StorageLocations(System)
 	Eventually(t, location+" to trust another cluster", func() error {
 		record, err := locations.Get(t.Context(), location, metav1.GetOptions{})
 		if err != nil {
@@ -224,7 +224,7 @@ func (l *Lab) AwaitAvailable(t *testing.T, location string, want metav1.Conditio
 	t.Helper()
 	var found metav1.Condition
 	Eventually(t, fmt.Sprintf("the condition Available=%s of location %s", want, location), func() error {
-		record, err := l.Engine.EngineV1alpha1().BackupStorageLocations(System).Get(t.Context(), location, metav1.GetOptions{})
+		record, err := l.Engine.EngineV1alpha1().StorageLocations(System).Get(t.Context(), location, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}

@@ -30,10 +30,10 @@ func Resource(resource string) schema.GroupResource {
 func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion,
 		&BackupRun{}, &BackupRunList{},
-		&PodVolumeBackup{}, &PodVolumeBackupList{},
-		&PodVolumeRestore{}, &PodVolumeRestoreList{},
-		&BackupRepository{}, &BackupRepositoryList{},
-		&BackupStorageLocation{}, &BackupStorageLocationList{},
+		&VolumeUpload{}, &VolumeUploadList{},
+		&VolumeRestore{}, &VolumeRestoreList{},
+		&VolumeRepository{}, &VolumeRepositoryList{},
+		&StorageLocation{}, &StorageLocationList{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

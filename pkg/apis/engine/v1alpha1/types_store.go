@@ -11,33 +11,33 @@ import (
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:path=backupstoragelocations,singular=backupstoragelocation,shortName=hfbsl,scope=Namespaced,categories=holdfast
+// +kubebuilder:resource:path=storagelocations,singular=storagelocation,shortName=hfl,scope=Namespaced,categories=holdfast
 // +kubebuilder:printcolumn:name="Provider",type=string,JSONPath=`.spec.provider`
 // +kubebuilder:printcolumn:name="Available",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].reason`
 // +kubebuilder:printcolumn:name="Default",type=boolean,JSONPath=`.spec.default`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// BackupStorageLocation is a store: where backups are kept.
-type BackupStorageLocation struct {
+// StorageLocation is a store: where backups are kept.
+type StorageLocation struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// Where the store is.
-	Spec BackupStorageLocationSpec `json:"spec"`
+	Spec StorageLocationSpec `json:"spec"`
 	// Whether it can be reached.
 	// +optional
-	Status BackupStorageLocationStatus `json:"status,omitempty"`
+	Status StorageLocationStatus `json:"status,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 
-// BackupStorageLocationList is a list of BackupStorageLocations.
-type BackupStorageLocationList struct {
+// StorageLocationList is a list of StorageLocations.
+type StorageLocationList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
-	Items           []BackupStorageLocation `json:"items"`
+	Items           []StorageLocation `json:"items"`
 }
 
 // StorageProvider is the kind of a store.
@@ -51,10 +51,10 @@ const (
 	StorageProviderS3 StorageProvider = "s3"
 )
 
-// BackupStorageLocationSpec says where a store is.
+// StorageLocationSpec says where a store is.
 // +kubebuilder:validation:XValidation:rule="(self.provider == 'filesystem') == has(self.filesystem)",message="filesystem must be set for the provider filesystem, and only then"
 // +kubebuilder:validation:XValidation:rule="(self.provider == 's3') == has(self.s3)",message="s3 must be set for the provider s3, and only then"
-type BackupStorageLocationSpec struct {
+type StorageLocationSpec struct {
 	// Kind of the store: filesystem or s3.
 	Provider StorageProvider `json:"provider"`
 	// Whether backups that name no location are stored here. At most one location
@@ -167,8 +167,8 @@ const (
 	ReasonInvalid = "Invalid"
 )
 
-// BackupStorageLocationStatus is the state of a store.
-type BackupStorageLocationStatus struct {
+// StorageLocationStatus is the state of a store.
+type StorageLocationStatus struct {
 	// Conditions: Available.
 	// +optional
 	// +listType=map
@@ -180,41 +180,41 @@ type BackupStorageLocationStatus struct {
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:path=backuprepositories,singular=backuprepository,scope=Namespaced
+// +kubebuilder:resource:path=volumerepositories,singular=volumerepository,shortName=hfrepo,scope=Namespaced
 // +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.volumeNamespace`
 // +kubebuilder:printcolumn:name="Location",type=string,JSONPath=`.spec.backupStorageLocation`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// BackupRepository is a Kopia repository: the data of one namespace's volumes in
+// VolumeRepository is a Kopia repository: the data of one namespace's volumes in
 // one storage location. Its name is NAMESPACE.LOCATION. Its key is in the Secret
 // of the same name with the suffix .key, in the namespace that is called as the
 // system namespace with the suffix -repositories; whoever loses that Secret loses
 // the data.
-type BackupRepository struct {
+type VolumeRepository struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// Which repository.
-	Spec BackupRepositorySpec `json:"spec"`
+	Spec VolumeRepositorySpec `json:"spec"`
 	// Whether it can be used.
 	// +optional
-	Status BackupRepositoryStatus `json:"status,omitempty"`
+	Status VolumeRepositoryStatus `json:"status,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 
-// BackupRepositoryList is a list of BackupRepositories.
-type BackupRepositoryList struct {
+// VolumeRepositoryList is a list of VolumeRepositories.
+type VolumeRepositoryList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
-	Items           []BackupRepository `json:"items"`
+	Items           []VolumeRepository `json:"items"`
 }
 
-// BackupRepositorySpec identifies a repository. It does not change.
-// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a BackupRepository does not change"
-type BackupRepositorySpec struct {
+// VolumeRepositorySpec identifies a repository. It does not change.
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a VolumeRepository does not change"
+type VolumeRepositorySpec struct {
 	// The namespace whose volumes the repository holds.
 	VolumeNamespace string `json:"volumeNamespace"`
 	// Name of the storage location.
@@ -262,8 +262,8 @@ func RepositoryName(volumeNamespace, location string) string {
 	return volumeNamespace + "." + location
 }
 
-// BackupRepositoryStatus is the state of a repository.
-type BackupRepositoryStatus struct {
+// VolumeRepositoryStatus is the state of a repository.
+type VolumeRepositoryStatus struct {
 	// Conditions: Ready.
 	// +optional
 	// +listType=map

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// LabelRun names, on a PodVolumeBackup, the BackupRun that it belongs to, by uid.
+	// LabelRun names, on a VolumeUpload, the BackupRun that it belongs to, by uid.
 	LabelRun = "engine.holdfast.io/run-uid"
 	// LabelNode names, on volume work, the node that is to do it, as NodeLabel gives
 	// it.
@@ -74,45 +74,45 @@ type VolumeProgress struct {
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:path=podvolumebackups,singular=podvolumebackup,scope=Namespaced
+// +kubebuilder:resource:path=volumeuploads,singular=volumeupload,shortName=hfvu,scope=Namespaced
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.node`
 // +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.pod.name`
 // +kubebuilder:printcolumn:name="Volume",type=string,JSONPath=`.spec.volume`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// PodVolumeBackup asks the agent of one node to upload one volume of a pod. It
+// VolumeUpload asks the agent of one node to upload one volume of a pod. It
 // is owned by its BackupRun; deleting it stops the upload, and so does cancelling it,
 // after which the agent says when the upload has stopped.
-type PodVolumeBackup struct {
+type VolumeUpload struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// Which volume.
-	Spec PodVolumeBackupSpec `json:"spec"`
+	Spec VolumeUploadSpec `json:"spec"`
 	// How far it is.
 	// +optional
-	Status PodVolumeBackupStatus `json:"status,omitempty"`
+	Status VolumeUploadStatus `json:"status,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 
-// PodVolumeBackupList is a list of PodVolumeBackups.
-type PodVolumeBackupList struct {
+// VolumeUploadList is a list of VolumeUploads.
+type VolumeUploadList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
-	Items           []PodVolumeBackup `json:"items"`
+	Items           []VolumeUpload `json:"items"`
 }
 
-// PodVolumeBackupSpec says which volume to upload. It does not change, except that it
+// VolumeUploadSpec says which volume to upload. It does not change, except that it
 // can be cancelled once.
-// +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository",message="the spec of a PodVolumeBackup does not change, except by a cancellation"
-// +kubebuilder:validation:XValidation:rule="has(self.claimName) == has(oldSelf.claimName) && (!has(self.claimName) || self.claimName == oldSelf.claimName)",message="the spec of a PodVolumeBackup does not change, except by a cancellation"
-// +kubebuilder:validation:XValidation:rule="has(self.claimUID) == has(oldSelf.claimUID) && (!has(self.claimUID) || self.claimUID == oldSelf.claimUID)",message="the spec of a PodVolumeBackup does not change, except by a cancellation"
-// +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a PodVolumeBackup does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository",message="the spec of a VolumeUpload does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.claimName) == has(oldSelf.claimName) && (!has(self.claimName) || self.claimName == oldSelf.claimName)",message="the spec of a VolumeUpload does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.claimUID) == has(oldSelf.claimUID) && (!has(self.claimUID) || self.claimUID == oldSelf.claimUID)",message="the spec of a VolumeUpload does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancel) || has(self.cancel) && self.cancel == oldSelf.cancel",message="a cancellation is not taken back"
-type PodVolumeBackupSpec struct {
+type VolumeUploadSpec struct {
 	// Node that runs the pod.
 	Node string `json:"node"`
 	// The pod.
@@ -131,15 +131,15 @@ type PodVolumeBackupSpec struct {
 	PersistentVolume string `json:"persistentVolume,omitempty"`
 	// Name of the storage location.
 	BackupStorageLocation string `json:"backupStorageLocation"`
-	// Name of the BackupRepository: the repository of the pod's namespace.
+	// Name of the VolumeRepository: the repository of the pod's namespace.
 	Repository string `json:"repository"`
 	// Whether the upload is to stop. The agent makes it Failed when it has.
 	// +optional
 	Cancel bool `json:"cancel,omitempty"`
 }
 
-// PodVolumeBackupStatus is the state of an upload.
-type PodVolumeBackupStatus struct {
+// VolumeUploadStatus is the state of an upload.
+type VolumeUploadStatus struct {
 	// New, InProgress, Completed or Failed.
 	// +optional
 	Phase VolumePhase `json:"phase,omitempty"`
@@ -174,40 +174,40 @@ type PodVolumeBackupStatus struct {
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:path=podvolumerestores,singular=podvolumerestore,scope=Namespaced
+// +kubebuilder:resource:path=volumerestores,singular=volumerestore,shortName=hfvr,scope=Namespaced
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.node`
 // +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.pod.name`
 // +kubebuilder:printcolumn:name="Volume",type=string,JSONPath=`.spec.volume`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// PodVolumeRestore asks the agent of one node to write a snapshot back into one
+// VolumeRestore asks the agent of one node to write a snapshot back into one
 // volume of a pod. Files of the same name are replaced, others are kept.
 // Deleting it stops the restore.
-type PodVolumeRestore struct {
+type VolumeRestore struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// Which snapshot, into which volume.
-	Spec PodVolumeRestoreSpec `json:"spec"`
+	Spec VolumeRestoreSpec `json:"spec"`
 	// How far it is.
 	// +optional
-	Status PodVolumeRestoreStatus `json:"status,omitempty"`
+	Status VolumeRestoreStatus `json:"status,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 
-// PodVolumeRestoreList is a list of PodVolumeRestores.
-type PodVolumeRestoreList struct {
+// VolumeRestoreList is a list of VolumeRestores.
+type VolumeRestoreList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
-	Items           []PodVolumeRestore `json:"items"`
+	Items           []VolumeRestore `json:"items"`
 }
 
-// PodVolumeRestoreSpec says what to restore, and where to. It does not change.
-// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a PodVolumeRestore does not change"
-type PodVolumeRestoreSpec struct {
+// VolumeRestoreSpec says what to restore, and where to. It does not change.
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a VolumeRestore does not change"
+type VolumeRestoreSpec struct {
 	// Node that runs the pod.
 	Node string `json:"node"`
 	// The pod.
@@ -220,14 +220,14 @@ type PodVolumeRestoreSpec struct {
 	PersistentVolume string `json:"persistentVolume,omitempty"`
 	// Name of the storage location.
 	BackupStorageLocation string `json:"backupStorageLocation"`
-	// Name of the BackupRepository that holds the snapshot.
+	// Name of the VolumeRepository that holds the snapshot.
 	Repository string `json:"repository"`
 	// Kopia's id of the snapshot.
 	SnapshotID string `json:"snapshotID"`
 }
 
-// PodVolumeRestoreStatus is the state of a restore.
-type PodVolumeRestoreStatus struct {
+// VolumeRestoreStatus is the state of a restore.
+type VolumeRestoreStatus struct {
 	// New, InProgress, Completed or Failed.
 	// +optional
 	Phase VolumePhase `json:"phase,omitempty"`

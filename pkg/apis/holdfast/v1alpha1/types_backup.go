@@ -131,7 +131,7 @@ type BackupSpec struct {
 	// recorded as status.expiration; an expired backup is not removed by itself.
 	// +optional
 	TTL metav1.Duration `json:"ttl,omitempty"`
-	// Name of the BackupStorageLocation that stores the backup. Default: the
+	// Name of the StorageLocation that stores the backup. Default: the
 	// location that is marked as default.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253

@@ -40,16 +40,16 @@ func (f *genericInformer) Lister() cache.GenericLister {
 func (f *sharedInformerFactory) ForResource(resource schema.GroupVersionResource) (GenericInformer, error) {
 	switch resource {
 	// Group=engine.holdfast.io, Version=v1alpha1
-	case v1alpha1.SchemeGroupVersion.WithResource("backuprepositories"):
-		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().BackupRepositories().Informer()}, nil
 	case v1alpha1.SchemeGroupVersion.WithResource("backupruns"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().BackupRuns().Informer()}, nil
-	case v1alpha1.SchemeGroupVersion.WithResource("backupstoragelocations"):
-		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().BackupStorageLocations().Informer()}, nil
-	case v1alpha1.SchemeGroupVersion.WithResource("podvolumebackups"):
-		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().PodVolumeBackups().Informer()}, nil
-	case v1alpha1.SchemeGroupVersion.WithResource("podvolumerestores"):
-		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().PodVolumeRestores().Informer()}, nil
+	case v1alpha1.SchemeGroupVersion.WithResource("storagelocations"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().StorageLocations().Informer()}, nil
+	case v1alpha1.SchemeGroupVersion.WithResource("volumerepositories"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().VolumeRepositories().Informer()}, nil
+	case v1alpha1.SchemeGroupVersion.WithResource("volumerestores"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().VolumeRestores().Informer()}, nil
+	case v1alpha1.SchemeGroupVersion.WithResource("volumeuploads"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().VolumeUploads().Informer()}, nil
 
 	}
 

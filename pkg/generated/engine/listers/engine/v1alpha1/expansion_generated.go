@@ -5,14 +5,6 @@
 
 package v1alpha1
 
-// BackupRepositoryListerExpansion allows custom methods to be added to
-// BackupRepositoryLister.
-type BackupRepositoryListerExpansion interface{}
-
-// BackupRepositoryNamespaceListerExpansion allows custom methods to be added to
-// BackupRepositoryNamespaceLister.
-type BackupRepositoryNamespaceListerExpansion interface{}
-
 // BackupRunListerExpansion allows custom methods to be added to
 // BackupRunLister.
 type BackupRunListerExpansion interface{}
@@ -21,26 +13,34 @@ type BackupRunListerExpansion interface{}
 // BackupRunNamespaceLister.
 type BackupRunNamespaceListerExpansion interface{}
 
-// BackupStorageLocationListerExpansion allows custom methods to be added to
-// BackupStorageLocationLister.
-type BackupStorageLocationListerExpansion interface{}
+// StorageLocationListerExpansion allows custom methods to be added to
+// StorageLocationLister.
+type StorageLocationListerExpansion interface{}
 
-// BackupStorageLocationNamespaceListerExpansion allows custom methods to be added to
-// BackupStorageLocationNamespaceLister.
-type BackupStorageLocationNamespaceListerExpansion interface{}
+// StorageLocationNamespaceListerExpansion allows custom methods to be added to
+// StorageLocationNamespaceLister.
+type StorageLocationNamespaceListerExpansion interface{}
 
-// PodVolumeBackupListerExpansion allows custom methods to be added to
-// PodVolumeBackupLister.
-type PodVolumeBackupListerExpansion interface{}
+// VolumeRepositoryListerExpansion allows custom methods to be added to
+// VolumeRepositoryLister.
+type VolumeRepositoryListerExpansion interface{}
 
-// PodVolumeBackupNamespaceListerExpansion allows custom methods to be added to
-// PodVolumeBackupNamespaceLister.
-type PodVolumeBackupNamespaceListerExpansion interface{}
+// VolumeRepositoryNamespaceListerExpansion allows custom methods to be added to
+// VolumeRepositoryNamespaceLister.
+type VolumeRepositoryNamespaceListerExpansion interface{}
 
-// PodVolumeRestoreListerExpansion allows custom methods to be added to
-// PodVolumeRestoreLister.
-type PodVolumeRestoreListerExpansion interface{}
+// VolumeRestoreListerExpansion allows custom methods to be added to
+// VolumeRestoreLister.
+type VolumeRestoreListerExpansion interface{}
 
-// PodVolumeRestoreNamespaceListerExpansion allows custom methods to be added to
-// PodVolumeRestoreNamespaceLister.
-type PodVolumeRestoreNamespaceListerExpansion interface{}
+// VolumeRestoreNamespaceListerExpansion allows custom methods to be added to
+// VolumeRestoreNamespaceLister.
+type VolumeRestoreNamespaceListerExpansion interface{}
+
+// VolumeUploadListerExpansion allows custom methods to be added to
+// VolumeUploadLister.
+type VolumeUploadListerExpansion interface{}
+
+// VolumeUploadNamespaceListerExpansion allows custom methods to be added to
+// VolumeUploadNamespaceLister.
+type VolumeUploadNamespaceListerExpansion interface{}

@@ -11,16 +11,16 @@ import (
 
 // Interface provides access to all the informers in this group version.
 type Interface interface {
-	// BackupRepositories returns a BackupRepositoryInformer.
-	BackupRepositories() TypedBackupRepositoryInformer
 	// BackupRuns returns a BackupRunInformer.
 	BackupRuns() TypedBackupRunInformer
-	// BackupStorageLocations returns a BackupStorageLocationInformer.
-	BackupStorageLocations() TypedBackupStorageLocationInformer
-	// PodVolumeBackups returns a PodVolumeBackupInformer.
-	PodVolumeBackups() TypedPodVolumeBackupInformer
-	// PodVolumeRestores returns a PodVolumeRestoreInformer.
-	PodVolumeRestores() TypedPodVolumeRestoreInformer
+	// StorageLocations returns a StorageLocationInformer.
+	StorageLocations() TypedStorageLocationInformer
+	// VolumeRepositories returns a VolumeRepositoryInformer.
+	VolumeRepositories() TypedVolumeRepositoryInformer
+	// VolumeRestores returns a VolumeRestoreInformer.
+	VolumeRestores() TypedVolumeRestoreInformer
+	// VolumeUploads returns a VolumeUploadInformer.
+	VolumeUploads() TypedVolumeUploadInformer
 }
 
 type version struct {
@@ -34,27 +34,27 @@ func New(f internalinterfaces.SharedInformerFactory, namespace string, tweakList
 	return &version{factory: f, namespace: namespace, tweakListOptions: tweakListOptions}
 }
 
-// BackupRepositories returns a TypedBackupRepositoryInformer.
-func (v *version) BackupRepositories() TypedBackupRepositoryInformer {
-	return &backupRepositoryInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
-}
-
 // BackupRuns returns a TypedBackupRunInformer.
 func (v *version) BackupRuns() TypedBackupRunInformer {
 	return &backupRunInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
 }
 
-// BackupStorageLocations returns a TypedBackupStorageLocationInformer.
-func (v *version) BackupStorageLocations() TypedBackupStorageLocationInformer {
-	return &backupStorageLocationInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
+// StorageLocations returns a TypedStorageLocationInformer.
+func (v *version) StorageLocations() TypedStorageLocationInformer {
+	return &storageLocationInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
 }
 
-// PodVolumeBackups returns a TypedPodVolumeBackupInformer.
-func (v *version) PodVolumeBackups() TypedPodVolumeBackupInformer {
-	return &podVolumeBackupInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
+// VolumeRepositories returns a TypedVolumeRepositoryInformer.
+func (v *version) VolumeRepositories() TypedVolumeRepositoryInformer {
+	return &volumeRepositoryInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
 }
 
-// PodVolumeRestores returns a TypedPodVolumeRestoreInformer.
-func (v *version) PodVolumeRestores() TypedPodVolumeRestoreInformer {
-	return &podVolumeRestoreInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
+// VolumeRestores returns a TypedVolumeRestoreInformer.
+func (v *version) VolumeRestores() TypedVolumeRestoreInformer {
+	return &volumeRestoreInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
+}
+
+// VolumeUploads returns a TypedVolumeUploadInformer.
+func (v *version) VolumeUploads() TypedVolumeUploadInformer {
+	return &volumeUploadInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
 }

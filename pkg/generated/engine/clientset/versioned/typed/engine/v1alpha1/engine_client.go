@@ -15,11 +15,11 @@ import (
 
 type EngineV1alpha1Interface interface {
 	RESTClient() rest.Interface
-	BackupRepositoriesGetter
 	BackupRunsGetter
-	BackupStorageLocationsGetter
-	PodVolumeBackupsGetter
-	PodVolumeRestoresGetter
+	StorageLocationsGetter
+	VolumeRepositoriesGetter
+	VolumeRestoresGetter
+	VolumeUploadsGetter
 }
 
 // EngineV1alpha1Client is used to interact with features provided by the engine.holdfast.io group.
@@ -27,24 +27,24 @@ type EngineV1alpha1Client struct {
 	restClient rest.Interface
 }
 
-func (c *EngineV1alpha1Client) BackupRepositories(namespace string) BackupRepositoryInterface {
-	return newBackupRepositories(c, namespace)
-}
-
 func (c *EngineV1alpha1Client) BackupRuns(namespace string) BackupRunInterface {
 	return newBackupRuns(c, namespace)
 }
 
-func (c *EngineV1alpha1Client) BackupStorageLocations(namespace string) BackupStorageLocationInterface {
-	return newBackupStorageLocations(c, namespace)
+func (c *EngineV1alpha1Client) StorageLocations(namespace string) StorageLocationInterface {
+	return newStorageLocations(c, namespace)
 }
 
-func (c *EngineV1alpha1Client) PodVolumeBackups(namespace string) PodVolumeBackupInterface {
-	return newPodVolumeBackups(c, namespace)
+func (c *EngineV1alpha1Client) VolumeRepositories(namespace string) VolumeRepositoryInterface {
+	return newVolumeRepositories(c, namespace)
 }
 
-func (c *EngineV1alpha1Client) PodVolumeRestores(namespace string) PodVolumeRestoreInterface {
-	return newPodVolumeRestores(c, namespace)
+func (c *EngineV1alpha1Client) VolumeRestores(namespace string) VolumeRestoreInterface {
+	return newVolumeRestores(c, namespace)
+}
+
+func (c *EngineV1alpha1Client) VolumeUploads(namespace string) VolumeUploadInterface {
+	return newVolumeUploads(c, namespace)
 }
 
 // NewForConfig creates a new EngineV1alpha1Client for the given config.

@@ -5,12 +5,12 @@
 
 package v1alpha1
 
-type BackupRepositoryExpansion interface{}
-
 type BackupRunExpansion interface{}
 
-type BackupStorageLocationExpansion interface{}
+type StorageLocationExpansion interface{}
 
-type PodVolumeBackupExpansion interface{}
+type VolumeRepositoryExpansion interface{}
 
-type PodVolumeRestoreExpansion interface{}
+type VolumeRestoreExpansion interface{}
+
+type VolumeUploadExpansion interface{}

@@ -15,24 +15,24 @@ type FakeEngineV1alpha1 struct {
 	*testing.Fake
 }
 
-func (c *FakeEngineV1alpha1) BackupRepositories(namespace string) v1alpha1.BackupRepositoryInterface {
-	return newFakeBackupRepositories(c, namespace)
-}
-
 func (c *FakeEngineV1alpha1) BackupRuns(namespace string) v1alpha1.BackupRunInterface {
 	return newFakeBackupRuns(c, namespace)
 }
 
-func (c *FakeEngineV1alpha1) BackupStorageLocations(namespace string) v1alpha1.BackupStorageLocationInterface {
-	return newFakeBackupStorageLocations(c, namespace)
+func (c *FakeEngineV1alpha1) StorageLocations(namespace string) v1alpha1.StorageLocationInterface {
+	return newFakeStorageLocations(c, namespace)
 }
 
-func (c *FakeEngineV1alpha1) PodVolumeBackups(namespace string) v1alpha1.PodVolumeBackupInterface {
-	return newFakePodVolumeBackups(c, namespace)
+func (c *FakeEngineV1alpha1) VolumeRepositories(namespace string) v1alpha1.VolumeRepositoryInterface {
+	return newFakeVolumeRepositories(c, namespace)
 }
 
-func (c *FakeEngineV1alpha1) PodVolumeRestores(namespace string) v1alpha1.PodVolumeRestoreInterface {
-	return newFakePodVolumeRestores(c, namespace)
+func (c *FakeEngineV1alpha1) VolumeRestores(namespace string) v1alpha1.VolumeRestoreInterface {
+	return newFakeVolumeRestores(c, namespace)
+}
+
+func (c *FakeEngineV1alpha1) VolumeUploads(namespace string) v1alpha1.VolumeUploadInterface {
+	return newFakeVolumeUploads(c, namespace)
 }
 
 // RESTClient returns a RESTClient that is used to communicate

@@ -1,10 +1,10 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podvolumerestore writes snapshots back into the volumes that the
-// PodVolumeRestores of a node name. How a record is driven is the promise of
+// Package volumerestore writes snapshots back into the volumes that the
+// VolumeRestores of a node name. How a record is driven is the promise of
 // package volumework.
-package podvolumerestore
+package volumerestore
 
 import (
 	"context"
@@ -17,24 +17,24 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// Controller drives the PodVolumeRestores of a node.
-type Controller = volumework.Controller[*engine.PodVolumeRestore]
+// Controller drives the VolumeRestores of a node.
+type Controller = volumework.Controller[*engine.VolumeRestore]
 
 // New returns a Controller. The informer should see the records of the node only:
 // those with the label engine.LabelNode.
-func New(config volumework.Config, records engineclient.PodVolumeRestoresGetter, informer engineinformers.PodVolumeRestoreInformer) (*Controller, error) {
-	return volumework.New(config, volumework.Kind[*engine.PodVolumeRestore]{
-		Name:          "podvolumerestore",
+func New(config volumework.Config, records engineclient.VolumeRestoresGetter, informer engineinformers.VolumeRestoreInformer) (*Controller, error) {
+	return volumework.New(config, volumework.Kind[*engine.VolumeRestore]{
+		Name:          "volumerestore",
 		Class:         datapath.ClassRestore,
 		Action:        "Restore",
 		FailureReason: "VolumeRestoreFailed",
 		Target:        target,
 		Status:        status,
 		Move:          restore,
-	}, records.PodVolumeRestores(config.Namespace), informer.Lister().PodVolumeRestores(config.Namespace), informer.Informer())
+	}, records.VolumeRestores(config.Namespace), informer.Lister().VolumeRestores(config.Namespace), informer.Informer())
 }
 
-func target(record *engine.PodVolumeRestore) volumework.Target {
+func target(record *engine.VolumeRestore) volumework.Target {
 	return volumework.Target{
 		Node:             record.Spec.Node,
 		Pod:              record.Spec.Pod.UID,
@@ -44,7 +44,7 @@ func target(record *engine.PodVolumeRestore) volumework.Target {
 	}
 }
 
-func status(record *engine.PodVolumeRestore) volumework.Status {
+func status(record *engine.VolumeRestore) volumework.Status {
 	return volumework.Status{
 		Phase:      &record.Status.Phase,
 		Message:    &record.Status.Message,
@@ -54,7 +54,7 @@ func status(record *engine.PodVolumeRestore) volumework.Status {
 	}
 }
 
-func restore(ctx context.Context, r *repository.Repository, record *engine.PodVolumeRestore, folder string, p *datapath.Progress) (volumework.Result[*engine.PodVolumeRestore], error) {
+func restore(ctx context.Context, r *repository.Repository, record *engine.VolumeRestore, folder string, p *datapath.Progress) (volumework.Result[*engine.VolumeRestore], error) {
 	restored, err := datapath.Restore(ctx, r, datapath.RestoreRequest{SnapshotID: record.Spec.SnapshotID, Path: folder}, p)
-	return volumework.Result[*engine.PodVolumeRestore]{Bytes: restored.TotalBytes, Warnings: restored.Warnings}, err
+	return volumework.Result[*engine.VolumeRestore]{Bytes: restored.TotalBytes, Warnings: restored.Warnings}, err
 }

@@ -1,9 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podvolumebackup uploads the volumes that the PodVolumeBackups of a node
+// Package volumeupload uploads the volumes that the VolumeUploads of a node
 // ask for. How a record is driven is the promise of package volumework.
-package podvolumebackup
+package volumeupload
 
 import (
 	"context"
@@ -18,25 +18,25 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// Controller drives the PodVolumeBackups of a node.
-type Controller = volumework.Controller[*engine.PodVolumeBackup]
+// Controller drives the VolumeUploads of a node.
+type Controller = volumework.Controller[*engine.VolumeUpload]
 
 // New returns a Controller. The informer should see the records of the node only:
 // those with the label engine.LabelNode.
-func New(config volumework.Config, records engineclient.PodVolumeBackupsGetter, informer engineinformers.PodVolumeBackupInformer) (*Controller, error) {
-	return volumework.New(config, volumework.Kind[*engine.PodVolumeBackup]{
-		Name:          "podvolumebackup",
+func New(config volumework.Config, records engineclient.VolumeUploadsGetter, informer engineinformers.VolumeUploadInformer) (*Controller, error) {
+	return volumework.New(config, volumework.Kind[*engine.VolumeUpload]{
+		Name:          "volumeupload",
 		Class:         datapath.ClassBackup,
 		Action:        "Upload",
 		FailureReason: "VolumeUploadFailed",
 		Target:        target,
 		Status:        status,
-		Cancelled:     func(record *engine.PodVolumeBackup) bool { return record.Spec.Cancel },
+		Cancelled:     func(record *engine.VolumeUpload) bool { return record.Spec.Cancel },
 		Move:          upload,
-	}, records.PodVolumeBackups(config.Namespace), informer.Lister().PodVolumeBackups(config.Namespace), informer.Informer())
+	}, records.VolumeUploads(config.Namespace), informer.Lister().VolumeUploads(config.Namespace), informer.Informer())
 }
 
-func target(record *engine.PodVolumeBackup) volumework.Target {
+func target(record *engine.VolumeUpload) volumework.Target {
 	return volumework.Target{
 		Node:             record.Spec.Node,
 		Pod:              record.Spec.Pod.UID,
@@ -46,7 +46,7 @@ func target(record *engine.PodVolumeBackup) volumework.Target {
 	}
 }
 
-func status(record *engine.PodVolumeBackup) volumework.Status {
+func status(record *engine.VolumeUpload) volumework.Status {
 	return volumework.Status{
 		Phase:      &record.Status.Phase,
 		Message:    &record.Status.Message,
@@ -56,7 +56,7 @@ func status(record *engine.PodVolumeBackup) volumework.Status {
 	}
 }
 
-func upload(ctx context.Context, r *repository.Repository, record *engine.PodVolumeBackup, folder string, p *datapath.Progress) (volumework.Result[*engine.PodVolumeBackup], error) {
+func upload(ctx context.Context, r *repository.Repository, record *engine.VolumeUpload, folder string, p *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error) {
 	uploaded, err := datapath.Upload(ctx, r, datapath.UploadRequest{
 		Path: folder,
 		Source: datapath.Source{
@@ -68,10 +68,10 @@ func upload(ctx context.Context, r *repository.Repository, record *engine.PodVol
 		},
 		Backup: types.UID(record.Labels[engine.LabelRun]),
 	}, p)
-	return volumework.Result[*engine.PodVolumeBackup]{
+	return volumework.Result[*engine.VolumeUpload]{
 		Bytes:    uploaded.TotalBytes,
 		Warnings: uploaded.Warnings,
-		Apply: func(record *engine.PodVolumeBackup) {
+		Apply: func(record *engine.VolumeUpload) {
 			record.Status.SnapshotID = uploaded.SnapshotID
 			record.Status.Path = folder
 			record.Status.IncrementalBytes = uploaded.IncrementalBytes
