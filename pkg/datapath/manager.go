@@ -8,10 +8,9 @@ import (
 	"sync"
 )
 
-// Manager runs the volume work of one node: no more than its limit at once,
-// restores before backups, and each class in the order of its coming. Waiting
-// work starts when a slot becomes free, and at no other moment is anything done.
-// It is safe for concurrent use.
+// Manager runs the volume work of one node: no more than its limit at once, in an order
+// that is fair to runs (docs/node-agent.md). Waiting work starts when a slot becomes
+// free, and at no other moment is anything done. It is safe for concurrent use.
 type Manager struct {
 	ctx    context.Context // ends when the manager is stopped
 	cancel context.CancelFunc
@@ -20,7 +19,7 @@ type Manager struct {
 	mu      sync.Mutex
 	limit   int
 	stopped bool
-	waiting lanes
+	waiting backlog
 	running [classes]int
 	jobs    map[string]*job // by key: waiting and running
 }
@@ -31,17 +30,16 @@ func NewManager(ctx context.Context, limit int) *Manager {
 	return &Manager{ctx: ctx, cancel: cancel, limit: limit, jobs: map[string]*job{}}
 }
 
-// Submit queues work under a key. It returns false, and does nothing, if work of
-// that key waits or runs already, or if the manager is stopped. The work must end
-// soon after its context.
-func (m *Manager) Submit(key string, class Class, work func(context.Context)) bool {
+// Submit queues work. It returns false, and does nothing, if work of its key waits or
+// runs already, or if the manager is stopped.
+func (m *Manager) Submit(work Work) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.stopped || m.jobs[key] != nil {
+	if m.stopped || m.jobs[work.Key] != nil {
 		return false
 	}
-	j := &job{key: key, class: class, work: work}
-	m.jobs[key] = j
+	j := &job{Work: work}
+	m.jobs[j.Key] = j
 	m.waiting.push(j)
 	m.startLocked()
 	return true
@@ -94,7 +92,7 @@ func (m *Manager) Stop() {
 	m.mu.Lock()
 	m.stopped = true
 	for j := m.waiting.pop(); j != nil; j = m.waiting.pop() {
-		delete(m.jobs, j.key)
+		delete(m.jobs, j.Key)
 	}
 	m.mu.Unlock()
 	m.cancel()
@@ -110,10 +108,10 @@ func (m *Manager) startLocked() {
 		}
 		var ctx context.Context
 		ctx, j.cancel = context.WithCancel(m.ctx)
-		m.running[j.class]++
+		m.running[j.Class]++
 		m.group.Go(func() {
 			defer m.finish(j)
-			j.work(ctx)
+			j.Do(ctx)
 		})
 	}
 }
@@ -122,8 +120,8 @@ func (m *Manager) finish(j *job) {
 	j.cancel()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.jobs, j.key)
-	m.running[j.class]--
+	delete(m.jobs, j.Key)
+	m.running[j.Class]--
 	m.startLocked()
 }
 

@@ -4,11 +4,14 @@
 package datapath
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -26,9 +29,14 @@ func newBench(t *testing.T, limit int) *bench {
 	return &bench{Manager: NewManager(t.Context(), limit), t: t, released: map[string]chan struct{}{}}
 }
 
+// submit submits work whose key begins with its run and that is asked for now.
 func (b *bench) submit(key string, class Class) bool {
+	return b.submitAsked(key, class, time.Time{})
+}
+
+func (b *bench) submitAsked(key string, class Class, asked time.Time) bool {
 	release := make(chan struct{})
-	taken := b.Submit(key, class, func(ctx context.Context) {
+	taken := b.Submit(Work{Key: key, Class: class, Run: key[:1], Asked: asked, Do: func(ctx context.Context) {
 		b.mu.Lock()
 		b.started = append(b.started, key)
 		b.mu.Unlock()
@@ -39,7 +47,7 @@ func (b *bench) submit(key string, class Class) bool {
 		b.mu.Lock()
 		b.ended = append(b.ended, key)
 		b.mu.Unlock()
-	})
+	}})
 	if taken {
 		b.released[key] = release
 	}
@@ -76,6 +84,29 @@ func TestManagerOrder(t *testing.T) {
 		}
 		if load := b.Load(); load.Running != [classes]int{} || load.Waiting != [classes]int{} {
 			t.Errorf("in the end there is %+v", load)
+		}
+		b.Stop()
+	})
+}
+
+// TestManagerTurns: a run of many volumes does not hold up one of few, and its own go in
+// the order in which they were asked for, whenever they were submitted.
+func TestManagerTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, 0)
+		for i, key := range []string{"a5", "a4", "a3", "a2", "b1", "b2", "a1", "c1"} {
+			asked := time.Unix(int64(100-i), 0)
+			if key == "b1" || key == "b2" {
+				asked = time.Unix(50, 0) // the key decides
+			}
+			b.submitAsked(key, ClassBackup, asked)
+		}
+		b.SetLimit(1)
+		synctest.Wait()
+		order := []string{"a1", "b1", "c1", "a2", "b2", "a3", "a4", "a5"}
+		for i, key := range order {
+			b.expectStarted(order[:i+1]...)
+			b.release(key)
 		}
 		b.Stop()
 	})
@@ -140,13 +171,15 @@ func TestManagerProperties(t *testing.T) {
 	type step struct {
 		op    string
 		key   string
+		asked int64
 		class Class
 		limit int
 	}
 	steps := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
 		return step{
 			op:    rapid.SampledFrom([]string{"submit", "submit", "submit", "submit", "release", "release", "release", "cancel", "limit"}).Draw(t, "op"),
-			key:   fmt.Sprint(rapid.IntRange(0, 19).Draw(t, "key")),
+			key:   fmt.Sprintf("%c%d", 'a'+rapid.IntRange(0, 3).Draw(t, "run"), rapid.IntRange(0, 4).Draw(t, "key")),
+			asked: rapid.Int64Range(0, 5).Draw(t, "asked"),
 			class: Class(rapid.IntRange(0, classes-1).Draw(t, "class")),
 			limit: rapid.SampledFrom([]int{1, 1, 1, 0, 2, 3}).Draw(t, "limit"),
 		}
@@ -160,7 +193,7 @@ func TestManagerProperties(t *testing.T) {
 			for i, s := range history {
 				switch s.op {
 				case "submit":
-					if b.submit(s.key, s.class) != model.submit(s.key, s.class) {
+					if b.submitAsked(s.key, s.class, time.Unix(s.asked, 0)) != model.submit(naiveWork{s.key, s.class, s.asked}) {
 						failure = fmt.Sprintf("step %d: they differ on taking %s", i, s.key)
 					}
 				case "release":
@@ -209,6 +242,7 @@ func TestManagerProperties(t *testing.T) {
 type naiveWork struct {
 	key   string
 	class Class
+	asked int64
 }
 
 // naiveManager keeps the whole history and looks at it for every decision.
@@ -217,15 +251,28 @@ type naiveManager struct {
 	waiting          []naiveWork
 	running, started []string
 	history          []string // "backup", "restore past a backup", "restore"
+	// since is, for each class and run with waiting work, the step in which it had its
+	// turn, or in which its first work came.
+	since [classes]map[string]int
+	steps int
 }
 
-func (m *naiveManager) submit(key string, class Class) bool {
-	if slices.Contains(m.running, key) || slices.ContainsFunc(m.waiting, func(w naiveWork) bool { return w.key == key }) {
+func (m *naiveManager) submit(work naiveWork) bool {
+	if slices.Contains(m.running, work.key) || slices.ContainsFunc(m.waiting, func(w naiveWork) bool { return w.key == work.key }) {
 		return false
 	}
-	m.waiting = append(m.waiting, naiveWork{key: key, class: class})
+	if m.since[work.class] == nil {
+		m.since[work.class] = map[string]int{}
+	}
+	if !slices.ContainsFunc(m.waiting, func(w naiveWork) bool { return w.class == work.class && w.run() == work.run() }) {
+		m.steps++
+		m.since[work.class][work.run()] = m.steps
+	}
+	m.waiting = append(m.waiting, work)
 	return true
 }
+
+func (w naiveWork) run() string { return w.key[:1] }
 
 func (m *naiveManager) end(key string) {
 	m.running = slices.DeleteFunc(m.running, func(k string) bool { return k == key })
@@ -235,24 +282,34 @@ func (m *naiveManager) end(key string) {
 func (m *naiveManager) start() {
 	for len(m.running) < m.limit && len(m.waiting) > 0 {
 		next := m.next()
+		m.steps++
+		m.since[next.class][next.run()] = m.steps
 		m.end(next.key)
 		m.running = append(m.running, next.key)
 		m.started = append(m.started, next.key)
 	}
 }
 
-// next is the oldest restore, unless the latest starts were all of restores that
-// passed a backup.
+// next is a restore, unless the latest starts were all of restores that passed a
+// backup: of the run whose turn is the longest ago, what was asked for first.
 func (m *naiveManager) next() naiveWork {
-	oldest := func(class Class) (naiveWork, bool) {
-		i := slices.IndexFunc(m.waiting, func(w naiveWork) bool { return w.class == class })
-		if i < 0 {
+	first := func(class Class) (naiveWork, bool) {
+		var first []naiveWork
+		for _, w := range m.waiting {
+			if w.class == class {
+				first = append(first, w)
+			}
+		}
+		slices.SortFunc(first, func(a, b naiveWork) int {
+			return cmp.Or(m.since[class][a.run()]-m.since[class][b.run()], int(a.asked-b.asked), strings.Compare(a.key, b.key))
+		})
+		if len(first) == 0 {
 			return naiveWork{}, false
 		}
-		return m.waiting[i], true
+		return first[0], true
 	}
-	restore, restores := oldest(ClassRestore)
-	backup, backups := oldest(ClassBackup)
+	restore, restores := first(ClassRestore)
+	backup, backups := first(ClassBackup)
 	latest := m.history[max(0, len(m.history)-restoresInRow):]
 	passed := len(latest) == restoresInRow && !slices.ContainsFunc(latest, func(s string) bool { return s != "restore past a backup" })
 	switch {

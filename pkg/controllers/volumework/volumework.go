@@ -327,7 +327,13 @@ func (c *Controller[T]) start(ctx context.Context, record T) error {
 	c.mu.Lock()
 	c.works[record.GetName()] = w
 	c.mu.Unlock()
-	if !c.Manager.Submit(c.key(w), c.kind.Class, func(ctx context.Context) { c.run(ctx, w) }) {
+	if !c.Manager.Submit(datapath.Work{
+		Key:   c.key(w),
+		Class: c.kind.Class,
+		Run:   record.GetLabels()[engine.LabelRun],
+		Asked: record.GetCreationTimestamp().Time,
+		Do:    func(ctx context.Context) { c.run(ctx, w) },
+	}) {
 		// An earlier attempt has not quite ended, or the agent stops.
 		c.forget(record.GetName(), w)
 		c.queue.AddRateLimited(record.GetName())

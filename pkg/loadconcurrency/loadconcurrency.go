@@ -1,0 +1,166 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package loadconcurrency decides how many volumes a node moves at once, by a document
+// that an administrator writes and the labels of the node. The document is the key
+// loadConcurrency of Velero's node agent ConfigMap, which is JSON:
+//
+//	{"loadConcurrency": {
+//	  "globalConfig": 2,
+//	  "perNodeConfig": [{"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": "node1"}}, "number": 3}]
+//	}}
+//
+// globalConfig holds for the nodes that no rule of perNodeConfig matches, and is 1 where
+// it is missing. Of several rules that match, the smallest number counts. Numbers begin
+// at 1 and have no upper end.
+//
+// A mistake in a part of the document leaves that part as it was before, so that an edit
+// that went wrong takes no node's limit away. The parts are globalConfig and the list
+// perNodeConfig, which is one part since its rules have no names. Where there is no
+// before, globalConfig is 1, and the list is its rules without those that are wrong.
+package loadconcurrency
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	sigsjson "sigs.k8s.io/json"
+)
+
+// Default is the limit where nothing says otherwise.
+const Default = 1
+
+// Config is what holds. The zero value is what holds without a document: Default
+// everywhere.
+type Config struct {
+	// global is 0 where the document says nothing.
+	global int
+	rules  []rule
+	// listed is set once a list of rules was without a mistake.
+	listed bool
+}
+
+// rule limits the nodes that it matches.
+type rule struct {
+	index    int // in perNodeConfig
+	selector labels.Selector
+	number   int
+}
+
+// Limit returns how many volumes a node with these labels moves at once, and what part
+// of the document says so: globalConfig, perNodeConfig[i], or default.
+func (c Config) Limit(node labels.Set) (limit int, source string) {
+	limit, source = Default, "default"
+	if c.global > 0 {
+		limit, source = c.global, "globalConfig"
+	}
+	matched := false
+	for _, rule := range c.rules {
+		if rule.selector.Matches(node) && (!matched || rule.number < limit) {
+			limit, source, matched = rule.number, fmt.Sprintf("perNodeConfig[%d]", rule.index), true
+		}
+	}
+	return limit, source
+}
+
+// Update returns what holds with the data of a ConfigMap, which must have one key, whose
+// name does not matter. The error says all that is wrong with it; what it is not about
+// holds.
+func (c Config) Update(data map[string]string) (Config, error) {
+	if len(data) != 1 {
+		keys := slices.Sorted(maps.Keys(data))
+		return c, fmt.Errorf("it must have exactly one key, whose value is JSON, but has %d: %s", len(keys), strings.Join(keys, ", "))
+	}
+	for _, text := range data {
+		return c.update([]byte(text))
+	}
+	return c, nil
+}
+
+func (c Config) update(text []byte) (Config, error) {
+	var document struct {
+		LoadConcurrency struct {
+			GlobalConfig  json.RawMessage   `json:"globalConfig"`
+			PerNodeConfig []json.RawMessage `json:"perNodeConfig"`
+		} `json:"loadConcurrency"`
+	}
+	unknown, err := sigsjson.UnmarshalStrict(text, &document)
+	if err != nil {
+		return c, fmt.Errorf("it is not the JSON that is expected: %w", err)
+	}
+	errs := unknown
+	global, err := globalConfig(document.LoadConcurrency.GlobalConfig)
+	if err == nil {
+		c.global = global
+	} else {
+		errs = append(errs, err)
+	}
+	rules, err := perNodeConfig(document.LoadConcurrency.PerNodeConfig)
+	if err == nil || !c.listed {
+		c.rules, c.listed = rules, err == nil
+	}
+	return c, errors.Join(append(errs, err)...)
+}
+
+func globalConfig(text json.RawMessage) (int, error) {
+	if len(text) == 0 || string(text) == "null" {
+		return 0, nil
+	}
+	number, err := parseNumber(text)
+	if err != nil {
+		return 0, fmt.Errorf("globalConfig: %w", err)
+	}
+	return number, nil
+}
+
+// perNodeConfig returns the rules without a mistake.
+func perNodeConfig(texts []json.RawMessage) (rules []rule, err error) {
+	var errs []error
+	for i, text := range texts {
+		rule, err := parseRule(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("perNodeConfig[%d]: %w", i, err))
+			continue
+		}
+		rule.index = i
+		rules = append(rules, rule)
+	}
+	return rules, errors.Join(errs...)
+}
+
+func parseRule(text json.RawMessage) (rule, error) {
+	var fields struct {
+		NodeSelector *metav1.LabelSelector `json:"nodeSelector"`
+		Number       json.RawMessage       `json:"number"`
+	}
+	unknown, err := sigsjson.UnmarshalStrict(text, &fields)
+	if err = errors.Join(append(unknown, err)...); err != nil {
+		return rule{}, err
+	}
+	if fields.NodeSelector == nil {
+		return rule{}, errors.New(`nodeSelector is missing; {} matches every node`)
+	}
+	selector, err := metav1.LabelSelectorAsSelector(fields.NodeSelector)
+	if err != nil {
+		return rule{}, fmt.Errorf("nodeSelector: %w", err)
+	}
+	number, err := parseNumber(fields.Number)
+	if err != nil {
+		return rule{}, fmt.Errorf("number: %w", err)
+	}
+	return rule{selector: selector, number: number}, nil
+}
+
+func parseNumber(text json.RawMessage) (int, error) {
+	var number int
+	if err := json.Unmarshal(text, &number); err != nil || number < 1 {
+		return 0, fmt.Errorf("must be a whole number of at least 1, but is %q", text)
+	}
+	return number, nil
+}
