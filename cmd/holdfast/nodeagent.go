@@ -14,15 +14,21 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/nodelimit"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumerestore"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumeupload"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
@@ -41,7 +47,7 @@ type nodeAgentOptions struct {
 	node        string
 	hostPodsDir string
 	cacheDir    string
-	concurrency int
+	configMap   string
 }
 
 func newNodeAgentCommand() *cobra.Command {
@@ -49,7 +55,6 @@ func newNodeAgentCommand() *cobra.Command {
 		serving:     serving.NewOptions(8445),
 		node:        os.Getenv("NODE_NAME"),
 		hostPodsDir: "/host_pods",
-		concurrency: 1,
 	}
 	command := &cobra.Command{
 		Use:   "node-agent",
@@ -67,7 +72,7 @@ func newNodeAgentCommand() *cobra.Command {
 	flags.StringVar(&options.node, "node-name", options.node, "Name of the node. Default: the environment variable NODE_NAME.")
 	flags.StringVar(&options.hostPodsDir, "host-pods-dir", options.hostPodsDir, "The kubelet's folder of pods, as mounted here.")
 	flags.StringVar(&options.cacheDir, "cache-dir", options.cacheDir, "Folder for the repositories' caches. Empty means none.")
-	flags.IntVar(&options.concurrency, "concurrency", options.concurrency, "How many volumes of the node are moved at once.")
+	flags.StringVar(&options.configMap, "node-agent-configmap", options.configMap, "Name of a ConfigMap in the system namespace that says how many volumes each node moves at once. While there is none, each moves one.")
 	return role(command)
 }
 
@@ -76,8 +81,10 @@ func (o *nodeAgentOptions) validate() error {
 	if o.node == "" {
 		errs = append(errs, errors.New("--node-name must be set, or the environment variable NODE_NAME"))
 	}
-	if o.concurrency < 1 {
-		errs = append(errs, fmt.Errorf("--concurrency must be at least 1, but is %d", o.concurrency))
+	if o.configMap != "" {
+		for _, problem := range validation.IsDNS1123Subdomain(o.configMap) {
+			errs = append(errs, fmt.Errorf("--node-agent-configmap must be the name of a ConfigMap, but is %q: %s", o.configMap, problem))
+		}
 	}
 	if !filepath.IsAbs(o.hostPodsDir) {
 		errs = append(errs, fmt.Errorf("--host-pods-dir must be an absolute path, but is %q", o.hostPodsDir))
@@ -105,6 +112,10 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	metadata, err := metadata.NewForConfig(config)
+	if err != nil {
+		return err
+	}
 	stopped, err := o.serving.Start(ctx, o.client.kubeconfig)
 	if err != nil {
 		return err
@@ -119,12 +130,12 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 
 	identity := "holdfast-node-agent-" + uuid.NewString()[:8]
 	return liveness.HoldNode(ctx, kube.CoordinationV1().Leases(enginev1alpha1.AgentsNamespace(o.client.namespace)), o.node, identity, clock.RealClock{}, func(ctx context.Context) error {
-		return o.work(ctx, kube, engine, broadcaster)
+		return o.work(ctx, kube, metadata, engine, broadcaster)
 	})
 }
 
 // work moves volumes until ctx ends, and returns when all work has stopped.
-func (o *nodeAgentOptions) work(ctx context.Context, kube kubernetes.Interface, engine engineclient.Interface, broadcaster events.EventBroadcaster) error {
+func (o *nodeAgentOptions) work(ctx context.Context, kube kubernetes.Interface, metadata metadata.Interface, engine engineclient.Interface, broadcaster events.EventBroadcaster) error {
 	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace))
 	// An agent sees the work of its own node.
 	work := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0,
@@ -132,8 +143,9 @@ func (o *nodeAgentOptions) work(ctx context.Context, kube kubernetes.Interface, 
 		engineinformers.WithTweakListOptions(func(options *metav1.ListOptions) {
 			options.LabelSelector = labels.Set{enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(o.node)}.String()
 		}))
-	manager := datapath.NewManager(ctx, o.concurrency)
+	manager := datapath.NewManager(ctx, 0) // nothing starts before all that waits is known
 	defer manager.Stop()
+	recorder := broadcaster.NewRecorder(scheme.Scheme, "holdfast-node-agent")
 	shared := volumework.Config{
 		Node:               o.node,
 		Namespace:          o.client.namespace,
@@ -142,7 +154,7 @@ func (o *nodeAgentOptions) work(ctx context.Context, kube kubernetes.Interface, 
 		Secrets:            kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
 		Keys:               kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace)),
 		Options:            repository.Options{CacheDir: o.cacheDir},
-		Events:             broadcaster.NewRecorder(scheme.Scheme, "holdfast-node-agent"),
+		Events:             recorder,
 		Clock:              clock.RealClock{},
 		RepositoryInformer: records.Engine().V1alpha1().VolumeRepositories(),
 		LocationInformer:   records.Engine().V1alpha1().StorageLocations(),
@@ -155,14 +167,33 @@ func (o *nodeAgentOptions) work(ctx context.Context, kube kubernetes.Interface, 
 	if err != nil {
 		return err
 	}
+	nodes := metadatainformer.NewFilteredMetadataInformer(metadata, corev1.SchemeGroupVersion.WithResource("nodes"), "", 0, cache.Indexers{},
+		func(options *metav1.ListOptions) { options.FieldSelector = "metadata.name=" + o.node }).Informer()
+	limits := nodelimit.Config{Nodes: nodes, SetLimit: manager.SetLimit, Events: recorder}
+	configMaps := oneConfigMap(kube, o.client.namespace, o.configMap)
+	if o.configMap != "" {
+		limits.ConfigMaps = configMaps.Core().V1().ConfigMaps().Informer()
+	}
+	limit, err := nodelimit.New(limits)
+	if err != nil {
+		return err
+	}
 	records.StartWithContext(ctx)
 	work.StartWithContext(ctx)
-	klog.FromContext(ctx).Info("Node agent starts", "node", o.node, "concurrency", o.concurrency)
+	configMaps.StartWithContext(ctx)
+	klog.FromContext(ctx).Info("Node agent starts", "node", o.node)
 	var running sync.WaitGroup
+	running.Go(func() { nodes.RunWithContext(ctx) })
 	running.Go(func() { backups.Run(ctx) })
 	running.Go(func() { restores.Run(ctx) })
+	running.Go(func() {
+		if cache.WaitForNamedCacheSyncWithContext(ctx, backups.HasSynced, restores.HasSynced) {
+			limit.Run(ctx)
+		}
+	})
 	running.Wait()
 	records.Shutdown()
 	work.Shutdown()
+	configMaps.Shutdown()
 	return nil
 }

@@ -260,6 +260,7 @@ func (r runner) specs() []process.Spec {
 	for i, a := range r.agents() {
 		add(fmt.Sprintf("agent-%d", i), "node-agent", "holdfast-node-agent", []string{
 			"--node-name=" + a.node,
+			"--node-agent-configmap=holdfast-node-agent",
 			"--host-pods-dir=" + a.podsDir,
 			"--cache-dir=" + r.Dir.Path(fmt.Sprintf("cache-%d", i)),
 		}, r.AgentFlags)

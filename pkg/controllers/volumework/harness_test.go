@@ -206,7 +206,7 @@ func (h *harness) startRestores() {
 
 // startMove runs a controller of VolumeUploads that does something else than
 // uploading.
-func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error)) {
+func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error)) *volumework.Controller[*engine.VolumeUpload] {
 	informer := h.factory.Engine().V1alpha1().VolumeUploads()
 	c, err := volumework.New(h.config, volumework.Kind[*engine.VolumeUpload]{
 		Name: "test", Class: datapath.ClassBackup, Action: "Test", FailureReason: "TestFailed",
@@ -224,6 +224,7 @@ func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volu
 	}, h.engine.EngineV1alpha1().VolumeUploads(system), informer.Lister().VolumeUploads(system), informer.Informer())
 	must(h.t, err)
 	h.start(c.Run)
+	return c
 }
 
 // volume makes the folder of an emptyDir of the pod.

@@ -24,6 +24,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -141,6 +142,8 @@ type Controller[T Record[T]] struct {
 	opener *opener.Opener
 	synced []cache.InformerSynced
 	queue  workqueue.TypedRateLimitingInterface[string]
+	// submitted is true when the manager knows of all that waited at the start.
+	submitted atomic.Bool
 
 	// mu guards works and their contents.
 	mu sync.Mutex
@@ -221,10 +224,25 @@ func (c *Controller[T]) Run(ctx context.Context) {
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
 		return
 	}
+	records, err := c.lister.List(labels.Everything())
+	if err != nil {
+		utilruntime.HandleErrorWithContext(ctx, err, "Listing the volume work failed", "kind", c.kind.Name)
+		return
+	}
+	for _, record := range records {
+		if err := c.sync(ctx, record.GetName()); err != nil {
+			c.queue.AddRateLimited(record.GetName())
+		}
+	}
+	c.submitted.Store(true)
 	// One worker is enough: it only decides and writes, the manager runs the work.
 	for c.processNext(ctx) {
 	}
 }
+
+// HasSynced reports whether the manager knows of all work that waited at the start. It
+// should not let any begin before, or a restart would change the order.
+func (c *Controller[T]) HasSynced() bool { return c.submitted.Load() }
 
 func (c *Controller[T]) enqueue(obj any) {
 	name, err := cache.DeletionHandlingObjectToName(obj)

@@ -162,6 +162,33 @@ func TestRestartedAgent(t *testing.T) {
 	}
 }
 
+// TestOrderAfterARestart: an agent that starts knows of all that waits before any of it
+// begins, so that the runs take turns, and each one's first is the first.
+func TestOrderAfterARestart(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.manager.SetLimit(0)
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.volume("data")
+	for i, name := range []string{"a4", "a3", "a2", "b1", "a1"} {
+		record := h.backup(name, types.UID(name), "data")
+		record.Labels[engine.LabelRun] = name[:1]
+		record.CreationTimestamp = metav1.Unix(int64(100-i), 0)
+		h.create(record)
+	}
+	calls := make(chan struct{})
+	c := h.startMove(func(context.Context, *datapath.Progress) (result, error) {
+		calls <- struct{}{}
+		return result{}, nil
+	})
+	h.eventually(c.HasSynced, func() string { return "it does not know of all" })
+	h.manager.SetLimit(1)
+	for _, name := range []string{"a1", "b1", "a2", "a3", "a4"} {
+		h.expect(name, engine.VolumePhaseInProgress)
+		<-calls
+		h.expect(name, engine.VolumePhaseCompleted)
+	}
+}
+
 // TestDeletedRecord: its work ends, and a record of the same name begins anew.
 func TestDeletedRecord(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})

@@ -1,0 +1,154 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nodelimit keeps the limit of a node's data path manager as the administrator's
+// ConfigMap and the node's labels say, by the rules of pkg/loadconcurrency. It follows
+// each change of either. What is wrong with the ConfigMap is told once for each version
+// of it: in the log, by an event, and in the State.
+package nodelimit
+
+import (
+	"context"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+
+	"github.com/holdfast-io/holdfast/pkg/loadconcurrency"
+)
+
+// Config is what a Controller needs.
+type Config struct {
+	// ConfigMaps is an informer of the administrator's ConfigMap alone; nil if there is to
+	// be none.
+	ConfigMaps cache.SharedIndexInformer
+	// Nodes is an informer of this node alone, of whichever kind of object.
+	Nodes cache.SharedIndexInformer
+	// SetLimit sets the limit of the manager.
+	SetLimit func(int)
+	Events   events.EventRecorder
+}
+
+// State is the limit in force.
+type State struct {
+	Limit int
+	// Source is what says so: see loadconcurrency.Config.
+	Source string
+	// Problem is what is wrong with the ConfigMap; empty if nothing is.
+	Problem string
+}
+
+// Controller sets a limit.
+type Controller struct {
+	Config
+	synced []cache.InformerSynced
+
+	mu      sync.Mutex
+	logger  klog.Logger
+	running bool
+	limits  loadconcurrency.Config
+	// version of the ConfigMap that the limits are of; empty without one.
+	version string
+	state   State
+}
+
+// New returns a Controller that has not set a limit yet.
+func New(config Config) (*Controller, error) {
+	c := &Controller{Config: config}
+	changed := func(any) { c.update() }
+	for _, informer := range []cache.SharedIndexInformer{config.ConfigMaps, config.Nodes} {
+		if informer == nil {
+			continue
+		}
+		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc:    changed,
+			UpdateFunc: func(_, obj any) { changed(obj) },
+			DeleteFunc: changed,
+		})
+		if err != nil {
+			return nil, err
+		}
+		c.synced = append(c.synced, registration.HasSynced)
+	}
+	return c, nil
+}
+
+// Run sets the limit until ctx ends, for the first time when the ConfigMap and the node
+// are known.
+func (c *Controller) Run(ctx context.Context) {
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+		return
+	}
+	c.mu.Lock()
+	c.logger, c.running = klog.FromContext(ctx), true
+	c.mu.Unlock()
+	c.update()
+	<-ctx.Done()
+}
+
+// State returns the limit in force; its Limit is 0 before the first is.
+func (c *Controller) State() State {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state
+}
+
+func (c *Controller) update() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.running {
+		return
+	}
+	after := State{Problem: c.readConfigMap()}
+	after.Limit, after.Source = c.limits.Limit(c.nodeLabels())
+	if after == c.state {
+		return
+	}
+	c.logger.Info("The node moves so many volumes at once from now on", "limit", after.Limit, "source", after.Source, "problem", after.Problem)
+	c.state = after
+	c.SetLimit(after.Limit)
+}
+
+// readConfigMap brings the limits up to date, and returns what is wrong with the
+// ConfigMap.
+func (c *Controller) readConfigMap() (problem string) {
+	if c.ConfigMaps == nil {
+		return ""
+	}
+	var configMap *corev1.ConfigMap
+	for _, obj := range c.ConfigMaps.GetStore().List() {
+		configMap, _ = obj.(*corev1.ConfigMap)
+	}
+	if configMap == nil {
+		c.limits, c.version = loadconcurrency.Config{}, ""
+		return ""
+	}
+	if configMap.ResourceVersion == c.version {
+		return c.state.Problem
+	}
+	c.version = configMap.ResourceVersion
+	var err error
+	if c.limits, err = c.limits.Update(configMap.Data); err == nil {
+		return ""
+	}
+	problem = strings.ReplaceAll(err.Error(), "\n", "; ")
+	c.logger.Error(nil, "The ConfigMap of the node agents has mistakes, and its parts that have stay as they were before", "configMap", klog.KObj(configMap), "problem", problem)
+	c.Events.Eventf(configMap, nil, corev1.EventTypeWarning, "InvalidConcurrency", "SetLimit",
+		"What is wrong here has no effect: %s", problem)
+	return problem
+}
+
+// nodeLabels are the labels of the node; none while there is no object of it.
+func (c *Controller) nodeLabels() labels.Set {
+	for _, obj := range c.Nodes.GetStore().List() {
+		if node, err := meta.Accessor(obj); err == nil {
+			return node.GetLabels()
+		}
+	}
+	return nil
+}
