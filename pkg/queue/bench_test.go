@@ -12,6 +12,8 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
@@ -79,7 +81,7 @@ func (shape benchShape) included(i int) []string {
 // run is the i-th that is created, queued.
 func (shape benchShape) run(b *testing.B, i int) Run {
 	return Run{
-		Key: fmt.Sprintf("run-%06d", i), Name: fmt.Sprintf("backup-%06d", i), Namespace: systemNamespace,
+		UID: types.UID(fmt.Sprintf("run-%06d", i)), Name: fmt.Sprintf("backup-%06d", i), Namespace: systemNamespace,
 		Phase: v1alpha1.BackupPhaseQueued, Ticket: int64(i + 1), CreatedAt: time.Unix(int64(i), 0),
 		Location: "default", Selection: selected(b, shape.included(i)...),
 	}
@@ -97,7 +99,7 @@ func (shape benchShape) snapshot(b *testing.B, n int) Snapshot {
 	start := shape.planner(b, s).Next().Start
 	for i := range s.Runs {
 		for _, key := range start {
-			if s.Runs[i].Key == key {
+			if s.Runs[i].UID == key {
 				s.Runs[i].Phase = v1alpha1.BackupPhaseInProgress
 			}
 		}
@@ -212,9 +214,9 @@ func BenchmarkOracle(b *testing.B) {
 
 func benchOracle(b *testing.B, shape benchShape, n int) {
 	s := shape.snapshot(b, n)
-	s.Words = map[string]*words{}
+	s.Words = map[types.UID]*words{}
 	for i, r := range s.Runs {
-		s.Words[r.Key] = readWords(shape.included(i), nil)
+		s.Words[r.UID] = readWords(shape.included(i), nil)
 	}
 	p := shape.planner(b, s)
 	b.Run("plan", func(b *testing.B) {
@@ -228,12 +230,12 @@ func benchOracle(b *testing.B, shape benchShape, n int) {
 		}
 	})
 	b.Run("decision", func(b *testing.B) {
-		oldest := slices.IndexFunc(s.Runs, func(r Run) bool { return r.Key == p.line[0].Key })
+		oldest := slices.IndexFunc(s.Runs, func(r Run) bool { return r.UID == p.line[0].UID })
 		s := s
 		s.Runs = slices.Clone(s.Runs)
 		s.Runs[oldest].Phase = v1alpha1.BackupPhaseCompleted
 		b.ReportAllocs()
-		var start []string
+		var start []types.UID
 		for b.Loop() {
 			start, _ = naiveStarts(s, inOrder(s))
 		}

@@ -3,6 +3,8 @@
 
 package queue
 
+import "k8s.io/apimachinery/pkg/types"
+
 // Snapshot is all that a Planner is told of, and what the oracle needs besides.
 type Snapshot struct {
 	// Runs in any order and any phase. Finished ones matter only by their tickets.
@@ -16,8 +18,8 @@ type Snapshot struct {
 	// LastTicket is the greatest ticket that is remembered; 0 for nothing.
 	LastTicket int64
 
-	// Words by the keys of the runs. Only the oracle reads them.
-	Words map[string]*words
+	// Words by the uids of the runs. Only the oracle reads them.
+	Words map[types.UID]*words
 }
 
 // decide is what a new Planner says of a snapshot.

@@ -9,19 +9,23 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
 // Blocker is a run that another one waits for.
 type Blocker struct {
-	Key, Namespace, Name string
-	State                v1alpha1.QueueState
+	UID             types.UID
+	Namespace, Name string
+	State           v1alpha1.QueueState
 }
 
 // Entry is one line of the queue as people see it.
 type Entry struct {
-	Key, Namespace, Name, UID string
+	UID             types.UID
+	Namespace, Name string
 
 	State v1alpha1.QueueState
 	// Position is the rank among the queued, from 1; 0 for the others.
@@ -57,7 +61,7 @@ type Entry struct {
 
 func newEntry(r *Run) Entry {
 	return Entry{
-		Key: r.Key, Namespace: r.Namespace, Name: r.Name, UID: r.UID,
+		UID: r.UID, Namespace: r.Namespace, Name: r.Name,
 		State:        r.State(),
 		WaitingSince: r.WaitingSince(),
 		selection:    r.Selection,
@@ -84,7 +88,7 @@ func (e *Entry) blame(blockers []*Run, namespaces []string) {
 	var conflicts []string
 	e.Blockers = make([]Blocker, 0, len(blockers))
 	for _, b := range blockers {
-		e.Blockers = append(e.Blockers, Blocker{Key: b.Key, Namespace: b.Namespace, Name: b.Name, State: b.State()})
+		e.Blockers = append(e.Blockers, Blocker{UID: b.UID, Namespace: b.Namespace, Name: b.Name, State: b.State()})
 		if !selection.Overlaps(e.selection, b.Selection) {
 			continue
 		}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
@@ -24,7 +26,7 @@ func TestConflictsAreBounded(t *testing.T) {
 		}
 		p.SetLocations(map[string]LocationState{"default": {Available: true}})
 		for i, phase := range []v1alpha1.BackupPhase{v1alpha1.BackupPhaseInProgress, v1alpha1.BackupPhaseQueued} {
-			p.Update(Run{Key: fmt.Sprint(i), Name: fmt.Sprint(i), Namespace: systemNamespace, Phase: phase, Ticket: int64(i + 1), Location: "default", Selection: selected(t, words...)})
+			p.Update(Run{UID: types.UID(fmt.Sprint(i)), Name: fmt.Sprint(i), Namespace: systemNamespace, Phase: phase, Ticket: int64(i + 1), Location: "default", Selection: selected(t, words...)})
 		}
 		e, _ := p.Entry("1")
 		if e.Reason != v1alpha1.QueueReasonNamespaceOverlap || len(e.ConflictNamespaces) != shown || e.MoreConflicts != (shared > shown) {
@@ -46,7 +48,7 @@ func TestConflictsAreSorted(t *testing.T) {
 	p.SetNamespaces(names)
 	p.SetLocations(map[string]LocationState{"default": {Available: true}})
 	for i, phase := range []v1alpha1.BackupPhase{v1alpha1.BackupPhaseInProgress, v1alpha1.BackupPhaseQueued} {
-		p.Update(Run{Key: fmt.Sprint(i), Name: fmt.Sprint(i), Namespace: systemNamespace, Phase: phase, Ticket: int64(i + 1), Location: "default", Selection: selected(t, "ns-*")})
+		p.Update(Run{UID: types.UID(fmt.Sprint(i)), Name: fmt.Sprint(i), Namespace: systemNamespace, Phase: phase, Ticket: int64(i + 1), Location: "default", Selection: selected(t, "ns-*")})
 	}
 	e, _ := p.Entry("1")
 	if got := e.ConflictNamespaces; len(got) != maxConflicts || got[0] != "ns-000" || got[maxConflicts-1] != fmt.Sprintf("ns-%03d", maxConflicts-1) || names[1] != "ns-037" {

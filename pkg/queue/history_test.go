@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -21,7 +22,7 @@ type history struct {
 	snapshot Snapshot
 	planner  *Planner
 	// What the planner was told last.
-	told          map[string]Run
+	told          map[types.UID]Run
 	toldLocations map[string]LocationState
 	toldLimit     int
 
@@ -35,7 +36,7 @@ func newHistory(t *rapid.T) *history {
 		style: drawStyle(t),
 		now:   time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
-	h.snapshot.Words = map[string]*words{}
+	h.snapshot.Words = map[types.UID]*words{}
 	h.snapshot.Limit = rapid.IntRange(1, 4).Draw(t, "limit")
 	h.snapshot.Locations = map[string]LocationState{"one": {Available: true}, "two": {Available: true}}
 	for range rapid.IntRange(0, 12).Draw(t, "waiting") {
@@ -51,9 +52,9 @@ func (h *history) create(t *rapid.T) {
 	name := fmt.Sprintf("b%02d", h.created)
 	h.created++
 	w := h.style.Draw(t, "words")
-	h.snapshot.Words[name] = w
+	h.snapshot.Words[types.UID(name)] = w
 	h.snapshot.Runs = append(h.snapshot.Runs, Run{
-		Key: name, Name: rapid.SampledFrom([]string{name, "same"}).Draw(t, "name"),
+		UID: types.UID(name), Name: rapid.SampledFrom([]string{name, "same"}).Draw(t, "name"),
 		Namespace:     rapid.SampledFrom([]string{systemNamespace, "team-a", "team-b"}).Draw(t, "namespace"),
 		CreatedAt:     h.now,
 		Location:      rapid.SampledFrom([]string{"one", "two"}).Draw(t, "location"),
@@ -69,15 +70,15 @@ func (h *history) restart(t *rapid.T) {
 		t.Fatal(err)
 	}
 	h.planner, h.snapshot.LastTicket = planner, 0
-	h.told, h.toldLocations, h.toldLimit = map[string]Run{}, nil, h.snapshot.Limit
+	h.told, h.toldLocations, h.toldLimit = map[types.UID]Run{}, nil, h.snapshot.Limit
 }
 
 // plan is what the planner says once it is told of the changes, in any order. It
 // must be what a new one says, and that what the rules say.
 func (h *history) plan(t *rapid.T) Plan {
-	runs := map[string]Run{}
+	runs := map[types.UID]Run{}
 	for _, r := range h.snapshot.Runs {
-		runs[r.Key] = r
+		runs[r.UID] = r
 	}
 	keys := slices.Sorted(maps.Keys(runs))
 	for key := range h.told {
@@ -87,7 +88,7 @@ func (h *history) plan(t *rapid.T) Plan {
 	}
 	slices.Sort(keys)
 	again := rapid.Bool().Draw(t, "told twice")
-	changed := slices.DeleteFunc(keys, func(key string) bool {
+	changed := slices.DeleteFunc(keys, func(key types.UID) bool {
 		was, ok := h.told[key]
 		return ok && was == runs[key] && !again
 	})
@@ -163,8 +164,8 @@ func (h *history) actions() map[string]func(*rapid.T) {
 			r.Cancelled = true
 		},
 		"remove a record": func(t *rapid.T) {
-			key := h.pick(t, func(Run) bool { return true }).Key // somebody may have forced a live one away
-			h.snapshot.Runs = slices.DeleteFunc(h.snapshot.Runs, func(r Run) bool { return r.Key == key })
+			key := h.pick(t, func(Run) bool { return true }).UID // somebody may have forced a live one away
+			h.snapshot.Runs = slices.DeleteFunc(h.snapshot.Runs, func(r Run) bool { return r.UID == key })
 		},
 		"namespaces come and go": func(t *rapid.T) {
 			before := h.plan(t).Start
@@ -198,8 +199,8 @@ func (h *history) actions() map[string]func(*rapid.T) {
 func (h *history) checkNoOverlap(t *rapid.T) {
 	for _, a := range h.snapshot.Runs {
 		for _, b := range h.snapshot.Runs {
-			if a.Key != b.Key && a.usesSlot() && b.usesSlot() && h.snapshot.overlap(a, b) {
-				t.Fatalf("%s and %s overlap, and both use a slot", a.Key, b.Key)
+			if a.UID != b.UID && a.usesSlot() && b.usesSlot() && h.snapshot.overlap(a, b) {
+				t.Fatalf("%s and %s overlap, and both use a slot", a.UID, b.UID)
 			}
 		}
 	}
@@ -207,14 +208,14 @@ func (h *history) checkNoOverlap(t *rapid.T) {
 
 // checkNotOvertaking is the second: none starts ahead of a queued one that it
 // overlaps and that was queued before it.
-func (h *history) checkNotOvertaking(t *rapid.T, start []string) {
+func (h *history) checkNotOvertaking(t *rapid.T, start []types.UID) {
 	for _, r := range h.snapshot.Runs {
-		if !slices.Contains(start, r.Key) {
+		if !slices.Contains(start, r.UID) {
 			continue
 		}
 		for _, other := range h.snapshot.Runs {
 			if other.Phase == v1alpha1.BackupPhaseQueued && !other.Cancelled && other.Ticket < r.Ticket && h.snapshot.overlap(r, other) {
-				t.Fatalf("%s overtakes %s", r.Key, other.Key)
+				t.Fatalf("%s overtakes %s", r.UID, other.UID)
 			}
 		}
 	}

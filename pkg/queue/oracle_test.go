@@ -11,6 +11,7 @@ import (
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -19,14 +20,15 @@ import (
 // verdict is what the oracle says of one run, as text so that differences read
 // well: key, position, state, reason, blockers, conflicts.
 type verdict struct {
-	tickets, start, entries []string
+	start            []types.UID
+	tickets, entries []string
 }
 
 func (s Snapshot) overlap(a, b Run) bool {
 	return s.overlapByNamespace(a, b) || a.ClusterScoped && b.ClusterScoped
 }
 
-func (s Snapshot) overlapByNamespace(a, b Run) bool { return s.Words[a.Key].overlap(s.Words[b.Key]) }
+func (s Snapshot) overlapByNamespace(a, b Run) bool { return s.Words[a.UID].overlap(s.Words[b.UID]) }
 
 // What follows is the rules of doc.go written down one by one, with no index and
 // no thought for cost.
@@ -41,16 +43,16 @@ func inOrder(s Snapshot) []Run {
 	runs := slices.Clone(s.Runs)
 	slices.SortFunc(runs, func(a, b Run) int {
 		return cmp.Or(cmp.Compare(a.Ticket, b.Ticket), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Name, b.Name),
-			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Key, b.Key))
+			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.UID, b.UID))
 	})
 	return runs
 }
 
 // naiveStarts repeats rule 4 until nothing more may start. Started ones are then
 // as if ReadyToStart.
-func naiveStarts(s Snapshot, runs []Run) (start []string, started map[string]bool) {
-	started = map[string]bool{}
-	holds := func(r Run) bool { return naiveSlot(r) || started[r.Key] }
+func naiveStarts(s Snapshot, runs []Run) (start []types.UID, started map[types.UID]bool) {
+	started = map[types.UID]bool{}
+	holds := func(r Run) bool { return naiveSlot(r) || started[r.UID] }
 	for again := true; again; {
 		again = false
 		inUse := 0
@@ -71,8 +73,8 @@ func naiveStarts(s Snapshot, runs []Run) (start []string, started map[string]boo
 				}
 			}
 			if free {
-				started[r.Key], again = true, true
-				start = append(start, r.Key)
+				started[r.UID], again = true, true
+				start = append(start, r.UID)
 			}
 		}
 	}
@@ -91,7 +93,7 @@ func naive(s Snapshot) verdict {
 		for i, r := range runs {
 			if (r.Phase == "New" || r.Phase == "") && !r.Cancelled &&
 				(oldest < 0 || cmp.Or(r.CreatedAt.Compare(runs[oldest].CreatedAt), cmp.Compare(r.Version, runs[oldest].Version), cmp.Compare(r.Name, runs[oldest].Name),
-					cmp.Compare(r.Namespace, runs[oldest].Namespace), cmp.Compare(r.Key, runs[oldest].Key)) < 0) {
+					cmp.Compare(r.Namespace, runs[oldest].Namespace), cmp.Compare(r.UID, runs[oldest].UID)) < 0) {
 				oldest = i
 			}
 		}
@@ -99,16 +101,16 @@ func naive(s Snapshot) verdict {
 			break
 		}
 		last++
-		v.tickets = append(v.tickets, fmt.Sprint(runs[oldest].Key, " ", last))
+		v.tickets = append(v.tickets, fmt.Sprint(runs[oldest].UID, " ", last))
 		runs[oldest].Phase = "has a ticket"
 	}
 
-	var started map[string]bool
+	var started map[types.UID]bool
 	v.start, started = naiveStarts(s, runs)
 	for _, phase := range []v1alpha1.BackupPhase{"InProgress", "ReadyToStart"} {
 		for _, r := range runs {
 			if r.Phase == phase {
-				v.entries = append(v.entries, fmt.Sprint(r.Key, " 0 ", map[v1alpha1.BackupPhase]string{"InProgress": "Running", "ReadyToStart": "Ready"}[phase], "  [] []"))
+				v.entries = append(v.entries, fmt.Sprint(r.UID, " 0 ", map[v1alpha1.BackupPhase]string{"InProgress": "Running", "ReadyToStart": "Ready"}[phase], "  [] []"))
 			}
 		}
 	}
@@ -121,7 +123,7 @@ func naive(s Snapshot) verdict {
 		var blockers []Run
 		for j, other := range runs {
 			// What started in this plan behind r was not there when r was decided.
-			if i != j && (naiveSlot(other) || started[other.Key] && j < i) && s.overlap(r, other) {
+			if i != j && (naiveSlot(other) || started[other.UID] && j < i) && s.overlap(r, other) {
 				blockers = append(blockers, other)
 			}
 		}
@@ -134,7 +136,7 @@ func naive(s Snapshot) verdict {
 			reason = "NamespaceOverlap"
 		case len(blockers) > 0:
 			reason = "ClusterScopeOverlap"
-		case started[r.Key]:
+		case started[r.UID]:
 			reason = "NextToStart"
 		default:
 			reason = "ConcurrencyLimit"
@@ -145,11 +147,11 @@ func naive(s Snapshot) verdict {
 				}
 			}
 		}
-		keys, conflicts := []string{}, []string{}
+		keys, conflicts := []types.UID{}, []string{}
 		for _, b := range blockers {
-			keys = append(keys, b.Key)
+			keys = append(keys, b.UID)
 			if s.overlapByNamespace(r, b) {
-				conflicts = append(conflicts, s.Words[r.Key].shared(s.Words[b.Key], s.Namespaces)...)
+				conflicts = append(conflicts, s.Words[r.UID].shared(s.Words[b.UID], s.Namespaces)...)
 			}
 		}
 		slices.Sort(conflicts)
@@ -158,7 +160,7 @@ func naive(s Snapshot) verdict {
 		if len(conflicts) > 16 {
 			conflicts, more = conflicts[:16], " and more"
 		}
-		v.entries = append(v.entries, fmt.Sprint(r.Key, " ", position, " Queued ", reason, " ", keys, " ", conflicts, more))
+		v.entries = append(v.entries, fmt.Sprint(r.UID, " ", position, " Queued ", reason, " ", keys, " ", conflicts, more))
 	}
 	return v
 }
@@ -166,18 +168,18 @@ func naive(s Snapshot) verdict {
 func verdictOf(p Plan) verdict {
 	v := verdict{start: p.Start}
 	for _, a := range p.Tickets {
-		v.tickets = append(v.tickets, fmt.Sprint(a.Key, " ", a.Ticket))
+		v.tickets = append(v.tickets, fmt.Sprint(a.UID, " ", a.Ticket))
 	}
 	for _, e := range p.Entries {
-		keys := []string{}
+		keys := []types.UID{}
 		for _, b := range e.Blockers {
-			keys = append(keys, b.Key)
+			keys = append(keys, b.UID)
 		}
 		more := ""
 		if e.MoreConflicts {
 			more = " and more"
 		}
-		v.entries = append(v.entries, fmt.Sprint(e.Key, " ", e.Position, " ", e.State, " ", e.Reason, " ", keys, " ", e.ConflictNamespaces, more))
+		v.entries = append(v.entries, fmt.Sprint(e.UID, " ", e.Position, " ", e.State, " ", e.Reason, " ", keys, " ", e.ConflictNamespaces, more))
 	}
 	return v
 }
@@ -204,7 +206,7 @@ func checkPlan(t *rapid.T, s Snapshot) Plan {
 
 	position := 0
 	for _, e := range plan.Entries {
-		starts := slices.Contains(plan.Start, e.Key)
+		starts := slices.Contains(plan.Start, e.UID)
 		if e.State != v1alpha1.QueueStateQueued {
 			if e.Position != 0 || e.Reason != "" || starts {
 				t.Fatalf("not queued, and yet: %+v", e)
@@ -286,10 +288,10 @@ func drawStyle(t *rapid.T) *rapid.Generator[*words] {
 
 // drawRun draws a run in any phase, with any ticket, as nobody writes it, and its
 // words.
-func drawRun(t *rapid.T, key string, style *rapid.Generator[*words], clusterScoped int) (Run, *words) {
+func drawRun(t *rapid.T, uid types.UID, style *rapid.Generator[*words], clusterScoped int) (Run, *words) {
 	w := style.Draw(t, "words")
 	return Run{
-		Key: key, Name: rapid.StringMatching("[ab]").Draw(t, "name"), Namespace: "team-a",
+		UID: uid, Name: rapid.StringMatching("[ab]").Draw(t, "name"), Namespace: "team-a",
 		Phase: rapid.SampledFrom([]v1alpha1.BackupPhase{
 			"", "New", "Queued", "Queued", "Queued", "Queued", "Queued", "Queued", "Queued", "ReadyToStart", "InProgress", "Deleting",
 		}).Draw(t, "phase"),
@@ -312,20 +314,20 @@ func TestAnyRunsAgainstOracle(t *testing.T) {
 			Limit:      rapid.IntRange(1, 12).Draw(t, "limit"),
 			Locations:  map[string]LocationState{"up": {Available: true}, "down": {}},
 			Namespaces: []string{"a", "b", "x-1", "x-3"},
-			Words:      map[string]*words{},
+			Words:      map[types.UID]*words{},
 		}
 		h.restart(t)
 		clusterScoped := rapid.SampledFrom([]int{-1, 0, 1}).Draw(t, "at most so many in 10 touch cluster scope")
 		for range rapid.IntRange(0, 40).Draw(t, "runs") {
-			key := fmt.Sprint(len(h.snapshot.Runs))
-			r, w := drawRun(t, key, h.style, clusterScoped)
-			h.snapshot.Runs, h.snapshot.Words[key] = append(h.snapshot.Runs, r), w
+			uid := types.UID(fmt.Sprint(len(h.snapshot.Runs)))
+			r, w := drawRun(t, uid, h.style, clusterScoped)
+			h.snapshot.Runs, h.snapshot.Words[uid] = append(h.snapshot.Runs, r), w
 		}
 		for range 8 {
 			h.plan(t)
 			for i, r := range h.snapshot.Runs {
 				if rapid.IntRange(0, 5).Draw(t, "changes") == 0 {
-					h.snapshot.Runs[i], h.snapshot.Words[r.Key] = drawRun(t, r.Key, h.style, clusterScoped)
+					h.snapshot.Runs[i], h.snapshot.Words[r.UID] = drawRun(t, r.UID, h.style, clusterScoped)
 				}
 			}
 			h.snapshot.Runs = slices.DeleteFunc(h.snapshot.Runs, func(Run) bool { return rapid.IntRange(0, 9).Draw(t, "goes") == 0 })

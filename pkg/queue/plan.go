@@ -3,9 +3,11 @@
 
 package queue
 
+import "k8s.io/apimachinery/pkg/types"
+
 // Assignment is a ticket for a run.
 type Assignment struct {
-	Key    string
+	UID    types.UID
 	Ticket int64
 }
 
@@ -19,9 +21,9 @@ type Assignment struct {
 type Decision struct {
 	// Tickets are for the New runs to become Queued with, in increasing order.
 	Tickets []Assignment
-	// Start holds the keys of the queued runs that may become ReadyToStart now,
+	// Start holds the uids of the queued runs that may become ReadyToStart now,
 	// in order. All may, together.
-	Start []string
+	Start []types.UID
 	// SlotsInUse counts the runs that use a slot, without those that start now.
 	SlotsInUse int
 	// Limit is the number of slots.

@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
@@ -29,7 +31,7 @@ func selected(t testing.TB, words ...string) *selection.Namespaces {
 
 func TestLimitIsRefused(t *testing.T) {
 	for _, limit := range []int{0, -1, math.MinInt} {
-		plan, err := decide(Snapshot{Limit: limit, Runs: []Run{{Key: "a"}}})
+		plan, err := decide(Snapshot{Limit: limit, Runs: []Run{{UID: "a"}}})
 		if !errors.Is(err, ErrLimit) || !reflect.DeepEqual(plan, Plan{}) {
 			t.Errorf("limit %d: %v, %+v", limit, err, plan)
 		}
@@ -44,9 +46,9 @@ func TestLimitIsRefused(t *testing.T) {
 func TestTicketsFollowVersionsWithinASecond(t *testing.T) {
 	at := time.Unix(100, 0)
 	plan, err := decide(Snapshot{Limit: 1, Runs: []Run{
-		{Key: "b-10", Name: "b-10", CreatedAt: at, Version: 30},
-		{Key: "b-9", Name: "b-9", CreatedAt: at, Version: 20},
-		{Key: "a", Name: "a", CreatedAt: at.Add(time.Second), Version: 10},
+		{UID: "b-10", Name: "b-10", CreatedAt: at, Version: 30},
+		{UID: "b-9", Name: "b-9", CreatedAt: at, Version: 20},
+		{UID: "a", Name: "a", CreatedAt: at.Add(time.Second), Version: 10},
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -61,9 +63,9 @@ func TestTicketsAreGreaterThanWhatIsRemembered(t *testing.T) {
 	s := Snapshot{
 		Limit: 1,
 		Runs: []Run{
-			{Key: "b", Name: "b", CreatedAt: at},
-			{Key: "a", Name: "a", CreatedAt: at, Phase: v1alpha1.BackupPhaseNew},
-			{Key: "done", Phase: v1alpha1.BackupPhaseCompleted, Ticket: 7},
+			{UID: "b", Name: "b", CreatedAt: at},
+			{UID: "a", Name: "a", CreatedAt: at, Phase: v1alpha1.BackupPhaseNew},
+			{UID: "done", Phase: v1alpha1.BackupPhaseCompleted, Ticket: 7},
 		},
 	}
 	for _, tc := range []struct {
@@ -93,9 +95,9 @@ func TestSnapshotIsNotChanged(t *testing.T) {
 			Namespaces: []string{"z", "b", "a"},
 			Locations:  map[string]LocationState{"l": {Available: true}},
 			Runs: []Run{
-				{Key: "3", Phase: v1alpha1.BackupPhaseQueued, Ticket: 3, CreatedAt: at, Location: "l", Selection: selected(t, "*")},
-				{Key: "1", Phase: v1alpha1.BackupPhaseQueued, Ticket: 1, CreatedAt: at, Location: "l", Selection: selected(t, "a*")},
-				{Key: "2", Phase: v1alpha1.BackupPhaseInProgress, Ticket: 2, CreatedAt: at, Location: "l", Selection: selected(t, "z")},
+				{UID: "3", Phase: v1alpha1.BackupPhaseQueued, Ticket: 3, CreatedAt: at, Location: "l", Selection: selected(t, "*")},
+				{UID: "1", Phase: v1alpha1.BackupPhaseQueued, Ticket: 1, CreatedAt: at, Location: "l", Selection: selected(t, "a*")},
+				{UID: "2", Phase: v1alpha1.BackupPhaseInProgress, Ticket: 2, CreatedAt: at, Location: "l", Selection: selected(t, "z")},
 			},
 		}
 	}
@@ -126,7 +128,7 @@ func TestWaitingSince(t *testing.T) {
 		{v1alpha1.BackupPhaseReadyToStart, queued, queued},
 		{v1alpha1.BackupPhaseInProgress, queued, time.Time{}},
 	} {
-		plan, err := decide(Snapshot{Limit: 1, Runs: []Run{{Key: "a", Phase: tc.phase, CreatedAt: created, QueuedAt: tc.queued}}})
+		plan, err := decide(Snapshot{Limit: 1, Runs: []Run{{UID: "a", Phase: tc.phase, CreatedAt: created, QueuedAt: tc.queued}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -144,12 +146,12 @@ func TestConflictsAndBlockersAreBounded(t *testing.T) {
 	}
 	for i := range 6 {
 		s.Runs = append(s.Runs, Run{
-			Key: fmt.Sprint(i), Name: fmt.Sprint("b", i), Namespace: systemNamespace, Ticket: int64(i + 1),
+			UID: types.UID(fmt.Sprint(i)), Name: fmt.Sprint("b", i), Namespace: systemNamespace, Ticket: int64(i + 1),
 			Phase: v1alpha1.BackupPhaseInProgress, Selection: selected(t, fmt.Sprintf("ns-%d*", i)),
 		})
 	}
 	s.Runs = append(s.Runs, Run{
-		Key: "all", Name: "all", Namespace: systemNamespace, Ticket: 7, Phase: v1alpha1.BackupPhaseQueued, Selection: selected(t),
+		UID: "all", Name: "all", Namespace: systemNamespace, Ticket: 7, Phase: v1alpha1.BackupPhaseQueued, Selection: selected(t),
 	})
 	plan, err := decide(s)
 	if err != nil {
@@ -168,7 +170,7 @@ func TestBehindOverlappingClusterScope(t *testing.T) {
 	s := Snapshot{Limit: 1, Locations: map[string]LocationState{"": {Available: true}}}
 	for i, name := range []string{"running", "first", "second"} {
 		s.Runs = append(s.Runs, Run{
-			Key: name, Name: name, Namespace: "team-" + name, Ticket: int64(i + 1),
+			UID: types.UID(name), Name: name, Namespace: "team-" + name, Ticket: int64(i + 1),
 			Phase: v1alpha1.BackupPhaseQueued, Selection: selected(t, name), ClusterScoped: i > 0,
 		})
 	}
@@ -193,16 +195,16 @@ func TestRedactLeaksNothing(t *testing.T) {
 		Namespaces: []string{"own-1", "own-2", "secret-ns"},
 		Locations:  map[string]LocationState{"up": {Available: true}, "down": {Message: "secret-host refused"}},
 		Runs: []Run{
-			{Key: "secret-1", Name: "secret-a", Namespace: "secret", UID: "secret-uid-1", Ticket: 1, Phase: v1alpha1.BackupPhaseInProgress,
+			{UID: "secret-1", Name: "secret-a", Namespace: "secret", Ticket: 1, Phase: v1alpha1.BackupPhaseInProgress,
 				Location: "up", Selection: selected(t, "own-1", "own-hidden", "secret-*"), ClusterScoped: true},
-			{Key: "secret-2", Name: "secret-b", Namespace: "secret", UID: "secret-uid-2", Ticket: 2, Phase: v1alpha1.BackupPhaseReadyToStart,
+			{UID: "secret-2", Name: "secret-b", Namespace: "secret", Ticket: 2, Phase: v1alpha1.BackupPhaseReadyToStart,
 				Location: "up", Selection: selected(t, "own-2", "*-secret"), ClusterScoped: false},
 		},
 	}
 	for i, words := range [][]string{{"own-1", "own-2"}, {"own-*"}, {"*"}, {"s*"}, {"other"}, {"own-h*"}} {
 		for _, location := range []string{"up", "down"} {
 			s.Runs = append(s.Runs, Run{
-				Key: fmt.Sprint("mine.", location, i), Name: fmt.Sprint(location, i), Namespace: "mine", Ticket: int64(i + 10),
+				UID: types.UID(fmt.Sprint("mine.", location, i)), Name: fmt.Sprint(location, i), Namespace: "mine", Ticket: int64(i + 10),
 				Phase: v1alpha1.BackupPhaseQueued, Location: location, Selection: selected(t, words...), ClusterScoped: true,
 			})
 		}
@@ -220,9 +222,9 @@ func TestRedactLeaksNothing(t *testing.T) {
 		if seen.Reason != v1alpha1.QueueReasonStorageUnavailable && seen.OtherBlockers > 0 {
 			waiting++
 		}
-		public := fmt.Sprint(seen.Key, seen.Namespace, seen.Name, seen.UID, seen.Message, seen.Blockers, seen.ConflictNamespaces)
+		public := fmt.Sprint(seen.UID, seen.Namespace, seen.Name, seen.Message, seen.Blockers, seen.ConflictNamespaces)
 		if strings.Contains(public, "secret") || strings.Contains(public, "hidden") {
-			t.Errorf("%s shows %q", e.Key, public)
+			t.Errorf("%s shows %q", e.UID, public)
 		}
 	}
 	if waiting != 6 {

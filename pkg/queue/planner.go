@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
@@ -26,9 +28,9 @@ type Planner struct {
 	locations  map[string]LocationState
 	lastTicket int64
 
-	runs  map[string]*member // by key: those in line, and the fresh ones
-	fresh []*member          // the New runs, in order of creation; they are in no lane
-	line  []*member          // those that use a slot and then the queued ones, in order
+	runs  map[types.UID]*member // by uid: those in line, and the fresh ones
+	fresh []*member             // the New runs, in order of creation; they are in no lane
+	line  []*member             // those that use a slot and then the queued ones, in order
 	// slotsInUse counts those in line that use a slot.
 	slotsInUse int
 
@@ -46,7 +48,7 @@ type Planner struct {
 // ErrLimit.
 func NewPlanner(limit int) (*Planner, error) {
 	p := &Planner{
-		runs:     map[string]*member{},
+		runs:     map[types.UID]*member{},
 		names:    map[string]*lane{},
 		patterns: map[string]*lane{},
 	}
@@ -87,16 +89,16 @@ func (p *Planner) SetNamespaces(namespaces []string) {
 func (p *Planner) Remember(ticket int64) { p.lastTicket = max(p.lastTicket, ticket) }
 
 // Update takes note of a run, in whatever phase, in place of what was known by
-// its key.
+// its uid.
 func (p *Planner) Update(run Run) {
 	p.Remember(run.Ticket)
-	m, known := newMember(run), p.runs[run.Key]
+	m, known := newMember(run), p.runs[run.UID]
 	if known != nil && known.inLine() && m.inLine() && m.Selection == known.Selection && m.ClusterScoped == known.ClusterScoped {
 		p.replace(known, m)
-		p.runs[run.Key], p.changed = m, true
+		p.runs[run.UID], p.changed = m, true
 		return
 	}
-	p.Remove(run.Key)
+	p.Remove(run.UID)
 	switch {
 	case m.inLine():
 		p.enter(m)
@@ -106,12 +108,12 @@ func (p *Planner) Update(run Run) {
 	default:
 		return
 	}
-	p.runs[run.Key], p.changed = m, true
+	p.runs[run.UID], p.changed = m, true
 }
 
 // Remove takes note that a run's record is gone. Its ticket is not given again.
-func (p *Planner) Remove(key string) {
-	m := p.runs[key]
+func (p *Planner) Remove(uid types.UID) {
+	m := p.runs[uid]
 	if m == nil {
 		return
 	}
@@ -121,7 +123,7 @@ func (p *Planner) Remove(key string) {
 	} else {
 		p.leave(m)
 	}
-	delete(p.runs, key)
+	delete(p.runs, uid)
 	p.changed = true
 }
 
@@ -131,7 +133,7 @@ func byAge(a, b *member) int { return byArrival(&a.Run, &b.Run) }
 func (p *Planner) Next() Decision {
 	d := Decision{Tickets: p.tickets(), SlotsInUse: p.slotsInUse, Limit: p.limit}
 	for _, m := range p.starting() {
-		d.Start = append(d.Start, m.Key)
+		d.Start = append(d.Start, m.UID)
 	}
 	return d
 }
@@ -145,7 +147,7 @@ func (p *Planner) tickets() []Assignment {
 		if last < math.MaxInt64 {
 			last++
 		}
-		tickets = append(tickets, Assignment{Key: m.Key, Ticket: last})
+		tickets = append(tickets, Assignment{UID: m.UID, Ticket: last})
 	}
 	return tickets
 }
@@ -229,9 +231,9 @@ func (p *Planner) EntryAt(i int) Entry {
 	return e
 }
 
-// Entry is that of the run with this key; false if it has none.
-func (p *Planner) Entry(key string) (Entry, bool) {
-	m := p.runs[key]
+// Entry is that of the run with this uid; false if it has none.
+func (p *Planner) Entry(uid types.UID) (Entry, bool) {
+	m := p.runs[uid]
 	if m == nil || !m.inLine() {
 		return Entry{}, false
 	}

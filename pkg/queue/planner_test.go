@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -29,13 +30,13 @@ func checkPlanner(t *rapid.T, p *Planner, want Plan, s Snapshot) {
 		at := rapid.IntRange(0, n-1).Draw(t, "at")
 		diff("EntryAt", want.Entries[at], p.EntryAt(at))
 		diff("ReasonAt", want.Entries[at].Reason, p.ReasonAt(at))
-		diff("RunAt", want.Entries[at].Key, p.RunAt(at).Key)
+		diff("RunAt", want.Entries[at].UID, p.RunAt(at).UID)
 	}
 	diff("Next", want.Decision, p.Next())
 	diff("Plan", want, p.Plan())
 	diff("Len", len(want.Entries), p.Len())
 	for _, e := range want.Entries {
-		got, ok := p.Entry(e.Key)
+		got, ok := p.Entry(e.UID)
 		diff("Entry", e, got)
 		diff("has an entry", true, ok)
 	}
@@ -60,7 +61,7 @@ func checkPlanner(t *rapid.T, p *Planner, want Plan, s Snapshot) {
 			}
 		}
 		if got := p.ahead(m); got != first || (m.waits == 0) != (first == nil) {
-			t.Fatalf("%s waits in %d lanes, the first ahead is %+v, want %+v", m.Key, m.waits, got, first)
+			t.Fatalf("%s waits in %d lanes, the first ahead is %+v, want %+v", m.UID, m.waits, got, first)
 		}
 	}
 }
@@ -75,12 +76,12 @@ func TestPlannerForgets(t *testing.T) {
 		style := drawStyle(t)
 		n := rapid.IntRange(1, 20).Draw(t, "runs")
 		for i := range n {
-			r, _ := drawRun(t, fmt.Sprint(i), style, 2)
+			r, _ := drawRun(t, types.UID(fmt.Sprint(i)), style, 2)
 			p.Update(r)
 		}
 		for i := range n {
-			if key := fmt.Sprint(i); rapid.Bool().Draw(t, "ends") {
-				p.Update(Run{Key: key, Phase: v1alpha1.BackupPhaseCompleted})
+			if key := types.UID(fmt.Sprint(i)); rapid.Bool().Draw(t, "ends") {
+				p.Update(Run{UID: types.UID(key), Phase: v1alpha1.BackupPhaseCompleted})
 			} else {
 				p.Remove(key)
 			}
@@ -111,11 +112,11 @@ func TestPlannerRemembersTickets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Update(Run{Key: "gone", Phase: v1alpha1.BackupPhaseQueued, Ticket: 7})
+	p.Update(Run{UID: "gone", Phase: v1alpha1.BackupPhaseQueued, Ticket: 7})
 	p.Remove("gone")
 	p.Remove("gone")
-	p.Update(Run{Key: "b", Name: "b", CreatedAt: time.Unix(2, 0)})
-	p.Update(Run{Key: "a", Name: "a", CreatedAt: time.Unix(1, 0)})
+	p.Update(Run{UID: "b", Name: "b", CreatedAt: time.Unix(2, 0)})
+	p.Update(Run{UID: "a", Name: "a", CreatedAt: time.Unix(1, 0)})
 	check := func(first int64) {
 		if diff := cmp.Diff([]Assignment{{"a", first}, {"b", first + 1}}, p.Next().Tickets); diff != "" {
 			t.Error(diff)

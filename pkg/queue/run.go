@@ -9,16 +9,19 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
 // Run is what the queue needs to know of a live backup's record.
 type Run struct {
-	// Key is the record's name, unique among the runs.
-	Key string
-	// Namespace, Name and UID are those of the Backup that people see.
-	Namespace, Name, UID string
+	// UID is the record's, which no other one has or will have, of whatever kind. A name
+	// may be used again while a run that had it before is still being executed.
+	UID types.UID
+	// Namespace and Name are those of the Backup that people see.
+	Namespace, Name string
 
 	// Phase as the record has it; "" is New. New, Queued, ReadyToStart and
 	// InProgress concern the queue, a run in any other phase is ignored.
@@ -124,7 +127,7 @@ func byCreation(a, b *Run) int {
 		a.CreatedAt.Compare(b.CreatedAt),
 		cmp.Compare(a.Name, b.Name),
 		cmp.Compare(a.Namespace, b.Namespace),
-		cmp.Compare(a.Key, b.Key),
+		cmp.Compare(a.UID, b.UID),
 	)
 }
 

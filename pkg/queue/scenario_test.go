@@ -16,6 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
@@ -163,7 +165,7 @@ func (s *scenario) create(name string, options []string) {
 			s.t.Fatalf("unknown option %q", option)
 		}
 	}
-	r.Key = r.Namespace + "." + name
+	r.UID = types.UID(r.Namespace + "." + name)
 	if readable {
 		var errs error
 		r.Selection, errs = parseSelection(included, excluded)
@@ -210,11 +212,11 @@ func apply(s *Snapshot, plan Plan, now time.Time) {
 	for i := range s.Runs {
 		r := &s.Runs[i]
 		for _, ticket := range plan.Tickets {
-			if ticket.Key == r.Key {
+			if ticket.UID == r.UID {
 				r.Phase, r.Ticket, r.QueuedAt = v1alpha1.BackupPhaseQueued, ticket.Ticket, now
 			}
 		}
-		if slices.Contains(plan.Start, r.Key) {
+		if slices.Contains(plan.Start, r.UID) {
 			r.Phase = v1alpha1.BackupPhaseReadyToStart
 		}
 	}
@@ -224,7 +226,7 @@ func formatPlan(p Plan) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "slots: %d of %d in use\n", p.SlotsInUse, p.Limit)
 	for _, a := range p.Tickets {
-		fmt.Fprintf(&b, "ticket: %s %d\n", a.Key, a.Ticket)
+		fmt.Fprintf(&b, "ticket: %s %d\n", a.UID, a.Ticket)
 	}
 	for _, key := range p.Start {
 		fmt.Fprintf(&b, "start: %s\n", key)
@@ -254,7 +256,7 @@ func (s *scenario) show(name string) string {
 				view.WaitingSince.Sub(s.epoch), view.Message)
 			var blockers []string
 			for _, blocker := range view.Blockers {
-				blockers = append(blockers, blocker.Key)
+				blockers = append(blockers, string(blocker.UID))
 			}
 			fmt.Fprintf(&b, "  blockers %v and %d others, conflicts %v\n", blockers, view.OtherBlockers, view.ConflictNamespaces)
 		}

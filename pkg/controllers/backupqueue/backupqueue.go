@@ -139,8 +139,8 @@ type Controller struct {
 	known map[string]*enginev1alpha1.BackupRun
 	// unsettled are the names of those that have changed since settle saw them.
 	unsettled sets.Set[string]
-	// blockers are the keys of what stands for runs that were not found.
-	blockers []string
+	// blockers are the uids of what stands for runs that were not found.
+	blockers []types.UID
 	// written are runs by name, as this controller last wrote them: the informer may
 	// not have seen that yet, and a decision must not be taken twice.
 	written map[string]version
@@ -152,12 +152,12 @@ type Controller struct {
 	// settings are the latest version that was read or written; nil when in doubt.
 	settings *corev1.ConfigMap
 	// told is what people know, by the uid of a run that waits.
-	told map[string]*told
+	told map[types.UID]*told
 	// toldOnce is set when all that wait were looked at for the first time.
 	toldOnce bool
-	// enqueued are the names of runs that got their place, or may have, since people
+	// enqueued are the uids of runs that got their place, or may have, since people
 	// were told of such.
-	enqueued sets.Set[string]
+	enqueued sets.Set[types.UID]
 	// waitEvents bounds the events about waiting.
 	waitEvents flowcontrol.PassiveRateLimiter
 	// nextCheck and nextTell are when all runs are compared with the informer, and when
@@ -197,8 +197,8 @@ func New(config Config) (*Controller, error) {
 		unsettled: sets.New[string](),
 		written:   map[string]version{},
 		refused:   map[string]refusal{},
-		told:      map[string]*told{},
-		enqueued:  sets.New[string](),
+		told:      map[types.UID]*told{},
+		enqueued:  sets.New[types.UID](),
 		waitEvents: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(
 			float32(eventsAtOnce/backstop.Seconds()), eventsAtOnce, config.Clock),
 	}
@@ -341,8 +341,8 @@ func (c *Controller) sync(ctx context.Context) (refusals, err error) {
 // changed. What is gone or has ended must not come into the ledger again.
 func (c *Controller) refresh(ctx context.Context, d *decision) (bool, error) {
 	changed := false
-	for _, key := range d.Start {
-		run := c.known[key]
+	for _, uid := range d.Start {
+		run := c.planner.Run(uid)
 		live, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err), err == nil && live.UID != run.UID:

@@ -161,7 +161,7 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 		c.blockers = nil
 		for _, blocker := range ledger.blockers() {
 			c.planner.Update(blocker)
-			c.blockers = append(c.blockers, blocker.Key)
+			c.blockers = append(c.blockers, blocker.UID)
 		}
 	}
 	next := c.planner.Next()
@@ -224,11 +224,13 @@ func (c *Controller) know(name string, run *enginev1alpha1.BackupRun) {
 	}
 	c.planning.Lock()
 	defer c.planning.Unlock()
+	if was := c.known[name]; was != nil && (run == nil || run.UID != was.UID) {
+		c.planner.RemoveRun(was.UID)
+	}
 	if run == nil {
 		delete(c.known, name)
 		delete(c.refused, name)
 		c.unsettled.Delete(name)
-		c.planner.RemoveRun(name)
 		return
 	}
 	c.known[name] = run

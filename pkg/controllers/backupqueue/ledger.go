@@ -119,7 +119,7 @@ func (l *ledger) blockers() []queue.Run {
 	var runs []queue.Run
 	for _, start := range l.unknown {
 		runs = append(runs, queue.Run{
-			Key:           "uid " + string(start.UID), // no name of a record
+			UID:           "unknown " + start.UID, // of no record
 			Name:          start.Name,
 			Phase:         v1alpha1.BackupPhaseReadyToStart,
 			ClusterScoped: true,
@@ -136,8 +136,8 @@ func (c *Controller) writeLedger(ctx context.Context, d *decision) error {
 	}
 	now := metav1.NewTime(c.clock.Now())
 	starts, started := d.ledger.holding, d.ledger.started.Clone()
-	for _, key := range d.Start {
-		run := c.known[key]
+	for _, uid := range d.Start {
+		run := c.planner.Run(uid)
 		starts = append(starts, records.Start{UID: run.UID, Name: run.Name, At: now, By: c.identity})
 		started.Insert(run.UID)
 	}
@@ -158,8 +158,8 @@ func (c *Controller) writeLedger(ctx context.Context, d *decision) error {
 	c.planning.Lock()
 	c.planner.SetStarted(started)
 	c.planning.Unlock()
-	for _, key := range d.Start {
-		run := c.known[key]
+	for _, uid := range d.Start {
+		run := c.planner.Run(uid)
 		waited := now.Sub(records.WaitingSince(run))
 		queueStarts.Inc()
 		queueWait.Observe(waited.Seconds())

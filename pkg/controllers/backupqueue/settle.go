@@ -73,7 +73,7 @@ func (c *Controller) settle(ctx context.Context, d *decision) (written bool, ref
 			c.queue.Add(theQueue)
 			break
 		}
-		run := c.known[ticket.Key]
+		run := c.planner.Run(ticket.UID)
 		if c.isRefused(run) || c.endBefore(run) != nil {
 			continue
 		}
@@ -167,8 +167,8 @@ func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun,
 	c.planning.Lock()
 	c.planner.Remember(ticket) // its write may be done and the answer lost
 	c.planning.Unlock()
-	c.enqueued.Insert(run.Name)
-	c.toldOf(string(run.UID)) // else tellWaits takes it as told by another process
+	c.enqueued.Insert(run.UID)
+	c.toldOf(run.UID) // else tellWaits takes it as told by another process
 	now := metav1.NewTime(c.clock.Now())
 	status := *run.Status.DeepCopy()
 	status.Phase = v1alpha1.BackupPhaseQueued
@@ -176,7 +176,7 @@ func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun,
 	status.QueuedTimestamp = &now
 	err := c.write(ctx, run, status)
 	if apierrors.IsConflict(err) {
-		delete(c.told, string(run.UID)) // it may be another process that gave it its place
+		delete(c.told, run.UID) // it may be another process that gave it its place
 	}
 	return err
 }

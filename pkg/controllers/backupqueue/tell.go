@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -44,14 +45,14 @@ func (c *Controller) tell(ctx context.Context, d *decision) {
 	}
 	c.tellEnqueued(waiting)
 	if n := len(d.Start); n > 0 {
-		c.tellPassedOver(ctx, waiting, c.known[d.Start[n-1]].Status.Ticket)
+		c.tellPassedOver(ctx, waiting, c.planner.Run(d.Start[n-1]).Status.Ticket)
 	}
 }
 
 // tellWaits looks at all that wait: from this index on.
 func (c *Controller) tellWaits(waiting int) {
 	before := c.told
-	c.told = make(map[string]*told, len(before))
+	c.told = make(map[types.UID]*told, len(before))
 	for i := waiting; i < c.planner.Len(); i++ {
 		run := c.planner.RunAt(i)
 		t := before[run.UID]
@@ -70,8 +71,8 @@ func (c *Controller) tellWaits(waiting int) {
 // such, and have not left it already.
 func (c *Controller) tellEnqueued(waiting int) {
 	var places []int
-	for name := range c.enqueued {
-		if entry, ok := c.planner.Entry(name); ok && entry.Position > 0 {
+	for uid := range c.enqueued {
+		if entry, ok := c.planner.Entry(uid); ok && entry.Position > 0 {
 			places = append(places, waiting+entry.Position-1)
 		}
 	}
@@ -100,14 +101,14 @@ func (c *Controller) tellPassedOver(ctx context.Context, waiting int, ticket int
 		entry := c.planner.EntryAt(i)
 		var blockers []string
 		for _, blocker := range entry.Blockers {
-			blockers = append(blockers, blocker.Key)
+			blockers = append(blockers, blocker.Namespace+"/"+blocker.Name)
 		}
-		klog.FromContext(ctx).Info("Backup is passed over", "backupRun", entry.Key, "reason", entry.Reason, "blockers", blockers,
+		klog.FromContext(ctx).Info("Backup is passed over", "backupRun", klog.KObj(c.planner.Run(entry.UID)), "reason", entry.Reason, "blockers", blockers,
 			"namespaces", entry.ConflictNamespaces, "moreNamespaces", entry.MoreConflicts)
 	}
 }
 
-func (c *Controller) toldOf(uid string) *told {
+func (c *Controller) toldOf(uid types.UID) *told {
 	t := c.told[uid]
 	if t == nil {
 		t = &told{}
@@ -152,5 +153,5 @@ func (c *Controller) tellNews(i int, t *told) {
 	if event == eventPassedOver {
 		note = fmt.Sprintf("Others have passed the backup, which waits at position %d: %s", entry.Position, entry.Message)
 	}
-	c.events.Eventf(records.BackupReference(c.known[entry.Key]), nil, corev1.EventTypeNormal, event, "Queue", "%s", note)
+	c.events.Eventf(records.BackupReference(c.planner.Run(entry.UID)), nil, corev1.EventTypeNormal, event, "Queue", "%s", note)
 }

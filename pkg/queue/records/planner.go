@@ -19,11 +19,14 @@ import (
 
 // Planner is the queue's, told of records. Like that one, it is not safe for
 // concurrent use.
+//
+// It knows a run until RemoveRun is called, be there another record of the same name
+// meanwhile or not.
 type Planner struct {
 	*queue.Planner
 
-	runs     map[string]*enginev1alpha1.BackupRun // by name
-	names    map[types.UID]string                 // of runs
+	runs     map[types.UID]*enginev1alpha1.BackupRun
+	named    map[string]int // how many of the runs have a name
 	selected map[types.UID]*Selection
 	started  sets.Set[types.UID]
 	loads    map[string]Load // by namespace of the Backup
@@ -51,15 +54,15 @@ func NewPlanner(limit int) (*Planner, error) {
 	}
 	return &Planner{
 		Planner:  planner,
-		runs:     map[string]*enginev1alpha1.BackupRun{},
-		names:    map[types.UID]string{},
+		runs:     map[types.UID]*enginev1alpha1.BackupRun{},
+		named:    map[string]int{},
 		selected: map[types.UID]*Selection{},
 		loads:    map[string]Load{},
 	}, nil
 }
 
-// Run is the record of this name as UpdateRun was last told of it, or nil.
-func (p *Planner) Run(name string) *enginev1alpha1.BackupRun { return p.runs[name] }
+// Run is the record with this uid as UpdateRun was last told of it, or nil.
+func (p *Planner) Run(uid types.UID) *enginev1alpha1.BackupRun { return p.runs[uid] }
 
 // Knows reports whether UpdateRun needs no Selection of this run: it was told before,
 // or the queue does not ask for it.
@@ -67,21 +70,26 @@ func (p *Planner) Knows(run *enginev1alpha1.BackupRun) bool {
 	return p.selected[run.UID] != nil || !inQueue(run)
 }
 
-// Load is what the backups of a namespace take up.
-func (p *Planner) Load(namespace string) Load { return p.loads[namespace] }
+// Load is what the backups of a namespace take up. The records named, which are being
+// created, count in any case.
+func (p *Planner) Load(namespace string, coming sets.Set[string]) Load {
+	load := p.loads[namespace]
+	for name := range coming {
+		if p.named[name] == 0 {
+			load.Records, load.Waiting = load.Records+1, load.Waiting+1
+		}
+	}
+	return load
+}
 
-// UpdateRun takes note of a record, in place of the one of the same name. What it
-// selects is read from its spec unless it is known or given: a caller with a lock
-// that others wait for gives it.
+// UpdateRun takes note of a record, in place of what was known of it. What it selects
+// is read from its spec unless it is known or given: a caller with a lock that others
+// wait for gives it.
 func (p *Planner) UpdateRun(run *enginev1alpha1.BackupRun, selected *Selection) {
-	known := p.runs[run.Name]
-	if known != nil && known.UID != run.UID {
-		p.RemoveRun(known.Name)
-	} else if known != nil {
+	if known := p.runs[run.UID]; known != nil {
 		p.count(known, -1)
 	}
-	p.runs[run.Name] = run
-	p.names[run.UID] = run.Name
+	p.runs[run.UID] = run
 	p.count(run, 1)
 	switch {
 	case !inQueue(run):
@@ -95,20 +103,22 @@ func (p *Planner) UpdateRun(run *enginev1alpha1.BackupRun, selected *Selection) 
 	p.Update(p.compile(run))
 }
 
-// RemoveRun takes note that there is no record of this name any more.
-func (p *Planner) RemoveRun(name string) {
-	run := p.runs[name]
+// RemoveRun forgets a run.
+func (p *Planner) RemoveRun(uid types.UID) {
+	run := p.runs[uid]
 	if run == nil {
 		return
 	}
-	delete(p.runs, name)
-	delete(p.names, run.UID)
-	delete(p.selected, run.UID)
+	delete(p.runs, uid)
+	delete(p.selected, uid)
 	p.count(run, -1)
-	p.Remove(name)
+	p.Remove(uid)
 }
 
 func (p *Planner) count(run *enginev1alpha1.BackupRun, n int) {
+	if p.named[run.Name] += n; p.named[run.Name] == 0 {
+		delete(p.named, run.Name)
+	}
 	namespace := run.Spec.BackupRef.Namespace
 	load := p.loads[namespace]
 	load.Records += n
@@ -128,7 +138,7 @@ func (p *Planner) SetStarted(started sets.Set[types.UID]) {
 	before := p.started
 	p.started = started
 	for uid := range before.SymmetricDifference(started) {
-		if run := p.runs[p.names[uid]]; run != nil {
+		if run := p.runs[uid]; run != nil {
 			p.Update(p.compile(run))
 		}
 	}
@@ -155,10 +165,9 @@ func (p *Planner) SetExistingNamespaces(namespaces []*corev1.Namespace) {
 // compile is what the queue needs to know of a record.
 func (p *Planner) compile(run *enginev1alpha1.BackupRun) queue.Run {
 	result := queue.Run{
-		Key:       run.Name,
+		UID:       run.UID,
 		Namespace: run.Spec.BackupRef.Namespace,
 		Name:      run.Spec.BackupRef.Name,
-		UID:       string(run.UID),
 		Phase:     Phase(run, p.started),
 		Cancelled: run.Spec.Cancellation != nil,
 		Ticket:    run.Status.Ticket,

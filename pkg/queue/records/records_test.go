@@ -99,7 +99,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("it selects %q", explicit)
 	}
 	got.Selection = nil
-	want := queue.Run{Key: "shop.daily", Namespace: "shop", Name: "daily", UID: "uid", Phase: v1alpha1.BackupPhaseQueued, Ticket: 7,
+	want := queue.Run{UID: "uid", Namespace: "shop", Name: "daily", Phase: v1alpha1.BackupPhaseQueued, Ticket: 7,
 		CreatedAt: created, Version: 1234, QueuedAt: queued.Time, Location: "default"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -168,7 +168,7 @@ func TestWhatARunSelectsIsReadOnce(t *testing.T) {
 		}
 		planner.UpdateRun(newRun("shop"), nil)
 	}
-	planner.RemoveRun("shop.daily")
+	planner.RemoveRun("uid")
 	planner.UpdateRun(newRun("shop"), nil)
 	first := planner.selected["uid"]
 	planner.UpdateRun(newRun("shop"), given)
@@ -186,9 +186,9 @@ func TestWhatARunSelectsIsReadOnce(t *testing.T) {
 	if planner.UpdateRun(deleted, given); len(planner.selected) != 0 || !planner.Knows(deleted) {
 		t.Error("what a deletion's run selects is of no use")
 	}
-	planner.RemoveRun("shop.daily")
-	planner.RemoveRun("shop.daily")
-	if len(planner.runs)+len(planner.names)+len(planner.selected)+len(planner.loads) != 0 {
+	planner.RemoveRun("uid")
+	planner.RemoveRun("uid")
+	if len(planner.runs)+len(planner.named)+len(planner.selected)+len(planner.loads) != 0 {
 		t.Errorf("it was not forgotten: %+v", planner)
 	}
 }
@@ -206,7 +206,7 @@ func TestLoad(t *testing.T) {
 	}
 	expect := func(step string, records, waiting int) {
 		t.Helper()
-		if got := planner.Load("shop"); got != (Load{Records: records, Waiting: waiting}) {
+		if got := planner.Load("shop", nil); got != (Load{Records: records, Waiting: waiting}) {
 			t.Errorf("%s: %+v", step, got)
 		}
 	}
@@ -224,34 +224,35 @@ func TestLoad(t *testing.T) {
 	run("a", phase(v1alpha1.BackupPhaseInProgress))
 	run("b", func(r *enginev1alpha1.BackupRun) { r.Spec.Cancellation = &enginev1alpha1.Ask{} })
 	expect("one begins, and one is cancelled", 5, 0)
-	other := newRun("web")
-	other.Name, other.UID, other.Spec.BackupRef.Namespace = "shop.a", "another", "web"
-	planner.UpdateRun(other, nil)
-	expect("another namespace's in its place", 4, 0)
-	if got := planner.Load("web"); got != (Load{Records: 1, Waiting: 1}) {
-		t.Errorf("the other namespace: %+v", got)
+	if got := planner.Load("shop", sets.New("shop.a", "shop.new")); got != (Load{Records: 6, Waiting: 1}) {
+		t.Errorf("with one that is being created, and one that has been: %+v", got)
 	}
+	planner.RemoveRun("a")
+	expect("one is removed", 4, 0)
 }
 
-// A record may be deleted and created again unnoticed.
+// A run may still be executed when its record is gone and another one has its name.
 func TestAnotherRunOfTheSameName(t *testing.T) {
 	planner := newPlanner(t)
-	planner.UpdateRun(newRun("shop"), nil)
-	another := newRun("web")
+	planner.SetLocations(map[string]queue.LocationState{"default": {Available: true}})
+	inProgress := newRun("shop")
+	inProgress.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseInProgress, Ticket: 1}
+	planner.UpdateRun(inProgress, nil)
+	another := newRun("shop")
 	another.UID = "another"
-	another.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseQueued, Ticket: 1}
+	another.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseQueued, Ticket: 2}
 	planner.UpdateRun(another, nil)
-	planner.SetStarted(sets.New[types.UID]("uid"))
-	if got := planner.RunAt(0); len(planner.names) != 1 || got.Phase != v1alpha1.BackupPhaseQueued || !got.Selection.Match("web") {
-		t.Errorf("%+v", got)
+	if got, _ := planner.Entry("another"); len(got.Blockers) != 1 || got.Blockers[0].UID != "uid" {
+		t.Errorf("it does not wait for its namesake: %+v", got)
 	}
 	planner.SetStarted(sets.New[types.UID]("another"))
-	if got := planner.RunAt(0).Phase; got != v1alpha1.BackupPhaseReadyToStart {
+	if got := planner.RunAt(1).Phase; got != v1alpha1.BackupPhaseReadyToStart {
 		t.Errorf("let start, it is %s", got)
 	}
 	planner.SetStarted(nil)
-	if got := planner.RunAt(0).Phase; got != v1alpha1.BackupPhaseQueued {
-		t.Errorf("put back, it is %s", got)
+	planner.RemoveRun("uid")
+	if got := planner.RunAt(0); planner.Len() != 1 || got.UID != "another" || got.Phase != v1alpha1.BackupPhaseQueued {
+		t.Errorf("put back, and alone: %+v", got)
 	}
 }
 

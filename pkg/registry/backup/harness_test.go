@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -88,15 +87,7 @@ func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.
 				t.Error(err)
 			}
 		},
-		Load: func(namespace string, coming sets.Set[string]) records.Load {
-			load := h.planner.Load(namespace)
-			for name := range coming {
-				if h.planner.Run(name) == nil {
-					load.Records, load.Waiting = load.Records+1, load.Waiting+1
-				}
-			}
-			return load
-		},
+		Load:   planner.Load,
 		Limits: Limits{Waiting: 3, WaitingInSystem: 5},
 	})
 	if err != nil {

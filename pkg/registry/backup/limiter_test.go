@@ -13,6 +13,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -89,6 +90,7 @@ func TestRecordsAreLimited(t *testing.T) {
 	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
 	for i := range 3 * recordsPerWaiting {
 		run := record("shop", fmt.Sprintf("ended-%d", i))
+		run.UID = types.UID(run.Name)
 		run.Status.Phase = v1alpha1.BackupPhaseCancelled
 		h.planner.UpdateRun(run, nil)
 	}

@@ -130,9 +130,9 @@ type Projector struct {
 	unread map[backupKey]unread
 	// planner knows the runs, and what else the queue follows from as last published.
 	planner *records.Planner
-	// entries are the places in the queue as last published, by the record's name,
-	// as they may be shown where the backup lies.
-	entries map[string]queue.Entry
+	// entries are the places in the queue as last published, by the record's uid, as
+	// they may be shown where the backup lies.
+	entries map[types.UID]queue.Entry
 }
 
 // backupKey identifies a Backup.
@@ -159,7 +159,7 @@ func New(config Config) (*Projector, error) {
 		removedRuns: lru.New(1000),
 		namespaces:  map[string]types.UID{},
 		unread:      map[backupKey]unread{},
-		entries:     map[string]queue.Entry{},
+		entries:     map[types.UID]queue.Entry{},
 	}
 	p.catalog = catalog.New(config.SystemNamespace, p.storedChanged)
 	p.refresher = refresh.New(p.catalog, refresh.Options{
@@ -353,18 +353,11 @@ func (p *Projector) selected(run *enginev1alpha1.BackupRun) *records.Selection {
 	return records.Select(&run.Spec.Backup)
 }
 
-// Load is what the backups of a namespace take up in records: all, and those that
-// have not begun. The records named, which are being created, count in any case.
+// Load is that of the planner.
 func (p *Projector) Load(namespace string, coming sets.Set[string]) records.Load {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	load := p.planner.Load(namespace)
-	for name := range coming {
-		if p.planner.Run(name) == nil {
-			load.Waiting, load.Records = load.Waiting+1, load.Records+1
-		}
-	}
-	return load
+	return p.planner.Load(namespace, coming)
 }
 
 // changed takes note of what an informer says of a record. After a gap, it tells of
@@ -399,9 +392,7 @@ func (p *Projector) removed(obj any) {
 	defer p.mu.Unlock()
 	key := p.keyOfLocked(run)
 	p.removedRuns.Add(run.UID, nil)
-	if planned := p.planner.Run(run.Name); planned != nil && planned.UID == run.UID {
-		p.planner.RemoveRun(run.Name)
-	}
+	p.planner.RemoveRun(run.UID)
 	if known := p.runs[key]; known == nil || known.UID != run.UID {
 		return
 	}
@@ -432,7 +423,7 @@ func (p *Projector) projectLocked(key backupKey) {
 		backup = deleting(stored, run)
 	case run != nil && (run.Deleting() || !run.Status.Stored):
 		var place *queue.Entry
-		if entry, ok := p.entries[run.Name]; ok {
+		if entry, ok := p.entries[run.UID]; ok {
 			place = &entry
 		}
 		backup = at(key, backupOf(run, place))
@@ -500,10 +491,10 @@ func (p *Projector) publish() (int, error) {
 	p.planner.SetExistingNamespaces(namespaces)
 	plan := p.planner.Plan()
 	before := p.entries
-	p.entries = make(map[string]queue.Entry, len(plan.Entries))
+	p.entries = make(map[types.UID]queue.Entry, len(plan.Entries))
 	shown := make([]*holdfast.BackupQueueEntry, 0, len(plan.Entries))
 	for _, entry := range plan.Entries {
-		run := p.planner.Run(entry.Key)
+		run := p.planner.Run(entry.UID)
 		if p.runs[p.keyOfLocked(run)] != run {
 			continue // another record says that it stands for this backup, too
 		}
@@ -511,10 +502,10 @@ func (p *Projector) publish() (int, error) {
 		if unreadable && entry.Reason == v1alpha1.QueueReasonNextToStart {
 			entry.Message = "starts when the ledger of started backups can be read again; an event of the ConfigMap " + records.SettingsName + " says more"
 		}
-		p.entries[entry.Key] = entry
+		p.entries[entry.UID] = entry
 		internal := &holdfast.BackupQueueEntry{}
 		if err := p.Scheme.Convert(entryOf(p.keyOfLocked(run), run, entry, &plan), internal, nil); err != nil {
-			return 0, fmt.Errorf("showing the place of %s in the queue: %w", entry.Key, err)
+			return 0, fmt.Errorf("showing the place of %s in the queue: %w", run.Name, err)
 		}
 		shown = append(shown, internal)
 	}
@@ -522,9 +513,9 @@ func (p *Projector) publish() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	for name, entry := range p.entries {
-		if was := before[name]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
-			p.projectLocked(p.keyOfLocked(p.planner.Run(name)))
+	for uid, entry := range p.entries {
+		if was := before[uid]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
+			p.projectLocked(p.keyOfLocked(p.planner.Run(uid)))
 		}
 	}
 	return events, nil

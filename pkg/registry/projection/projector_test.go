@@ -162,7 +162,7 @@ func TestALateAnswerBringsNoRecordBack(t *testing.T) {
 	f.removed(created)
 	f.Observe(created)
 	f.mustPublish()
-	if got := f.backup("shop", "a"); got != nil || f.planner.Run("shop.a") != nil {
+	if got := f.backup("shop", "a"); got != nil || f.planner.Run(created.UID) != nil {
 		t.Errorf("%v", got)
 	}
 }
@@ -177,7 +177,7 @@ func TestARecordThatWasReplacedUnnoticed(t *testing.T) {
 	f.changed(first, second)
 	f.Observe(first)
 	f.mustPublish()
-	if got := f.backup("shop", "a"); got == nil || got.UID != second.UID || f.planner.Run("shop.a") != second {
+	if got := f.backup("shop", "a"); got == nil || got.UID != second.UID || f.planner.Run(first.UID) != nil || f.planner.Run(second.UID) != second {
 		t.Errorf("%v", got)
 	}
 }
