@@ -2,7 +2,7 @@
 # Copyright The Holdfast Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Writes all generated code and manifests: deep copies, conversions, clients,
+# Writes all generated code and manifests: deep copies, clients,
 # listers, informers, OpenAPI (k8s.io/code-generator) and the CRDs
 # (controller-gen). The tools are built from the versions pinned in go.mod and
 # hack/tools/go.mod.

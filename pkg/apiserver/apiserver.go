@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -35,8 +36,6 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/install"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
@@ -69,7 +68,8 @@ func (s withoutProtobuf) SupportedMediaTypes() []runtime.SerializerInfo {
 }
 
 func init() {
-	install.Install(Scheme)
+	utilruntime.Must(v1alpha1.AddToScheme(Scheme))
+	utilruntime.Must(Scheme.SetVersionPriority(v1alpha1.SchemeGroupVersion))
 	unversioned := schema.GroupVersion{Version: "v1"}
 	metav1.AddToGroupVersion(Scheme, unversioned)
 	Scheme.AddUnversionedTypes(unversioned,
@@ -168,7 +168,6 @@ func (c CompletedConfig) New() (*Server, error) {
 	}
 	settings, published := oneConfigMap(records.SettingsName), oneConfigMap(clusteridentity.Name)
 	projector, err := projection.New(projection.Config{
-		Scheme:          Scheme,
 		SystemNamespace: c.extra.SystemNamespace,
 		PollInterval:    c.extra.PollInterval,
 		Secrets:         c.client.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(c.extra.SystemNamespace)),
@@ -224,7 +223,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err := generic.AddReadyzChecks(stores); err != nil {
 		return nil, err
 	}
-	group := genericapiserver.NewDefaultAPIGroupInfo(holdfast.GroupName, Scheme, metav1.ParameterCodec, Codecs)
+	group := genericapiserver.NewDefaultAPIGroupInfo(v1alpha1.GroupName, Scheme, metav1.ParameterCodec, Codecs)
 	group.NegotiatedSerializer = withoutProtobuf{Codecs}
 	group.VersionedResourcesStorageMap[v1alpha1.SchemeGroupVersion.Version] = map[string]rest.Storage{
 		"backups":          backups,

@@ -14,7 +14,6 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/leadership"
 )
@@ -32,7 +31,7 @@ type fence struct {
 // connection: kube-apiserver keeps the one that it has for as long as it lasts.
 func (f *fence) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	info, ok := apirequest.RequestInfoFrom(r.Context())
-	if !ok || !info.IsResourceRequest || info.APIGroup != holdfast.GroupName {
+	if !ok || !info.IsResourceRequest || info.APIGroup != v1alpha1.GroupName {
 		f.handler.ServeHTTP(w, r)
 		return
 	}

@@ -11,13 +11,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 func TestForeignNamespaces(t *testing.T) {
 	yes := true
 	cases := map[string]struct {
-		backup *holdfast.Backup
+		backup *v1alpha1.Backup
 		may    map[string]bool
 		asked  []string
 		denied string // part of the message; empty for success
@@ -35,15 +35,15 @@ func TestForeignNamespaces(t *testing.T) {
 		"what is excluded":           {backup: withExcluded(newBackup("shop", "x", "shop", "db"), "db"), may: map[string]bool{}, denied: `spec.excludedNamespaces`},
 		"a pattern that is excluded": {backup: withExcluded(newBackup("shop", "x", "shop", "db-a*"), "db-*"), may: map[string]bool{}},
 		"cluster scope, denied": {
-			backup: with(newBackup("shop", "x"), func(spec *holdfast.BackupSpec) { spec.IncludeClusterResources = &yes }),
+			backup: with(newBackup("shop", "x"), func(spec *v1alpha1.BackupSpec) { spec.IncludeClusterResources = &yes }),
 			may:    map[string]bool{"shop": true}, asked: []string{""}, denied: "spec asks for cluster-scoped resources",
 		},
 		"cluster scope by name, denied": {
-			backup: with(newBackup("shop", "x"), func(spec *holdfast.BackupSpec) { spec.IncludedClusterScopedResources = []string{"clusterroles"} }),
+			backup: with(newBackup("shop", "x"), func(spec *v1alpha1.BackupSpec) { spec.IncludedClusterScopedResources = []string{"clusterroles"} }),
 			may:    map[string]bool{"shop": true}, asked: []string{""}, denied: "spec asks for cluster-scoped resources",
 		},
 		"everything, by an administrator": {
-			backup: with(newBackup(system, "x", "shop", "*"), func(spec *holdfast.BackupSpec) { spec.IncludeClusterResources = &yes }),
+			backup: with(newBackup(system, "x", "shop", "*"), func(spec *v1alpha1.BackupSpec) { spec.IncludeClusterResources = &yes }),
 			may:    map[string]bool{},
 		},
 	}
@@ -72,13 +72,13 @@ func TestForeignNamespaces(t *testing.T) {
 	}
 }
 
-func with(backup *holdfast.Backup, change func(*holdfast.BackupSpec)) *holdfast.Backup {
+func with(backup *v1alpha1.Backup, change func(*v1alpha1.BackupSpec)) *v1alpha1.Backup {
 	change(&backup.Spec)
 	return backup
 }
 
-func withExcluded(backup *holdfast.Backup, excluded ...string) *holdfast.Backup {
-	return with(backup, func(spec *holdfast.BackupSpec) { spec.ExcludedNamespaces = excluded })
+func withExcluded(backup *v1alpha1.Backup, excluded ...string) *v1alpha1.Backup {
+	return with(backup, func(spec *v1alpha1.BackupSpec) { spec.ExcludedNamespaces = excluded })
 }
 
 func TestABrokenAuthorizerAllowsNothing(t *testing.T) {

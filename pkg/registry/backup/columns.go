@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/registry/table"
 )
@@ -32,7 +31,7 @@ var columns = []metav1.TableColumnDefinition{
 	table.Wide(table.Column("Origin", "Whether the backup is this cluster's own, a trusted one's, foreign or forged.")),
 }
 
-func cells(backup *holdfast.Backup, now time.Time) []any {
+func cells(backup *v1alpha1.Backup, now time.Time) []any {
 	status := &backup.Status
 	items, data, position, took := table.None, table.None, table.None, table.None
 	if p := status.Progress; p != nil {
@@ -58,14 +57,14 @@ func cells(backup *holdfast.Backup, now time.Time) []any {
 	}
 }
 
-func requester(status *holdfast.BackupStatus) string {
+func requester(status *v1alpha1.BackupStatus) string {
 	if status.Requester == "" && status.Origin != nil && status.Origin.ClaimedRequester != "" {
 		return "(" + status.Origin.ClaimedRequester + ")"
 	}
 	return table.Text(status.Requester)
 }
 
-func origin(status *holdfast.BackupStatus) string {
+func origin(status *v1alpha1.BackupStatus) string {
 	if status.Origin == nil {
 		return table.None
 	}
@@ -73,7 +72,7 @@ func origin(status *holdfast.BackupStatus) string {
 }
 
 // reason is why a backup waits, or why it failed.
-func reason(status *holdfast.BackupStatus) string {
+func reason(status *v1alpha1.BackupStatus) string {
 	for _, condition := range status.Conditions {
 		if condition.Type == v1alpha1.ConditionQueued && condition.Status == metav1.ConditionTrue {
 			return condition.Reason
@@ -86,7 +85,7 @@ func reason(status *holdfast.BackupStatus) string {
 }
 
 // compare puts the newest backup of a namespace first.
-func compare(a, b *holdfast.Backup) int {
+func compare(a, b *v1alpha1.Backup) int {
 	if a.Namespace != b.Namespace {
 		if a.Namespace < b.Namespace {
 			return -1

@@ -11,9 +11,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/install"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
@@ -22,54 +21,54 @@ func TestCells(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	at := func(d time.Duration) *metav1.Time { at := metav1.NewTime(now.Add(d)); return &at }
 	cases := map[string]struct {
-		spec   holdfast.BackupSpec
-		status holdfast.BackupStatus
+		spec   v1alpha1.BackupSpec
+		status v1alpha1.BackupStatus
 		want   []any
 	}{
 		"new": {
-			status: holdfast.BackupStatus{Phase: "New"},
+			status: v1alpha1.BackupStatus{Phase: "New"},
 			want:   []any{"x", "New", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "-", "-"},
 		},
 		"queued": {
-			spec: holdfast.BackupSpec{StorageLocation: "default"},
-			status: holdfast.BackupStatus{Phase: "Queued", QueuePosition: 2, Requester: "jane", Conditions: []metav1.Condition{
+			spec: v1alpha1.BackupSpec{StorageLocation: "default"},
+			status: v1alpha1.BackupStatus{Phase: "Queued", QueuePosition: 2, Requester: "jane", Conditions: []metav1.Condition{
 				{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionFalse, Reason: "Queued"},
 				{Type: v1alpha1.ConditionQueued, Status: metav1.ConditionTrue, Reason: "NamespaceOverlap"},
 			}},
 			want: []any{"x", "Queued", "-", "-", int64(0), int64(0), "-", "60m", "2", "NamespaceOverlap", "-", "default", "jane", "-"},
 		},
 		"running": {
-			status: holdfast.BackupStatus{Phase: "InProgress", StartTimestamp: at(-time.Minute), Expiration: at(720 * time.Hour),
-				Progress:   &holdfast.BackupProgress{ItemsBackedUp: 3, TotalItems: 10},
-				Volumes:    &holdfast.BackupVolumesProgress{Total: 1, BytesDone: 1536},
+			status: v1alpha1.BackupStatus{Phase: "InProgress", StartTimestamp: at(-time.Minute), Expiration: at(720 * time.Hour),
+				Progress:   &v1alpha1.BackupProgress{ItemsBackedUp: 3, TotalItems: 10},
+				Volumes:    &v1alpha1.BackupVolumesProgress{Total: 1, BytesDone: 1536},
 				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionQueued, Status: metav1.ConditionFalse, Reason: "InProgress"}}},
 			want: []any{"x", "InProgress", "3/10", "1.5Ki", int64(0), int64(0), "in 30d", "60m", "-", "-", "60s", "-", "-", "-"},
 		},
 		"failed in part, and expired": {
-			status: holdfast.BackupStatus{Phase: "PartiallyFailed", Errors: 2, Warnings: 1, Expiration: at(-time.Hour),
-				StartTimestamp: at(-3 * time.Hour), CompletionTimestamp: at(-2 * time.Hour), Volumes: &holdfast.BackupVolumesProgress{}},
+			status: v1alpha1.BackupStatus{Phase: "PartiallyFailed", Errors: 2, Warnings: 1, Expiration: at(-time.Hour),
+				StartTimestamp: at(-3 * time.Hour), CompletionTimestamp: at(-2 * time.Hour), Volumes: &v1alpha1.BackupVolumesProgress{}},
 			want: []any{"x", "PartiallyFailed", "-", "-", int64(1), int64(2), "60m ago", "60m", "-", "-", "60m", "-", "-", "-"},
 		},
 		"failed": {
-			status: holdfast.BackupStatus{Phase: "Failed", FailureReason: "the power went out"},
+			status: v1alpha1.BackupStatus{Phase: "Failed", FailureReason: "the power went out"},
 			want:   []any{"x", "Failed", "-", "-", int64(0), int64(0), "-", "60m", "-", "the power went out", "-", "-", "-", "-"},
 		},
 		"stored here": {
-			status: holdfast.BackupStatus{Phase: "Completed", Requester: "jane", Origin: &holdfast.BackupOrigin{Trust: "Own", ClaimedRequester: "jane"}},
+			status: v1alpha1.BackupStatus{Phase: "Completed", Requester: "jane", Origin: &v1alpha1.BackupOrigin{Trust: "Own", ClaimedRequester: "jane"}},
 			want:   []any{"x", "Completed", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "jane", "Own"},
 		},
 		"found in the store": {
-			status: holdfast.BackupStatus{Phase: "Completed", Origin: &holdfast.BackupOrigin{Trust: "Forged", ClaimedRequester: "root"}},
+			status: v1alpha1.BackupStatus{Phase: "Completed", Origin: &v1alpha1.BackupOrigin{Trust: "Forged", ClaimedRequester: "root"}},
 			want:   []any{"x", "Completed", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "(root)", "Forged"},
 		},
 		"refused": {
-			status: holdfast.BackupStatus{Phase: "FailedValidation", ValidationErrors: []string{"spec.ttl: bad", "spec.hooks: bad"}},
+			status: v1alpha1.BackupStatus{Phase: "FailedValidation", ValidationErrors: []string{"spec.ttl: bad", "spec.hooks: bad"}},
 			want:   []any{"x", "FailedValidation", "-", "-", int64(0), int64(0), "-", "60m", "-", "spec.ttl: bad", "-", "-", "-", "-"},
 		},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			backup := &holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: *at(-time.Hour)}, Spec: c.spec, Status: c.status}
+			backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: *at(-time.Hour)}, Spec: c.spec, Status: c.status}
 			got := cells(backup, now)
 			if !reflect.DeepEqual(got, c.want) {
 				t.Errorf("cells %v\nwant  %v", got, c.want)
@@ -82,10 +81,10 @@ func TestCells(t *testing.T) {
 }
 
 func TestTheNewestBackupOfANamespaceComesFirst(t *testing.T) {
-	backup := func(namespace, name string, second int64) *holdfast.Backup {
-		return &holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, CreationTimestamp: metav1.Unix(second, 0)}}
+	backup := func(namespace, name string, second int64) *v1alpha1.Backup {
+		return &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, CreationTimestamp: metav1.Unix(second, 0)}}
 	}
-	list := []*holdfast.Backup{backup("b", "old", 1), backup("b", "new", 3), backup("a", "oldest", 0), backup("b", "newer", 3)}
+	list := []*v1alpha1.Backup{backup("b", "old", 1), backup("b", "new", 3), backup("a", "oldest", 0), backup("b", "newer", 3)}
 	slices.SortStableFunc(list, compare)
 	var names []string
 	for _, b := range list {
@@ -99,11 +98,11 @@ func TestTheNewestBackupOfANamespaceComesFirst(t *testing.T) {
 // Whatever can be selected by the log can be asked for, and nothing else.
 func TestSelectableFields(t *testing.T) {
 	scheme := runtime.NewScheme()
-	install.Install(scheme)
-	backup := &holdfast.Backup{
+	utilruntime.Must(v1alpha1.AddToScheme(scheme))
+	backup := &v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "x", Labels: map[string]string{"app": "shop"}},
-		Spec:       holdfast.BackupSpec{StorageLocation: "default"},
-		Status:     holdfast.BackupStatus{Phase: "Queued", Requester: "jane"},
+		Spec:       v1alpha1.BackupSpec{StorageLocation: "default"},
+		Status:     v1alpha1.BackupStatus{Phase: "Queued", Requester: "jane"},
 	}
 	labels, fields, err := attrs(backup)
 	if err != nil || labels["app"] != "shop" {
@@ -122,7 +121,7 @@ func TestSelectableFields(t *testing.T) {
 	if _, _, err := scheme.ConvertFieldLabel(kind, "spec.ttl", "value"); err == nil {
 		t.Error("an unknown field can be asked for")
 	}
-	if _, _, err := attrs(&holdfast.BackupQueueEntry{}); err == nil {
+	if _, _, err := attrs(&v1alpha1.BackupQueueEntry{}); err == nil {
 		t.Error("a queue entry has the fields of a backup")
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/registry/table"
 	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
 )
@@ -21,14 +21,14 @@ var definition = virtual.Resource{
 	ShortNames:    []string{"hfb"},
 	Categories:    []string{"holdfast"},
 	Namespaced:    true,
-	New:           func() runtime.Object { return &holdfast.Backup{} },
-	NewList:       func() runtime.Object { return &holdfast.BackupList{} },
+	New:           func() runtime.Object { return &v1alpha1.Backup{} },
+	NewList:       func() runtime.Object { return &v1alpha1.BackupList{} },
 	Attrs:         attrs,
-	Table:         &table.Convertor[*holdfast.Backup]{Columns: columns, Cells: cells, Compare: compare},
+	Table:         &table.Convertor[*v1alpha1.Backup]{Columns: columns, Cells: cells, Compare: compare},
 }
 
 func attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
-	backup, ok := obj.(*holdfast.Backup)
+	backup, ok := obj.(*v1alpha1.Backup)
 	if !ok {
 		return nil, nil, fmt.Errorf("not a Backup: %T", obj)
 	}

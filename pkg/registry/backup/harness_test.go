@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -18,8 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/install"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
@@ -33,7 +33,7 @@ type harness struct {
 	*testing.T
 	*REST
 	records *fake.Clientset
-	log     *logstore.Log[*holdfast.Backup]
+	log     *logstore.Log[*v1alpha1.Backup]
 	// may says whether backups may be created in a namespace, "" for all of them.
 	// Nil is a broken authorizer.
 	may map[string]bool
@@ -48,7 +48,7 @@ type harness struct {
 func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.StorageLocation) *harness {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	install.Install(scheme)
+	utilruntime.Must(v1alpha1.AddToScheme(scheme))
 	index := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	for _, location := range locations {
 		if err := index.Add(location); err != nil {
@@ -67,7 +67,7 @@ func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.
 		run.UID, run.CreationTimestamp, run.ResourceVersion = types.UID("uid-of-"+run.Name), metav1.Unix(1, 0), "7"
 		return len(create.CreateOptions.DryRun) > 0, run, nil
 	})
-	h.log = logstore.New(func() *holdfast.Backup { return &holdfast.Backup{} }, logstore.Options{Resource: resource, Namespaced: true})
+	h.log = logstore.New(func() *v1alpha1.Backup { return &v1alpha1.Backup{} }, logstore.Options{Resource: resource, Namespaced: true})
 	storage, err := NewREST(Config{
 		Scheme:          scheme,
 		Log:             h.log,
@@ -79,11 +79,7 @@ func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.
 		Observe: func(run *enginev1alpha1.BackupRun) {
 			h.observed = append(h.observed, run.Name)
 			h.planner.UpdateRun(run, nil)
-			internal := &holdfast.Backup{}
-			if err := scheme.Convert(run.AsBackup(), internal, nil); err != nil {
-				t.Error(err)
-			}
-			if _, err := h.log.Apply(internal); err != nil {
+			if _, err := h.log.Apply(run.AsBackup()); err != nil {
 				t.Error(err)
 			}
 		},
@@ -129,13 +125,13 @@ func (h *harness) ctx(namespace string) context.Context {
 	return genericapirequest.WithUser(ctx, &user.DefaultInfo{Name: "jane", UID: "uid-of-jane", Groups: []string{"team", "system:authenticated"}})
 }
 
-func (h *harness) create(backup *holdfast.Backup, dryRun ...string) (*holdfast.Backup, error) {
+func (h *harness) create(backup *v1alpha1.Backup, dryRun ...string) (*v1alpha1.Backup, error) {
 	h.Helper()
 	created, err := h.Create(h.ctx(backup.Namespace), backup, nil, &metav1.CreateOptions{DryRun: dryRun})
 	if err != nil {
 		return nil, err
 	}
-	return created.(*holdfast.Backup), nil
+	return created.(*v1alpha1.Backup), nil
 }
 
 // run is the record of a backup that was created.
@@ -159,9 +155,9 @@ func (h *harness) calls(verb string) int {
 	return n
 }
 
-func newBackup(namespace, name string, includedNamespaces ...string) *holdfast.Backup {
-	return &holdfast.Backup{
+func newBackup(namespace, name string, includedNamespaces ...string) *v1alpha1.Backup {
+	return &v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
-		Spec:       holdfast.BackupSpec{IncludedNamespaces: includedNamespaces},
+		Spec:       v1alpha1.BackupSpec{IncludedNamespaces: includedNamespaces},
 	}
 }

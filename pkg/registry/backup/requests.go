@@ -17,7 +17,6 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -31,19 +30,19 @@ type RequestREST struct {
 	empty   func() runtime.Object
 	// record returns the run as it is to be written, or nil with what to tell the
 	// caller when there is nothing to write. run is nil when the backup has none.
-	record func(backup *holdfast.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask) (changed *enginev1alpha1.BackupRun, message string, err error)
+	record func(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask) (changed *enginev1alpha1.BackupRun, message string, err error)
 }
 
 var _ rest.NamedCreater = &RequestREST{}
 
 // NewCancelREST serves backups/cancel.
 func NewCancelREST(backups *REST, clock clock.PassiveClock) *RequestREST {
-	return &RequestREST{backups: backups, clock: clock, empty: func() runtime.Object { return &holdfast.BackupCancellation{} }, record: cancel}
+	return &RequestREST{backups: backups, clock: clock, empty: func() runtime.Object { return &v1alpha1.BackupCancellation{} }, record: cancel}
 }
 
 // NewDeletionREST serves backups/deletion.
 func NewDeletionREST(backups *REST, clock clock.PassiveClock) *RequestREST {
-	r := &RequestREST{backups: backups, clock: clock, empty: func() runtime.Object { return &holdfast.BackupDeletion{} }}
+	r := &RequestREST{backups: backups, clock: clock, empty: func() runtime.Object { return &v1alpha1.BackupDeletion{} }}
 	r.record = r.remove
 	return r
 }
@@ -95,7 +94,7 @@ func (r *RequestREST) try(ctx context.Context, name string, ask enginev1alpha1.A
 	if err != nil {
 		return "", err
 	}
-	backup := obj.(*holdfast.Backup)
+	backup := obj.(*v1alpha1.Backup)
 	runs := r.backups.runs
 	run, err := runs.Get(ctx, format.StoreName(backup.Namespace, name, r.backups.strategy.systemNamespace), metav1.GetOptions{})
 	switch {
@@ -130,7 +129,7 @@ func (r *RequestREST) try(ctx context.Context, name string, ask enginev1alpha1.A
 }
 
 // cancel asks for a backup to be stopped.
-func cancel(backup *holdfast.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask) (*enginev1alpha1.BackupRun, string, error) {
+func cancel(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask) (*enginev1alpha1.BackupRun, string, error) {
 	switch {
 	case run == nil:
 		return nil, "", conflict(backup.Name, "it has ended already, as %s", backup.Status.Phase)
@@ -145,7 +144,7 @@ func cancel(backup *holdfast.Backup, run *enginev1alpha1.BackupRun, ask enginev1
 }
 
 // remove asks for a backup to be removed from its store.
-func (r *RequestREST) remove(backup *holdfast.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask) (*enginev1alpha1.BackupRun, string, error) {
+func (r *RequestREST) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask) (*enginev1alpha1.BackupRun, string, error) {
 	const message = "the backup is being deleted; it is listed until it is gone from its store"
 	switch {
 	case run != nil && run.Spec.Deletion != nil:
@@ -156,17 +155,14 @@ func (r *RequestREST) remove(backup *holdfast.Backup, run *enginev1alpha1.Backup
 		changed := run.DeepCopy()
 		changed.Spec.Deletion = &enginev1alpha1.Deletion{Ask: ask}
 		return changed, message, nil
-	case v1alpha1.BackupPhase(backup.Status.Phase) == v1alpha1.BackupPhaseUnreadable:
+	case backup.Status.Phase == v1alpha1.BackupPhaseUnreadable:
 		return nil, "", conflict(backup.Name, "its metadata can't be read, so it is not certain what it is: look at its folder in the storage location %q, and remove that by hand", backup.Spec.StorageLocation)
 	}
 	storeName := format.StoreName(backup.Namespace, backup.Name, r.backups.strategy.systemNamespace)
 	if err := format.ValidateStoreName(storeName); err != nil {
 		return nil, "", conflict(backup.Name, "another storage location has a backup of the same name: delete that one first, or remove this one's folder in the storage location %q by hand", backup.Spec.StorageLocation)
 	}
-	stored := &v1alpha1.Backup{}
-	if err := r.backups.strategy.scheme.Convert(backup, stored, nil); err != nil {
-		return nil, "", apierrors.NewInternalError(err)
-	}
+	stored := backup.DeepCopy()
 	if len(validation.ValidateBackupLimits(stored)) > 0 {
 		// Another maker's may be larger than a record. Its removal needs no more.
 		stored.Labels, stored.Annotations = nil, nil

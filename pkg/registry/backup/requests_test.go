@@ -18,7 +18,6 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
@@ -41,7 +40,7 @@ func (h *harness) recorded(name string, phase v1alpha1.BackupPhase) {
 }
 
 // storedOnly puts a backup into the log that has no run.
-func (h *harness) storedOnly(backup *holdfast.Backup) {
+func (h *harness) storedOnly(backup *v1alpha1.Backup) {
 	h.Helper()
 	if _, err := h.log.Apply(backup); err != nil {
 		h.Fatal(err)
@@ -49,11 +48,11 @@ func (h *harness) storedOnly(backup *holdfast.Backup) {
 }
 
 func (h *harness) cancel(name string, options metav1.CreateOptions) (string, error) {
-	return h.post(NewCancelREST(h.REST, clocktesting.NewFakePassiveClock(now)), name, &holdfast.BackupCancellation{}, options)
+	return h.post(NewCancelREST(h.REST, clocktesting.NewFakePassiveClock(now)), name, &v1alpha1.BackupCancellation{}, options)
 }
 
 func (h *harness) delete(name string) (string, error) {
-	return h.post(NewDeletionREST(h.REST, clocktesting.NewFakePassiveClock(now)), name, &holdfast.BackupDeletion{}, metav1.CreateOptions{})
+	return h.post(NewDeletionREST(h.REST, clocktesting.NewFakePassiveClock(now)), name, &v1alpha1.BackupDeletion{}, metav1.CreateOptions{})
 }
 
 func (h *harness) post(storage *RequestREST, name string, body runtime.Object, options metav1.CreateOptions) (string, error) {
@@ -79,7 +78,7 @@ func TestCancel(t *testing.T) {
 		if got == nil || got.Requester.Username != "jane" || !got.Timestamp.Time.Equal(now) {
 			t.Errorf("%q: recorded %+v", phase, got)
 		}
-		if backup, _ := h.log.GetObject("shop", "a"); backup.Status.Phase != holdfast.BackupPhase(v1alpha1.BackupPhaseCancelling) {
+		if backup, _ := h.log.GetObject("shop", "a"); backup.Status.Phase != v1alpha1.BackupPhaseCancelling {
 			t.Errorf("%q: shown as %s, want Cancelling", phase, backup.Status.Phase)
 		}
 		message, err := h.cancel("a", metav1.CreateOptions{})
@@ -92,9 +91,9 @@ func TestCancel(t *testing.T) {
 func TestCancelWhatHasEnded(t *testing.T) {
 	h := newHarness(t, nil)
 	h.recorded("ended", v1alpha1.BackupPhaseCompleted)
-	h.storedOnly(&holdfast.Backup{
+	h.storedOnly(&v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "stored", UID: "1"},
-		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhasePartiallyFailed)},
+		Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhasePartiallyFailed},
 	})
 	for name, want := range map[string]string{"ended": "it has ended already, as Completed", "stored": "it has ended already, as PartiallyFailed"} {
 		if _, err := h.cancel(name, metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(), want) || apierrors.ReasonForError(err) != "BackupState" {
@@ -112,14 +111,14 @@ func TestRequestsReachTheBackupThatTheyName(t *testing.T) {
 	for _, phase := range []v1alpha1.BackupPhase{v1alpha1.BackupPhaseQueued, v1alpha1.BackupPhaseCompleted} {
 		h := newHarness(t, nil)
 		h.recorded("b", phase)
-		h.storedOnly(&holdfast.Backup{
+		h.storedOnly(&v1alpha1.Backup{
 			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop.b", UID: "1"},
-			Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseCompleted)},
+			Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted},
 		})
 		clock := clocktesting.NewFakePassiveClock(now)
 		for what, err := range map[string]error{
-			"cancel": second(h.postIn(system, NewCancelREST(h.REST, clock), "shop.b", &holdfast.BackupCancellation{}, metav1.CreateOptions{})),
-			"delete": second(h.postIn(system, NewDeletionREST(h.REST, clock), "shop.b", &holdfast.BackupDeletion{}, metav1.CreateOptions{})),
+			"cancel": second(h.postIn(system, NewCancelREST(h.REST, clock), "shop.b", &v1alpha1.BackupCancellation{}, metav1.CreateOptions{})),
+			"delete": second(h.postIn(system, NewDeletionREST(h.REST, clock), "shop.b", &v1alpha1.BackupDeletion{}, metav1.CreateOptions{})),
 		} {
 			if err == nil || apierrors.ReasonForError(err) != "BackupState" || !strings.Contains(err.Error(), "backup b in the namespace shop") {
 				t.Errorf("%s, %s: %v", phase, what, err)
@@ -137,12 +136,12 @@ func TestRequestsReachABackupThatIsShownElsewhere(t *testing.T) {
 	h := newHarness(t, nil)
 	h.recorded("b", v1alpha1.BackupPhaseQueued)
 	h.log.Remove("shop", "b")
-	h.storedOnly(&holdfast.Backup{
+	h.storedOnly(&v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop.b", UID: h.run("shop.b").UID},
-		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseQueued)},
+		Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseQueued},
 	})
 	cancellation := NewCancelREST(h.REST, clocktesting.NewFakePassiveClock(now))
-	if _, err := h.postIn(system, cancellation, "shop.b", &holdfast.BackupCancellation{}, metav1.CreateOptions{}); err != nil {
+	if _, err := h.postIn(system, cancellation, "shop.b", &v1alpha1.BackupCancellation{}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if h.run("shop.b").Spec.Cancellation == nil {
@@ -189,7 +188,7 @@ func TestRacingRequestsAreTriedAgain(t *testing.T) {
 func TestBodyOfAnotherBackupIsRefused(t *testing.T) {
 	h := newHarness(t, nil)
 	h.recorded("a", v1alpha1.BackupPhaseQueued)
-	body := &holdfast.BackupCancellation{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
+	body := &v1alpha1.BackupCancellation{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
 	_, err := h.post(NewCancelREST(h.REST, clocktesting.NewFakePassiveClock(now)), "a", body, metav1.CreateOptions{})
 	if !apierrors.IsBadRequest(err) {
 		t.Errorf("got %v, want a bad request", err)
@@ -216,12 +215,12 @@ func TestDeleteABackupThatHasItsRun(t *testing.T) {
 func TestDeleteABackupThatIsOnlyStored(t *testing.T) {
 	h := newHarness(t, nil)
 	created := metav1.Unix(77, 0)
-	h.storedOnly(&holdfast.Backup{
+	h.storedOnly(&v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "old", UID: "uid-in-store", CreationTimestamp: created},
-		Spec:       holdfast.BackupSpec{StorageLocation: "offsite"},
-		Status: holdfast.BackupStatus{
-			Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseCompleted), Requester: "root",
-			Origin: &holdfast.BackupOrigin{ClaimedRequester: "root"},
+		Spec:       v1alpha1.BackupSpec{StorageLocation: "offsite"},
+		Status: v1alpha1.BackupStatus{
+			Phase: v1alpha1.BackupPhaseCompleted, Requester: "root",
+			Origin: &v1alpha1.BackupOrigin{ClaimedRequester: "root"},
 		},
 	})
 	if _, err := h.delete("old"); err != nil {
@@ -248,13 +247,13 @@ func TestDeleteIsRefused(t *testing.T) {
 	h.recorded("queued", v1alpha1.BackupPhaseQueued)
 	h.recorded("ready", v1alpha1.BackupPhaseReadyToStart)
 	h.recorded("running", v1alpha1.BackupPhaseInProgress)
-	h.storedOnly(&holdfast.Backup{
+	h.storedOnly(&v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "broken", UID: "1"},
-		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseUnreadable)},
+		Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseUnreadable},
 	})
-	h.storedOnly(&holdfast.Backup{
+	h.storedOnly(&v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "twin@offsite", UID: "2"},
-		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhase(v1alpha1.BackupPhaseCompleted)},
+		Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted},
 	})
 	for name, want := range map[string]string{
 		"new":          "it is New: wait for its end, or POST to backups/new/cancel first",
@@ -276,7 +275,7 @@ func TestDeleteIsRefused(t *testing.T) {
 // A backup that another maker stored may be larger than a record may be.
 func TestDeletingALargeStoredBackup(t *testing.T) {
 	h := newHarness(t, nil)
-	stored := with(newBackup("shop", "big"), func(spec *holdfast.BackupSpec) {
+	stored := with(newBackup("shop", "big"), func(spec *v1alpha1.BackupSpec) {
 		spec.StorageLocation = "main"
 		for i := range 2000 {
 			spec.IncludedNamespaces = append(spec.IncludedNamespaces, fmt.Sprintf("n%d", i))

@@ -21,7 +21,6 @@ import (
 	"k8s.io/apiserver/pkg/storage/names"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -39,7 +38,7 @@ var resource = v1alpha1.Resource("backups")
 type REST struct {
 	*virtual.ReadOnly
 	strategy     *strategy
-	log          *logstore.Log[*holdfast.Backup]
+	log          *logstore.Log[*v1alpha1.Backup]
 	runs         engineclient.BackupRunInterface
 	namespaceUID func(ctx context.Context, name string) (types.UID, error)
 	authorizer   authorizer.Authorizer
@@ -60,7 +59,7 @@ var (
 // Config is what a REST needs.
 type Config struct {
 	Scheme *runtime.Scheme
-	Log    *logstore.Log[*holdfast.Backup]
+	Log    *logstore.Log[*v1alpha1.Backup]
 	// SystemNamespace is where the records live.
 	SystemNamespace string
 	Runs            engineclient.BackupRunInterface
@@ -89,7 +88,6 @@ func NewREST(config Config) (*REST, error) {
 		strategy: &strategy{
 			ObjectTyper:     config.Scheme,
 			NameGenerator:   names.SimpleNameGenerator,
-			scheme:          config.Scheme,
 			systemNamespace: config.SystemNamespace,
 			locations:       config.Locations,
 		},
@@ -119,34 +117,30 @@ func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.Val
 	if err := r.log.ReadinessCheck(); err != nil {
 		return nil, err
 	}
-	internal, ok := obj.(*holdfast.Backup)
+	backup, ok := obj.(*v1alpha1.Backup)
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a Backup: %T", obj))
 	}
-	rest.FillObjectMetaSystemFields(internal)
-	if internal.Name != "" || internal.GenerateName == "" {
-		return r.create(ctx, internal, validate, options)
+	rest.FillObjectMetaSystemFields(backup)
+	if backup.Name != "" || backup.GenerateName == "" {
+		return r.create(ctx, backup, validate, options)
 	}
 	for range nameAttempts {
-		named := internal.DeepCopy()
-		named.Name = r.strategy.GenerateName(internal.GenerateName)
+		named := backup.DeepCopy()
+		named.Name = r.strategy.GenerateName(backup.GenerateName)
 		created, err := r.create(ctx, named, validate, options)
 		if !apierrors.IsAlreadyExists(err) {
 			return created, err
 		}
 	}
-	return nil, apierrors.NewGenerateNameConflict(resource, internal.GenerateName, 1)
+	return nil, apierrors.NewGenerateNameConflict(resource, backup.GenerateName, 1)
 }
 
 // create is Create, of one name. The order is that of the costs: first what follows
 // from the size of the request, then the rights of the requester, and then all else.
-func (r *REST) create(ctx context.Context, internal *holdfast.Backup, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
-	if err := rest.BeforeCreate(r.strategy, ctx, internal); err != nil {
+func (r *REST) create(ctx context.Context, backup *v1alpha1.Backup, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+	if err := rest.BeforeCreate(r.strategy, ctx, backup); err != nil {
 		return nil, err
-	}
-	backup := &v1alpha1.Backup{}
-	if err := r.strategy.scheme.Convert(internal, backup, nil); err != nil {
-		return nil, apierrors.NewInternalError(err)
 	}
 	requester, ok := genericapirequest.UserFrom(ctx)
 	if !ok {
@@ -165,7 +159,7 @@ func (r *REST) create(ctx context.Context, internal *holdfast.Backup, validate r
 		return nil, apierrors.NewInvalid(v1alpha1.SchemeGroupVersion.WithKind("Backup").GroupKind(), backup.Name, errs)
 	}
 	if validate != nil {
-		if err := validate(ctx, internal.DeepCopyObject()); err != nil {
+		if err := validate(ctx, backup.DeepCopyObject()); err != nil {
 			return nil, err
 		}
 	}
@@ -202,8 +196,7 @@ func (r *REST) create(ctx context.Context, internal *holdfast.Backup, validate r
 		return nil, apierrors.NewInternalError(fmt.Errorf("recording the backup: %w", err))
 	}
 	if len(options.DryRun) > 0 {
-		dry := &holdfast.Backup{}
-		return dry, r.strategy.scheme.Convert(run.AsBackup(), dry, nil)
+		return run.AsBackup(), nil
 	}
 	r.observe(run)
 	created, ok := r.log.GetObject(backup.Namespace, backup.Name)

@@ -22,7 +22,6 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
@@ -31,7 +30,7 @@ func TestCreateRecordsTheRequestAndWhoMadeIt(t *testing.T) {
 	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
 	asked := newBackup("shop", "daily")
 	asked.Labels, asked.Annotations = map[string]string{"app": "shop"}, map[string]string{"note": "mine"}
-	asked.Status = holdfast.BackupStatus{Phase: "Completed", Requester: "root"}
+	asked.Status = v1alpha1.BackupStatus{Phase: "Completed", Requester: "root"}
 	created, err := h.create(asked)
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +61,7 @@ func TestCreateRecordsTheRequestAndWhoMadeIt(t *testing.T) {
 		t.Errorf("rights in %q were asked for", h.asked)
 	}
 	// A GET finds it, without asking the cluster.
-	if got, err := h.Get(h.ctx("shop"), "daily", &metav1.GetOptions{}); err != nil || got.(*holdfast.Backup).UID != created.UID {
+	if got, err := h.Get(h.ctx("shop"), "daily", &metav1.GetOptions{}); err != nil || got.(*v1alpha1.Backup).UID != created.UID {
 		t.Errorf("Get: %v, %v", got, err)
 	}
 	if h.calls("get") != 1 { // by this test
@@ -75,8 +74,8 @@ func TestDefaults(t *testing.T) {
 		location("b", true, metav1.ConditionTrue), location("a", false, metav1.ConditionTrue), location("c", true, metav1.ConditionTrue),
 	}
 	cases := map[string]struct {
-		backup *holdfast.Backup
-		change func(*holdfast.BackupSpec)
+		backup *v1alpha1.Backup
+		change func(*v1alpha1.BackupSpec)
 		want   v1alpha1.BackupSpec
 	}{
 		"of the system namespace": {
@@ -89,7 +88,7 @@ func TestDefaults(t *testing.T) {
 		},
 		"what is set stays": {
 			backup: newBackup(system, "x", "shop"),
-			change: func(spec *holdfast.BackupSpec) {
+			change: func(spec *v1alpha1.BackupSpec) {
 				spec.TTL, spec.StorageLocation = metav1.Duration{Duration: time.Hour}, "a"
 			},
 			want: v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, TTL: metav1.Duration{Duration: time.Hour}, StorageLocation: "a"},
@@ -132,7 +131,7 @@ func TestTakenNames(t *testing.T) {
 	}
 	t.Run("by one that is shown", func(t *testing.T) {
 		h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
-		if _, err := h.log.Apply(&holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "daily", UID: "stored", CreationTimestamp: metav1.Unix(1, 0)}}); err != nil {
+		if _, err := h.log.Apply(&v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "daily", UID: "stored", CreationTimestamp: metav1.Unix(1, 0)}}); err != nil {
 			t.Fatal(err)
 		}
 		_, err := h.create(newBackup("shop", "daily"))
@@ -170,15 +169,15 @@ func record(namespace, name string) *enginev1alpha1.BackupRun {
 func TestBadInputNamesItsField(t *testing.T) {
 	yes := true
 	cases := map[string]struct {
-		backup *holdfast.Backup
+		backup *v1alpha1.Backup
 		fields []string
 	}{
-		"an unknown location": {with(newBackup("shop", "x"), func(spec *holdfast.BackupSpec) { spec.StorageLocation = "gone" }), []string{"spec.storageLocation"}},
+		"an unknown location": {with(newBackup("shop", "x"), func(spec *v1alpha1.BackupSpec) { spec.StorageLocation = "gone" }), []string{"spec.storageLocation"}},
 		"a bad pattern":       {newBackup("shop", "x", "shop", "a["), []string{"spec.includedNamespaces[1]"}},
 		"a bad name":          {newBackup("shop", "a.b"), []string{"metadata.name"}},
 		"no name":             {newBackup("shop", ""), []string{"metadata.name"}},
-		"a negative ttl":      {with(newBackup("shop", "x"), func(spec *holdfast.BackupSpec) { spec.TTL.Duration = -1 }), []string{"spec.ttl"}},
-		"two of them": {with(newBackup("shop", "x", "a["), func(spec *holdfast.BackupSpec) { spec.SnapshotVolumes = &yes }),
+		"a negative ttl":      {with(newBackup("shop", "x"), func(spec *v1alpha1.BackupSpec) { spec.TTL.Duration = -1 }), []string{"spec.ttl"}},
+		"two of them": {with(newBackup("shop", "x", "a["), func(spec *v1alpha1.BackupSpec) { spec.SnapshotVolumes = &yes }),
 			[]string{"spec.includedNamespaces[0]", "spec.snapshotVolumes"}},
 	}
 	for name, c := range cases {
@@ -255,17 +254,17 @@ func TestGeneratedNamesAreTriedAgain(t *testing.T) {
 	if err := h.records.Tracker().Add(record("shop", "daily-1")); err != nil {
 		t.Fatal(err)
 	}
-	h.storedOnly(&holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "daily-0", UID: "1"}})
+	h.storedOnly(&v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "daily-0", UID: "1"}})
 	generated := &counting{}
 	h.strategy.NameGenerator = generated
 	asked := newBackup("shop", "")
 	asked.GenerateName = "daily-"
 	var seen []string
 	created, err := h.Create(h.ctx("shop"), asked, func(_ context.Context, obj runtime.Object) error {
-		seen = append(seen, obj.(*holdfast.Backup).Name)
+		seen = append(seen, obj.(*v1alpha1.Backup).Name)
 		return nil
 	}, &metav1.CreateOptions{})
-	if err != nil || created.(*holdfast.Backup).Name != "daily-2" {
+	if err != nil || created.(*v1alpha1.Backup).Name != "daily-2" {
 		t.Fatalf("created %v, %v", created, err)
 	}
 	if want := []string{"daily-0", "daily-1", "daily-2"}; !slices.Equal(seen, want) {
@@ -308,15 +307,15 @@ func TestTheOrderOfTheChecks(t *testing.T) {
 		long[i] = fmt.Sprintf("n%d", i)
 	}
 	cases := map[string]struct {
-		backup *holdfast.Backup
+		backup *v1alpha1.Backup
 		asked  []string
 		check  func(error) bool
 	}{
 		"too large, then rights": {newBackup("shop", "x", long...), nil, apierrors.IsInvalid},
-		"rights, then the rest": {with(newBackup("shop", "x", "db"), func(spec *holdfast.BackupSpec) { spec.TTL.Duration = -1 }),
+		"rights, then the rest": {with(newBackup("shop", "x", "db"), func(spec *v1alpha1.BackupSpec) { spec.TTL.Duration = -1 }),
 			[]string{"db"}, apierrors.IsForbidden},
 		"unreadable": {newBackup("shop", "x", "db", "a["), nil, apierrors.IsInvalid},
-		"unreadable resources": {with(newBackup("shop", "x", "db"), func(spec *holdfast.BackupSpec) { spec.IncludedResources = []string{"[["} }),
+		"unreadable resources": {with(newBackup("shop", "x", "db"), func(spec *v1alpha1.BackupSpec) { spec.IncludedResources = []string{"[["} }),
 			nil, apierrors.IsInvalid},
 	}
 	for name, c := range cases {
@@ -343,7 +342,7 @@ func TestAdmission(t *testing.T) {
 	asked := newBackup("shop", "x")
 	asked.Status.Phase = "Completed"
 	_, err := h.Create(h.ctx("shop"), asked, func(_ context.Context, obj runtime.Object) error {
-		if seen := obj.(*holdfast.Backup); seen.Spec.StorageLocation != "default" || seen.Status.Phase != "" {
+		if seen := obj.(*v1alpha1.Backup); seen.Spec.StorageLocation != "default" || seen.Status.Phase != "" {
 			t.Errorf("admission sees %+v, which is not what will be", obj)
 		}
 		return refusal
@@ -373,7 +372,7 @@ func (r *recorder) AddWarning(_, text string) { *r = append(*r, text) }
 
 func TestBeforeTheServerIsReady(t *testing.T) {
 	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
-	h.REST.log = logstore.New(func() *holdfast.Backup { return &holdfast.Backup{} }, logstore.Options{Resource: resource, Namespaced: true})
+	h.REST.log = logstore.New(func() *v1alpha1.Backup { return &v1alpha1.Backup{} }, logstore.Options{Resource: resource, Namespaced: true})
 	if _, err := h.create(newBackup("shop", "x")); !apierrors.IsTooManyRequests(err) || h.calls("create") != 0 {
 		t.Errorf("answered %v", err)
 	}
@@ -416,7 +415,7 @@ func TestGet(t *testing.T) {
 		}
 		for range 2 {
 			got, err := h.Get(h.ctx("shop"), "daily", &metav1.GetOptions{})
-			if err != nil || got.(*holdfast.Backup).UID != "theirs" {
+			if err != nil || got.(*v1alpha1.Backup).UID != "theirs" {
 				t.Fatalf("Get: %v, %v", got, err)
 			}
 		}

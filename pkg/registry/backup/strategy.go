@@ -17,7 +17,6 @@ import (
 	"k8s.io/apiserver/pkg/storage/names"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -30,7 +29,6 @@ const DefaultTTL = 30 * 24 * time.Hour
 type strategy struct {
 	runtime.ObjectTyper
 	names.NameGenerator
-	scheme          *runtime.Scheme
 	systemNamespace string
 	locations       enginelisters.StorageLocationNamespaceLister
 }
@@ -42,8 +40,8 @@ func (s *strategy) NamespaceScoped() bool { return true }
 // PrepareForCreate fills in the defaults, which are recorded with the request: a
 // later change of the default location does not move a backup that waits.
 func (s *strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
-	backup := obj.(*holdfast.Backup)
-	backup.Status = holdfast.BackupStatus{}
+	backup := obj.(*v1alpha1.Backup)
+	backup.Status = v1alpha1.BackupStatus{}
 	spec := &backup.Spec
 	if len(spec.IncludedNamespaces) == 0 && backup.Namespace != s.systemNamespace {
 		spec.IncludedNamespaces = []string{backup.Namespace}
@@ -59,11 +57,7 @@ func (s *strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
 // Validate implements rest.RESTCreateStrategy. It checks what costs no more than
 // reading the request did; the rest is for check, when the creator's rights are known.
 func (s *strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	backup := &v1alpha1.Backup{}
-	if err := s.scheme.Convert(obj, backup, nil); err != nil {
-		return field.ErrorList{field.InternalError(nil, err)}
-	}
-	return validation.ValidateBackupLimits(backup)
+	return validation.ValidateBackupLimits(obj.(*v1alpha1.Backup))
 }
 
 // check says what is wrong with a Backup that is to be created.
@@ -82,7 +76,7 @@ func (s *strategy) check(backup *v1alpha1.Backup) field.ErrorList {
 
 // WarningsOnCreate implements rest.RESTCreateStrategy.
 func (s *strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
-	backup := obj.(*holdfast.Backup)
+	backup := obj.(*v1alpha1.Backup)
 	location, err := s.locations.Get(backup.Spec.StorageLocation)
 	if err != nil {
 		return nil

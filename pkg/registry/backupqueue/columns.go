@@ -11,7 +11,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/registry/table"
 )
@@ -30,7 +29,7 @@ var columns = []metav1.TableColumnDefinition{
 	table.Wide(table.Column("Requester", "Who asked for the backup.")),
 }
 
-func cells(entry *holdfast.BackupQueueEntry, now time.Time) []any {
+func cells(entry *v1alpha1.BackupQueueEntry, now time.Time) []any {
 	position := table.None
 	if entry.Status.Position > 0 {
 		position = fmt.Sprint(entry.Status.Position)
@@ -44,7 +43,7 @@ func cells(entry *holdfast.BackupQueueEntry, now time.Time) []any {
 	}
 }
 
-func namespaces(spec *holdfast.BackupQueueEntrySpec) string {
+func namespaces(spec *v1alpha1.BackupQueueEntrySpec) string {
 	included := "*"
 	if len(spec.IncludedNamespaces) > 0 {
 		included = strings.Join(spec.IncludedNamespaces, ",")
@@ -57,7 +56,7 @@ func namespaces(spec *holdfast.BackupQueueEntrySpec) string {
 
 // blockers names the blockers by name, with the namespace when it is another
 // one, and counts those that may not be named.
-func blockers(entry *holdfast.BackupQueueEntry) string {
+func blockers(entry *v1alpha1.BackupQueueEntry) string {
 	var names []string
 	for _, blocker := range entry.Status.Blockers {
 		name := blocker.Name
@@ -76,7 +75,7 @@ func blockers(entry *holdfast.BackupQueueEntry) string {
 }
 
 // compare puts the running above the ready above the queued, and those in order.
-func compare(a, b *holdfast.BackupQueueEntry) int {
+func compare(a, b *v1alpha1.BackupQueueEntry) int {
 	return cmp.Or(
 		cmp.Compare(rank(a), rank(b)),
 		cmp.Compare(a.Status.Position, b.Status.Position),
@@ -86,8 +85,8 @@ func compare(a, b *holdfast.BackupQueueEntry) int {
 	)
 }
 
-func rank(entry *holdfast.BackupQueueEntry) int {
-	switch v1alpha1.QueueState(entry.Status.State) {
+func rank(entry *v1alpha1.BackupQueueEntry) int {
+	switch entry.Status.State {
 	case v1alpha1.QueueStateRunning:
 		return 0
 	case v1alpha1.QueueStateReady:

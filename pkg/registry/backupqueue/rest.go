@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/registry/table"
 	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
@@ -28,15 +27,15 @@ func NewREST(log storage.Interface) (*virtual.ReadOnly, error) {
 		ShortNames:    []string{"hfq", "bq"},
 		Categories:    []string{"holdfast"},
 		Namespaced:    true,
-		New:           func() runtime.Object { return &holdfast.BackupQueueEntry{} },
-		NewList:       func() runtime.Object { return &holdfast.BackupQueueEntryList{} },
+		New:           func() runtime.Object { return &v1alpha1.BackupQueueEntry{} },
+		NewList:       func() runtime.Object { return &v1alpha1.BackupQueueEntryList{} },
 		Attrs:         attrs,
-		Table:         &table.Convertor[*holdfast.BackupQueueEntry]{Columns: columns, Cells: cells, Compare: compare},
+		Table:         &table.Convertor[*v1alpha1.BackupQueueEntry]{Columns: columns, Cells: cells, Compare: compare},
 	}, log)
 }
 
 func attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
-	entry, ok := obj.(*holdfast.BackupQueueEntry)
+	entry, ok := obj.(*v1alpha1.BackupQueueEntry)
 	if !ok {
 		return nil, nil, fmt.Errorf("not a BackupQueueEntry: %T", obj)
 	}

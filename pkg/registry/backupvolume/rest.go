@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/registry/table"
 	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
@@ -30,15 +29,15 @@ func NewREST(log storage.Interface) (*virtual.ReadOnly, error) {
 		ShortNames:    []string{"hfv"},
 		Categories:    []string{"holdfast"},
 		Namespaced:    true,
-		New:           func() runtime.Object { return &holdfast.BackupVolume{} },
-		NewList:       func() runtime.Object { return &holdfast.BackupVolumeList{} },
+		New:           func() runtime.Object { return &v1alpha1.BackupVolume{} },
+		NewList:       func() runtime.Object { return &v1alpha1.BackupVolumeList{} },
 		Attrs:         attrs,
-		Table:         &table.Convertor[*holdfast.BackupVolume]{Columns: columns, Cells: cells},
+		Table:         &table.Convertor[*v1alpha1.BackupVolume]{Columns: columns, Cells: cells},
 	}, log)
 }
 
 func attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
-	volume, ok := obj.(*holdfast.BackupVolume)
+	volume, ok := obj.(*v1alpha1.BackupVolume)
 	if !ok {
 		return nil, nil, fmt.Errorf("not a BackupVolume: %T", obj)
 	}
@@ -60,7 +59,7 @@ var columns = []metav1.TableColumnDefinition{
 	table.Wide(table.Column("Locations", "The storage locations that hold backups of the volume.")),
 }
 
-func cells(volume *holdfast.BackupVolume, now time.Time) []any {
+func cells(volume *v1alpha1.BackupVolume, now time.Time) []any {
 	last, size := table.None, table.None
 	if volume.Status.Backups > 0 {
 		last, size = "another backup", table.Bytes(volume.Status.SizeBytes)

@@ -26,7 +26,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -39,7 +38,6 @@ import (
 	"k8s.io/utils/lru"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
@@ -71,7 +69,6 @@ func pause(events int, took time.Duration) time.Duration {
 
 // Config is what a Projector needs.
 type Config struct {
-	Scheme *runtime.Scheme
 	// SystemNamespace is where the records live.
 	SystemNamespace string
 	// PollInterval is how often the stores are listed; zero means once.
@@ -94,10 +91,10 @@ type Config struct {
 // Projector fills the logs.
 type Projector struct {
 	// The logs, one for each resource.
-	Backups       *logstore.Log[*holdfast.Backup]
-	Queue         *logstore.Log[*holdfast.BackupQueueEntry]
-	Volumes       *logstore.Log[*holdfast.BackupVolume]
-	VolumeBackups *logstore.Log[*holdfast.VolumeBackup]
+	Backups       *logstore.Log[*v1alpha1.Backup]
+	Queue         *logstore.Log[*v1alpha1.BackupQueueEntry]
+	Volumes       *logstore.Log[*v1alpha1.BackupVolume]
+	VolumeBackups *logstore.Log[*v1alpha1.VolumeBackup]
 
 	Config
 	catalog   *catalog.Catalog
@@ -171,12 +168,12 @@ func New(config Config) (*Projector, error) {
 	options := func(resource, loading string) logstore.Options {
 		return logstore.Options{Resource: v1alpha1.Resource(resource), Namespaced: true, Loading: loading, OnRead: p.warn(resource)}
 	}
-	p.Backups = logstore.New(func() *holdfast.Backup { return &holdfast.Backup{} }, options("backups", "the backups of the storage locations"))
-	p.Volumes = logstore.New(func() *holdfast.BackupVolume { return &holdfast.BackupVolume{} }, options("backupvolumes", "the volumes of the storage locations"))
-	p.VolumeBackups = logstore.New(func() *holdfast.VolumeBackup { return &holdfast.VolumeBackup{} }, options("volumebackups", "the volumes of the storage locations"))
+	p.Backups = logstore.New(func() *v1alpha1.Backup { return &v1alpha1.Backup{} }, options("backups", "the backups of the storage locations"))
+	p.Volumes = logstore.New(func() *v1alpha1.BackupVolume { return &v1alpha1.BackupVolume{} }, options("backupvolumes", "the volumes of the storage locations"))
+	p.VolumeBackups = logstore.New(func() *v1alpha1.VolumeBackup { return &v1alpha1.VolumeBackup{} }, options("volumebackups", "the volumes of the storage locations"))
 	queueOptions := options("backupqueues", "the records of the waiting backups")
 	queueOptions.OnRead = nil // the queue has nothing to do with what is stored
-	p.Queue = logstore.New(func() *holdfast.BackupQueueEntry { return &holdfast.BackupQueueEntry{} }, queueOptions)
+	p.Queue = logstore.New(func() *v1alpha1.BackupQueueEntry { return &v1alpha1.BackupQueueEntry{} }, queueOptions)
 
 	wake := func(any) { p.wake() }
 	identify := func(any) { p.identify() }
@@ -437,12 +434,7 @@ func (p *Projector) projectLocked(key backupKey) {
 		p.Backups.Remove(key.Namespace, key.Name)
 		return
 	}
-	internal := &holdfast.Backup{}
-	if err := p.Scheme.Convert(backup, internal, nil); err != nil {
-		utilruntime.HandleError(fmt.Errorf("showing backup %s: %w", key, err))
-		return
-	}
-	replace(p.Backups, internal)
+	replace(p.Backups, backup)
 }
 
 // at is a live backup in the place where it is shown.
@@ -492,7 +484,7 @@ func (p *Projector) publish() (int, error) {
 	plan := p.planner.Plan()
 	before := p.entries
 	p.entries = make(map[types.UID]queue.Entry, len(plan.Entries))
-	shown := make([]*holdfast.BackupQueueEntry, 0, len(plan.Entries))
+	shown := make([]*v1alpha1.BackupQueueEntry, 0, len(plan.Entries))
 	for _, entry := range plan.Entries {
 		run := p.planner.Run(entry.UID)
 		if p.runs[p.keyOfLocked(run)] != run {
@@ -503,11 +495,7 @@ func (p *Projector) publish() (int, error) {
 			entry.Message = "starts when the ledger of started backups can be read again; an event of the ConfigMap " + records.SettingsName + " says more"
 		}
 		p.entries[entry.UID] = entry
-		internal := &holdfast.BackupQueueEntry{}
-		if err := p.Scheme.Convert(entryOf(p.keyOfLocked(run), run, entry, &plan), internal, nil); err != nil {
-			return 0, fmt.Errorf("showing the place of %s in the queue: %w", run.Name, err)
-		}
-		shown = append(shown, internal)
+		shown = append(shown, entryOf(p.keyOfLocked(run), run, entry, &plan))
 	}
 	events, err := p.Queue.Replace(shown)
 	if err != nil {

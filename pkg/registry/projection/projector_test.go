@@ -15,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
@@ -24,8 +23,6 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/install"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
@@ -45,12 +42,9 @@ type fixture struct {
 }
 
 func newFixture(t testing.TB, namespaces ...string) *fixture {
-	scheme := runtime.NewScheme()
-	install.Install(scheme)
 	engine := engineinformers.NewSharedInformerFactory(enginefake.NewSimpleClientset(), 0)
 	kube := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
 	p, err := New(Config{
-		Scheme:          scheme,
 		SystemNamespace: system,
 		Clock:           clock.RealClock{},
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
@@ -124,7 +118,7 @@ func storedOf(run *enginev1alpha1.BackupRun) *v1alpha1.Backup {
 	return backup
 }
 
-func (f *fixture) backup(namespace, name string) *holdfast.Backup {
+func (f *fixture) backup(namespace, name string) *v1alpha1.Backup {
 	backup, _ := f.Backups.GetObject(namespace, name)
 	return backup
 }
@@ -150,7 +144,7 @@ func TestOlderVersionDoesNotReplaceNewer(t *testing.T) {
 	created := f.run("shop", "a", enginev1alpha1.BackupRunStatus{}, "shop")
 	f.Observe(f.run("shop", "a", queued(1), "shop"))
 	f.Observe(created) // the answer to a POST may come after the informer's event
-	if got := f.backup("shop", "a").Status.Phase; got != holdfast.BackupPhase(v1alpha1.BackupPhaseQueued) {
+	if got := f.backup("shop", "a").Status.Phase; got != v1alpha1.BackupPhaseQueued {
 		t.Errorf("phase %s, want Queued", got)
 	}
 }
@@ -234,7 +228,7 @@ func TestBackupPassesFromRecordToCatalogueWithoutVanishing(t *testing.T) {
 		select {
 		case event := <-watcher.ResultChan():
 			kinds = append(kinds, event.Type)
-			if got := event.Object.(*holdfast.Backup); got.UID != uid || got.CreationTimestamp.Unix() != 1000 {
+			if got := event.Object.(*v1alpha1.Backup); got.UID != uid || got.CreationTimestamp.Unix() != 1000 {
 				t.Errorf("event %s has uid %s and creation %s", event.Type, got.UID, got.CreationTimestamp)
 			}
 		case <-t.Context().Done():
@@ -286,12 +280,12 @@ func TestPositionsFollowTheQueue(t *testing.T) {
 		t.Errorf("position %d after the one ahead was removed, want 1", position("third"))
 	}
 	entry, _ := f.Queue.GetObject(system, "third")
-	if entry.Status.Reason != holdfast.QueueReason(v1alpha1.QueueReasonConcurrencyLimit) {
+	if entry.Status.Reason != v1alpha1.QueueReasonConcurrencyLimit {
 		t.Errorf("reason %s, want ConcurrencyLimit", entry.Status.Reason)
 	}
 	f.limit(2)
 	f.mustPublish()
-	if entry, _ = f.Queue.GetObject(system, "third"); entry.Status.Reason != holdfast.QueueReason(v1alpha1.QueueReasonNextToStart) {
+	if entry, _ = f.Queue.GetObject(system, "third"); entry.Status.Reason != v1alpha1.QueueReasonNextToStart {
 		t.Errorf("reason %s with a free slot, want NextToStart", entry.Status.Reason)
 	}
 }
@@ -367,7 +361,7 @@ func TestDeletingBackupIsShownUntilItsRecordGoes(t *testing.T) {
 	run.Spec.Deletion = &enginev1alpha1.Deletion{Stored: &enginev1alpha1.StoredBackup{UID: original.UID, CreationTimestamp: original.CreationTimestamp}}
 	f.Observe(run)
 	shown := f.backup("shop", "a")
-	if shown.Status.Phase != holdfast.BackupPhase(v1alpha1.BackupPhaseDeleting) || shown.UID != before.UID || !shown.Status.CompletionTimestamp.Equal(&ended) {
+	if shown.Status.Phase != v1alpha1.BackupPhaseDeleting || shown.UID != before.UID || !shown.Status.CompletionTimestamp.Equal(&ended) {
 		t.Errorf("shown as %+v, want the stored backup, Deleting", shown)
 	}
 	last := shown.Status.Conditions[len(shown.Status.Conditions)-1]

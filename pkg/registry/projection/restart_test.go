@@ -22,7 +22,6 @@ import (
 	"pgregory.net/rapid"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
@@ -130,7 +129,7 @@ func (w *world) pick(rt *rapid.T, is func(*enginev1alpha1.BackupRun) bool) strin
 
 // shown is what a list shows, in as far as a restart must not change it.
 func shown(rt *rapid.T, p *Projector) map[string]string {
-	list := &holdfast.BackupList{}
+	list := &v1alpha1.BackupList{}
 	err := p.Backups.GetList(context.Background(), logstore.Prefix(v1alpha1.Resource("backups")), storage.ListOptions{Recursive: true, Predicate: storage.Everything}, list)
 	if err != nil {
 		rt.Fatal(err)
@@ -138,8 +137,8 @@ func shown(rt *rapid.T, p *Projector) map[string]string {
 	result := map[string]string{}
 	for _, backup := range list.Items {
 		backup.ResourceVersion = ""
-		if backup.Status.Phase == holdfast.BackupPhase(v1alpha1.BackupPhaseDeleting) {
-			backup = holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Name: backup.Name, UID: backup.UID}, Status: holdfast.BackupStatus{Phase: backup.Status.Phase}}
+		if backup.Status.Phase == v1alpha1.BackupPhaseDeleting {
+			backup = v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Name: backup.Name, UID: backup.UID}, Status: v1alpha1.BackupStatus{Phase: backup.Status.Phase}}
 		}
 		text, err := json.Marshal(backup)
 		if err != nil {

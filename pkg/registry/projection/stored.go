@@ -11,14 +11,11 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/warning"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
@@ -110,22 +107,17 @@ func (p *Projector) storedChanged(changes catalog.Changes) {
 		p.projectLocked(key)
 	}
 	p.mu.Unlock()
-	commit(p, p.Volumes, changes.Volumes, func() *holdfast.BackupVolume { return &holdfast.BackupVolume{} })
-	commit(p, p.VolumeBackups, changes.VolumeBackups, func() *holdfast.VolumeBackup { return &holdfast.VolumeBackup{} })
+	commit(p.Volumes, changes.Volumes)
+	commit(p.VolumeBackups, changes.VolumeBackups)
 }
 
 // commit applies the change of one kind of object to its log.
-func commit[V runtime.Object, T logstore.Object](p *Projector, log *logstore.Log[T], delta catalog.Delta[V], empty func() T) {
+func commit[T logstore.Object](log *logstore.Log[T], delta catalog.Delta[T]) {
 	for _, key := range delta.Gone {
 		log.Remove(key.Namespace, key.Name)
 	}
 	for _, object := range delta.Set {
-		internal := empty()
-		if err := p.Scheme.Convert(object, internal, nil); err != nil {
-			utilruntime.HandleError(fmt.Errorf("showing a %T: %w", object, err))
-			continue
-		}
-		replace(log, internal)
+		replace(log, object)
 	}
 }
 

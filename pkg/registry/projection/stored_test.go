@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/warning"
@@ -25,8 +24,6 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/install"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
@@ -51,12 +48,9 @@ func boot(t *testing.T, clientset *enginefake.Clientset, poll time.Duration) (*P
 func bootWith(t *testing.T, clientset *enginefake.Clientset, poll time.Duration, secrets location.Secrets) (*Projector, func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	scheme := runtime.NewScheme()
-	install.Install(scheme)
 	engine := engineinformers.NewSharedInformerFactory(clientset, 0)
 	kube := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
 	p, err := New(Config{
-		Scheme:          scheme,
 		SystemNamespace: system,
 		PollInterval:    poll,
 		Secrets:         secrets,
@@ -151,7 +145,7 @@ func TestLiveWorkDoesNotWaitForStores(t *testing.T) {
 		list := func(options storage.ListOptions) (names []string, warnings []string, err error) {
 			options.Recursive, options.Predicate = true, storage.Everything
 			recorder := &recorder{}
-			list := &holdfast.BackupList{}
+			list := &v1alpha1.BackupList{}
 			err = p.Backups.GetList(warning.WithWarningRecorder(t.Context(), recorder), prefix, options, list)
 			for _, backup := range list.Items {
 				names = append(names, backup.Name)
@@ -169,7 +163,7 @@ func TestLiveWorkDoesNotWaitForStores(t *testing.T) {
 			}
 		}
 		get := func(name string) error {
-			return p.Backups.Get(t.Context(), prefix+system+"/"+name, storage.GetOptions{}, &holdfast.Backup{})
+			return p.Backups.Get(t.Context(), prefix+system+"/"+name, storage.GetOptions{}, &v1alpha1.Backup{})
 		}
 		if err := get("live"); err != nil {
 			t.Errorf("getting what is live: %v", err)

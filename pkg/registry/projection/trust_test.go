@@ -14,7 +14,6 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 )
@@ -75,7 +74,7 @@ func TestANamespaceThatIsMadeAnewGetsNothing(t *testing.T) {
 	for len(seen) < 4 {
 		select {
 		case event := <-watcher.ResultChan():
-			backup := event.Object.(*holdfast.Backup)
+			backup := event.Object.(*v1alpha1.Backup)
 			seen[backup.Namespace+"/"+backup.Name] = string(event.Type)
 		case <-t.Context().Done():
 			t.Fatalf("seen are %v", seen)

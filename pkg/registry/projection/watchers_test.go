@@ -18,7 +18,6 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
@@ -166,13 +165,13 @@ func TestWatchersOfALongQueue(t *testing.T) {
 		f.Projector = start(t, clientset)
 		time.Sleep(time.Minute) // until all have been told where they are
 
-		queue := (&stream[*holdfast.BackupQueueEntry]{
-			log: f.Queue, prefix: logstore.Prefix(v1alpha1.Resource("backupqueues")), empty: &holdfast.BackupQueueEntryList{},
-			position: func(entry *holdfast.BackupQueueEntry) int32 { return entry.Status.Position },
+		queue := (&stream[*v1alpha1.BackupQueueEntry]{
+			log: f.Queue, prefix: logstore.Prefix(v1alpha1.Resource("backupqueues")), empty: &v1alpha1.BackupQueueEntryList{},
+			position: func(entry *v1alpha1.BackupQueueEntry) int32 { return entry.Status.Position },
 		}).follow(t)
-		backups := (&stream[*holdfast.Backup]{
-			log: f.Backups, prefix: logstore.Prefix(v1alpha1.Resource("backups")), empty: &holdfast.BackupList{},
-			position: func(backup *holdfast.Backup) int32 { return backup.Status.QueuePosition },
+		backups := (&stream[*v1alpha1.Backup]{
+			log: f.Backups, prefix: logstore.Prefix(v1alpha1.Resource("backups")), empty: &v1alpha1.BackupList{},
+			position: func(backup *v1alpha1.Backup) int32 { return backup.Status.QueuePosition },
 		}).follow(t)
 		began, writes := time.Now(), 0
 		runs := clientset.EngineV1alpha1().BackupRuns(system)

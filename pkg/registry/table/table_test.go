@@ -16,24 +16,24 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/registry/table"
 )
 
 var (
 	now       = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	convertor = &table.Convertor[*holdfast.Backup]{
+	convertor = &table.Convertor[*v1alpha1.Backup]{
 		Columns: []metav1.TableColumnDefinition{table.Name(), table.Number("Errors", "Number of errors."), table.Wide(table.Column("Age", "Its age."))},
-		Cells: func(backup *holdfast.Backup, now time.Time) []any {
+		Cells: func(backup *v1alpha1.Backup, now time.Time) []any {
 			return []any{backup.Name, int64(backup.Status.Errors), table.Age(&backup.CreationTimestamp, now)}
 		},
-		Compare: func(a, b *holdfast.Backup) int { return -cmp.Compare(a.Name, b.Name) },
+		Compare: func(a, b *v1alpha1.Backup) int { return -cmp.Compare(a.Name, b.Name) },
 		Clock:   clocktesting.NewFakePassiveClock(now),
 	}
 )
 
-func backup(name string) holdfast.Backup {
-	return holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: "7", CreationTimestamp: metav1.NewTime(now.Add(-90 * time.Second))}}
+func backup(name string) v1alpha1.Backup {
+	return v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: "7", CreationTimestamp: metav1.NewTime(now.Add(-90 * time.Second))}}
 }
 
 func TestTables(t *testing.T) {
@@ -46,11 +46,11 @@ func TestTables(t *testing.T) {
 		meta         metav1.ListMeta
 	}{
 		"an empty list has its columns": {
-			obj:     &holdfast.BackupList{ListMeta: metav1.ListMeta{ResourceVersion: "9"}},
+			obj:     &v1alpha1.BackupList{ListMeta: metav1.ListMeta{ResourceVersion: "9"}},
 			columns: 3, rows: [][]any{}, meta: metav1.ListMeta{ResourceVersion: "9"},
 		},
 		"a list is ordered": {
-			obj:     &holdfast.BackupList{ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more", RemainingItemCount: &remaining}, Items: []holdfast.Backup{a, b}},
+			obj:     &v1alpha1.BackupList{ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more", RemainingItemCount: &remaining}, Items: []v1alpha1.Backup{a, b}},
 			options: &metav1.TableOptions{},
 			columns: 3, rows: [][]any{{"b", int64(0), "90s"}, {"a", int64(0), "90s"}},
 			meta: metav1.ListMeta{ResourceVersion: "9", Continue: "more", RemainingItemCount: &remaining},
@@ -95,7 +95,7 @@ func TestTables(t *testing.T) {
 
 // What is shown is a cache's, and others read it too.
 func TestTheListIsNotReordered(t *testing.T) {
-	list := &holdfast.BackupList{Items: []holdfast.Backup{backup("a"), backup("b")}}
+	list := &v1alpha1.BackupList{Items: []v1alpha1.Backup{backup("a"), backup("b")}}
 	if _, err := convertor.ConvertToTable(t.Context(), list, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestTheListIsNotReordered(t *testing.T) {
 }
 
 func TestTablesOfTheWrongKind(t *testing.T) {
-	for _, obj := range []runtime.Object{&holdfast.VolumeBackup{}, &holdfast.VolumeBackupList{Items: []holdfast.VolumeBackup{{}}}, &metav1.Status{}} {
+	for _, obj := range []runtime.Object{&v1alpha1.VolumeBackup{}, &v1alpha1.VolumeBackupList{Items: []v1alpha1.VolumeBackup{{}}}, &metav1.Status{}} {
 		if got, err := convertor.ConvertToTable(t.Context(), obj, nil); err == nil {
 			t.Errorf("a %T became %+v", obj, got)
 		}

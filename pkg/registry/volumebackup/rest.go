@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/registry/table"
 	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
@@ -30,15 +29,15 @@ func NewREST(log storage.Interface) (*virtual.ListOnly, error) {
 		ShortNames:    []string{"hfvb"},
 		Categories:    []string{"holdfast"},
 		Namespaced:    true,
-		New:           func() runtime.Object { return &holdfast.VolumeBackup{} },
-		NewList:       func() runtime.Object { return &holdfast.VolumeBackupList{} },
+		New:           func() runtime.Object { return &v1alpha1.VolumeBackup{} },
+		NewList:       func() runtime.Object { return &v1alpha1.VolumeBackupList{} },
 		Attrs:         attrs,
-		Table:         &table.Convertor[*holdfast.VolumeBackup]{Columns: columns, Cells: cells},
+		Table:         &table.Convertor[*v1alpha1.VolumeBackup]{Columns: columns, Cells: cells},
 	}, log)
 }
 
 func attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
-	backup, ok := obj.(*holdfast.VolumeBackup)
+	backup, ok := obj.(*v1alpha1.VolumeBackup)
 	if !ok {
 		return nil, nil, fmt.Errorf("not a VolumeBackup: %T", obj)
 	}
@@ -70,7 +69,7 @@ var columns = []metav1.TableColumnDefinition{
 	table.Wide(table.Column("Snapshot", "Kopia's id of the snapshot.")),
 }
 
-func cells(backup *holdfast.VolumeBackup, now time.Time) []any {
+func cells(backup *v1alpha1.VolumeBackup, now time.Time) []any {
 	of := "another backup"
 	if ref := backup.Spec.Backup; ref.Namespace == backup.Namespace {
 		of = ref.Name

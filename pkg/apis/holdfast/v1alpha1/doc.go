@@ -6,8 +6,6 @@
 // of engine.holdfast.io and from the catalogue of the object store.
 //
 // +k8s:deepcopy-gen=package
-// +k8s:conversion-gen=github.com/holdfast-io/holdfast/pkg/apis/holdfast
-// +k8s:conversion-gen-external-types=github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1
 // +k8s:openapi-gen=true
 // +k8s:openapi-model-package=io.holdfast.v1alpha1
 // +groupName=holdfast.io
