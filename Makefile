@@ -31,11 +31,11 @@ help: ## Describe every target.
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z][a-z0-9-]*:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: build lab-tools ## Run the main job on a Kubernetes of its own, and show it. Needs Go and make only.
+demo: programs ## Run the main job on a Kubernetes of its own, and show it. Needs Go and make only.
 	@hack/demo.sh
 
 .PHONY: lab
-lab: build lab-tools ## Start a Kubernetes with Holdfast in it, on loopback. NODES=2 adds real nodes (root).
+lab: programs ## Start a Kubernetes with Holdfast in it, on loopback. NODES=2 adds real nodes (root).
 	@$(BIN)/lab up --dir $(LAB) --bin $(BIN) --nodes $(NODES)
 	@$(BIN)/lab holdfast up --dir $(LAB) --holdfast $(HOLDFAST) --artifacts artifacts \
 	  --apiserver-flags "$(APISERVER_FLAGS)" --controller-flags "$(CONTROLLER_FLAGS)" --agent-flags "$(AGENT_FLAGS)"
@@ -46,11 +46,16 @@ lab-down: ## Stop the lab and remove what it stored, apart from its logs and bin
 
 ##@ Develop
 
+.PHONY: programs
+programs: ## Build all that is run: holdfast, the lab, and its Kubernetes.
+	@if [ ! -x $(BIN)/kube ]; then hack/first-build.sh; fi
+	@$(MAKE) --no-print-directory build lab-tools
+
 .PHONY: build
 build: ## Build the binary holdfast.
 	@mkdir -p $(BIN)
 	@command -v go >/dev/null || { echo "make: the Go toolchain is needed: install Go 1.26 or later"; exit 1; }
-	@echo "building holdfast (the first time takes minutes)"
+	@echo "building holdfast"
 	@go build -ldflags '$(LDFLAGS)' -o $(HOLDFAST) ./cmd/holdfast
 
 .PHONY: lab-tools
@@ -75,7 +80,7 @@ verify: lint ## Fail when something generated is stale, or a rule of the archite
 ##@ Test
 
 .PHONY: test
-test: build lab-tools ## Run all tests that need no root: unit, conformance, integration.
+test: programs ## Run all tests that need no root: unit, conformance, integration.
 	@hack/test.sh
 
 # How long the campaigns last at least, and how often each role is killed at least.
@@ -83,16 +88,16 @@ SOAK_DURATION ?= 20m
 SOAK_KILLS    ?= 300
 
 .PHONY: soak
-soak: build lab-tools ## Run random campaigns for long: two clusters and one store, kills, pauses, a bad network. SOAK_DURATION=20m SOAK_KILLS=300
+soak: programs ## Run random campaigns for long: two clusters and one store, kills, pauses, a bad network. SOAK_DURATION=20m SOAK_KILLS=300
 	@hack/soak.sh $(SOAK_DURATION) $(SOAK_KILLS)
 
 .PHONY: e2e
-e2e: build lab-tools ## Run the end-to-end tests on two real nodes. Needs root and Debian packages.
+e2e: programs ## Run the end-to-end tests on two real nodes. Needs root and Debian packages.
 	@hack/e2e.sh
 	@AGGREGATOR_ROUTING=false hack/e2e.sh '-test.run=TestReplicas|TestRollout|TestServingReplicaEnds'
 
 .PHONY: bench
-bench: build lab-tools ## Measure: counts and ratios against peers and limits.
+bench: programs ## Measure: counts and ratios against peers and limits.
 	@hack/bench.sh
 
 .PHONY: clean

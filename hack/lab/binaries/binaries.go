@@ -18,7 +18,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -56,7 +58,7 @@ var kube = target{
 		" -X k8s.io/client-go/pkg/version.gitVersion=" + Kubernetes +
 		" -X k8s.io/client-go/pkg/version.gitMajor=1 -X k8s.io/client-go/pkg/version.gitMinor=34",
 	sources: []string{"go.mod", "go.sum", "cmd/kube/main.go"},
-	notice:  "etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl " + Kubernetes + " from Go modules; takes minutes the first time",
+	notice:  "etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl " + Kubernetes,
 }
 
 var pause = target{
@@ -74,7 +76,7 @@ var s3 = target{
 	pkg:     "github.com/versity/versitygw/cmd/versitygw",
 	ldflags: "-s -w",
 	sources: []string{"s3gw/go.mod", "s3gw/go.sum"},
-	notice:  "an S3 server from its Go module; takes a minute the first time",
+	notice:  "an S3 server",
 }
 
 // S3 builds the S3 server. It is a module of its own, whose requirements must
@@ -154,15 +156,25 @@ func (b Builder) build(ctx context.Context, t target) error {
 	}
 	fmt.Fprintf(b.Out, "building %s: %s\n", t.name, t.notice)
 	start := time.Now()
+	goBuild := func(flag, output string) *exec.Cmd {
+		// Nobody debugs these programs, which saves a fourteenth of the time. Go's own
+		// packages are compiled as in other programs, and so once for all of them.
+		cmd := exec.CommandContext(ctx, goTool, "build", flag, "-gcflags=all=-dwarf=false", "-gcflags=std=", "-ldflags", t.ldflags, "-o", output, t.pkg)
+		cmd.Dir = filepath.Join(b.Source, t.folder)
+		// Without cgo the programs are static: they run in images and need no C compiler.
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+		return cmd
+	}
+	// What would be done, one command a line; it downloads the modules too.
+	plan, err := goBuild("-n", binary).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("build %s: %w\n%s", t.name, err, plan)
+	}
+	packages := bytes.Count(plan, []byte("/compile -o "))
+	fmt.Fprintf(b.Out, "%s has %d packages to compile, which takes about %s on %d CPUs\n", t.name, packages, estimate(packages), runtime.NumCPU())
 	// Beside the old binary and renamed over it: a running lab keeps its own.
-	cmd := exec.CommandContext(ctx, goTool, "build", "-trimpath", "-ldflags", t.ldflags, "-o", binary+".new", t.pkg)
-	cmd.Dir = filepath.Join(b.Source, t.folder)
-	// Without cgo the programs are static: they run in images and need no C compiler.
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
-	if err := b.run(cmd, t.name, start); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", t.name, err, output.String())
+	if err := b.run(goBuild("-v", binary+".new"), t.name, packages, start); err != nil {
+		return err
 	}
 	if err := os.Rename(binary+".new", binary); err != nil {
 		return err
@@ -171,8 +183,20 @@ func (b Builder) build(ctx context.Context, t target) error {
 	return os.WriteFile(stampFile, []byte(stamp), 0o644)
 }
 
-// run says every half minute that the build still goes on.
-func (b Builder) run(cmd *exec.Cmd, name string, start time.Time) error {
+// perPackage is what a CPU takes to compile one package and to link its share, in
+// the mean over those of Kubernetes.
+const perPackage = 200 * time.Millisecond
+
+// estimate is how long this machine takes, if it has nothing else to do.
+func estimate(packages int) time.Duration {
+	return max(10*time.Second, (time.Duration(packages) * perPackage / time.Duration(runtime.NumCPU())).Round(10*time.Second))
+}
+
+// run runs a build that names each package which it compiles, and says every half
+// minute how far it is.
+func (b Builder) run(cmd *exec.Cmd, name string, packages int, start time.Time) error {
+	var output progress
+	cmd.Stdout, cmd.Stderr = &output, &output
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -183,12 +207,57 @@ func (b Builder) run(cmd *exec.Cmd, name string, start time.Time) error {
 	for {
 		select {
 		case err := <-done:
-			return err
+			if err != nil {
+				return fmt.Errorf("build %s: %w\n%s", name, err, output.rest())
+			}
+			return nil
 		case <-tick.C:
-			fmt.Fprintf(b.Out, "still building %s, %s so far\n", name, time.Since(start).Round(time.Second))
+			fmt.Fprintf(b.Out, "%s: %d of %d packages after %s\n", name, output.packages(), packages, time.Since(start).Round(time.Second))
 		}
 	}
 }
+
+// progress is what go build -v prints: the names of packages, each in a line, and
+// whatever else there is to say.
+type progress struct {
+	mu    sync.Mutex
+	bytes []byte
+}
+
+// Write implements io.Writer.
+func (p *progress) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bytes = append(p.bytes, b...)
+	return len(b), nil
+}
+
+func (p *progress) packages() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	count := 0
+	for line := range bytes.Lines(p.bytes) {
+		if isPackage(line) {
+			count++
+		}
+	}
+	return count
+}
+
+// rest is what is not the name of a package.
+func (p *progress) rest() []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var rest []byte
+	for line := range bytes.Lines(p.bytes) {
+		if !isPackage(line) {
+			rest = append(rest, line...)
+		}
+	}
+	return rest
+}
+
+func isPackage(line []byte) bool { return !bytes.ContainsRune(line, ' ') }
 
 // stamp is a hash over everything that decides what a target becomes.
 func (b Builder) stamp(ctx context.Context, goTool string, t target) (string, error) {

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Copyright The Holdfast Authors.
+# SPDX-License-Identifier: Apache-2.0
+
+# Says what the first build makes and how long that takes, and begins to download
+# the modules of the lab, so that they are there once holdfast is compiled.
+set -o errexit -o nounset -o pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# What one CPU takes for everything, downloads aside.
+minutes=15
+
+cpus="$(nproc)"
+cat <<TEXT
+The first time, everything is built from Go modules: holdfast, the command lab, and
+one program that is etcd, kubectl and all of Kubernetes. Together these are some
+4,500 packages and about $(((minutes + cpus - 1) / cpus)) minutes on ${cpus} idle CPUs; later it takes seconds.
+TEXT
+go list -C hack/lab -deps . ./cmd/kube >/dev/null 2>&1 &
