@@ -141,7 +141,7 @@ func TestUsersWriteNothingBelowThePrefix(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(string(data), "forged") || !strings.Contains(string(data), `"note":"kept"`) {
+		if strings.Contains(string(data), "forged") || !strings.Contains(string(data), `"note":"kept"`) || strings.Contains(string(data), `":""`) {
 			t.Errorf("stored: %s", data)
 		}
 	}
@@ -216,6 +216,20 @@ func TestEncodeBackupHasWhatVeleroNeeds(t *testing.T) {
 		stored.Spec.CSISnapshotTimeout != "10m0s" || status.Version != 1 || status.FormatVersion != "1.1.0" || status.Phase != "PartiallyFailed" ||
 		status.Expiration == "" || status.StartTimestamp == "" || status.CompletionTimestamp == "" {
 		t.Errorf("stored %+v", stored)
+	}
+}
+
+func TestEndConditions(t *testing.T) {
+	for phase, succeeded := range map[holdfast.BackupPhase]metav1.ConditionStatus{
+		holdfast.BackupPhaseCompleted: metav1.ConditionTrue, holdfast.BackupPhaseFailed: metav1.ConditionFalse,
+	} {
+		want := metav1.Condition{Type: holdfast.ConditionComplete, Status: metav1.ConditionTrue, Reason: string(phase), Message: "why", LastTransitionTime: *at("10:00:59")}
+		other := want
+		other.Type, other.Status = holdfast.ConditionSucceeded, succeeded
+		got := EndConditions(&holdfast.BackupStatus{Phase: phase, FailureReason: "why", StartTimestamp: at("10:00:02"), CompletionTimestamp: at("10:00:59")})
+		if diff := cmp.Diff([]metav1.Condition{want, other}, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", phase, diff)
+		}
 	}
 }
 

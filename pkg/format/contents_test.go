@@ -6,6 +6,7 @@ package format
 import (
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"io"
 	"testing"
 
@@ -28,7 +29,7 @@ func TestOwnerRoundTrip(t *testing.T) {
 	if got, err := DecodeOwner(data); err != nil || got != want {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	for _, data := range []string{"", "{}", "null", `"uid"`, `{"uid":1}`, `{"uid":""}`} {
+	for _, data := range []string{"", "{}", "null", `"uid"`, `{"uid":1}`, `{"uid":""}`, `{"uid":"uid-1","clusterUID":1}`} {
 		if owner, err := DecodeOwner([]byte(data)); err == nil {
 			t.Errorf("%q was read as %+v", data, owner)
 		}
@@ -56,6 +57,13 @@ func TestContentsRoundTrip(t *testing.T) {
 	}
 	if tarball, known := contents.Of(TarballKey("shop.daily")); !known || tarball.Size != 1234 {
 		t.Errorf("the tarball: %+v, %v", tarball, known)
+	}
+	sum := sha256.New()
+	_, _ = sum.Write([]byte("list"))
+	made := Contents{}
+	made.Set(PodVolumeBackupsKey("shop.daily"), ContentOf(4, sum))
+	if want := contents["shop.daily-podvolumebackups.json.gz"]; made["shop.daily-podvolumebackups.json.gz"] != want {
+		t.Errorf("got %v, want %v", made, want)
 	}
 	backup.Annotations = map[string]string{AnnotationContents: "["}
 	if _, err := TakeContents(backup); err == nil {

@@ -124,16 +124,34 @@ func write(t *testing.T, writer func(io.Writer) error) []byte {
 	return first.Bytes()
 }
 
+// sideFiles are those of testdata, by their names.
+var sideFiles = map[string]func(io.Writer) error{
+	"results.json":          func(w io.Writer) error { return WriteResults(w, results) },
+	"results-none.json":     func(w io.Writer) error { return WriteResults(w, Results{}) },
+	"resource-list.json":    func(w io.Writer) error { return WriteResourceList(w, resourceList) },
+	"podvolumebackups.json": func(w io.Writer) error { return WritePodVolumeBackups(w, podVolumeBackups()) },
+	"volumeinfo.json":       func(w io.Writer) error { return WriteVolumeInfo(w, volumeInfos()) },
+	"empty-list.json":       WriteEmptyList,
+}
+
 func TestSideFilesGolden(t *testing.T) {
-	for name, writer := range map[string]func(io.Writer) error{
-		"results.json":          func(w io.Writer) error { return WriteResults(w, results) },
-		"results-none.json":     func(w io.Writer) error { return WriteResults(w, Results{}) },
-		"resource-list.json":    func(w io.Writer) error { return WriteResourceList(w, resourceList) },
-		"podvolumebackups.json": func(w io.Writer) error { return WritePodVolumeBackups(w, podVolumeBackups()) },
-		"volumeinfo.json":       func(w io.Writer) error { return WriteVolumeInfo(w, volumeInfos()) },
-		"empty-list.json":       WriteEmptyList,
-	} {
+	for name, writer := range sideFiles {
 		golden(t, name, indented(t, decompress(t, write(t, writer))))
+	}
+}
+
+// sink takes nothing.
+type sink struct{}
+
+var errSink = errors.New("it is full")
+
+func (sink) Write([]byte) (int, error) { return 0, errSink }
+
+func TestWritersSayWhatFails(t *testing.T) {
+	for name, writer := range sideFiles {
+		if err := writer(sink{}); !errors.Is(err, errSink) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
@@ -226,6 +244,11 @@ func TestReadersRefuse(t *testing.T) {
 			if _, err := read(bytes.NewReader(content)); err == nil {
 				t.Errorf("%s: %s was read", reader, name)
 			}
+		}
+	}
+	for _, list := range []string{"volume info", "pod volume backups"} {
+		if _, err := readers[list](bytes.NewReader(compress(t, "{}"))); err == nil {
+			t.Errorf("%s: an object was read", list)
 		}
 	}
 }

@@ -24,13 +24,14 @@ func TestCanonicalForm(t *testing.T) {
 		`{"numbers":[0, -7, 9007199254740991],"string":"\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/","literals":[null,true,false]}`:                                                                                `{"literals":[null,true,false],"numbers":[0,-7,9007199254740991],"string":"€$\u000f\nA'B\"\\\\\"/"}`,
 		`{"\u20ac":"Euro Sign","\r":"Carriage Return","\ufb33":"Hebrew Letter Dalet With Dagesh","1":"One","\ud83d\ude00":"Emoji: Grinning Face","\u0080":"Control","\u00f6":"Latin Small Letter O With Diaeresis"}`: "{\"\\r\":\"Carriage Return\",\"1\":\"One\",\"\u0080\":\"Control\",\"ö\":\"Latin Small Letter O With Diaeresis\",\"€\":\"Euro Sign\",\"😀\":\"Emoji: Grinning Face\",\"\ufb33\":\"Hebrew Letter Dalet With Dagesh\"}",
 		` { "a" : [ ] , "<&>\u2028\u007f" : { } } `: "{\"<&>\u2028\u007f\":{},\"a\":[]}",
+		`["\u0008\u0009\u000c",-9007199254740991]`:  `["\b\t\f",-9007199254740991]`,
 	} {
 		got, err := canonicalise([]byte(input))
 		if err != nil || string(got) != want {
 			t.Errorf("%s:\n got %s, %v\nwant %s", input, got, err, want)
 		}
 	}
-	for _, input := range []string{`1.0`, `1e3`, `-0`, `9007199254740992`, `-9007199254740992`, `1e400`, `{}{}`, `[`, ``, `{"a":0.5}`} {
+	for _, input := range []string{`1.0`, `1e3`, `-0`, `9007199254740992`, `-9007199254740992`, `1e400`, `{}{}`, `[`, ``, `{"a":0.5}`, `[0.5]`} {
 		if got, err := canonicalise([]byte(input)); err == nil {
 			t.Errorf("%s: %s", input, got)
 		}
@@ -140,6 +141,7 @@ func TestForged(t *testing.T) {
 		"a number":          replace(`"spec":{`, `"spec":{"unknown":1.5,`),
 		"the key":           replace(key.PublicKey(), signingKey("mallory").PublicKey()),
 		"no key":            replace(`"holdfast.io/public-key":"`+key.PublicKey()+`",`, ``),
+		"half a key":        replace(key.PublicKey(), key.PublicKey()[:20]),
 		"half a signature":  replace(`"holdfast.io/signature":"`, `"holdfast.io/signature":"AAAA`),
 		"a name twice":      replace(`"metadata":{`, `"metadata":{"annotations":{"holdfast.io/signature":"","holdfast.io/public-key":"","note":"forged"}},"metadata":{"deletionGracePeriodSeconds":1,`),
 	} {

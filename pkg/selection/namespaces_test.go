@@ -129,13 +129,13 @@ func TestUnreadableNamespaces(t *testing.T) {
 }
 
 func TestKey(t *testing.T) {
-	same := [][2]string{{"a b c* d*", "d* b c* a a"}, {"", "*"}, {"-a -b", "* -b -a"}}
+	same := [][2]string{{"a b c* d*", "d* b c* a a"}, {"", "*"}, {"-a -b", "* -b -a"}, {"-b* -a* -c", "-c -a* -b*"}}
 	for _, pair := range same {
 		if a, b := parse(t, pair[0]).Key(), parse(t, pair[1]).Key(); a != b {
 			t.Errorf("keys of %q and %q differ: %q, %q", pair[0], pair[1], a, b)
 		}
 	}
-	for _, pair := range [][2]string{{"a", "b"}, {"a*", "a* -ab"}, {"a b", "ab"}, {"a*", "a"}, {"* -a", "*"}, {"a* -ac", "a* -ab"}} {
+	for _, pair := range [][2]string{{"a", "b"}, {"a*", "a* -ab"}, {"a b", "ab"}, {"a*", "a"}, {"* -a", "*"}, {"* -a*", "*"}, {"* -a*", "* -b*"}, {"a* -ac", "a* -ab"}} {
 		if a, b := parse(t, pair[0]).Key(), parse(t, pair[1]).Key(); a == b {
 			t.Errorf("%q and %q have the same key %q", pair[0], pair[1], a)
 		}
@@ -155,6 +155,7 @@ func TestOverlap(t *testing.T) {
 		{"gone", "gone ns1", "gone"}, // neither exists yet
 		{"gone", "gone-*", ""},
 		{"gone-1", "gone-*", "gone-1"},
+		{"gone-1 z-*", "z-1 gone-*", "gone-1 z-1"},
 		{"app-*", "app-1 ns1", "app-1"},
 		{"app-*", "app-1 ns1 app-9", "app-1 app-9"},
 		{"app-*", "*-1", "app-1"},

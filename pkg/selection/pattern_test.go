@@ -24,6 +24,7 @@ func TestParsePatternRefuses(t *testing.T) {
 		"ns[-a]":                  "not between two characters",
 		"ns[a--]":                 "backwards",
 		"ns[c-a]":                 "backwards",
+		"ns[0-_]":                 `'_'`,
 		"ns[]":                    "empty brackets",
 		"ns]":                     "without a `[`",
 		"a]*":                     "without a `[`",

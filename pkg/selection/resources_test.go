@@ -54,6 +54,10 @@ func TestResources(t *testing.T) {
 			namespaces: "a", lists: ResourceLists{IncludeClusterResources: &yes},
 			namespaced: allNamespaced, cluster: allCluster, touches: true,
 		},
+		"old: nothing but an excluded resource": {
+			namespaces: "a", lists: ResourceLists{ExcludedResources: []string{"secrets"}},
+			namespaced: "clusters.cluster.x-k8s.io clusters.example.com deployments.apps persistentvolumeclaims pods", cluster: "namespaces",
+		},
 		"old: cluster resources refused": {
 			lists:      ResourceLists{IncludeClusterResources: &no},
 			namespaced: allNamespaced, related: "namespaces",
@@ -198,11 +202,13 @@ func TestResourcesUnbound(t *testing.T) {
 	if len(errs) > 0 {
 		t.Fatal(errs.ToAggregate())
 	}
+	bound := r.Bind(func(string) (schema.GroupResource, bool) { return schema.GroupResource{}, false })
 	for resource, want := range map[string]bool{
 		"clusters.example.com": true, "clusters.cluster.x-k8s.io": true, "deployments.apps": true, "deployments.extensions": false, "pods": false,
 	} {
-		if got := r.Included(schema.ParseGroupResource(resource), true); got != want {
-			t.Errorf("Included(%s) = %v", resource, got)
+		gr := schema.ParseGroupResource(resource)
+		if unbound, bound := r.Included(gr, true), bound.Included(gr, true); unbound != want || bound != want {
+			t.Errorf("Included(%s) = %v, and %v once it is bound", resource, unbound, bound)
 		}
 	}
 }
@@ -214,9 +220,9 @@ func TestParseResourcesNamesTheField(t *testing.T) {
 		want  []string
 	}{
 		"unreadable words": {
-			ResourceLists{IncludedResources: []string{"pods", "", "po ds", "pods/log", "a**", "a[", "a]"}},
+			ResourceLists{IncludedResources: []string{"pods", "", "po ds", "pods/log", "a**", "a[", "a]", "a[b-]"}},
 			[]string{"spec.includedResources[1]", "spec.includedResources[2]", "spec.includedResources[3]", "spec.includedResources[4]",
-				"spec.includedResources[5]", "spec.includedResources[6]"},
+				"spec.includedResources[5]", "spec.includedResources[6]", "spec.includedResources[7]"},
 		},
 		"all excluded, old style": {ResourceLists{ExcludedResources: []string{"*"}}, []string{"spec.excludedResources[0]"}},
 		"in both lists": {
