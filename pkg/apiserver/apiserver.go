@@ -57,6 +57,11 @@ var (
 	Codecs = serializer.NewCodecFactory(Scheme)
 )
 
+// definitions are those of the resources that are served.
+var definitions = []interface {
+	AddFieldLabels(*runtime.Scheme) error
+}{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource}
+
 // withoutProtobuf offers what a serializer offers, except protobuf: the types
 // have no such form, and a client that prefers it would be refused.
 type withoutProtobuf struct{ runtime.NegotiatedSerializer }
@@ -70,6 +75,9 @@ func (s withoutProtobuf) SupportedMediaTypes() []runtime.SerializerInfo {
 func init() {
 	utilruntime.Must(v1alpha1.AddToScheme(Scheme))
 	utilruntime.Must(Scheme.SetVersionPriority(v1alpha1.SchemeGroupVersion))
+	for _, resource := range definitions {
+		utilruntime.Must(resource.AddFieldLabels(Scheme))
+	}
 	unversioned := schema.GroupVersion{Version: "v1"}
 	metav1.AddToGroupVersion(Scheme, unversioned)
 	Scheme.AddUnversionedTypes(unversioned,
@@ -207,16 +215,10 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	queue, err := backupqueue.NewREST(projector.Queue)
-	if err != nil {
-		return nil, err
-	}
-	volumes, err := backupvolume.NewREST(projector.Volumes)
-	if err != nil {
-		return nil, err
-	}
-	volumeBackups, err := volumebackup.NewREST(projector.VolumeBackups)
-	if err != nil {
+	queue, err1 := backupqueue.Resource.ReadOnly(projector.Queue)
+	volumes, err2 := backupvolume.Resource.ReadOnly(projector.Volumes)
+	volumeBackups, err3 := volumebackup.Resource.ListOnly(projector.VolumeBackups)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, err
 	}
 	stores := healthz.NamedCheck("holdfast-stores", func(*http.Request) error { return projector.Ready() })

@@ -19,6 +19,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/backup"
+	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
+	"github.com/holdfast-io/holdfast/pkg/registry/backupvolume"
+	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -139,14 +143,21 @@ func TestPages(t *testing.T) {
 // name, for it would match nothing, or everything.
 func TestFieldSelectors(t *testing.T) {
 	t.Parallel()
-	kinds := map[string]string{"backups": "Backup", "backupqueues": "BackupQueueEntry", "backupvolumes": "BackupVolume", "volumebackups": "VolumeBackup"}
-	for resource, kind := range kinds {
-		lab.Refused(t, "", []string{"get", resource, "-A", "--field-selector", "spec.bad=1"}, "BadRequest", `"spec.bad"`, kind)
+	for resource, of := range map[string]struct {
+		kind       string
+		selectable []string
+	}{
+		"backups":       {"Backup", backup.Resource.Selectable()},
+		"backupqueues":  {"BackupQueueEntry", backupqueue.Resource.Selectable()},
+		"backupvolumes": {"BackupVolume", backupvolume.Resource.Selectable()},
+		"volumebackups": {"VolumeBackup", volumebackup.Resource.Selectable()},
+	} {
+		lab.Refused(t, "", []string{"get", resource, "-A", "--field-selector", "spec.bad=1"}, "BadRequest", `"spec.bad"`, of.kind)
 		response := lab.Request(t, http.MethodGet, api+"/"+resource+"?fieldSelector=spec.bad%3D1", "")
 		if response.Code != http.StatusBadRequest || !strings.Contains(string(response.Body), "spec.bad") {
 			t.Errorf("a list of %s by spec.bad is answered with %d: %s", resource, response.Code, response.Body)
 		}
-		for _, field := range append(v1alpha1.SelectableFields[kind], "metadata.name", "metadata.namespace") {
+		for _, field := range of.selectable {
 			lab.Kubectl(t, "get", resource, "-A", "--field-selector", field+"=x")
 		}
 	}

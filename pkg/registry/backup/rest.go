@@ -32,7 +32,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-var resource = v1alpha1.Resource("backups")
+var resource = Resource.GroupResource
 
 // REST creates, gets, lists and watches backups.
 type REST struct {
@@ -79,7 +79,7 @@ type Config struct {
 
 // NewREST returns the storage of the backups resource.
 func NewREST(config Config) (*REST, error) {
-	readOnly, err := virtual.NewReadOnly(definition, config.Log)
+	readOnly, err := Resource.ReadOnly(config.Log)
 	if err != nil {
 		return nil, err
 	}

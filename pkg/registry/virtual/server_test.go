@@ -4,21 +4,19 @@
 package virtual_test
 
 import (
-	"fmt"
+	"cmp"
 	"net/http"
 	"net/http/httptest"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apiserver/pkg/apis/example"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -43,47 +41,46 @@ var (
 
 func init() {
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	utilruntime.Must(example.AddToScheme(scheme))
-	utilruntime.Must(examplev1.AddToScheme(scheme))
-	scheme.AddKnownTypes(example.SchemeGroupVersion, &example.PodList{})
-	scheme.AddKnownTypes(examplev1.SchemeGroupVersion, &examplev1.PodList{})
-	utilruntime.Must(scheme.AddFieldLabelConversionFunc(examplev1.SchemeGroupVersion.WithKind("Pod"),
-		func(label, value string) (string, string, error) {
-			switch label {
-			case "metadata.name", "metadata.namespace", "spec.nodeName":
-				return label, value, nil
-			}
-			return "", "", fmt.Errorf("%q can't be selected", label)
-		}))
+	// As for a type of ours: nothing but its version, and the fields of its definition.
+	scheme.AddKnownTypes(examplev1.SchemeGroupVersion, &examplev1.Pod{}, &examplev1.PodList{})
+	metav1.AddToGroupVersion(scheme, examplev1.SchemeGroupVersion)
+	utilruntime.Must(scheme.SetVersionPriority(examplev1.SchemeGroupVersion))
+	utilruntime.Must(podResource.AddFieldLabels(scheme))
 }
 
-type podLog = logstore.Log[*example.Pod]
+// podResource is defined as CONTRIBUTING.md says.
+var podResource = virtual.Resource[*examplev1.Pod]{
+	GroupResource: pods.GroupResource(),
+	Singular:      "pod",
+	ShortNames:    []string{"po"},
+	Categories:    []string{"all-virtual"},
+	Namespaced:    true,
+	Object:        &examplev1.Pod{},
+	List:          &examplev1.PodList{},
+	Fields: map[string]func(*examplev1.Pod) string{
+		"spec.nodeName": func(p *examplev1.Pod) string { return p.Spec.NodeName },
+	},
+	Columns: []virtual.Column[*examplev1.Pod]{
+		virtual.Name[*examplev1.Pod](),
+		virtual.Number("Generation", "Its generation.", func(p *examplev1.Pod) int32 { return int32(p.Generation) }),
+		virtual.Text("Node", "Its node.", func(p *examplev1.Pod) string { return p.Spec.NodeName }),
+		virtual.Wide(virtual.Timed("Age", "Its age.", func(p *examplev1.Pod, now time.Time) string {
+			return virtual.Since(&p.CreationTimestamp, now)
+		})),
+	},
+	Compare: func(a, b *examplev1.Pod) int { return -cmp.Compare(a.Name, b.Name) },
+}
+
+type podLog = logstore.Log[*examplev1.Pod]
 
 func newPodLog(options logstore.Options) *podLog {
 	options.Resource, options.Namespaced = pods.GroupResource(), true
-	return logstore.New(func() *example.Pod { return &example.Pod{} }, options)
-}
-
-func podResource() virtual.Resource {
-	return virtual.Resource{
-		GroupResource: pods.GroupResource(),
-		Singular:      "pod",
-		ShortNames:    []string{"po"},
-		Categories:    []string{"all-virtual"},
-		Namespaced:    true,
-		New:           func() runtime.Object { return &example.Pod{} },
-		NewList:       func() runtime.Object { return &example.PodList{} },
-		Attrs: func(obj runtime.Object) (labels.Set, fields.Set, error) {
-			p := obj.(*example.Pod)
-			return p.Labels, fields.Set{"metadata.name": p.Name, "metadata.namespace": p.Namespace, "spec.nodeName": p.Spec.NodeName}, nil
-		},
-		Table: rest.NewDefaultTableConvertor(pods.GroupResource()),
-	}
+	return logstore.New(func() *examplev1.Pod { return &examplev1.Pod{} }, options)
 }
 
 func readOnly(t *testing.T, s storage.Interface) rest.Storage {
 	t.Helper()
-	face, err := virtual.NewReadOnly(podResource(), s)
+	face, err := podResource.ReadOnly(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,10 +88,10 @@ func readOnly(t *testing.T, s storage.Interface) rest.Storage {
 }
 
 // pod makes a pod with a uid, by which client-go's detector orders lists.
-func pod(namespace, name, node string) *example.Pod {
-	return &example.Pod{
+func pod(namespace, name, node string) *examplev1.Pod {
+	return &examplev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + "/" + name), Labels: map[string]string{"node": node}},
-		Spec:       example.PodSpec{NodeName: node},
+		Spec:       examplev1.PodSpec{NodeName: node},
 	}
 }
 
@@ -140,7 +137,7 @@ func (s *server) replace(t *testing.T, storage rest.Storage) {
 		t.Fatal(err)
 	}
 	t.Cleanup(running.Destroy)
-	group := genericapiserver.NewDefaultAPIGroupInfo(example.GroupName, scheme, metav1.ParameterCodec, codecs)
+	group := genericapiserver.NewDefaultAPIGroupInfo(examplev1.GroupName, scheme, metav1.ParameterCodec, codecs)
 	group.VersionedResourcesStorageMap["v1"] = map[string]rest.Storage{"pods": storage}
 	if err := running.InstallAPIGroup(&group); err != nil {
 		t.Fatal(err)

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package virtual turns a storage that nothing persists, such as a logstore.Log,
-// into the REST storage of a resource that clients can only read.
+// into the REST storage of a resource that clients can only read. A Resource is all
+// that the server knows of it besides its objects.
 //
 // A resource has exactly the verbs of the type that represents it, since the API
 // server derives verbs from the methods that it finds: ReadOnly has get, list and
@@ -12,8 +13,13 @@
 package virtual
 
 import (
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -27,22 +33,63 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
-// Resource describes a virtual resource. New, NewList, Table, GroupResource and
-// Singular are required.
-type Resource struct {
+// Resource defines a virtual resource of objects of type T, a pointer to a type of
+// the version that is served. Only ShortNames, Categories, Fields and Compare may be
+// left out.
+type Resource[T logstore.Object] struct {
 	GroupResource schema.GroupResource
 	Singular      string
 	ShortNames    []string
 	Categories    []string
 	Namespaced    bool
 
-	// New and NewList return empty objects of the internal type.
-	New, NewList func() runtime.Object
-	// Attrs returns an object's labels and selectable fields. If nil, the fields are
-	// its name and namespace.
-	Attrs storage.AttrFunc
-	// Table makes the rows that kubectl prints.
-	Table rest.TableConvertor
+	// Object and List are empty.
+	Object T
+	List   runtime.Object
+	// Fields are those that a field selector may name, beside metadata.name and
+	// metadata.namespace.
+	Fields map[string]func(T) string
+	// Columns are those of the table that kubectl prints.
+	Columns []Column[T]
+	// Compare orders the rows of a whole list. Nil keeps the list's order. A page of
+	// a list is ordered by itself.
+	Compare func(a, b T) int
+}
+
+// Selectable lists what a field selector may name.
+func (r *Resource[T]) Selectable() []string {
+	return append([]string{"metadata.name", "metadata.namespace"}, slices.Sorted(maps.Keys(r.Fields))...)
+}
+
+// AddFieldLabels makes a scheme, to which the types have been added, take the fields
+// for selectable, and refuse all others.
+func (r *Resource[T]) AddFieldLabels(scheme *runtime.Scheme) error {
+	kinds, _, err := scheme.ObjectKinds(r.Object)
+	if err != nil {
+		return err
+	}
+	selectable := r.Selectable()
+	return scheme.AddFieldLabelConversionFunc(kinds[0], func(label, value string) (string, string, error) {
+		if !slices.Contains(selectable, label) {
+			return "", "", fmt.Errorf("field %q can't be selected on %s: use one of %s, %v",
+				label, kinds[0].Kind, strings.Join(selectable[:2], ", "), selectable[2:])
+		}
+		return label, value, nil
+	})
+}
+
+// attrs returns an object's labels and selectable fields.
+func (r *Resource[T]) attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
+	typed, ok := obj.(T)
+	if !ok {
+		return nil, nil, fmt.Errorf("a %T is none of the %s", obj, r.GroupResource)
+	}
+	set := make(fields.Set, len(r.Fields)+2)
+	set["metadata.name"], set["metadata.namespace"] = typed.GetName(), typed.GetNamespace()
+	for name, get := range r.Fields {
+		set[name] = get(typed)
+	}
+	return typed.GetLabels(), set, nil
 }
 
 // ReadOnly serves a resource with the verbs get, list and watch.
@@ -62,9 +109,9 @@ var _ interface {
 	rest.Watcher
 } = &ReadOnly{}
 
-// NewReadOnly returns a face of s, whose keys begin with
+// ReadOnly returns a face of s, whose keys begin with
 // logstore.Prefix(r.GroupResource). The error says what is missing in r.
-func NewReadOnly(r Resource, s storage.Interface) (*ReadOnly, error) {
+func (r *Resource[T]) ReadOnly(s storage.Interface) (*ReadOnly, error) {
 	store, err := r.store(s)
 	if err != nil {
 		return nil, err
@@ -83,8 +130,8 @@ type ListOnly struct {
 	shortNames, categories []string
 }
 
-// NewListOnly returns a face of s, like NewReadOnly.
-func NewListOnly(r Resource, s storage.Interface) (*ListOnly, error) {
+// ListOnly returns a face of s, like ReadOnly.
+func (r *Resource[T]) ListOnly(s storage.Interface) (*ListOnly, error) {
 	store, err := r.store(s)
 	if err != nil {
 		return nil, err
@@ -92,7 +139,7 @@ func NewListOnly(r Resource, s storage.Interface) (*ListOnly, error) {
 	return r.listOnly(store), nil
 }
 
-func (r Resource) listOnly(store *genericregistry.Store) *ListOnly {
+func (r *Resource[T]) listOnly(store *genericregistry.Store) *ListOnly {
 	return &ListOnly{
 		Storage: store, Scoper: store, SingularNameProvider: store, Getter: store, Lister: store,
 		shortNames: r.ShortNames, categories: r.Categories,
@@ -105,37 +152,30 @@ func (l *ListOnly) ShortNames() []string { return l.shortNames }
 // Categories implements rest.CategoriesProvider.
 func (l *ListOnly) Categories() []string { return l.categories }
 
-func (r Resource) store(s storage.Interface) (*genericregistry.Store, error) {
+func (r *Resource[T]) store(s storage.Interface) (*genericregistry.Store, error) {
+	if len(r.Columns) == 0 {
+		return nil, fmt.Errorf("the %s have no Columns", r.GroupResource)
+	}
 	store := &genericregistry.Store{
-		NewFunc:                   r.New,
-		NewListFunc:               r.NewList,
+		NewFunc:                   r.Object.DeepCopyObject,
+		NewListFunc:               r.List.DeepCopyObject,
 		DefaultQualifiedResource:  r.GroupResource,
 		SingularQualifiedResource: schema.GroupResource{Group: r.GroupResource.Group, Resource: r.Singular},
 		CreateStrategy:            readStrategy{namespaced: r.Namespaced},
 		DeleteStrategy:            readStrategy{},
-		TableConvertor:            r.Table,
+		TableConvertor:            r,
 	}
 	return store, store.CompleteWithOptions(&generic.StoreOptions{
-		RESTOptions: RESTOptions(r.GroupResource, s, nil),
-		AttrFunc:    r.Attrs,
+		AttrFunc: r.attrs,
+		RESTOptions: generic.RESTOptions{
+			ResourcePrefix: strings.TrimSuffix(logstore.Prefix(r.GroupResource), "/"),
+			StorageConfig:  &storagebackend.ConfigForResource{GroupResource: r.GroupResource},
+			Decorator: func(*storagebackend.ConfigForResource, string, func(runtime.Object) (string, error), func() runtime.Object,
+				func() runtime.Object, storage.AttrFunc, storage.IndexerFuncs, *cache.Indexers) (storage.Interface, factory.DestroyFunc, error) {
+				return s, func() {}, nil
+			},
+		},
 	})
-}
-
-// RESTOptions are the options by which a genericregistry.Store of its own
-// completes itself on s. Dry runs of writes copy objects through the codec, which
-// may be nil for a resource that can't be written.
-func RESTOptions(resource schema.GroupResource, s storage.Interface, codec runtime.Codec) generic.RESTOptions {
-	return generic.RESTOptions{
-		ResourcePrefix: strings.TrimSuffix(logstore.Prefix(resource), "/"),
-		StorageConfig: &storagebackend.ConfigForResource{
-			Config:        storagebackend.Config{Codec: codec},
-			GroupResource: resource,
-		},
-		Decorator: func(*storagebackend.ConfigForResource, string, func(runtime.Object) (string, error), func() runtime.Object,
-			func() runtime.Object, storage.AttrFunc, storage.IndexerFuncs, *cache.Indexers) (storage.Interface, factory.DestroyFunc, error) {
-			return s, func() {}, nil
-		},
-	}
 }
 
 // readStrategy tells a genericregistry.Store whether its resource is namespaced,

@@ -15,15 +15,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
-	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/apiserver/pkg/registry/generic"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/apiserver/pkg/storage/names"
 	"k8s.io/apiserver/pkg/warning"
 
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
@@ -66,7 +60,7 @@ func (s *server) verbs(t *testing.T) metav1.APIResource {
 func TestFacesHaveExactlyTheirVerbs(t *testing.T) {
 	l := newPodLog(logstore.Options{})
 	l.SetReady()
-	listOnly, err := virtual.NewListOnly(podResource(), l)
+	listOnly, err := podResource.ListOnly(l)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,10 +107,15 @@ func TestFacesHaveExactlyTheirVerbs(t *testing.T) {
 }
 
 func TestFaceNeedsItsParts(t *testing.T) {
-	r := podResource()
-	r.Table = nil
-	if _, err := virtual.NewReadOnly(r, newPodLog(logstore.Options{})); err == nil || !strings.Contains(err.Error(), "TableConvertor") {
-		t.Errorf("got %v, want an error that names what is missing", err)
+	for part, without := range map[string]func(r *virtual.Resource[*examplev1.Pod]){
+		"qualified resource": func(r *virtual.Resource[*examplev1.Pod]) { r.GroupResource = schema.GroupResource{} },
+		"Columns":            func(r *virtual.Resource[*examplev1.Pod]) { r.Columns = nil },
+	} {
+		r := podResource
+		without(&r)
+		if _, err := r.ReadOnly(newPodLog(logstore.Options{})); err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("got %v, want an error that says %q", err, part)
+		}
 	}
 }
 
@@ -231,52 +230,3 @@ func TestWatchStreamOfOneNamespace(t *testing.T) {
 	l.Remove("tenant", "mine")
 	expect("DELETED", "mine")
 }
-
-// A resource that writes can complete a store of its own; a dry run leaves nothing.
-func TestRESTOptions(t *testing.T) {
-	l := newPodLog(logstore.Options{})
-	l.SetReady()
-	store := &genericregistry.Store{
-		NewFunc:                   func() runtime.Object { return &example.Pod{} },
-		NewListFunc:               func() runtime.Object { return &example.PodList{} },
-		DefaultQualifiedResource:  pods.GroupResource(),
-		SingularQualifiedResource: example.Resource("pod"),
-		CreateStrategy:            createStrategy{scheme, names.SimpleNameGenerator},
-		DeleteStrategy:            createStrategy{scheme, names.SimpleNameGenerator},
-		TableConvertor:            rest.NewDefaultTableConvertor(pods.GroupResource()),
-	}
-	codec := codecs.LegacyCodec(examplev1.SchemeGroupVersion)
-	if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: virtual.RESTOptions(pods.GroupResource(), l, codec)}); err != nil {
-		t.Fatal(err)
-	}
-	ctx := genericapirequest.WithNamespace(t.Context(), "a")
-	for _, tc := range []struct {
-		options metav1.CreateOptions
-		stored  bool
-	}{
-		{metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}, false},
-		{metav1.CreateOptions{}, true},
-	} {
-		created, err := store.Create(ctx, pod("a", "p", "1"), rest.ValidateAllObjectFunc, &tc.options)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if created.(*example.Pod).Spec.NodeName != "1" {
-			t.Errorf("%+v: created %v", tc.options, created)
-		}
-		if _, ok := l.GetObject("a", "p"); ok != tc.stored {
-			t.Errorf("%+v: stored: %v", tc.options, ok)
-		}
-	}
-}
-
-type createStrategy struct {
-	runtime.ObjectTyper
-	names.NameGenerator
-}
-
-func (createStrategy) NamespaceScoped() bool                                     { return true }
-func (createStrategy) PrepareForCreate(context.Context, runtime.Object)          {}
-func (createStrategy) Validate(context.Context, runtime.Object) field.ErrorList  { return nil }
-func (createStrategy) WarningsOnCreate(context.Context, runtime.Object) []string { return nil }
-func (createStrategy) Canonicalize(runtime.Object)                               {}

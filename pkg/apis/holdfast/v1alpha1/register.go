@@ -17,7 +17,7 @@ var SchemeGroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1alpha
 
 var (
 	// SchemeBuilder collects the functions that register this package's types.
-	SchemeBuilder = runtime.NewSchemeBuilder(addKnownTypes, addFieldLabels)
+	SchemeBuilder = runtime.NewSchemeBuilder(addKnownTypes)
 	// AddToScheme registers this package's types in a scheme.
 	AddToScheme = SchemeBuilder.AddToScheme
 )

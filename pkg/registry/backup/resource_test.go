@@ -10,8 +10,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
@@ -69,12 +67,12 @@ func TestCells(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Name: "x", CreationTimestamp: *at(-time.Hour)}, Spec: c.spec, Status: c.status}
-			got := cells(backup, now)
+			var got []any
+			for _, column := range Resource.Columns {
+				got = append(got, column.Cell(backup, now))
+			}
 			if !reflect.DeepEqual(got, c.want) {
 				t.Errorf("cells %v\nwant  %v", got, c.want)
-			}
-			if len(got) != len(columns) {
-				t.Errorf("%d cells for %d columns", len(got), len(columns))
 			}
 		})
 	}
@@ -85,43 +83,12 @@ func TestTheNewestBackupOfANamespaceComesFirst(t *testing.T) {
 		return &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, CreationTimestamp: metav1.Unix(second, 0)}}
 	}
 	list := []*v1alpha1.Backup{backup("b", "old", 1), backup("b", "new", 3), backup("a", "oldest", 0), backup("b", "newer", 3)}
-	slices.SortStableFunc(list, compare)
+	slices.SortStableFunc(list, Resource.Compare)
 	var names []string
 	for _, b := range list {
 		names = append(names, b.Name)
 	}
 	if want := []string{"oldest", "new", "newer", "old"}; !slices.Equal(names, want) {
 		t.Errorf("order %q, want %q", names, want)
-	}
-}
-
-// Whatever can be selected by the log can be asked for, and nothing else.
-func TestSelectableFields(t *testing.T) {
-	scheme := runtime.NewScheme()
-	utilruntime.Must(v1alpha1.AddToScheme(scheme))
-	backup := &v1alpha1.Backup{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "x", Labels: map[string]string{"app": "shop"}},
-		Spec:       v1alpha1.BackupSpec{StorageLocation: "default"},
-		Status:     v1alpha1.BackupStatus{Phase: "Queued", Requester: "jane"},
-	}
-	labels, fields, err := attrs(backup)
-	if err != nil || labels["app"] != "shop" {
-		t.Fatalf("attrs: %v, %v", labels, err)
-	}
-	want := map[string]string{"metadata.name": "x", "metadata.namespace": "shop", "spec.storageLocation": "default", "status.phase": "Queued", "status.requester": "jane"}
-	if !reflect.DeepEqual(map[string]string(fields), want) {
-		t.Errorf("fields: %v, want %v", fields, want)
-	}
-	kind := v1alpha1.SchemeGroupVersion.WithKind("Backup")
-	for field := range fields {
-		if _, _, err := scheme.ConvertFieldLabel(kind, field, "value"); err != nil {
-			t.Errorf("%s can't be asked for: %v", field, err)
-		}
-	}
-	if _, _, err := scheme.ConvertFieldLabel(kind, "spec.ttl", "value"); err == nil {
-		t.Error("an unknown field can be asked for")
-	}
-	if _, _, err := attrs(&v1alpha1.BackupQueueEntry{}); err == nil {
-		t.Error("a queue entry has the fields of a backup")
 	}
 }

@@ -1,0 +1,130 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package backupqueue defines the queue: one entry for each backup that waits, is
+// about to start, or runs.
+package backupqueue
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
+)
+
+type entry = *v1alpha1.BackupQueueEntry
+
+// Resource is backupqueues.
+var Resource = virtual.Resource[entry]{
+	GroupResource: v1alpha1.Resource("backupqueues"),
+	Singular:      "backupqueue",
+	ShortNames:    []string{"hfq", "bq"},
+	Categories:    []string{"holdfast"},
+	Namespaced:    true,
+	Object:        &v1alpha1.BackupQueueEntry{},
+	List:          &v1alpha1.BackupQueueEntryList{},
+	Fields: map[string]func(entry) string{
+		"spec.storageLocation": storageLocation,
+		"spec.requester":       requester,
+		"status.state":         state,
+		"status.reason":        reason,
+	},
+	Columns: []virtual.Column[entry]{
+		virtual.Text("Pos", "Place among the waiting backups of the whole cluster.", func(e entry) string {
+			if e.Status.Position == 0 {
+				return ""
+			}
+			return fmt.Sprint(e.Status.Position)
+		}),
+		virtual.Name[entry](),
+		virtual.Text("State", "Running, Ready or Queued.", state),
+		virtual.Text("Reason", "Why the backup waits.", reason),
+		virtual.Text("Blocked-By", "The backups that it waits for.", blockers),
+		virtual.Timed("Since", "How long it has been waiting, or running.", func(e entry, now time.Time) string {
+			return virtual.Since(e.Status.Since, now)
+		}),
+		virtual.Wide(virtual.Text("Namespaces", "The namespaces that it includes.", namespaces)),
+		virtual.Wide(virtual.Text("Conflict", "The namespaces that it shares with those it waits for.", func(e entry) string {
+			return strings.Join(e.Status.ConflictNamespaces, ",")
+		})),
+		virtual.Wide(virtual.Text("Slots", "How many backups run in the whole cluster, of how many that may.", func(e entry) string {
+			return fmt.Sprintf("%d/%d", e.Status.SlotsInUse, e.Status.SlotLimit)
+		})),
+		virtual.Wide(virtual.Text("Location", "The storage location.", storageLocation)),
+		virtual.Wide(virtual.Text("Requester", "Who asked for the backup.", requester)),
+	},
+	Compare: compare,
+}
+
+func storageLocation(e entry) string { return e.Spec.StorageLocation }
+func requester(e entry) string       { return e.Spec.Requester }
+func state(e entry) string           { return string(e.Status.State) }
+func reason(e entry) string          { return string(e.Status.Reason) }
+
+func namespaces(e entry) string {
+	spec := &e.Spec
+	included := "*"
+	if len(spec.IncludedNamespaces) > 0 {
+		included = strings.Join(spec.IncludedNamespaces, ",")
+	}
+	if len(spec.ExcludedNamespaces) > 0 {
+		included += " except " + strings.Join(spec.ExcludedNamespaces, ",")
+	}
+	return included
+}
+
+// blockers names the blockers by name, with the namespace when it is another
+// one, and counts those that may not be named.
+func blockers(e entry) string {
+	var names []string
+	for _, blocker := range e.Status.Blockers {
+		name := blocker.Name
+		if blocker.Namespace != e.Namespace {
+			name = blocker.Namespace + "/" + name
+		}
+		names = append(names, name)
+	}
+	switch others := e.Status.OtherBlockers; {
+	case others == 1:
+		names = append(names, "another backup")
+	case others > 1:
+		names = append(names, fmt.Sprintf("%d other backups", others))
+	}
+	return strings.Join(names, ",")
+}
+
+// compare puts the running above the ready above the queued, and those in order.
+func compare(a, b entry) int {
+	return cmp.Or(
+		cmp.Compare(rank(a), rank(b)),
+		cmp.Compare(a.Status.Position, b.Status.Position),
+		compareTimes(a.Status.Since, b.Status.Since),
+		cmp.Compare(a.Namespace, b.Namespace),
+		cmp.Compare(a.Name, b.Name),
+	)
+}
+
+func rank(e entry) int {
+	switch e.Status.State {
+	case v1alpha1.QueueStateRunning:
+		return 0
+	case v1alpha1.QueueStateReady:
+		return 1
+	}
+	return 2
+}
+
+func compareTimes(a, b *metav1.Time) int {
+	switch {
+	case a.Equal(b):
+		return 0
+	case a.Before(b):
+		return -1
+	}
+	return 1
+}
