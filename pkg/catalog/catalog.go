@@ -236,19 +236,19 @@ func (c *Catalog) Replaced(location string) int {
 
 // Knows reports whether the catalogue has the store's word on a backup of which a
 // record says, at the given instant, that it is stored: it is listed, if only as
-// unreadable, or the store was asked since, and has none.
-func (c *Catalog) Knows(location, storeName string, since time.Time) bool {
+// unreadable, or the store was asked since, and has none or another one.
+func (c *Catalog) Knows(location, storeName string, uid types.UID, since time.Time) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	e := c.locations[location][storeName]
 	switch {
-	case e == nil:
-		listed, known := c.listed[location]
-		return known && !listed.Before(since)
-	case e.backup == nil:
+	case e != nil && e.backup == nil:
 		return !e.askedAt.IsZero() && !e.askedAt.Before(since)
+	case e != nil && (e.claims == nil || e.backup.UID == uid):
+		return true
 	}
-	return true
+	listed, known := c.listed[location]
+	return known && !listed.Before(since)
 }
 
 // Readable is the store name of some backup of a location that could be read;

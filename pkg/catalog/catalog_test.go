@@ -440,7 +440,7 @@ func TestKnows(t *testing.T) {
 	c := newCatalog(nil)
 	knows := func(what, storeName string, since int, want bool) {
 		t.Helper()
-		if got := c.Knows("default", storeName, minute(since)); got != want {
+		if got := c.Knows("default", storeName, types.UID("uid-of-"+storeName), minute(since)); got != want {
 			t.Errorf("%s: %s is known at minute %d: %t", what, storeName, since, got)
 		}
 	}
@@ -449,7 +449,7 @@ func TestKnows(t *testing.T) {
 	knows("listed before", "daily", 3, false)
 	knows("listed at the same instant", "daily", 2, true)
 	knows("listed since", "daily", 1, true)
-	if c.Knows("other", "daily", minute(1)) {
+	if c.Knows("other", "daily", "uid-of-daily", minute(1)) {
 		t.Error("one location has the word of another one")
 	}
 
@@ -463,6 +463,9 @@ func TestKnows(t *testing.T) {
 	knows("unreadable", "daily", 9, true)
 	c.Put("default", "daily", Content{Backup: stored("default", "daily", 1)}, minute(7))
 	knows("read", "daily", 9, true)
+	if c.Knows("default", "daily", "another", minute(9)) || !c.Knows("default", "daily", "another", minute(3)) {
+		t.Error("another backup was there before: the store's word is that of a listing since")
+	}
 
 	// A listing that is not believed says nothing of what it lacks.
 	c.Observe("default", nil, minute(8), minute(8))

@@ -300,7 +300,7 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	p.runs[key] = run
 	p.planner.UpdateRun(run, selected)
 	wasStored := known != nil && known.UID == run.UID && known.Status.Stored
-	if location, since := run.Spec.Backup.StorageLocation, p.heardFrom(run); run.Status.Stored && !wasStored && !p.catalog.Knows(location, run.Name, since) {
+	if location, since := run.Spec.Backup.StorageLocation, p.heardFrom(run); run.Status.Stored && !wasStored && !p.catalog.Knows(location, run.Name, run.UID, since) {
 		p.unread[key] = unread{run, since}
 		p.refresher.ReadSoon(location, run.Name)
 	}
@@ -331,7 +331,7 @@ func (p *Projector) askedLocked(location string) {
 		if u.run.Spec.Backup.StorageLocation != location {
 			continue
 		}
-		if apierrors.IsNotFound(err) || p.catalog.Knows(location, u.run.Name, u.since) {
+		if apierrors.IsNotFound(err) || p.catalog.Knows(location, u.run.Name, u.run.UID, u.since) {
 			delete(p.unread, key)
 			p.projectLocked(key)
 		}
@@ -413,7 +413,7 @@ func (p *Projector) isKnown(run *enginev1alpha1.BackupRun) bool {
 // that says that it is stored, and from then on from the catalogue. It passes from
 // one to the other without vanishing in between.
 func (p *Projector) projectLocked(key backupKey) {
-	run, stored := p.runs[key], p.catalog.Backup(key.Namespace, key.Name)
+	run, stored, unread := p.runs[key], p.catalog.Backup(key.Namespace, key.Name), p.unread[key].run
 	var backup *v1alpha1.Backup
 	switch {
 	case run != nil && run.Deleting() && stored != nil:
@@ -424,11 +424,12 @@ func (p *Projector) projectLocked(key backupKey) {
 			place = &entry
 		}
 		backup = at(key, backupOf(run, place))
+	case unread != nil && (stored == nil || stored.UID != unread.UID && stored.Status.Phase != v1alpha1.BackupPhaseUnreadable):
+		// The catalogue may still have one of that name which was there before.
+		backup = at(key, backupOf(unread, nil))
 	case stored != nil:
 		delete(p.unread, key)
 		backup = stored
-	case p.unread[key].run != nil:
-		backup = at(key, backupOf(p.unread[key].run, nil))
 	}
 	if backup == nil {
 		p.Backups.Remove(key.Namespace, key.Name)

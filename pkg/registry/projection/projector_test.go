@@ -240,6 +240,25 @@ func TestBackupPassesFromRecordToCatalogueWithoutVanishing(t *testing.T) {
 	}
 }
 
+// The catalogue reads no metadata twice by itself, and a folder that was removed by hand
+// is missed only a while later.
+func TestABackupInPlaceOfOneThatTheCatalogueKnows(t *testing.T) {
+	f := newFixture(t, "shop")
+	ended := metav1.NewTime(time.Unix(2000, 0))
+	status := enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted, Stored: true, CompletionTimestamp: &ended}
+	first, second := f.run("shop", "a", status, "shop"), f.run("shop", "a", status, "shop")
+	second.UID = "another"
+	f.catalog.Put("default", "shop.a", catalog.Content{Backup: storedOf(first)}, time.Unix(3000, 0))
+	f.Observe(second)
+	if got := f.backup("shop", "a").UID; got != second.UID {
+		t.Errorf("%s is shown, although %s says that it is stored in its place", got, second.UID)
+	}
+	f.catalog.Put("default", "shop.a", catalog.Content{Backup: storedOf(second)}, time.Unix(3001, 0))
+	if got := f.backup("shop", "a").UID; got != second.UID || len(f.unread) != 0 {
+		t.Errorf("when the store was read, %s is shown", got)
+	}
+}
+
 func equal(a, b []watch.EventType) bool {
 	x, _ := json.Marshal(a)
 	y, _ := json.Marshal(b)
