@@ -54,6 +54,7 @@ plan() {
     bench ./pkg/queue 20x '^BenchmarkReplan$/^names$/^(2000|10000)$'
     bench ./pkg/queue 3x '^Benchmark(Memory|Oracle)$/^names$/^(2000|10000)$'
     bench ./pkg/queue/records 3x '^Benchmark(Replan|Memory)OfRecords$/^10000$'
+    bench ./pkg/queue 100x '^BenchmarkPass$/^names(,_nearly_all_distinct)?$/^10000$'
     bench ./pkg/queue 1000x '^BenchmarkNextAfterCompletion$/^names(,_nearly_all_distinct)?$/^(2000|10000)$'
     echo "once: the rules alone, on 10,000 of which hardly any overlap; half a minute" >&2
     bench ./pkg/queue 1x '^BenchmarkOracle$/^names,_nearly_all_distinct$/^10000$/^decision$'

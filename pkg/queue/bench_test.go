@@ -17,10 +17,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-const (
-	benchSlots = 4
-	pageSize   = 500
-)
+const benchSlots = 4
 
 // benchShape says what the backups of a benchmark select. That of each is 50
 // neighbouring namespaces, of which it shares 10 with the next one, unless words
@@ -140,17 +137,6 @@ func BenchmarkReplan(b *testing.B) {
 	})
 }
 
-// All entries anew, of a planner that knows the runs.
-func BenchmarkPlan(b *testing.B) {
-	benchSizes(b, func(b *testing.B, shape benchShape, n int) {
-		p := shape.planner(b, shape.snapshot(b, n))
-		b.ReportAllocs()
-		for b.Loop() {
-			p.Plan()
-		}
-	})
-}
-
 // The oldest running backup ends, what may start is found and does, and as many
 // new ones are queued.
 func BenchmarkNextAfterCompletion(b *testing.B) {
@@ -175,29 +161,6 @@ func BenchmarkNextAfterCompletion(b *testing.B) {
 			p.Update(r)
 		}
 	})
-}
-
-// The one that everyone waited for ends.
-func BenchmarkNextAfterCompletionOfAll(b *testing.B) {
-	shape := benchShapes[len(benchShapes)-1]
-	for _, n := range []int{2_000, 10_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s := shape.snapshot(b, n)
-			p := shape.planner(b, s)
-			running := p.line[0].Run
-			done := running
-			done.Phase = v1alpha1.BackupPhaseCompleted
-			for b.Loop() {
-				p.Update(done)
-				if len(p.Next().Start) == 0 {
-					b.Fatal("nothing starts")
-				}
-				b.StopTimer()
-				p.Update(running)
-				b.StartTimer()
-			}
-		})
-	}
 }
 
 // The same plan and the same decision by the rules alone, on the same input: that of
@@ -246,20 +209,6 @@ func benchOracle(b *testing.B, shape benchShape, n int) {
 	})
 }
 
-// 500 entries from the middle of the queue, after a change.
-func BenchmarkPage(b *testing.B) {
-	benchSizes(b, func(b *testing.B, shape benchShape, n int) {
-		p := shape.planner(b, shape.snapshot(b, n))
-		b.ReportAllocs()
-		for b.Loop() {
-			p.SetLocations(p.locations)
-			for i := range pageSize {
-				p.EntryAt(n/2 + i)
-			}
-		}
-	})
-}
-
 // All that a planner keeps alive: the runs that it was told of, with what their
 // words were compiled to, its lanes, the namespaces; and a plan with all entries.
 func BenchmarkMemory(b *testing.B) {
@@ -283,6 +232,19 @@ func BenchmarkMemory(b *testing.B) {
 			b.ReportMetric((all-planner)/1e6, "plan-MB")
 			runtime.KeepAlive(p)
 			runtime.KeepAlive(plan)
+		}
+	})
+}
+
+// One pass over the whole queue after a change.
+func BenchmarkPass(b *testing.B) {
+	benchSizes(b, func(b *testing.B, shape benchShape, n int) {
+		p := shape.planner(b, shape.snapshot(b, n))
+		p.advance(p.Len())
+		b.ReportAllocs()
+		for b.Loop() {
+			p.restart()
+			p.advance(p.Len())
 		}
 	})
 }

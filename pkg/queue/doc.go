@@ -40,15 +40,14 @@
 //
 // # Cost
 //
-// Each name, and each distinct selection with patterns, has a lane: the runs that it
-// concerns, in their order. A change of a run touches the lanes of its names and
-// those of the patterns that they match, and tells only those whose turn it becomes
-// there. A decision walks the queue until the slots are used up, without looking at
-// what the runs select. An entry costs the lanes of its run, and is computed when
-// it is asked for.
+// A decision walks the queue once, in its order, until the slots are used up, and notes
+// for each namespace that is named, and each selection with patterns, who was the first
+// to use it. So it takes a few nanoseconds for each name on the way, and no memory:
+// milliseconds for 10,000 runs of 50 names each if all have to be looked at, and
+// microseconds if one near the head may start. An entry takes the walk up to its place,
+// which is the same for all entries until something changes.
 //
-// The first run with a selection with patterns, and the last one that goes, add a
-// pass over the distinct names held. Memory grows with the names of all runs, plus
-// one word for each pair of a run and a distinct selection with patterns that it
-// overlaps.
+// A run that comes costs its names, and each that nobody has named a look at the
+// distinct selections with patterns. A new one of those is compared with the others and
+// with all names.
 package queue

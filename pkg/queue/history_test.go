@@ -115,7 +115,7 @@ func (h *history) plan(t *rapid.T) Plan {
 		}
 	}
 	plan := checkPlan(t, h.snapshot)
-	checkPlanner(t, h.planner, plan, h.snapshot)
+	checkPlanner(t, h.planner, plan)
 	for _, r := range h.snapshot.Runs {
 		h.snapshot.LastTicket = max(h.snapshot.LastTicket, r.Ticket) // as the planner does
 	}

@@ -4,7 +4,6 @@
 package queue
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -27,18 +26,6 @@ func selected(t testing.TB, words ...string) *selection.Namespaces {
 		t.Fatal(errs.ToAggregate())
 	}
 	return n
-}
-
-func TestLimitIsRefused(t *testing.T) {
-	for _, limit := range []int{0, -1, math.MinInt} {
-		plan, err := decide(Snapshot{Limit: limit, Runs: []Run{{UID: "a"}}})
-		if !errors.Is(err, ErrLimit) || !reflect.DeepEqual(plan, Plan{}) {
-			t.Errorf("limit %d: %v, %+v", limit, err, plan)
-		}
-	}
-	if _, err := decide(Snapshot{Limit: 1}); err != nil {
-		t.Error(err)
-	}
 }
 
 // Pitfall 8: many backups may be created in one second, which is as exact as a
@@ -229,5 +216,28 @@ func TestRedactLeaksNothing(t *testing.T) {
 	}
 	if waiting != 6 {
 		t.Errorf("%d entries wait for another's backup, want 6", waiting)
+	}
+}
+
+// The size of an entry does not follow that of the cluster, and it says so when it
+// leaves something out, and only then.
+func TestConflictsAreBounded(t *testing.T) {
+	for shared, shown := range map[int]int{maxConflicts - 1: maxConflicts - 1, maxConflicts: maxConflicts, maxConflicts + 1: maxConflicts, 100: maxConflicts} {
+		var words []string
+		for i := range shared {
+			words = append(words, fmt.Sprintf("ns-%03d", i))
+		}
+		p, err := NewPlanner(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.SetLocations(map[string]LocationState{"default": {Available: true}})
+		for i, phase := range []v1alpha1.BackupPhase{v1alpha1.BackupPhaseInProgress, v1alpha1.BackupPhaseQueued} {
+			p.Update(Run{UID: types.UID(fmt.Sprint(i)), Name: fmt.Sprint(i), Namespace: systemNamespace, Phase: phase, Ticket: int64(i + 1), Location: "default", Selection: selected(t, words...)})
+		}
+		e, _ := p.Entry("1")
+		if e.Reason != v1alpha1.QueueReasonNamespaceOverlap || len(e.ConflictNamespaces) != shown || e.MoreConflicts != (shared > shown) {
+			t.Errorf("of %d shared namespaces %d are shown, more: %v", shared, len(e.ConflictNamespaces), e.MoreConflicts)
+		}
 	}
 }

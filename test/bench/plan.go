@@ -70,11 +70,12 @@ func measurePlan(found benchmarks) ([]row, error) {
 	against := func(what string, ours, rules cost) row {
 		return row{what, ours.String(), "the rules alone: " + rules.String(), fmt.Sprintf("1/%.0f of the time", rules.time/ours.time)}
 	}
-	const aim, memoryAim = time.Millisecond, 100
+	// A backup costs the controller 28 ms of CPU time.
+	const aim, memoryAim = 10 * time.Millisecond, 100
 	const distinct = "names,_nearly_all_distinct/10000"
 	plan, planOfFewer, recorded := of("Replan/names/10000"), of("Replan/names/2000"), of("ReplanOfRecords/10000")
 	next, nextOfFewer, nextOfDistinct := of("NextAfterCompletion/names/10000"), of("NextAfterCompletion/names/2000"), of("NextAfterCompletion/"+distinct)
-	slowest := max(next.time, nextOfDistinct.time)
+	slowest := max(value("Pass/names/10000", "ns/op"), value("Pass/"+distinct, "ns/op"))
 	kept, explained := value("Memory/names/10000", "planner-MB"), value("Memory/names/10000", "plan-MB")
 	records := value("MemoryOfRecords/10000", "records-MB")
 	keptOfRecords := records + value("MemoryOfRecords/10000", "planner-MB") + value("MemoryOfRecords/10000", "plan-MB")
@@ -86,7 +87,7 @@ func measurePlan(found benchmarks) ([]row, error) {
 		against("decision after one of 10,000 ended", next, of("Oracle/names/10000/decision")),
 		against("the same of 2,000", nextOfFewer, of("Oracle/names/2000/decision")),
 		against("the same of 10,000 that overlap only their neighbours", nextOfDistinct, of("Oracle/"+distinct+"/decision")),
-		{"the slower of these decisions of 10,000", rounded(time.Duration(slowest)), fmt.Sprintf("aim %s", aim), times(slowest, float64(aim)) + " of the aim"},
+		{"a look at all of these 10,000, as the longest decision takes", rounded(time.Duration(slowest)), fmt.Sprintf("aim %s", aim), times(slowest, float64(aim)) + " of the aim"},
 		{"what a planner of 10,000 keeps alive", fmt.Sprintf("%.1f MB, and a plan with all entries %.1f MB", kept, explained), fmt.Sprintf("aim %d MB", memoryAim),
 			times(kept+explained, memoryAim) + " of the aim"},
 		{"the same with the records, which caches keep anyway", fmt.Sprintf("%.1f MB, of which records %.1f MB", keptOfRecords, records), fmt.Sprintf("aim %d MB", memoryAim),

@@ -1,0 +1,270 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package queue
+
+import (
+	"slices"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+// A pass walks the line in its order, from those that run to the last of the queue,
+// and keeps for each thing that runs may overlap by who was the first to use it. So
+// each run is looked at once, and meets the first of all those before it that it
+// overlaps by that thing, whoever else they are.
+//
+// That is enough to know whether it overlaps one that holds a slot or starts now: if
+// any of those that use a thing does, then the first one. Those with slots come first
+// in the line, and one that starts overlaps none before it.
+
+// user is who was the first in a pass to use something.
+type user struct {
+	pass  int
+	first *member
+}
+
+// name is a namespace that some members name.
+type name struct {
+	user
+	members int // those without patterns
+}
+
+// pattern is a selection with patterns, of the members that have the same.
+type pattern struct {
+	user
+	selection *selection.Namespaces
+	members   int
+	// overlapping are the other ones that it overlaps.
+	overlapping []*pattern
+	// matched are the names that it selects, of those that members name. It may hold
+	// some that nobody names any more.
+	matched []*name
+}
+
+// member is a run that the Planner knows: it uses a slot, is queued, or is New.
+type member struct {
+	Run
+	rank rank
+	// Its selection is one of these, or else overlaps everything.
+	names   []*name
+	pattern *pattern
+
+	// What the pass found: its place in the line, the first that it overlaps of those
+	// before it, or nil, and why it waits, if it is queued.
+	at     int
+	ahead  *member
+	reason v1alpha1.QueueReason
+}
+
+// rank is the first thing that the line is ordered by.
+type rank int
+
+const (
+	rankRunning rank = iota
+	rankReady
+	rankQueued
+	rankNew // after the line
+	ranks
+)
+
+// rankOf is false for a run that the queue has nothing to do with.
+func rankOf(r *Run) (rank, bool) {
+	switch {
+	case r.usesSlot() && r.State() == v1alpha1.QueueStateReady:
+		return rankReady, true
+	case r.usesSlot():
+		return rankRunning, true
+	case r.isQueued():
+		return rankQueued, true
+	case r.isNew():
+		return rankNew, true
+	}
+	return 0, false
+}
+
+// compare is the order of members: running, ready and queued, each by tickets, and
+// then the New ones in the order in which they get theirs.
+func compare(a, b *member) int {
+	switch {
+	case a.rank != b.rank:
+		return int(a.rank - b.rank)
+	case a.rank == rankNew:
+		return byArrival(&a.Run, &b.Run)
+	}
+	return byTicket(&a.Run, &b.Run)
+}
+
+// holds says whether the member uses a slot or starts now.
+func (m *member) holds() bool {
+	return m.rank < rankQueued || m.reason == v1alpha1.QueueReasonNextToStart
+}
+
+// meet takes note of one before it that the member overlaps, for this reason.
+func (m *member) meet(other *member, reason v1alpha1.QueueReason) {
+	if other == m.ahead {
+		return // as by most names but the first
+	}
+	if m.ahead == nil || other.at < m.ahead.at {
+		m.ahead = other
+	}
+	if m.reason == "" && other.holds() {
+		m.reason = reason
+	}
+}
+
+// by is the first in the present pass to use it, or nil.
+func (u *user) by(p *Planner) *member {
+	if u.pass != p.pass {
+		return nil
+	}
+	return u.first
+}
+
+// use takes note that a member uses something.
+func (p *Planner) use(u *user, m *member, reason v1alpha1.QueueReason) {
+	if first := u.by(p); first != nil {
+		m.meet(first, reason)
+		return
+	}
+	u.pass, u.first = p.pass, m
+}
+
+// restart begins the pass anew, since something has changed.
+func (p *Planner) restart() {
+	p.pass++
+	p.passed, p.starts = 0, p.starts[:0]
+}
+
+// advance brings the pass to those before this place in the line.
+func (p *Planner) advance(to int) {
+	for ; p.passed < to; p.passed++ {
+		m := p.line[p.passed]
+		m.at, m.ahead, m.reason = p.passed, nil, ""
+		p.look(m)
+		switch {
+		case m.rank < rankQueued:
+			m.reason = ""
+		case !p.locations[m.Location].Available:
+			m.reason = v1alpha1.QueueReasonStorageUnavailable
+		case m.reason != "":
+		case m.ahead != nil:
+			m.reason = v1alpha1.QueueReasonBehindOverlapping
+		case p.isFull():
+			m.reason = v1alpha1.QueueReasonConcurrencyLimit
+		default:
+			m.reason = v1alpha1.QueueReasonNextToStart
+			p.starts = append(p.starts, m)
+		}
+	}
+}
+
+// look lets a member meet those before it that it overlaps. Who overlaps another one by
+// namespaces is said to do so, whatever else they have in common.
+func (p *Planner) look(m *member) {
+	const reason = v1alpha1.QueueReasonNamespaceOverlap
+	names := m.names
+	switch {
+	case overlapsAny(m.Selection):
+		if m.at > 0 {
+			m.meet(p.line[0], reason)
+		}
+		if len(p.starts) > 0 {
+			m.meet(p.starts[0], reason)
+		}
+		p.use(&p.everything, m, reason)
+	case m.pattern != nil:
+		p.use(&m.pattern.user, m, reason)
+		for _, other := range m.pattern.overlapping {
+			if first := other.by(p); first != nil {
+				m.meet(first, reason)
+			}
+		}
+		names = m.pattern.matched
+		fallthrough
+	default:
+		if first := p.everything.by(p); first != nil {
+			m.meet(first, reason)
+		}
+		for _, n := range names {
+			p.use(&n.user, m, reason)
+		}
+	}
+	if m.ClusterScoped {
+		p.use(&p.clusterScope, m, v1alpha1.QueueReasonClusterScopeOverlap)
+	}
+}
+
+// overlapsAny says whether selection.Overlaps is true whatever the other is.
+func overlapsAny(s *selection.Namespaces) bool { return s == nil || s.All() }
+
+// enter gives a member what it overlaps others by.
+func (p *Planner) enter(m *member) {
+	switch {
+	case overlapsAny(m.Selection):
+	case m.Selection.Exact():
+		for _, text := range m.Selection.Explicit() {
+			n := p.names[text]
+			if n == nil {
+				n = p.newName(text)
+			}
+			n.members++
+			m.names = append(m.names, n)
+		}
+	default:
+		key := m.Selection.Key()
+		if m.pattern = p.patterns[key]; m.pattern == nil {
+			m.pattern = p.newPattern(key, m.Selection)
+		}
+		m.pattern.members++
+	}
+}
+
+// leave takes that back.
+func (p *Planner) leave(m *member) {
+	for i, n := range m.names {
+		if n.members--; n.members == 0 {
+			delete(p.names, m.Selection.Explicit()[i])
+		}
+	}
+	if l := m.pattern; l != nil {
+		if l.members--; l.members == 0 {
+			delete(p.patterns, l.selection.Key())
+			for _, other := range l.overlapping {
+				other.overlapping = slices.DeleteFunc(other.overlapping, func(gone *pattern) bool { return gone == l })
+			}
+		}
+	}
+}
+
+func (p *Planner) newName(text string) *name {
+	n := &name{}
+	for _, l := range p.patterns {
+		if l.selection.Match(text) {
+			if len(l.matched) > 2*len(p.names) {
+				l.matched = slices.DeleteFunc(l.matched, func(n *name) bool { return n.members == 0 })
+			}
+			l.matched = append(l.matched, n)
+		}
+	}
+	p.names[text] = n
+	return n
+}
+
+func (p *Planner) newPattern(key string, s *selection.Namespaces) *pattern {
+	l := &pattern{selection: s}
+	for _, other := range p.patterns {
+		if selection.Overlaps(s, other.selection) {
+			l.overlapping = append(l.overlapping, other)
+			other.overlapping = append(other.overlapping, l)
+		}
+	}
+	for text, n := range p.names {
+		if s.Match(text) {
+			l.matched = append(l.matched, n)
+		}
+	}
+	p.patterns[key] = l
+	return l
+}
