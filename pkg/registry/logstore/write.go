@@ -8,41 +8,12 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/equality"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// change is what a writer wants done: store obj at key, or remove what is there.
-type change[T Object] struct {
-	key    string
-	obj    T // owned by the log from here on
-	remove bool
-}
-
-// commitLocked makes each change an event with a version of its own. The caller
-// holds writers and mu.
-func (l *Log[T]) commitLocked(changes ...change[T]) {
-	if len(changes) == 0 {
-		return
-	}
-	now := l.clock.Now()
-	for _, c := range changes {
-		l.rv++
-		e := event[T]{rv: l.rv, at: now}
-		if c.remove {
-			e.was = l.state.remove(c.key)
-		} else {
-			setVersion(c.obj, l.rv)
-			e.now = &entry[T]{key: c.key, rv: l.rv, obj: c.obj}
-			e.was = l.state.set(e.now)
-		}
-		l.history.add(e)
-	}
-	l.wakeLocked()
-}
+// The writes of clients. No resource offers them: storage.Interface asks for them, and
+// the upstream suite, which shows that a log behaves as a storage does, writes by them.
 
 // commitIf commits c if the object at its key is still the one that the caller
 // has seen (nil: none), and returns the version of the event.
@@ -56,13 +27,6 @@ func (l *Log[T]) commitIf(seen *entry[T], c change[T]) (uint64, bool) {
 	}
 	l.commitLocked(c)
 	return l.rv, true
-}
-
-// lookup returns the current entry at key, or nil.
-func (l *Log[T]) lookup(key string) *entry[T] {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.state.get(key)
 }
 
 // Create implements storage.Interface.
@@ -188,18 +152,3 @@ func (l *Log[T]) expireAfter(key string, rv, ttl uint64) {
 		}
 	})
 }
-
-// equalities compares like equality.Semantic, but for the resourceVersion, which
-// the log itself assigns.
-var equalities = func() conversion.Equalities {
-	e := equality.Semantic.Copy()
-	if err := e.AddFunc(func(a, b metav1.ObjectMeta) bool {
-		a.ResourceVersion, b.ResourceVersion = "", ""
-		return equality.Semantic.DeepEqual(a, b)
-	}); err != nil {
-		panic(err) // the function's signature is wrong
-	}
-	return e
-}()
-
-func same[T Object](a, b T) bool { return equalities.DeepEqual(a, b) }

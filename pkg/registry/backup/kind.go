@@ -1,0 +1,200 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/storage/names"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+// DefaultTTL is how long a backup is kept that says nothing of it.
+const DefaultTTL = 30 * 24 * time.Hour
+
+// kind fills in, checks and records Backups that are to be created.
+type kind struct {
+	runtime.ObjectTyper
+	names.NameGenerator
+	systemNamespace string
+	locations       enginelisters.StorageLocationNamespaceLister
+	namespaceUID    func(ctx context.Context, name string) (types.UID, error)
+	authorizer      authorizer.Authorizer
+	limiter         limiter
+}
+
+var _ recorded.Kind[*v1alpha1.Backup, *enginev1alpha1.BackupRun] = &kind{}
+
+func (k *kind) NamespaceScoped() bool { return true }
+
+// PrepareForCreate fills in the defaults, which are recorded with the request: a
+// later change of the default location does not move a backup that waits.
+func (k *kind) PrepareForCreate(_ context.Context, obj runtime.Object) {
+	backup := obj.(*v1alpha1.Backup)
+	backup.Status = v1alpha1.BackupStatus{}
+	spec := &backup.Spec
+	if len(spec.IncludedNamespaces) == 0 && backup.Namespace != k.systemNamespace {
+		spec.IncludedNamespaces = []string{backup.Namespace}
+	}
+	if spec.TTL.Duration == 0 {
+		spec.TTL = metav1.Duration{Duration: DefaultTTL}
+	}
+	if spec.StorageLocation == "" {
+		spec.StorageLocation = k.defaultLocation()
+	}
+}
+
+// Validate implements rest.RESTCreateStrategy. It checks what costs no more than
+// reading the request did; the rest is for Check, when the creator's rights are known.
+func (k *kind) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	return validation.ValidateBackupLimits(obj.(*v1alpha1.Backup))
+}
+
+// Check implements recorded.Kind. What can't be read has no scopes, so it is refused
+// in any case.
+func (k *kind) Check(ctx context.Context, backup *v1alpha1.Backup, requester user.Info) (scopes []recorded.Scope, err error) {
+	namespaces, unreadable := selection.ParseNamespaces(backup.Spec.IncludedNamespaces, backup.Spec.ExcludedNamespaces, nil)
+	resources, more := selection.ParseResources(validation.ResourceLists(&backup.Spec), namespaces, nil)
+	unreadable = append(unreadable, more...)
+	if len(unreadable) == 0 && backup.Namespace != k.systemNamespace {
+		right := recorded.Right{Verb: "create", Resource: v1alpha1.SchemeGroupVersion.WithResource(resource.Resource)}
+		if scopes, err = right.Authorize(ctx, k.authorizer, requester, backup.Name, scopesOf(backup, namespaces, resources)); err != nil {
+			return scopes, err
+		}
+	}
+	if errs := k.faults(backup); len(errs)+len(unreadable) > 0 {
+		return scopes, apierrors.NewInvalid(v1alpha1.SchemeGroupVersion.WithKind("Backup").GroupKind(), backup.Name, errs)
+	}
+	return scopes, nil
+}
+
+// scopesOf lists what a backup of a tenant's namespace reaches outside of it. A
+// pattern may match namespaces that do not exist yet, so it reaches everywhere.
+func scopesOf(backup *v1alpha1.Backup, namespaces *selection.Namespaces, resources *selection.Resources) []recorded.Scope {
+	var scopes []recorded.Scope
+	reach := func(namespace, because string) []recorded.Scope {
+		return append(scopes, recorded.Scope{Namespace: namespace, Field: "spec.includedNamespaces", Because: because})
+	}
+	for _, name := range namespaces.Explicit() {
+		if name != backup.Namespace {
+			scopes = reach(name, "spec.includedNamespaces names it")
+		}
+	}
+	if patterns := namespaces.Patterns(); len(patterns) > 0 {
+		return reach("", fmt.Sprintf("spec.includedNamespaces has the pattern %q", patterns[0]))
+	}
+	if resources.TouchesClusterScope() {
+		return reach("", "spec asks for cluster-scoped resources")
+	}
+	return scopes
+}
+
+// faults says what is wrong with a Backup that is to be created.
+func (k *kind) faults(backup *v1alpha1.Backup) field.ErrorList {
+	errs := validation.ValidateBackup(backup)
+	at := field.NewPath("spec", "storageLocation")
+	if name := backup.Spec.StorageLocation; name == "" {
+		errs = append(errs, field.Required(at, "no storage location is marked as default: name one, or set spec.default on a StorageLocation"))
+	} else if _, err := k.locations.Get(name); err != nil {
+		notFound := field.NotFound(at, name)
+		notFound.Detail = fmt.Sprintf("no such StorageLocation in namespace %q", k.systemNamespace)
+		errs = append(errs, notFound)
+	}
+	return errs
+}
+
+// WarningsOnCreate implements rest.RESTCreateStrategy.
+func (k *kind) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
+	backup := obj.(*v1alpha1.Backup)
+	location, err := k.locations.Get(backup.Spec.StorageLocation)
+	if err != nil {
+		return nil
+	}
+	for _, condition := range location.Status.Conditions {
+		if condition.Type == enginev1alpha1.ConditionAvailable && condition.Status == metav1.ConditionFalse {
+			return []string{fmt.Sprintf("spec.storageLocation: %q is unavailable; the backup waits until it is back", location.Name)}
+		}
+	}
+	return nil
+}
+
+// Canonicalize implements rest.RESTCreateStrategy.
+func (k *kind) Canonicalize(runtime.Object) {}
+
+// defaultLocation is the first location, by name, that is marked as default.
+func (k *kind) defaultLocation() string {
+	locations, err := k.locations.List(labels.Everything())
+	if err != nil {
+		return ""
+	}
+	var defaults []string
+	for _, location := range locations {
+		if location.Spec.Default {
+			defaults = append(defaults, location.Name)
+		}
+	}
+	if len(defaults) == 0 {
+		return ""
+	}
+	return slices.Min(defaults)
+}
+
+// Record implements recorded.Kind.
+func (k *kind) Record(ctx context.Context, backup *v1alpha1.Backup, requester user.Info) (*enginev1alpha1.BackupRun, func(), error) {
+	uid, err := k.namespaceUID(ctx, backup.Namespace)
+	if err != nil {
+		return nil, nil, apierrors.NewInternalError(fmt.Errorf("reading the namespace of the backup: %w", err))
+	}
+	run := &enginev1alpha1.BackupRun{
+		ObjectMeta: metav1.ObjectMeta{Name: format.StoreName(backup.Namespace, backup.Name, k.systemNamespace)},
+		Spec: enginev1alpha1.BackupRunSpec{
+			BackupRef:    v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name},
+			NamespaceUID: uid,
+			Labels:       backup.Labels,
+			Annotations:  backup.Annotations,
+			Requester:    recorded.Requester(requester),
+			Backup:       backup.Spec,
+		},
+	}
+	done, err := k.limiter.admit(backup, run.Name)
+	return run, done, err
+}
+
+// RecordName implements recorded.Kind.
+func (k *kind) RecordName(backup types.NamespacedName) string {
+	return format.StoreName(backup.Namespace, backup.Name, k.systemNamespace)
+}
+
+// ObjectName implements recorded.Kind.
+func (k *kind) ObjectName(run *enginev1alpha1.BackupRun) types.NamespacedName {
+	return types.NamespacedName(run.Spec.BackupRef)
+}
+
+// Object implements recorded.Kind.
+func (k *kind) Object(run *enginev1alpha1.BackupRun) *v1alpha1.Backup { return run.AsBackup() }
+
+// NameTaken implements recorded.Kind. A stored backup of the system namespace may be
+// called a.b, as the record of the backup b of the namespace a is. So may that backup
+// itself, see Projector.
+func (k *kind) NameTaken(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun) error {
+	return conflict(backup.Name, "it has ended, and its name in the store is that of the backup %s in the namespace %s, which is live: wait until that one has gone from the queue and from `kubectl get backupruns`", run.Spec.BackupRef.Name, run.Spec.BackupRef.Namespace)
+}
