@@ -32,6 +32,7 @@ const system = "holdfast"
 type harness struct {
 	*testing.T
 	*REST
+	kind    *kind
 	records *fake.Clientset
 	log     *logstore.Log[*v1alpha1.Backup]
 	// may says whether backups may be created in a namespace, "" for all of them.
@@ -46,6 +47,14 @@ type harness struct {
 }
 
 func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.StorageLocation) *harness {
+	t.Helper()
+	h := loadingHarness(t, may, locations...)
+	h.log.SetReady()
+	return h
+}
+
+// loadingHarness is one whose log is not ready.
+func loadingHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.StorageLocation) *harness {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	utilruntime.Must(v1alpha1.AddToScheme(scheme))
@@ -89,8 +98,7 @@ func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.REST = storage
-	h.log.SetReady()
+	h.REST, h.kind = storage, storage.Kind.(*kind)
 	return h
 }
 

@@ -70,7 +70,7 @@ func TestWaitingBackupsAreLimited(t *testing.T) {
 
 	begun := h.run("shop.a0")
 	begun.Status.Phase = v1alpha1.BackupPhaseInProgress
-	h.observe(begun)
+	h.Observe(begun)
 	if _, err := h.create(newBackup("shop", "a3")); err != nil {
 		t.Errorf("when one has begun: %v", err)
 	}
@@ -104,14 +104,14 @@ func TestRecordsAreLimited(t *testing.T) {
 
 func TestNoLimit(t *testing.T) {
 	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
-	h.limiter.Limits = Limits{}
+	h.kind.limiter.Limits = Limits{}
 	for i := range 100 {
 		if _, err := h.create(newBackup("shop", fmt.Sprintf("a%d", i))); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if len(h.limiter.coming) != 0 {
-		t.Errorf("still coming: %v", h.limiter.coming)
+	if len(h.kind.limiter.coming) != 0 {
+		t.Errorf("still coming: %v", h.kind.limiter.coming)
 	}
 }
 

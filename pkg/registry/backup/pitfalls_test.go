@@ -27,7 +27,7 @@ func TestABackupInTheDefaultLocationCanBeCancelledAndDeleted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.observe(run)
+		h.Observe(run)
 	}
 	setPhase(v1alpha1.BackupPhaseQueued)
 	if got := h.run("shop.a").Spec.Backup.StorageLocation; got != "main" {

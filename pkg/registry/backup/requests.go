@@ -4,128 +4,33 @@
 package backup
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/client-go/util/retry"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// RequestREST serves a subresource of backups with the verb create: a request
-// about a backup, which is recorded on its run. Others carry it out.
-type RequestREST struct {
-	backups *REST
-	clock   clock.PassiveClock
-	empty   func() runtime.Object
-	// record returns the run as it is to be written, or nil with what to tell the
-	// caller when there is nothing to write. run is nil when the backup has none.
-	record func(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask) (changed *enginev1alpha1.BackupRun, message string, err error)
-}
-
-var _ rest.NamedCreater = &RequestREST{}
+// RequestREST serves a subresource of backups with the verb create: a request about a
+// backup.
+type RequestREST = recorded.RequestREST[*v1alpha1.Backup, *enginev1alpha1.BackupRun]
 
 // NewCancelREST serves backups/cancel.
 func NewCancelREST(backups *REST, clock clock.PassiveClock) *RequestREST {
-	return &RequestREST{backups: backups, clock: clock, empty: func() runtime.Object { return &v1alpha1.BackupCancellation{} }, record: cancel}
+	return &RequestREST{Objects: backups, Clock: clock, Body: &v1alpha1.BackupCancellation{}, Record: cancel}
 }
 
 // NewDeletionREST serves backups/deletion.
 func NewDeletionREST(backups *REST, clock clock.PassiveClock) *RequestREST {
-	r := &RequestREST{backups: backups, clock: clock, empty: func() runtime.Object { return &v1alpha1.BackupDeletion{} }}
-	r.record = r.remove
-	return r
-}
-
-// New implements rest.Storage.
-func (r *RequestREST) New() runtime.Object { return r.empty() }
-
-// Destroy implements rest.Storage.
-func (r *RequestREST) Destroy() {}
-
-// Create implements rest.NamedCreater. It answers with a Status.
-func (r *RequestREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
-	if body, ok := obj.(metav1.Object); ok && body.GetName() != "" && body.GetName() != name {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("metadata.name is %q, but the request is about the backup %q", body.GetName(), name))
-	}
-	if validate != nil {
-		if err := validate(ctx, obj.DeepCopyObject()); err != nil {
-			return nil, err
-		}
-	}
-	requester, ok := genericapirequest.UserFrom(ctx)
-	if !ok {
-		return nil, apierrors.NewInternalError(fmt.Errorf("the request has no user"))
-	}
-	ask := enginev1alpha1.Ask{
-		Requester: requesterOf(requester),
-		Timestamp: metav1.NewTime(r.clock.Now()),
-	}
-	var message string
-	raced := func(err error) bool { return apierrors.ReasonForError(err) == metav1.StatusReasonConflict }
-	err := retry.OnError(retry.DefaultRetry, raced, func() (err error) {
-		message, err = r.try(ctx, name, ask, options)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &metav1.Status{
-		Status:  metav1.StatusSuccess,
-		Code:    http.StatusCreated,
-		Message: message,
-		Details: &metav1.StatusDetails{Name: name, Group: resource.Group, Kind: resource.Resource},
-	}, nil
-}
-
-// try records the request on the run as it is now.
-func (r *RequestREST) try(ctx context.Context, name string, ask enginev1alpha1.Ask, options *metav1.CreateOptions) (string, error) {
-	obj, err := r.backups.Get(ctx, name, &metav1.GetOptions{})
-	if err != nil {
-		return "", err
-	}
-	backup := obj.(*v1alpha1.Backup)
-	runs := r.backups.runs
-	run, err := runs.Get(ctx, format.StoreName(backup.Namespace, name, r.backups.strategy.systemNamespace), metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		run = nil
-	case err != nil:
-		return "", fmt.Errorf("reading the record of the backup: %w", err)
-	case run.Spec.BackupRef != (v1alpha1.BackupReference{Namespace: backup.Namespace, Name: name}) && run.AsBackup().UID != backup.UID:
-		// A stored backup of the system namespace may be called a.b, as the record of the
-		// backup b of the namespace a is. So may that backup itself, see Projector.
-		return "", conflict(name, "it has ended, and its name in the store is that of the backup %s in the namespace %s, which is live: wait until that one has gone from the queue and from `kubectl get backupruns`", run.Spec.BackupRef.Name, run.Spec.BackupRef.Namespace)
-	}
-	changed, message, err := r.record(backup, run, ask)
-	if err != nil || changed == nil {
-		return message, err
-	}
-	if run == nil {
-		changed, err = runs.Create(ctx, changed, metav1.CreateOptions{DryRun: options.DryRun})
-		if apierrors.IsAlreadyExists(err) {
-			return "", apierrors.NewConflict(resource, name, err) // another request came first
-		}
-	} else {
-		changed, err = runs.Update(ctx, changed, metav1.UpdateOptions{DryRun: options.DryRun})
-	}
-	if err != nil {
-		return "", err
-	}
-	if len(options.DryRun) == 0 {
-		r.backups.observe(changed)
-	}
-	return message, nil
+	return &RequestREST{Objects: backups, Clock: clock, Body: &v1alpha1.BackupDeletion{}, Record: backups.Kind.(*kind).remove}
 }
 
 // cancel asks for a backup to be stopped.
@@ -144,7 +49,7 @@ func cancel(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1
 }
 
 // remove asks for a backup to be removed from its store.
-func (r *RequestREST) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask) (*enginev1alpha1.BackupRun, string, error) {
+func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask) (*enginev1alpha1.BackupRun, string, error) {
 	const message = "the backup is being deleted; it is listed until it is gone from its store"
 	switch {
 	case run != nil && run.Spec.Deletion != nil:
@@ -158,7 +63,7 @@ func (r *RequestREST) remove(backup *v1alpha1.Backup, run *enginev1alpha1.Backup
 	case backup.Status.Phase == v1alpha1.BackupPhaseUnreadable:
 		return nil, "", conflict(backup.Name, "its metadata can't be read, so it is not certain what it is: look at its folder in the storage location %q, and remove that by hand", backup.Spec.StorageLocation)
 	}
-	storeName := format.StoreName(backup.Namespace, backup.Name, r.backups.strategy.systemNamespace)
+	storeName := k.RecordName(types.NamespacedName{Namespace: backup.Namespace, Name: backup.Name})
 	if err := format.ValidateStoreName(storeName); err != nil {
 		return nil, "", conflict(backup.Name, "another storage location has a backup of the same name: delete that one first, or remove this one's folder in the storage location %q by hand", backup.Spec.StorageLocation)
 	}

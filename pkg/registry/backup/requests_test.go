@@ -27,7 +27,7 @@ var now = time.Unix(5000, 0)
 // the log.
 func (h *harness) recorded(name string, phase v1alpha1.BackupPhase) {
 	h.Helper()
-	run, err := h.runs.Create(h.Context(), &enginev1alpha1.BackupRun{
+	run, err := h.Records.Create(h.Context(), &enginev1alpha1.BackupRun{
 		ObjectMeta: metav1.ObjectMeta{Name: "shop." + name},
 		Spec:       enginev1alpha1.BackupRunSpec{BackupRef: v1alpha1.BackupReference{Namespace: "shop", Name: name}},
 		Status:     enginev1alpha1.BackupRunStatus{Phase: phase},
@@ -35,7 +35,7 @@ func (h *harness) recorded(name string, phase v1alpha1.BackupPhase) {
 	if err != nil {
 		h.Fatal(err)
 	}
-	h.observe(run)
+	h.Observe(run)
 	h.observed = nil
 }
 

@@ -23,7 +23,6 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
 func TestCreateRecordsTheRequestAndWhoMadeIt(t *testing.T) {
@@ -256,7 +255,7 @@ func TestGeneratedNamesAreTriedAgain(t *testing.T) {
 	}
 	h.storedOnly(&v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "daily-0", UID: "1"}})
 	generated := &counting{}
-	h.strategy.NameGenerator = generated
+	h.kind.NameGenerator = generated
 	asked := newBackup("shop", "")
 	asked.GenerateName = "daily-"
 	var seen []string
@@ -274,7 +273,7 @@ func TestGeneratedNamesAreTriedAgain(t *testing.T) {
 	generated.always, generated.n = true, 0
 	asked.Name = ""
 	_, err = h.create(asked)
-	if !apierrors.IsAlreadyExists(err) || !strings.Contains(err.Error(), "unique name") || generated.n != nameAttempts {
+	if !apierrors.IsAlreadyExists(err) || !strings.Contains(err.Error(), "unique name") || generated.n != 8 {
 		t.Errorf("after %d names: %v", generated.n, err)
 	}
 	// One that was chosen is not.
@@ -371,8 +370,7 @@ type recorder []string
 func (r *recorder) AddWarning(_, text string) { *r = append(*r, text) }
 
 func TestBeforeTheServerIsReady(t *testing.T) {
-	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
-	h.REST.log = logstore.New(func() *v1alpha1.Backup { return &v1alpha1.Backup{} }, logstore.Options{Resource: resource, Namespaced: true})
+	h := loadingHarness(t, nil, location("default", true, metav1.ConditionTrue))
 	if _, err := h.create(newBackup("shop", "x")); !apierrors.IsTooManyRequests(err) || h.calls("create") != 0 {
 		t.Errorf("answered %v", err)
 	}

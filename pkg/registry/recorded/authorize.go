@@ -1,0 +1,86 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package recorded
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+)
+
+// authorizedAnnotation says in the audit log which rights a request needed besides
+// that to the object itself.
+const authorizedAnnotation = "authorization.holdfast.io/further"
+
+// Scope is a part of what a request is about that its requester needs a right for,
+// beyond that to the object itself.
+type Scope struct {
+	// Namespace is empty for the whole cluster.
+	Namespace string
+	// Field is the one that asks for it, and Because says so to the requester.
+	Field, Because string
+}
+
+// Right is what a requester needs in each scope: a verb on a resource.
+type Right struct {
+	Verb     string
+	Resource schema.GroupVersionResource
+}
+
+// Authorize asks for a right in each of the scopes, in order. It returns those that it
+// asked for, and Forbidden, naming the namespace, if the last one was refused. name is
+// that of the object.
+func (r Right) Authorize(ctx context.Context, decider authorizer.Authorizer, requester user.Info, name string, scopes []Scope) ([]Scope, error) {
+	resource := r.Resource.GroupResource()
+	for i, scope := range scopes {
+		decision, reason, err := decider.Authorize(ctx, authorizer.AttributesRecord{
+			User:            requester,
+			Verb:            r.Verb,
+			Namespace:       scope.Namespace,
+			APIGroup:        r.Resource.Group,
+			APIVersion:      r.Resource.Version,
+			Resource:        r.Resource.Resource,
+			ResourceRequest: true,
+		})
+		if decision == authorizer.DecisionAllow {
+			continue
+		}
+		asked := scopes[:i+1]
+		if err != nil {
+			return asked, apierrors.NewInternalError(fmt.Errorf("checking whether %q may %s %s: %w", requester.GetName(), r.Verb, r.Resource.Resource, err))
+		}
+		cause := fmt.Errorf("user %q may not %s %s %s, and %s", requester.GetName(), r.Verb, resource, scope.place(), scope.Because)
+		if reason != "" {
+			cause = fmt.Errorf("%w: %s", cause, reason)
+		}
+		forbidden := apierrors.NewForbidden(resource, name, cause)
+		forbidden.ErrStatus.Details.Causes = []metav1.StatusCause{{
+			Type:    metav1.CauseTypeFieldValueInvalid,
+			Field:   scope.Field,
+			Message: cause.Error(),
+		}}
+		return asked, forbidden
+	}
+	return scopes, nil
+}
+
+func (s Scope) place() string {
+	if s.Namespace == "" {
+		return "in all namespaces"
+	}
+	return fmt.Sprintf("in namespace %q", s.Namespace)
+}
+
+func places(scopes []Scope) []string {
+	result := make([]string, 0, len(scopes))
+	for _, scope := range scopes {
+		result = append(result, scope.place())
+	}
+	return result
+}

@@ -1,0 +1,223 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package recorded serves resources whose objects are created, and asked for
+// something, by records of engine.holdfast.io: a POST writes the record of an object,
+// or writes a request into it, and controllers carry that out. Objects are read from
+// memory.
+//
+// Whatever the kind, nothing is recorded that the requester has no right to, that
+// admission has not seen, or that has the name of another object; and what was
+// recorded is shown before the request is answered.
+package recorded
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/audit"
+	"k8s.io/apiserver/pkg/authentication/user"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage/names"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
+)
+
+// Records is the client of one kind of record.
+type Records[R logstore.Object] interface {
+	Get(ctx context.Context, name string, options metav1.GetOptions) (R, error)
+	Create(ctx context.Context, record R, options metav1.CreateOptions) (R, error)
+	Update(ctx context.Context, record R, options metav1.UpdateOptions) (R, error)
+}
+
+// Kind is what objects of type T, with records of type R, have of their own.
+type Kind[T, R logstore.Object] interface {
+	// Its Validate checks what costs no more than reading the request did.
+	rest.RESTCreateStrategy
+	names.NameGenerator
+	// Check answers what the requester may not create, and then what is wrong with it.
+	// It returns the scopes that it asked rights for.
+	Check(ctx context.Context, obj T, requester user.Info) ([]Scope, error)
+	// Record makes the record of an object that is to be created. done is to be called
+	// when the record has been observed, or when there will be none.
+	Record(ctx context.Context, obj T, requester user.Info) (record R, done func(), err error)
+	// RecordName is the name of an object's record.
+	RecordName(object types.NamespacedName) string
+	// ObjectName names the object that a record was written for.
+	ObjectName(record R) types.NamespacedName
+	// Object is the object that a record stands for.
+	Object(record R) T
+	// NameTaken answers a request about an object whose record would have the name of
+	// this one, which stands for another object.
+	NameTaken(obj T, record R) error
+}
+
+// Config is what a REST needs.
+type Config[T, R logstore.Object] struct {
+	Resource *virtual.Resource[T]
+	Kind     Kind[T, R]
+	Log      *logstore.Log[T]
+	Records  Records[R]
+	// Observe puts a record that was just written or read into the log.
+	Observe func(R)
+}
+
+// REST creates, gets, lists and watches objects.
+type REST[T, R logstore.Object] struct {
+	*virtual.ReadOnly
+	Config[T, R]
+}
+
+var (
+	_ rest.Creater              = &REST[logstore.Object, logstore.Object]{}
+	_ rest.Getter               = &REST[logstore.Object, logstore.Object]{}
+	_ rest.Lister               = &REST[logstore.Object, logstore.Object]{}
+	_ rest.Watcher              = &REST[logstore.Object, logstore.Object]{}
+	_ rest.ShortNamesProvider   = &REST[logstore.Object, logstore.Object]{}
+	_ rest.CategoriesProvider   = &REST[logstore.Object, logstore.Object]{}
+	_ rest.SingularNameProvider = &REST[logstore.Object, logstore.Object]{}
+)
+
+// NewREST returns the storage of a resource.
+func NewREST[T, R logstore.Object](config Config[T, R]) (*REST[T, R], error) {
+	readOnly, err := config.Resource.ReadOnly(config.Log)
+	if err != nil {
+		return nil, err
+	}
+	return &REST[T, R]{ReadOnly: readOnly, Config: config}, nil
+}
+
+// nameAttempts is how many names are tried for an object that wants one, as for other
+// resources.
+const nameAttempts = 8
+
+// Create implements rest.Creater: it records the request, and who made it.
+func (r *REST[T, R]) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+	// A name that is taken in a store that has not been read yet is found out before
+	// the work begins.
+	if err := r.Log.ReadinessCheck(); err != nil {
+		return nil, err
+	}
+	asked, ok := obj.(T)
+	if !ok {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a %s: %T", r.Resource.Singular, obj))
+	}
+	rest.FillObjectMetaSystemFields(asked)
+	if asked.GetName() != "" || asked.GetGenerateName() == "" {
+		return r.create(ctx, asked, validate, options)
+	}
+	for range nameAttempts {
+		named := asked.DeepCopyObject().(T)
+		named.SetName(r.Kind.GenerateName(asked.GetGenerateName()))
+		created, err := r.create(ctx, named, validate, options)
+		if !apierrors.IsAlreadyExists(err) {
+			return created, err
+		}
+	}
+	return nil, apierrors.NewGenerateNameConflict(r.Resource.GroupResource, asked.GetGenerateName(), 1)
+}
+
+// create is Create, of one name. The order is that of the costs: first what follows
+// from the size of the request, then the rights of the requester, and then all else.
+func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+	if err := rest.BeforeCreate(r.Kind, ctx, obj); err != nil {
+		return nil, err
+	}
+	requester, err := requesterFrom(ctx)
+	if err != nil {
+		return nil, err
+	}
+	scopes, err := r.Kind.Check(ctx, obj, requester)
+	if err != nil {
+		return nil, err
+	}
+	if len(scopes) > 0 {
+		audit.AddAuditAnnotation(ctx, authorizedAnnotation, strings.Join(places(scopes), ", "))
+	}
+	if validate != nil {
+		if err := validate(ctx, obj.DeepCopyObject()); err != nil {
+			return nil, err
+		}
+	}
+	if _, exists := r.Log.GetObject(obj.GetNamespace(), obj.GetName()); exists {
+		return nil, r.alreadyExists(obj.GetName())
+	}
+	record, done, err := r.Kind.Record(ctx, obj, requester)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	record, err = r.Records.Create(ctx, record, metav1.CreateOptions{DryRun: options.DryRun})
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		return nil, r.alreadyExists(obj.GetName())
+	case apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err):
+		return nil, err // the caller may try again
+	case err != nil:
+		return nil, apierrors.NewInternalError(fmt.Errorf("recording the %s: %w", r.Resource.Singular, err))
+	}
+	if len(options.DryRun) > 0 {
+		return r.Kind.Object(record), nil
+	}
+	r.Observe(record)
+	created, ok := r.Log.GetObject(obj.GetNamespace(), obj.GetName())
+	if !ok {
+		return nil, apierrors.NewInternalError(fmt.Errorf("the %s was recorded as %T %q, but can't be shown", r.Resource.Singular, record, record.GetName()))
+	}
+	return created, nil
+}
+
+// Get implements rest.Getter. An object that this server has not heard of may have
+// been created through another one a moment ago, so its record is looked up once.
+func (r *REST[T, R]) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
+	obj, err := r.ReadOnly.Get(ctx, name, options)
+	if !apierrors.IsNotFound(err) && !apierrors.IsTooManyRequests(err) {
+		return obj, err
+	}
+	object := types.NamespacedName{Namespace: genericapirequest.NamespaceValue(ctx), Name: name}
+	record, lookup := r.Records.Get(ctx, r.Kind.RecordName(object), metav1.GetOptions{})
+	if lookup != nil || r.Kind.ObjectName(record) != object {
+		return nil, err
+	}
+	r.Observe(record)
+	return r.ReadOnly.Get(ctx, name, options)
+}
+
+func (r *REST[T, R]) alreadyExists(name string) error {
+	err := apierrors.NewAlreadyExists(r.Resource.GroupResource, name)
+	err.ErrStatus.Details.Causes = []metav1.StatusCause{{
+		Type:    metav1.CauseTypeFieldValueDuplicate,
+		Field:   field.NewPath("metadata", "name").String(),
+		Message: fmt.Sprintf("a %s of this name is stored, or waits, already", r.Resource.Singular),
+	}}
+	return err
+}
+
+func requesterFrom(ctx context.Context) (user.Info, error) {
+	requester, ok := genericapirequest.UserFrom(ctx)
+	if !ok {
+		return nil, apierrors.NewInternalError(fmt.Errorf("the request has no user"))
+	}
+	return requester, nil
+}
+
+// Requester is a user as a record names them: who they are, for those who read it.
+// What else an authenticator says of them is left out. It has no bound, may tell which
+// credential was used, and nothing is decided by it later: all that a request needs
+// rights for is authorised before it is recorded.
+func Requester(requester user.Info) enginev1alpha1.Requester {
+	return enginev1alpha1.Requester{
+		Username: requester.GetName(),
+		UID:      requester.GetUID(),
+		Groups:   requester.GetGroups(),
+	}
+}
