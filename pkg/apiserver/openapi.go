@@ -19,6 +19,11 @@ import (
 // creates an object, it looks there, and only there, for the parameter
 // fieldValidation; where it is not found, kubectl lists the cluster's CRDs, which
 // most users may not.
+//
+// There is no other way: kubectl (QueryParamVerifierV3 of k8s.io/cli-runtime, up to
+// v0.34 at least) takes a PATCH with the object's kind for an answer, of whatever path,
+// and nothing else. So that generated clients don't lead anybody here, the operation
+// is deprecated, has no body, and has no answer but 405.
 func describeRefusedPatch(api *spec3.OpenAPI) (*spec3.OpenAPI, error) {
 	if api.Paths == nil {
 		return api, nil
@@ -32,6 +37,7 @@ func describeRefusedPatch(api *spec3.OpenAPI) (*spec3.OpenAPI, error) {
 			continue
 		}
 		object.Patch = &spec3.Operation{OperationProps: spec3.OperationProps{
+			Deprecated:  true,
 			Tags:        collection.Post.Tags,
 			Description: "is always answered with 405: objects of this kind don't change. It is described for the sake of clients that look here for the parameters of a request.",
 			OperationId: strings.Replace(collection.Post.OperationId, "create", "patch", 1),
