@@ -10,6 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/audit"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
@@ -85,5 +86,18 @@ func TestABrokenAuthorizerAllowsNothing(t *testing.T) {
 	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
 	if _, err := h.create(newBackup("shop", "x", "db")); !apierrors.IsInternalError(err) || h.calls("create") != 0 {
 		t.Errorf("answered %v", err)
+	}
+}
+
+// The rights that a request needed beyond that to the backup are in its audit event.
+func TestTheAuditLogHasTheScopes(t *testing.T) {
+	h := newHarness(t, map[string]bool{"db": true, "web": true}, location("default", true, metav1.ConditionTrue))
+	ctx := audit.WithAuditContext(h.ctx("shop"))
+	if _, err := h.Create(ctx, newBackup("shop", "x", "shop", "db", "web"), nil, &metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	got, _ := audit.AuditContextFrom(ctx).GetEventAnnotation("authorization.holdfast.io/further")
+	if want := `in namespace "db", in namespace "web"`; got != want {
+		t.Errorf("annotated %q, want %q", got, want)
 	}
 }
