@@ -88,19 +88,21 @@ func (p *Planner) SetNamespaces(namespaces []string) {
 // is written, in case the write is done and its answer lost.
 func (p *Planner) Remember(ticket int64) { p.lastTicket = max(p.lastTicket, ticket) }
 
-// Update takes note of a run, in whatever phase, in place of what was known by
-// its uid.
-func (p *Planner) Update(run Run) {
+// Update takes note of a run, in whatever phase, in place of what was known by its uid,
+// and reports whether the queue may be another one by that.
+func (p *Planner) Update(run Run) bool {
 	p.Remember(run.Ticket)
 	rank, concerned := rankOf(&run)
 	m := p.runs[run.UID]
-	if m != nil && concerned && m.Selection == run.Selection {
+	switch {
+	case !concerned:
+		return p.Remove(run.UID)
+	case m != nil && m.Run == run:
+		return false
+	case m != nil && m.Selection == run.Selection:
 		p.leaveLine(m)
-	} else {
+	default:
 		p.Remove(run.UID)
-		if !concerned {
-			return
-		}
 		m = &member{}
 		m.Run = run
 		p.enter(m)
@@ -111,18 +113,21 @@ func (p *Planner) Update(run Run) {
 	p.line = slices.Insert(p.line, at, m)
 	p.counts[rank]++
 	p.restart()
+	return true
 }
 
-// Remove takes note that a run's record is gone. Its ticket is not given again.
-func (p *Planner) Remove(uid types.UID) {
+// Remove takes note that a run's record is gone, and reports whether the queue may be
+// another one by that. Its ticket is not given again.
+func (p *Planner) Remove(uid types.UID) bool {
 	m := p.runs[uid]
 	if m == nil {
-		return
+		return false
 	}
 	p.leaveLine(m)
 	p.leave(m)
 	delete(p.runs, uid)
 	p.restart()
+	return true
 }
 
 func (p *Planner) leaveLine(m *member) {

@@ -36,8 +36,8 @@ type Run struct {
 	Ticket int64
 
 	CreatedAt time.Time
-	// Version is the record's, which increases with every change of any record; 0
-	// where it is not known. It tells New runs apart that were created in the same
+	// Version is that of a New run's record, which increases with every change of any
+	// record; 0 where it is not known. It tells New runs apart that were created in the same
 	// second, which is as exact as CreatedAt is.
 	Version uint64
 	// QueuedAt is since when the run waits; zero where it is not known.

@@ -2167,14 +2167,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 					},
 					"slotsInUse": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many backups run or are about to start, in the whole cluster.",
+							Description: "How many backups run or are about to start, in the whole cluster. Only entries that do so themselves say that.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"slotLimit": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many may run at once.",
+							Description: "How many may run at once; like slotsInUse.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},

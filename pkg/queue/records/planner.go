@@ -82,10 +82,10 @@ func (p *Planner) Load(namespace string, coming sets.Set[string]) Load {
 	return load
 }
 
-// UpdateRun takes note of a record, in place of what was known of it. What it selects
-// is read from its spec unless it is known or given: a caller with a lock that others
-// wait for gives it.
-func (p *Planner) UpdateRun(run *enginev1alpha1.BackupRun, selected *Selection) {
+// UpdateRun takes note of a record, in place of what was known of it, and reports whether
+// the queue may be another one by that. What it selects is read from its spec unless it
+// is known or given: a caller with a lock that others wait for gives it.
+func (p *Planner) UpdateRun(run *enginev1alpha1.BackupRun, selected *Selection) bool {
 	if known := p.runs[run.UID]; known != nil {
 		p.count(known, -1)
 	}
@@ -100,19 +100,19 @@ func (p *Planner) UpdateRun(run *enginev1alpha1.BackupRun, selected *Selection) 
 	default:
 		p.selected[run.UID] = Select(&run.Spec.Backup)
 	}
-	p.Update(p.compile(run))
+	return p.Update(p.compile(run))
 }
 
-// RemoveRun forgets a run.
-func (p *Planner) RemoveRun(uid types.UID) {
+// RemoveRun forgets a run, and reports whether the queue may be another one by that.
+func (p *Planner) RemoveRun(uid types.UID) bool {
 	run := p.runs[uid]
 	if run == nil {
-		return
+		return false
 	}
 	delete(p.runs, uid)
 	delete(p.selected, uid)
 	p.count(run, -1)
-	p.Remove(uid)
+	return p.Remove(uid)
 }
 
 func (p *Planner) count(run *enginev1alpha1.BackupRun, n int) {
@@ -175,8 +175,10 @@ func (p *Planner) compile(run *enginev1alpha1.BackupRun) queue.Run {
 		QueuedAt:  WaitingSince(run),
 		Location:  run.Spec.Backup.StorageLocation,
 	}
-	// One that is no number is of no use, and 0 says so.
-	result.Version, _ = strconv.ParseUint(run.ResourceVersion, 10, 64)
+	if result.Phase == "" || result.Phase == v1alpha1.BackupPhaseNew {
+		// One that is no number is of no use, and 0 says so.
+		result.Version, _ = strconv.ParseUint(run.ResourceVersion, 10, 64)
+	}
 	if selected := p.selected[run.UID]; selected != nil { // else only its ticket matters
 		result.Selection, result.ClusterScoped = selected.Namespaces, selected.ClusterScoped
 	}

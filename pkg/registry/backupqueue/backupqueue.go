@@ -52,7 +52,10 @@ var Resource = virtual.Resource[entry]{
 		virtual.Wide(virtual.Text("Conflict", "The namespaces that it shares with those it waits for.", func(e entry) string {
 			return strings.Join(e.Status.ConflictNamespaces, ",")
 		})),
-		virtual.Wide(virtual.Text("Slots", "How many backups run in the whole cluster, of how many that may.", func(e entry) string {
+		virtual.Wide(virtual.Text("Slots", "How many backups run in the whole cluster, of how many that may; for one that does.", func(e entry) string {
+			if e.Status.SlotLimit == 0 {
+				return ""
+			}
 			return fmt.Sprintf("%d/%d", e.Status.SlotsInUse, e.Status.SlotLimit)
 		})),
 		virtual.Wide(virtual.Text("Location", "The storage location.", storageLocation)),

@@ -99,9 +99,11 @@ func entryOf(at backupKey, run *enginev1alpha1.BackupRun, entry queue.Entry, pla
 			Message:            entry.Message,
 			OtherBlockers:      int32(entry.OtherBlockers),
 			ConflictNamespaces: entry.ConflictNamespaces,
-			SlotsInUse:         int32(plan.SlotsInUse + len(plan.Start)),
-			SlotLimit:          int32(plan.Limit),
 		},
+	}
+	if entry.State != v1alpha1.QueueStateQueued {
+		// Not in the others: each start would be a change of all that wait.
+		result.Status.SlotsInUse, result.Status.SlotLimit = int32(plan.SlotsInUse+len(plan.Start)), int32(plan.Limit)
 	}
 	for _, blocker := range entry.Blockers {
 		result.Status.Blockers = append(result.Status.Blockers, v1alpha1.QueueBlocker{Namespace: blocker.Namespace, Name: blocker.Name})

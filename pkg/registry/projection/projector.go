@@ -298,14 +298,15 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 		delete(p.unread, key) // another backup has the name
 	}
 	p.runs[key] = run
-	p.planner.UpdateRun(run, selected)
+	if changed := p.planner.UpdateRun(run, selected); changed || known == nil || known.UID != run.UID {
+		p.wake() // not by progress, of which the queue shows nothing
+	}
 	wasStored := known != nil && known.UID == run.UID && known.Status.Stored
 	if location, since := run.Spec.Backup.StorageLocation, p.heardFrom(run); run.Status.Stored && !wasStored && !p.catalog.Knows(location, run.Name, run.UID, since) {
 		p.unread[key] = unread{run, since}
 		p.refresher.ReadSoon(location, run.Name)
 	}
 	p.projectLocked(key)
-	p.wake()
 }
 
 // heardFrom is from when on the word of a store counts about a run that is stored.
@@ -389,7 +390,9 @@ func (p *Projector) removed(obj any) {
 	defer p.mu.Unlock()
 	key := p.keyOfLocked(run)
 	p.removedRuns.Add(run.UID, nil)
-	p.planner.RemoveRun(run.UID)
+	if p.planner.RemoveRun(run.UID) {
+		p.wake()
+	}
 	if known := p.runs[key]; known == nil || known.UID != run.UID {
 		return
 	}
@@ -398,7 +401,6 @@ func (p *Projector) removed(obj any) {
 		delete(p.unread, key)
 	}
 	p.projectLocked(key)
-	p.wake()
 }
 
 // isKnown reports whether a record is the one that stands for its backup.

@@ -354,6 +354,60 @@ func TestTheConditionOfAWaitingBackupHasItsPosition(t *testing.T) {
 	expect("fourth", v1alpha1.QueueReasonConcurrencyLimit, "position 2: waits for a slot: 1 in use, the limit is 1", statuses[2])
 }
 
+// A publication compares all that wait. It is due when a record changes in what the queue
+// follows from, and a running backup's progress is not of that.
+func TestOnlyWhatTheQueueFollowsFromWakesIt(t *testing.T) {
+	f := newFixture(t, "shop", "web")
+	wakes := func() int {
+		n := len(f.stale)
+		if n > 0 {
+			<-f.stale
+		}
+		return n
+	}
+	step := func(what string, status enginev1alpha1.BackupRunStatus, want int) {
+		t.Helper()
+		if f.Observe(f.run("shop", "a", status, "shop")); wakes() != want {
+			t.Errorf("%s: not %d publications", what, want)
+		}
+	}
+	since := metav1.Unix(1001, 0)
+	at := func(phase v1alpha1.BackupPhase, progress int64) enginev1alpha1.BackupRunStatus {
+		return enginev1alpha1.BackupRunStatus{Phase: phase, Ticket: 1, QueuedTimestamp: &since, Progress: &v1alpha1.BackupProgress{ItemsBackedUp: progress}}
+	}
+	step("it is created", enginev1alpha1.BackupRunStatus{}, 1)
+	step("it is queued", queued(1), 1)
+	step("it runs", at(v1alpha1.BackupPhaseInProgress, 0), 1)
+	for i := range int64(100) {
+		step("progress", at(v1alpha1.BackupPhaseInProgress, i+1), 0)
+	}
+	step("it ends", at(v1alpha1.BackupPhaseCompleted, 100), 1)
+	step("its end is touched", at(v1alpha1.BackupPhaseCompleted, 101), 0)
+	if f.removed(f.run("shop", "a", at(v1alpha1.BackupPhaseCompleted, 101), "shop")); wakes() != 0 {
+		t.Error("the removal of an ended record is a publication")
+	}
+}
+
+// Else each start would be an event of everyone that waits, also of those that stay
+// where they are.
+func TestAStartBehindThemChangesNoOtherEntry(t *testing.T) {
+	f := newFixture(t, "a", "b")
+	f.limit(2)
+	f.Observe(f.run(system, "first", running, "a"))
+	f.Observe(f.run(system, "second", queued(1), "a"))
+	f.Observe(f.run(system, "third", queued(2), "b"))
+	f.mustPublish()
+	f.Observe(f.run(system, "third", enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseInProgress, Ticket: 2}, "b"))
+	before, _ := f.Queue.GetObject(system, "second")
+	f.mustPublish()
+	if after, _ := f.Queue.GetObject(system, "second"); after.ResourceVersion != before.ResourceVersion {
+		t.Errorf("from %+v to %+v", before.Status, after.Status)
+	}
+	if first, _ := f.Queue.GetObject(system, "first"); first.Status.SlotsInUse != 2 || first.Status.SlotLimit != 2 {
+		t.Errorf("one that runs says %d of %d slots", first.Status.SlotsInUse, first.Status.SlotLimit)
+	}
+}
+
 func TestAnUnreadableLedgerIsSaid(t *testing.T) {
 	f := newFixture(t, "shop")
 	f.add(f.Settings.GetStore().Add(&corev1.ConfigMap{

@@ -120,10 +120,10 @@ type BackupQueueEntryStatus struct {
 	// +optional
 	// +listType=atomic
 	ConflictNamespaces []string `json:"conflictNamespaces,omitempty"`
-	// How many backups run or are about to start, in the whole cluster.
+	// How many backups run or are about to start, in the whole cluster. Only entries that do so themselves say that.
 	// +optional
 	SlotsInUse int32 `json:"slotsInUse,omitempty"`
-	// How many may run at once.
+	// How many may run at once; like slotsInUse.
 	// +optional
 	SlotLimit int32 `json:"slotLimit,omitempty"`
 	// Since when the backup waits; for a running one, since when it runs.
