@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/warning"
@@ -121,6 +123,13 @@ func commit[T logstore.Object](log *logstore.Log[T], delta catalog.Delta[T]) {
 	}
 }
 
+// replace commits an object.
+func replace[T logstore.Object](log *logstore.Log[T], object T) {
+	if _, err := log.Apply(object); err != nil {
+		utilruntime.HandleError(err)
+	}
+}
+
 // incomplete is all that is said of the stores to those who may not list everything.
 const incomplete = "what is shown may be incomplete or out of date: not every storage location could be read"
 
@@ -149,4 +158,8 @@ func (p *Projector) mayListAll(ctx context.Context, resource string) bool {
 		APIGroup: v1alpha1.GroupName, APIVersion: v1alpha1.SchemeGroupVersion.Version, Resource: resource,
 	})
 	return err == nil && decision == authorizer.DecisionAllow
+}
+
+func available(location *enginev1alpha1.StorageLocation) bool {
+	return meta.IsStatusConditionTrue(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
 }

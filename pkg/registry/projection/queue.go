@@ -1,0 +1,169 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package projection
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
+)
+
+const (
+	// publishInterval is the shortest time between two publications of the queue.
+	publishInterval = 100 * time.Millisecond
+	// MaxQueueEvents bounds what the queue sends to each watcher, in events a second
+	// on average. A start moves everyone behind it up; with 10,000 waiting, watchers
+	// see that every 10 s.
+	MaxQueueEvents = 1000
+)
+
+// pause is how long the queue is not to be published again after a publication of
+// so many events, which took so long: a fifth of the time is enough for it.
+func pause(events int, took time.Duration) time.Duration {
+	return max(publishInterval, time.Duration(events)*time.Second/MaxQueueEvents, 4*took)
+}
+
+// runQueue publishes the queue whenever it may have changed, within the bounds
+// that pause sets.
+func (p *Projector) runQueue(ctx context.Context) {
+	publish := func() time.Duration {
+		begin := p.Clock.Now()
+		events, err := p.publish()
+		if err != nil {
+			utilruntime.HandleErrorWithContext(ctx, err, "Publishing the queue failed")
+		}
+		return pause(events, p.Clock.Since(begin))
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.stale:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.Clock.After(publish()):
+		}
+	}
+}
+
+func (p *Projector) wake() {
+	select {
+	case p.stale <- struct{}{}:
+	default:
+	}
+}
+
+// publish computes the queue, and commits what changed in it and in the backups
+// that wait. It returns the number of changes in the queue.
+func (p *Projector) publish() (int, error) {
+	locations, err := p.Locations.Lister().StorageLocations(p.SystemNamespace).List(labels.Everything())
+	if err != nil {
+		return 0, err
+	}
+	namespaces, err := p.Namespaces.Lister().List(labels.Everything())
+	if err != nil {
+		return 0, err
+	}
+	settings := p.settings()
+	_, err = records.Ledger(settings)
+	unreadable := errors.Is(err, records.ErrLedger)
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.planner.SetLimit(records.Limit(settings)); err != nil {
+		return 0, err
+	}
+	p.planner.SetStarted(records.Started(settings))
+	p.planner.SetStorageLocations(locations)
+	p.planner.SetExistingNamespaces(namespaces)
+	plan := p.planner.Plan()
+	before := p.entries
+	p.entries = make(map[types.UID]queue.Entry, len(plan.Entries))
+	shown := make([]*v1alpha1.BackupQueueEntry, 0, len(plan.Entries))
+	for _, entry := range plan.Entries {
+		run := p.planner.Run(entry.UID)
+		if p.runs[p.keyOfLocked(run)] != run {
+			continue // another record says that it stands for this backup, too
+		}
+		entry = queue.Redact(entry, p.SystemNamespace)
+		if unreadable && entry.Reason == v1alpha1.QueueReasonNextToStart {
+			entry.Message = "starts when the ledger of started backups can be read again; an event of the ConfigMap " + records.SettingsName + " says more"
+		}
+		p.entries[entry.UID] = entry
+		shown = append(shown, entryOf(p.keyOfLocked(run), run, entry, &plan))
+	}
+	events, err := p.Queue.Replace(shown)
+	if err != nil {
+		return 0, err
+	}
+	for uid, entry := range p.entries {
+		if was := before[uid]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
+			p.projectLocked(p.keyOfLocked(p.planner.Run(uid)))
+		}
+	}
+	return events, nil
+}
+
+// settings are what the controller tells of the queue; nil while it has told nothing.
+func (p *Projector) settings() *corev1.ConfigMap {
+	for _, obj := range p.Settings.GetStore().List() {
+		return obj.(*corev1.ConfigMap)
+	}
+	return nil
+}
+
+// entryOf is a place in the queue of a plan, as it may be shown. run is its record.
+func entryOf(at backupKey, run *enginev1alpha1.BackupRun, entry queue.Entry, plan *queue.Plan) *v1alpha1.BackupQueueEntry {
+	result := &v1alpha1.BackupQueueEntry{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:         at.Namespace,
+			Name:              at.Name,
+			UID:               run.UID,
+			CreationTimestamp: run.CreationTimestamp,
+			Labels:            run.Spec.Labels,
+		},
+		Spec: v1alpha1.BackupQueueEntrySpec{
+			IncludedNamespaces: run.Spec.Backup.IncludedNamespaces,
+			ExcludedNamespaces: run.Spec.Backup.ExcludedNamespaces,
+			StorageLocation:    run.Spec.Backup.StorageLocation,
+			Requester:          run.Spec.Requester.Username,
+		},
+		Status: v1alpha1.BackupQueueEntryStatus{
+			State:              entry.State,
+			Position:           int32(entry.Position),
+			Reason:             entry.Reason,
+			Message:            entry.Message,
+			OtherBlockers:      int32(entry.OtherBlockers),
+			ConflictNamespaces: entry.ConflictNamespaces,
+		},
+	}
+	if entry.State != v1alpha1.QueueStateQueued {
+		// Not in the others: each start would be a change of all that wait.
+		result.Status.SlotsInUse, result.Status.SlotLimit = int32(plan.SlotsInUse+len(plan.Start)), int32(plan.Limit)
+	}
+	for _, blocker := range entry.Blockers {
+		result.Status.Blockers = append(result.Status.Blockers, v1alpha1.QueueBlocker{Namespace: blocker.Namespace, Name: blocker.Name})
+	}
+	switch {
+	case !entry.WaitingSince.IsZero():
+		since := metav1.NewTime(entry.WaitingSince)
+		result.Status.Since = &since
+	case run.Status.StartTimestamp != nil:
+		result.Status.Since = run.Status.StartTimestamp
+	}
+	return result
+}
