@@ -6,7 +6,6 @@ package soak
 import (
 	"context"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -26,13 +25,14 @@ import (
 
 const (
 	// unfinished is how many backups are under way or wait in a cluster.
-	unfinished = 12
+	unfinished = 24
 	// configMaps is how many each namespace has, beside those that Kubernetes makes.
-	configMaps = 20
+	configMaps = 5
 )
 
 // common are namespaces that both clusters have, each with content of its own.
-var common = []string{"shop", "blog", "wiki"}
+// They are many, and small, so that many backups run at once and soon end.
+var common = []string{"shop", "blog", "wiki", "mail", "chat", "news", "maps", "jobs"}
 
 // cluster is one of the two, with people who back it up.
 type cluster struct {
@@ -45,6 +45,8 @@ type cluster struct {
 	mu sync.Mutex
 	// created are the backups whose creation was answered.
 	created map[types.UID]*made
+	// ended counts those that have.
+	ended int
 	// refused counts requests without a success, most of which nobody answered.
 	refused int
 }
@@ -106,7 +108,9 @@ func (c *cluster) must(t *testing.T, do func() error) {
 // until ctx ends.
 func (c *cluster) work(ctx context.Context, random *rand.Rand) {
 	for i := 0; pause(ctx, 100*time.Millisecond); i++ {
-		c.look(ctx)
+		if i%4 == 0 {
+			c.look(ctx)
+		}
 		if c.waiting() < unfinished {
 			c.create(ctx, random, i)
 		}
@@ -135,7 +139,7 @@ func (c *cluster) create(ctx context.Context, random *rand.Rand, i int) {
 	backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.BackupSpec{
 		StorageLocation: locations[random.IntN(len(locations))],
 	}}
-	if random.IntN(3) == 0 {
+	if random.IntN(8) == 0 {
 		backup.Spec.IncludedNamespaces = []string{c.files}
 		backup.Spec.DefaultVolumesToFsBackup = new(true)
 	} else {
@@ -176,6 +180,9 @@ func (c *cluster) look(ctx context.Context) {
 		}
 		phase := list.Items[i].Status.Phase
 		if phase.Ended() {
+			if m.ended == "" {
+				c.ended++
+			}
 			m.ended = phase
 		}
 		m.stored = m.stored || isStored(phase)
@@ -186,30 +193,36 @@ func isStored(phase v1alpha1.BackupPhase) bool {
 	return phase == v1alpha1.BackupPhaseCompleted || phase == v1alpha1.BackupPhasePartiallyFailed
 }
 
-func (c *cluster) waiting() (count int) {
+func (c *cluster) waiting() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, m := range c.created {
-		if m.ended == "" {
-			count++
-		}
-	}
-	return count
+	return len(c.created) - c.ended
 }
 
-// any is one of the backups, and nil if there are none or it is to be deleted.
+// progress is how many backups have come to an end.
+func (c *cluster) progress() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended
+}
+
+// any is one of the backups, and nil if all are to be deleted.
 func (c *cluster) any(random *rand.Rand) (types.UID, *made) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.created) == 0 {
+	var uids []types.UID
+	for uid, m := range c.created {
+		if !m.deleted {
+			uids = append(uids, uid)
+		}
+	}
+	if len(uids) == 0 {
 		return "", nil
 	}
-	uids := slices.Sorted(maps.Keys(c.created))
+	slices.Sort(uids)
 	uid := uids[random.IntN(len(uids))]
-	if m := *c.created[uid]; !m.deleted {
-		return uid, &m
-	}
-	return "", nil
+	m := *c.created[uid]
+	return uid, &m
 }
 
 func (c *cluster) change(uid types.UID, change func(*made)) {

@@ -5,6 +5,7 @@ package soak
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -69,16 +70,42 @@ func (h *harm) String() string {
 // processes are those of each cluster.
 var processes = []string{labtest.APIServer, labtest.Controller, labtest.AnotherController, labtest.Agent}
 
+const (
+	// soon is when a process is struck that may have done nothing yet.
+	soon = 4 * time.Second
+	// most is how many backups end at most before one that may do its work is struck,
+	// and patience how long that is waited for.
+	most     = 12
+	patience = time.Minute
+)
+
+// moment waits until a process is to be struck, and reports whether ctx goes on. Of
+// four times, one is soon. The others are when some backups have ended since: whoever
+// was started, or has to take over what another one left, has then done so.
+func moment(ctx context.Context, c *cluster, random *rand.Rand) bool {
+	if random.IntN(4) == 0 {
+		return pause(ctx, between(random, 0, soon))
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for enough := c.progress() + 1 + random.IntN(most); c.progress() < enough; {
+		if !pause(ctx, 50*time.Millisecond) {
+			return errors.Is(ctx.Err(), context.DeadlineExceeded)
+		}
+	}
+	return true
+}
+
 // harass kills and pauses a process at random until ctx ends, and leaves it running.
-func (h *harm) harass(ctx context.Context, lab *labtest.Lab, process string, random *rand.Rand) error {
-	for pause(ctx, between(random, 0, 4*time.Second)) {
+func (h *harm) harass(ctx context.Context, c *cluster, process string, random *rand.Rand) error {
+	for moment(ctx, c, random) {
 		signal := syscall.SIGKILL
 		if random.IntN(4) == 0 {
 			signal = syscall.SIGSTOP
 		}
-		if !lab.Running(process) {
+		if !c.Running(process) {
 			signal = 0 // it has ended by itself, late
-		} else if err := lab.Signal(process, signal); err != nil {
+		} else if err := c.Signal(process, signal); err != nil {
 			return fmt.Errorf("%s: %w", process, err)
 		}
 		switch signal {
@@ -86,12 +113,12 @@ func (h *harm) harass(ctx context.Context, lab *labtest.Lab, process string, ran
 			h.count(h.deaths, process)
 		case syscall.SIGSTOP:
 			h.count(h.pauses, process)
-			most := shortPause
+			longest := shortPause
 			if random.IntN(4) == 0 {
-				most = longPause
+				longest = longPause
 			}
-			pause(ctx, between(random, 0, most))
-			if err := lab.Signal(process, syscall.SIGCONT); err != nil {
+			pause(ctx, between(random, 0, longest))
+			if err := c.Signal(process, syscall.SIGCONT); err != nil {
 				return fmt.Errorf("%s: %w", process, err)
 			}
 			continue // if it has lost its Lease, it ends soon
@@ -99,12 +126,12 @@ func (h *harm) harass(ctx context.Context, lab *labtest.Lab, process string, ran
 			h.count(h.kills, process)
 		}
 		// Also when the time is up: it is to run then.
-		if err := lab.Restart(context.WithoutCancel(ctx), process); err != nil {
+		if err := c.Restart(context.WithoutCancel(ctx), process); err != nil {
 			return err
 		}
 	}
-	if lab.Running(process) {
+	if c.Running(process) {
 		return nil
 	}
-	return lab.Restart(context.WithoutCancel(ctx), process)
+	return c.Restart(context.WithoutCancel(ctx), process)
 }

@@ -74,7 +74,7 @@ func TestTwoClustersOneStore(t *testing.T) {
 
 	began := time.Now()
 	h := badTime(t, clusters, sky)
-	t.Logf("the bad time lasted %s; %v; weather: %v", time.Since(began).Round(time.Second), h, sky.seen)
+	t.Logf("the bad time lasted %s; backups ended: %d and %d; %v; weather: %v", time.Since(began).Round(time.Second), clusters[0].progress(), clusters[1].progress(), h, sky.seen)
 
 	for _, c := range clusters {
 		c.settle(t)
@@ -107,7 +107,7 @@ func badTime(t *testing.T, clusters []*cluster, sky *network) *harm {
 		for _, process := range processes {
 			processRandom := random()
 			trouble.Go(func() {
-				if err := h.harass(bad, c.Lab, process, processRandom); err != nil {
+				if err := h.harass(bad, c, process, processRandom); err != nil {
 					t.Errorf("cluster %s: %v", c.name, err)
 					endOfTrouble()
 				}
