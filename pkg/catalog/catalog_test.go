@@ -166,10 +166,9 @@ func TestPut(t *testing.T) {
 	c, m := newMirror(t)
 	scratch := failed(claim("shop", "", 7, 30))
 	scratch.PodName, scratch.PodVolume = "web-0", "scratch"
-	c.Put("default", "shop.daily", Content{
-		Backup:  stored("default", "shop.daily", 30),
-		Volumes: []Volume{claim("shop", "data", 100, 30), scratch},
-	}, t0)
+	data, begun := claim("shop", "data", 100, 30), metav1.NewTime(minute(-31))
+	data.Start = begun
+	c.Put("default", "shop.daily", Content{Backup: stored("default", "shop.daily", 30), Volumes: []Volume{data, scratch}}, t0)
 	m.check(c)
 	want(t, "backups", names(c.Backups()), "shop/daily")
 	want(t, "volumes", names(c.Volumes()), "shop/data shop/pod:web-0:scratch")
@@ -203,6 +202,13 @@ func TestPut(t *testing.T) {
 	}
 	if diff := cmp.Diff(wantScratch, c.VolumeBackups()[1]); diff != "" {
 		t.Errorf("volume backup (-want +got):\n%s", diff)
+	}
+	wantStatus := holdfast.VolumeBackupStatus{Phase: "Completed", SnapshotID: "snapshot-100", SizeBytes: 100, IncrementalBytes: 1, Node: "node", StartTimestamp: &begun, CompletionTimestamp: &when}
+	if diff := cmp.Diff(wantStatus, c.VolumeBackups()[0].Status); diff != "" {
+		t.Errorf("volume backup (-want +got):\n%s", diff)
+	}
+	if spec := c.Volumes()[1].Spec; spec != (holdfast.BackupVolumeSpec{PodName: "web-0", PodVolume: "scratch"}) {
+		t.Errorf("the volume of a pod is %+v", spec)
 	}
 }
 
@@ -245,6 +251,19 @@ func TestVolumeSumsUpItsBackups(t *testing.T) {
 	c.Observe("default", []string{"bad", "old", "middle"}, minute(2), minute(2))
 	m.check(c)
 	want(t, "without the newest", state(), "middle size 11, 2 and 1 failed")
+
+	// Of those that ended together the last by name counts, whatever is read first.
+	for i, storeName := range []string{"twin-b", "twin-c", "twin-a"} {
+		put(storeName, claim(system, "data", int64(20+i), 10))
+	}
+	want(t, "three at once", state(), "twin-c size 21, 5 and 1 failed")
+	for _, location := range []string{"north", "south", "east"} {
+		again := claim(system, "data", 30, 10)
+		again.repeat = 1
+		c.Put(location, "twin-c", Content{Backup: stored(location, "twin-c", 50), Volumes: []Volume{claim(system, "data", 29, 10), again}}, t0)
+		m.check(c)
+	}
+	want(t, "three in each of three places", state(), "twin-c@south size 30, 11 and 1 failed")
 }
 
 func TestSameVolumeTwiceInABackup(t *testing.T) {
@@ -384,7 +403,7 @@ func TestUnreadable(t *testing.T) {
 	m.check(c)
 	want(t, "backups", names(c.Backups()), "holdfast/good holdfast/shop.bad")
 	bad := c.Backup(system, "shop.bad")
-	if bad.Status.Phase != holdfast.BackupPhaseUnreadable || bad.Status.FailureReason != "it is not JSON" || bad.UID == "" || bad.Spec.StorageLocation != "default" {
+	if len(bad.Status.Conditions) == 0 || !bad.Status.Conditions[0].LastTransitionTime.Time.Equal(t0) || bad.Status.Phase != holdfast.BackupPhaseUnreadable || bad.Status.FailureReason != "it is not JSON" || bad.UID == "" || bad.Spec.StorageLocation != "default" {
 		t.Errorf("listed as %+v", bad)
 	}
 
@@ -502,7 +521,7 @@ func TestUnreadableVolumes(t *testing.T) {
 	m.check(c)
 	backup := c.Backups()[0]
 	last := backup.Status.Conditions[len(backup.Status.Conditions)-1]
-	if backup.Status.Phase != holdfast.BackupPhaseCompleted || last.Type != ConditionVolumesListed || last.Status != metav1.ConditionFalse || !strings.Contains(last.Message, "not gzip") {
+	if backup.Status.Phase != holdfast.BackupPhaseCompleted || last.Type != ConditionVolumesListed || last.Status != metav1.ConditionFalse || last.Reason != "Unreadable" || last.LastTransitionTime.IsZero() || !strings.Contains(last.Message, "not gzip") {
 		t.Errorf("listed as %+v", backup)
 	}
 	want(t, "to be read", strings.Join(c.Observe("default", []string{"daily"}, minute(9), minute(9)).Read, " "), "daily")
@@ -577,6 +596,22 @@ func TestReadVolumes(t *testing.T) {
 	}
 }
 
+func TestAVolumeIsAsItWasStored(t *testing.T) {
+	start, end := metav1.NewTime(minute(-2)), metav1.NewTime(minute(-1))
+	var pvb format.PodVolumeBackup
+	pvb.Spec.Pod.Namespace, pvb.Spec.Pod.Name, pvb.Spec.Volume, pvb.Spec.Node, pvb.Spec.UploaderType = "shop", "web", "data", "node-1", "restic"
+	pvb.Status.Phase, pvb.Status.Message, pvb.Status.SnapshotID, pvb.Status.IncrementalBytes = engine.VolumePhaseCompleted, "slowly", "id", 4
+	pvb.Status.Progress.TotalBytes, pvb.Status.Progress.BytesDone = 6, 5
+	pvb.Status.StartTimestamp, pvb.Status.CompletionTimestamp = &start, &end
+	want := Volume{
+		Namespace: "shop", PodName: "web", PodVolume: "data", Node: "node-1", SnapshotID: "id", Message: "slowly",
+		SizeBytes: 6, BytesDone: 5, IncrementalBytes: 4, Start: start, Completion: end, Completed: true,
+	}
+	if got, err := newVolume(&pvb); err != nil || got != want {
+		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
+	}
+}
+
 func TestReadVolumesOfOthers(t *testing.T) {
 	for _, test := range []struct {
 		phase, uploader, message string
@@ -586,6 +621,7 @@ func TestReadVolumesOfOthers(t *testing.T) {
 		{"Completed", "restic", "it was not uploaded with Kopia and can't be restored by Holdfast", true},
 		{"Completed", "", "it was not uploaded with Kopia and can't be restored by Holdfast", true},
 		{"Failed", "kopia", "", false},
+		{"Failed", "restic", "", false},
 		{"InProgress", "kopia", `the upload ended in the phase "InProgress"`, false},
 	} {
 		var pvb format.PodVolumeBackup
