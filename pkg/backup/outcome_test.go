@@ -5,7 +5,11 @@ package backup
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -120,6 +124,53 @@ func TestClusterThatCannotBeRead(t *testing.T) {
 	}
 	if slices.Contains(f.keys(t), format.TarballKey("b")) {
 		t.Error("there is a tarball")
+	}
+}
+
+type noDiscovery struct{ error }
+
+func (d noDiscovery) ServerPreferredResourcesWithContext(context.Context) ([]*metav1.APIResourceList, error) {
+	return nil, d.error
+}
+
+// What nobody can discover is not taken for an empty cluster.
+func TestNoDiscovery(t *testing.T) {
+	f := shopOf(t, 3)
+	f.deps.Discovery = noDiscovery{errors.New("the connection is refused")}
+	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "the connection is refused") {
+		t.Errorf("got %+v", outcome.Status)
+	}
+}
+
+// A selector that can't be read is not left out, which would select more.
+func TestSelectorsThatCannotBeRead(t *testing.T) {
+	bad := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like", Values: []string{"db"}}}}
+	for _, selector := range []*metav1.LabelSelector{nil, bad} {
+		f := shopOf(t, 3)
+		f.request.Backup.Spec.OrLabelSelectors = []*metav1.LabelSelector{selector}
+		if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "a label selector") {
+			t.Errorf("%v: %+v", selector, outcome.Status)
+		}
+	}
+}
+
+// The store's errors are no errors of the cluster: nothing is read again.
+func TestStoreThatFailsInAPage(t *testing.T) {
+	f := shopOf(t, 0)
+	noise := make([]byte, 1<<20)
+	_, _ = rand.NewChaCha8([32]byte{8}).Read(noise)
+	f.add("configmaps", fmt.Sprintf(`{"metadata":{"name":"big","namespace":"shop"},"data":{"noise":%q}}`, base64.StdEncoding.EncodeToString(noise)))
+	f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
+		if isPage(r, 0) {
+			f.store.Inject(storetest.Fault{Operation: storetest.Write, Key: format.TarballKey("b"), Err: errors.New("the disk is full")})
+		}
+		return false
+	}
+	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "the disk is full") {
+		t.Errorf("got %+v", outcome.Status)
+	}
+	if pages := f.requested(configMaps); pages != 1 {
+		t.Errorf("%d pages were requested", pages)
 	}
 }
 

@@ -92,6 +92,50 @@ func TestExpiredContinueToken(t *testing.T) {
 	}
 }
 
+// Nothing has expired where nothing was continued: it is the server's last word.
+func TestGoneAtTheFirstPage(t *testing.T) {
+	f := shopOf(t, 3)
+	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+		if !isPage(r, 0) {
+			return false
+		}
+		writeStatus(w, metav1.Status{Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old"})
+		return true
+	}
+	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || f.requested(configMaps) != 1 {
+		t.Errorf("after %d requests: %+v", f.requested(configMaps), outcome.Status)
+	}
+}
+
+// A single object is read again as pages are.
+func TestSingleReadsAreTriedAgain(t *testing.T) {
+	const volume = "/api/v1/persistentvolumes/pv-data"
+	for name, test := range map[string]struct {
+		code     int32
+		failures int
+		requests int
+		phase    holdfast.BackupPhase
+	}{
+		"for a while":      {http.StatusServiceUnavailable, 2, 3, holdfast.BackupPhaseCompleted},
+		"but not for ever": {http.StatusServiceUnavailable, 99, 4, holdfast.BackupPhasePartiallyFailed},
+		"not if refused":   {http.StatusForbidden, 99, 1, holdfast.BackupPhasePartiallyFailed},
+	} {
+		f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"pvc"}})
+		f.story()
+		var seen atomic.Int32
+		f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Path != volume || int(seen.Add(1)) > test.failures {
+				return false
+			}
+			writeStatus(w, metav1.Status{Code: test.code, Message: "not now"})
+			return true
+		}
+		if outcome := f.run(t); outcome.Status.Phase != test.phase || f.requested(volume) != test.requests {
+			t.Errorf("%s: after %d requests: %+v", name, f.requested(volume), outcome.Status)
+		}
+	}
+}
+
 func TestTokenThatAlwaysExpiresEndsTheList(t *testing.T) {
 	f := shopOf(t, 600)
 	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {

@@ -66,6 +66,13 @@ func TestWhatIsSelected(t *testing.T) {
 				"namespaces bank", "nodes n1", "persistentvolumes pv-data", "persistentvolumes pv-free", "persistentvolumes pv-idle",
 			},
 		},
+		"what the lists of the two scopes leave": {
+			spec: holdfast.BackupSpec{
+				ExcludedNamespaceScopedResources: []string{"pods", "configmaps", "events", "events.events.k8s.io", "deployments", "widgets"},
+				IncludedClusterScopedResources:   []string{"nodes"}, ExcludedClusterScopedResources: []string{"persistentvolumes"},
+			},
+			want: []string{"namespaces bank", "namespaces shop", "nodes n1", "persistentvolumeclaims shop/data", "persistentvolumeclaims shop/idle"},
+		},
 		"an excluded namespace": {
 			spec: holdfast.BackupSpec{ExcludedNamespaces: []string{"sho?"}, IncludedNamespaceScopedResources: []string{"configmaps"}},
 			want: []string{"configmaps bank/rates", "namespaces bank"},
