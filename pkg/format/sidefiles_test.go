@@ -140,17 +140,24 @@ func TestSideFilesGolden(t *testing.T) {
 	}
 }
 
-// sink takes nothing.
-type sink struct{}
+// sink takes that many writes.
+type sink struct{ left int }
 
 var errSink = errors.New("it is full")
 
-func (sink) Write([]byte) (int, error) { return 0, errSink }
+func (s *sink) Write(p []byte) (int, error) {
+	if s.left--; s.left < 0 {
+		return 0, errSink
+	}
+	return len(p), nil
+}
 
 func TestWritersSayWhatFails(t *testing.T) {
 	for name, writer := range sideFiles {
-		if err := writer(sink{}); !errors.Is(err, errSink) {
-			t.Errorf("%s: %v", name, err)
+		for writes := range 2 { // the first is that of the header of gzip
+			if err := writer(&sink{writes}); !errors.Is(err, errSink) {
+				t.Errorf("%s, after %d writes: %v", name, writes, err)
+			}
 		}
 	}
 }
