@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -360,6 +361,40 @@ func TestAbandonThatCannotClean(t *testing.T) {
 		f.store.Inject(storetest.Fault{Operation: storetest.Delete, Err: fault})
 		if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, want) {
 			t.Errorf("%v: got %v", fault, err)
+		}
+	}
+	// What nobody can list is not taken for clean.
+	f := shopOf(t, 3)
+	f.store.Inject(storetest.Fault{Operation: storetest.List, Err: store.ErrDenied})
+	if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, store.ErrDenied) {
+		t.Errorf("without lists: %v", err)
+	}
+}
+
+// longer is a store in which the tarball is longer than it was written.
+type longer struct{ Store }
+
+func (l longer) List(ctx context.Context, folder string, options store.ListOptions) iter.Seq2[store.Object, error] {
+	return func(yield func(store.Object, error) bool) {
+		for object, err := range l.Store.List(ctx, folder, options) {
+			if object.Key == format.TarballKey("b") {
+				object.Size++
+			}
+			if !yield(object, err) {
+				return
+			}
+		}
+	}
+}
+
+// What is not in the store as it was written is not published as whole.
+func TestWhatCannotBeVerified(t *testing.T) {
+	denied, other := shopOf(t, 3), shopOf(t, 3)
+	denied.store.Inject(storetest.Fault{Operation: storetest.List, Err: store.ErrDenied})
+	other.deps.Store = longer{other.store}
+	for f, reason := range map[*fixture]string{denied: store.ErrDenied.Error(), other: "bytes in the store"} {
+		if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, reason) {
+			t.Errorf("got %+v, want %q", outcome.Status, reason)
 		}
 	}
 }
