@@ -364,6 +364,30 @@ func TestUncertain(t *testing.T) {
 	}
 }
 
+// TestStoreAwayFromTheList: only a list that is bad may be given up by hand, and no list
+// that can't be fetched.
+func TestStoreAwayFromTheList(t *testing.T) {
+	for name, fault := range map[string]storetest.Fault{
+		"denied":      {Err: store.ErrDenied},
+		"unavailable": {Err: store.ErrUnavailable},
+		"cut off":     {Err: store.ErrUnavailable, Truncate: true, After: 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, t.TempDir())
+			writeBackup(t, w.faulty, "a", uidOf("a"), "its-snapshot")
+			fault.Operation, fault.Key = storetest.Get, format.PodVolumeBackupsKey("a")
+			w.faulty.Inject(fault)
+			w.Create(completed("a"))
+			w.start()
+			if reason := w.waitReason("a"); strings.Contains(reason, "by hand") || !strings.Contains(reason, fault.Err.Error()) {
+				t.Errorf("the status says %q", reason)
+			}
+			w.faulty.Inject()
+			w.expectWhole("a")
+		})
+	}
+}
+
 // TestReappears: metadata that comes while the rest is removed is another writer's, or
 // a late write of the backup's own.
 func TestReappears(t *testing.T) {
