@@ -4,9 +4,11 @@
 package datapath
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -15,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/kopia/kopia/repo"
@@ -425,6 +428,36 @@ func TestRestoreOfNoFolder(t *testing.T) {
 		}))
 		if _, err := Restore(t.Context(), r, RestoreRequest{SnapshotID: string(changed), Path: t.TempDir()}, new(Progress)); !errors.Is(err, ErrSnapshotNotFound) {
 			t.Errorf("%s: Restore = %v", name, err)
+		}
+	}
+}
+
+// A file that could not be written or read in full is no file.
+func TestCopyThatFails(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	broken := errors.New("the pack is gone")
+	for name, test := range map[string]struct {
+		flag int
+		from io.Reader
+		want string
+	}{
+		"a file that takes nothing": {os.O_RDONLY, strings.NewReader("data"), "bad file descriptor"},
+		"and nothing but a hole":    {os.O_RDONLY, bytes.NewReader(make([]byte, 4)), "invalid argument"},
+		"less than there should be": {os.O_RDWR, strings.NewReader("dat"), "3 of 4 bytes"},
+		"what can't be read":        {os.O_RDWR, io.MultiReader(strings.NewReader("da"), iotest.ErrReader(broken)), broken.Error()},
+	} {
+		file, err := os.OpenFile(path, test.flag, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := copySparse(t.Context(), file, test.from, 4, new(Progress)); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := file.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 }
