@@ -246,12 +246,13 @@ func (c *collector) counted(ctx context.Context, q query, take visit) visitor {
 			if filtered && !c.inScope(namespace) || !c.sink.claim(q.resource, namespace, h.Metadata.Name) {
 				return nil
 			}
-			reason := h.whyLeftOut()
-			if q.resource.GroupResource() == secretsResource && c.own.Has(namespace) {
-				reason = secretsLeftOut
+			about := subject{q.resource.GroupResource(), namespace, h.Metadata.Name}
+			if about.resource == secretsResource && c.own.Has(namespace) {
+				c.findings.leaveOut(about)
+				return nil
 			}
-			if reason != "" {
-				c.log.write(slog.LevelInfo, reason, subject{q.resource.GroupResource(), namespace, h.Metadata.Name}.attrs()...)
+			if reason := h.whyLeftOut(); reason != "" {
+				c.log.write(slog.LevelInfo, reason, about.attrs()...)
 				return nil
 			}
 			return take(ctx, q.resource, &h, raw)

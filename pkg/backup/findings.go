@@ -4,7 +4,11 @@
 package backup
 
 import (
+	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -59,6 +63,8 @@ type findings struct {
 	results  format.Results
 	errors   int32
 	warnings int32
+	// secrets counts the Secrets of Holdfast's own namespaces that were left out.
+	secrets map[string]int
 }
 
 // fail records that the backup lacks something that was asked for.
@@ -94,6 +100,31 @@ func (f *findings) record(messages *format.Messages, count *int32, level slog.Le
 		messages.Namespaces = map[string][]string{}
 	}
 	messages.Namespaces[about.namespace] = append(messages.Namespaces[about.namespace], text)
+}
+
+// leaveOut records a Secret of Holdfast's own namespaces.
+func (f *findings) leaveOut(about subject) {
+	f.log.write(slog.LevelInfo, secretsLeftOut, about.attrs()...)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.secrets == nil {
+		f.secrets = map[string]int{}
+	}
+	f.secrets[about.namespace]++
+}
+
+// leftOut says what leaveOut has recorded; empty if there is nothing.
+func (f *findings) leftOut() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.secrets) == 0 {
+		return ""
+	}
+	var counts []string
+	for _, namespace := range slices.Sorted(maps.Keys(f.secrets)) {
+		counts = append(counts, fmt.Sprintf("%d of the namespace %s", f.secrets[namespace], namespace))
+	}
+	return secretsLeftOut + ": " + strings.Join(counts, ", ")
 }
 
 // counts gives the number of errors and warnings so far.

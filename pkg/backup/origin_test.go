@@ -25,10 +25,7 @@ func TestTheOriginIsStored(t *testing.T) {
 	f.request.Backup.Status.Origin = &holdfast.BackupOrigin{NamespaceUID: "uid-of-holdfast"}
 	f.run(t)
 
-	stored, err := format.DecodeBackup(f.read(t, format.MetadataKey("b")), format.Place{StoreName: "b", SystemNamespace: "holdfast", Now: start})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stored := f.stored(t)
 	want := holdfast.BackupOrigin{
 		ClusterUID: "c-1", PublicKey: key.PublicKey(), Namespace: "holdfast", NamespaceUID: "uid-of-holdfast", Name: "b", ClaimedRequester: "ada",
 	}

@@ -108,9 +108,9 @@ func TestTarballThatFails(t *testing.T) {
 			if log := f.text(t, format.LogKey("b")); !strings.Contains(log, "level=ERROR") || !strings.Contains(log, "phase=Failed") {
 				t.Errorf("the log is\n%s", log)
 			}
-			stored, err := format.DecodeBackup(f.read(t, format.MetadataKey("b")), format.Place{StoreName: "b", SystemNamespace: "holdfast", Now: start})
-			if err != nil || stored.Status.Phase != holdfast.BackupPhaseFailed || stored.Status.FailureReason != outcome.Status.FailureReason {
-				t.Errorf("stored is %+v, %v", stored, err)
+			stored := f.stored(t)
+			if stored.Status.Phase != holdfast.BackupPhaseFailed || stored.Status.FailureReason != outcome.Status.FailureReason {
+				t.Errorf("stored is %+v", stored)
 			}
 		})
 	}

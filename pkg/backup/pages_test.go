@@ -573,10 +573,7 @@ func TestObjectsOfOthersAreNotPublished(t *testing.T) {
 func TestContentsAreThoseOfTheStore(t *testing.T) {
 	f := shopOf(t, 3)
 	f.run(t)
-	stored, err := format.DecodeBackup(f.read(t, format.MetadataKey("b")), format.Place{StoreName: "b", SystemNamespace: "holdfast", Now: start})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stored := f.stored(t)
 	contents, err := format.TakeContents(stored)
 	if err != nil || len(contents) != 8 {
 		t.Fatalf("got %v, %v", contents, err)

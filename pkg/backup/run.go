@@ -290,6 +290,9 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 		status.Phase = holdfast.BackupPhasePartiallyFailed
 	}
 	status.Conditions = format.EndConditions(&status)
+	if message := e.findings.leftOut(); message != "" {
+		status.Conditions = append(status.Conditions, format.SecretsLeftOut(&status, message))
+	}
 	return status
 }
 

@@ -139,6 +139,16 @@ func (f *fixture) read(t testing.TB, key string) []byte {
 	return data
 }
 
+// stored is the backup as readers find it.
+func (f *fixture) stored(t testing.TB) *holdfast.Backup {
+	t.Helper()
+	backup, err := format.DecodeBackup(f.read(t, format.MetadataKey("b")), format.Place{StoreName: "b", SystemNamespace: "holdfast", Now: start})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return backup
+}
+
 func (f *fixture) text(t testing.TB, key string) string {
 	t.Helper()
 	plain, err := gzip.NewReader(bytes.NewReader(f.read(t, key)))

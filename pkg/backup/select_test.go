@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -208,25 +209,34 @@ func TestListsPerNamespaceOrCluster(t *testing.T) {
 func TestKeysAreNotInABackup(t *testing.T) {
 	const theWarning = "secrets holdfast: " + secretsLeftOut
 	all := []string{"secrets holdfast-locations/offsite", "secrets holdfast-repositories/shop.default.key", "secrets holdfast/tls"}
+	const everywhere = ": 1 of the namespace holdfast, 1 of the namespace holdfast-locations, 1 of the namespace holdfast-repositories"
 	for name, test := range map[string]struct {
 		spec     holdfast.BackupSpec
 		want     []string
 		leftOut  []string
+		says     string
 		warnings []string
 	}{
 		"all namespaces": {
 			want:    []string{"configmaps holdfast/queue", "secrets shop/password"},
 			leftOut: all,
+			says:    everywhere,
 		},
 		"all Secrets by label": {
 			spec:    holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"take": "me"}}},
 			want:    []string{"secrets shop/password"},
 			leftOut: all,
+			says:    everywhere,
+		},
+		"another namespace": {
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}},
+			want: []string{"secrets shop/password"},
 		},
 		"the system namespace": {
 			spec:     holdfast.BackupSpec{IncludedNamespaces: []string{"holdfast"}},
 			want:     []string{"configmaps holdfast/queue"},
 			leftOut:  all[2:],
+			says:     ": 1 of the namespace holdfast",
 			warnings: []string{theWarning},
 		},
 		"the system namespace without Secrets": {
@@ -244,8 +254,19 @@ func TestKeysAreNotInABackup(t *testing.T) {
 			}
 			f.add("configmaps", named("holdfast", "queue")...)
 			f.add("secrets", secret("holdfast", "tls"), secret("holdfast-locations", "offsite"), secret("holdfast-repositories", "shop.default.key"), secret("shop", "password"))
-			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
-				t.Errorf("the phase is %s", outcome.Status.Phase)
+			outcome := f.run(t)
+			if outcome.Status.Phase != holdfast.BackupPhaseCompleted || int(outcome.Status.Warnings) != len(test.warnings) {
+				t.Errorf("the phase is %s, with %d warnings", outcome.Status.Phase, outcome.Status.Warnings)
+			}
+			says := ""
+			if test.says != "" {
+				says = secretsLeftOut + test.says
+			}
+			for _, conditions := range [][]metav1.Condition{outcome.Status.Conditions, f.stored(t).Status.Conditions} {
+				said := meta.FindStatusCondition(conditions, holdfast.ConditionSecretsLeftOut)
+				if (said != nil) != (says != "") || said != nil && said.Message != says {
+					t.Errorf("the condition is %+v, want %q", said, says)
+				}
 			}
 			got := slices.DeleteFunc(f.items(t), func(item string) bool { return strings.HasPrefix(item, "namespaces ") })
 			if diff := gocmp.Diff(test.want, got); diff != "" {

@@ -5,6 +5,7 @@ package format
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
@@ -63,6 +65,10 @@ const (
 	// AnnotationContents are the sizes and digests of the backup's other objects, as
 	// Contents in JSON.
 	AnnotationContents = "holdfast.io/contents"
+	// AnnotationSecretsLeftOut is the message of the condition SecretsLeftOut, if the
+	// backup has it: neither an error nor a warning, which a backup of all namespaces
+	// would have each time.
+	AnnotationSecretsLeftOut = "holdfast.io/secrets-left-out"
 
 	annotationGitVersion   = "velero.io/source-cluster-k8s-gitversion"
 	annotationMajorVersion = "velero.io/source-cluster-k8s-major-version"
@@ -133,7 +139,8 @@ type storedStatus struct {
 // EncodeBackup gives the content of velero-backup.json for a backup that has
 // ended, and of which contents are stored: its phase must be Completed,
 // PartiallyFailed, Failed or Cancelled, and its uid, creation, start and completion
-// must be set. Conditions and volume counts are not stored; readers derive them.
+// must be set. Volume counts and conditions are not stored, save SecretsLeftOut;
+// readers derive them.
 func EncodeBackup(backup *holdfast.Backup, contents Contents, cluster Cluster) ([]byte, error) {
 	storeName := StoreName(backup.Namespace, backup.Name, cluster.SystemNamespace)
 	if err := ValidateStoreName(storeName); err != nil {
@@ -208,11 +215,12 @@ func encodeAnnotations(backup *holdfast.Backup, contents Contents, cluster Clust
 	annotations[AnnotationOriginNamespace] = backup.Namespace
 	annotations[AnnotationOriginName] = backup.Name
 	optional := map[string]string{
-		AnnotationClusterUID:   cluster.UID,
-		AnnotationRequester:    backup.Status.Requester,
-		annotationGitVersion:   cluster.GitVersion,
-		annotationMajorVersion: cluster.Major,
-		annotationMinorVersion: cluster.Minor,
+		AnnotationSecretsLeftOut: secretsLeftOut(backup.Status.Conditions),
+		AnnotationClusterUID:     cluster.UID,
+		AnnotationRequester:      backup.Status.Requester,
+		annotationGitVersion:     cluster.GitVersion,
+		annotationMajorVersion:   cluster.Major,
+		annotationMinorVersion:   cluster.Minor,
 	}
 	if origin := backup.Status.Origin; origin != nil {
 		optional[AnnotationOriginNamespaceUID] = string(origin.NamespaceUID)
@@ -322,6 +330,9 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 		backup.Status.QueuedTimestamp = &metav1.Time{Time: queued}
 	}
 	backup.Status.Conditions = EndConditions(&backup.Status)
+	if message := stored.Annotations[AnnotationSecretsLeftOut]; message != "" {
+		backup.Status.Conditions = append(backup.Status.Conditions, SecretsLeftOut(&backup.Status, message))
+	}
 	return backup, nil
 }
 
@@ -364,7 +375,7 @@ func decodeAnnotations(stored map[string]string) map[string]string {
 	annotations := maps.Clone(stored)
 	for _, key := range []string{
 		AnnotationOriginNamespace, AnnotationOriginNamespaceUID, AnnotationOriginName, AnnotationRequester,
-		AnnotationQueuedAt, AnnotationPhase, AnnotationClusterUID, AnnotationPublicKey, AnnotationSignature,
+		AnnotationQueuedAt, AnnotationPhase, AnnotationClusterUID, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut,
 	} {
 		delete(annotations, key)
 	}
@@ -388,13 +399,7 @@ func DerivedUID(kind string, identity ...string) types.UID {
 // EndConditions gives the conditions of a backup that has ended, from its phase
 // and completion.
 func EndConditions(status *holdfast.BackupStatus) []metav1.Condition {
-	var at metav1.Time
-	for _, candidate := range []*metav1.Time{status.CompletionTimestamp, status.StartTimestamp} {
-		if candidate != nil {
-			at = *candidate
-			break
-		}
-	}
+	at := endOf(status)
 	succeeded := metav1.ConditionFalse
 	if status.Phase == holdfast.BackupPhaseCompleted {
 		succeeded = metav1.ConditionTrue
@@ -403,4 +408,21 @@ func EndConditions(status *holdfast.BackupStatus) []metav1.Condition {
 		{Type: holdfast.ConditionComplete, Status: metav1.ConditionTrue, Reason: string(status.Phase), Message: status.FailureReason, LastTransitionTime: at},
 		{Type: holdfast.ConditionSucceeded, Status: succeeded, Reason: string(status.Phase), Message: status.FailureReason, LastTransitionTime: at},
 	}
+}
+
+// SecretsLeftOut is the condition of a backup that lacks Secrets which it selected.
+func SecretsLeftOut(status *holdfast.BackupStatus, message string) metav1.Condition {
+	return metav1.Condition{Type: holdfast.ConditionSecretsLeftOut, Status: metav1.ConditionTrue,
+		Reason: "OwnNamespaces", Message: message, LastTransitionTime: endOf(status)}
+}
+
+func secretsLeftOut(conditions []metav1.Condition) string {
+	if condition := meta.FindStatusCondition(conditions, holdfast.ConditionSecretsLeftOut); condition != nil {
+		return condition.Message
+	}
+	return ""
+}
+
+func endOf(status *holdfast.BackupStatus) metav1.Time {
+	return *cmp.Or(status.CompletionTimestamp, status.StartTimestamp, &metav1.Time{})
 }

@@ -133,7 +133,7 @@ func TestUsersWriteNothingBelowThePrefix(t *testing.T) {
 		backup.Status.Requester, backup.Status.QueuedTimestamp, backup.Status.Origin = "", nil, nil
 		for _, key := range []string{
 			AnnotationOriginNamespace, AnnotationOriginNamespaceUID, AnnotationOriginName, AnnotationClusterUID, AnnotationRequester,
-			AnnotationQueuedAt, AnnotationPhase, AnnotationContents, AnnotationPublicKey, AnnotationSignature, "holdfast.io/", "holdfast.io/of-a-later-release",
+			AnnotationQueuedAt, AnnotationPhase, AnnotationContents, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut, "holdfast.io/", "holdfast.io/of-a-later-release",
 		} {
 			backup.Annotations[key] = "forged"
 		}
@@ -157,7 +157,9 @@ func TestBackupRoundTrip(t *testing.T) {
 	completed := endedBackup()
 	completed.Status.Phase, completed.Status.FailureReason = holdfast.BackupPhaseCompleted, ""
 	completed.Status.Conditions = EndConditions(&completed.Status)
-	for name, backup := range map[string]*holdfast.Backup{"tenant": tenant, "system": system, "failed": failed, "completed": completed} {
+	lacking := completed.DeepCopy()
+	lacking.Status.Conditions = append(lacking.Status.Conditions, SecretsLeftOut(&lacking.Status, "2 Secrets"))
+	for name, backup := range map[string]*holdfast.Backup{"tenant": tenant, "system": system, "failed": failed, "completed": completed, "lacking": lacking} {
 		before := backup.DeepCopy()
 		data, err := EncodeBackup(backup, nil, cluster)
 		if err != nil {

@@ -190,6 +190,9 @@ const (
 	// ConditionSucceeded is True when everything asked for is stored, and False
 	// when the backup ended any other way.
 	ConditionSucceeded = "Succeeded"
+	// ConditionSecretsLeftOut is True on a backup that selected Secrets of Holdfast's
+	// own namespaces, which no backup holds; its message says how many and why.
+	ConditionSecretsLeftOut = "SecretsLeftOut"
 	// ConditionDeleting is True while the backup is being removed from its store; its
 	// message says what the removal waits for, if anything.
 	ConditionDeleting = "Deleting"
