@@ -250,7 +250,7 @@ func TestSomeThatMayNotBeRead(t *testing.T) {
 func TestBadVolumesAreSaidSo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, refresh.Options{Interval: interval})
-		f.store("default", "a")
+		f.storeAs(format.Cluster{SystemNamespace: system}, "default", "a")
 		f.write("default", format.PodVolumeBackupsKey("a"), []byte("not gzip"))
 		f.setLocations("default")
 		f.run()
@@ -266,7 +266,7 @@ func TestBadVolumesAreSaidSo(t *testing.T) {
 func TestNoVolumesFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, refresh.Options{Interval: interval})
-		f.store("default", "a")
+		f.storeAs(format.Cluster{SystemNamespace: system}, "default", "a")
 		f.removeObject("default", format.PodVolumeBackupsKey("a"))
 		f.setLocations("default")
 		f.run()

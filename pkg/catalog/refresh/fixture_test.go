@@ -137,6 +137,11 @@ func (f *fixture) setLocations(names ...string) {
 // store writes a backup of one volume, as package backup does.
 func (f *fixture) store(location, storeName string) {
 	f.t.Helper()
+	f.storeAs(madeBy(f.t, "here"), location, storeName)
+}
+
+func (f *fixture) storeAs(cluster format.Cluster, location, storeName string) {
+	f.t.Helper()
 	f.location(location)
 	ended := metav1.NewTime(time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC))
 	backup := &holdfast.Backup{
@@ -144,15 +149,19 @@ func (f *fixture) store(location, storeName string) {
 		Spec:       holdfast.BackupSpec{StorageLocation: location},
 		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted, StartTimestamp: &ended, CompletionTimestamp: &ended},
 	}
-	metadata, err := format.EncodeBackup(backup, nil, format.Cluster{SystemNamespace: system, UID: "cluster"})
-	if err != nil {
-		f.t.Fatal(err)
-	}
 	var volumes bytes.Buffer
 	if err := format.WritePodVolumeBackups(&volumes, []format.PodVolumeBackup{format.NewPodVolumeBackup(backup, storeName, format.Volume{
 		Pod: engine.PodReference{Namespace: "shop", Name: "web"}, Name: "data", ClaimName: "data",
 		Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s"},
 	})}); err != nil {
+		f.t.Fatal(err)
+	}
+	contents := format.Contents{}
+	if cluster.Key != nil {
+		contents.Set(format.PodVolumeBackupsKey(storeName), format.NewContent(volumes.Bytes()))
+	}
+	metadata, err := format.EncodeBackup(backup, contents, cluster)
+	if err != nil {
 		f.t.Fatal(err)
 	}
 	f.write(location, format.PodVolumeBackupsKey(storeName), volumes.Bytes())

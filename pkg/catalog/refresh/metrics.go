@@ -21,6 +21,12 @@ var (
 		Help:           "Backups that the catalogue knows.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"location"})
+	catalogReplaced = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Subsystem:      subsystem,
+		Name:           "replaced_backups",
+		Help:           "Backups whose metadata another writer, such as Velero, has replaced.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"location"})
 	catalogRequests = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem:      subsystem,
 		Name:           "requests_total",
@@ -46,7 +52,7 @@ var (
 
 func registerMetrics() {
 	register.Do(func() {
-		legacyregistry.MustRegister(catalogBackups, catalogRequests, catalogRefresh, catalogSuccess)
+		legacyregistry.MustRegister(catalogBackups, catalogReplaced, catalogRequests, catalogRefresh, catalogSuccess)
 	})
 }
 
@@ -54,9 +60,10 @@ func countRequest(location, operation string) {
 	catalogRequests.WithLabelValues(location, operation).Inc()
 }
 
-func observeRefresh(location string, took time.Duration, backups int, lastSuccess time.Time) {
+func observeRefresh(location string, took time.Duration, backups, replaced int, lastSuccess time.Time) {
 	catalogRefresh.WithLabelValues(location).Observe(took.Seconds())
 	catalogBackups.WithLabelValues(location).Set(float64(backups))
+	catalogReplaced.WithLabelValues(location).Set(float64(replaced))
 	if !lastSuccess.IsZero() {
 		catalogSuccess.WithLabelValues(location).Set(float64(lastSuccess.Unix()))
 	}
@@ -65,6 +72,7 @@ func observeRefresh(location string, took time.Duration, backups int, lastSucces
 func forgetMetrics(location string) {
 	labels := map[string]string{"location": location}
 	catalogBackups.Delete(labels)
+	catalogReplaced.Delete(labels)
 	catalogRefresh.Delete(labels)
 	catalogSuccess.Delete(labels)
 	for _, operation := range []string{"list", "get"} {

@@ -15,6 +15,7 @@ import (
 func TestMetrics(t *testing.T) {
 	registerMetrics()
 	catalogBackups.Reset()
+	catalogReplaced.Reset()
 	catalogRequests.Reset()
 	catalogRefresh.Reset()
 	catalogSuccess.Reset()
@@ -22,13 +23,13 @@ func TestMetrics(t *testing.T) {
 	countRequest("default", "list")
 	countRequest("default", "get")
 	countRequest("default", "get")
-	observeRefresh("default", 200*time.Millisecond, 7, time.Unix(1_800_000_000, 0))
-	observeRefresh("down", time.Minute, 0, time.Time{})
-	observeRefresh("gone", time.Second, 3, time.Unix(1_800_000_000, 0))
+	observeRefresh("default", 200*time.Millisecond, 7, 2, time.Unix(1_800_000_000, 0))
+	observeRefresh("down", time.Minute, 0, 0, time.Time{})
+	observeRefresh("gone", time.Second, 3, 1, time.Unix(1_800_000_000, 0))
 	countRequest("gone", "list")
 	forgetMetrics("gone")
 
-	names := []string{"holdfast_catalog_backups", "holdfast_catalog_requests_total", "holdfast_catalog_refresh_duration_seconds", "holdfast_catalog_last_success_timestamp_seconds"}
+	names := []string{"holdfast_catalog_backups", "holdfast_catalog_replaced_backups", "holdfast_catalog_requests_total", "holdfast_catalog_refresh_duration_seconds", "holdfast_catalog_last_success_timestamp_seconds"}
 	if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(`
 # HELP holdfast_catalog_backups [ALPHA] Backups that the catalogue knows.
 # TYPE holdfast_catalog_backups gauge
@@ -61,6 +62,10 @@ holdfast_catalog_refresh_duration_seconds_bucket{location="down",le="600"} 1
 holdfast_catalog_refresh_duration_seconds_bucket{location="down",le="+Inf"} 1
 holdfast_catalog_refresh_duration_seconds_sum{location="down"} 60
 holdfast_catalog_refresh_duration_seconds_count{location="down"} 1
+# HELP holdfast_catalog_replaced_backups [ALPHA] Backups whose metadata another writer, such as Velero, has replaced.
+# TYPE holdfast_catalog_replaced_backups gauge
+holdfast_catalog_replaced_backups{location="default"} 2
+holdfast_catalog_replaced_backups{location="down"} 0
 # HELP holdfast_catalog_requests_total [ALPHA] Listings and reads asked of the store to refresh the catalogue. A long listing counts once.
 # TYPE holdfast_catalog_requests_total counter
 holdfast_catalog_requests_total{location="default",operation="get"} 2

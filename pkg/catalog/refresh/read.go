@@ -31,7 +31,7 @@ func (w *worker) read(ctx context.Context, from store.Reader, storeName string, 
 	begun := w.options.Clock.Now()
 	backup, err := w.readMetadata(ctx, from, storeName, format.MetadataKey(storeName))
 	replaced := ""
-	if errors.Is(err, format.ErrUnfinished) || err == nil && !isOurs(backup) {
+	if errors.Is(err, format.ErrUnfinished) || err == nil && !isSigned(backup) {
 		ours, whole, copyErr := w.readCopy(ctx, from, storeName)
 		switch {
 		case isStoreFailure(copyErr):
@@ -62,8 +62,7 @@ func (w *worker) read(ctx context.Context, from store.Reader, storeName string, 
 	content := catalog.Content{Backup: backup, Replaced: replaced}
 	contents, err := format.TakeContents(backup)
 	_, named := contents.Of(format.PodVolumeBackupsKey(storeName))
-	signed := backup.Status.Origin.Trust == ""
-	if err == nil && (named || !signed) { // a list that the signature does not cover is not believed
+	if err == nil && (named || !isSigned(backup)) { // a list that the signature does not cover is not believed
 		content.Volumes, err = w.readVolumes(ctx, from, storeName, contents)
 	}
 	switch {
@@ -114,16 +113,17 @@ func (w *worker) showsOthers(ctx context.Context, from store.Reader) bool {
 	return err == nil
 }
 
-// isOurs reports whether metadata was written by Holdfast, in whichever cluster.
-func isOurs(backup *holdfast.Backup) bool {
-	return backup.Status.Origin.ClusterUID != ""
+// isSigned reports whether metadata is as a Holdfast has signed it, in whichever
+// cluster. Whatever else it says of its cluster, others may have copied, or changed.
+func isSigned(backup *holdfast.Backup) bool {
+	return backup.Status.Origin.Trust == ""
 }
 
 // readCopy reads the copy of our metadata beside another writer's, and reports whether
 // what it names has its sizes in the store. It is nil if there is none to be used.
 func (w *worker) readCopy(ctx context.Context, from store.Reader, storeName string) (ours *holdfast.Backup, whole bool, err error) {
 	ours, err = w.readMetadata(ctx, from, storeName, format.CopyKey(storeName))
-	if err != nil || !isOurs(ours) {
+	if err != nil || !isSigned(ours) {
 		return nil, false, err
 	}
 	contents, err := format.TakeContents(ours.DeepCopy())

@@ -90,6 +90,8 @@ func TestReplacedByVelero(t *testing.T) {
 		"with what it names":   {"Completed", "theirs, which is longer", "of-velero", "not all objects are left"},
 		"and is not finished":  {"InProgress", "theirs, which is longer", "", ""},
 		"Velero's from before": {"Completed", "", "of-velero", ""},
+		// As Velero keeps annotations when it writes the metadata of a backup again.
+		"by a changed copy": {"changed", "ours", "uid-of-a", "all of its objects"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -105,7 +107,7 @@ func TestReplacedByVelero(t *testing.T) {
 				backup := &v1alpha1.Backup{}
 				backup.Namespace, backup.Name, backup.UID, backup.CreationTimestamp = system, "a", "uid-of-a", stamp
 				backup.Status = v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &stamp, CompletionTimestamp: &stamp}
-				ours, err := format.EncodeBackup(backup, contents, format.Cluster{SystemNamespace: system, UID: "cluster"})
+				ours, err := format.EncodeBackup(backup, contents, madeBy(t, "here"))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -113,7 +115,11 @@ func TestReplacedByVelero(t *testing.T) {
 					f.write("default", format.CopyKey("a"), ours)
 					f.write("default", format.PodVolumeBackupsKey("a"), format.Mark(list.Bytes(), types.UID(test.volumes)))
 				}
-				f.write("default", format.MetadataKey("a"), []byte(`{"apiVersion":"velero.io/v1","kind":"Backup","metadata":{"name":"a","uid":"of-velero"},"status":{"phase":"`+test.phase+`"}}`))
+				theirs := []byte(`{"apiVersion":"velero.io/v1","kind":"Backup","metadata":{"name":"a","uid":"of-velero"},"status":{"phase":"` + test.phase + `"}}`)
+				if test.phase == "changed" {
+					theirs = bytes.Replace(ours, []byte(`"spec":{`), []byte(`"spec":{"unknown":1,`), 1)
+				}
+				f.write("default", format.MetadataKey("a"), theirs)
 				f.setLocations("default")
 				f.run()
 				settle()

@@ -181,7 +181,7 @@ func (w *worker) refresh(ctx context.Context) error {
 	w.mu.Unlock()
 
 	count := w.catalog.Len(w.location.Name)
-	observeRefresh(w.location.Name, w.options.Clock.Since(begin), count, after.LastSuccess)
+	observeRefresh(w.location.Name, w.options.Clock.Since(begin), count, w.catalog.Replaced(w.location.Name), after.LastSuccess)
 	// Each change is told once, not each refresh.
 	switch {
 	case after.LastError != "" && after.LastError != before.LastError:
