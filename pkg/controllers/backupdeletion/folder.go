@@ -28,16 +28,19 @@ type folder struct {
 	storeName string
 	uid       types.UID
 	location  string
+	// named are the objects of a backup that lies beneath another writer's metadata, and
+	// all that is removed; else it is nil.
+	named format.Contents
 }
 
-// owner is the uid of the backup whose the folder is, and that of the one that is
-// meant if it is nobody's, as Velero's are.
+// owner is the uid of the backup whose the folder is; empty if it is nobody's, as
+// Velero's are.
 func (f *folder) owner(ctx context.Context) (types.UID, error) {
 	key := format.OwnerKey(f.storeName)
 	content, err := f.read(ctx, key, format.MaxOwnerBytes)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return f.uid, nil
+		return "", nil
 	case err != nil:
 		return "", storeFailure(f.location, err)
 	}
@@ -77,18 +80,78 @@ func (f *folder) metadata(ctx context.Context, now time.Time) (found *store.Obje
 	}
 	backup, err := format.DecodeBackup(content, format.Place{StoreName: f.storeName, Location: f.location, Now: now})
 	switch {
-	case err != nil:
-		return nil, refused("it is not certain that %s is the metadata of this backup, so nothing is removed: %v", key, err)
-	case backup.UID != f.uid:
+	case err == nil && backup.UID == f.uid:
+		return &described, nil
+	case err == nil:
 		return nil, f.other(key, backup.UID)
 	}
-	return &described, nil
+	o := refused("it is not certain that %s is the metadata of this backup, so nothing is removed: %v", key, err)
+	if errors.Is(err, format.ErrUnfinished) {
+		o.cause = errOther // ours is never unfinished
+	}
+	return nil, o
+}
+
+// beneath finds out whether the backup lies beneath the metadata of another writer, such
+// as Velero, which replaces metadata without looking. Then the copy of its own says what
+// belongs to it, and nothing has been put in the place of that. With neither copy nor
+// owner nothing is left of it. Else the other's metadata is what is in the way.
+func (f *folder) beneath(ctx context.Context, now time.Time, other error) error {
+	content, err := f.read(ctx, format.CopyKey(f.storeName), format.MaxMetadataBytes)
+	gone := errors.Is(err, store.ErrNotFound)
+	if err != nil && !gone {
+		return storeFailure(f.location, err)
+	}
+	switch owner, err := f.owner(ctx); {
+	case err != nil:
+		return err
+	case gone && owner == "":
+		f.named = format.Contents{}
+		return nil
+	case owner != "" && owner != f.uid:
+		return other
+	}
+	backup, err := format.DecodeBackup(content, format.Place{StoreName: f.storeName, Location: f.location, Now: now})
+	if err != nil || backup.UID != f.uid {
+		return other
+	}
+	named, err := format.TakeContents(backup)
+	if err != nil {
+		return other
+	}
+	objects, err := f.list(ctx)
+	if err != nil {
+		return err
+	}
+	for _, object := range objects {
+		if content, ok := named.Of(object.Key); ok && content.Size != object.Size {
+			return refused("another writer, such as Velero, has replaced the metadata of this backup, and %s, so it is not certain whose the rest is: delete that writer's backup, if it is not wanted, and remove the folder %s from the store by hand; or give the deletion up by removing the BackupRun %s",
+				object.Key, format.BackupPrefix(f.storeName), f.storeName)
+		}
+	}
+	f.named = named
+	if named == nil {
+		f.named = format.Contents{}
+	}
+	return nil
+}
+
+// isOurs reports whether an object of the folder belongs to the backup.
+func (f *folder) isOurs(object store.Object) bool {
+	if f.named == nil || object.Key == format.OwnerKey(f.storeName) || object.Key == format.CopyKey(f.storeName) {
+		return true
+	}
+	content, named := f.named.Of(object.Key)
+	return named && content.Size == object.Size
 }
 
 // snapshots are the ids of the backup's snapshots, by the namespace of their
 // repository.
 func (f *folder) snapshots(ctx context.Context) (map[string][]string, error) {
 	key := format.PodVolumeBackupsKey(f.storeName)
+	if _, named := f.named.Of(key); f.named != nil && !named {
+		return nil, nil
+	}
 	ids := map[string][]string{}
 	var other string
 	err := f.get(ctx, key, func(r io.Reader) error {
@@ -130,8 +193,9 @@ func isStoreFailure(err error) bool {
 	return ok || errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied) || errors.Is(err, context.Canceled)
 }
 
-// deleteRest removes what is left of the folder, the list of volumes after all else,
-// and the owner last: as long as it is there, nobody else begins to write. What is
+// deleteRest removes what is left of the folder: after all else the list of volumes, and
+// the owner last: as long as it is there, nobody else begins to write. Beneath others'
+// metadata nobody does, and the copy of its own is last, which says what is left. What is
 // removed was listed before it was asked for. Anything may take long, also for another
 // process, so present is asked before each removal.
 func (f *folder) deleteRest(ctx context.Context, now time.Time, present func() error) error {
@@ -143,12 +207,16 @@ func (f *folder) deleteRest(ctx context.Context, now time.Time, present func() e
 		switch owner, err := f.owner(ctx); {
 		case err != nil:
 			return err
-		case owner != f.uid:
+		case owner != "" && owner != f.uid:
 			return nil // it is another backup's by now, so that of this one nothing is left
 		}
-		var last []store.Object
+		last := make([]store.Object, 3)
+		beneath := f.named != nil
 		removed := false
 		for _, object := range objects {
+			if !f.isOurs(object) {
+				continue
+			}
 			switch object.Key {
 			case format.MetadataKey(f.storeName):
 				// It was gone a moment ago: a late write of this backup, or somebody else's.
@@ -156,11 +224,16 @@ func (f *folder) deleteRest(ctx context.Context, now time.Time, present func() e
 					return err
 				}
 			case format.PodVolumeBackupsKey(f.storeName):
-				last = append([]store.Object{object}, last...)
+				last[0] = object
 				continue
 			case format.OwnerKey(f.storeName):
-				last = append(last, object)
+				last[1] = object
 				continue
+			case format.CopyKey(f.storeName):
+				if beneath {
+					last[2] = object
+					continue
+				}
 			}
 			removed = true
 			if err := f.delete(ctx, object, present); err != nil {
@@ -171,6 +244,9 @@ func (f *folder) deleteRest(ctx context.Context, now time.Time, present func() e
 			continue // until nothing comes any more
 		}
 		for _, object := range last {
+			if object.Key == "" {
+				continue
+			}
 			if err := f.delete(ctx, object, present); err != nil {
 				return err
 			}

@@ -246,12 +246,19 @@ func (w *world) keys(storeName string) (keys []string) {
 	return keys
 }
 
-// sideFiles of the backups that writeBackup writes, apart from the list of volumes
-// and the owner.
+func (w *world) read(key string) []byte {
+	w.Helper()
+	content, err := os.ReadFile(filepath.Join(w.folder, key))
+	must(w, err)
+	return content
+}
+
+// sideFiles of the backups that writeBackup writes, apart from the list of volumes, the
+// copy of the metadata and the owner.
 func sideFiles(storeName string) []string {
 	return []string{
 		format.ItemOperationsKey(storeName), format.LogKey(storeName), format.ResourceListKey(storeName), format.ResultsKey(storeName),
-		format.VolumeInfoKey(storeName), format.VolumeSnapshotsKey(storeName), format.TarballKey(storeName), format.CopyKey(storeName),
+		format.VolumeInfoKey(storeName), format.VolumeSnapshotsKey(storeName), format.TarballKey(storeName),
 	}
 }
 
@@ -265,7 +272,7 @@ func writeBackup(t testing.TB, target store.Writer, storeName string, uid types.
 		Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &instant, CompletionTimestamp: &instant},
 	}
 	writeOwner(t, target, storeName, uid)
-	for _, key := range sideFiles(storeName) {
+	for _, key := range append(sideFiles(storeName), format.CopyKey(storeName)) {
 		must(t, target.Put(t.Context(), key, []byte("content of "+uid)))
 	}
 	var volumes []format.PodVolumeBackup
@@ -391,7 +398,7 @@ func (w *world) expectSnapshots(want map[string]bool) {
 // expectWhole checks that nothing of a backup was removed.
 func (w *world) expectWhole(storeName string) {
 	w.Helper()
-	if got, want := len(w.keys(storeName)), len(sideFiles(storeName))+3; got != want {
+	if got, want := len(w.keys(storeName)), len(sideFiles(storeName))+4; got != want {
 		w.Errorf("%s has %d objects, want %d: %q", storeName, got, want, w.keys(storeName))
 	}
 }

@@ -111,11 +111,13 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Stor
 		return false, err
 	}
 	present := func() error { return c.present(ctx, run) }
-	if metadata != nil {
+	if metadata != nil || folder.named != nil {
 		// Nothing is destroyed before all that can be known to be in the way.
 		if err := c.openAll(ctx, record, run, snapshots); err != nil {
 			return false, err
 		}
+	}
+	if metadata != nil {
 		if err := folder.delete(ctx, *metadata, present); err != nil {
 			return false, notGone(err)
 		}
@@ -132,14 +134,18 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Stor
 // look reads, before anything is removed, whose the folder is, and where the data of
 // the volumes is.
 func (c *Controller) look(ctx context.Context, folder *folder) (metadata *store.Object, snapshots map[string][]string, err error) {
-	if metadata, err = folder.metadata(ctx, c.Clock.Now()); err != nil {
+	metadata, err = folder.metadata(ctx, c.Clock.Now())
+	if errors.Is(err, errOther) {
+		err = folder.beneath(ctx, c.Clock.Now(), err)
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	owner, err := folder.owner(ctx)
 	switch {
 	case err != nil:
 		return nil, nil, err
-	case owner == folder.uid:
+	case owner == "" || owner == folder.uid:
 		snapshots, err = folder.snapshots(ctx)
 		return metadata, snapshots, err
 	case metadata == nil:

@@ -4,6 +4,7 @@
 package backupdeletion
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -45,7 +46,7 @@ func TestWholeDeletion(t *testing.T) {
 	want := map[storetest.Operation]int{
 		storetest.Attributes: 1,                               // the metadata
 		storetest.Get:        3 + 2,                           // the metadata, the owner, the list of volumes; and the owner after each listing
-		storetest.Delete:     1 + len(sideFiles("going")) + 2, // the metadata, the others, the list of volumes and the owner
+		storetest.Delete:     1 + len(sideFiles("going")) + 3, // the metadata, the others, the copy, the list of volumes and the owner
 		storetest.List:       2,
 	}
 	if diff := cmp.Diff(want, w.faulty.Counts()); diff != "" {
@@ -76,7 +77,7 @@ func steps(storeName string) []step {
 		{storetest.Delete, format.MetadataKey(storeName), 1},
 		{storetest.List, format.BackupPrefix(storeName), 1},
 	}
-	for i, key := range append(sideFiles(storeName), format.PodVolumeBackupsKey(storeName), format.OwnerKey(storeName)) {
+	for i, key := range append(sideFiles(storeName), format.CopyKey(storeName), format.PodVolumeBackupsKey(storeName), format.OwnerKey(storeName)) {
 		all = append(all, step{storetest.Delete, key, 2 + i})
 	}
 	return all
@@ -264,7 +265,7 @@ func TestUnfinishedNamesake(t *testing.T) {
 	if reason := w.waitReason("a"); !strings.Contains(reason, "lists volumes of another backup, with the uid namesake") {
 		t.Errorf("the status says %q", reason)
 	}
-	if got, want := len(w.keys("a")), len(sideFiles("a"))+1; got != want {
+	if got, want := len(w.keys("a")), len(sideFiles("a"))+2; got != want {
 		t.Errorf("%d objects are left, want %d", got, want)
 	}
 }
@@ -446,8 +447,86 @@ func TestLateMetadata(t *testing.T) {
 	w.Create(completed("a"))
 	w.start()
 	w.waitGone("a")
-	if left := w.keys("a"); slices.Contains(left, format.MetadataKey("a")) || len(left) != len(sideFiles("a"))+2 {
+	if left := w.keys("a"); slices.Contains(left, format.MetadataKey("a")) || len(left) != len(sideFiles("a"))+3 {
 		t.Errorf("left are %q", left)
+	}
+}
+
+// replaceMetadata does what a Velero does that makes a backup of the same name: of the
+// backup, whose metadata names all that is there, only a copy is left.
+func (w *world) replaceMetadata(storeName string) {
+	w.Helper()
+	metadata := w.read(format.MetadataKey(storeName))
+	backup, err := format.DecodeBackup(metadata, format.Place{StoreName: storeName, SystemNamespace: system, Now: instant.Time})
+	must(w, err)
+	contents := format.Contents{}
+	for _, key := range append(sideFiles(storeName), format.PodVolumeBackupsKey(storeName)) {
+		contents.Set(key, format.NewContent(w.read(key)))
+	}
+	ours, err := format.EncodeBackup(backup, contents, format.Cluster{SystemNamespace: system})
+	must(w, err)
+	must(w, w.faulty.Put(w.Context(), format.CopyKey(storeName), ours))
+	must(w, w.faulty.Put(w.Context(), format.MetadataKey(storeName), bytes.Replace(metadata, []byte(backup.UID), []byte("of-velero"), 1)))
+	must(w, w.faulty.Put(w.Context(), format.BackupPrefix(storeName)+"velero-more.json", []byte("theirs")))
+	w.faulty.Reset()
+}
+
+// TestBeneathOthersMetadata: of a backup whose metadata Velero has replaced, all goes that
+// is known to be its own, and what is Velero's stays, wherever that is interrupted.
+func TestBeneathOthersMetadata(t *testing.T) {
+	for _, stopped := range []string{format.TarballKey("going"), format.PodVolumeBackupsKey("going"), format.OwnerKey("going"), format.CopyKey("going"), ""} {
+		t.Run("stopped at "+stopped, func(t *testing.T) {
+			w := newVolumeWorld(t)
+			w.replaceMetadata("going")
+			w.faulty.Inject(storetest.Fault{Operation: storetest.Delete, Key: stopped, Err: fmt.Errorf("%w: it went away", store.ErrUnavailable)})
+			w.Create(completed("going"))
+			stop := w.start()
+			w.waitReason("going")
+			stop()
+			w.faulty.Inject()
+			if stopped == "" { // nothing is left but the record
+				for _, object := range w.keys("going") {
+					if object != format.MetadataKey("going") && filepath.Base(object) != "velero-more.json" {
+						must(t, os.Remove(filepath.Join(w.folder, object)))
+					}
+				}
+				w.start()
+				w.waitGone("going")
+				return
+			}
+			w.start()
+			w.waitGone("going")
+			if diff := cmp.Diff([]string{format.MetadataKey("going"), format.BackupPrefix("going") + "velero-more.json"}, w.keys("going")); diff != "" {
+				t.Errorf("left are (-want +got):\n%s", diff)
+			}
+			w.expectSnapshots(map[string]bool{template.going: false, template.staying: true})
+		})
+	}
+	for name, change := range map[string]func(w *world){
+		"which also replaced the tarball": func(w *world) {
+			must(w, w.faulty.Put(w.Context(), format.TarballKey("going"), []byte("longer than it was")))
+		},
+		"without a copy": func(w *world) { must(w, w.faulty.Put(w.Context(), format.CopyKey("going"), []byte("{"))) },
+		"of another owner": func(w *world) {
+			must(w, os.Remove(filepath.Join(w.folder, format.OwnerKey("going"))))
+			writeOwner(w, w.faulty, "going", "the next one")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newVolumeWorld(t)
+			w.replaceMetadata("going")
+			change(w)
+			before := w.keys("going")
+			w.Create(completed("going"))
+			w.start()
+			if reason := w.waitReason("going"); !strings.Contains(reason, "by removing the BackupRun going") {
+				t.Errorf("the status says %q", reason)
+			}
+			if diff := cmp.Diff(before, w.keys("going")); diff != "" {
+				t.Errorf("left are (-want +got):\n%s", diff)
+			}
+			w.expectSnapshots(map[string]bool{template.going: true})
+		})
 	}
 }
 
