@@ -55,7 +55,7 @@ type podVolumes struct {
 	*collector
 	claims    map[types.NamespacedName]*claim
 	volumes   map[string]*persistentVolume
-	submitted []VolumeRequest
+	submitted []*format.Volume
 }
 
 func newPodVolumes(c *collector) *podVolumes {
@@ -224,16 +224,17 @@ func (p *podVolumes) skip(about subject, s skippedVolume) {
 
 func (p *podVolumes) handOver(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) {
 	about := subject{podsResource, pod.Namespace, pod.Name}
-	request := VolumeRequest{
-		Pod:       engine.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
-		Node:      pod.Spec.NodeName,
-		Volume:    volume.Name,
-		ClaimName: claimOf(pod, volume),
+	to := &format.Volume{
+		Pod:          engine.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		NamespaceUID: p.existing[pod.Namespace],
+		Node:         pod.Spec.NodeName,
+		Name:         volume.Name,
+		ClaimName:    claimOf(pod, volume),
 	}
 	// Through whichever pod a claim is read, its data is the same.
 	of := &claim{}
-	if request.ClaimName != "" {
-		of = p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: request.ClaimName}]
+	if to.ClaimName != "" {
+		of = p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: to.ClaimName}]
 		if of.unusable != "" {
 			p.skip(about, skippedVolume{volume.Name, of.unusable, !of.known})
 			return
@@ -242,10 +243,13 @@ func (p *podVolumes) handOver(ctx context.Context, pod *corev1.Pod, volume *core
 			p.skip(about, skippedVolume{volume.Name, "another pod has given access to its claim", false})
 			return
 		}
-		request.ClaimUID, request.PersistentVolume = of.uid, of.volume
+		to.ClaimUID, to.PersistentVolume = of.uid, of.volume
+		if kept := p.volumes[of.volume]; kept != nil {
+			to.ReclaimPolicy, to.Labels = kept.reclaimPolicy, kept.labels
+		}
 	}
 	if reason := whyNotRunning(pod); reason != "" {
-		if request.ClaimName == "" {
+		if to.ClaimName == "" {
 			p.skip(about, skippedVolume{volume.Name, reason, true})
 			return
 		}
@@ -253,12 +257,12 @@ func (p *podVolumes) handOver(ctx context.Context, pod *corev1.Pod, volume *core
 		return
 	}
 	of.taken = true
-	if err := p.mover.Submit(ctx, request); err != nil {
+	if err := p.mover.Submit(ctx, to); err != nil {
 		p.findings.fail(about, fmt.Sprintf("hand over volume %s: %v", volume.Name, err))
 		return
 	}
-	p.submitted = append(p.submitted, request)
-	p.log.write(slog.LevelInfo, "handed over volume "+volume.Name+" to node "+request.Node, about.attrs()...)
+	p.submitted = append(p.submitted, to)
+	p.log.write(slog.LevelInfo, "handed over volume "+volume.Name+" to node "+to.Node, about.attrs()...)
 }
 
 // podsDone gives the warnings that were held back, for claims that no running
@@ -287,40 +291,22 @@ func (p *podVolumes) filesByDefault() bool {
 	return p.spec.DefaultVolumesToFsBackup != nil && *p.spec.DefaultVolumesToFsBackup
 }
 
-// conclude turns the results into what the store keeps of them, and what failed
-// into findings.
-func (p *podVolumes) conclude(results []VolumeResult) []format.Volume {
-	type key struct{ namespace, pod, volume string }
-	of := func(r VolumeRequest) key { return key{r.Pod.Namespace, r.Pod.Name, r.Volume} }
-	byVolume := make(map[key]engine.VolumeUploadStatus, len(results))
-	for _, result := range results {
-		byVolume[of(result.Request)] = result.Status
-	}
-	volumes := make([]format.Volume, 0, len(p.submitted))
-	for _, request := range p.submitted {
-		status, found := byVolume[of(request)]
-		if !found || !status.Phase.Done() {
-			status.Phase = engine.VolumePhaseFailed
-			status.Message = "the upload ended without a result"
+// conclude turns what failed into findings, and returns what became of the volumes.
+func (p *podVolumes) conclude() []*format.Volume {
+	for _, volume := range p.submitted {
+		status := &volume.Status
+		if !status.Phase.Done() {
+			status.Phase, status.Message = engine.VolumePhaseFailed, "the upload ended without a result"
 		}
-		about := subject{podsResource, request.Pod.Namespace, request.Pod.Name}
+		about := subject{podsResource, volume.Pod.Namespace, volume.Pod.Name}
 		switch {
 		case status.Phase == engine.VolumePhaseFailed:
-			p.findings.fail(about, fmt.Sprintf("volume %s could not be uploaded: %s", request.Volume, status.Message))
+			p.findings.fail(about, fmt.Sprintf("volume %s could not be uploaded: %s", volume.Name, status.Message))
 		case status.Warnings > 0:
-			p.findings.warn(about, fmt.Sprintf("volume %s: %d files could not be read: %s", request.Volume, status.Warnings, status.Message))
+			p.findings.warn(about, fmt.Sprintf("volume %s: %d files could not be read: %s", volume.Name, status.Warnings, status.Message))
 		}
-		volume := format.Volume{
-			Pod: request.Pod, NamespaceUID: p.existing[request.Pod.Namespace], Node: request.Node, Name: request.Volume,
-			ClaimName: request.ClaimName, ClaimUID: request.ClaimUID, PersistentVolume: request.PersistentVolume,
-			Status: status,
-		}
-		if kept := p.volumes[request.PersistentVolume]; kept != nil {
-			volume.ReclaimPolicy, volume.Labels = kept.reclaimPolicy, kept.labels
-		}
-		volumes = append(volumes, volume)
 	}
-	return volumes
+	return p.submitted
 }
 
 // notTaken describes the persistent volumes whose data is not in the backup,

@@ -103,7 +103,7 @@ func TestWorkersLoseNothing(t *testing.T) {
 		outcome := f.run(t)
 		got := f.items(t)
 		for _, request := range f.volumes.submitted {
-			got = append(got, request.Volume)
+			got = append(got, request.Name)
 		}
 		if outcome.Status.Progress.ItemsBackedUp < 1000 || len(f.volumes.submitted) != 2 {
 			t.Fatalf("too little to lose: %+v, %q", outcome.Status.Progress, got)

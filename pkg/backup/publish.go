@@ -56,8 +56,8 @@ func (e *execution) storeContents(ctx context.Context) error {
 	uploads := make([]format.PodVolumeBackup, 0, len(e.volumes))
 	infos := e.skipped
 	for _, volume := range e.volumes {
-		uploads = append(uploads, format.NewPodVolumeBackup(e.request.Backup, e.storeName, volume))
-		infos = append(infos, format.NewVolumeInfo(volume))
+		uploads = append(uploads, format.NewPodVolumeBackup(e.request.Backup, e.storeName, *volume))
+		infos = append(infos, format.NewVolumeInfo(*volume))
 	}
 	for _, file := range []struct {
 		key   string

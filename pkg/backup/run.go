@@ -118,7 +118,7 @@ type execution struct {
 
 	// What was read, for the side files.
 	list    format.ResourceList
-	volumes []format.Volume
+	volumes []*format.Volume
 	skipped []format.VolumeInfo
 }
 
@@ -185,14 +185,14 @@ func (e *execution) read(ctx context.Context) error {
 	}
 	// The tarball stays invisible until the volumes have ended too, so that a
 	// backup that is cancelled meanwhile leaves none.
-	results, err := e.Volumes.Wait(ctx)
+	err = e.Volumes.Wait(ctx)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err != nil {
 		e.findings.fail(subject{}, fmt.Sprintf("wait for the volumes: %v", err))
 	}
-	e.list, e.volumes, e.skipped = collector.sink.list, volumes.conclude(results), volumes.notTaken()
+	e.list, e.volumes, e.skipped = collector.sink.list, volumes.conclude(), volumes.notTaken()
 	return e.created(ctx, format.TarballKey(e.storeName), format.ContentOf(content.size, sum), tarball.Commit())
 }
 
@@ -297,13 +297,13 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 }
 
 // volumesProgress is nil for a backup without volumes.
-func volumesProgress(volumes []format.Volume) *holdfast.BackupVolumesProgress {
+func volumesProgress(volumes []*format.Volume) *holdfast.BackupVolumesProgress {
 	if len(volumes) == 0 {
 		return nil
 	}
 	progress := &holdfast.BackupVolumesProgress{Total: int32(len(volumes))}
-	for i := range volumes {
-		status := &volumes[i].Status
+	for _, volume := range volumes {
+		status := &volume.Status
 		progress.TotalBytes += status.Progress.TotalBytes
 		progress.BytesDone += status.Progress.BytesDone
 		if status.Phase == engine.VolumePhaseCompleted {

@@ -39,42 +39,40 @@ var start = time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
 
 // testVolumes uploads every volume at once.
 type testVolumes struct {
-	submitted []VolumeRequest
-	submit    func(VolumeRequest) error
-	result    func(VolumeRequest) engine.VolumeUploadStatus
+	submitted []*format.Volume
+	submit    func(*format.Volume) error
+	result    func(*format.Volume) engine.VolumeUploadStatus
 	wait      func(context.Context) error
 }
 
-func (v *testVolumes) Submit(_ context.Context, request VolumeRequest) error {
+func (v *testVolumes) Submit(_ context.Context, volume *format.Volume) error {
 	if v.submit != nil {
-		if err := v.submit(request); err != nil {
+		if err := v.submit(volume); err != nil {
 			return err
 		}
 	}
-	v.submitted = append(v.submitted, request)
+	v.submitted = append(v.submitted, volume)
 	return nil
 }
 
-func (v *testVolumes) Wait(ctx context.Context) ([]VolumeResult, error) {
+func (v *testVolumes) Wait(ctx context.Context) error {
 	if v.wait != nil {
 		if err := v.wait(ctx); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	var results []VolumeResult
-	for _, request := range slices.Backward(v.submitted) {
-		status := engine.VolumeUploadStatus{
-			Phase: engine.VolumePhaseCompleted, SnapshotID: "snap-" + request.Volume, Path: "/pods/" + request.Volume,
+	for _, volume := range v.submitted {
+		volume.Status = engine.VolumeUploadStatus{
+			Phase: engine.VolumePhaseCompleted, SnapshotID: "snap-" + volume.Name, Path: "/pods/" + volume.Name,
 			Progress:         engine.VolumeProgress{TotalBytes: 10, BytesDone: 10},
 			IncrementalBytes: 4,
 			StartTimestamp:   &metav1.Time{Time: start}, CompletionTimestamp: &metav1.Time{Time: start},
 		}
 		if v.result != nil {
-			status = v.result(request)
+			volume.Status = v.result(volume)
 		}
-		results = append(results, VolumeResult{Request: request, Status: status})
 	}
-	return results, nil
+	return nil
 }
 
 // fixture is a backup of a test cluster into a store in memory.

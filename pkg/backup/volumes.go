@@ -9,10 +9,9 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
 // Annotations of pods, with Velero's names: lists of volumes, separated by commas.
@@ -27,33 +26,12 @@ const (
 // Volumes moves the data of volumes. What was submitted and has not ended when
 // Run returns is the implementer's to stop.
 type Volumes interface {
-	// Submit hands over a volume, and returns without waiting for its upload.
-	Submit(ctx context.Context, request VolumeRequest) error
-	// Wait returns when every submitted volume has ended, one way or the other,
-	// with one result for each, in any order.
-	Wait(ctx context.Context) ([]VolumeResult, error)
-}
-
-// VolumeRequest is one volume of a pod, to be uploaded by the agent of its node.
-type VolumeRequest struct {
-	// Pod is the pod through which the volume is read.
-	Pod engine.PodReference
-	// Node runs the pod.
-	Node string
-	// Volume is the volume's name in the pod's spec.
-	Volume string
-	// ClaimName, ClaimUID and PersistentVolume are empty for a volume without a claim.
-	ClaimName        string
-	ClaimUID         types.UID
-	PersistentVolume string
-}
-
-// VolumeResult is what became of a volume.
-type VolumeResult struct {
-	// Request is what was submitted.
-	Request VolumeRequest
-	// Status has a final phase.
-	Status engine.VolumeUploadStatus
+	// Submit hands over a volume, whose status is not known yet, and returns without
+	// waiting for its upload. A volume is handed over once.
+	Submit(ctx context.Context, volume *format.Volume) error
+	// Wait returns when every submitted volume has ended, one way or the other, and
+	// each has its status.
+	Wait(ctx context.Context) error
 }
 
 // skippedVolume is a volume of a pod whose data is not read.

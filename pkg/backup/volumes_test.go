@@ -161,8 +161,8 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 				t.Errorf("got %+v, volumes %+v", outcome.Status, outcome.Status.Volumes)
 			}
 			var got []string
-			for _, request := range f.volumes.submitted {
-				got = append(got, fmt.Sprintf("%s/%s %s %s", request.Pod.Name, request.Volume, request.ClaimName, request.PersistentVolume))
+			for _, volume := range f.volumes.submitted {
+				got = append(got, fmt.Sprintf("%s/%s %s %s", volume.Pod.Name, volume.Name, volume.ClaimName, volume.PersistentVolume))
 			}
 			if diff := gocmp.Diff(test.want, got); diff != "" {
 				t.Errorf("handed over (-want +got):\n%s", diff)
@@ -233,7 +233,7 @@ func TestVolumesAreHandedOverEarly(t *testing.T) {
 	f.claims()
 	f.add("pods", podWith("p", "", "data"+claimData))
 	before := -1
-	f.volumes.submit = func(VolumeRequest) error {
+	f.volumes.submit = func(*format.Volume) error {
 		before = f.requested(configMaps)
 		return nil
 	}
@@ -248,14 +248,14 @@ func TestVolumesThatFail(t *testing.T) {
 	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
 	f.claims()
 	f.add("pods", podWith("p", "", "data"+claimData, "idle"+claimIdle, "scratch"+emptyDir, "refused"+emptyDir))
-	f.volumes.submit = func(request VolumeRequest) error {
-		if request.Volume == "refused" {
+	f.volumes.submit = func(volume *format.Volume) error {
+		if volume.Name == "refused" {
 			return errors.New("no agent on node n1")
 		}
 		return nil
 	}
-	f.volumes.result = func(request VolumeRequest) engine.VolumeUploadStatus {
-		switch request.Volume {
+	f.volumes.result = func(volume *format.Volume) engine.VolumeUploadStatus {
+		switch volume.Name {
 		case "data":
 			return engine.VolumeUploadStatus{Phase: engine.VolumePhaseFailed, Message: "the node went away"}
 		case "idle":

@@ -428,9 +428,9 @@ func (w *actorWriter) Abort() {
 
 type noVolumes struct{}
 
-func (noVolumes) Submit(context.Context, backup.VolumeRequest) error { return nil }
+func (noVolumes) Submit(context.Context, *format.Volume) error { return nil }
 
-func (noVolumes) Wait(context.Context) ([]backup.VolumeResult, error) { return nil, nil }
+func (noVolumes) Wait(context.Context) error { return nil }
 
 type fenceDiscovery struct{}
 

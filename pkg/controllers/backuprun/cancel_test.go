@@ -38,10 +38,10 @@ func (h *harness) expectCancelled(name string, stored bool) {
 func TestCancellingStopsARunAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
-			if err := volumes.Submit(ctx, volumeRequest("data")); err != nil {
+			if err := volumes.Submit(ctx, volumeOf("data")); err != nil {
 				t.Error(err)
 			}
-			_, err := volumes.Wait(ctx)
+			err := volumes.Wait(ctx)
 			return failed(err), err
 		}}, newRun("a", ready))
 		h.start(1)

@@ -30,10 +30,10 @@ import (
 func upload(t *testing.T, outcome backup.Outcome, err error, namespaces ...string) func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
 	return func(ctx context.Context, _ *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
 		for _, namespace := range namespaces {
-			request := volumeRequest("data")
-			request.Pod.Namespace = namespace
-			request.Pod.UID = types.UID("uid-of-web-in-" + namespace)
-			if err := volumes.Submit(ctx, request); err != nil {
+			volume := volumeOf("data")
+			volume.Pod.Namespace = namespace
+			volume.Pod.UID = types.UID("uid-of-web-in-" + namespace)
+			if err := volumes.Submit(ctx, volume); err != nil {
 				t.Error(err)
 			}
 		}

@@ -25,6 +25,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
@@ -81,7 +82,7 @@ type nodes interface {
 }
 
 type volumeRecord struct {
-	request   backup.VolumeRequest
+	volume    *format.Volume
 	submitted time.Time
 	// begun is when the agent was seen to have begun.
 	begun  time.Time
@@ -93,34 +94,34 @@ type volumeRecord struct {
 var _ backup.Volumes = &volumes{}
 
 // Submit implements backup.Volumes.
-func (v *volumes) Submit(ctx context.Context, request backup.VolumeRequest) error {
-	if err := v.repository(ctx, request.Pod.Namespace); err != nil {
+func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
+	if err := v.repository(ctx, volume.Pod.Namespace); err != nil {
 		return err
 	}
 	location := v.run.Spec.Backup.StorageLocation
 	record := &enginev1alpha1.VolumeUpload{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: recordName(v.run, request),
+			Name: recordName(v.run, volume),
 			Labels: map[string]string{
 				enginev1alpha1.LabelRun:  string(v.run.UID),
-				enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(request.Node),
+				enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(volume.Node),
 			},
 			OwnerReferences: []metav1.OwnerReference{
 				*metav1.NewControllerRef(v.run, enginev1alpha1.SchemeGroupVersion.WithKind("BackupRun")),
 			},
 		},
 		Spec: enginev1alpha1.VolumeUploadSpec{
-			Node:                  request.Node,
-			Pod:                   request.Pod,
-			Volume:                request.Volume,
-			ClaimName:             request.ClaimName,
-			ClaimUID:              request.ClaimUID,
-			PersistentVolume:      request.PersistentVolume,
+			Node:                  volume.Node,
+			Pod:                   volume.Pod,
+			Volume:                volume.Name,
+			ClaimName:             volume.ClaimName,
+			ClaimUID:              volume.ClaimUID,
+			PersistentVolume:      volume.PersistentVolume,
 			BackupStorageLocation: location,
-			Repository:            enginev1alpha1.RepositoryName(request.Pod.Namespace, location),
+			Repository:            enginev1alpha1.RepositoryName(volume.Pod.Namespace, location),
 		},
 	}
-	if !v.add(record.Name, request) {
+	if !v.add(record.Name, volume) {
 		return nil
 	}
 	_, err := v.client.Create(ctx, record, metav1.CreateOptions{})
@@ -136,20 +137,20 @@ func (v *volumes) Submit(ctx context.Context, request backup.VolumeRequest) erro
 		delete(v.records, record.Name)
 		v.unsure = true
 		v.mu.Unlock()
-		return fmt.Errorf("handing volume %s of pod %s/%s to its node: %w", request.Volume, request.Pod.Namespace, request.Pod.Name, err)
+		return fmt.Errorf("handing volume %s of pod %s/%s to its node: %w", volume.Name, volume.Pod.Namespace, volume.Pod.Name, err)
 	}
 	return nil
 }
 
 // add takes note of a volume, unless that was done before.
-func (v *volumes) add(name string, request backup.VolumeRequest) bool {
+func (v *volumes) add(name string, volume *format.Volume) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.records[name] != nil {
 		return false
 	}
-	v.namespaces.Insert(request.Pod.Namespace)
-	v.records[name] = &volumeRecord{request: request, submitted: v.clock.Now()}
+	v.namespaces.Insert(volume.Pod.Namespace)
+	v.records[name] = &volumeRecord{volume: volume, submitted: v.clock.Now()}
 	return true
 }
 
@@ -162,18 +163,18 @@ func (v *volumes) submitted() sets.Set[string] {
 
 // recordName is the same for the same volume of the same run, so that a repeated
 // submission makes no second record.
-func recordName(run *enginev1alpha1.BackupRun, request backup.VolumeRequest) string {
-	sum := sha256.Sum256([]byte(string(run.UID) + "/" + string(request.Pod.UID) + "/" + request.Volume))
+func recordName(run *enginev1alpha1.BackupRun, volume *format.Volume) string {
+	sum := sha256.Sum256([]byte(string(run.UID) + "/" + string(volume.Pod.UID) + "/" + volume.Name))
 	return run.Name + "-" + hex.EncodeToString(sum[:8])
 }
 
 // Wait implements backup.Volumes. A volume is waited for while its node has an agent
 // that works.
-func (v *volumes) Wait(ctx context.Context) ([]backup.VolumeResult, error) {
+func (v *volumes) Wait(ctx context.Context) error {
 	for {
 		v.mu.Lock()
 		changed := v.progress
-		var results []backup.VolumeResult
+		ended := 0
 		var absent map[string]time.Duration
 		now := v.clock.Now()
 		next := now.Add(volumeCheck)
@@ -187,22 +188,23 @@ func (v *volumes) Wait(ctx context.Context) ([]backup.VolumeResult, error) {
 				}
 			}
 			if record.latest.Phase.Done() {
-				results = append(results, backup.VolumeResult{Request: record.request, Status: record.latest})
-			} else if absence := v.nodes.Absence(record.request.Node, record.submitted); absence >= v.limits.agent/warnAfter && !v.warned.Has(record.request.Node) {
-				v.warned.Insert(record.request.Node)
+				ended++
+				record.volume.Status = record.latest
+			} else if absence := v.nodes.Absence(record.volume.Node, record.submitted); absence >= v.limits.agent/warnAfter && !v.warned.Has(record.volume.Node) {
+				v.warned.Insert(record.volume.Node)
 				if absent == nil {
 					absent = map[string]time.Duration{}
 				}
-				absent[record.request.Node] = absence
+				absent[record.volume.Node] = absence
 			}
 		}
-		done := len(results) == len(v.records)
+		done := ended == len(v.records)
 		v.mu.Unlock()
 		for node, absence := range absent {
 			v.warn(node, absence)
 		}
 		if done {
-			return results, nil
+			return nil
 		}
 		timer := v.clock.NewTimer(next.Sub(now))
 		select {
@@ -210,7 +212,7 @@ func (v *volumes) Wait(ctx context.Context) ([]backup.VolumeResult, error) {
 		case <-timer.C():
 		case <-ctx.Done():
 			timer.Stop()
-			return nil, ctx.Err()
+			return ctx.Err()
 		}
 		timer.Stop()
 	}
@@ -218,7 +220,7 @@ func (v *volumes) Wait(ctx context.Context) ([]backup.VolumeResult, error) {
 
 // judge says why a volume that is not done is given up, or when to look again.
 func (v *volumes) judge(record *volumeRecord, now time.Time) (failure string, next time.Time) {
-	node := record.request.Node
+	node := record.volume.Node
 	if v.nodes.NodeGone(node, record.submitted) {
 		volumesGivenUp.WithLabelValues("NodeGone").Inc()
 		return fmt.Sprintf("the node %q does not exist any more", node), next

@@ -4,7 +4,6 @@
 package backuprun
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,13 +21,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-func volumeRequest(volume string) backup.VolumeRequest {
-	return backup.VolumeRequest{
+func volumeOf(volume string) *format.Volume {
+	return &format.Volume{
 		Pod:       enginev1alpha1.PodReference{Namespace: "shop", Name: "web", UID: types.UID("uid-of-web")},
 		Node:      "node-1",
-		Volume:    volume,
+		Name:      volume,
 		ClaimName: "claim-of-" + volume, ClaimUID: types.UID("uid-of-claim"), PersistentVolume: "pv-of-" + volume,
 	}
 }
@@ -37,18 +37,24 @@ func volumeRequest(volume string) backup.VolumeRequest {
 type backupOf struct {
 	volumes []string
 	// results is set when the execution has ended.
-	results []backup.VolumeResult
+	results []*format.Volume
 	err     error
 }
 
 func (b *backupOf) execute(ctx context.Context, _ *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
-	for _, volume := range b.volumes {
-		if b.err = volumes.Submit(ctx, volumeRequest(volume)); b.err != nil {
+	var submitted []*format.Volume
+	for _, name := range b.volumes {
+		volume := volumeOf(name)
+		if b.err = volumes.Submit(ctx, volume); b.err != nil {
 			return stored(v1alpha1.BackupPhasePartiallyFailed), nil
 		}
+		if !slices.ContainsFunc(submitted, func(before *format.Volume) bool { return before.Name == name }) {
+			submitted = append(submitted, volume)
+		}
 	}
-	b.results, b.err = volumes.Wait(ctx)
-	slices.SortFunc(b.results, func(x, y backup.VolumeResult) int { return cmp.Compare(x.Request.Volume, y.Request.Volume) })
+	if b.err = volumes.Wait(ctx); b.err == nil {
+		b.results = submitted
+	}
 	return stored(done), b.err
 }
 
@@ -207,7 +213,7 @@ func TestVolumesEndOneWayOrTheOther(t *testing.T) {
 				if waited := time.Since(begin); waited != c.after {
 					t.Errorf("it ended after %s, want %s", waited, c.after)
 				}
-				if len(b.results) != 1 || b.results[0].Request != volumeRequest("data") {
+				if len(b.results) != 1 {
 					t.Fatalf("results: %+v", b.results)
 				}
 				if status := b.results[0].Status; status.Phase != c.phase || !strings.Contains(status.Message, c.message) {
@@ -308,9 +314,9 @@ func TestEachVolumeIsWaitedFor(t *testing.T) {
 		h.expect("a", done, true)
 		var got []string
 		for _, result := range b.results {
-			got = append(got, result.Request.Volume+" "+string(result.Status.Phase))
+			got = append(got, result.Name+" "+string(result.Status.Phase))
 		}
-		if want := []string{"one Failed", "three Completed", "two Completed"}; !slices.Equal(got, want) {
+		if want := []string{"one Failed", "two Completed", "three Completed"}; !slices.Equal(got, want) {
 			t.Errorf("results: %q, want %q", got, want)
 		}
 	})
@@ -400,7 +406,7 @@ func TestAVolumeThatCannotBeHandedOver(t *testing.T) {
 			b := &backupOf{volumes: []string{"data"}}
 			lost := false
 			h := newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
-				if err := volumes.Submit(ctx, volumeRequest("data")); err == nil {
+				if err := volumes.Submit(ctx, volumeOf("data")); err == nil {
 					t.Error("the answer was not lost")
 				}
 				time.Sleep(time.Second) // the informer has seen the end of it, long before
