@@ -31,6 +31,7 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/cached"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupdeletion"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
@@ -230,19 +231,20 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if cluster.Key, err = clusteridentity.Key(ctx, kube.CoreV1().Secrets(o.client.namespace)); err != nil {
 		return err
 	}
-	engineFactory := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace))
-	objects := informers.NewSharedInformerFactory(kube, 0)
+	engineFactory := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace),
+		engineinformers.WithTransform(cached.Trimmed))
+	objects := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(cached.Named))
 	settings := oneConfigMap(kube, o.client.namespace, records.SettingsName)
 	published := oneConfigMap(kube, o.client.namespace, clusteridentity.ConfigMapName)
 	agentsNamespace := enginev1alpha1.AgentsNamespace(o.client.namespace)
-	agentLeases := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(agentsNamespace),
+	agentLeases := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(agentsNamespace), informers.WithTransform(cached.Trimmed),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = liveness.AgentLabels }))
 	// Of nodes only the names matter, and the rest is large and changes all the time.
 	names, err := metadata.NewForConfig(config)
 	if err != nil {
 		return err
 	}
-	nodes := metadatainformer.NewSharedInformerFactory(names, 0)
+	nodes := metadatainformer.NewSharedInformerFactoryWithOptions(names, 0, metadatainformer.WithTransform(cached.Named))
 	agents, err := liveness.NewAgents(agentLeases.Coordination().V1().Leases().Informer(),
 		nodes.ForResource(corev1.SchemeGroupVersion.WithResource("nodes")).Informer(), clock.RealClock{})
 	if err != nil {
@@ -373,7 +375,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 
 // oneConfigMap makes informers of one ConfigMap, which is all that the role may read.
 func oneConfigMap(kube kubernetes.Interface, namespace, name string) informers.SharedInformerFactory {
-	return informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(namespace),
+	return informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(namespace), informers.WithTransform(cached.Trimmed),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) {
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 		}))

@@ -28,6 +28,7 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/cached"
 	"github.com/holdfast-io/holdfast/pkg/controllers/nodelimit"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumerestore"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumeupload"
@@ -136,10 +137,11 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 
 // work moves volumes until ctx ends, and returns when all work has stopped.
 func (o *nodeAgentOptions) work(ctx context.Context, kube kubernetes.Interface, metadata metadata.Interface, engine engineclient.Interface, broadcaster events.EventBroadcaster) error {
-	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace))
+	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace),
+		engineinformers.WithTransform(cached.Trimmed))
 	// An agent sees the work of its own node.
 	work := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0,
-		engineinformers.WithNamespace(o.client.namespace),
+		engineinformers.WithNamespace(o.client.namespace), engineinformers.WithTransform(cached.Trimmed),
 		engineinformers.WithTweakListOptions(func(options *metav1.ListOptions) {
 			options.LabelSelector = labels.Set{enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(o.node)}.String()
 		}))

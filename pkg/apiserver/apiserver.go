@@ -37,6 +37,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/cached"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	generatedopenapi "github.com/holdfast-io/holdfast/pkg/generated/openapi"
@@ -166,15 +167,19 @@ func (c CompletedConfig) New() (*Server, error) {
 		return nil, err
 	}
 	engine := engineinformers.NewSharedInformerFactoryWithOptions(c.client.engine, 0,
-		engineinformers.WithNamespace(c.extra.SystemNamespace))
+		engineinformers.WithNamespace(c.extra.SystemNamespace), engineinformers.WithTransform(cached.Trimmed))
 	oneConfigMap := func(name string) informers.SharedInformerFactory {
 		return informers.NewSharedInformerFactoryWithOptions(c.client.kube, 0,
-			informers.WithNamespace(c.extra.SystemNamespace),
+			informers.WithNamespace(c.extra.SystemNamespace), informers.WithTransform(cached.Trimmed),
 			informers.WithTweakListOptions(func(options *metav1.ListOptions) {
 				options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 			}))
 	}
 	settings, published := oneConfigMap(records.SettingsName), oneConfigMap(clusteridentity.Name)
+	// The rest of a namespace is for admission.
+	if err := c.client.informers.Core().V1().Namespaces().Informer().SetTransform(cached.Trimmed); err != nil {
+		return nil, err
+	}
 	projector, err := projection.New(projection.Config{
 		SystemNamespace: c.extra.SystemNamespace,
 		PollInterval:    c.extra.PollInterval,

@@ -1,0 +1,41 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cached says what informers keep in memory of the objects that they see:
+// what somebody here reads, and no more. Objects that informers hold are written back
+// without what is dropped, and keep it in the cluster all the same: an update without
+// managedFields leaves them as they are.
+package cached
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Trimmed drops the managedFields of any object. It is a cache.TransformFunc.
+func Trimmed(obj any) (any, error) {
+	if object, err := meta.Accessor(obj); err == nil {
+		object.SetManagedFields(nil)
+	}
+	return obj, nil
+}
+
+// Named keeps of a namespace, and of an object of which only the metadata is read,
+// which one it is, with its labels. It is a cache.TransformFunc.
+func Named(obj any) (any, error) {
+	switch object := obj.(type) {
+	case *corev1.Namespace:
+		*object = corev1.Namespace{TypeMeta: object.TypeMeta, ObjectMeta: named(&object.ObjectMeta)}
+	case *metav1.PartialObjectMetadata:
+		object.ObjectMeta = named(&object.ObjectMeta)
+	}
+	return obj, nil
+}
+
+func named(of *metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: of.Namespace, Name: of.Name, UID: of.UID, ResourceVersion: of.ResourceVersion,
+		CreationTimestamp: of.CreationTimestamp, DeletionTimestamp: of.DeletionTimestamp, Labels: of.Labels,
+	}
+}
