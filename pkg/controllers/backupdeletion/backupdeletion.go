@@ -28,18 +28,16 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -78,8 +76,7 @@ type Controller struct {
 	runs      engineclient.BackupRunInterface
 	runLister enginelisters.BackupRunNamespaceLister
 	locations enginelisters.StorageLocationNamespaceLister
-	synced    []cache.InformerSynced
-	queue     workqueue.TypedRateLimitingInterface[string]
+	queue     *loop.Loop[string]
 	// open opens the store of a location; tests put one in its place that fails.
 	open func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error)
 }
@@ -91,18 +88,15 @@ func New(config Config) (*Controller, error) {
 		runs:      config.Runs.BackupRuns(config.Namespace),
 		runLister: config.RunInformer.Lister().BackupRuns(config.Namespace),
 		locations: config.LocationInformer.Lister().StorageLocations(config.Namespace),
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "backupdeletion", Clock: config.Clock}),
+		queue: loop.New[string](loop.Config{
+			Controller: "backupdeletion", Workers: workers, FirstRetry: firstRetry, LastRetry: lastRetry, Clock: config.Clock,
+		}),
 		open: func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error) {
 			return location.Open(ctx, config.Secrets, record)
 		},
 	}
-	registrations := []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{config.RunInformer.Informer(), cache.ResourceEventHandlerFuncs{
+	return c, errors.Join(
+		c.queue.Watch(config.RunInformer.Informer(), cache.ResourceEventHandlerFuncs{
 			AddFunc: c.enqueue,
 			UpdateFunc: func(old, obj any) {
 				// Not our own writes, which say what a deletion waits for.
@@ -111,45 +105,21 @@ func New(config Config) (*Controller, error) {
 					c.enqueue(obj)
 				}
 			},
-		}},
-		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{
+		}),
+		c.queue.Watch(config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{
 			AddFunc: c.enqueueLocation,
 			UpdateFunc: func(old, obj any) {
 				before, after := old.(*enginev1alpha1.StorageLocation), obj.(*enginev1alpha1.StorageLocation)
-				back := unavailable(before) && !unavailable(after)
+				back := before.Unavailable() && !after.Unavailable()
 				if back || before.UID != after.UID || !equality.Semantic.DeepEqual(before.Spec, after.Spec) {
 					c.enqueueLocation(obj)
 				}
 			},
-		}},
-	}
-	for _, r := range registrations {
-		registration, err := r.informer.AddEventHandler(r.handler)
-		if err != nil {
-			return nil, err
-		}
-		c.synced = append(c.synced, registration.HasSynced)
-	}
-	return c, nil
+		}))
 }
 
 // Run works until ctx ends, and returns when all work has stopped.
-func (c *Controller) Run(ctx context.Context) {
-	defer utilruntime.HandleCrashWithContext(ctx)
-	stop := context.AfterFunc(ctx, c.queue.ShutDown)
-	defer stop()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
-		return
-	}
-	var running wait.Group
-	for range workers {
-		running.StartWithContext(ctx, func(ctx context.Context) {
-			for c.processNext(ctx) {
-			}
-		})
-	}
-	running.Wait()
-}
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 // removable reports whether a backup is to be removed: somebody asked for it, and
 // nobody works on it.
@@ -160,11 +130,6 @@ func removable(run *enginev1alpha1.BackupRun) bool {
 	phase := run.Status.Phase
 	standsForStored := run.Spec.Deletion.Stored != nil && (phase == "" || phase == v1alpha1.BackupPhaseNew)
 	return phase.Ended() || standsForStored
-}
-
-// unavailable reports whether a location is known not to answer.
-func unavailable(location *enginev1alpha1.StorageLocation) bool {
-	return meta.IsStatusConditionFalse(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
 }
 
 func (c *Controller) enqueue(obj any) {
@@ -183,25 +148,9 @@ func (c *Controller) enqueueLocation(obj any) {
 	}
 	for _, run := range runs {
 		if run.Spec.Backup.StorageLocation == location && removable(run) {
-			c.queue.Forget(run.Name)
-			c.queue.Add(run.Name)
+			c.queue.Soon(run.Name)
 		}
 	}
-}
-
-func (c *Controller) processNext(ctx context.Context) bool {
-	name, shutdown := c.queue.Get()
-	if shutdown {
-		return false
-	}
-	defer c.queue.Done(name)
-	if err := c.sync(ctx, name); err != nil && ctx.Err() == nil {
-		utilruntime.HandleErrorWithContext(ctx, err, "A backup is not deleted yet; it will be tried again", "backupRun", name)
-		c.queue.AddRateLimited(name)
-		return true
-	}
-	c.queue.Forget(name)
-	return true
 }
 
 // sync removes a backup, or says why it can't. An error means that it is worth

@@ -155,9 +155,7 @@ func (w *world) startWith(target bucket) (stop func()) {
 	// The fake forgets what happens before a watch.
 	w.eventually("the watches", func() bool { return w.Watches() >= before+2 })
 	// Else the controller polls for it, and begins only after some time.
-	for _, synced := range controller.synced {
-		w.eventually("the handlers have seen what there is", synced)
-	}
+	w.eventually("the handlers have seen what there is", controller.queue.Synced)
 	var running sync.WaitGroup
 	running.Go(func() { controller.Run(ctx) })
 	stop = sync.OnceFunc(func() {

@@ -81,7 +81,7 @@ func (c *Controller) removeStored(ctx context.Context, run *enginev1alpha1.Backu
 		return false, &obstacle{text: fmt.Sprintf("the deletion waits for the storage location %q, which does not exist: make it again, or give the deletion up by removing the BackupRun %s", name, run.Name)}
 	case err != nil:
 		return false, err
-	case unavailable(record):
+	case record.Unavailable():
 		return false, awaited(name, meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionAvailable).Message)
 	}
 	goOn, err := c.removeFrom(ctx, record, run)

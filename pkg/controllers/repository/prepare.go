@@ -33,7 +33,7 @@ func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepositor
 		// Its creation wakes the repository.
 		return notReady(engine.ReasonInvalid, fmt.Sprintf("the storage location %q does not exist", record.Spec.BackupStorageLocation)), nil
 	}
-	if unavailable(stored) {
+	if stored.Unavailable() {
 		// Its return wakes the repository.
 		return notReady(engine.ReasonUnreachable, fmt.Sprintf("the storage location %q is not available", stored.Name)), nil
 	}

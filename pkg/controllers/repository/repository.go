@@ -23,15 +23,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -70,8 +69,7 @@ type Controller struct {
 	Config
 	lister    enginelisters.VolumeRepositoryNamespaceLister
 	locations enginelisters.StorageLocationNamespaceLister
-	synced    []cache.InformerSynced
-	queue     workqueue.TypedRateLimitingInterface[string]
+	queue     *loop.Loop[string]
 }
 
 // EnsureRecord returns the VolumeRepository of a namespace in a storage location,
@@ -100,53 +98,26 @@ func New(config Config) (*Controller, error) {
 		Config:    config,
 		lister:    config.RepositoryInformer.Lister().VolumeRepositories(config.Namespace),
 		locations: config.LocationInformer.Lister().StorageLocations(config.Namespace),
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "repository", Clock: config.Clock}),
+		queue: loop.New[string](loop.Config{
+			Controller: "repository", Workers: workers, FirstRetry: firstRetry, LastRetry: lastRetry, Clock: config.Clock,
+		}),
 	}
-	registrations := []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
+	return c, errors.Join(
 		// Updates are those of the status, which are our own.
-		{config.RepositoryInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: c.enqueue}},
-		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{
+		c.queue.Watch(config.RepositoryInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: c.enqueue}),
+		c.queue.Watch(config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{
 			AddFunc: c.enqueueLocation,
 			UpdateFunc: func(old, obj any) {
 				before, after := old.(*engine.StorageLocation), obj.(*engine.StorageLocation)
-				if before.Generation != after.Generation || unavailable(before) != unavailable(after) {
+				if before.Generation != after.Generation || before.Unavailable() != after.Unavailable() {
 					c.enqueueLocation(obj)
 				}
 			},
-		}},
-	}
-	for _, r := range registrations {
-		registration, err := r.informer.AddEventHandler(r.handler)
-		if err != nil {
-			return nil, err
-		}
-		c.synced = append(c.synced, registration.HasSynced)
-	}
-	return c, nil
+		}))
 }
 
 // Run works until ctx ends.
-func (c *Controller) Run(ctx context.Context) {
-	defer utilruntime.HandleCrashWithContext(ctx)
-	stop := context.AfterFunc(ctx, c.queue.ShutDown)
-	defer stop()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
-		return
-	}
-	var running wait.Group
-	for range workers {
-		running.StartWithContext(ctx, func(ctx context.Context) {
-			for c.processNext(ctx) {
-			}
-		})
-	}
-	running.Wait()
-}
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 func (c *Controller) enqueue(obj any) {
 	c.queue.Add(obj.(*engine.VolumeRepository).Name)
@@ -162,25 +133,9 @@ func (c *Controller) enqueueLocation(obj any) {
 	}
 	for _, record := range records {
 		if record.Spec.BackupStorageLocation == location {
-			c.queue.Forget(record.Name)
-			c.queue.Add(record.Name)
+			c.queue.Soon(record.Name)
 		}
 	}
-}
-
-func (c *Controller) processNext(ctx context.Context) bool {
-	name, shutdown := c.queue.Get()
-	if shutdown {
-		return false
-	}
-	defer c.queue.Done(name)
-	if err := c.sync(ctx, name); err != nil && ctx.Err() == nil {
-		utilruntime.HandleErrorWithContext(ctx, err, "A repository is not ready; it will be tried again", "volumeRepository", name)
-		c.queue.AddRateLimited(name)
-		return true
-	}
-	c.queue.Forget(name)
-	return true
 }
 
 // sync prepares a repository and writes what came of it. An error means that it
@@ -225,9 +180,4 @@ func (c *Controller) write(ctx context.Context, record *engine.VolumeRepository,
 		c.Events.Eventf(record, nil, corev1.EventTypeWarning, condition.Reason, "Open", "%s", condition.Message)
 	}
 	return nil
-}
-
-// unavailable reports whether a location is known not to answer.
-func unavailable(location *engine.StorageLocation) bool {
-	return meta.IsStatusConditionFalse(location.Status.Conditions, engine.ConditionAvailable)
 }

@@ -14,14 +14,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -44,8 +42,7 @@ type Controller struct {
 	locations engineclient.StorageLocationsGetter
 	secrets   location.Secrets
 	lister    enginelisters.StorageLocationLister
-	synced    cache.InformerSynced
-	queue     workqueue.TypedRateLimitingInterface[cache.ObjectName]
+	queue     *loop.Loop[cache.ObjectName]
 	clock     clock.PassiveClock
 }
 
@@ -56,13 +53,10 @@ func New(locations engineclient.StorageLocationsGetter, secrets location.Secrets
 		locations: locations,
 		secrets:   secrets,
 		lister:    informer.Lister(),
-		synced:    informer.Informer().HasSynced,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.DefaultTypedControllerRateLimiter[cache.ObjectName](),
-			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "storagelocation", Clock: clock}),
-		clock: clock,
+		queue:     loop.New[cache.ObjectName](loop.Config{Controller: "storagelocation", Workers: workers, Clock: clock}),
+		clock:     clock,
 	}
-	_, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+	return c, c.queue.Watch(informer.Informer(), cache.ResourceEventHandlerFuncs{
 		AddFunc: c.enqueue,
 		UpdateFunc: func(old, obj any) {
 			if old.(*enginev1alpha1.StorageLocation).Generation != obj.(*enginev1alpha1.StorageLocation).Generation {
@@ -70,48 +64,13 @@ func New(locations engineclient.StorageLocationsGetter, secrets location.Secrets
 			}
 		},
 	})
-	return c, err
 }
 
 // Run works until ctx ends.
-func (c *Controller) Run(ctx context.Context) {
-	defer utilruntime.HandleCrashWithContext(ctx)
-	go func() {
-		<-ctx.Done()
-		c.queue.ShutDown()
-	}()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced) {
-		return
-	}
-	var running wait.Group
-	for range workers {
-		running.StartWithContext(ctx, func(ctx context.Context) {
-			wait.UntilWithContext(ctx, func(ctx context.Context) {
-				for c.processNext(ctx) {
-				}
-			}, time.Second)
-		})
-	}
-	running.Wait()
-}
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.Check) }
 
 func (c *Controller) enqueue(obj any) {
 	c.queue.Add(cache.MetaObjectToName(obj.(*enginev1alpha1.StorageLocation)))
-}
-
-func (c *Controller) processNext(ctx context.Context) bool {
-	key, shutdown := c.queue.Get()
-	if shutdown {
-		return false
-	}
-	defer c.queue.Done(key)
-	if err := c.Check(ctx, key); err != nil {
-		utilruntime.HandleErrorWithContext(ctx, err, "Checking a storage location failed; it will be tried again", "storageLocation", key)
-		c.queue.AddRateLimited(key)
-		return true
-	}
-	c.queue.Forget(key)
-	return true
 }
 
 // Check asks the store of a location and writes what came of it. A controller that

@@ -35,10 +35,10 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
@@ -140,8 +140,7 @@ type Controller[T Record[T]] struct {
 	client Client[T]
 	lister Lister[T]
 	opener *opener.Opener
-	synced []cache.InformerSynced
-	queue  workqueue.TypedRateLimitingInterface[string]
+	queue  *loop.Loop[string]
 	// submitted is true when the manager knows of all that waited at the start.
 	submitted atomic.Bool
 
@@ -185,43 +184,27 @@ func New[T Record[T]](config Config, kind Kind[T], client Client[T], lister List
 			Keys:         config.Keys,
 			Options:      config.Options,
 		},
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](10*time.Millisecond, 10*time.Second),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: kind.Name, Clock: config.Clock}),
+		// One worker is enough: it only decides and writes, the manager runs the work.
+		queue: loop.New[string](loop.Config{Controller: kind.Name, Clock: config.Clock}),
 		works: map[string]*work[T]{},
 		hung:  map[volume]time.Time{},
 	}
-	registrations := []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{informer, cache.ResourceEventHandlerFuncs{
+	return c, errors.Join(
+		c.queue.Watch(informer, cache.ResourceEventHandlerFuncs{
 			AddFunc:    c.enqueue,
 			UpdateFunc: func(_, obj any) { c.enqueue(obj) },
 			DeleteFunc: c.enqueue,
-		}},
-		{config.RepositoryInformer.Informer(), cache.ResourceEventHandlerFuncs{
+		}),
+		c.queue.Watch(config.RepositoryInformer.Informer(), cache.ResourceEventHandlerFuncs{
 			AddFunc:    c.enqueueWaiting,
 			UpdateFunc: func(_, obj any) { c.enqueueWaiting(obj) },
-		}},
-		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{}},
-	}
-	for _, r := range registrations {
-		registration, err := r.informer.AddEventHandler(r.handler)
-		if err != nil {
-			return nil, err
-		}
-		c.synced = append(c.synced, registration.HasSynced)
-	}
-	return c, nil
+		}),
+		c.queue.Watch(config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{}))
 }
 
 // Run works until ctx ends. Work that runs then is ended by the manager's owner.
 func (c *Controller[T]) Run(ctx context.Context) {
-	defer utilruntime.HandleCrashWithContext(ctx)
-	stop := context.AfterFunc(ctx, c.queue.ShutDown)
-	defer stop()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.queue.Synced) {
 		return
 	}
 	records, err := c.lister.List(labels.Everything())
@@ -235,9 +218,7 @@ func (c *Controller[T]) Run(ctx context.Context) {
 		}
 	}
 	c.submitted.Store(true)
-	// One worker is enough: it only decides and writes, the manager runs the work.
-	for c.processNext(ctx) {
-	}
+	c.queue.Run(ctx, c.sync)
 }
 
 // HasSynced reports whether the manager knows of all work that waited at the start. It
@@ -269,25 +250,6 @@ func (c *Controller[T]) enqueueWaiting(obj any) {
 			c.queue.Add(record.GetName())
 		}
 	}
-}
-
-func (c *Controller[T]) processNext(ctx context.Context) bool {
-	name, shutdown := c.queue.Get()
-	if shutdown {
-		return false
-	}
-	defer c.queue.Done(name)
-	err := c.sync(ctx, name)
-	switch {
-	case err == nil:
-		c.queue.Forget(name)
-	case apierrors.IsConflict(err):
-		c.queue.AddRateLimited(name) // the informer is behind
-	default:
-		utilruntime.HandleErrorWithContext(ctx, err, "Volume work failed; it will be tried again", "kind", c.kind.Name, "record", name)
-		c.queue.AddRateLimited(name)
-	}
-	return true
 }
 
 // sync looks at a record, at the work that this process does for it, and does

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	holdfastv1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -86,4 +87,9 @@ func (r *BackupRun) Phase() holdfastv1alpha1.BackupPhase {
 		return holdfastv1alpha1.BackupPhaseNew
 	}
 	return r.Status.Phase
+}
+
+// Unavailable reports whether the location is known not to answer.
+func (l *StorageLocation) Unavailable() bool {
+	return meta.IsStatusConditionFalse(l.Status.Conditions, ConditionAvailable)
 }
