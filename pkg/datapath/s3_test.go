@@ -25,7 +25,7 @@ func TestS3(t *testing.T) {
 	s := store{key: repository.NewKey(), location: repository.Location{
 		Spec: engine.StorageLocationSpec{
 			Provider: engine.StorageProviderS3,
-			S3:       &engine.S3Location{Bucket: "backups", Endpoint: server.URL, CredentialsSecret: "credentials"},
+			S3:       &engine.S3Location{Bucket: "backups", Endpoint: server.URL, ForcePathStyle: true, CredentialsSecret: "credentials"},
 		},
 		Secret: map[string][]byte{"accessKeyID": []byte("id"), "secretAccessKey": []byte("key")},
 	}}

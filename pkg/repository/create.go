@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"math"
 	"strings"
@@ -84,18 +83,14 @@ func Create(ctx context.Context, loc Location, namespace string, key Key) error 
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(initialize(ctx, bucket, loc.Spec.Provider, namespace, key), bucket.Close()); err != nil {
-		return err
+	if err := initialize(ctx, bucket, loc.Spec.Provider, namespace, key); err != nil {
+		return errors.Join(err, bucket.Close())
 	}
-	st, err := connect(ctx, loc, namespace)
+	r, err := open(ctx, bucket, loc.Spec.Provider, namespace, key, Options{})
 	if err != nil {
 		return err
 	}
-	r, err := open(ctx, st, key, Options{})
-	if err != nil {
-		return errors.Join(err, st.Close(context.WithoutCancel(ctx)))
-	}
-	return errors.Join(r.setUp(ctx, st), r.Close(ctx))
+	return errors.Join(r.setUp(ctx), r.Close(ctx))
 }
 
 // creatable is what the creation of a repository needs of its store.
@@ -200,7 +195,7 @@ func (s *staging) PutBlob(_ context.Context, id blob.ID, data blob.Bytes, _ blob
 
 // setUp writes what a repository needs besides its format: the owner of its
 // maintenance, a policy, and Velero's marker.
-func (r *Repository) setUp(ctx context.Context, st blob.Storage) error {
+func (r *Repository) setUp(ctx context.Context) error {
 	params, err := maintenance.GetParams(ctx, r.direct)
 	if err != nil {
 		return fmt.Errorf("read the repository's maintenance parameters: %w", err)
@@ -229,9 +224,10 @@ func (r *Repository) setUp(ctx context.Context, st blob.Storage) error {
 		}
 	}
 
-	if _, err := st.GetMetadata(ctx, markerBlob); err == nil {
+	object := r.storage.key(markerBlob)
+	if _, err := r.storage.bucket.Attributes(ctx, object); err == nil {
 		return nil
-	} else if !errors.Is(err, blob.ErrBlobNotFound) {
+	} else if !errors.Is(err, store.ErrNotFound) {
 		return fmt.Errorf("look for the repository's marker: %w", err)
 	}
 	marker, err := json.Marshal(struct {
@@ -240,7 +236,7 @@ func (r *Repository) setUp(ctx context.Context, st blob.Storage) error {
 	if err != nil {
 		return err
 	}
-	if err := st.PutBlob(ctx, markerBlob, rawBlob(marker), blob.PutOptions{}); err != nil {
+	if err := r.storage.bucket.Put(ctx, object, marker); err != nil {
 		return fmt.Errorf("write the repository's marker: %w", err)
 	}
 	return nil
@@ -258,19 +254,3 @@ func keepEverything() *policy.Policy {
 		SchedulingPolicy: policy.SchedulingPolicy{Manual: true},
 	}
 }
-
-// rawBlob implements blob.Bytes.
-type rawBlob []byte
-
-func (b rawBlob) Length() int { return len(b) }
-
-func (b rawBlob) WriteTo(w io.Writer) (int64, error) {
-	n, err := w.Write(b)
-	return int64(n), err
-}
-
-func (b rawBlob) Reader() io.ReadSeekCloser { return nopCloser{bytes.NewReader(b)} }
-
-type nopCloser struct{ io.ReadSeeker }
-
-func (nopCloser) Close() error { return nil }

@@ -4,11 +4,9 @@
 package repository
 
 import (
-	"encoding/pem"
 	"errors"
 	"io/fs"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,14 +67,7 @@ func TestSleepWhileCreating(t *testing.T) {
 
 // A bucket with Object Lock and a default retention takes a repository.
 func TestCreateWithObjectLock(t *testing.T) {
-	var locked http.Handler
-	spec, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
-		locked = storetest.Locked(next)
-		return locked
-	})
-	server := httptest.NewTLSServer(locked) // without TLS, Kopia sends chunks
-	defer server.Close()
-	spec.S3.Endpoint, spec.S3.CABundle = server.URL, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	spec, secret := storetest.FakeS3(t, storetest.Locked)
 	loc, key := Location{Spec: spec, Secret: secret}, NewKey()
 	if err := Create(t.Context(), loc, namespace, key); err != nil {
 		t.Fatal(err)

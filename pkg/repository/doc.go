@@ -10,7 +10,9 @@
 //     default@default, and the marker udmrepo.Repository.
 //   - Create is idempotent, and safe when two processes create at once, or one
 //     sleeps over it: a repository begins to exist by one conditional write.
-//   - In a folder store nothing outside of the location's folder is reached, by
+//   - A repository is reached as its location is, by package store: with the same
+//     credentials, authorities and checksums.
+//   - In a folder store nothing outside of the repository's folder is reached, by
 //     symbolic link or otherwise, and what is written is on the disk, names too.
 //   - A key that does not open a repository is ErrWrongKey; nothing is ever
 //     initialised over existing data.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
 var (
@@ -62,6 +63,7 @@ type Options struct {
 // Repository is an open repository. It is safe for concurrent use.
 type Repository struct {
 	direct  repo.DirectRepository
+	storage *storage
 	workDir string
 	release func()
 }
@@ -69,7 +71,7 @@ type Repository struct {
 // Open opens the repository of a namespace in a location. It fails with
 // ErrNotInitialized, ErrWrongKey, or the error of the store.
 func Open(ctx context.Context, loc Location, namespace string, key Key, opts Options) (*Repository, error) {
-	st, err := connect(ctx, loc, namespace)
+	bucket, err := store.Open(ctx, &loc.Spec, loc.Secret)
 	if err != nil {
 		return nil, err
 	}
@@ -79,11 +81,7 @@ func Open(ctx context.Context, loc Location, namespace string, key Key, opts Opt
 	if opts.CacheDir != "" {
 		opts.CacheDir = filepath.Join(opts.CacheDir, cacheName(loc.Spec, namespace))
 	}
-	r, err := open(ctx, st, key, opts)
-	if err != nil {
-		return nil, errors.Join(err, st.Close(context.WithoutCancel(ctx)))
-	}
-	return r, nil
+	return open(ctx, bucket, loc.Spec.Provider, namespace, key, opts)
 }
 
 // cacheName names the cache of a repository: the same after a restart, and
@@ -97,8 +95,21 @@ func cacheName(spec engine.StorageLocationSpec, namespace string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// open opens the repository in st, which it owns if it succeeds.
-func open(ctx context.Context, st blob.Storage, key Key, opts Options) (_ *Repository, err error) {
+// open opens the repository in a bucket, and closes the bucket if it fails.
+func open(ctx context.Context, bucket *store.Bucket, provider engine.StorageProvider, namespace string, key Key, opts Options) (*Repository, error) {
+	st, err := connect(ctx, bucket, provider, namespace)
+	if err != nil {
+		return nil, errors.Join(err, bucket.Close())
+	}
+	r, err := openStorage(ctx, st, key, opts)
+	if err != nil {
+		return nil, errors.Join(err, st.Close(ctx))
+	}
+	return r, nil
+}
+
+// openStorage opens the repository in st, which it owns if it succeeds.
+func openStorage(ctx context.Context, st *storage, key Key, opts Options) (_ *Repository, err error) {
 	workDir, err := os.MkdirTemp(opts.WorkDir, "repository-") // with mode 0700
 	if err != nil {
 		return nil, fmt.Errorf("make a folder for the open repository: %w", err)
@@ -158,7 +169,7 @@ func open(ctx context.Context, st blob.Storage, key Key, opts Options) (_ *Repos
 	case err != nil:
 		return nil, fmt.Errorf("open the repository: %w", err)
 	}
-	return &Repository{direct: opened.(repo.DirectRepository), workDir: workDir, release: release}, nil
+	return &Repository{direct: opened.(repo.DirectRepository), storage: st, workDir: workDir, release: release}, nil
 }
 
 // Kopia returns the open repository for reading and writing snapshots.

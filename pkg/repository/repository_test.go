@@ -50,7 +50,7 @@ func s3Location(t *testing.T, tls bool) Location {
 		t.Fatal(err)
 	}
 	server := httptest.NewUnstartedServer(gofakes3.New(backend).Server())
-	spec := &engine.S3Location{Bucket: "backups", CredentialsSecret: "credentials"}
+	spec := &engine.S3Location{Bucket: "backups", ForcePathStyle: true, CredentialsSecret: "credentials"}
 	if tls {
 		server.StartTLS()
 		spec.CABundle = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})

@@ -4,18 +4,21 @@
 package repository
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
+	"io"
 	"path"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/kopia/kopia/repo/blob"
-	"github.com/kopia/kopia/repo/blob/s3"
+	"github.com/kopia/kopia/repo/blob/sharded"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -31,13 +34,6 @@ type Location struct {
 	Secret map[string][]byte
 }
 
-const (
-	// defaultRegion is the default of S3Location.Region.
-	defaultRegion = "us-east-1"
-	// awsEndpoint is rewritten to the region's own endpoint by the S3 client.
-	awsEndpoint = "s3.amazonaws.com"
-)
-
 // Folder is the folder of a namespace's repository below the location's root,
 // with a trailing slash.
 func Folder(prefix, namespace string) string {
@@ -52,65 +48,240 @@ func folderOf(namespace string) (string, error) {
 	return Folder("", namespace), nil
 }
 
-// connect returns the blob storage of a namespace's repository. In a folder that
-// does not exist there is ErrNotInitialized.
-func connect(ctx context.Context, loc Location, namespace string) (blob.Storage, error) {
-	if _, err := folderOf(namespace); err != nil {
+// storage keeps the blobs of a repository in a Bucket, as Kopia's own storages of the
+// same kind do: in a bucket under their names, and in a folder cut into folders.
+type storage struct {
+	blob.DefaultProviderImplementation
+	bucket *store.Bucket // of the repository's folder
+	// shards says how names are cut; nil is not at all.
+	shards *sharded.Parameters
+	// answered is set once the store has answered.
+	answered atomic.Bool
+	closed   sync.Once
+}
+
+// defaultShards is how names are cut into folders: as Kopia does in a new repository.
+// That of an existing one is written in it.
+var defaultShards = []int{1, 3}
+
+// storageConfig is an object of Kopia's client for S3 that is no blob.
+const storageConfig = ".storageconfig"
+
+// connect returns the blob storage of a namespace's repository, which takes the place
+// of the bucket if it succeeds. In a folder that does not exist there is
+// ErrNotInitialized.
+func connect(ctx context.Context, bucket *store.Bucket, provider engine.StorageProvider, namespace string) (*storage, error) {
+	folder, err := folderOf(namespace)
+	if err != nil {
 		return nil, err
 	}
-	folder := Folder(loc.Spec.Prefix, namespace)
+	bucket, err = bucket.Folder(ctx, folder)
 	switch {
-	case loc.Spec.Provider == engine.StorageProviderFilesystem && loc.Spec.Filesystem != nil:
-		return connectFolder(loc.Spec.Filesystem.Path, folder)
-	case loc.Spec.Provider == engine.StorageProviderS3 && loc.Spec.S3 != nil:
-		return connectS3(ctx, loc.Spec.S3, loc.Secret, folder)
-	default:
-		return nil, fmt.Errorf("the storage location is incomplete: provider %q without its section", loc.Spec.Provider)
+	case errors.Is(err, store.ErrNotFound):
+		return nil, fmt.Errorf("%w: %w", ErrNotInitialized, err)
+	case err != nil:
+		return nil, fmt.Errorf("open the repository's folder: %w", err)
 	}
+	s := &storage{bucket: bucket}
+	if provider == engine.StorageProviderFilesystem {
+		if s.shards, err = shardsOf(ctx, bucket); err != nil {
+			return nil, errors.Join(fmt.Errorf("learn the repository's layout: %w", err), bucket.Close())
+		}
+	}
+	return s, nil
 }
 
-func connectS3(ctx context.Context, spec *engine.S3Location, secret map[string][]byte, folder string) (blob.Storage, error) {
-	opts, err := s3Options(spec, secret, folder)
+// shardsOf reads how the names of a repository are cut, and records it in a new one.
+func shardsOf(ctx context.Context, bucket *store.Bucket) (*sharded.Parameters, error) {
+	shards := sharded.DefaultParameters(defaultShards)
+	var written bytes.Buffer
+	if err := shards.Save(&written); err != nil {
+		return nil, err
+	}
+	recorded, err := bucket.Get(ctx, sharded.ParametersFile)
+	if errors.Is(err, store.ErrNotFound) {
+		if err = bucket.Create(ctx, sharded.ParametersFile, written.Bytes()); !errors.Is(err, store.ErrExists) {
+			return shards, err
+		}
+		recorded, err = bucket.Get(ctx, sharded.ParametersFile)
+	}
 	if err != nil {
 		return nil, err
 	}
-	st, err := s3.New(ctx, opts, false)
-	if err != nil {
-		return nil, fmt.Errorf("reach bucket %q at %s: %w", opts.BucketName, opts.Endpoint, err)
-	}
-	return st, nil
+	defer recorded.Close()
+	shards = new(sharded.Parameters)
+	return shards, shards.Load(recorded)
 }
 
-// s3Options maps a location to Kopia's options. ForcePathStyle has no
-// counterpart: the client uses the bucket as part of the path everywhere but on
-// AWS and other services that it knows to want a host name.
-func s3Options(spec *engine.S3Location, secret map[string][]byte, folder string) (*s3.Options, error) {
-	opts := &s3.Options{
-		BucketName: spec.Bucket,
-		Prefix:     folder,
-		Endpoint:   awsEndpoint,
-		RootCA:     spec.CABundle,
-		Region:     cmp.Or(spec.Region, defaultRegion),
+// key is the object of a blob.
+func (s *storage) key(id blob.ID) string {
+	if s.shards == nil {
+		return string(id)
 	}
-	if spec.Endpoint != "" {
-		endpoint, err := url.Parse(spec.Endpoint)
-		if err != nil || endpoint.Host == "" || (endpoint.Scheme != "http" && endpoint.Scheme != "https") || strings.Trim(endpoint.Path, "/") != "" {
-			return nil, fmt.Errorf("the storage location's endpoint %q is not of the form https://HOST[:PORT]", spec.Endpoint)
+	folder, rest := s.shards.GetShardDirectoryAndBlob("", id)
+	return path.Join(folder, string(rest)+sharded.CompleteBlobSuffix)
+}
+
+// While a store that has answered is unavailable, an operation is tried again, with
+// pauses that double: a store that is restarted or throttles for half a minute must
+// not cost an upload of hours. Each attempt is several of the store's client.
+const (
+	attempts   = 9
+	firstPause = 100 * time.Millisecond
+)
+
+// persist tries to do something until it succeeds or can't, and puts errors in Kopia's
+// words.
+func (s *storage) persist(ctx context.Context, do func() error) error {
+	pause := firstPause
+	for attempt := 1; ; attempt++ {
+		err := do()
+		if err == nil || errors.Is(err, store.ErrNotFound) {
+			s.answered.Store(true)
 		}
-		opts.Endpoint, opts.DoNotUseTLS = endpoint.Host, endpoint.Scheme == "http"
-	}
-	if spec.CredentialsSecret == "" {
-		return opts, nil
-	}
-	for _, name := range []string{store.SecretAccessKeyID, store.SecretSecretAccessKey} {
-		if len(secret[name]) == 0 {
-			return nil, fmt.Errorf("the Secret %s of the storage location lacks the key %s", spec.CredentialsSecret, name)
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+			return fmt.Errorf("%w: %w", blob.ErrBlobNotFound, err)
+		case errors.Is(err, store.ErrRange):
+			return fmt.Errorf("%w: %w", blob.ErrInvalidRange, err)
+		case !errors.Is(err, store.ErrUnavailable) || attempt == attempts || !s.answered.Load():
+			return err
+		}
+		select {
+		case <-time.After(pause):
+			pause *= 2
+		case <-ctx.Done():
+			return err
 		}
 	}
-	opts.AccessKeyID = string(secret[store.SecretAccessKeyID])
-	opts.SecretAccessKey = string(secret[store.SecretSecretAccessKey])
-	opts.SessionToken = string(secret[store.SecretSessionToken])
-	return opts, nil
+}
+
+// GetBlob implements blob.Storage.
+func (s *storage) GetBlob(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) error {
+	output.Reset()
+	if offset < 0 {
+		return blob.ErrInvalidRange
+	}
+	if length == 0 {
+		_, err := s.GetMetadata(ctx, id)
+		return err
+	}
+	err := s.persist(ctx, func() error {
+		content, err := s.bucket.GetRange(ctx, s.key(id), offset, length)
+		if err != nil {
+			return err
+		}
+		defer content.Close()
+		buffer := buffers.Get().(*[]byte)
+		defer buffers.Put(buffer)
+		output.Reset()
+		_, err = io.CopyBuffer(output, content, *buffer)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return blob.EnsureLengthExactly(output.Length(), length)
+}
+
+var buffers = sync.Pool{New: func() any { return new(make([]byte, 64<<10)) }}
+
+// GetMetadata implements blob.Storage.
+func (s *storage) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, error) {
+	var found store.Object
+	err := s.persist(ctx, func() (err error) {
+		found, err = s.bucket.Attributes(ctx, s.key(id))
+		return err
+	})
+	return blob.Metadata{BlobID: id, Length: found.Size, Timestamp: found.ModTime}, err
+}
+
+// PutBlob implements blob.Storage. It replaces what is there.
+func (s *storage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, opts blob.PutOptions) error {
+	var retention store.Retention
+	switch {
+	case !opts.SetModTime.IsZero():
+		return blob.ErrSetTimeUnsupported
+	case opts.DoNotRecreate, opts.HasRetentionOptions() && s.shards != nil:
+		return blob.ErrUnsupportedPutBlobOption
+	case opts.HasRetentionOptions():
+		retention = store.Retention{Mode: string(opts.RetentionMode), Until: time.Now().Add(opts.RetentionPeriod)}
+	}
+	err := s.persist(ctx, func() error { return s.bucket.PutContent(ctx, s.key(id), data, retention) })
+	if err == nil && opts.GetModTime != nil {
+		var written blob.Metadata
+		written, err = s.GetMetadata(ctx, id)
+		*opts.GetModTime = written.Timestamp
+	}
+	return err
+}
+
+// DeleteBlob implements blob.Storage.
+func (s *storage) DeleteBlob(ctx context.Context, id blob.ID) error {
+	return s.persist(ctx, func() error { return s.bucket.Remove(ctx, s.key(id)) })
+}
+
+// ListBlobs implements blob.Storage.
+func (s *storage) ListBlobs(ctx context.Context, prefix blob.ID, callback func(blob.Metadata) error) error {
+	return s.list(ctx, "", "", string(prefix), callback)
+}
+
+// list lists the blobs of a folder whose names begin with the folder's. It goes on
+// where an attempt has ended.
+func (s *storage) list(ctx context.Context, folder, name, prefix string, callback func(blob.Metadata) error) error {
+	var options store.ListOptions
+	if s.shards == nil {
+		options.Beginning = prefix
+	}
+	var stopped error
+	err := s.persist(ctx, func() error {
+		for object, err := range s.bucket.List(ctx, folder, options) {
+			if err != nil {
+				return err
+			}
+			options.StartAfter = object.Key
+			if stopped = s.visit(ctx, object, name+strings.TrimPrefix(object.Key, folder), prefix, callback); stopped != nil {
+				return nil
+			}
+		}
+		return nil
+	})
+	return cmp.Or(stopped, err)
+}
+
+// visit tells of an object, or of those in a folder.
+func (s *storage) visit(ctx context.Context, object store.Object, name, prefix string, callback func(blob.Metadata) error) error {
+	isBlob := name != storageConfig
+	switch {
+	case s.shards == nil && object.IsFolder:
+		return nil
+	case object.IsFolder:
+		name = strings.TrimSuffix(name, "/")
+		if !strings.HasPrefix(name, prefix) && !strings.HasPrefix(prefix, name) {
+			return nil
+		}
+		return s.list(ctx, object.Key, name, prefix, callback)
+	case s.shards != nil:
+		name, isBlob = strings.CutSuffix(name, sharded.CompleteBlobSuffix)
+	}
+	if !isBlob || !strings.HasPrefix(name, prefix) {
+		return nil
+	}
+	return callback(blob.Metadata{BlobID: blob.ID(name), Length: object.Size, Timestamp: object.ModTime})
+}
+
+// ConnectionInfo implements blob.Storage. Nobody connects by it: see lend.
+func (s *storage) ConnectionInfo() blob.ConnectionInfo {
+	return blob.ConnectionInfo{Type: storageType}
+}
+
+// DisplayName implements blob.Storage.
+func (s *storage) DisplayName() string { return "storage location" }
+
+// Close implements blob.Storage. Kopia closes what it has failed to open.
+func (s *storage) Close(context.Context) (err error) {
+	s.closed.Do(func() { err = s.bucket.Close() })
+	return err
 }
 
 // Kopia opens a repository only by a configuration file, and would write the

@@ -4,7 +4,6 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -37,7 +36,8 @@ const (
 // blobBackend is a store of gocloud.dev.
 type blobBackend struct {
 	bucket *blob.Bucket
-	// name is that of a bucket of S3.
+	// s3 and name are those of a bucket of S3.
+	s3   *s3.Client
 	name string
 	// removing is for stores other than S3, which can't remove under a condition: no
 	// write of this process ends between look and removal.
@@ -45,7 +45,7 @@ type blobBackend struct {
 }
 
 func (b *blobBackend) list(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error] {
-	listing := &blob.ListOptions{Prefix: folder}
+	listing := &blob.ListOptions{Prefix: folder + options.Beginning}
 	if !options.Recursive {
 		listing.Delimiter = "/"
 	}
@@ -81,8 +81,8 @@ func (b *blobBackend) list(ctx context.Context, folder string, options ListOptio
 	}
 }
 
-func (b *blobBackend) get(ctx context.Context, key string) (io.ReadCloser, error) {
-	return b.bucket.NewReader(ctx, key, nil)
+func (b *blobBackend) get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
+	return b.bucket.NewRangeReader(ctx, key, offset, length, nil)
 }
 
 func (b *blobBackend) attributes(ctx context.Context, key string) (Object, error) {
@@ -114,14 +114,31 @@ func plainVersion(md5 []byte, written time.Time) string {
 	return fmt.Sprintf("%x-%d", md5, written.UnixNano())
 }
 
-func (b *blobBackend) write(ctx context.Context, key string, content []byte, exclusive bool) error {
-	b.removing.RLock()
-	defer b.removing.RUnlock()
-	// Upload knows the length, and so makes one request and no copy.
-	return b.bucket.Upload(ctx, key, bytes.NewReader(content), &blob.WriterOptions{
-		ContentType: contentType,
-		IfNotExist:  exclusive,
-	})
+func (b *blobBackend) write(ctx context.Context, key string, content Content, options writeOptions) error {
+	body := content.Reader()
+	defer body.Close()
+	if b.s3 == nil {
+		b.removing.RLock()
+		defer b.removing.RUnlock()
+		return b.bucket.Upload(ctx, key, body, &blob.WriterOptions{ContentType: contentType, IfNotExist: options.exclusive})
+	}
+	// The writer of gocloud.dev would copy the content, and send a large one in parts.
+	request := &s3.PutObjectInput{
+		Bucket:        aws.String(b.name),
+		Key:           aws.String(key),
+		Body:          body,
+		ContentLength: aws.Int64(int64(content.Length())),
+		ContentType:   aws.String(contentType),
+	}
+	if options.exclusive {
+		request.IfNoneMatch = aws.String("*")
+	}
+	if retention := options.retention; retention.Mode != "" {
+		request.ObjectLockMode = s3types.ObjectLockMode(retention.Mode)
+		request.ObjectLockRetainUntilDate = aws.Time(retention.Until)
+	}
+	_, err := b.s3.PutObject(ctx, request)
+	return err
 }
 
 func (b *blobBackend) newWriter(ctx context.Context, key string) (ObjectWriter, error) {
@@ -141,15 +158,14 @@ func (b *blobBackend) newWriter(ctx context.Context, key string) (ObjectWriter, 
 // tuneUpload bounds the memory of an upload to S3, and has its parts removed when
 // its context ends: by default the removal is tried with that context, in vain.
 func (b *blobBackend) tuneUpload(as func(any) bool) error {
-	var client *s3.Client
 	var manager *transfermanager.Client
-	if b.bucket.As(&client) && as(&manager) {
-		*manager = *transfermanager.New(client, func(o *transfermanager.Options) {
+	if b.s3 != nil && as(&manager) {
+		*manager = *transfermanager.New(b.s3, func(o *transfermanager.Options) {
 			o.PartSizeBytes = partBytes
 			o.MultipartUploadThreshold = partBytes
 			o.Concurrency = partsInFlight
 			o.FailTimeout = abortTimeout
-			o.RequestChecksumCalculation = client.Options().RequestChecksumCalculation
+			o.RequestChecksumCalculation = b.s3.Options().RequestChecksumCalculation
 		})
 	}
 	return nil
@@ -160,9 +176,7 @@ func (b *blobBackend) tuneUpload(as func(any) bool) error {
 const longAgo = time.Second
 
 func (b *blobBackend) delete(ctx context.Context, key, version string) error {
-	var client *s3.Client
-	isS3 := b.bucket.As(&client)
-	if !isS3 {
+	if b.s3 == nil {
 		b.removing.Lock()
 		defer b.removing.Unlock()
 	}
@@ -176,16 +190,27 @@ func (b *blobBackend) delete(ctx context.Context, key, version string) error {
 			return ErrChanged
 		case time.Now().Round(0).Sub(asked).Abs() > longAgo && ctx.Err() == nil:
 			continue
-		case !isS3:
+		case b.s3 == nil:
 			return b.bucket.Delete(ctx, key)
 		}
-		_, err = client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: aws.String(b.name), Key: aws.String(key), IfMatch: aws.String(version)})
+		_, err = b.s3.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: aws.String(b.name), Key: aws.String(key), IfMatch: aws.String(version)})
 		if errors.Is(explain("", "", err), ErrExists) {
 			return ErrChanged // so are failed conditions called
 		}
 		return err
 	}
 }
+
+func (b *blobBackend) remove(ctx context.Context, key string) error {
+	if b.s3 == nil {
+		return b.bucket.Delete(ctx, key)
+	}
+	// That of gocloud.dev would look first whether there is one.
+	_, err := b.s3.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: aws.String(b.name), Key: aws.String(key)})
+	return err
+}
+
+func (b *blobBackend) folder(key string) (backend, string, error) { return b, key, nil }
 
 func (b *blobBackend) check(ctx context.Context, folder string) error {
 	_, _, err := b.bucket.ListPage(ctx, blob.FirstPageToken, 1, &blob.ListOptions{Prefix: folder})

@@ -4,6 +4,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -30,16 +31,24 @@ const (
 // backend is one kind of store. Its keys are whole, and checked.
 type backend interface {
 	list(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error]
-	get(ctx context.Context, key string) (io.ReadCloser, error)
+	// get reads to the end with a negative length, and something else with none.
+	get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
 	attributes(ctx context.Context, key string) (Object, error)
-	// write stores a small object; exclusive fails with errExists if there is one.
-	write(ctx context.Context, key string, content []byte, exclusive bool) error
+	write(ctx context.Context, key string, content Content, options writeOptions) error
 	newWriter(ctx context.Context, key string) (ObjectWriter, error)
 	// delete fails with ErrChanged if the object has another version.
 	delete(ctx context.Context, key, version string) error
+	remove(ctx context.Context, key string) error
+	// folder is what a Bucket of a folder works on, and the prefix of its keys.
+	folder(key string) (backend, string, error)
 	// check makes the cheapest request that proves that the store answers.
 	check(ctx context.Context, folder string) error
 	close() error
+}
+
+type writeOptions struct {
+	exclusive bool // ErrExists if there is an object
+	retention Retention
 }
 
 // Bucket is the store of a storage location. It is safe for concurrent use.
@@ -75,7 +84,7 @@ func Open(ctx context.Context, location *engine.StorageLocationSpec, secret map[
 		if err != nil {
 			return nil, err
 		}
-		return &Bucket{backend: &blobBackend{bucket: bucket, name: location.S3.Bucket}, prefix: prefix}, nil
+		return &Bucket{backend: bucket, prefix: prefix}, nil
 	default:
 		return nil, fmt.Errorf("the storage location's spec.provider is %q: it must be filesystem or s3, with the settings of the same name", location.Provider)
 	}
@@ -136,12 +145,37 @@ func (b *Bucket) List(ctx context.Context, folder string, options ListOptions) i
 	}
 }
 
+// Folder is a Bucket of what lies in a folder, and takes the place of b: only one of
+// them is closed. A folder store stays in the folder that it finds now, whatever is
+// mounted over it or put in its place later, and the error is ErrNotFound if there is
+// none.
+func (b *Bucket) Folder(ctx context.Context, folder string) (*Bucket, error) {
+	if err := b.checkFolder(ctx, folder); err != nil {
+		return nil, err
+	}
+	inner, prefix, err := b.backend.folder(b.prefix + folder)
+	if err != nil {
+		return nil, explain("open", folder, err)
+	}
+	return &Bucket{backend: inner, prefix: prefix}, nil
+}
+
 // Get implements Reader.
 func (b *Bucket) Get(ctx context.Context, key string) (io.ReadCloser, error) {
+	return b.GetRange(ctx, key, 0, -1)
+}
+
+// GetRange opens a part of an object for reading, in one request: so many bytes, one
+// at least, or with a negative length all to the end. Where the object ends earlier,
+// less is read; if it ends before the part begins, nothing, or the error is ErrRange.
+func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
 	if err := b.checkKey(ctx, key); err != nil {
 		return nil, err
 	}
-	content, err := b.backend.get(ctx, b.prefix+key)
+	if offset < 0 || length == 0 {
+		return nil, fmt.Errorf("get %s: %d bytes from %d are no part of an object", key, length, offset)
+	}
+	content, err := b.backend.get(ctx, b.prefix+key, offset, length)
 	if err != nil {
 		return nil, explain("get", key, err)
 	}
@@ -163,20 +197,41 @@ func (b *Bucket) Attributes(ctx context.Context, key string) (Object, error) {
 
 // Create implements Writer.
 func (b *Bucket) Create(ctx context.Context, key string, content []byte) error {
-	return b.write(ctx, "create", key, content, true)
+	return b.write(ctx, "create", key, bytesContent(content), writeOptions{exclusive: true})
 }
 
 // Put implements Writer.
 func (b *Bucket) Put(ctx context.Context, key string, content []byte) error {
-	return b.write(ctx, "write", key, content, false)
+	return b.PutContent(ctx, key, bytesContent(content), Retention{})
 }
 
-func (b *Bucket) write(ctx context.Context, operation, key string, content []byte, exclusive bool) error {
+// PutContent writes an object, or replaces it, in one request and without a copy of
+// the content. On return without an error the object is durable.
+func (b *Bucket) PutContent(ctx context.Context, key string, content Content, retention Retention) error {
+	return b.write(ctx, "write", key, content, writeOptions{retention: retention})
+}
+
+func (b *Bucket) write(ctx context.Context, operation, key string, content Content, options writeOptions) error {
 	if err := b.checkKey(ctx, key); err != nil {
 		return err
 	}
-	return explain(operation, key, b.backend.write(ctx, b.prefix+key, content, exclusive))
+	return explain(operation, key, b.backend.write(ctx, b.prefix+key, content, options))
 }
+
+type bytesContent []byte
+
+func (b bytesContent) Length() int { return len(b) }
+
+func (b bytesContent) Reader() io.ReadSeekCloser { return bytesReader{bytes.NewReader(b)} }
+
+func (b bytesContent) WriteTo(w io.Writer) (int64, error) {
+	n, err := w.Write(b)
+	return int64(n), err
+}
+
+type bytesReader struct{ *bytes.Reader }
+
+func (bytesReader) Close() error { return nil }
 
 // NewWriter implements Writer.
 func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error) {
@@ -203,6 +258,20 @@ func (b *Bucket) Delete(ctx context.Context, object Object) error {
 		return err
 	}
 	err := explain("delete", object.Key, b.backend.delete(ctx, b.prefix+object.Key, object.Version))
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// Remove removes what has a key, in one request, whatever it is by now: it is for
+// objects whose names are given once, as the blobs of a repository. One that does not
+// exist is as good as removed.
+func (b *Bucket) Remove(ctx context.Context, key string) error {
+	if err := b.checkKey(ctx, key); err != nil {
+		return err
+	}
+	err := explain("remove", key, b.backend.remove(ctx, b.prefix+key))
 	if errors.Is(err, ErrNotFound) {
 		return nil
 	}

@@ -28,6 +28,8 @@ var (
 	ErrNotFound = errors.New("no such object")
 	// ErrExists: the object to be created exists.
 	ErrExists = errors.New("the object exists")
+	// ErrRange: the object ends before the part that is asked for.
+	ErrRange = errors.New("the object has no such part")
 	// ErrChanged: the object to be removed has been replaced.
 	ErrChanged = errors.New("the object is another one by now")
 	// ErrUnavailable: the store does not answer, or not now. Trying later may help.
@@ -127,6 +129,8 @@ func classifyS3(code string, status int) (reason string, kind error) {
 		return ErrNotFound.Error(), ErrNotFound
 	case "NoSuchBucket":
 		return "the bucket does not exist", ErrUnavailable
+	case "InvalidRange":
+		return ErrRange.Error(), ErrRange
 	case "PreconditionFailed":
 		return ErrExists.Error(), ErrExists
 	case "ConditionalRequestConflict":

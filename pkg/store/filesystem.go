@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -33,9 +34,24 @@ const (
 // unfinished files, its exclusive writes race, and nothing is synced to the disk.
 //
 // The folder is opened anew for each operation: it may be mounted, or go away,
-// at any time. Nothing outside of it is ever reached, by symbolic link or otherwise.
+// at any time; only that of a Bucket's Folder stays open. Nothing outside of it is
+// ever reached, by symbolic link or otherwise.
 type filesystemBackend struct {
 	path string
+	open *os.Root // of a Folder
+}
+
+// opened is the folder during an operation.
+type opened struct {
+	*os.Root
+	stays bool
+}
+
+func (r opened) Close() error {
+	if r.stays {
+		return nil
+	}
+	return r.Root.Close()
 }
 
 func openFilesystem(folder string) (*filesystemBackend, error) {
@@ -51,7 +67,10 @@ func openFilesystem(folder string) (*filesystemBackend, error) {
 }
 
 // root fails if the folder is not there.
-func (f *filesystemBackend) root() (*os.Root, error) {
+func (f *filesystemBackend) root() (opened, error) {
+	if f.open != nil {
+		return opened{f.open, true}, nil
+	}
 	info, err := os.Stat(f.path)
 	if err == nil && !info.IsDir() {
 		err = syscall.ENOTDIR
@@ -61,9 +80,22 @@ func (f *filesystemBackend) root() (*os.Root, error) {
 		root, err = os.OpenRoot(f.path)
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return nil, &opError{operation: "open", key: f.path, reason: "the folder of the storage location does not exist: make or mount it", kind: ErrUnavailable, cause: err}
+		return opened{}, &opError{operation: "open", key: f.path, reason: "the folder of the storage location does not exist: make or mount it", kind: ErrUnavailable, cause: err}
 	}
-	return root, err
+	return opened{Root: root}, err
+}
+
+func (f *filesystemBackend) folder(key string) (backend, string, error) {
+	root, err := f.root()
+	if err != nil {
+		return nil, "", err
+	}
+	defer root.Close()
+	folder, err := root.OpenRoot(path.Clean(key))
+	if err != nil {
+		return nil, "", err
+	}
+	return &filesystemBackend{path: f.path, open: folder}, "", nil
 }
 
 func (f *filesystemBackend) list(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error] {
@@ -74,7 +106,7 @@ func (f *filesystemBackend) list(ctx context.Context, folder string, options Lis
 			return
 		}
 		defer root.Close()
-		listing := &fileListing{ctx: ctx, root: root, options: options, yield: yield}
+		listing := &fileListing{ctx: ctx, root: root, options: options, beginning: folder + options.Beginning, yield: yield}
 		if err := listing.folder(folder); err != nil && !errors.Is(err, errStopped) {
 			yield(Object{}, err)
 		}
@@ -85,10 +117,11 @@ var errStopped = errors.New("the caller has seen enough")
 
 // fileListing is one walk.
 type fileListing struct {
-	ctx     context.Context
-	root    *os.Root
-	options ListOptions
-	yield   func(Object, error) bool
+	ctx       context.Context
+	root      opened
+	options   ListOptions
+	beginning string
+	yield     func(Object, error) bool
 }
 
 // folder yields what lies in a folder, "" or ending in a slash. In the order of
@@ -107,6 +140,7 @@ func (l *fileListing) folder(folder string) error {
 	for _, entry := range entries {
 		after := l.options.StartAfter
 		switch {
+		case !strings.HasPrefix(entry.Key, l.beginning) && !(entry.IsFolder && l.options.Recursive && strings.HasPrefix(l.beginning, entry.Key)):
 		case entry.IsFolder && l.options.Recursive:
 			if entry.Key < after && !strings.HasPrefix(after, entry.Key) {
 				continue
@@ -123,7 +157,7 @@ func (l *fileListing) folder(folder string) error {
 }
 
 // readFolder gives the objects and folders of one level, in the order of keys.
-func readFolder(root *os.Root, folder string, unfinished bool) ([]Object, error) {
+func readFolder(root opened, folder string, unfinished bool) ([]Object, error) {
 	directory, err := root.Open(path.Join(".", folder))
 	if err != nil {
 		return nil, err
@@ -154,7 +188,7 @@ func readFolder(root *os.Root, folder string, unfinished bool) ([]Object, error)
 	return entries, nil
 }
 
-func (f *filesystemBackend) get(ctx context.Context, key string) (io.ReadCloser, error) {
+func (f *filesystemBackend) get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
 	root, err := f.root()
 	if err != nil {
 		return nil, err
@@ -169,7 +203,10 @@ func (f *filesystemBackend) get(ctx context.Context, key string) (io.ReadCloser,
 		_ = file.Close()
 		return nil, errors.Join(err, fs.ErrNotExist)
 	}
-	return &fileReader{File: file, ctx: ctx}, nil
+	if length < 0 {
+		length = math.MaxInt64 - offset
+	}
+	return &fileReader{part: io.NewSectionReader(file, offset, length), file: file, ctx: ctx}, nil
 }
 
 func (f *filesystemBackend) attributes(_ context.Context, key string) (Object, error) {
@@ -188,16 +225,19 @@ func (f *filesystemBackend) attributes(_ context.Context, key string) (Object, e
 	return Object{Size: info.Size(), ModTime: info.ModTime(), Version: fileVersion(info)}, nil
 }
 
-func (f *filesystemBackend) write(ctx context.Context, key string, content []byte, exclusive bool) error {
+func (f *filesystemBackend) write(ctx context.Context, key string, content Content, options writeOptions) error {
+	if options.retention.Mode != "" {
+		return &opError{operation: "write", key: key, reason: "a folder can't retain objects", cause: errors.ErrUnsupported}
+	}
 	w, err := f.newFileWriter(ctx, key)
 	if err != nil {
 		return err
 	}
 	defer w.Abort()
-	if _, err := w.Write(content); err != nil {
+	if _, err := content.WriteTo(w); err != nil {
 		return err
 	}
-	if exclusive {
+	if options.exclusive {
 		return w.Commit()
 	}
 	return w.commitOver()
@@ -213,21 +253,21 @@ func (f *filesystemBackend) newFileWriter(ctx context.Context, key string) (*fil
 		return nil, err
 	}
 	folder := path.Dir(key)
-	temporary := path.Join(folder, temporaryPrefix+rand.Text()+temporarySuffix)
+	w := &fileWriter{ctx: ctx, root: root, key: key, temporary: path.Join(folder, temporaryPrefix+rand.Text()+temporarySuffix)}
 	for {
-		if err := root.MkdirAll(folder, folderMode); err != nil {
-			_ = root.Close()
-			return nil, err
-		}
-		file, err := root.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode)
+		w.file, err = root.OpenFile(w.temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode)
 		if errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil {
-			continue // a remover took the empty folder away
+			// There is no folder, or a remover took the empty one away.
+			w.newFolder = true
+			if err = root.MkdirAll(folder, folderMode); err == nil {
+				continue
+			}
 		}
 		if err != nil {
 			_ = root.Close()
 			return nil, err
 		}
-		return &fileWriter{file: file, ctx: ctx, root: root, key: key, temporary: temporary}, nil
+		return w, nil
 	}
 }
 
@@ -276,6 +316,19 @@ func fileVersion(info fs.FileInfo) string {
 	return fmt.Sprintf("%x-%x-%x", inode, info.ModTime().UnixNano(), info.Size())
 }
 
+func (f *filesystemBackend) remove(_ context.Context, key string) error {
+	root, err := f.root()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if err := root.Remove(key); err != nil {
+		return err
+	}
+	removeEmptyFolders(root, path.Dir(key))
+	return nil
+}
+
 func (f *filesystemBackend) check(_ context.Context, _ string) error {
 	root, err := f.root()
 	if err != nil {
@@ -293,10 +346,15 @@ func (f *filesystemBackend) check(_ context.Context, _ string) error {
 	return nil
 }
 
-func (f *filesystemBackend) close() error { return nil }
+func (f *filesystemBackend) close() error {
+	if f.open == nil {
+		return nil
+	}
+	return f.open.Close()
+}
 
 // removeEmptyFolders makes a folder go with its last object, as in other stores.
-func removeEmptyFolders(root *os.Root, folder string) {
+func removeEmptyFolders(root opened, folder string) {
 	for folder != "." && root.Remove(folder) == nil {
 		folder = path.Dir(folder)
 	}
@@ -307,23 +365,27 @@ func isTemporary(name string) bool {
 }
 
 type fileReader struct {
-	*os.File
-	ctx context.Context
+	part *io.SectionReader
+	file *os.File
+	ctx  context.Context
 }
 
 func (r *fileReader) Read(p []byte) (int, error) {
 	if err := r.ctx.Err(); err != nil {
 		return 0, err
 	}
-	return r.File.Read(p)
+	return r.part.Read(p)
 }
+
+func (r *fileReader) Close() error { return r.file.Close() }
 
 // fileWriter writes beside the object, under a name that listings leave out.
 type fileWriter struct {
 	file           *os.File
 	ctx            context.Context
-	root           *os.Root
+	root           opened
 	key, temporary string
+	newFolder      bool
 	ended          bool
 }
 
@@ -334,9 +396,14 @@ func (w *fileWriter) Write(p []byte) (int, error) {
 	return w.file.Write(p)
 }
 
-// commitOver replaces what is there.
+// commitOver replaces what is there. The object outlives a loss of power.
 func (w *fileWriter) commitOver() error {
-	return w.end(func() error { return w.root.Rename(w.temporary, w.key) })
+	return w.end(func() error {
+		if err := w.root.Rename(w.temporary, w.key); err != nil {
+			return err
+		}
+		return w.syncFolders(w.newFolder)
+	})
 }
 
 // Commit fails if something is there, and makes sure that the object and all
@@ -351,13 +418,18 @@ func (w *fileWriter) Commit() error {
 		if err != nil {
 			return err
 		}
-		// Folders up to the root may be as new as the object.
-		for folder := path.Dir(w.key); ; folder = path.Dir(folder) {
-			if err := syncFolder(w.root, folder); err != nil || folder == "." {
-				return err
-			}
-		}
+		return w.syncFolders(true)
 	})
+}
+
+// syncFolders brings the object's name to the disk, and those of its folders up to the
+// root, which may be as new as it.
+func (w *fileWriter) syncFolders(all bool) error {
+	for folder := path.Dir(w.key); ; folder = path.Dir(folder) {
+		if err := syncFolder(w.root, folder); err != nil || !all || folder == "." {
+			return err
+		}
+	}
 }
 
 func (w *fileWriter) end(publish func() error) error {
@@ -388,7 +460,7 @@ func (w *fileWriter) Abort() {
 	_ = w.root.Close()
 }
 
-func syncFolder(root *os.Root, folder string) error {
+func syncFolder(root opened, folder string) error {
 	directory, err := root.Open(folder)
 	if err != nil {
 		return err

@@ -172,6 +172,38 @@ func TestFilesystemFiles(t *testing.T) {
 	}
 }
 
+// Who has opened a folder stays in it, as a repository that is being written must when
+// another volume is mounted in its place; and it holds what is in it, not its links.
+func TestFilesystemFolderStays(t *testing.T) {
+	location := t.TempDir()
+	writeFile(t, filepath.Join(location, "kopia/one/object"))
+	writeFile(t, filepath.Join(location, "kopia/two/object"))
+	if err := os.Symlink("../two", filepath.Join(location, "kopia/one/link")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := storetest.Open(t, filesystem(location), nil).Folder(t.Context(), "kopia/three/"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("a folder that isn't there: %v", err)
+	}
+	bucket, err := storetest.Open(t, filesystem(location), nil).Folder(t.Context(), "kopia/one/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bucket.Close()
+	if err := get(t.Context(), bucket, "link/object"); err == nil {
+		t.Error("read another folder")
+	}
+	if err := errors.Join(os.Rename(location, location+".before"), os.Mkdir(location, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(location + ".before")
+	if err := errors.Join(bucket.Put(t.Context(), "new/object", nil), get(t.Context(), bucket, "object")); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(location); err != nil || len(left) > 0 {
+		t.Errorf("in the new folder are %v, %v", left, err)
+	}
+}
+
 // A link out of the folder is not followed.
 func TestFilesystemEscape(t *testing.T) {
 	outside := t.TempDir()
@@ -202,8 +234,12 @@ func drain(listing iter.Seq2[store.Object, error]) error {
 	return nil
 }
 
-func get(ctx context.Context, bucket store.Reader, key string) error {
-	content, err := bucket.Get(ctx, key)
+func get(ctx context.Context, bucket *store.Bucket, key string) error {
+	return getPart(ctx, bucket, key, 0, -1)
+}
+
+func getPart(ctx context.Context, bucket *store.Bucket, key string, offset, length int64) error {
+	content, err := bucket.GetRange(ctx, key, offset, length)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
-	"gocloud.dev/blob"
 	"gocloud.dev/blob/s3blob"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -24,7 +23,10 @@ import (
 
 const defaultRegion = "us-east-1"
 
-func openS3(ctx context.Context, location *engine.S3Location, secret map[string][]byte) (*blob.Bucket, error) {
+// How many idle connections are kept: as many as an upload or a restore has at once.
+const idleConnections = 32
+
+func openS3(ctx context.Context, location *engine.S3Location, secret map[string][]byte) (*blobBackend, error) {
 	client, err := httpClient(location.CABundle)
 	if err != nil {
 		return nil, err
@@ -35,6 +37,9 @@ func openS3(ctx context.Context, location *engine.S3Location, secret map[string]
 	}
 	s3Client := s3.NewFromConfig(settings, func(o *s3.Options) {
 		o.UsePathStyle = location.ForcePathStyle
+		// A proxy that doesn't know Expect: 100-continue would hold each large object
+		// back for a second.
+		o.ContinueHeaderThresholdBytes = -1
 		if location.Endpoint != "" {
 			o.BaseEndpoint = aws.String(location.Endpoint)
 		}
@@ -48,7 +53,7 @@ func openS3(ctx context.Context, location *engine.S3Location, secret map[string]
 	if err != nil {
 		return nil, fmt.Errorf("the storage location's spec.s3: %w", err)
 	}
-	return bucket, nil
+	return &blobBackend{bucket: bucket, s3: s3Client, name: location.Bucket}, nil
 }
 
 func awsConfig(ctx context.Context, location *engine.S3Location, secret map[string][]byte, client aws.HTTPClient) (aws.Config, error) {
@@ -102,7 +107,9 @@ func staticCredentials(name string, secret map[string][]byte) (aws.CredentialsPr
 
 // httpClient always verifies the endpoint's certificate.
 func httpClient(caBundle []byte) (aws.HTTPClient, error) {
-	client := awshttp.NewBuildableClient()
+	client := awshttp.NewBuildableClient().WithTransportOptions(func(transport *http.Transport) {
+		transport.MaxIdleConnsPerHost = idleConnections
+	})
 	if len(caBundle) == 0 {
 		return client, nil
 	}

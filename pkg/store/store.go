@@ -6,8 +6,10 @@
 //
 // What may be done is split by interface: Reader, Writer and Remover, so that
 // code which holds a Reader cannot write or delete, whatever its bugs. Bucket is
-// all three. Every implementation keeps these promises, which package storetest
-// tests:
+// all three, and has besides what the repositories of volumes need for their many
+// and large objects: GetRange, PutContent, Remove and Folder. So there is one way to
+// a store, and what is available to backups is available to repositories. Every
+// implementation keeps these promises, which package storetest tests:
 //
 //  1. An object is visible whole or not at all, and only after its write has
 //     succeeded. An aborted or crashed write leaves no visible object.
@@ -17,7 +19,8 @@
 //     an error. A store that is not there is an error, never an empty listing.
 //  5. A removal names what it removes, not only where that lies: of what was
 //     written to the same key later it removes nothing. What remains of that
-//     promise where a store can't keep it by itself, Remover says.
+//     promise where a store can't keep it by itself, Remover says. Only Remove, for
+//     names that are given once, does without.
 //  6. Errors name kind, operation and key in stable words, without request ids,
 //     and never hold a secret.
 package store
@@ -54,6 +57,9 @@ type ListOptions struct {
 	Recursive bool
 	// StartAfter leaves out all keys up to and including this one.
 	StartAfter string
+	// Beginning leaves out all whose names in the folder begin otherwise. It has a
+	// slash with Recursive only.
+	Beginning string
 	// Unfinished lists, besides, what writers that died left in a folder store. It can
 	// be removed, and nothing else.
 	Unfinished bool
@@ -72,6 +78,22 @@ type Reader interface {
 	// Attributes describes an object, in one request. The error is ErrNotFound if
 	// there is none.
 	Attributes(ctx context.Context, key string) (Object, error)
+}
+
+// Content is what an object is written from. It can be read again, for another
+// attempt.
+type Content interface {
+	io.WriterTo
+	Length() int
+	Reader() io.ReadSeekCloser
+}
+
+// Retention is how long S3 keeps an object from being removed. Its zero value leaves
+// that to the bucket.
+type Retention struct {
+	// Mode is GOVERNANCE or COMPLIANCE.
+	Mode  string
+	Until time.Time
 }
 
 // Writer writes objects.

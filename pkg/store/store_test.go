@@ -154,6 +154,7 @@ func writeFile(t *testing.T, file string) {
 type requestLog struct {
 	mu       sync.Mutex
 	requests []string
+	puts     chan struct{} // if not nil, gets each PUT
 }
 
 func (l *requestLog) wrap(next http.Handler) http.Handler {
@@ -161,6 +162,9 @@ func (l *requestLog) wrap(next http.Handler) http.Handler {
 		l.mu.Lock()
 		l.requests = append(l.requests, r.Method)
 		l.mu.Unlock()
+		if r.Method == http.MethodPut && l.puts != nil {
+			l.puts <- struct{}{}
+		}
 		next.ServeHTTP(w, r)
 	})
 }
@@ -171,12 +175,6 @@ func (l *requestLog) take() string {
 	requests := strings.Join(l.requests, " ")
 	l.requests = nil
 	return requests
-}
-
-func (l *requestLog) has(method string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Contains(l.requests, method)
 }
 
 // What an operation costs at S3, where each request is paid for.
@@ -202,6 +200,11 @@ func TestS3Requests(t *testing.T) {
 		{"get", func() error { return get(ctx, bucket, "a/1") }, "GET"},
 		{"attributes", func() (err error) { seen, err = bucket.Attributes(ctx, "a/1"); return err }, "HEAD"},
 		{"delete looks first", func() error { return bucket.Delete(ctx, seen) }, "HEAD DELETE"},
+		{"part", func() error { return getPart(ctx, bucket, "a/4", 1<<20, 10) }, "GET"},
+		{"large content", func() error { return bucket.Put(ctx, "a/5", make([]byte, 40<<20)) }, "PUT"},
+		{"list a beginning", func() error { return drain(bucket.List(ctx, "a/", store.ListOptions{Beginning: "3"})) }, "GET"},
+		{"remove", func() error { return bucket.Remove(ctx, "a/5") }, "DELETE"},
+		{"folder", func() error { _, err := bucket.Folder(ctx, "a/"); return err }, ""},
 	} {
 		if err := step.do(); err != nil {
 			t.Fatalf("%s: %v", step.name, err)
@@ -236,6 +239,30 @@ func TestS3StartAfterIsOneRequest(t *testing.T) {
 	}
 }
 
+// An object can be written with a retention of its own, as Kopia does in a repository
+// that says so.
+func TestRetention(t *testing.T) {
+	until := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	got := make(chan http.Header, 1)
+	location, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			got <- r.Header
+			next.ServeHTTP(w, r)
+		})
+	})
+	content := storetest.Content("x")
+	if err := storetest.Open(t, location, secret).PutContent(t.Context(), "a", content, store.Retention{Mode: "COMPLIANCE", Until: until}); err != nil {
+		t.Fatal(err)
+	}
+	header := <-got
+	if header.Get("x-amz-object-lock-mode") != "COMPLIANCE" || header.Get("x-amz-object-lock-retain-until-date") != "2030-01-02T03:04:05Z" {
+		t.Errorf("the request has the headers %v", header)
+	}
+	if err := storetest.Filesystem(t).PutContent(t.Context(), "a", content, store.Retention{Mode: "COMPLIANCE", Until: until}); err == nil {
+		t.Error("a folder says that it retains an object")
+	}
+}
+
 // A store that ignores the condition of a removal is asked before.
 func TestDeleteFromAStoreWithoutConditions(t *testing.T) {
 	log := &requestLog{}
@@ -264,7 +291,7 @@ func TestDeleteFromAStoreWithoutConditions(t *testing.T) {
 
 // An aborted upload leaves no parts behind, which would be stored and paid for.
 func TestS3AbortRemovesParts(t *testing.T) {
-	log := &requestLog{}
+	log := &requestLog{puts: make(chan struct{}, 4)}
 	location, secret := storetest.FakeS3(t, log.wrap)
 	bucket := storetest.Open(t, location, secret)
 	w, err := bucket.NewWriter(t.Context(), "a")
@@ -275,8 +302,10 @@ func TestS3AbortRemovesParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A part is under way as soon as there is more, but not at once.
-	for !log.has("PUT") && t.Context().Err() == nil {
-		time.Sleep(time.Millisecond)
+	select {
+	case <-log.puts:
+	case <-time.After(time.Minute):
+		t.Fatal("no part is sent")
 	}
 	w.Abort()
 	requests := log.take()

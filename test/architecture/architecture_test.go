@@ -55,9 +55,9 @@ var rules = []rule{
 	},
 	{
 		of:        []string{"cmd", "pkg"},
-		except:    []string{"pkg/store", "pkg/repository"},
-		forbidden: []string{"gocloud.dev", "github.com/aws/aws-sdk-go-v2"},
-		why:       "only pkg/store and pkg/repository know how a store is reached",
+		except:    []string{"pkg/store"},
+		forbidden: []string{"gocloud.dev", "github.com/aws/aws-sdk-go-v2", "github.com/minio/minio-go", "github.com/kopia/kopia/repo/blob/s3"},
+		why:       "only pkg/store knows how a store is reached, so that a repository is available when its location is",
 	},
 	{
 		of:        []string{"pkg/apis"},

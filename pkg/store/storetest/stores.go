@@ -7,10 +7,12 @@
 package storetest
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync"
 	"testing"
 
@@ -108,6 +110,31 @@ func withConditions(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// Content is a store.Content that does not lie in one piece.
+type Content []byte
+
+// Length implements store.Content.
+func (c Content) Length() int { return len(c) }
+
+// Reader implements store.Content.
+func (c Content) Reader() io.ReadSeekCloser {
+	return struct {
+		io.ReadSeeker
+		io.Closer
+	}{bytes.NewReader(c), io.NopCloser(nil)}
+}
+
+// WriteTo implements store.Content.
+func (c Content) WriteTo(w io.Writer) (written int64, err error) {
+	for piece := range slices.Chunk(c, 100_003) {
+		n, err := w.Write(piece)
+		if written += int64(n); err != nil {
+			return written, err
+		}
+	}
+	return written, nil
 }
 
 // Empty removes all that lies in a folder, and what was left there unfinished.

@@ -32,6 +32,7 @@ func Run(t *testing.T, open func(t *testing.T) Store) {
 		"list one level":       testListLevel,
 		"list all":             testListRecursive,
 		"list in parts":        testStartAfter,
+		"list a beginning":     testBeginning,
 		"folder boundaries":    testFolderBoundaries,
 		"stop a listing":       testStopListing,
 		"names":                testNames,
@@ -50,6 +51,54 @@ func Run(t *testing.T, open func(t *testing.T) Store) {
 		"empty store":          testEmpty,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, open(t)) })
+	}
+	bucket, isBucket := open(t).(*store.Bucket)
+	if !isBucket {
+		return
+	}
+	t.Run("blobs", func(t *testing.T) { testBlobs(t, bucket) })
+}
+
+// testBlobs: what a repository does with its many and large objects.
+func testBlobs(t *testing.T, bucket *store.Bucket) {
+	fill(t, bucket, []string{"neighbour", "x/y/neighbour"})
+	must(t, bucket.Put(t.Context(), "x/kopia/blob", []byte("to be replaced")))
+	folder, err := bucket.Folder(t.Context(), "x/kopia/")
+	must(t, err)
+	large := bytes.Repeat([]byte("0123456789"), 2<<20)
+	for _, content := range [][]byte{nil, large} {
+		must(t, folder.PutContent(t.Context(), "blob", Content(content), store.Retention{}))
+		if got := read(t, folder, "blob"); got != string(content) {
+			t.Errorf("read other bytes than the %d that were written", len(content))
+		}
+	}
+	for _, part := range []struct {
+		offset, length int64
+		want           string
+	}{{0, 1, "0"}, {3, 5, "34567"}, {int64(len(large)) - 2, -1, "89"}, {int64(len(large)) - 2, 3, "89"}, {int64(len(large)) + 1, 3, ""}} {
+		var got []byte
+		content, err := folder.GetRange(t.Context(), "blob", part.offset, part.length)
+		if err == nil {
+			got, err = io.ReadAll(content)
+			must(t, content.Close())
+		}
+		if string(got) != part.want || err != nil && (part.want != "" || !errors.Is(err, store.ErrRange)) {
+			t.Errorf("%d bytes from %d on: %q, %v", part.length, part.offset, got, err)
+		}
+	}
+	_, err = folder.GetRange(t.Context(), "absent", 1, 1)
+	wantKind(t, "a part of nothing", err, store.ErrNotFound)
+	wantKeys(t, folder, "", true, "blob")
+	for range 2 { // the second time there is nothing left
+		must(t, folder.Remove(t.Context(), "blob"))
+	}
+	wantKeys(t, bucket, "", true, "neighbour", "x/y/neighbour")
+	must(t, folder.PutContent(t.Context(), "a/b/blob", Content("new"), store.Retention{}))
+	wantContent(t, bucket, "x/kopia/a/b/blob", "new")
+	for _, offset := range []int64{-1, 0} {
+		if _, err := folder.GetRange(t.Context(), "a/b/blob", offset, 0); err == nil {
+			t.Errorf("there are 0 bytes from %d on", offset)
+		}
 	}
 }
 
@@ -173,6 +222,27 @@ func testStartAfter(t *testing.T, s Store) {
 			got := keys(t, s, "x/", store.ListOptions{Recursive: recursive, StartAfter: after})
 			if diff := cmp.Diff(want, got); diff != "" && !(len(want) == 0 && len(got) == 0) {
 				t.Errorf("recursive %v, after %q (-want +got):\n%s", recursive, after, diff)
+			}
+		}
+	}
+}
+
+func testBeginning(t *testing.T, s Store) {
+	fill(t, s, levels)
+	for _, folder := range []string{"", "x/", "x/b/", "absent/"} {
+		for _, recursive := range []bool{false, true} {
+			all := keys(t, s, folder, store.ListOptions{Recursive: recursive})
+			for _, beginning := range []string{"x", "x/a", "a", "a/1", "b/c", "c", "y", "z"} {
+				if !recursive && strings.Contains(beginning, "/") {
+					continue
+				}
+				for _, after := range []string{"", "x/a", "x/a/1"} {
+					want := slices.DeleteFunc(slices.Clone(all), func(key string) bool { return !strings.HasPrefix(key, folder+beginning) || key <= after })
+					got := keys(t, s, folder, store.ListOptions{Recursive: recursive, Beginning: beginning, StartAfter: after})
+					if diff := cmp.Diff(want, got); diff != "" && len(want)+len(got) > 0 {
+						t.Errorf("in %q, recursive %v, beginning with %q, after %q (-want +got):\n%s", folder, recursive, beginning, after, diff)
+					}
+				}
 			}
 		}
 	}
