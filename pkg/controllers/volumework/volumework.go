@@ -20,9 +20,11 @@
 package volumework
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -212,6 +214,10 @@ func (c *Controller[T]) Run(ctx context.Context) {
 		utilruntime.HandleErrorWithContext(ctx, err, "Listing the volume work failed", "kind", c.kind.Name)
 		return
 	}
+	// The run whose work came first has the first turn.
+	slices.SortFunc(records, func(a, b T) int {
+		return cmp.Or(a.GetCreationTimestamp().Time.Compare(b.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
+	})
 	for _, record := range records {
 		if err := c.sync(ctx, record.GetName()); err != nil {
 			c.queue.AddRateLimited(record.GetName())
