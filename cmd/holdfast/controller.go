@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"time"
 
@@ -25,8 +26,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -82,7 +81,6 @@ type controllerOptions struct {
 	client            clientOptions
 	serving           *serving.Options
 	concurrentBackups int
-	leaderElect       bool
 	runRetention      time.Duration
 	volumeTimeout     time.Duration
 	agentTimeout      time.Duration
@@ -92,7 +90,6 @@ func newControllerCommand() *cobra.Command {
 	options := &controllerOptions{
 		serving:           serving.NewOptions(8444),
 		concurrentBackups: records.DefaultConcurrentBackups,
-		leaderElect:       true,
 		runRetention:      runretention.DefaultRetention,
 		volumeTimeout:     backuprun.DefaultVolumeTimeout,
 		agentTimeout:      liveness.DefaultAgentTimeout,
@@ -111,7 +108,6 @@ func newControllerCommand() *cobra.Command {
 	options.client.addFlags(flags)
 	options.serving.AddFlags(flags)
 	flags.IntVar(&options.concurrentBackups, "concurrent-backups", options.concurrentBackups, "How many backups may run at once. Backups that overlap never do.")
-	flags.BoolVar(&options.leaderElect, "leader-elect", options.leaderElect, "Whether to work only while holding the Lease holdfast-controller, so that one of several controllers does.")
 	flags.DurationVar(&options.runRetention, "run-retention", options.runRetention, "How long the record of a backup is kept after its result is stored.")
 	flags.DurationVar(&options.volumeTimeout, "pod-volume-timeout", options.volumeTimeout, "How long the backup of one volume may take from its start. As long may the agent of a node begin and end no volume while others wait for it.")
 	flags.DurationVar(&options.agentTimeout, "node-agent-timeout", options.agentTimeout, "How long a node may be without an agent before the volumes of backups that wait for it are given up.")
@@ -153,66 +149,19 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	defer func() { cancel(); <-stopped }()
 
 	// A restarted container must not be taken for the process before it.
-	identity := "holdfast-controller-" + uuid.NewString()[:8]
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	identity := fmt.Sprintf("%s_%d_%s", host, os.Getpid(), uuid.NewString()[:8])
 	leases := kube.CoordinationV1().Leases(o.client.namespace)
-	monitor := liveness.NewMonitor(leases, identity, clock.RealClock{})
-	var watching sync.WaitGroup
-	watching.Go(func() { monitor.Run(ctx) })
-	defer func() { cancel(); watching.Wait() }()
-	work := func(ctx context.Context) error {
-		return liveness.Hold(ctx, leases, identity, clock.RealClock{}, func(ctx context.Context) error {
-			return o.work(ctx, config, kube, identity, monitor)
-		})
-	}
-	if !o.leaderElect {
-		return work(ctx)
-	}
-	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, o.client.namespace, "holdfast-controller",
-		kube.CoreV1(), kube.CoordinationV1(), resourcelock.ResourceLockConfig{Identity: identity})
-	if err != nil {
-		return err
-	}
-	leading := make(chan context.Context, 1)
-	// The Lease is held until the work has stopped, so that no successor takes over
-	// what is still being written.
-	electing, stopElecting := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopElecting()
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock:            lock,
-		LeaseDuration:   15 * time.Second,
-		RenewDeadline:   10 * time.Second,
-		RetryPeriod:     2 * time.Second,
-		ReleaseOnCancel: true,
-		Name:            "holdfast-controller",
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(ctx context.Context) { leading <- ctx },
-			OnStoppedLeading: func() {},
-		},
+	return liveness.Lead(ctx, leases, identity, clock.RealClock{}, func(ctx context.Context) error {
+		return o.work(ctx, config, kube, identity, func(ctx context.Context) error { return liveness.Leads(ctx, leases, identity) })
 	})
-	if err != nil {
-		return err
-	}
-	var elected sync.WaitGroup
-	elected.Go(func() { elector.Run(electing) })
-	defer elected.Wait()
-	defer stopElecting()
-	select {
-	case <-ctx.Done():
-		return nil
-	case lease := <-leading:
-		working, stop := context.WithCancel(lease)
-		defer stop()
-		defer context.AfterFunc(ctx, stop)()
-		err := work(working)
-		if err == nil && lease.Err() != nil && ctx.Err() == nil {
-			err = errors.New("lost the Lease holdfast-controller; start again")
-		}
-		return err
-	}
 }
 
 // work runs the controllers until ctx ends, and returns when all have stopped.
-func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube kubernetes.Interface, identity string, monitor *liveness.Monitor) error {
+func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube kubernetes.Interface, identity string, leads func(context.Context) error) error {
 	engine, err := engineclient.NewForConfig(config)
 	if err != nil {
 		return err
@@ -234,7 +183,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	engineFactory := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace),
 		engineinformers.WithTransform(cached.Trimmed))
 	objects := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(cached.Named))
-	settings := oneConfigMap(kube, o.client.namespace, records.SettingsName)
+	ledger := oneConfigMap(kube, o.client.namespace, records.LedgerName)
 	published := oneConfigMap(kube, o.client.namespace, clusteridentity.ConfigMapName)
 	agentsNamespace := enginev1alpha1.AgentsNamespace(o.client.namespace)
 	agentLeases := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(agentsNamespace), informers.WithTransform(cached.Trimmed),
@@ -266,7 +215,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		Namespace:         o.client.namespace,
 		Limit:             o.concurrentBackups,
 		Identity:          identity,
-		Gone:              monitor.Gone,
+		Leads:             leads,
 		Runs:              engine.EngineV1alpha1().BackupRuns(o.client.namespace),
 		ConfigMaps:        configMaps,
 		Events:            recorder,
@@ -274,7 +223,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		RunInformer:       engineRecords.BackupRuns(),
 		LocationInformer:  engineRecords.StorageLocations(),
 		NamespaceInformer: objects.Core().V1().Namespaces(),
-		SettingsInformer:  settings.Core().V1().ConfigMaps(),
+		LedgerInformer:    ledger.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
 		return err
@@ -293,7 +242,8 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		VolumeTimeout: o.volumeTimeout,
 		AgentTimeout:  o.agentTimeout,
 		Agents:        agents,
-		Gone:          monitor.Gone,
+		Leads:         leads,
+		Queue:         queue,
 		Engine:        engine.EngineV1alpha1(),
 		ConfigMaps:    configMaps,
 		Executor: &backuprun.Executor{
@@ -311,7 +261,6 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		RunInformer:      engineRecords.BackupRuns(),
 		LocationInformer: engineRecords.StorageLocations(),
 		VolumeInformer:   engineRecords.VolumeUploads(),
-		SettingsInformer: settings.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
 		return err
@@ -353,22 +302,23 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	}
 	engineFactory.StartWithContext(ctx)
 	objects.StartWithContext(ctx)
-	settings.StartWithContext(ctx)
+	ledger.StartWithContext(ctx)
 	agentLeases.StartWithContext(ctx)
 	nodes.Start(ctx.Done())
 	published.StartWithContext(ctx)
 	klog.FromContext(ctx).Info("Controllers start", "identity", identity, "concurrentBackups", o.concurrentBackups)
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context){queue.Run, runs.Run, retention.Run, locations.Run, repositories.Run, deletions.Run, identities.Run} {
+	for _, run := range []func(context.Context){runs.Run, retention.Run, locations.Run, repositories.Run, deletions.Run, identities.Run} {
 		running.Go(func() { run(ctx) })
 	}
+	running.Go(func() { queue.Run(ctx, runs) })
 	running.Go(func() { agents.Run(ctx, kube.CoordinationV1().Leases(agentsNamespace)) })
 	running.Wait()
 	agentLeases.Shutdown()
 	nodes.Shutdown()
 	engineFactory.Shutdown()
 	objects.Shutdown()
-	settings.Shutdown()
+	ledger.Shutdown()
 	published.Shutdown()
 	return nil
 }

@@ -175,7 +175,7 @@ func (c CompletedConfig) New() (*Server, error) {
 				options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 			}))
 	}
-	settings, published := oneConfigMap(records.SettingsName), oneConfigMap(clusteridentity.Name)
+	settings, published := oneConfigMap(records.LedgerName), oneConfigMap(clusteridentity.Name)
 	// The rest of a namespace is for admission.
 	if err := c.client.informers.Core().V1().Namespaces().Informer().SetTransform(cached.Trimmed); err != nil {
 		return nil, err

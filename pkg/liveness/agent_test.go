@@ -27,17 +27,16 @@ const node = "node-1"
 func holdNode(t *testing.T, leases coordinationclient.LeaseInterface, identity string) *process {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	p := &process{end: cancel, ended: make(chan error, 1)}
-	began := make(chan struct{})
+	p := &process{began: make(chan struct{}), end: cancel, ended: make(chan error, 1)}
 	go func() {
 		p.ended <- liveness.HoldNode(ctx, leases, node, identity, clock.RealClock{}, func(ctx context.Context) error {
 			p.working = ctx
-			close(began)
+			close(p.began)
 			<-ctx.Done()
 			return nil
 		})
 	}()
-	<-began
+	<-p.began
 	return p
 }
 
@@ -61,7 +60,7 @@ func watchAgents(t *testing.T, cluster *enginetest.Cluster) *liveness.Agents {
 
 func TestAnAgentIsSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cluster, leases, _ := setUp()
+		cluster, leases := setUp()
 		agents := watchAgents(t, cluster)
 		begin := time.Now()
 		p := holdNode(t, leases, "first")
@@ -100,7 +99,7 @@ func TestAnAgentStopsBeforeItIsAbsent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				cluster, leases, _ := setUp()
+				cluster, leases := setUp()
 				agents := watchAgents(t, cluster)
 				p := holdNode(t, leases, "first")
 				time.Sleep(time.Minute)
@@ -129,7 +128,7 @@ func TestAnAgentStopsBeforeItIsAbsent(t *testing.T) {
 // The agent that comes last has the node. The one before notices.
 func TestAnAgentTakesItsNodeOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, leases, _ := setUp()
+		_, leases := setUp()
 		first := holdNode(t, leases, "first")
 		second := holdNode(t, leases, "second")
 		time.Sleep(time.Minute)
@@ -156,7 +155,7 @@ func TestAnAgentTakesItsNodeOver(t *testing.T) {
 
 func TestNodesComeAndGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cluster, leases, _ := setUp()
+		cluster, leases := setUp()
 		nodes := cluster.Kube.CoreV1().Nodes()
 		agents := watchAgents(t, cluster)
 		removed := 0
@@ -192,7 +191,7 @@ func TestNodesComeAndGo(t *testing.T) {
 // The Lease of an agent that was killed does not stay for ever.
 func TestLeasesOfLostAgentsAreRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cluster, leases, _ := setUp()
+		cluster, leases := setUp()
 		agents := watchAgents(t, cluster)
 		broken := &pausing{LeaseInterface: leases, hold: make(chan struct{})}
 		holdNode(t, broken, "first")

@@ -99,7 +99,7 @@ func (a *Agents) renewed(obj any) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if known := a.seen[lease.Name]; known.uid != lease.UID || known.version != lease.ResourceVersion {
+	if !a.seen[lease.Name].is(lease) {
 		a.seen[lease.Name] = sighting{uid: lease.UID, version: lease.ResourceVersion, at: a.clock.Now()}
 	}
 }

@@ -97,7 +97,7 @@ func measureQueue(ctx context.Context, l *lab, n int) ([]row, error) {
 	// What was written to a run's status and was not seen as a change of a run that
 	// has left the queue, was written by the queue, or in vain.
 	tickets := found.of("backupruns.engine.holdfast.io/status") - changes
-	starts := found.of("configmaps/" + records.SettingsName)
+	starts := found.of("configmaps/" + records.LedgerName)
 	ofQueue := float64(tickets+starts) / float64(n)
 	total := found.total()
 	perBackup := float64(total) / float64(n)

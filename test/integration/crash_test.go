@@ -177,7 +177,7 @@ func TestControllerKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	letStart(t, records.Start{UID: record.UID, Name: record.Name, At: now, By: run(t, held.Name).Status.Executor})
+	letStart(t, records.Start{UID: record.UID, Name: record.Name, At: now})
 	lab.AwaitPhase(t, labtest.System, started, v1alpha1.BackupPhaseReadyToStart)
 	// One that it has never seen.
 	unseen := labtest.Name("unseen")
@@ -324,19 +324,19 @@ func files(t *testing.T, folder string) []string {
 func letStart(t *testing.T, start records.Start) {
 	t.Helper()
 	configMaps := lab.Kube.CoreV1().ConfigMaps(labtest.System)
-	settings, err := configMaps.Get(t.Context(), records.SettingsName, metav1.GetOptions{})
+	ledger, err := configMaps.Get(t.Context(), records.LedgerName, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	starts, err := records.Ledger(settings)
+	starts, err := records.Ledger(ledger)
 	if err != nil {
 		t.Fatal(err)
 	}
-	settings, err = records.WithLedger(settings, append(starts, start))
+	ledger, err = records.WithLedger(ledger, append(starts, start))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := configMaps.Update(t.Context(), settings, metav1.UpdateOptions{}); err != nil {
+	if _, err := configMaps.Update(t.Context(), ledger, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

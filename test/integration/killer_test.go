@@ -11,19 +11,20 @@ import (
 	"syscall"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
 // killer kills controllers at moments in the life of backups.
 type killer struct {
 	ctx context.Context
-	// roles are those of the controllers that run, by the name of the Lease of each.
+	// roles are those of the controllers that have led, by identity.
 	roles map[string]string
 
 	mu    sync.Mutex
@@ -123,45 +124,46 @@ func (k *killer) bring(m *moment, s sight, asks bool) (bool, error) {
 	return err == nil && m.in(now), err
 }
 
-// start starts a controller in some way, and finds out which Lease it has.
+// start starts a controller in some way, and waits until it leads.
 func (k *killer) start(t *testing.T, role string, start func()) {
 	t.Helper()
-	before := controllerLeases(t)
+	before := leader(t)
 	start()
-	labtest.Eventually(t, "the Lease of the "+role, func() error {
-		leases := controllerLeases(t).Difference(before)
-		if leases.Len() != 1 {
-			return fmt.Errorf("there are the new ones %v", leases)
+	k.elected(t, role, before)
+}
+
+// elected waits until another controller leads, which is that of this role.
+func (k *killer) elected(t *testing.T, role, before string) {
+	t.Helper()
+	labtest.Eventually(t, "the "+role+" to lead", func() error {
+		now := leader(t)
+		if now == "" || now == before {
+			return fmt.Errorf("%q leads", now)
 		}
-		k.roles[leases.UnsortedList()[0]] = role
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.roles[now] = role
 		return nil
 	})
 }
 
-func controllerLeases(t *testing.T) sets.Set[string] {
+// leader is the controller that holds the Lease.
+func leader(t *testing.T) string {
 	t.Helper()
-	list, err := lab.Kube.CoordinationV1().Leases(labtest.System).List(t.Context(), metav1.ListOptions{LabelSelector: "holdfast.io/process=controller"})
+	lease, err := lab.Kube.CoordinationV1().Leases(labtest.System).Get(t.Context(), liveness.LeaderLease, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return ""
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := sets.New[string]()
-	for _, lease := range list.Items {
-		names.Insert(lease.Name)
-	}
-	return names
+	return *lease.Spec.HolderIdentity
 }
 
-// bury deletes the Lease of a controller that was killed, so that nobody has to
-// wait until it has expired.
-func (k *killer) bury(t *testing.T, role string) {
+// bury lets nobody wait for the Lease of a controller that was killed.
+func bury(t *testing.T, role string) {
 	t.Helper()
-	for lease, of := range k.roles {
-		if of != role {
-			continue
-		}
-		delete(k.roles, lease)
-		if err := lab.Kube.CoordinationV1().Leases(labtest.System).Delete(t.Context(), lease, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+	if err := lab.DeleteLeaseOf(t.Context(), role); err != nil {
+		t.Fatal(err)
 	}
 }

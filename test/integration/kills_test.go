@@ -23,9 +23,6 @@ import (
 // more fail than were running, those that overlap keep their order, informers see
 // what is served, and the store holds nothing half done.
 func TestKilledAgainAndAgain(t *testing.T) {
-	// A new leader waits until the lease of a dead one has run out. That is tested
-	// elsewhere; here it would leave time for a few kills only.
-	lab.Reconfigure(t, "--leader-elect=false")
 	const kills = 8
 	processes := []*informers{startInformers(t, true), startInformers(t, false)}
 	starts := watchStarts(t)
@@ -48,6 +45,7 @@ func TestKilledAgainAndAgain(t *testing.T) {
 			return nil
 		})
 		lab.Kill(t, labtest.Controller)
+		bury(t, labtest.Controller) // else there is time for a few kills only
 		if kill%4 == 0 {
 			lab.Kill(t, labtest.APIServer)
 			lab.Start(t, labtest.APIServer)

@@ -34,7 +34,7 @@ import (
 type sight struct {
 	name   string
 	run    *enginev1alpha1.BackupRun    // nil when there is no record
-	by     string                       // whom the ledger lets execute it; empty if it is not in there
+	by     string                       // the controller that leads, if the ledger lets it execute it
 	volume *enginev1alpha1.VolumeUpload // of its only volume, if it has one
 	stored bool                         // its metadata is in the store
 }
@@ -123,7 +123,7 @@ func (o *observer) event(event watch.Event) {
 			o.update(uid, run.Name)
 		}
 	case *corev1.ConfigMap:
-		if object.Name != records.SettingsName {
+		if object.Name != records.LedgerName {
 			return
 		}
 		before := o.started
@@ -175,11 +175,11 @@ func live(ctx context.Context, name string, uid types.UID) (sight, error) {
 		return s, err
 	}
 	s.run = run
-	settings, err := lab.Kube.CoreV1().ConfigMaps(labtest.System).Get(ctx, records.SettingsName, metav1.GetOptions{})
+	ledger, err := lab.Kube.CoreV1().ConfigMaps(labtest.System).Get(ctx, records.LedgerName, metav1.GetOptions{})
 	if err != nil {
 		return s, err
 	}
-	s.by = executors(settings)[uid]
+	s.by = executors(ledger)[uid]
 	volumes, err := lab.Engine.EngineV1alpha1().VolumeUploads(labtest.System).List(ctx, metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(uid)})
 	if err == nil && len(volumes.Items) > 0 {
 		s.volume = &volumes.Items[0]
@@ -187,12 +187,11 @@ func live(ctx context.Context, name string, uid types.UID) (sight, error) {
 	return s, err
 }
 
-// executors are the processes that the ledger lets execute backups.
-func executors(settings *corev1.ConfigMap) map[types.UID]string {
-	starts, _ := records.Ledger(settings)
+// executors are the processes that the ledger lets execute backups: the one that leads.
+func executors(ledger *corev1.ConfigMap) map[types.UID]string {
 	processes := map[types.UID]string{}
-	for _, start := range starts {
-		processes[start.UID] = start.By
+	for uid := range records.Started(ledger) {
+		processes[uid] = records.Leader(ledger)
 	}
 	return processes
 }

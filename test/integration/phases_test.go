@@ -65,7 +65,8 @@ var moments = []moment{
 func storedWithRecord(s sight) bool { return s.ended() && s.run.Status.Stored }
 
 // TestKilledAtEveryPhase kills the controller at every phase of backups that are
-// created, cancelled and deleted meanwhile, and two controllers that work at once.
+// created, cancelled and deleted meanwhile, and then each of two by turns, so that the
+// other one takes over.
 // By the audit log every backup has ended once, none overlapped another, and none
 // was overtaken.
 func TestKilledAtEveryPhase(t *testing.T) {
@@ -74,8 +75,7 @@ func TestKilledAtEveryPhase(t *testing.T) {
 	mark := lab.AuditMark(t)
 	k := &killer{ctx: t.Context(), roles: map[string]string{}}
 	k.start(t, labtest.Controller, func() {
-		// Who is elected after a leader that died waits for its Lease to expire.
-		lab.Reconfigure(t, fmt.Sprintf("--leader-elect=false --concurrent-backups=%d", limit))
+		lab.Reconfigure(t, fmt.Sprintf("--concurrent-backups=%d", limit))
 	})
 	o := observe(t, k.changed)
 
@@ -92,22 +92,24 @@ func TestKilledAtEveryPhase(t *testing.T) {
 		kills++
 		return k.kill(t, m, role, blind)
 	}
-	again := func(role string) {
-		t.Helper()
-		k.bury(t, role)
+	for _, m := range moments {
+		role := kill(m, labtest.Controller, false)
+		bury(t, role)
 		k.start(t, role, func() { lab.Start(t, role) })
 	}
+	lab.StartAnother(t, labtest.AnotherController)
+	leads, waits := labtest.Controller, labtest.AnotherController
 	for _, m := range moments {
-		again(kill(m, labtest.Controller, false))
-	}
-	k.start(t, labtest.AnotherController, func() { lab.StartAnother(t, labtest.AnotherController) })
-	roles := []string{labtest.Controller, labtest.AnotherController}
-	for i, m := range moments {
 		// There is nothing between what is seen and the kill, which may come late.
-		again(kill(m, roles[i%2], true))
+		kill(m, leads, true)
+		before := leader(t)
+		bury(t, leads)
+		k.elected(t, waits, before)
+		lab.Start(t, leads)
+		leads, waits = waits, leads
 	}
 	// The other one takes over when the Lease has expired.
-	kill(claimed, labtest.Controller, false)
+	kill(claimed, leads, false)
 	stop()
 	load.Wait()
 	labtest.Eventually(t, "all backups to end", noneRuns(t.Context()))

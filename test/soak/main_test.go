@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(labtest.MainOf(m, 2, labtest.Options{
 		Root:           "../..",
 		APIServerFlags: "--backupstore-poll-interval=2s",
-		// With two controllers at work all the time, and nobody waiting for a leader.
-		ControllerFlags: "--leader-elect=false --concurrent-backups=6 --run-retention=2s",
+		// Two controllers, of which one works.
+		ControllerFlags: "--concurrent-backups=6 --run-retention=2s",
 	}, func(started []*labtest.Lab) { labs = started }))
 }

@@ -10,32 +10,35 @@
 // Two processes that both believe that they lead, of which one may have been
 // paused for minutes, never let overlapping backups run at once, nor more than the
 // limit. A start is one write to one object: the ledger, in the ConfigMap
-// records.SettingsName, which lists the runs that were let start and have not
-// ended. It holds because
+// records.LedgerName, which lists the runs that were let start and have not ended. It
+// holds because
 //
 //  1. every run that is executed is in the ledger, from before its claim until it
 //     has ended or its executor has stopped;
-//  2. the ledger is changed by compare-and-swap alone, and each change is decided
-//     against the very version that it replaces: of two decisions that were taken
-//     at once one fails, and is taken anew;
-//  3. what else a decision rests on may be outdated and does no harm. Words of a
+//  2. the ledger is changed by compare-and-swap alone, by this package alone, and each
+//     change is decided against the very version that it replaces: of two decisions that
+//     were taken at once one fails, and is taken anew;
+//  3. the ledger names the process that leads. Whoever is elected writes its name before
+//     it decides anything, into a version that it had read before the cluster said that
+//     it leads still: so nobody who was elected later had written by then. From that
+//     write on all writes of leaders before it fail, and when these read the ledger they
+//     find that they lead no more;
+//  4. another process is elected when the one before has stopped (pkg/liveness). So what
+//     this one does not execute is read by nobody, and an entry goes as soon as its
+//     record is gone, or has ended, and this process does not execute it. A record that
+//     is deleted by hand frees nothing that is still being read;
+//  5. a claim is a compare-and-swap of the run, after which the executor reads the
+//     ledger once more: a run that is not in it, or that another process leads by then,
+//     goes back to its place without having been executed. An entry that this process
+//     finds there stays until it has stopped reading. So a claim does no harm that was
+//     held back while its start was taken back, while another process took over, or while
+//     the ledger was lost and made anew: of the runs that are in progress after it was;
+//  6. what else a decision rests on may be outdated and does no harm. Words of a
 //     selection do not change, and an end is final. A run that has ended and is not
-//     known to holds its slot a little longer; one in the ledger that can't be
-//     found overlaps everything;
-//  4. an entry names one process, which alone may claim the run (pkg/controllers/
-//     backuprun), and which alone removes the entry when the record was deleted:
-//     so a deletion by hand frees nothing that is still being read. Another process
-//     takes both over when that one is gone for good (pkg/liveness);
-//  5. a claim is a compare-and-swap of the run, prepared by reading the run and
-//     then the ledger. A start is taken back by changing the run and then the
-//     ledger. So a claim that was held back meanwhile fails;
-//  6. the ledger is read once more after the claim, and a run that is not in it goes
-//     back to its place without having been executed. So a ledger that was lost is
-//     made anew, in two writes, of the runs that are in progress after it was lost: a
-//     claim that came before is among them, and one that comes later finds out.
+//     known to holds its slot a little longer.
 //
 // While the ledger can't be read, nothing starts. What remains is an executor that was
-// paused until it was taken for dead, and reads on for a moment when it wakes up,
+// paused until another process was elected, and reads on for a moment when it wakes up,
 // until it notices. Before it makes the backup exist it asks the cluster whether the
 // run is still its own (pkg/controllers/backuprun).
 package backupqueue
@@ -64,6 +67,7 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -73,18 +77,18 @@ import (
 const (
 	// theQueue is the only key: a decision about one run is one about all.
 	theQueue = "queue"
-	// backstop is how long after a decision the queue is looked at again while runs
-	// wait, to tell people. Every change wakes it at once, unless it got lost.
+	// backstop is how long after a decision the queue is looked at again while there are
+	// runs in it. Every change wakes it at once, unless it got lost.
 	backstop = 10 * time.Second
-	// recheck is how long after a decision the queue is looked at again that depends
-	// on another process being gone.
-	recheck = 2 * time.Second
 	// refusedRetry is how long after a refusal a record is written again that has not
 	// changed.
 	refusedRetry = 10 * time.Second
 	// ticketsAtOnce is how many tickets are written before the next decision. After a
 	// burst of thousands, starts and cancellations do not wait for all of them.
 	ticketsAtOnce = 50
+	// eventsAtOnce is how many events about waiting are sent at once, and then in
+	// each backstop: of thousands that wait for the same, nobody reads all.
+	eventsAtOnce = 100
 )
 
 // Config is what a Controller needs.
@@ -93,10 +97,10 @@ type Config struct {
 	Namespace string
 	// Limit is how many backups may run at once: at least 1.
 	Limit int
-	// Identity is this process, which executes what it lets start.
+	// Identity is this process, which leads.
 	Identity string
-	// Gone reports whether another process has ended for good.
-	Gone       func(ctx context.Context, identity string) (bool, error)
+	// Leads asks the cluster whether it does still: nil if so.
+	Leads      func(ctx context.Context) error
 	Runs       engineclient.BackupRunInterface
 	ConfigMaps coreclient.ConfigMapInterface
 	Events     events.EventRecorder
@@ -105,8 +109,20 @@ type Config struct {
 	RunInformer       engineinformers.BackupRunInformer
 	LocationInformer  engineinformers.StorageLocationInformer
 	NamespaceInformer coreinformers.NamespaceInformer
-	// SettingsInformer knows the ConfigMap records.SettingsName.
-	SettingsInformer coreinformers.ConfigMapInformer
+	// LedgerInformer knows the ConfigMap records.LedgerName.
+	LedgerInformer coreinformers.ConfigMapInformer
+}
+
+// Executor executes, in this process, what the queue lets start.
+type Executor interface {
+	// Start has a run claimed and executed that is in the ledger. It is called again and
+	// again until the run is claimed, and does not block.
+	Start(name string)
+	// Executing are the runs that are being worked on, by name, from before they are read
+	// for their claim until nothing of them is read any more: nil before they are known, and
+	// InProgress from before they are claimed. When a run whose record is gone is not worked
+	// on any more, the executor calls Stopped.
+	Executing() map[string]*enginev1alpha1.BackupRun
 }
 
 // Controller decides on the queue.
@@ -114,7 +130,7 @@ type Controller struct {
 	namespace  string
 	limit      int
 	identity   string
-	gone       func(context.Context, string) (bool, error)
+	leads      func(context.Context) error
 	runs       engineclient.BackupRunInterface
 	configMaps coreclient.ConfigMapInterface
 	events     events.EventRecorder
@@ -123,11 +139,11 @@ type Controller struct {
 	runLister       enginelisters.BackupRunNamespaceLister
 	locationLister  enginelisters.StorageLocationNamespaceLister
 	namespaceLister corelisters.NamespaceLister
-	settingsLister  corelisters.ConfigMapNamespaceLister
+	ledgerLister    corelisters.ConfigMapNamespaceLister
 	synced          []cache.InformerSynced
 	queue           workqueue.TypedRateLimitingInterface[string]
 
-	news news
+	changes changes
 
 	// planning guards planner. The worker changes it; the metrics read it, too.
 	planning sync.Mutex
@@ -135,12 +151,11 @@ type Controller struct {
 
 	// The fields below belong to the one worker.
 
-	// known are the runs by name, as the planner was told of them.
+	executor Executor
+	// known are the runs by name, as the planner has them.
 	known map[string]*enginev1alpha1.BackupRun
-	// unsettled are the names of those that have changed since settle saw them.
-	unsettled sets.Set[string]
-	// blockers are the uids of what stands for runs that were not found.
-	blockers []types.UID
+	// unadmitted are the names of those that have changed since admit saw them.
+	unadmitted sets.Set[string]
 	// written are runs by name, as this controller last wrote them: the informer may
 	// not have seen that yet, and a decision must not be taken twice.
 	written map[string]version
@@ -149,23 +164,16 @@ type Controller struct {
 	// unsure is set when the fate of a write is unknown. The next decision is then
 	// taken on a list read from the cluster.
 	unsure bool
-	// settings are the latest version that was read or written; nil when in doubt.
-	settings *corev1.ConfigMap
-	// told is what people know, by the uid of a run that waits.
-	told map[types.UID]*told
-	// toldOnce is set when all that wait were looked at for the first time.
-	toldOnce bool
-	// enqueued are the uids of runs that got their place, or may have, since people
-	// were told of such.
-	enqueued sets.Set[types.UID]
+	// ledger is the latest version that was read or written; nil when in doubt.
+	ledger *corev1.ConfigMap
+	// unannounced are the runs that have got their place, in order of tickets, and have no
+	// event of that yet.
+	unannounced []types.UID
 	// waitEvents bounds the events about waiting.
 	waitEvents flowcontrol.PassiveRateLimiter
-	// nextCheck and nextTell are when all runs are compared with the informer, and when
-	// the waits are looked at.
-	nextCheck, nextTell time.Time
-	// nextPublish is when the limit may be published again.
-	nextPublish time.Time
-	// unreadable is the version of the settings that was reported to be.
+	// nextCheck is when all runs are compared with the informer.
+	nextCheck time.Time
+	// unreadable is the version of the ledger that was reported to be.
 	unreadable string
 }
 
@@ -179,7 +187,7 @@ func New(config Config) (*Controller, error) {
 		namespace:       config.Namespace,
 		limit:           config.Limit,
 		identity:        config.Identity,
-		gone:            config.Gone,
+		leads:           config.Leads,
 		runs:            config.Runs,
 		configMaps:      config.ConfigMaps,
 		events:          config.Events,
@@ -187,18 +195,16 @@ func New(config Config) (*Controller, error) {
 		runLister:       config.RunInformer.Lister().BackupRuns(config.Namespace),
 		locationLister:  config.LocationInformer.Lister().StorageLocations(config.Namespace),
 		namespaceLister: config.NamespaceInformer.Lister(),
-		settingsLister:  config.SettingsInformer.Lister().ConfigMaps(config.Namespace),
+		ledgerLister:    config.LedgerInformer.Lister().ConfigMaps(config.Namespace),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](10*time.Millisecond, 10*time.Second),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "backupqueue", Clock: config.Clock}),
-		news:      news{runs: sets.New[string](), ended: sets.New[types.UID]()},
-		planner:   planner,
-		known:     map[string]*enginev1alpha1.BackupRun{},
-		unsettled: sets.New[string](),
-		written:   map[string]version{},
-		refused:   map[string]refusal{},
-		told:      map[types.UID]*told{},
-		enqueued:  sets.New[types.UID](),
+		changes:    changes{runs: sets.New[string]()},
+		planner:    planner,
+		known:      map[string]*enginev1alpha1.BackupRun{},
+		unadmitted: sets.New[string](),
+		written:    map[string]version{},
+		refused:    map[string]refusal{},
 		waitEvents: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(
 			float32(eventsAtOnce/backstop.Seconds()), eventsAtOnce, config.Clock),
 	}
@@ -207,11 +213,10 @@ func New(config Config) (*Controller, error) {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandlerFuncs
 	}{
-		{config.RunInformer.Informer(), c.noting(c.news.runChanged)},
-		{config.LocationInformer.Informer(), c.noting(c.news.locationChanged)},
-		{config.NamespaceInformer.Informer(), c.noting(c.news.namespaceChanged)},
-		// Others change it, too: executors put runs back.
-		{config.SettingsInformer.Informer(), c.noting(func(_, _ any) bool { return true })},
+		{config.RunInformer.Informer(), c.noting(c.changes.run)},
+		{config.LocationInformer.Informer(), c.noting(c.changes.location)},
+		{config.NamespaceInformer.Informer(), c.noting(c.changes.namespace)},
+		{config.LedgerInformer.Informer(), c.noting(func(_, _ any) bool { return true })},
 	} {
 		if _, err := r.informer.AddEventHandler(r.handler); err != nil {
 			return nil, err
@@ -222,7 +227,8 @@ func New(config Config) (*Controller, error) {
 }
 
 // Run works until ctx ends.
-func (c *Controller) Run(ctx context.Context) {
+func (c *Controller) Run(ctx context.Context, executor Executor) {
+	c.executor = executor
 	defer utilruntime.HandleCrashWithContext(ctx)
 	go func() {
 		<-ctx.Done()
@@ -232,10 +238,11 @@ func (c *Controller) Run(ctx context.Context) {
 		return
 	}
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		// Another leader may have written what this informer has not seen.
+		// The leader before may have written what this informer has not seen. It can't
+		// from here on.
 		c.unsure = true
-		if err := c.publishLimit(ctx); err != nil {
-			utilruntime.HandleErrorWithContext(ctx, err, "Telling the API server the limit of concurrent backups failed; it will be tried again")
+		if _, err := c.readLedger(ctx); err != nil {
+			utilruntime.HandleErrorWithContext(ctx, err, "Taking over the ledger of started backups failed; it will be tried again")
 			return
 		}
 		c.queue.Add(theQueue)
@@ -288,6 +295,12 @@ func (c *Controller) processNext(ctx context.Context) bool {
 	return true
 }
 
+// Stopped wakes the queue when a run is not worked on any more whose record is gone.
+func (c *Controller) Stopped(name string) {
+	c.changes.add(name)
+	c.queue.Add(theQueue)
+}
+
 // sync brings the queue one decision further. Cancellations and tickets come
 // first, since a run can only start from its place in the queue. A run whose record
 // can't be written holds nobody up, and is among the refusals.
@@ -296,7 +309,7 @@ func (c *Controller) sync(ctx context.Context) (refusals, err error) {
 	if err != nil {
 		return refusals, err
 	}
-	changed, refusals, err := c.settle(ctx, d)
+	changed, refusals, err := c.admit(ctx, d)
 	if err != nil {
 		return refusals, err
 	}
@@ -307,29 +320,25 @@ func (c *Controller) sync(ctx context.Context) (refusals, err error) {
 			}
 		}
 		if d.unreadable != nil {
-			c.tell(ctx, d)
+			c.announce()
 			return refusals, d.unreadable
 		}
-		if changed, err = c.refresh(ctx, d); err != nil {
+		if changed, err = c.update(ctx, d); err != nil {
 			return refusals, err
 		}
 		if !changed {
 			break
 		}
 	}
-	if err := c.writeLedger(ctx, d); err != nil {
+	if err := c.writeStarts(ctx, d); err != nil {
 		if records.Refused(err) { // for as long as somebody likes
-			d.Start = nil
-			c.tell(ctx, d)
+			c.announce()
 		}
 		return refusals, err
 	}
-	c.tell(ctx, d)
-	if err := c.correctLimit(ctx); err != nil {
-		return refusals, err
-	}
-	if d.ledger.others {
-		c.queue.AddAfter(theQueue, recheck)
+	c.announce()
+	for _, name := range c.ready() {
+		c.executor.Start(name)
 	}
 	if c.planner.Len() > 0 {
 		c.queue.AddAfter(theQueue, backstop)
@@ -337,9 +346,24 @@ func (c *Controller) sync(ctx context.Context) (refusals, err error) {
 	return refusals, nil
 }
 
-// refresh reads the runs that are to start, and reports whether one of them has
+// ready are the names of the runs that are in the ledger and are not claimed.
+func (c *Controller) ready() (names []string) {
+	c.planning.Lock()
+	defer c.planning.Unlock()
+	for i := range c.planner.Len() { // those that use a slot come first
+		switch run := c.planner.RunAt(i); run.State() {
+		case v1alpha1.QueueStateReady:
+			names = append(names, c.planner.Run(run.UID).Name)
+		case v1alpha1.QueueStateQueued:
+			return names
+		}
+	}
+	return names
+}
+
+// update reads the runs that are to start, and reports whether one of them has
 // changed. What is gone or has ended must not come into the ledger again.
-func (c *Controller) refresh(ctx context.Context, d *decision) (bool, error) {
+func (c *Controller) update(ctx context.Context, d *decision) (bool, error) {
 	changed := false
 	for _, uid := range d.Start {
 		run := c.planner.Run(uid)

@@ -42,7 +42,7 @@ func TestCancelledRunsLeaveTheQueueAtOnce(t *testing.T) {
 		h.cancel("a") // let start, and not claimed
 		h.expect(cancelled, "a", "b")
 		h.expect(ready, "c")
-		h.expectStarted("c by process-1")
+		h.expectStarted("c")
 		h.atOnce(begin)
 		h.expectTold(
 			"Normal Queued The backup waits at position 1: overlaps a (ready) in a",

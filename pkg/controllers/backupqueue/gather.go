@@ -21,74 +21,55 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// news are what the informers tell, until a decision takes it into account.
-type news struct {
+// changes are what the informers have shown, until a decision takes it into account.
+type changes struct {
 	mu         sync.Mutex
 	runs       sets.Set[string] // names
 	locations  bool
 	namespaces bool
-	// ended are runs that had ended when their record was removed.
-	ended sets.Set[types.UID]
 }
 
-func (n *news) runChanged(before, after any) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	was, _ := before.(*enginev1alpha1.BackupRun)
-	is, _ := after.(*enginev1alpha1.BackupRun)
-	if is != nil {
-		n.runs.Insert(is.Name)
-	}
-	// After a gap, an informer tells of one that was replaced as of one that changed.
-	if was != nil && (is == nil || is.UID != was.UID) {
-		n.runs.Insert(was.Name)
-		if !holds(was) {
-			n.ended.Insert(was.UID)
+func (c *changes) run(before, after any) bool {
+	for _, obj := range []any{before, after} {
+		if run, ok := obj.(*enginev1alpha1.BackupRun); ok {
+			c.add(run.Name)
 		}
 	}
 	return true
 }
 
-func (n *news) locationChanged(_, _ any) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.locations = true
+func (c *changes) add(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.runs.Insert(name)
+}
+
+func (c *changes) location(_, _ any) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.locations = true
 	return true
 }
 
-// namespaceChanged is only interested in names.
-func (n *news) namespaceChanged(before, after any) bool {
+// namespace is only interested in names.
+func (c *changes) namespace(before, after any) bool {
 	if before != nil && after != nil {
 		return false
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.namespaces = true
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.namespaces = true
 	return true
 }
 
 // take returns what has changed since it was called last: names of runs, and whether
 // locations or namespaces have.
-func (n *news) take() (runs sets.Set[string], locations, namespaces bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	runs, locations, namespaces = n.runs, n.locations, n.namespaces
-	n.runs, n.locations, n.namespaces = sets.New[string](), false, false
+func (c *changes) take() (runs sets.Set[string], locations, namespaces bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	runs, locations, namespaces = c.runs, c.locations, c.namespaces
+	c.runs, c.locations, c.namespaces = sets.New[string](), false, false
 	return runs, locations, namespaces
-}
-
-// hasEnded reports whether a run that is gone had ended before.
-func (n *news) hasEnded(uid types.UID) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.ended.Has(uid)
-}
-
-// keepEnded forgets the ended runs that are not in the ledger.
-func (n *news) keepEnded(present sets.Set[types.UID]) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.ended = n.ended.Intersection(present)
 }
 
 // version is a run as this controller last wrote or read it; its run is nil if it
@@ -101,14 +82,14 @@ type version struct {
 // decision is what is to be done, and the ledger that it was decided on.
 type decision struct {
 	queue.Decision
-	ledger *ledger
+	ledger *judged
 	// unreadable is why there is no ledger, and nothing starts.
 	unreadable error
 }
 
 // decide brings the planner up to date, and decides.
 func (c *Controller) decide(ctx context.Context) (*decision, error) {
-	names, locations, namespaces := c.news.take()
+	names, locations, namespaces := c.changes.take()
 	now := c.clock.Now()
 	if c.unsure {
 		if err := c.relist(ctx); err != nil {
@@ -126,7 +107,7 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 	if err := c.gather(ctx, names); err != nil {
 		return nil, err
 	}
-	ledger, err := c.readLedger(ctx)
+	ledger, err := c.judgeLedger(ctx)
 	var unreadable error
 	switch {
 	case errors.Is(err, records.ErrLedger):
@@ -144,7 +125,6 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 			return nil, err
 		}
 		c.planner.SetStorageLocations(list)
-		c.nextTell = now // of what is held
 	}
 	if namespaces {
 		list, err := c.namespaceLister.List(labels.Everything())
@@ -155,18 +135,10 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 	}
 	if ledger != nil {
 		c.planner.SetStarted(ledger.started)
-		for _, key := range c.blockers {
-			c.planner.Remove(key)
-		}
-		c.blockers = nil
-		for _, blocker := range ledger.blockers() {
-			c.planner.Update(blocker)
-			c.blockers = append(c.blockers, blocker.UID)
-		}
 	}
 	next := c.planner.Next()
 	queueDecision.Observe(c.clock.Since(begin).Seconds())
-	if unreadable != nil {
+	if ledger == nil || ledger.unknown {
 		next.Start = nil
 	}
 	return &decision{Decision: next, ledger: ledger, unreadable: unreadable}, nil
@@ -224,18 +196,22 @@ func (c *Controller) know(name string, run *enginev1alpha1.BackupRun) {
 	}
 	c.planning.Lock()
 	defer c.planning.Unlock()
-	if was := c.known[name]; was != nil && (run == nil || run.UID != was.UID) {
-		c.planner.RemoveRun(was.UID)
+	before := c.known[name]
+	if before != nil && (run == nil || run.UID != before.UID) {
+		c.planner.RemoveRun(before.UID)
 	}
 	if run == nil {
 		delete(c.known, name)
 		delete(c.refused, name)
-		c.unsettled.Delete(name)
+		c.unadmitted.Delete(name)
 		return
 	}
 	c.known[name] = run
-	c.unsettled.Insert(name)
+	c.unadmitted.Insert(name)
 	c.planner.UpdateRun(run, nil)
+	if before != nil && before.UID == run.UID && before.Status.Ticket == 0 && run.Status.Ticket != 0 {
+		c.unannounced = append(c.unannounced, run.UID)
+	}
 }
 
 // latest is the latest version of a run that this controller knows of, or nil.

@@ -5,7 +5,9 @@ package backupqueue
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -74,12 +76,21 @@ type harness struct {
 	*enginetest.Cluster
 	events    *events.FakeRecorder
 	processes int
-	mu        sync.Mutex
-	living    sets.Set[string]
+
+	mu sync.Mutex
+	// elected is the process that leads.
+	elected string
+	// executing are the runs that the executors work on, by name, and toStart those that
+	// they were asked to start.
+	executing map[string]*enginev1alpha1.BackupRun
+	toStart   sets.Set[string]
 }
 
 func newHarness(t *testing.T, objects ...runtime.Object) *harness {
-	h := &harness{T: t, Cluster: enginetest.New(), events: events.NewFakeRecorder(10_000), living: sets.New[string]()}
+	h := &harness{
+		T: t, Cluster: enginetest.New(), events: events.NewFakeRecorder(10_000),
+		executing: map[string]*enginev1alpha1.BackupRun{}, toStart: sets.New[string](),
+	}
 	h.writeLedger()
 	for _, obj := range objects {
 		h.Create(obj)
@@ -89,8 +100,21 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 	return h
 }
 
-// Create adds an object. Runs that were let start, or are in progress, were so by
-// a process that is gone.
+// Start and Executing make it an Executor.
+func (h *harness) Start(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.toStart.Insert(name)
+}
+
+func (h *harness) Executing() map[string]*enginev1alpha1.BackupRun {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return maps.Clone(h.executing)
+}
+
+// Create adds an object. Runs that were let start, or are in progress, are in the
+// ledger.
 func (h *harness) Create(obj runtime.Object) {
 	run, ok := obj.(*enginev1alpha1.BackupRun)
 	if !ok || run.Status.Phase != ready && run.Status.Phase != running {
@@ -101,7 +125,7 @@ func (h *harness) Create(obj runtime.Object) {
 		run.Status.Phase = queued
 	}
 	h.Cluster.Create(run)
-	h.writeLedger(append(h.ledger(), records.Start{UID: h.run(run.Name).UID, Name: run.Name, By: "a process before"})...)
+	h.writeLedger(append(h.ledger(), records.Start{UID: h.run(run.Name).UID, Name: run.Name})...)
 }
 
 // ledger is what the cluster holds; none is an error.
@@ -110,23 +134,23 @@ func (h *harness) ledger() []records.Start {
 	return h.Ledger(h.T, system)
 }
 
-// writeLedger replaces the ledger, as an executor does.
+// writeLedger replaces the ledger by hand.
 func (h *harness) writeLedger(starts ...records.Start) {
 	h.Helper()
 	h.WriteLedger(h.T, system, starts...)
 }
 
-// setSettings replaces the settings by hand; nil deletes them.
-func (h *harness) setSettings(data map[string]string) {
+// setLedger replaces what the ledger's ConfigMap holds; nil deletes it.
+func (h *harness) setLedger(data map[string]string) {
 	h.Helper()
 	configMaps := h.Kube.CoreV1().ConfigMaps(system)
 	var err error
 	if data == nil {
-		err = configMaps.Delete(h.Context(), records.SettingsName, metav1.DeleteOptions{})
+		err = configMaps.Delete(h.Context(), records.LedgerName, metav1.DeleteOptions{})
 	} else {
-		settings := h.settings()
-		settings.Data = data
-		_, err = configMaps.Update(h.Context(), settings, metav1.UpdateOptions{})
+		ledger := h.LedgerObject(h.T, system)
+		ledger.Data = data
+		_, err = configMaps.Update(h.Context(), ledger, metav1.UpdateOptions{})
 	}
 	if err != nil {
 		h.Fatal(err)
@@ -137,48 +161,45 @@ func (h *harness) setSettings(data map[string]string) {
 func (h *harness) start(limit int) {
 	h.Helper()
 	controller := h.prepare(limit)
-	go controller.Run(h.Context())
+	go controller.Run(h.Context(), h)
 	synctest.Wait()
 }
 
-// alive makes a process live until it is killed.
-func (h *harness) alive(identity string) {
+// elect lets a process lead, and no other.
+func (h *harness) elect(identity string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.living.Insert(identity)
+	h.elected = identity
 }
 
-func (h *harness) kill(identity string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.living.Delete(identity)
-}
-
-func (h *harness) gone(_ context.Context, identity string) (bool, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return !h.living.Has(identity), nil
-}
-
-// prepare makes a controller, of a process that lives, whose informers have seen
+// prepare makes a controller, of the process that leads, whose informers have seen
 // the cluster.
 func (h *harness) prepare(limit int) *Controller {
 	h.Helper()
 	h.processes++
 	name := fmt.Sprintf("process-%d", h.processes)
-	h.alive(name)
-	return h.controller(limit, name, h.EngineV1alpha1().BackupRuns(system), h.Kube.CoreV1().ConfigMaps(system))
+	controller := h.controller(limit, name, h.EngineV1alpha1().BackupRuns(system), h.Kube.CoreV1().ConfigMaps(system))
+	controller.executor = h
+	return controller
 }
 
 func (h *harness) controller(limit int, name string, runs engineclient.BackupRunInterface, configMaps coreclient.ConfigMapInterface) *Controller {
 	h.Helper()
+	h.elect(name)
 	records := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
 	objects := informers.NewSharedInformerFactory(h.Kube, 0)
 	controller, err := New(Config{
-		Namespace:         system,
-		Limit:             limit,
-		Identity:          name,
-		Gone:              h.gone,
+		Namespace: system,
+		Limit:     limit,
+		Identity:  name,
+		Leads: func(context.Context) error {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			if h.elected != name {
+				return errors.New("another process leads")
+			}
+			return nil
+		},
 		Runs:              runs,
 		ConfigMaps:        configMaps,
 		Events:            h.events,
@@ -186,7 +207,7 @@ func (h *harness) controller(limit int, name string, runs engineclient.BackupRun
 		RunInformer:       records.Engine().V1alpha1().BackupRuns(),
 		LocationInformer:  records.Engine().V1alpha1().StorageLocations(),
 		NamespaceInformer: objects.Core().V1().Namespaces(),
-		SettingsInformer:  objects.Core().V1().ConfigMaps(),
+		LedgerInformer:    objects.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
 		h.Fatal(err)
@@ -218,7 +239,7 @@ func (h *harness) inPhases() map[v1alpha1.BackupPhase][]string {
 		h.Fatal(err)
 	}
 	phases := map[v1alpha1.BackupPhase][]string{}
-	started := records.Started(h.settings())
+	started := records.Started(h.LedgerObject(h.T, system))
 	for i := range list.Items {
 		run := &list.Items[i]
 		phase := records.Phase(run, started)
@@ -321,11 +342,11 @@ func writtenLedger(action clienttesting.Action) []records.Start {
 	if !ok {
 		return nil
 	}
-	settings, ok := update.GetObject().(*corev1.ConfigMap)
+	ledger, ok := update.GetObject().(*corev1.ConfigMap)
 	if !ok {
 		return nil
 	}
-	starts, _ := records.Ledger(settings)
+	starts, _ := records.Ledger(ledger)
 	return starts
 }
 
@@ -342,9 +363,4 @@ func written(action clienttesting.Action) *enginev1alpha1.BackupRun {
 	}
 	run, _ := update.GetObject().(*enginev1alpha1.BackupRun)
 	return run
-}
-
-func (h *harness) settings() *corev1.ConfigMap {
-	h.Helper()
-	return h.Settings(h.T, system)
 }

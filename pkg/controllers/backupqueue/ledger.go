@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -16,81 +17,64 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// ledger is what a decision is taken against: the settings in one version, and
-// what is known of the runs that they say were let start.
-type ledger struct {
-	settings *corev1.ConfigMap
-	// holding are the entries but those whose run has ended.
+// judged is what a decision is taken against: the ledger in one version, and what is
+// known of the runs that it says were let start.
+type judged struct {
+	ledger *corev1.ConfigMap
+	// holding are the entries but those whose run has ended, or is gone and not executed.
 	holding []records.Start
 	started sets.Set[types.UID]
-	// unknown are the entries whose run was not found. They may still be read, by
-	// whoever they name.
-	unknown []records.Start
-	// adopted is set when entries of processes that are gone were made this one's.
-	adopted bool
-	// others is set when something depends on another process being gone.
-	others bool
+	// unknown is set when the executor is about to find out about one of them.
+	unknown bool
 }
 
-// readLedger judges the entries of the ledger by the runs that are known, to which
+// judgeLedger judges the entries of the ledger by the runs that are known, to which
 // it adds those that the informer does not have.
-func (c *Controller) readLedger(ctx context.Context) (*ledger, error) {
-	settings, err := c.readSettings(ctx)
+func (c *Controller) judgeLedger(ctx context.Context) (*judged, error) {
+	ledger, err := c.readLedger(ctx)
 	if err != nil {
 		return nil, err
 	}
-	starts, err := records.Ledger(settings)
+	starts, err := records.Ledger(ledger)
 	if err != nil {
-		c.reportUnreadable(settings, err)
+		c.reportUnreadable(ledger, err)
 		return nil, err
 	}
-	l := &ledger{settings: settings, started: sets.New[types.UID]()}
-	present := sets.New[types.UID]()
+	j := &judged{ledger: ledger, started: sets.New[types.UID]()}
 	for _, start := range starts {
-		present.Insert(start.UID)
 		run, err := c.startedRun(ctx, start)
 		if err != nil {
 			return nil, err
 		}
-		switch {
-		case run == nil && c.news.hasEnded(start.UID), run != nil && !holds(run):
-			continue
-		case run == nil:
-			// The process that let it start removes the entry when it has stopped.
-			gone, err := c.gone(ctx, start.By)
-			if err != nil {
-				return nil, err
-			}
-			if gone {
+		if run == nil {
+			// It holds while it is read, as it was known then. Another one of its name waits.
+			executed, working := c.executor.Executing()[start.Name]
+			switch {
+			case !working, executed != nil && executed.UID != start.UID:
 				continue
+			case executed == nil:
+				j.unknown = true
+			default:
+				run = executed
+				c.know(start.Name, run)
 			}
-			l.others = true
-			l.unknown = append(l.unknown, start)
-		case start.By != c.identity && records.Unclaimed(run):
-			gone, err := c.gone(ctx, start.By)
-			if err != nil {
-				return nil, err
-			}
-			if gone {
-				start.By, l.adopted = c.identity, true
-			}
-			l.others = l.others || !gone
 		}
-		l.holding = append(l.holding, start)
-		l.started.Insert(start.UID)
+		if run == nil || holds(run) {
+			j.holding = append(j.holding, start)
+			j.started.Insert(start.UID)
+		}
 	}
-	c.news.keepEnded(present)
-	return l, nil
+	return j, nil
 }
 
-// startedRun is the run of an entry, or nil if it is gone. What the informer does
+// startedRun is the run of an entry, or nil if its record is gone. What the informer does
 // not show may be new or gone; only the cluster knows.
 func (c *Controller) startedRun(ctx context.Context, start records.Start) (*enginev1alpha1.BackupRun, error) {
 	if run := c.known[start.Name]; run != nil && run.UID == start.UID {
@@ -113,48 +97,32 @@ func holds(run *enginev1alpha1.BackupRun) bool {
 	return records.Unclaimed(run) || run.Status.Phase == v1alpha1.BackupPhaseInProgress
 }
 
-// blockers stand for the runs in the ledger that were not found: nothing is known
-// of what they read, so that they overlap everything.
-func (l *ledger) blockers() []queue.Run {
-	var runs []queue.Run
-	for _, start := range l.unknown {
-		runs = append(runs, queue.Run{
-			UID:           "unknown " + start.UID, // of no record
-			Name:          start.Name,
-			Phase:         v1alpha1.BackupPhaseReadyToStart,
-			ClusterScoped: true,
-		})
-	}
-	return runs
-}
-
-// writeLedger lets runs start, with the rest of the ledger as it was judged: one write,
+// writeStarts lets runs start, with the rest of the ledger as it was judged: one write,
 // which fails if the ledger is not in the version any more that was judged.
-func (c *Controller) writeLedger(ctx context.Context, d *decision) error {
-	if len(d.Start) == 0 && !d.ledger.adopted {
+func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
+	if len(d.Start) == 0 {
 		return nil
 	}
 	now := metav1.NewTime(c.clock.Now())
 	starts, started := d.ledger.holding, d.ledger.started.Clone()
 	for _, uid := range d.Start {
 		run := c.planner.Run(uid)
-		starts = append(starts, records.Start{UID: run.UID, Name: run.Name, At: now, By: c.identity})
+		starts = append(starts, records.Start{UID: run.UID, Name: run.Name, At: now})
 		started.Insert(run.UID)
 	}
-	settings, err := records.WithLedger(d.ledger.settings, starts)
+	ledger, err := records.WithLedger(d.ledger.ledger, starts)
 	if err != nil {
 		return err
 	}
-	settings.Data[records.ConcurrentBackupsKey] = strconv.Itoa(c.limit)
-	written, err := c.configMaps.Update(ctx, settings, metav1.UpdateOptions{})
+	written, err := c.configMaps.Update(ctx, ledger, metav1.UpdateOptions{})
 	if err != nil {
-		c.settings = nil // whatever it is now
+		c.ledger = nil // whatever it is now
 		if records.Refused(err) {
-			c.events.Eventf(d.ledger.settings, nil, corev1.EventTypeWarning, "LedgerRefused", "Start", "No backup starts: %v", err)
+			c.events.Eventf(d.ledger.ledger, nil, corev1.EventTypeWarning, "LedgerRefused", "Start", "No backup starts: %v", err)
 		}
 		return fmt.Errorf("letting %d backups start: %w", len(d.Start), err)
 	}
-	c.settings = written
+	c.ledger = written
 	c.planning.Lock()
 	c.planner.SetStarted(started)
 	c.planning.Unlock()
@@ -168,120 +136,123 @@ func (c *Controller) writeLedger(ctx context.Context, d *decision) error {
 	return nil
 }
 
-// readSettings returns the settings in the latest version that this controller
-// knows of. Where there is no ledger, it makes one.
-func (c *Controller) readSettings(ctx context.Context) (*corev1.ConfigMap, error) {
-	cached, err := c.settingsLister.Get(records.SettingsName)
+// TakeBack removes a run from the ledger that this process does not execute, for instance
+// since its store does not answer. The executor calls it while it works on the run, and
+// does not claim it after that until it is let start again.
+func (c *Controller) TakeBack(ctx context.Context, run types.UID) error {
+	for {
+		ledger, err := c.configMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("reading the ledger of started backups: %w", err)
+		}
+		starts, err := records.Ledger(ledger)
+		at := slices.IndexFunc(starts, func(start records.Start) bool { return start.UID == run })
+		if err != nil || at < 0 || records.Leader(ledger) != c.identity {
+			return nil // nothing starts, or not by this process
+		}
+		if ledger, err = records.WithLedger(ledger, slices.Delete(starts, at, at+1)); err != nil {
+			return err
+		}
+		_, err = c.configMaps.Update(ctx, ledger, metav1.UpdateOptions{})
+		if err == nil || !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+}
+
+// readLedger returns the ledger in the latest version that this controller knows of.
+// One that does not name this process as its leader, or another limit, or that is none,
+// is made to.
+func (c *Controller) readLedger(ctx context.Context) (*corev1.ConfigMap, error) {
+	cached, err := c.ledgerLister.Get(records.LedgerName)
 	switch {
 	case apierrors.IsNotFound(err):
 		// It is gone, or the informer has not seen it yet.
-		c.settings = nil
+		c.ledger = nil
 	case err != nil:
 		return nil, err
-	case c.settings != nil && newer(cached, c.settings):
-		c.settings = cached
+	case c.ledger != nil && newer(cached, c.ledger):
+		c.ledger = cached
 	}
-	if c.settings == nil {
-		live, err := c.configMaps.Get(ctx, records.SettingsName, metav1.GetOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("reading the ConfigMap %s: %w", records.SettingsName, err)
-		}
-		if err == nil {
-			c.settings = live
+	if !c.isMine(c.ledger) {
+		if c.ledger, err = c.takeLedger(ctx); err != nil {
+			c.ledger = nil
+			return nil, err
 		}
 	}
-	if _, err := records.Ledger(c.settings); errors.Is(err, records.ErrNoLedger) {
-		if err := c.createLedger(ctx); err != nil {
-			c.settings = nil
-			return nil, fmt.Errorf("making a ledger of the started backups: %w", err)
-		}
-	}
-	return c.settings, nil
+	return c.ledger, nil
 }
 
-// createLedger makes the ledger where there is none: of the runs in progress, read
-// after the version of the settings without a ledger that it replaces, so that no
-// other ledger was there in between. What else was let start goes back to its place.
-// Its process may not know that and be about to claim it: it finds out by reading the
-// ledger once more after the claim. So no other record is written, however many wait.
-func (c *Controller) createLedger(ctx context.Context) error {
-	if c.settings == nil {
-		settings := &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: records.SettingsName},
-			Data:       map[string]string{records.ConcurrentBackupsKey: strconv.Itoa(c.limit)},
-		}
-		settings, err := c.configMaps.Create(ctx, settings, metav1.CreateOptions{})
+func (c *Controller) isMine(ledger *corev1.ConfigMap) bool {
+	_, err := records.Ledger(ledger)
+	return !errors.Is(err, records.ErrNoLedger) && records.Leader(ledger) == c.identity && ledger.Data[records.ConcurrentBackupsKey] == strconv.Itoa(c.limit)
+}
+
+// takeLedger makes this process the leader by the ledger as well. Whether it leads it
+// asks after it has read the version that it replaces, so that none has come between of
+// who was elected after it.
+//
+// Where there is no ledger it makes one: of the runs in progress, read after the version
+// without one that it replaces, so that no other ledger was there in between, and of those
+// that this process executes although their record is gone. What else was let start goes
+// back to its place. A claim of that may be under way; who claims
+// reads the ledger once more. So no other record is written, however many wait.
+func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) {
+	ledger, err := c.configMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
+	if err == nil && c.isMine(ledger) {
+		return ledger, nil // the informer has not shown it yet
+	}
+	if apierrors.IsNotFound(err) {
+		ledger, err = c.configMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.LedgerName}}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the ledger of started backups: %w", err)
+	}
+	if err := c.leads(ctx); err != nil {
+		return nil, err
+	}
+	if _, err := records.Ledger(ledger); errors.Is(err, records.ErrNoLedger) {
+		list, err := c.runs.List(ctx, metav1.ListOptions{})
 		if err != nil {
-			return err
+			return nil, fmt.Errorf("reading the runs: %w", err)
 		}
-		c.settings = settings
-	}
-	list, err := c.runs.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	var starts []records.Start
-	for i := range list.Items {
-		run := &list.Items[i]
-		if run.Status.Phase != v1alpha1.BackupPhaseInProgress {
-			continue
+		running := map[types.UID]*enginev1alpha1.BackupRun{}
+		for _, run := range c.executor.Executing() {
+			if run != nil {
+				running[run.UID] = run
+			}
 		}
-		start := records.Start{UID: run.UID, Name: run.Name, By: run.Status.Executor}
-		if run.Status.StartTimestamp != nil {
-			start.At = *run.Status.StartTimestamp
+		for i := range list.Items {
+			running[list.Items[i].UID] = &list.Items[i]
 		}
-		starts = append(starts, start)
+		var starts []records.Start
+		for _, run := range running {
+			if run.Status.Phase == v1alpha1.BackupPhaseInProgress {
+				starts = append(starts, records.Start{UID: run.UID, Name: run.Name, At: ptr.Deref(run.Status.StartTimestamp, metav1.Time{})})
+			}
+		}
+		slices.SortFunc(starts, func(a, b records.Start) int { return a.At.Compare(b.At.Time) })
+		if ledger, err = records.WithLedger(ledger, starts); err != nil {
+			return nil, err
+		}
 	}
-	settings, err := records.WithLedger(c.settings, starts)
+	ledger = ledger.DeepCopy()
+	ledger.Data[records.LeaderKey], ledger.Data[records.ConcurrentBackupsKey] = c.identity, strconv.Itoa(c.limit)
+	ledger, err = c.configMaps.Update(ctx, ledger, metav1.UpdateOptions{})
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("taking over the ledger of started backups: %w", err)
 	}
-	settings.Data[records.ConcurrentBackupsKey] = strconv.Itoa(c.limit)
-	settings, err = c.configMaps.Update(ctx, settings, metav1.UpdateOptions{})
-	if err == nil {
-		c.settings = settings
-	}
-	return err
-}
-
-// publishLimit tells the API server the number of slots, so that what it shows
-// is what this controller does.
-func (c *Controller) publishLimit(ctx context.Context) error {
-	settings, err := c.readSettings(ctx)
-	if err != nil {
-		return err
-	}
-	wanted := strconv.Itoa(c.limit)
-	if settings.Data[records.ConcurrentBackupsKey] == wanted {
-		return nil
-	}
-	settings = settings.DeepCopy()
-	settings.Data[records.ConcurrentBackupsKey] = wanted
-	c.settings = nil
-	_, err = c.configMaps.Update(ctx, settings, metav1.UpdateOptions{})
-	return err
-}
-
-// correctLimit publishes the limit again if somebody has changed it: now and then, in
-// case that another controller has another limit.
-func (c *Controller) correctLimit(ctx context.Context) error {
-	if c.settings == nil || c.settings.Data[records.ConcurrentBackupsKey] == strconv.Itoa(c.limit) {
-		return nil
-	}
-	now := c.clock.Now()
-	if now.Before(c.nextPublish) {
-		c.queue.AddAfter(theQueue, c.nextPublish.Sub(now))
-		return nil
-	}
-	c.nextPublish = now.Add(backstop)
-	return c.publishLimit(ctx)
+	return ledger, nil
 }
 
 // reportUnreadable tells people that nothing starts, once for each such version.
-func (c *Controller) reportUnreadable(settings *corev1.ConfigMap, err error) {
-	if c.unreadable == settings.ResourceVersion {
+func (c *Controller) reportUnreadable(ledger *corev1.ConfigMap, err error) {
+	if c.unreadable == ledger.ResourceVersion {
 		return
 	}
-	c.unreadable = settings.ResourceVersion
-	c.events.Eventf(settings, nil, corev1.EventTypeWarning, "LedgerUnreadable", "Start", "No backup starts: %v", err)
+	c.unreadable = ledger.ResourceVersion
+	c.events.Eventf(ledger, nil, corev1.EventTypeWarning, "LedgerUnreadable", "Start", "No backup starts: %v", err)
 }

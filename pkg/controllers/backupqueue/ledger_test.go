@@ -15,19 +15,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	kubetesting "k8s.io/client-go/testing"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// started are the runs in the ledger with the processes that they name.
+// started are the runs in the ledger.
 func (h *harness) started() []string {
 	h.Helper()
 	synctest.Wait()
 	var all []string
 	for _, start := range h.ledger() {
-		all = append(all, start.Name+" by "+start.By)
+		all = append(all, start.Name)
 	}
 	return all
 }
@@ -44,43 +46,51 @@ func TestEndedRunsLeaveTheLedgerWithTheNextStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("a", 1, "a"), newRun("b", 2, "a"), newRun("c", 3, "a"))
 		h.start(2)
-		h.expectStarted("a by process-1")
+		h.expectStarted("a")
 		h.end("a")
-		h.expectStarted("b by process-1")
+		h.expectStarted("b")
 		h.end("b")
 		h.remove("b") // at once, as with --run-retention=0
-		h.expectStarted("c by process-1")
+		h.expectStarted("c")
 		h.end("c")
 		h.remove("c")
 		time.Sleep(time.Hour)
-		h.expectStarted("c by process-1") // a write for nothing
+		h.expectStarted("c") // a write for nothing
 		h.Create(newRun("d", 4, "a"))
-		h.expectStarted("d by process-1")
+		h.expectStarted("d")
 		if writes := len(h.Writes("configmaps")); writes != 1+4 {
 			t.Errorf("%d writes", writes)
 		}
 	})
 }
 
-// Pitfalls 4 and 22: the record of a run was deleted by hand. Its process may still
-// read what it selected, whatever that was.
-func TestARunThatIsGoneHoldsUntilItsProcessHasStopped(t *testing.T) {
-	for name, stop := range map[string]func(*harness){
-		"it says so":          func(h *harness) { h.writeLedger() },
-		"it is gone for good": func(h *harness) { h.kill("another"); time.Sleep(recheck) },
-	} {
+// Pitfalls 4 and 22: the record of a run was deleted by hand. It is held, with what it
+// selects, for as long as it may be read, and another one of its name waits.
+func TestARunThatIsGoneHoldsUntilItHasStopped(t *testing.T) {
+	for name, known := range map[string]bool{"known": true, "about to be read": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h := newHarness(t, location("default", metav1.ConditionTrue), newRun("waits", 2, "b"))
-				h.alive("another")
-				h.writeLedger(records.Start{UID: "gone", Name: "gone", By: "another"})
-				h.start(2)
-				time.Sleep(time.Hour)
+				h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("gone", 1, "a"), running, 1), newRun("waits", 2, "a"))
+				h.executing["gone"] = nil
+				if known {
+					h.executing["gone"] = h.run("gone")
+				}
+				c := h.prepare(3)
+				go c.Run(t.Context(), h)
 				h.expect(queued, "waits")
-				h.expectStarted("gone by another")
-				stop(h)
-				h.expect(ready, "waits")
-				h.expectStarted("waits by process-1")
+				h.remove("gone")
+				synctest.Wait()
+				h.Create(newRun("gone", 3, "b"))
+				h.Create(newRun("passes", 4, "c"))
+				time.Sleep(time.Hour)
+				h.expect(queued, map[bool][]string{true: {"waits"}, false: {"gone", "passes", "waits"}}[known]...)
+				h.mu.Lock()
+				delete(h.executing, "gone")
+				h.mu.Unlock()
+				begin := time.Now()
+				c.Stopped("gone")
+				h.expect(ready, "gone", "passes", "waits")
+				h.atOnce(begin)
 			})
 		})
 	}
@@ -91,12 +101,11 @@ func TestARunThatIsGoneHoldsUntilItsProcessHasStopped(t *testing.T) {
 func TestARunThatTheInformerHasNotSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("waits", 2, "a"), newRun("passes", 3, "b"))
-		h.alive("another")
 		controller := h.prepare(2)
 		h.Hold()
 		h.Create(inPhase(newRun("unseen", 1, "a"), queued, 1))
-		h.writeLedger(records.Start{UID: h.run("unseen").UID, Name: "unseen", By: "another"})
-		go controller.Run(t.Context())
+		h.writeLedger(records.Start{UID: h.run("unseen").UID, Name: "unseen"})
+		go controller.Run(t.Context(), h)
 		h.expect(ready, "passes", "unseen")
 		h.expect(queued, "waits")
 	})
@@ -107,23 +116,32 @@ func TestARunThatTheInformerHasNotSeen(t *testing.T) {
 func TestStartsOfADeadProcessAreTakenOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue),
-			inPhase(newRun("mine", 1, "a"), queued, 1), inPhase(newRun("theirs", 2, "b"), queued, 2),
-			inPhase(newRun("running", 3, "c"), running, 3), inPhase(newRun("waits", 4, "a"), queued, 4))
-		h.alive("another")
-		h.writeLedger(
-			records.Start{UID: h.run("mine").UID, Name: "mine", By: "a dead one"},
-			records.Start{UID: h.run("theirs").UID, Name: "theirs", By: "another"},
-			records.Start{UID: h.run("running").UID, Name: "running", By: "a dead one"})
+			inPhase(newRun("ready", 1, "a"), ready, 1), inPhase(newRun("running", 3, "c"), running, 3), inPhase(newRun("waits", 4, "a"), queued, 4))
 		h.start(4)
-		h.expectStarted("mine by process-1", "theirs by another", "running by a dead one")
-		time.Sleep(time.Hour)
-		h.expectStarted("mine by process-1", "theirs by another", "running by a dead one")
-		h.kill("another")
-		time.Sleep(recheck)
-		h.expectStarted("mine by process-1", "theirs by process-1", "running by a dead one")
+		h.expectStarted("ready", "running")
 		h.expect(queued, "waits")
-		if writes := len(h.Writes("backupruns")); writes != 0 {
-			t.Errorf("%d writes of runs", writes)
+		if got := sets.List(h.toStart); !slices.Equal(got, []string{"ready"}) {
+			t.Errorf("it was asked to start %q", got)
+		}
+		if leader := records.Leader(h.LedgerObject(t, system)); leader != "process-1" || len(h.Writes("backupruns")) != 0 {
+			t.Errorf("%d writes of runs, and %q leads", len(h.Writes("backupruns")), leader)
+		}
+	})
+}
+
+// Pitfall 6: who was paused while another one was elected writes nothing any more.
+func TestALeaderOfThePastWritesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue))
+		h.start(1)
+		h.start(1)
+		h.Create(newRun("a", 1, "a"))
+		time.Sleep(time.Hour)
+		h.expectStarted("a")
+		for _, action := range h.Writes("configmaps")[1:] {
+			if leader := records.Leader(action.(kubetesting.UpdateActionImpl).GetObject().(*corev1.ConfigMap)); leader != "process-2" {
+				t.Errorf("%q has tried to write", leader)
+			}
 		}
 	})
 }
@@ -144,10 +162,10 @@ func TestALostLedgerStopsNobody(t *testing.T) {
 			return enginetest.Fault{}
 		})
 		h.start(1)
-		h.expectStarted("run-00000 by process-1")
+		h.expectStarted("run-00000")
 		began := time.Now()
-		h.setSettings(nil)
-		h.expectStarted("run-00000 by process-1")
+		h.setLedger(nil)
+		h.expectStarted("run-00000")
 		h.atOnce(began)
 		if writes := len(h.Writes("backupruns")); writes != 0 {
 			t.Errorf("%d records were written", writes)
@@ -158,8 +176,8 @@ func TestALostLedgerStopsNobody(t *testing.T) {
 // Nobody loses their place.
 func TestALedgerThatIsGoneIsMadeAnew(t *testing.T) {
 	for name, remove := range map[string]func(*harness){
-		"the ConfigMap": func(h *harness) { h.setSettings(nil) },
-		"the key":       func(h *harness) { h.setSettings(map[string]string{"mine": "kept"}) },
+		"the ConfigMap": func(h *harness) { h.setLedger(nil) },
+		"the key":       func(h *harness) { h.setLedger(map[string]string{"mine": "kept"}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -168,21 +186,16 @@ func TestALedgerThatIsGoneIsMadeAnew(t *testing.T) {
 					inPhase(newRun("ready", 2, "b"), ready, 2),
 					inPhase(newRun("waits", 3, "b"), queued, 3),
 					inPhase(newRun("last", 4, "c"), queued, 4))
-				running := h.run("running")
-				running.Status.Executor = "a process before"
-				if _, err := h.EngineV1alpha1().BackupRuns(system).UpdateStatus(t.Context(), running, metav1.UpdateOptions{}); err != nil {
-					t.Fatal(err)
-				}
 				h.start(2)
 				remove(h)
-				h.expectStarted("running by a process before", "ready by process-1")
+				h.expectStarted("running", "ready")
 				h.expect(queued, "last", "waits")
 				for i, name := range []string{"running", "ready", "waits", "last"} {
 					if got := h.run(name).Status.Ticket; got != int64(i+1) {
 						t.Errorf("%s has the ticket %d", name, got)
 					}
 				}
-				if got := h.settings().Data["concurrentBackups"]; got != "2" {
+				if got := h.LedgerObject(t, system).Data["concurrentBackups"]; got != "2" {
 					t.Errorf("the limit is %q", got)
 				}
 			})
@@ -195,11 +208,11 @@ func TestALedgerThatCannotBeReadStartsNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("a", 1, "a"), queued, 1))
-				h.setSettings(map[string]string{"started": text})
+				h.setLedger(map[string]string{"started": text})
 				h.start(1)
 				time.Sleep(time.Hour)
 				h.expect(queued, "a")
-				if got := h.settings().Data["started"]; got != text {
+				if got := h.LedgerObject(t, system).Data["started"]; got != text {
 					t.Errorf("it was overwritten with %q", got)
 				}
 				if told := len(h.events.Events); told != 1 {
@@ -215,7 +228,7 @@ func TestALedgerThatCannotBeReadStartsNothing(t *testing.T) {
 				time.Sleep(time.Minute)
 				h.expect(queued, "a", "b")
 				h.expect(cancelled, "c")
-				h.setSettings(map[string]string{})
+				h.setLedger(map[string]string{})
 				time.Sleep(time.Minute)
 				h.expect(ready, "a")
 			})
@@ -228,7 +241,7 @@ func TestALedgerThatMayNotBeWrittenIsReported(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("a", 1, "a"))
 		h.Fault(func(action kubetesting.Action) enginetest.Fault {
 			if isStart(action, "a") {
-				return enginetest.Fault{Err: apierrors.NewForbidden(corev1.Resource("configmaps"), records.SettingsName, errors.New("a policy denies it"))}
+				return enginetest.Fault{Err: apierrors.NewForbidden(corev1.Resource("configmaps"), records.LedgerName, errors.New("a policy denies it"))}
 			}
 			return enginetest.Fault{}
 		})
@@ -243,12 +256,11 @@ func TestALedgerThatMayNotBeWrittenIsReported(t *testing.T) {
 	})
 }
 
-// Pitfall 6: the write of a leader that was paused arrives after others have
+// Pitfall 6: the write of a leader that was paused arrives after another one has
 // decided.
 func TestADecisionIsTakenAgainstTheLedgerThatItReplaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("a", 1, "a"), newRun("b", 2, "b"))
-		h.alive("another")
 		decided := 0
 		h.Fault(func(action kubetesting.Action) enginetest.Fault {
 			if !isStart(action, "a") {
@@ -257,12 +269,17 @@ func TestADecisionIsTakenAgainstTheLedgerThatItReplaces(t *testing.T) {
 			if decided++; decided > 1 {
 				return enginetest.Fault{}
 			}
-			settings, err := h.Kube.Tracker().Get(action.GetResource(), system, records.SettingsName)
+			obj, err := h.Tracker().Get(enginev1alpha1.SchemeGroupVersion.WithResource("backupruns"), system, "b")
 			if err != nil {
 				t.Error(err)
 				return enginetest.Fault{}
 			}
-			theirs, err := records.WithLedger(settings.(*corev1.ConfigMap), []records.Start{{UID: "elsewhere", Name: "elsewhere", By: "another"}})
+			ledger, err := h.Kube.Tracker().Get(action.GetResource(), system, records.LedgerName)
+			if err != nil {
+				t.Error(err)
+				return enginetest.Fault{}
+			}
+			theirs, err := records.WithLedger(ledger.(*corev1.ConfigMap), []records.Start{{UID: obj.(*enginev1alpha1.BackupRun).UID, Name: "b"}})
 			if err != nil {
 				t.Error(err)
 				return enginetest.Fault{}
@@ -273,16 +290,37 @@ func TestADecisionIsTakenAgainstTheLedgerThatItReplaces(t *testing.T) {
 			}
 			return enginetest.Fault{}
 		})
-		h.start(2)
+		h.start(1)
 		time.Sleep(time.Minute)
-		// That run overlaps everything, since nobody knows it.
-		h.expectStarted("elsewhere by another")
+		h.expectStarted("b")
+		h.expect(queued, "a")
 		if decided != 1 {
 			t.Errorf("it decided %d times", decided)
 		}
-		h.Fault(nil)
-		h.kill("another")
-		time.Sleep(recheck)
-		h.expectStarted("a by process-1", "b by process-1")
+	})
+}
+
+// A run whose store does not answer waits again, unless another process leads.
+func TestAStartIsTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("a", 1, "a"), newRun("b", 2, "b"))
+		c := h.prepare(2)
+		go c.Run(t.Context(), h)
+		h.expect(ready, "a", "b")
+		h.setAvailable("default", metav1.ConditionFalse)
+		synctest.Wait()
+		if err := c.TakeBack(t.Context(), h.run("a").UID); err != nil {
+			t.Fatal(err)
+		}
+		h.expect(ready, "b")
+		h.expect(queued, "a")
+		ledger := h.LedgerObject(t, system)
+		ledger.Data[records.LeaderKey] = "another process"
+		h.elect("another process")
+		h.setLedger(ledger.Data)
+		if err := c.TakeBack(t.Context(), h.run("b").UID); err != nil {
+			t.Fatal(err)
+		}
+		h.expectStarted("b")
 	})
 }

@@ -103,10 +103,10 @@ func (q *collector) CollectWithStability(found chan<- metrics.Metric) {
 			oldest = max(oldest, now.Sub(run.WaitingSince()))
 		}
 	}
-	fresh := c.planner.NewRuns()
+	isNew := c.planner.NewRuns()
 	c.planning.Unlock()
-	depth["New"] = len(fresh)
-	for _, run := range fresh {
+	depth["New"] = len(isNew)
+	for _, run := range isNew {
 		oldest = max(oldest, now.Sub(run.CreatedAt))
 	}
 	gauge := func(desc *metrics.Desc, value float64, labels ...string) {

@@ -30,8 +30,8 @@ type hasty struct {
 	before []records.Start
 }
 
-func (c *hasty) Update(ctx context.Context, settings *corev1.ConfigMap, options metav1.UpdateOptions) (*corev1.ConfigMap, error) {
-	written, err := c.ConfigMapInterface.Update(ctx, settings, options)
+func (c *hasty) Update(ctx context.Context, ledger *corev1.ConfigMap, options metav1.UpdateOptions) (*corev1.ConfigMap, error) {
+	written, err := c.ConfigMapInterface.Update(ctx, ledger, options)
 	if err != nil {
 		return nil, err
 	}
@@ -63,11 +63,10 @@ func TestARunThatEndsBeforeItsStartIsAnswered(t *testing.T) {
 			objects = append(objects, newRun(fmt.Sprintf("b%02d", i), i, fmt.Sprintf("ns-%02d", i)))
 		}
 		h := newHarness(t, objects...)
-		h.alive("hasty")
 		runs := h.EngineV1alpha1().BackupRuns(system)
 		controller := h.controller(limit, "hasty", runs, &hasty{ConfigMapInterface: h.Kube.CoreV1().ConfigMaps(system), runs: runs})
 		begin := time.Now()
-		go controller.Run(t.Context())
+		go controller.Run(t.Context(), h)
 		synctest.Wait()
 		h.atOnce(begin)
 		if phases := h.inPhases(); len(phases[rejected]) != n {

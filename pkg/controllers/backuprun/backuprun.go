@@ -4,12 +4,15 @@
 // Package backuprun executes the runs that the queue has let start, and ends
 // those that a process before this one left behind.
 //
-// No run is executed twice. The ledger names the process that may claim a run, and
-// the claim is a compare-and-swap of the run, prepared by reading the run and then
-// the ledger; see pkg/controllers/backupqueue for why that holds with two leaders.
-// A run in progress is ended by another process only when its executor is gone for
-// good, which pkg/liveness decides. This process removes from the ledger the runs
-// that it was to execute and whose record was deleted, when it has stopped reading.
+// No run is executed twice. It is executed by the process that leads, after a
+// compare-and-swap of the run and a look at the ledger that came after it; see
+// pkg/controllers/backupqueue for why that holds with two leaders. A run in progress
+// that another process has claimed was left behind: this one is ended at once, since
+// the cluster says, after the run was read, that this process leads, so that the other
+// one, which led when it claimed the run, has stopped.
+//
+// The queue, in the same process, is the only one that writes the ledger. It asks which
+// runs are worked on before it drops one whose record is gone.
 package backuprun
 
 import (
@@ -18,16 +21,12 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
-	coreinformers "k8s.io/client-go/informers/core/v1"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -44,9 +43,6 @@ import (
 const (
 	// progressInterval bounds the writes of a running backup's progress.
 	progressInterval = 5 * time.Second
-	// informed is how long after the end of a run was written the informer has told it,
-	// if it does.
-	informed = 10 * time.Second
 	// settleTimeout is how long a store may take to be told of a dead run, and cleaned.
 	settleTimeout = time.Minute
 	// snapshotsTimeout is how long the removal of snapshots from one repository may
@@ -55,7 +51,7 @@ const (
 	// cancelTimeout is how long a store may take to be told of a cancelled run before
 	// the run ends all the same.
 	cancelTimeout = 5 * time.Second
-	// recheck is how often it is asked whether the executor of a run is gone.
+	// recheck is how often it is asked whether uploads have stopped.
 	recheck = 5 * time.Second
 	// DefaultVolumeTimeout is how long the upload of a volume may take unless it is set.
 	DefaultVolumeTimeout = 4 * time.Hour
@@ -77,10 +73,13 @@ type Config struct {
 	// Agents knows which nodes have one: liveness.Agents, but in tests.
 	Agents agents
 
-	// Gone reports whether another process has ended for good.
-	Gone func(ctx context.Context, identity string) (bool, error)
+	// Leads asks the cluster whether this process leads: nil if so.
+	Leads func(ctx context.Context) error
+	// Queue is the one of this process.
+	Queue queue
 
-	Engine     engineclient.EngineV1alpha1Interface
+	Engine engineclient.EngineV1alpha1Interface
+	// ConfigMaps are those of the system namespace, to read the ledger.
 	ConfigMaps coreclient.ConfigMapInterface
 	// Executor does the work: an Executor, but in tests.
 	Executor executor
@@ -92,8 +91,14 @@ type Config struct {
 	RunInformer      engineinformers.BackupRunInformer
 	LocationInformer engineinformers.StorageLocationInformer
 	VolumeInformer   engineinformers.VolumeUploadInformer
-	// SettingsInformer knows the ConfigMap records.SettingsName.
-	SettingsInformer coreinformers.ConfigMapInformer
+}
+
+// queue is what lets runs start: a backupqueue.Controller, but in tests.
+type queue interface {
+	// TakeBack removes a run from the ledger that is worked on and not claimed.
+	TakeBack(ctx context.Context, run types.UID) error
+	// Stopped says that no run of a name is worked on whose record is gone.
+	Stopped(name string)
 }
 
 // agents knows which nodes have an agent.
@@ -111,7 +116,6 @@ type Controller struct {
 	runs      engineclient.BackupRunInterface
 	uploads   engineclient.VolumeUploadInterface
 	runLister enginelisters.BackupRunNamespaceLister
-	settings  corelisters.ConfigMapNamespaceLister
 	synced    []cache.InformerSynced
 	activity  activity
 	// queue has the runs to execute, leftBehind those that another process did not
@@ -122,22 +126,23 @@ type Controller struct {
 
 	// mu guards what follows.
 	mu sync.Mutex
-	// active are the executions of this process.
-	active map[types.UID]*execution
-	// ended are runs in the ledger that had ended when their record was removed.
-	ended sets.Set[types.UID]
-	// finished are runs whose end this process has written, and when, if that is not
-	// long ago.
-	finished map[types.UID]time.Time
+	// working are the runs that this process works on, by name.
+	working map[string]*execution
 }
 
-// execution is a run that this process works on.
+// execution is a run that this process works on. The Controller's mu guards it.
 type execution struct {
+	// run is the run as it was read, and from before its claim as it is claimed; nil before.
+	run *enginev1alpha1.BackupRun
+	// cancel and volumes are set once it is executed.
 	cancel  context.CancelFunc
 	volumes *volumes
 	// removed is set when the record is gone, and cancelled when that was asked for,
 	// so that the execution is to stop.
 	removed, cancelled bool
+	// gone is set when a record of this name is gone, of which the queue may wait to hear
+	// that it is not worked on any more.
+	gone bool
 }
 
 // New returns a Controller.
@@ -147,13 +152,10 @@ func New(config Config) (*Controller, error) {
 		runs:              config.Engine.BackupRuns(config.Namespace),
 		uploads:           config.Engine.VolumeUploads(config.Namespace),
 		runLister:         config.RunInformer.Lister().BackupRuns(config.Namespace),
-		settings:          config.SettingsInformer.Lister().ConfigMaps(config.Namespace),
 		queue:             newQueue("backuprun", 10*time.Second),
 		leftBehind:        newQueue("backuprun_left_behind", 10*time.Second),
 		leftoverSnapshots: newQueue("backuprun_leftover_snapshots", time.Minute),
-		active:            map[types.UID]*execution{},
-		ended:             sets.New[types.UID](),
-		finished:          map[types.UID]time.Time{},
+		working:           map[string]*execution{},
 	}
 	registerMetrics()
 	registrations := []struct {
@@ -164,10 +166,6 @@ func New(config Config) (*Controller, error) {
 			AddFunc:    c.enqueue,
 			UpdateFunc: c.runChanged,
 			DeleteFunc: c.runDeleted,
-		}},
-		{config.SettingsInformer.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    c.settingsChanged,
-			UpdateFunc: func(_, obj any) { c.settingsChanged(obj) },
 		}},
 		{config.VolumeInformer.Informer(), c.volumeHandler()},
 		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{}},
@@ -218,6 +216,20 @@ func (c *Controller) Run(ctx context.Context) {
 	workers.Wait()
 }
 
+// Start implements backupqueue.Executor.
+func (c *Controller) Start(name string) { c.queue.Add(name) }
+
+// Executing implements backupqueue.Executor.
+func (c *Controller) Executing() map[string]*enginev1alpha1.BackupRun {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	runs := map[string]*enginev1alpha1.BackupRun{}
+	for name, working := range c.working {
+		runs[name] = working.run
+	}
+	return runs
+}
+
 // enqueue puts a run into the queue where it belongs, or tells its execution that
 // it is cancelled.
 func (c *Controller) enqueue(obj any) {
@@ -235,39 +247,7 @@ func (c *Controller) enqueue(obj any) {
 		c.leftBehind.Add(run.Name)
 	case hasLeftoverSnapshots(run):
 		c.leftoverSnapshots.Add(run.Name)
-	case records.Unclaimed(run):
-		settings, err := c.settings.Get(records.SettingsName)
-		if err == nil && c.isStart(settings, run) {
-			c.queue.Add(run.Name)
-		}
 	}
-}
-
-// settingsChanged looks for the starts of this process that are not under way.
-func (c *Controller) settingsChanged(obj any) {
-	settings, ok := obj.(*corev1.ConfigMap)
-	if !ok || settings.Name != records.SettingsName {
-		return
-	}
-	starts, err := records.Ledger(settings)
-	if err != nil {
-		return // the queue says so
-	}
-	present := sets.New[types.UID]()
-	for _, start := range starts {
-		present.Insert(start.UID)
-		if start.By != c.Identity || c.isActive(start.UID) {
-			continue
-		}
-		// One that the informer does not show may be gone.
-		run, err := c.runLister.Get(start.Name)
-		if err != nil || run.UID != start.UID || records.Unclaimed(run) {
-			c.queue.Add(start.Name)
-		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended = c.ended.Intersection(present)
 }
 
 // claimed reports whether this process has claimed a run; it may not have got the
@@ -295,10 +275,15 @@ func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 func (c *Controller) cancel(run *enginev1alpha1.BackupRun) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if execution := c.active[run.UID]; execution != nil && !execution.cancelled {
-		execution.cancelled = true
-		execution.cancel()
+	if working := c.working[run.Name]; working.is(run.UID) && !working.cancelled {
+		working.cancelled = true
+		working.cancel()
 	}
+}
+
+// is reports whether it is the execution of a run.
+func (e *execution) is(run types.UID) bool {
+	return e != nil && e.volumes != nil && e.run.UID == run
 }
 
 // runChanged is told, after a gap of the informer, of a run that was replaced, too.
@@ -318,19 +303,15 @@ func (c *Controller) runDeleted(obj any) {
 		return
 	}
 	c.mu.Lock()
-	execution := c.active[run.UID]
-	if execution != nil {
-		execution.removed = true
-		execution.cancel()
+	defer c.mu.Unlock()
+	working := c.working[run.Name]
+	if working == nil {
+		return // the queue sees that by itself
 	}
-	if run.Status.Phase.Ended() {
-		c.ended.Insert(run.UID)
-	} else {
-		delete(c.finished, run.UID) // the queue can't know of its end, so its entry goes now
-	}
-	c.mu.Unlock()
-	if execution == nil && !run.Status.Phase.Ended() {
-		c.queue.Add(run.Name) // it may be in the ledger
+	working.gone = true
+	if working.is(run.UID) {
+		working.removed = true
+		working.cancel()
 	}
 }
 
@@ -354,50 +335,75 @@ func (c *Controller) processNext(ctx context.Context, queue workqueue.TypedRateL
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
-	// First the run and then the ledger, see start.
-	run, err := c.fresh(ctx, key)
+	working := &execution{}
+	c.mu.Lock()
+	c.working[key] = working
+	c.mu.Unlock()
+	defer c.leave(key, working)
+	run, err := c.read(ctx, key)
 	if err != nil {
 		return err
 	}
-	settings, err := c.releaseRemoved(ctx, key, run)
+	c.setRun(working, run)
 	switch {
-	case err != nil || run == nil:
-		return err
+	case run == nil:
+		return nil
 	case c.claimed(run):
-		return c.executeClaimed(ctx, run, settings)
-	case records.Unclaimed(run) && run.Spec.Cancellation == nil && c.isStart(settings, run):
-		return c.start(ctx, run)
+		return c.executeClaimed(ctx, run, working)
+	case !records.Unclaimed(run) || run.Spec.Cancellation != nil:
+		return nil
 	}
-	return nil
+	if started, err := c.isStarted(ctx, run); err != nil || !started {
+		return err
+	}
+	return c.start(ctx, run, working)
+}
+
+// setRun notes which run is being worked on, nil if there is none.
+func (c *Controller) setRun(working *execution, run *enginev1alpha1.BackupRun) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	working.run = run
+	working.gone = working.gone || run == nil
+}
+
+// leave is called when a run is not worked on any more.
+func (c *Controller) leave(name string, working *execution) {
+	c.mu.Lock()
+	delete(c.working, name)
+	gone := working.gone
+	c.mu.Unlock()
+	if gone {
+		c.Queue.Stopped(name)
+	}
+}
+
+// isStarted reads in the ledger whether this process may execute a run.
+func (c *Controller) isStarted(ctx context.Context, run *enginev1alpha1.BackupRun) (bool, error) {
+	ledger, err := c.ConfigMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading the ledger of started backups: %w", err)
+	}
+	return records.Leader(ledger) == c.Identity && records.Started(ledger).Has(run.UID), nil
 }
 
 func (c *Controller) syncLeftBehind(ctx context.Context, key string) error {
-	run, err := c.fresh(ctx, key)
+	run, err := c.read(ctx, key)
 	if err != nil || run == nil || !c.isLeftBehind(run) {
 		return err
 	}
-	if mine, err := c.isMine(ctx, run, c.leftBehind); err != nil || !mine {
+	if err := c.Leads(ctx); err != nil { // asked after the run was read
 		return err
 	}
-	return c.settle(ctx, run)
+	return c.endLeftBehind(ctx, run)
 }
 
-// isMine reports whether no other process works on a run. If one does, the run comes
-// into the queue again.
-func (c *Controller) isMine(ctx context.Context, run *enginev1alpha1.BackupRun, queue workqueue.TypedRateLimitingInterface[string]) (bool, error) {
-	if run.Status.Executor == c.Identity {
-		return true, nil
-	}
-	gone, err := c.Gone(ctx, run.Status.Executor)
-	if err == nil && !gone {
-		queue.AddAfter(run.Name, recheck)
-	}
-	return gone, err
-}
-
-// fresh reads a run from the cluster, since each step is taken once. It is nil if
+// read reads a run from the cluster, since each step is taken once. It is nil if
 // there is none.
-func (c *Controller) fresh(ctx context.Context, key string) (*enginev1alpha1.BackupRun, error) {
+func (c *Controller) read(ctx context.Context, key string) (*enginev1alpha1.BackupRun, error) {
 	run, err := c.runs.Get(ctx, key, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
@@ -413,10 +419,4 @@ func (c *Controller) flags(execution *execution) (removed, cancelled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return execution.removed, execution.cancelled
-}
-
-func (c *Controller) isActive(uid types.UID) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.active[uid] != nil
 }

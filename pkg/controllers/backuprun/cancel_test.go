@@ -156,12 +156,12 @@ func TestACancelledRunOfADeadProcess(t *testing.T) {
 		volume.Namespace, volume.Name = system, "volume"
 		volume.Labels = map[string]string{enginev1alpha1.LabelRun: "uid-of-a"}
 		h.Create(volume)
-		h.setAlive("a process before this one", true)
+		h.setOutvoted(true)
 		h.start(1)
 		time.Sleep(time.Hour)
 		h.expect("a", running, false) // that process ends it
-		h.setAlive("a process before this one", false)
-		time.Sleep(recheck)
+		h.setOutvoted(false)
+		time.Sleep(10 * time.Second)
 		h.expectCancelled("a", true)
 		volumes, err := h.EngineV1alpha1().VolumeUploads(system).List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(volumes.Items) != 0 {
@@ -238,7 +238,7 @@ func TestARunThatIsCancelledAsItBegins(t *testing.T) {
 			run.Status.Executor = identity
 			run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}}
 			h := newHarness(t, &work{execute: untilStopped}, run)
-			h.writeLedger(records.Start{UID: run.UID, Name: "a", By: identity})
+			h.writeLedger(records.Start{UID: run.UID, Name: "a"})
 			h.start(1)
 			h.expectCancelled("a", true)
 		})

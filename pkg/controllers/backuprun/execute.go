@@ -22,15 +22,19 @@ import (
 )
 
 // start claims a run for this process: a compare-and-swap, so that no two
-// processes execute it. It is prepared by reading the run and then the ledger:
-// whoever takes the start back changes the run first, so that the claim fails. A
-// run whose store does not answer goes back to its place in the queue instead.
-func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+// processes execute it. A run whose store does not answer goes back to its place in the
+// queue instead; its location's condition comes first, so that the queue holds the run
+// until the store is back.
+func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun, working *execution) error {
 	if err := c.Executor.Reach(ctx, run); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		return c.putBack(ctx, run, err)
+		if err := c.CheckLocation(ctx, run.Spec.Backup.StorageLocation); err != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("Backup goes back to its place in the queue, since its store does not answer", "backupRun", klog.KObj(run), "reason", err.Error())
+		return c.Queue.TakeBack(ctx, run.UID)
 	}
 	now := metav1.NewTime(c.Clock.Now())
 	claimed := run.DeepCopy()
@@ -41,35 +45,44 @@ func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun) e
 		expiration := metav1.NewTime(now.Add(ttl))
 		claimed.Status.Expiration = &expiration
 	}
+	c.setRun(working, claimed)
 	claimed, err := c.runs.UpdateStatus(ctx, claimed, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		if live, err := c.read(ctx, run.Name); err != nil || live != nil && live.UID == run.UID {
+			return fmt.Errorf("claiming BackupRun %s, which exists: %w", run.Name, err)
+		}
+		c.setRun(working, nil)
+		return nil
+	}
 	if err != nil {
 		c.tellRefused(run, err)
 		return fmt.Errorf("claiming BackupRun %s: %w", run.Name, err)
 	}
-	settings, err := c.readLedger(ctx)
-	if err != nil {
-		return err
-	}
-	return c.executeClaimed(ctx, claimed, settings)
+	return c.executeClaimed(ctx, claimed, working)
 }
 
 // executeClaimed executes a run that this process has claimed, if the ledger, read
-// after the claim, says that it may: it may have been lost and made anew before. Else
-// the run goes back to its place.
-func (c *Controller) executeClaimed(ctx context.Context, run *enginev1alpha1.BackupRun, settings *corev1.ConfigMap) error {
-	if c.isStart(settings, run) {
-		return c.execute(ctx, run)
+// after the claim, says that it may. Else the run goes back to its place: its start was
+// taken back while the claim was under way, another process leads by now, or the ledger
+// was lost and made anew.
+func (c *Controller) executeClaimed(ctx context.Context, run *enginev1alpha1.BackupRun, working *execution) error {
+	started, err := c.isStarted(ctx, run)
+	if err != nil {
+		return err
+	}
+	if started {
+		return c.execute(ctx, run, working)
 	}
 	waiting := run.DeepCopy()
 	waiting.Status.Phase = v1alpha1.BackupPhaseQueued
 	waiting.Status.Executor, waiting.Status.StartTimestamp, waiting.Status.Expiration = "", nil, nil
-	waiting.Status.Returned++
-	_, err := c.runs.UpdateStatus(ctx, waiting, metav1.UpdateOptions{})
+	c.setRun(working, waiting)
+	_, err = c.runs.UpdateStatus(ctx, waiting, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		c.tellRefused(run, err)
-		return fmt.Errorf("putting BackupRun %s back into the queue, whose start was taken back: %w", run.Name, err)
+		return fmt.Errorf("putting BackupRun %s back into the queue, which the ledger does not let this process execute: %w", run.Name, err)
 	}
-	klog.FromContext(ctx).Info("Backup goes back to its place in the queue, since the ledger of those that were started was lost", "backupRun", klog.KObj(run))
+	klog.FromContext(ctx).Info("Backup goes back to its place in the queue, since the ledger does not let this process execute it", "backupRun", klog.KObj(run))
 	return nil
 }
 
@@ -83,29 +96,12 @@ func (c *Controller) tellRefused(run *enginev1alpha1.BackupRun, err error) {
 }
 
 // execute runs a claimed run to its end.
-func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun, current *execution) error {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "backupRun", klog.KObj(run))
 	ctx = klog.NewContext(ctx, logger)
 	working, cancel := context.WithCancel(ctx)
 	defer cancel()
-	current := &execution{
-		cancel: cancel,
-		volumes: &volumes{
-			run: run, client: c.uploads, clock: c.Clock,
-			repository: func(ctx context.Context, volumeNamespace string) error {
-				return c.ensureRepository(ctx, volumeNamespace, run.Spec.Backup.StorageLocation)
-			},
-			limits:     volumeLimits{work: c.VolumeTimeout, agent: c.AgentTimeout},
-			nodes:      knownNodes{c.Agents, &c.activity},
-			warn:       func(node string, absence time.Duration) { c.warnAbsent(run, node, absence) },
-			records:    map[string]*volumeRecord{},
-			progress:   make(chan struct{}),
-			warned:     sets.New[string](),
-			namespaces: sets.New[string](),
-		},
-	}
-	defer c.leave(run, current)
-	if err := c.begin(ctx, run, current); err != nil {
+	if err := c.begin(ctx, run, current, cancel); err != nil {
 		return err
 	}
 
@@ -162,16 +158,29 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun)
 	return c.finish(ctx, latest, outcome)
 }
 
-// begin makes an execution known, so that it stops when its record is removed or
-// it is cancelled. That may have happened since the run was read, and the informer
-// have told it already: then it shows it, or shows no run.
-func (c *Controller) begin(ctx context.Context, run *enginev1alpha1.BackupRun, current *execution) error {
+// begin makes an execution one that stops when its record is removed or it is
+// cancelled. That may have happened since the run was read, and the informer have told
+// it already: then it shows it, or shows no run.
+func (c *Controller) begin(ctx context.Context, run *enginev1alpha1.BackupRun, current *execution, cancel context.CancelFunc) error {
 	c.mu.Lock()
-	c.active[run.UID] = current
+	current.run, current.cancel = run, cancel
+	current.volumes = &volumes{
+		run: run, client: c.uploads, clock: c.Clock,
+		repository: func(ctx context.Context, volumeNamespace string) error {
+			return c.ensureRepository(ctx, volumeNamespace, run.Spec.Backup.StorageLocation)
+		},
+		limits:     volumeLimits{work: c.VolumeTimeout, agent: c.AgentTimeout},
+		nodes:      knownNodes{c.Agents, &c.activity},
+		warn:       func(node string, absence time.Duration) { c.warnAbsent(run, node, absence) },
+		records:    map[string]*volumeRecord{},
+		progress:   make(chan struct{}),
+		warned:     sets.New[string](),
+		namespaces: sets.New[string](),
+	}
 	c.mu.Unlock()
 	latest, err := c.runLister.Get(run.Name)
 	if apierrors.IsNotFound(err) { // or it has not seen it yet
-		latest, err = c.fresh(ctx, run.Name)
+		latest, err = c.read(ctx, run.Name)
 	}
 	if err != nil {
 		return err
@@ -179,22 +188,13 @@ func (c *Controller) begin(ctx context.Context, run *enginev1alpha1.BackupRun, c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if latest == nil || latest.UID != run.UID {
-		current.removed = true
-		current.cancel()
+		current.removed, current.gone = true, true
+		cancel()
 	} else if run.Spec.Cancellation != nil || latest.Spec.Cancellation != nil {
 		current.cancelled = true
-		current.cancel()
+		cancel()
 	}
 	return nil
-}
-
-func (c *Controller) leave(run *enginev1alpha1.BackupRun, current *execution) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.active, run.UID)
-	if current.removed {
-		c.queue.Add(run.Name) // it is still in the ledger
-	}
 }
 
 // reportProgress writes the progress of a run now and then, until ctx ends, and

@@ -35,7 +35,6 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 		}
 		_, err := c.runs.UpdateStatus(ctx, ended, metav1.UpdateOptions{})
 		if err == nil {
-			c.noteFinished(run)
 			return true, nil
 		}
 		if !apierrors.IsConflict(err) {
@@ -51,7 +50,6 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 		case live.Status.Executor != run.Status.Executor:
 			return false, fmt.Errorf("BackupRun %s was taken over by the controller %s", run.Name, live.Status.Executor)
 		case live.Status.Stored, live.Status.Phase == outcome.Status.Phase && !outcome.Stored:
-			c.noteFinished(live)
 			return true, nil // written, but the answer was lost; and what is durable stands
 		case before == v1alpha1.BackupPhaseInProgress && live.Status.Phase.Ended():
 			others = true
@@ -95,7 +93,7 @@ func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.Bac
 // finishCancelled ends a run that was in progress when it was cancelled.
 func (c *Controller) finishCancelled(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	// The cancellation came after the run was claimed.
-	if live, err := c.fresh(ctx, run.Name); err == nil && live != nil && live.UID == run.UID {
+	if live, err := c.read(ctx, run.Name); err == nil && live != nil && live.UID == run.UID {
 		run = live
 	}
 	timed, cancel := context.WithTimeout(ctx, cancelTimeout)
@@ -134,10 +132,10 @@ func refuseTakenName(outcome backup.Outcome, err error) backup.Outcome {
 	return outcome
 }
 
-// settle ends a run whose process is gone. What is in the store decides: the run
+// endLeftBehind ends a run whose process is gone. What is in the store decides: the run
 // may have ended a moment before. While the store does not answer, the run has ended,
 // and that is stored when it is back.
-func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+func (c *Controller) endLeftBehind(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	phase, reason := v1alpha1.BackupPhaseFailed, run.Status.FailureReason
 	inProgress := run.Status.Phase == v1alpha1.BackupPhaseInProgress
 	if inProgress {

@@ -5,6 +5,7 @@ package backuprun
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -24,6 +25,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
@@ -165,15 +167,22 @@ type harness struct {
 	agents   *fakeAgents
 	stubborn bool
 
+	controller *Controller
+	// queue, if set, works in the same process. Else the harness stands for it.
+	queue *backupqueue.Controller
+
 	mu sync.Mutex
-	// living are the other processes that are not gone.
-	living sets.Set[string]
+	// outvoted is set while another process leads.
+	outvoted bool
+	// stoppedNames are the names of runs that the queue was told to be worked on no more.
+	stoppedNames sets.Set[string]
 }
 
 func newHarness(t *testing.T, work *work, objects ...runtime.Object) *harness {
-	h := &harness{T: t, Cluster: enginetest.New(), work: work, events: events.NewFakeRecorder(1000), stopped: make(chan struct{}), living: sets.New[string](),
+	h := &harness{T: t, Cluster: enginetest.New(), work: work, events: events.NewFakeRecorder(1000), stopped: make(chan struct{}), stoppedNames: sets.New[string](),
 		agents: &fakeAgents{absent: map[string]time.Time{}, gone: sets.New[string]()}}
 	h.writeLedger()
+	h.setLeader(identity)
 	for _, obj := range objects {
 		h.Create(obj)
 	}
@@ -190,7 +199,7 @@ func (h *harness) Create(obj runtime.Object) {
 	}
 	run.Status.Phase = queued
 	h.Cluster.Create(run)
-	h.writeLedger(append(h.ledger(), records.Start{UID: run.UID, Name: run.Name, By: identity})...)
+	h.writeLedger(append(h.ledger(), records.Start{UID: run.UID, Name: run.Name})...)
 }
 
 func (h *harness) ledger() []records.Start {
@@ -202,22 +211,48 @@ func (h *harness) ledger() []records.Start {
 func (h *harness) writeLedger(starts ...records.Start) {
 	h.Helper()
 	h.WriteLedger(h.T, system, starts...)
-}
-
-func (h *harness) setAlive(identity string, alive bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if alive {
-		h.living.Insert(identity)
-	} else {
-		h.living.Delete(identity)
+	for _, start := range starts {
+		if h.controller != nil {
+			h.controller.Start(start.Name)
+		}
 	}
 }
 
-func (h *harness) gone(_ context.Context, identity string) (bool, error) {
+// setLeader has the ledger name a process.
+func (h *harness) setLeader(name string) {
+	h.Helper()
+	ledger := h.LedgerObject(h.T, system)
+	ledger.Data[records.LeaderKey] = name
+	if _, err := h.Kube.CoreV1().ConfigMaps(system).Update(h.Context(), ledger, metav1.UpdateOptions{}); err != nil {
+		h.Fatal(err)
+	}
+}
+
+// TakeBack and Stopped make it a queue.
+func (h *harness) TakeBack(_ context.Context, run types.UID) error {
+	h.WriteLedger(h.T, system, slices.DeleteFunc(h.ledger(), func(start records.Start) bool { return start.UID == run })...)
+	return nil
+}
+
+func (h *harness) Stopped(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return !h.living.Has(identity), nil
+	h.stoppedNames.Insert(name)
+}
+
+func (h *harness) setOutvoted(outvoted bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.outvoted = outvoted
+}
+
+func (h *harness) leads(context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.outvoted {
+		return errors.New("another process leads")
+	}
+	return nil
 }
 
 // cancelRun asks for a run to be cancelled, as the API server does.
@@ -230,6 +265,13 @@ func (h *harness) cancelRun(name string) {
 	}
 }
 
+// startWithQueue runs a controller, and the queue of its process.
+func (h *harness) startWithQueue(limit int) {
+	h.Helper()
+	h.queue = &backupqueue.Controller{}
+	h.start(limit)
+}
+
 // start runs a controller for so many runs at once.
 func (h *harness) start(workers int) *Controller {
 	h.Helper()
@@ -240,6 +282,20 @@ func (h *harness) start(workers int) *Controller {
 	if h.engine != nil {
 		engine = h.engine(engine)
 	}
+	var asked queue = h
+	if h.queue != nil {
+		var err error
+		h.queue, err = backupqueue.New(backupqueue.Config{
+			Namespace: system, Limit: workers, Identity: identity, Leads: h.leads,
+			Runs: engine.BackupRuns(system), ConfigMaps: h.Kube.CoreV1().ConfigMaps(system), Events: h, Clock: clock.RealClock{},
+			RunInformer: v1alpha1.BackupRuns(), LocationInformer: v1alpha1.StorageLocations(),
+			NamespaceInformer: objects.Core().V1().Namespaces(), LedgerInformer: objects.Core().V1().ConfigMaps(),
+		})
+		if err != nil {
+			h.Fatal(err)
+		}
+		asked = h.queue
+	}
 	controller, err := New(Config{
 		Namespace:        system,
 		Workers:          workers,
@@ -247,7 +303,8 @@ func (h *harness) start(workers int) *Controller {
 		VolumeTimeout:    volumeTimeout,
 		AgentTimeout:     agentTimeout,
 		Agents:           h.agents,
-		Gone:             h.gone,
+		Leads:            h.leads,
+		Queue:            asked,
 		Engine:           engine,
 		ConfigMaps:       h.Kube.CoreV1().ConfigMaps(system),
 		Executor:         h.work,
@@ -257,7 +314,6 @@ func (h *harness) start(workers int) *Controller {
 		RunInformer:      v1alpha1.BackupRuns(),
 		LocationInformer: v1alpha1.StorageLocations(),
 		VolumeInformer:   v1alpha1.VolumeUploads(),
-		SettingsInformer: objects.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
 		h.Fatal(err)
@@ -275,6 +331,14 @@ func (h *harness) start(workers int) *Controller {
 		defer close(h.stopped)
 		controller.Run(ctx)
 	}()
+	h.controller = controller
+	if h.queue != nil {
+		go h.queue.Run(ctx, controller)
+	} else {
+		for _, start := range h.ledger() {
+			controller.Start(start.Name)
+		}
+	}
 	if !h.stubborn {
 		if _, err := v1alpha1.VolumeUploads().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: h.obey}); err != nil {
 			h.Fatal(err)

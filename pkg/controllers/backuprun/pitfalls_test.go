@@ -6,58 +6,38 @@ package backuprun
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 )
 
+// newQueueHarness is one whose queue works, too, and whose only location is available.
+func newQueueHarness(t *testing.T, work *work) *harness {
+	location := &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}
+	location.Status.Conditions = []metav1.Condition{{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionTrue}}
+	return newHarness(t, work, location)
+}
+
 // createRun adds a run that selects a namespace.
-func (s *story) createRun(name, namespace string) {
+func (h *harness) createRun(name, namespace string) {
 	run := newRun(name, "")
+	run.CreationTimestamp = metav1.Now()
 	run.Status.Ticket = 0
 	run.Spec.Backup.IncludedNamespaces = []string{namespace}
-	s.mu.Lock()
-	s.namespaces[name] = run.Spec.Backup.IncludedNamespaces
-	s.mu.Unlock()
-	s.Create(run)
+	h.Create(run)
 }
 
-// isExecuting reports whether a run is being executed.
-func (s *story) isExecuting(name string) bool {
-	synctest.Wait()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.executing[name] != nil
-}
-
-// checkWrites finds the writes that would replace what somebody else has written
-// meanwhile.
-func (s *story) checkWrites() {
-	s.Helper()
-	for _, resource := range []string{"backupruns", "configmaps"} {
-		for _, action := range s.Writes(resource) {
-			switch action := action.(type) {
-			case clienttesting.UpdateActionImpl:
-				object, err := meta.Accessor(action.GetObject())
-				if err != nil {
-					s.Fatal(err)
-				}
-				if object.GetResourceVersion() == "" {
-					s.Fatalf("an update of %s %s carries no resourceVersion", resource, object.GetName())
-				}
-			case clienttesting.PatchActionImpl:
-				s.Fatalf("a patch of %s %s", resource, action.GetName())
-			}
-		}
+func (h *harness) atOnce(since time.Time) {
+	h.Helper()
+	if waited := time.Since(since); waited != 0 {
+		h.Errorf("it took %s, and not an event", waited)
 	}
 }
 
@@ -65,30 +45,21 @@ func (s *story) checkWrites() {
 // yet. Its slot, and what it selects, are free as soon as the claim has failed.
 func TestARecordThatIsRemovedBeforeItsClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStory(t, 1)
-		p := s.launch(func(p *process) { p.gate.claims = make(chan struct{}) })
-		s.createRun("gone", "a")
-		s.createRun("next", "a")
+		claims := make(chan struct{})
+		h := newQueueHarness(t, &work{execute: untilStopped})
+		h.engine = func(engine engineclient.EngineV1alpha1Interface) engineclient.EngineV1alpha1Interface {
+			return slowEngine{engine, claims}
+		}
+		h.startWithQueue(1)
+		h.createRun("gone", "a")
+		h.createRun("next", "a")
 		synctest.Wait() // its claim is on its way
-		if err := s.EngineV1alpha1().BackupRuns(system).Delete(t.Context(), "gone", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		if s.isExecuting("next") {
-			t.Error("the next one runs before it is certain that the one before does not")
-		}
+		h.remove("gone")
+		h.expectExecuted() // it is not certain yet that the one before is not
 		begin := time.Now()
-		close(p.gate.claims)
-		if !s.isExecuting("next") {
-			t.Errorf("the next one does not run: %+v", s.runs())
-		}
-		if waited := time.Since(begin); waited != 0 {
-			t.Errorf("it took %s, and not an event", waited)
-		}
-		if s.isExecuting("gone") {
-			t.Error("a run without a record is executed")
-		}
-		p.kill()
-		<-p.stopped
+		close(claims)
+		h.expectExecuted("next")
+		h.atOnce(begin)
 	})
 }
 
@@ -97,48 +68,54 @@ func TestARecordThatIsRemovedBeforeItsClaim(t *testing.T) {
 func TestADrainTakesNoTimeOfItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 30
-		s := newStory(t, 2)
-		p := s.launch()
-		s.random = rand.New(rand.NewPCG(1, 1)) // of the order of ends, and of no delays
+		next := make(chan struct{})
+		h := newQueueHarness(t, &work{execute: func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
+			<-next
+			return stored(done), nil
+		}})
+		h.startWithQueue(2)
 		begin := time.Now()
 		for i := range n {
-			s.createRun(fmt.Sprintf("run-%02d", i), []string{"a", "b", "c"}[i%3])
+			h.createRun(fmt.Sprintf("run-%02d", i), []string{"a", "b", "c"}[i%3])
 		}
-		for range n {
-			s.check()
-			s.endOne()
-		}
-		s.check()
-		for _, run := range s.runs() {
-			if run.Status.Phase != done {
-				t.Errorf("%s is %q", run.Name, run.Status.Phase)
+		for i := range n {
+			synctest.Wait()
+			if executed, _ := h.work.done(); len(executed) != min(i+2, n) {
+				t.Fatalf("%d have begun when %d have ended", len(executed), i)
 			}
+			next <- struct{}{}
 		}
-		if waited := time.Since(begin); waited != 0 {
-			t.Errorf("%d runs took %s of their own", n, waited)
+		synctest.Wait()
+		for i := range n {
+			h.expect(fmt.Sprintf("run-%02d", i), done, true)
 		}
-		p.kill()
-		<-p.stopped
+		h.atOnce(begin)
 	})
 }
 
-// slowEngine is an API server that does not answer to writes of progress.
+// slowEngine is an API server that does not answer to writes of progress, nor to claims
+// until it may.
 type slowEngine struct {
 	engineclient.EngineV1alpha1Interface
+	claims chan struct{}
 }
 
 func (e slowEngine) BackupRuns(namespace string) engineclient.BackupRunInterface {
-	return slowRuns{e.EngineV1alpha1Interface.BackupRuns(namespace)}
+	return slowRuns{e.EngineV1alpha1Interface.BackupRuns(namespace), e.claims}
 }
 
 type slowRuns struct {
 	engineclient.BackupRunInterface
+	claims chan struct{}
 }
 
 func (r slowRuns) UpdateStatus(ctx context.Context, run *enginev1alpha1.BackupRun, options metav1.UpdateOptions) (*enginev1alpha1.BackupRun, error) {
 	if run.Status.Phase == running && run.Status.Volumes != nil {
 		<-ctx.Done()
 		return nil, ctx.Err()
+	}
+	if run.Status.Phase == running && r.claims != nil {
+		<-r.claims
 	}
 	return r.BackupRunInterface.UpdateStatus(ctx, run, options)
 }
@@ -150,7 +127,7 @@ func TestProgressHoldsNobodyUp(t *testing.T) {
 		b := &backupOf{volumes: []string{"one", "two"}}
 		h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
 		h.engine = func(engine engineclient.EngineV1alpha1Interface) engineclient.EngineV1alpha1Interface {
-			return slowEngine{engine}
+			return slowEngine{EngineV1alpha1Interface: engine}
 		}
 		h.start(1)
 		h.report("one", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted})

@@ -31,7 +31,7 @@ func listsVolumes(outcome backup.Outcome) bool {
 // that no stored backup will list, before the records of the volumes go, which say
 // it, too. It returns the run as it is then.
 func (c *Controller) noteSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) (*enginev1alpha1.BackupRun, error) {
-	live, err := c.fresh(ctx, run.Name) // a cancellation has changed it
+	live, err := c.read(ctx, run.Name) // a cancellation has changed it
 	switch {
 	case err != nil:
 		return nil, err
@@ -99,11 +99,11 @@ func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
 // syncLeftoverSnapshots removes the snapshots of a run that has ended, and writes which
 // are left. It may take minutes, and nothing else waits for it.
 func (c *Controller) syncLeftoverSnapshots(ctx context.Context, key string) error {
-	run, err := c.fresh(ctx, key)
+	run, err := c.read(ctx, key)
 	if err != nil || run == nil || !hasLeftoverSnapshots(run) {
 		return err
 	}
-	if mine, err := c.isMine(ctx, run, c.leftoverSnapshots); err != nil || !mine {
+	if err := c.Leads(ctx); err != nil {
 		return err
 	}
 	if err := c.Executor.Reach(ctx, run); err != nil {

@@ -479,8 +479,10 @@ func (n knownNodes) Active(node string) time.Time { return n.activity.of(node) }
 func (c *Controller) nodeRemoved() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, execution := range c.active {
-		execution.volumes.wake()
+	for _, working := range c.working {
+		if working.volumes != nil {
+			working.volumes.wake()
+		}
 	}
 }
 
@@ -524,8 +526,10 @@ func (c *Controller) volumeHandler() cache.ResourceEventHandler {
 func (c *Controller) volumesOf(record *enginev1alpha1.VolumeUpload) *volumes {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if execution := c.active[types.UID(record.Labels[enginev1alpha1.LabelRun])]; execution != nil {
-		return execution.volumes
+	for _, working := range c.working {
+		if working.is(types.UID(record.Labels[enginev1alpha1.LabelRun])) {
+			return working.volumes
+		}
 	}
 	return nil
 }

@@ -126,12 +126,6 @@ func (l linkedLeases) Get(ctx context.Context, name string, options metav1.GetOp
 	})
 }
 
-func (l linkedLeases) List(ctx context.Context, options metav1.ListOptions) (*coordinationv1.LeaseList, error) {
-	return carry(l.link, "list", "leases", func() (*coordinationv1.LeaseList, error) {
-		return l.LeaseInterface.List(ctx, options)
-	})
-}
-
 func (l linkedLeases) Create(ctx context.Context, lease *coordinationv1.Lease, options metav1.CreateOptions) (*coordinationv1.Lease, error) {
 	options.FieldManager = l.link.Name
 	return carry(l.link, "create", "leases", func() (*coordinationv1.Lease, error) {

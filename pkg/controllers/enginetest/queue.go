@@ -14,41 +14,41 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// Settings is the ConfigMap of the queue, which must exist.
-func (c *Cluster) Settings(t *testing.T, namespace string) *corev1.ConfigMap {
+// LedgerObject is the ConfigMap of the ledger, which must exist.
+func (c *Cluster) LedgerObject(t *testing.T, namespace string) *corev1.ConfigMap {
 	t.Helper()
-	settings, err := c.Kube.CoreV1().ConfigMaps(namespace).Get(t.Context(), records.SettingsName, metav1.GetOptions{})
+	ledger, err := c.Kube.CoreV1().ConfigMaps(namespace).Get(t.Context(), records.LedgerName, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return settings
+	return ledger
 }
 
-// Ledger is the ledger in it, which must be readable.
+// Ledger are the entries of the ledger, which must be readable.
 func (c *Cluster) Ledger(t *testing.T, namespace string) []records.Start {
 	t.Helper()
-	starts, err := records.Ledger(c.Settings(t, namespace))
+	starts, err := records.Ledger(c.LedgerObject(t, namespace))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return starts
 }
 
-// WriteLedger replaces the ledger, and makes the ConfigMap if there is none.
+// WriteLedger replaces the entries of the ledger, and makes it if there is none.
 func (c *Cluster) WriteLedger(t *testing.T, namespace string, starts ...records.Start) {
 	t.Helper()
 	configMaps := c.Kube.CoreV1().ConfigMaps(namespace)
-	settings, err := configMaps.Get(t.Context(), records.SettingsName, metav1.GetOptions{})
+	ledger, err := configMaps.Get(t.Context(), records.LedgerName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		settings, err = configMaps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.SettingsName}}, metav1.CreateOptions{})
+		ledger, err = configMaps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.LedgerName}}, metav1.CreateOptions{})
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if settings, err = records.WithLedger(settings, starts); err != nil {
+	if ledger, err = records.WithLedger(ledger, starts); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = configMaps.Update(t.Context(), settings, metav1.UpdateOptions{}); err != nil {
+	if _, err = configMaps.Update(t.Context(), ledger, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -9,12 +9,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-func (r *referee) ledgerWritten(by, part string, settings *corev1.ConfigMap) {
-	list, err := records.Ledger(settings)
+func (r *referee) ledgerWritten(by, part string, ledger *corev1.ConfigMap) {
+	list, err := records.Ledger(ledger)
 	if errors.Is(err, records.ErrNoLedger) && len(r.ledger) == 0 {
 		return // the ConfigMap is made first, and then the ledger of what runs since
 	}
@@ -30,20 +29,21 @@ func (r *referee) ledgerWritten(by, part string, settings *corev1.ConfigMap) {
 		}
 		r.ledger[start.UID] = start
 	}
+	if part == queuePart {
+		r.leaderWritten(by, records.Leader(ledger))
+	}
 	started := 0
 	for uid, start := range r.ledger {
-		old, was := before[uid]
-		switch {
-		case !was:
-			started++
-			r.started(by, uid, start)
-		case old.By != start.By:
-			r.counts[takeovers]++
-			if r.leases.Has(old.By) {
-				r.violation("%s took over the start of %s from %s, which is alive", by, start.Name, old.By)
-			}
+		if _, was := before[uid]; was {
+			continue
 		}
+		if r.ledgerLost && r.runs[uid] != nil && !r.runs[uid].begunAt.IsZero() {
+			continue // it is made anew of what is in progress, or was a moment ago
+		}
+		started++
+		r.started(by, start, r.runs[uid])
 	}
+	r.ledgerLost = false
 	for uid, start := range before {
 		if _, is := r.ledger[uid]; !is {
 			r.dropped(by, r.runs[uid], start)
@@ -60,18 +60,37 @@ func (r *referee) ledgerWritten(by, part string, settings *corev1.ConfigMap) {
 	r.checkActive()
 }
 
+// leaderWritten judges who leads by the ledger: one after the other, and who writes it.
+func (r *referee) leaderWritten(by, leader string) {
+	if by != leader {
+		r.violation("%s wrote the ledger of %s", by, leader)
+	}
+	if r.leader == leader {
+		return
+	}
+	r.counts[takeovers]++
+	if r.led.Has(leader) {
+		r.violation("%s leads again, after %s", leader, r.leader)
+	}
+	r.led.Insert(leader)
+	r.leader = leader
+}
+
+// ledgerDeleted is what people are told to do when it can't be read. What was let start,
+// and is not in progress, goes back to its place.
+func (r *referee) ledgerDeleted() {
+	r.counts[ledgersLost]++
+	r.ledger = map[types.UID]records.Start{}
+	r.ledgerLost = true
+}
+
 // started judges a start: it overtakes none that overlaps it, of those that its
 // process knows to wait.
-func (r *referee) started(by string, uid types.UID, start records.Start) {
-	t := r.runs[uid]
+func (r *referee) started(by string, start records.Start, t *tracked) {
 	if t == nil || t.ticket == 0 {
 		r.violation("%s let %s start, which is not queued", by, start.Name)
 		return
 	}
-	if start.By != by {
-		r.violation("%s let %s start for %s", by, start.Name, start.By)
-	}
-	t.accepted = t.returned
 	p := r.processes[by]
 	p.mu.Lock()
 	knew, read := p.knew, p.read
@@ -89,7 +108,7 @@ func (r *referee) started(by string, uid types.UID, start records.Start) {
 	}
 }
 
-// dropped judges what leaves the ledger: what has ended, what was put back, and
+// dropped judges what leaves the ledger: what has ended, what was not executed, and
 // what was removed and is not being read any more.
 func (r *referee) dropped(by string, t *tracked, start records.Start) {
 	switch {
@@ -97,10 +116,9 @@ func (r *referee) dropped(by string, t *tracked, start records.Start) {
 	case r.reads(t):
 		r.violation("%s removed %s from the ledger, which %s still reads", by, t.name, t.executing.name)
 	case t.deleted:
-		if by != start.By && r.leases.Has(start.By) {
-			r.violation("%s removed the deleted %s from the ledger, which is for %s to do", by, t.name, start.By)
-		}
-	case t.phase == v1alpha1.BackupPhaseInProgress, t.returned == t.accepted:
+	case t.executions > 0:
 		r.violation("%s removed %s from the ledger, which is %s", by, t.name, t.phase)
+	default:
+		r.counts[unclaimed]++
 	}
 }

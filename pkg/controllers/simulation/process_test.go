@@ -14,6 +14,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
@@ -32,8 +33,8 @@ var (
 	errTimeout = errors.New("the request timed out")
 )
 
-// process is a controller process that believes it leads: the queue, the executor,
-// the retention of records, and a Lease of its own.
+// process is a controller process, which works once it is elected: the queue, the
+// executor, and the retention of records.
 type process struct {
 	world   *world
 	name    string
@@ -69,30 +70,30 @@ func (w *world) launch() *process {
 	}
 	w.referee.launched(p)
 	leases := p.link("lease").Leases(w.Kube.CoordinationV1().Leases(system))
-	monitor := liveness.NewMonitor(leases, p.name, clock.RealClock{})
+	leads := func(ctx context.Context) error { return liveness.Leads(ctx, leases, p.name) }
 	recorded := engineinformers.NewSharedInformerFactory(w.Cluster, 0)
 	objects := informers.NewSharedInformerFactory(w.Kube, 0)
 	records := recorded.Engine().V1alpha1()
 	configMaps := w.Kube.CoreV1().ConfigMaps(system)
 	queue, err := backupqueue.New(backupqueue.Config{
-		Namespace: system, Limit: limit, Identity: p.name, Gone: monitor.Gone,
+		Namespace: system, Limit: limit, Identity: p.name, Leads: leads,
 		Runs:       p.link(queuePart).Engine(w.EngineV1alpha1()).BackupRuns(system),
 		ConfigMaps: p.link(queuePart).ConfigMaps(configMaps),
 		Events:     &events.FakeRecorder{}, Clock: clock.RealClock{},
 		RunInformer: records.BackupRuns(), LocationInformer: records.StorageLocations(),
-		NamespaceInformer: objects.Core().V1().Namespaces(), SettingsInformer: objects.Core().V1().ConfigMaps(),
+		NamespaceInformer: objects.Core().V1().Namespaces(), LedgerInformer: objects.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
 		w.Fatal(err)
 	}
 	executor, err := backuprun.New(backuprun.Config{
-		Namespace: system, Workers: limit, Identity: p.name, VolumeTimeout: time.Hour, AgentTimeout: time.Hour, Agents: noVolumes{}, Gone: monitor.Gone,
+		Namespace: system, Workers: limit, Identity: p.name, VolumeTimeout: time.Hour, AgentTimeout: time.Hour, Agents: noVolumes{}, Leads: leads, Queue: counting{queue, w.referee},
 		Engine:     p.link("executor").Engine(w.EngineV1alpha1()),
 		ConfigMaps: p.link("executor").ConfigMaps(configMaps),
 		Executor:   work{p}, CheckLocation: p.checkLocation,
 		Events: &events.FakeRecorder{}, Clock: clock.RealClock{},
 		RunInformer: records.BackupRuns(), LocationInformer: records.StorageLocations(),
-		VolumeInformer: records.VolumeUploads(), SettingsInformer: objects.Core().V1().ConfigMaps(),
+		VolumeInformer: records.VolumeUploads(),
 	})
 	if err != nil {
 		w.Fatal(err)
@@ -112,16 +113,15 @@ func (w *world) launch() *process {
 	}
 	work := func(ctx context.Context) error {
 		var running sync.WaitGroup
-		for _, run := range []func(context.Context){queue.Run, executor.Run, retention.Run} {
+		for _, run := range []func(context.Context){func(ctx context.Context) { queue.Run(ctx, executor) }, executor.Run, retention.Run} {
 			running.Go(func() { run(ctx) })
 		}
 		running.Wait()
 		return nil
 	}
-	go monitor.Run(ctx)
 	go func() {
 		defer close(p.stopped)
-		if err := liveness.Hold(ctx, leases, p.name, clock.RealClock{}, work); err != nil {
+		if err := liveness.Lead(ctx, leases, p.name, clock.RealClock{}, work); err != nil {
 			w.referee.count(lostLeases, 1)
 		}
 		stop()
@@ -130,6 +130,17 @@ func (w *world) launch() *process {
 		objects.Shutdown()
 	}()
 	return p
+}
+
+// counting counts the starts that are taken back.
+type counting struct {
+	*backupqueue.Controller
+	referee *referee
+}
+
+func (c counting) TakeBack(ctx context.Context, run types.UID) error {
+	c.referee.count(returns, 1)
+	return c.Controller.TakeBack(ctx, run)
 }
 
 func (p *process) hasStopped() bool {
@@ -247,7 +258,7 @@ func (p *process) link(part string) enginetest.Link {
 			case fate.before != nil || fate.after != nil:
 				p.world.referee.count(queueFaulty, 1)
 			default:
-				p.world.referee.refused()
+				p.world.referee.refused(p.name)
 			}
 		}
 		return err

@@ -16,6 +16,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -36,8 +37,13 @@ type referee struct {
 	// ended, and reading are being executed.
 	waiting, fresh, left, reading map[types.UID]*tracked
 	ledger                        map[types.UID]records.Start
-	processes                     map[string]*process
-	leases                        sets.Set[string]
+	// ledgerLost is set when somebody has deleted it.
+	ledgerLost bool
+	processes  map[string]*process
+	// elected is the process that holds the Lease, leader the one that the ledger names,
+	// and led are all that it has named.
+	elected, leader string
+	led             sets.Set[string]
 	// present are the runs whose record exists.
 	present map[types.UID]*tracked
 	// begun is when each process was launched: it knows what there was by then.
@@ -60,11 +66,10 @@ type tracked struct {
 	created       time.Time
 	version       int
 
-	phase              v1alpha1.BackupPhase
-	ticket             int64
-	queuedAt           time.Time
-	queuedBy           string
-	returned, accepted int32 // accepted is returned as of its start
+	phase    v1alpha1.BackupPhase
+	ticket   int64
+	queuedAt time.Time
+	queuedBy string
 	// begunAt is when it was claimed, or ended or was removed before.
 	begunAt            time.Time
 	cancelled, deleted bool
@@ -77,7 +82,7 @@ func newReferee() *referee {
 	return &referee{
 		runs: map[types.UID]*tracked{}, waiting: map[types.UID]*tracked{}, fresh: map[types.UID]*tracked{},
 		left: map[types.UID]*tracked{}, reading: map[types.UID]*tracked{},
-		ledger: map[types.UID]records.Start{}, processes: map[string]*process{}, leases: sets.New[string](),
+		ledger: map[types.UID]records.Start{}, processes: map[string]*process{}, led: sets.New[string](),
 		present: map[types.UID]*tracked{}, begun: map[string]time.Time{}, counts: map[string]int{},
 	}
 }
@@ -127,12 +132,12 @@ func (r *referee) count(what string, n int) {
 }
 
 // refused counts a write of the queue that the cluster has refused.
-func (r *referee) refused() {
+func (r *referee) refused(by string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.counts[queueRefused]++
-	if len(r.leases) > 1 {
-		r.counts[queueRaced]++
+	if r.elected != by {
+		r.counts[queueLate]++
 	}
 }
 
@@ -153,12 +158,12 @@ func (r *referee) observe(action clienttesting.Action, obj runtime.Object) {
 		manager = action.CreateOptions.FieldManager
 	case clienttesting.UpdateActionImpl:
 		manager = action.UpdateOptions.FieldManager
+		if accessor, err := meta.Accessor(action.GetObject()); err == nil && accessor.GetResourceVersion() == "" {
+			r.violation("%s wrote over whatever %s had become", manager, accessor.GetName())
+		}
 	}
 	by, part, _ := strings.Cut(manager, " ")
 	removed := action.GetVerb() == "delete"
-	if resource := action.GetResource().Resource; resource == "backupruns" || resource == "configmaps" {
-		r.counts[racingWrites] += max(len(r.leases)-1, 0)
-	}
 	switch obj := obj.(type) {
 	case *enginev1alpha1.BackupRun:
 		if removed {
@@ -167,12 +172,14 @@ func (r *referee) observe(action clienttesting.Action, obj runtime.Object) {
 			r.runWritten(by, part, obj)
 		}
 	case *corev1.ConfigMap:
-		r.ledgerWritten(by, part, obj)
-	case *coordinationv1.Lease:
 		if removed {
-			r.leases.Delete(obj.Name)
+			r.ledgerDeleted()
 		} else {
-			r.leases.Insert(obj.Name)
+			r.ledgerWritten(by, part, obj)
+		}
+	case *coordinationv1.Lease:
+		if r.elected = ""; !removed {
+			r.elected = *obj.Spec.HolderIdentity
 		}
 	}
 }
@@ -220,7 +227,10 @@ func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
 	if status.Ticket != t.ticket {
 		r.ticketGiven(by, t, status.Ticket)
 	}
-	if order(status.Phase) < order(t.phase) {
+	if t.phase == v1alpha1.BackupPhaseInProgress && status.Phase == v1alpha1.BackupPhaseQueued && t.executions == 0 {
+		r.counts[givenBack]++
+		t.begunAt = time.Time{}
+	} else if order(status.Phase) < order(t.phase) {
 		r.violation("%s went from %q back to %q, by %s", t.name, t.phase, status.Phase, by)
 	}
 	if t.phase.Ended() && t.phase != status.Phase && t.stored {
@@ -229,10 +239,8 @@ func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
 	if order(status.Phase) > 1 {
 		t.begins()
 	}
-	if status.Phase == v1alpha1.BackupPhaseInProgress && t.phase != status.Phase {
-		if start, ok := r.ledger[run.UID]; !ok || start.By != by || status.Executor != by {
-			r.violation("%s was claimed by %s for %s, and the ledger has %+v", t.name, by, status.Executor, start)
-		}
+	if status.Phase == v1alpha1.BackupPhaseInProgress && t.phase != status.Phase && status.Executor != by {
+		r.violation("%s was claimed by %s for %s", t.name, by, status.Executor)
 	}
 	if status.Phase.Ended() && !t.phase.Ended() {
 		t.ends++
@@ -244,10 +252,7 @@ func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
 	if p := status.Phase; p != t.phase && (p == v1alpha1.BackupPhaseFailedValidation || p == v1alpha1.BackupPhaseCancelled && status.StartTimestamp == nil) {
 		r.litter = append(r.litter, t.name)
 	}
-	if status.Returned != t.returned {
-		r.counts[returns]++
-	}
-	t.phase, t.returned, t.stored = status.Phase, status.Returned, status.Stored
+	t.phase, t.stored = status.Phase, status.Stored
 	t.cancelled = run.Spec.Cancellation != nil
 	t.version, _ = strconv.Atoi(run.ResourceVersion)
 	keep(r.left, run.UID, t, !t.phase.Ended())
@@ -309,10 +314,19 @@ func (r *referee) checkTogether(how string, active []*tracked) {
 	}
 }
 
-// reads reports whether a run is being executed by a process that was not taken
-// for dead. One that was reads on, when it wakes up, until it notices.
+// reads reports whether a run is being executed by the process that is elected. One that
+// was reads on, when it wakes up, until it notices.
 func (r *referee) reads(t *tracked) bool {
-	return t.executing != nil && !t.executing.isDead() && r.leases.Has(t.executing.name)
+	return t.executing != nil && !t.executing.isDead() && r.elected == t.executing.name
+}
+
+// abandons is called when a process ends a run that it does not execute.
+func (r *referee) abandons(p *process, run *enginev1alpha1.BackupRun) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if t := r.runs[run.UID]; r.reads(t) && t.executing != p {
+		r.violation("%s ended %s, which %s still reads", p.name, t.name, t.executing.name)
+	}
 }
 
 // executes is called when a run begins to be executed.
@@ -323,6 +337,9 @@ func (r *referee) executes(p *process, run *enginev1alpha1.BackupRun) {
 	t.executing = p
 	if t.executions++; t.executions > 1 {
 		r.violation("%s is executed again, by %s", t.name, p.name)
+	}
+	if _, started := r.ledger[run.UID]; r.elected == p.name && (!started || r.leader != p.name) {
+		r.violation("%s is executed by %s, and the ledger of %s has %t", t.name, p.name, r.leader, started)
 	}
 	var reading []*tracked
 	r.reading[run.UID] = t

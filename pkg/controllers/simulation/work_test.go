@@ -64,6 +64,7 @@ func (w work) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, _ back
 // backup.Abandon does. What it then cleans up is not simulated.
 func (w work) Abandon(_ context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
 	w.awake()
+	w.world.referee.abandons(w.process, run)
 	return w.world.store(run, phase, reason)
 }
 

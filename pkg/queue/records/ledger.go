@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,8 +18,21 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// StartedKey is the key, in the settings, of the ledger: a JSON list of Starts.
-const StartedKey = "started"
+const (
+	// LedgerName is the name of the ledger, a ConfigMap of the system namespace: of the
+	// runs that were let start and have not ended. By it the controller tells the API
+	// server how it runs the queue, too.
+	LedgerName = "holdfast-queue"
+	// StartedKey is its key for the entries: a JSON list of Starts.
+	StartedKey = "started"
+	// LeaderKey is its key for the controller process that writes it. The others of its
+	// writes came before, or fail.
+	LeaderKey = "leader"
+	// ConcurrentBackupsKey is its key for the number of slots.
+	ConcurrentBackupsKey = "concurrentBackups"
+	// DefaultConcurrentBackups is the number of slots unless it is set.
+	DefaultConcurrentBackups = 1
+)
 
 // Start is one entry of the ledger: a run that was let start. It stays until the
 // run is known to have ended, or goes back into the queue.
@@ -28,25 +42,22 @@ type Start struct {
 	Name string    `json:"name"`
 	// At is when it was let start.
 	At metav1.Time `json:"at"`
-	// By is the controller process that let it start. It alone may claim the run,
-	// until it is gone.
-	By string `json:"by"`
 }
 
 var (
-	// ErrNoLedger says that the settings hold no ledger.
+	// ErrNoLedger says that there is no ledger.
 	ErrNoLedger = errors.New("there is no ledger of started backups")
 	// ErrLedger says that the ledger can't be read.
-	ErrLedger = fmt.Errorf("the ledger of started backups can't be read: remove the key %q of the ConfigMap %s to have it written anew, and the backups that were let start and have not begun go back to their places", StartedKey, SettingsName)
+	ErrLedger = fmt.Errorf("the ledger of started backups can't be read: remove the key %q of the ConfigMap %s to have it written anew, and the backups that were let start and have not begun go back to their places", StartedKey, LedgerName)
 )
 
 // Ledger returns the runs that were let start. The error wraps ErrNoLedger or
 // ErrLedger.
-func Ledger(settings *corev1.ConfigMap) ([]Start, error) {
-	if settings == nil {
+func Ledger(ledger *corev1.ConfigMap) ([]Start, error) {
+	if ledger == nil {
 		return nil, ErrNoLedger
 	}
-	text, ok := settings.Data[StartedKey]
+	text, ok := ledger.Data[StartedKey]
 	if !ok {
 		return nil, ErrNoLedger
 	}
@@ -62,8 +73,8 @@ func Ledger(settings *corev1.ConfigMap) ([]Start, error) {
 	return starts, nil
 }
 
-// WithLedger is a copy of the settings with another ledger.
-func WithLedger(settings *corev1.ConfigMap, starts []Start) (*corev1.ConfigMap, error) {
+// WithLedger is a copy of the ledger with other entries.
+func WithLedger(ledger *corev1.ConfigMap, starts []Start) (*corev1.ConfigMap, error) {
 	if starts == nil {
 		starts = []Start{} // an empty ledger is one all the same
 	}
@@ -71,23 +82,42 @@ func WithLedger(settings *corev1.ConfigMap, starts []Start) (*corev1.ConfigMap, 
 	if err != nil {
 		return nil, err
 	}
-	settings = settings.DeepCopy()
-	if settings.Data == nil {
-		settings.Data = map[string]string{}
+	ledger = ledger.DeepCopy()
+	if ledger.Data == nil {
+		ledger.Data = map[string]string{}
 	}
-	settings.Data[StartedKey] = string(text)
-	return settings, nil
+	ledger.Data[StartedKey] = string(text)
+	return ledger, nil
 }
 
 // Started returns the uids of the runs in the ledger, for those who only show the
 // queue: none while it can't be read.
-func Started(settings *corev1.ConfigMap) sets.Set[types.UID] {
-	starts, _ := Ledger(settings)
+func Started(ledger *corev1.ConfigMap) sets.Set[types.UID] {
+	starts, _ := Ledger(ledger)
 	uids := sets.New[types.UID]()
 	for _, start := range starts {
 		uids.Insert(start.UID)
 	}
 	return uids
+}
+
+// Leader is the process that writes the ledger; empty if there is none.
+func Leader(ledger *corev1.ConfigMap) string {
+	if ledger == nil {
+		return ""
+	}
+	return ledger.Data[LeaderKey]
+}
+
+// Limit is the number of slots that the ledger tells; the default while there is none
+// that can be read.
+func Limit(ledger *corev1.ConfigMap) int {
+	if ledger != nil {
+		if n, err := strconv.Atoi(ledger.Data[ConcurrentBackupsKey]); err == nil && n >= 1 {
+			return n
+		}
+	}
+	return DefaultConcurrentBackups
 }
 
 // Unclaimed reports whether a run has not begun, be it in the ledger or not.

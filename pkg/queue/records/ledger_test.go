@@ -18,24 +18,24 @@ import (
 )
 
 func TestLedger(t *testing.T) {
-	settings := &corev1.ConfigMap{Data: map[string]string{ConcurrentBackupsKey: "3"}}
-	if _, err := Ledger(settings); !errors.Is(err, ErrNoLedger) {
+	ledger := &corev1.ConfigMap{Data: map[string]string{ConcurrentBackupsKey: "3"}}
+	if _, err := Ledger(ledger); !errors.Is(err, ErrNoLedger) {
 		t.Errorf("without the key: %v", err)
 	}
 	if _, err := Ledger(nil); !errors.Is(err, ErrNoLedger) {
-		t.Errorf("without settings: %v", err)
+		t.Errorf("without ledger: %v", err)
 	}
-	want := []Start{{UID: "uid-1", Name: "shop.daily", At: metav1.Unix(7, 0).Rfc3339Copy(), By: "holdfast-controller-1"}, {UID: "uid-2", Name: "b"}}
-	written, err := WithLedger(settings, want)
+	want := []Start{{UID: "uid-1", Name: "shop.daily", At: metav1.Unix(7, 0).Rfc3339Copy()}, {UID: "uid-2", Name: "b"}}
+	written, err := WithLedger(ledger, want)
 	if err != nil {
 		t.Fatal(err)
 	}
 	got, err := Ledger(written)
-	if err != nil || len(got) != 2 || got[0].UID != "uid-1" || !got[0].At.Equal(&want[0].At) || got[0].By != want[0].By || got[1] != want[1] {
+	if err != nil || len(got) != 2 || got[0].UID != "uid-1" || !got[0].At.Equal(&want[0].At) || got[1] != want[1] {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	if Limit(written) != 3 || len(settings.Data) != 1 {
-		t.Errorf("the limit is %d, and the original %v", Limit(written), settings.Data)
+	if Limit(written) != 3 || len(ledger.Data) != 1 {
+		t.Errorf("the limit is %d, and the original %v", Limit(written), ledger.Data)
 	}
 	if uids := sets.List(Started(written)); !slices.Equal(uids, []types.UID{"uid-1", "uid-2"}) {
 		t.Errorf("started: %v", uids)
@@ -48,11 +48,11 @@ func TestLedger(t *testing.T) {
 
 func TestALedgerThatCannotBeRead(t *testing.T) {
 	for _, text := range []string{"", "[", "{}", `[{"uid":"a"}]`, `[{"name":"a"}]`} {
-		settings := &corev1.ConfigMap{Data: map[string]string{StartedKey: text}}
-		if starts, err := Ledger(settings); !errors.Is(err, ErrLedger) {
+		ledger := &corev1.ConfigMap{Data: map[string]string{StartedKey: text}}
+		if starts, err := Ledger(ledger); !errors.Is(err, ErrLedger) {
 			t.Errorf("%q: %v, %v", text, starts, err)
 		}
-		if len(Started(settings)) != 0 {
+		if len(Started(ledger)) != 0 {
 			t.Errorf("%q: something is started", text)
 		}
 	}

@@ -9,37 +9,14 @@ package records
 import (
 	"errors"
 	"net/http"
-	"strconv"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 )
-
-const (
-	// SettingsName is the name of the ConfigMap, in the system namespace, through
-	// which the controller tells the API server how it runs the queue.
-	SettingsName = "holdfast-queue"
-	// ConcurrentBackupsKey is its key for the number of slots.
-	ConcurrentBackupsKey = "concurrentBackups"
-	// DefaultConcurrentBackups is the number of slots unless it is set.
-	DefaultConcurrentBackups = 1
-)
-
-// Limit is the number of slots that the settings tell; the default while there
-// are none that can be read.
-func Limit(settings *corev1.ConfigMap) int {
-	if settings != nil {
-		if n, err := strconv.Atoi(settings.Data[ConcurrentBackupsKey]); err == nil && n >= 1 {
-			return n
-		}
-	}
-	return DefaultConcurrentBackups
-}
 
 // locationState is what the queue needs to know of a storage location. A location
 // that has not been probed yet is not available.

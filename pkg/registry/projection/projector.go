@@ -63,7 +63,7 @@ type Config struct {
 	Runs       engineinformers.BackupRunInformer
 	Locations  engineinformers.StorageLocationInformer
 	Namespaces coreinformers.NamespaceInformer
-	// Settings is an informer of the ConfigMap records.SettingsName alone.
+	// Settings is an informer of the ConfigMap records.LedgerName alone.
 	Settings cache.SharedIndexInformer
 	// Identity is an informer of the ConfigMap identity.Name alone.
 	Identity cache.SharedIndexInformer

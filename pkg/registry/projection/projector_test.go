@@ -82,7 +82,7 @@ func (f *fixture) add(err error) {
 
 func (f *fixture) limit(n int) {
 	f.add(f.Settings.GetStore().Add(&corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: records.SettingsName},
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: records.LedgerName},
 		Data:       map[string]string{records.ConcurrentBackupsKey: strconv.Itoa(n)},
 	}))
 }
@@ -411,7 +411,7 @@ func TestAStartBehindThemChangesNoOtherEntry(t *testing.T) {
 func TestAnUnreadableLedgerIsSaid(t *testing.T) {
 	f := newFixture(t, "shop")
 	f.add(f.Settings.GetStore().Add(&corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: records.SettingsName},
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: records.LedgerName},
 		Data:       map[string]string{records.StartedKey: "garbage"},
 	}))
 	f.Observe(f.run("shop", "a", queued(1), "shop"))

@@ -101,7 +101,7 @@ func (p *Projector) publish() (int, error) {
 		}
 		entry = queue.Redact(entry, p.SystemNamespace)
 		if unreadable && entry.Reason == v1alpha1.QueueReasonNextToStart {
-			entry.Message = "starts when the ledger of started backups can be read again; an event of the ConfigMap " + records.SettingsName + " says more"
+			entry.Message = "starts when the ledger of started backups can be read again; an event of the ConfigMap " + records.LedgerName + " says more"
 		}
 		p.entries[entry.UID] = entry
 		shown = append(shown, entryOf(p.keyOfLocked(run), run, entry, &plan))

@@ -49,6 +49,7 @@ type checker struct {
 	version uint64 // where it is
 	runs    map[types.UID]*state
 	ledger  map[types.UID]records.Start
+	leader  string // by the ledger
 	holding map[types.UID]bool // those that held a slot in the version before
 	errs    []error
 }
@@ -93,15 +94,15 @@ func (c *checker) run(run *enginev1alpha1.BackupRun) {
 	case to == v1alpha1.BackupPhaseQueued && from == "":
 	case to == v1alpha1.BackupPhaseInProgress:
 		s.claims++
-		switch start, ok := c.ledger[run.UID]; {
+		switch _, ok := c.ledger[run.UID]; {
 		case s.claims > 1:
 			c.fail("%s was begun %d times", run.Name, s.claims)
 		case from != v1alpha1.BackupPhaseQueued:
 			c.fail("%s was begun as %q, and not from the queue", run.Name, from)
 		case !ok:
 			c.fail("%s was begun without a start in the ledger", run.Name)
-		case start.By != after.Executor:
-			c.fail("%s was begun by %s, and its start is for %s", run.Name, after.Executor, start.By)
+		case c.leader != after.Executor:
+			c.fail("%s was begun by %s, and %s led", run.Name, after.Executor, c.leader)
 		}
 	case to.Ended() && from == v1alpha1.BackupPhaseInProgress:
 	case to == v1alpha1.BackupPhaseCancelled, to == v1alpha1.BackupPhaseFailedValidation:
@@ -117,6 +118,7 @@ func (c *checker) setLedger(v version) {
 		return
 	}
 	before := c.ledger
+	c.leader = records.Leader(v.ledger)
 	c.ledger = map[types.UID]records.Start{}
 	for _, start := range starts {
 		c.ledger[start.UID] = start

@@ -123,7 +123,7 @@ func (l log) seen(uid types.UID, resourceVersion string) error {
 func (l log) read(event *auditv1.Event) error {
 	ref := event.ObjectRef
 	if event.Stage == auditv1.StageRequestReceived || ref == nil ||
-		ref.Resource != "backupruns" && !(ref.Resource == "configmaps" && ref.Name == records.SettingsName) {
+		ref.Resource != "backupruns" && !(ref.Resource == "configmaps" && ref.Name == records.LedgerName) {
 		return nil
 	}
 	code := int32(0)

@@ -33,7 +33,7 @@ type forge struct {
 
 func newForge(t *testing.T) *forge {
 	return &forge{t: t, version: 100, runs: map[string]*enginev1alpha1.BackupRun{},
-		ledger: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.SettingsName, UID: "ledger", ResourceVersion: "1"}}}
+		ledger: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.LedgerName, UID: "ledger", ResourceVersion: "1"}}}
 }
 
 func (f *forge) raw(object any) *runtime.Unknown {
@@ -84,17 +84,18 @@ func (f *forge) queue(name string, ticket int64) {
 	})
 }
 
-// start forges a ledger of these runs, which one process may claim.
+// start forges a ledger of these runs, by the process that leads.
 func (f *forge) start(names ...string) {
 	var starts []records.Start
 	for _, name := range names {
-		starts = append(starts, records.Start{Name: name, UID: types.UID("uid of " + name), By: "one"})
+		starts = append(starts, records.Start{Name: name, UID: types.UID("uid of " + name)})
 	}
 	ledger, err := records.WithLedger(f.ledger, starts)
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	f.ledger = ledger
+	f.ledger.Data[records.LeaderKey] = "one"
 	f.write("update", "configmaps", f.ledger, 200)
 }
 
@@ -164,7 +165,6 @@ func TestCheck(t *testing.T) {
 		"put back": {func(f *forge) {
 			f.two("x", "x")
 			f.start("a")
-			f.change("a", func(run *enginev1alpha1.BackupRun) { run.Status.Returned++ })
 			f.start()
 			f.execute("a")
 			f.execute("b")
@@ -227,7 +227,7 @@ func TestCheck(t *testing.T) {
 			f.start("a")
 			f.claim("a", "two")
 			f.phase("a", completed)
-		}, "a was begun by two, and its start is for one"},
+		}, "a was begun by two, and one led"},
 		"taken over while it was executed": {func(f *forge) {
 			f.two("x", "y")
 			f.execute("b")

@@ -17,6 +17,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 )
 
 // The processes of Holdfast. Tests that end them must not run in parallel.
@@ -65,6 +70,29 @@ func (l *Lab) AwaitKilled(t *testing.T, role string) {
 			t.Error(err)
 		}
 	})
+}
+
+// DeleteLeaseOf deletes the Lease of a controller that has ended or is about to, since
+// it was killed, if it leads: so that nobody has to wait until the Lease has expired.
+func (l *Lab) DeleteLeaseOf(ctx context.Context, role string) error {
+	if err := l.awaitEnd(ctx, role); err != nil {
+		return err
+	}
+	p, err := l.process(role)
+	if err != nil {
+		return err
+	}
+	leases := l.Kube.CoordinationV1().Leases(System)
+	lease, err := leases.Get(ctx, liveness.LeaderLease, metav1.GetOptions{})
+	if err == nil && strings.Contains(*lease.Spec.HolderIdentity, fmt.Sprintf("_%d_", p.PID)) {
+		err = leases.Delete(ctx, lease.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &lease.UID, ResourceVersion: &lease.ResourceVersion},
+		})
+	}
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		err = nil
+	}
+	return err
 }
 
 // Start starts a process that was killed, with the arguments that it had.

@@ -46,7 +46,7 @@ func TestEventsSayThatABackupIsQueued(t *testing.T) {
 		held := newRun("held", 3, "b")
 		held.Spec.Backup.StorageLocation = "down"
 		h.Create(held)
-		h.expectTold(`Normal Held The backup waits at position 2: storage location "down" is unavailable`)
+		h.expectTold(`Normal Queued The backup waits at position 2: storage location "down" is unavailable`)
 		h.Create(newRun("third", 4, "c"))
 		h.expectTold("Normal Queued The backup waits at position 3: waits for a slot: 1 in use, the limit is 1")
 		time.Sleep(time.Hour)
@@ -64,42 +64,6 @@ func TestQueuedEventsDoNotCountWhatStarts(t *testing.T) {
 		h.expectTold(
 			"Normal Queued The backup waits at position 1: overlaps a (ready) in a",
 			"Normal Queued The backup waits at position 2: waits for a slot: 2 in use, the limit is 2")
-	})
-}
-
-// Each reason is told once, when it comes.
-func TestEventsSayWhyABackupWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, location("default", metav1.ConditionTrue), location("other", metav1.ConditionTrue),
-			inPhase(newRun("runs", 1, "a"), running, 1))
-		h.start(2)
-		h.Create(newRun("waits", 3, "a"))
-		elsewhere := newRun("elsewhere", 4, "a")
-		elsewhere.Spec.Backup.StorageLocation = "other"
-		h.Create(elsewhere)
-		h.expectTold(
-			`Normal Queued The backup waits at position 1: overlaps runs (running) in a`,
-			`Normal Queued The backup waits at position 2: overlaps runs (running) in a`)
-		h.Create(newRun("passes", 5, "c"))
-		h.expect(ready, "passes")
-		h.Create(newRun("next", 6, "c"))
-		h.Create(newRun("behind", 7, "a"))
-		h.expectTold(
-			`Normal PassedOver Others have passed the backup, which waits at position 1: overlaps runs (running) in a`,
-			`Normal PassedOver Others have passed the backup, which waits at position 2: overlaps runs (running) in a`,
-			`Normal Queued The backup waits at position 3: overlaps passes (ready) in c`,
-			`Normal Queued The backup waits at position 4: overlaps runs (running) in a`)
-		h.end("passes")
-		h.expect(ready, "next")
-		time.Sleep(time.Hour)
-		h.expectTold()
-		for range 2 {
-			h.setAvailable("other", metav1.ConditionFalse)
-			h.expectTold(`Normal Held The backup waits at position 2: storage location "other" is unavailable`)
-			h.setAvailable("other", metav1.ConditionTrue)
-			time.Sleep(time.Hour)
-			h.expectTold()
-		}
 	})
 }
 
@@ -166,10 +130,10 @@ func TestEventsWithoutALedger(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "a"), running, 1))
 				controller := h.prepare(2)
-				go controller.Run(t.Context())
+				go controller.Run(t.Context(), h)
 				synctest.Wait()
 				if c.garbage {
-					h.setSettings(map[string]string{records.StartedKey: "garbage"})
+					h.setLedger(map[string]string{records.StartedKey: "garbage", records.LeaderKey: "process-1"})
 				}
 				h.Fault(func(action clienttesting.Action) enginetest.Fault {
 					run := written(action)
@@ -190,53 +154,12 @@ func TestEventsWithoutALedger(t *testing.T) {
 				if !slices.ContainsFunc(told, func(event string) bool { return strings.HasPrefix(event, "Warning "+c.reason) }) {
 					t.Errorf("no %s in %q", c.reason, told)
 				}
-				if len(controller.enqueued) > 1 {
-					t.Errorf("it remembers %d places", len(controller.enqueued))
+				if len(controller.unannounced) > 1 {
+					t.Errorf("it remembers %d places", len(controller.unannounced))
 				}
 			})
 		})
 	}
-}
-
-// Of two controllers, the one that gives a backup its place says so.
-func TestTwoControllersTellOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "a"), running, 1))
-		h.start(1)
-		h.start(1)
-		h.Create(newRun("waits", 2, "a"))
-		time.Sleep(time.Minute)
-		h.expectTold("Normal Queued The backup waits at position 1: overlaps runs (running) in a")
-	})
-}
-
-// It was faster by a moment, and tells.
-func TestAPlaceThatAnotherProcessGaveIsNotTold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "a"), running, 1))
-		h.start(1)
-		met := false
-		h.Fault(func(action clienttesting.Action) enginetest.Fault {
-			run := written(action)
-			if run == nil || run.Status.Phase != queued || met {
-				return enginetest.Fault{}
-			}
-			met = true
-			theirs := run.DeepCopy()
-			theirs.ResourceVersion = "1000"
-			if err := h.Tracker().Update(action.GetResource(), theirs, system); err != nil {
-				t.Error(err)
-			}
-			return enginetest.Fault{}
-		})
-		h.Create(newRun("waits", 2, "a"))
-		time.Sleep(time.Hour)
-		h.expect(queued, "waits")
-		h.expectTold()
-		if !met {
-			t.Error("no write met another one")
-		}
-	})
 }
 
 // Nobody but an event tells it to who wrote the record by hand.

@@ -14,12 +14,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -34,16 +36,16 @@ type refusal struct {
 // to be written that exists.
 var errRefused = errors.New("refused")
 
-// settle ends the runs that do not come into the queue, and gives the others their
+// admit ends the runs that do not come into the queue, and gives the others their
 // tickets. It reports whether it has written, and what was refused: a record that
 // can't be written holds nobody else up.
-func (c *Controller) settle(ctx context.Context, d *decision) (written bool, refusals, err error) {
+func (c *Controller) admit(ctx context.Context, d *decision) (written bool, refusals, err error) {
 	var refused []error
-	for name := range c.unsettled {
+	for name := range c.unadmitted {
 		run := c.known[name]
 		end := c.endBefore(run)
 		if end == nil {
-			c.unsettled.Delete(name)
+			c.unadmitted.Delete(name)
 			continue
 		}
 		if c.isRefused(run) {
@@ -56,7 +58,7 @@ func (c *Controller) settle(ctx context.Context, d *decision) (written bool, ref
 			queueEnded.WithLabelValues(string(end.Phase)).Inc()
 		}
 		if err == nil {
-			c.tellEnd(run, end)
+			c.announceEnd(run, end)
 		}
 		switch {
 		case err == nil || apierrors.IsNotFound(err):
@@ -74,8 +76,8 @@ func (c *Controller) settle(ctx context.Context, d *decision) (written bool, ref
 			break
 		}
 		run := c.planner.Run(ticket.UID)
-		if c.isRefused(run) || c.endBefore(run) != nil {
-			continue
+		if !records.Unclaimed(run) || c.isRefused(run) || c.endBefore(run) != nil {
+			continue // a moment ago it was ended, or could not be
 		}
 		switch err := c.enqueue(ctx, run, ticket.Ticket); {
 		case err == nil || apierrors.IsNotFound(err):
@@ -90,8 +92,8 @@ func (c *Controller) settle(ctx context.Context, d *decision) (written bool, ref
 	return written, errors.Join(refused...), nil
 }
 
-// tellEnd says that a run has ended without having begun.
-func (c *Controller) tellEnd(run *enginev1alpha1.BackupRun, end *enginev1alpha1.BackupRunStatus) {
+// announceEnd says that a run has ended without having begun.
+func (c *Controller) announceEnd(run *enginev1alpha1.BackupRun, end *enginev1alpha1.BackupRunStatus) {
 	kind, note := corev1.EventTypeNormal, "The backup was "+end.FailureReason
 	if end.Phase == v1alpha1.BackupPhaseFailedValidation {
 		kind, note = corev1.EventTypeWarning, "The backup is not valid: "+strings.Join(end.ValidationErrors, "; ")
@@ -167,18 +169,39 @@ func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun,
 	c.planning.Lock()
 	c.planner.Remember(ticket) // its write may be done and the answer lost
 	c.planning.Unlock()
-	c.enqueued.Insert(run.UID)
-	c.toldOf(run.UID) // else tellWaits takes it as told by another process
 	now := metav1.NewTime(c.clock.Now())
 	status := *run.Status.DeepCopy()
 	status.Phase = v1alpha1.BackupPhaseQueued
 	status.Ticket = ticket
 	status.QueuedTimestamp = &now
-	err := c.write(ctx, run, status)
-	if apierrors.IsConflict(err) {
-		delete(c.told, run.UID) // it may be another process that gave it its place
+	return c.write(ctx, run, status)
+}
+
+// announce sends an event of each run that has got its place and waits, with what it
+// waits for. One that is about to start has its event from that. Those for which there
+// is no event left have theirs later, if they still wait then.
+func (c *Controller) announce() {
+	c.planning.Lock()
+	defer c.planning.Unlock()
+	var later []types.UID
+	for i, uid := range c.unannounced {
+		entry, ok := c.planner.Entry(uid)
+		if !ok || entry.Position == 0 {
+			continue
+		}
+		if entry.Reason == v1alpha1.QueueReasonNextToStart {
+			later = append(later, uid)
+			continue
+		}
+		if !c.waitEvents.TryAccept() {
+			later = append(later, c.unannounced[i:]...)
+			break
+		}
+		entry = queue.Redact(entry, c.namespace)
+		c.events.Eventf(records.BackupReference(c.planner.Run(uid)), nil, corev1.EventTypeNormal, "Queued", "Queue",
+			"The backup waits at position %d: %s", entry.Position, entry.Message)
 	}
-	return err
+	c.unannounced = later
 }
 
 // write changes a run's status if nobody has changed the run since the decision
@@ -190,6 +213,7 @@ func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, s
 	updated, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	if err == nil {
 		c.written[updated.Name] = version{updated.UID, updated}
+		c.know(updated.Name, updated)
 		return nil
 	}
 	err = fmt.Errorf("making BackupRun %s %s: %w", run.Name, changed.Status.Phase, err)

@@ -1,0 +1,359 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unsafe"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/clock"
+
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
+)
+
+// process holds a Lease until it is told to end.
+type process struct {
+	began   chan struct{}
+	working context.Context // ends when it has to stop
+	end     context.CancelFunc
+	ended   chan error
+}
+
+// campaign lets a process lead, sooner or later.
+func campaign(t *testing.T, leases coordinationclient.LeaseInterface, identity string) *process {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	p := &process{began: make(chan struct{}), end: cancel, ended: make(chan error, 1)}
+	go func() {
+		p.ended <- liveness.Lead(ctx, leases, identity, clock.RealClock{}, func(ctx context.Context) error {
+			p.working = ctx
+			close(p.began)
+			<-ctx.Done()
+			return nil
+		})
+	}()
+	synctest.Wait()
+	return p
+}
+
+// leads reports whether a process works.
+func (p *process) leads() bool {
+	synctest.Wait()
+	select {
+	case <-p.began:
+		return p.working.Err() == nil
+	default:
+		return false
+	}
+}
+
+func (p *process) expectStopped(t *testing.T, stopped bool) {
+	t.Helper()
+	if p.leads() == stopped {
+		t.Fatalf("stopped: %t, want %t", !stopped, stopped)
+	}
+}
+
+func setUp() (*enginetest.Cluster, coordinationclient.LeaseInterface) {
+	cluster := enginetest.New()
+	return cluster, cluster.Kube.CoordinationV1().Leases("holdfast")
+}
+
+func TestOneLeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, leases := setUp()
+		first, second := campaign(t, leases, "first"), campaign(t, leases, "second")
+		for range 100 {
+			if !first.leads() || second.leads() {
+				t.Fatal("it is not the first one that leads, and it alone")
+			}
+			if first, second := liveness.Leads(t.Context(), leases, "first"), liveness.Leads(t.Context(), leases, "second"); first != nil || !errors.Is(second, liveness.ErrLost) {
+				t.Fatalf("asked, the cluster says %v and %v", first, second)
+			}
+			time.Sleep(3 * time.Second)
+		}
+		first.end()
+		if err := <-first.ended; err != nil {
+			t.Error(err)
+		}
+		time.Sleep(2 * time.Second) // it need not wait until the Lease has expired
+		if !second.leads() {
+			t.Error("nobody leads")
+		}
+		third := campaign(t, leases, "third")
+		third.end()
+		if err := <-third.ended; err != nil {
+			t.Errorf("one that never led has ended with %v", err)
+		}
+	})
+}
+
+// The Lease is held until the work has ended.
+func TestTheLeaseIsGivenBackAfterTheWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, leases := setUp()
+		ctx, stop := context.WithCancel(t.Context())
+		over := make(chan struct{})
+		go func() {
+			_ = liveness.Lead(ctx, leases, "first", clock.RealClock{}, func(context.Context) error { <-over; return nil })
+		}()
+		synctest.Wait()
+		second := campaign(t, leases, "second")
+		stop()
+		time.Sleep(time.Minute)
+		if second.leads() {
+			t.Error("another one leads while it works")
+		}
+		close(over)
+		time.Sleep(2 * time.Second)
+		if !second.leads() {
+			t.Error("nobody leads")
+		}
+	})
+}
+
+// Whatever happens to its renewals, a process has stopped before another one leads.
+func TestALeaderStopsBeforeAnotherOneLeads(t *testing.T) {
+	broken := errors.New("the connection broke")
+	for name, fault := range map[string]enginetest.Fault{"refused": {Err: broken}, "answers are lost": {Err: broken, Lost: true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cluster, leases := setUp()
+				first, second := campaign(t, leases, "first"), campaign(t, leases, "second")
+				time.Sleep(5 * time.Second)
+				cluster.Fault(func(action clienttesting.Action) enginetest.Fault {
+					if action.Matches("update", "leases") && first.working.Err() == nil {
+						return fault
+					}
+					return enginetest.Fault{}
+				})
+				begin := time.Now()
+				for first.leads() {
+					if second.leads() {
+						t.Fatal("two lead")
+					}
+					time.Sleep(100 * time.Millisecond)
+				}
+				if stopped := time.Since(begin); stopped > 12*time.Second {
+					t.Errorf("it stopped after %s", stopped)
+				}
+				if err := <-first.ended; !errors.Is(err, liveness.ErrLost) {
+					t.Errorf("it ended with %v", err)
+				}
+				time.Sleep(liveness.LeaseDuration + 2*time.Second)
+				if !second.leads() {
+					t.Error("nobody leads")
+				}
+			})
+		})
+	}
+}
+
+func TestAShortOutageStopsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster, leases := setUp()
+		first, second := campaign(t, leases, "first"), campaign(t, leases, "second")
+		cluster.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if action.Matches("update", "leases") {
+				return enginetest.Fault{Err: errors.New("the connection broke"), Lost: true}
+			}
+			return enginetest.Fault{}
+		})
+		time.Sleep(7 * time.Second)
+		cluster.Fault(nil)
+		time.Sleep(time.Minute)
+		if !first.leads() || second.leads() {
+			t.Error("another one leads")
+		}
+	})
+}
+
+// pausing is a client whose updates lie until they are let go.
+type pausing struct {
+	coordinationclient.LeaseInterface
+	hold chan struct{}
+}
+
+func (p *pausing) Update(ctx context.Context, lease *coordinationv1.Lease, options metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	<-p.hold
+	return p.LeaseInterface.Update(context.WithoutCancel(ctx), lease, options)
+}
+
+// A process that wakes up after another one could be elected does not come back.
+func TestAPausedLeaderStaysDead(t *testing.T) {
+	for name, replaced := range map[string]bool{"replaced": true, "not noticed": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, leases := setUp()
+				paused := &pausing{LeaseInterface: leases, hold: make(chan struct{})}
+				first := campaign(t, paused, "first")
+				if replaced {
+					second := campaign(t, leases, "second")
+					time.Sleep(liveness.LeaseDuration - time.Second)
+					if second.leads() {
+						t.Fatal("it has led too early")
+					}
+					time.Sleep(3 * time.Second)
+					if !second.leads() {
+						t.Fatal("it does not lead")
+					}
+					defer func() {
+						if !second.leads() {
+							t.Error("it leads no more")
+						}
+					}()
+				} else {
+					time.Sleep(time.Hour)
+				}
+				close(paused.hold)
+				time.Sleep(5 * time.Second)
+				first.expectStopped(t, true)
+				if err := <-first.ended; !errors.Is(err, liveness.ErrLost) {
+					t.Errorf("it ended with %v", err)
+				}
+			})
+		})
+	}
+}
+
+// sleepy is the clock of a virtual machine that has slept: its wall clock went on, and
+// its monotonic one did not.
+type sleepy struct {
+	clock.RealClock
+	// origin was taken outside of the bubble, where there is a monotonic clock, and
+	// begin within.
+	origin, begin time.Time
+	slept         atomic.Int64 // seconds
+}
+
+func (s *sleepy) Now() time.Time {
+	now := s.origin.Add(time.Since(s.begin))
+	// There is no other way to move one of the two clocks in a Time.
+	wall := (*uint64)(unsafe.Pointer(&now))
+	*wall += uint64(s.slept.Load()) << 30
+	return now
+}
+
+func TestAProcessThatSleptStopsAtOnce(t *testing.T) {
+	origin := time.Now()
+	synctest.Test(t, func(t *testing.T) {
+		_, leases := setUp()
+		asleep := &sleepy{origin: origin, begin: time.Now()}
+		ended := make(chan error, 1)
+		var working context.Context
+		go func() {
+			ended <- liveness.Lead(t.Context(), leases, "first", asleep, func(ctx context.Context) error {
+				working = ctx
+				<-ctx.Done()
+				return nil
+			})
+		}()
+		time.Sleep(time.Minute + 100*time.Millisecond) // between two looks at the clock
+		synctest.Wait()
+		before := asleep.Now()
+		asleep.slept.Store(int64(time.Hour / time.Second))
+		if now := asleep.Now(); now.Sub(before) != 0 || now.Round(0).Sub(before.Round(0)) != time.Hour {
+			t.Fatalf("this is no sleep: %s, %s", now.Sub(before), now.Round(0).Sub(before.Round(0)))
+		}
+		if working.Err() != nil {
+			t.Fatal("it stopped before")
+		}
+		time.Sleep(300 * time.Millisecond)
+		synctest.Wait()
+		if working.Err() == nil {
+			t.Fatal("it works on")
+		}
+		if err := <-ended; !errors.Is(err, liveness.ErrLost) {
+			t.Errorf("it ended with %v", err)
+		}
+	})
+}
+
+// The renewal and the take-over meet: one of them fails.
+func TestALeaseThatIsRenewedAtTheLastMomentStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster, leases := setUp()
+		other := "other"
+		if _, err := leases.Create(t.Context(), &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: liveness.LeaderLease}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &other},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		tries := 0
+		cluster.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if !action.Matches("update", "leases") {
+				return enginetest.Fault{}
+			}
+			if tries++; tries > 1 {
+				return enginetest.Fault{}
+			}
+			obj, err := cluster.Kube.Tracker().Get(action.GetResource(), "holdfast", liveness.LeaderLease)
+			if err != nil {
+				t.Error(err)
+				return enginetest.Fault{}
+			}
+			renewed := obj.(*coordinationv1.Lease)
+			renewed.ResourceVersion = "1000"
+			if err := cluster.Kube.Tracker().Update(action.GetResource(), renewed, "holdfast"); err != nil {
+				t.Error(err)
+			}
+			return enginetest.Fault{}
+		})
+		p := campaign(t, leases, "first")
+		time.Sleep(liveness.LeaseDuration + 3*time.Second)
+		if p.leads() || tries != 1 {
+			t.Errorf("it leads after %d tries", tries)
+		}
+		time.Sleep(liveness.LeaseDuration + 3*time.Second)
+		if !p.leads() {
+			t.Error("it does not lead when that has expired, too")
+		}
+	})
+}
+
+// One whose Lease was deleted does not make it anew.
+func TestALeaderWhoseLeaseIsDeletedStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, leases := setUp()
+		p := campaign(t, leases, "first")
+		if err := leases.Delete(t.Context(), liveness.LeaderLease, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		p.expectStopped(t, true)
+		if err := <-p.ended; !errors.Is(err, liveness.ErrLost) {
+			t.Errorf("it ended with %v", err)
+		}
+	})
+}
+
+func TestAnErrorIsNoElection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster, leases := setUp()
+		cluster.Fault(func(clienttesting.Action) enginetest.Fault { return enginetest.Fault{Err: errors.New("forbidden")} })
+		if err := liveness.Leads(t.Context(), leases, "first"); err == nil || errors.Is(err, liveness.ErrLost) {
+			t.Errorf("it leads: %v", err)
+		}
+		p := campaign(t, leases, "first")
+		time.Sleep(time.Minute)
+		if p.leads() {
+			t.Error("it works without a Lease")
+		}
+		cluster.Fault(nil)
+		time.Sleep(2 * time.Second)
+		if !p.leads() {
+			t.Error("it has given up")
+		}
+	})
+}
