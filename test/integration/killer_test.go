@@ -24,7 +24,7 @@ import (
 // killer kills controllers at moments in the life of backups.
 type killer struct {
 	ctx context.Context
-	// roles are those of the controllers that have led, by identity.
+	// roles has that of the controller that leads, by its identity.
 	roles map[string]string
 
 	mu    sync.Mutex
@@ -142,7 +142,7 @@ func (k *killer) elected(t *testing.T, role, before string) {
 		}
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		k.roles[now] = role
+		k.roles = map[string]string{now: role}
 		return nil
 	})
 }
