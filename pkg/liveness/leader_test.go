@@ -290,12 +290,12 @@ func TestALeaseThatIsRenewedAtTheLastMomentStays(t *testing.T) {
 		}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		tries := 0
+		var tries atomic.Int32
 		cluster.Fault(func(action clienttesting.Action) enginetest.Fault {
 			if !action.Matches("update", "leases") {
 				return enginetest.Fault{}
 			}
-			if tries++; tries > 1 {
+			if tries.Add(1) > 1 {
 				return enginetest.Fault{}
 			}
 			obj, err := cluster.Kube.Tracker().Get(action.GetResource(), "holdfast", liveness.LeaderLease)
@@ -312,8 +312,8 @@ func TestALeaseThatIsRenewedAtTheLastMomentStays(t *testing.T) {
 		})
 		p := campaign(t, leases, "first")
 		time.Sleep(liveness.LeaseDuration + 3*time.Second)
-		if p.leads() || tries != 1 {
-			t.Errorf("it leads after %d tries", tries)
+		if p.leads() || tries.Load() != 1 {
+			t.Errorf("it leads after %d tries", tries.Load())
 		}
 		time.Sleep(liveness.LeaseDuration + 3*time.Second)
 		if !p.leads() {
