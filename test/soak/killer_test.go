@@ -127,7 +127,7 @@ func (h *harm) harass(ctx context.Context, c *cluster, process string, random *r
 		}
 		if roleOf(process) == labtest.Controller {
 			// No other one lives for long enough to see that it has expired.
-			if err := lab.DeleteLeaseOf(context.WithoutCancel(ctx), process); err != nil {
+			if err := c.DeleteLeaseOf(context.WithoutCancel(ctx), process); err != nil {
 				return err
 			}
 		}
