@@ -370,13 +370,6 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
-					"returned": {
-						SchemaProps: spec.SchemaProps{
-							Description: "How often the run was let start and went back to its place in the queue before it was claimed. A claim that was under way meanwhile fails by it.",
-							Type:        []string{"integer"},
-							Format:      "int32",
-						},
-					},
 					"executor": {
 						SchemaProps: spec.SchemaProps{
 							Description: "The controller process that executes the run. A run that is InProgress by a process that is gone has failed.",

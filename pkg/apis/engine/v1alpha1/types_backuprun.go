@@ -130,10 +130,6 @@ type BackupRunStatus struct {
 	// When the run was queued.
 	// +optional
 	QueuedTimestamp *metav1.Time `json:"queuedTimestamp,omitempty"`
-	// How often the run was let start and went back to its place in the queue
-	// before it was claimed. A claim that was under way meanwhile fails by it.
-	// +optional
-	Returned int32 `json:"returned,omitempty"`
 	// The controller process that executes the run. A run that is InProgress by a
 	// process that is gone has failed.
 	// +optional
