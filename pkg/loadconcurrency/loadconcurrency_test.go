@@ -46,7 +46,9 @@ func TestLimit(t *testing.T) {
 // TestMistakes: what is wrong leaves its part as it was, and at a start takes effect as
 // far as it can.
 func TestMistakes(t *testing.T) {
-	rules := func(rules string) string { return `{"loadConcurrency": {"globalConfig": 7, "perNodeConfig": [` + rules + `]}}` }
+	rules := func(rules string) string {
+		return `{"loadConcurrency": {"globalConfig": 7, "perNodeConfig": [` + rules + `]}}`
+	}
 	const small, zone = `{"nodeSelector": {"matchLabels": {"size": "small"}}, "number": 3}`, `{"nodeSelector": {"matchLabels": {"zone": "a"}}, `
 	for name, test := range map[string]struct {
 		text string
