@@ -149,9 +149,9 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 
 	var progress datapath.Progress
 	done := make(chan func(T), 1)
-	go func(record T) { done <- c.move(ctx, record, &progress) }(record) // as it is now
 	ticker := c.Clock.NewTicker(progressInterval)
 	defer ticker.Stop()
+	go func(record T) { done <- c.move(ctx, record, &progress) }(record) // as it is now
 	stopping, hung := ctx.Done(), (<-chan time.Time)(nil)
 	for {
 		select {
