@@ -11,6 +11,7 @@ import (
 	"context"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -21,6 +22,9 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/loadconcurrency"
 )
+
+// syncTimeout is how long the first limit waits for what it follows from.
+const syncTimeout = 10 * time.Second
 
 // Config is what a Controller needs.
 type Config struct {
@@ -79,10 +83,16 @@ func New(config Config) (*Controller, error) {
 }
 
 // Run sets the limit until ctx ends, for the first time when the ConfigMap and the node
-// are known.
+// are known, or can't be read for syncTimeout: volumes are moved all the same.
 func (c *Controller) Run(ctx context.Context) {
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+	waiting, cancel := context.WithTimeout(ctx, syncTimeout)
+	synced := cache.WaitForCacheSync(waiting.Done(), c.synced...)
+	cancel()
+	if ctx.Err() != nil {
 		return
+	}
+	if !synced {
+		klog.FromContext(ctx).Error(nil, "The ConfigMap of the node agents, or the node, can't be read, and has no effect until it can: may the agent get, list and watch both?")
 	}
 	c.mu.Lock()
 	c.logger, c.running = klog.FromContext(ctx), true

@@ -131,3 +131,42 @@ func TestWithoutConfigMap(t *testing.T) {
 		factory.Shutdown()
 	})
 }
+
+// TestWithoutRights: an agent that may not read its ConfigMap moves volumes all the same,
+// and follows it as soon as it may.
+func TestWithoutRights(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		kube := fake.NewClientset(&corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "agents", ResourceVersion: "1"},
+			Data:       map[string]string{"config.json": `{"loadConcurrency": {"globalConfig": 4}}`},
+		})
+		factory, later := informers.NewSharedInformerFactory(kube, 0), informers.NewSharedInformerFactory(kube, 0)
+		limit := 0
+		c, err := New(Config{
+			ConfigMaps: later.Core().V1().ConfigMaps().Informer(), Nodes: factory.Core().V1().Nodes().Informer(),
+			SetLimit: func(n int) { limit = n },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		factory.Start(ctx.Done())
+		var running sync.WaitGroup
+		running.Go(func() { c.Run(ctx) })
+		time.Sleep(syncTimeout + time.Second)
+		synctest.Wait()
+		if limit != 1 {
+			t.Errorf("without the ConfigMap the limit is %d", limit)
+		}
+		later.Start(ctx.Done())
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if limit != 4 {
+			t.Errorf("with the ConfigMap the limit is %d", limit)
+		}
+		cancel()
+		running.Wait()
+		factory.Shutdown()
+		later.Shutdown()
+	})
+}
