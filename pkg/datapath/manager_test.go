@@ -29,7 +29,7 @@ func newBench(t *testing.T, limit int) *bench {
 	return &bench{Manager: NewManager(t.Context(), limit), t: t, released: map[string]chan struct{}{}}
 }
 
-// submit submits work whose key begins with its run and that is asked for now.
+// submit submits work whose key begins with its run, asked for at the zero time.
 func (b *bench) submit(key string, class Class) bool {
 	return b.submitAsked(key, class, time.Time{})
 }

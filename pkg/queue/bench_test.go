@@ -210,7 +210,7 @@ func benchOracle(b *testing.B, shape benchShape, n int) {
 }
 
 // All that a planner keeps alive: the runs that it was told of, with what their
-// words were compiled to, its lanes, the namespaces; and a plan with all entries.
+// words were compiled to, who used each name first, the namespaces; and a plan with all entries.
 func BenchmarkMemory(b *testing.B) {
 	heap := func() float64 {
 		runtime.GC()
