@@ -124,7 +124,7 @@ type Server struct {
 	generic   *genericapiserver.GenericAPIServer
 	projector *projection.Projector
 	engine    engineinformers.SharedInformerFactory
-	settings  informers.SharedInformerFactory
+	ledger    informers.SharedInformerFactory
 	published informers.SharedInformerFactory
 	leader    *leadership.Leader
 }
@@ -175,7 +175,7 @@ func (c CompletedConfig) New() (*Server, error) {
 				options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 			}))
 	}
-	settings, published := oneConfigMap(records.LedgerName), oneConfigMap(clusteridentity.Name)
+	ledger, published := oneConfigMap(records.LedgerName), oneConfigMap(clusteridentity.Name)
 	// The rest of a namespace is for admission.
 	if err := c.client.informers.Core().V1().Namespaces().Informer().SetTransform(cached.Trimmed); err != nil {
 		return nil, err
@@ -189,7 +189,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
 		Locations:       engine.Engine().V1alpha1().StorageLocations(),
 		Namespaces:      c.client.informers.Core().V1().Namespaces(),
-		Settings:        settings.Core().V1().ConfigMaps().Informer(),
+		Ledger:          ledger.Core().V1().ConfigMaps().Informer(),
 		Identity:        published.Core().V1().ConfigMaps().Informer(),
 	})
 	if err != nil {
@@ -273,7 +273,7 @@ func (c CompletedConfig) New() (*Server, error) {
 			}
 		},
 	})
-	server = Server{generic: generic, projector: projector, engine: engine, settings: settings, published: published, leader: leader}
+	server = Server{generic: generic, projector: projector, engine: engine, ledger: ledger, published: published, leader: leader}
 	return &server, nil
 }
 
@@ -320,7 +320,7 @@ func (s *Server) enter() (*leadership.Term, bool) {
 func (s *Server) Run(ctx context.Context) error {
 	s.generic.AddPostStartHookOrDie("holdfast-projection", func(hook genericapiserver.PostStartHookContext) error {
 		s.engine.StartWithContext(hook)
-		s.settings.StartWithContext(hook)
+		s.ledger.StartWithContext(hook)
 		s.published.StartWithContext(hook)
 		go s.projector.Run(hook)
 		return nil

@@ -63,8 +63,8 @@ type Config struct {
 	Runs       engineinformers.BackupRunInformer
 	Locations  engineinformers.StorageLocationInformer
 	Namespaces coreinformers.NamespaceInformer
-	// Settings is an informer of the ConfigMap records.LedgerName alone.
-	Settings cache.SharedIndexInformer
+	// Ledger is an informer of the ConfigMap records.LedgerName alone.
+	Ledger cache.SharedIndexInformer
 	// Identity is an informer of the ConfigMap identity.Name alone.
 	Identity cache.SharedIndexInformer
 }
@@ -184,7 +184,7 @@ func New(config Config) (*Projector, error) {
 			DeleteFunc: p.namespaceGone,
 		}},
 		{config.Identity, cache.ResourceEventHandlerFuncs{AddFunc: identify, UpdateFunc: func(_, obj any) { identify(obj) }, DeleteFunc: identify}},
-		{config.Settings, cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: func(_, obj any) { wake(obj) }, DeleteFunc: wake}},
+		{config.Ledger, cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: func(_, obj any) { wake(obj) }, DeleteFunc: wake}},
 	} {
 		registration, err := r.informer.AddEventHandler(r.handler)
 		if err != nil {

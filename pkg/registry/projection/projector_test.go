@@ -50,7 +50,7 @@ func newFixture(t testing.TB, namespaces ...string) *fixture {
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
 		Locations:       engine.Engine().V1alpha1().StorageLocations(),
 		Namespaces:      kube.Core().V1().Namespaces(),
-		Settings:        kube.Core().V1().ConfigMaps().Informer(),
+		Ledger:          kube.Core().V1().ConfigMaps().Informer(),
 		Identity:        informers.NewSharedInformerFactory(kubefake.NewClientset(), 0).Core().V1().ConfigMaps().Informer(),
 	})
 	if err != nil {
@@ -81,7 +81,7 @@ func (f *fixture) add(err error) {
 }
 
 func (f *fixture) limit(n int) {
-	f.add(f.Settings.GetStore().Add(&corev1.ConfigMap{
+	f.add(f.Ledger.GetStore().Add(&corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: records.LedgerName},
 		Data:       map[string]string{records.ConcurrentBackupsKey: strconv.Itoa(n)},
 	}))
@@ -410,7 +410,7 @@ func TestAStartBehindThemChangesNoOtherEntry(t *testing.T) {
 
 func TestAnUnreadableLedgerIsSaid(t *testing.T) {
 	f := newFixture(t, "shop")
-	f.add(f.Settings.GetStore().Add(&corev1.ConfigMap{
+	f.add(f.Ledger.GetStore().Add(&corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: records.LedgerName},
 		Data:       map[string]string{records.StartedKey: "garbage"},
 	}))

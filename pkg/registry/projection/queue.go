@@ -78,16 +78,16 @@ func (p *Projector) publish() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	settings := p.settings()
-	_, err = records.Ledger(settings)
+	ledger := p.ledger()
+	_, err = records.Ledger(ledger)
 	unreadable := errors.Is(err, records.ErrLedger)
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.planner.SetLimit(records.Limit(settings)); err != nil {
+	if err := p.planner.SetLimit(records.Limit(ledger)); err != nil {
 		return 0, err
 	}
-	p.planner.SetStarted(records.Started(settings))
+	p.planner.SetStarted(records.Started(ledger))
 	p.planner.SetStorageLocations(locations)
 	p.planner.SetExistingNamespaces(namespaces)
 	plan := p.planner.Plan()
@@ -118,9 +118,9 @@ func (p *Projector) publish() (int, error) {
 	return events, nil
 }
 
-// settings are what the controller tells of the queue; nil while it has told nothing.
-func (p *Projector) settings() *corev1.ConfigMap {
-	for _, obj := range p.Settings.GetStore().List() {
+// ledger is what the controllers write about the queue; nil while there is none.
+func (p *Projector) ledger() *corev1.ConfigMap {
+	for _, obj := range p.Ledger.GetStore().List() {
 		return obj.(*corev1.ConfigMap)
 	}
 	return nil

@@ -58,7 +58,7 @@ func bootWith(t *testing.T, clientset *enginefake.Clientset, poll time.Duration,
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
 		Locations:       engine.Engine().V1alpha1().StorageLocations(),
 		Namespaces:      kube.Core().V1().Namespaces(),
-		Settings:        kube.Core().V1().ConfigMaps().Informer(),
+		Ledger:          kube.Core().V1().ConfigMaps().Informer(),
 		Identity:        kube.Core().V1().ConfigMaps().Informer(),
 	})
 	if err != nil {
