@@ -25,6 +25,11 @@ const (
 	fileMode   = 0o600
 	folderMode = 0o700
 
+	// folderTries is how often a writer makes its folder anew when removers take it
+	// away. Each time, one of them has just ended, so this bounds only the writes into a
+	// location's folder that was removed itself while it was open.
+	folderTries = 1000
+
 	temporaryPrefix = ".holdfast-"
 	temporarySuffix = ".tmp"
 )
@@ -254,21 +259,24 @@ func (f *filesystemBackend) newFileWriter(ctx context.Context, key string) (*fil
 	}
 	folder := path.Dir(key)
 	w := &fileWriter{ctx: ctx, root: root, key: key, temporary: path.Join(folder, temporaryPrefix+rand.Text()+temporarySuffix)}
-	for {
+	for range folderTries {
 		w.file, err = root.OpenFile(w.temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode)
-		if errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil {
-			// There is no folder, or a remover took the empty one away.
-			w.newFolder = true
-			if err = root.MkdirAll(folder, folderMode); err == nil {
-				continue
-			}
+		if !errors.Is(err, fs.ErrNotExist) || ctx.Err() != nil {
+			break
 		}
-		if err != nil {
-			_ = root.Close()
-			return nil, err
+		// There is no folder, or a remover took the empty one away, and may do so with
+		// any of those above it while they are made.
+		w.newFolder = true
+		if made := root.MkdirAll(folder, folderMode); made != nil && !errors.Is(made, fs.ErrNotExist) {
+			err = made
+			break
 		}
-		return w, nil
 	}
+	if err != nil {
+		_ = root.Close()
+		return nil, err
+	}
+	return w, nil
 }
 
 func (f *filesystemBackend) delete(_ context.Context, key, version string) error {

@@ -139,8 +139,8 @@ func testCreateOnce(t *testing.T, s Store) {
 
 func testConcurrentCreators(t *testing.T, s Store) {
 	const creators = 16
-	for round := range 8 {
-		key := fmt.Sprintf("race/%d/object", round)
+	for round := range 8 { // in folders of their own, all of which go with the object
+		key := fmt.Sprintf("race-%d/in/folders/object", round)
 		errs := make([]error, creators)
 		var group sync.WaitGroup
 		for i := range creators {
@@ -435,8 +435,8 @@ func testDeleteChanged(t *testing.T, s Store) {
 // testConcurrentRemovers: of an object that many remove while others write it anew,
 // each writer that was told so has written one that is there, or was seen.
 func testConcurrentRemovers(t *testing.T, s Store) {
-	for round := range 8 {
-		key := fmt.Sprintf("race/%d/object", round)
+	for round := range 8 { // in folders of their own, all of which go with the object
+		key := fmt.Sprintf("race-%d/in/folders/object", round)
 		must(t, s.Put(t.Context(), key, []byte("old")))
 		old, err := s.Attributes(t.Context(), key)
 		must(t, err)
