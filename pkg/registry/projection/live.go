@@ -8,7 +8,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 
@@ -22,37 +21,23 @@ import (
 // as when a folder lies on another machine that remembers that it was not there.
 const storeDelay = 2 * time.Minute
 
-// unread is a backup that is to be read in its store.
-type unread struct {
-	run *enginev1alpha1.BackupRun
-	// since is from when on the store's word counts.
-	since time.Time
-}
-
 // Observe takes note of a run, as an informer or a client got it.
 func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	selected := p.selected(run)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	key := p.keyOfLocked(run)
-	known := p.runs[key]
-	if known != nil && known.UID == run.UID && !newer(run, known) {
+	known := p.runs.known(run)
+	if !p.runs.observe(run) {
 		return
 	}
-	if _, removed := p.removedRuns.Get(run.UID); removed {
-		return
+	if changed := p.queue.planner.UpdateRun(run, selected); changed || known == nil {
+		p.queue.wake() // not by progress, of which the queue shows nothing
 	}
-	if u := p.unread[key].run; u != nil && u.UID != run.UID {
-		delete(p.unread, key) // another backup has the name
-	}
-	p.runs[key] = run
-	if changed := p.planner.UpdateRun(run, selected); changed || known == nil || known.UID != run.UID {
-		p.wake() // not by progress, of which the queue shows nothing
-	}
-	wasStored := known != nil && known.UID == run.UID && known.Status.Stored
-	if location, since := run.Spec.Backup.StorageLocation, p.heardFrom(run); run.Status.Stored && !wasStored && !p.catalog.Knows(location, run.Name, run.UID, since) {
-		p.unread[key] = unread{run, since}
-		p.refresher.ReadSoon(location, run.Name)
+	key := p.runs.key(run)
+	wasStored := known != nil && known.Status.Stored
+	if location, since := run.Spec.Backup.StorageLocation, p.heardFrom(run); run.Status.Stored && !wasStored && !p.stores.catalog.Knows(location, run.Name, run.UID, since) {
+		p.runs.unread[key] = unread{run, since}
+		p.stores.refresher.ReadSoon(location, run.Name)
 	}
 	p.projectLocked(key)
 }
@@ -80,34 +65,26 @@ func (p *Projector) removed(obj any) {
 		// The record of a deletion goes when nothing is left in the store. The catalogue
 		// passes that on, so it is told without the lock, and first: nobody is to see the
 		// backup as it was before.
-		p.catalog.Remove(run.Spec.Backup.StorageLocation, run.Name)
+		p.stores.catalog.Remove(run.Spec.Backup.StorageLocation, run.Name)
 		if run.Status.FailureReason != "" {
-			p.refresher.Nudge(run.Spec.Backup.StorageLocation) // it may have been given up
+			p.stores.refresher.Nudge(run.Spec.Backup.StorageLocation) // it may have been given up
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	key := p.keyOfLocked(run)
-	p.removedRuns.Add(run.UID, nil)
-	if p.planner.RemoveRun(run.UID) {
-		p.wake()
+	if p.queue.planner.RemoveRun(run.UID) {
+		p.queue.wake()
 	}
-	if known := p.runs[key]; known == nil || known.UID != run.UID {
-		return
+	if p.runs.remove(run) {
+		p.projectLocked(p.runs.key(run))
 	}
-	delete(p.runs, key)
-	if run.Deleting() {
-		delete(p.unread, key)
-	}
-	p.projectLocked(key)
 }
 
 // isKnown reports whether a record is the one that stands for its backup.
 func (p *Projector) isKnown(run *enginev1alpha1.BackupRun) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	known := p.runs[p.keyOfLocked(run)]
-	return known != nil && known.UID == run.UID
+	return p.runs.known(run) != nil
 }
 
 // heardFrom is from when on the word of a store counts about a run that is stored.
@@ -129,12 +106,12 @@ func (p *Projector) asked(location string) {
 
 func (p *Projector) askedLocked(location string) {
 	_, err := p.Locations.Lister().StorageLocations(p.SystemNamespace).Get(location)
-	for key, u := range p.unread {
+	for key, u := range p.runs.unread {
 		if u.run.Spec.Backup.StorageLocation != location {
 			continue
 		}
-		if apierrors.IsNotFound(err) || p.catalog.Knows(location, u.run.Name, u.run.UID, u.since) {
-			delete(p.unread, key)
+		if apierrors.IsNotFound(err) || p.stores.catalog.Knows(location, u.run.Name, u.run.UID, u.since) {
+			delete(p.runs.unread, key)
 			p.projectLocked(key)
 		}
 	}
@@ -144,7 +121,7 @@ func (p *Projector) askedLocked(location string) {
 // milliseconds, for which nobody need wait.
 func (p *Projector) selected(run *enginev1alpha1.BackupRun) *records.Selection {
 	p.mu.Lock()
-	known := p.planner.Knows(run)
+	known := p.queue.planner.Knows(run)
 	p.mu.Unlock()
 	if known {
 		return nil
@@ -156,21 +133,21 @@ func (p *Projector) selected(run *enginev1alpha1.BackupRun) *records.Selection {
 func (p *Projector) Load(namespace string, coming sets.Set[string]) records.Load {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.planner.Load(namespace, coming)
+	return p.queue.planner.Load(namespace, coming)
 }
 
 // projectLocked brings one backup in its log up to date: from its record, until
 // that says that it is stored, and from then on from the catalogue. It passes from
 // one to the other without vanishing in between.
 func (p *Projector) projectLocked(key backupKey) {
-	run, stored, unread := p.runs[key], p.catalog.Backup(key.Namespace, key.Name), p.unread[key].run
+	run, stored, unread := p.runs.byBackup[key], p.stores.catalog.Backup(key.Namespace, key.Name), p.runs.unread[key].run
 	var backup *v1alpha1.Backup
 	switch {
 	case run != nil && run.Deleting() && stored != nil:
 		backup = deleting(stored, run)
 	case run != nil && (run.Deleting() || !run.Status.Stored):
 		var place *queue.Entry
-		if entry, ok := p.entries[run.UID]; ok {
+		if entry, ok := p.queue.entries[run.UID]; ok {
 			place = &entry
 		}
 		backup = at(key, backupOf(run, place))
@@ -178,7 +155,7 @@ func (p *Projector) projectLocked(key backupKey) {
 		// The catalogue may still have one of that name which was there before.
 		backup = at(key, backupOf(unread, nil))
 	case stored != nil:
-		delete(p.unread, key)
+		delete(p.runs.unread, key)
 		backup = stored
 	}
 	if backup == nil {
@@ -200,21 +177,4 @@ func at(key backupKey, backup *v1alpha1.Backup) *v1alpha1.Backup {
 
 func nameOf(backup *v1alpha1.Backup) backupKey {
 	return backupKey{Namespace: backup.Namespace, Name: backup.Name}
-}
-
-// newer reports whether a is a later version of a run than b.
-func newer(a, b *enginev1alpha1.BackupRun) bool {
-	order, err := utilresourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
-	return err != nil || order > 0
-}
-
-// keyOfLocked is where a run's backup is shown: where it was asked for, unless the
-// namespace was made anew since. Then it is the administrator's, as what is stored.
-func (p *Projector) keyOfLocked(run *enginev1alpha1.BackupRun) backupKey {
-	ref := run.Spec.BackupRef
-	present, exists := p.namespaces[ref.Namespace]
-	if exists && run.Spec.NamespaceUID != "" && run.Spec.NamespaceUID != present {
-		return backupKey{Namespace: p.SystemNamespace, Name: run.Name}
-	}
-	return backupKey{Namespace: ref.Namespace, Name: ref.Name}
 }

@@ -13,9 +13,10 @@
 // What a server can't know after a restart is what lies in a store that does not
 // answer; it says so.
 //
-// live.go has the records and where they meet the catalogue, queue.go publishes the
-// queue, stored.go takes what the catalogue says, and trust.go who and where this
-// cluster is.
+// Its parts: runs are the records by where their backups are shown, publishedQueue is
+// the queue, stores are what lies in the stores. The Projector joins them: live.go has
+// where a record meets the catalogue, queue.go the queue's publication, stored.go what
+// follows from a change of the catalogue, and trust.go who and where this cluster is.
 //
 // Locks are taken in this order: Projector.placing, those of the catalogue as it
 // changes, Projector.mu, the catalogue's for a read, and a log's. So whoever holds mu
@@ -28,14 +29,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/lru"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -43,8 +42,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
-	"github.com/holdfast-io/holdfast/pkg/queue"
-	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
@@ -78,69 +75,38 @@ type Projector struct {
 	VolumeBackups *logstore.Log[*v1alpha1.VolumeBackup]
 
 	Config
-	catalog   *catalog.Catalog
-	refresher *refresh.Refresher
-	synced    []cache.InformerSynced
-	// stale wakes the publication of the queue.
-	stale chan struct{}
+	stores stores
+	synced []cache.InformerSynced
 	// started is true when the records are there. The stores are asked after that, so
 	// that the first answer of each is its word on all that the records say of it.
 	started atomic.Bool
-	// complete is true when every store has been read once, or does not count any more.
-	complete atomic.Bool
 
 	// placing is held from the look at the namespaces to the placing by them.
 	placing sync.Mutex
 
 	// mu guards the fields below, and is held from a change of them to the commit
 	// of what follows from it, so that no commit overtakes a later one.
-	mu sync.Mutex
-	// runs are the records by backup, each in its latest version.
-	runs map[backupKey]*enginev1alpha1.BackupRun
-	// removedRuns are the uids of the last records that were removed. The answer to
-	// a client's write of one of them may come after that.
-	removedRuns *lru.Cache
-	// namespaces are those that exist.
-	namespaces map[string]types.UID
-	// unread are the backups that are stored, as their records said, and of which the
-	// store has not been heard yet. They are shown as recorded until it has, whether
-	// or not the record is still there. Then the store has the last word.
-	unread map[backupKey]unread
-	// planner knows the runs, and what else the queue follows from as last published.
-	planner *records.Planner
-	// entries are the places in the queue as last published, by the record's uid, as
-	// they may be shown where the backup lies.
-	entries map[types.UID]queue.Entry
+	mu    sync.Mutex
+	runs  runs
+	queue publishedQueue
 }
-
-// backupKey identifies a Backup.
-type backupKey = types.NamespacedName
 
 // New returns a Projector.
 func New(config Config) (*Projector, error) {
-	planner, err := records.NewPlanner(records.DefaultConcurrentBackups)
-	if err != nil {
-		return nil, err
-	}
 	p := &Projector{
-		Config:      config,
-		planner:     planner,
-		stale:       make(chan struct{}, 1),
-		runs:        map[backupKey]*enginev1alpha1.BackupRun{},
-		removedRuns: lru.New(1000),
-		namespaces:  map[string]types.UID{},
-		unread:      map[backupKey]unread{},
-		entries:     map[types.UID]queue.Entry{},
+		Config: config,
+		stores: stores{secrets: config.Secrets, authorizer: config.Authorizer},
+		runs:   newRuns(config.SystemNamespace),
 	}
-	p.catalog = catalog.New(config.SystemNamespace, p.storedChanged)
-	p.refresher = refresh.New(p.catalog, refresh.Options{
+	p.stores.catalog = catalog.New(config.SystemNamespace, p.storedChanged)
+	p.stores.refresher = refresh.New(p.stores.catalog, refresh.Options{
 		SystemNamespace: config.SystemNamespace,
 		Interval:        config.PollInterval,
 		Clock:           config.Clock,
 		Asked:           p.asked,
 	})
 	options := func(resource, loading string) logstore.Options {
-		return logstore.Options{Resource: v1alpha1.Resource(resource), Namespaced: true, Loading: loading, OnRead: p.warn(resource)}
+		return logstore.Options{Resource: v1alpha1.Resource(resource), Namespaced: true, Loading: loading, OnRead: p.stores.warn(resource)}
 	}
 	p.Backups = logstore.New(func() *v1alpha1.Backup { return &v1alpha1.Backup{} }, options("backups", "the backups of the storage locations"))
 	p.Volumes = logstore.New(func() *v1alpha1.BackupVolume { return &v1alpha1.BackupVolume{} }, options("backupvolumes", "the volumes of the storage locations"))
@@ -149,10 +115,15 @@ func New(config Config) (*Projector, error) {
 	queueOptions.OnRead = nil // the queue has nothing to do with what is stored
 	p.Queue = logstore.New(func() *v1alpha1.BackupQueueEntry { return &v1alpha1.BackupQueueEntry{} }, queueOptions)
 
-	wake := func(any) { p.wake() }
+	var err error
+	if p.queue, err = newPublishedQueue(p.Queue); err != nil {
+		return nil, err
+	}
+
+	wake := func(any) { p.queue.wake() }
 	identify := func(any) { p.identify() }
 	relocate := func(any) {
-		p.wake()
+		p.queue.wake()
 		if !p.started.Load() {
 			return // not all are known
 		}
@@ -164,7 +135,7 @@ func New(config Config) (*Projector, error) {
 		relocate(after)
 		was, is := before.(*enginev1alpha1.StorageLocation), after.(*enginev1alpha1.StorageLocation)
 		if !available(was) && available(is) {
-			p.refresher.Nudge(is.Name) // what it holds is asked for first of all
+			p.stores.refresher.Nudge(is.Name) // what it holds is asked for first of all
 		}
 	}
 	for _, r := range []struct {
@@ -199,7 +170,7 @@ func New(config Config) (*Projector, error) {
 func (p *Projector) Run(ctx context.Context) {
 	var running wait.Group
 	defer running.Wait()
-	running.StartWithContext(ctx, p.refresher.Run)
+	running.StartWithContext(ctx, p.stores.refresher.Run)
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, p.synced...) {
 		return
 	}

@@ -56,8 +56,8 @@ func newFixture(t testing.TB, namespaces ...string) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.catalog.SetIdentity(clusteridentity.Identity{UID: "cluster", Keys: []string{"key"}})
-	p.catalog.SetNamespaces(map[string]types.UID{})
+	p.stores.catalog.SetIdentity(clusteridentity.Identity{UID: "cluster", Keys: []string{"key"}})
+	p.stores.catalog.SetNamespaces(map[string]types.UID{})
 	f := &fixture{Projector: p, t: t}
 	for _, name := range namespaces {
 		f.add(p.Namespaces.Informer().GetStore().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
@@ -156,7 +156,7 @@ func TestALateAnswerBringsNoRecordBack(t *testing.T) {
 	f.removed(created)
 	f.Observe(created)
 	f.mustPublish()
-	if got := f.backup("shop", "a"); got != nil || f.planner.Run(created.UID) != nil {
+	if got := f.backup("shop", "a"); got != nil || f.queue.planner.Run(created.UID) != nil {
 		t.Errorf("%v", got)
 	}
 }
@@ -171,7 +171,7 @@ func TestARecordThatWasReplacedUnnoticed(t *testing.T) {
 	f.changed(first, second)
 	f.Observe(first)
 	f.mustPublish()
-	if got := f.backup("shop", "a"); got == nil || got.UID != second.UID || f.planner.Run(first.UID) != nil || f.planner.Run(second.UID) != second {
+	if got := f.backup("shop", "a"); got == nil || got.UID != second.UID || f.queue.planner.Run(first.UID) != nil || f.queue.planner.Run(second.UID) != second {
 		t.Errorf("%v", got)
 	}
 }
@@ -214,12 +214,12 @@ func TestBackupPassesFromRecordToCatalogueWithoutVanishing(t *testing.T) {
 	}
 	stored := storedOf(run)
 	stored.Status.FormatVersion = "from the store"
-	f.catalog.Put("default", "shop.a", catalog.Content{Backup: stored}, time.Unix(3000, 0))
+	f.stores.catalog.Put("default", "shop.a", catalog.Content{Backup: stored}, time.Unix(3000, 0))
 	if got := f.backup("shop", "a"); got == nil || got.Status.FormatVersion != "from the store" {
 		t.Fatalf("the catalogue's backup is not shown: %v", got)
 	}
 	uid := f.backup("shop", "a").UID
-	f.catalog.Forget("default")
+	f.stores.catalog.Forget("default")
 	if f.backup("shop", "a") != nil {
 		t.Error("the backup is shown although neither record nor store has it")
 	}
@@ -248,13 +248,13 @@ func TestABackupInPlaceOfOneThatTheCatalogueKnows(t *testing.T) {
 	status := enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted, Stored: true, CompletionTimestamp: &ended}
 	first, second := f.run("shop", "a", status, "shop"), f.run("shop", "a", status, "shop")
 	second.UID = "another"
-	f.catalog.Put("default", "shop.a", catalog.Content{Backup: storedOf(first)}, time.Unix(3000, 0))
+	f.stores.catalog.Put("default", "shop.a", catalog.Content{Backup: storedOf(first)}, time.Unix(3000, 0))
 	f.Observe(second)
 	if got := f.backup("shop", "a").UID; got != second.UID {
 		t.Errorf("%s is shown, although %s says that it is stored in its place", got, second.UID)
 	}
-	f.catalog.Put("default", "shop.a", catalog.Content{Backup: storedOf(second)}, time.Unix(3001, 0))
-	if got := f.backup("shop", "a").UID; got != second.UID || len(f.unread) != 0 {
+	f.stores.catalog.Put("default", "shop.a", catalog.Content{Backup: storedOf(second)}, time.Unix(3001, 0))
+	if got := f.backup("shop", "a").UID; got != second.UID || len(f.runs.unread) != 0 {
 		t.Errorf("when the store was read, %s is shown", got)
 	}
 }
@@ -359,9 +359,9 @@ func TestTheConditionOfAWaitingBackupHasItsPosition(t *testing.T) {
 func TestOnlyWhatTheQueueFollowsFromWakesIt(t *testing.T) {
 	f := newFixture(t, "shop", "web")
 	wakes := func() int {
-		n := len(f.stale)
+		n := len(f.queue.stale)
 		if n > 0 {
-			<-f.stale
+			<-f.queue.stale
 		}
 		return n
 	}
@@ -425,7 +425,7 @@ func TestDeletingBackupIsShownUntilItsRecordGoes(t *testing.T) {
 	f := newFixture(t, "shop")
 	ended := metav1.NewTime(time.Unix(2000, 0))
 	original := f.run("shop", "a", enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted, CompletionTimestamp: &ended}, "shop")
-	f.catalog.Put("default", "shop.a", catalog.Content{Backup: storedOf(original)}, time.Unix(3000, 0))
+	f.stores.catalog.Put("default", "shop.a", catalog.Content{Backup: storedOf(original)}, time.Unix(3000, 0))
 	before := f.backup("shop", "a")
 
 	// A run that was created for the deletion alone has a uid of its own.
@@ -445,7 +445,7 @@ func TestDeletingBackupIsShownUntilItsRecordGoes(t *testing.T) {
 		t.Errorf("%d queue entries for a deletion", events)
 	}
 	f.removed(run)
-	if f.backup("shop", "a") != nil || f.catalog.Backup("shop", "a") != nil {
+	if f.backup("shop", "a") != nil || f.stores.catalog.Backup("shop", "a") != nil {
 		t.Error("the backup is listed after the record of its deletion is gone")
 	}
 }

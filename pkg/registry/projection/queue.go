@@ -18,6 +18,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
 const (
@@ -35,6 +36,58 @@ func pause(events int, took time.Duration) time.Duration {
 	return max(publishInterval, time.Duration(events)*time.Second/MaxQueueEvents, 4*took)
 }
 
+// publishedQueue is the queue as it was last published. Projector.mu guards it, but
+// for what is safe by itself: the log, and stale.
+type publishedQueue struct {
+	log *logstore.Log[*v1alpha1.BackupQueueEntry]
+	// planner knows the runs, and what else the queue follows from as last published.
+	planner *records.Planner
+	// entries are the places in the queue, by the record's uid, as they may be shown
+	// where the backup lies.
+	entries map[types.UID]queue.Entry
+	// stale wakes the publication.
+	stale chan struct{}
+}
+
+func newPublishedQueue(log *logstore.Log[*v1alpha1.BackupQueueEntry]) (publishedQueue, error) {
+	planner, err := records.NewPlanner(records.DefaultConcurrentBackups)
+	return publishedQueue{log: log, planner: planner, entries: map[types.UID]queue.Entry{}, stale: make(chan struct{}, 1)}, err
+}
+
+func (q *publishedQueue) wake() {
+	select {
+	case q.stale <- struct{}{}:
+	default:
+	}
+}
+
+// publish computes the queue, and commits what changed in it. It returns the number of
+// changes in the log, and the runs whose backups show another place from now on.
+func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool) (events int, moved []*enginev1alpha1.BackupRun, err error) {
+	plan := q.planner.Plan()
+	entries := make(map[types.UID]queue.Entry, len(plan.Entries))
+	shown := make([]*v1alpha1.BackupQueueEntry, 0, len(plan.Entries))
+	for _, entry := range plan.Entries {
+		run := q.planner.Run(entry.UID)
+		key := runs.key(run)
+		if runs.byBackup[key] != run {
+			continue // another record says that it stands for this backup, too
+		}
+		entry = queue.Redact(entry, runs.systemNamespace)
+		if ledgerUnreadable && entry.Reason == v1alpha1.QueueReasonNextToStart {
+			entry.Message = "starts when the ledger of started backups can be read again; an event of the ConfigMap " + records.LedgerName + " says more"
+		}
+		if was := q.entries[entry.UID]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
+			moved = append(moved, run)
+		}
+		entries[entry.UID] = entry
+		shown = append(shown, entryOf(key, run, entry, &plan))
+	}
+	q.entries = entries
+	events, err = q.log.Replace(shown)
+	return events, moved, err
+}
+
 // runQueue publishes the queue whenever it may have changed, within the bounds
 // that pause sets.
 func (p *Projector) runQueue(ctx context.Context) {
@@ -50,7 +103,7 @@ func (p *Projector) runQueue(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.stale:
+		case <-p.queue.stale:
 		}
 		select {
 		case <-ctx.Done():
@@ -60,15 +113,8 @@ func (p *Projector) runQueue(ctx context.Context) {
 	}
 }
 
-func (p *Projector) wake() {
-	select {
-	case p.stale <- struct{}{}:
-	default:
-	}
-}
-
-// publish computes the queue, and commits what changed in it and in the backups
-// that wait. It returns the number of changes in the queue.
+// publish brings the queue up to date, and the backups that wait. It returns the number
+// of changes in the queue.
 func (p *Projector) publish() (int, error) {
 	locations, err := p.Locations.Lister().StorageLocations(p.SystemNamespace).List(labels.Everything())
 	if err != nil {
@@ -84,38 +130,18 @@ func (p *Projector) publish() (int, error) {
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.planner.SetLimit(records.Limit(ledger)); err != nil {
+	planner := p.queue.planner
+	if err := planner.SetLimit(records.Limit(ledger)); err != nil {
 		return 0, err
 	}
-	p.planner.SetStarted(records.Started(ledger))
-	p.planner.SetStorageLocations(locations)
-	p.planner.SetExistingNamespaces(namespaces)
-	plan := p.planner.Plan()
-	before := p.entries
-	p.entries = make(map[types.UID]queue.Entry, len(plan.Entries))
-	shown := make([]*v1alpha1.BackupQueueEntry, 0, len(plan.Entries))
-	for _, entry := range plan.Entries {
-		run := p.planner.Run(entry.UID)
-		if p.runs[p.keyOfLocked(run)] != run {
-			continue // another record says that it stands for this backup, too
-		}
-		entry = queue.Redact(entry, p.SystemNamespace)
-		if unreadable && entry.Reason == v1alpha1.QueueReasonNextToStart {
-			entry.Message = "starts when the ledger of started backups can be read again; an event of the ConfigMap " + records.LedgerName + " says more"
-		}
-		p.entries[entry.UID] = entry
-		shown = append(shown, entryOf(p.keyOfLocked(run), run, entry, &plan))
+	planner.SetStarted(records.Started(ledger))
+	planner.SetStorageLocations(locations)
+	planner.SetExistingNamespaces(namespaces)
+	events, moved, err := p.queue.publish(&p.runs, unreadable)
+	for _, run := range moved {
+		p.projectLocked(p.runs.key(run))
 	}
-	events, err := p.Queue.Replace(shown)
-	if err != nil {
-		return 0, err
-	}
-	for uid, entry := range p.entries {
-		if was := before[uid]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
-			p.projectLocked(p.keyOfLocked(p.planner.Run(uid)))
-		}
-	}
-	return events, nil
+	return events, err
 }
 
 // ledger is what the controllers write about the queue; nil while there is none.

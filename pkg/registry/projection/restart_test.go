@@ -279,7 +279,7 @@ func history(t *testing.T, rt *rapid.T) {
 				rt.Skip("there is none")
 			}
 			name := rapid.SampledFrom(names).Draw(rt, "name")
-			backup := p.catalog.Backup(system, name) // which another goroutine may forget or read
+			backup := p.stores.catalog.Backup(system, name) // which another goroutine may forget or read
 			if backup == nil {
 				rt.Skip("it is not known")
 			}

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -28,37 +29,20 @@ import (
 // loadedInterval is how often the start asks whether every store has been read.
 const loadedInterval = 50 * time.Millisecond
 
-// awaitStores waits until what is stored has been read as far as can be.
-func (p *Projector) awaitStores(ctx context.Context) {
-	for !p.refresher.Loaded() {
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.Clock.After(loadedInterval):
-		}
-	}
-	p.Backups.SetReady()
-	p.Volumes.SetReady()
-	p.VolumeBackups.SetReady()
-	p.complete.Store(true)
+// stores are the stores as this server knows them.
+type stores struct {
+	catalog   *catalog.Catalog
+	refresher *refresh.Refresher
+	// secrets hold their credentials.
+	secrets location.Secrets
+	// authorizer tells who may be told of them.
+	authorizer authorizer.Authorizer
+	// complete is true when every store has been read once, or does not count any more.
+	complete atomic.Bool
 }
 
-// Ready returns nil once everything can be served: the records, and what is in the
-// stores, except those that have yielded nothing for as long as a request may take.
-// Live work is served before that.
-func (p *Projector) Ready() error {
-	if !p.complete.Load() {
-		return errors.New("the records, or the backups of some storage location, have not been read yet")
-	}
-	return nil
-}
-
-// setLocations tells the refresher which stores there are.
-func (p *Projector) setLocations() error {
-	records, err := p.Locations.Lister().StorageLocations(p.SystemNamespace).List(labels.Everything())
-	if err != nil {
-		return err
-	}
+// set says which stores there are, and whom each of them trusts.
+func (s *stores) set(records []*enginev1alpha1.StorageLocation) error {
 	locations := make([]refresh.Location, 0, len(records))
 	trusted := map[string][]enginev1alpha1.TrustedCluster{}
 	for _, record := range records {
@@ -74,15 +58,52 @@ func (p *Projector) setLocations() error {
 			Store:    identity(&record.Spec),
 			Settings: string(settings),
 			Open: func(ctx context.Context) (refresh.Store, error) {
-				return location.Open(ctx, p.Secrets, record)
+				return location.Open(ctx, s.secrets, record)
 			},
 		})
 	}
-	p.catalog.SetTrustedClusters(trusted)
-	p.refresher.SetLocations(locations)
+	s.catalog.SetTrustedClusters(trusted)
+	s.refresher.SetLocations(locations)
+	return nil
+}
+
+// awaitStores waits until what is stored has been read as far as can be.
+func (p *Projector) awaitStores(ctx context.Context) {
+	for !p.stores.refresher.Loaded() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.Clock.After(loadedInterval):
+		}
+	}
+	p.Backups.SetReady()
+	p.Volumes.SetReady()
+	p.VolumeBackups.SetReady()
+	p.stores.complete.Store(true)
+}
+
+// Ready returns nil once everything can be served: the records, and what is in the
+// stores, except those that have yielded nothing for as long as a request may take.
+// Live work is served before that.
+func (p *Projector) Ready() error {
+	if !p.stores.complete.Load() {
+		return errors.New("the records, or the backups of some storage location, have not been read yet")
+	}
+	return nil
+}
+
+// setLocations tells of the stores that there are.
+func (p *Projector) setLocations() error {
+	records, err := p.Locations.Lister().StorageLocations(p.SystemNamespace).List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	if err := p.stores.set(records); err != nil {
+		return err
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, u := range p.unread {
+	for _, u := range p.runs.unread {
 		p.askedLocked(u.run.Spec.Backup.StorageLocation) // which may be none any more
 	}
 	return nil
@@ -136,10 +157,10 @@ const incomplete = "what is shown may be incomplete or out of date: not every st
 // warn adds a Warning to an answer for each store that the catalogue does not
 // know the present state of. The names of the stores, what is wrong with them and how
 // much they hold are the business of those who may list the resource everywhere.
-func (p *Projector) warn(resource string) func(context.Context) {
+func (s *stores) warn(resource string) func(context.Context) {
 	return func(ctx context.Context) {
-		texts := p.refresher.Warnings()
-		if len(texts) > 0 && !p.mayListAll(ctx, resource) {
+		texts := s.refresher.Warnings()
+		if len(texts) > 0 && !s.mayListAll(ctx, resource) {
 			texts = []string{incomplete}
 		}
 		for _, text := range texts {
@@ -148,12 +169,12 @@ func (p *Projector) warn(resource string) func(context.Context) {
 	}
 }
 
-func (p *Projector) mayListAll(ctx context.Context, resource string) bool {
+func (s *stores) mayListAll(ctx context.Context, resource string) bool {
 	requester, ok := genericapirequest.UserFrom(ctx)
-	if !ok || p.Authorizer == nil {
+	if !ok || s.authorizer == nil {
 		return false
 	}
-	decision, _, err := p.Authorizer.Authorize(ctx, authorizer.AttributesRecord{
+	decision, _, err := s.authorizer.Authorize(ctx, authorizer.AttributesRecord{
 		User: requester, Verb: "list", ResourceRequest: true,
 		APIGroup: v1alpha1.GroupName, APIVersion: v1alpha1.SchemeGroupVersion.Version, Resource: resource,
 	})

@@ -91,7 +91,7 @@ func TestAStoreThatIsBackIsReadAtOnce(t *testing.T) {
 		p := start(t, clientset)
 
 		time.Sleep(24 * time.Hour) // until it is tried once an hour
-		if state := p.refresher.States()["default"]; !state.Loaded || state.LastError == "" {
+		if state := p.stores.refresher.States()["default"]; !state.Loaded || state.LastError == "" {
 			t.Fatalf("without a folder: %+v", state)
 		}
 		time.Sleep(time.Minute)
@@ -105,7 +105,7 @@ func TestAStoreThatIsBackIsReadAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if state := p.refresher.States()["default"]; state.LastError != "" || !state.LastSuccess.Equal(back) {
+		if state := p.stores.refresher.States()["default"]; state.LastError != "" || !state.LastSuccess.Equal(back) {
 			t.Errorf("%s after it is back: %+v", time.Since(back), state)
 		}
 	})

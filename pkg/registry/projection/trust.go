@@ -10,7 +10,6 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/tools/cache"
 
-	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 )
 
@@ -20,7 +19,7 @@ func (p *Projector) identify() {
 	for _, obj := range p.Identity.GetStore().List() {
 		published = obj.(*corev1.ConfigMap)
 	}
-	p.catalog.SetIdentity(clusteridentity.Of(published))
+	p.stores.catalog.SetIdentity(clusteridentity.Of(published))
 }
 
 // placeByNamespaces places everything by the namespaces that exist. Each change is
@@ -37,11 +36,11 @@ func (p *Projector) placeByNamespaces() {
 	for _, namespace := range namespaces {
 		uids[namespace.Name] = namespace.UID
 	}
-	p.catalog.SetNamespaces(uids)
+	p.stores.catalog.SetNamespaces(uids)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.namespaces = uids
-	p.moveLocked(func(*enginev1alpha1.BackupRun) bool { return true })
+	p.runs.namespaces = uids
+	p.moveLocked()
 }
 
 func (p *Projector) namespaceChanged(obj any) {
@@ -63,40 +62,18 @@ func (p *Projector) namespaceGone(obj any) {
 func (p *Projector) setNamespace(name string, uid types.UID) {
 	p.placing.Lock()
 	defer p.placing.Unlock()
-	p.catalog.SetNamespace(name, uid) // which passes on what it changes
+	p.stores.catalog.SetNamespace(name, uid) // which passes on what it changes
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case p.namespaces[name] == uid:
-		return
-	case uid == "":
-		delete(p.namespaces, name)
-	default:
-		p.namespaces[name] = uid
+	if p.runs.setNamespace(name, uid) {
+		p.moveLocked()
+		p.queue.wake()
 	}
-	p.moveLocked(func(run *enginev1alpha1.BackupRun) bool { return run.Spec.BackupRef.Namespace == name })
-	p.wake()
 }
 
 // moveLocked shows the backups of runs where they belong now.
-func (p *Projector) moveLocked(concerned func(*enginev1alpha1.BackupRun) bool) {
-	moved := map[backupKey]*enginev1alpha1.BackupRun{}
-	for key, run := range p.runs {
-		if concerned(run) && p.keyOfLocked(run) != key {
-			moved[key] = run
-		}
-	}
-	for key, run := range moved {
-		delete(p.runs, key)
-		if u, ok := p.unread[key]; ok && u.run.UID == run.UID {
-			delete(p.unread, key)
-			p.unread[p.keyOfLocked(run)] = u
-		}
-		p.projectLocked(key)
-	}
-	for _, run := range moved {
-		key := p.keyOfLocked(run)
-		p.runs[key] = run
+func (p *Projector) moveLocked() {
+	for _, key := range p.runs.move() {
 		p.projectLocked(key)
 	}
 }

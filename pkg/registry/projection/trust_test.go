@@ -34,7 +34,7 @@ func TestANamespaceThatIsMadeAnewGetsNothing(t *testing.T) {
 		run.Spec.NamespaceUID = "first"
 		f.Observe(run)
 	}
-	f.catalog.Put("default", "shop.ended", catalog.Content{Backup: storedOf(ended)}, time.Unix(3000, 0))
+	f.stores.catalog.Put("default", "shop.ended", catalog.Content{Backup: storedOf(ended)}, time.Unix(3000, 0))
 	watcher, err := f.Backups.Watch(t.Context(), "/holdfast.io/backups", storage.ListOptions{
 		ResourceVersion: f.backup("shop", "ended").ResourceVersion, Recursive: true, Predicate: storage.Everything,
 	})
