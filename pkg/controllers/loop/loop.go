@@ -31,6 +31,8 @@ type Config struct {
 	// LastRetry. Defaults: 10 ms and 10 s.
 	FirstRetry, LastRetry time.Duration
 	Clock                 clock.WithTicker
+	// Synced is what work waits for besides the handlers. Optional.
+	Synced cache.InformerSynced
 }
 
 // Loop is the workqueue of a controller, and who works on it.
@@ -45,11 +47,33 @@ func New[K comparable](config Config) *Loop[K] {
 	if config.FirstRetry == 0 {
 		config.FirstRetry, config.LastRetry = 10*time.Millisecond, 10*time.Second
 	}
-	return &Loop[K]{
+	l := &Loop[K]{
 		TypedRateLimitingInterface: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[K](config.FirstRetry, config.LastRetry),
 			workqueue.TypedRateLimitingQueueConfig[K]{Name: config.Controller, Clock: config.Clock}),
 		config: config,
+	}
+	if config.Synced != nil {
+		l.synced = append(l.synced, config.Synced)
+	}
+	return l
+}
+
+// OnChange is a handler of each change of objects of one type: before is nil for what
+// is new, and after for what is gone. What was replaced while nobody watched has another
+// uid after than before.
+func OnChange[T any](changed func(before, after *T)) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { changed(nil, obj.(*T)) },
+		UpdateFunc: func(before, after any) { changed(before.(*T), after.(*T)) },
+		DeleteFunc: func(obj any) {
+			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = tombstone.Obj
+			}
+			if gone, ok := obj.(*T); ok {
+				changed(gone, nil)
+			}
+		},
 	}
 }
 
@@ -102,6 +126,9 @@ func (l *Loop[K]) next(ctx context.Context, sync func(context.Context, K) error)
 		return false
 	}
 	defer l.Done(name)
+	if ctx.Err() != nil {
+		return true // what is left is not begun
+	}
 	err := sync(ctx, name)
 	if err == nil || ctx.Err() != nil {
 		l.Forget(name)

@@ -13,14 +13,12 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -39,8 +37,7 @@ const (
 type Controller struct {
 	runs      engineclient.BackupRunsGetter
 	lister    enginelisters.BackupRunLister
-	synced    cache.InformerSynced
-	queue     workqueue.TypedRateLimitingInterface[cache.ObjectName]
+	queue     *loop.Loop[cache.ObjectName]
 	clock     clock.PassiveClock
 	retention time.Duration
 }
@@ -48,60 +45,21 @@ type Controller struct {
 // New returns a Controller that keeps the record of a stored backup for retention.
 func New(runs engineclient.BackupRunsGetter, informer engineinformers.BackupRunInformer, clock clock.WithTicker, retention time.Duration) (*Controller, error) {
 	c := &Controller{
-		runs:   runs,
-		lister: informer.Lister(),
-		synced: informer.Informer().HasSynced,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.DefaultTypedControllerRateLimiter[cache.ObjectName](),
-			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "runretention", Clock: clock}),
+		runs:      runs,
+		lister:    informer.Lister(),
+		queue:     loop.New[cache.ObjectName](loop.Config{Controller: "runretention", Clock: clock}),
 		clock:     clock,
 		retention: retention,
 	}
-	_, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    c.enqueue,
-		UpdateFunc: func(_, obj any) { c.enqueue(obj) },
-	})
-	return c, err
+	return c, c.queue.Watch(informer.Informer(), loop.OnChange(func(_, run *enginev1alpha1.BackupRun) {
+		if run != nil && run.Status.Phase.Ended() {
+			c.queue.Add(cache.MetaObjectToName(run))
+		}
+	}))
 }
 
 // Run works until ctx ends.
-func (c *Controller) Run(ctx context.Context) {
-	defer utilruntime.HandleCrashWithContext(ctx)
-	go func() {
-		<-ctx.Done()
-		c.queue.ShutDown()
-	}()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced) {
-		return
-	}
-	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		for c.processNext(ctx) {
-		}
-	}, time.Second)
-}
-
-func (c *Controller) enqueue(obj any) {
-	run, ok := obj.(*enginev1alpha1.BackupRun)
-	if !ok || !run.Status.Phase.Ended() {
-		return
-	}
-	c.queue.Add(cache.MetaObjectToName(run))
-}
-
-func (c *Controller) processNext(ctx context.Context) bool {
-	key, shutdown := c.queue.Get()
-	if shutdown {
-		return false
-	}
-	defer c.queue.Done(key)
-	if err := c.sync(ctx, key); err != nil {
-		utilruntime.HandleErrorWithContext(ctx, err, "Removing an ended run failed; it will be tried again", "backupRun", key)
-		c.queue.AddRateLimited(key)
-		return true
-	}
-	c.queue.Forget(key)
-	return true
-}
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) error {
 	run, err := c.lister.BackupRuns(key.Namespace).Get(key.Name)
