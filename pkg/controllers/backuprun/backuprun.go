@@ -17,6 +17,7 @@ package backuprun
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -24,16 +25,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -86,7 +85,7 @@ type Config struct {
 	// CheckLocation brings the condition of a storage location up to date at once.
 	CheckLocation func(ctx context.Context, name string) error
 	Events        events.EventRecorder
-	Clock         clock.Clock
+	Clock         clock.WithTicker
 
 	RunInformer      engineinformers.BackupRunInformer
 	LocationInformer engineinformers.StorageLocationInformer
@@ -106,7 +105,10 @@ type agents interface {
 	HasSynced() bool
 	// OnNodeRemoved has a function called whenever a node is gone.
 	OnNodeRemoved(func())
+	// Absence is how long there has been no sign of life of a node's agent, counted
+	// from a time at the earliest. An agent that is absent for the limit works no more.
 	Absence(node string, since time.Time) time.Duration
+	// NodeGone reports whether there is no such node, given since when it was heard of.
 	NodeGone(node string, since time.Time) bool
 }
 
@@ -116,13 +118,13 @@ type Controller struct {
 	runs      engineclient.BackupRunInterface
 	uploads   engineclient.VolumeUploadInterface
 	runLister enginelisters.BackupRunNamespaceLister
-	synced    []cache.InformerSynced
-	activity  activity
+	// active is when an upload began or ended on a node, by name, the last time.
+	active sync.Map
 	// queue has the runs to execute, leftBehind those that another process did not
 	// end, and leftoverSnapshots those that have ended and whose snapshots are to be
 	// removed. A store that does not answer can make each of the latter two take long,
 	// and must not keep the others from their slots.
-	queue, leftBehind, leftoverSnapshots workqueue.TypedRateLimitingInterface[string]
+	queue, leftBehind, leftoverSnapshots *loop.Loop[string]
 
 	// mu guards what follows.
 	mu sync.Mutex
@@ -134,86 +136,45 @@ type Controller struct {
 type execution struct {
 	// run is the run as it was read, and from before its claim as it is claimed; nil before.
 	run *enginev1alpha1.BackupRun
-	// cancel and volumes are set once it is executed.
-	cancel  context.CancelFunc
+	// volumes is set once it is executed.
 	volumes *volumes
-	// removed is set when the record is gone, and cancelled when that was asked for,
-	// so that the execution is to stop.
-	removed, cancelled bool
-	// gone is set when a record of this name is gone, of which the queue may wait to hear
-	// that it is not worked on any more.
-	gone bool
+	// working ends, by stop, when the run is cancelled or its record is gone.
+	working context.Context
+	stop    context.CancelFunc
 }
 
 // New returns a Controller.
 func New(config Config) (*Controller, error) {
+	queue := func(name string, workers int, longestPause time.Duration, synced cache.InformerSynced) *loop.Loop[string] {
+		return loop.New[string](loop.Config{
+			Controller: name, Workers: workers, FirstRetry: 100 * time.Millisecond, LastRetry: longestPause, Clock: config.Clock, Synced: synced,
+		})
+	}
 	c := &Controller{
-		Config:            config,
-		runs:              config.Engine.BackupRuns(config.Namespace),
-		uploads:           config.Engine.VolumeUploads(config.Namespace),
-		runLister:         config.RunInformer.Lister().BackupRuns(config.Namespace),
-		queue:             newQueue("backuprun", 10*time.Second),
-		leftBehind:        newQueue("backuprun_left_behind", 10*time.Second),
-		leftoverSnapshots: newQueue("backuprun_leftover_snapshots", time.Minute),
-		working:           map[string]*execution{},
+		Config:    config,
+		runs:      config.Engine.BackupRuns(config.Namespace),
+		uploads:   config.Engine.VolumeUploads(config.Namespace),
+		runLister: config.RunInformer.Lister().BackupRuns(config.Namespace),
+		queue:     queue("backuprun", config.Workers, 10*time.Second, config.Agents.HasSynced),
+		working:   map[string]*execution{},
 	}
+	c.leftBehind = queue("backuprun_left_behind", config.Workers, 10*time.Second, c.queue.Synced)
+	c.leftoverSnapshots = queue("backuprun_leftover_snapshots", 1, time.Minute, c.queue.Synced)
 	registerMetrics()
-	registrations := []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{config.RunInformer.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    c.enqueue,
-			UpdateFunc: c.runChanged,
-			DeleteFunc: c.runDeleted,
-		}},
-		{config.VolumeInformer.Informer(), c.volumeHandler()},
-		{config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{}},
-	}
-	for _, r := range registrations {
-		if _, err := r.informer.AddEventHandler(r.handler); err != nil {
-			return nil, err
-		}
-		c.synced = append(c.synced, r.informer.HasSynced)
-	}
-	c.synced = append(c.synced, config.Agents.HasSynced)
 	config.Agents.OnNodeRemoved(c.nodeRemoved)
-	return c, nil
-}
-
-func newQueue(name string, longestPause time.Duration) workqueue.TypedRateLimitingInterface[string] {
-	return workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, longestPause),
-		workqueue.TypedRateLimitingQueueConfig[string]{Name: name})
+	return c, errors.Join(
+		c.queue.Watch(config.RunInformer.Informer(), loop.OnChange(c.runChanged)),
+		c.queue.Watch(config.VolumeInformer.Informer(), loop.OnChange(c.uploadChanged)),
+		c.queue.Watch(config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{}))
 }
 
 // Run works until ctx ends, and returns when the last execution has stopped.
 func (c *Controller) Run(ctx context.Context) {
-	defer utilruntime.HandleCrashWithContext(ctx)
-	go func() {
-		<-ctx.Done()
-		c.queue.ShutDown()
-		c.leftBehind.ShutDown()
-		c.leftoverSnapshots.ShutDown()
-	}()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
-		return
-	}
-	var workers wait.Group
-	start := func(queue workqueue.TypedRateLimitingInterface[string], sync func(context.Context, string) error) {
-		workers.StartWithContext(ctx, func(ctx context.Context) {
-			wait.UntilWithContext(ctx, func(ctx context.Context) {
-				for c.processNext(ctx, queue, sync) {
-				}
-			}, time.Second)
-		})
-	}
-	for range c.Workers {
-		start(c.queue, c.sync)
-		start(c.leftBehind, c.syncLeftBehind)
-	}
-	start(c.leftoverSnapshots, c.syncLeftoverSnapshots)
-	workers.Wait()
+	var running sync.WaitGroup
+	running.Go(func() { c.queue.Run(ctx, c.sync) })
+	running.Go(func() { c.leftBehind.Run(ctx, c.syncLeftBehind) })
+	running.Go(func() { c.leftoverSnapshots.Run(ctx, c.syncLeftoverSnapshots) })
+	running.Wait()
 }
 
 // Start implements backupqueue.Executor.
@@ -230,15 +191,17 @@ func (c *Controller) Executing() map[string]*enginev1alpha1.BackupRun {
 	return runs
 }
 
-// enqueue puts a run into the queue where it belongs, or tells its execution that
-// it is cancelled.
-func (c *Controller) enqueue(obj any) {
-	run, ok := obj.(*enginev1alpha1.BackupRun)
-	if !ok {
+// runChanged puts a run into the queue where it belongs, and stops its execution if it
+// is cancelled or its record is gone.
+func (c *Controller) runChanged(before, run *enginev1alpha1.BackupRun) {
+	if before != nil && (run == nil || run.UID != before.UID) {
+		c.stop(before)
+	}
+	if run == nil {
 		return
 	}
 	if run.Spec.Cancellation != nil {
-		c.cancel(run)
+		c.stop(run)
 	}
 	switch {
 	case c.claimed(run):
@@ -247,6 +210,16 @@ func (c *Controller) enqueue(obj any) {
 		c.leftBehind.Add(run.Name)
 	case hasLeftoverSnapshots(run):
 		c.leftoverSnapshots.Add(run.Name)
+	}
+}
+
+// stop stops the execution of a run, if there is one. While it is not known yet which
+// run of that name is worked on, it may be this one.
+func (c *Controller) stop(run *enginev1alpha1.BackupRun) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := c.working[run.Name]; e != nil && (e.run == nil || e.run.UID == run.UID) {
+		e.stop()
 	}
 }
 
@@ -271,109 +244,49 @@ func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 	return false
 }
 
-// cancel stops the execution of a run, if there is one.
-func (c *Controller) cancel(run *enginev1alpha1.BackupRun) {
+func (c *Controller) sync(ctx context.Context, name string) error {
+	working, stop := context.WithCancel(ctx)
+	defer stop()
+	e := &execution{working: working, stop: stop}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if working := c.working[run.Name]; working.is(run.UID) && !working.cancelled {
-		working.cancelled = true
-		working.cancel()
-	}
-}
-
-// is reports whether it is the execution of a run.
-func (e *execution) is(run types.UID) bool {
-	return e != nil && e.volumes != nil && e.run.UID == run
-}
-
-// runChanged is told, after a gap of the informer, of a run that was replaced, too.
-func (c *Controller) runChanged(before, after any) {
-	if before.(*enginev1alpha1.BackupRun).UID != after.(*enginev1alpha1.BackupRun).UID {
-		c.runDeleted(before)
-	}
-	c.enqueue(after)
-}
-
-func (c *Controller) runDeleted(obj any) {
-	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = tombstone.Obj
-	}
-	run, ok := obj.(*enginev1alpha1.BackupRun)
-	if !ok {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	working := c.working[run.Name]
-	if working == nil {
-		return // the queue sees that by itself
-	}
-	working.gone = true
-	if working.is(run.UID) {
-		working.removed = true
-		working.cancel()
-	}
-}
-
-func (c *Controller) processNext(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], sync func(context.Context, string) error) bool {
-	key, shutdown := queue.Get()
-	if shutdown {
-		return false
-	}
-	defer queue.Done(key)
-	if ctx.Err() != nil {
-		// What was added while it was worked on comes once more.
-		return true
-	}
-	if err := sync(ctx, key); err != nil && ctx.Err() == nil {
-		utilruntime.HandleErrorWithContext(ctx, err, "Working on a run failed; it will be tried again", "backupRun", key)
-		queue.AddRateLimited(key)
-		return true
-	}
-	queue.Forget(key)
-	return true
-}
-
-func (c *Controller) sync(ctx context.Context, key string) error {
-	working := &execution{}
-	c.mu.Lock()
-	c.working[key] = working
+	c.working[name] = e
 	c.mu.Unlock()
-	defer c.leave(key, working)
-	run, err := c.read(ctx, key)
-	if err != nil {
+	defer c.leave(name)
+	run, err := c.read(ctx, name)
+	if err != nil || run == nil {
 		return err
 	}
-	c.setRun(working, run)
+	c.setRun(e, run)
 	switch {
-	case run == nil:
+	case working.Err() != nil:
+		c.queue.Add(name) // something became of it, or of one before it, while it was read
 		return nil
 	case c.claimed(run):
-		return c.executeClaimed(ctx, run, working)
+		return c.executeClaimed(ctx, run, e)
 	case !records.Unclaimed(run) || run.Spec.Cancellation != nil:
 		return nil
 	}
 	if started, err := c.isStarted(ctx, run); err != nil || !started {
 		return err
 	}
-	return c.start(ctx, run, working)
+	return c.start(ctx, run, e)
 }
 
 // setRun notes which run is being worked on, nil if there is none.
-func (c *Controller) setRun(working *execution, run *enginev1alpha1.BackupRun) {
+func (c *Controller) setRun(e *execution, run *enginev1alpha1.BackupRun) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	working.run = run
-	working.gone = working.gone || run == nil
+	e.run = run
 }
 
-// leave is called when a run is not worked on any more.
-func (c *Controller) leave(name string, working *execution) {
+// leave is called when a run is not worked on any more. If its record is gone, the queue
+// may have seen that before, and waits to hear this.
+func (c *Controller) leave(name string) {
 	c.mu.Lock()
+	run := c.working[name].run
 	delete(c.working, name)
-	gone := working.gone
 	c.mu.Unlock()
-	if gone {
+	if known, err := c.runLister.Get(name); err != nil || run != nil && run.UID != known.UID {
 		c.Queue.Stopped(name)
 	}
 }
@@ -412,11 +325,4 @@ func (c *Controller) read(ctx context.Context, key string) (*enginev1alpha1.Back
 		return nil, fmt.Errorf("reading BackupRun %s: %w", key, err)
 	}
 	return run, nil
-}
-
-// flags reports why an execution was told to stop, if it was.
-func (c *Controller) flags(execution *execution) (removed, cancelled bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return execution.removed, execution.cancelled
 }

@@ -66,7 +66,7 @@ func TestCancellingStopsARunAtOnce(t *testing.T) {
 			t.Errorf("events: %q", events)
 		}
 		time.Sleep(time.Hour)
-		if h.writes("a") != 4+1 { // claim, what to remove, end, and that it is removed; and the request
+		if h.writes("a") != 3+1 { // claim, end, and that the snapshots are removed; and the request
 			t.Errorf("%d writes", h.writes("a"))
 		}
 	})

@@ -5,6 +5,7 @@ package backuprun
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -25,7 +26,7 @@ import (
 // processes execute it. A run whose store does not answer goes back to its place in the
 // queue instead; its location's condition comes first, so that the queue holds the run
 // until the store is back.
-func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun, working *execution) error {
+func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	if err := c.Executor.Reach(ctx, run); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -45,38 +46,38 @@ func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun, w
 		expiration := metav1.NewTime(now.Add(ttl))
 		claimed.Status.Expiration = &expiration
 	}
-	c.setRun(working, claimed)
+	c.setRun(e, claimed)
 	claimed, err := c.runs.UpdateStatus(ctx, claimed, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
 		if live, err := c.read(ctx, run.Name); err != nil || live != nil && live.UID == run.UID {
 			return fmt.Errorf("claiming BackupRun %s, which exists: %w", run.Name, err)
 		}
-		c.setRun(working, nil)
+		c.setRun(e, nil)
 		return nil
 	}
 	if err != nil {
 		c.tellRefused(run, err)
 		return fmt.Errorf("claiming BackupRun %s: %w", run.Name, err)
 	}
-	return c.executeClaimed(ctx, claimed, working)
+	return c.executeClaimed(ctx, claimed, e)
 }
 
 // executeClaimed executes a run that this process has claimed, if the ledger, read
 // after the claim, says that it may. Else the run goes back to its place: its start was
 // taken back while the claim was under way, another process leads by now, or the ledger
 // was lost and made anew.
-func (c *Controller) executeClaimed(ctx context.Context, run *enginev1alpha1.BackupRun, working *execution) error {
+func (c *Controller) executeClaimed(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	started, err := c.isStarted(ctx, run)
 	if err != nil {
 		return err
 	}
 	if started {
-		return c.execute(ctx, run, working)
+		return c.execute(ctx, run, e)
 	}
 	waiting := run.DeepCopy()
 	waiting.Status.Phase = v1alpha1.BackupPhaseQueued
 	waiting.Status.Executor, waiting.Status.StartTimestamp, waiting.Status.Expiration = "", nil, nil
-	c.setRun(working, waiting)
+	c.setRun(e, waiting)
 	_, err = c.runs.UpdateStatus(ctx, waiting, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		c.tellRefused(run, err)
@@ -96,13 +97,15 @@ func (c *Controller) tellRefused(run *enginev1alpha1.BackupRun, err error) {
 }
 
 // execute runs a claimed run to its end.
-func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun, current *execution) error {
+func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "backupRun", klog.KObj(run))
-	ctx = klog.NewContext(ctx, logger)
-	working, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if err := c.begin(ctx, run, current, cancel); err != nil {
-		return err
+	ctx, working := klog.NewContext(ctx, logger), klog.NewContext(e.working, logger)
+	volumes := &volumes{c: c, run: run, uploads: map[string]*upload{}, changed: make(chan struct{}), warned: sets.New[string](), namespaces: sets.New[string]()}
+	c.mu.Lock()
+	e.run, e.volumes = run, volumes
+	c.mu.Unlock()
+	if run.Spec.Cancellation != nil {
+		e.stop()
 	}
 
 	logger.Info("Backup started")
@@ -115,86 +118,48 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	var reporting wait.Group
 	reportCtx, stopReporting := context.WithCancel(working)
 	reporting.StartWithContext(reportCtx, func(ctx context.Context) {
-		latest = c.reportProgress(ctx, run, progress, current.volumes)
+		latest = c.reportProgress(ctx, run, progress, volumes)
 	})
-	outcome, err := c.Executor.Execute(working, run, current.volumes, progress)
+	outcome, err := c.Executor.Execute(working, run, volumes, progress)
 	stopReporting()
 	reporting.Wait()
 	if ctx.Err() != nil {
 		// The process stops. The next one finds the run InProgress, and says so.
 		return ctx.Err()
 	}
-	submitted := current.volumes.submitted()
-	if submitted.Len() > 0 {
-		if !listsVolumes(outcome) {
-			noted, err := c.noteSnapshotsAtLast(ctx, latest, submitted)
-			if err != nil {
-				return err
-			}
-			latest = noted
-		}
+	namespaces := volumes.submitted()
+	if namespaces.Len() > 0 {
 		// The run holds its slot and its namespaces while they are read.
-		if err := c.untilStopped(ctx, run, current.volumes); err != nil {
+		if err := volumes.stop(ctx); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			logger.Error(err, "The records of the volumes stay until the run is removed")
+			logger.Error(err, "The uploads of the volumes go on until the end of the run is written")
 		}
 	}
-	removed, cancelled := c.flags(current)
-	switch {
-	case removed:
-		logger.Info("Backup stopped, since its record was removed")
-		if !listsVolumes(outcome) {
-			c.abandonRemoved(ctx, run, submitted)
+	if working.Err() != nil {
+		live, err := c.readAtLast(ctx, run.Name)
+		switch {
+		case err != nil:
+			return err
+		case live == nil || live.UID != run.UID:
+			logger.Info("Backup stopped, since its record was removed")
+			if !listsVolumes(outcome) {
+				c.abandonRemoved(ctx, run, namespaces)
+			}
+			c.removeUploads(ctx, run, namespaces)
+			return nil
+		case !outcome.Stored && live.Spec.Cancellation != nil:
+			return c.settle(ctx, live, namespaces, cancelTimeout, v1alpha1.BackupPhaseCancelled, records.CancelledReason(live))
 		}
-		return nil
-	case cancelled && !outcome.Stored:
-		return c.finishCancelled(ctx, latest)
+	}
+	switch {
+	case errors.Is(err, backup.ErrNameTaken):
+		outcome.Status.Phase = v1alpha1.BackupPhaseFailedValidation
 	case err != nil:
 		logger.Error(err, "Backup failed, and its failure is not stored yet")
 	}
-	outcome = refuseTakenName(outcome, err)
-	return c.finish(ctx, latest, outcome)
-}
-
-// begin makes an execution one that stops when its record is removed or it is
-// cancelled. That may have happened since the run was read, and the informer have told
-// it already: then it shows it, or shows no run.
-func (c *Controller) begin(ctx context.Context, run *enginev1alpha1.BackupRun, current *execution, cancel context.CancelFunc) error {
-	c.mu.Lock()
-	current.run, current.cancel = run, cancel
-	current.volumes = &volumes{
-		run: run, client: c.uploads, clock: c.Clock,
-		repository: func(ctx context.Context, volumeNamespace string) error {
-			return c.ensureRepository(ctx, volumeNamespace, run.Spec.Backup.StorageLocation)
-		},
-		limits:     volumeLimits{work: c.VolumeTimeout, agent: c.AgentTimeout},
-		nodes:      knownNodes{c.Agents, &c.activity},
-		warn:       func(node string, absence time.Duration) { c.warnAbsent(run, node, absence) },
-		records:    map[string]*volumeRecord{},
-		progress:   make(chan struct{}),
-		warned:     sets.New[string](),
-		namespaces: sets.New[string](),
-	}
-	c.mu.Unlock()
-	latest, err := c.runLister.Get(run.Name)
-	if apierrors.IsNotFound(err) { // or it has not seen it yet
-		latest, err = c.read(ctx, run.Name)
-	}
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if latest == nil || latest.UID != run.UID {
-		current.removed, current.gone = true, true
-		cancel()
-	} else if run.Spec.Cancellation != nil || latest.Spec.Cancellation != nil {
-		current.cancelled = true
-		cancel()
-	}
-	return nil
+	return c.finish(ctx, latest, outcome, namespaces)
 }
 
 // reportProgress writes the progress of a run now and then, until ctx ends, and

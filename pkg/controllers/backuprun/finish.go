@@ -22,16 +22,19 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// finish writes the end of a run. It tries until it succeeds: a run that has ended
+// finish writes the end of a run, whose uploads have stopped, and in which namespaces
+// they were: unless the stored backup lists them, there may be snapshots. Then their
+// records go, which said so until here. It tries until it succeeds: a run that has ended
 // must not look as if it went on.
-func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome) error {
+func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome, namespaces sets.Set[string]) error {
 	before, others := run.Status.Phase, false
 	now := metav1.NewTime(c.Clock.Now())
 	err := untilDone(ctx, func(ctx context.Context) (bool, error) {
 		ended := run.DeepCopy()
 		recordOutcome(&ended.Status, outcome, now)
-		if listsVolumes(outcome) {
-			ended.Status.LeftoverSnapshots = nil
+		ended.Status.LeftoverSnapshots = nil
+		if !listsVolumes(outcome) {
+			ended.Status.LeftoverSnapshots = sets.List(namespaces.Union(sets.New(run.Status.LeftoverSnapshots...)))
 		}
 		_, err := c.runs.UpdateStatus(ctx, ended, metav1.UpdateOptions{})
 		if err == nil {
@@ -65,6 +68,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	if before != outcome.Status.Phase && !others {
 		c.announce(ctx, run, outcome)
 	}
+	c.removeUploads(ctx, run, namespaces)
 	return nil
 }
 
@@ -72,6 +76,18 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 func untilDone(ctx context.Context, try wait.ConditionWithContextFunc) error {
 	backoff := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 10 * time.Second}
 	return backoff.DelayFunc().Until(ctx, true, true, try)
+}
+
+// readAtLast reads a run, however long that takes. It is nil if there is none.
+func (c *Controller) readAtLast(ctx context.Context, name string) (run *enginev1alpha1.BackupRun, err error) {
+	err = untilDone(ctx, func(ctx context.Context) (bool, error) {
+		var failure error
+		if run, failure = c.read(ctx, name); failure != nil {
+			klog.FromContext(ctx).Info("Finding out why the backup is to stop failed; it will be tried again", "err", failure)
+		}
+		return failure == nil, nil
+	})
+	return run, err
 }
 
 // abandonRemoved ends in the store a run whose record is gone, before its place in
@@ -90,89 +106,47 @@ func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.Bac
 	}
 }
 
-// finishCancelled ends a run that was in progress when it was cancelled.
-func (c *Controller) finishCancelled(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	// The cancellation came after the run was claimed.
-	if live, err := c.read(ctx, run.Name); err == nil && live != nil && live.UID == run.UID {
-		run = live
-	}
-	timed, cancel := context.WithTimeout(ctx, cancelTimeout)
+// settle ends a run that is not executed any more, in the store and then in its record.
+// What is in the store decides: the run may have ended a moment before. While the store
+// does not answer, the run has ended, and that is stored when it is back.
+func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string], timeout time.Duration, phase v1alpha1.BackupPhase, reason string) error {
+	timed, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	outcome, err := c.abandon(timed, run, v1alpha1.BackupPhaseCancelled, records.CancelledReason(run))
-	if ctx.Err() != nil {
+	outcome, err := c.Executor.Abandon(timed, run, phase, reason)
+	switch {
+	case ctx.Err() != nil:
 		return ctx.Err()
-	}
-	if err != nil {
-		klog.FromContext(ctx).Info("That the backup was cancelled will be stored when its store answers", "err", err)
-	}
-	return c.finish(ctx, run, outcome)
-}
-
-// abandon ends a run in the store, and gives its end: what is stored stands, if the
-// run had ended after all. The error is for an end that is not stored, or a store that
-// is not clean.
-func (c *Controller) abandon(ctx context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
-	outcome, err := c.Executor.Abandon(ctx, run, phase, reason)
-	if errors.Is(err, backup.ErrNameTaken) {
-		return refuseTakenName(outcome, err), nil
-	}
-	if err != nil {
+	case errors.Is(err, backup.ErrNameTaken):
+		outcome.Status.Phase = v1alpha1.BackupPhaseFailedValidation
+	case err != nil && run.Status.Phase.Ended():
+		return fmt.Errorf("storing the end of BackupRun %s: %w", run.Name, err)
+	case err != nil:
 		// It is to be done again, so it must not seem to have been.
 		outcome = backup.Outcome{Status: v1alpha1.BackupStatus{Phase: phase, FailureReason: reason}}
+		klog.FromContext(ctx).Info("How the backup ended will be stored when its store answers", "backupRun", klog.KObj(run), "err", err)
 	}
-	return outcome, err
+	return c.finish(ctx, run, outcome, namespaces)
 }
 
-// refuseTakenName makes the outcome of a run, whose name another backup has in the
-// store, one of which nothing will ever be stored.
-func refuseTakenName(outcome backup.Outcome, err error) backup.Outcome {
-	if errors.Is(err, backup.ErrNameTaken) {
-		outcome.Status.Phase = v1alpha1.BackupPhaseFailedValidation
-	}
-	return outcome
-}
-
-// endLeftBehind ends a run whose process is gone. What is in the store decides: the run
-// may have ended a moment before. While the store does not answer, the run has ended,
-// and that is stored when it is back.
+// endLeftBehind ends a run whose process is gone.
 func (c *Controller) endLeftBehind(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	phase, reason := v1alpha1.BackupPhaseFailed, run.Status.FailureReason
-	inProgress := run.Status.Phase == v1alpha1.BackupPhaseInProgress
-	if inProgress {
-		reason = "the controller stopped while the backup was in progress"
-		namespaces, err := c.submittedNamespaces(ctx, run)
-		if err != nil {
-			return err
-		}
-		if run, err = c.noteSnapshots(ctx, run, namespaces); err != nil {
-			return err
-		}
-	}
 	// A slot is free when nothing is read any more that belongs to it.
-	switch stopped, err := c.stopUploads(ctx, run); {
+	namespaces, stopped, err := c.stopUploads(ctx, run)
+	switch {
 	case err != nil:
 		return err
 	case !stopped:
 		c.leftBehind.AddAfter(run.Name, recheck)
 		return nil
 	}
+	klog.FromContext(ctx).Info("Ending a run that another process left behind", "backupRun", klog.KObj(run), "executor", run.Status.Executor)
 	switch {
-	case inProgress && run.Spec.Cancellation != nil:
-		return c.finishCancelled(ctx, run)
-	case run.Status.Phase == v1alpha1.BackupPhaseCancelled:
-		phase = v1alpha1.BackupPhaseCancelled
+	case run.Status.Phase.Ended(): // and that is to be stored
+		return c.settle(ctx, run, namespaces, settleTimeout, run.Status.Phase, run.Status.FailureReason)
+	case run.Spec.Cancellation != nil:
+		return c.settle(ctx, run, namespaces, cancelTimeout, v1alpha1.BackupPhaseCancelled, records.CancelledReason(run))
 	}
-	timed, cancel := context.WithTimeout(ctx, settleTimeout)
-	defer cancel()
-	outcome, err := c.abandon(timed, run, phase, reason)
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case err != nil && !inProgress:
-		return fmt.Errorf("storing the end of BackupRun %s: %w", run.Name, err)
-	}
-	klog.FromContext(ctx).Info("Ended a run that another process left behind", "backupRun", klog.KObj(run), "executor", run.Status.Executor, "phase", outcome.Status.Phase, "stored", outcome.Stored)
-	return c.finish(ctx, run, outcome)
+	return c.settle(ctx, run, namespaces, settleTimeout, v1alpha1.BackupPhaseFailed, "the controller stopped while the backup was in progress")
 }
 
 // announce tells people how a run ended.

@@ -7,16 +7,13 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -25,9 +22,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 )
 
-// upload is an execution that submits volumes of namespaces, and ends as it is told,
+// uploading is an execution that submits volumes of namespaces, and ends as it is told,
 // or when it is stopped.
-func upload(t *testing.T, outcome backup.Outcome, err error, namespaces ...string) func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
+func uploading(t *testing.T, outcome backup.Outcome, err error, namespaces ...string) func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
 	return func(ctx context.Context, _ *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
 		for _, namespace := range namespaces {
 			volume := volumeOf("data")
@@ -73,7 +70,7 @@ func TestSnapshotsThatNoBackupListsAreRemoved(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h := newHarness(t, &work{execute: upload(t, c.outcome, c.err, "shop", "db")}, newRun("a", ready))
+				h := newHarness(t, &work{execute: uploading(t, c.outcome, c.err, "shop", "db")}, newRun("a", ready))
 				h.start(1)
 				if c.cancel {
 					h.cancelRun("a")
@@ -133,44 +130,11 @@ func TestHasLeftoverSnapshots(t *testing.T) {
 	}
 }
 
-// Only a run that is still this process's is written.
-func TestNotingSnapshots(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(*enginev1alpha1.BackupRun)
-		want   []string
-		err    bool
-	}{
-		"it is ours":        {change: func(*enginev1alpha1.BackupRun) {}, want: []string{"shop"}},
-		"some are noted":    {change: func(run *enginev1alpha1.BackupRun) { run.Status.LeftoverSnapshots = []string{"db"} }, want: []string{"db", "shop"}},
-		"it was taken over": {change: func(run *enginev1alpha1.BackupRun) { run.Status.Executor = "another" }, err: true},
-		"it was ended":      {change: func(run *enginev1alpha1.BackupRun) { run.Status.Phase = done }},
-		"it was replaced":   {change: func(run *enginev1alpha1.BackupRun) { run.UID = "another" }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			cluster := enginetest.New()
-			ours := newRun("a", running)
-			ours.Status.Executor = identity
-			live := ours.DeepCopy()
-			c.change(live)
-			cluster.Create(live)
-			runs := cluster.EngineV1alpha1().BackupRuns(system)
-			controller := &Controller{runs: runs}
-			if _, err := controller.noteSnapshots(t.Context(), ours, sets.New("shop")); (err != nil) != c.err {
-				t.Errorf("%v", err)
-			}
-			after, err := runs.Get(t.Context(), "a", metav1.GetOptions{})
-			if err != nil || !slices.Equal(after.Status.LeftoverSnapshots, c.want) {
-				t.Errorf("noted are %q, want %q; %v", after.Status.LeftoverSnapshots, c.want, err)
-			}
-		})
-	}
-}
-
 // A cancelled backup may be stored as well.
 func TestSnapshotsOfACancelledBackupThatMayBeStoredStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var answers atomic.Bool
-		w := &work{execute: upload(t, backup.Outcome{}, nil, "shop")}
+		w := &work{execute: uploading(t, backup.Outcome{}, nil, "shop")}
 		w.abandon = func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
 			if answers.Load() {
 				return stored(done), nil
@@ -190,33 +154,11 @@ func TestSnapshotsOfACancelledBackupThatMayBeStoredStay(t *testing.T) {
 	})
 }
 
-// The uploads stop, whoever refuses the note.
-func TestARefusedNoteKeepsNoUploadGoing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, &work{execute: upload(t, backup.Outcome{}, nil, "shop")}, newRun("a", ready))
-		h.Fault(func(action clienttesting.Action) enginetest.Fault {
-			if run := written(action); run != nil && len(run.Status.LeftoverSnapshots) > 0 {
-				return enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), "a", errors.New("a policy denies it"))}
-			}
-			return enginetest.Fault{}
-		})
-		h.start(1)
-		h.cancelRun("a")
-		h.expectCancelled("a", true)
-		if left := h.uploads(); len(left) != 0 {
-			t.Errorf("uploads go on: %v", left)
-		}
-		if events := h.announced(); !slices.ContainsFunc(events, func(event string) bool { return strings.HasPrefix(event, "Warning RecordRefused") }) {
-			t.Errorf("events: %q", events)
-		}
-	})
-}
-
 // As long as it is not known what the store has of a backup, its snapshots stay.
 func TestSnapshotsOfABackupThatMayBeStoredStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var answers atomic.Bool
-		w := &work{execute: upload(t, failed(errBroken), errBroken, "shop")}
+		w := &work{execute: uploading(t, failed(errBroken), errBroken, "shop")}
 		w.abandon = func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
 			if answers.Load() {
 				return stored(done), nil
@@ -271,7 +213,7 @@ func TestSnapshotsOfARunThatWasLeftBehind(t *testing.T) {
 						return enginetest.Fault{}
 					}
 					live, err := h.Tracker().Get(enginev1alpha1.SchemeGroupVersion.WithResource("backupruns"), system, "a")
-					if err != nil || !slices.Equal(live.(*enginev1alpha1.BackupRun).Status.LeftoverSnapshots, []string{"shop"}) {
+					if err != nil || !live.(*enginev1alpha1.BackupRun).Status.Phase.Ended() || len(live.(*enginev1alpha1.BackupRun).Status.LeftoverSnapshots) != len(c.removed) {
 						t.Errorf("the records of the volumes go before it is noted where they are: %v, %v", live, err)
 					}
 					return enginetest.Fault{}
@@ -295,7 +237,7 @@ func TestSnapshotsOfARunThatWasLeftBehind(t *testing.T) {
 func TestSnapshotsAreRemovedWhenTheStoreIsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var up atomic.Bool
-		w := &work{execute: upload(t, backup.Outcome{}, nil, "shop", "db")}
+		w := &work{execute: uploading(t, backup.Outcome{}, nil, "shop", "db")}
 		w.discardSnapshots = func(ctx context.Context, namespace string) error {
 			if namespace == "db" || up.Load() {
 				return nil
@@ -326,7 +268,7 @@ func TestSnapshotsAreRemovedWhenTheStoreIsBack(t *testing.T) {
 // A repository may take minutes, and a dead run holds its slot until it is ended.
 func TestRemovingSnapshotsKeepsNobodyWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &work{execute: upload(t, backup.Outcome{}, nil, "shop")}
+		w := &work{execute: uploading(t, backup.Outcome{}, nil, "shop")}
 		w.discardSnapshots = func(ctx context.Context, _ string) error {
 			<-ctx.Done()
 			return ctx.Err()
@@ -361,7 +303,7 @@ func TestWhatARemovedRunHasStoredIsRemoved(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := &work{execute: upload(t, backup.Outcome{}, nil, "shop")}
+				w := &work{execute: uploading(t, backup.Outcome{}, nil, "shop")}
 				w.abandon = func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
 					return c.stored, c.err
 				}

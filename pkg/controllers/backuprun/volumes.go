@@ -4,10 +4,10 @@
 package backuprun
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -15,18 +15,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -41,64 +37,38 @@ const (
 // volumes hands the volumes of one run to the agents, as VolumeUploads. It
 // implements backup.Volumes.
 type volumes struct {
-	run        *enginev1alpha1.BackupRun
-	client     engineclient.VolumeUploadInterface
-	repository func(ctx context.Context, volumeNamespace string) error
-	clock      clock.Clock
-	limits     volumeLimits
-	nodes      nodes
-	// warn tells people that a node has had no agent for a while.
-	warn func(node string, absence time.Duration)
+	c   *Controller
+	run *enginev1alpha1.BackupRun
 
-	mu       sync.Mutex
-	records  map[string]*volumeRecord
-	progress chan struct{} // closed at the next change
-	// warned are the nodes of which people were told.
-	warned sets.Set[string]
-	// unsure is set when a volume may have been handed over of which there is no note.
-	unsure bool
+	mu sync.Mutex
+	// uploads are those that were handed over, by the names of their records.
+	uploads map[string]*upload
 	// namespaces are those of all volumes that were submitted, also when no answer came.
 	namespaces sets.Set[string]
+	// changed is closed at the next change.
+	changed chan struct{}
+	// warned are the nodes of which people were told.
+	warned sets.Set[string]
 }
 
-// volumeLimits are how long volumes are waited for.
-type volumeLimits struct {
-	// work is how long an upload may take from its start. As long may a node begin and
-	// end no upload at all while a volume waits there.
-	work time.Duration
-	// agent is how long a node may be without an agent.
-	agent time.Duration
-}
-
-// nodes is what is known of the nodes.
-type nodes interface {
-	// Absence is how long there has been no sign of life of a node's agent, counted
-	// from a time at the earliest. An agent that is absent for the limit works no more.
-	Absence(node string, since time.Time) time.Duration
-	// NodeGone reports whether there is no such node, given since when it was heard of.
-	NodeGone(node string, since time.Time) bool
-	// Active is when an upload began or ended on a node the last time.
-	Active(node string) time.Time
-}
-
-type volumeRecord struct {
+// upload is what is known of a volume that was handed over.
+type upload struct {
 	volume    *format.Volume
 	submitted time.Time
 	// begun is when the agent was seen to have begun.
-	begun  time.Time
-	latest enginev1alpha1.VolumeUploadStatus
-	// stopped is set when the agent works on it no more, or the record is gone.
-	stopped bool
+	begun time.Time
+	// status is what the agent says, or that the volume was given up.
+	status enginev1alpha1.VolumeUploadStatus
 }
 
 var _ backup.Volumes = &volumes{}
 
 // Submit implements backup.Volumes.
 func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
-	if err := v.repository(ctx, volume.Pod.Namespace); err != nil {
+	location := v.run.Spec.Backup.StorageLocation
+	if _, err := repository.EnsureRecord(ctx, v.c.Engine.VolumeRepositories(v.c.Namespace), volume.Pod.Namespace, location); err != nil {
 		return err
 	}
-	location := v.run.Spec.Backup.StorageLocation
 	record := &enginev1alpha1.VolumeUpload{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: recordName(v.run, volume),
@@ -121,37 +91,19 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 			Repository:            enginev1alpha1.RepositoryName(volume.Pod.Namespace, location),
 		},
 	}
-	if !v.add(record.Name, volume) {
+	// It is known before its first event comes.
+	v.mu.Lock()
+	v.uploads[record.Name] = &upload{volume: volume, submitted: v.c.Clock.Now()}
+	v.namespaces.Insert(volume.Pod.Namespace)
+	v.mu.Unlock()
+	_, err := v.c.uploads.Create(ctx, record, metav1.CreateOptions{})
+	if err == nil || apierrors.IsAlreadyExists(err) { // then an earlier answer was lost
 		return nil
 	}
-	_, err := v.client.Create(ctx, record, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		// An earlier answer was lost, and its events may have come before this call.
-		var existing *enginev1alpha1.VolumeUpload
-		if existing, err = v.client.Get(ctx, record.Name, metav1.GetOptions{}); err == nil {
-			v.observe(existing)
-		}
-	}
-	if err != nil {
-		v.mu.Lock()
-		delete(v.records, record.Name)
-		v.unsure = true
-		v.mu.Unlock()
-		return fmt.Errorf("handing volume %s of pod %s/%s to its node: %w", volume.Name, volume.Pod.Namespace, volume.Pod.Name, err)
-	}
-	return nil
-}
-
-// add takes note of a volume, unless that was done before.
-func (v *volumes) add(name string, volume *format.Volume) bool {
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.records[name] != nil {
-		return false
-	}
-	v.namespaces.Insert(volume.Pod.Namespace)
-	v.records[name] = &volumeRecord{volume: volume, submitted: v.clock.Now()}
-	return true
+	delete(v.uploads, record.Name)
+	v.mu.Unlock()
+	return fmt.Errorf("handing volume %s of pod %s/%s to its node: %w", volume.Name, volume.Pod.Namespace, volume.Pod.Name, err)
 }
 
 // submitted are the namespaces of volumes that may have records, and snapshots.
@@ -172,364 +124,246 @@ func recordName(run *enginev1alpha1.BackupRun, volume *format.Volume) string {
 // that works.
 func (v *volumes) Wait(ctx context.Context) error {
 	for {
-		v.mu.Lock()
-		changed := v.progress
-		ended := 0
-		var absent map[string]time.Duration
-		now := v.clock.Now()
-		next := now.Add(volumeCheck)
-		for _, record := range v.records {
-			if !record.latest.Phase.Done() {
-				failure, limit := v.judge(record, now)
-				if failure != "" {
-					record.latest = v.failed(record.latest, failure)
-				} else if limit.Before(next) {
-					next = limit
-				}
-			}
-			if record.latest.Phase.Done() {
-				ended++
-				record.volume.Status = record.latest
-			} else if absence := v.nodes.Absence(record.volume.Node, record.submitted); absence >= v.limits.agent/warnAfter && !v.warned.Has(record.volume.Node) {
-				v.warned.Insert(record.volume.Node)
-				if absent == nil {
-					absent = map[string]time.Duration{}
-				}
-				absent[record.volume.Node] = absence
-			}
-		}
-		done := ended == len(v.records)
-		v.mu.Unlock()
-		for node, absence := range absent {
-			v.warn(node, absence)
-		}
-		if done {
+		waiting, next, changed := v.check()
+		if !waiting {
 			return nil
 		}
-		timer := v.clock.NewTimer(next.Sub(now))
 		select {
 		case <-changed:
-		case <-timer.C():
+		case <-v.c.Clock.After(next):
 		case <-ctx.Done():
-			timer.Stop()
 			return ctx.Err()
 		}
-		timer.Stop()
 	}
 }
 
-// judge says why a volume that is not done is given up, or when to look again.
-func (v *volumes) judge(record *volumeRecord, now time.Time) (failure string, next time.Time) {
-	node := record.volume.Node
-	if v.nodes.NodeGone(node, record.submitted) {
-		volumesGivenUp.WithLabelValues("NodeGone").Inc()
-		return fmt.Sprintf("the node %q does not exist any more", node), next
-	}
-	absence := v.nodes.Absence(node, record.submitted)
-	if absence >= v.limits.agent {
-		volumesGivenUp.WithLabelValues("AgentGone").Inc()
-		return fmt.Sprintf("node %q has had no agent for %s: is the pod of the DaemonSet holdfast-node-agent running there?", node, absence.Round(time.Second)), next
-	}
-	next = now.Add(v.limits.agent - absence)
-	begun, since := !record.begun.IsZero(), record.begun
-	if !begun {
-		since = record.submitted
-		if active := v.nodes.Active(node); active.After(since) {
-			since = active
+// check gives up the volumes that are not to be waited for any longer, and reports
+// whether there are others, and when to look again: after a while, or at a change.
+func (v *volumes) check() (waiting bool, next time.Duration, changed <-chan struct{}) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	next = volumeCheck
+	for _, u := range v.uploads {
+		if !u.status.Phase.Done() {
+			left, reason, failure := v.judge(u)
+			if reason == "" {
+				waiting, next = true, min(next, left)
+				v.warn(u)
+				continue
+			}
+			volumesGivenUp.WithLabelValues(reason).Inc()
+			v.fail(u, failure)
 		}
+		u.volume.Status = u.status
 	}
-	deadline := since.Add(v.limits.work)
+	return waiting, next, v.changed
+}
+
+// judge says how long to wait for a volume until looking again, or why it is given up.
+func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) {
+	node := u.volume.Node
+	absence := v.c.Agents.Absence(node, u.submitted)
 	switch {
-	case now.Before(deadline):
-		if deadline.Before(next) {
-			next = deadline
+	case v.c.Agents.NodeGone(node, u.submitted):
+		return 0, "NodeGone", fmt.Sprintf("the node %q does not exist any more", node)
+	case absence >= v.c.AgentTimeout:
+		return 0, "AgentGone", fmt.Sprintf("node %q has had no agent for %s: is the pod of the DaemonSet holdfast-node-agent running there?", node, absence.Round(time.Second))
+	}
+	begun, since := !u.begun.IsZero(), u.begun
+	if !begun {
+		since = u.submitted
+		if active, ok := v.c.active.Load(node); ok && active.(time.Time).After(since) {
+			since = active.(time.Time)
 		}
-		return "", next
+	}
+	left = v.c.VolumeTimeout - v.c.Clock.Since(since)
+	switch {
+	case left > 0:
+		return min(left, v.c.AgentTimeout-absence), "", ""
 	case begun:
-		volumesGivenUp.WithLabelValues("Timeout").Inc()
-		return fmt.Sprintf("the volume was not uploaded within %s after its upload had begun", v.limits.work), next
+		return 0, "Timeout", fmt.Sprintf("the volume was not uploaded within %s after its upload had begun", v.c.VolumeTimeout)
 	}
-	volumesGivenUp.WithLabelValues("NeverBegun").Inc()
 	why := ""
-	if record.latest.Message != "" {
-		why = ": it " + record.latest.Message
+	if u.status.Message != "" {
+		why = ": it " + u.status.Message
 	}
-	return fmt.Sprintf("the upload has not begun, and the agent of node %q has begun and ended no other one for %s%s", node, v.limits.work, why), next
+	return 0, "NeverBegun", fmt.Sprintf("the upload has not begun, and the agent of node %q has begun and ended no other one for %s%s", node, v.c.VolumeTimeout, why)
 }
 
-// wake has those look again who wait for volumes.
-func (v *volumes) wake() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.wakeLocked()
-}
-
-func (v *volumes) wakeLocked() {
-	close(v.progress)
-	v.progress = make(chan struct{})
-}
-
-// changed is closed at the next change.
-func (v *volumes) changed() <-chan struct{} {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.progress
-}
-
-// haveStopped reports whether no agent works on a volume any more, as far as is known.
-func (v *volumes) haveStopped() bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, record := range v.records {
-		if !record.stopped {
-			return false
-		}
-	}
-	return !v.unsure
-}
-
-// observe takes note of a record's state.
-func (v *volumes) observe(record *enginev1alpha1.VolumeUpload) {
-	v.update(record.Name, record.Status.Phase, func(enginev1alpha1.VolumeUploadStatus) enginev1alpha1.VolumeUploadStatus {
-		return *record.Status.DeepCopy()
-	})
-}
-
-// gone takes note that a record was deleted.
-func (v *volumes) gone(name string) {
-	v.update(name, enginev1alpha1.VolumePhaseFailed, func(latest enginev1alpha1.VolumeUploadStatus) enginev1alpha1.VolumeUploadStatus {
-		return v.failed(latest, "the VolumeUpload was deleted before its upload had ended")
-	})
-}
-
-// update takes note of the phase of a record. What was given up, or is done, stays so.
-func (v *volumes) update(name string, phase enginev1alpha1.VolumePhase, change func(enginev1alpha1.VolumeUploadStatus) enginev1alpha1.VolumeUploadStatus) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	record, ok := v.records[name]
-	if !ok || record.stopped {
+// warn tells people when a volume waits for an agent that is absent for a while, once
+// for each node.
+func (v *volumes) warn(u *upload) {
+	node := u.volume.Node
+	absence := v.c.Agents.Absence(node, u.submitted)
+	if absence < v.c.AgentTimeout/warnAfter || v.warned.Has(node) {
 		return
 	}
-	record.stopped = phase.Done()
-	if phase == enginev1alpha1.VolumePhaseInProgress && record.begun.IsZero() {
-		record.begun = v.clock.Now()
-	}
-	if !record.latest.Phase.Done() {
-		record.latest = change(record.latest)
-	}
-	v.wakeLocked()
+	v.warned.Insert(node)
+	v.c.Events.Eventf(records.BackupReference(v.run), nil, corev1.EventTypeWarning, "AgentAbsent", "Backup",
+		"The volumes on node %s wait for its agent, of which nothing was seen for %s; they are given up after %s", node, absence.Round(time.Second), v.c.AgentTimeout)
 }
 
-func (v *volumes) failed(status enginev1alpha1.VolumeUploadStatus, message string) enginev1alpha1.VolumeUploadStatus {
-	now := metav1.NewTime(v.clock.Now())
-	status.Phase = enginev1alpha1.VolumePhaseFailed
-	status.Message = message
-	status.CompletionTimestamp = &now
-	return status
+// observe takes note of a record as it is, or was before it was deleted. What was given
+// up, or is done, stays so.
+func (v *volumes) observe(record *enginev1alpha1.VolumeUpload, deleted bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.wakeLocked()
+	u := v.uploads[record.Name]
+	if u == nil || u.status.Phase.Done() {
+		return
+	}
+	u.status = *record.Status.DeepCopy()
+	if u.status.Phase == enginev1alpha1.VolumePhaseInProgress && u.begun.IsZero() {
+		u.begun = v.c.Clock.Now()
+	}
+	if deleted && !u.status.Phase.Done() {
+		v.fail(u, "the VolumeUpload was deleted before its upload had ended")
+	}
+}
+
+func (v *volumes) fail(u *upload, message string) {
+	now := metav1.NewTime(v.c.Clock.Now())
+	u.status.Phase, u.status.Message, u.status.CompletionTimestamp = enginev1alpha1.VolumePhaseFailed, message, &now
+}
+
+// wakeLocked has those look again who wait for volumes.
+func (v *volumes) wakeLocked() {
+	close(v.changed)
+	v.changed = make(chan struct{})
 }
 
 // counts sums up the volumes so far; nil while there are none.
 func (v *volumes) counts() *v1alpha1.BackupVolumesProgress {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if len(v.records) == 0 {
+	if len(v.uploads) == 0 {
 		return nil
 	}
-	sum := &v1alpha1.BackupVolumesProgress{Total: int32(len(v.records))}
-	for _, record := range v.records {
-		switch record.latest.Phase {
+	sum := &v1alpha1.BackupVolumesProgress{Total: int32(len(v.uploads))}
+	for _, u := range v.uploads {
+		switch u.status.Phase {
 		case enginev1alpha1.VolumePhaseCompleted:
 			sum.Completed++
 		case enginev1alpha1.VolumePhaseFailed:
 			sum.Failed++
 		}
-		sum.TotalBytes += record.latest.Progress.TotalBytes
-		sum.BytesDone += record.latest.Progress.BytesDone
+		sum.TotalBytes += u.status.Progress.TotalBytes
+		sum.BytesDone += u.status.Progress.BytesDone
 	}
 	return sum
 }
 
-// stop deletes the records of a run, which ends the uploads that still go on.
-func stop(ctx context.Context, client engineclient.VolumeUploadInterface, run types.UID) error {
-	err := client.DeleteCollection(ctx, metav1.DeleteOptions{}, volumesOf(run))
-	if err != nil {
-		return fmt.Errorf("stopping the uploads of the backup's volumes: %w", err)
-	}
-	return nil
-}
-
-// stopUploads tells the agents to stop the uploads of a run, and reports whether all
-// have. Then it deletes their records. An upload has stopped when its agent says so, or
-// has been absent for so long that it works no more. One that has not begun never
-// will: it begins with a write of the record, which is gone.
-func (c *Controller) stopUploads(ctx context.Context, run *enginev1alpha1.BackupRun) (bool, error) {
-	list, err := c.uploads.List(ctx, volumesOf(run.UID))
-	if err != nil {
-		return false, fmt.Errorf("reading which volumes of BackupRun %s are being uploaded: %w", run.Name, err)
-	}
-	stopped := true
-	for i := range list.Items {
-		has, err := c.stopUpload(ctx, &list.Items[i])
-		if err != nil {
-			return false, fmt.Errorf("stopping the upload %s: %w", list.Items[i].Name, err)
-		}
-		stopped = stopped && has
-	}
-	if !stopped {
-		return false, nil
-	}
-	return true, stop(ctx, c.uploads, run.UID)
-}
-
-func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.VolumeUpload) (bool, error) {
-	node := record.Spec.Node
-	switch phase := record.Status.Phase; {
-	case phase.Done():
-		return true, nil
-	case phase != enginev1alpha1.VolumePhaseInProgress:
-		err := c.uploads.Delete(ctx, record.Name, metav1.DeleteOptions{
-			Preconditions: &metav1.Preconditions{UID: &record.UID, ResourceVersion: &record.ResourceVersion},
-		})
-		if apierrors.IsConflict(err) {
-			return false, nil // it may have begun
-		}
-		if apierrors.IsNotFound(err) {
-			err = nil
-		}
-		return err == nil, err
-	case c.Agents.NodeGone(node, time.Time{}), c.Agents.Absence(node, time.Time{}) >= c.AgentTimeout:
-		return true, nil
-	case record.Spec.Cancel:
-		return false, nil
-	}
-	record.Spec.Cancel = true
-	_, err := c.uploads.Update(ctx, record, metav1.UpdateOptions{})
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		err = nil // look again
-	}
-	return false, err
-}
-
-// untilStopped stops the uploads of a run, and returns when they have stopped.
-func (c *Controller) untilStopped(ctx context.Context, run *enginev1alpha1.BackupRun, v *volumes) error {
-	if v.haveStopped() {
-		return stop(ctx, c.uploads, run.UID)
-	}
+// stop stops the uploads, and returns when they have stopped.
+func (v *volumes) stop(ctx context.Context) error {
 	for {
-		changed := v.changed()
-		stopped, err := c.stopUploads(ctx, run)
+		v.mu.Lock()
+		changed := v.changed
+		v.mu.Unlock()
+		_, stopped, err := v.c.stopUploads(ctx, v.run)
 		switch {
-		case stopped:
+		case stopped, records.Refused(err):
 			return err
-		case records.Refused(err):
-			return errors.Join(err, stop(ctx, c.uploads, run.UID)) // the agents see that, too
 		case err != nil:
 			klog.FromContext(ctx).Info("Stopping the uploads of the volumes failed; it will be tried again", "err", err)
 		}
 		select {
 		case <-changed:
-		case <-c.Clock.After(recheck):
+		case <-v.c.Clock.After(recheck):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// volumesOf selects the records of a run.
-func volumesOf(run types.UID) metav1.ListOptions {
-	return metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(run)}
-}
-
-// ensureRepository makes sure that the repository of a namespace is asked for.
-func (c *Controller) ensureRepository(ctx context.Context, volumeNamespace, location string) error {
-	_, err := repository.EnsureRecord(ctx, c.Engine.VolumeRepositories(c.Namespace), volumeNamespace, location)
-	return err
-}
-
-// activity is when uploads began or ended on the nodes, by name.
-type activity struct {
-	mu   sync.Mutex
-	last map[string]time.Time
-}
-
-func (a *activity) note(node string, now time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.last == nil {
-		a.last = map[string]time.Time{}
+// stopUploads tells the agents to stop the uploads of a run, and reports whether all
+// have, and of which namespaces' volumes there may be snapshots. An upload has stopped
+// when its agent says so, or has been absent for so long that it works no more. One that
+// has not begun never will: it begins with a write of the record, which is gone. The other
+// records stay until the end of the run is written.
+func (c *Controller) stopUploads(ctx context.Context, run *enginev1alpha1.BackupRun) (namespaces sets.Set[string], stopped bool, err error) {
+	list, err := c.uploads.List(ctx, uploadsOf(run))
+	if err != nil {
+		return nil, false, fmt.Errorf("reading which volumes of BackupRun %s are being uploaded: %w", run.Name, err)
 	}
-	a.last[node] = now
+	namespaces, stopped = sets.New[string](), true
+	for i := range list.Items {
+		record := &list.Items[i]
+		namespaces.Insert(record.Spec.Pod.Namespace)
+		has, err := c.stopUpload(ctx, record)
+		if err != nil {
+			return nil, false, fmt.Errorf("stopping the upload %s: %w", record.Name, err)
+		}
+		stopped = stopped && has
+	}
+	return namespaces, stopped, nil
 }
 
-func (a *activity) of(node string) time.Time {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.last[node]
+func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.VolumeUpload) (bool, error) {
+	node := record.Spec.Node
+	var err error
+	switch phase := record.Status.Phase; {
+	case phase.Done():
+		return true, nil
+	case phase != enginev1alpha1.VolumePhaseInProgress:
+		err = c.uploads.Delete(ctx, record.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &record.UID, ResourceVersion: &record.ResourceVersion},
+		})
+		if err == nil || apierrors.IsNotFound(err) {
+			return true, nil
+		}
+	case c.Agents.NodeGone(node, time.Time{}), c.Agents.Absence(node, time.Time{}) >= c.AgentTimeout:
+		return true, nil
+	case !record.Spec.Cancel:
+		record.Spec.Cancel = true
+		_, err = c.uploads.Update(ctx, record, metav1.UpdateOptions{})
+	}
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		err = nil // look again: it may have begun, or ended
+	}
+	return false, err
 }
 
-// knownNodes are the nodes as this process knows them.
-type knownNodes struct {
-	agents
-	activity *activity
+// removeUploads removes the records of a run's uploads, if there may be any. Those that
+// still go on end by that.
+func (c *Controller) removeUploads(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) {
+	if namespaces.Len() == 0 {
+		return
+	}
+	if err := c.uploads.DeleteCollection(ctx, metav1.DeleteOptions{}, uploadsOf(run)); err != nil {
+		klog.FromContext(ctx).Error(err, "The records of the volumes stay until the run is removed", "backupRun", klog.KObj(run))
+	}
 }
 
-func (n knownNodes) Active(node string) time.Time { return n.activity.of(node) }
+// uploadsOf selects the records of a run's volumes.
+func uploadsOf(run *enginev1alpha1.BackupRun) metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(run.UID)}
+}
+
+// uploadChanged passes a change of an upload to the run that it belongs to.
+func (c *Controller) uploadChanged(before, after *enginev1alpha1.VolumeUpload) {
+	record := cmp.Or(after, before)
+	if before != nil && after != nil && before.Status.Phase != after.Status.Phase {
+		c.active.Store(record.Spec.Node, c.Clock.Now())
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.working {
+		if e.volumes != nil && string(e.run.UID) == record.Labels[enginev1alpha1.LabelRun] {
+			e.volumes.observe(record, after == nil)
+		}
+	}
+}
 
 // nodeRemoved has the runs that wait for volumes look again.
 func (c *Controller) nodeRemoved() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, working := range c.working {
-		if working.volumes != nil {
-			working.volumes.wake()
+	for _, e := range c.working {
+		if e.volumes != nil {
+			e.volumes.mu.Lock()
+			e.volumes.wakeLocked()
+			e.volumes.mu.Unlock()
 		}
 	}
-}
-
-// warnAbsent tells people that the volumes of a backup wait for an agent.
-func (c *Controller) warnAbsent(run *enginev1alpha1.BackupRun, node string, absence time.Duration) {
-	c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "AgentAbsent", "Backup",
-		"The volumes on node %s wait for its agent, of which nothing was seen for %s; they are given up after %s", node, absence.Round(time.Second), c.AgentTimeout)
-}
-
-// volumeHandler passes the changes of records to the runs that they belong to.
-func (c *Controller) volumeHandler() cache.ResourceEventHandler {
-	observe := func(obj any) {
-		if record, ok := obj.(*enginev1alpha1.VolumeUpload); ok {
-			if v := c.volumesOf(record); v != nil {
-				v.observe(record)
-			}
-		}
-	}
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc: observe,
-		UpdateFunc: func(old, obj any) {
-			before, ok := old.(*enginev1alpha1.VolumeUpload)
-			if after, isRecord := obj.(*enginev1alpha1.VolumeUpload); ok && isRecord && before.Status.Phase != after.Status.Phase {
-				c.activity.note(after.Spec.Node, c.Clock.Now())
-			}
-			observe(obj)
-		},
-		DeleteFunc: func(obj any) {
-			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = tombstone.Obj
-			}
-			if record, ok := obj.(*enginev1alpha1.VolumeUpload); ok {
-				if v := c.volumesOf(record); v != nil {
-					v.gone(record.Name)
-				}
-			}
-		},
-	}
-}
-
-func (c *Controller) volumesOf(record *enginev1alpha1.VolumeUpload) *volumes {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, working := range c.working {
-		if working.is(types.UID(record.Labels[enginev1alpha1.LabelRun])) {
-			return working.volumes
-		}
-	}
-	return nil
 }

@@ -48,9 +48,7 @@ func (b *backupOf) execute(ctx context.Context, _ *enginev1alpha1.BackupRun, vol
 		if b.err = volumes.Submit(ctx, volume); b.err != nil {
 			return stored(v1alpha1.BackupPhasePartiallyFailed), nil
 		}
-		if !slices.ContainsFunc(submitted, func(before *format.Volume) bool { return before.Name == name }) {
-			submitted = append(submitted, volume)
-		}
+		submitted = append(submitted, volume)
 	}
 	if b.err = volumes.Wait(ctx); b.err == nil {
 		b.results = submitted
@@ -304,7 +302,7 @@ func TestAnAbsentAgentIsTold(t *testing.T) {
 // read.
 func TestEachVolumeIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &backupOf{volumes: []string{"one", "two", "three", "two"}}
+		b := &backupOf{volumes: []string{"one", "two", "three"}}
 		h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
 		h.start(1)
 		h.report("three", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
@@ -398,35 +396,6 @@ func TestAVolumeThatCannotBeHandedOver(t *testing.T) {
 			h.expect("a", v1alpha1.BackupPhasePartiallyFailed, true)
 			if left := h.uploads(); len(left) != 0 {
 				t.Errorf("an upload goes on after the end of its backup: %v", left)
-			}
-		})
-	})
-	t.Run("handed over again after a lost answer", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			b := &backupOf{volumes: []string{"data"}}
-			lost := false
-			h := newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
-				if err := volumes.Submit(ctx, volumeOf("data")); err == nil {
-					t.Error("the answer was not lost")
-				}
-				time.Sleep(time.Second) // the informer has seen the end of it, long before
-				return b.execute(ctx, run, volumes)
-			}}, newRun("a", ready))
-			h.Fault(func(action clienttesting.Action) enginetest.Fault {
-				create, ok := action.(clienttesting.CreateActionImpl)
-				if !ok || create.GetResource().Resource != "volumeuploads" || lost {
-					return enginetest.Fault{}
-				}
-				lost = true
-				record := create.GetObject().(*enginev1alpha1.VolumeUpload)
-				record.Status.Phase = enginev1alpha1.VolumePhaseCompleted
-				return enginetest.Fault{Err: errBroken, Lost: true}
-			})
-			h.start(1)
-			time.Sleep(2 * time.Second)
-			h.expect("a", done, true)
-			if len(b.results) != 1 || b.results[0].Status.Phase != enginev1alpha1.VolumePhaseCompleted {
-				t.Errorf("results: %+v", b.results)
 			}
 		})
 	})
