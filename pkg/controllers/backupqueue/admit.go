@@ -15,7 +15,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/klog/v2"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -37,10 +39,9 @@ type refusal struct {
 var errRefused = errors.New("refused")
 
 // admit ends the runs that do not come into the queue, and gives the others their
-// tickets. It reports whether it has written, and what was refused: a record that
-// can't be written holds nobody else up.
-func (c *Controller) admit(ctx context.Context, d *decision) (written bool, refusals, err error) {
-	var refused []error
+// tickets. It reports whether it has written. A record that can't be written holds nobody
+// else up.
+func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err error) {
 	for name := range c.unadmitted {
 		run := c.known[name]
 		end := c.endBefore(run)
@@ -51,22 +52,15 @@ func (c *Controller) admit(ctx context.Context, d *decision) (written bool, refu
 		if c.isRefused(run) {
 			continue
 		}
-		now := metav1.NewTime(c.clock.Now())
-		end.CompletionTimestamp = &now
-		err := c.write(ctx, run, *end)
-		if err == nil {
+		switch err := c.write(ctx, run, *end); {
+		case err == nil:
 			queueEnded.WithLabelValues(string(end.Phase)).Inc()
-		}
-		if err == nil {
 			c.announceEnd(run, end)
-		}
-		switch {
-		case err == nil || apierrors.IsNotFound(err):
 			written = true
-		case c.refuse(run, err):
-			refused = append(refused, err)
-		default:
-			return written, nil, err
+		case apierrors.IsNotFound(err):
+			written = true
+		case !c.refuse(ctx, run, err):
+			return written, err
 		}
 	}
 	tickets := 0
@@ -83,13 +77,11 @@ func (c *Controller) admit(ctx context.Context, d *decision) (written bool, refu
 		case err == nil || apierrors.IsNotFound(err):
 			written = true
 			tickets++
-		case c.refuse(run, err):
-			refused = append(refused, err)
-		default:
-			return written, nil, err
+		case !c.refuse(ctx, run, err):
+			return written, err
 		}
 	}
-	return written, errors.Join(refused...), nil
+	return written, nil
 }
 
 // announceEnd says that a run has ended without having begun.
@@ -98,17 +90,17 @@ func (c *Controller) announceEnd(run *enginev1alpha1.BackupRun, end *enginev1alp
 	if end.Phase == v1alpha1.BackupPhaseFailedValidation {
 		kind, note = corev1.EventTypeWarning, "The backup is not valid: "+strings.Join(end.ValidationErrors, "; ")
 	}
-	c.events.Eventf(records.BackupReference(run), nil, kind, string(end.Phase), "Backup", "%s", note)
+	c.Events.Eventf(records.BackupReference(run), nil, kind, string(end.Phase), "Backup", "%s", note)
 }
 
 // isRefused reports whether a run was refused as it is, a moment ago.
 func (c *Controller) isRefused(run *enginev1alpha1.BackupRun) bool {
 	refusal, ok := c.refused[run.Name]
-	return ok && refusal.resourceVersion == run.ResourceVersion && c.clock.Now().Before(refusal.until)
+	return ok && refusal.resourceVersion == run.ResourceVersion && c.Clock.Now().Before(refusal.until)
 }
 
 // refuse takes note of a write that failed, if that is about this record alone.
-func (c *Controller) refuse(run *enginev1alpha1.BackupRun, err error) bool {
+func (c *Controller) refuse(ctx context.Context, run *enginev1alpha1.BackupRun, err error) bool {
 	if !errors.Is(err, errRefused) {
 		switch {
 		case apierrors.IsConflict(err):
@@ -122,9 +114,10 @@ func (c *Controller) refuse(run *enginev1alpha1.BackupRun, err error) bool {
 			c.unsure = true // it may be written
 		}
 	}
-	c.refused[run.Name] = refusal{run.ResourceVersion, c.clock.Now().Add(refusedRetry)}
+	c.refused[run.Name] = refusal{run.ResourceVersion, c.Clock.Now().Add(refusedRetry)}
 	c.queue.AddAfter(theQueue, refusedRetry)
-	c.events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Queue", "%v", err)
+	utilruntime.HandleErrorWithContext(ctx, err, "A record may not be written; its backup waits, and the others do not wait for it", "backupRun", klog.KObj(run))
+	c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Queue", "%v", err)
 	return true
 }
 
@@ -133,6 +126,7 @@ func (c *Controller) refuse(run *enginev1alpha1.BackupRun, err error) bool {
 // record by hand.
 func (c *Controller) endBefore(run *enginev1alpha1.BackupRun) *enginev1alpha1.BackupRunStatus {
 	status := run.Status.DeepCopy()
+	status.CompletionTimestamp = &metav1.Time{Time: c.Clock.Now()}
 	switch {
 	case !records.Unclaimed(run):
 		return nil
@@ -159,7 +153,7 @@ func (c *Controller) endBefore(run *enginev1alpha1.BackupRun) *enginev1alpha1.Ba
 func (c *Controller) validate(run *enginev1alpha1.BackupRun) field.ErrorList {
 	errs := validation.ValidateBackup(run.AsBackup())
 	ref := run.Spec.BackupRef
-	if name := format.StoreName(ref.Namespace, ref.Name, c.namespace); name != run.Name {
+	if name := format.StoreName(ref.Namespace, ref.Name, c.Namespace); name != run.Name {
 		errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), ref.Name, fmt.Sprintf("its BackupRun must be called %q", name)))
 	}
 	return errs
@@ -169,7 +163,7 @@ func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun,
 	c.planning.Lock()
 	c.planner.Remember(ticket) // its write may be done and the answer lost
 	c.planning.Unlock()
-	now := metav1.NewTime(c.clock.Now())
+	now := metav1.NewTime(c.Clock.Now())
 	status := *run.Status.DeepCopy()
 	status.Phase = v1alpha1.BackupPhaseQueued
 	status.Ticket = ticket
@@ -197,8 +191,8 @@ func (c *Controller) announce() {
 			later = append(later, c.unannounced[i:]...)
 			break
 		}
-		entry = queue.Redact(entry, c.namespace)
-		c.events.Eventf(records.BackupReference(c.planner.Run(uid)), nil, corev1.EventTypeNormal, "Queued", "Queue",
+		entry = queue.Redact(entry, c.Namespace)
+		c.Events.Eventf(records.BackupReference(c.planner.Run(uid)), nil, corev1.EventTypeNormal, "Queued", "Queue",
 			"The backup waits at position %d: %s", entry.Position, entry.Message)
 	}
 	c.unannounced = later
@@ -210,7 +204,7 @@ func (c *Controller) announce() {
 func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, status enginev1alpha1.BackupRunStatus) error {
 	changed := run.DeepCopy()
 	changed.Status = status
-	updated, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	updated, err := c.Runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	if err == nil {
 		c.written[updated.Name] = version{updated.UID, updated}
 		c.know(updated.Name, updated)
@@ -220,7 +214,7 @@ func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, s
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
-	live, getErr := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
+	live, getErr := c.Runs.Get(ctx, run.Name, metav1.GetOptions{})
 	switch {
 	case getErr == nil && live.UID == run.UID:
 		return fmt.Errorf("%w: %v", errRefused, err)

@@ -44,7 +44,9 @@
 package backupqueue
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -53,21 +55,17 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/wait"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/flowcontrol"
-	"k8s.io/client-go/util/workqueue"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -127,21 +125,12 @@ type Executor interface {
 
 // Controller decides on the queue.
 type Controller struct {
-	namespace  string
-	limit      int
-	identity   string
-	leads      func(context.Context) error
-	runs       engineclient.BackupRunInterface
-	configMaps coreclient.ConfigMapInterface
-	events     events.EventRecorder
-	clock      clock.WithTicker
-
+	Config
 	runLister       enginelisters.BackupRunNamespaceLister
 	locationLister  enginelisters.StorageLocationNamespaceLister
 	namespaceLister corelisters.NamespaceLister
 	ledgerLister    corelisters.ConfigMapNamespaceLister
-	synced          []cache.InformerSynced
-	queue           workqueue.TypedRateLimitingInterface[string]
+	queue           *loop.Loop[string]
 
 	changes changes
 
@@ -184,21 +173,13 @@ func New(config Config) (*Controller, error) {
 		return nil, err
 	}
 	c := &Controller{
-		namespace:       config.Namespace,
-		limit:           config.Limit,
-		identity:        config.Identity,
-		leads:           config.Leads,
-		runs:            config.Runs,
-		configMaps:      config.ConfigMaps,
-		events:          config.Events,
-		clock:           config.Clock,
+		Config:          config,
 		runLister:       config.RunInformer.Lister().BackupRuns(config.Namespace),
 		locationLister:  config.LocationInformer.Lister().StorageLocations(config.Namespace),
 		namespaceLister: config.NamespaceInformer.Lister(),
 		ledgerLister:    config.LedgerInformer.Lister().ConfigMaps(config.Namespace),
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](10*time.Millisecond, 10*time.Second),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "backupqueue", Clock: config.Clock}),
+		queue:           loop.New[string](loop.Config{Controller: "backupqueue", Clock: config.Clock}),
+
 		changes:    changes{runs: sets.New[string]()},
 		planner:    planner,
 		known:      map[string]*enginev1alpha1.BackupRun{},
@@ -209,122 +190,65 @@ func New(config Config) (*Controller, error) {
 			float32(eventsAtOnce/backstop.Seconds()), eventsAtOnce, config.Clock),
 	}
 	registerMetrics(c)
-	for _, r := range []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandlerFuncs
-	}{
-		{config.RunInformer.Informer(), c.noting(c.changes.run)},
-		{config.LocationInformer.Informer(), c.noting(c.changes.location)},
-		{config.NamespaceInformer.Informer(), c.noting(c.changes.namespace)},
-		{config.LedgerInformer.Informer(), c.noting(func(_, _ any) bool { return true })},
-	} {
-		if _, err := r.informer.AddEventHandler(r.handler); err != nil {
-			return nil, err
-		}
-		c.synced = append(c.synced, r.informer.HasSynced)
-	}
-	return c, nil
+	return c, errors.Join(
+		c.queue.Watch(config.RunInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.BackupRun) {
+			c.Stopped(cmp.Or(before, after).Name)
+		})),
+		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(_, _ *enginev1alpha1.StorageLocation) {
+			c.changed(func(changes *changes) { changes.locations = true })
+		})),
+		c.queue.Watch(config.NamespaceInformer.Informer(), loop.OnChange(func(before, after *corev1.Namespace) {
+			if before == nil || after == nil { // only names matter
+				c.changed(func(changes *changes) { changes.namespaces = true })
+			}
+		})),
+		c.queue.Watch(config.LedgerInformer.Informer(), loop.OnChange(func(_, _ *corev1.ConfigMap) { c.queue.Add(theQueue) })))
 }
 
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context, executor Executor) {
 	c.executor = executor
-	defer utilruntime.HandleCrashWithContext(ctx)
-	go func() {
-		<-ctx.Done()
-		c.queue.ShutDown()
-	}()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
-		return
-	}
-	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		// The leader before may have written what this informer has not seen. It can't
-		// from here on.
-		c.unsure = true
-		if _, err := c.readLedger(ctx); err != nil {
-			utilruntime.HandleErrorWithContext(ctx, err, "Taking over the ledger of started backups failed; it will be tried again")
-			return
-		}
-		c.queue.Add(theQueue)
-		for c.processNext(ctx) {
-		}
-	}, time.Second)
-}
-
-// noting returns handlers that take note of what changed, and wake the worker if it
-// matters. The new state of what was removed is nil.
-func (c *Controller) noting(note func(before, after any) bool) cache.ResourceEventHandlerFuncs {
-	changed := func(before, after any) {
-		if note(before, after) {
-			c.queue.Add(theQueue)
-		}
-	}
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { changed(nil, obj) },
-		UpdateFunc: changed,
-		DeleteFunc: func(obj any) {
-			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = tombstone.Obj
-			}
-			changed(obj, nil)
-		},
-	}
-}
-
-func (c *Controller) processNext(ctx context.Context) bool {
-	key, shutdown := c.queue.Get()
-	if shutdown {
-		return false
-	}
-	defer c.queue.Done(key)
-	refusals, err := c.sync(ctx)
-	if refusals != nil {
-		utilruntime.HandleErrorWithContext(ctx, refusals, "Records may not be written; their backups wait, and the others do not wait for them")
-	}
-	switch {
-	case err == nil:
-		c.queue.Forget(key)
-	case apierrors.IsConflict(err):
-		klog.FromContext(ctx).V(2).Info("Somebody else was faster; it is decided anew", "err", err)
-		c.queue.AddRateLimited(key)
-	default:
-		c.unsure = true // of what was written
-		utilruntime.HandleErrorWithContext(ctx, err, "Working on the queue failed; it will be tried again")
-		c.queue.AddRateLimited(key)
-	}
-	return true
+	c.queue.Add(theQueue)
+	c.queue.Run(ctx, func(ctx context.Context, _ string) error { return c.sync(ctx) })
 }
 
 // Stopped wakes the queue when a run is not worked on any more whose record is gone.
 func (c *Controller) Stopped(name string) {
-	c.changes.add(name)
-	c.queue.Add(theQueue)
+	c.changed(func(changes *changes) { changes.runs.Insert(name) })
 }
 
-// sync brings the queue one decision further. Cancellations and tickets come
-// first, since a run can only start from its place in the queue. A run whose record
-// can't be written holds nobody up, and is among the refusals.
-func (c *Controller) sync(ctx context.Context) (refusals, err error) {
+// sync brings the queue one decision further.
+func (c *Controller) sync(ctx context.Context) error {
+	err := c.step(ctx)
+	if err != nil && !apierrors.IsConflict(err) {
+		c.unsure = true // of what was written
+	}
+	return err
+}
+
+// step decides and acts. Cancellations and tickets come first, since a run can only
+// start from its place in the queue. A run whose record can't be written holds nobody up.
+func (c *Controller) step(ctx context.Context) error {
 	d, err := c.decide(ctx)
 	if err != nil {
-		return refusals, err
+		return err
 	}
-	changed, refusals, err := c.admit(ctx, d)
+	changed, err := c.admit(ctx, d)
 	if err != nil {
-		return refusals, err
+		return err
 	}
 	for {
 		if changed {
 			if d, err = c.decide(ctx); err != nil {
-				return refusals, err
+				return err
 			}
 		}
 		if d.unreadable != nil {
 			c.announce()
-			return refusals, d.unreadable
+			return d.unreadable
 		}
 		if changed, err = c.update(ctx, d); err != nil {
-			return refusals, err
+			return err
 		}
 		if !changed {
 			break
@@ -334,7 +258,7 @@ func (c *Controller) sync(ctx context.Context) (refusals, err error) {
 		if records.Refused(err) { // for as long as somebody likes
 			c.announce()
 		}
-		return refusals, err
+		return err
 	}
 	c.announce()
 	for _, name := range c.ready() {
@@ -343,7 +267,7 @@ func (c *Controller) sync(ctx context.Context) (refusals, err error) {
 	if c.planner.Len() > 0 {
 		c.queue.AddAfter(theQueue, backstop)
 	}
-	return refusals, nil
+	return nil
 }
 
 // ready are the names of the runs that are in the ledger and are not claimed.
@@ -367,7 +291,7 @@ func (c *Controller) update(ctx context.Context, d *decision) (bool, error) {
 	changed := false
 	for _, uid := range d.Start {
 		run := c.planner.Run(uid)
-		live, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
+		live, err := c.Runs.Get(ctx, run.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err), err == nil && live.UID != run.UID:
 			c.written[run.Name] = version{uid: run.UID}

@@ -23,47 +23,22 @@ import (
 
 // changes are what the informers have shown, until a decision takes it into account.
 type changes struct {
-	mu         sync.Mutex
-	runs       sets.Set[string] // names
-	locations  bool
-	namespaces bool
+	mu sync.Mutex
+	// runs are the names of those that have changed.
+	runs sets.Set[string]
+	// locations and namespaces are set if one of them has.
+	locations, namespaces bool
 }
 
-func (c *changes) run(before, after any) bool {
-	for _, obj := range []any{before, after} {
-		if run, ok := obj.(*enginev1alpha1.BackupRun); ok {
-			c.add(run.Name)
-		}
-	}
-	return true
+// changed takes note of a change, and wakes the worker.
+func (c *Controller) changed(note func(*changes)) {
+	c.changes.mu.Lock()
+	note(&c.changes)
+	c.changes.mu.Unlock()
+	c.queue.Add(theQueue)
 }
 
-func (c *changes) add(name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.runs.Insert(name)
-}
-
-func (c *changes) location(_, _ any) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.locations = true
-	return true
-}
-
-// namespace is only interested in names.
-func (c *changes) namespace(before, after any) bool {
-	if before != nil && after != nil {
-		return false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.namespaces = true
-	return true
-}
-
-// take returns what has changed since it was called last: names of runs, and whether
-// locations or namespaces have.
+// take returns what has changed since it was called last.
 func (c *changes) take() (runs sets.Set[string], locations, namespaces bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,10 +62,15 @@ type decision struct {
 	unreadable error
 }
 
-// decide brings the planner up to date, and decides.
+// decide brings the planner up to date, and decides. The ledger comes first: when this
+// process has taken it over, nobody writes it any more whom its informers lag behind.
 func (c *Controller) decide(ctx context.Context) (*decision, error) {
+	latest, err := c.readLedger(ctx)
+	if err != nil {
+		return nil, err
+	}
 	names, locations, namespaces := c.changes.take()
-	now := c.clock.Now()
+	now := c.Clock.Now()
 	if c.unsure {
 		if err := c.relist(ctx); err != nil {
 			return nil, err
@@ -107,7 +87,7 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 	if err := c.gather(ctx, names); err != nil {
 		return nil, err
 	}
-	ledger, err := c.judgeLedger(ctx)
+	ledger, err := c.judgeLedger(ctx, latest)
 	var unreadable error
 	switch {
 	case errors.Is(err, records.ErrLedger):
@@ -118,7 +98,7 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 
 	c.planning.Lock()
 	defer c.planning.Unlock()
-	begin := c.clock.Now()
+	begin := c.Clock.Now()
 	if locations {
 		list, err := c.locationLister.List(labels.Everything())
 		if err != nil {
@@ -137,7 +117,7 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 		c.planner.SetStarted(ledger.started)
 	}
 	next := c.planner.Next()
-	queueDecision.Observe(c.clock.Since(begin).Seconds())
+	queueDecision.Observe(c.Clock.Since(begin).Seconds())
 	if ledger == nil || ledger.unknown {
 		next.Start = nil
 	}
@@ -146,7 +126,7 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 
 // relist reads the runs from the cluster.
 func (c *Controller) relist(ctx context.Context) error {
-	list, err := c.runs.List(ctx, metav1.ListOptions{})
+	list, err := c.Runs.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("reading the runs: %w", err)
 	}
@@ -238,7 +218,7 @@ func (c *Controller) latest(ctx context.Context, name string) (*enginev1alpha1.B
 	}
 	// Not in the informer: it has not seen the run yet, or it has seen it go. Only
 	// the cluster knows.
-	live, err := c.runs.Get(ctx, name, metav1.GetOptions{})
+	live, err := c.Runs.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err), err == nil && live.UID != written.uid:
 		delete(c.written, name)

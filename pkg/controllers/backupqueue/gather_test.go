@@ -18,7 +18,7 @@ func TestALostEventIsMadeUpFor(t *testing.T) {
 		c := h.prepare(1)
 		defer c.queue.ShutDown()
 		mustSync := func() {
-			if _, err := c.sync(t.Context()); err != nil {
+			if err := c.sync(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -37,11 +37,7 @@ type judged struct {
 
 // judgeLedger judges the entries of the ledger by the runs that are known, to which
 // it adds those that the informer does not have.
-func (c *Controller) judgeLedger(ctx context.Context) (*judged, error) {
-	ledger, err := c.readLedger(ctx)
-	if err != nil {
-		return nil, err
-	}
+func (c *Controller) judgeLedger(ctx context.Context, ledger *corev1.ConfigMap) (*judged, error) {
 	starts, err := records.Ledger(ledger)
 	if err != nil {
 		c.reportUnreadable(ledger, err)
@@ -80,7 +76,7 @@ func (c *Controller) startedRun(ctx context.Context, start records.Start) (*engi
 	if run := c.known[start.Name]; run != nil && run.UID == start.UID {
 		return run, nil
 	}
-	live, err := c.runs.Get(ctx, start.Name, metav1.GetOptions{})
+	live, err := c.Runs.Get(ctx, start.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err), err == nil && live.UID != start.UID:
 		return nil, nil
@@ -103,7 +99,7 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 	if len(d.Start) == 0 {
 		return nil
 	}
-	now := metav1.NewTime(c.clock.Now())
+	now := metav1.NewTime(c.Clock.Now())
 	starts, started := d.ledger.holding, d.ledger.started.Clone()
 	for _, uid := range d.Start {
 		run := c.planner.Run(uid)
@@ -114,11 +110,11 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 	if err != nil {
 		return err
 	}
-	written, err := c.configMaps.Update(ctx, ledger, metav1.UpdateOptions{})
+	written, err := c.ConfigMaps.Update(ctx, ledger, metav1.UpdateOptions{})
 	if err != nil {
 		c.ledger = nil // whatever it is now
 		if records.Refused(err) {
-			c.events.Eventf(d.ledger.ledger, nil, corev1.EventTypeWarning, "LedgerRefused", "Start", "No backup starts: %v", err)
+			c.Events.Eventf(d.ledger.ledger, nil, corev1.EventTypeWarning, "LedgerRefused", "Start", "No backup starts: %v", err)
 		}
 		return fmt.Errorf("letting %d backups start: %w", len(d.Start), err)
 	}
@@ -141,7 +137,7 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 // does not claim it after that until it is let start again.
 func (c *Controller) TakeBack(ctx context.Context, run types.UID) error {
 	for {
-		ledger, err := c.configMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
+		ledger, err := c.ConfigMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
@@ -150,13 +146,13 @@ func (c *Controller) TakeBack(ctx context.Context, run types.UID) error {
 		}
 		starts, err := records.Ledger(ledger)
 		at := slices.IndexFunc(starts, func(start records.Start) bool { return start.UID == run })
-		if err != nil || at < 0 || records.Leader(ledger) != c.identity {
+		if err != nil || at < 0 || records.Leader(ledger) != c.Identity {
 			return nil // nothing starts, or not by this process
 		}
 		if ledger, err = records.WithLedger(ledger, slices.Delete(starts, at, at+1)); err != nil {
 			return err
 		}
-		_, err = c.configMaps.Update(ctx, ledger, metav1.UpdateOptions{})
+		_, err = c.ConfigMaps.Update(ctx, ledger, metav1.UpdateOptions{})
 		if err == nil || !apierrors.IsConflict(err) {
 			return err
 		}
@@ -188,7 +184,7 @@ func (c *Controller) readLedger(ctx context.Context) (*corev1.ConfigMap, error) 
 
 func (c *Controller) isMine(ledger *corev1.ConfigMap) bool {
 	_, err := records.Ledger(ledger)
-	return !errors.Is(err, records.ErrNoLedger) && records.Leader(ledger) == c.identity && ledger.Data[records.ConcurrentBackupsKey] == strconv.Itoa(c.limit)
+	return !errors.Is(err, records.ErrNoLedger) && records.Leader(ledger) == c.Identity && ledger.Data[records.ConcurrentBackupsKey] == strconv.Itoa(c.Limit)
 }
 
 // takeLedger makes this process the leader by the ledger as well. Whether it leads it
@@ -201,21 +197,21 @@ func (c *Controller) isMine(ledger *corev1.ConfigMap) bool {
 // back to its place. A claim of that may be under way; who claims
 // reads the ledger once more. So no other record is written, however many wait.
 func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) {
-	ledger, err := c.configMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
+	ledger, err := c.ConfigMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
 	if err == nil && c.isMine(ledger) {
 		return ledger, nil // the informer has not shown it yet
 	}
 	if apierrors.IsNotFound(err) {
-		ledger, err = c.configMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.LedgerName}}, metav1.CreateOptions{})
+		ledger, err = c.ConfigMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.LedgerName}}, metav1.CreateOptions{})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the ledger of started backups: %w", err)
 	}
-	if err := c.leads(ctx); err != nil {
+	if err := c.Leads(ctx); err != nil {
 		return nil, err
 	}
 	if _, err := records.Ledger(ledger); errors.Is(err, records.ErrNoLedger) {
-		list, err := c.runs.List(ctx, metav1.ListOptions{})
+		list, err := c.Runs.List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return nil, fmt.Errorf("reading the runs: %w", err)
 		}
@@ -240,11 +236,12 @@ func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) 
 		}
 	}
 	ledger = ledger.DeepCopy()
-	ledger.Data[records.LeaderKey], ledger.Data[records.ConcurrentBackupsKey] = c.identity, strconv.Itoa(c.limit)
-	ledger, err = c.configMaps.Update(ctx, ledger, metav1.UpdateOptions{})
+	ledger.Data[records.LeaderKey], ledger.Data[records.ConcurrentBackupsKey] = c.Identity, strconv.Itoa(c.Limit)
+	ledger, err = c.ConfigMaps.Update(ctx, ledger, metav1.UpdateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("taking over the ledger of started backups: %w", err)
 	}
+	c.unsure = true // the leader before may have written what this informer has not seen
 	return ledger, nil
 }
 
@@ -254,5 +251,5 @@ func (c *Controller) reportUnreadable(ledger *corev1.ConfigMap, err error) {
 		return
 	}
 	c.unreadable = ledger.ResourceVersion
-	c.events.Eventf(ledger, nil, corev1.EventTypeWarning, "LedgerUnreadable", "Start", "No backup starts: %v", err)
+	c.Events.Eventf(ledger, nil, corev1.EventTypeWarning, "LedgerUnreadable", "Start", "No backup starts: %v", err)
 }

@@ -93,7 +93,7 @@ func (q *collector) CollectWithStability(found chan<- metrics.Metric) {
 		v1alpha1.QueueReasonNextToStart:         0,
 	}
 	oldest := time.Duration(0)
-	now := c.clock.Now()
+	now := c.Clock.Now()
 	c.planning.Lock()
 	for i := range c.planner.Len() {
 		run := c.planner.RunAt(i)
@@ -119,5 +119,5 @@ func (q *collector) CollectWithStability(found chan<- metrics.Metric) {
 		gauge(queueBlocked, float64(n), string(reason))
 	}
 	gauge(queueOldestWait, oldest.Seconds())
-	gauge(queueSlots, float64(c.limit))
+	gauge(queueSlots, float64(c.Limit))
 }
