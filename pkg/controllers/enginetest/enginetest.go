@@ -14,8 +14,8 @@
 // with the same rules.
 //
 // It also does what a real cluster does on a bad day: Fault refuses requests or
-// loses their answers, Hold keeps informers from seeing what happens, and a Link
-// puts a process behind a network of its own. Observe shows what really happens.
+// loses their answers, and Hold keeps informers from seeing what happens. Observe shows
+// what really happens.
 // Ledger and its neighbours are what the tests of the queue and of the executors share.
 package enginetest
 

@@ -22,7 +22,6 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
-	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
@@ -69,7 +68,7 @@ func (w *world) launch() *process {
 		random: rand.New(rand.NewPCG(w.seed, uint64(w.launched))),
 	}
 	w.referee.launched(p)
-	leases := p.link("lease").Leases(w.Kube.CoordinationV1().Leases(system))
+	leases := linkedLeases{w.Kube.CoordinationV1().Leases(system), link{p, "lease"}}
 	leads := func(ctx context.Context) error { return liveness.Leads(ctx, leases, p.name) }
 	recorded := engineinformers.NewSharedInformerFactory(w.Cluster, 0)
 	objects := informers.NewSharedInformerFactory(w.Kube, 0)
@@ -77,8 +76,8 @@ func (w *world) launch() *process {
 	configMaps := w.Kube.CoreV1().ConfigMaps(system)
 	queue, err := backupqueue.New(backupqueue.Config{
 		Namespace: system, Limit: limit, Identity: p.name, Leads: leads,
-		Runs:       p.link(queuePart).Engine(w.EngineV1alpha1()).BackupRuns(system),
-		ConfigMaps: p.link(queuePart).ConfigMaps(configMaps),
+		Runs:       linkedRuns{w.EngineV1alpha1().BackupRuns(system), link{p, queuePart}},
+		ConfigMaps: linkedConfigMaps{configMaps, link{p, queuePart}},
 		Events:     &events.FakeRecorder{}, Clock: clock.RealClock{},
 		RunInformer: records.BackupRuns(), LocationInformer: records.StorageLocations(),
 		NamespaceInformer: objects.Core().V1().Namespaces(), LedgerInformer: objects.Core().V1().ConfigMaps(),
@@ -88,8 +87,8 @@ func (w *world) launch() *process {
 	}
 	executor, err := backuprun.New(backuprun.Config{
 		Namespace: system, Workers: limit, Identity: p.name, VolumeTimeout: time.Hour, AgentTimeout: time.Hour, Agents: noVolumes{}, Leads: leads, Queue: counting{queue, w.referee},
-		Engine:     p.link("executor").Engine(w.EngineV1alpha1()),
-		ConfigMaps: p.link("executor").ConfigMaps(configMaps),
+		Engine:     linkedEngine{w.EngineV1alpha1(), link{p, "executor"}},
+		ConfigMaps: linkedConfigMaps{configMaps, link{p, "executor"}},
 		Executor:   work{p}, CheckLocation: p.checkLocation,
 		Events: &events.FakeRecorder{}, Clock: clock.RealClock{},
 		RunInformer: records.BackupRuns(), LocationInformer: records.StorageLocations(),
@@ -98,7 +97,7 @@ func (w *world) launch() *process {
 	if err != nil {
 		w.Fatal(err)
 	}
-	retention, err := runretention.New(p.link("retention").Engine(w.EngineV1alpha1()), records.BackupRuns(), clock.RealClock{}, kept)
+	retention, err := runretention.New(linkedEngine{w.EngineV1alpha1(), link{p, "retention"}}, records.BackupRuns(), clock.RealClock{}, kept)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -225,44 +224,44 @@ func (p *process) notes() {
 
 const queuePart = "queue"
 
-// link is the network between a part of a process and the cluster.
-func (p *process) link(part string) enginetest.Link {
-	return enginetest.Link{Name: p.name + " " + part, Carry: func(verb, resource string, request func() error) error {
-		writes := verb != "get" && verb != "list"
-		p.mu.Lock()
-		if p.dead {
-			p.mu.Unlock()
-			return errDead
-		}
-		fate := p.drawFate(verb, resource)
-		if part == queuePart && resource == "configmaps" && writes {
-			p.notes()
-		}
+// carry carries a request out, at once, late or never, and gives the error that came of
+// it, or another one.
+func (l link) carry(verb, resource string, request func() error) error {
+	writes := verb != "get" && verb != "list"
+	p := l.process
+	p.mu.Lock()
+	if p.dead {
 		p.mu.Unlock()
-		time.Sleep(fate.delay)
-		p.awake()
-		if p.isDead() && !writes {
-			return errDead
+		return errDead
+	}
+	fate := p.drawFate(verb, resource)
+	if l.part == queuePart && resource == "configmaps" && writes {
+		p.notes()
+	}
+	p.mu.Unlock()
+	time.Sleep(fate.delay)
+	p.awake()
+	if p.isDead() && !writes {
+		return errDead
+	}
+	if l.part == queuePart && writes {
+		p.world.referee.count(queueTried, 1)
+	}
+	err := fate.before
+	if err == nil {
+		if err = request(); err == nil {
+			err = fate.after
 		}
-		if part == queuePart && writes {
-			p.world.referee.count(queueTried, 1)
+	}
+	if l.part == queuePart && writes && err != nil {
+		switch {
+		case fate.before != nil || fate.after != nil:
+			p.world.referee.count(queueFaulty, 1)
+		default:
+			p.world.referee.refused(p.name)
 		}
-		err := fate.before
-		if err == nil {
-			if err = request(); err == nil {
-				err = fate.after
-			}
-		}
-		if part == queuePart && writes && err != nil {
-			switch {
-			case fate.before != nil || fate.after != nil:
-				p.world.referee.count(queueFaulty, 1)
-			default:
-				p.world.referee.refused(p.name)
-			}
-		}
-		return err
-	}}
+	}
+	return err
 }
 
 // fate is what becomes of a request: it arrives late, is refused, or its answer is

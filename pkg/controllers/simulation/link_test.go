@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package enginetest
+package simulation
 
 import (
 	"context"
@@ -16,19 +16,19 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 )
 
-// Link is how one part of a process reaches the cluster with its requests about
-// runs, ConfigMaps and Leases.
-type Link struct {
-	// Name is the field manager of what it writes, by which an observer knows it.
-	Name string
-	// Carry carries a request out, at once, late or never, and gives the error that
-	// came of it, or another one. Unlike a Fault it may block.
-	Carry func(verb, resource string, request func() error) error
+// link is the network between a part of a process and the cluster, for requests about
+// runs, ConfigMaps and Leases. The part is in the field manager of what it writes, by
+// which the referee knows it.
+type link struct {
+	*process
+	part string
 }
 
-func carry[T any](l Link, verb, resource string, request func() (T, error)) (T, error) {
+func (l link) manager() string { return l.name + " " + l.part }
+
+func carry[T any](l link, verb, resource string, request func() (T, error)) (T, error) {
 	var answer, none T
-	err := l.Carry(verb, resource, func() (err error) {
+	err := l.carry(verb, resource, func() (err error) {
 		answer, err = request()
 		return err
 	})
@@ -38,24 +38,9 @@ func carry[T any](l Link, verb, resource string, request func() (T, error)) (T, 
 	return answer, nil
 }
 
-// Engine is the client for engine records by this link.
-func (l Link) Engine(engine engineclient.EngineV1alpha1Interface) engineclient.EngineV1alpha1Interface {
-	return linkedEngine{engine, l}
-}
-
-// ConfigMaps is the client for ConfigMaps by this link.
-func (l Link) ConfigMaps(configMaps coreclient.ConfigMapInterface) coreclient.ConfigMapInterface {
-	return linkedConfigMaps{configMaps, l}
-}
-
-// Leases is the client for Leases by this link.
-func (l Link) Leases(leases coordinationclient.LeaseInterface) coordinationclient.LeaseInterface {
-	return linkedLeases{leases, l}
-}
-
 type linkedEngine struct {
 	engineclient.EngineV1alpha1Interface
-	link Link
+	link
 }
 
 func (e linkedEngine) BackupRuns(namespace string) engineclient.BackupRunInterface {
@@ -64,7 +49,7 @@ func (e linkedEngine) BackupRuns(namespace string) engineclient.BackupRunInterfa
 
 type linkedRuns struct {
 	engineclient.BackupRunInterface
-	link Link
+	link
 }
 
 func (r linkedRuns) Get(ctx context.Context, name string, options metav1.GetOptions) (*enginev1alpha1.BackupRun, error) {
@@ -80,19 +65,19 @@ func (r linkedRuns) List(ctx context.Context, options metav1.ListOptions) (*engi
 }
 
 func (r linkedRuns) UpdateStatus(ctx context.Context, run *enginev1alpha1.BackupRun, options metav1.UpdateOptions) (*enginev1alpha1.BackupRun, error) {
-	options.FieldManager = r.link.Name
+	options.FieldManager = r.manager()
 	return carry(r.link, "update", "backupruns", func() (*enginev1alpha1.BackupRun, error) {
 		return r.BackupRunInterface.UpdateStatus(ctx, run, options)
 	})
 }
 
 func (r linkedRuns) Delete(ctx context.Context, name string, options metav1.DeleteOptions) error {
-	return r.link.Carry("delete", "backupruns", func() error { return r.BackupRunInterface.Delete(ctx, name, options) })
+	return r.carry("delete", "backupruns", func() error { return r.BackupRunInterface.Delete(ctx, name, options) })
 }
 
 type linkedConfigMaps struct {
 	coreclient.ConfigMapInterface
-	link Link
+	link
 }
 
 func (c linkedConfigMaps) Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.ConfigMap, error) {
@@ -102,14 +87,14 @@ func (c linkedConfigMaps) Get(ctx context.Context, name string, options metav1.G
 }
 
 func (c linkedConfigMaps) Create(ctx context.Context, obj *corev1.ConfigMap, options metav1.CreateOptions) (*corev1.ConfigMap, error) {
-	options.FieldManager = c.link.Name
+	options.FieldManager = c.manager()
 	return carry(c.link, "create", "configmaps", func() (*corev1.ConfigMap, error) {
 		return c.ConfigMapInterface.Create(ctx, obj, options)
 	})
 }
 
 func (c linkedConfigMaps) Update(ctx context.Context, obj *corev1.ConfigMap, options metav1.UpdateOptions) (*corev1.ConfigMap, error) {
-	options.FieldManager = c.link.Name
+	options.FieldManager = c.manager()
 	return carry(c.link, "update", "configmaps", func() (*corev1.ConfigMap, error) {
 		return c.ConfigMapInterface.Update(ctx, obj, options)
 	})
@@ -117,7 +102,7 @@ func (c linkedConfigMaps) Update(ctx context.Context, obj *corev1.ConfigMap, opt
 
 type linkedLeases struct {
 	coordinationclient.LeaseInterface
-	link Link
+	link
 }
 
 func (l linkedLeases) Get(ctx context.Context, name string, options metav1.GetOptions) (*coordinationv1.Lease, error) {
@@ -127,19 +112,19 @@ func (l linkedLeases) Get(ctx context.Context, name string, options metav1.GetOp
 }
 
 func (l linkedLeases) Create(ctx context.Context, lease *coordinationv1.Lease, options metav1.CreateOptions) (*coordinationv1.Lease, error) {
-	options.FieldManager = l.link.Name
+	options.FieldManager = l.manager()
 	return carry(l.link, "create", "leases", func() (*coordinationv1.Lease, error) {
 		return l.LeaseInterface.Create(ctx, lease, options)
 	})
 }
 
 func (l linkedLeases) Update(ctx context.Context, lease *coordinationv1.Lease, options metav1.UpdateOptions) (*coordinationv1.Lease, error) {
-	options.FieldManager = l.link.Name
+	options.FieldManager = l.manager()
 	return carry(l.link, "update", "leases", func() (*coordinationv1.Lease, error) {
 		return l.LeaseInterface.Update(ctx, lease, options)
 	})
 }
 
 func (l linkedLeases) Delete(ctx context.Context, name string, options metav1.DeleteOptions) error {
-	return l.link.Carry("delete", "leases", func() error { return l.LeaseInterface.Delete(ctx, name, options) })
+	return l.carry("delete", "leases", func() error { return l.LeaseInterface.Delete(ctx, name, options) })
 }
