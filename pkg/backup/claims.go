@@ -53,28 +53,28 @@ type persistentVolume struct {
 // persistent volumes and pods are read one after the other.
 type podVolumes struct {
 	*collector
-	claims    map[types.NamespacedName]*claim
-	volumes   map[string]*persistentVolume
-	submitted []*format.Volume
+	claims            map[types.NamespacedName]*claim
+	persistentVolumes map[string]*persistentVolume
+	submitted         []*format.Volume
 }
 
 func newPodVolumes(c *collector) *podVolumes {
 	return &podVolumes{
-		collector: c,
-		claims:    map[types.NamespacedName]*claim{},
-		volumes:   map[string]*persistentVolume{},
+		collector:         c,
+		claims:            map[types.NamespacedName]*claim{},
+		persistentVolumes: map[string]*persistentVolume{},
 	}
 }
 
-// visitVolume takes a persistent volume.
-func (p *podVolumes) visitVolume(_ context.Context, r resource, h *head, raw []byte) error {
-	if _, err := p.keepVolume(h, raw); err != nil {
-		p.findings.fail(subject{volumesResource, "", h.Metadata.Name}, err.Error())
+// visitPersistentVolume takes a persistent volume.
+func (p *podVolumes) visitPersistentVolume(_ context.Context, r resource, h *head, raw []byte) error {
+	if _, err := p.keepPersistentVolume(h, raw); err != nil {
+		p.findings.fail(subject{persistentVolumesResource, "", h.Metadata.Name}, err.Error())
 	}
-	return p.store(r, h, raw)
+	return p.add(r, h, raw)
 }
 
-func (p *podVolumes) keepVolume(h *head, raw []byte) (*persistentVolume, error) {
+func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolume, error) {
 	var object struct {
 		Metadata struct {
 			Labels map[string]string `json:"labels"`
@@ -88,18 +88,18 @@ func (p *podVolumes) keepVolume(h *head, raw []byte) (*persistentVolume, error) 
 		return nil, err
 	}
 	kept := &persistentVolume{object.Spec.HostPath != nil, object.Spec.ReclaimPolicy, object.Metadata.Labels}
-	p.volumes[h.Metadata.Name] = kept
+	p.persistentVolumes[h.Metadata.Name] = kept
 	return kept, nil
 }
 
-// volume finds a persistent volume by name. It comes along into the backup,
+// persistentVolume finds a persistent volume by name. It comes along into the backup,
 // unless the backup excludes it. It is nil when it can't be read.
-func (p *podVolumes) volume(ctx context.Context, name string) (*persistentVolume, error) {
-	if kept, known := p.volumes[name]; known {
+func (p *podVolumes) persistentVolume(ctx context.Context, name string) (*persistentVolume, error) {
+	if kept, known := p.persistentVolumes[name]; known {
 		return kept, nil
 	}
-	p.volumes[name] = nil
-	r, found := p.catalog.find(volumesResource)
+	p.persistentVolumes[name] = nil
+	r, found := p.discovered.find(persistentVolumesResource)
 	if !found {
 		return nil, nil
 	}
@@ -107,17 +107,17 @@ func (p *podVolumes) volume(ctx context.Context, name string) (*persistentVolume
 	if raw == nil {
 		return nil, err
 	}
-	kept, err := p.keepVolume(h, raw)
+	kept, err := p.keepPersistentVolume(h, raw)
 	if err != nil {
-		p.findings.fail(subject{volumesResource, "", name}, err.Error())
+		p.findings.fail(subject{persistentVolumesResource, "", name}, err.Error())
 		return nil, nil
 	}
-	return kept, p.storeRelated(r, h, raw)
+	return kept, p.addRelated(r, h, raw)
 }
 
 // visitClaim takes a claim, and its persistent volume along.
 func (p *podVolumes) visitClaim(ctx context.Context, r resource, h *head, raw []byte) error {
-	if err := p.store(r, h, raw); err != nil {
+	if err := p.add(r, h, raw); err != nil {
 		return err
 	}
 	_, err := p.keepClaim(ctx, h, raw)
@@ -148,7 +148,7 @@ func (p *podVolumes) keepClaim(ctx context.Context, h *head, raw []byte) (*claim
 		return kept, nil
 	}
 	kept.volume = object.Spec.VolumeName
-	volume, err := p.volume(ctx, kept.volume)
+	volume, err := p.persistentVolume(ctx, kept.volume)
 	if volume != nil && volume.hostPath {
 		kept.unusable = "its persistent volume is of type hostPath, which the agent can't reach"
 	}
@@ -163,7 +163,7 @@ func (p *podVolumes) claim(ctx context.Context, key types.NamespacedName) (*clai
 	}
 	kept := &claim{}
 	p.claims[key] = kept
-	r, found := p.catalog.find(claimsResource)
+	r, found := p.discovered.find(claimsResource)
 	if !found || !p.wanted.IncludedRelated(claimsResource, true) {
 		kept.unusable, kept.known = "the backup excludes its claim", true
 		return kept, nil
@@ -177,7 +177,7 @@ func (p *podVolumes) claim(ctx context.Context, key types.NamespacedName) (*clai
 		kept.unusable, kept.known = "its claim is "+reason, true
 		return kept, nil
 	}
-	if err := p.storeRelated(r, h, raw); err != nil {
+	if err := p.addRelated(r, h, raw); err != nil {
 		return nil, err
 	}
 	return p.keepClaim(ctx, h, raw)
@@ -185,7 +185,7 @@ func (p *podVolumes) claim(ctx context.Context, key types.NamespacedName) (*clai
 
 // visitPod takes a pod, its claims along, and hands over its volumes.
 func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []byte) error {
-	if err := p.store(r, h, raw); err != nil {
+	if err := p.add(r, h, raw); err != nil {
 		return err
 	}
 	about := subject{podsResource, h.Metadata.Namespace, h.Metadata.Name}
@@ -244,7 +244,7 @@ func (p *podVolumes) handOver(ctx context.Context, pod *corev1.Pod, volume *core
 			return
 		}
 		to.ClaimUID, to.PersistentVolume = of.uid, of.volume
-		if kept := p.volumes[of.volume]; kept != nil {
+		if kept := p.persistentVolumes[of.volume]; kept != nil {
 			to.ReclaimPolicy, to.Labels = kept.reclaimPolicy, kept.labels
 		}
 	}
@@ -315,7 +315,7 @@ func (p *podVolumes) notTaken() []format.VolumeInfo {
 	var infos []format.VolumeInfo
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
-		kept := p.volumes[of.volume]
+		kept := p.persistentVolumes[of.volume]
 		if of.taken || kept == nil {
 			continue
 		}

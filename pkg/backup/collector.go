@@ -35,7 +35,7 @@ type collector struct {
 	namespaces *selection.Namespaces
 	wanted     *selection.Resources
 	selectors  []labels.Selector
-	catalog    *catalog
+	discovered *discovered
 	lister     *lister
 	mover      Volumes
 	workers    int
@@ -78,11 +78,11 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	}
 	volumes := newPodVolumes(c)
 	ordered := map[schema.GroupResource]visit{
-		volumesResource: volumes.visitVolume,
-		claimsResource:  volumes.visitClaim,
-		podsResource:    volumes.visitPod,
+		persistentVolumesResource: volumes.visitPersistentVolume,
+		claimsResource:            volumes.visitClaim,
+		podsResource:              volumes.visitPod,
 	}
-	selected := c.catalog.selected(c.spec, c.wanted)
+	selected := c.discovered.selected(c.spec, c.wanted)
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(c.workers)
 	for _, r := range selected {
@@ -114,7 +114,7 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 // namespaces, only those that match them come by themselves; others come when
 // something in them does, as in Velero.
 func (c *collector) readNamespaces(ctx context.Context) error {
-	r, found := c.catalog.find(namespacesResource)
+	r, found := c.discovered.find(namespacesResource)
 	if !found {
 		return errors.New("the cluster serves no namespaces: check the rights of the controller")
 	}
@@ -150,7 +150,7 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 		if !c.wanted.Included(namespacesResource, false) || !byLabel {
 			return nil
 		}
-		return c.storeRelated(r, &h, raw)
+		return c.addRelated(r, &h, raw)
 	}})
 	if err != nil {
 		return fmt.Errorf("list the namespaces: %w", unwrapVisit(err))
@@ -243,7 +243,7 @@ func (c *collector) counted(ctx context.Context, q query, take visit) visitor {
 				return nil
 			}
 			namespace := h.Metadata.Namespace
-			if filtered && !c.inScope(namespace) || !c.sink.claim(q.resource, namespace, h.Metadata.Name) {
+			if filtered && !c.inScope(namespace) || !c.sink.meet(q.resource, namespace, h.Metadata.Name) {
 				return nil
 			}
 			about := subject{q.resource.GroupResource(), namespace, h.Metadata.Name}
@@ -265,11 +265,11 @@ func (c *collector) inScope(namespace string) bool {
 }
 
 func (c *collector) visitObject(_ context.Context, r resource, h *head, raw []byte) error {
-	return c.store(r, h, raw)
+	return c.add(r, h, raw)
 }
 
-// store puts a claimed object into the tarball.
-func (c *collector) store(r resource, h *head, raw []byte) error {
+// add puts an object into the tarball.
+func (c *collector) add(r resource, h *head, raw []byte) error {
 	c.progress.found.Add(1)
 	err := c.sink.write(r, h, raw)
 	if errors.Is(err, archive.ErrItem) {
@@ -280,25 +280,25 @@ func (c *collector) store(r resource, h *head, raw []byte) error {
 }
 
 // related are the resources of which single objects come along with others.
-var related = sets.New(namespacesResource, volumesResource, claimsResource, crdsResource)
+var related = sets.New(namespacesResource, persistentVolumesResource, claimsResource, crdsResource)
 
-// storeRelated puts an object into the tarball that comes along with others,
+// addRelated puts an object into the tarball that comes along with others,
 // unless it is there, or excluded.
-func (c *collector) storeRelated(r resource, h *head, raw []byte) error {
-	if !c.wanted.IncludedRelated(r.GroupResource(), r.namespaced) || !c.sink.claim(r, h.Metadata.Namespace, h.Metadata.Name) {
+func (c *collector) addRelated(r resource, h *head, raw []byte) error {
+	if !c.wanted.IncludedRelated(r.GroupResource(), r.namespaced) || !c.sink.meet(r, h.Metadata.Namespace, h.Metadata.Name) {
 		return nil
 	}
 	if reason := h.whyLeftOut(); reason != "" {
 		c.log.write(slog.LevelInfo, reason, subject{r.GroupResource(), h.Metadata.Namespace, h.Metadata.Name}.attrs()...)
 		return nil
 	}
-	return c.store(r, h, raw)
+	return c.add(r, h, raw)
 }
 
 // readDefinitions takes the definitions of the custom resources of which there
 // is something in the backup: without them it can't be restored elsewhere.
 func (c *collector) readDefinitions(ctx context.Context, selected []resource) error {
-	definitions, found := c.catalog.find(crdsResource)
+	definitions, found := c.discovered.find(crdsResource)
 	if !found || !c.wanted.IncludedRelated(crdsResource, false) {
 		return nil
 	}
@@ -314,7 +314,7 @@ func (c *collector) readDefinitions(ctx context.Context, selected []resource) er
 		if raw == nil {
 			continue
 		}
-		if err := c.storeRelated(definitions, h, raw); err != nil {
+		if err := c.addRelated(definitions, h, raw); err != nil {
 			return err
 		}
 	}
@@ -324,7 +324,7 @@ func (c *collector) readDefinitions(ctx context.Context, selected []resource) er
 // readTouchedNamespaces takes the namespaces of which there is something in the
 // backup, if they have not come by themselves.
 func (c *collector) readTouchedNamespaces(ctx context.Context) error {
-	r, _ := c.catalog.find(namespacesResource)
+	r, _ := c.discovered.find(namespacesResource)
 	for _, name := range c.sink.touchedNamespaces() {
 		h, raw, err := c.fetch(ctx, r, "", name, optional)
 		if err != nil {
@@ -333,7 +333,7 @@ func (c *collector) readTouchedNamespaces(ctx context.Context) error {
 		if raw == nil {
 			continue
 		}
-		if err := c.storeRelated(r, h, raw); err != nil {
+		if err := c.addRelated(r, h, raw); err != nil {
 			return err
 		}
 	}

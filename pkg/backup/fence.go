@@ -13,6 +13,7 @@ import (
 	"log/slog"
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -21,7 +22,7 @@ import (
 var ErrNameTaken = errors.New("another backup has this name in the store")
 
 // ErrUnreadable says that nobody knows which backup has the name.
-var ErrUnreadable = errors.New("its metadata can't be read")
+var ErrUnreadable = folder.ErrUnreadable
 
 // begin makes the backup's folder its own. If the backup has ended before, the
 // outcome says so.
@@ -29,7 +30,7 @@ func (e *execution) begin(ctx context.Context) (Outcome, error) {
 	if outcome, err := e.stored(ctx); err != nil || outcome.Stored {
 		return outcome, err
 	}
-	first, err := e.claim(ctx)
+	first, err := e.takeFolder(ctx)
 	if err != nil {
 		return Outcome{Status: e.status(err)}, err
 	}
@@ -40,9 +41,9 @@ func (e *execution) begin(ctx context.Context) (Outcome, error) {
 	return e.stored(ctx)
 }
 
-// claim creates the owner of the folder, and reports whether there was none. It
+// takeFolder creates the owner of the folder, and reports whether there was none. It
 // fails with ErrNameTaken if that is another backup.
-func (e *execution) claim(ctx context.Context) (first bool, err error) {
+func (e *execution) takeFolder(ctx context.Context) (first bool, err error) {
 	owner, err := format.EncodeOwner(format.Owner{UID: e.request.Backup.UID, ClusterUID: e.request.Cluster.UID})
 	if err != nil {
 		return false, err
@@ -57,18 +58,15 @@ func (e *execution) claim(ctx context.Context) (first bool, err error) {
 // owns fails if the folder is not this backup's.
 func (e *execution) owns(ctx context.Context) error {
 	key := format.OwnerKey(e.storeName)
-	data, err := e.get(ctx, key, format.MaxOwnerBytes)
-	if errors.Is(err, store.ErrNotFound) {
-		return fmt.Errorf("%s is gone: somebody has deleted the backup", key)
-	}
-	if err != nil {
-		return err
-	}
-	owner, err := format.DecodeOwner(data)
+	owner, err := e.folder.Owner(ctx)
 	switch {
+	case errors.Is(err, ErrUnreadable):
+		return fmt.Errorf("%w, and %w: choose another name", ErrNameTaken, err)
 	case err != nil:
-		return fmt.Errorf("%w, and %w: %s: %w: choose another name", ErrNameTaken, ErrUnreadable, key, err)
-	case owner.UID != e.request.Backup.UID:
+		return err
+	case owner == nil:
+		return fmt.Errorf("%s is gone: somebody has deleted the backup", key)
+	case owner.UID != e.folder.UID:
 		return fmt.Errorf("%w: %s is that of the backup with the uid %s of the cluster %q: choose another name, or delete that backup; if it will never end, since its cluster is lost, remove its folder from the store", ErrNameTaken, key, owner.UID, owner.ClusterUID)
 	}
 	return nil
@@ -89,41 +87,14 @@ func (e *execution) stored(ctx context.Context) (Outcome, error) {
 
 // metadata reads the backup from the store; it is nil if it is not there.
 func (e *execution) metadata(ctx context.Context) (*holdfast.Backup, error) {
-	key := format.MetadataKey(e.storeName)
-	data, err := e.get(ctx, key, format.MaxMetadataBytes)
-	if errors.Is(err, store.ErrNotFound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	found, err := format.DecodeBackup(data, format.Place{
-		StoreName:       e.storeName,
-		Location:        e.request.Backup.Spec.StorageLocation,
-		SystemNamespace: e.request.Cluster.SystemNamespace,
-		Now:             e.Clock.Now(),
-	})
+	found, err := e.folder.Metadata(ctx)
 	switch {
-	case err != nil:
-		return nil, fmt.Errorf("%w, and %w: %s: %w: choose another name", ErrNameTaken, ErrUnreadable, key, err)
-	case found.UID != e.request.Backup.UID:
-		return nil, fmt.Errorf("%w: %s: choose another name, or delete that backup first", ErrNameTaken, key)
+	case errors.Is(err, ErrUnreadable):
+		return nil, fmt.Errorf("%w, and %w: choose another name", ErrNameTaken, err)
+	case found != nil && found.UID != e.folder.UID:
+		return nil, fmt.Errorf("%w: %s: choose another name, or delete that backup first", ErrNameTaken, format.MetadataKey(e.storeName))
 	}
-	return found, nil
-}
-
-// get reads a small object: one byte more than the limit at most.
-func (e *execution) get(ctx context.Context, key string, limit int64) (data []byte, err error) {
-	err = e.retry(ctx, func() error {
-		content, err := e.Store.Get(ctx, key)
-		if err != nil {
-			return err
-		}
-		defer content.Close()
-		data, err = io.ReadAll(io.LimitReader(content, limit+1))
-		return err
-	})
-	return data, err
+	return found, err
 }
 
 // create stores an object that nobody else writes.
@@ -148,14 +119,9 @@ func (e *execution) created(ctx context.Context, key string, content format.Cont
 }
 
 func (e *execution) content(ctx context.Context, key string) (found format.Content, err error) {
-	err = e.retry(ctx, func() error {
-		content, err := e.Store.Get(ctx, key)
-		if err != nil {
-			return err
-		}
-		defer content.Close()
+	err = e.folder.Read(ctx, key, func(r io.Reader) error {
 		sum := sha256.New()
-		size, err := io.Copy(sum, content)
+		size, err := io.Copy(sum, r)
 		found = format.ContentOf(size, sum)
 		return err
 	})
@@ -164,7 +130,7 @@ func (e *execution) content(ctx context.Context, key string) (found format.Conte
 
 // verify makes sure that all that was stored is in the store.
 func (e *execution) verify(ctx context.Context) error {
-	objects, err := e.listing(ctx, store.ListOptions{Recursive: true})
+	objects, err := e.folder.List(ctx)
 	if err != nil {
 		return err
 	}
@@ -182,20 +148,6 @@ func (e *execution) verify(ctx context.Context) error {
 		return fmt.Errorf("%d of the objects that were written are not in the store any more", missing)
 	}
 	return nil
-}
-
-func (e *execution) listing(ctx context.Context, options store.ListOptions) (objects []store.Object, err error) {
-	err = e.retry(ctx, func() error {
-		objects = nil
-		for object, err := range e.Store.List(ctx, format.BackupPrefix(e.storeName), options) {
-			if err != nil {
-				return err
-			}
-			objects = append(objects, object)
-		}
-		return nil
-	})
-	return objects, err
 }
 
 // storeMetadata makes the backup exist, and returns the status that it exists
@@ -285,7 +237,7 @@ func (e *execution) clean(ctx context.Context, remover store.Remover) error {
 	if err != nil {
 		return err
 	}
-	objects, err := e.listing(ctx, store.ListOptions{Recursive: true, Unfinished: true})
+	objects, err := e.folder.List(ctx)
 	if err != nil {
 		return err
 	}
@@ -301,8 +253,7 @@ func (e *execution) clean(ctx context.Context, remover store.Remover) error {
 		if named {
 			continue
 		}
-		err := e.retry(ctx, func() error { return remover.Delete(ctx, object) })
-		if err != nil && !errors.Is(err, store.ErrChanged) {
+		if err := e.folder.Remove(ctx, remover, object); err != nil {
 			return err
 		}
 	}
@@ -327,11 +278,7 @@ func (e *execution) release(ctx context.Context, remover store.Remover) error {
 	if err := e.owns(ctx); err != nil {
 		return nil // it is somebody else's
 	}
-	err = remover.Delete(ctx, owner)
-	if errors.Is(err, store.ErrChanged) {
-		return nil
-	}
-	return err
+	return e.folder.Remove(ctx, remover, owner)
 }
 
 // Find returns a backup as it is stored. The outcome is empty if it is not, also when

@@ -313,7 +313,7 @@ func TestAbandon(t *testing.T) {
 	for phase, errorCount := range map[holdfast.BackupPhase]int32{holdfast.BackupPhaseFailed: 1, holdfast.BackupPhaseCancelled: 0} {
 		t.Run(string(phase), func(t *testing.T) {
 			f := shopOf(t, 3)
-			if first, err := newExecution(t.Context(), f.request, f.deps).claim(t.Context()); err != nil || !first {
+			if first, err := newExecution(t.Context(), f.request, f.deps).takeFolder(t.Context()); err != nil || !first {
 				t.Fatalf("got %v, %v", first, err)
 			}
 			// What a killed controller may leave.
@@ -402,7 +402,7 @@ func TestWhatCannotBeVerified(t *testing.T) {
 // A backup that has the folder, and not the name, gives the folder up.
 func TestAbandonOfANameThatIsTaken(t *testing.T) {
 	f := shopOf(t, 1)
-	if first, err := newExecution(t.Context(), f.request, f.deps).claim(t.Context()); err != nil || !first {
+	if first, err := newExecution(t.Context(), f.request, f.deps).takeFolder(t.Context()); err != nil || !first {
 		t.Fatalf("got %v, %v", first, err)
 	}
 	if err := f.store.Put(t.Context(), format.MetadataKey("b"), []byte("not even metadata")); err != nil {
@@ -487,7 +487,7 @@ func TestAbandonRemovesNothingOfOthers(t *testing.T) {
 		}, store.ErrUnavailable},
 		// That the owner can't be read now does not make it another one.
 		"its owner can't be read": {func(t *testing.T, f *fixture) {
-			if first, err := newExecution(t.Context(), f.request, f.deps).claim(t.Context()); err != nil || !first {
+			if first, err := newExecution(t.Context(), f.request, f.deps).takeFolder(t.Context()); err != nil || !first {
 				t.Fatalf("got %v, %v", first, err)
 			}
 			f.store.Inject(storetest.Fault{Operation: storetest.Get, Key: format.OwnerKey("b"), Err: store.ErrUnavailable})
@@ -521,7 +521,7 @@ func TestAbandonRemovesNothingOfOthers(t *testing.T) {
 func TestRelease(t *testing.T) {
 	for fault, want := range map[error]error{store.ErrChanged: nil, store.ErrDenied: store.ErrDenied} {
 		f := shopOf(t, 1)
-		if first, err := newExecution(t.Context(), f.request, f.deps).claim(t.Context()); err != nil || !first {
+		if first, err := newExecution(t.Context(), f.request, f.deps).takeFolder(t.Context()); err != nil || !first {
 			t.Fatalf("got %v, %v", first, err)
 		}
 		f.store.Inject(storetest.Fault{Operation: storetest.Delete, Err: fault})

@@ -47,18 +47,18 @@ func newResource(gv schema.GroupVersion, served *metav1.APIResource) resource {
 }
 
 var (
-	namespacesResource = schema.GroupResource{Resource: "namespaces"}
-	volumesResource    = schema.GroupResource{Resource: "persistentvolumes"}
-	claimsResource     = schema.GroupResource{Resource: "persistentvolumeclaims"}
-	podsResource       = schema.GroupResource{Resource: "pods"}
-	secretsResource    = schema.GroupResource{Resource: "secrets"}
-	crdsResource       = schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
+	namespacesResource        = schema.GroupResource{Resource: "namespaces"}
+	persistentVolumesResource = schema.GroupResource{Resource: "persistentvolumes"}
+	claimsResource            = schema.GroupResource{Resource: "persistentvolumeclaims"}
+	podsResource              = schema.GroupResource{Resource: "pods"}
+	secretsResource           = schema.GroupResource{Resource: "secrets"}
+	crdsResource              = schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
 )
 
 // readingOrder puts first what others refer to: a pod's volumes are decided on
 // its claims, and those on their persistent volumes. Pods come before all else,
 // so that their volumes upload while the rest is read.
-var readingOrder = []schema.GroupResource{namespacesResource, volumesResource, claimsResource, podsResource}
+var readingOrder = []schema.GroupResource{namespacesResource, persistentVolumesResource, claimsResource, podsResource}
 
 // ownGroups are never backed up. The virtual resources of holdfast.io have
 // nothing to restore: they are computed. The records of engine.holdfast.io are
@@ -82,8 +82,8 @@ var cohabiting = map[string][2]string{
 	"replicasets":     {"apps", "extensions"},
 }
 
-// catalog is what the cluster serves, as far as it can be backed up.
-type catalog struct {
+// discovered is what the cluster serves, as far as it can be backed up.
+type discovered struct {
 	// resources in reading order.
 	resources []resource
 	// words maps all that a resource may be called by, in lower case.
@@ -96,15 +96,15 @@ type catalog struct {
 // that can be listed, read, created and deleted. A group that can't be
 // discovered, such as that of an aggregated API whose server is down, is left
 // out; the error is for discovery as a whole.
-func discover(ctx context.Context, client Discovery) (*catalog, error) {
+func discover(ctx context.Context, client Discovery) (*discovered, error) {
 	lists, err := client.ServerPreferredResourcesWithContext(ctx)
-	c := &catalog{words: map[string]schema.GroupResource{}, failed: map[string]error{}}
+	d := &discovered{words: map[string]schema.GroupResource{}, failed: map[string]error{}}
 	var partial *discovery.ErrGroupDiscoveryFailed
 	switch {
 	case errors.As(err, &partial):
 		for gv, cause := range partial.Groups {
 			if !ownGroups.Has(gv.Group) {
-				c.failed[gv.Group] = cause
+				d.failed[gv.Group] = cause
 			}
 		}
 	case err != nil:
@@ -116,11 +116,11 @@ func discover(ctx context.Context, client Discovery) (*catalog, error) {
 			return nil, fmt.Errorf("discover the cluster's resources: %w", err)
 		}
 		if !ownGroups.Has(gv.Group) {
-			c.add(gv, list.APIResources)
+			d.add(gv, list.APIResources)
 		}
 	}
-	slices.SortStableFunc(c.resources, func(a, b resource) int { return cmp.Compare(rank(a), rank(b)) })
-	return c, nil
+	slices.SortStableFunc(d.resources, func(a, b resource) int { return cmp.Compare(rank(a), rank(b)) })
+	return d, nil
 }
 
 func rank(r resource) int {
@@ -130,20 +130,20 @@ func rank(r resource) int {
 	return len(readingOrder)
 }
 
-func (c *catalog) add(gv schema.GroupVersion, served []metav1.APIResource) {
+func (d *discovered) add(gv schema.GroupVersion, served []metav1.APIResource) {
 	// The server's order within a group is not kept by the client.
 	for _, r := range slices.SortedFunc(slices.Values(served), func(a, b metav1.APIResource) int { return cmp.Compare(a.Name, b.Name) }) {
 		if strings.Contains(r.Name, "/") || !sets.New(r.Verbs...).HasAll("list", "get", "create", "delete") {
 			continue
 		}
 		found := newResource(gv, &r)
-		c.resources = append(c.resources, found)
+		d.resources = append(d.resources, found)
 		for _, word := range append([]string{r.Name, r.SingularName, r.Kind}, r.ShortNames...) {
 			for _, word := range []string{word, word + "." + gv.Group} {
 				word = strings.ToLower(word)
 				// The first group wins a word, as it does in kubectl.
-				if _, taken := c.words[word]; !taken && word != "" {
-					c.words[word] = found.GroupResource()
+				if _, taken := d.words[word]; !taken && word != "" {
+					d.words[word] = found.GroupResource()
 				}
 			}
 		}
@@ -151,30 +151,30 @@ func (c *catalog) add(gv schema.GroupVersion, served []metav1.APIResource) {
 }
 
 // resolve is a selection.Resolver.
-func (c *catalog) resolve(word string) (schema.GroupResource, bool) {
-	gr, ok := c.words[strings.ToLower(word)]
+func (d *discovered) resolve(word string) (schema.GroupResource, bool) {
+	gr, ok := d.words[strings.ToLower(word)]
 	return gr, ok
 }
 
-func (c *catalog) find(gr schema.GroupResource) (resource, bool) {
-	i := slices.IndexFunc(c.resources, func(r resource) bool { return r.GroupResource() == gr })
+func (d *discovered) find(gr schema.GroupResource) (resource, bool) {
+	i := slices.IndexFunc(d.resources, func(r resource) bool { return r.GroupResource() == gr })
 	if i < 0 {
 		return resource{}, false
 	}
-	return c.resources[i], true
+	return d.resources[i], true
 }
 
 // selected are the resources to read, in reading order.
-func (c *catalog) selected(spec *holdfast.BackupSpec, wanted *selection.Resources) []resource {
+func (d *discovered) selected(spec *holdfast.BackupSpec, wanted *selection.Resources) []resource {
 	named := sets.New[schema.GroupResource]()
 	for _, word := range includedWords(spec) {
-		if gr, ok := c.resolve(word); ok {
+		if gr, ok := d.resolve(word); ok {
 			named.Insert(gr)
 		}
 	}
 	taken := sets.New[string]()
 	var selected []resource
-	for _, r := range c.resources {
+	for _, r := range d.resources {
 		gr := r.GroupResource()
 		if !wanted.Included(gr, r.namespaced) || onlyByName.Has(gr) && !named.Has(gr) {
 			continue
@@ -193,20 +193,20 @@ func (c *catalog) selected(spec *holdfast.BackupSpec, wanted *selection.Resource
 // report says what discovery could not find. A group that failed is a warning,
 // as in Velero: the objects of an aggregated API live elsewhere, and a broken one
 // must not spoil every backup. It is an error when the backup asks for it by name.
-func (c *catalog) report(spec *holdfast.BackupSpec, findings *findings) {
+func (d *discovered) report(spec *holdfast.BackupSpec, findings *findings) {
 	missed := sets.New[string]()
 	for _, word := range includedWords(spec) {
-		if _, ok := c.resolve(word); ok || strings.ContainsAny(word, "*?[") {
+		if _, ok := d.resolve(word); ok || strings.ContainsAny(word, "*?[") {
 			continue
 		}
-		if group := schema.ParseGroupResource(word).Group; c.failed[group] != nil {
+		if group := schema.ParseGroupResource(word).Group; d.failed[group] != nil {
 			missed.Insert(group)
 		} else {
 			findings.warn(subject{}, fmt.Sprintf("the backup includes %q, which the cluster does not serve", word))
 		}
 	}
-	for _, group := range slices.Sorted(maps.Keys(c.failed)) {
-		text := fmt.Sprintf("the resources of the API group %s can't be discovered, and are not backed up: %v", group, c.failed[group])
+	for _, group := range slices.Sorted(maps.Keys(d.failed)) {
+		text := fmt.Sprintf("the resources of the API group %s can't be discovered, and are not backed up: %v", group, d.failed[group])
 		if missed.Has(group) {
 			findings.fail(subject{}, text)
 		} else {

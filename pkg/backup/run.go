@@ -23,6 +23,7 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -110,6 +111,7 @@ type execution struct {
 	Dependencies
 	request   Request
 	storeName string
+	folder    *folder.Folder
 	logger    klog.Logger
 	log       *logbook
 	findings  *findings
@@ -138,6 +140,15 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 		storeName:    request.StoreName(),
 		log:          newLogbook(deps.Clock),
 		contents:     format.Contents{},
+	}
+	e.folder = &folder.Folder{
+		Place: format.Place{StoreName: e.storeName, Location: request.Backup.Spec.StorageLocation, SystemNamespace: request.Cluster.SystemNamespace},
+		Clock: deps.Clock,
+		UID:   request.Backup.UID,
+		Store: deps.Store,
+		Try: func(ctx context.Context, request func(context.Context) error) error {
+			return e.retry(ctx, func() error { return request(ctx) })
+		},
 	}
 	e.logger = klog.LoggerWithValues(klog.FromContext(ctx), "backup", e.storeName)
 	e.findings = &findings{log: e.log, logger: e.logger}
@@ -233,7 +244,7 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 		namespaces: namespaces,
 		wanted:     wanted.Bind(found.resolve),
 		selectors:  selectors,
-		catalog:    found,
+		discovered: found,
 		lister:     &lister{client: e.Client, retry: e.Retry},
 		mover:      e.Volumes,
 		workers:    e.Workers,

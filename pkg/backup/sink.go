@@ -59,9 +59,9 @@ func newSink(w *archive.Writer, log *logbook, progress *Progress) *sink {
 	}
 }
 
-// claim says whether the caller is the first to meet the object, and therefore
+// meet says whether the caller is the first to meet the object, and therefore
 // the one to deal with it.
-func (s *sink) claim(r resource, namespace, name string) bool {
+func (s *sink) meet(r resource, namespace, name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	seen := s.seen[r.GroupResource()]
@@ -77,7 +77,7 @@ func (s *sink) claim(r resource, namespace, name string) bool {
 	return true
 }
 
-// forget frees what claim remembers of a resource that has been read and that
+// forget frees what meet remembers of a resource that has been read and that
 // nothing refers to.
 func (s *sink) forget(r resource) {
 	s.mu.Lock()
@@ -85,7 +85,7 @@ func (s *sink) forget(r resource) {
 	delete(s.seen, r.GroupResource())
 }
 
-// write adds an object that was claimed. An error means that the tarball is
+// write adds an object. An error means that the tarball is
 // broken.
 func (s *sink) write(r resource, h *head, raw []byte) error {
 	s.mu.Lock()
@@ -117,7 +117,7 @@ func (s *sink) holds(r resource) bool {
 }
 
 // touchedNamespaces are those of which something was written, but which have not
-// been claimed themselves.
+// been met themselves.
 func (s *sink) touchedNamespaces() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

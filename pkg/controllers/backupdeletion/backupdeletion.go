@@ -37,6 +37,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
@@ -171,6 +172,9 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		return err
 	}
 	o, ok := errors.AsType[*obstacle](err)
+	if refusal, refuses := errors.AsType[*folder.Refusal](err); refuses {
+		o, ok = refused("%v", refusal), true
+	}
 	switch {
 	case !ok:
 		return err

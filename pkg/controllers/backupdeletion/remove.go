@@ -18,12 +18,12 @@ import (
 	"k8s.io/klog/v2"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// requestTimeout is how long a store may take for one request, or for the removal
-// of what is left of a folder.
+// requestTimeout is how long a store may take for one request, its content included.
 const requestTimeout = time.Minute
 
 // bucket is what a deletion needs of a storage location.
@@ -51,8 +51,11 @@ func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) 
 	// A run that never began has written nothing, and a folder of its name belongs to
 	// somebody else.
 	if recordedAsStored(run) || run.Status.StartTimestamp != nil {
-		goOn, err := c.removeStored(ctx, run)
-		if err != nil || !goOn {
+		err := c.removeStored(ctx, run)
+		if errors.Is(err, errRecordGone) {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -71,97 +74,73 @@ func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) 
 	return nil
 }
 
-// removeStored removes what is in the store of a backup. It returns false if that
-// was not finished, since the record is not the same any more.
-func (c *Controller) removeStored(ctx context.Context, run *enginev1alpha1.BackupRun) (bool, error) {
+// removeStored removes what is in the store of a backup. The error is errRecordGone if
+// that is somebody else's now.
+func (c *Controller) removeStored(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	name := run.Spec.Backup.StorageLocation
 	record, err := c.locations.Get(name)
 	switch {
 	case apierrors.IsNotFound(err):
-		return false, &obstacle{text: fmt.Sprintf("the deletion waits for the storage location %q, which does not exist: make it again, or give the deletion up by removing the BackupRun %s", name, run.Name)}
+		return &obstacle{text: fmt.Sprintf("the deletion waits for the storage location %q, which does not exist: make it again, or give the deletion up by removing the BackupRun %s", name, run.Name)}
 	case err != nil:
-		return false, err
+		return err
 	case record.Unavailable():
-		return false, awaited(name, meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionAvailable).Message)
+		return awaited(name, meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionAvailable).Message)
 	}
-	goOn, err := c.removeFrom(ctx, record, run)
+	err = c.removeFrom(ctx, record, run)
 	if failure, ok := errors.AsType[*obstacle](err); ok && errors.Is(failure, store.ErrUnavailable) && ctx.Err() == nil {
 		// All others that wait for this store need not find out by themselves.
 		if checkErr := c.CheckLocation(ctx, name); checkErr != nil {
 			klog.FromContext(ctx).Error(checkErr, "Checking a storage location failed", "storageLocation", name)
 		}
 	}
-	return goOn, err
+	return err
 }
 
-func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.StorageLocation, run *enginev1alpha1.BackupRun) (bool, error) {
+func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.StorageLocation, run *enginev1alpha1.BackupRun) error {
 	target, err := c.open(ctx, record)
 	if err != nil {
-		return false, storeFailure(record.Name, err)
+		return storeFailure(record.Name, err)
 	}
 	defer target.Close()
-	folder := &folder{bucket: target, storeName: run.Name, uid: backupUID(run), location: record.Name}
-
-	metadata, snapshots, err := c.look(ctx, folder)
+	deletion := &folder.Deletion{
+		Folder: folder.Folder{
+			Place: format.Place{StoreName: run.Name, Location: record.Name},
+			Clock: c.Clock,
+			UID:   backupUID(run),
+			Store: target,
+			Try: func(ctx context.Context, request func(context.Context) error) error {
+				ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+				defer cancel()
+				if err := request(ctx); err != nil {
+					return storeFailure(record.Name, err)
+				}
+				return nil
+			},
+		},
+		Remover: target,
+		Present: func() error { return c.present(ctx, run) },
+	}
+	err = deletion.Look(ctx)
 	switch {
-	case errors.Is(err, errOther) && !recordedAsStored(run):
+	case errors.Is(err, folder.ErrOther) && !recordedAsStored(run):
 		// The name was taken, so that nothing of this one was stored but snapshots.
-		return true, c.deleteAllSnapshots(ctx, record, run, nil)
+		return c.deleteAllSnapshots(ctx, record, run, nil)
 	case err != nil:
-		return false, err
-	}
-	present := func() error { return c.present(ctx, run) }
-	if metadata != nil || folder.named != nil {
+		return err
+	case deletion.Begins():
 		// Nothing is destroyed before all that can be known to be in the way.
-		if err := c.openAll(ctx, record, run, snapshots); err != nil {
-			return false, err
+		if err := c.openAll(ctx, record, run, deletion.Snapshots); err != nil {
+			return err
 		}
 	}
-	if metadata != nil {
-		if err := folder.delete(ctx, *metadata, present); err != nil {
-			return false, notGone(err)
-		}
+	if err := deletion.RemoveMetadata(ctx); err != nil {
+		return err
 	}
-	if err := c.deleteAllSnapshots(ctx, record, run, snapshots); err != nil {
-		return false, err
+	if err := c.deleteAllSnapshots(ctx, record, run, deletion.Snapshots); err != nil {
+		return err
 	}
-	if err := folder.deleteRest(ctx, c.Clock.Now(), present); err != nil {
-		return false, notGone(err)
-	}
-	return true, nil
-}
-
-// look reads, before anything is removed, whose the folder is, and where the data of
-// the volumes is.
-func (c *Controller) look(ctx context.Context, folder *folder) (metadata *store.Object, snapshots map[string][]string, err error) {
-	metadata, err = folder.metadata(ctx, c.Clock.Now())
-	if errors.Is(err, errOther) {
-		err = folder.beneath(ctx, c.Clock.Now(), err)
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	owner, err := folder.owner(ctx)
-	switch {
-	case err != nil:
-		return nil, nil, err
-	case owner == "" || owner == folder.uid:
-		snapshots, err = folder.snapshots(ctx)
-		return metadata, snapshots, err
-	case metadata == nil:
-		return nil, nil, folder.other(format.OwnerKey(folder.storeName), owner)
-	}
-	// A process that was paused has written the metadata late, after this backup was
-	// deleted. All else in the folder is its owner's.
-	return metadata, nil, nil
-}
-
-// notGone is nil in place of errRecordGone.
-func notGone(err error) error {
-	if errors.Is(err, errRecordGone) {
-		return nil
-	}
-	return err
+	return deletion.RemoveRest(ctx)
 }
 
 // errRecordGone says that the record of a deletion is gone, and that its work is done.

@@ -652,26 +652,3 @@ func TestMetadataReplaced(t *testing.T) {
 		}
 	})
 }
-
-// TestOwnerThatCannotBeRead: as long as nobody knows whose the rest is, it stays, and
-// the deletion is not over.
-func TestOwnerThatCannotBeRead(t *testing.T) {
-	w := newWorld(t, t.TempDir())
-	writeBackup(t, w.faulty, "a", uidOf("a"))
-	w.faulty.Inject(storetest.Fault{Operation: storetest.Get, Key: format.OwnerKey("a"), Err: store.ErrUnavailable})
-	f := &folder{bucket: closer{w.faulty}, storeName: "a", uid: uidOf("a"), location: "default"}
-	if err := f.deleteRest(t.Context(), instant.Time, func() error { return nil }); !errors.Is(err, store.ErrUnavailable) {
-		t.Errorf("got %v", err)
-	}
-	w.expectWhole("a")
-}
-
-// TestListedSnapshots: a volume without a snapshot takes none from the list.
-func TestListedSnapshots(t *testing.T) {
-	w := newWorld(t, t.TempDir())
-	writeBackup(t, w.faulty, "a", uidOf("a"), "one", "", "two")
-	f := &folder{bucket: closer{w.faulty}, storeName: "a", uid: uidOf("a"), location: "default"}
-	if ids, err := f.snapshots(t.Context()); err != nil || !slices.Equal(ids[app], []string{"one", "two"}) {
-		t.Errorf("got %v, %v", ids, err)
-	}
-}

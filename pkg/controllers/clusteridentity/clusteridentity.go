@@ -22,13 +22,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
@@ -40,9 +39,6 @@ const (
 	SecretName = "holdfast-signing-key"
 	// SecretKey is its key in there: 32 bytes.
 	SecretKey = "ed25519-seed"
-
-	// excludeLabel leaves an object out of backups.
-	excludeLabel = "velero.io/exclude-from-backup"
 
 	firstRetry = time.Second
 	lastRetry  = time.Minute
@@ -77,7 +73,7 @@ func create(ctx context.Context, secrets Secrets) (*corev1.Secret, error) {
 	}
 	_, err = secrets.Create(ctx, &corev1.Secret{
 		// No backup takes along what would let its reader forge others.
-		ObjectMeta: metav1.ObjectMeta{Name: SecretName, Labels: map[string]string{excludeLabel: "true"}},
+		ObjectMeta: metav1.ObjectMeta{Name: SecretName, Labels: map[string]string{format.LabelExclude: "true"}},
 		Type:       corev1.SecretTypeOpaque,
 		Immutable:  new(true),
 		Data:       map[string][]byte{SecretKey: key.Seed()},
@@ -93,8 +89,7 @@ func create(ctx context.Context, secrets Secrets) (*corev1.Secret, error) {
 type Controller struct {
 	own        identity.Identity
 	configMaps corev1client.ConfigMapInterface
-	synced     cache.InformerSynced
-	queue      workqueue.TypedRateLimitingInterface[string]
+	queue      *loop.Loop[string]
 }
 
 // New returns a Controller. The informer is one of the ConfigMap identity.Name alone.
@@ -102,47 +97,21 @@ func New(cluster format.Cluster, configMaps corev1client.ConfigMapInterface, inf
 	c := &Controller{
 		own:        identity.Identity{UID: cluster.UID, Keys: []string{cluster.Key.PublicKey()}},
 		configMaps: configMaps,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "clusteridentity", Clock: clock}),
+		queue:      loop.New[string](loop.Config{Controller: "clusteridentity", FirstRetry: firstRetry, LastRetry: lastRetry, Clock: clock}),
 	}
+	c.queue.Add(identity.Name) // there may be none
 	enqueue := func(any) { c.queue.Add(identity.Name) }
-	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	return c, c.queue.Watch(informer, cache.ResourceEventHandlerFuncs{
 		AddFunc: enqueue, UpdateFunc: func(_, obj any) { enqueue(obj) }, DeleteFunc: enqueue,
 	})
-	if err != nil {
-		return nil, err
-	}
-	c.synced = registration.HasSynced
-	return c, nil
 }
 
 // Run works until ctx ends.
-func (c *Controller) Run(ctx context.Context) {
-	defer utilruntime.HandleCrashWithContext(ctx)
-	defer context.AfterFunc(ctx, c.queue.ShutDown)()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced) {
-		return
-	}
-	c.queue.Add(identity.Name)
-	for {
-		name, shutdown := c.queue.Get()
-		if shutdown {
-			return
-		}
-		if err := c.publish(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Publishing the cluster's identity failed; it will be tried again")
-			c.queue.AddRateLimited(name)
-		} else {
-			c.queue.Forget(name)
-		}
-		c.queue.Done(name)
-	}
-}
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.publish) }
 
 // publish reads the ConfigMap from the cluster, since what the informer shows may be
 // older than the last write.
-func (c *Controller) publish(ctx context.Context) error {
+func (c *Controller) publish(ctx context.Context, _ string) error {
 	stored, err := c.configMaps.Get(ctx, identity.Name, metav1.GetOptions{})
 	absent := apierrors.IsNotFound(err)
 	if absent {

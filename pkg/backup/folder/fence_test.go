@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package backupdeletion
+package folder_test
 
 import (
 	"context"
@@ -157,15 +157,13 @@ func (s *stage) execute(a *attempt, target storetest.Store, client rest.Interfac
 		return
 	}
 	remove := func(p *actor) {
-		f := &folder{bucket: p, storeName: fenceName, uid: a.request.Backup.UID, location: "default"}
-		c := &Controller{Config: Config{Clock: clocktesting.NewFakeClock(instant.Time)}}
-		present := func() error { return nil }
-		metadata, _, err := c.look(context.Background(), f)
-		if err == nil && metadata != nil {
-			err = f.delete(context.Background(), *metadata, present)
+		d := deletion(p, fenceName, a.request.Backup.UID)
+		err := d.Look(context.Background())
+		if err == nil {
+			err = d.RemoveMetadata(context.Background())
 		}
 		if err == nil {
-			_ = f.deleteRest(context.Background(), instant.Time, present)
+			_ = d.RemoveRest(context.Background())
 		}
 	}
 	s.beginActor(target, random.Uint64(), remove)
@@ -405,8 +403,6 @@ func (p *actor) NewWriter(_ context.Context, key string) (store.ObjectWriter, er
 	w, err := p.Store.NewWriter(context.Background(), key)
 	return &actorWriter{w, p, false}, err
 }
-
-func (p *actor) Close() error { return nil }
 
 type actorWriter struct {
 	store.ObjectWriter

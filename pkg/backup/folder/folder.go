@@ -1,0 +1,136 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package folder is the folder of a backup in its store: whose it is, what lies in it,
+// and how a backup is removed from it. Whoever executes, ends or deletes a backup looks
+// at its folder in this way, and no other; what they promise rests on the steps that are
+// described in package backup.
+package folder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// Folder is that of a backup in its store.
+type Folder struct {
+	// Place is where the backup lies, and by whom it is read; Now apart, which Clock tells.
+	format.Place
+	Clock clock.PassiveClock
+	// UID of the backup.
+	UID   types.UID
+	Store store.Reader
+	// Try makes a request, the reading of its answer included: more than once, or in
+	// bounded time.
+	Try func(ctx context.Context, request func(context.Context) error) error
+}
+
+// ErrUnreadable says that nobody knows whose the folder is.
+var ErrUnreadable = errors.New("its metadata can't be read")
+
+// UnreadableError is ErrUnreadable, with the Key of the object that should say it.
+type UnreadableError struct {
+	Key   string
+	Cause error
+}
+
+func (e *UnreadableError) Error() string {
+	return fmt.Sprintf("%v: %s: %v", ErrUnreadable, e.Key, e.Cause)
+}
+
+func (e *UnreadableError) Unwrap() []error { return []error{ErrUnreadable, e.Cause} }
+
+// Owner is whose the folder is; it is nil if it is nobody's, as Velero's are. The error is
+// an UnreadableError if that is not known.
+func (f *Folder) Owner(ctx context.Context) (*format.Owner, error) {
+	key := format.OwnerKey(f.StoreName)
+	data, err := f.read(ctx, key, format.MaxOwnerBytes)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	owner, err := format.DecodeOwner(data)
+	if err != nil {
+		return nil, &UnreadableError{key, err}
+	}
+	return &owner, nil
+}
+
+// Metadata is the backup that is stored, be it this one or another; nil if there is none.
+// The error is an UnreadableError if that is not known.
+func (f *Folder) Metadata(ctx context.Context) (*holdfast.Backup, error) {
+	return f.backup(ctx, format.MetadataKey(f.StoreName))
+}
+
+func (f *Folder) backup(ctx context.Context, key string) (*holdfast.Backup, error) {
+	data, err := f.read(ctx, key, format.MaxMetadataBytes)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	place := f.Place
+	place.Now = f.Clock.Now()
+	found, err := format.DecodeBackup(data, place)
+	if err != nil {
+		return nil, &UnreadableError{key, err}
+	}
+	return found, nil
+}
+
+// List describes all that lies in the folder, with what writers that died have left.
+func (f *Folder) List(ctx context.Context) (objects []store.Object, err error) {
+	err = f.Try(ctx, func(ctx context.Context) error {
+		objects = nil
+		for object, err := range f.Store.List(ctx, format.BackupPrefix(f.StoreName), store.ListOptions{Recursive: true, Unfinished: true}) {
+			if err != nil {
+				return err
+			}
+			objects = append(objects, object)
+		}
+		return nil
+	})
+	return objects, err
+}
+
+// Read opens an object and has it read.
+func (f *Folder) Read(ctx context.Context, key string, read func(io.Reader) error) error {
+	return f.Try(ctx, func(ctx context.Context) error {
+		content, err := f.Store.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		defer content.Close()
+		return read(content)
+	})
+}
+
+// read reads a small object: one byte more than the limit at most.
+func (f *Folder) read(ctx context.Context, key string, limit int64) (data []byte, err error) {
+	err = f.Read(ctx, key, func(r io.Reader) (err error) {
+		data, err = io.ReadAll(io.LimitReader(r, limit+1))
+		return err
+	})
+	return data, err
+}
+
+// Remove removes an object as it was described. Another one in its place stays.
+func (f *Folder) Remove(ctx context.Context, remover store.Remover, object store.Object) error {
+	err := f.Try(ctx, func(ctx context.Context) error { return remover.Delete(ctx, object) })
+	if errors.Is(err, store.ErrChanged) {
+		return nil
+	}
+	return err
+}
