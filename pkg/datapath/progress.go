@@ -5,6 +5,7 @@ package datapath
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 )
@@ -31,6 +32,18 @@ type Warnings struct {
 	Count int
 	// First few of them, each naming a file.
 	First []string
+}
+
+// String is empty if there were none.
+func (w Warnings) String() string {
+	if w.Count == 0 {
+		return ""
+	}
+	text := strings.Join(w.First, "; ")
+	if more := w.Count - len(w.First); more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return text
 }
 
 const (

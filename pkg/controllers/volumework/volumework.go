@@ -267,22 +267,26 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 	}
 	wanted := err == nil && record.GetDeletionTimestamp() == nil &&
 		c.kind.Target(record).Node == c.Node && !c.kind.Status(record).Phase.Done()
-	w := c.workOf(name)
-	if w != nil && (!wanted || record.GetUID() != w.uid) {
-		c.abandon(name, w)
-		w = c.workOf(name)
+	cancelled := wanted && c.isCancelled(record)
+	if w, ended := c.workOf(name); w != nil {
+		ours := wanted && record.GetUID() == w.uid
+		switch {
+		case ended && ours:
+			return c.writeOutcome(ctx, record, w)
+		case ours && !ended && !cancelled:
+			return nil // it waits or runs
+		case !ended && c.Manager.Cancel(c.key(w)):
+			return nil // its end brings the record here again; no other begins in the same folder before
+		}
+		// It had not begun, or nobody asks for its outcome.
+		if !c.forget(name, w, ended) {
+			return nil // it has just ended
+		}
 	}
 	switch {
 	case !wanted:
 		return nil
-	case w != nil && record.GetUID() != w.uid:
-		return nil // the end of that work brings the record here again
-	case w != nil && c.isCancelled(record):
-		c.cancel(name, w)
-		return c.writeOutcome(ctx, w)
-	case w != nil:
-		return c.writeOutcome(ctx, w)
-	case c.isCancelled(record):
+	case cancelled:
 		// What this process does not work on has not begun, or an agent before it did.
 		return c.write(ctx, record, c.failure(errCancelled))
 	case isNew(*c.kind.Status(record).Phase):
@@ -294,16 +298,15 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 
 // start hands a record's work to the manager, once its repository is ready.
 func (c *Controller[T]) start(ctx context.Context, record T) error {
-	state, why := c.readiness(c.kind.Target(record).Repository)
-	switch state {
-	case unusable:
-		return c.write(ctx, record, c.failure(errors.New(why)))
-	case pending:
+	switch why, passing := c.whyNotReady(c.kind.Target(record).Repository); {
+	case passing:
 		message := truncate("waits for " + why)
 		if why == "" || message == *c.kind.Status(record).Message {
 			return nil // the repository's change wakes the record
 		}
 		return c.write(ctx, record, func(record T) { *c.kind.Status(record).Message = message })
+	case why != "":
+		return c.write(ctx, record, c.failure(errors.New(why)))
 	}
 	if since, hangs := c.hangs(c.kind.Target(record).volume()); hangs {
 		return c.write(ctx, record, c.failure(fmt.Errorf("earlier work on this volume has not returned since %s: its mount on node %s hangs",
@@ -321,7 +324,7 @@ func (c *Controller[T]) start(ctx context.Context, record T) error {
 		Do:    func(ctx context.Context) { c.run(ctx, w) },
 	}) {
 		// An earlier attempt has not quite ended, or the agent stops.
-		c.forget(record.GetName(), w)
+		c.forget(record.GetName(), w, false)
 		c.queue.AddRateLimited(record.GetName())
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -261,6 +262,21 @@ func TestStoredForARecordThatIsGone(t *testing.T) {
 				t.Errorf("it was taken back %d times", undone.Load())
 			}
 		})
+	}
+}
+
+// TestLongMessage: what is too long for an event is cut, and says so.
+func TestLongMessage(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.volume("data")
+	h.startMove(func(context.Context, *datapath.Progress) (result, error) {
+		return result{}, errors.New(strings.Repeat("ä", 1000))
+	})
+	h.create(h.backup("b", "1", "data"))
+	got := h.expect("b", engine.VolumePhaseFailed).Status.Message
+	if len(got) > 1000 || !utf8.ValidString(got) || !strings.HasSuffix(got, "ä …") {
+		t.Errorf("got %d bytes: %q", len(got), got)
 	}
 }
 

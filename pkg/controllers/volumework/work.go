@@ -39,17 +39,10 @@ const (
 // work is what this process does for a record.
 type work[T any] struct {
 	uid types.UID
-
-	// What follows is guarded by the controller's mu.
-
 	// record as it was written or read last.
 	record T
-	// outcome of the work: nil while it waits or runs.
+	// outcome of the work: nil while it waits or runs. The controller's mu guards it.
 	outcome func(T)
-	// abandoned work belongs to a record that is gone or done: its outcome is dropped.
-	abandoned bool
-	// cancelled work is told to stop, and its record is told when it has.
-	cancelled bool
 }
 
 // errCancelled is the outcome of work that was told to stop.
@@ -57,52 +50,28 @@ var errCancelled = errors.New("it was cancelled")
 
 func (c *Controller[T]) key(w *work[T]) string { return c.kind.Name + "/" + string(w.uid) }
 
-func (c *Controller[T]) workOf(name string) *work[T] {
+// workOf is the work on the record of that name, if there is any, and whether it has ended.
+func (c *Controller[T]) workOf(name string) (w *work[T], ended bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.works[name]
+	w = c.works[name]
+	return w, w != nil && w.outcome != nil
 }
 
-func (c *Controller[T]) forget(name string, w *work[T]) {
+// forget forgets work, unless it has ended other than the caller believes.
+func (c *Controller[T]) forget(name string, w *work[T], ended bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.works[name] == w {
-		delete(c.works, name)
+	if c.works[name] != w || ended != (w.outcome != nil) {
+		return false
 	}
-}
-
-// abandon ends the work of a record that is gone. Work that runs is forgotten
-// when it has ended, so that no other begins in the same folder before.
-func (c *Controller[T]) abandon(name string, w *work[T]) {
-	c.mu.Lock()
-	w.abandoned = true
-	ended := w.outcome != nil
-	c.mu.Unlock()
-	if ended || !c.Manager.Cancel(c.key(w)) {
-		c.forget(name, w)
-	}
+	delete(c.works, name)
+	return true
 }
 
 // isCancelled reports whether a record's work is to stop.
 func (c *Controller[T]) isCancelled(record T) bool {
 	return c.kind.Cancelled != nil && c.kind.Cancelled(record)
-}
-
-// cancel tells the work of a record to stop. Work that has not begun is over.
-func (c *Controller[T]) cancel(name string, w *work[T]) {
-	c.mu.Lock()
-	before, ended := w.cancelled, w.outcome != nil
-	w.cancelled = true
-	c.mu.Unlock()
-	if before || ended || c.Manager.Cancel(c.key(w)) {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if w.outcome == nil && c.works[name] == w { // else it has just ended
-		delete(c.works, name)
-		c.queue.Add(name)
-	}
 }
 
 // hangs reports whether, and since when, work on a volume does not return.
@@ -142,7 +111,7 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			klog.FromContext(ctx).Error(err, "Volume work can't begin; it will be tried again")
 		}
-		c.forget(name, w)
+		c.forget(name, w, false)
 		c.queue.AddRateLimited(name)
 		return
 	}
@@ -166,48 +135,34 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 			hung = timer.C()
 		case <-hung:
 			c.leave(ctx, record, done)
-			c.end(ctx, name, w, record, c.failure(fmt.Errorf("the work did not stop within %s after it was told to: does the mount on node %s hang?", hungAfter, c.Node)))
+			c.end(name, w, record, c.failure(fmt.Errorf("the work did not stop within %s after it was told to: does the mount on node %s hang?", hungAfter, c.Node)))
 			return
 		case outcome := <-done:
-			c.end(ctx, name, w, record, outcome)
+			c.end(name, w, record, outcome)
 			return
 		}
 	}
 }
 
 // end leaves the outcome to sync, which repeats a write that fails.
-func (c *Controller[T]) end(ctx context.Context, name string, w *work[T], record T, outcome func(T)) {
+func (c *Controller[T]) end(name string, w *work[T], record T, outcome func(T)) {
 	c.mu.Lock()
 	w.record, w.outcome = record, outcome
-	// When the agent stops, the next one says so on the record.
-	drop := w.abandoned || ctx.Err() != nil && !w.cancelled
-	if drop && c.works[name] == w {
-		delete(c.works, name)
-	}
 	c.mu.Unlock()
 	c.queue.Add(name)
 }
 
 // writeOutcome writes the end of work that has ended.
-func (c *Controller[T]) writeOutcome(ctx context.Context, w *work[T]) error {
-	c.mu.Lock()
-	record, outcome := w.record, w.outcome
-	c.mu.Unlock()
-	if outcome == nil {
-		return nil // it waits or runs
+func (c *Controller[T]) writeOutcome(ctx context.Context, latest T, w *work[T]) error {
+	if ctx.Err() != nil {
+		return nil // the agent stops, and the next one says so on the record
 	}
-	name := record.GetName()
-	err := c.write(ctx, record, outcome)
+	err := c.write(ctx, w.record, w.outcome)
 	if apierrors.IsConflict(err) {
-		// Someone else changed the record, its labels perhaps.
-		if fresh, getErr := c.client.Get(ctx, name, metav1.GetOptions{}); getErr == nil && fresh.GetUID() == w.uid {
-			c.mu.Lock()
-			w.record = fresh
-			c.mu.Unlock()
-		}
+		w.record = latest // someone else changed it, its labels perhaps
 	}
 	if err == nil {
-		c.forget(name, w)
+		c.forget(latest.GetName(), w, true)
 	}
 	return err
 }
@@ -226,7 +181,7 @@ func (c *Controller[T]) move(ctx context.Context, record T, p *datapath.Progress
 	return func(record T) {
 		status := c.kind.Status(record)
 		c.complete(status, engine.VolumePhaseCompleted)
-		*status.Message = truncate(warningText(result.Warnings))
+		*status.Message = truncate(result.Warnings.String())
 		*status.Progress = engine.VolumeProgress{TotalBytes: result.Bytes, BytesDone: result.Bytes}
 		if result.Apply != nil {
 			result.Apply(record)
@@ -236,7 +191,7 @@ func (c *Controller[T]) move(ctx context.Context, record T, p *datapath.Progress
 
 func (c *Controller[T]) try(ctx context.Context, record T, p *datapath.Progress) (result Result[T], err error) {
 	target := c.kind.Target(record)
-	folder, err := Folder(c.PodsDir, target.Pod, target.Volume, target.PersistentVolume)
+	folder, err := datapath.VolumeFolder(c.PodsDir, target.Pod, target.Volume, target.PersistentVolume)
 	if err != nil {
 		return result, err
 	}
@@ -333,17 +288,6 @@ func (c *Controller[T]) update(ctx context.Context, record T, change func(T)) (T
 	return c.client.UpdateStatus(ctx, record, metav1.UpdateOptions{})
 }
 
-func warningText(w datapath.Warnings) string {
-	if w.Count == 0 {
-		return ""
-	}
-	text := strings.Join(w.First, "; ")
-	if more := w.Count - len(w.First); more > 0 {
-		text += fmt.Sprintf("; and %d more", more)
-	}
-	return text
-}
-
 // truncate cuts a message to what an event may have.
 func truncate(message string) string {
 	if len(message) <= messageLength {
@@ -353,34 +297,19 @@ func truncate(message string) string {
 	return strings.ToValidUTF8(message[:messageLength-len(dots)], "") + dots
 }
 
-// readiness is whether a repository can be used.
-type readiness int
-
-const (
-	// ready: its controller has opened it.
-	ready readiness = iota
-	// pending: it may become ready without anyone's help.
-	pending
-	// unusable: someone has to do something about it.
-	unusable
-)
-
-// readiness returns whether a repository can be used and, if that is known, why not.
-func (c *Controller[T]) readiness(name string) (readiness, string) {
+// whyNotReady says why a repository can't be used, and whether it may become ready
+// without anyone's help. Then the reason is empty if nobody knows it.
+func (c *Controller[T]) whyNotReady(name string) (why string, passing bool) {
 	record, err := c.opener.Repositories.Get(name)
 	if err != nil {
-		return pending, "" // there is no record yet
+		return "", true // there is no record yet
 	}
 	condition := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady)
 	switch {
 	case condition == nil:
-		return pending, ""
+		return "", true
 	case condition.Status == metav1.ConditionTrue:
-		return ready, ""
+		return "", false
 	}
-	why := fmt.Sprintf("VolumeRepository %s: %s: %s", name, condition.Reason, condition.Message)
-	if condition.Reason == engine.ReasonUnreachable {
-		return pending, why
-	}
-	return unusable, why
+	return fmt.Sprintf("VolumeRepository %s: %s: %s", name, condition.Reason, condition.Message), condition.Reason == engine.ReasonUnreachable
 }

@@ -1,19 +1,18 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package volumework
+package datapath
 
 import (
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/types"
 )
 
-func TestFolder(t *testing.T) {
+func TestVolumeFolder(t *testing.T) {
 	pods := t.TempDir()
 	elsewhere := t.TempDir()
 	for _, dir := range []string{
@@ -59,7 +58,7 @@ func TestFolder(t *testing.T) {
 		{"persistent volume leaves the folder", "uid", "data", "..", "", "name of the volume"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := Folder(pods, c.pod, c.volume, c.claimVolume)
+			got, err := VolumeFolder(pods, c.pod, c.volume, c.claimVolume)
 			switch {
 			case c.problem != "":
 				if err == nil || !strings.Contains(err.Error(), c.problem) {
@@ -69,15 +68,5 @@ func TestFolder(t *testing.T) {
 				t.Errorf("got %q, %v, want %q", got, err, c.want)
 			}
 		})
-	}
-}
-
-func TestTruncate(t *testing.T) {
-	long := truncate(strings.Repeat("ä", messageLength))
-	if len(long) > messageLength || !utf8.ValidString(long) || !strings.HasSuffix(long, " …") {
-		t.Errorf("got %d bytes: %q", len(long), long)
-	}
-	if got := truncate("short"); got != "short" {
-		t.Errorf("got %q", got)
 	}
 }

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package volumework
+package datapath
 
 import (
 	"cmp"
@@ -28,10 +28,10 @@ var podPlugins = []string{
 	"kubernetes.io~downward-api", "kubernetes.io~projected", "kubernetes.io~git-repo",
 }
 
-// Folder finds the folder of a pod's volume on this node, below the kubelet's
+// VolumeFolder finds the folder of a pod's volume on this node, below the kubelet's
 // folder of pods: UID/volumes/PLUGIN/NAME, with the name of the PersistentVolume
 // or, without one, of the volume. Source: the kubelet's GetPodVolumeDir.
-func Folder(podsDir string, pod types.UID, volume, persistentVolume string) (string, error) {
+func VolumeFolder(podsDir string, pod types.UID, volume, persistentVolume string) (string, error) {
 	name := cmp.Or(persistentVolume, volume)
 	for what, segment := range map[string]string{"uid of the pod": string(pod), "name of the volume": name} {
 		if segment == "" || segment == "." || segment == ".." || strings.ContainsAny(segment, "/\x00") {
