@@ -106,6 +106,12 @@ func TestRoundTrip(t *testing.T) {
 	}
 	expectSameTree(t, tree(t, target), want)
 	expectSameTree(t, tree(t, dir), want)
+	write(t, filepath.Join(dir, "log"), fmt.Sprint(make([]int, 1<<20)))
+	before := diskBytes(t, s.location.Spec.Filesystem.Path)
+	s.upload(t, dir, web)
+	if grown := diskBytes(t, s.location.Spec.Filesystem.Path) - before; grown > 1<<18 {
+		t.Errorf("2 MiB that compress well take %d bytes in the store", grown)
+	}
 
 	// Once more over the result.
 	s.restore(t, uploaded.SnapshotID, target)
@@ -163,6 +169,7 @@ func TestIncremental(t *testing.T) {
 	}
 
 	uploads := s.open(t)
+	previous := int64(0)
 	trees := map[string]map[string]made{}
 	for _, step := range []struct {
 		name        string
@@ -179,10 +186,19 @@ func TestIncremental(t *testing.T) {
 		{"another volume", web, func() {}, 3},
 	} {
 		step.change()
-		got, err := Upload(t.Context(), uploads, UploadRequest{Path: dir, Source: step.source}, new(Progress))
+		var p Progress
+		got, err := Upload(t.Context(), uploads, UploadRequest{Path: dir, Source: step.source}, &p)
 		must(t, err)
 		if got.IncrementalBytes != step.incremental {
 			t.Errorf("%s: %d incremental bytes, want %d", step.name, got.IncrementalBytes, step.incremental)
+		}
+		// What needs no reading counts as moved, and the last size is the estimate.
+		done := got.TotalBytes + int64(len("sub/b")) // of the link
+		if p.Done() != done || p.Total() != max(previous, done) {
+			t.Errorf("%s: the progress ended at %d of %d bytes, want %d", step.name, p.Done(), p.Total(), done)
+		}
+		if previous = done; step.name == "without a claim" {
+			previous = 0 // which the next one is not of
 		}
 		trees[got.SnapshotID] = tree(t, dir)
 	}

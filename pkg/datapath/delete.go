@@ -47,7 +47,6 @@ func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string
 	for _, id := range ids {
 		if snapshots[manifest.ID(id)] {
 			found = append(found, manifest.ID(id))
-			delete(snapshots, manifest.ID(id))
 		}
 	}
 	if len(found) == 0 {

@@ -29,7 +29,7 @@ func TestDeleteSnapshots(t *testing.T) {
 	if len(policies) == 0 {
 		t.Fatal("the repository has no policy")
 	}
-	ids := []string{first, "0123456789abcdef", string(policies[0].ID)}
+	ids := []string{first, first, "0123456789abcdef", string(policies[0].ID)}
 	must(t, DeleteSnapshots(t.Context(), s.open(t), ids))
 
 	if left := s.snapshots(t); len(left) != 1 || string(left[0].ID) != second {

@@ -40,7 +40,7 @@ func TestVolumeInUse(t *testing.T) {
 	}
 
 	must(t, os.Remove(filepath.Join(dir, "removed")))
-	if _, err := open("removed"); !vanished(err) {
+	if _, err := open("removed"); !errors.Is(err, errVanished) {
 		t.Errorf("a removed file: %v", err)
 	}
 	for _, outside := range []string{secret, "/etc/hostname"} {
@@ -52,7 +52,7 @@ func TestVolumeInUse(t *testing.T) {
 	}
 	must(t, os.RemoveAll(filepath.Join(dir, "replaced")))
 	must(t, syscall.Mkfifo(filepath.Join(dir, "replaced"), 0o644))
-	if _, err := open("replaced"); !vanished(err) {
+	if _, err := open("replaced"); !errors.Is(err, errVanished) {
 		t.Errorf("a pipe in the place of a file: %v", err)
 	}
 	must(t, os.RemoveAll(filepath.Join(dir, "folder")))
@@ -128,8 +128,12 @@ func TestRestoreOverExisting(t *testing.T) {
 	t.Run("full folder in the way", func(t *testing.T) {
 		target := t.TempDir()
 		write(t, filepath.Join(target, "folder/file/precious"), "data")
-		_, err := Restore(t.Context(), s.open(t), RestoreRequest{SnapshotID: id, Path: target}, new(Progress))
-		if err == nil || !strings.Contains(err.Error(), `"folder/file"`) {
+		var p Progress
+		_, err := Restore(t.Context(), s.open(t), RestoreRequest{SnapshotID: id, Path: target}, &p)
+		if p.Total() != int64(len("restored")) {
+			t.Errorf("%d bytes were to be restored", p.Total())
+		}
+		if err == nil || !strings.Contains(err.Error(), `replace "folder/file"`) {
 			t.Errorf("Restore = %v, want an error that names the folder", err)
 		}
 		if _, err := os.Stat(filepath.Join(target, "folder/file/precious")); err != nil {

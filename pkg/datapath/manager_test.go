@@ -131,6 +131,28 @@ func TestManagerLimit(t *testing.T) {
 		}
 		b.release(b.started[1])
 		b.expectStarted(b.started[0], b.started[1], "3")
+		if load := b.Load(); load.Limit != 1 {
+			t.Errorf("the limit is %+v", load)
+		}
+		b.Stop()
+	})
+}
+
+// TestManagerCancelOfWhatIsDue: the turn of a backup that is cancelled holds up no restore.
+func TestManagerCancelOfWhatIsDue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, 1)
+		order := []string{"r1", "r2", "r3", "r4", "r5"}
+		for _, key := range order {
+			b.submit(key, ClassRestore)
+		}
+		b.submit("b1", ClassBackup)
+		for _, key := range order[:3] {
+			b.release(key)
+		}
+		b.Cancel("b1")
+		b.release("r4")
+		b.expectStarted(order...)
 		b.Stop()
 	})
 }

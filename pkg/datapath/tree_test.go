@@ -6,6 +6,7 @@ package datapath
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -198,12 +199,16 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// diskBytes is what a file takes on the disk.
-func diskBytes(t testing.TB, path string) int64 {
+// diskBytes is what a file, or all in a folder, takes on the disk.
+func diskBytes(t testing.TB, path string) (bytes int64) {
 	t.Helper()
-	var stat syscall.Stat_t
-	must(t, syscall.Stat(path, &stat))
-	return stat.Blocks * 512
+	must(t, filepath.WalkDir(path, func(path string, _ fs.DirEntry, err error) error {
+		var stat syscall.Stat_t
+		err = errors.Join(err, syscall.Stat(path, &stat))
+		bytes += stat.Blocks * 512
+		return err
+	}))
+	return bytes
 }
 
 // saveCheckpoint turns a snapshot into what an interrupted upload leaves.

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/snapshot"
@@ -133,29 +134,15 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 
 	var man *snapshot.Manifest
 	observer := &uploadObserver{progress: p, notes: &notes}
-	err = repo.WriteSession(ctx, r.Kopia(), repo.WriteSessionOptions{Purpose: "upload"}, func(ctx context.Context, w repo.RepositoryWriter) error {
-		u := newUploader(w, observer, req.tags())
-		observer.cancel = u.Cancel
-		// Kopia's uploader looks at Cancel, not at the context.
-		stop := context.AfterFunc(ctx, u.Cancel)
-		defer stop()
-
-		var err error
-		man, err = u.Upload(ctx, folder, uploadPolicy(), source, previous...)
-		switch failure := observer.failure.Load(); {
-		case ctx.Err() != nil: // also when err is nil
-			return ctx.Err()
-		case failure != nil: // also when err is nil
-			return *failure
-		case err != nil:
-			return fmt.Errorf("read the volume: %w", err)
-		case man.IncompleteReason != "":
-			return fmt.Errorf("the upload ended early: %s", man.IncompleteReason)
+	err = repo.WriteSession(ctx, r.Kopia(), repo.WriteSessionOptions{Purpose: "upload"}, func(ctx context.Context, w repo.RepositoryWriter) (err error) {
+		man, err = uploadFolder(ctx, w, folder, source, req.tags(), previous, observer)
+		if err == nil {
+			err = vol.stillThere()
 		}
-		if err := vol.stillThere(); err != nil {
-			return err
+		if err == nil {
+			err = save(ctx, w, man, req.tags())
 		}
-		return save(ctx, w, man, req.tags())
+		return err // then nothing is visible
 	})
 	if err != nil {
 		return UploadResult{}, err
@@ -168,6 +155,28 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 		Files:            summary.TotalFileCount,
 		Warnings:         notes.warnings(),
 	}, nil
+}
+
+// uploadFolder stores all that a folder holds, and fails if it could not.
+func uploadFolder(ctx context.Context, w repo.RepositoryWriter, folder fs.Directory, source snapshot.SourceInfo, tags map[string]string, previous []*snapshot.Manifest, observer *uploadObserver) (*snapshot.Manifest, error) {
+	u := newUploader(w, observer, tags)
+	observer.cancel = u.Cancel
+	// Kopia's uploader looks at Cancel, not at the context.
+	stop := context.AfterFunc(ctx, u.Cancel)
+	defer stop()
+
+	man, err := u.Upload(ctx, folder, uploadPolicy(), source, previous...)
+	switch failure := observer.failure.Load(); {
+	case ctx.Err() != nil: // also when err is nil
+		return nil, ctx.Err()
+	case failure != nil: // also when err is nil
+		return nil, *failure
+	case err != nil:
+		return nil, fmt.Errorf("upload the volume: %w", err)
+	case man.IncompleteReason != "":
+		return nil, fmt.Errorf("the upload ended early: %s", man.IncompleteReason)
+	}
+	return man, nil
 }
 
 // causeOf returns why a context ended, in the place of an error that came of it.
@@ -200,7 +209,7 @@ func uploadPolicy() *policy.Tree {
 		splitAbove   = policy.OptionalInt64(128 << 20)
 		ignore       = policy.OptionalBool(true)
 		noLog        = policy.LogDetail(policy.LogDetailNone)
-		errorsIgnore = policy.ErrorHandlingPolicy{IgnoreFileErrors: &ignore, IgnoreDirectoryErrors: &ignore, IgnoreUnknownTypes: &ignore}
+		errorsIgnore = policy.ErrorHandlingPolicy{IgnoreFileErrors: &ignore, IgnoreDirectoryErrors: &ignore}
 	)
 	p.CompressionPolicy.CompressorName = "zstd-fastest"
 	p.UploadPolicy.ParallelUploadAboveSize = &splitAbove
@@ -320,7 +329,7 @@ func (o *uploadObserver) CachedFile(_ string, size int64) { o.progress.Add(size)
 // files of a volume in use do; anything else fails the upload, since a backup
 // that lacks a file without saying so is worse than none.
 func (o *uploadObserver) Error(path string, err error, _ bool) {
-	if vanished(err) {
+	if errors.Is(err, errVanished) {
 		o.notes.vanished(path)
 		return
 	}

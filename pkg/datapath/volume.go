@@ -102,22 +102,15 @@ type volumeDir struct{ volumeEntry }
 func (d *volumeDir) Size() int64                      { return 0 }
 func (d *volumeDir) SupportsMultipleIterations() bool { return true }
 
-func (d *volumeDir) Child(_ context.Context, name string) (fs.Entry, error) {
-	info, err := d.volume.root.Lstat(path.Join(d.path, name))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, fs.ErrEntryNotFound
-	}
-	if err != nil {
-		return nil, err
-	}
-	return d.entry(info), nil
+func (d *volumeDir) Child(ctx context.Context, name string) (fs.Entry, error) {
+	return fs.IterateEntriesAndFindChild(ctx, d, name)
 }
 
 func (d *volumeDir) Iterate(context.Context) (fs.DirectoryIterator, error) {
 	// Without O_NONBLOCK a pipe in the place of the folder would hold us up.
 	f, err := d.volume.root.OpenFile(d.path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, markVanished(err)
 	}
 	return &volumeIterator{dir: d, file: f}, nil
 }
@@ -159,7 +152,7 @@ func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
 				return nil, nil
 			}
 			if err != nil {
-				return nil, err
+				return nil, markVanished(err)
 			}
 			it.batch = batch
 		}
@@ -167,8 +160,8 @@ func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
 		it.batch = it.batch[1:]
 
 		info, err := listed.Info()
-		switch {
-		case vanished(err):
+		switch err = markVanished(err); {
+		case errors.Is(err, errVanished):
 			it.dir.volume.notes.vanished(path.Join(it.dir.path, listed.Name()))
 		case err != nil:
 			return nil, err
@@ -185,7 +178,8 @@ func (it *volumeIterator) Close() { it.file.Close() }
 type volumeLink struct{ volumeEntry }
 
 func (l *volumeLink) Readlink(context.Context) (string, error) {
-	return l.volume.root.Readlink(l.path)
+	target, err := l.volume.root.Readlink(l.path)
+	return target, markVanished(err)
 }
 
 func (l *volumeLink) Resolve(context.Context) (fs.Entry, error) {
@@ -205,11 +199,11 @@ type volumeFile struct{ volumeEntry }
 func (f *volumeFile) Open(context.Context) (fs.Reader, error) {
 	file, err := f.volume.root.OpenFile(f.path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, markVanished(err)
 	}
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("something else took its place: %w", os.ErrNotExist)
+		err = fmt.Errorf("%w: something else took its place", errVanished)
 	}
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
@@ -241,10 +235,16 @@ func (r *volumeReader) Close() error {
 	return errors.Join(err, r.File.Close())
 }
 
-// vanished reports that something was removed, or replaced by something else,
-// after it was listed.
-func vanished(err error) bool {
-	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
+// errVanished says that something was removed, or replaced by something else, after
+// it was listed. Only who reads the volume can say so: where the repository's own
+// folder went away, a file that can't be stored fails with the same errors.
+var errVanished = errors.New("vanished from the volume")
+
+func markVanished(err error) error {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return fmt.Errorf("%w: %w", errVanished, err)
+	}
+	return err
 }
 
 var (
