@@ -16,7 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -116,15 +118,137 @@ func TestTarballThatFails(t *testing.T) {
 	}
 }
 
+// full is a store that takes some writes of a tarball, and then none.
+type full struct {
+	Store
+	left int
+}
+
+func (f *full) NewWriter(ctx context.Context, key string) (store.ObjectWriter, error) {
+	w, err := f.Store.NewWriter(ctx, key)
+	return &fullWriter{w, f}, err
+}
+
+type fullWriter struct {
+	store.ObjectWriter
+	store *full
+}
+
+func (w *fullWriter) Write(p []byte) (int, error) {
+	if w.store.left--; w.store.left < 0 {
+		return 0, errBoom
+	}
+	return w.ObjectWriter.Write(p)
+}
+
+// Wherever the tarball breaks off, at its very end too, there is none.
+func TestTarballThatBreaksOff(t *testing.T) {
+	for writes := 0; ; writes++ {
+		f := shopOf(t, 3)
+		store := &full{f.store, writes}
+		f.deps.Store = store
+		outcome := f.run(t)
+		if store.left >= 0 {
+			if outcome.Status.Phase != holdfast.BackupPhaseCompleted || writes < 2 {
+				t.Errorf("after all %d writes: %+v", writes, outcome.Status)
+			}
+			return
+		}
+		if outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, errBoom.Error()) || slices.Contains(f.keys(t), format.TarballKey("b")) {
+			t.Errorf("after %d writes: %+v", writes, outcome.Status)
+		}
+	}
+}
+
+// A cluster that says nothing is not an empty one, and what it can't tell apart is not
+// left out in silence.
 func TestClusterThatCannotBeRead(t *testing.T) {
-	f := shopOf(t, 3)
-	f.resources = nil
+	for name, test := range map[string]struct {
+		spoil  func(f *fixture)
+		reason string
+	}{
+		"no resources": {func(f *fixture) { f.resources = nil }, "serves no namespaces"},
+		"an odd group": {func(f *fixture) { f.resources = append(f.resources, metav1.APIResourceList{GroupVersion: "a/b/c"}) }, "discover the cluster's resources"},
+		"no namespaces": {func(f *fixture) {
+			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+				if r.URL.Path == "/api/v1/namespaces" {
+					writeStatus(w, metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: "no rights"})
+				}
+				return r.URL.Path == "/api/v1/namespaces"
+			}
+		}, "list the namespaces: no rights"},
+		"an odd namespace": {func(f *fixture) {
+			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+				if r.URL.Path == "/api/v1/namespaces" {
+					_, _ = w.Write([]byte(`{"items":[{"metadata":{"name":"shop","labels":7}}]}`))
+				}
+				return r.URL.Path == "/api/v1/namespaces"
+			}
+		}, "list the namespaces: read an object"},
+	} {
+		f := shopOf(t, 3)
+		f.deps.Store = storetest.NewFaulty(storetest.Filesystem(t), f.deps.Clock.(clock.Clock))
+		f.store = f.deps.Store.(*storetest.Faulty)
+		test.spoil(f)
+		outcome := f.run(t)
+		if outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, test.reason) {
+			t.Errorf("%s: got %+v", name, outcome.Status)
+		}
+		if keys := f.unfinished(t); len(keys) != 4 || slices.Contains(keys, format.TarballKey("b")) {
+			t.Errorf("%s: in the store is %v", name, keys)
+		}
+	}
+}
+
+// unfinished are the keys of a backup's folder, and of what nobody has finished there.
+func (f *fixture) unfinished(t *testing.T) (keys []string) {
+	t.Helper()
+	for object, err := range f.store.List(t.Context(), format.BackupPrefix("b"), store.ListOptions{Recursive: true, Unfinished: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, object.Key)
+	}
+	return keys
+}
+
+// Objects that are not what they should be are errors of their own.
+func TestObjectsThatCannotBeUnderstood(t *testing.T) {
+	yes := true
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f.claims()
+	f.add("persistentvolumes", `{"metadata":{"name":"pv-odd"},"spec":7}`)
+	f.add("persistentvolumeclaims",
+		`{"metadata":{"name":"odd","namespace":"shop"},"spec":7}`,
+		`{"metadata":{"name":"on-odd","namespace":"shop"},"spec":{"volumeName":"pv-odd"},"status":{"phase":"Bound"}}`)
+	f.add("pods", `{"metadata":{"name":"odd","namespace":"shop"},"spec":7}`,
+		podWith("p", "", `o "persistentVolumeClaim":{"claimName":"odd"}`, "data"+claimData))
+	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path == configMaps {
+			_, _ = w.Write([]byte(`{"items":[{"metadata":{"name":7,"namespace":"shop"}},{"metadata":{"name":"c-00000","namespace":"shop"}}]}`))
+		}
+		return r.URL.Path == configMaps
+	}
 	outcome := f.run(t)
-	if outcome.Status.Phase != holdfast.BackupPhaseFailed || outcome.Status.FailureReason == "" {
+	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 3 {
 		t.Errorf("got %+v", outcome.Status)
 	}
-	if slices.Contains(f.keys(t), format.TarballKey("b")) {
-		t.Error("there is a tarball")
+	results := f.results(t)
+	for _, want := range []string{"persistentvolumes pv-odd: read an object", "pods shop/odd: read an object", "configmaps shop: read an object"} {
+		if !slices.ContainsFunc(append(results.Errors.Cluster, results.Errors.Namespaces["shop"]...), func(text string) bool { return strings.HasPrefix(text, want) }) {
+			t.Errorf("%q is not among %+v", want, results.Errors)
+		}
+	}
+	if !slices.ContainsFunc(results.Warnings.Namespaces["shop"], func(text string) bool {
+		return strings.HasPrefix(text, "pods shop/p: the data of volume o is not backed up: read an object")
+	}) {
+		t.Errorf("the warnings are %+v", results.Warnings)
+	}
+	if items := f.items(t); !slices.Contains(items, "configmaps shop/c-00000") || !slices.Contains(items, "pods shop/odd") {
+		t.Errorf("the tarball holds %v", items)
+	}
+	if len(f.volumes.submitted) != 1 {
+		t.Errorf("handed over are %v", f.volumes.submitted)
 	}
 }
 
@@ -200,6 +324,14 @@ func TestSideFilesThatFail(t *testing.T) {
 		}
 		if got := f.store.Count(storetest.Create); got < 4+3 {
 			t.Errorf("%s was tried %d times", key, got)
+		}
+		// The metadata names what there is, and of a failed backup what says why.
+		contents, err := format.TakeContents(f.stored(t))
+		if err != nil {
+			t.Error(err)
+		}
+		if _, named := contents.Of(key); named || want == holdfast.BackupPhaseFailed && len(contents) != 2 {
+			t.Errorf("without %s the metadata names %v", key, contents)
 		}
 	}
 }
@@ -327,6 +459,9 @@ func TestAbandon(t *testing.T) {
 			if err != nil || !outcome.Stored || outcome.Status.Phase != phase || outcome.Status.Errors != errorCount || outcome.Status.FailureReason != reason {
 				t.Errorf("got %+v, %v", outcome, err)
 			}
+			if complete := meta.FindStatusCondition(outcome.Status.Conditions, holdfast.ConditionComplete); complete == nil || complete.Reason != string(phase) {
+				t.Errorf("the conditions are %+v", outcome.Status.Conditions)
+			}
 			want := []string{format.LogKey("b"), format.ResultsKey("b"), format.OwnerKey("b"), format.MetadataKey("b"), format.TarballKey("b2")}
 			if keys := f.keys(t); !slices.Equal(keys, want) {
 				t.Errorf("%v is in the store", keys)
@@ -368,6 +503,44 @@ func TestAbandonThatCannotClean(t *testing.T) {
 	f.store.Inject(storetest.Fault{Operation: storetest.List, Err: store.ErrDenied})
 	if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, store.ErrDenied) {
 		t.Errorf("without lists: %v", err)
+	}
+}
+
+// What a killed process was writing into a folder goes as well.
+func TestAbandonRemovesWhatIsUnfinished(t *testing.T) {
+	f := shopOf(t, 3)
+	f.deps.Store = storetest.NewFaulty(storetest.Filesystem(t), f.deps.Clock.(clock.Clock))
+	f.store = f.deps.Store.(*storetest.Faulty)
+	w, err := f.store.NewWriter(t.Context(), format.TarballKey("b"))
+	if err == nil {
+		_, err = w.Write([]byte("half"))
+	}
+	if err == nil {
+		err = f.store.Put(t.Context(), format.BackupPrefix("b")+"below/it", []byte("of nobody"))
+	}
+	if err != nil || len(f.unfinished(t)) != 2 {
+		t.Fatalf("%v, and %v is in the store", err, f.unfinished(t))
+	}
+	if outcome, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); err != nil || !outcome.Stored {
+		t.Errorf("got %+v, %v", outcome, err)
+	}
+	if keys, want := f.unfinished(t), []string{format.LogKey("b"), format.ResultsKey("b"), format.OwnerKey("b"), format.MetadataKey("b")}; !slices.Equal(keys, want) {
+		t.Errorf("%v is in the store", keys)
+	}
+}
+
+// What a status says of a backup that went well, and what is used when nothing else is
+// given.
+func TestStatus(t *testing.T) {
+	f := shopOf(t, 3)
+	status := f.run(t).Status
+	complete := meta.FindStatusCondition(status.Conditions, holdfast.ConditionComplete)
+	if status.Volumes != nil || status.FormatVersion != format.FormatVersion || complete == nil || complete.Reason != string(holdfast.BackupPhaseCompleted) {
+		t.Errorf("got %+v", status)
+	}
+	e := newExecution(t.Context(), f.request, Dependencies{Clock: f.deps.Clock})
+	if e.Workers != defaultWorkers || e.Retry != defaultRetry || e.Dependencies.Progress == nil {
+		t.Errorf("got %+v", e.Dependencies)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -60,11 +61,13 @@ func isPage(r *http.Request, from int) bool {
 // again, without an object twice.
 func TestExpiredContinueToken(t *testing.T) {
 	for name, test := range map[string]struct {
+		reason   metav1.StatusReason
 		offered  string
 		requests int
 	}{
-		"with a token for the rest": {"1000", 4},
-		"from the start":            {"", 6},
+		"with a token for the rest": {metav1.StatusReasonExpired, "1000", 4},
+		"from the start":            {metav1.StatusReasonExpired, "", 6},
+		"gone, from the start":      {metav1.StatusReasonGone, "", 6},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := shopOf(t, 1200)
@@ -74,7 +77,7 @@ func TestExpiredContinueToken(t *testing.T) {
 					once.Do(func() {
 						answered = true
 						writeStatus(w, metav1.Status{
-							Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old",
+							Code: http.StatusGone, Reason: test.reason, Message: "too old",
 							ListMeta: metav1.ListMeta{Continue: test.offered},
 						})
 					})
@@ -150,6 +153,10 @@ func TestTokenThatAlwaysExpiresEndsTheList(t *testing.T) {
 		t.Errorf("got %+v", outcome.Status)
 	}
 	f.wantConfigMaps(t, 500)
+	// What was announced and did not come is no part of a backup that has ended.
+	if want := (holdfast.BackupProgress{TotalItems: 501, ItemsBackedUp: 501}); *outcome.Status.Progress != want {
+		t.Errorf("its progress is %+v", *outcome.Status.Progress)
+	}
 }
 
 // A connection that breaks in the middle of a page costs that page again, as
@@ -313,6 +320,10 @@ func TestListErrors(t *testing.T) {
 			metav1.Status{Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: "no such resource"},
 			holdfast.BackupPhaseCompleted, 1, "configmaps shop: the cluster no longer serves it: no such resource",
 		},
+		"not to be listed since discovery": {
+			metav1.Status{Code: http.StatusMethodNotAllowed, Reason: metav1.StatusReasonMethodNotAllowed, Message: "no list"},
+			holdfast.BackupPhaseCompleted, 1, "configmaps shop: the cluster no longer serves it: no list",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
@@ -431,22 +442,64 @@ func TestCancelWhileReading(t *testing.T) {
 	}
 }
 
-// The same while it waits for volumes: then all objects are read already.
+// deaf is a store whose writes go on when their context has ended, as those do that
+// have left already.
+type deaf struct{ Store }
+
+func (d deaf) Create(ctx context.Context, key string, content []byte) error {
+	return d.Store.Create(context.WithoutCancel(ctx), key, content)
+}
+
+func (d deaf) NewWriter(ctx context.Context, key string) (store.ObjectWriter, error) {
+	return d.Store.NewWriter(context.WithoutCancel(ctx), key)
+}
+
+// The same while it waits for volumes: then all objects are read already. And from then
+// on nothing is written any more: who cancelled may be cleaning up.
 func TestCancelWhileVolumesUpload(t *testing.T) {
-	f := shopOf(t, 3)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	f.volumes.wait = func(ctx context.Context) error {
-		cancel()
-		<-ctx.Done()
-		return ctx.Err()
+	for name, answer := range map[string]error{"and that fails": context.Canceled, "and all have ended": nil} {
+		f := shopOf(t, 3)
+		f.deps.Store = deaf{f.store}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		f.volumes.wait = func(ctx context.Context) error {
+			cancel()
+			<-ctx.Done()
+			return answer
+		}
+		outcome, err := Run(ctx, f.request, f.deps)
+		if err != context.Canceled || outcome.Stored || outcome.Status.Phase != holdfast.BackupPhaseFailed {
+			t.Fatalf("%s: got %+v, %v", name, outcome, err)
+		}
+		if keys := f.keys(t); !slices.Equal(keys, []string{format.OwnerKey("b")}) {
+			t.Errorf("%s: %v is in the store", name, keys)
+		}
 	}
-	outcome, err := Run(ctx, f.request, f.deps)
-	if err != context.Canceled || outcome.Stored {
-		t.Fatalf("got %+v, %v", outcome, err)
-	}
-	if keys := f.keys(t); !slices.Equal(keys, []string{format.OwnerKey("b")}) {
-		t.Errorf("%v is in the store, beside %s", keys, format.MetadataKey("b"))
+}
+
+// Cancelled at its last step, a backup has ended as its metadata says, and not at all
+// without.
+func TestCancelAtTheEnd(t *testing.T) {
+	for name, created := range map[string]bool{"after its metadata": true, "before": false} {
+		f := shopOf(t, 3)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if created {
+			f.deps.Store = &losing{Store: deaf{f.store}, key: format.MetadataKey("b"), do: cancel}
+		} else {
+			f.deps.Store = &losing{Store: deaf{f.store}, key: format.LogKey("b"), do: func() {
+				f.store.Inject(storetest.Fault{Operation: storetest.Create, Key: format.MetadataKey("b"), Err: store.ErrUnavailable})
+				time.AfterFunc(20*time.Millisecond, cancel)
+			}}
+			f.deps.Retry.Duration = time.Hour
+		}
+		outcome, err := Run(ctx, f.request, f.deps)
+		switch {
+		case outcome.Stored != created || created && (err != nil || outcome.Status.Phase != holdfast.BackupPhaseCompleted):
+			t.Errorf("%s: got %+v, %v", name, outcome, err)
+		case !created && (err != context.Canceled || outcome.Status.Phase != holdfast.BackupPhaseFailed):
+			t.Errorf("%s: got %+v, %v", name, outcome, err)
+		}
 	}
 }
 

@@ -74,6 +74,26 @@ func TestWhatIsSelected(t *testing.T) {
 			},
 			want: []string{"namespaces bank", "namespaces shop", "nodes n1", "persistentvolumeclaims shop/data", "persistentvolumeclaims shop/idle"},
 		},
+		// As in Velero: the same objects come under the group that is not excluded.
+		"events that are excluded in one of their groups": {
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"events*"}, ExcludedResources: []string{"events"}},
+			want: []string{"events.events.k8s.io shop/happened", "events.other.example.com shop/happened", "namespaces shop"},
+		},
+		"events that are excluded in both": {
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"events*"}, ExcludedResources: []string{"events", "events.events.k8s.io"}},
+			want: []string{"events.other.example.com shop/happened", "namespaces shop"},
+		},
+		"events of another group, too": {
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"events*", "gad*"}},
+			want: []string{"events shop/happened", "events.other.example.com shop/happened", "namespaces shop"},
+		},
+		"a namespace of which nothing is taken": {
+			spec: holdfast.BackupSpec{
+				IncludedNamespaces: []string{"bank"}, IncludedNamespaceScopedResources: []string{"pods"},
+				LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "none"}},
+			},
+			want: []string{"namespaces bank"},
+		},
 		"an excluded namespace": {
 			spec: holdfast.BackupSpec{ExcludedNamespaces: []string{"sho?"}, IncludedNamespaceScopedResources: []string{"configmaps"}},
 			want: []string{"configmaps bank/rates", "namespaces bank"},
@@ -107,6 +127,11 @@ func TestWhatIsSelected(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, test.spec)
 			f.story()
+			if strings.HasPrefix(name, "events") {
+				served := metav1.APIResource{Name: "events", Kind: "Event", Namespaced: true, Verbs: f.resources[0].APIResources[0].Verbs}
+				f.resources = append(f.resources, metav1.APIResourceList{GroupVersion: "other.example.com/v1", APIResources: []metav1.APIResource{served}})
+				f.add("events.other.example.com", named("shop", "happened")...)
+			}
 			if test.spec.LabelSelector != nil {
 				f.add("pods", `{"metadata":{"name":"labelled","namespace":"shop","labels":{"app":"db"}},"spec":{"volumes":[{"name":"files","persistentVolumeClaim":{"claimName":"data"}}]}}`)
 			}
@@ -162,6 +187,20 @@ func TestGroupsThatCannotBeDiscovered(t *testing.T) {
 				t.Error("the other groups are missing")
 			}
 		})
+	}
+}
+
+// A cluster may serve no persistent volumes and no definitions. Then none come along.
+func TestResourcesThatAreNotServed(t *testing.T) {
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f.story()
+	for i := range f.resources {
+		f.resources[i].APIResources = slices.DeleteFunc(f.resources[i].APIResources, func(r metav1.APIResource) bool {
+			return r.Name == "persistentvolumes" || r.Name == "customresourcedefinitions"
+		})
+	}
+	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || outcome.Status.Warnings != 0 || outcome.Status.Volumes.Completed != 2 {
+		t.Errorf("got %+v: %+v", outcome.Status, f.results(t))
 	}
 }
 

@@ -52,7 +52,7 @@ func (f *fixture) claims() {
 	}
 	f.add("namespaces", namespace("shop", ""))
 	f.add("persistentvolumes", `{"metadata":{"name":"pv-data"},"spec":{"csi":{}}}`, `{"metadata":{"name":"pv-idle"},"spec":{"csi":{}}}`,
-		`{"metadata":{"name":"pv-local"},"spec":{"hostPath":{"path":"/data"}}}`, `{"metadata":{"name":"pv-private"},"spec":{"csi":{}}}`,
+		`{"metadata":{"name":"pv-local","labels":{"zone":"a"}},"spec":{"hostPath":{"path":"/data"}}}`, `{"metadata":{"name":"pv-private"},"spec":{"csi":{}}}`,
 		`{"metadata":{"name":"pv-temp"},"spec":{"csi":{}}}`)
 	f.add("persistentvolumeclaims", bound("data", "pv-data", ""), bound("idle", "pv-idle", ""), bound("local", "pv-local", ""),
 		bound("private", "pv-private", `"velero.io/exclude-from-backup":"true"`), bound("eph-temp", "pv-temp", ""),
@@ -89,6 +89,20 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 			pods: []string{podWith("p", exclude+`"b"`, "a"+emptyDir, "b"+emptyDir, "data"+claimData, `conf "configMap":{}`, `key "secret":{}`,
 				`all "projected":{}`, `up "downwardAPI":{}`, `host "hostPath":{"path":"/"}`, `img "image":{}`, "default-token-x"+emptyDir, `nfs "nfs":{"server":"s","path":"/"}`)},
 			want: []string{"p/a  ", "p/data data pv-data", "p/nfs  "},
+		},
+		"each annotation for its own way": {
+			byDefault: true,
+			pods:      []string{podWith("p", include+`"conf,none"`, "a"+emptyDir, `conf "configMap":{}`)},
+			want:      []string{"p/a  "},
+		},
+		"and the other": {
+			pods: []string{podWith("p", include+`"a",`+exclude+`"a"`, "a"+emptyDir)},
+			want: []string{"p/a  "},
+		},
+		"nothing of a pod without a node": {
+			byDefault: true,
+			pods:      []string{strings.Replace(podWith("p", "", "a"+emptyDir), `"nodeName":"n1",`, "", 1)},
+			warnings:  []string{"pods shop/p: the data of volume a is not backed up: the pod is not on a node"},
 		},
 		"the claim of a generic ephemeral volume": {
 			byDefault: true,
@@ -182,7 +196,7 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 // When the files of all volumes are asked for, a claim without a pod that could give
 // access to them is not left out in silence.
 func TestClaimsThatNoPodUses(t *testing.T) {
-	yes := true
+	yes, no := true, false
 	for name, test := range map[string]struct {
 		byDefault *bool
 		excluded  []string
@@ -206,7 +220,8 @@ func TestClaimsThatNoPodUses(t *testing.T) {
 			},
 			want: []string{"pods shop/q: the data of volume i is not backed up: the pod is Succeeded, not Running"},
 		},
-		"nobody asked for files": {},
+		"nobody asked for files":     {},
+		"they are asked not to come": {byDefault: &no, pods: []string{podWith("p", "", "d"+claimData)}},
 		"no claims are asked for": {
 			byDefault: &yes, excluded: []string{"persistentvolumeclaims"},
 		},
@@ -293,9 +308,16 @@ func TestVolumesThatFail(t *testing.T) {
 	}
 	got := map[string]string{}
 	for _, info := range infos {
-		got[info.PVName] = info.Result
+		got[info.PVName] = info.Result + info.SkippedReason
+		if info.PVName == "pv-local" {
+			got[info.PVName] += " in zone " + info.PVInfo.Labels["zone"]
+		}
 	}
-	want := map[string]string{"pv-data": "failed", "pv-idle": "failed", "": "succeeded", "pv-local": "", "pv-temp": ""}
+	want := map[string]string{
+		"pv-data": "failed", "pv-idle": "failed", "": "succeeded",
+		"pv-local": "its persistent volume is of type hostPath, which the agent can't reach in zone a",
+		"pv-temp":  "no running pod of the backup uses the claim, and files are read through one",
+	}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("volume info (-want +got):\n%s", diff)
 	}
