@@ -215,40 +215,46 @@ func (f *fixture) unfinished(t *testing.T) (keys []string) {
 // Objects that are not what they should be are errors of their own.
 func TestObjectsThatCannotBeUnderstood(t *testing.T) {
 	yes := true
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
-	f.claims()
-	f.add("persistentvolumes", `{"metadata":{"name":"pv-odd"},"spec":7}`)
-	f.add("persistentvolumeclaims",
-		`{"metadata":{"name":"odd","namespace":"shop"},"spec":7}`,
-		`{"metadata":{"name":"on-odd","namespace":"shop"},"spec":{"volumeName":"pv-odd"},"status":{"phase":"Bound"}}`)
-	f.add("pods", `{"metadata":{"name":"odd","namespace":"shop"},"spec":7}`,
-		podWith("p", "", `o "persistentVolumeClaim":{"claimName":"odd"}`, "data"+claimData))
-	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
-		if r.URL.Path == configMaps {
-			_, _ = w.Write([]byte(`{"items":[{"metadata":{"name":7,"namespace":"shop"}},{"metadata":{"name":"c-00000","namespace":"shop"}}]}`))
+	// A volume of all that are read, or of a claim only.
+	for all, count := range map[bool]int32{true: 4, false: 3} {
+		f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludeClusterResources: &all, DefaultVolumesToFsBackup: &yes})
+		if !all {
+			f.request.Backup.Spec.IncludeClusterResources = nil
 		}
-		return r.URL.Path == configMaps
-	}
-	outcome := f.run(t)
-	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 3 {
-		t.Errorf("got %+v", outcome.Status)
-	}
-	results := f.results(t)
-	for _, want := range []string{"persistentvolumes pv-odd: read an object", "pods shop/odd: read an object", "configmaps shop: read an object"} {
-		if !slices.ContainsFunc(append(results.Errors.Cluster, results.Errors.Namespaces["shop"]...), func(text string) bool { return strings.HasPrefix(text, want) }) {
-			t.Errorf("%q is not among %+v", want, results.Errors)
+		f.claims()
+		f.add("persistentvolumes", `{"metadata":{"name":"pv-odd"},"spec":7}`)
+		f.add("persistentvolumeclaims",
+			`{"metadata":{"name":"odd","namespace":"shop"},"spec":7}`,
+			`{"metadata":{"name":"on-odd","namespace":"shop"},"spec":{"volumeName":"pv-odd"},"status":{"phase":"Bound"}}`)
+		f.add("pods", `{"metadata":{"name":"odd","namespace":"shop"},"spec":7}`,
+			podWith("p", "", `o "persistentVolumeClaim":{"claimName":"odd"}`, "data"+claimData))
+		f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Path == configMaps {
+				_, _ = w.Write([]byte(`{"items":[{"metadata":{"name":7,"namespace":"shop"}},{"metadata":{"name":"c-00000","namespace":"shop"}}]}`))
+			}
+			return r.URL.Path == configMaps
 		}
-	}
-	if !slices.ContainsFunc(results.Warnings.Namespaces["shop"], func(text string) bool {
-		return strings.HasPrefix(text, "pods shop/p: the data of volume o is not backed up: read an object")
-	}) {
-		t.Errorf("the warnings are %+v", results.Warnings)
-	}
-	if items := f.items(t); !slices.Contains(items, "configmaps shop/c-00000") || !slices.Contains(items, "pods shop/odd") {
-		t.Errorf("the tarball holds %v", items)
-	}
-	if len(f.volumes.submitted) != 1 {
-		t.Errorf("handed over are %v", f.volumes.submitted)
+		outcome := f.run(t)
+		if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != count {
+			t.Errorf("got %+v", outcome.Status)
+		}
+		results := f.results(t)
+		for _, want := range []string{"persistentvolumes pv-odd: read an object", "pods shop/odd: read an object", "configmaps shop: read an object"} {
+			if !slices.ContainsFunc(append(results.Errors.Cluster, results.Errors.Namespaces["shop"]...), func(text string) bool { return strings.HasPrefix(text, want) }) {
+				t.Errorf("%q is not among %+v", want, results.Errors)
+			}
+		}
+		if !slices.ContainsFunc(results.Warnings.Namespaces["shop"], func(text string) bool {
+			return strings.HasPrefix(text, "pods shop/p: the data of volume o is not backed up: read an object")
+		}) {
+			t.Errorf("the warnings are %+v", results.Warnings)
+		}
+		if items := f.items(t); !slices.Contains(items, "configmaps shop/c-00000") || !slices.Contains(items, "pods shop/odd") {
+			t.Errorf("the tarball holds %v", items)
+		}
+		if len(f.volumes.submitted) != 1 {
+			t.Errorf("handed over are %v", f.volumes.submitted)
+		}
 	}
 }
 

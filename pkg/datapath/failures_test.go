@@ -238,6 +238,12 @@ func TestUploadThatLeavesNothing(t *testing.T) {
 	})
 	s := store{key: repository.NewKey(), location: repository.Location{Spec: location, Secret: secret}}
 	s.create(t)
+	refuse := func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodPut {
+			w.WriteHeader(http.StatusForbidden)
+		}
+		return r.Method == http.MethodPut
+	}
 	for name, test := range map[string]struct {
 		hook func(dir string, w http.ResponseWriter, r *http.Request) bool
 		want string
@@ -246,12 +252,7 @@ func TestUploadThatLeavesNothing(t *testing.T) {
 			_ = os.Rename(dir, dir+".old") // the first time
 			return false
 		}, "went away"},
-		"the store takes nothing": {func(_ string, w http.ResponseWriter, r *http.Request) bool {
-			if r.Method == http.MethodPut {
-				w.WriteHeader(http.StatusForbidden)
-			}
-			return r.Method == http.MethodPut
-		}, "denies access"},
+		"the store takes nothing": {func(_ string, w http.ResponseWriter, r *http.Request) bool { return refuse(w, r) }, "denies access"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "volume")
@@ -268,6 +269,15 @@ func TestUploadThatLeavesNothing(t *testing.T) {
 				t.Errorf("%d snapshots are left", len(left))
 			}
 		})
+	}
+
+	// Nor is a snapshot taken for removed.
+	id, r := s.upload(t, t.TempDir(), web).SnapshotID, s.open(t)
+	hook.Store(&refuse)
+	err := DeleteSnapshots(t.Context(), r, []string{id})
+	hook.Store(nil)
+	if err == nil || len(s.snapshots(t)) != 1 {
+		t.Errorf("DeleteSnapshots = %v, and %d snapshots are left", err, len(s.snapshots(t)))
 	}
 }
 
@@ -445,7 +455,8 @@ func TestOutputFails(t *testing.T) {
 	info, err := os.Stat(filepath.Join(target, "file"))
 	must(t, err)
 	file := &entry{FileInfo: info, owner: fs.OwnerInfo{UserID: uint32(os.Geteuid()), GroupID: uint32(os.Getegid())}}
-	unreadable := &entry{FileInfo: info, owner: file.owner, err: errBad}
+	errOpen := errors.New("it can't be opened")
+	unreadable := &entry{FileInfo: info, owner: file.owner, err: errOpen}
 	ctx := t.Context()
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
@@ -457,10 +468,10 @@ func TestOutputFails(t *testing.T) {
 		"a folder too late":      {func() error { return o.BeginDirectory(ended, "late", nil) }, context.Canceled},
 		"a folder in none":       {func() error { return o.BeginDirectory(ctx, "none/sub", nil) }, os.ErrNotExist},
 		"a folder that is gone":  {func() error { return o.FinishDirectory(ctx, "none", nil) }, os.ErrNotExist},
-		"an unreadable file":     {func() error { return o.WriteFile(ctx, "new", unreadable, nil) }, errBad},
+		"an unreadable file":     {func() error { return o.WriteFile(ctx, "new", unreadable, nil) }, errOpen},
 		"a file in no folder":    {func() error { return o.WriteFile(ctx, "none/new", file, nil) }, os.ErrNotExist},
 		"a file that breaks off": {func() error { return o.WriteFile(ctx, "new", file, nil) }, errBad},
-		"an unreadable link":     {func() error { return o.CreateSymlink(ctx, "new", unreadable) }, errBad},
+		"an unreadable link":     {func() error { return o.CreateSymlink(ctx, "new", unreadable) }, errOpen},
 		"a link in no folder":    {func() error { return o.CreateSymlink(ctx, "none/link", file) }, os.ErrNotExist},
 		"attributes": {func() error {
 			f, err := root.Open("file")
