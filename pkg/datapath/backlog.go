@@ -124,3 +124,15 @@ func (b *backlog) lengths() (n [classes]int) {
 	}
 	return n
 }
+
+// oldest is when the oldest work was asked for; zero if there is none.
+func (b *backlog) oldest() (oldest time.Time) {
+	for _, turns := range b.turns {
+		for _, r := range turns {
+			if first := r.jobs[0].Asked; oldest.IsZero() || first.Before(oldest) {
+				oldest = first
+			}
+		}
+	}
+	return oldest
+}

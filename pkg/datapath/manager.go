@@ -6,6 +6,8 @@ package datapath
 import (
 	"context"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
 // Manager runs the volume work of one node: no more than its limit at once, in an order
@@ -15,6 +17,7 @@ type Manager struct {
 	ctx    context.Context // ends when the manager is stopped
 	cancel context.CancelFunc
 	group  sync.WaitGroup
+	moved  atomic.Int64
 
 	mu      sync.Mutex
 	limit   int
@@ -78,13 +81,20 @@ type Load struct {
 	Limit int
 	// Running and Waiting work of each class, by Class.
 	Running, Waiting [classes]int
+	// WaitingSince is when the oldest of what waits was asked for: zero if nothing waits.
+	WaitingSince time.Time
+	// Moved is how many bytes all work has moved so far.
+	Moved int64
 }
+
+// Progress returns one that counts for the manager, too.
+func (m *Manager) Progress() *Progress { return &Progress{all: &m.moved} }
 
 // Load returns what there is to do now.
 func (m *Manager) Load() Load {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return Load{Limit: m.limit, Running: m.running, Waiting: m.waiting.lengths()}
+	return Load{Limit: m.limit, Running: m.running, Waiting: m.waiting.lengths(), WaitingSince: m.waiting.oldest(), Moved: m.moved.Load()}
 }
 
 // Stop drops what waits, cancels what runs, and returns when nothing runs any more.

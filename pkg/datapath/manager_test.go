@@ -112,6 +112,39 @@ func TestManagerTurns(t *testing.T) {
 	})
 }
 
+// TestManagerLoad: what an agent says of its work.
+func TestManagerLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, 1)
+		at := func(second int64) time.Time { return time.Unix(second, 0) }
+		b.submitAsked("a1", ClassBackup, at(1))
+		b.submitAsked("b3", ClassRestore, at(3))
+		b.submitAsked("c4", ClassBackup, at(4))
+		b.submitAsked("c2", ClassBackup, at(2))
+		b.Progress().Add(5)
+		b.Progress().Add(7)
+		for _, step := range []struct {
+			ended            string
+			running, waiting [classes]int
+			since            time.Time
+		}{
+			{"", [classes]int{ClassBackup: 1}, [classes]int{ClassRestore: 1, ClassBackup: 2}, at(2)},
+			{"a1", [classes]int{ClassRestore: 1}, [classes]int{ClassBackup: 2}, at(2)},
+			{"b3", [classes]int{ClassBackup: 1}, [classes]int{ClassBackup: 1}, at(4)},
+			{"c2", [classes]int{ClassBackup: 1}, [classes]int{}, time.Time{}},
+		} {
+			if step.ended != "" {
+				b.release(step.ended)
+			}
+			want := Load{Limit: 1, Running: step.running, Waiting: step.waiting, WaitingSince: step.since, Moved: 12}
+			if got := b.Load(); got != want {
+				t.Errorf("after %q there is %+v, want %+v", step.ended, got, want)
+			}
+		}
+		b.Stop()
+	})
+}
+
 func TestManagerLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, 0)

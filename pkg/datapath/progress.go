@@ -12,13 +12,22 @@ import (
 
 // Progress counts the bytes of one upload or restore. Its zero value is ready;
 // it may be read at any time.
-type Progress struct{ done, total atomic.Int64 }
+type Progress struct {
+	done, total atomic.Int64
+	// all counts what a manager's work has moved; nil outside of a manager.
+	all *atomic.Int64
+}
 
 // Done returns the bytes moved so far, those that needed no moving included.
 func (p *Progress) Done() int64 { return p.done.Load() }
 
 // Add counts bytes as moved.
-func (p *Progress) Add(bytes int64) { p.done.Add(bytes) }
+func (p *Progress) Add(bytes int64) {
+	p.done.Add(bytes)
+	if p.all != nil {
+		p.all.Add(bytes)
+	}
+}
 
 // SetTotal says how many bytes there are to move.
 func (p *Progress) SetTotal(bytes int64) { p.total.Store(bytes) }

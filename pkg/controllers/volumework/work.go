@@ -116,17 +116,17 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 		return
 	}
 
-	var progress datapath.Progress
+	progress := c.Manager.Progress()
 	done := make(chan func(T), 1)
 	ticker := c.Clock.NewTicker(progressInterval)
 	defer ticker.Stop()
-	go func(record T) { done <- c.move(ctx, record, &progress) }(record) // as it is now
+	go func(record T) { done <- c.move(ctx, record, progress) }(record) // as it is now
 	stopping, hung := ctx.Done(), (<-chan time.Time)(nil)
 	for {
 		select {
 		case <-ticker.C():
 			if ctx.Err() == nil {
-				record = c.writeProgress(ctx, record, &progress)
+				record = c.writeProgress(ctx, record, progress)
 			}
 		case <-stopping:
 			stopping = nil
