@@ -26,6 +26,9 @@ import (
 // syncTimeout is how long the first limit waits for what it follows from.
 const syncTimeout = 10 * time.Second
 
+// unreadProblem is the Problem of an agent that waits no longer.
+const unreadProblem = "the ConfigMap of the node agents, or the node, can't be read, and has no effect until it can: may the agent get, list and watch both?"
+
 // Config is what a Controller needs.
 type Config struct {
 	// ConfigMaps is an informer of the administrator's ConfigMap alone; nil if there is to
@@ -43,7 +46,7 @@ type State struct {
 	Limit int
 	// Source is what says so: see loadconcurrency.Config.
 	Source string
-	// Problem is what is wrong with the ConfigMap; empty if nothing is.
+	// Problem is what is wrong with the ConfigMap, or with reading it; empty if nothing is.
 	Problem string
 }
 
@@ -58,6 +61,10 @@ type Controller struct {
 	limits  loadconcurrency.Config
 	// version of the ConfigMap that the limits are of; empty without one.
 	version string
+	// problem is what is wrong with the ConfigMap, and unread is set while it can't be read,
+	// or the node can't.
+	problem string
+	unread  bool
 	state   State
 }
 
@@ -92,12 +99,18 @@ func (c *Controller) Run(ctx context.Context) {
 		return
 	}
 	if !synced {
-		klog.FromContext(ctx).Error(nil, "The ConfigMap of the node agents, or the node, can't be read, and has no effect until it can: may the agent get, list and watch both?")
+		klog.FromContext(ctx).Error(nil, "The node's limit is not what the administrator says", "problem", unreadProblem)
 	}
 	c.mu.Lock()
-	c.logger, c.running = klog.FromContext(ctx), true
+	c.logger, c.running, c.unread = klog.FromContext(ctx), true, !synced
 	c.mu.Unlock()
 	c.update()
+	if !synced && cache.WaitForCacheSync(ctx.Done(), c.synced...) {
+		c.mu.Lock()
+		c.unread = false
+		c.mu.Unlock()
+		c.update()
+	}
 	<-ctx.Done()
 }
 
@@ -114,7 +127,11 @@ func (c *Controller) update() {
 	if !c.running {
 		return
 	}
-	after := State{Problem: c.readConfigMap()}
+	c.readConfigMap()
+	after := State{Problem: c.problem}
+	if c.unread {
+		after.Problem = unreadProblem
+	}
 	after.Limit, after.Source = c.limits.Limit(c.nodeLabels())
 	if after == c.state {
 		return
@@ -124,33 +141,31 @@ func (c *Controller) update() {
 	c.SetLimit(after.Limit)
 }
 
-// readConfigMap brings the limits up to date, and returns what is wrong with the
-// ConfigMap.
-func (c *Controller) readConfigMap() (problem string) {
+// readConfigMap brings the limits up to date, and what is wrong with the ConfigMap.
+func (c *Controller) readConfigMap() {
 	if c.ConfigMaps == nil {
-		return ""
+		return
 	}
 	var configMap *corev1.ConfigMap
 	for _, obj := range c.ConfigMaps.GetStore().List() {
 		configMap, _ = obj.(*corev1.ConfigMap)
 	}
 	if configMap == nil {
-		c.limits, c.version = loadconcurrency.Config{}, ""
-		return ""
+		c.limits, c.version, c.problem = loadconcurrency.Config{}, "", ""
+		return
 	}
 	if configMap.ResourceVersion == c.version {
-		return c.state.Problem
+		return
 	}
-	c.version = configMap.ResourceVersion
+	c.version, c.problem = configMap.ResourceVersion, ""
 	var err error
 	if c.limits, err = c.limits.Update(configMap.Data); err == nil {
-		return ""
+		return
 	}
-	problem = strings.ReplaceAll(err.Error(), "\n", "; ")
-	c.logger.Error(nil, "The ConfigMap of the node agents has mistakes, and its parts that have stay as they were before", "configMap", klog.KObj(configMap), "problem", problem)
+	c.problem = strings.ReplaceAll(err.Error(), "\n", "; ")
+	c.logger.Error(nil, "The ConfigMap of the node agents has mistakes, and its parts that have stay as they were before", "configMap", klog.KObj(configMap), "problem", c.problem)
 	c.Events.Eventf(configMap, nil, corev1.EventTypeWarning, "InvalidConcurrency", "SetLimit",
-		"What is wrong here has no effect: %s", problem)
-	return problem
+		"What is wrong here has no effect: %s", c.problem)
 }
 
 // nodeLabels are the labels of the node; none while there is no object of it.

@@ -155,14 +155,14 @@ func TestWithoutRights(t *testing.T) {
 		running.Go(func() { c.Run(ctx) })
 		time.Sleep(syncTimeout + time.Second)
 		synctest.Wait()
-		if limit != 1 {
-			t.Errorf("without the ConfigMap the limit is %d", limit)
+		if limit != 1 || !strings.Contains(c.State().Problem, "can't be read") {
+			t.Errorf("without the ConfigMap the limit is %d: %+v", limit, c.State())
 		}
 		later.Start(ctx.Done())
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if limit != 4 {
-			t.Errorf("with the ConfigMap the limit is %d", limit)
+		if want := (State{Limit: 4, Source: "globalConfig"}); limit != 4 || c.State() != want {
+			t.Errorf("with the ConfigMap the limit is %d: %+v", limit, c.State())
 		}
 		cancel()
 		running.Wait()
