@@ -67,11 +67,15 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.BackupVolumeSpec{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupVolumeSpec(ref),
 		v1alpha1.BackupVolumeStatus{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref),
 		v1alpha1.BackupVolumesProgress{}.OpenAPIModelName():                               schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref),
+		v1alpha1.NodeAgent{}.OpenAPIModelName():                                           schema_pkg_apis_holdfast_v1alpha1_NodeAgent(ref),
+		v1alpha1.NodeAgentList{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_NodeAgentList(ref),
+		v1alpha1.NodeAgentStatus{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref),
 		v1alpha1.QueueBlocker{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref),
 		v1alpha1.VolumeBackup{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_VolumeBackup(ref),
 		v1alpha1.VolumeBackupList{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_VolumeBackupList(ref),
 		v1alpha1.VolumeBackupSpec{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref),
 		v1alpha1.VolumeBackupStatus{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref),
+		v1alpha1.VolumeCounts{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_VolumeCounts(ref),
 		resource.Quantity{}.OpenAPIModelName():                                            schema_apimachinery_pkg_api_resource_Quantity(ref),
 		v1.APIGroup{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_APIGroup(ref),
 		v1.APIGroupList{}.OpenAPIModelName():                                              schema_pkg_apis_meta_v1_APIGroupList(ref),
@@ -2836,6 +2840,183 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref common.Referenc
 	}
 }
 
+func schema_pkg_apis_holdfast_v1alpha1_NodeAgent(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeAgent is the agent that moves the data of the volumes of a node, whose name it has. A node without an agent has one that is not Ready.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What the agent does, as it said last.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.NodeAgentStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.NodeAgentStatus{}.OpenAPIModelName(), v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_NodeAgentList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeAgentList is a list of NodeAgents.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The agents.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.NodeAgent{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.NodeAgent{}.OpenAPIModelName(), v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeAgentStatus is what an agent does.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the agent is there, and whether its ConfigMap is right.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"limit": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many volumes are moved at once at most: the number in force. None until the agent knows.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"limitSource": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What set the limit: globalConfig, perNodeConfig[INDEX], or default.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"running": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Volumes that are being moved.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.VolumeCounts{}.OpenAPIModelName()),
+						},
+					},
+					"waiting": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Volumes that wait for their turn.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.VolumeCounts{}.OpenAPIModelName()),
+						},
+					},
+					"waitingSince": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Since when the volume waits that has waited for the longest time.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"bytesPerSecond": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Bytes that were read or written in each second, unchanged files included: the mean of 10 s.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"version": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Version of the agent.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.VolumeCounts{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+	}
+}
+
 func schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -3089,6 +3270,33 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 		},
 		Dependencies: []string{
 			v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_VolumeCounts(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeCounts counts volumes by what is done with them.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"restores": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Volumes that are restored.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"backups": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Volumes that are backed up.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
 	}
 }
 

@@ -33,6 +33,7 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&BackupQueueEntry{}, &BackupQueueEntryList{},
 		&BackupVolume{}, &BackupVolumeList{},
 		&VolumeBackup{}, &VolumeBackupList{},
+		&NodeAgent{}, &NodeAgentList{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

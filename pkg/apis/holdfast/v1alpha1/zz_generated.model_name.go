@@ -99,6 +99,21 @@ func (in BackupVolumesProgress) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeAgent) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.NodeAgent"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeAgentList) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.NodeAgentList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeAgentStatus) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.NodeAgentStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in QueueBlocker) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.QueueBlocker"
 }
@@ -121,4 +136,9 @@ func (in VolumeBackupSpec) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in VolumeBackupStatus) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.VolumeBackupStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VolumeCounts) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.VolumeCounts"
 }

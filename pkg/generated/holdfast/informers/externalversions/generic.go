@@ -46,6 +46,8 @@ func (f *sharedInformerFactory) ForResource(resource schema.GroupVersionResource
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Holdfast().V1alpha1().BackupQueueEntries().Informer()}, nil
 	case v1alpha1.SchemeGroupVersion.WithResource("backupvolumes"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Holdfast().V1alpha1().BackupVolumes().Informer()}, nil
+	case v1alpha1.SchemeGroupVersion.WithResource("nodeagents"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Holdfast().V1alpha1().NodeAgents().Informer()}, nil
 
 	}
 

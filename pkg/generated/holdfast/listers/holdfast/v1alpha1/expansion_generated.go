@@ -29,6 +29,10 @@ type BackupVolumeListerExpansion interface{}
 // BackupVolumeNamespaceLister.
 type BackupVolumeNamespaceListerExpansion interface{}
 
+// NodeAgentListerExpansion allows custom methods to be added to
+// NodeAgentLister.
+type NodeAgentListerExpansion interface{}
+
 // VolumeBackupListerExpansion allows custom methods to be added to
 // VolumeBackupLister.
 type VolumeBackupListerExpansion interface{}

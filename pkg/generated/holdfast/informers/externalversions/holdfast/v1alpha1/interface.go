@@ -17,6 +17,8 @@ type Interface interface {
 	BackupQueueEntries() TypedBackupQueueEntryInformer
 	// BackupVolumes returns a BackupVolumeInformer.
 	BackupVolumes() TypedBackupVolumeInformer
+	// NodeAgents returns a NodeAgentInformer.
+	NodeAgents() TypedNodeAgentInformer
 }
 
 type version struct {
@@ -43,4 +45,9 @@ func (v *version) BackupQueueEntries() TypedBackupQueueEntryInformer {
 // BackupVolumes returns a TypedBackupVolumeInformer.
 func (v *version) BackupVolumes() TypedBackupVolumeInformer {
 	return &backupVolumeInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
+}
+
+// NodeAgents returns a TypedNodeAgentInformer.
+func (v *version) NodeAgents() TypedNodeAgentInformer {
+	return &nodeAgentInformer{factory: v.factory, tweakListOptions: v.tweakListOptions}
 }

@@ -11,4 +11,6 @@ type BackupQueueEntryExpansion interface{}
 
 type BackupVolumeExpansion interface{}
 
+type NodeAgentExpansion interface{}
+
 type VolumeBackupExpansion interface{}

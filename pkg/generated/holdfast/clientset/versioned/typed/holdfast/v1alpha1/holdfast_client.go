@@ -18,6 +18,7 @@ type HoldfastV1alpha1Interface interface {
 	BackupsGetter
 	BackupQueueEntriesGetter
 	BackupVolumesGetter
+	NodeAgentsGetter
 	VolumeBackupsGetter
 }
 
@@ -36,6 +37,10 @@ func (c *HoldfastV1alpha1Client) BackupQueueEntries(namespace string) BackupQueu
 
 func (c *HoldfastV1alpha1Client) BackupVolumes(namespace string) BackupVolumeInterface {
 	return newBackupVolumes(c, namespace)
+}
+
+func (c *HoldfastV1alpha1Client) NodeAgents() NodeAgentInterface {
+	return newNodeAgents(c)
 }
 
 func (c *HoldfastV1alpha1Client) VolumeBackups(namespace string) VolumeBackupInterface {

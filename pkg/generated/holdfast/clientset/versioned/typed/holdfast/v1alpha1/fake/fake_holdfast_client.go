@@ -27,6 +27,10 @@ func (c *FakeHoldfastV1alpha1) BackupVolumes(namespace string) v1alpha1.BackupVo
 	return newFakeBackupVolumes(c, namespace)
 }
 
+func (c *FakeHoldfastV1alpha1) NodeAgents() v1alpha1.NodeAgentInterface {
+	return newFakeNodeAgents(c)
+}
+
 func (c *FakeHoldfastV1alpha1) VolumeBackups(namespace string) v1alpha1.VolumeBackupInterface {
 	return newFakeVolumeBackups(c, namespace)
 }
