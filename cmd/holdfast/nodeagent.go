@@ -129,14 +129,15 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 	}
 	defer broadcaster.Shutdown()
 
+	report := &agentReport{clock: clock.RealClock{}}
 	identity := "holdfast-node-agent-" + uuid.NewString()[:8]
-	return liveness.HoldNode(ctx, kube.CoordinationV1().Leases(enginev1alpha1.AgentsNamespace(o.client.namespace)), o.node, identity, clock.RealClock{}, func(ctx context.Context) error {
-		return o.work(ctx, kube, metadata, engine, broadcaster)
+	return liveness.HoldNode(ctx, kube.CoordinationV1().Leases(enginev1alpha1.AgentsNamespace(o.client.namespace)), o.node, identity, clock.RealClock{}, report.text, func(ctx context.Context) error {
+		return o.work(ctx, kube, metadata, engine, broadcaster, report)
 	})
 }
 
 // work moves volumes until ctx ends, and returns when all work has stopped.
-func (o *nodeAgentOptions) work(ctx context.Context, kube kubernetes.Interface, metadata metadata.Interface, engine engineclient.Interface, broadcaster events.EventBroadcaster) error {
+func (o *nodeAgentOptions) work(ctx context.Context, kube kubernetes.Interface, metadata metadata.Interface, engine engineclient.Interface, broadcaster events.EventBroadcaster, report *agentReport) error {
 	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace),
 		engineinformers.WithTransform(cached.Trimmed))
 	// An agent sees the work of its own node.
@@ -180,6 +181,7 @@ func (o *nodeAgentOptions) work(ctx context.Context, kube kubernetes.Interface, 
 	if err != nil {
 		return err
 	}
+	report.begin(manager.Load, limit.State)
 	records.StartWithContext(ctx)
 	work.StartWithContext(ctx)
 	configMaps.StartWithContext(ctx)

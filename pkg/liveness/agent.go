@@ -28,6 +28,10 @@ const (
 	agentRole = "node-agent"
 )
 
+// StatusAnnotation holds what an agent says of itself, on its Lease: so that costs no object,
+// and hardly a write of its own.
+const StatusAnnotation = "holdfast.io/agent-status"
+
 // AgentLabels select the Leases of the node agents.
 const AgentLabels = label + "=" + agentRole
 
@@ -39,13 +43,17 @@ func AgentLease(node string) string {
 // HoldNode holds the Lease of a node's agent while it works, and returns when the work
 // has ended. Whoever held it before loses it at once. The work's context ends with ctx,
 // and when the Lease is lost: the error is then ErrLost, unless ctx has ended too.
-func HoldNode(ctx context.Context, client coordinationclient.LeaseInterface, node, identity string, clock clock.WithDelayedExecution, work func(context.Context) error) error {
+//
+// What status returns is written to StatusAnnotation: by each renewal, and when it has
+// changed at most every 10 s. It is called often, and by one goroutine at a time.
+func HoldNode(ctx context.Context, client coordinationclient.LeaseInterface, node, identity string, clock clock.WithDelayedExecution, status func() string, work func(context.Context) error) error {
 	l := &lease{
 		client: client, name: AgentLease(node), identity: identity, duration: agentLeaseDuration,
 		labels:   map[string]string{label: agentRole, enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(node)},
 		interval: agentRenewInterval, deadline: agentRenewDeadline, clock: clock,
 		// There is one agent for each node, whatever becomes of its Lease.
 		remade: true,
+		status: status,
 	}
 	for {
 		begin := clock.Now()

@@ -6,6 +6,7 @@ package liveness_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,10 +27,15 @@ const node = "node-1"
 
 func holdNode(t *testing.T, leases coordinationclient.LeaseInterface, identity string) *process {
 	t.Helper()
+	return holdNodeSaying(t, leases, identity, func() string { return "" })
+}
+
+func holdNodeSaying(t *testing.T, leases coordinationclient.LeaseInterface, identity string, status func() string) *process {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	p := &process{began: make(chan struct{}), end: cancel, ended: make(chan error, 1)}
 	go func() {
-		p.ended <- liveness.HoldNode(ctx, leases, node, identity, clock.RealClock{}, func(ctx context.Context) error {
+		p.ended <- liveness.HoldNode(ctx, leases, node, identity, clock.RealClock{}, status, func(ctx context.Context) error {
 			p.working = ctx
 			close(p.began)
 			<-ctx.Done()
@@ -150,6 +156,76 @@ func TestAnAgentTakesItsNodeOver(t *testing.T) {
 		if _, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{}); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// What an agent says of itself costs no write while it stays the same, and at most one in
+// 10 s whatever happens.
+func TestAnAgentSaysWhatItDoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster, leases := setUp()
+		var writes atomic.Int32
+		var broken atomic.Bool
+		cluster.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if !action.Matches("update", "leases") {
+				return enginetest.Fault{}
+			}
+			writes.Add(1)
+			if broken.Load() {
+				return enginetest.Fault{Err: errors.New("the connection broke")}
+			}
+			return enginetest.Fault{}
+		})
+		var status atomic.Value
+		status.Store("idle")
+		first := holdNodeSaying(t, leases, "first", func() string {
+			if status.Load() == "changing" {
+				return time.Now().String()
+			}
+			return status.Load().(string)
+		})
+		said := func() string {
+			t.Helper()
+			lease, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return lease.Annotations[liveness.StatusAnnotation]
+		}
+		if got := said(); got != "idle" {
+			t.Errorf("at the start it says %q", got)
+		}
+		for _, step := range []struct {
+			status        string
+			broken        bool
+			during        time.Duration
+			atLeast, most int32
+		}{
+			{"idle", false, 10 * time.Minute, 29, 30}, // the renewals
+			{"busy", false, 11 * time.Second, 1, 1},
+			{"changing", false, 10 * time.Minute, 59, 60},
+			{"changing", true, time.Minute, 5, 6},
+			{"back", false, 11 * time.Second, 1, 1},
+			{"back", false, 10 * time.Minute, 29, 30},
+		} {
+			broken.Store(step.broken)
+			status.Store(step.status)
+			before := writes.Load()
+			time.Sleep(step.during)
+			synctest.Wait()
+			if cost := writes.Load() - before; cost < step.atLeast || cost > step.most {
+				t.Errorf("%s, broken %t, cost %d writes in %s, not %d to %d", step.status, step.broken, cost, step.during, step.atLeast, step.most)
+			}
+			if got := said(); step.status != "changing" && got != step.status {
+				t.Errorf("it says %q, not %q", got, step.status)
+			}
+		}
+		holdNode(t, leases, "second") // which has nothing to say yet
+		if got := said(); got != "" {
+			t.Errorf("after another one has taken over, the Lease says %q", got)
+		}
+		time.Sleep(time.Minute)
+		first.expectStopped(t, true)
 	})
 }
 

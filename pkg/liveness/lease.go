@@ -49,6 +49,8 @@ const (
 	tryTimeout = 10 * time.Second
 	// lookInterval is how often a process looks whether it has slept.
 	lookInterval = 250 * time.Millisecond
+	// statusInterval is the shortest time between two writes of a status.
+	statusInterval = 10 * time.Second
 )
 
 // ErrLost says that another process may be at work by now.
@@ -67,6 +69,8 @@ type lease struct {
 	interval, deadline time.Duration
 	// remade is set if a Lease that somebody has deleted is made again.
 	remade bool
+	// status is what the Lease is to say of its process; nil if nothing.
+	status func() string
 	clock  clock.WithDelayedExecution
 
 	held *coordinationv1.Lease // as it was written last
@@ -92,6 +96,7 @@ func (l *lease) take(ctx context.Context, current *coordinationv1.Lease, now tim
 	for key, value := range l.labels {
 		metav1.SetMetaDataLabel(&changed.ObjectMeta, key, value)
 	}
+	l.annotate(changed)
 	at, seconds := metav1.NewMicroTime(now), int32(l.duration/time.Second)
 	changed.Spec = coordinationv1.LeaseSpec{HolderIdentity: &l.identity, LeaseDurationSeconds: &seconds, AcquireTime: &at, RenewTime: &at}
 	var err error
@@ -104,6 +109,18 @@ func (l *lease) take(ctx context.Context, current *coordinationv1.Lease, now tim
 		l.held = changed
 	}
 	return err
+}
+
+// annotate sets the status on a Lease that is to be written.
+func (l *lease) annotate(lease *coordinationv1.Lease) {
+	if l.status != nil {
+		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, StatusAnnotation, l.status())
+	}
+}
+
+// hasNews reports whether the status is another one than was written last.
+func (l *lease) hasNews() bool {
+	return l.status != nil && l.status() != l.held.Annotations[StatusAnnotation]
 }
 
 // read is the Lease as it is, or nil if there is none.
@@ -166,7 +183,7 @@ func (l *lease) keep(ctx context.Context, renewed time.Time) error {
 		if age >= l.deadline {
 			return fmt.Errorf("%w: it was not renewed for %s", ErrLost, age.Round(time.Second))
 		}
-		if elapsed(tried, sent) < l.interval {
+		if since := elapsed(tried, sent); since < l.interval && (since < statusInterval || !l.hasNews()) {
 			continue
 		}
 		tried = sent
@@ -199,6 +216,7 @@ func (l *lease) renew(ctx context.Context, now time.Time) error {
 	at := metav1.NewMicroTime(now)
 	renewed := l.held.DeepCopy()
 	renewed.Spec.RenewTime = &at
+	l.annotate(renewed)
 	renewed, err := l.client.Update(ctx, renewed, metav1.UpdateOptions{})
 	if err == nil {
 		l.held = renewed

@@ -1,0 +1,87 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/utils/clock"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/nodelimit"
+	"github.com/holdfast-io/holdfast/pkg/datapath"
+)
+
+// throughputInterval is the time over which an agent's throughput is averaged.
+const throughputInterval = 10 * time.Second
+
+// agentReport is what a node agent says of itself in the Lease of its node.
+type agentReport struct {
+	clock clock.PassiveClock
+
+	mu    sync.Mutex
+	load  func() datapath.Load
+	limit func() nodelimit.State
+	// conditions as they were said last.
+	conditions []metav1.Condition
+	// sampled is when moved was looked at for the throughput, which was then rate.
+	sampled     time.Time
+	moved, rate int64
+}
+
+// begin has the report say something from now on.
+func (r *agentReport) begin(load func() datapath.Load, limit func() nodelimit.State) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.load, r.limit, r.sampled = load, limit, r.clock.Now()
+}
+
+// text is the report as it is written; empty while it is not known how much may run.
+func (r *agentReport) text() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.limit == nil || r.limit().Limit == 0 {
+		return ""
+	}
+	text, err := json.Marshal(r.statusLocked())
+	utilruntime.Must(err) // it is plain data
+	return string(text)
+}
+
+func (r *agentReport) statusLocked() v1alpha1.NodeAgentStatus {
+	load, limit, now := r.load(), r.limit(), r.clock.Now()
+	if took := now.Sub(r.sampled); took >= throughputInterval {
+		r.rate = int64(float64(load.Moved-r.moved) / took.Seconds())
+		r.sampled, r.moved = now, load.Moved
+	}
+	configured := metav1.Condition{
+		Type: v1alpha1.ConditionAgentConfigured, Status: metav1.ConditionTrue, Reason: "Valid", LastTransitionTime: metav1.NewTime(now),
+	}
+	if limit.Problem != "" {
+		configured.Status, configured.Reason, configured.Message = metav1.ConditionFalse, "InvalidConcurrency", limit.Problem
+	}
+	meta.SetStatusCondition(&r.conditions, configured)
+	status := v1alpha1.NodeAgentStatus{
+		Conditions:     r.conditions,
+		Limit:          int32(limit.Limit),
+		LimitSource:    limit.Source,
+		Running:        counts(load.Running[datapath.ClassRestore], load.Running[datapath.ClassBackup]),
+		Waiting:        counts(load.Waiting[datapath.ClassRestore], load.Waiting[datapath.ClassBackup]),
+		BytesPerSecond: r.rate,
+		Version:        version,
+	}
+	if !load.WaitingSince.IsZero() {
+		status.WaitingSince = &metav1.Time{Time: load.WaitingSince}
+	}
+	return status
+}
+
+func counts(restores, backups int) v1alpha1.VolumeCounts {
+	return v1alpha1.VolumeCounts{Restores: int32(restores), Backups: int32(backups)}
+}
