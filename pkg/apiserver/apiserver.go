@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/uuid"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -33,6 +34,8 @@ import (
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -43,10 +46,12 @@ import (
 	generatedopenapi "github.com/holdfast-io/holdfast/pkg/generated/openapi"
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/leadership"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupvolume"
+	"github.com/holdfast-io/holdfast/pkg/registry/nodeagent"
 	"github.com/holdfast-io/holdfast/pkg/registry/projection"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
 )
@@ -61,7 +66,7 @@ var (
 // definitions are those of the resources that are served.
 var definitions = []interface {
 	AddFieldLabels(*runtime.Scheme) error
-}{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource}
+}{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource, &nodeagent.Resource}
 
 // withoutProtobuf offers what a serializer offers, except protobuf: the types
 // have no such form, and a client that prefers it would be refused.
@@ -116,6 +121,7 @@ type CompletedConfig struct {
 type completedClients struct {
 	kube      kubernetes.Interface
 	engine    engineclient.Interface
+	metadata  metadata.Interface
 	informers informers.SharedInformerFactory
 }
 
@@ -126,6 +132,9 @@ type Server struct {
 	engine    engineinformers.SharedInformerFactory
 	ledger    informers.SharedInformerFactory
 	published informers.SharedInformerFactory
+	leases    informers.SharedInformerFactory
+	nodes     metadatainformer.SharedInformerFactory
+	agents    *nodeagent.Publisher
 	leader    *leadership.Leader
 }
 
@@ -139,6 +148,10 @@ func (c *Config) Complete() (CompletedConfig, error) {
 	if err != nil {
 		return CompletedConfig{}, fmt.Errorf("making a client of the records: %w", err)
 	}
+	metadata, err := metadata.NewForConfig(c.Generic.ClientConfig)
+	if err != nil {
+		return CompletedConfig{}, fmt.Errorf("making a client of the nodes: %w", err)
+	}
 	namer := openapi.NewDefinitionNamer(Scheme)
 	c.Generic.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(generatedopenapi.GetOpenAPIDefinitions, namer)
 	c.Generic.OpenAPIConfig.Info.Title = "Holdfast"
@@ -150,7 +163,7 @@ func (c *Config) Complete() (CompletedConfig, error) {
 	return CompletedConfig{
 		generic: c.Generic.Complete(),
 		extra:   c.Extra,
-		client:  &completedClients{kube: kube, engine: engine, informers: c.Generic.SharedInformerFactory},
+		client:  &completedClients{kube: kube, engine: engine, metadata: metadata, informers: c.Generic.SharedInformerFactory},
 	}, nil
 }
 
@@ -196,6 +209,17 @@ func (c CompletedConfig) New() (*Server, error) {
 		return nil, err
 	}
 
+	leases := informers.NewSharedInformerFactoryWithOptions(c.client.kube, 0,
+		informers.WithNamespace(enginev1alpha1.AgentsNamespace(c.extra.SystemNamespace)), informers.WithTransform(cached.Trimmed),
+		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = liveness.AgentLabels }))
+	// Of nodes only names and labels matter, and the rest is large and changes all the time.
+	nodes := metadatainformer.NewSharedInformerFactoryWithOptions(c.client.metadata, 0, metadatainformer.WithTransform(cached.Named))
+	agents, err := nodeagent.NewPublisher(leases.Coordination().V1().Leases().Informer(),
+		nodes.ForResource(corev1.SchemeGroupVersion.WithResource("nodes")).Informer(), clock.RealClock{})
+	if err != nil {
+		return nil, err
+	}
+
 	backups, err := backup.NewREST(backup.Config{
 		Scheme:          Scheme,
 		Log:             projector.Backups,
@@ -223,7 +247,8 @@ func (c CompletedConfig) New() (*Server, error) {
 	queue, err1 := backupqueue.Resource.ReadOnly(projector.Queue)
 	volumes, err2 := backupvolume.Resource.ReadOnly(projector.Volumes)
 	volumeBackups, err3 := volumebackup.Resource.ListOnly(projector.VolumeBackups)
-	if err := errors.Join(err1, err2, err3); err != nil {
+	nodeAgents, err4 := nodeagent.Resource.ReadOnly(agents.Log)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return nil, err
 	}
 	stores := healthz.NamedCheck("holdfast-stores", func(*http.Request) error { return projector.Ready() })
@@ -239,6 +264,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		"backupqueues":     queue,
 		"backupvolumes":    volumes,
 		"volumebackups":    volumeBackups,
+		"nodeagents":       nodeAgents,
 	}
 	if err := generic.InstallAPIGroup(&group); err != nil {
 		return nil, err
@@ -246,7 +272,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	logs := []interface {
 		Version() uint64
 		Begin(version uint64)
-	}{projector.Backups, projector.Queue, projector.Volumes, projector.VolumeBackups}
+	}{projector.Backups, projector.Queue, projector.Volumes, projector.VolumeBackups, agents.Log}
 	leader := leadership.New(leadership.Config{
 		Leases:   c.client.kube.CoordinationV1().Leases(c.extra.SystemNamespace),
 		Name:     serviceName,
@@ -273,7 +299,8 @@ func (c CompletedConfig) New() (*Server, error) {
 			}
 		},
 	})
-	server = Server{generic: generic, projector: projector, engine: engine, ledger: ledger, published: published, leader: leader}
+	server = Server{generic: generic, projector: projector, engine: engine, ledger: ledger, published: published,
+		leases: leases, nodes: nodes, agents: agents, leader: leader}
 	return &server, nil
 }
 
@@ -322,7 +349,10 @@ func (s *Server) Run(ctx context.Context) error {
 		s.engine.StartWithContext(hook)
 		s.ledger.StartWithContext(hook)
 		s.published.StartWithContext(hook)
+		s.leases.StartWithContext(hook)
+		s.nodes.Start(hook.Done())
 		go s.projector.Run(hook)
+		go s.agents.Run(hook)
 		return nil
 	})
 	ctx, stop := context.WithCancel(ctx)

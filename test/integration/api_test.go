@@ -26,7 +26,7 @@ const (
 	manifest = "apiVersion: holdfast.io/v1alpha1\nkind: Backup\nmetadata: {name: %s, namespace: %s}\nspec: %s\n"
 )
 
-// resources are those of holdfast.io.
+// resources are those of holdfast.io that are in namespaces.
 var resources = []string{"backupqueues", "backups", "backupvolumes", "volumebackups"}
 
 // TestDiscovery: no verb deletes, so that no controller of the cluster does.
@@ -52,12 +52,13 @@ func TestDiscovery(t *testing.T) {
 		"backups/cancel backup BackupCancellation [] namespaced=true [create] []",
 		"backups/deletion backup BackupDeletion [] namespaced=true [create] []",
 		"backupvolumes backupvolume BackupVolume [hfv] namespaced=true [get list watch] [holdfast]",
+		"nodeagents nodeagent NodeAgent [hfn] namespaced=false [get list watch] [holdfast]",
 		"volumebackups volumebackup VolumeBackup [hfvb] namespaced=true [get list] [holdfast]",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("discovery (-want +got):\n%s", diff)
 	}
-	for _, name := range []string{"hfb", "backups", "hfq", "bq", "backupqueue", "hfv", "hfvb"} {
+	for _, name := range []string{"hfb", "backups", "hfq", "bq", "backupqueue", "hfv", "hfvb", "hfn"} {
 		lab.Kubectl(t, "get", name, "-A")
 	}
 	// The category also has what an administrator may look at beside.
@@ -74,10 +75,15 @@ func TestEmptyListHasColumns(t *testing.T) {
 		"backupqueues":  {"Pos", "Name", "State", "Reason", "Blocked-By", "Since", "Namespaces*", "Conflict*", "Slots*", "Location*", "Requester*"},
 		"backups":       {"Name", "Status", "Items", "Data", "Warnings", "Errors", "Expires", "Age", "Position*", "Reason*", "Took*", "Location*", "Requester*", "Origin*"},
 		"backupvolumes": {"Name", "Last-Backup", "Age", "Size", "Backups", "Failures", "Locations*"},
+		"nodeagents":    {"Name", "Ready", "Limit", "Rule", "Running", "Waiting", "Throughput", "Age", "Version*", "Waiting-Classes*", "Oldest-Wait*", "Problem*"},
 		"volumebackups": {"Name", "Volume", "Backup", "Status", "Size", "New", "Age", "Pod*", "Node*", "Location*", "Snapshot*"},
 	}
-	for _, resource := range resources {
-		response := lab.Request(t, http.MethodGet, api+"/namespaces/of-nobody/"+resource, asTable)
+	for resource := range want {
+		path := api + "/namespaces/of-nobody/" + resource
+		if !slices.Contains(resources, resource) {
+			path = api + "/" + resource + "?labelSelector=of%3Dnobody"
+		}
+		response := lab.Request(t, http.MethodGet, path, asTable)
 		var table metav1.Table
 		if err := json.Unmarshal(response.Body, &table); err != nil {
 			t.Fatalf("%s: %v: %s", resource, err, response.Body)
@@ -137,7 +143,7 @@ func TestExplain(t *testing.T) {
 		"backups", "backups.spec", "backups.spec.labelSelector", "backups.status", "backups.status.conditions",
 		"backups.status.progress", "backups.status.volumes", "backupqueues", "backupqueues.spec", "backupqueues.status",
 		"backupqueues.status.blockers", "backupvolumes.spec", "backupvolumes.status", "backupvolumes.status.lastBackup",
-		"volumebackups.spec", "volumebackups.spec.backup", "volumebackups.status",
+		"volumebackups.spec", "volumebackups.spec.backup", "volumebackups.status", "nodeagents.status", "nodeagents.status.running",
 	} {
 		text := lab.Kubectl(t, "explain", "--api-version=holdfast.io/v1alpha1", path)
 		for _, missing := range []string{"<empty>", "<no description>"} {
@@ -146,7 +152,7 @@ func TestExplain(t *testing.T) {
 			}
 		}
 	}
-	for _, resource := range resources {
+	for _, resource := range append([]string{"nodeagents"}, resources...) {
 		text := lab.Kubectl(t, "explain", "--api-version=holdfast.io/v1alpha1", "--recursive", resource)
 		if strings.Contains(text, "<empty>") || !strings.Contains(text, "creationTimestamp") {
 			t.Errorf("kubectl explain --recursive %s prints\n%s", resource, text)

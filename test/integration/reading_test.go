@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupvolume"
+	"github.com/holdfast-io/holdfast/pkg/registry/nodeagent"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
@@ -151,6 +152,7 @@ func TestFieldSelectors(t *testing.T) {
 		"backupqueues":  {"BackupQueueEntry", backupqueue.Resource.Selectable()},
 		"backupvolumes": {"BackupVolume", backupvolume.Resource.Selectable()},
 		"volumebackups": {"VolumeBackup", volumebackup.Resource.Selectable()},
+		"nodeagents":    {"NodeAgent", nodeagent.Resource.Selectable()},
 	} {
 		lab.Refused(t, "", []string{"get", resource, "-A", "--field-selector", "spec.bad=1"}, "BadRequest", `"spec.bad"`, of.kind)
 		response := lab.Request(t, http.MethodGet, api+"/"+resource+"?fieldSelector=spec.bad%3D1", "")
@@ -167,7 +169,7 @@ func TestFieldSelectors(t *testing.T) {
 // again instead of waiting for ever, or of missing what happened.
 func TestVersionsThatWereNeverIssued(t *testing.T) {
 	t.Parallel()
-	for _, resource := range []string{"backups", "backupqueues", "backupvolumes"} {
+	for _, resource := range []string{"backups", "backupqueues", "backupvolumes", "nodeagents"} {
 		list := lab.Request(t, http.MethodGet, api+"/"+resource, "")
 		var meta struct{ Metadata metav1.ListMeta }
 		if err := json.Unmarshal(list.Body, &meta); err != nil {

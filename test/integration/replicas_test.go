@@ -153,6 +153,7 @@ func TestReplicas(t *testing.T) {
 		systemBackups + "?watch=1":                 http.StatusServiceUnavailable,
 		systemBackups + "/" + name:                 http.StatusServiceUnavailable,
 		"/apis/holdfast.io/v1alpha1/volumebackups": http.StatusServiceUnavailable,
+		"/apis/holdfast.io/v1alpha1/nodeagents":    http.StatusServiceUnavailable,
 	} {
 		second.want(t, status, http.MethodGet, path, "")
 	}

@@ -93,6 +93,9 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 				in + "backups/of-nobody":                      http.StatusNotFound,
 				in + "backups?fieldSelector=spec.bad%3D1":     http.StatusBadRequest,
 				api + "/backups":                              http.StatusForbidden,
+				api + "/nodeagents":                           http.StatusForbidden,
+				api + "/nodeagents?watch=1":                   http.StatusForbidden,
+				api + "/nodeagents/" + labtest.Node:           http.StatusForbidden,
 			}
 			for _, resource := range resources {
 				paths[in+resource] = http.StatusOK

@@ -1,0 +1,184 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+)
+
+const (
+	// publishInterval is the shortest time between two publications.
+	publishInterval = 500 * time.Millisecond
+	// lookInterval is how often it is looked whose agent has fallen silent.
+	lookInterval = 5 * time.Second
+	// silence is how long an agent gives no sign of life until it is shown as not Ready.
+	// An agent renews its Lease every 20 s, and may fail to once.
+	silence = 50 * time.Second
+)
+
+// Publisher fills a log with the agents of all nodes.
+type Publisher struct {
+	// Log of the agents.
+	Log *logstore.Log[*v1alpha1.NodeAgent]
+
+	leases, nodes cache.Store
+	clock         clock.WithTicker
+	synced        []cache.InformerSynced
+	changed       chan struct{}
+	// alive are the last signs of life, by node.
+	alive map[string]sign
+}
+
+// sign of life: a version of a Lease, and when it was seen first.
+type sign struct {
+	version string
+	at      time.Time
+}
+
+// NewPublisher returns a Publisher. The informers are of the Leases with
+// liveness.AgentLabels, and of the nodes, of whichever kind of object.
+func NewPublisher(leases, nodes cache.SharedIndexInformer, clock clock.WithTicker) (*Publisher, error) {
+	p := &Publisher{
+		Log: logstore.New(func() *v1alpha1.NodeAgent { return &v1alpha1.NodeAgent{} },
+			logstore.Options{Resource: Resource.GroupResource, Loading: "the nodes and the Leases of their agents"}),
+		leases:  leases.GetStore(),
+		nodes:   nodes.GetStore(),
+		clock:   clock,
+		changed: make(chan struct{}, 1),
+	}
+	change := func(any) {
+		select {
+		case p.changed <- struct{}{}:
+		default:
+		}
+	}
+	for _, informer := range []cache.SharedIndexInformer{leases, nodes} {
+		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc: change, UpdateFunc: func(_, obj any) { change(obj) }, DeleteFunc: change,
+		})
+		if err != nil {
+			return nil, err
+		}
+		p.synced = append(p.synced, registration.HasSynced)
+	}
+	return p, nil
+}
+
+// Run publishes until ctx ends.
+func (p *Publisher) Run(ctx context.Context) {
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, p.synced...) {
+		return
+	}
+	look := p.clock.NewTicker(lookInterval)
+	defer look.Stop()
+	for {
+		if _, err := p.Log.Replace(p.nodeAgents()); err != nil {
+			utilruntime.HandleErrorWithContext(ctx, err, "Publishing the node agents failed")
+		}
+		p.Log.SetReady()
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.clock.After(publishInterval):
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.changed:
+		case <-look.C():
+		}
+	}
+}
+
+// nodeAgents are those of all nodes.
+func (p *Publisher) nodeAgents() []*v1alpha1.NodeAgent {
+	now := p.clock.Now()
+	leases := map[string]*coordinationv1.Lease{}
+	for _, obj := range p.leases.List() {
+		if lease, ok := obj.(*coordinationv1.Lease); ok {
+			leases[lease.Name] = lease
+		}
+	}
+	before := p.alive
+	p.alive = map[string]sign{}
+	var agents []*v1alpha1.NodeAgent
+	for _, obj := range p.nodes.List() {
+		node, err := meta.Accessor(obj)
+		if err != nil {
+			continue
+		}
+		name := node.GetName()
+		lease := leases[liveness.AgentLease(name)]
+		silent := false
+		if lease != nil {
+			last := before[name]
+			if last.version != lease.ResourceVersion {
+				last = sign{version: lease.ResourceVersion, at: now}
+			}
+			p.alive[name] = last
+			silent = now.Sub(last.at) >= silence
+		}
+		shown, _ := p.Log.GetObject("", name)
+		agents = append(agents, nodeAgent(shown, node, lease, silent, now))
+	}
+	return agents
+}
+
+// nodeAgent is the agent of a node, with its Lease if it has one. shown is what is shown
+// of it so far, if anything is.
+func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, lease *coordinationv1.Lease, silent bool, now time.Time) *v1alpha1.NodeAgent {
+	agent := &v1alpha1.NodeAgent{ObjectMeta: metav1.ObjectMeta{
+		Name: node.GetName(), UID: node.GetUID(), Labels: node.GetLabels(), CreationTimestamp: node.GetCreationTimestamp(),
+	}}
+	ready := metav1.Condition{Type: v1alpha1.ConditionAgentReady, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(now)}
+	switch {
+	case lease == nil:
+		ready.Reason, ready.Message = "NoAgent", "no agent runs on this node: its volumes are neither backed up nor restored"
+	case silent:
+		ready.Reason, ready.Message = "Silent", "the agent of this node gives no sign of life"
+	default:
+		ready.Status, ready.Reason = metav1.ConditionTrue, "Alive"
+	}
+	if lease != nil {
+		agent.CreationTimestamp = lease.CreationTimestamp
+		agent.Status = said(lease)
+	}
+	if shown != nil { // since when it is ready, or not
+		if was := meta.FindStatusCondition(shown.Status.Conditions, ready.Type); was != nil && was.Status == ready.Status {
+			ready.LastTransitionTime = was.LastTransitionTime
+		}
+	}
+	meta.RemoveStatusCondition(&agent.Status.Conditions, ready.Type) // that is not the agent's to say
+	agent.Status.Conditions = append([]metav1.Condition{ready}, agent.Status.Conditions...)
+	return agent
+}
+
+// said is what an agent said of itself last. One that has just begun has said nothing.
+func said(lease *coordinationv1.Lease) (status v1alpha1.NodeAgentStatus) {
+	text := lease.Annotations[liveness.StatusAnnotation]
+	if text == "" {
+		return status
+	}
+	if err := json.Unmarshal([]byte(text), &status); err != nil {
+		return v1alpha1.NodeAgentStatus{Conditions: []metav1.Condition{{
+			Type: v1alpha1.ConditionAgentConfigured, Status: metav1.ConditionUnknown, Reason: "Unreadable",
+			Message:            "what the agent says of itself can't be read: " + err.Error(),
+			LastTransitionTime: lease.CreationTimestamp,
+		}}}
+	}
+	return status
+}
