@@ -21,14 +21,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-func (h *harness) told() []string {
-	synctest.Wait()
-	return enginetest.Told(h.events)
-}
-
 func (h *harness) expectTold(want ...string) {
 	h.Helper()
-	if got := h.told(); !slices.Equal(got, want) {
+	if got := h.Told(); !slices.Equal(got, want) {
 		h.Errorf("events %q\nwant   %q", got, want)
 	}
 }
@@ -77,12 +72,12 @@ func TestEventsOfALongQueueAreSpread(t *testing.T) {
 			h.Create(newRun(fmt.Sprintf("run-%03d", i), i+1, "a"))
 		}
 		h.start(1)
-		if first := h.told(); len(first) != eventsAtOnce || first[0] != "Normal Queued The backup waits at position 1: overlaps runs (running) in a" {
+		if first := h.Told(); len(first) != eventsAtOnce || first[0] != "Normal Queued The backup waits at position 1: overlaps runs (running) in a" {
 			t.Errorf("%d events at once, the first is %q", len(first), first[:1])
 		}
 		for _, want := range []int{eventsAtOnce, eventsAtOnce, eventsAtOnce / 2, 0} {
 			time.Sleep(backstop)
-			if told := len(h.told()); told != want {
+			if told := len(h.Told()); told != want {
 				t.Errorf("%d events in %s, want %d", told, backstop, want)
 			}
 		}
@@ -92,7 +87,7 @@ func TestEventsOfALongQueueAreSpread(t *testing.T) {
 		for i := range 10 * eventsAtOnce {
 			h.Create(newRun(fmt.Sprintf("more-%04d", i), n+i+1, "a"))
 			time.Sleep(backstop / (5 * eventsAtOnce))
-			told += len(h.told())
+			told += len(h.Told())
 		}
 		if most := 3 * eventsAtOnce; told > most || told < most-1 {
 			t.Errorf("%d events in %s, want %d", told, 2*backstop, most)
@@ -106,7 +101,7 @@ func TestALostAnswerLosesNoQueuedEvent(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "a"), running, 1))
 		h.start(1)
 		h.Fault(func(action clienttesting.Action) enginetest.Fault {
-			if run := written(action); run != nil && run.Status.Phase == queued {
+			if run := enginetest.Written(action); run != nil && run.Status.Phase == queued {
 				return enginetest.Fault{Err: errors.New("the connection broke"), Lost: true}
 			}
 			return enginetest.Fault{}
@@ -136,7 +131,7 @@ func TestEventsWithoutALedger(t *testing.T) {
 					h.setLedger(map[string]string{records.StartedKey: "garbage", records.LeaderKey: "process-1"})
 				}
 				h.Fault(func(action clienttesting.Action) enginetest.Fault {
-					run := written(action)
+					run := enginetest.Written(action)
 					if isStart(action, "free") || run != nil && run.Name == "refused" {
 						return enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), "any", errors.New("a policy denies it"))}
 					}
@@ -146,7 +141,7 @@ func TestEventsWithoutALedger(t *testing.T) {
 				h.Create(newRun("waits", 3, "a"))
 				h.Create(newRun("refused", 4, "a"))
 				time.Sleep(time.Hour)
-				told := h.told()
+				told := h.Told()
 				queuedEvents := slices.DeleteFunc(slices.Clone(told), func(event string) bool { return !strings.HasPrefix(event, "Normal Queued") })
 				if !slices.Equal(queuedEvents, []string{"Normal Queued The backup waits at position 2: overlaps runs (running) in a"}) {
 					t.Errorf("events %q", queuedEvents)
@@ -168,7 +163,7 @@ func TestAnInvalidRecordIsTold(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("a", 1, "a["))
 		h.start(1)
 		h.expect(v1alpha1.BackupPhaseFailedValidation, "a")
-		if told := h.told(); len(told) != 1 || !strings.HasPrefix(told[0], "Warning FailedValidation The backup is not valid: spec.includedNamespaces[0]: ") {
+		if told := h.Told(); len(told) != 1 || !strings.HasPrefix(told[0], "Warning FailedValidation The backup is not valid: spec.includedNamespaces[0]: ") {
 			t.Errorf("events %q", told)
 		}
 	})

@@ -25,7 +25,7 @@ func TestAStartDoesNotWaitForTheTicketsOfABurst(t *testing.T) {
 		}
 		tickets, atStart := 0, 0
 		h.Fault(func(action clienttesting.Action) enginetest.Fault {
-			if run := written(action); run != nil && run.Status.Phase == queued {
+			if run := enginetest.Written(action); run != nil && run.Status.Phase == queued {
 				tickets++
 			}
 			if atStart == 0 && isStart(action, "run-000") {
@@ -36,13 +36,13 @@ func TestAStartDoesNotWaitForTheTicketsOfABurst(t *testing.T) {
 		began := time.Now()
 		h.start(1)
 		h.expect(ready, "run-000")
-		h.atOnce(began)
+		h.AtOnce(began)
 		if atStart != ticketsAtOnce {
 			t.Errorf("%d tickets were written before the first start, want %d", atStart, ticketsAtOnce)
 		}
 		for i := range burst {
 			name := fmt.Sprintf("run-%03d", i)
-			if got := h.run(name).Status.Ticket; got != int64(i+1) {
+			if got := h.Run(name).Status.Ticket; got != int64(i+1) {
 				t.Errorf("%s has the ticket %d, want %d", name, got, i+1)
 			}
 		}

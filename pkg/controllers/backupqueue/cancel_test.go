@@ -17,18 +17,6 @@ import (
 
 const cancelled = v1alpha1.BackupPhaseCancelled
 
-// cancel asks for runs to be cancelled, as the API server does.
-func (h *harness) cancel(names ...string) {
-	h.Helper()
-	for _, name := range names {
-		run := h.run(name)
-		run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}, Timestamp: metav1.Now()}
-		if _, err := h.EngineV1alpha1().BackupRuns(system).Update(h.Context(), run, metav1.UpdateOptions{}); err != nil {
-			h.Fatal(err)
-		}
-	}
-}
-
 func TestCancelledRunsLeaveTheQueueAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), location("down", metav1.ConditionFalse),
@@ -36,21 +24,21 @@ func TestCancelledRunsLeaveTheQueueAtOnce(t *testing.T) {
 		h.start(1)
 		h.expect(ready, "a")
 		begin := time.Now()
-		h.cancel("b")
+		h.Cancel("b")
 		h.expect(cancelled, "b")
 		h.expect(queued, "c", "d")
-		h.cancel("a") // let start, and not claimed
+		h.Cancel("a") // let start, and not claimed
 		h.expect(cancelled, "a", "b")
 		h.expect(ready, "c")
 		h.expectStarted("c")
-		h.atOnce(begin)
+		h.AtOnce(begin)
 		h.expectTold(
 			"Normal Queued The backup waits at position 1: overlaps a (ready) in a",
 			"Normal Queued The backup waits at position 2: overlaps a (ready) in a",
 			"Normal Queued The backup waits at position 3: waits for a slot: 1 in use, the limit is 1",
 			"Normal Cancelled The backup was cancelled by jane", "Normal Cancelled The backup was cancelled by jane")
 		for _, name := range []string{"a", "b"} {
-			status := h.run(name).Status
+			status := h.Run(name).Status
 			if status.FailureReason != "cancelled by jane" || status.CompletionTimestamp == nil || status.Stored {
 				t.Errorf("%s: %+v", name, status)
 			}
@@ -73,18 +61,16 @@ func TestADeletionWrittenByHandFreesNothing(t *testing.T) {
 					inPhase(newRun("running", 1, "a"), running, 1), inPhase(newRun("waits", 2, "b"), queued, 2), newRun("last", 3, "b"))
 				h.start(1)
 				for _, name := range []string{"running", "waits"} {
-					run := h.run(name)
+					run := h.Run(name)
 					if run.Spec.Deletion = deletion; name == "waits" {
 						run.Spec.Deletion = &enginev1alpha1.Deletion{} // else it is no work
 					}
-					if _, err := h.EngineV1alpha1().BackupRuns(system).Update(t.Context(), run, metav1.UpdateOptions{}); err != nil {
-						t.Fatal(err)
-					}
+					h.Update(run)
 				}
 				time.Sleep(time.Minute)
 				h.expect(running, "running")
 				h.expect(queued, "last", "waits")
-				if uid := h.run("running").AsBackup().UID; uid != h.run("running").UID {
+				if uid := h.Run("running").AsBackup().UID; uid != h.Run("running").UID {
 					t.Errorf("it took on the uid %q", uid)
 				}
 				h.end("running")
@@ -103,7 +89,7 @@ func TestARunThatIsCancelledBeforeItIsQueuedGetsNoTicket(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), run)
 		h.start(1)
 		h.expect(cancelled, "a")
-		if status := h.run("a").Status; status.Ticket != 0 || status.FailureReason != "cancelled" {
+		if status := h.Run("a").Status; status.Ticket != 0 || status.FailureReason != "cancelled" {
 			t.Errorf("%+v", status)
 		}
 		if writes := len(h.Writes("backupruns")); writes != 1 {
@@ -117,7 +103,7 @@ func TestARunningRunThatIsCancelledHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "a"), running, 1), newRun("waits", 2, "a"))
 		h.start(2)
-		h.cancel("runs")
+		h.Cancel("runs")
 		time.Sleep(time.Hour)
 		h.expect(running, "runs")
 		h.expect(queued, "waits")
@@ -133,13 +119,13 @@ func TestPhasesAreComputed(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("a", 1, "a"))
 		h.start(1)
 		h.expect(ready, "a")
-		if got := h.run("a").Status.Phase; got != queued {
+		if got := h.Run("a").Status.Phase; got != queued {
 			t.Errorf("%s is written", got)
 		}
-		if at := h.ledger()[0].At; !at.Time.Equal(time.Now().Truncate(time.Second)) {
+		if at := h.Ledger()[0].At; !at.Time.Equal(time.Now().Truncate(time.Second)) {
 			t.Errorf("it was let start at %s", at)
 		}
-		if got := records.Phase(h.run("a"), nil); got != queued {
+		if got := records.Phase(h.Run("a"), nil); got != queued {
 			t.Errorf("without a ledger it is %s", got)
 		}
 	})

@@ -19,21 +19,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/informers"
-	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-const system = "holdfast"
+const system = enginetest.System
 
 // bubbleStart is when time begins in a synctest bubble.
 var bubbleStart = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -72,9 +69,7 @@ func location(name string, available metav1.ConditionStatus) *enginev1alpha1.Sto
 // what a run is that waits and is in the ledger: the harness writes and reads it
 // like any other phase.
 type harness struct {
-	*testing.T
-	*enginetest.Cluster
-	events    *events.FakeRecorder
+	*enginetest.Queue
 	processes int
 
 	mu sync.Mutex
@@ -87,11 +82,7 @@ type harness struct {
 }
 
 func newHarness(t *testing.T, objects ...runtime.Object) *harness {
-	h := &harness{
-		T: t, Cluster: enginetest.New(), events: events.NewFakeRecorder(10_000),
-		executing: map[string]*enginev1alpha1.BackupRun{}, toStart: sets.New[string](),
-	}
-	h.writeLedger()
+	h := &harness{Queue: enginetest.NewQueue(t), executing: map[string]*enginev1alpha1.BackupRun{}, toStart: sets.New[string]()}
 	for _, obj := range objects {
 		h.Create(obj)
 	}
@@ -125,19 +116,7 @@ func (h *harness) Create(obj runtime.Object) {
 		run.Status.Phase = queued
 	}
 	h.Cluster.Create(run)
-	h.writeLedger(append(h.ledger(), records.Start{UID: h.run(run.Name).UID, Name: run.Name})...)
-}
-
-// ledger is what the cluster holds; none is an error.
-func (h *harness) ledger() []records.Start {
-	h.Helper()
-	return h.Ledger(h.T, system)
-}
-
-// writeLedger replaces the ledger by hand.
-func (h *harness) writeLedger(starts ...records.Start) {
-	h.Helper()
-	h.WriteLedger(h.T, system, starts...)
+	h.WriteLedger(append(h.Ledger(), records.Start{UID: h.Run(run.Name).UID, Name: run.Name})...)
 }
 
 // setLedger replaces what the ledger's ConfigMap holds; nil deletes it.
@@ -148,7 +127,7 @@ func (h *harness) setLedger(data map[string]string) {
 	if data == nil {
 		err = configMaps.Delete(h.Context(), records.LedgerName, metav1.DeleteOptions{})
 	} else {
-		ledger := h.LedgerObject(h.T, system)
+		ledger := h.LedgerObject()
 		ledger.Data = data
 		_, err = configMaps.Update(h.Context(), ledger, metav1.UpdateOptions{})
 	}
@@ -178,13 +157,6 @@ func (h *harness) prepare(limit int) *Controller {
 	h.Helper()
 	h.processes++
 	name := fmt.Sprintf("process-%d", h.processes)
-	controller := h.controller(limit, name, h.EngineV1alpha1().BackupRuns(system), h.Kube.CoreV1().ConfigMaps(system))
-	controller.executor = h
-	return controller
-}
-
-func (h *harness) controller(limit int, name string, runs engineclient.BackupRunInterface, configMaps coreclient.ConfigMapInterface) *Controller {
-	h.Helper()
 	h.elect(name)
 	records := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
 	objects := informers.NewSharedInformerFactory(h.Kube, 0)
@@ -200,9 +172,9 @@ func (h *harness) controller(limit int, name string, runs engineclient.BackupRun
 			}
 			return nil
 		},
-		Runs:              runs,
-		ConfigMaps:        configMaps,
-		Events:            h.events,
+		Runs:              h.EngineV1alpha1().BackupRuns(system),
+		ConfigMaps:        h.Kube.CoreV1().ConfigMaps(system),
+		Events:            h.Events,
 		Clock:             clock.RealClock{},
 		RunInformer:       records.Engine().V1alpha1().BackupRuns(),
 		LocationInformer:  records.Engine().V1alpha1().StorageLocations(),
@@ -219,16 +191,8 @@ func (h *harness) controller(limit int, name string, runs engineclient.BackupRun
 	records.WaitForCacheSync(h.Context().Done())
 	objects.WaitForCacheSync(h.Context().Done())
 	synctest.Wait() // for the watches: the fake forgets a deletion before a watch
+	controller.executor = h
 	return controller
-}
-
-func (h *harness) run(name string) *enginev1alpha1.BackupRun {
-	h.Helper()
-	run, err := h.EngineV1alpha1().BackupRuns(system).Get(h.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		h.Fatal(err)
-	}
-	return run
 }
 
 // inPhases returns the names of the runs in each phase, in order of names.
@@ -239,7 +203,7 @@ func (h *harness) inPhases() map[v1alpha1.BackupPhase][]string {
 		h.Fatal(err)
 	}
 	phases := map[v1alpha1.BackupPhase][]string{}
-	started := records.Started(h.LedgerObject(h.T, system))
+	started := records.Started(h.LedgerObject())
 	for i := range list.Items {
 		run := &list.Items[i]
 		phase := records.Phase(run, started)
@@ -268,11 +232,9 @@ func (h *harness) end(name string) {
 
 func (h *harness) endIn(phase v1alpha1.BackupPhase, name string) {
 	h.Helper()
-	run := h.run(name)
+	run := h.Run(name)
 	run.Status.Phase = phase
-	if _, err := h.EngineV1alpha1().BackupRuns(system).UpdateStatus(h.Context(), run, metav1.UpdateOptions{}); err != nil {
-		h.Fatal(err)
-	}
+	h.Update(run)
 }
 
 func (h *harness) setAvailable(name string, available metav1.ConditionStatus) {
@@ -288,22 +250,6 @@ func (h *harness) setAvailable(name string, available metav1.ConditionStatus) {
 	}
 }
 
-// remove deletes a record by hand.
-func (h *harness) remove(name string) {
-	h.Helper()
-	if err := h.EngineV1alpha1().BackupRuns(system).Delete(h.Context(), name, metav1.DeleteOptions{}); err != nil {
-		h.Fatal(err)
-	}
-}
-
-// atOnce reports an error when time had to pass for something.
-func (h *harness) atOnce(since time.Time) {
-	h.Helper()
-	if waited := time.Since(since); waited != 0 {
-		h.Errorf("it took %s, and not an event", waited)
-	}
-}
-
 // writesTo counts the attempts to bring each run into a phase.
 func (h *harness) writesTo(phase v1alpha1.BackupPhase) map[string]int {
 	h.Helper()
@@ -312,7 +258,7 @@ func (h *harness) writesTo(phase v1alpha1.BackupPhase) map[string]int {
 	}
 	counts := map[string]int{}
 	for _, action := range h.Writes("backupruns") {
-		if run := written(action); run != nil && run.Status.Phase == phase {
+		if run := enginetest.Written(action); run != nil && run.Status.Phase == phase {
 			counts[run.Name]++
 		}
 	}
@@ -353,14 +299,4 @@ func writtenLedger(action clienttesting.Action) []records.Start {
 // isStart reports whether an action lets a run start.
 func isStart(action clienttesting.Action, name string) bool {
 	return slices.ContainsFunc(writtenLedger(action), func(start records.Start) bool { return start.Name == name })
-}
-
-// written is the run that an action writes, or nil.
-func written(action clienttesting.Action) *enginev1alpha1.BackupRun {
-	update, ok := action.(clienttesting.UpdateActionImpl)
-	if !ok {
-		return nil
-	}
-	run, _ := update.GetObject().(*enginev1alpha1.BackupRun)
-	return run
 }

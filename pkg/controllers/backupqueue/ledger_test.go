@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	kubetesting "k8s.io/client-go/testing"
 
-	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
@@ -28,7 +27,7 @@ func (h *harness) started() []string {
 	h.Helper()
 	synctest.Wait()
 	var all []string
-	for _, start := range h.ledger() {
+	for _, start := range h.Ledger() {
 		all = append(all, start.Name)
 	}
 	return all
@@ -50,10 +49,10 @@ func TestEndedRunsLeaveTheLedgerWithTheNextStart(t *testing.T) {
 		h.end("a")
 		h.expectStarted("b")
 		h.end("b")
-		h.remove("b") // at once, as with --run-retention=0
+		h.Remove("b") // at once, as with --run-retention=0
 		h.expectStarted("c")
 		h.end("c")
-		h.remove("c")
+		h.Remove("c")
 		time.Sleep(time.Hour)
 		h.expectStarted("c") // a write for nothing
 		h.Create(newRun("d", 4, "a"))
@@ -73,12 +72,12 @@ func TestARunThatIsGoneHoldsUntilItHasStopped(t *testing.T) {
 				h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("gone", 1, "a"), running, 1), newRun("waits", 2, "a"))
 				h.executing["gone"] = nil
 				if known {
-					h.executing["gone"] = h.run("gone")
+					h.executing["gone"] = h.Run("gone")
 				}
 				c := h.prepare(3)
 				go c.Run(t.Context(), h)
 				h.expect(queued, "waits")
-				h.remove("gone")
+				h.Remove("gone")
 				synctest.Wait()
 				h.Create(newRun("gone", 3, "b"))
 				h.Create(newRun("passes", 4, "c"))
@@ -90,7 +89,7 @@ func TestARunThatIsGoneHoldsUntilItHasStopped(t *testing.T) {
 				begin := time.Now()
 				c.Stopped("gone")
 				h.expect(ready, "gone", "passes", "waits")
-				h.atOnce(begin)
+				h.AtOnce(begin)
 			})
 		})
 	}
@@ -104,7 +103,7 @@ func TestARunThatTheInformerHasNotSeen(t *testing.T) {
 		controller := h.prepare(2)
 		h.Hold()
 		h.Create(inPhase(newRun("unseen", 1, "a"), queued, 1))
-		h.writeLedger(records.Start{UID: h.run("unseen").UID, Name: "unseen"})
+		h.WriteLedger(records.Start{UID: h.Run("unseen").UID, Name: "unseen"})
 		go controller.Run(t.Context(), h)
 		h.expect(ready, "passes", "unseen")
 		h.expect(queued, "waits")
@@ -123,25 +122,8 @@ func TestStartsOfADeadProcessAreTakenOver(t *testing.T) {
 		if got := sets.List(h.toStart); !slices.Equal(got, []string{"ready"}) {
 			t.Errorf("it was asked to start %q", got)
 		}
-		if leader := records.Leader(h.LedgerObject(t, system)); leader != "process-1" || len(h.Writes("backupruns")) != 0 {
+		if leader := records.Leader(h.LedgerObject()); leader != "process-1" || len(h.Writes("backupruns")) != 0 {
 			t.Errorf("%d writes of runs, and %q leads", len(h.Writes("backupruns")), leader)
-		}
-	})
-}
-
-// Pitfall 6: who was paused while another one was elected writes nothing any more.
-func TestALeaderOfThePastWritesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, location("default", metav1.ConditionTrue))
-		h.start(1)
-		h.start(1)
-		h.Create(newRun("a", 1, "a"))
-		time.Sleep(time.Hour)
-		h.expectStarted("a")
-		for _, action := range h.Writes("configmaps")[1:] {
-			if leader := records.Leader(action.(kubetesting.UpdateActionImpl).GetObject().(*corev1.ConfigMap)); leader != "process-2" {
-				t.Errorf("%q has tried to write", leader)
-			}
 		}
 	})
 }
@@ -156,7 +138,7 @@ func TestALostLedgerStopsNobody(t *testing.T) {
 			h.Create(inPhase(newRun(fmt.Sprintf("run-%05d", i), i, "a"), queued, int64(i+1)))
 		}
 		h.Fault(func(action kubetesting.Action) enginetest.Fault {
-			if run := written(action); run != nil && run.Name == "run-00500" {
+			if run := enginetest.Written(action); run != nil && run.Name == "run-00500" {
 				return enginetest.Fault{Err: apierrors.NewForbidden(corev1.Resource("backupruns"), run.Name, errors.New("denied the request"))}
 			}
 			return enginetest.Fault{}
@@ -166,7 +148,7 @@ func TestALostLedgerStopsNobody(t *testing.T) {
 		began := time.Now()
 		h.setLedger(nil)
 		h.expectStarted("run-00000")
-		h.atOnce(began)
+		h.AtOnce(began)
 		if writes := len(h.Writes("backupruns")); writes != 0 {
 			t.Errorf("%d records were written", writes)
 		}
@@ -175,65 +157,51 @@ func TestALostLedgerStopsNobody(t *testing.T) {
 
 // Nobody loses their place.
 func TestALedgerThatIsGoneIsMadeAnew(t *testing.T) {
-	for name, remove := range map[string]func(*harness){
-		"the ConfigMap": func(h *harness) { h.setLedger(nil) },
-		"the key":       func(h *harness) { h.setLedger(map[string]string{"mine": "kept"}) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h := newHarness(t, location("default", metav1.ConditionTrue),
-					inPhase(newRun("running", 1, "a"), running, 1),
-					inPhase(newRun("ready", 2, "b"), ready, 2),
-					inPhase(newRun("waits", 3, "b"), queued, 3),
-					inPhase(newRun("last", 4, "c"), queued, 4))
-				h.start(2)
-				remove(h)
-				h.expectStarted("running", "ready")
-				h.expect(queued, "last", "waits")
-				for i, name := range []string{"running", "ready", "waits", "last"} {
-					if got := h.run(name).Status.Ticket; got != int64(i+1) {
-						t.Errorf("%s has the ticket %d", name, got)
-					}
-				}
-				if got := h.LedgerObject(t, system).Data["concurrentBackups"]; got != "2" {
-					t.Errorf("the limit is %q", got)
-				}
-			})
-		})
-	}
+	enginetest.Each(t, map[string]map[string]string{"the ConfigMap": nil, "the key": {"mine": "kept"}}, func(t *testing.T, left map[string]string) {
+		h := newHarness(t, location("default", metav1.ConditionTrue),
+			inPhase(newRun("running", 1, "a"), running, 1),
+			inPhase(newRun("ready", 2, "b"), ready, 2),
+			inPhase(newRun("waits", 3, "b"), queued, 3),
+			inPhase(newRun("last", 4, "c"), queued, 4))
+		h.start(2)
+		h.setLedger(left)
+		h.expectStarted("running", "ready")
+		h.expect(queued, "last", "waits")
+		for i, name := range []string{"running", "ready", "waits", "last"} {
+			if got := h.Run(name).Status.Ticket; got != int64(i+1) {
+				t.Errorf("%s has the ticket %d", name, got)
+			}
+		}
+		if got := h.LedgerObject().Data; got["concurrentBackups"] != "2" || got["mine"] != left["mine"] {
+			t.Errorf("the settings are %q", got)
+		}
+	})
 }
 
 func TestALedgerThatCannotBeReadStartsNothing(t *testing.T) {
-	for name, text := range map[string]string{"no JSON": "[", "no list": `{"a":1}`, "no uid": `[{"name":"a"}]`, "empty": ""} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("a", 1, "a"), queued, 1))
-				h.setLedger(map[string]string{"started": text})
-				h.start(1)
-				time.Sleep(time.Hour)
-				h.expect(queued, "a")
-				if got := h.LedgerObject(t, system).Data["started"]; got != text {
-					t.Errorf("it was overwritten with %q", got)
-				}
-				if told := len(h.events.Events); told != 1 {
-					t.Fatalf("%d events", told)
-				}
-				if event := <-h.events.Events; !strings.Contains(event, `remove the key "started" of the ConfigMap holdfast-queue`) {
-					t.Errorf("the event does not say what to do: %s", event)
-				}
-				// Whatever needs no ledger goes on.
-				h.Create(newRun("b", 2, "b"))
-				h.Create(newRun("c", 3, "c"))
-				h.cancel("c")
-				time.Sleep(time.Minute)
-				h.expect(queued, "a", "b")
-				h.expect(cancelled, "c")
-				h.setLedger(map[string]string{})
-				time.Sleep(time.Minute)
-				h.expect(ready, "a")
-			})
-		})
-	}
+	enginetest.Each(t, map[string]string{"no JSON": "[", "no list": `{"a":1}`, "no uid": `[{"name":"a"}]`, "empty": ""}, func(t *testing.T, text string) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("a", 1, "a"), queued, 1))
+		h.setLedger(map[string]string{"started": text})
+		h.start(1)
+		time.Sleep(time.Hour)
+		h.expect(queued, "a")
+		if got := h.LedgerObject().Data["started"]; got != text {
+			t.Errorf("it was overwritten with %q", got)
+		}
+		if told := h.Told(); len(told) != 1 || !strings.Contains(told[0], `remove the key "started" of the ConfigMap holdfast-queue`) {
+			t.Errorf("people are not told, once, what to do: %q", told)
+		}
+		// Whatever needs no ledger goes on.
+		h.Create(newRun("b", 2, "b"))
+		h.Create(newRun("c", 3, "c"))
+		h.Cancel("c")
+		time.Sleep(time.Minute)
+		h.expect(queued, "a", "b")
+		h.expect(cancelled, "c")
+		h.setLedger(map[string]string{})
+		time.Sleep(time.Minute)
+		h.expect(ready, "a")
+	})
 }
 
 func TestALedgerThatMayNotBeWrittenIsReported(t *testing.T) {
@@ -247,56 +215,12 @@ func TestALedgerThatMayNotBeWrittenIsReported(t *testing.T) {
 		})
 		h.start(1)
 		h.expect(queued, "a")
-		if event := <-h.events.Events; !strings.Contains(event, "Warning LedgerRefused No backup starts: ") || !strings.Contains(event, "a policy denies it") {
+		if event := <-h.Events.Events; !strings.Contains(event, "Warning LedgerRefused No backup starts: ") || !strings.Contains(event, "a policy denies it") {
 			t.Errorf("the event says %q", event)
 		}
 		h.Fault(nil)
 		time.Sleep(time.Minute)
 		h.expect(ready, "a")
-	})
-}
-
-// Pitfall 6: the write of a leader that was paused arrives after another one has
-// decided.
-func TestADecisionIsTakenAgainstTheLedgerThatItReplaces(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("a", 1, "a"), newRun("b", 2, "b"))
-		decided := 0
-		h.Fault(func(action kubetesting.Action) enginetest.Fault {
-			if !isStart(action, "a") {
-				return enginetest.Fault{}
-			}
-			if decided++; decided > 1 {
-				return enginetest.Fault{}
-			}
-			obj, err := h.Tracker().Get(enginev1alpha1.SchemeGroupVersion.WithResource("backupruns"), system, "b")
-			if err != nil {
-				t.Error(err)
-				return enginetest.Fault{}
-			}
-			ledger, err := h.Kube.Tracker().Get(action.GetResource(), system, records.LedgerName)
-			if err != nil {
-				t.Error(err)
-				return enginetest.Fault{}
-			}
-			theirs, err := records.WithLedger(ledger.(*corev1.ConfigMap), []records.Start{{UID: obj.(*enginev1alpha1.BackupRun).UID, Name: "b"}})
-			if err != nil {
-				t.Error(err)
-				return enginetest.Fault{}
-			}
-			theirs.ResourceVersion = "1000"
-			if err := h.Kube.Tracker().Update(action.GetResource(), theirs, system); err != nil {
-				t.Error(err)
-			}
-			return enginetest.Fault{}
-		})
-		h.start(1)
-		time.Sleep(time.Minute)
-		h.expectStarted("b")
-		h.expect(queued, "a")
-		if decided != 1 {
-			t.Errorf("it decided %d times", decided)
-		}
 	})
 }
 
@@ -309,16 +233,16 @@ func TestAStartIsTakenBack(t *testing.T) {
 		h.expect(ready, "a", "b")
 		h.setAvailable("default", metav1.ConditionFalse)
 		synctest.Wait()
-		if err := c.TakeBack(t.Context(), h.run("a").UID); err != nil {
+		if err := c.TakeBack(t.Context(), h.Run("a").UID); err != nil {
 			t.Fatal(err)
 		}
 		h.expect(ready, "b")
 		h.expect(queued, "a")
-		ledger := h.LedgerObject(t, system)
+		ledger := h.LedgerObject()
 		ledger.Data[records.LeaderKey] = "another process"
 		h.elect("another process")
 		h.setLedger(ledger.Data)
-		if err := c.TakeBack(t.Context(), h.run("b").UID); err != nil {
+		if err := c.TakeBack(t.Context(), h.Run("b").UID); err != nil {
 			t.Fatal(err)
 		}
 		h.expectStarted("b")

@@ -35,7 +35,7 @@ func TestMetricsFollowTheQueue(t *testing.T) {
 			synctest.Wait()
 		}
 		h.Fault(func(action clienttesting.Action) enginetest.Fault {
-			if run := written(action); run != nil && run.Name == "unwritten" {
+			if run := enginetest.Written(action); run != nil && run.Name == "unwritten" {
 				return enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), run.Name, errors.New("denied"))}
 			}
 			return enginetest.Fault{}

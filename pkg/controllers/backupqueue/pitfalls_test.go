@@ -4,76 +4,18 @@
 package backupqueue
 
 import (
-	"context"
 	"fmt"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 )
-
-// hasty are executors that end each run before the answer to its start arrives.
-type hasty struct {
-	coreclient.ConfigMapInterface
-	runs engineclient.BackupRunInterface
-	// before are the runs in the ledger as last written.
-	before []records.Start
-}
-
-func (c *hasty) Update(ctx context.Context, ledger *corev1.ConfigMap, options metav1.UpdateOptions) (*corev1.ConfigMap, error) {
-	written, err := c.ConfigMapInterface.Update(ctx, ledger, options)
-	if err != nil {
-		return nil, err
-	}
-	starts, err := records.Ledger(written)
-	for _, start := range starts {
-		if slices.Contains(c.before, start) {
-			continue
-		}
-		run, err := c.runs.Get(ctx, start.Name, metav1.GetOptions{})
-		if err != nil {
-			return nil, err
-		}
-		run.Status.Phase = rejected
-		if _, err := c.runs.UpdateStatus(ctx, run, metav1.UpdateOptions{}); err != nil {
-			return nil, err
-		}
-	}
-	c.before = starts
-	return written, err
-}
-
-// Pitfall 3: a slot is an entry whose run has not ended, and no counter, so that
-// none is lost with a run that ends before its start is answered.
-func TestARunThatEndsBeforeItsStartIsAnswered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const n, limit = 40, 4
-		objects := []runtime.Object{location("default", metav1.ConditionTrue)}
-		for i := range n {
-			objects = append(objects, newRun(fmt.Sprintf("b%02d", i), i, fmt.Sprintf("ns-%02d", i)))
-		}
-		h := newHarness(t, objects...)
-		runs := h.EngineV1alpha1().BackupRuns(system)
-		controller := h.controller(limit, "hasty", runs, &hasty{ConfigMapInterface: h.Kube.CoreV1().ConfigMaps(system), runs: runs})
-		begin := time.Now()
-		go controller.Run(t.Context(), h)
-		synctest.Wait()
-		h.atOnce(begin)
-		if phases := h.inPhases(); len(phases[rejected]) != n {
-			t.Errorf("of %d runs that end at once, these wait: %q, and these have a slot: %q", n, phases[queued], phases[ready])
-		}
-	})
-}
 
 // Pitfall 8: the order of creation holds within a second too, where names say
 // something else.
@@ -88,7 +30,7 @@ func TestTicketsAfterADowntimeOfManyCreations(t *testing.T) {
 		}
 		h.start(1)
 		for i, name := range names {
-			if got := h.run(name).Status.Ticket; got != int64(i+1) {
+			if got := h.Run(name).Status.Ticket; got != int64(i+1) {
 				t.Errorf("%s, which was created as number %d, has the ticket %d", name, i+1, got)
 			}
 		}
@@ -98,23 +40,19 @@ func TestTicketsAfterADowntimeOfManyCreations(t *testing.T) {
 // Pitfall 9: a record that stands for a stored backup, which somebody wants deleted,
 // is never executed, whatever its status says.
 func TestADeletionIsNoWork(t *testing.T) {
-	for _, phase := range []v1alpha1.BackupPhase{isNew, v1alpha1.BackupPhaseNew, queued} {
-		t.Run(fmt.Sprintf("%q", phase), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				deletion := inPhase(newRun("stored", 1, "a"), phase, 1)
-				deletion.Spec.Deletion = &enginev1alpha1.Deletion{Stored: &enginev1alpha1.StoredBackup{UID: "uid-in-store"}}
-				h := newHarness(t, location("default", metav1.ConditionTrue), deletion)
-				h.start(1)
-				time.Sleep(time.Hour)
-				synctest.Wait()
-				if writes := h.writesTo(queued)["stored"] + h.starts()["stored"]; writes != 0 || len(h.ledger()) != 0 {
-					t.Errorf("%d writes, and the ledger has %v", writes, h.ledger())
-				}
-				h.Create(newRun("other", 2, "a"))
-				h.expect(ready, "other") // nor does it overlap anything
-			})
-		})
-	}
+	enginetest.Each(t, map[string]v1alpha1.BackupPhase{"without a phase": isNew, "new": v1alpha1.BackupPhaseNew, "queued": queued}, func(t *testing.T, phase v1alpha1.BackupPhase) {
+		deletion := inPhase(newRun("stored", 1, "a"), phase, 1)
+		deletion.Spec.Deletion = &enginev1alpha1.Deletion{Stored: &enginev1alpha1.StoredBackup{UID: "uid-in-store"}}
+		h := newHarness(t, location("default", metav1.ConditionTrue), deletion)
+		h.start(1)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if writes := h.writesTo(queued)["stored"] + h.starts()["stored"]; writes != 0 || len(h.Ledger()) != 0 {
+			t.Errorf("%d writes, and the ledger has %v", writes, h.Ledger())
+		}
+		h.Create(newRun("other", 2, "a"))
+		h.expect(ready, "other") // nor does it overlap anything
+	})
 }
 
 // Pitfall 11: tickets are given once. If two runs had the same one all the same,
@@ -152,7 +90,7 @@ func TestEveryEndWakesTheQueue(t *testing.T) {
 					h.expect(ready, "overlaps")
 					h.endIn(end, "overlaps")
 					h.expect(ready, "needs-a-slot")
-					h.atOnce(begin)
+					h.AtOnce(begin)
 				})
 			})
 		}
@@ -187,8 +125,8 @@ func TestWhatWaitsForNoLocationCanBeCancelled(t *testing.T) {
 		h.start(1)
 		h.expect(queued, "waits")
 		begin := time.Now()
-		h.cancel("waits")
+		h.Cancel("waits")
 		h.expect(cancelled, "waits")
-		h.atOnce(begin)
+		h.AtOnce(begin)
 	})
 }

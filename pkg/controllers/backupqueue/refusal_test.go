@@ -12,7 +12,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -34,12 +33,11 @@ func TestARefusedRecordHoldsNobodyUp(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := newHarness(t, location("default", metav1.ConditionTrue))
 				var attempts int
-				h.Fault(func(action clienttesting.Action) enginetest.Fault {
-					if run := written(action); run != nil && strings.HasPrefix(run.Name, "disliked") {
+				h.FaultRuns(enginetest.Fault{Err: refusal}, func(run *enginev1alpha1.BackupRun) bool {
+					if strings.HasPrefix(run.Name, "disliked") {
 						attempts++
-						return enginetest.Fault{Err: refusal}
 					}
-					return enginetest.Fault{}
+					return strings.HasPrefix(run.Name, "disliked")
 				})
 				h.start(3)
 				h.Create(newRun("disliked", 1, "a"))
@@ -48,13 +46,13 @@ func TestARefusedRecordHoldsNobodyUp(t *testing.T) {
 				h.Create(dropped)
 				h.Create(newRun("fine", 3, "a"))
 				h.expect(ready, "fine")
-				if event := <-h.events.Events; !strings.Contains(event, "Warning RecordRefused") {
+				if event := <-h.Events.Events; !strings.Contains(event, "Warning RecordRefused") {
 					t.Errorf("the event says %q", event)
 				}
 				before, began := attempts, time.Now()
 				h.Create(newRun("overlaps", 4, "b"))
 				h.expect(ready, "fine", "overlaps")
-				h.atOnce(began)
+				h.AtOnce(began)
 				time.Sleep(time.Hour)
 				synctest.Wait()
 				if most := 2 * int(time.Hour/refusedRetry); attempts-before > most {
@@ -73,23 +71,19 @@ func TestARefusedRecordHoldsNobodyUp(t *testing.T) {
 func TestARefusedRecordThatChangesIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue))
-		h.Fault(func(action clienttesting.Action) enginetest.Fault {
-			if run := written(action); run != nil && run.Status.Phase == queued && run.Labels["team"] == "" {
-				return enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), run.Name, errors.New("a team is missing"))}
-			}
-			return enginetest.Fault{}
+		denied := apierrors.NewForbidden(v1alpha1.Resource("backupruns"), "a", errors.New("a team is missing"))
+		h.FaultRuns(enginetest.Fault{Err: denied}, func(run *enginev1alpha1.BackupRun) bool {
+			return run.Status.Phase == queued && run.Labels["team"] == ""
 		})
 		h.start(1)
 		h.Create(newRun("a", 1, "a"))
 		h.expect(isNew, "a")
 		began := time.Now()
-		run := h.run("a")
+		run := h.Run("a")
 		run.Labels = map[string]string{"team": "shop"}
-		if _, err := h.EngineV1alpha1().BackupRuns(system).Update(t.Context(), run, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		h.Update(run)
 		h.expect(ready, "a")
-		h.atOnce(began)
+		h.AtOnce(began)
 	})
 }
 
@@ -105,17 +99,16 @@ func TestAnOutageChangesNoOrder(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := newHarness(t, location("default", metav1.ConditionTrue), newRun("first", 1, "a"), newRun("second", 2, "a"))
 				failures := 3
-				h.Fault(func(action clienttesting.Action) enginetest.Fault {
-					if run := written(action); run != nil && run.Name == "first" && failures > 0 {
+				h.FaultRuns(enginetest.Fault{Err: outage}, func(run *enginev1alpha1.BackupRun) bool {
+					if run.Name == "first" {
 						failures--
-						return enginetest.Fault{Err: outage}
 					}
-					return enginetest.Fault{}
+					return run.Name == "first" && failures >= 0
 				})
 				h.start(1)
 				time.Sleep(time.Minute)
 				h.expect(ready, "first")
-				if first, second := h.run("first").Status.Ticket, h.run("second").Status.Ticket; first >= second {
+				if first, second := h.Run("first").Status.Ticket, h.Run("second").Status.Ticket; first >= second {
 					t.Errorf("the first has ticket %d, the second %d", first, second)
 				}
 			})

@@ -14,10 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -27,24 +25,28 @@ import (
 )
 
 const (
-	queued  = v1alpha1.BackupPhaseQueued
-	ready   = v1alpha1.BackupPhaseReadyToStart
-	running = v1alpha1.BackupPhaseInProgress
-	done    = v1alpha1.BackupPhaseCompleted
-	broken  = v1alpha1.BackupPhaseFailed
-	refused = v1alpha1.BackupPhaseFailedValidation
+	queued    = v1alpha1.BackupPhaseQueued
+	ready     = v1alpha1.BackupPhaseReadyToStart
+	running   = v1alpha1.BackupPhaseInProgress
+	done      = v1alpha1.BackupPhaseCompleted
+	broken    = v1alpha1.BackupPhaseFailed
+	refused   = v1alpha1.BackupPhaseFailedValidation
+	cancelled = v1alpha1.BackupPhaseCancelled
 )
 
 var errBroken = errors.New("the connection broke")
 
-// Pitfall 28: the time to live counts from the start, and not from the creation.
+// Pitfall 28: the time to live counts from the start, and not from the creation. A
+// record written by hand may have none, and its backup must not be born expired.
 func TestATinyBackupCostsTwoWrites(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	enginetest.Each(t, map[string]time.Duration{"expires": 48 * time.Hour, "without a TTL": 0}, func(t *testing.T, ttl time.Duration) {
 		var claimed *enginev1alpha1.BackupRun
+		run := newRun("a", ready)
+		run.Spec.Backup.TTL = metav1.Duration{Duration: ttl}
 		h := newHarness(t, &work{execute: func(_ context.Context, run *enginev1alpha1.BackupRun, _ backup.Volumes) (backup.Outcome, error) {
 			claimed = run
 			return stored(done), nil
-		}}, newRun("a", ready))
+		}}, run)
 		h.start(1)
 		h.expect("a", done, true)
 		if h.writes("a") != 2 || len(h.Writes("volumeuploads")) != 0 {
@@ -54,59 +56,97 @@ func TestATinyBackupCostsTwoWrites(t *testing.T) {
 		if status.Phase != running || status.Executor != identity || status.StartTimestamp == nil {
 			t.Errorf("executed in phase %s by %q, started %v", status.Phase, status.Executor, status.StartTimestamp)
 		}
-		if want := status.StartTimestamp.Add(48 * time.Hour); status.Expiration == nil || !status.Expiration.Time.Equal(want) {
+		if want := status.StartTimestamp.Add(ttl); ttl > 0 && (status.Expiration == nil || !status.Expiration.Time.Equal(want)) || ttl == 0 && status.Expiration != nil {
 			t.Errorf("expires %v, want %s", status.Expiration, want)
 		}
-		if h.run("a").Status.CompletionTimestamp == nil {
+		if h.Run("a").Status.CompletionTimestamp == nil {
 			t.Error("the run does not say when it ended")
 		}
-		if events := h.announced(); len(events) != 2 || events[0] != "Normal Started The backup has started; it waited 0s" ||
-			events[1] != "Normal Completed The backup has ended with 0 errors and 0 warnings" {
+		if events := h.Told(); !slices.Equal(events, []string{"Normal Started The backup has started; it waited 0s", "Normal Completed The backup has ended with 0 errors and 0 warnings"}) {
 			t.Errorf("events: %q", events)
 		}
 	})
 }
 
-// A record written by hand may have no TTL. Its backup must not be born expired.
-func TestABackupWithoutATTLNeverExpires(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		run := newRun("a", ready)
-		run.Spec.Backup.TTL = metav1.Duration{}
-		h := newHarness(t, &work{}, run)
-		h.start(1)
-		h.expect("a", done, true)
-		if got := h.run("a").Status.Expiration; got != nil {
-			t.Errorf("it expires %s", got)
-		}
-	})
-}
-
-func TestTheLostAnswerOfAClaim(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+// A claim and an end are written in the end, and the work is done once. A lost answer is
+// read back, a write of somebody else costs another try, and people are told of one that
+// is refused.
+func TestClaimsAndEndsAreWrittenInTheEnd(t *testing.T) {
+	none, lost, failed := enginetest.Fault{}, enginetest.Fault{Err: errBroken, Lost: true}, enginetest.Fault{Err: errBroken}
+	denied := enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), "a", errors.New("a policy denies it"))}
+	enginetest.Each(t, map[string]struct {
+		phase  v1alpha1.BackupPhase
+		first  int
+		fault  enginetest.Fault
+		writes int
+	}{
+		"the answer of the claim is lost": {running, 1, lost, 2},
+		"the claim is denied":             {running, 3, denied, 5},
+		"the answer of the end is lost":   {done, 1, lost, 2},
+		"the end fails":                   {done, 20, failed, 22},
+		"the end is denied":               {done, 3, denied, 5},
+		"somebody annotates the run":      {done, 0, none, 3},
+	}, func(t *testing.T, c struct {
+		phase  v1alpha1.BackupPhase
+		first  int
+		fault  enginetest.Fault
+		writes int
+	}) {
 		h := newHarness(t, &work{}, newRun("a", ready))
-		h.Fault(loseFirst(running))
+		h.FaultRuns(c.fault, func(run *enginev1alpha1.BackupRun) bool {
+			if run.Status.Phase == c.phase {
+				c.first--
+			}
+			if c.first == -1 && c.fault == none {
+				theirs, err := h.Tracker().Get(enginev1alpha1.SchemeGroupVersion.WithResource("backupruns"), system, "a")
+				if err != nil {
+					t.Error(err)
+				}
+				theirs.(*enginev1alpha1.BackupRun).Annotations = map[string]string{"note": "mine"}
+				h.Meanwhile(theirs)
+			}
+			return run.Status.Phase == c.phase && c.first >= 0
+		})
 		h.start(1)
-		time.Sleep(time.Minute)
+		time.Sleep(5 * time.Minute)
 		h.expect("a", done, true)
 		h.expectExecuted("a")
 		h.expectSettled()
-		if h.writes("a") != 2 {
+		if h.writes("a") != c.writes {
 			t.Errorf("%d writes", h.writes("a"))
+		}
+		events := slices.DeleteFunc(h.Told(), func(event string) bool { return strings.HasPrefix(event, "Normal") })
+		if tells := slices.ContainsFunc(events, func(event string) bool {
+			return strings.HasPrefix(event, "Warning RecordRefused") && strings.Contains(event, "a policy denies it")
+		}); tells != (c.fault == denied) {
+			t.Errorf("events: %q", events)
 		}
 	})
 }
 
-// loseFirst loses the first answer to a write that brings a run into a phase.
-func loseFirst(phase v1alpha1.BackupPhase) func(clienttesting.Action) enginetest.Fault {
-	lost := false
-	return func(action clienttesting.Action) enginetest.Fault {
-		run := written(action)
-		if run == nil || run.Status.Phase != phase || lost {
-			return enginetest.Fault{}
+// What another process has written stands: this one was paused, and taken for dead.
+func TestWhatIsDurableStands(t *testing.T) {
+	enginetest.Each(t, map[string]enginev1alpha1.BackupRunStatus{
+		"ended": {Phase: cancelled}, "ended, and stored": {Phase: done, Stored: true},
+	}, func(t *testing.T, theirs enginev1alpha1.BackupRunStatus) {
+		h := newHarness(t, &work{execute: func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
+			time.Sleep(time.Minute)
+			return failed(errBroken), errBroken
+		}}, newRun("a", ready))
+		h.start(1)
+		h.expect("a", running, false)
+		release := h.Hold()
+		defer release()
+		run := h.Run("a")
+		run.Status.Phase, run.Status.Stored = theirs.Phase, theirs.Stored
+		h.Update(run)
+		h.Told()
+		time.Sleep(2 * time.Minute)
+		h.expect("a", theirs.Phase, theirs.Stored)
+		if events := h.Told(); len(events) != 0 && !theirs.Stored {
+			t.Errorf("events: %q", events)
 		}
-		lost = true
-		return enginetest.Fault{Err: errBroken, Lost: true}
-	}
+	})
 }
 
 // Another process, which leads by now, claims a run first. It is left alone, and
@@ -115,17 +155,13 @@ func TestALostRaceForAClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{}, newRun("a", ready))
 		h.setOutvoted(true)
-		h.Fault(func(action clienttesting.Action) enginetest.Fault {
-			run := written(action)
-			if run == nil || run.Status.Executor != identity {
-				return enginetest.Fault{}
+		h.FaultRuns(enginetest.Fault{}, func(run *enginev1alpha1.BackupRun) bool {
+			if run.Status.Executor == identity {
+				theirs := run.DeepCopy()
+				theirs.Status.Executor = "the other one"
+				h.Meanwhile(theirs)
 			}
-			theirs := run.DeepCopy()
-			theirs.Status.Executor, theirs.ResourceVersion = "the other one", "1000"
-			if err := h.Tracker().Update(action.GetResource(), theirs, system); err != nil {
-				t.Error(err)
-			}
-			return enginetest.Fault{}
+			return false
 		})
 		h.start(1)
 		time.Sleep(time.Hour)
@@ -145,14 +181,10 @@ func TestALostRaceForAClaim(t *testing.T) {
 func TestAfterACrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{}, newRun("interrupted", running), newRun("let-start", ready), newRun("waits", queued))
-		volume := &enginev1alpha1.VolumeUpload{}
-		volume.Namespace, volume.Name = system, "volume"
-		volume.Labels = map[string]string{enginev1alpha1.LabelRun: "uid-of-interrupted"}
-		h.Create(volume)
 		begin := time.Now()
 		h.start(1)
 		h.expect("interrupted", broken, true)
-		if got, want := h.run("interrupted").Status.FailureReason, "the controller stopped while the backup was in progress"; got != want {
+		if got, want := h.Run("interrupted").Status.FailureReason, "the controller stopped while the backup was in progress"; got != want {
 			t.Errorf("the reason is %q, want %q", got, want)
 		}
 		h.expect("let-start", done, true)
@@ -161,137 +193,134 @@ func TestAfterACrash(t *testing.T) {
 			t.Error("a queued run was written to")
 		}
 		h.expectExecuted("let-start")
-		if waited := time.Since(begin); waited != 0 {
-			t.Errorf("it took %s", waited)
-		}
-		volumes, err := h.EngineV1alpha1().VolumeUploads(system).List(t.Context(), metav1.ListOptions{})
-		if err != nil || len(volumes.Items) != 0 {
-			t.Errorf("uploads of a dead run go on: %v, %v", volumes.Items, err)
-		}
-		if events := h.announced(); !slices.Contains(events, "Warning Failed The backup has failed: the controller stopped while the backup was in progress") {
+		h.AtOnce(begin)
+		if events := h.Told(); !slices.Contains(events, "Warning Failed The backup has failed: the controller stopped while the backup was in progress") {
 			t.Errorf("events: %q", events)
 		}
 	})
 }
 
-// Pitfall 7: what a process before this one has stored stands, even if it could not
-// say so.
-func TestARunThatEndedBeforeTheCrash(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, &work{abandon: func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
-			return stored(done), nil
-		}}, newRun("a", running))
-		h.start(1)
-		h.expect("a", done, true)
-		if reason := h.run("a").Status.FailureReason; reason != "" {
-			t.Errorf("it failed: %s", reason)
-		}
-	})
-}
-
-func TestAStoreThatIsDownWhenARunIsSettled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		up := make(chan struct{})
-		h := newHarness(t, &work{abandon: func(ctx context.Context, run *enginev1alpha1.BackupRun, _ v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
-			select {
-			case <-up:
-				outcome := stored(broken)
-				outcome.Status.FailureReason = reason
-				return outcome, nil
-			case <-ctx.Done(): // a store that does not answer
-				return failed(ctx.Err()), ctx.Err()
-			}
-		}}, newRun("a", running), newRun("b", running), newRun("c", running))
-		h.start(1)
-		begin := time.Now()
-		h.Create(newRun("ready", ready))
-		h.expect("ready", done, true)
-		if waited := time.Since(begin); waited != 0 {
-			t.Errorf("a run waited %s for a store that it does not use", waited)
-		}
-		time.Sleep(4 * settleTimeout)
-		for _, name := range []string{"a", "b", "c"} {
-			h.expect(name, broken, false)
-		}
-		close(up)
-		time.Sleep(time.Minute)
-		for _, name := range []string{"a", "b", "c"} {
-			h.expect(name, broken, true)
-			if got, want := h.run(name).Status.FailureReason, "the controller stopped while the backup was in progress"; got != want {
-				t.Errorf("the reason is %q, want %q", got, want)
-			}
-		}
-	})
-}
-
-// Pitfall 29: a backup that could not be stored is never shown as completed.
+// Pitfall 29: a backup that could not be stored is never shown as completed. However it
+// ends while its store does not answer, it ends at once, nobody else waits for that
+// store, and the end is stored when the store is back. As long as it is not known what
+// the store has of it, its snapshots stay; for good, if it is stored after all.
 func TestAFailureThatIsNotStored(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var up atomic.Bool
-		h := newHarness(t, &work{
-			execute: func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
-				return failed(errBroken), errBroken
-			},
-			abandon: func(_ context.Context, _ *enginev1alpha1.BackupRun, _ v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
-				if !up.Load() {
-					return failed(errBroken), errBroken
+	type how struct {
+		leftBehind, cancel bool
+		phase              v1alpha1.BackupPhase
+		reason             string
+		after              time.Duration
+	}
+	for after, isStored := range map[string]bool{"": false, ", and it is stored after all": true} {
+		cases := map[string]how{}
+		for name, c := range map[string]how{
+			"it fails":                    {phase: broken, reason: errBroken.Error(), after: time.Minute},
+			"it is cancelled":             {cancel: true, phase: cancelled, reason: "cancelled by jane", after: cancelTimeout},
+			"after a crash":               {leftBehind: true, phase: broken, reason: "the controller stopped while the backup was in progress", after: settleTimeout},
+			"cancelled, and then a crash": {leftBehind: true, cancel: true, phase: cancelled, reason: "cancelled by jane", after: cancelTimeout},
+		} {
+			cases[name+after] = c
+		}
+		enginetest.Each(t, cases, func(t *testing.T, c how) {
+			var up atomic.Bool
+			run := newRun("a", ready)
+			if c.leftBehind {
+				run = newRun("a", running)
+				if c.cancel {
+					run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}}
 				}
-				outcome := stored(broken)
-				outcome.Status.FailureReason = reason
-				return outcome, nil
-			},
-		}, newRun("a", ready))
-		h.start(1)
-		h.expect("a", broken, false)
-		time.Sleep(time.Hour)
-		h.expect("a", broken, false)
-		writes := h.writes("a")
-		up.Store(true)
-		time.Sleep(time.Minute)
-		h.expect("a", broken, true)
-		h.expectExecuted("a")
-		if got := h.run("a").Status.FailureReason; got != errBroken.Error() {
-			t.Errorf("the reason is %q", got)
-		}
-		if writes != 2 || h.writes("a") != 3 {
-			t.Errorf("%d writes while the store was down, %d in all; want 2 and 3", writes, h.writes("a"))
-		}
-	})
+			}
+			h := newHarness(t, &work{
+				execute: uploading(t, failed(errBroken), errBroken, "shop"),
+				abandon: func(ctx context.Context, _ *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
+					switch {
+					case !up.Load():
+						<-ctx.Done() // a store that does not answer
+						return failed(ctx.Err()), ctx.Err()
+					case isStored:
+						return stored(done), nil
+					}
+					return abandoned(phase, reason), nil
+				},
+			}, run)
+			if c.leftBehind {
+				h.Create(newUpload("volume", run, "shop"))
+			}
+			h.start(1)
+			if c.cancel && !c.leftBehind {
+				h.Cancel("a")
+			}
+			time.Sleep(c.after)
+			h.expect("a", c.phase, false)
+			begin := time.Now()
+			h.work.execute = nil
+			h.Create(newRun("other", ready))
+			h.expect("other", done, true)
+			h.AtOnce(begin)
+			time.Sleep(time.Hour)
+			status := h.Run("a").Status
+			if h.expect("a", c.phase, false); status.FailureReason != c.reason || !slices.Equal(status.LeftoverSnapshots, []string{"shop"}) || status.CompletionTimestamp == nil {
+				t.Errorf("%+v", status)
+			}
+			h.expectSnapshotsRemoved()
+			writes := h.writes("a")
+			h.Told()
+			up.Store(true)
+			time.Sleep(2 * time.Minute)
+			if isStored {
+				h.expect("a", done, true)
+				h.expectSnapshotsRemoved()
+				writes--
+			} else {
+				h.expect("a", c.phase, true)
+				h.expectSnapshotsRemoved("a shop")
+				if events := h.Told(); len(events) != 0 {
+					t.Errorf("it was told again: %q", events)
+				}
+			}
+			if left := h.Run("a").Status.LeftoverSnapshots; len(left) != 0 {
+				t.Errorf("noted are %q", left)
+			}
+			if h.writes("a") != writes+2 { // the end, and that the snapshots are removed
+				t.Errorf("%d writes", h.writes("a")-writes)
+			}
+		})
+	}
 }
 
 func TestANameThatIsTakenInTheStore(t *testing.T) {
 	taken := fmt.Errorf("%w: backups/a", backup.ErrNameTaken)
-	refuse := func() (backup.Outcome, error) { return failed(taken), taken }
-	w := func() *work {
-		return &work{
-			execute: func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
-				return refuse()
+	enginetest.Each(t, map[string]struct {
+		before v1alpha1.BackupPhase
+		cancel bool
+	}{
+		"when it runs": {before: ready}, "when it is cancelled": {before: ready, cancel: true}, "when its end is to be stored": {before: broken},
+	}, func(t *testing.T, c struct {
+		before v1alpha1.BackupPhase
+		cancel bool
+	}) {
+		run := newRun("a", running)
+		if run.Status.Phase = c.before; c.before == ready {
+			run = newRun("a", ready)
+		}
+		h := newHarness(t, &work{
+			execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
+				if c.cancel {
+					return untilStopped(ctx, run, volumes)
+				}
+				return failed(taken), taken
 			},
 			abandon: func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
-				return refuse()
+				return failed(taken), taken
 			},
+		}, run)
+		h.faultFirst(1, enginetest.Fault{Err: errBroken}, refused)
+		h.start(1)
+		if c.cancel {
+			h.Cancel("a")
 		}
-	}
-	t.Run("when it runs", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			h := newHarness(t, w(), newRun("a", ready))
-			h.start(1)
-			time.Sleep(time.Hour)
-			h.expect("a", refused, false)
-			h.expectSettled()
-		})
-	})
-	t.Run("when it is settled, and the first write fails", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			run := newRun("a", running)
-			run.Status.Phase = broken
-			h := newHarness(t, w(), run)
-			h.Fault(refuseFirst(1))
-			h.start(1)
-			time.Sleep(time.Hour)
-			h.expect("a", refused, false)
-			h.expectSettled("a")
-		})
+		time.Sleep(time.Hour)
+		h.expect("a", refused, false)
 	})
 }
 
@@ -310,7 +339,7 @@ func TestRemovingARecordStopsItsRun(t *testing.T) {
 		}}, newRun("a", ready))
 		h.start(2)
 		h.expect("a", running, false)
-		h.remove("a")
+		h.Remove("a")
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if run := h.controller.Executing()["a"]; run == nil || run.UID != "uid-of-a" || len(h.stoppedNames) > 0 {
@@ -322,45 +351,16 @@ func TestRemovingARecordStopsItsRun(t *testing.T) {
 		if run := h.controller.Executing()["a"]; run != nil || !h.stoppedNames.Has("a") {
 			t.Errorf("%v is worked on, and the queue was told of %q", run, h.stoppedNames)
 		}
-		h.atOnce(begin)
+		h.AtOnce(begin)
 		h.Create(newRun("next", ready))
 		h.expect("next", done, true)
 		if h.writes("a") != 1 {
 			t.Errorf("%d writes of a run that is gone", h.writes("a"))
 		}
-		if events := h.announced(); slices.ContainsFunc(events, func(event string) bool { return event[:7] == "Warning" }) {
+		if events := h.Told(); slices.ContainsFunc(events, func(event string) bool { return event[:7] == "Warning" }) {
 			t.Errorf("events: %q", events)
 		}
 	})
-}
-
-// Somebody may refuse to have the record written. People are told, and it is tried
-// again until it is allowed.
-func TestARecordThatMayNotBeWrittenIsReported(t *testing.T) {
-	for name, phase := range map[string]v1alpha1.BackupPhase{"the claim": running, "the end": done} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h := newHarness(t, &work{}, newRun("a", ready))
-				h.Fault(func(action clienttesting.Action) enginetest.Fault {
-					if run := written(action); run != nil && run.Status.Phase == phase {
-						return enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), "a", errors.New("a policy denies it"))}
-					}
-					return enginetest.Fault{}
-				})
-				h.start(1)
-				time.Sleep(time.Minute)
-				if events := h.announced(); !slices.ContainsFunc(events, func(event string) bool {
-					return strings.HasPrefix(event, "Warning RecordRefused") && strings.Contains(event, "a policy denies it")
-				}) {
-					t.Errorf("events: %q", events)
-				}
-				h.Fault(nil)
-				time.Sleep(time.Minute)
-				h.expect("a", done, true)
-				h.expectExecuted("a")
-			})
-		})
-	}
 }
 
 // An informer that was cut off for a while sees a record that was replaced as one
@@ -370,14 +370,14 @@ func TestARecordThatWasReplacedUnnoticed(t *testing.T) {
 		h := newHarness(t, &work{execute: untilStopped}, newRun("a", ready))
 		controller := h.start(1)
 		h.expect("a", running, false)
-		before := h.run("a")
+		before := h.Run("a")
 		release := h.Hold()
 		defer release()
-		h.remove("a")
+		h.Remove("a")
 		next := newRun("a", queued)
 		next.UID = "another"
 		h.Create(next)
-		controller.runChanged(before, h.run("a"))
+		controller.runChanged(before, h.Run("a"))
 		synctest.Wait()
 		if len(controller.Executing()) > 0 {
 			t.Error("the run goes on whose record is gone")
@@ -455,7 +455,7 @@ func TestARunWhoseStoreDoesNotAnswerWaits(t *testing.T) {
 		work := &work{unreachable: errors.New("the store does not answer")}
 		h := newHarness(t, work, newRun("a", v1alpha1.BackupPhaseReadyToStart))
 		h.start(1)
-		run := h.run("a")
+		run := h.Run("a")
 		h.expect("a", queued, false)
 		if run.Status.Ticket != 1 || run.Status.StartTimestamp != nil {
 			t.Errorf("got %+v, want it back in its place in the queue", run.Status)
@@ -475,54 +475,33 @@ func TestARunWhoseStoreDoesNotAnswerWaits(t *testing.T) {
 // was lost and made anew without the run: it goes back to its place, and is not executed
 // until it is let start again.
 func TestAClaimThatTheLedgerDoesNotKnowGoesBack(t *testing.T) {
-	for leader, starts := range map[string][]records.Start{identity: nil, "another process": {{UID: "uid-of-a", Name: "a"}}} {
-		t.Run(leader, func(t *testing.T) { testLateClaim(t, leader, starts) })
-	}
-}
-
-func testLateClaim(t *testing.T, leader string, starts []records.Start) {
-	synctest.Test(t, func(t *testing.T) {
+	enginetest.Each(t, map[string]bool{"another process leads": true, "the ledger was lost": false}, func(t *testing.T, another bool) {
 		h := newHarness(t, &work{}, newRun("a", ready))
-		run := h.run("a")
-		claims := 0
-		h.Fault(func(action clienttesting.Action) enginetest.Fault {
-			if written := written(action); written != nil && written.Status.Phase == running {
-				if claims++; claims > 1 {
-					return enginetest.Fault{}
-				}
-				ledger, err := h.Kube.Tracker().Get(corev1.SchemeGroupVersion.WithResource("configmaps"), system, records.LedgerName)
-				if err != nil {
-					t.Error(err)
-					return enginetest.Fault{}
-				}
-				anew, err := records.WithLedger(ledger.(*corev1.ConfigMap), starts)
-				if err != nil {
-					t.Error(err)
-				}
-				anew.ResourceVersion, anew.Data[records.LeaderKey] = "1000", leader
-				if err := h.Kube.Tracker().Update(corev1.SchemeGroupVersion.WithResource("configmaps"), anew, system); err != nil {
-					t.Error(err)
+		run, ledger, claims := h.Run("a"), h.LedgerObject(), 0
+		if another {
+			ledger.Data[records.LeaderKey] = "another process"
+		} else {
+			ledger.Data[records.StartedKey] = "[]"
+		}
+		h.FaultRuns(enginetest.Fault{}, func(run *enginev1alpha1.BackupRun) bool {
+			if run.Status.Phase == running {
+				if claims++; claims == 1 {
+					h.Meanwhile(ledger)
 				}
 			}
-			return enginetest.Fault{}
+			return false
 		})
 		h.start(1)
-		synctest.Wait()
-		if phase := h.run("a").Status.Phase; phase != queued {
-			t.Errorf("it is %q", phase)
-		}
 		h.expectExecuted()
-		if status := h.run("a").Status; status.Executor != "" || status.StartTimestamp != nil || status.Expiration != nil || status.Ticket != run.Status.Ticket {
+		if status := h.Run("a").Status; status.Phase != queued || status.Executor != "" || status.StartTimestamp != nil || status.Expiration != nil || status.Ticket != run.Status.Ticket {
 			t.Errorf("it went back as %+v", status)
 		}
-		if told := h.announced(); len(told) > 0 {
+		if told := h.Told(); len(told) > 0 {
 			t.Errorf("people were told %q", told)
 		}
-		h.Kube.ClearActions()
-		h.Fault(nil)
 		h.setLeader(identity)
 		h.writeLedger(records.Start{UID: run.UID, Name: "a"})
-		h.expect("a", v1alpha1.BackupPhaseCompleted, true)
+		h.expect("a", done, true)
 		h.expectExecuted("a")
 	})
 }

@@ -79,77 +79,38 @@ func TestSnapshotsOfAStoredBackupStay(t *testing.T) {
 	}
 }
 
+// What there is of a run is replaced by how it ended, once, whoever asks again.
 func TestSettlingInTheStore(t *testing.T) {
-	e, folder := newExecutor(t)
-	run := newRun("a", running)
-	partial := filepath.Join(folder, "backups", "a", "a.tar.gz")
-	if err := os.MkdirAll(filepath.Dir(partial), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(partial, []byte("half a tarball"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-
-	outcome, err := e.Abandon(t.Context(), run, v1alpha1.BackupPhaseFailed, "the power went out")
-	if err != nil {
-		t.Fatal(err)
-	}
-	status := outcome.Status
-	if !outcome.Stored || status.Phase != broken || status.FailureReason != "the power went out" || !status.CompletionTimestamp.Time.Equal(now) {
-		t.Errorf("outcome: stored %t, %+v", outcome.Stored, status)
-	}
-	if _, err := os.Stat(partial); !os.IsNotExist(err) {
-		t.Errorf("the part of the tarball is still there: %v", err)
-	}
-	metadata, err := os.ReadFile(filepath.Join(folder, "backups", "a", "velero-backup.json"))
-	if err != nil || !strings.Contains(string(metadata), "the power went out") {
-		t.Errorf("the failure is not stored: %v, %s", err, metadata)
-	}
-
-	// Asked again, with another reason, it finds what is stored and leaves it.
-	again, err := e.Abandon(t.Context(), run, broken, "another reason")
-	if err != nil || !again.Stored || again.Status.FailureReason != "the power went out" {
-		t.Errorf("a stored end was replaced: %v, %+v", err, again.Status)
-	}
-	unchanged, err := os.ReadFile(filepath.Join(folder, "backups", "a", "velero-backup.json"))
-	if err != nil || string(unchanged) != string(metadata) {
-		t.Errorf("the metadata was written twice: %v", err)
-	}
-
-	namesake := newRun("a", running)
-	namesake.UID = "another"
-	if outcome, err := e.Abandon(t.Context(), namesake, broken, "the power went out"); err == nil || outcome.Stored {
-		t.Errorf("the backup of another run was taken for its own: %v", err)
-	}
-}
-
-func TestCancellingInTheStore(t *testing.T) {
-	e, folder := newExecutor(t)
-	run := newRun("a", running)
-	partial := filepath.Join(folder, "backups", "a", "a.tar.gz")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(partial), 0o755), os.WriteFile(partial, []byte("half a tarball"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		outcome, err := e.Abandon(t.Context(), run, cancelled, "cancelled by jane")
-		if err != nil || !outcome.Stored || outcome.Status.Phase != cancelled || outcome.Status.FailureReason != "cancelled by jane" {
-			t.Fatalf("%v, %+v", err, outcome)
-		}
-		if _, err := os.Stat(partial); !os.IsNotExist(err) {
-			t.Errorf("the part of the tarball is still there: %v", err)
-		}
-	}
-	// What has ended stands.
-	if outcome, err := e.Abandon(t.Context(), run, broken, "the power went out"); err != nil || outcome.Status.Phase != cancelled {
-		t.Errorf("%v, %+v", err, outcome)
-	}
-	namesake := newRun("a", running)
-	namesake.UID = "another"
-	if outcome, err := e.Abandon(t.Context(), namesake, cancelled, "cancelled"); !errors.Is(err, backup.ErrNameTaken) || outcome.Stored {
-		t.Errorf("a namesake: %v, %+v", err, outcome)
-	}
-	if _, err := os.Stat(filepath.Join(folder, "backups", "a", "velero-backup.json")); err != nil {
-		t.Errorf("the stored backup is gone: %v", err)
+	for phase, reason := range map[v1alpha1.BackupPhase]string{broken: "the power went out", cancelled: "cancelled by jane"} {
+		t.Run(string(phase), func(t *testing.T) {
+			e, folder := newExecutor(t)
+			run := newRun("a", running)
+			backups := filepath.Join(folder, "backups", "a")
+			partial := filepath.Join(backups, "a.tar.gz")
+			if err := errors.Join(os.MkdirAll(backups, 0o755), os.WriteFile(partial, []byte("half a tarball"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			var metadata []byte
+			for i, asked := range []string{reason, "another reason"} {
+				outcome, err := e.Abandon(t.Context(), run, phase, asked)
+				if err != nil || !outcome.Stored || outcome.Status.Phase != phase || outcome.Status.FailureReason != reason || !outcome.Status.CompletionTimestamp.Time.Equal(now) {
+					t.Errorf("%v, %+v", err, outcome)
+				}
+				if _, err := os.Stat(partial); !os.IsNotExist(err) {
+					t.Errorf("the part of the tarball is still there: %v", err)
+				}
+				before := metadata
+				metadata, err = os.ReadFile(filepath.Join(backups, "velero-backup.json"))
+				if err != nil || !strings.Contains(string(metadata), reason) || i > 0 && string(metadata) != string(before) {
+					t.Errorf("stored is: %v, %s", err, metadata)
+				}
+			}
+			namesake := newRun("a", running)
+			namesake.UID = "another"
+			if outcome, err := e.Abandon(t.Context(), namesake, phase, reason); !errors.Is(err, backup.ErrNameTaken) || outcome.Stored {
+				t.Errorf("the backup of another run was taken for its own: %v, %+v", err, outcome)
+			}
+		})
 	}
 }
 

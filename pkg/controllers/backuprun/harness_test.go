@@ -17,9 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/informers"
-	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -33,7 +31,7 @@ import (
 )
 
 const (
-	system        = "holdfast"
+	system        = enginetest.System
 	identity      = "this process"
 	volumeTimeout = time.Hour
 	agentTimeout  = 5 * time.Minute
@@ -151,10 +149,8 @@ func untilStopped(ctx context.Context, _ *enginev1alpha1.BackupRun, _ backup.Vol
 // what a run is that waits and that the ledger lets this process start: the harness
 // writes and reads it like any other phase.
 type harness struct {
-	*testing.T
-	*enginetest.Cluster
-	work   *work
-	events *events.FakeRecorder
+	*enginetest.Queue
+	work *work
 	// announcing, if set, is called before an event is recorded.
 	announcing func()
 	// engine, if set, stands between the controller and the cluster.
@@ -179,9 +175,8 @@ type harness struct {
 }
 
 func newHarness(t *testing.T, work *work, objects ...runtime.Object) *harness {
-	h := &harness{T: t, Cluster: enginetest.New(), work: work, events: events.NewFakeRecorder(1000), stopped: make(chan struct{}), stoppedNames: sets.New[string](),
+	h := &harness{Queue: enginetest.NewQueue(t), work: work, stopped: make(chan struct{}), stoppedNames: sets.New[string](),
 		agents: &fakeAgents{absent: map[string]time.Time{}, gone: sets.New[string]()}}
-	h.writeLedger()
 	h.setLeader(identity)
 	for _, obj := range objects {
 		h.Create(obj)
@@ -199,18 +194,13 @@ func (h *harness) Create(obj runtime.Object) {
 	}
 	run.Status.Phase = queued
 	h.Cluster.Create(run)
-	h.writeLedger(append(h.ledger(), records.Start{UID: run.UID, Name: run.Name})...)
-}
-
-func (h *harness) ledger() []records.Start {
-	h.Helper()
-	return h.Ledger(h.T, system)
+	h.writeLedger(append(h.Ledger(), records.Start{UID: run.UID, Name: run.Name})...)
 }
 
 // writeLedger replaces the ledger, as the queue does.
 func (h *harness) writeLedger(starts ...records.Start) {
 	h.Helper()
-	h.WriteLedger(h.T, system, starts...)
+	h.WriteLedger(starts...)
 	for _, start := range starts {
 		if h.controller != nil {
 			h.controller.Start(start.Name)
@@ -221,7 +211,7 @@ func (h *harness) writeLedger(starts ...records.Start) {
 // setLeader has the ledger name a process.
 func (h *harness) setLeader(name string) {
 	h.Helper()
-	ledger := h.LedgerObject(h.T, system)
+	ledger := h.LedgerObject()
 	ledger.Data[records.LeaderKey] = name
 	if _, err := h.Kube.CoreV1().ConfigMaps(system).Update(h.Context(), ledger, metav1.UpdateOptions{}); err != nil {
 		h.Fatal(err)
@@ -230,7 +220,7 @@ func (h *harness) setLeader(name string) {
 
 // TakeBack and Stopped make it a queue.
 func (h *harness) TakeBack(_ context.Context, run types.UID) error {
-	h.WriteLedger(h.T, system, slices.DeleteFunc(h.ledger(), func(start records.Start) bool { return start.UID == run })...)
+	h.WriteLedger(slices.DeleteFunc(h.Ledger(), func(start records.Start) bool { return start.UID == run })...)
 	return nil
 }
 
@@ -253,16 +243,6 @@ func (h *harness) leads(context.Context) error {
 		return errors.New("another process leads")
 	}
 	return nil
-}
-
-// cancelRun asks for a run to be cancelled, as the API server does.
-func (h *harness) cancelRun(name string) {
-	h.Helper()
-	run := h.run(name)
-	run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}, Timestamp: metav1.Now()}
-	if _, err := h.EngineV1alpha1().BackupRuns(system).Update(h.Context(), run, metav1.UpdateOptions{}); err != nil {
-		h.Fatal(err)
-	}
 }
 
 // startWithQueue runs a controller, and the queue of its process.
@@ -335,7 +315,7 @@ func (h *harness) start(workers int) *Controller {
 	if h.queue != nil {
 		go h.queue.Run(ctx, controller)
 	} else {
-		for _, start := range h.ledger() {
+		for _, start := range h.Ledger() {
 			controller.Start(start.Name)
 		}
 	}
@@ -417,31 +397,15 @@ func (h *harness) Eventf(regarding, related runtime.Object, kind, reason, action
 	if h.announcing != nil {
 		h.announcing()
 	}
-	h.events.Eventf(regarding, related, kind, reason, action, note, args...)
-}
-
-func (h *harness) run(name string) *enginev1alpha1.BackupRun {
-	h.Helper()
-	run, err := h.EngineV1alpha1().BackupRuns(system).Get(h.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		h.Fatal(err)
-	}
-	return run
-}
-
-func (h *harness) remove(name string) {
-	h.Helper()
-	if err := h.EngineV1alpha1().BackupRuns(system).Delete(h.Context(), name, metav1.DeleteOptions{}); err != nil {
-		h.Fatal(err)
-	}
+	h.Events.Eventf(regarding, related, kind, reason, action, note, args...)
 }
 
 func (h *harness) expect(name string, phase v1alpha1.BackupPhase, isStored bool) {
 	h.Helper()
 	synctest.Wait()
-	run := h.run(name)
+	run := h.Run(name)
 	is := run.Status.Phase
-	if is == queued && slices.ContainsFunc(h.ledger(), func(start records.Start) bool { return start.UID == run.UID }) {
+	if is == queued && slices.ContainsFunc(h.Ledger(), func(start records.Start) bool { return start.UID == run.UID }) {
 		is = ready
 	}
 	if is != phase || run.Status.Stored != isStored {
@@ -471,21 +435,27 @@ func (h *harness) expectSettled(names ...string) {
 func (h *harness) writes(name string) int {
 	n := 0
 	for _, action := range h.Writes("backupruns") {
-		if run := written(action); run != nil && run.Name == name {
+		if run := enginetest.Written(action); run != nil && run.Name == name {
 			n++
 		}
 	}
 	return n
 }
 
-// written is the run that an action writes, or nil.
-func written(action clienttesting.Action) *enginev1alpha1.BackupRun {
-	update, ok := action.(clienttesting.UpdateActionImpl)
-	if !ok {
-		return nil
-	}
-	run, _ := update.GetObject().(*enginev1alpha1.BackupRun)
-	return run
+// faultFirst goes wrong with the first writes that bring a run into a phase.
+func (h *harness) faultFirst(n int, fault enginetest.Fault, phase v1alpha1.BackupPhase) {
+	h.FaultRuns(fault, func(run *enginev1alpha1.BackupRun) bool {
+		if run.Status.Phase == phase {
+			n--
+		}
+		return run.Status.Phase == phase && n >= 0
+	})
 }
 
-func (h *harness) announced() []string { return enginetest.Told(h.events) }
+// newUpload is a record of a volume of a run, which waits for its agent.
+func newUpload(name string, run *enginev1alpha1.BackupRun, namespace string) *enginev1alpha1.VolumeUpload {
+	return &enginev1alpha1.VolumeUpload{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, Labels: map[string]string{enginev1alpha1.LabelRun: string(run.UID)}},
+		Spec:       enginev1alpha1.VolumeUploadSpec{Node: "node-1", Volume: name, Pod: enginev1alpha1.PodReference{Namespace: namespace}},
+	}
+}

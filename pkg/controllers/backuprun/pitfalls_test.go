@@ -34,13 +34,6 @@ func (h *harness) createRun(name, namespace string) {
 	h.Create(run)
 }
 
-func (h *harness) atOnce(since time.Time) {
-	h.Helper()
-	if waited := time.Since(since); waited != 0 {
-		h.Errorf("it took %s, and not an event", waited)
-	}
-}
-
 // Pitfall 4: the record of a run is deleted that was let start and is not claimed
 // yet. Its slot, and what it selects, are free as soon as the claim has failed.
 func TestARecordThatIsRemovedBeforeItsClaim(t *testing.T) {
@@ -54,12 +47,12 @@ func TestARecordThatIsRemovedBeforeItsClaim(t *testing.T) {
 		h.createRun("gone", "a")
 		h.createRun("next", "a")
 		synctest.Wait() // its claim is on its way
-		h.remove("gone")
+		h.Remove("gone")
 		h.expectExecuted() // it is not certain yet that the one before is not
 		begin := time.Now()
 		close(claims)
 		h.expectExecuted("next")
-		h.atOnce(begin)
+		h.AtOnce(begin)
 	})
 }
 
@@ -89,7 +82,7 @@ func TestADrainTakesNoTimeOfItsOwn(t *testing.T) {
 		for i := range n {
 			h.expect(fmt.Sprintf("run-%02d", i), done, true)
 		}
-		h.atOnce(begin)
+		h.AtOnce(begin)
 	})
 }
 
@@ -133,7 +126,7 @@ func TestProgressHoldsNobodyUp(t *testing.T) {
 		h.report("one", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
 		time.Sleep(10 * progressInterval)
 		h.expect("a", running, false)
-		if h.run("a").Status.Volumes != nil {
+		if h.Run("a").Status.Volumes != nil {
 			t.Fatal("the progress was written")
 		}
 		begin := time.Now()

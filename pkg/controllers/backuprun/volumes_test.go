@@ -242,7 +242,7 @@ func TestASlotIsFreeWhenTheUploadsHaveStopped(t *testing.T) {
 				h.stubborn = true
 				h.start(1)
 				h.report("data", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
-				h.cancelRun("a")
+				h.Cancel("a")
 				return h
 			},
 			"one before": func(t *testing.T) *harness {
@@ -250,11 +250,9 @@ func TestASlotIsFreeWhenTheUploadsHaveStopped(t *testing.T) {
 				run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}}
 				h := newHarness(t, &work{}, run)
 				for volume, phase := range map[string]enginev1alpha1.VolumePhase{"data": enginev1alpha1.VolumePhaseInProgress, "waits": ""} {
-					h.Create(&enginev1alpha1.VolumeUpload{
-						ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "a-" + volume, Labels: map[string]string{enginev1alpha1.LabelRun: string(run.UID)}},
-						Spec:       enginev1alpha1.VolumeUploadSpec{Node: "node-1", Volume: volume, Pod: enginev1alpha1.PodReference{Namespace: "shop"}},
-						Status:     enginev1alpha1.VolumeUploadStatus{Phase: phase},
-					})
+					record := newUpload(volume, run, "shop")
+					record.Status.Phase = phase
+					h.Create(record)
 				}
 				h.stubborn = true
 				h.start(1)
@@ -288,11 +286,11 @@ func TestAnAbsentAgentIsTold(t *testing.T) {
 		b := &backupOf{volumes: []string{"data", "logs"}}
 		h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
 		h.start(1)
-		h.announced()
+		h.Told()
 		h.agents.leave("node-1")
 		time.Sleep(agentTimeout / 2)
 		synctest.Wait()
-		if told := h.announced(); len(told) != 1 || !strings.Contains(told[0], "Warning AgentAbsent The volumes on node node-1 wait for its agent, of which nothing was seen for 1m40s; they are given up after 5m0s") {
+		if told := h.Told(); len(told) != 1 || !strings.Contains(told[0], "Warning AgentAbsent The volumes on node node-1 wait for its agent, of which nothing was seen for 1m40s; they are given up after 5m0s") {
 			t.Errorf("people were told %q", told)
 		}
 	})
@@ -335,7 +333,7 @@ func TestTheProgressOfVolumesIsWrittenNowAndThen(t *testing.T) {
 		time.Sleep(time.Hour / 2) // nothing changes
 		synctest.Wait()
 		want := v1alpha1.BackupVolumesProgress{Total: 2, TotalBytes: 1000, BytesDone: 1000}
-		if got := h.run("a").Status.Volumes; got == nil || *got != want {
+		if got := h.Run("a").Status.Volumes; got == nil || *got != want {
 			t.Errorf("progress: %+v, want %+v", got, want)
 		}
 		if writes := h.writes("a"); writes < 3 || writes > 4 { // the claim, and one every 5 s of 10
@@ -350,14 +348,12 @@ func TestProgressOutlivesAConflict(t *testing.T) {
 		h := newHarness(t, &work{execute: (&backupOf{volumes: []string{"data"}}).execute}, newRun("a", ready))
 		h.start(1)
 		h.expect("a", running, false)
-		theirs := h.run("a")
+		theirs := h.Run("a")
 		theirs.Annotations = map[string]string{"note": "mine"}
-		if _, err := h.EngineV1alpha1().BackupRuns(system).Update(t.Context(), theirs, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		h.Update(theirs)
 		time.Sleep(3 * progressInterval)
 		synctest.Wait()
-		if got := h.run("a"); got.Status.Volumes == nil || got.Annotations["note"] != "mine" {
+		if got := h.Run("a"); got.Status.Volumes == nil || got.Annotations["note"] != "mine" {
 			t.Errorf("progress %v, annotations %v", got.Status.Volumes, got.Annotations)
 		}
 		h.report("data", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
@@ -366,55 +362,31 @@ func TestProgressOutlivesAConflict(t *testing.T) {
 }
 
 func TestAVolumeThatCannotBeHandedOver(t *testing.T) {
-	t.Run("refused", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			b := &backupOf{volumes: []string{"data"}}
-			h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
-			h.Fault(func(action clienttesting.Action) enginetest.Fault {
-				if action.Matches("create", "volumeuploads") {
-					return enginetest.Fault{Err: errBroken}
-				}
-				return enginetest.Fault{}
-			})
-			h.start(1)
-			h.expect("a", v1alpha1.BackupPhasePartiallyFailed, true)
-			if !errors.Is(b.err, errBroken) || !strings.Contains(b.err.Error(), "volume data of pod shop/web") {
-				t.Errorf("Submit: %v", b.err)
+	type how struct {
+		resource string
+		lost     bool
+	}
+	enginetest.Each(t, map[string]how{
+		"refused":                             {resource: "volumeuploads"},
+		"handed over, but the answer is lost": {resource: "volumeuploads", lost: true},
+		"without a repository":                {resource: "volumerepositories"},
+	}, func(t *testing.T, c how) {
+		b := &backupOf{volumes: []string{"data"}}
+		h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if action.Matches("create", c.resource) {
+				return enginetest.Fault{Err: errBroken, Lost: c.lost}
 			}
+			return enginetest.Fault{}
 		})
-	})
-	t.Run("handed over, but the answer is lost", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			h := newHarness(t, &work{execute: (&backupOf{volumes: []string{"data"}}).execute}, newRun("a", ready))
-			h.Fault(func(action clienttesting.Action) enginetest.Fault {
-				if action.Matches("create", "volumeuploads") {
-					return enginetest.Fault{Err: errBroken, Lost: true}
-				}
-				return enginetest.Fault{}
-			})
-			h.start(1)
-			h.expect("a", v1alpha1.BackupPhasePartiallyFailed, true)
-			if left := h.uploads(); len(left) != 0 {
-				t.Errorf("an upload goes on after the end of its backup: %v", left)
-			}
-		})
-	})
-	t.Run("without a repository", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			b := &backupOf{volumes: []string{"data"}}
-			h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
-			h.Fault(func(action clienttesting.Action) enginetest.Fault {
-				if action.Matches("create", "volumerepositories") {
-					return enginetest.Fault{Err: errBroken}
-				}
-				return enginetest.Fault{}
-			})
-			h.start(1)
-			h.expect("a", v1alpha1.BackupPhasePartiallyFailed, true)
-			if !errors.Is(b.err, errBroken) || len(h.Writes("volumeuploads")) != 0 {
-				t.Errorf("Submit: %v, writes %v", b.err, h.Writes("volumeuploads"))
-			}
-		})
+		h.start(1)
+		h.expect("a", v1alpha1.BackupPhasePartiallyFailed, true)
+		if !errors.Is(b.err, errBroken) || c.resource == "volumeuploads" && !strings.Contains(b.err.Error(), "volume data of pod shop/web") {
+			t.Errorf("Submit: %v", b.err)
+		}
+		if left := h.uploads(); len(left) != 0 {
+			t.Errorf("an upload goes on after the end of its backup: %v", left)
+		}
 	})
 }
 

@@ -26,6 +26,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -142,6 +143,45 @@ func (c *Cluster) Fault(decide func(clienttesting.Action) Fault) {
 	c.reacting.Lock()
 	defer c.reacting.Unlock()
 	c.fault = decide
+}
+
+// FaultRuns is a Fault of the writes of some runs.
+func (c *Cluster) FaultRuns(fault Fault, which func(*enginev1alpha1.BackupRun) bool) {
+	c.Fault(func(action clienttesting.Action) Fault {
+		if run := Written(action); run != nil && which(run) {
+			return fault
+		}
+		return Fault{}
+	})
+}
+
+// Written is the run that an action writes, or nil.
+func Written(action clienttesting.Action) *enginev1alpha1.BackupRun {
+	update, ok := action.(clienttesting.UpdateActionImpl)
+	if !ok {
+		return nil
+	}
+	run, _ := update.GetObject().(*enginev1alpha1.BackupRun)
+	return run
+}
+
+// Meanwhile has somebody else change an object before the request is carried out that
+// Fault is asked about.
+func (c *Cluster) Meanwhile(obj runtime.Object) {
+	s, gvr := &server{Cluster: c, tracker: c.Tracker()}, schema.GroupVersionResource{}
+	if _, ok := obj.(*corev1.ConfigMap); ok {
+		s.tracker, gvr = c.Kube.Tracker(), corev1.SchemeGroupVersion.WithResource("configmaps")
+	} else {
+		gvr, _ = meta.UnsafeGuessKindToResource(kindOf(obj))
+	}
+	accessor, err := meta.Accessor(obj)
+	if err == nil {
+		accessor.SetResourceVersion("")
+		_, err = s.update(clienttesting.NewUpdateAction(gvr, accessor.GetNamespace(), obj))
+	}
+	if err != nil {
+		panic(err)
+	}
 }
 
 // Observe shows seen each change of an object at the moment it is made, one at a

@@ -5,51 +5,129 @@ package enginetest
 
 import (
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// LedgerObject is the ConfigMap of the ledger, which must exist.
-func (c *Cluster) LedgerObject(t *testing.T, namespace string) *corev1.ConfigMap {
-	t.Helper()
-	ledger, err := c.Kube.CoreV1().ConfigMaps(namespace).Get(t.Context(), records.LedgerName, metav1.GetOptions{})
+// System is the system namespace.
+const System = "holdfast"
+
+// Queue is a cluster with a ledger, for one test of the queue or of the executors.
+type Queue struct {
+	*testing.T
+	*Cluster
+	// Events has room for those of a test.
+	Events *events.FakeRecorder
+}
+
+// NewQueue returns a Queue whose ledger is empty.
+func NewQueue(t *testing.T) *Queue {
+	q := &Queue{T: t, Cluster: New(), Events: events.NewFakeRecorder(10_000)}
+	q.WriteLedger()
+	return q
+}
+
+// Run reads a run.
+func (q *Queue) Run(name string) *enginev1alpha1.BackupRun {
+	q.Helper()
+	run, err := q.EngineV1alpha1().BackupRuns(System).Get(q.Context(), name, metav1.GetOptions{})
 	if err != nil {
-		t.Fatal(err)
+		q.Fatal(err)
+	}
+	return run
+}
+
+// Update writes a run, with its status, as somebody else does.
+func (q *Queue) Update(run *enginev1alpha1.BackupRun) {
+	q.Helper()
+	if _, err := q.EngineV1alpha1().BackupRuns(System).Update(q.Context(), run, metav1.UpdateOptions{}); err != nil {
+		q.Fatal(err)
+	}
+}
+
+// Cancel asks for runs to be cancelled, as the API server does.
+func (q *Queue) Cancel(names ...string) {
+	q.Helper()
+	for _, name := range names {
+		run := q.Run(name)
+		run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}, Timestamp: metav1.Now()}
+		q.Update(run)
+	}
+}
+
+// Remove deletes a record by hand.
+func (q *Queue) Remove(name string) {
+	q.Helper()
+	if err := q.EngineV1alpha1().BackupRuns(System).Delete(q.Context(), name, metav1.DeleteOptions{}); err != nil {
+		q.Fatal(err)
+	}
+}
+
+// LedgerObject is the ConfigMap of the ledger, which must exist.
+func (q *Queue) LedgerObject() *corev1.ConfigMap {
+	q.Helper()
+	ledger, err := q.Kube.CoreV1().ConfigMaps(System).Get(q.Context(), records.LedgerName, metav1.GetOptions{})
+	if err != nil {
+		q.Fatal(err)
 	}
 	return ledger
 }
 
 // Ledger are the entries of the ledger, which must be readable.
-func (c *Cluster) Ledger(t *testing.T, namespace string) []records.Start {
-	t.Helper()
-	starts, err := records.Ledger(c.LedgerObject(t, namespace))
+func (q *Queue) Ledger() []records.Start {
+	q.Helper()
+	starts, err := records.Ledger(q.LedgerObject())
 	if err != nil {
-		t.Fatal(err)
+		q.Fatal(err)
 	}
 	return starts
 }
 
 // WriteLedger replaces the entries of the ledger, and makes it if there is none.
-func (c *Cluster) WriteLedger(t *testing.T, namespace string, starts ...records.Start) {
-	t.Helper()
-	configMaps := c.Kube.CoreV1().ConfigMaps(namespace)
-	ledger, err := configMaps.Get(t.Context(), records.LedgerName, metav1.GetOptions{})
+func (q *Queue) WriteLedger(starts ...records.Start) {
+	q.Helper()
+	configMaps := q.Kube.CoreV1().ConfigMaps(System)
+	ledger, err := configMaps.Get(q.Context(), records.LedgerName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		ledger, err = configMaps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.LedgerName}}, metav1.CreateOptions{})
+		ledger, err = configMaps.Create(q.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.LedgerName}}, metav1.CreateOptions{})
+	}
+	if err == nil {
+		ledger, err = records.WithLedger(ledger, starts)
+	}
+	if err == nil {
+		_, err = configMaps.Update(q.Context(), ledger, metav1.UpdateOptions{})
 	}
 	if err != nil {
-		t.Fatal(err)
+		q.Fatal(err)
 	}
-	if ledger, err = records.WithLedger(ledger, starts); err != nil {
-		t.Fatal(err)
+}
+
+// AtOnce reports an error when time had to pass for something.
+func (q *Queue) AtOnce(since time.Time) {
+	q.Helper()
+	if waited := time.Since(since); waited != 0 {
+		q.Errorf("it took %s, and not an event", waited)
 	}
-	if _, err = configMaps.Update(t.Context(), ledger, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
+}
+
+// Told returns the events that were recorded so far, and forgets them.
+func (q *Queue) Told() []string {
+	synctest.Wait()
+	return Told(q.Events)
+}
+
+// Each tells a story for each case, in a bubble of its own.
+func Each[C any](t *testing.T, cases map[string]C, tell func(*testing.T, C)) {
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { tell(t, c) }) })
 	}
 }
 

@@ -81,8 +81,9 @@ type world struct {
 	faults float64
 }
 
-// Pitfalls 6 and 10: whoever believes to lead, no two runs overlap, none is executed
-// twice, and no write replaces what another one has written meanwhile.
+// Pitfalls 6, 10 and 12: whoever believes to lead, and however old what it sees is, no two
+// runs overlap, none is executed twice, and no write replaces what another one has written
+// meanwhile.
 func TestSimulation(t *testing.T) {
 	if *seed == 0 {
 		*seed = rand.Uint64()
