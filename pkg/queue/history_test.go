@@ -157,10 +157,10 @@ func (h *history) actions() map[string]func(*rapid.T) {
 			h.pick(t, func(r Run) bool { return r.Phase == v1alpha1.BackupPhaseInProgress }).Phase = "WaitingForPluginOperations"
 		},
 		"finish": func(t *rapid.T) {
-			h.pick(t, func(r Run) bool { return r.usesSlot() || r.Phase == "WaitingForPluginOperations" }).Phase = v1alpha1.BackupPhaseCompleted
+			h.pick(t, func(r Run) bool { return naiveSlot(r) || r.Phase == "WaitingForPluginOperations" }).Phase = v1alpha1.BackupPhaseCompleted
 		},
 		"cancel": func(t *rapid.T) {
-			r := h.pick(t, func(r Run) bool { return r.isNew() || r.isQueued() || r.usesSlot() })
+			r := h.pick(t, func(r Run) bool { return rankOf(&r) < ranks })
 			r.Cancelled = true
 		},
 		"remove a record": func(t *rapid.T) {
@@ -199,7 +199,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 func (h *history) checkNoOverlap(t *rapid.T) {
 	for _, a := range h.snapshot.Runs {
 		for _, b := range h.snapshot.Runs {
-			if a.UID != b.UID && a.usesSlot() && b.usesSlot() && h.snapshot.overlap(a, b) {
+			if a.UID != b.UID && naiveSlot(a) && naiveSlot(b) && h.snapshot.overlap(a, b) {
 				t.Fatalf("%s and %s overlap, and both use a slot", a.UID, b.UID)
 			}
 		}
@@ -234,10 +234,10 @@ func (h *history) drain(t *rapid.T) {
 		plan := h.plan(t)
 		h.checkNotOvertaking(t, plan.Start)
 		apply(&h.snapshot, plan, h.now)
-		if i := slices.IndexFunc(h.snapshot.Runs, func(r Run) bool { return r.usesSlot() }); i >= 0 {
+		if i := slices.IndexFunc(h.snapshot.Runs, naiveSlot); i >= 0 {
 			h.snapshot.Runs[i].Phase = v1alpha1.BackupPhaseCompleted
 		}
-		if !slices.ContainsFunc(h.snapshot.Runs[:now], func(r Run) bool { return r.isNew() || r.isQueued() || r.usesSlot() }) {
+		if !slices.ContainsFunc(h.snapshot.Runs[:now], func(r Run) bool { return rankOf(&r) < ranks }) {
 			return
 		}
 		h.create(t)

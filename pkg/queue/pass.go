@@ -58,32 +58,6 @@ type member struct {
 	reason v1alpha1.QueueReason
 }
 
-// rank is the first thing that the line is ordered by.
-type rank int
-
-const (
-	rankRunning rank = iota
-	rankReady
-	rankQueued
-	rankNew // after the line
-	ranks
-)
-
-// rankOf is false for a run that the queue has nothing to do with.
-func rankOf(r *Run) (rank, bool) {
-	switch {
-	case r.usesSlot() && r.State() == v1alpha1.QueueStateReady:
-		return rankReady, true
-	case r.usesSlot():
-		return rankRunning, true
-	case r.isQueued():
-		return rankQueued, true
-	case r.isNew():
-		return rankNew, true
-	}
-	return 0, false
-}
-
 // compare is the order of members: running, ready and queued, each by tickets, and
 // then the New ones in the order in which they get theirs.
 func compare(a, b *member) int {

@@ -92,10 +92,10 @@ func (p *Planner) Remember(ticket int64) { p.lastTicket = max(p.lastTicket, tick
 // and reports whether the queue may be another one by that.
 func (p *Planner) Update(run Run) bool {
 	p.Remember(run.Ticket)
-	rank, concerned := rankOf(&run)
+	rank := rankOf(&run)
 	m := p.runs[run.UID]
 	switch {
-	case !concerned:
+	case rank == ranks:
 		return p.Remove(run.UID)
 	case m != nil && m.Run == run:
 		return false

@@ -53,6 +53,35 @@ type Run struct {
 	ClusterScoped bool
 }
 
+// rank is the part of the line that a run stands in, which is ordered by it first.
+type rank int
+
+const (
+	// Those that use a slot: they count towards the limit, and block whatever overlaps them.
+	rankRunning rank = iota
+	rankReady
+	// Those that have a place in the queue.
+	rankQueued
+	// Those that are to get a ticket.
+	rankNew
+	// The queue has nothing to do with the others.
+	ranks
+)
+
+func rankOf(r *Run) rank {
+	switch {
+	case r.Phase == v1alpha1.BackupPhaseInProgress:
+		return rankRunning
+	case r.Phase == v1alpha1.BackupPhaseReadyToStart:
+		return rankReady
+	case r.Phase == v1alpha1.BackupPhaseQueued && !r.Cancelled:
+		return rankQueued
+	case (r.Phase == v1alpha1.BackupPhaseNew || r.Phase == "") && !r.Cancelled:
+		return rankNew
+	}
+	return ranks
+}
+
 // State is how the queue shows a run that it concerns.
 func (r *Run) State() v1alpha1.QueueState {
 	switch r.Phase {
@@ -73,24 +102,6 @@ func (r *Run) WaitingSince() time.Time {
 		return r.CreatedAt
 	}
 	return r.QueuedAt
-}
-
-// usesSlot says whether the run counts towards the limit and blocks whatever
-// overlaps it.
-func (r *Run) usesSlot() bool {
-	switch r.Phase {
-	case v1alpha1.BackupPhaseReadyToStart, v1alpha1.BackupPhaseInProgress:
-		return true
-	}
-	return false
-}
-
-// isQueued says whether the run has a place in the queue.
-func (r *Run) isQueued() bool { return r.Phase == v1alpha1.BackupPhaseQueued && !r.Cancelled }
-
-// isNew says whether the run is to get a ticket.
-func (r *Run) isNew() bool {
-	return (r.Phase == v1alpha1.BackupPhaseNew || r.Phase == "") && !r.Cancelled
 }
 
 // overlaps says whether the two may not run together.

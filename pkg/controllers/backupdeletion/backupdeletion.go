@@ -29,8 +29,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -142,16 +140,9 @@ func (c *Controller) enqueue(obj any) {
 // enqueueLocation wakes the deletions that may have waited for a location.
 func (c *Controller) enqueueLocation(obj any) {
 	location := obj.(*enginev1alpha1.StorageLocation).Name
-	runs, err := c.runLister.List(labels.Everything())
-	if err != nil {
-		utilruntime.HandleError(err)
-		return
-	}
-	for _, run := range runs {
-		if run.Spec.Backup.StorageLocation == location && removable(run) {
-			c.queue.Soon(run.Name)
-		}
-	}
+	loop.Wake(c.queue, c.runLister, func(run *enginev1alpha1.BackupRun) bool {
+		return run.Spec.Backup.StorageLocation == location && removable(run)
+	})
 }
 
 // sync removes a backup, or says why it can't. An error means that it is worth

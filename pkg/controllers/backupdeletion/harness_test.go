@@ -251,6 +251,17 @@ func (w *world) read(key string) []byte {
 	return content
 }
 
+func (w *world) put(key, content string) {
+	w.Helper()
+	must(w, w.faulty.Put(w.Context(), key, []byte(content)))
+}
+
+// remove removes what lies at a path of the store, whatever it is.
+func (w *world) remove(path string) {
+	w.Helper()
+	must(w, os.RemoveAll(filepath.Join(w.folder, path)))
+}
+
 // sideFiles of the backups that writeBackup writes, apart from the list of volumes, the
 // copy of the metadata and the owner.
 func sideFiles(storeName string) []string {

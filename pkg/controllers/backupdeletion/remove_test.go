@@ -176,61 +176,6 @@ func TestRecordSurvives(t *testing.T) {
 	}
 }
 
-// TestCreatedForDeletion removes a backup whose own run is gone: its uid is that of
-// the request.
-func TestCreatedForDeletion(t *testing.T) {
-	w := newWorld(t, t.TempDir())
-	writeBackup(t, w.faulty, "going", "uid-in-the-store")
-	run := completed("going")
-	run.Status = enginev1alpha1.BackupRunStatus{}
-	run.Spec.Deletion.Stored = &enginev1alpha1.StoredBackup{UID: "uid-in-the-store", CreationTimestamp: instant}
-	w.Create(run)
-	w.start()
-	w.waitGone("going")
-	if left := w.keys("going"); len(left) != 0 {
-		t.Errorf("there are still %q", left)
-	}
-}
-
-// TestOtherBackups: what belongs to another backup is not touched, whatever the
-// record says.
-func TestOtherBackups(t *testing.T) {
-	unstored := func(run *enginev1alpha1.BackupRun) {
-		run.Status.Phase, run.Status.Stored = v1alpha1.BackupPhaseFailed, false
-	}
-	cases := map[string]struct {
-		change func(*enginev1alpha1.BackupRun)
-		reason string // part of what is said, or empty when the record goes
-	}{
-		"stored": {func(*enginev1alpha1.BackupRun) {}, "the uid namesake instead of uid-of-a"},
-		"created for a deletion": {func(run *enginev1alpha1.BackupRun) {
-			run.Status = enginev1alpha1.BackupRunStatus{}
-			run.Spec.Deletion.Stored = &enginev1alpha1.StoredBackup{UID: "the one before"}
-		}, "the uid namesake instead of the one before"},
-		"failed without being stored": {unstored, ""},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, t.TempDir())
-			writeBackup(t, w.faulty, "a", "namesake")
-			w.faulty.Reset()
-			run := completed("a")
-			c.change(run)
-			w.Create(run)
-			w.start()
-			if c.reason == "" {
-				w.waitGone("a")
-			} else if reason := w.waitReason("a"); !strings.Contains(reason, c.reason) {
-				t.Errorf("the status says %q, want %q", reason, c.reason)
-			}
-			w.expectWhole("a")
-			if n := w.faulty.Count(storetest.Delete); n != 0 {
-				t.Errorf("%d removals from the store", n)
-			}
-		})
-	}
-}
-
 // TestNeverStarted: a run that ended before it began has nothing in the store, and
 // the store is not needed. A folder of its name is of another cluster's backup that
 // is being written.
@@ -250,141 +195,189 @@ func TestNeverStarted(t *testing.T) {
 	}
 }
 
-// TestUnfinishedNamesake: a folder without metadata, whose list names another
-// backup, is somebody else's.
-func TestUnfinishedNamesake(t *testing.T) {
-	w := newWorld(t, t.TempDir())
-	writeBackup(t, w.faulty, "a", "namesake", "its-snapshot")
-	for _, key := range []string{format.MetadataKey("a"), format.OwnerKey("a")} {
-		object, err := w.faulty.Attributes(t.Context(), key)
-		must(t, err)
-		must(t, w.faulty.Delete(t.Context(), object))
-	}
-	w.Create(completed("a"))
-	w.start()
-	if reason := w.waitReason("a"); !strings.Contains(reason, "lists volumes of another backup, with the uid namesake") {
-		t.Errorf("the status says %q", reason)
-	}
-	if got, want := len(w.keys("a")), len(sideFiles("a"))+2; got != want {
-		t.Errorf("%d objects are left, want %d", got, want)
-	}
+// deletionCase is a deletion, of the backup "a" unless it is of those in the template.
+type deletionCase struct {
+	prepare func(w *world, run *enginev1alpha1.BackupRun)
+	// of is a backup in the store of the template. Optional.
+	of string
+	// left are so many objects of the folder that the deletion leaves.
+	left int
+	// says is why it waits, and not what it must not say.
+	says, not string
 }
 
-// TestLeftovers: of a run that failed before it was stored, the parts go.
-func TestLeftovers(t *testing.T) {
-	w := newWorld(t, t.TempDir())
-	must(t, w.faulty.Put(t.Context(), format.TarballKey("a"), []byte("a part")))
-	must(t, os.WriteFile(filepath.Join(w.folder, "backups/a/.holdfast-x.tmp"), []byte("unfinished"), 0o600))
-	run := completed("a")
-	run.Status.Phase, run.Status.Stored = v1alpha1.BackupPhaseFailed, false
+// start begins the deletion, and returns what lies in the folder before.
+func (c *deletionCase) start(t *testing.T) (w *world, name string, before []string) {
+	t.Helper()
+	if name = c.of; name == "" {
+		name, w = "a", newWorld(t, t.TempDir())
+	} else {
+		w = newVolumeWorld(t)
+	}
+	run := completed(name)
+	c.prepare(w, run)
+	w.faulty.Reset()
+	before = w.keys(name)
 	w.Create(run)
 	w.start()
-	w.waitGone("a")
-	if left := w.keys("a"); len(left) != 0 {
-		t.Errorf("there are still %q", left)
-	}
+	return w, name, before
 }
 
-// TestLeftoverSnapshots: no list names them, but the record says where they are.
-func TestLeftoverSnapshots(t *testing.T) {
-	w := newVolumeWorld(t)
-	writeBackup(t, w.faulty, "failed", uidOf("failed"))
-	run := completed("failed")
-	run.Status.Phase, run.Status.LeftoverSnapshots = v1alpha1.BackupPhaseFailed, []string{app, "without-a-repository"}
-	w.Create(run)
-	w.start()
-	w.waitGone("failed")
-	w.expectSnapshots(map[string]bool{template.unlisted: false, template.going: true, template.staying: true})
+// unstored has failed before there was anything in the store but snapshots.
+func unstored(run *enginev1alpha1.BackupRun, snapshots ...string) {
+	run.Status.Phase, run.Status.Stored, run.Status.LeftoverSnapshots = v1alpha1.BackupPhaseFailed, false, snapshots
 }
 
-// TestLeftoverSnapshotsOfATakenName: the folder is another backup's, and stays.
-func TestLeftoverSnapshotsOfATakenName(t *testing.T) {
-	w := newVolumeWorld(t)
-	writeBackup(t, w.faulty, "failed", "uid-of-another")
-	run := completed("failed")
-	run.Status.Phase, run.Status.Stored, run.Status.LeftoverSnapshots = v1alpha1.BackupPhaseFailedValidation, false, []string{app}
-	w.Create(run)
-	w.start()
-	w.waitGone("failed")
-	w.expectWhole("failed")
-	w.expectSnapshots(map[string]bool{template.unlisted: false, template.going: true, template.staying: true})
+// createdFor stands for a backup whose own run is gone: its uid is that of the request.
+func createdFor(run *enginev1alpha1.BackupRun, uid types.UID) {
+	run.Status = enginev1alpha1.BackupRunStatus{}
+	run.Spec.Deletion.Stored = &enginev1alpha1.StoredBackup{UID: uid, CreationTimestamp: instant}
 }
 
-// TestLeftoverSnapshotsThatStay: the record of a backup whose name was taken is all that
-// tells of its snapshots, so it stays until they are gone.
-func TestLeftoverSnapshotsThatStay(t *testing.T) {
-	w := newVolumeWorld(t)
-	w.removeKey()
-	writeBackup(t, w.faulty, "failed", "uid-of-another")
-	run := completed("failed")
-	run.Status.Phase, run.Status.Stored, run.Status.LeftoverSnapshots = v1alpha1.BackupPhaseFailedValidation, false, []string{app}
-	w.Create(run)
-	w.start()
-	if reason := w.waitReason("failed"); !strings.Contains(reason, "key is missing") {
-		t.Errorf("the status says %q", reason)
-	}
-}
-
-// TestUnlistedSnapshots: a volume that was not uploaded in time may have been later.
-func TestUnlistedSnapshots(t *testing.T) {
-	w := newVolumeWorld(t)
-	writeBackup(t, w.faulty, "failed", uidOf("failed"))
-	backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "failed", UID: uidOf("failed")}}
-	writeVolumes(t, w.faulty, "failed", format.NewPodVolumeBackup(backup, "failed", format.Volume{
-		Pod: enginev1alpha1.PodReference{Namespace: app, Name: "web-0"}, Name: "data",
-		Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed},
-	}))
-	run := completed("failed")
-	run.Status.Phase = v1alpha1.BackupPhasePartiallyFailed
-	w.Create(run)
-	w.start()
-	w.waitGone("failed")
-	w.expectSnapshots(map[string]bool{template.unlisted: false, template.going: true, template.staying: true})
-}
-
-// TestUncertain: what can't be read is not removed.
-func TestUncertain(t *testing.T) {
-	for name, c := range map[string]struct{ key, content, reason string }{
-		"metadata": {format.MetadataKey("a"), "{", "so nothing is removed"},
-		"unfinished": {format.MetadataKey("a"), `{"apiVersion":"velero.io/v1","kind":"Backup","metadata":{"name":"a","uid":"uid-of-a"},"status":{"phase":"InProgress"}}`,
-			"the backup is not finished"},
-		"owner":           {format.OwnerKey("a"), "<html>", "so nothing is removed"},
-		"list of volumes": {format.PodVolumeBackupsKey("a"), "not gzip", "remove that object by hand"},
+// TestWhatIsRemoved: what is the backup's goes, and nothing else.
+func TestWhatIsRemoved(t *testing.T) {
+	for name, c := range map[string]deletionCase{
+		"what its request names": {prepare: func(w *world, run *enginev1alpha1.BackupRun) {
+			writeBackup(w, w.faulty, "a", "uid-in-the-store")
+			createdFor(run, "uid-in-the-store")
+		}},
+		"the parts of what was not stored": {prepare: func(w *world, run *enginev1alpha1.BackupRun) {
+			w.put(format.TarballKey("a"), "a part")
+			must(w, os.WriteFile(filepath.Join(w.folder, "backups/a/.holdfast-x.tmp"), []byte("unfinished"), 0o600))
+			unstored(run)
+		}},
+		"nothing of a namesake": {prepare: func(w *world, run *enginev1alpha1.BackupRun) {
+			writeBackup(w, w.faulty, "a", "namesake")
+			unstored(run)
+		}, left: len(sideFiles("a")) + 4},
+		// A process that slept while its backup was ended, and deleted, has written the
+		// metadata into the folder of the next one.
+		"late metadata": {prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
+			writeBackup(w, w.faulty, "a", uidOf("a"))
+			w.remove(format.OwnerKey("a"))
+			writeOwner(w, w.faulty, "a", "the next one")
+		}, left: len(sideFiles("a")) + 3},
+		"without the data of other uploaders": {prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
+			writeBackup(w, w.faulty, "a", uidOf("a"))
+			volume := format.PodVolumeBackup{
+				Spec:   format.PodVolumeBackupSpec{UploaderType: "restic"},
+				Status: format.PodVolumeBackupStatus{SnapshotID: "of restic"},
+			}
+			volume.Spec.Pod.Namespace = app
+			writeVolumes(w, w.faulty, "a", volume)
+		}},
+		"snapshots that only the record tells of": {of: "failed", prepare: func(w *world, run *enginev1alpha1.BackupRun) {
+			writeBackup(w, w.faulty, "failed", uidOf("failed"))
+			run.Status.LeftoverSnapshots = []string{app, "without-a-repository"}
+		}},
+		"snapshots, and not the folder of a namesake": {of: "failed", prepare: func(w *world, run *enginev1alpha1.BackupRun) {
+			writeBackup(w, w.faulty, "failed", "namesake")
+			unstored(run, app)
+		}, left: len(sideFiles("failed")) + 4},
+		// It was not uploaded in time, and perhaps later.
+		"the snapshot of a volume that is listed without one": {of: "failed", prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
+			writeBackup(w, w.faulty, "failed", uidOf("failed"), "")
+		}},
+		"all when the repository is gone": {of: "going", prepare: func(w *world, _ *enginev1alpha1.BackupRun) { w.remove("kopia") }},
+		"all when the repository and its key are gone": {of: "going", prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
+			w.remove("kopia")
+			w.removeKey()
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, t.TempDir())
-			writeBackup(t, w.faulty, "a", uidOf("a"), "its-snapshot")
-			must(t, w.faulty.Put(t.Context(), c.key, []byte(c.content)))
-			w.Create(completed("a"))
-			w.start()
-			if reason := w.waitReason("a"); !strings.Contains(reason, c.reason) {
-				t.Errorf("the status says %q, want %q", reason, c.reason)
+			w, name, before := c.start(t)
+			w.waitGone(name)
+			left := w.keys(name)
+			if len(left) != c.left || c.left == len(before) && w.faulty.Count(storetest.Delete) > 0 {
+				t.Errorf("left are %q, want %d", left, c.left)
 			}
-			w.expectWhole("a")
+			if slices.Contains(left, format.MetadataKey(name)) != (c.left == len(before)) {
+				t.Errorf("the metadata is with %q", left)
+			}
+			if c.of == "failed" {
+				w.expectSnapshots(map[string]bool{template.unlisted: false, template.going: true, template.staying: true})
+			}
 		})
 	}
 }
 
-// TestStoreAwayFromTheList: only a list that is bad may be given up by hand, and no list
-// that can't be fetched.
-func TestStoreAwayFromTheList(t *testing.T) {
-	for name, fault := range map[string]storetest.Fault{
-		"denied":      {Err: store.ErrDenied},
-		"unavailable": {Err: store.ErrUnavailable},
-		"cut off":     {Err: store.ErrUnavailable, Truncate: true, After: 20},
+// TestWhatIsKept: a deletion that can't go on removes nothing, and says why.
+func TestWhatIsKept(t *testing.T) {
+	stored := func(change func(w *world)) func(*world, *enginev1alpha1.BackupRun) {
+		return func(w *world, _ *enginev1alpha1.BackupRun) {
+			writeBackup(w, w.faulty, "a", uidOf("a"), "its-snapshot")
+			change(w)
+		}
+	}
+	holding := func(key, content string) func(*world, *enginev1alpha1.BackupRun) {
+		return stored(func(w *world) { w.put(key, content) })
+	}
+	withoutList := func(fault storetest.Fault) func(*world, *enginev1alpha1.BackupRun) {
+		fault.Operation, fault.Key = storetest.Get, format.PodVolumeBackupsKey("a")
+		return stored(func(w *world) { w.faulty.Inject(fault) })
+	}
+	beneath := func(change func(w *world)) func(*world, *enginev1alpha1.BackupRun) {
+		return func(w *world, _ *enginev1alpha1.BackupRun) {
+			w.replaceMetadata("going")
+			change(w)
+		}
+	}
+	const giveUp = "by removing the BackupRun going"
+	for name, c := range map[string]deletionCase{
+		"another backup": {prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
+			writeBackup(w, w.faulty, "a", "namesake")
+		}, says: "the uid namesake instead of uid-of-a"},
+		"another backup than the request names": {prepare: func(w *world, run *enginev1alpha1.BackupRun) {
+			writeBackup(w, w.faulty, "a", "namesake")
+			createdFor(run, "the one before")
+		}, says: "the uid namesake instead of the one before"},
+		"another backup, by its list": {prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
+			writeBackup(w, w.faulty, "a", "namesake", "its-snapshot")
+			w.remove(format.MetadataKey("a"))
+			w.remove(format.OwnerKey("a"))
+		}, says: "lists volumes of another backup, with the uid namesake"},
+
+		"unreadable metadata": {prepare: holding(format.MetadataKey("a"), "{"), says: "so nothing is removed"},
+		"unfinished metadata": {prepare: holding(format.MetadataKey("a"), `{"apiVersion":"velero.io/v1","kind":"Backup","metadata":{"name":"a","uid":"uid-of-a"},"status":{"phase":"InProgress"}}`),
+			says: "the backup is not finished"},
+		"unreadable owner": {prepare: holding(format.OwnerKey("a"), "<html>"), says: "so nothing is removed"},
+		"unreadable list":  {prepare: holding(format.PodVolumeBackupsKey("a"), "not gzip"), says: "remove that object by hand"},
+		// Only a list that is bad may be given up by hand, and no list that can't be fetched.
+		"a list that is denied": {prepare: withoutList(storetest.Fault{Err: store.ErrDenied}), says: store.ErrDenied.Error(), not: "by hand"},
+		"a list that is away":   {prepare: withoutList(storetest.Fault{Err: store.ErrUnavailable}), says: store.ErrUnavailable.Error(), not: "by hand"},
+		"a list that is cut off": {prepare: withoutList(storetest.Fault{Err: store.ErrUnavailable, Truncate: true, After: 20}),
+			says: store.ErrUnavailable.Error(), not: "by hand"},
+
+		"a wrong key": {of: "going", prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
+			w.removeKey()
+			w.addKey(repository.NewKey())
+		}, says: "the key in the Secret app.default.key in holdfast-repositories does not open it"},
+		"a damaged repository": {of: "going", prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
+			w.remove("kopia/app/kopia.repository.f")
+		}, says: "lost its format blob"},
+		// The record of a backup whose name was taken is all that tells of its snapshots.
+		"a record that tells of snapshots": {of: "failed", prepare: func(w *world, run *enginev1alpha1.BackupRun) {
+			w.removeKey()
+			writeBackup(w, w.faulty, "failed", "namesake")
+			unstored(run, app)
+		}, says: "key is missing"},
+
+		// Of a backup whose metadata Velero has replaced.
+		"a tarball that was replaced, too": {of: "going", prepare: beneath(func(w *world) { w.put(format.TarballKey("going"), "longer than it was") }), says: giveUp},
+		"what no copy names":               {of: "going", prepare: beneath(func(w *world) { w.put(format.CopyKey("going"), "{") }), says: giveUp},
+		"what another one owns": {of: "going", prepare: beneath(func(w *world) {
+			w.remove(format.OwnerKey("going"))
+			writeOwner(w, w.faulty, "going", "the next one")
+		}), says: giveUp},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, t.TempDir())
-			writeBackup(t, w.faulty, "a", uidOf("a"), "its-snapshot")
-			fault.Operation, fault.Key = storetest.Get, format.PodVolumeBackupsKey("a")
-			w.faulty.Inject(fault)
-			w.Create(completed("a"))
-			w.start()
-			if reason := w.waitReason("a"); strings.Contains(reason, "by hand") || !strings.Contains(reason, fault.Err.Error()) {
-				t.Errorf("the status says %q", reason)
+			w, name, before := c.start(t)
+			if reason := w.waitReason(name); !strings.Contains(reason, c.says) || c.not != "" && strings.Contains(reason, c.not) {
+				t.Errorf("the status says %q, want %q", reason, c.says)
 			}
-			w.faulty.Inject()
-			w.expectWhole("a")
+			if diff := cmp.Diff(before, w.keys(name)); diff != "" || w.faulty.Count(storetest.Delete) > 0 {
+				t.Errorf("%d removals (-before +now):\n%s", w.faulty.Count(storetest.Delete), diff)
+			}
 		})
 	}
 }
@@ -396,9 +389,7 @@ func TestReappears(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, t.TempDir())
 			writeBackup(t, w.faulty, "a", uid)
-			object, err := w.faulty.Attributes(t.Context(), format.OwnerKey("a"))
-			must(t, err)
-			must(t, w.faulty.Delete(t.Context(), object))
+			w.remove(format.OwnerKey("a"))
 			late := &lateStore{Faulty: w.faulty, hide: 1}
 			w.Create(completed("a"))
 			w.startWith(late)
@@ -435,23 +426,6 @@ func (s *lateStore) Attributes(ctx context.Context, key string) (store.Object, e
 
 func (s *lateStore) Close() error { return nil }
 
-// TestLateMetadata: a process that slept while its backup was ended, and deleted, has
-// written the metadata into the folder of the next one. Only that goes.
-func TestLateMetadata(t *testing.T) {
-	w := newWorld(t, t.TempDir())
-	writeBackup(t, w.faulty, "a", uidOf("a"))
-	owner, err := w.faulty.Attributes(t.Context(), format.OwnerKey("a"))
-	must(t, err)
-	must(t, w.faulty.Delete(t.Context(), owner))
-	writeOwner(t, w.faulty, "a", "the next one")
-	w.Create(completed("a"))
-	w.start()
-	w.waitGone("a")
-	if left := w.keys("a"); slices.Contains(left, format.MetadataKey("a")) || len(left) != len(sideFiles("a"))+3 {
-		t.Errorf("left are %q", left)
-	}
-}
-
 // replaceMetadata does what a Velero does that makes a backup of the same name: of the
 // backup, whose metadata names all that is there, only a copy is left.
 func (w *world) replaceMetadata(storeName string) {
@@ -487,7 +461,7 @@ func TestBeneathOthersMetadata(t *testing.T) {
 			if stopped == "" { // nothing is left but the record
 				for _, object := range w.keys("going") {
 					if object != format.MetadataKey("going") && filepath.Base(object) != "velero-more.json" {
-						must(t, os.Remove(filepath.Join(w.folder, object)))
+						w.remove(object)
 					}
 				}
 				w.start()
@@ -502,153 +476,59 @@ func TestBeneathOthersMetadata(t *testing.T) {
 			w.expectSnapshots(map[string]bool{template.going: false, template.staying: true})
 		})
 	}
-	for name, change := range map[string]func(w *world){
-		"which also replaced the tarball": func(w *world) {
-			must(w, w.faulty.Put(w.Context(), format.TarballKey("going"), []byte("longer than it was")))
-		},
-		"without a copy": func(w *world) { must(w, w.faulty.Put(w.Context(), format.CopyKey("going"), []byte("{"))) },
-		"of another owner": func(w *world) {
-			must(w, os.Remove(filepath.Join(w.folder, format.OwnerKey("going"))))
-			writeOwner(w, w.faulty, "going", "the next one")
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newVolumeWorld(t)
-			w.replaceMetadata("going")
-			change(w)
-			before := w.keys("going")
-			w.Create(completed("going"))
-			w.start()
-			if reason := w.waitReason("going"); !strings.Contains(reason, "by removing the BackupRun going") {
-				t.Errorf("the status says %q", reason)
-			}
-			if diff := cmp.Diff(before, w.keys("going")); diff != "" {
-				t.Errorf("left are (-want +got):\n%s", diff)
-			}
-			w.expectSnapshots(map[string]bool{template.going: true})
-		})
+}
+
+// TestKeyMissing: nothing is destroyed by a deletion that can't go on, and it does when it
+// can.
+func TestKeyMissing(t *testing.T) {
+	w := newVolumeWorld(t)
+	w.removeKey()
+	w.Create(completed("going"))
+	stop := w.start()
+	if reason := w.waitReason("going"); !strings.Contains(reason, "bring back the Secret app.default.key in holdfast-repositories") {
+		t.Errorf("the status says %q", reason)
 	}
+	stop()
+	w.expectWhole("going")
+	w.addKey(template.key)
+	w.start()
+	w.waitGone("going")
+	w.expectSnapshots(map[string]bool{template.going: false, template.staying: true})
 }
 
-// TestRepositories: snapshots that can't be deleted hold the deletion, unless there
-// is no repository.
-func TestRepositories(t *testing.T) {
-	t.Run("key missing", func(t *testing.T) {
-		w := newVolumeWorld(t)
-		w.removeKey()
-		w.Create(completed("going"))
-		stop := w.start()
-		if reason := w.waitReason("going"); !strings.Contains(reason, "bring back the Secret app.default.key in holdfast-repositories") {
-			t.Errorf("the status says %q", reason)
-		}
-		stop()
-		w.expectWhole("going") // nothing is destroyed by a deletion that can't go on
-		w.addKey(template.key)
-		w.start()
-		w.waitGone("going")
-		w.expectSnapshots(map[string]bool{template.going: false, template.staying: true})
-	})
-	t.Run("wrong key", func(t *testing.T) {
-		w := newVolumeWorld(t)
-		w.removeKey()
-		w.addKey(repository.NewKey())
-		w.Create(completed("going"))
-		w.start()
-		if reason := w.waitReason("going"); !strings.Contains(reason, "the key in the Secret app.default.key in holdfast-repositories does not open it") {
-			t.Errorf("the status says %q", reason)
-		}
-		w.expectWhole("going")
-	})
-	t.Run("damaged", func(t *testing.T) {
-		w := newVolumeWorld(t)
-		must(t, os.Remove(filepath.Join(w.folder, "kopia/app/kopia.repository.f")))
-		w.Create(completed("going"))
-		w.start()
-		if reason := w.waitReason("going"); !strings.Contains(reason, "lost its format blob") {
-			t.Errorf("the status says %q", reason)
-		}
-	})
-	t.Run("gone", func(t *testing.T) {
-		for _, withKey := range []bool{true, false} {
-			w := newVolumeWorld(t)
-			must(t, os.RemoveAll(filepath.Join(w.folder, "kopia")))
-			if !withKey {
-				w.removeKey()
-			}
-			w.Create(completed("going"))
-			w.start()
-			w.waitGone("going")
-			if left := w.keys("going"); len(left) != 0 {
-				t.Errorf("there are still %q", left)
-			}
-		}
-	})
-	t.Run("of other uploaders", func(t *testing.T) {
-		w := newWorld(t, t.TempDir())
-		writeBackup(t, w.faulty, "a", uidOf("a"))
-		volume := format.PodVolumeBackup{
-			Spec:   format.PodVolumeBackupSpec{UploaderType: "restic"},
-			Status: format.PodVolumeBackupStatus{SnapshotID: "of restic"},
-		}
-		volume.Spec.Pod.Namespace = app
-		writeVolumes(t, w.faulty, "a", volume)
-		w.Create(completed("a"))
-		w.start()
-		w.waitGone("a")
-	})
-}
-
-// TestRecordReplaced: once the record is gone, its name may be another backup's.
-// Whatever is being removed at that moment, nothing else is after it.
+// TestRecordReplaced: once the record is gone, its name may be another backup's, and the
+// folder. Whatever is being read or removed at that moment, nothing else is after it.
 func TestRecordReplaced(t *testing.T) {
-	for _, key := range append(sideFiles("a"), format.MetadataKey("a")) {
-		t.Run(key, func(t *testing.T) {
+	for _, at := range []step{
+		{storetest.Get, format.PodVolumeBackupsKey("a"), 0},
+		{storetest.Delete, format.MetadataKey("a"), 1},
+		{storetest.Delete, sideFiles("a")[0], 2},
+		{storetest.Delete, format.OwnerKey("a"), 1 + len(sideFiles("a")) + 3},
+	} {
+		t.Run(fmt.Sprintf("%s %s", at.operation, filepath.Base(at.key)), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, t.TempDir())
 				writeBackup(t, w.faulty, "a", uidOf("a"))
-				w.faulty.Inject(storetest.Fault{Operation: storetest.Delete, Key: key, Delay: 10 * time.Second})
+				w.faulty.Inject(storetest.Fault{Operation: at.operation, Key: at.key, Delay: 10 * time.Second})
 				w.Create(completed("a"))
 				w.start()
 				time.Sleep(5 * time.Second)
-				begun := w.faulty.Count(storetest.Delete)
+				if begun := w.faulty.Count(storetest.Delete); begun != at.nth {
+					t.Errorf("%d removals have begun", begun)
+				}
 				must(t, w.EngineV1alpha1().BackupRuns(system).Delete(t.Context(), "a", metav1.DeleteOptions{}))
+				w.remove(format.BackupPrefix("a"))
+				writeBackup(t, w.faulty, "a", "successor")
 				successor := completed("a")
 				successor.UID, successor.Spec.Deletion = "successor", nil
-				successor.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseInProgress}
 				w.Create(successor)
 				time.Sleep(time.Hour)
 				synctest.Wait()
-				if begun == 0 {
-					t.Error("the removal had not begun")
+				if removals := w.faulty.Count(storetest.Delete); removals != at.nth || w.run("a") == nil {
+					t.Errorf("%d objects were removed after the record", removals-at.nth)
 				}
-				if more := w.faulty.Count(storetest.Delete) - begun; more > 0 || w.run("a") == nil {
-					t.Errorf("%d objects were removed after the record", more)
-				}
+				w.expectWhole("a")
 			})
 		})
 	}
-}
-
-// TestMetadataReplaced: what is read first may take so long that the folder is
-// another backup's by then, whose metadata must stay.
-func TestMetadataReplaced(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, t.TempDir())
-		writeBackup(t, w.faulty, "a", uidOf("a"))
-		w.faulty.Inject(storetest.Fault{Operation: storetest.Get, Key: format.PodVolumeBackupsKey("a"), Delay: 30 * time.Second})
-		w.Create(completed("a"))
-		w.start()
-		time.Sleep(15 * time.Second)
-		must(t, w.EngineV1alpha1().BackupRuns(system).Delete(t.Context(), "a", metav1.DeleteOptions{}))
-		must(t, os.RemoveAll(filepath.Join(w.folder, format.BackupPrefix("a"))))
-		writeBackup(t, w.faulty, "a", "successor")
-		successor := completed("a")
-		successor.UID, successor.Spec.Deletion = "successor", nil
-		w.Create(successor)
-		time.Sleep(time.Hour)
-		synctest.Wait()
-		if removed := w.faulty.Count(storetest.Delete); removed > 0 {
-			t.Errorf("%d objects of the next backup were removed", removed)
-		}
-	})
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
@@ -100,6 +102,23 @@ func (l *Loop[K]) Synced() bool {
 func (l *Loop[K]) Soon(name K) {
 	l.Forget(name)
 	l.Add(name)
+}
+
+// Wake has those of the listed objects brought up to date soon that wait for something
+// which has changed.
+func Wake[T metav1.Object](l *Loop[string], lister interface {
+	List(labels.Selector) ([]T, error)
+}, waits func(T) bool) {
+	listed, err := lister.List(labels.Everything())
+	if err != nil {
+		utilruntime.HandleError(err)
+		return
+	}
+	for _, object := range listed {
+		if waits(object) {
+			l.Soon(object.GetName())
+		}
+	}
 }
 
 // Run works until ctx ends. The error of sync means that it is worth another attempt.

@@ -21,8 +21,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -126,16 +124,9 @@ func (c *Controller) enqueue(obj any) {
 // enqueueLocation wakes the repositories of a location that changed.
 func (c *Controller) enqueueLocation(obj any) {
 	location := obj.(*engine.StorageLocation).Name
-	records, err := c.lister.List(labels.Everything())
-	if err != nil {
-		utilruntime.HandleError(err)
-		return
-	}
-	for _, record := range records {
-		if record.Spec.BackupStorageLocation == location {
-			c.queue.Soon(record.Name)
-		}
-	}
+	loop.Wake(c.queue, c.lister, func(record *engine.VolumeRepository) bool {
+		return record.Spec.BackupStorageLocation == location
+	})
 }
 
 // sync prepares a repository and writes what came of it. An error means that it

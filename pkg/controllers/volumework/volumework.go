@@ -242,20 +242,10 @@ func (c *Controller[T]) enqueue(obj any) {
 
 // enqueueWaiting wakes the records that may wait for a repository.
 func (c *Controller[T]) enqueueWaiting(obj any) {
-	repository, ok := obj.(*engine.VolumeRepository)
-	if !ok {
-		return
-	}
-	records, err := c.lister.List(labels.Everything())
-	if err != nil {
-		utilruntime.HandleError(err)
-		return
-	}
-	for _, record := range records {
-		if c.kind.Target(record).Repository == repository.Name && isNew(*c.kind.Status(record).Phase) {
-			c.queue.Add(record.GetName())
-		}
-	}
+	repository := obj.(*engine.VolumeRepository).Name
+	loop.Wake(c.queue, c.lister, func(record T) bool {
+		return c.kind.Target(record).Repository == repository && isNew(*c.kind.Status(record).Phase)
+	})
 }
 
 // sync looks at a record, at the work that this process does for it, and does
