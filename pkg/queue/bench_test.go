@@ -177,10 +177,6 @@ func BenchmarkOracle(b *testing.B) {
 
 func benchOracle(b *testing.B, shape benchShape, n int) {
 	s := shape.snapshot(b, n)
-	s.Words = map[types.UID]*words{}
-	for i, r := range s.Runs {
-		s.Words[r.UID] = readWords(shape.included(i), nil)
-	}
 	p := shape.planner(b, s)
 	b.Run("plan", func(b *testing.B) {
 		b.ReportAllocs()

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
 // history is a cluster in which things happen in any order, and a planner that is
@@ -26,7 +27,7 @@ type history struct {
 	toldLocations map[string]LocationState
 	toldLimit     int
 
-	style   *rapid.Generator[*words]
+	style   *rapid.Generator[*selection.Namespaces]
 	now     time.Time
 	created int
 }
@@ -36,7 +37,6 @@ func newHistory(t *rapid.T) *history {
 		style: drawStyle(t),
 		now:   time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
-	h.snapshot.Words = map[types.UID]*words{}
 	h.snapshot.Limit = rapid.IntRange(1, 4).Draw(t, "limit")
 	h.snapshot.Locations = map[string]LocationState{"one": {Available: true}, "two": {Available: true}}
 	for range rapid.IntRange(0, 12).Draw(t, "waiting") {
@@ -49,16 +49,14 @@ func newHistory(t *rapid.T) *history {
 func (h *history) create(t *rapid.T) {
 	// Several in the same second, as a schedule or a script makes them.
 	h.now = h.now.Add(time.Duration(rapid.IntRange(0, 1).Draw(t, "seconds")) * time.Second)
-	name := fmt.Sprintf("b%02d", h.created)
+	name := fmt.Sprintf("b%03d", h.created)
 	h.created++
-	w := h.style.Draw(t, "words")
-	h.snapshot.Words[types.UID(name)] = w
 	h.snapshot.Runs = append(h.snapshot.Runs, Run{
 		UID: types.UID(name), Name: rapid.SampledFrom([]string{name, "same"}).Draw(t, "name"),
 		Namespace:     rapid.SampledFrom([]string{systemNamespace, "team-a", "team-b"}).Draw(t, "namespace"),
 		CreatedAt:     h.now,
 		Location:      rapid.SampledFrom([]string{"one", "two"}).Draw(t, "location"),
-		Selection:     w.compiled(t),
+		Selection:     h.style.Draw(t, "selection"),
 		ClusterScoped: rapid.IntRange(0, 4).Draw(t, "cluster") == 0,
 	})
 }
@@ -177,7 +175,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 		},
 		"a store goes or comes back": func(t *rapid.T) {
 			name := rapid.SampledFrom([]string{"one", "two"}).Draw(t, "location")
-			h.snapshot.Locations[name] = LocationState{Available: rapid.IntRange(0, 2).Draw(t, "up") > 0}
+			h.snapshot.Locations[name] = LocationState{Available: rapid.IntRange(0, 2).Draw(t, "up") > 0, Message: locationSecret}
 		},
 		"the limit changes": func(t *rapid.T) { h.snapshot.Limit = rapid.IntRange(1, 4).Draw(t, "limit") },
 		"restart": func(t *rapid.T) {
@@ -199,7 +197,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 func (h *history) checkNoOverlap(t *rapid.T) {
 	for _, a := range h.snapshot.Runs {
 		for _, b := range h.snapshot.Runs {
-			if a.UID != b.UID && naiveSlot(a) && naiveSlot(b) && h.snapshot.overlap(a, b) {
+			if a.UID != b.UID && naiveSlot(a) && naiveSlot(b) && naiveOverlap(a, b) {
 				t.Fatalf("%s and %s overlap, and both use a slot", a.UID, b.UID)
 			}
 		}
@@ -214,7 +212,7 @@ func (h *history) checkNotOvertaking(t *rapid.T, start []types.UID) {
 			continue
 		}
 		for _, other := range h.snapshot.Runs {
-			if other.Phase == v1alpha1.BackupPhaseQueued && !other.Cancelled && other.Ticket < r.Ticket && h.snapshot.overlap(r, other) {
+			if other.Phase == v1alpha1.BackupPhaseQueued && !other.Cancelled && other.Ticket < r.Ticket && naiveOverlap(r, other) {
 				t.Fatalf("%s overtakes %s", r.UID, other.UID)
 			}
 		}

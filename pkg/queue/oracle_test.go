@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
 // Snapshot is all that a Planner is told of, and what the oracle needs besides.
@@ -29,9 +31,6 @@ type Snapshot struct {
 	Limit int
 	// LastTicket is the greatest ticket that is remembered; 0 for nothing.
 	LastTicket int64
-
-	// Words by the uids of the runs. Only the oracle reads them.
-	Words map[types.UID]*words
 }
 
 // decide is what a new Planner says of a snapshot.
@@ -56,14 +55,15 @@ type verdict struct {
 	tickets, entries []string
 }
 
-func (s Snapshot) overlap(a, b Run) bool {
-	return s.overlapByNamespace(a, b) || a.ClusterScoped && b.ClusterScoped
+// What follows is the rules of doc.go written down one by one, with no index and
+// no thought for cost. What namespaces two selections share is tested, against other
+// oracles, where it is decided: in pkg/selection.
+
+func naiveOverlap(a, b Run) bool {
+	return naiveOverlapByNamespace(a, b) || a.ClusterScoped && b.ClusterScoped
 }
 
-func (s Snapshot) overlapByNamespace(a, b Run) bool { return s.Words[a.UID].overlap(s.Words[b.UID]) }
-
-// What follows is the rules of doc.go written down one by one, with no index and
-// no thought for cost.
+func naiveOverlapByNamespace(a, b Run) bool { return selection.Overlaps(a.Selection, b.Selection) }
 
 func naiveSlot(r Run) bool { return r.Phase == "ReadyToStart" || r.Phase == "InProgress" }
 
@@ -99,7 +99,7 @@ func naiveStarts(s Snapshot, runs []Run) (start []types.UID, started map[types.U
 			}
 			free := true
 			for j, other := range runs {
-				if i != j && (holds(other) || j < i && naiveWaits(other)) && s.overlap(r, other) {
+				if i != j && (holds(other) || j < i && naiveWaits(other)) && naiveOverlap(r, other) {
 					free = false
 					break
 				}
@@ -155,11 +155,11 @@ func naive(s Snapshot) verdict {
 		var blockers []Run
 		for j, other := range runs {
 			// What started in this plan behind r was not there when r was decided.
-			if i != j && (naiveSlot(other) || started[other.UID] && j < i) && s.overlap(r, other) {
+			if i != j && (naiveSlot(other) || started[other.UID] && j < i) && naiveOverlap(r, other) {
 				blockers = append(blockers, other)
 			}
 		}
-		byNamespace := slices.ContainsFunc(blockers, func(b Run) bool { return s.overlapByNamespace(r, b) })
+		byNamespace := slices.ContainsFunc(blockers, func(b Run) bool { return naiveOverlapByNamespace(r, b) })
 		reason := ""
 		switch {
 		case naiveHeld(s, r):
@@ -173,7 +173,7 @@ func naive(s Snapshot) verdict {
 		default:
 			reason = "ConcurrencyLimit"
 			for j, other := range runs[:i] {
-				if naiveWaits(other) && s.overlap(r, runs[j]) {
+				if naiveWaits(other) && naiveOverlap(r, runs[j]) {
 					reason, blockers = "BehindOverlapping", []Run{other}
 					break
 				}
@@ -182,8 +182,8 @@ func naive(s Snapshot) verdict {
 		keys, conflicts := []types.UID{}, []string{}
 		for _, b := range blockers {
 			keys = append(keys, b.UID)
-			if s.overlapByNamespace(r, b) {
-				conflicts = append(conflicts, s.Words[r.UID].shared(s.Words[b.UID], s.Namespaces)...)
+			if naiveOverlapByNamespace(r, b) {
+				conflicts = slices.AppendSeq(conflicts, selection.Shared(r.Selection, b.Selection, slices.Sorted(slices.Values(s.Namespaces))))
 			}
 		}
 		slices.Sort(conflicts)
@@ -238,6 +238,17 @@ func checkPlan(t *rapid.T, s Snapshot) Plan {
 
 	position := 0
 	for _, e := range plan.Entries {
+		r := s.Runs[slices.IndexFunc(s.Runs, func(r Run) bool { return r.UID == e.UID })]
+		since := r.QueuedAt
+		switch {
+		case r.Phase == v1alpha1.BackupPhaseInProgress:
+			since = time.Time{}
+		case since.IsZero():
+			since = r.CreatedAt
+		}
+		if !e.WaitingSince.Equal(since) {
+			t.Fatalf("%s is said to wait since %v, want %v", e.UID, e.WaitingSince, since)
+		}
 		starts := slices.Contains(plan.Start, e.UID)
 		if e.State != v1alpha1.QueueStateQueued {
 			if e.Position != 0 || e.Reason != "" || starts {
@@ -246,7 +257,7 @@ func checkPlan(t *rapid.T, s Snapshot) Plan {
 			continue
 		}
 		position++
-		if e.Position != position || (e.Reason == v1alpha1.QueueReasonNextToStart) != starts || e.Message == "" || e.WaitingSince.IsZero() {
+		if e.Position != position || (e.Reason == v1alpha1.QueueReasonNextToStart) != starts || e.Message == "" {
 			t.Fatalf("at position %d, starts %v: %+v", position, starts, e)
 		}
 		checkRedacted(t, s, e)
@@ -277,6 +288,12 @@ func checkRedacted(t *rapid.T, s Snapshot, e Entry) {
 			t.Fatalf("shows %+v", b)
 		}
 	}
+	for _, b := range e.Blockers {
+		named := slices.ContainsFunc(seen.Blockers, func(own Blocker) bool { return own.Name == b.Name })
+		if !named && strings.Contains(seen.Message, b.Name) || strings.Contains(seen.Message, locationSecret) {
+			t.Fatalf("says %q", seen.Message)
+		}
+	}
 	own := append(e.selection.Patterns(), e.selection.Explicit()...)
 	for _, word := range seen.ConflictNamespaces {
 		if !slices.Contains(own, word) {
@@ -289,10 +306,12 @@ func formatEntry(e Entry) string {
 	return fmt.Sprint(e.Message, e.Blockers, e.OtherBlockers, e.ConflictNamespaces, e.MoreConflicts)
 }
 
+// locationSecret is what a location's message tells administrators.
+const locationSecret = "secret"
+
 // drawStyle draws what kind of selections a test case is about. A case in which
-// some select everything has little else to show. A word that is new here must have
-// its characters in allNames.
-func drawStyle(t *rapid.T) *rapid.Generator[*words] {
+// some select everything has little else to show.
+func drawStyle(t *rapid.T) *rapid.Generator[*selection.Namespaces] {
 	include := []string{"a", "b", "c", "d", "e", "f", "x-1", "x-2", "y-1", "y-2"}
 	exclude, odd := []string{"a", "x-1"}, 0
 	switch rapid.IntRange(0, 2).Draw(t, "style") {
@@ -304,25 +323,27 @@ func drawStyle(t *rapid.T) *rapid.Generator[*words] {
 		exclude = append(exclude, "x-*") // x-1 without x-* selects nothing, and all overlaps even that
 		odd = 10                         // percent
 	}
-	return rapid.Custom(func(t *rapid.T) *words {
+	return rapid.Custom(func(t *rapid.T) *selection.Namespaces {
 		included := rapid.SliceOfNDistinct(rapid.SampledFrom(include), 1, 3, rapid.ID).Draw(t, "included")
 		excluded := rapid.SliceOfNDistinct(rapid.SampledFrom(exclude), 0, 2, rapid.ID).Draw(t, "excluded")
 		if rapid.IntRange(1, 100).Draw(t, "an empty list") <= odd {
 			included = nil
 		}
-		excluded = slices.DeleteFunc(excluded, func(word string) bool { return slices.Contains(included, word) })
 		if rapid.IntRange(1, 100).Draw(t, "unreadable") <= odd {
-			included = append(included, "x-[")
+			return nil
 		}
-		return readWords(included, excluded)
+		excluded = slices.DeleteFunc(excluded, func(word string) bool { return slices.Contains(included, word) })
+		n, err := parseSelection(included, excluded)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
 	})
 }
 
-// drawRun draws a run in any phase, with any ticket, as nobody writes it, and its
-// words.
-func drawRun(t *rapid.T, uid types.UID, style *rapid.Generator[*words], clusterScoped int) (Run, *words) {
-	w := style.Draw(t, "words")
-	return Run{
+// drawRun draws a run in any phase, with any ticket, as nobody writes it.
+func drawRun(t *rapid.T, uid types.UID, style *rapid.Generator[*selection.Namespaces], clusterScoped int) Run {
+	r := Run{
 		UID: uid, Name: rapid.StringMatching("[ab]").Draw(t, "name"), Namespace: "team-a",
 		Phase: rapid.SampledFrom([]v1alpha1.BackupPhase{
 			"", "New", "Queued", "Queued", "Queued", "Queued", "Queued", "Queued", "Queued", "ReadyToStart", "InProgress", "Deleting",
@@ -332,9 +353,13 @@ func drawRun(t *rapid.T, uid types.UID, style *rapid.Generator[*words], clusterS
 		CreatedAt:     time.Unix(rapid.Int64Range(1, 3).Draw(t, "created"), 0),
 		Version:       rapid.Uint64Range(0, 9).Draw(t, "version"),
 		Location:      rapid.SampledFrom([]string{"up", "up", "up", "down", "unknown"}).Draw(t, "location"),
-		Selection:     w.compiled(t),
+		Selection:     style.Draw(t, "selection"),
 		ClusterScoped: rapid.IntRange(0, 9).Draw(t, "cluster") <= clusterScoped,
-	}, w
+	}
+	if rapid.Bool().Draw(t, "known since when it waits") {
+		r.QueuedAt = r.CreatedAt.Add(time.Minute)
+	}
+	return r
 }
 
 // Longer queues than histories reach, with every mix of phases and tickets,
@@ -344,25 +369,26 @@ func TestAnyRunsAgainstOracle(t *testing.T) {
 		h := &history{style: drawStyle(t)}
 		h.snapshot = Snapshot{
 			Limit:      rapid.IntRange(1, 12).Draw(t, "limit"),
-			Locations:  map[string]LocationState{"up": {Available: true}, "down": {}},
-			Namespaces: []string{"a", "b", "x-1", "x-3"},
-			Words:      map[types.UID]*words{},
+			Locations:  map[string]LocationState{"up": {Available: true}, "down": {Message: locationSecret}},
+			Namespaces: []string{"x-3", "b", "x-1", "a"}, // in any order
 		}
 		h.restart(t)
 		clusterScoped := rapid.SampledFrom([]int{-1, 0, 1}).Draw(t, "at most so many in 10 touch cluster scope")
 		for range rapid.IntRange(0, 40).Draw(t, "runs") {
 			uid := types.UID(fmt.Sprint(len(h.snapshot.Runs)))
-			r, w := drawRun(t, uid, h.style, clusterScoped)
-			h.snapshot.Runs, h.snapshot.Words[uid] = append(h.snapshot.Runs, r), w
+			h.snapshot.Runs = append(h.snapshot.Runs, drawRun(t, uid, h.style, clusterScoped))
 		}
 		for range 8 {
 			h.plan(t)
 			for i, r := range h.snapshot.Runs {
 				if rapid.IntRange(0, 5).Draw(t, "changes") == 0 {
-					h.snapshot.Runs[i], h.snapshot.Words[r.UID] = drawRun(t, r.UID, h.style, clusterScoped)
+					h.snapshot.Runs[i] = drawRun(t, r.UID, h.style, clusterScoped)
 				}
 			}
 			h.snapshot.Runs = slices.DeleteFunc(h.snapshot.Runs, func(Run) bool { return rapid.IntRange(0, 9).Draw(t, "goes") == 0 })
+		}
+		if h.snapshot.Namespaces[0] != "x-3" {
+			t.Fatalf("the caller's namespaces were changed: %q", h.snapshot.Namespaces)
 		}
 	})
 }

@@ -50,8 +50,7 @@ func TestPlannerForgets(t *testing.T) {
 		style := drawStyle(t)
 		n := rapid.IntRange(1, 20).Draw(t, "runs")
 		for i := range n {
-			r, _ := drawRun(t, types.UID(fmt.Sprint(i)), style, 2)
-			p.Update(r)
+			p.Update(drawRun(t, types.UID(fmt.Sprint(i)), style, 2))
 		}
 		for i := range n {
 			if key := types.UID(fmt.Sprint(i)); rapid.Bool().Draw(t, "ends") {
