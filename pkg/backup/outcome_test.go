@@ -627,6 +627,8 @@ func TestAbandonOfAFailedBackup(t *testing.T) {
 	}
 }
 
+var errOdd = errors.New("any error")
+
 // Nothing is removed of a backup that is not known to have been abandoned, nor of
 // another one.
 func TestAbandonRemovesNothingOfOthers(t *testing.T) {
@@ -634,7 +636,21 @@ func TestAbandonRemovesNothingOfOthers(t *testing.T) {
 		prepare func(t *testing.T, f *fixture)
 		err     error
 	}{
-		"it has ended": {func(t *testing.T, f *fixture) { f.run(t) }, nil},
+		"it has ended": {func(t *testing.T, f *fixture) {
+			f.run(t)
+			if err := f.store.Put(t.Context(), format.BackupPrefix("b")+"notes", []byte("of another tool")); err != nil {
+				t.Fatal(err)
+			}
+		}, nil},
+		"nobody knows what it needs": {func(t *testing.T, f *fixture) {
+			f.resources = nil // so that it fails
+			f.run(t)
+			names := format.AnnotationContents + `":"`
+			odd := strings.Replace(string(f.read(t, format.MetadataKey("b"))), names+"{", names+"[", 1)
+			if err := f.store.Put(t.Context(), format.MetadataKey("b"), []byte(odd)); err != nil {
+				t.Fatal(err)
+			}
+		}, errOdd},
 		"another one has ended": {func(t *testing.T, f *fixture) {
 			f.run(t)
 			f.request.Backup.UID = "another"
@@ -683,7 +699,7 @@ func TestAbandonRemovesNothingOfOthers(t *testing.T) {
 			test.prepare(t, f)
 			ended := slices.Contains(f.keys(t), format.MetadataKey("b"))
 			f.store.Reset()
-			if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, test.err) {
+			if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, test.err) && (test.err != errOdd || err == nil) {
 				t.Errorf("got %v, want %v", err, test.err)
 			}
 			if !ended && slices.Contains(f.keys(t), format.MetadataKey("b")) {
@@ -706,6 +722,10 @@ func TestRelease(t *testing.T) {
 		f.store.Inject(storetest.Fault{Operation: storetest.Delete, Err: fault})
 		if err := Release(t.Context(), f.request, f.deps, f.store); !errors.Is(err, want) {
 			t.Errorf("%v: got %v", fault, err)
+		}
+		f.store.Inject(storetest.Fault{Operation: storetest.Attributes, Err: store.ErrUnavailable})
+		if err := Release(t.Context(), f.request, f.deps, f.store); !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("a folder that can't be looked at: got %v", err)
 		}
 		f.store.Inject()
 		for range 2 {

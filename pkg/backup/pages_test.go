@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -16,7 +17,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -477,6 +477,20 @@ func TestCancelWhileVolumesUpload(t *testing.T) {
 	}
 }
 
+// refusing is a store that takes no metadata, and does something then.
+type refusing struct {
+	Store
+	do func()
+}
+
+func (r refusing) Create(ctx context.Context, key string, content []byte) error {
+	if key == format.MetadataKey("b") {
+		r.do()
+		return store.ErrDenied
+	}
+	return r.Store.Create(ctx, key, content)
+}
+
 // Cancelled at its last step, a backup has ended as its metadata says, and not at all
 // without.
 func TestCancelAtTheEnd(t *testing.T) {
@@ -487,11 +501,7 @@ func TestCancelAtTheEnd(t *testing.T) {
 		if created {
 			f.deps.Store = &losing{Store: deaf{f.store}, key: format.MetadataKey("b"), do: cancel}
 		} else {
-			f.deps.Store = &losing{Store: deaf{f.store}, key: format.LogKey("b"), do: func() {
-				f.store.Inject(storetest.Fault{Operation: storetest.Create, Key: format.MetadataKey("b"), Err: store.ErrUnavailable})
-				time.AfterFunc(20*time.Millisecond, cancel)
-			}}
-			f.deps.Retry.Duration = time.Hour
+			f.deps.Store = refusing{f.store, cancel}
 		}
 		outcome, err := Run(ctx, f.request, f.deps)
 		switch {
@@ -565,11 +575,33 @@ func TestABackupThatLostItsTarball(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := shopOf(t, 3)
-			f.deps.Store = &losing{Store: f.store, key: format.VolumeInfoKey("b"), do: func() { lose(t, f) }}
+			f.deps.Store = &losing{Store: &breaking{Store: f.store}, key: format.VolumeInfoKey("b"), do: func() { lose(t, f) }}
 			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "not in the store") {
 				t.Errorf("got %+v", outcome)
 			}
 		})
+	}
+}
+
+// breaking is a store whose first listing breaks off. What it has listed does not count
+// twice.
+type breaking struct {
+	Store
+	broken bool
+}
+
+func (b *breaking) List(ctx context.Context, folder string, options store.ListOptions) iter.Seq2[store.Object, error] {
+	if b.broken {
+		return b.Store.List(ctx, folder, options)
+	}
+	b.broken = true
+	return func(yield func(store.Object, error) bool) {
+		for object, err := range b.Store.List(ctx, folder, options) {
+			if !yield(object, err) {
+				return
+			}
+		}
+		yield(store.Object{}, store.ErrUnavailable)
 	}
 }
 

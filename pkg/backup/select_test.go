@@ -190,6 +190,18 @@ func TestGroupsThatCannotBeDiscovered(t *testing.T) {
 	}
 }
 
+// What is labelled so does not even come along with others.
+func TestExcludedObjectsDoNotComeAlong(t *testing.T) {
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f.claims()
+	f.add("persistentvolumes", `{"metadata":{"name":"pv-hidden","labels":{"velero.io/exclude-from-backup":"true"}},"spec":{"csi":{}}}`)
+	f.add("persistentvolumeclaims", `{"metadata":{"name":"open","namespace":"shop"},"spec":{"volumeName":"pv-hidden"},"status":{"phase":"Bound"}}`)
+	f.run(t)
+	if items := f.items(t); !slices.Contains(items, "persistentvolumeclaims shop/open") || slices.Contains(items, "persistentvolumes pv-hidden") {
+		t.Errorf("the tarball holds %v", items)
+	}
+}
+
 // A cluster may serve no persistent volumes and no definitions. Then none come along.
 func TestResourcesThatAreNotServed(t *testing.T) {
 	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})

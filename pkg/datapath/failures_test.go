@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -430,9 +431,24 @@ type entry struct {
 	fs.Reader
 	owner fs.OwnerInfo
 	err   error
+	// What happens when it is asked for its owner, and for its time.
+	onOwner, onTime func()
 }
 
-func (e *entry) Owner() fs.OwnerInfo                       { return e.owner }
+func (e *entry) Owner() fs.OwnerInfo {
+	if e.onOwner != nil {
+		e.onOwner()
+	}
+	return e.owner
+}
+
+func (e *entry) ModTime() time.Time {
+	if e.onTime != nil {
+		e.onTime()
+	}
+	return e.FileInfo.ModTime()
+}
+
 func (e *entry) Device() fs.DeviceInfo                     { return fs.DeviceInfo{} }
 func (e *entry) LocalFilesystemPath() string               { return "" }
 func (e *entry) Close()                                    {}
@@ -442,8 +458,28 @@ func (e *entry) Resolve(context.Context) (fs.Entry, error) { return nil, errors.
 
 type reader struct{ *entry }
 
-func (reader) Read([]byte) (int, error) { return 0, errBad }
-func (reader) Close() error             { return nil }
+func (r reader) Read([]byte) (int, error) {
+	if r.Size() == 0 {
+		return 0, io.EOF
+	}
+	return 0, errBad
+}
+
+func (reader) Close() error { return nil }
+
+// noFile is empty.
+type noFile struct{ os.FileInfo }
+
+func (noFile) Size() int64 { return 0 }
+
+type dirEntry struct {
+	fs.Directory
+	entry *entry
+}
+
+func (d *dirEntry) Mode() os.FileMode   { return d.entry.Mode() }
+func (d *dirEntry) ModTime() time.Time  { return d.entry.ModTime() }
+func (d *dirEntry) Owner() fs.OwnerInfo { return d.entry.Owner() }
 
 // What could not be restored is an error, at whichever step that was.
 func TestOutputFails(t *testing.T) {
@@ -460,6 +496,12 @@ func TestOutputFails(t *testing.T) {
 	ctx := t.Context()
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
+	// What a pod may do that uses the volume meanwhile.
+	remove := func() { _ = os.Remove(filepath.Join(target, "new")) }
+	empty := func(e entry) *entry {
+		e.FileInfo, e.owner = noFile{info}, file.owner
+		return &e
+	}
 	o := &output{root: root, progress: new(Progress)}
 	for name, test := range map[string]struct {
 		do   func() error
@@ -473,6 +515,14 @@ func TestOutputFails(t *testing.T) {
 		"a file that breaks off": {func() error { return o.WriteFile(ctx, "new", file, nil) }, errBad},
 		"an unreadable link":     {func() error { return o.CreateSymlink(ctx, "new", unreadable) }, errOpen},
 		"a link in no folder":    {func() error { return o.CreateSymlink(ctx, "none/link", file) }, os.ErrNotExist},
+		"a file that goes":       {func() error { return o.WriteFile(ctx, "new", empty(entry{onTime: remove}), nil) }, os.ErrNotExist},
+		"a folder that goes": {func() error {
+			remove() // of another one of these
+			must(t, root.Mkdir("new", 0o700))
+			return o.FinishDirectory(ctx, "new", &dirEntry{entry: empty(entry{onTime: remove})})
+		}, os.ErrNotExist},
+		"a link that goes":      {func() error { return o.CreateSymlink(ctx, "new", empty(entry{onOwner: remove})) }, os.ErrNotExist},
+		"a link that goes late": {func() error { return o.CreateSymlink(ctx, "new", empty(entry{onTime: remove})) }, os.ErrNotExist},
 		"attributes": {func() error {
 			f, err := root.Open("file")
 			must(t, err)

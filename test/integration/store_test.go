@@ -5,7 +5,9 @@ package integration
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -15,12 +17,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -106,6 +110,57 @@ func awaitStorageUnavailable(t *testing.T, name, location string) {
 		}
 		return err
 	})
+}
+
+// TestStoreThatNeverAnswers: an endpoint of S3 that accepts connections and says nothing
+// stops nobody who uses another location, not even while the API server is new.
+func TestStoreThatNeverAnswers(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	location := labtest.Name("silent")
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: location}, Data: map[string][]byte{
+		store.SecretAccessKeyID: []byte("id"), store.SecretSecretAccessKey: []byte("key"),
+	}}
+	if _, err := lab.Kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(labtest.System)).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	locations := lab.Engine.EngineV1alpha1().StorageLocations(labtest.System)
+	if _, err := locations.Create(t.Context(), &enginev1alpha1.StorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Name: location},
+		Spec: enginev1alpha1.StorageLocationSpec{
+			Provider: enginev1alpha1.StorageProviderS3,
+			S3:       &enginev1alpha1.S3Location{Bucket: "backups", Endpoint: "http://" + silent.Addr().String(), ForcePathStyle: true, CredentialsSecret: location},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := locations.Delete(context.Background(), location, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	}()
+
+	lab.Kill(t, labtest.APIServer)
+	lab.Start(t, labtest.APIServer)
+	name, stuck, namespace := labtest.Name("elsewhere"), labtest.Name("stuck"), lab.Namespace(t, "elsewhere")
+	began := time.Now()
+	lab.Create(t, labtest.System, stuck, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: location})
+	lab.Backup(t, name, lab.Namespace(t, "other"))
+	lab.AwaitCompleted(t, name)
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("a backup to another location ended after %s", took)
+	}
+	labtest.Eventually(t, "a list to warn of the silent location", func() error {
+		response := lab.Request(t, http.MethodGet, api+"/backups", "")
+		if response.Code != http.StatusOK || !strings.Contains(fmt.Sprint(response.Header.Values("Warning")), location) {
+			return fmt.Errorf("it is answered with %d and %v", response.Code, response.Header.Values("Warning"))
+		}
+		return nil
+	})
+	cancelBackup(t, stuck)
 }
 
 // TestStoreGoesWhileABackupRuns: the backup waits some seconds for it, then fails

@@ -4,14 +4,22 @@
 package refresh_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
+	"iter"
+	"net"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
@@ -248,17 +256,172 @@ func TestSomeThatMayNotBeRead(t *testing.T) {
 }
 
 func TestBadVolumesAreSaidSo(t *testing.T) {
+	for name, cluster := range map[string]format.Cluster{"unsigned": {SystemNamespace: system}, "as they were signed": madeBy(t, "here")} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, refresh.Options{Interval: interval})
+			f.volumes = []byte("not gzip")
+			f.storeAs(cluster, "default", "a")
+			f.setLocations("default")
+			f.run()
+			settle()
+			f.wantBackups("a")
+			conditions := f.catalog.Backup(system, "a").Status.Conditions
+			if last := conditions[len(conditions)-1]; last.Type != catalog.ConditionVolumesListed || last.Status != metav1.ConditionFalse {
+				t.Errorf("%s: conditions %+v", name, conditions)
+			}
+		})
+	}
+}
+
+// Whatever the store can't be asked for says nothing of a backup, whichever of its
+// objects it was: what is known of it is served as it was.
+func TestAStoreThatCannotBeAsked(t *testing.T) {
+	for _, key := range []string{format.MetadataKey("a"), format.PodVolumeBackupsKey("a"), format.CopyKey("a")} {
+		for _, fault := range []error{store.ErrUnavailable, context.Canceled, context.DeadlineExceeded} {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, refresh.Options{})
+				f.store("default", "a")
+				f.setLocations("default")
+				f.run()
+				settle()
+				before := f.catalog.Backup(system, "a")
+				if key == format.CopyKey("a") {
+					// Somebody has replaced the metadata, so that the copy decides.
+					f.write("default", key, f.content("default", format.MetadataKey("a")))
+					f.write("default", format.MetadataKey("a"), []byte(`{"apiVersion":"velero.io/v1","kind":"Backup","metadata":{"name":"a","uid":"of-velero"},"status":{"phase":"Completed"}}`))
+				}
+				f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Key: key, Err: fault})
+				if err := f.refresher.ReadOne(t.Context(), "default", "a"); !errors.Is(err, fault) {
+					t.Errorf("%s: ReadOne = %v, want %v", key, err, fault)
+				}
+				if diff := cmp.Diff(before, f.catalog.Backup(system, "a")); diff != "" {
+					t.Errorf("%s, %v: what is shown has changed (-before +after):\n%s", key, fault, diff)
+				}
+			})
+		}
+	}
+}
+
+// turning is a store that refuses some of its objects first, and then can't be asked.
+type turning struct {
+	store.Reader
+	mu    sync.Mutex
+	asked map[string]bool
+}
+
+func (s *turning) Get(ctx context.Context, key string) (io.ReadCloser, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !strings.HasPrefix(key, format.BackupPrefix("dark")):
+		return s.Reader.Get(ctx, key)
+	case s.asked[key]:
+		return nil, store.ErrUnavailable
+	}
+	s.asked[key] = true
+	return nil, store.ErrDenied
+}
+
+func (s *turning) Close() error { return nil }
+
+// What was refused, and could then not be asked for, is unread: nothing is said of it.
+func TestRefusedAndThenUnavailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, refresh.Options{Interval: interval})
-		f.storeAs(format.Cluster{SystemNamespace: system}, "default", "a")
-		f.write("default", format.PodVolumeBackupsKey("a"), []byte("not gzip"))
-		f.setLocations("default")
+		f := newFixture(t, refresh.Options{Interval: interval, Reads: 1})
+		f.store("default", "light")
+		location := f.location("default")
+		inner := f.stores["default"]
+		location.Open = func(context.Context) (refresh.Store, error) {
+			return &turning{Reader: inner, asked: map[string]bool{}}, nil
+		}
+		f.refresher.SetLocations([]refresh.Location{location})
 		f.run()
 		settle()
+		f.store("default", "dark")
+		pass(nextRefresh)
+		f.wantBackups("light")
+		if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, "1 of 1 backups could not be read") {
+			t.Errorf("state %+v", state)
+		}
+	})
+}
+
+// hanging is a store that does not even heed the end of a request, as a hung mount does.
+type hanging struct {
+	store.Reader
+	until chan struct{}
+}
+
+func (h hanging) List(context.Context, string, store.ListOptions) iter.Seq2[store.Object, error] {
+	return func(func(store.Object, error) bool) { <-h.until }
+}
+
+func (h hanging) Close() error { return nil }
+
+// Nobody waits longer for a store than a request may take. That holds for a hung mount,
+// and for an endpoint of S3 that accepts connections and never answers.
+func TestAStoreThatNeverAnswers(t *testing.T) {
+	t.Run("a hung mount", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, refresh.Options{Interval: interval, RequestTimeout: 10 * time.Second})
+			f.store("good", "a")
+			hung := f.location("hung")
+			h := hanging{until: make(chan struct{})}
+			hung.Open = func(context.Context) (refresh.Store, error) { return h, nil }
+			f.refresher.SetLocations([]refresh.Location{f.location("good"), hung})
+			if warnings := f.refresher.Warnings(); len(warnings) != 2 || len(f.refresher.States()) != 2 {
+				t.Errorf("before it runs there are the warnings %q", warnings)
+			}
+			f.run()
+			settle()
+			f.wantBackups("a")
+			if f.refresher.Loaded() {
+				t.Error("loaded before the hung location was tried")
+			}
+			pass(10 * time.Second)
+			if warnings := f.refresher.Warnings(); !f.refresher.Loaded() || len(warnings) != 1 || !strings.Contains(warnings[0], `"hung"`) {
+				t.Errorf("one hung store holds up all: %q", warnings)
+			}
+			close(h.until)
+		})
+	})
+	t.Run("an endpoint of S3", func(t *testing.T) {
+		silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer silent.Close()
+		const timeout = 500 * time.Millisecond
+		f := newFixture(t, refresh.Options{Interval: interval, RequestTimeout: timeout})
+		f.store("good", "a")
+		s3 := refresh.Location{Name: "s3", Store: "s3", Open: func(ctx context.Context) (refresh.Store, error) {
+			return store.Open(ctx, &engine.StorageLocationSpec{Provider: engine.StorageProviderS3, S3: &engine.S3Location{
+				Bucket: "backups", Endpoint: "http://" + silent.Addr().String(), ForcePathStyle: true, CredentialsSecret: "credentials",
+			}}, map[string][]byte{store.SecretAccessKeyID: []byte("id"), store.SecretSecretAccessKey: []byte("key")})
+		}}
+		f.refresher.SetLocations([]refresh.Location{f.location("good"), s3})
+		began := time.Now()
+		f.run()
+		for !f.refresher.Loaded() || !f.refresher.States()["s3"].Loaded {
+			if time.Since(began) > 20*timeout {
+				t.Fatalf("a silent store holds up all: %+v", f.refresher.States())
+			}
+			time.Sleep(time.Millisecond)
+		}
 		f.wantBackups("a")
-		conditions := f.catalog.Backup(system, "a").Status.Conditions
-		if last := conditions[len(conditions)-1]; last.Type != catalog.ConditionVolumesListed || last.Status != metav1.ConditionFalse {
-			t.Errorf("conditions %+v", conditions)
+		if state := f.refresher.States()["s3"]; !strings.Contains(state.LastError, "in time") {
+			t.Errorf("state %+v", state)
+		}
+		if err := f.refresher.ReadOne(t.Context(), "s3", "b"); !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("ReadOne = %v", err)
+		}
+		if err := f.refresher.ReadOne(t.Context(), "good", "a"); err != nil {
+			t.Errorf("of another store: %v", err)
+		}
+		began = time.Now()
+		f.stop()
+		if took := time.Since(began); took > 10*timeout {
+			t.Errorf("it stopped after %s", took)
 		}
 	})
 }
@@ -295,10 +458,16 @@ func TestFolderWithoutMetadata(t *testing.T) {
 		if state := f.refresher.States()["default"]; state.LastError != "" || state.Suspicion != "" {
 			t.Errorf("state %+v", state)
 		}
+		// It is not asked for at each refresh.
+		f.reset()
+		pass(20 * interval)
+		if reads := f.stores["default"].Count(storetest.Get); reads < 3 || reads > 10 {
+			t.Errorf("%d reads in 20 refreshes", reads)
+		}
 		f.store("default", "running")
-		pass(nextRefresh)
+		pass(11 * interval)
 		f.wantBackups("a running")
-		if changes := f.changes(); changes != "+a +running" {
+		if changes := f.changes(); changes != "+running" {
 			t.Errorf("changes %s", changes)
 		}
 	})

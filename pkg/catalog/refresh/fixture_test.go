@@ -52,6 +52,8 @@ type fixture struct {
 	refresher *refresh.Refresher
 	stores    map[string]*storetest.Faulty
 	stop      func()
+	volumes   []byte        // in the place of each backup's list, if any
+	closing   time.Duration // how long a store takes to close
 
 	mu      sync.Mutex // guards the fields below
 	changed []string   // the names of backups, as the catalogue told of them
@@ -107,6 +109,7 @@ func (f *fixture) location(name string) refresh.Location {
 		}
 		f.closed[name] = false
 		return opened{f.stores[name], func() {
+			time.Sleep(f.closing)
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.closed[name] = true
@@ -155,6 +158,9 @@ func (f *fixture) storeAs(cluster format.Cluster, location, storeName string) {
 		Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s"},
 	})}); err != nil {
 		f.t.Fatal(err)
+	}
+	if f.volumes != nil {
+		volumes = *bytes.NewBuffer(f.volumes)
 	}
 	contents := format.Contents{}
 	if cluster.Key != nil {

@@ -81,8 +81,8 @@ func TestRequests(t *testing.T) {
 		f.reset()
 		pass(nextRefresh)
 		f.wantRequests("default", map[storetest.Operation]int{storetest.List: 1})
-		if changes := f.changes(); changes != "" {
-			t.Errorf("changes without a change: %s", changes)
+		if changes := f.changes(); changes != "" || f.opens != 1 { // nothing runs now
+			t.Errorf("%d openings, and changes without a change: %s", f.opens, changes)
 		}
 
 		for i := range 3 {
@@ -297,6 +297,7 @@ func TestLocationGoesWhileRead(t *testing.T) {
 func TestStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, refresh.Options{Interval: interval})
+		f.closing = 500 * time.Millisecond
 		f.store("default", "a")
 		f.stores["default"].Inject(storetest.Fault{Operation: storetest.List, Delay: time.Hour})
 		f.setLocations("default")

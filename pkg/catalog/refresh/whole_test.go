@@ -92,6 +92,8 @@ func TestReplacedByVelero(t *testing.T) {
 		"Velero's from before": {"Completed", "", "of-velero", ""},
 		// As Velero keeps annotations when it writes the metadata of a backup again.
 		"by a changed copy": {"changed", "ours", "uid-of-a", "all of its objects"},
+		// Nobody knows whether it is whole.
+		"a copy that names nothing": {"Completed", "unnamed", "of-velero", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -103,7 +105,9 @@ func TestReplacedByVelero(t *testing.T) {
 					t.Fatal(err)
 				}
 				contents := format.Contents{}
-				contents.Set(format.PodVolumeBackupsKey("a"), format.NewContent(format.Mark(list.Bytes(), "ours")))
+				if test.volumes != "unnamed" {
+					contents.Set(format.PodVolumeBackupsKey("a"), format.NewContent(format.Mark(list.Bytes(), "ours")))
+				}
 				backup := &v1alpha1.Backup{}
 				backup.Namespace, backup.Name, backup.UID, backup.CreationTimestamp = system, "a", "uid-of-a", stamp
 				backup.Status = v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &stamp, CompletionTimestamp: &stamp}
