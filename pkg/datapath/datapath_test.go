@@ -217,10 +217,10 @@ func TestVeleroConventions(t *testing.T) {
 	write(t, filepath.Join(dir, "a"), "a")
 	s.upload(t, dir, Source{Namespace: namespace, Pod: "web-0", Volume: "data", ClaimName: "claim", ClaimUID: "uid"})
 	man := s.snapshots(t)[0]
-	if got, want := man.Source.String(), "default@default:pod-volume-backup-restore/kopia/app/web-0/claim"; got != want {
+	if got, want := man.Source.String(), "default@default:snapshot-pod-volume/kopia/app/web-0/claim"; got != want {
 		t.Errorf("the source is %s, want %s", got, want)
 	}
-	want := map[string]string{"snapshot-requester": "pod-volume-backup-restore", "snapshot-uploader": "kopia", "holdfast.io/claim-uid": "uid"}
+	want := map[string]string{"snapshot-requester": "snapshot-pod-volume", "snapshot-uploader": "kopia", "holdfast.io/claim-uid": "uid"}
 	if !maps.Equal(man.Tags, want) {
 		t.Errorf("the tags are %v, want %v", man.Tags, want)
 	}

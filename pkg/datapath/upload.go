@@ -37,14 +37,16 @@ type Source struct {
 }
 
 // How Velero names and tags the snapshots of pod volumes; it finds them by the
-// first two tags. Source: Velero, pkg/uploader, read in 2026.
+// first two tags. Source: a repository that Velero 1.18.1 wrote, see testdata.
 const (
 	snapshotDescription = "Kopia Uploader"
 	snapshotPin         = "velero-pin"
 	tagRequester        = "snapshot-requester"
 	tagUploader         = "snapshot-uploader"
-	requester           = "pod-volume-backup-restore"
+	requester           = "snapshot-pod-volume"
 	uploader            = "kopia"
+	// formerRequester is in the snapshots of Holdfast's first versions.
+	formerRequester = "pod-volume-backup-restore"
 )
 
 // Our own tags.
@@ -58,7 +60,7 @@ const (
 	tagCheckpoint = "holdfast.io/checkpoint"
 )
 
-func (s Source) info(options repo.ClientOptions) snapshot.SourceInfo {
+func (s Source) info(options repo.ClientOptions, requester string) snapshot.SourceInfo {
 	return snapshot.SourceInfo{
 		Host:     options.Hostname,
 		UserName: options.Username,
@@ -120,8 +122,8 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 		return UploadResult{}, err
 	}
 
-	source := req.Source.info(r.Kopia().ClientOptions())
-	previous, err := previousSnapshots(ctx, r.Kopia(), source, req.Source.ClaimUID)
+	source := req.Source.info(r.Kopia().ClientOptions(), requester)
+	previous, err := previousSnapshots(ctx, r.Kopia(), req.Source)
 	if err != nil {
 		return UploadResult{}, fmt.Errorf("look for the previous snapshot: %w", err)
 	}
@@ -243,34 +245,50 @@ func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, 
 
 // previousSnapshots returns the newest complete snapshot of the claim, or else
 // of the source, and the newest checkpoint of an upload that did not complete.
-func previousSnapshots(ctx context.Context, r repo.Repository, source snapshot.SourceInfo, claim types.UID) ([]*snapshot.Manifest, error) {
-	complete := map[string]string{tagRequester: requester, tagUploader: uploader}
-	found, err := newest(ctx, r, source, complete, claim)
+func previousSnapshots(ctx context.Context, r repo.Repository, source Source) ([]*snapshot.Manifest, error) {
+	// A claim outlives the pods that mount it, whose names are in the path.
+	var ofClaim, ofSource, checkpoints []map[string]string
+	for _, requester := range []string{requester, formerRequester} {
+		info := source.info(r.ClientOptions(), requester)
+		of := map[string]string{snapshot.HostnameLabel: info.Host, snapshot.UsernameLabel: info.UserName, snapshot.PathLabel: info.Path}
+		complete := map[string]string{tagRequester: requester, tagUploader: uploader}
+		ofClaim = append(ofClaim, with(complete, tagClaim, string(source.ClaimUID)))
+		maps.Copy(complete, of)
+		ofSource = append(ofSource, complete)
+		checkpoints = append(checkpoints, with(of, tagCheckpoint, "true"))
+	}
+	checkpointsOfClaim := []map[string]string{{tagCheckpoint: "true", tagClaim: string(source.ClaimUID)}}
+	if source.ClaimUID == "" {
+		ofClaim, checkpointsOfClaim = nil, nil
+	}
+	found, err := newest(ctx, r, ofClaim, ofSource)
 	if err != nil {
 		return nil, err
 	}
-	checkpoint, err := newest(ctx, r, source, map[string]string{tagCheckpoint: "true"}, claim)
+	checkpoint, err := newest(ctx, r, checkpointsOfClaim, checkpoints)
 	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc([]*snapshot.Manifest{found, checkpoint}, func(m *snapshot.Manifest) bool { return m == nil }), nil
 }
 
-func newest(ctx context.Context, r repo.Repository, source snapshot.SourceInfo, tags map[string]string, claim types.UID) (*snapshot.Manifest, error) {
-	ofSource := map[string]string{
-		snapshot.HostnameLabel: source.Host, snapshot.UsernameLabel: source.UserName, snapshot.PathLabel: source.Path,
-	}
-	searches := []map[string]string{ofSource}
-	if claim != "" {
-		// A claim outlives the pods that mount it, whose names are in the path.
-		searches = []map[string]string{{tagClaim: string(claim)}, ofSource}
-	}
-	for _, labels := range searches {
-		labels[manifest.TypeLabelKey] = snapshot.ManifestType
-		maps.Copy(labels, tags)
-		entries, err := r.FindManifests(ctx, labels)
-		if err != nil {
-			return nil, err
+func with(labels map[string]string, key, value string) map[string]string {
+	labels = maps.Clone(labels)
+	labels[key] = value
+	return labels
+}
+
+// newest returns the newest of the snapshots that have the labels of some search in the
+// first of the groups in which there are any; nil if there are none.
+func newest(ctx context.Context, r repo.Repository, groups ...[]map[string]string) (*snapshot.Manifest, error) {
+	for _, searches := range groups {
+		var entries []*manifest.EntryMetadata
+		for _, labels := range searches {
+			found, err := r.FindManifests(ctx, with(labels, manifest.TypeLabelKey, snapshot.ManifestType))
+			if err != nil {
+				return nil, err
+			}
+			entries = append(entries, found...)
 		}
 		if len(entries) == 0 {
 			continue
