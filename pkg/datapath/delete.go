@@ -39,15 +39,23 @@ func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string
 	if err != nil {
 		return fmt.Errorf("list the snapshots of the repository: %w", err)
 	}
-	snapshots := make(map[manifest.ID]bool, len(entries))
+	snapshots := make(map[manifest.ID]*manifest.EntryMetadata, len(entries))
 	for _, entry := range entries {
-		snapshots[entry.ID] = true
+		snapshots[entry.ID] = entry
 	}
 	var found []manifest.ID
-	for _, id := range ids {
-		if snapshots[manifest.ID(id)] {
-			found = append(found, manifest.ID(id))
+	// add returns what lies beside the snapshot, or "".
+	add := func(id manifest.ID) manifest.ID {
+		snapshot := snapshots[id]
+		if snapshot == nil {
+			return ""
 		}
+		found = append(found, id)
+		delete(snapshots, id)
+		return manifest.ID(snapshot.Labels[tagExtras])
+	}
+	for _, id := range ids {
+		add(add(manifest.ID(id)))
 	}
 	if len(found) == 0 {
 		return nil

@@ -9,11 +9,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path"
+	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/kopia/kopia/fs"
+	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/restore"
 	"golang.org/x/sys/unix"
@@ -26,12 +31,32 @@ import (
 //     be a link;
 //   - a file that can't get its owner doesn't get its setuid bits either;
 //   - a folder keeps its own time;
+//   - names of one file are so again, and attributes come back;
 //   - it ends with its context.
 type output struct {
 	root     *os.Root
 	progress *Progress
 	notes    notes
+	// extras are what Kopia has no place for, by path; nil if that is not known.
+	extras map[string]extra
+
+	mu sync.Mutex
+	// written are the first names of files that have several, by their number, and links
+	// the other ones, which are made at the end.
+	written map[int][]written
+	links   []link
+	// times are those of the folders, and not kept before links are known.
+	times map[string]time.Time
 }
+
+// written is the first name with a content. Names whose contents were not the same when
+// each was read are not those of one file any more.
+type written struct {
+	content object.ID
+	name    string
+}
+
+type link struct{ from, to string }
 
 var _ restore.Output = (*output)(nil)
 
@@ -48,18 +73,44 @@ func name(rel string) string {
 
 // BeginDirectory implements restore.Output. The folder gets its mode when it is full.
 func (o *output) BeginDirectory(ctx context.Context, rel string, _ fs.Directory) error {
-	if err := ctx.Err(); err != nil || rel == "" {
+	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return o.replace(rel, func() error {
-		err := o.root.Mkdir(rel, 0o700)
-		if errors.Is(err, os.ErrExist) {
-			if info, statErr := o.root.Lstat(rel); statErr == nil && info.IsDir() {
-				return nil
+	existed := rel == ""
+	if !existed {
+		err := o.replace(rel, func() error {
+			err := o.root.Mkdir(rel, 0o700)
+			if errors.Is(err, os.ErrExist) {
+				if info, statErr := o.root.Lstat(rel); statErr == nil && info.IsDir() {
+					existed = true
+					return nil
+				}
 			}
+			return err
+		})
+		if err != nil {
+			return err
 		}
+	}
+	if existed && o.extras != nil {
+		return o.removeDefaults(rel)
+	}
+	return nil
+}
+
+// removeDefaults keeps what is made in a folder from getting an access control list that
+// it did not have.
+func (o *output) removeDefaults(rel string) error {
+	folder, err := o.openFolder(name(rel))
+	if err != nil {
 		return err
-	})
+	}
+	defer folder.Close()
+	err = unix.Fremovexattr(int(folder.Fd()), "system.posix_acl_default")
+	if errors.Is(err, unix.ENODATA) || errors.Is(err, unix.ENOTSUP) {
+		return nil
+	}
+	return o.permitted(err, name(rel), "has kept a default access control list")
 }
 
 // FinishDirectory implements restore.Output.
@@ -68,11 +119,23 @@ func (o *output) FinishDirectory(_ context.Context, rel string, dir fs.Directory
 	if err != nil {
 		return err
 	}
+	if len(o.extras) > 0 {
+		o.mu.Lock()
+		if o.times == nil {
+			o.times = map[string]time.Time{}
+		}
+		o.times[name(rel)] = dir.ModTime()
+		o.mu.Unlock()
+	}
 	return o.finish(f, name(rel), dir)
 }
 
 // WriteFile implements restore.Output.
 func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, _ restore.FileWriteProgress) error {
+	if o.isLink(rel, file) {
+		o.progress.Add(file.Size())
+		return nil
+	}
 	from, err := file.Open(ctx)
 	if err != nil {
 		return fmt.Errorf("open %q in the snapshot: %w", rel, err)
@@ -146,8 +209,12 @@ func (o *output) finish(f *os.File, rel string, e fs.Entry) error {
 }
 
 func (o *output) attributes(f *os.File, rel string, e fs.Entry) error {
+	if err := o.setExtended(f, rel, isUsers); err != nil {
+		return err
+	}
 	mode, owner := e.Mode()&fs.ModBits, e.Owner()
-	// The owner first, since a change of owner clears setuid bits.
+	// The owner first, since a change of owner clears setuid bits and capabilities, and
+	// the mode before the access control list, which says more.
 	err := f.Chown(int(owner.UserID), int(owner.GroupID))
 	if errors.Is(err, os.ErrPermission) {
 		mode &^= os.ModeSetuid | os.ModeSetgid
@@ -155,7 +222,78 @@ func (o *output) attributes(f *os.File, rel string, e fs.Entry) error {
 	if err := o.permitted(err, rel, "did not get its owner"); err != nil {
 		return err
 	}
-	return o.permitted(f.Chmod(mode), rel, "did not get its mode")
+	if err := o.permitted(f.Chmod(mode), rel, "did not get its mode"); err != nil {
+		return err
+	}
+	return o.setExtended(f, rel, func(attribute string) bool { return !isUsers(attribute) })
+}
+
+// isUsers reports whether an attribute is one for which a file must be writable.
+func isUsers(attribute string) bool { return strings.HasPrefix(attribute, "user.") }
+
+// setExtended gives a file or folder those of its extended attributes that are wanted.
+func (o *output) setExtended(f *os.File, rel string, wanted func(attribute string) bool) error {
+	attributes := o.extras[rel].Attributes
+	for _, attribute := range slices.Sorted(maps.Keys(attributes)) {
+		if !wanted(attribute) || !isKept(attribute) {
+			continue
+		}
+		err := unix.Fsetxattr(int(f.Fd()), attribute, attributes[attribute], 0)
+		if errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.EINVAL) {
+			err = os.ErrPermission // this file system has no such attribute
+		}
+		if err := o.permitted(err, rel, "did not get its attribute "+attribute); err != nil {
+			return fmt.Errorf("set the attribute %s of %q: %w", attribute, rel, err)
+		}
+	}
+	return nil
+}
+
+// isLink reports whether a file is a further name of one that is written already, or will
+// be. It becomes one at the end.
+func (o *output) isLink(rel string, file fs.File) bool {
+	number := o.extras[rel].Link
+	stored, ok := file.(object.HasObjectID)
+	if number == 0 || !ok {
+		return false
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	firsts := o.written[number]
+	for _, first := range firsts {
+		if first.content == stored.ObjectID() {
+			o.links = append(o.links, link{from: first.name, to: rel})
+			return true
+		}
+	}
+	if len(firsts) > 0 {
+		o.notes.add(rel, "is a file of its own now, since it had changed when its other names were read")
+	}
+	if o.written == nil {
+		o.written = map[int][]written{}
+	}
+	o.written[number] = append(firsts, written{stored.ObjectID(), rel})
+	return false
+}
+
+// makeLinks gives files their further names, and the folders of these their times.
+func (o *output) makeLinks(ctx context.Context) error {
+	changed := map[string]bool{}
+	for _, l := range o.links {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := o.replace(l.to, func() error { return o.root.Link(l.from, l.to) }); err != nil {
+			return fmt.Errorf("make %q another name of %q: %w", l.to, l.from, err)
+		}
+		changed[path.Dir(l.to)] = true
+	}
+	for folder := range changed {
+		if err := o.permitted(o.root.Chtimes(folder, o.times[folder], o.times[folder]), folder, "did not get its time"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // permitted turns a lack of permission into a warning. An agent without root,
@@ -169,7 +307,10 @@ func (o *output) permitted(err error, rel, problem string) error {
 }
 
 // Close implements restore.Output: it brings the data to the disk.
-func (o *output) Close(context.Context) error {
+func (o *output) Close(ctx context.Context) error {
+	if err := o.makeLinks(ctx); err != nil {
+		return err
+	}
 	f, err := o.openFolder(".")
 	if err != nil {
 		return err

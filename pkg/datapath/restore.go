@@ -62,6 +62,12 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	}
 	defer root.Close()
 	out := &output{root: root, progress: p}
+	switch out.extras, err = loadExtras(ctx, r.Kopia(), man); {
+	case errors.Is(err, errNoExtras):
+		out.notes.add(".", "did not get its extended attributes and hard links: they are gone from the repository")
+	case err != nil:
+		return RestoreResult{}, fmt.Errorf("read the extended attributes and hard links of snapshot %s: %w", req.SnapshotID, err)
+	}
 	stats, err := restore.Entry(ctx, r.Kopia(), out, newSnapshotEntry(r.Kopia(), man.RootEntry), restore.Options{
 		Parallel:               parallelism(16),
 		RestoreDirEntryAtDepth: math.MaxInt32,

@@ -142,7 +142,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 			err = vol.stillThere()
 		}
 		if err == nil {
-			err = save(ctx, w, man, req.tags())
+			err = save(ctx, w, man, vol.extras, req.tags())
 		}
 		return err // then nothing is visible
 	})
@@ -202,6 +202,8 @@ func newUploader(w repo.RepositoryWriter, observer upload.Progress, tags map[str
 	return u
 }
 
+const compressor = "zstd-fastest"
+
 func parallelism(least int) int { return max(least, 2*runtime.GOMAXPROCS(0)) }
 
 // uploadPolicy returns how the uploader treats every file.
@@ -213,7 +215,7 @@ func uploadPolicy() *policy.Tree {
 		noLog        = policy.LogDetail(policy.LogDetailNone)
 		errorsIgnore = policy.ErrorHandlingPolicy{IgnoreFileErrors: &ignore, IgnoreDirectoryErrors: &ignore}
 	)
-	p.CompressionPolicy.CompressorName = "zstd-fastest"
+	p.CompressionPolicy.CompressorName = compressor
 	p.UploadPolicy.ParallelUploadAboveSize = &splitAbove
 	// Kopia reports the errors that it ignores, and uploadObserver decides which
 	// of them end the upload.
@@ -222,12 +224,16 @@ func uploadPolicy() *policy.Tree {
 	return policy.BuildTree(map[string]*policy.Policy{".": &p}, &p)
 }
 
-// save makes the snapshot visible, and removes what it makes superfluous.
-func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, tags map[string]string) error {
+// save makes the snapshot visible, with what Kopia has no place for, and removes what it
+// makes superfluous.
+func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, extras *extras, tags map[string]string) error {
 	man.Description = snapshotDescription
 	man.Pins = []string{snapshotPin} // else Kopia's retention may delete it
 	man.Tags = map[string]string{tagRequester: requester, tagUploader: uploader}
 	maps.Copy(man.Tags, tags)
+	if err := extras.save(ctx, w, man, tags); err != nil {
+		return fmt.Errorf("save the extended attributes and hard links: %w", err)
+	}
 	if _, err := snapshot.SaveSnapshot(ctx, w, man); err != nil {
 		return fmt.Errorf("save the snapshot: %w", err)
 	}

@@ -23,11 +23,12 @@ import (
 //     a file of the node in the place of a folder that is being read;
 //   - it has no special names: localfs takes NAME.kopia-entry as an instruction;
 //   - it refuses names that are not UTF-8, which Kopia would store garbled;
-//   - it notices what changes while it is read.
+//   - it notices what changes while it is read, and what Kopia has no place for.
 type volume struct {
-	root  *os.Root
-	notes *notes
-	read  atomic.Int64 // bytes of files
+	root   *os.Root
+	notes  *notes
+	extras *extras      // nil if nobody wants them
+	read   atomic.Int64 // bytes of files
 }
 
 func openVolume(dir string, notes *notes) (*volume, error) {
@@ -35,7 +36,7 @@ func openVolume(dir string, notes *notes) (*volume, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the volume's folder: %w", err)
 	}
-	return &volume{root: root, notes: notes}, nil
+	return &volume{root: root, notes: notes, extras: newExtras(notes)}, nil
 }
 
 // folder returns the volume's root.
@@ -43,6 +44,16 @@ func (v *volume) folder() (fs.Directory, error) {
 	info, err := v.root.Stat(".")
 	if err != nil {
 		return nil, fmt.Errorf("read the volume's folder: %w", err)
+	}
+	if v.extras != nil {
+		folder, err := v.root.Open(".")
+		if err != nil {
+			return nil, fmt.Errorf("open the volume's folder: %w", err)
+		}
+		defer folder.Close()
+		if err := v.extras.observe(folderPath(folder)+"/.", ".", info); err != nil {
+			return nil, err
+		}
 	}
 	return &volumeDir{volumeEntry{FileInfo: info, volume: v, path: "."}}, nil
 }
@@ -112,7 +123,7 @@ func (d *volumeDir) Iterate(context.Context) (fs.DirectoryIterator, error) {
 	if err != nil {
 		return nil, markVanished(err)
 	}
-	return &volumeIterator{dir: d, file: f}, nil
+	return &volumeIterator{dir: d, file: f, at: folderPath(f) + "/"}, nil
 }
 
 // entry returns what Kopia is to see of a directory entry, or nil for what it is
@@ -139,6 +150,7 @@ func (d *volumeDir) entry(info os.FileInfo) fs.Entry {
 type volumeIterator struct {
 	dir   *volumeDir
 	file  *os.File
+	at    string // file, by a name that ends in a slash
 	batch []os.DirEntry
 }
 
@@ -166,9 +178,14 @@ func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
 		case err != nil:
 			return nil, err
 		default:
-			if e := it.dir.entry(info); e != nil {
-				return e, nil
+			e := it.dir.entry(info)
+			if e == nil {
+				continue
 			}
+			if err := it.dir.volume.extras.observe(it.at+info.Name(), path.Join(it.dir.path, info.Name()), info); err != nil {
+				return nil, err
+			}
+			return e, nil
 		}
 	}
 }

@@ -1,0 +1,268 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/repo/object"
+	"github.com/kopia/kopia/snapshot"
+	"golang.org/x/sys/unix"
+)
+
+// Kopia has no place for extended attributes, among which are access control lists and
+// the capabilities of programs, nor for which names are of one file. They are kept in a
+// snapshot of their own beside that of the volume: one file of JSON, a line for each
+// file or folder that has some. The tag tagExtras of the volume's snapshot has its id.
+// A volume without any has none. Kopia's own tools and Velero restore the volume as if
+// it were not there.
+
+// extra is a line.
+type extra struct {
+	// Path from the volume's root, which is ".".
+	Path string `json:"path"`
+	// Attributes by name.
+	Attributes map[string][]byte `json:"attributes,omitempty"`
+	// Link is the same number for all names of a file that has several.
+	Link int `json:"link,omitempty"`
+}
+
+const (
+	// tagExtras holds the id of the snapshot with what Kopia has no place for.
+	tagExtras = "holdfast.io/extras"
+	// extrasSource begins the paths of the sources of such snapshots.
+	extrasSource = "holdfast-extras"
+)
+
+// isKept says which attributes are kept. The others belong to the node and not to the
+// volume: labels that its security modules give anew, what its kernel signs with keys of
+// its own, and what file systems note for themselves.
+func isKept(attribute string) bool {
+	return strings.HasPrefix(attribute, "user.") || strings.HasPrefix(attribute, "system.") || attribute == "security.capability"
+}
+
+// extras collects what Kopia has no place for, while a volume is walked. Its memory
+// follows the number of files that have some.
+type extras struct {
+	notes *notes
+
+	mu         sync.Mutex
+	attributes map[string]map[string][]byte
+	names      map[inode][]string
+}
+
+// inode tells the files of a volume apart.
+type inode struct{ device, number uint64 }
+
+func newExtras(notes *notes) *extras {
+	return &extras{notes: notes, attributes: map[string]map[string][]byte{}, names: map[inode][]string{}}
+}
+
+// folderPath is how a folder that is open can be reached by name, wherever it is by now.
+func folderPath(folder *os.File) string {
+	return "/proc/self/fd/" + strconv.FormatUint(uint64(folder.Fd()), 10)
+}
+
+// observe takes note of a file or folder. at is a path of it in which no other than the
+// last link is the volume's.
+func (x *extras) observe(at, rel string, info os.FileInfo) error {
+	if x == nil || info.Mode()&os.ModeType&^os.ModeDir != 0 {
+		return nil // links, and what is left out, have none that are kept
+	}
+	attributes, err := readAttributes(at)
+	switch {
+	case vanished(err) && rel != ".":
+		return nil // whoever reads it notes that
+	case errors.Is(err, os.ErrPermission):
+		x.notes.add(rel, "has extended attributes that could not be read")
+	case err != nil:
+		return fmt.Errorf("read the extended attributes of %q: %w", rel, err)
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	linked := ok && info.Mode().IsRegular() && stat.Nlink > 1
+	if len(attributes) == 0 && !linked {
+		return nil
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if len(attributes) > 0 {
+		x.attributes[rel] = attributes
+	}
+	if linked {
+		file := inode{uint64(stat.Dev), stat.Ino}
+		x.names[file] = append(x.names[file], rel)
+	}
+	return nil
+}
+
+// readAttributes returns the attributes of a file or folder that are kept, of a link its
+// own. A file system without attributes has none.
+func readAttributes(at string) (map[string][]byte, error) {
+	var space [1024]byte
+	names, err := grown(space[:], func(b []byte) (int, error) { return unix.Llistxattr(at, b) })
+	if errors.Is(err, unix.ENOTSUP) {
+		return nil, nil
+	}
+	if err != nil || len(names) == 0 {
+		return nil, err
+	}
+	attributes := map[string][]byte{}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
+		if !isKept(name) {
+			continue
+		}
+		var space [256]byte
+		value, err := grown(space[:], func(b []byte) (int, error) { return unix.Lgetxattr(at, name, b) })
+		if errors.Is(err, unix.ENODATA) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		attributes[name] = slices.Clone(value)
+	}
+	return attributes, nil
+}
+
+// attributeSize is the most that Linux lets names or a value have, in bytes.
+const attributeSize = 64 << 10
+
+// grown calls read with more space if some is not enough.
+func grown(space []byte, read func([]byte) (int, error)) ([]byte, error) {
+	n, err := read(space)
+	if errors.Is(err, unix.ERANGE) {
+		space = make([]byte, attributeSize)
+		n, err = read(space)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return space[:n], nil
+}
+
+// lines are what was collected, in the order of paths.
+func (x *extras) lines() []extra {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	all := map[string]*extra{}
+	for rel, attributes := range x.attributes {
+		all[rel] = &extra{Path: rel, Attributes: attributes}
+	}
+	var groups [][]string
+	for _, names := range x.names {
+		slices.Sort(names)
+		if names = slices.Compact(names); len(names) > 1 { // the others lie elsewhere
+			groups = append(groups, names)
+		}
+	}
+	slices.SortFunc(groups, slices.Compare)
+	for i, names := range groups {
+		for _, rel := range names {
+			if all[rel] == nil {
+				all[rel] = &extra{Path: rel}
+			}
+			all[rel].Link = i + 1
+		}
+	}
+	lines := make([]extra, 0, len(all))
+	for _, rel := range slices.Sorted(maps.Keys(all)) {
+		lines = append(lines, *all[rel])
+	}
+	return lines
+}
+
+// save stores what was collected beside the snapshot of a volume, which it gives the tag
+// that says so.
+func (x *extras) save(ctx context.Context, w repo.RepositoryWriter, of *snapshot.Manifest, tags map[string]string) error {
+	lines := x.lines()
+	if len(lines) == 0 {
+		return nil
+	}
+	writer := w.NewObjectWriter(ctx, object.WriterOptions{Description: "extras", Compressor: compressor, MetadataCompressor: compressor})
+	defer writer.Close()
+	buffered := bufio.NewWriter(writer)
+	encoder := json.NewEncoder(buffered)
+	for i := range lines {
+		if err := encoder.Encode(&lines[i]); err != nil {
+			return err
+		}
+	}
+	if err := buffered.Flush(); err != nil {
+		return err
+	}
+	id, err := writer.Result()
+	if err != nil {
+		return err
+	}
+	beside := &snapshot.Manifest{
+		Source:      of.Source,
+		Description: snapshotDescription,
+		StartTime:   of.StartTime,
+		EndTime:     of.EndTime,
+		Pins:        []string{snapshotPin},
+		Tags:        tags,
+		RootEntry:   &snapshot.DirEntry{Name: "extras", Type: snapshot.EntryTypeFile, Permissions: 0o600, ModTime: of.StartTime, ObjectID: id},
+	}
+	beside.Source.Path = path.Join(extrasSource, of.Source.Path)
+	saved, err := snapshot.SaveSnapshot(ctx, w, beside)
+	if err != nil {
+		return err
+	}
+	if of.Tags == nil {
+		of.Tags = map[string]string{}
+	}
+	of.Tags[tagExtras] = string(saved)
+	return nil
+}
+
+// errNoExtras: the repository lacks what the tag of a snapshot names.
+var errNoExtras = errors.New("the extended attributes and hard links of the snapshot are gone from the repository")
+
+// loadExtras reads what was saved beside a snapshot, by path; nil if nothing was.
+func loadExtras(ctx context.Context, r repo.Repository, of *snapshot.Manifest) (map[string]extra, error) {
+	id := of.Tags[tagExtras]
+	if id == "" {
+		return nil, nil
+	}
+	beside, err := snapshot.LoadSnapshot(ctx, r, manifest.ID(id))
+	if errors.Is(err, snapshot.ErrSnapshotNotFound) {
+		return nil, errNoExtras
+	}
+	if err != nil {
+		return nil, err
+	}
+	if beside.RootEntry == nil || beside.RootEntry.Type != snapshot.EntryTypeFile {
+		return nil, fmt.Errorf("snapshot %s is not one of extended attributes and hard links", id)
+	}
+	content, err := r.OpenObject(ctx, beside.RootEntry.ObjectID)
+	if err != nil {
+		return nil, err
+	}
+	defer content.Close()
+	all := map[string]extra{}
+	for decoder := json.NewDecoder(bufio.NewReader(content)); ; {
+		var line extra
+		if err := decoder.Decode(&line); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, err
+		}
+		all[line.Path] = line
+	}
+}

@@ -1,0 +1,290 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"encoding/binary"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/maintenance"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/restore"
+	"github.com/kopia/kopia/snapshot/snapshotfs"
+	"github.com/kopia/kopia/snapshot/snapshotgc"
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-io/holdfast/pkg/repository"
+)
+
+// acl is an access control list as the kernel has it: the owner, another user, the group,
+// the mask and all others.
+func acl(user uint32, permissions uint16) string {
+	const undefined = 0xffffffff
+	list := binary.LittleEndian.AppendUint32(nil, 2) // version
+	for _, entry := range []struct {
+		tag, permissions uint16
+		id               uint32
+	}{{0x01, 7, undefined}, {0x02, permissions, user}, {0x04, 5, undefined}, {0x10, 7, undefined}, {0x20, 0, undefined}} {
+		list = binary.LittleEndian.AppendUint16(list, entry.tag)
+		list = binary.LittleEndian.AppendUint16(list, entry.permissions)
+		list = binary.LittleEndian.AppendUint32(list, entry.id)
+	}
+	return string(list)
+}
+
+// netBind is the capability CAP_NET_BIND_SERVICE as the kernel has it: version 2,
+// effective, permitted.
+var netBind = string([]byte{1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+
+func setAttribute(t *testing.T, path, name, value string) {
+	t.Helper()
+	if err := unix.Lsetxattr(path, name, []byte(value), 0); err != nil {
+		t.Fatalf("set %s of %s: %v; does the file system of TMPDIR have extended attributes?", name, path, err)
+	}
+}
+
+// attributesBelow reads all attributes that are kept, by path.
+func attributesBelow(t *testing.T, dir string) map[string]map[string][]byte {
+	t.Helper()
+	all := map[string]map[string][]byte{}
+	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		attributes, err := readAttributes(path)
+		if len(attributes) > 0 {
+			rel, _ := filepath.Rel(dir, path)
+			all[rel] = attributes
+		}
+		return err
+	}))
+	return all
+}
+
+// withAttributes makes a tree with all that is kept, and links.
+func withAttributes(t *testing.T, dir string) {
+	t.Helper()
+	write(t, filepath.Join(dir, "plain"), "plain")
+	write(t, filepath.Join(dir, "program"), "program")
+	write(t, filepath.Join(dir, "shared", "report"), "report")
+	must(t, os.Symlink("plain", filepath.Join(dir, "symlink")))
+	setAttribute(t, dir, "user.root", "of the volume's root")
+	setAttribute(t, filepath.Join(dir, "plain"), "user.comment", "binary \x00\xff")
+	setAttribute(t, filepath.Join(dir, "plain"), "user.empty", "")
+	setAttribute(t, filepath.Join(dir, "plain"), "user.large", strings.Repeat("x", 2000))
+	setAttribute(t, filepath.Join(dir, "shared", "report"), "system.posix_acl_access", acl(1234, 6))
+	setAttribute(t, filepath.Join(dir, "shared"), "system.posix_acl_access", acl(1234, 7))
+	setAttribute(t, filepath.Join(dir, "shared"), "system.posix_acl_default", acl(1234, 5))
+	if os.Geteuid() == 0 {
+		must(t, os.Chown(filepath.Join(dir, "program"), 99, 100))
+		setAttribute(t, filepath.Join(dir, "program"), "security.capability", netBind)
+	}
+	must(t, os.Chmod(filepath.Join(dir, "plain"), 0o400))
+
+	write(t, filepath.Join(dir, "a", "one"), "linked")
+	must(t, os.Mkdir(filepath.Join(dir, "b"), 0o755))
+	must(t, os.Link(filepath.Join(dir, "a", "one"), filepath.Join(dir, "b", "two")))
+	must(t, os.Link(filepath.Join(dir, "a", "one"), filepath.Join(dir, "three")))
+	setAttribute(t, filepath.Join(dir, "three"), "user.linked", "yes")
+	write(t, filepath.Join(dir, "half"), "its other name is not in the volume")
+	must(t, os.Link(filepath.Join(dir, "half"), filepath.Join(t.TempDir(), "outside")))
+	when := time.Date(2001, 2, 3, 4, 5, 6, 7, time.UTC)
+	for _, name := range []string{"a/one", "a", "b", "shared", "."} {
+		when = when.Add(time.Hour)
+		must(t, os.Chtimes(filepath.Join(dir, name), when, when))
+	}
+}
+
+func TestExtendedAttributesAndHardLinks(t *testing.T) {
+	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
+	withAttributes(t, dir)
+	want, attributes := tree(t, dir), attributesBelow(t, dir)
+	id := s.upload(t, dir, web).SnapshotID
+
+	setAttribute(t, target, "system.posix_acl_default", acl(4321, 7)) // which nothing is to inherit
+	for range 2 {                                                     // the second time over the result
+		if restored := s.restore(t, id, target); restored.Warnings.Count != 0 {
+			t.Errorf("the restore warns: %v", restored.Warnings)
+		}
+		expectSameTree(t, tree(t, target), want)
+		if diff := cmp.Diff(attributes, attributesBelow(t, target)); diff != "" {
+			t.Errorf("the attributes differ (-want +got):\n%s", diff)
+		}
+		one, half := stat(t, target, "a/one"), stat(t, target, "half")
+		for _, name := range []string{"b/two", "three"} {
+			if stat(t, target, name).Ino != one.Ino {
+				t.Errorf("%s is another file than a/one", name)
+			}
+		}
+		if one.Nlink != 3 || half.Nlink != 1 {
+			t.Errorf("a/one has %d names, and half %d", one.Nlink, half.Nlink)
+		}
+	}
+
+	// An unchanged volume's are stored once.
+	again := s.upload(t, dir, web)
+	if again.IncrementalBytes != 0 {
+		t.Errorf("the second upload read %d bytes", again.IncrementalBytes)
+	}
+	another := t.TempDir()
+	s.restore(t, again.SnapshotID, another)
+	if diff := cmp.Diff(attributes, attributesBelow(t, another)); diff != "" {
+		t.Errorf("the attributes differ after the second backup (-want +got):\n%s", diff)
+	}
+}
+
+func stat(t *testing.T, elements ...string) *syscall.Stat_t {
+	t.Helper()
+	info, err := os.Lstat(filepath.Join(elements...))
+	must(t, err)
+	return info.Sys().(*syscall.Stat_t)
+}
+
+// Kopia's own restore gives the volume without them, and nothing besides.
+func TestKopiaIgnoresExtras(t *testing.T) {
+	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
+	withAttributes(t, dir)
+	id := s.upload(t, dir, web).SnapshotID
+	r := s.open(t).Kopia()
+	root, err := snapshotfs.FilesystemEntryFromIDWithPath(t.Context(), r, id, false)
+	must(t, err)
+	out := &restore.FilesystemOutput{TargetPath: target, OverwriteDirectories: true, OverwriteFiles: true, OverwriteSymlinks: true}
+	must(t, out.Init(t.Context()))
+	_, err = restore.Entry(t.Context(), r, out, root, restore.Options{RestoreDirEntryAtDepth: 100})
+	must(t, err)
+	got, want := tree(t, target), tree(t, dir)
+	for path := range want {
+		if got[path].Content != want[path].Content {
+			t.Errorf("%s differs", path)
+		}
+		delete(got, path)
+	}
+	if len(got) > 0 {
+		t.Errorf("besides there is %v", got)
+	}
+}
+
+// A volume without attributes and links costs nothing more.
+func TestPlainVolumeHasNoExtras(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	richTree(t, dir)
+	s.upload(t, dir, web)
+	if all := s.snapshots(t); len(all) != 1 || all[0].Tags[tagExtras] != "" {
+		t.Errorf("there are %d snapshots, the first with the tags %v", len(all), all[0].Tags)
+	}
+}
+
+// What lies beside a snapshot is kept by Kopia's collection of garbage, is found by the
+// backup, and goes with the snapshot.
+func TestExtrasLiveWithTheirSnapshot(t *testing.T) {
+	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
+	withAttributes(t, dir)
+	attributes := attributesBelow(t, dir)
+	r := s.open(t)
+	uploaded, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web, Backup: "backup"}, new(Progress))
+	must(t, err)
+
+	direct := r.Kopia().(repo.DirectRepository)
+	must(t, repo.DirectWriteSession(t.Context(), direct, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		if err := snapshotgc.Run(ctx, w, true, maintenance.SafetyNone, w.Time()); err != nil {
+			return err
+		}
+		return nil
+	}))
+	s.restore(t, uploaded.SnapshotID, target)
+	if diff := cmp.Diff(attributes, attributesBelow(t, target)); diff != "" {
+		t.Errorf("the attributes differ after a collection of garbage (-want +got):\n%s", diff)
+	}
+
+	if ids, err := SnapshotsOf(t.Context(), r, "backup"); err != nil || len(ids) != 2 {
+		t.Errorf("SnapshotsOf = %v, %v, want 2", ids, err)
+	}
+	must(t, DeleteSnapshots(t.Context(), r, []string{uploaded.SnapshotID}))
+	if left := s.snapshots(t); len(left) != 0 {
+		t.Errorf("%d snapshots are left", len(left))
+	}
+}
+
+// Without what lies beside it, a snapshot is restored, and it is said what it lacks.
+func TestExtrasThatAreGone(t *testing.T) {
+	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
+	withAttributes(t, dir)
+	id := s.upload(t, dir, web).SnapshotID
+	r := s.open(t)
+	must(t, repo.WriteSession(t.Context(), r.Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		man, err := snapshot.LoadSnapshot(ctx, w, manifest.ID(id))
+		if err != nil {
+			return err
+		}
+		return w.DeleteManifest(ctx, manifest.ID(man.Tags[tagExtras]))
+	}))
+	restored := s.restore(t, id, target)
+	if len(restored.Warnings.First) != 1 || !strings.Contains(restored.Warnings.First[0], "gone from the repository") {
+		t.Errorf("the restore warns: %v", restored.Warnings)
+	}
+	expectSameTree(t, withoutLists(tree(t, target)), withoutLists(tree(t, dir)))
+}
+
+// withoutLists leaves out the files of access control lists, whose mask is in the mode.
+func withoutLists(all map[string]made) map[string]made {
+	delete(all, "shared")
+	delete(all, "shared/report")
+	return all
+}
+
+// Names that had different contents when each was read are files of their own, and what
+// is the same of them is one.
+func TestLinksOfAChangingFile(t *testing.T) {
+	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
+	for name, content := range map[string]string{"a": "before", "b": "after", "c": "before", "d": "after"} {
+		write(t, filepath.Join(dir, name), content)
+	}
+	r := s.open(t)
+	uploaded, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web}, new(Progress))
+	must(t, err)
+	uploaded.SnapshotID = addExtras(t, r, uploaded.SnapshotID, &extras{names: map[inode][]string{{1, 1}: {"a", "b", "c", "d", "no such file"}}})
+
+	restored := s.restore(t, uploaded.SnapshotID, target)
+	if restored.Warnings.Count != 1 {
+		t.Errorf("the restore warns: %v", restored.Warnings)
+	}
+	for _, pair := range [][2]string{{"a", "c"}, {"b", "d"}} {
+		if one, other := stat(t, target, pair[0]), stat(t, target, pair[1]); one.Ino != other.Ino || one.Nlink != 2 {
+			t.Errorf("%s has %d names, %s not among them", pair[0], one.Nlink, pair[1])
+		}
+	}
+	for name, content := range map[string]string{"a": "before", "b": "after", "c": "before", "d": "after"} {
+		if got, err := os.ReadFile(filepath.Join(target, name)); err != nil || string(got) != content {
+			t.Errorf("%s holds %q, %v", name, got, err)
+		}
+	}
+}
+
+// addExtras gives a snapshot extras, and returns its new id.
+func addExtras(t *testing.T, r *repository.Repository, id string, x *extras) string {
+	t.Helper()
+	must(t, repo.WriteSession(t.Context(), r.Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		man, err := snapshot.LoadSnapshot(ctx, w, manifest.ID(id))
+		if err != nil {
+			return err
+		}
+		if err := x.save(ctx, w, man, nil); err != nil {
+			return err
+		}
+		saved, err := snapshot.SaveSnapshot(ctx, w, man)
+		id = string(saved)
+		return err
+	}))
+	return id
+}
