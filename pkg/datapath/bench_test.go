@@ -58,6 +58,47 @@ func BenchmarkUpload(b *testing.B) {
 	}
 }
 
+// BenchmarkFarStore moves files to and from an emulated store that takes 20 ms for each
+// request, and sends 80 MB a second over each connection.
+func BenchmarkFarStore(b *testing.B) {
+	for _, files := range []struct {
+		name        string
+		count, size int
+	}{
+		{"small=20000x8KiB", 20_000, 8 << 10},
+		{"big=1x800MiB", 1, 800 << 20},
+	} {
+		b.Run(files.name, func(b *testing.B) {
+			s, dir := newFarStore(b), filepath.Join(benchDir(b), "volume")
+			if files.count > 1 {
+				smallFiles(b, dir, files.count)
+			} else {
+				content := make([]byte, files.size)
+				_, _ = rand.NewChaCha8([32]byte{}).Read(content)
+				write(b, filepath.Join(dir, "big"), string(content))
+			}
+			s.latency, s.bandwidth = 20*time.Millisecond, 80_000_000
+			var uploads, restores time.Duration
+			var gets int64
+			for b.Loop() {
+				begin := time.Now()
+				id := s.upload(b, dir, Source{Namespace: namespace, Pod: fmt.Sprint(begin.UnixNano()), Volume: "data"}).SnapshotID
+				uploads += time.Since(begin)
+				s.gets.Store(0)
+				target := benchDir(b)
+				begin = time.Now()
+				s.restore(b, id, target)
+				restores += time.Since(begin)
+				gets += s.gets.Load()
+			}
+			b.ReportMetric(0, "ns/op") // it would be the sum of both
+			b.ReportMetric(uploads.Seconds()/float64(b.N), "upload-s")
+			b.ReportMetric(restores.Seconds()/float64(b.N), "restore-s")
+			b.ReportMetric(float64(gets)/float64(b.N), "GETs")
+		})
+	}
+}
+
 // benchDir is in memory where that is possible: what a disk takes to write a
 // small file varies more than what is compared here.
 func benchDir(b *testing.B) string {

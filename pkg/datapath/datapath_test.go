@@ -315,7 +315,7 @@ func TestCancelRestore(t *testing.T) {
 		must(t, err)
 		defer f.Close()
 		from := &cancellingReader{cancel: cancel}
-		if err := copySparse(ctx, f, from, 1<<40, new(Progress)); !errors.Is(err, context.Canceled) || from.reads != 3 {
+		if err := copySparse(ctx, f, from, 0, 1<<40, new(Progress)); !errors.Is(err, context.Canceled) || from.reads != 3 {
 			t.Errorf("after %d reads: %v", from.reads, err)
 		}
 	})
@@ -469,7 +469,7 @@ func TestCopyThatFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := copySparse(t.Context(), file, test.from, 4, new(Progress)); err == nil || !strings.Contains(err.Error(), test.want) {
+		if err := copySparse(t.Context(), file, test.from, 0, 4, new(Progress)); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err := file.Close(); err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/maintenance"
 	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/restore"
 	"github.com/kopia/kopia/snapshot/snapshotfs"
@@ -137,11 +138,34 @@ func TestExtendedAttributesAndHardLinks(t *testing.T) {
 	if again.IncrementalBytes != 0 {
 		t.Errorf("the second upload read %d bytes", again.IncrementalBytes)
 	}
+	first, second := extrasOf(t, s, id), extrasOf(t, s, again.SnapshotID)
+	if first != second {
+		t.Errorf("the extras of the same volume are stored as %s and as %s", first, second)
+	}
 	another := t.TempDir()
 	s.restore(t, again.SnapshotID, another)
 	if diff := cmp.Diff(attributes, attributesBelow(t, another)); diff != "" {
 		t.Errorf("the attributes differ after the second backup (-want +got):\n%s", diff)
 	}
+}
+
+// extrasOf returns the object with what lies beside a snapshot, of which there are no
+// lines that nobody needs.
+func extrasOf(t *testing.T, s store, id string) object.ID {
+	t.Helper()
+	r := s.open(t).Kopia()
+	man, err := snapshot.LoadSnapshot(t.Context(), r, manifest.ID(id))
+	must(t, err)
+	all, err := loadExtras(t.Context(), r, man)
+	must(t, err)
+	for path, line := range all {
+		if path == "half" || line.Link == 0 && len(line.Attributes) == 0 {
+			t.Errorf("%q has the line %v", path, line)
+		}
+	}
+	beside, err := snapshot.LoadSnapshot(t.Context(), r, manifest.ID(man.Tags[tagExtras]))
+	must(t, err)
+	return beside.RootEntry.ObjectID
 }
 
 func stat(t *testing.T, elements ...string) *syscall.Stat_t {

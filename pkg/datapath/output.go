@@ -15,12 +15,15 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/restore"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 )
 
@@ -37,6 +40,8 @@ type output struct {
 	root     *os.Root
 	progress *Progress
 	notes    notes
+	// readers are those that large files may have besides the first.
+	readers *semaphore.Weighted
 	// extras are what Kopia has no place for, by path; nil if that is not known.
 	extras map[string]extra
 
@@ -150,7 +155,7 @@ func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, _ rest
 	if err != nil {
 		return err
 	}
-	if err := copySparse(ctx, to, from, file.Size(), o.progress); err != nil {
+	if err := o.copy(ctx, to, from, file); err != nil {
 		return errors.Join(fmt.Errorf("write %q: %w", rel, err), to.Close())
 	}
 	return o.finish(to, rel, file)
@@ -342,11 +347,68 @@ var (
 	buffers = sync.Pool{New: func() any { return new([64 * sparseBlock]byte) }}
 )
 
-// copySparse writes size bytes of from to an empty file, leaving holes for zeros.
-func copySparse(ctx context.Context, to *os.File, from io.Reader, size int64, p *Progress) error {
+const (
+	// partSize is how many bytes of a large file one reader reads at a time.
+	partSize = 32 << 20
+	// partReaders is how many further readers large files have, all together. Each has
+	// a piece of its file in memory, of 4 MB in the mean.
+	partReaders = 8
+)
+
+// copy writes the content of a file, of a large one by several readers: each waits for
+// its own answers of the store.
+func (o *output) copy(ctx context.Context, to *os.File, from fs.Reader, file fs.File) error {
+	size := file.Size()
+	var next atomic.Int64
+	read := func(ctx context.Context, from fs.Reader) error {
+		for at := int64(0); ; {
+			offset := next.Add(partSize) - partSize
+			if offset > 0 && offset >= size {
+				return nil
+			}
+			if offset != at { // else it would read a piece again of which it has a part
+				if _, err := from.Seek(offset, io.SeekStart); err != nil {
+					return err
+				}
+			}
+			at = offset + partSize
+			var part io.Reader = from
+			if offset+partSize < size {
+				part = io.LimitReader(from, partSize)
+			}
+			if err := copySparse(ctx, to, part, offset, min(partSize, size-offset), o.progress); err != nil {
+				return err
+			}
+		}
+	}
+	reading, ctx := errgroup.WithContext(ctx)
+	reading.Go(func() error { return read(ctx, from) })
+	for range (size - 1) / partSize {
+		if !o.readers.TryAcquire(1) {
+			break
+		}
+		reading.Go(func() error {
+			defer o.readers.Release(1)
+			from, err := file.Open(ctx)
+			if err != nil {
+				return err
+			}
+			defer from.Close()
+			return read(ctx, from)
+		})
+	}
+	if err := reading.Wait(); err != nil {
+		return err
+	}
+	return to.Truncate(size) // for a hole at the end
+}
+
+// copySparse writes size bytes, which from must end with, to a part of a file in which
+// there is nothing yet, leaving holes for zeros.
+func copySparse(ctx context.Context, to *os.File, from io.Reader, offset, size int64, p *Progress) error {
 	buffer := buffers.Get().(*[64 * sparseBlock]byte)
 	defer buffers.Put(buffer)
-	for offset := int64(0); ; {
+	for end := offset + size; ; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -360,10 +422,10 @@ func copySparse(ctx context.Context, to *os.File, from io.Reader, size int64, p 
 		case err == nil:
 		case !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
 			return err
-		case offset != size:
-			return fmt.Errorf("the snapshot has %d of %d bytes", offset, size)
+		case offset != end:
+			return fmt.Errorf("the snapshot has %d of %d bytes", offset, end)
 		default:
-			return to.Truncate(size) // for a hole at the end
+			return nil
 		}
 	}
 }

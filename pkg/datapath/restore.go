@@ -17,6 +17,7 @@ import (
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/restore"
 	"github.com/kopia/kopia/snapshot/snapshotfs"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
@@ -32,6 +33,10 @@ type RestoreRequest struct {
 	Path string
 }
 
+// packMemory is how many bytes of packs a restore keeps in memory: four of them, as each
+// has some 20 MB.
+const packMemory = 96 << 20
+
 // RestoreResult says what was restored.
 type RestoreResult struct {
 	// TotalBytes and Files of the snapshot.
@@ -44,6 +49,7 @@ type RestoreResult struct {
 // part of the files; a repetition replaces them.
 func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, p *Progress) (_ RestoreResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
+	defer r.KeepPacks(packMemory)()
 	man, err := snapshot.LoadSnapshot(ctx, r.Kopia(), manifest.ID(req.SnapshotID))
 	switch {
 	case errors.Is(err, snapshot.ErrSnapshotNotFound):
@@ -61,7 +67,7 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 		return RestoreResult{}, fmt.Errorf("open the volume's folder: %w", err)
 	}
 	defer root.Close()
-	out := &output{root: root, progress: p}
+	out := &output{root: root, progress: p, readers: semaphore.NewWeighted(partReaders)}
 	switch out.extras, err = loadExtras(ctx, r.Kopia(), man); {
 	case errors.Is(err, errNoExtras):
 		out.notes.add(".", "did not get its extended attributes and hard links: they are gone from the repository")

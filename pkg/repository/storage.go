@@ -55,6 +55,8 @@ type storage struct {
 	bucket *store.Bucket // of the repository's folder
 	// shards says how names are cut; nil is not at all.
 	shards *sharded.Parameters
+	// packs keeps packs in memory while somebody wants that, and is nil else.
+	packs atomic.Pointer[packs]
 	// answered is set once the store has answered.
 	answered atomic.Bool
 	closed   sync.Once
@@ -166,6 +168,14 @@ func (s *storage) GetBlob(ctx context.Context, id blob.ID, offset, length int64,
 		_, err := s.GetMetadata(ctx, id)
 		return err
 	}
+	if packs := s.packs.Load(); packs != nil && packs.get(ctx, id, offset, length, output) {
+		return nil
+	}
+	return s.piece(ctx, id, offset, length, output)
+}
+
+// piece reads a part of a blob by a request of its own.
+func (s *storage) piece(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) error {
 	err := s.persist(ctx, func() error {
 		content, err := s.bucket.GetRange(ctx, s.key(id), offset, length)
 		if err != nil {
