@@ -469,7 +469,11 @@ func TestCopyThatFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := copySparse(t.Context(), file, test.from, 0, 4, new(Progress)); err == nil || !strings.Contains(err.Error(), test.want) {
+		from := struct {
+			io.Reader
+			io.Seeker
+		}{Reader: test.from}
+		if err := (&output{progress: new(Progress)}).copy(t.Context(), file, from, 4, nil); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err := file.Close(); err != nil {

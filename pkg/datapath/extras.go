@@ -87,7 +87,7 @@ func (x *extras) observe(at, rel string, info os.FileInfo) error {
 	}
 	attributes, err := readAttributes(at)
 	switch {
-	case vanished(err) && rel != ".":
+	case errors.Is(err, os.ErrNotExist) && rel != ".":
 		return nil // whoever reads it notes that
 	case errors.Is(err, os.ErrPermission):
 		x.notes.add(rel, "has extended attributes that could not be read")

@@ -152,7 +152,7 @@ func TestUploadFolderIsWholeOrFails(t *testing.T) {
 					}()
 				}
 				test.bad.RepositoryWriter = w
-				man, err := uploadFolder(ctx, &test.bad, folder, web.info(w.ClientOptions()), nil, nil, o)
+				man, err := uploadFolder(ctx, &test.bad, folder, web.info(w.ClientOptions(), requester), nil, nil, o)
 				if err == nil || man != nil || !strings.Contains(err.Error(), test.want) || test.err != nil && !errors.Is(err, test.err) {
 					t.Errorf("got %v, %v", man, err)
 				}
@@ -196,7 +196,7 @@ func TestVanishedIsAWarning(t *testing.T) {
 		for _, name := range []string{"file", "sub", "link"} {
 			must(t, os.RemoveAll(filepath.Join(dir, name)))
 		}
-		man, err := uploadFolder(ctx, w, before, web.info(w.ClientOptions()), nil, nil, &uploadObserver{progress: new(Progress), notes: &n})
+		man, err := uploadFolder(ctx, w, before, web.info(w.ClientOptions(), requester), nil, nil, &uploadObserver{progress: new(Progress), notes: &n})
 		must(t, err)
 		if files := man.RootEntry.DirSummary.TotalFileCount; files != 1 {
 			t.Errorf("%d files were stored", files)
@@ -288,8 +288,8 @@ func TestSaveThatFails(t *testing.T) {
 	saveCheckpoint(t, s.open(t), string(s.snapshots(t)[0].ID))
 	s.inSession(t, func(ctx context.Context, w repo.RepositoryWriter) {
 		for _, call := range []string{"put", "find claim=false checkpoint=true", "delete", "none"} {
-			man := &snapshot.Manifest{Source: web.info(w.ClientOptions())}
-			err := save(ctx, &bad{RepositoryWriter: w, err: errBad, fails: func(c string) bool { return c == call }}, man, nil)
+			man := &snapshot.Manifest{Source: web.info(w.ClientOptions(), requester)}
+			err := save(ctx, &bad{RepositoryWriter: w, err: errBad, fails: func(c string) bool { return c == call }}, man, newExtras(&notes{}), nil)
 			if errors.Is(err, errBad) != (call != "none") {
 				t.Errorf("%s: %v", call, err)
 			}
@@ -307,7 +307,6 @@ func TestPreviousSnapshots(t *testing.T) {
 	saveCheckpoint(t, s.open(t), checkpoint)
 	whole := s.upload(t, dir, Source{Namespace: namespace, Pod: "web-1", Volume: "data", ClaimUID: "uid"})
 	s.inSession(t, func(ctx context.Context, w repo.RepositoryWriter) {
-		info := source.info(w.ClientOptions())
 		for name, test := range map[string]struct {
 			bad   bad
 			found bool // of the claim; else of the source
@@ -320,7 +319,7 @@ func TestPreviousSnapshots(t *testing.T) {
 			"they are found, and can't be read": {bad: bad{err: errBad, fails: func(c string) bool { return c == "get" }}, err: errBad},
 		} {
 			test.bad.RepositoryWriter = w
-			got, err := previousSnapshots(ctx, &test.bad, info, "uid")
+			got, err := previousSnapshots(ctx, &test.bad, source)
 			if !errors.Is(err, test.err) {
 				t.Errorf("%s: %v", name, err)
 			}

@@ -155,7 +155,7 @@ func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, _ rest
 	if err != nil {
 		return err
 	}
-	if err := o.copy(ctx, to, from, file); err != nil {
+	if err := o.copy(ctx, to, from, file.Size(), file.Open); err != nil {
 		return errors.Join(fmt.Errorf("write %q: %w", rel, err), to.Close())
 	}
 	return o.finish(to, rel, file)
@@ -356,11 +356,10 @@ const (
 )
 
 // copy writes the content of a file, of a large one by several readers: each waits for
-// its own answers of the store.
-func (o *output) copy(ctx context.Context, to *os.File, from fs.Reader, file fs.File) error {
-	size := file.Size()
+// its own answers of the store. from is at the beginning, and again opens it once more.
+func (o *output) copy(ctx context.Context, to *os.File, from io.ReadSeeker, size int64, again func(context.Context) (fs.Reader, error)) error {
 	var next atomic.Int64
-	read := func(ctx context.Context, from fs.Reader) error {
+	read := func(ctx context.Context, from io.ReadSeeker) error {
 		for at := int64(0); ; {
 			offset := next.Add(partSize) - partSize
 			if offset > 0 && offset >= size {
@@ -389,7 +388,7 @@ func (o *output) copy(ctx context.Context, to *os.File, from fs.Reader, file fs.
 		}
 		reading.Go(func() error {
 			defer o.readers.Release(1)
-			from, err := file.Open(ctx)
+			from, err := again(ctx)
 			if err != nil {
 				return err
 			}

@@ -26,6 +26,11 @@ func filesystem(path string) engine.StorageLocationSpec {
 	}
 }
 
+// Folders that go with their last object, while others write into them, are made anew.
+func TestFilesystemConcurrentRemovers(t *testing.T) {
+	storetest.RemoveConcurrently(t, storetest.Filesystem(t), "race-%d/in/folders/object")
+}
+
 // A folder that is not mounted is never an empty store.
 func TestFilesystemGone(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "store")

@@ -432,11 +432,21 @@ func testDeleteChanged(t *testing.T, s Store) {
 	}
 }
 
-// testConcurrentRemovers: of an object that many remove while others write it anew,
-// each writer that was told so has written one that is there, or was seen.
+// testConcurrentRemovers: see RemoveConcurrently. Something else stays in the folder: a
+// server that keeps objects in a file system may refuse to write into one that it is
+// about to remove.
 func testConcurrentRemovers(t *testing.T, s Store) {
-	for round := range 8 { // in folders of their own, all of which go with the object
-		key := fmt.Sprintf("race-%d/in/folders/object", round)
+	must(t, s.Put(t.Context(), "race/stays", nil))
+	RemoveConcurrently(t, s, "race/object-%d")
+}
+
+// RemoveConcurrently checks that of an object that many remove while others write it
+// anew, each writer that was told so has written one that is there, or was seen. It does
+// so several times, each time with another number in the key.
+func RemoveConcurrently(t *testing.T, s Store, pattern string) {
+	t.Helper()
+	for round := range 8 {
+		key := fmt.Sprintf(pattern, round)
 		must(t, s.Put(t.Context(), key, []byte("old")))
 		old, err := s.Attributes(t.Context(), key)
 		must(t, err)
