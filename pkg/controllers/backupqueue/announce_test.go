@@ -114,47 +114,40 @@ func TestALostAnswerLosesNoQueuedEvent(t *testing.T) {
 
 // While nothing can start, backups get their places, and are told why they wait.
 func TestEventsWithoutALedger(t *testing.T) {
-	for name, c := range map[string]struct {
-		garbage bool
-		reason  string
-	}{
-		"unreadable": {true, "LedgerUnreadable"},
-		"refused":    {false, "LedgerRefused"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "a"), running, 1))
-				controller := h.prepare(2)
-				go controller.Run(t.Context(), h)
-				synctest.Wait()
-				if c.garbage {
-					h.setLedger(map[string]string{records.StartedKey: "garbage", records.LeaderKey: "process-1"})
-				}
-				h.Fault(func(action clienttesting.Action) enginetest.Fault {
-					run := enginetest.Written(action)
-					if isStart(action, "free") || run != nil && run.Name == "refused" {
-						return enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), "any", errors.New("a policy denies it"))}
-					}
-					return enginetest.Fault{}
-				})
-				h.Create(newRun("free", 2, "b"))
-				h.Create(newRun("waits", 3, "a"))
-				h.Create(newRun("refused", 4, "a"))
-				time.Sleep(time.Hour)
-				told := h.Told()
-				queuedEvents := slices.DeleteFunc(slices.Clone(told), func(event string) bool { return !strings.HasPrefix(event, "Normal Queued") })
-				if !slices.Equal(queuedEvents, []string{"Normal Queued The backup waits at position 2: overlaps runs (running) in a"}) {
-					t.Errorf("events %q", queuedEvents)
-				}
-				if !slices.ContainsFunc(told, func(event string) bool { return strings.HasPrefix(event, "Warning "+c.reason) }) {
-					t.Errorf("no %s in %q", c.reason, told)
-				}
-				if len(controller.unannounced) > 1 {
-					t.Errorf("it remembers %d places", len(controller.unannounced))
-				}
-			})
+	enginetest.Each(t, map[string]string{"unreadable": "Warning LedgerUnreadable", "refused": "Warning LedgerRefused"}, func(t *testing.T, reason string) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "a"), running, 1))
+		controller := h.prepare(2)
+		go controller.Run(t.Context(), h)
+		synctest.Wait()
+		if reason == "Warning LedgerUnreadable" {
+			h.setLedger(map[string]string{records.StartedKey: "garbage", records.LeaderKey: "process-1"})
+		}
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			run := enginetest.Written(action)
+			if isStart(action, "free") || run != nil && run.Name == "refused" {
+				return enginetest.Fault{Err: apierrors.NewForbidden(v1alpha1.Resource("backupruns"), "any", errors.New("a policy denies it"))}
+			}
+			return enginetest.Fault{}
 		})
-	}
+		h.Create(newRun("free", 2, "b"))
+		h.Create(newRun("waits", 3, "a"))
+		h.Create(newRun("refused", 4, "a"))
+		time.Sleep(time.Hour)
+		var places []string
+		told := false
+		for _, event := range h.Told() {
+			told = told || strings.HasPrefix(event, reason)
+			if strings.HasPrefix(event, "Normal Queued") {
+				places = append(places, event)
+			}
+		}
+		if !slices.Equal(places, []string{"Normal Queued The backup waits at position 2: overlaps runs (running) in a"}) || !told {
+			t.Errorf("events %q, and %s: %t", places, reason, told)
+		}
+		if len(controller.unannounced) > 1 {
+			t.Errorf("it remembers %d places", len(controller.unannounced))
+		}
+	})
 }
 
 // Nobody but an event tells it to who wrote the record by hand.

@@ -32,26 +32,23 @@ const (
 )
 
 // Pitfall 8: those that were created while no controller ran are queued in the order of
-// their creation.
+// their creation, within a second too, where names say something else.
 func TestTicketsAfterAColdStartFollowCreation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue),
 			newRun("second", 20, "b"), newRun("third", 30, "c"), newRun("first", 10, "a"),
 			inPhase(newRun("before", 40, "d"), queued, 7))
+		names := []string{"before", "first", "second", "third"}
+		for i := range 20 { // versions with one digit, and with two
+			names = append(names, fmt.Sprintf("b%02d", 99-i))
+			h.Create(newRun(names[len(names)-1], 30, "a"))
+		}
 		h.start(1)
 		h.expect(ready, "before")
-		h.expect(queued, "first", "second", "third")
-		for i, name := range []string{"first", "second", "third"} {
-			run := h.Run(name)
-			if want := int64(8 + i); run.Status.Ticket != want {
-				t.Errorf("%s has ticket %d, want %d", name, run.Status.Ticket, want)
+		for i, name := range names {
+			if got := h.Run(name).Status; got.Ticket != int64(7+i) || i > 0 && got.QueuedTimestamp == nil {
+				t.Errorf("%s has ticket %d, want %d, since %v", name, got.Ticket, 7+i, got.QueuedTimestamp)
 			}
-			if run.Status.QueuedTimestamp == nil {
-				t.Errorf("%s does not say when it was queued", name)
-			}
-		}
-		if h.Run("before").Status.Ticket != 7 {
-			t.Errorf("a run got a second ticket: %d", h.Run("before").Status.Ticket)
 		}
 	})
 }
@@ -150,13 +147,17 @@ func TestLostAnswersAreReadBack(t *testing.T) {
 func TestANewLeaderReadsTheCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue),
-			inPhase(newRun("a", 1, "a"), queued, 1), inPhase(newRun("b", 2, "b"), queued, 2))
+			inPhase(newRun("a", 1, "a"), queued, 1), inPhase(newRun("b", 2, "b"), queued, 2), newRun("new", 6, "a"))
 		controller := h.prepare(2)
 		h.Hold()
 		h.Create(inPhase(newRun("c", 3, "c"), ready, 3))
 		h.Create(inPhase(newRun("d", 4, "d"), running, 4))
+		h.Create(inPhase(newRun("e", 5, "a"), queued, 9))
 		go controller.Run(t.Context(), h)
-		h.expect(queued, "a", "b")
+		h.expect(queued, "a", "b", "e", "new")
+		if ticket := h.Run("new").Status.Ticket; ticket != 10 {
+			t.Errorf("the ticket after 9 is %d", ticket)
+		}
 		h.end("d")
 		time.Sleep(backstop)
 		h.expect(ready, "a", "c")

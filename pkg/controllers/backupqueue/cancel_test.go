@@ -12,6 +12,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -52,34 +53,30 @@ func TestCancelledRunsLeaveTheQueueAtOnce(t *testing.T) {
 // A deletion counts when a backup has ended. Written by hand into one that waits or
 // runs, it frees neither its place nor its slot.
 func TestADeletionWrittenByHandFreesNothing(t *testing.T) {
-	for name, deletion := range map[string]*enginev1alpha1.Deletion{
+	enginetest.Each(t, map[string]*enginev1alpha1.Deletion{
 		"as the API server does": {}, "as of a stored backup": {Stored: &enginev1alpha1.StoredBackup{UID: "another"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h := newHarness(t, location("default", metav1.ConditionTrue),
-					inPhase(newRun("running", 1, "a"), running, 1), inPhase(newRun("waits", 2, "b"), queued, 2), newRun("last", 3, "b"))
-				h.start(1)
-				for _, name := range []string{"running", "waits"} {
-					run := h.Run(name)
-					if run.Spec.Deletion = deletion; name == "waits" {
-						run.Spec.Deletion = &enginev1alpha1.Deletion{} // else it is no work
-					}
-					h.Update(run)
-				}
-				time.Sleep(time.Minute)
-				h.expect(running, "running")
-				h.expect(queued, "last", "waits")
-				if uid := h.Run("running").AsBackup().UID; uid != h.Run("running").UID {
-					t.Errorf("it took on the uid %q", uid)
-				}
-				h.end("running")
-				h.expect(ready, "waits")
-				h.end("waits")
-				h.expect(ready, "last")
-			})
-		})
-	}
+	}, func(t *testing.T, deletion *enginev1alpha1.Deletion) {
+		h := newHarness(t, location("default", metav1.ConditionTrue),
+			inPhase(newRun("running", 1, "a"), running, 1), inPhase(newRun("waits", 2, "b"), queued, 2), newRun("last", 3, "b"))
+		h.start(1)
+		for _, name := range []string{"running", "waits"} {
+			run := h.Run(name)
+			if run.Spec.Deletion = deletion; name == "waits" {
+				run.Spec.Deletion = &enginev1alpha1.Deletion{} // else it is no work
+			}
+			h.Update(run)
+		}
+		time.Sleep(time.Minute)
+		h.expect(running, "running")
+		h.expect(queued, "last", "waits")
+		if uid := h.Run("running").AsBackup().UID; uid != h.Run("running").UID {
+			t.Errorf("it took on the uid %q", uid)
+		}
+		h.end("running")
+		h.expect(ready, "waits")
+		h.end("waits")
+		h.expect(ready, "last")
+	})
 }
 
 func TestARunThatIsCancelledBeforeItIsQueuedGetsNoTicket(t *testing.T) {

@@ -66,33 +66,29 @@ func TestEndedRunsLeaveTheLedgerWithTheNextStart(t *testing.T) {
 // Pitfalls 4 and 22: the record of a run was deleted by hand. It is held, with what it
 // selects, for as long as it may be read, and another one of its name waits.
 func TestARunThatIsGoneHoldsUntilItHasStopped(t *testing.T) {
-	for name, known := range map[string]bool{"known": true, "about to be read": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("gone", 1, "a"), running, 1), newRun("waits", 2, "a"))
-				h.executing["gone"] = nil
-				if known {
-					h.executing["gone"] = h.Run("gone")
-				}
-				c := h.prepare(3)
-				go c.Run(t.Context(), h)
-				h.expect(queued, "waits")
-				h.Remove("gone")
-				synctest.Wait()
-				h.Create(newRun("gone", 3, "b"))
-				h.Create(newRun("passes", 4, "c"))
-				time.Sleep(time.Hour)
-				h.expect(queued, map[bool][]string{true: {"waits"}, false: {"gone", "passes", "waits"}}[known]...)
-				h.mu.Lock()
-				delete(h.executing, "gone")
-				h.mu.Unlock()
-				begin := time.Now()
-				c.Stopped("gone")
-				h.expect(ready, "gone", "passes", "waits")
-				h.AtOnce(begin)
-			})
-		})
-	}
+	enginetest.Each(t, map[string]bool{"known": true, "about to be read": false}, func(t *testing.T, known bool) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("gone", 1, "a"), running, 1), newRun("waits", 2, "a"))
+		h.executing["gone"] = nil
+		if known {
+			h.executing["gone"] = h.Run("gone")
+		}
+		c := h.prepare(3)
+		go c.Run(t.Context(), h)
+		h.expect(queued, "waits")
+		h.Remove("gone")
+		synctest.Wait()
+		h.Create(newRun("gone", 3, "b"))
+		h.Create(newRun("passes", 4, "c"))
+		time.Sleep(time.Hour)
+		h.expect(queued, map[bool][]string{true: {"waits"}, false: {"gone", "passes", "waits"}}[known]...)
+		h.mu.Lock()
+		delete(h.executing, "gone")
+		h.mu.Unlock()
+		begin := time.Now()
+		c.Stopped("gone")
+		h.expect(ready, "gone", "passes", "waits")
+		h.AtOnce(begin)
+	})
 }
 
 // Pitfall 12: another leader has let a run start that this one's informer has not

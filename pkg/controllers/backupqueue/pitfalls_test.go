@@ -17,26 +17,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 )
 
-// Pitfall 8: the order of creation holds within a second too, where names say
-// something else.
-func TestTicketsAfterADowntimeOfManyCreations(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, location("default", metav1.ConditionTrue))
-		var names []string
-		for i := range 20 { // versions with one digit, and with two
-			name := fmt.Sprintf("b%02d", 99-i)
-			names = append(names, name)
-			h.Create(newRun(name, 1, "a"))
-		}
-		h.start(1)
-		for i, name := range names {
-			if got := h.Run(name).Status.Ticket; got != int64(i+1) {
-				t.Errorf("%s, which was created as number %d, has the ticket %d", name, i+1, got)
-			}
-		}
-	})
-}
-
 // Pitfall 9: a record that stands for a stored backup, which somebody wants deleted,
 // is never executed, whatever its status says.
 func TestADeletionIsNoWork(t *testing.T) {
@@ -75,26 +55,25 @@ func TestTwinsDoNotRunAtOnce(t *testing.T) {
 // Pitfall 14: whichever way a run ends, and from whichever phase, the next one is
 // woken by that, and not by the time that passes.
 func TestEveryEndWakesTheQueue(t *testing.T) {
+	type way struct{ from, end v1alpha1.BackupPhase }
+	ways := map[string]way{}
 	for _, from := range []v1alpha1.BackupPhase{ready, running} {
-		for _, end := range []v1alpha1.BackupPhase{
-			ended, v1alpha1.BackupPhasePartiallyFailed, v1alpha1.BackupPhaseFailed, rejected, cancelled,
-		} {
-			t.Run(fmt.Sprintf("%s from %s", end, from), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					h := newHarness(t, location("default", metav1.ConditionTrue),
-						inPhase(newRun("first", 1, "a"), from, 1), newRun("overlaps", 2, "a"), newRun("needs-a-slot", 3, "b"))
-					h.start(1)
-					h.expect(queued, "needs-a-slot", "overlaps")
-					begin := time.Now()
-					h.endIn(end, "first")
-					h.expect(ready, "overlaps")
-					h.endIn(end, "overlaps")
-					h.expect(ready, "needs-a-slot")
-					h.AtOnce(begin)
-				})
-			})
+		for _, end := range []v1alpha1.BackupPhase{ended, v1alpha1.BackupPhasePartiallyFailed, v1alpha1.BackupPhaseFailed, rejected, cancelled} {
+			ways[fmt.Sprintf("%s from %s", end, from)] = way{from, end}
 		}
 	}
+	enginetest.Each(t, ways, func(t *testing.T, c way) {
+		h := newHarness(t, location("default", metav1.ConditionTrue),
+			inPhase(newRun("first", 1, "a"), c.from, 1), newRun("overlaps", 2, "a"), newRun("needs-a-slot", 3, "b"))
+		h.start(1)
+		h.expect(queued, "needs-a-slot", "overlaps")
+		begin := time.Now()
+		h.endIn(c.end, "first")
+		h.expect(ready, "overlaps")
+		h.endIn(c.end, "overlaps")
+		h.expect(ready, "needs-a-slot")
+		h.AtOnce(begin)
+	})
 }
 
 // Pitfall 19: filters of resources and labels do not part backups of one namespace,

@@ -21,50 +21,46 @@ import (
 // A webhook may refuse what it does not like, for as long as it likes, and in any
 // words.
 func TestARefusedRecordHoldsNobodyUp(t *testing.T) {
-	for name, refusal := range map[string]error{
+	enginetest.Each(t, map[string]error{
 		"forbidden":         apierrors.NewForbidden(v1alpha1.Resource("backupruns"), "disliked", errors.New("denied the request")),
 		"bad request":       apierrors.NewBadRequest("denied the request"),
 		"too large":         apierrors.NewRequestEntityTooLargeError("denied the request"),
 		"teapot":            apierrors.NewGenericServerResponse(418, "update", v1alpha1.Resource("backupruns"), "disliked", "denied the request", 0, true),
 		"it can't be asked": apierrors.NewInternalError(errors.New("failed calling webhook: denied the request")),
 		"it says not found": apierrors.NewGenericServerResponse(404, "update", v1alpha1.Resource("backupruns"), "disliked", "denied the request", 0, true),
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h := newHarness(t, location("default", metav1.ConditionTrue))
-				var attempts int
-				h.FaultRuns(enginetest.Fault{Err: refusal}, func(run *enginev1alpha1.BackupRun) bool {
-					if strings.HasPrefix(run.Name, "disliked") {
-						attempts++
-					}
-					return strings.HasPrefix(run.Name, "disliked")
-				})
-				h.start(3)
-				h.Create(newRun("disliked", 1, "a"))
-				dropped := newRun("disliked-and-cancelled", 2, "b")
-				dropped.Spec.Cancellation = &enginev1alpha1.Ask{}
-				h.Create(dropped)
-				h.Create(newRun("fine", 3, "a"))
-				h.expect(ready, "fine")
-				if event := <-h.Events.Events; !strings.Contains(event, "Warning RecordRefused") {
-					t.Errorf("the event says %q", event)
-				}
-				before, began := attempts, time.Now()
-				h.Create(newRun("overlaps", 4, "b"))
-				h.expect(ready, "fine", "overlaps")
-				h.AtOnce(began)
-				time.Sleep(time.Hour)
-				synctest.Wait()
-				if most := 2 * int(time.Hour/refusedRetry); attempts-before > most {
-					t.Errorf("%d attempts in an hour, more than %d", attempts-before, most)
-				}
-				h.Fault(nil)
-				time.Sleep(refusedRetry)
-				h.expect(queued, "disliked")
-				h.expect(cancelled, "disliked-and-cancelled")
-			})
+	}, func(t *testing.T, refusal error) {
+		h := newHarness(t, location("default", metav1.ConditionTrue))
+		var attempts int
+		h.FaultRuns(enginetest.Fault{Err: refusal}, func(run *enginev1alpha1.BackupRun) bool {
+			if strings.HasPrefix(run.Name, "disliked") {
+				attempts++
+			}
+			return strings.HasPrefix(run.Name, "disliked")
 		})
-	}
+		h.start(3)
+		h.Create(newRun("disliked", 1, "a"))
+		dropped := newRun("disliked-and-cancelled", 2, "b")
+		dropped.Spec.Cancellation = &enginev1alpha1.Ask{}
+		h.Create(dropped)
+		h.Create(newRun("fine", 3, "a"))
+		h.expect(ready, "fine")
+		if event := <-h.Events.Events; !strings.Contains(event, "Warning RecordRefused") {
+			t.Errorf("the event says %q", event)
+		}
+		before, began := attempts, time.Now()
+		h.Create(newRun("overlaps", 4, "b"))
+		h.expect(ready, "fine", "overlaps")
+		h.AtOnce(began)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if most := 2 * int(time.Hour/refusedRetry); attempts-before > most {
+			t.Errorf("%d attempts in an hour, more than %d", attempts-before, most)
+		}
+		h.Fault(nil)
+		time.Sleep(refusedRetry)
+		h.expect(queued, "disliked")
+		h.expect(cancelled, "disliked-and-cancelled")
+	})
 }
 
 // A record that changes is tried again at once.
@@ -89,29 +85,25 @@ func TestARefusedRecordThatChangesIsTriedAgain(t *testing.T) {
 
 // While the API server does not answer, nobody gets a place ahead of others.
 func TestAnOutageChangesNoOrder(t *testing.T) {
-	for name, outage := range map[string]error{
+	enginetest.Each(t, map[string]error{
 		"no answer":   errors.New("connection refused"),
 		"overloaded":  apierrors.NewTooManyRequests("later", 1),
 		"unavailable": apierrors.NewServiceUnavailable("starting"),
 		"conflict":    apierrors.NewConflict(v1alpha1.Resource("backupruns"), "first", errors.New("the object has been modified")),
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h := newHarness(t, location("default", metav1.ConditionTrue), newRun("first", 1, "a"), newRun("second", 2, "a"))
-				failures := 3
-				h.FaultRuns(enginetest.Fault{Err: outage}, func(run *enginev1alpha1.BackupRun) bool {
-					if run.Name == "first" {
-						failures--
-					}
-					return run.Name == "first" && failures >= 0
-				})
-				h.start(1)
-				time.Sleep(time.Minute)
-				h.expect(ready, "first")
-				if first, second := h.Run("first").Status.Ticket, h.Run("second").Status.Ticket; first >= second {
-					t.Errorf("the first has ticket %d, the second %d", first, second)
-				}
-			})
+	}, func(t *testing.T, outage error) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("first", 1, "a"), newRun("second", 2, "a"))
+		failures := 3
+		h.FaultRuns(enginetest.Fault{Err: outage}, func(run *enginev1alpha1.BackupRun) bool {
+			if run.Name == "first" {
+				failures--
+			}
+			return run.Name == "first" && failures >= 0
 		})
-	}
+		h.start(1)
+		time.Sleep(time.Minute)
+		h.expect(ready, "first")
+		if first, second := h.Run("first").Status.Ticket, h.Run("second").Status.Ticket; first >= second {
+			t.Errorf("the first has ticket %d, the second %d", first, second)
+		}
+	})
 }

@@ -43,9 +43,9 @@ func TestATinyBackupCostsTwoWrites(t *testing.T) {
 		var claimed *enginev1alpha1.BackupRun
 		run := newRun("a", ready)
 		run.Spec.Backup.TTL = metav1.Duration{Duration: ttl}
-		h := newHarness(t, &work{execute: func(_ context.Context, run *enginev1alpha1.BackupRun, _ backup.Volumes) (backup.Outcome, error) {
+		h := newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
 			claimed = run
-			return stored(done), nil
+			return stored(done), volumes.Wait(ctx) // for none
 		}}, run)
 		h.start(1)
 		h.expect("a", done, true)

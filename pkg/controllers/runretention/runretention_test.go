@@ -108,6 +108,8 @@ func exists(t *testing.T, cluster *enginetest.Cluster, name string) bool {
 	return err == nil
 }
 
+// Each is removed with one write, to the moment: also one that has ended long after it
+// was seen first.
 func TestRunsAreRemovedOnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const retention = 10 * time.Minute
@@ -115,77 +117,54 @@ func TestRunsAreRemovedOnTime(t *testing.T) {
 		cluster := start(t, retention,
 			newRun("stored", v1alpha1.BackupPhaseCompleted, true, &now),
 			newRun("refused", v1alpha1.BackupPhaseFailedValidation, false, &now),
-			newRun("lost", v1alpha1.BackupPhaseFailed, false, &now),
 			newRun("runs", v1alpha1.BackupPhaseInProgress, false, nil))
-		time.Sleep(time.Until(now.Add(retention - tick)))
-		if !exists(t, cluster, "stored") {
-			t.Error("a stored run was removed too early")
-		}
-		time.Sleep(tick)
-		if exists(t, cluster, "stored") {
-			t.Error("a stored run is kept too long")
-		}
-		time.Sleep(time.Until(now.Add(24*time.Hour - tick)))
-		for _, name := range []string{"refused", "lost"} {
+		expectRemoved := func(name string, at time.Time) {
+			t.Helper()
+			time.Sleep(time.Until(at.Add(-tick)))
 			if !exists(t, cluster, name) {
-				t.Errorf("the run %q, of which nothing is stored, was not kept for a day", name)
+				t.Errorf("the run %q was removed too early", name)
 			}
-		}
-		time.Sleep(tick)
-		for _, name := range []string{"refused", "lost"} {
+			time.Sleep(tick)
 			if exists(t, cluster, name) {
 				t.Errorf("the run %q is kept too long", name)
 			}
 		}
+		expectRemoved("stored", now.Add(retention))
+		expectRemoved("refused", now.Add(24*time.Hour))
 		time.Sleep(1000 * time.Hour)
-		if !exists(t, cluster, "runs") {
-			t.Error("a run that has not ended was removed")
-		}
-		if writes := len(cluster.Writes("backupruns")); writes != 3 {
-			t.Errorf("%d writes removed 3 runs", writes)
+		ended := time.Now()
+		update(t, cluster, func(run *enginev1alpha1.BackupRun) {
+			run.Status.Phase, run.Status.Stored, run.Status.CompletionTimestamp = v1alpha1.BackupPhaseCompleted, true, &metav1.Time{Time: ended}
+		}, "runs")
+		expectRemoved("runs", ended.Add(retention))
+		if writes := len(cluster.Writes("backupruns")); writes != 3+1 {
+			t.Errorf("%d writes removed 3 runs, one of which was ended by one", writes)
 		}
 	})
 }
 
-func TestARunIsRemovedAfterItHasEnded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		cluster := start(t, time.Minute, newRun("a", v1alpha1.BackupPhaseInProgress, false, nil))
-		time.Sleep(time.Hour)
-		now := time.Now()
-		runs := cluster.EngineV1alpha1().BackupRuns(system)
-		run, err := runs.Get(t.Context(), "a", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		run.Status.Phase, run.Status.Stored, run.Status.CompletionTimestamp = v1alpha1.BackupPhaseCompleted, true, &metav1.Time{Time: now}
-		if _, err := runs.UpdateStatus(t.Context(), run, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Minute - time.Nanosecond)
-		if !exists(t, cluster, "a") {
-			t.Error("it was removed too early")
-		}
-		time.Sleep(time.Nanosecond)
-		if exists(t, cluster, "a") {
-			t.Error("it is kept too long")
-		}
-	})
+// update writes the status of a run, as its executor does.
+func update(t *testing.T, cluster *enginetest.Cluster, change func(*enginev1alpha1.BackupRun), name string) {
+	t.Helper()
+	runs := cluster.EngineV1alpha1().BackupRuns(system)
+	run, err := runs.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(run)
+	if _, err := runs.UpdateStatus(t.Context(), run, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // A failure may be stored at the last moment. Its record is then kept as that of
 // any stored backup, although the informer does not know yet.
 func TestARunThatChangesAtTheLastMoment(t *testing.T) {
-	for name, change := range map[string]func(*testing.T, *enginetest.Cluster){
+	enginetest.Each(t, map[string]func(*testing.T, *enginetest.Cluster){
 		"stored after all": func(t *testing.T, cluster *enginetest.Cluster) {
-			runs := cluster.EngineV1alpha1().BackupRuns(system)
-			run, err := runs.Get(t.Context(), "a", metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			run.Status.Stored, run.Status.CompletionTimestamp = true, &metav1.Time{Time: time.Now()}
-			if _, err := runs.UpdateStatus(t.Context(), run, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			update(t, cluster, func(run *enginev1alpha1.BackupRun) {
+				run.Status.Stored, run.Status.CompletionTimestamp = true, &metav1.Time{Time: time.Now()}
+			}, "a")
 		},
 		"replaced by a namesake": func(t *testing.T, cluster *enginetest.Cluster) {
 			if err := cluster.EngineV1alpha1().BackupRuns(system).Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
@@ -195,25 +174,21 @@ func TestARunThatChangesAtTheLastMoment(t *testing.T) {
 			namesake.UID = "another"
 			cluster.Create(namesake)
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ended := time.Now()
-				cluster := start(t, time.Hour, newRun("a", v1alpha1.BackupPhaseFailed, false, &ended))
-				time.Sleep(24*time.Hour - time.Second)
-				release := cluster.Hold()
-				change(t, cluster)
-				time.Sleep(time.Minute)
-				if !exists(t, cluster, "a") {
-					t.Error("it was removed by what it was before")
-				}
-				release()
-				if !exists(t, cluster, "a") {
-					t.Error("it was removed")
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, change func(*testing.T, *enginetest.Cluster)) {
+		ended := time.Now()
+		cluster := start(t, time.Hour, newRun("a", v1alpha1.BackupPhaseFailed, false, &ended))
+		time.Sleep(24*time.Hour - time.Second)
+		release := cluster.Hold()
+		change(t, cluster)
+		time.Sleep(time.Minute)
+		if !exists(t, cluster, "a") {
+			t.Error("it was removed by what it was before")
+		}
+		release()
+		if !exists(t, cluster, "a") {
+			t.Error("it was removed")
+		}
+	})
 }
 
 func TestARemovalIsTriedAgain(t *testing.T) {
