@@ -39,8 +39,8 @@
 //
 // While the ledger can't be read, nothing starts. What remains is an executor that was
 // paused until another process was elected, and reads on for a moment when it wakes up,
-// until it notices. Before it makes the backup exist it asks the cluster whether the
-// run is still its own (pkg/controllers/backuprun).
+// until it notices. Whether its backup exists, or has ended as the other process says, is
+// decided in the store, by one write that only one of them can make (pkg/backup).
 package backupqueue
 
 import (
