@@ -72,7 +72,7 @@ func TestDiscovery(t *testing.T) {
 func TestEmptyListHasColumns(t *testing.T) {
 	t.Parallel()
 	want := map[string][]string{
-		"backupqueues":  {"Pos", "Name", "State", "Reason", "Blocked-By", "Since", "Namespaces*", "Conflict*", "Slots*", "Location*", "Requester*"},
+		"backupqueues":  {"Pos", "Name", "State", "Reason", "Blocked-By", "Since", "Namespaces*", "Conflict*", "Slots*", "Absent-Agents*", "Location*", "Requester*"},
 		"backups":       {"Name", "Status", "Items", "Data", "Warnings", "Errors", "Expires", "Age", "Position*", "Reason*", "Took*", "Location*", "Requester*", "Origin*"},
 		"backupvolumes": {"Name", "Last-Backup", "Age", "Size", "Backups", "Failures", "Locations*"},
 		"nodeagents":    {"Name", "Ready", "Limit", "Rule", "Running", "Waiting", "Throughput", "Age", "Version*", "Waiting-Classes*", "Oldest-Wait*", "Problem*"},

@@ -191,6 +191,7 @@ func recordOutcome(status *enginev1alpha1.BackupRunStatus, outcome backup.Outcom
 	ended := &outcome.Status
 	status.Phase = ended.Phase
 	status.Stored = outcome.Stored
+	status.AbsentAgents = nil
 	status.Errors, status.Warnings = ended.Errors, ended.Warnings
 	status.FailureReason = ended.FailureReason
 	status.CompletionTimestamp = ended.CompletionTimestamp.DeepCopy()
@@ -218,5 +219,6 @@ func setProgress(status *enginev1alpha1.BackupRunStatus, progress *backup.Progre
 	if counts := volumes.counts(); counts != nil {
 		status.Volumes = counts
 	}
+	status.AbsentAgents = volumes.absent()
 	return !equality.Semantic.DeepEqual(before, status)
 }

@@ -32,6 +32,8 @@ const (
 	// warnAfter is the part of the time that a node may be without an agent after which
 	// people are told.
 	warnAfter = 3
+	// absentTold is how many nodes without an agent a run names.
+	absentTold = 10
 )
 
 // volumes hands the volumes of one run to the agents, as VolumeUploads. It
@@ -194,13 +196,34 @@ func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) 
 // for each node.
 func (v *volumes) warn(u *upload) {
 	node := u.volume.Node
-	absence := v.c.Agents.Absence(node, u.submitted)
-	if absence < v.c.AgentTimeout/warnAfter || v.warned.Has(node) {
+	absence, absent := v.absence(u)
+	if !absent || v.warned.Has(node) {
 		return
 	}
 	v.warned.Insert(node)
 	v.c.Events.Eventf(records.BackupReference(v.run), nil, corev1.EventTypeWarning, "AgentAbsent", "Backup",
 		"The volumes on node %s wait for its agent, of which nothing was seen for %s; they are given up after %s", node, absence.Round(time.Second), v.c.AgentTimeout)
+}
+
+// absence is how long the agent of a volume's node has been absent, and whether people are
+// told.
+func (v *volumes) absence(u *upload) (time.Duration, bool) {
+	absence := v.c.Agents.Absence(u.volume.Node, u.submitted)
+	return absence, absence >= v.c.AgentTimeout/warnAfter
+}
+
+// absent are the first of the nodes whose agents volumes wait for, and people are told.
+func (v *volumes) absent() []string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	nodes := sets.New[string]()
+	for _, u := range v.uploads {
+		if _, absent := v.absence(u); absent && !u.status.Phase.Done() {
+			nodes.Insert(u.volume.Node)
+		}
+	}
+	all := sets.List(nodes)
+	return all[:min(len(all), absentTold)]
 }
 
 // observe takes note of a record as it is, or was before it was deleted. What was given

@@ -316,6 +316,15 @@ func TestAnAbsentAgentIsTold(t *testing.T) {
 		if told := h.Told(); len(told) != 1 || !strings.Contains(told[0], "Warning AgentAbsent The volumes on node node-1 wait for its agent, of which nothing was seen for 1m40s; they are given up after 5m0s") {
 			t.Errorf("people were told %q", told)
 		}
+		if absent := h.Run("a").Status.AbsentAgents; !slices.Equal(absent, []string{"node-1"}) {
+			t.Errorf("the run says %q", absent)
+		}
+		time.Sleep(agentTimeout)
+		synctest.Wait()
+		h.expect("a", done, true)
+		if absent := h.Run("a").Status.AbsentAgents; len(absent) != 0 {
+			t.Errorf("after its end, the run says %q", absent)
+		}
 	})
 }
 

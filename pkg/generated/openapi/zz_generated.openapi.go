@@ -411,6 +411,25 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							Ref:         ref(v1alpha1.BackupVolumesProgress{}.OpenAPIModelName()),
 						},
 					},
+					"absentAgents": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Nodes, the first ten, whose agents the run waits for though nothing was seen of them for a while.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 					"warnings": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Number of warnings.",
@@ -2106,7 +2125,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why the backup waits: ConcurrencyLimit, NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping, StorageUnavailable or NextToStart.",
+							Description: "Why the backup waits: ConcurrencyLimit, NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping, StorageUnavailable or NextToStart; for one that runs, AgentAbsent if its volumes wait for the agents of nodes.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2151,6 +2170,25 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 						},
 						SchemaProps: spec.SchemaProps{
 							Description: "The namespaces that it and its blockers both include.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"absentAgents": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The nodes whose agents it waits for, though nothing was seen of them for a while: ten at most.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

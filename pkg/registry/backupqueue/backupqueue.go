@@ -43,7 +43,7 @@ var Resource = virtual.Resource[entry]{
 		}),
 		virtual.Name[entry](),
 		virtual.Text("State", "Running, Ready or Queued.", state),
-		virtual.Text("Reason", "Why the backup waits.", reason),
+		virtual.Text("Reason", "Why the backup waits, or its volumes do.", reason),
 		virtual.Text("Blocked-By", "The backups that it waits for.", blockers),
 		virtual.Timed("Since", "How long it has been waiting, or running.", func(e entry, now time.Time) string {
 			return virtual.Since(e.Status.Since, now)
@@ -57,6 +57,9 @@ var Resource = virtual.Resource[entry]{
 				return ""
 			}
 			return fmt.Sprintf("%d/%d", e.Status.SlotsInUse, e.Status.SlotLimit)
+		})),
+		virtual.Wide(virtual.Text("Absent-Agents", "The nodes whose agents it waits for, though nothing is seen of them.", func(e entry) string {
+			return strings.Join(e.Status.AbsentAgents, ",")
 		})),
 		virtual.Wide(virtual.Text("Location", "The storage location.", storageLocation)),
 		virtual.Wide(virtual.Text("Requester", "Who asked for the backup.", requester)),

@@ -5,6 +5,7 @@ package projection
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,7 +31,7 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	if !p.runs.observe(run) {
 		return
 	}
-	if changed := p.queue.planner.UpdateRun(run, selected); changed || known == nil {
+	if changed := p.queue.planner.UpdateRun(run, selected); changed || known == nil || !slices.Equal(known.Status.AbsentAgents, run.Status.AbsentAgents) {
 		p.queue.wake() // not by progress, of which the queue shows nothing
 	}
 	key := p.runs.key(run)

@@ -381,6 +381,18 @@ func TestOnlyWhatTheQueueFollowsFromWakesIt(t *testing.T) {
 	for i := range int64(100) {
 		step("progress", at(v1alpha1.BackupPhaseInProgress, i+1), 0)
 	}
+	waiting := at(v1alpha1.BackupPhaseInProgress, 100)
+	waiting.AbsentAgents = []string{"node-1"}
+	step("an agent is absent", waiting, 1)
+	f.mustPublish()
+	if got, _ := f.Queue.GetObject("shop", "a"); got.Status.Reason != v1alpha1.QueueReasonAgentAbsent || !strings.Contains(got.Status.Message, "node-1") || len(got.Status.AbsentAgents) != 1 {
+		t.Errorf("with an absent agent the queue says %+v", got.Status)
+	}
+	step("it is back", at(v1alpha1.BackupPhaseInProgress, 100), 1)
+	f.mustPublish()
+	if got, _ := f.Queue.GetObject("shop", "a"); got.Status.Reason != "" || got.Status.Message != "" {
+		t.Errorf("with all agents the queue says %+v", got.Status)
+	}
 	step("it ends", at(v1alpha1.BackupPhaseCompleted, 100), 1)
 	step("its end is touched", at(v1alpha1.BackupPhaseCompleted, 101), 0)
 	if f.removed(f.run("shop", "a", at(v1alpha1.BackupPhaseCompleted, 101), "shop")); wakes() != 0 {

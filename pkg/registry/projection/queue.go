@@ -6,6 +6,7 @@ package projection
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -183,6 +184,11 @@ func entryOf(at backupKey, run *enginev1alpha1.BackupRun, entry queue.Entry, pla
 	}
 	for _, blocker := range entry.Blockers {
 		result.Status.Blockers = append(result.Status.Blockers, v1alpha1.QueueBlocker{Namespace: blocker.Namespace, Name: blocker.Name})
+	}
+	if absent := run.Status.AbsentAgents; len(absent) > 0 && entry.State == v1alpha1.QueueStateRunning {
+		result.Status.AbsentAgents = absent
+		result.Status.Reason = v1alpha1.QueueReasonAgentAbsent
+		result.Status.Message = "its volumes wait for the agents of nodes of which nothing was seen for a while: " + strings.Join(absent, ", ")
 	}
 	switch {
 	case !entry.WaitingSince.IsZero():

@@ -149,6 +149,11 @@ type BackupRunStatus struct {
 	// Volumes found and backed up.
 	// +optional
 	Volumes *holdfastv1alpha1.BackupVolumesProgress `json:"volumes,omitempty"`
+	// Nodes, the first ten, whose agents the run waits for though nothing was seen of them
+	// for a while.
+	// +optional
+	// +listType=set
+	AbsentAgents []string `json:"absentAgents,omitempty"`
 	// Number of warnings.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`

@@ -165,6 +165,11 @@ func (in *BackupRunStatus) DeepCopyInto(out *BackupRunStatus) {
 		*out = new(holdfastv1alpha1.BackupVolumesProgress)
 		**out = **in
 	}
+	if in.AbsentAgents != nil {
+		in, out := &in.AbsentAgents, &out.AbsentAgents
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.ValidationErrors != nil {
 		in, out := &in.ValidationErrors, &out.ValidationErrors
 		*out = make([]string, len(*in))

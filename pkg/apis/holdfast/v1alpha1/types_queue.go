@@ -90,6 +90,9 @@ const (
 	QueueReasonStorageUnavailable QueueReason = "StorageUnavailable"
 	// QueueReasonNextToStart: nothing stands in its way; it is about to start.
 	QueueReasonNextToStart QueueReason = "NextToStart"
+	// QueueReasonAgentAbsent: it runs, and its volumes wait for the agents of nodes, of
+	// which nothing was seen for a while.
+	QueueReasonAgentAbsent QueueReason = "AgentAbsent"
 )
 
 // BackupQueueEntryStatus is an entry's place and reason.
@@ -102,7 +105,8 @@ type BackupQueueEntryStatus struct {
 	// +optional
 	Position int32 `json:"position,omitempty"`
 	// Why the backup waits: ConcurrencyLimit, NamespaceOverlap,
-	// ClusterScopeOverlap, BehindOverlapping, StorageUnavailable or NextToStart.
+	// ClusterScopeOverlap, BehindOverlapping, StorageUnavailable or NextToStart; for
+	// one that runs, AgentAbsent if its volumes wait for the agents of nodes.
 	// +optional
 	Reason QueueReason `json:"reason,omitempty"`
 	// The reason in one sentence.
@@ -120,6 +124,11 @@ type BackupQueueEntryStatus struct {
 	// +optional
 	// +listType=atomic
 	ConflictNamespaces []string `json:"conflictNamespaces,omitempty"`
+	// The nodes whose agents it waits for, though nothing was seen of them for a while: ten
+	// at most.
+	// +optional
+	// +listType=atomic
+	AbsentAgents []string `json:"absentAgents,omitempty"`
 	// How many backups run or are about to start, in the whole cluster. Only entries that do so themselves say that.
 	// +optional
 	SlotsInUse int32 `json:"slotsInUse,omitempty"`

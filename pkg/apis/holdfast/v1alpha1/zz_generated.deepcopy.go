@@ -258,6 +258,11 @@ func (in *BackupQueueEntryStatus) DeepCopyInto(out *BackupQueueEntryStatus) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.AbsentAgents != nil {
+		in, out := &in.AbsentAgents, &out.AbsentAgents
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.Since != nil {
 		in, out := &in.Since, &out.Since
 		*out = (*in).DeepCopy()
