@@ -133,6 +133,8 @@ func kindOf(obj runtime.Object) schema.GroupVersionKind {
 		return enginev1alpha1.SchemeGroupVersion.WithKind("StorageLocation")
 	case *enginev1alpha1.VolumeUpload:
 		return enginev1alpha1.SchemeGroupVersion.WithKind("VolumeUpload")
+	case *enginev1alpha1.VolumeRepository:
+		return enginev1alpha1.SchemeGroupVersion.WithKind("VolumeRepository")
 	}
 	panic(fmt.Sprintf("enginetest knows no %T", obj))
 }
@@ -344,6 +346,10 @@ func withStatus(current, changed runtime.Object) runtime.Object {
 		current.Status = changed.(*enginev1alpha1.StorageLocation).Status
 	case *enginev1alpha1.VolumeUpload:
 		current.Status = changed.(*enginev1alpha1.VolumeUpload).Status
+	case *enginev1alpha1.VolumeRestore:
+		current.Status = changed.(*enginev1alpha1.VolumeRestore).Status
+	case *enginev1alpha1.VolumeRepository:
+		current.Status = changed.(*enginev1alpha1.VolumeRepository).Status
 	}
 	return current
 }

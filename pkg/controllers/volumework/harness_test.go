@@ -8,13 +8,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -26,11 +25,11 @@ import (
 	"k8s.io/utils/clock"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumerestore"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumeupload"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
-	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
@@ -45,7 +44,7 @@ const (
 // harness is what an agent has, on fake clients and a real repository in a folder.
 type harness struct {
 	t        *testing.T
-	engine   *enginefake.Clientset
+	engine   *enginetest.Cluster
 	events   *events.FakeRecorder
 	manager  *datapath.Manager
 	config   volumework.Config
@@ -54,11 +53,8 @@ type harness struct {
 	location repository.Location
 	key      repository.Key
 
-	mu       sync.Mutex
-	versions map[string]int
-	// refuse lets a write of a status fail.
-	refuse func(runtime.Object) error
-	writes []string // the phases that were written, by the name of the record
+	mu     sync.Mutex
+	writes []string // the phases of VolumeUploads that were written
 }
 
 // An empty repository, made once: deriving its key takes most of a test's time.
@@ -98,16 +94,21 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 		events:   events.NewFakeRecorder(20),
 		location: locationIn(store),
 		key:      template.key,
-		versions: map[string]int{},
 	}
-	h.engine = enginefake.NewSimpleClientset(
+	h.engine = enginetest.New(
 		&engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: h.location.Spec},
 		&engine.VolumeRepository{
 			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: repo},
 			Spec:       engine.VolumeRepositorySpec{VolumeNamespace: "app", BackupStorageLocation: "default"},
 		},
 	)
-	h.engine.PrependReactor("*", "*", h.compareAndSwap)
+	h.engine.Observe(func(action clienttesting.Action, obj runtime.Object) {
+		if record, ok := obj.(*engine.VolumeUpload); ok && action.GetSubresource() == "status" {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.writes = append(h.writes, string(record.Status.Phase))
+		}
+	})
 	kube := kubefake.NewSimpleClientset(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: engine.KeysNamespace(system), Name: engine.KeySecretName(repo)},
 		Data:       map[string][]byte{engine.KeySecretKey: []byte(h.key)},
@@ -129,59 +130,34 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 	return h
 }
 
-// compareAndSwap adds to the fake client what makes a write fail that is based on
-// an old version.
-func (h *harness) compareAndSwap(action clienttesting.Action) (bool, runtime.Object, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	create, isCreate := action.(clienttesting.CreateAction)
-	update, isUpdate := action.(clienttesting.UpdateAction)
-	var obj runtime.Object
-	switch {
-	case isUpdate && action.GetVerb() == "update":
-		obj = update.GetObject()
-	case isCreate && action.GetVerb() == "create":
-		obj = create.GetObject()
-	default:
-		return false, nil, nil
-	}
-	accessor, err := meta.Accessor(obj)
-	if err != nil {
-		return true, nil, err
-	}
-	id := action.GetResource().Resource + "/" + accessor.GetName()
-	if action.GetVerb() == "update" && h.versions[id] > 0 && accessor.GetResourceVersion() != strconv.Itoa(h.versions[id]) {
-		return true, nil, apierrors.NewConflict(action.GetResource().GroupResource(), accessor.GetName(), fmt.Errorf("version %q is old", accessor.GetResourceVersion()))
-	}
-	if action.GetSubresource() == "status" && h.refuse != nil {
-		if err := h.refuse(obj); err != nil {
-			return true, nil, err
+// refuse has writes of statuses fail.
+func (h *harness) refuse(err func(*engine.VolumeUpload) error) {
+	h.engine.Fault(func(action clienttesting.Action) enginetest.Fault {
+		update, ok := action.(clienttesting.UpdateActionImpl)
+		if !ok || action.GetSubresource() != "status" {
+			return enginetest.Fault{}
 		}
-	}
-	h.versions[id]++
-	accessor.SetResourceVersion(strconv.Itoa(h.versions[id]))
-	if action.GetSubresource() == "status" {
-		switch record := obj.(type) {
-		case *engine.VolumeUpload:
-			h.writes = append(h.writes, string(record.Status.Phase))
-		case *engine.VolumeRestore:
-			h.writes = append(h.writes, string(record.Status.Phase))
-		}
-	}
-	return false, nil, nil
+		return enginetest.Fault{Err: err(update.GetObject().(*engine.VolumeUpload))}
+	})
 }
 
 // written returns the phases that were written so far.
 func (h *harness) written() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return append([]string{}, h.writes...)
+	return slices.Clone(h.writes)
 }
 
 // start runs a controller, with the manager, until the test ends.
 func (h *harness) start(run func(context.Context)) {
 	ctx, cancel := context.WithCancel(h.t.Context())
+	watches := 3
+	if before := h.engine.Watches(); before > 0 {
+		watches = before + 1 // the others are those of the controller before
+	}
 	h.factory.StartWithContext(ctx)
+	// The fake forgets what happens before a watch.
+	h.eventually(func() bool { return h.engine.Watches() >= watches }, func() string { return "there are no watches" })
 	var running sync.WaitGroup
 	running.Go(func() { run(ctx) })
 	h.t.Cleanup(func() {

@@ -286,13 +286,13 @@ func TestTwoProcesses(t *testing.T) {
 	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
 	h.volume("data")
 	stolen := false
-	h.refuse = func(obj runtime.Object) error {
-		if record, ok := obj.(*engine.VolumeUpload); ok && !stolen && record.Status.Phase == engine.VolumePhaseInProgress {
+	h.refuse(func(record *engine.VolumeUpload) error {
+		if !stolen && record.Status.Phase == engine.VolumePhaseInProgress {
 			stolen = true
 			return apierrors.NewConflict(engine.Resource("volumeuploads"), "b", errors.New("another process was faster"))
 		}
 		return nil
-	}
+	})
 	moved := make(chan struct{}, 10)
 	h.startMove(func(context.Context, *datapath.Progress) (result, error) {
 		moved <- struct{}{}
@@ -311,13 +311,12 @@ func TestWriteFails(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
 	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
 	h.volume("data")
-	away := true
-	h.refuse = func(obj runtime.Object) error {
-		if record, ok := obj.(*engine.VolumeUpload); ok && away && record.Name == "b" && record.Status.Phase.Done() {
+	h.refuse(func(record *engine.VolumeUpload) error {
+		if record.Name == "b" && record.Status.Phase.Done() {
 			return errors.New("the API server is away")
 		}
 		return nil
-	}
+	})
 	moved := make(chan struct{}, 10)
 	h.startMove(func(context.Context, *datapath.Progress) (result, error) {
 		moved <- struct{}{}
@@ -332,9 +331,7 @@ func TestWriteFails(t *testing.T) {
 	record.Labels["someone"] = "else"
 	_, err := h.engine.EngineV1alpha1().VolumeUploads(system).Update(t.Context(), record, metav1.UpdateOptions{})
 	must(t, err)
-	h.mu.Lock()
-	away = false
-	h.mu.Unlock()
+	h.engine.Fault(nil)
 	if got := h.expect("b", engine.VolumePhaseCompleted); got.Status.Progress.BytesDone != 5 {
 		t.Errorf("the status is %+v", got.Status)
 	}
