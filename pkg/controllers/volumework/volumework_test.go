@@ -438,6 +438,7 @@ func TestProgress(t *testing.T) {
 			case <-step:
 				p.SetTotal(1000)
 				p.Add(100)
+				step <- struct{}{} // it counts
 			case <-end:
 				return result{Bytes: 1000}, nil
 			case <-ctx.Done():
@@ -450,15 +451,16 @@ func TestProgress(t *testing.T) {
 
 	// The work begins after its ticker.
 	tick := func() { fake.Step(10 * time.Second) }
-	step <- struct{}{}
+	move := func() { step <- struct{}{}; <-step }
+	move()
 	tick()
 	h.eventually(func() bool { return h.get("b").Status.Progress.BytesDone == 100 }, func() string { return "no progress is written" })
 	if got := h.get("b").Status.Progress.TotalBytes; got != 1000 {
 		t.Errorf("the total is %d", got)
 	}
 	tick() // nothing has changed
-	step <- struct{}{}
-	step <- struct{}{}
+	move()
+	move()
 	tick()
 	h.eventually(func() bool { return h.get("b").Status.Progress.BytesDone == 300 }, func() string { return "no progress is written" })
 	close(end)
