@@ -404,8 +404,7 @@ func TestSnapshotThatCannotBeRead(t *testing.T) {
 		objects[want] = child.(object.HasObjectID).ObjectID()
 	}
 	for want, id := range objects {
-		folder := &snapshotDir{Directory: root, repo: r.Kopia(), stored: &snapshot.DirEntry{ObjectID: id}}
-		if _, err := folder.Iterate(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := readFolder(t.Context(), r.Kopia(), &snapshot.DirEntry{ObjectID: id}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
@@ -506,15 +505,15 @@ func TestOutputFails(t *testing.T) {
 		do   func() error
 		want error
 	}{
-		"a folder too late":      {func() error { return o.BeginDirectory(ended, "late", nil) }, context.Canceled},
-		"a folder in none":       {func() error { return o.BeginDirectory(ctx, "none/sub", nil) }, os.ErrNotExist},
+		"a folder too late":      {func() error { return o.BeginDirectory(ended, "late") }, context.Canceled},
+		"a folder in none":       {func() error { return o.BeginDirectory(ctx, "none/sub") }, os.ErrNotExist},
 		"a folder that is gone":  {func() error { return o.FinishDirectory(ctx, "none", nil) }, os.ErrNotExist},
-		"an unreadable file":     {func() error { return o.WriteFile(ctx, "new", unreadable, nil) }, errOpen},
-		"a file in no folder":    {func() error { return o.WriteFile(ctx, "none/new", file, nil) }, os.ErrNotExist},
-		"a file that breaks off": {func() error { return o.WriteFile(ctx, "new", file, nil) }, errBad},
+		"an unreadable file":     {func() error { return o.WriteFile(ctx, "new", unreadable) }, errOpen},
+		"a file in no folder":    {func() error { return o.WriteFile(ctx, "none/new", file) }, os.ErrNotExist},
+		"a file that breaks off": {func() error { return o.WriteFile(ctx, "new", file) }, errBad},
 		"an unreadable link":     {func() error { return o.CreateSymlink(ctx, "new", unreadable) }, errOpen},
 		"a link in no folder":    {func() error { return o.CreateSymlink(ctx, "none/link", file) }, os.ErrNotExist},
-		"a file that goes":       {func() error { return o.WriteFile(ctx, "new", empty(entry{onTime: remove}), nil) }, os.ErrNotExist},
+		"a file that goes":       {func() error { return o.WriteFile(ctx, "new", empty(entry{onTime: remove})) }, os.ErrNotExist},
 		"a folder that goes": {func() error {
 			remove() // of another one of these
 			must(t, root.Mkdir("new", 0o700))

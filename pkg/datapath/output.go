@@ -20,8 +20,6 @@ import (
 
 	"github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/repo/object"
-	"github.com/kopia/kopia/snapshot"
-	"github.com/kopia/kopia/snapshot/restore"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
@@ -63,11 +61,6 @@ type written struct {
 
 type link struct{ from, to string }
 
-var _ restore.Output = (*output)(nil)
-
-// Parallelizable implements restore.Output.
-func (o *output) Parallelizable() bool { return true }
-
 // name is where a path of the snapshot goes: the root of both is the same.
 func name(rel string) string {
 	if rel == "" {
@@ -76,8 +69,8 @@ func name(rel string) string {
 	return rel
 }
 
-// BeginDirectory implements restore.Output. The folder gets its mode when it is full.
-func (o *output) BeginDirectory(ctx context.Context, rel string, _ fs.Directory) error {
+// BeginDirectory makes a folder, which gets its attributes when it is full.
+func (o *output) BeginDirectory(ctx context.Context, rel string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -118,8 +111,8 @@ func (o *output) removeDefaults(rel string) error {
 	return o.permitted(err, name(rel), "has kept a default access control list")
 }
 
-// FinishDirectory implements restore.Output.
-func (o *output) FinishDirectory(_ context.Context, rel string, dir fs.Directory) error {
+// FinishDirectory gives a folder its attributes.
+func (o *output) FinishDirectory(_ context.Context, rel string, dir fs.Entry) error {
 	f, err := o.openFolder(name(rel))
 	if err != nil {
 		return err
@@ -135,8 +128,8 @@ func (o *output) FinishDirectory(_ context.Context, rel string, dir fs.Directory
 	return o.finish(f, name(rel), dir)
 }
 
-// WriteFile implements restore.Output.
-func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, _ restore.FileWriteProgress) error {
+// WriteFile writes a file, or notes that it is another name of one.
+func (o *output) WriteFile(ctx context.Context, rel string, file fs.File) error {
 	if o.isLink(rel, file) {
 		o.progress.Add(file.Size())
 		return nil
@@ -161,7 +154,7 @@ func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, _ rest
 	return o.finish(to, rel, file)
 }
 
-// CreateSymlink implements restore.Output.
+// CreateSymlink makes a symbolic link.
 func (o *output) CreateSymlink(ctx context.Context, rel string, link fs.Symlink) error {
 	target, err := link.Readlink(ctx)
 	if err != nil {
@@ -311,7 +304,7 @@ func (o *output) permitted(err error, rel, problem string) error {
 	return err
 }
 
-// Close implements restore.Output: it brings the data to the disk.
+// Close gives files their other names, and brings all to the disk.
 func (o *output) Close(ctx context.Context) error {
 	if err := o.makeLinks(ctx); err != nil {
 		return err
@@ -325,17 +318,6 @@ func (o *output) Close(ctx context.Context) error {
 		return fmt.Errorf("write the volume to its disk: %w", err)
 	}
 	return nil
-}
-
-// FileExists implements restore.Output. It is asked by incremental restores only.
-func (o *output) FileExists(context.Context, string, fs.File) bool { return false }
-
-// SymlinkExists implements restore.Output. It is asked by incremental restores only.
-func (o *output) SymlinkExists(context.Context, string, fs.Symlink) bool { return false }
-
-// WriteDirEntry implements restore.Output. It is called by partial restores only.
-func (o *output) WriteDirEntry(context.Context, string, *snapshot.DirEntry, fs.Directory) error {
-	return errors.ErrUnsupported
 }
 
 // sparseBlock is the unit in which zeros become holes: the block of common

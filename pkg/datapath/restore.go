@@ -4,19 +4,23 @@
 package datapath
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"os"
+	"path"
+	"slices"
+	"strings"
 
 	"github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/snapshot"
-	"github.com/kopia/kopia/snapshot/restore"
 	"github.com/kopia/kopia/snapshot/snapshotfs"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/holdfast-io/holdfast/pkg/repository"
@@ -49,7 +53,8 @@ type RestoreResult struct {
 // part of the files; a repetition replaces them.
 func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, p *Progress) (_ RestoreResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
-	defer r.KeepPacks(packMemory)()
+	packs := r.KeepPacks(packMemory)
+	defer packs.Release()
 	man, err := snapshot.LoadSnapshot(ctx, r.Kopia(), manifest.ID(req.SnapshotID))
 	switch {
 	case errors.Is(err, snapshot.ErrSnapshotNotFound):
@@ -74,15 +79,12 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	case err != nil:
 		return RestoreResult{}, fmt.Errorf("read the extended attributes and hard links of snapshot %s: %w", req.SnapshotID, err)
 	}
-	stats, err := restore.Entry(ctx, r.Kopia(), out, newSnapshotEntry(r.Kopia(), man.RootEntry), restore.Options{
-		Parallel:               parallelism(16),
-		RestoreDirEntryAtDepth: math.MaxInt32,
-	})
-	switch {
-	case err != nil:
+	walk := &restoration{repo: r.Kopia(), packs: packs, out: out}
+	if err := walk.run(ctx, man.RootEntry); err != nil {
 		return RestoreResult{}, fmt.Errorf("restore snapshot %s: %w", req.SnapshotID, err)
-	case int64(stats.RestoredFileCount) != summary.TotalFileCount:
-		return RestoreResult{}, fmt.Errorf("restored %d of the %d files of snapshot %s", stats.RestoredFileCount, summary.TotalFileCount, req.SnapshotID)
+	}
+	if walk.files != summary.TotalFileCount {
+		return RestoreResult{}, fmt.Errorf("restored %d of the %d files of snapshot %s", walk.files, summary.TotalFileCount, req.SnapshotID)
 	}
 	return RestoreResult{
 		TotalBytes: summary.TotalFileSize,
@@ -91,42 +93,161 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	}, nil
 }
 
-// newSnapshotEntry presents an entry of a snapshot to Kopia's restore. Kopia's
-// own view of a folder replaces the times of the folders in it by those of their
-// newest files.
-func newSnapshotEntry(r repo.Repository, stored *snapshot.DirEntry) fs.Entry {
-	e := snapshotfs.EntryFromDirEntry(r, stored)
-	if dir, ok := e.(fs.Directory); ok {
-		return &snapshotDir{Directory: dir, repo: r, stored: stored}
-	}
-	return e
+// restoration writes the entries of a snapshot. It goes through the folders, and makes
+// them; and whenever it has met batchSize entries, it writes the files among them, pack by
+// pack, whatever the order of their names, and then gives the folders of which all is
+// written their attributes. So a store is asked for each pack once in a batch, and
+// memory follows the batch. Kopia's own restore goes by name, and files that are neighbours
+// by name may be stored far from each other.
+type restoration struct {
+	repo  repo.DirectRepository
+	packs *repository.Packs
+	out   *output
+	// files is how many have been written.
+	files int64
+	// leaves are the files and links of this batch, and folders those of which nothing is
+	// left besides.
+	leaves  []leaf
+	folders []leaf
 }
 
-type snapshotDir struct {
-	fs.Directory
-	repo   repo.Repository
+// leaf is an entry of the snapshot, by its path from the volume's root, which is "".
+type leaf struct {
+	path   string
 	stored *snapshot.DirEntry
+	// pack and offset are where its content begins; none for a large one in many pieces.
+	pack   blob.ID
+	offset uint32
+	// small is true if its content is a small piece of the pack.
+	small bool
+}
+
+// batchSize is how many entries are met before files are written: some 25 MB.
+const batchSize = 50_000
+
+func (w *restoration) run(ctx context.Context, root *snapshot.DirEntry) error {
+	if err := w.folder(ctx, "", root); err != nil {
+		return err
+	}
+	if err := w.write(ctx); err != nil {
+		return err
+	}
+	return w.out.Close(ctx)
+}
+
+// folder goes through a folder.
+func (w *restoration) folder(ctx context.Context, rel string, stored *snapshot.DirEntry) error {
+	if err := w.out.BeginDirectory(ctx, rel); err != nil {
+		return err
+	}
+	entries, err := readFolder(ctx, w.repo, stored)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if entry.Name == "" || entry.Name == "." || entry.Name == ".." || strings.Contains(entry.Name, "/") {
+			return fmt.Errorf("folder %q of the snapshot has an entry with the name %q", stored.Name, entry.Name)
+		}
+		below := path.Join(rel, entry.Name)
+		if entry.Type == snapshot.EntryTypeDirectory {
+			err = w.folder(ctx, below, entry)
+		} else {
+			err = w.meet(ctx, below, entry)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	w.folders = append(w.folders, leaf{path: rel, stored: stored})
+	return nil
+}
+
+// meet puts a file or link into the batch.
+func (w *restoration) meet(ctx context.Context, rel string, stored *snapshot.DirEntry) error {
+	if len(w.leaves)+len(w.folders) >= batchSize {
+		if err := w.write(ctx); err != nil {
+			return err
+		}
+	}
+	met := leaf{path: rel, stored: stored}
+	if id, _, single := stored.ObjectID.ContentID(); single {
+		// Where nothing is known of it, its reading says why.
+		if info, err := w.repo.ContentInfo(ctx, id); err == nil {
+			met.pack, met.offset, met.small = info.PackBlobID, info.PackOffset, info.PackedLength <= repository.SmallPiece
+		}
+	}
+	w.leaves = append(w.leaves, met)
+	return nil
+}
+
+// write writes the batch.
+func (w *restoration) write(ctx context.Context) error {
+	slices.SortFunc(w.leaves, func(a, b leaf) int { return cmp.Or(cmp.Compare(a.pack, b.pack), cmp.Compare(a.offset, b.offset)) })
+	wanted := map[blob.ID]int{}
+	for _, met := range w.leaves {
+		if met.small {
+			wanted[met.pack]++
+		}
+	}
+	for pack, pieces := range wanted {
+		w.packs.Expect(pack, pieces)
+	}
+	writing, writingCtx := errgroup.WithContext(ctx)
+	writing.SetLimit(parallelism(16))
+	for _, met := range w.leaves {
+		writing.Go(func() error { return w.leaf(writingCtx, met) })
+	}
+	if err := writing.Wait(); err != nil {
+		return err
+	}
+	for _, met := range w.folders {
+		if err := w.out.FinishDirectory(ctx, met.path, w.entry(met)); err != nil {
+			return err
+		}
+	}
+	for _, met := range w.leaves {
+		if met.stored.Type == snapshot.EntryTypeFile {
+			w.files++
+		}
+	}
+	w.leaves, w.folders = w.leaves[:0], w.folders[:0]
+	return nil
+}
+
+func (w *restoration) leaf(ctx context.Context, met leaf) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	switch entry := w.entry(met).(type) {
+	case fs.File:
+		return w.out.WriteFile(ctx, met.path, entry)
+	case fs.Symlink:
+		return w.out.CreateSymlink(ctx, met.path, entry)
+	}
+	return fmt.Errorf("%q of the snapshot is a %q, which nobody knows", met.path, met.stored.Type)
+}
+
+func (w *restoration) entry(met leaf) fs.Entry {
+	return snapshotfs.EntryFromDirEntry(w.repo, met.stored)
 }
 
 // directoryStream is how Kopia marks the object of a folder.
 const directoryStream = "kopia:directory"
 
-func (d *snapshotDir) Iterate(ctx context.Context) (fs.DirectoryIterator, error) {
-	object, err := d.repo.OpenObject(ctx, d.stored.ObjectID)
+// readFolder reads the entries of a folder. Kopia's own view of a folder replaces the
+// times of the folders in it by those of their newest files.
+func readFolder(ctx context.Context, r repo.Repository, stored *snapshot.DirEntry) ([]*snapshot.DirEntry, error) {
+	content, err := r.OpenObject(ctx, stored.ObjectID)
 	if err != nil {
-		return nil, fmt.Errorf("open folder %q of the snapshot: %w", d.Name(), err)
+		return nil, fmt.Errorf("open folder %q of the snapshot: %w", stored.Name, err)
 	}
-	defer object.Close()
-	var content snapshot.DirManifest
-	if err := json.NewDecoder(object).Decode(&content); err != nil {
-		return nil, fmt.Errorf("read folder %q of the snapshot: %w", d.Name(), err)
+	defer content.Close()
+	var folder snapshot.DirManifest
+	if err := json.NewDecoder(content).Decode(&folder); err != nil {
+		return nil, fmt.Errorf("read folder %q of the snapshot: %w", stored.Name, err)
 	}
-	if content.StreamType != directoryStream {
-		return nil, fmt.Errorf("folder %q of the snapshot is a %q", d.Name(), content.StreamType)
+	if folder.StreamType != directoryStream {
+		return nil, fmt.Errorf("folder %q of the snapshot is a %q", stored.Name, folder.StreamType)
 	}
-	entries := make([]fs.Entry, len(content.Entries))
-	for i, stored := range content.Entries {
-		entries[i] = newSnapshotEntry(d.repo, stored)
-	}
-	return fs.StaticIterator(entries, nil), nil
+	return folder.Entries, nil
 }

@@ -13,26 +13,32 @@ import (
 )
 
 const (
-	// smallPiece is up to how many bytes a piece of a pack is small: what a store needs to
+	// SmallPiece is up to how many bytes a piece of a pack is small: what a store needs to
 	// send it is less than what it needs to answer at all.
-	smallPiece = 1 << 20
+	SmallPiece = 1 << 20
 	// packPart is how many bytes of a pack are read by one request: a connection to a
 	// store is slow by itself, and several at once are not.
 	packPart = 8 << 20
 )
 
-// packs keeps the packs whole in memory of which many small pieces are read, as a
+const (
+	// wholeFrom is how many pieces of a pack are expected at least for it to be read whole:
+	// for fewer of them it would be too many bytes.
+	wholeFrom = 16
+	// learnAfter is how many pieces are read singly of a pack of which nobody has said what
+	// to expect, as of those with folders.
+	learnAfter = 4
+)
+
+// Packs keeps the packs whole in memory of which many small pieces are read, as a
 // restore of small files does: with a request for each piece it would wait for the store
-// most of the time. The first piece of a pack is read by itself, since nobody may want
-// another one. A pack that had to make room for others is not read whole again: the
-// pieces that are wanted lie scattered, and each request would bring far more than
-// that.
-type packs struct {
+// most of the time. A pack that had to make room for others, and of which nobody
+// expects more, is not read whole again. Its methods may be called on nil, which keeps
+// nothing.
+type Packs struct {
 	// limit is how many bytes are kept, besides the packs that are being read.
-	limit int64
-	// piece reads a part of a pack, and size is that of one.
-	piece func(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) error
-	size  func(ctx context.Context, id blob.ID) (int64, error)
+	limit   int64
+	storage *storage
 
 	mu    sync.Mutex
 	known map[blob.ID]*keptPack
@@ -40,19 +46,40 @@ type packs struct {
 	uses  int64
 }
 
-// keptPack is what is known of a pack. The mutex of packs guards it, but for data, which does not
-// change once loaded is closed.
+// keptPack is what is known of a pack. The mutex of Packs guards it.
 type keptPack struct {
-	loaded chan struct{} // nil before it is read whole
-	data   []byte        // nil if that failed, or it has made room
-	used   int64
-	spent  bool
+	// pieces are those that were read singly, or are expected.
+	pieces int
+	// loaded is closed when it has been read, or that has failed; nil before.
+	loaded chan struct{}
+	// data is nil if it is not kept.
+	data []byte
+	used int64
+}
+
+// Release ends it.
+func (p *Packs) Release() {
+	if p != nil {
+		p.storage.packs.CompareAndSwap(p, nil)
+	}
+}
+
+// Expect says how many small pieces of a pack are to be read next, and no more of it.
+func (p *Packs) Expect(id blob.ID, pieces int) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if known := p.known[id]; known == nil || known.data == nil {
+		p.known[id] = &keptPack{pieces: pieces}
+	}
 }
 
 // get reads a small piece of a pack if it is kept, or is to be from now on. Else it
 // returns false, and the piece is to be read by itself.
-func (p *packs) get(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) bool {
-	if length <= 0 || length > smallPiece || id[:1] != content.PackBlobIDPrefixRegular && id[:1] != content.PackBlobIDPrefixSpecial {
+func (p *Packs) get(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) bool {
+	if length <= 0 || length > SmallPiece || id[:1] != content.PackBlobIDPrefixRegular && id[:1] != content.PackBlobIDPrefixSpecial {
 		return false
 	}
 	data := p.whole(ctx, id)
@@ -64,26 +91,28 @@ func (p *packs) get(ctx context.Context, id blob.ID, offset, length int64, outpu
 }
 
 // whole returns a pack; nil if it is not to be read whole, or that failed.
-func (p *packs) whole(ctx context.Context, id blob.ID) []byte {
+func (p *Packs) whole(ctx context.Context, id blob.ID) []byte {
 	p.mu.Lock()
 	this := p.known[id]
+	if this == nil {
+		this = &keptPack{pieces: wholeFrom - learnAfter}
+		p.known[id] = this
+	}
+	p.uses++
+	this.used = p.uses
 	switch {
-	case this == nil:
-		p.known[id] = &keptPack{}
+	case this.loaded != nil:
+	case this.pieces < wholeFrom:
+		this.pieces++
 		p.mu.Unlock()
 		return nil
-	case this.spent:
-		p.mu.Unlock()
-		return nil
-	case this.loaded == nil:
+	default:
 		this.loaded = make(chan struct{})
 		p.mu.Unlock()
 		data := p.read(ctx, id)
 		p.keep(this, data)
 		return data
 	}
-	p.uses++
-	this.used = p.uses
 	p.mu.Unlock()
 	select {
 	case <-this.loaded:
@@ -96,11 +125,11 @@ func (p *packs) whole(ctx context.Context, id blob.ID) []byte {
 }
 
 // keep keeps a pack, and has those make room that were not used for the longest time.
-func (p *packs) keep(this *keptPack, data []byte) {
+func (p *Packs) keep(this *keptPack, data []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.uses++
-	this.data, this.used, this.spent = data, p.uses, data == nil
+	this.data, this.used = data, p.uses
 	p.kept += int64(len(data))
 	close(this.loaded)
 	for p.kept > p.limit {
@@ -111,21 +140,22 @@ func (p *packs) keep(this *keptPack, data []byte) {
 			}
 		}
 		p.kept -= int64(len(oldest.data))
-		oldest.data, oldest.spent = nil, true
+		oldest.data = nil
 	}
 }
 
 // read reads a whole pack; nil if that fails, so that whoever wants a piece hears why.
-func (p *packs) read(ctx context.Context, id blob.ID) []byte {
-	size, err := p.size(ctx, id)
+func (p *Packs) read(ctx context.Context, id blob.ID) []byte {
+	found, err := p.storage.GetMetadata(ctx, id)
 	if err != nil {
 		return nil
 	}
+	size := found.Length
 	data := make([]byte, size)
 	reading, ctx := errgroup.WithContext(ctx)
 	for offset := int64(0); offset < size; offset += packPart {
 		part := data[offset:min(offset+packPart, size)]
-		reading.Go(func() error { return p.piece(ctx, id, offset, int64(len(part)), &fixed{into: part}) })
+		reading.Go(func() error { return p.storage.piece(ctx, id, offset, int64(len(part)), &fixed{into: part}) })
 	}
 	if reading.Wait() != nil {
 		return nil

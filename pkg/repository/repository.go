@@ -176,22 +176,15 @@ func openStorage(ctx context.Context, st *storage, key Key, opts Options) (_ *Re
 func (r *Repository) Kopia() repo.DirectRepository { return r.direct }
 
 // KeepPacks has packs kept in memory of which many small pieces are read, of so many
-// bytes at most, until the function that it returns is called: see packs. In a folder
-// there is nothing to wait for, and nothing is kept.
-func (r *Repository) KeepPacks(limit int64) (release func()) {
+// bytes at most, until Release is called. In a folder there is nothing to wait for, and
+// nothing is kept. One at a time may do so.
+func (r *Repository) KeepPacks(limit int64) *Packs {
 	if r.storage.shards != nil {
-		return func() {}
+		return nil
 	}
-	r.storage.packs.Store(&packs{
-		limit: limit,
-		piece: r.storage.piece,
-		size: func(ctx context.Context, id blob.ID) (int64, error) {
-			found, err := r.storage.GetMetadata(ctx, id)
-			return found.Length, err
-		},
-		known: map[blob.ID]*keptPack{},
-	})
-	return func() { r.storage.packs.Store(nil) }
+	packs := &Packs{limit: limit, storage: r.storage, known: map[blob.ID]*keptPack{}}
+	r.storage.packs.Store(packs)
+	return packs
 }
 
 // Close closes the repository and removes what it kept on disk, save its cache.

@@ -56,7 +56,7 @@ type storage struct {
 	// shards says how names are cut; nil is not at all.
 	shards *sharded.Parameters
 	// packs keeps packs in memory while somebody wants that, and is nil else.
-	packs atomic.Pointer[packs]
+	packs atomic.Pointer[Packs]
 	// answered is set once the store has answered.
 	answered atomic.Bool
 	closed   sync.Once
