@@ -4,7 +4,7 @@
 
 # Measures Holdfast on a Kubernetes of its own, and prints counts, and ratios
 # against Velero, Kopia or a limit: docs/performance.md says what they mean.
-# Usage: hack/bench.sh [plan|queue|objects|volume|list]...   without arguments all of them
+# Usage: hack/bench.sh [plan|queue|objects|volume|far|list]...   without arguments all of them
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -105,6 +105,11 @@ volume() {
   measure volume --scratch "${scratch}" --pods "${scratch}/pods" --peer "${bin}/bench-kopia"
 }
 
+far() {
+  say "A store far away, emulated: 20 ms for each request, 80 MB/s for each connection"
+  go test ./pkg/datapath -run '^$' -benchtime 1x -bench '^BenchmarkFarStore$' | measure far
+}
+
 kopia_version() { go list -C "$1" -m -f '{{.Version}}' github.com/kopia/kopia; }
 if [[ "$(kopia_version .)" != "$(kopia_version hack/bench/kopia)" ]]; then
   echo "bench: Holdfast and hack/bench/kopia use different versions of Kopia; make them the same" >&2
@@ -116,11 +121,11 @@ go build -C hack/bench/kopia -trimpath -o "${bin}/bench-kopia" .
 mkdir -p "${results}"
 : >"${results}/rows"
 fresh_lab
-for benchmark in "${@:-plan queue objects volume list}"; do
+for benchmark in "${@:-plan queue objects volume far list}"; do
   for one in ${benchmark}; do
     case "${one}" in
-    plan | queue | objects | volume | list) "${one}" ;;
-    *) echo "bench: there is no benchmark ${one}; there are plan, queue, objects, volume and list" >&2; exit 2 ;;
+    plan | queue | objects | volume | far | list) "${one}" ;;
+    *) echo "bench: there is no benchmark ${one}; there are plan, queue, objects, volume, far and list" >&2; exit 2 ;;
     esac
   done
 done

@@ -6,6 +6,7 @@ package datapath
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -17,6 +18,8 @@ import (
 	"github.com/kopia/kopia/repo/blob/filesystem"
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/policy"
+	"github.com/kopia/kopia/snapshot/restore"
+	"github.com/kopia/kopia/snapshot/snapshotfs"
 	"github.com/kopia/kopia/snapshot/upload"
 
 	"github.com/holdfast-io/holdfast/pkg/repository"
@@ -59,44 +62,61 @@ func BenchmarkUpload(b *testing.B) {
 }
 
 // BenchmarkFarStore moves files to and from an emulated store that takes 20 ms for each
-// request, and sends 80 MB a second over each connection.
+// request, and sends 80 MB a second over each connection; and restores some of them by
+// Kopia's own restore with its defaults.
 func BenchmarkFarStore(b *testing.B) {
 	for _, files := range []struct {
-		name        string
-		count, size int
+		name         string
+		count, kopia int // files, and how many of them Kopia restores
+		size         int
 	}{
-		{"small=20000x8KiB", 20_000, 8 << 10},
-		{"big=1x800MiB", 1, 800 << 20},
+		{"small=20000x8KiB", 20_000, 1_000, 8 << 10},
+		{"big=1x800MiB", 1, 1, 800 << 20},
 	} {
 		b.Run(files.name, func(b *testing.B) {
-			s, dir := newFarStore(b), filepath.Join(benchDir(b), "volume")
+			s, dir, few := newFarStore(b), filepath.Join(benchDir(b), "volume"), filepath.Join(benchDir(b), "few")
 			if files.count > 1 {
 				smallFiles(b, dir, files.count)
+				smallFiles(b, few, files.kopia)
 			} else {
 				content := make([]byte, files.size)
 				_, _ = rand.NewChaCha8([32]byte{}).Read(content)
 				write(b, filepath.Join(dir, "big"), string(content))
+				few = dir
 			}
 			s.latency, s.bandwidth = 20*time.Millisecond, 80_000_000
-			var uploads, restores time.Duration
-			var gets int64
-			for b.Loop() {
-				begin := time.Now()
-				id := s.upload(b, dir, Source{Namespace: namespace, Pod: fmt.Sprint(begin.UnixNano()), Volume: "data"}).SnapshotID
-				uploads += time.Since(begin)
+			timed := func(do func()) (seconds, gets float64) {
 				s.gets.Store(0)
-				target := benchDir(b)
-				begin = time.Now()
-				s.restore(b, id, target)
-				restores += time.Since(begin)
-				gets += s.gets.Load()
+				begin := time.Now()
+				do()
+				return time.Since(begin).Seconds(), float64(s.gets.Load())
 			}
-			b.ReportMetric(0, "ns/op") // it would be the sum of both
-			b.ReportMetric(uploads.Seconds()/float64(b.N), "upload-s")
-			b.ReportMetric(restores.Seconds()/float64(b.N), "restore-s")
-			b.ReportMetric(float64(gets)/float64(b.N), "GETs")
+			var result UploadResult
+			for b.Loop() {
+				uploading, _ := timed(func() { result = s.upload(b, dir, web) })
+				restoring, gets := timed(func() { s.restore(b, result.SnapshotID, benchDir(b)) })
+				result = s.upload(b, few, Source{Namespace: namespace, Pod: "few", Volume: "data"})
+				kopias, kopiasGets := timed(func() { s.restoreBare(b, result.SnapshotID, benchDir(b)) })
+				b.ReportMetric(uploading, "upload-s")
+				b.ReportMetric(restoring, "restore-s")
+				b.ReportMetric(gets, "GETs")
+				b.ReportMetric(kopias, "kopia-s")
+				b.ReportMetric(kopiasGets, "kopia-GETs")
+			}
+			b.ReportMetric(0, "ns/op") // it would be the sum of all
 		})
 	}
+}
+
+// restoreBare restores by Kopia alone.
+func (s store) restoreBare(b *testing.B, id, dir string) {
+	r := s.open(b).Kopia()
+	root, err := snapshotfs.FilesystemEntryFromIDWithPath(b.Context(), r, id, false)
+	must(b, err)
+	out := &restore.FilesystemOutput{TargetPath: dir, OverwriteDirectories: true, OverwriteFiles: true, IgnorePermissionErrors: true}
+	must(b, out.Init(b.Context()))
+	_, err = restore.Entry(b.Context(), r, out, root, restore.Options{RestoreDirEntryAtDepth: math.MaxInt32})
+	must(b, err)
 }
 
 // benchDir is in memory where that is possible: what a disk takes to write a

@@ -83,25 +83,29 @@ func command() *cobra.Command {
 	volume.Flags().StringVar(&v.pods, "pods", "", "the agent's folder of pods, in the file system of --scratch")
 	volume.Flags().IntVar(&v.rounds, "rounds", 5, "how often")
 
-	plan := &cobra.Command{
-		Use: "plan", Short: "Read what the benchmarks of pkg/queue print", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			found, err := readBenchmarks(c.InOrStdin(), c.OutOrStdout())
-			if err != nil {
-				return err
-			}
-			rows, err := measurePlan(found)
-			if err != nil {
-				return err
-			}
-			return appendRows(results, rows)
-		},
+	reading := func(use, short string, measure func(benchmarks) ([]row, error)) *cobra.Command {
+		return &cobra.Command{
+			Use: use, Short: short, Args: cobra.NoArgs,
+			RunE: func(c *cobra.Command, _ []string) error {
+				found, err := readBenchmarks(c.InOrStdin(), c.OutOrStdout())
+				if err != nil {
+					return err
+				}
+				rows, err := measure(found)
+				if err != nil {
+					return err
+				}
+				return appendRows(results, rows)
+			},
+		}
 	}
+	plan := reading("plan", "Read what the benchmarks of pkg/queue print", measurePlan)
+	far := reading("far", "Read what BenchmarkFarStore of pkg/datapath prints", measureFar)
 
 	table := &cobra.Command{
 		Use: "table", Short: "Print the rows", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return printTable(c.OutOrStdout(), results) },
 	}
-	root.AddCommand(plan, queue, list, object, volume, table)
+	root.AddCommand(plan, queue, list, object, volume, far, table)
 	return root
 }
