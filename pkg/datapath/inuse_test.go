@@ -8,9 +8,11 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	kopiafs "github.com/kopia/kopia/fs"
 )
@@ -18,7 +20,7 @@ import (
 // TestVolumeInUse changes files between listing, opening and closing.
 func TestVolumeInUse(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"removed", "grows", "replaced", "still", "folder/x"} {
+	for _, name := range []string{"removed", "grows", "rewritten", "cut", "replaced", "still", "folder/x"} {
 		write(t, filepath.Join(dir, name), "content")
 	}
 	secret := filepath.Join(t.TempDir(), "secret")
@@ -64,15 +66,25 @@ func TestVolumeInUse(t *testing.T) {
 	if w := n.warnings(); w.Count != 0 {
 		t.Errorf("there are warnings already: %v", w)
 	}
-	for _, name := range []string{"grows", "still"} {
-		r, err := open(name)
+	at := time.Now().Add(-time.Hour)
+	for _, change := range []struct {
+		name, content string
+		at            time.Time
+	}{
+		{"grows", "longer content", at},
+		{"rewritten", "CONTENT", at.Add(time.Minute)},
+		{"cut", "con", at},
+		{"still", "content", at},
+	} {
+		path := filepath.Join(dir, change.name)
+		must(t, os.Chtimes(path, at, at))
+		r, err := open(change.name)
 		must(t, err)
-		if name == "grows" {
-			must(t, os.WriteFile(filepath.Join(dir, name), []byte("longer content"), 0o644))
-		}
+		must(t, os.WriteFile(path, []byte(change.content), 0o644))
+		must(t, os.Chtimes(path, change.at, change.at))
 		must(t, r.Close())
 	}
-	if w := n.warnings(); w.Count != 1 || !strings.Contains(w.First[0], `"grows" changed`) {
+	if w := n.warnings(); w.Count != 3 || !slices.Equal(w.First, []string{`"grows" changed while it was read`, `"rewritten" changed while it was read`, `"cut" changed while it was read`}) {
 		t.Errorf("the warnings are %+v", w)
 	}
 
