@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -82,6 +83,11 @@ func TestStoreDownAtFirst(t *testing.T) {
 		f.failOpen(nil)
 		pass(time.Minute) // long before the next regular refresh
 		f.wantBackups("one")
+		f.reset()
+		pass(10 * time.Hour)
+		if listings := f.stores["default"].Count(storetest.List); listings > 12 {
+			t.Errorf("%d listings in 10 hours", listings)
+		}
 	})
 }
 
@@ -276,8 +282,11 @@ func TestBadVolumesAreSaidSo(t *testing.T) {
 // Whatever the store can't be asked for says nothing of a backup, whichever of its
 // objects it was: what is known of it is served as it was.
 func TestAStoreThatCannotBeAsked(t *testing.T) {
-	for _, key := range []string{format.MetadataKey("a"), format.PodVolumeBackupsKey("a"), format.CopyKey("a")} {
-		for _, fault := range []error{store.ErrUnavailable, context.Canceled, context.DeadlineExceeded} {
+	for _, key := range []string{format.MetadataKey("a"), format.PodVolumeBackupsKey("a"), format.CopyKey("a"), "a listing"} {
+		for _, fault := range []storetest.Fault{
+			{Err: store.ErrUnavailable}, {Err: context.Canceled}, {Err: context.DeadlineExceeded}, {Err: store.ErrDenied},
+			{Err: store.ErrUnavailable, Truncate: true, After: 30}, // in the midst of it
+		} {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFixture(t, refresh.Options{})
 				f.store("default", "a")
@@ -285,13 +294,17 @@ func TestAStoreThatCannotBeAsked(t *testing.T) {
 				f.run()
 				settle()
 				before := f.catalog.Backup(system, "a")
-				if key == format.CopyKey("a") {
+				fault.Operation, fault.Key = storetest.Get, key
+				if key == format.CopyKey("a") || key == "a listing" {
 					// Somebody has replaced the metadata, so that the copy decides.
-					f.write("default", key, f.content("default", format.MetadataKey("a")))
+					f.write("default", format.CopyKey("a"), f.content("default", format.MetadataKey("a")))
 					f.write("default", format.MetadataKey("a"), []byte(`{"apiVersion":"velero.io/v1","kind":"Backup","metadata":{"name":"a","uid":"of-velero"},"status":{"phase":"Completed"}}`))
 				}
-				f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Key: key, Err: fault})
-				if err := f.refresher.ReadOne(t.Context(), "default", "a"); !errors.Is(err, fault) {
+				if key == "a listing" {
+					fault.Operation, fault.Key, fault.After = storetest.List, "", 0
+				}
+				f.stores["default"].Inject(fault)
+				if err := f.refresher.ReadOne(t.Context(), "default", "a"); !errors.Is(err, fault.Err) {
 					t.Errorf("%s: ReadOne = %v, want %v", key, err, fault)
 				}
 				if diff := cmp.Diff(before, f.catalog.Backup(system, "a")); diff != "" {
@@ -300,6 +313,90 @@ func TestAStoreThatCannotBeAsked(t *testing.T) {
 			})
 		}
 	}
+}
+
+// late is a store whose answers come when they come, whoever still waits for them.
+type late struct {
+	store.Reader
+	until chan struct{}
+	close func() error
+}
+
+func (l late) Get(ctx context.Context, key string) (io.ReadCloser, error) {
+	<-l.until
+	return l.Reader.Get(context.WithoutCancel(ctx), key)
+}
+
+func (l late) Close() error { return l.close() }
+
+// An answer that comes after its location has gone is not shown, and its store is not
+// closed before.
+func TestAnswersAfterTheLocationIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval, RequestTimeout: time.Hour})
+		f.store("default", "a")
+		location := f.location("default")
+		open, until := location.Open, make(chan struct{})
+		location.Open = func(ctx context.Context) (refresh.Store, error) {
+			inner, err := open(ctx)
+			return late{inner, until, inner.Close}, err
+		}
+		f.refresher.SetLocations([]refresh.Location{location})
+		f.run()
+		settle()
+		f.refresher.SetLocations(nil)
+		settle()
+		if f.isClosed("default") {
+			t.Error("the store is closed while it is read")
+		}
+		close(until)
+		settle()
+		f.wantBackups("")
+		if !f.isClosed("default") {
+			t.Error("the store is open")
+		}
+	})
+}
+
+// slow is a store that takes its time before each thing it lists.
+type slow struct {
+	store.Reader
+	pause time.Duration
+}
+
+func (s slow) List(ctx context.Context, folder string, options store.ListOptions) iter.Seq2[store.Object, error] {
+	return func(yield func(store.Object, error) bool) {
+		for object, err := range s.Reader.List(ctx, folder, options) {
+			time.Sleep(s.pause)
+			if !yield(object, err) {
+				return
+			}
+		}
+	}
+}
+
+func (s slow) Close() error { return nil }
+
+// A long listing has its time for each of its requests, and is no silence.
+func TestASlowListing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{RequestTimeout: 10 * time.Second})
+		for i := range 10 {
+			f.store("default", fmt.Sprintf("b%d", i))
+		}
+		location := f.location("default")
+		location.Open = func(context.Context) (refresh.Store, error) { return slow{f.stores["default"], 6 * time.Second}, nil }
+		f.refresher.SetLocations([]refresh.Location{location})
+		f.run()
+		pass(50 * time.Second)
+		if f.refresher.Loaded() {
+			t.Error("loaded in the midst of it")
+		}
+		pass(time.Minute)
+		if state := f.refresher.States()["default"]; state.LastError != "" || len(f.catalog.Backups()) != 10 {
+			t.Errorf("%d backups, state %+v", len(f.catalog.Backups()), state)
+		}
+	})
 }
 
 // turning is a store that refuses some of its objects first, and then can't be asked.
@@ -437,6 +534,9 @@ func TestNoVolumesFile(t *testing.T) {
 		f.wantBackups("a")
 		if volumes := f.catalog.Volumes(); len(volumes) > 0 {
 			t.Errorf("volumes %+v", volumes)
+		}
+		if missed := meta.FindStatusCondition(f.catalog.Backup(system, "a").Status.Conditions, catalog.ConditionVolumesListed); missed != nil {
+			t.Errorf("it has the condition %+v", missed)
 		}
 	})
 }

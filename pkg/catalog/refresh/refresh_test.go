@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -196,7 +197,8 @@ func TestReadOne(t *testing.T) {
 
 func TestReadSoonTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, refresh.Options{})
+		var asked atomic.Int32
+		f := newFixture(t, refresh.Options{Asked: func(string) { asked.Add(1) }})
 		f.setLocations("default")
 		f.run()
 		settle()
@@ -216,6 +218,18 @@ func TestReadSoonTriesAgain(t *testing.T) {
 		if reads := f.stores["default"].Count(storetest.Get); reads < 3 || reads > 20 {
 			t.Errorf("%d reads of what never comes", reads)
 		}
+		if asked := asked.Load(); asked != 3 { // by the refresh, too
+			t.Errorf("told %d times that the store was asked", asked)
+		}
+		// However many never come, others do.
+		for i := range 8 {
+			f.refresher.ReadSoon("default", fmt.Sprintf("never-%d", i))
+		}
+		pass(time.Hour)
+		f.store("default", "b")
+		f.refresher.ReadSoon("default", "b")
+		pass(time.Second)
+		f.wantBackups("a b")
 	})
 }
 
@@ -256,8 +270,8 @@ func TestLocationsComeAndGo(t *testing.T) {
 		f.refresher.SetLocations([]refresh.Location{changed})
 		settle()
 		f.wantBackups("b")
-		if !f.refresher.Loaded() || !f.isClosed("two") {
-			t.Error("not opened anew")
+		if !f.refresher.Loaded() || !f.isClosed("two") || f.refresher.States()["two"].LastSuccess.IsZero() {
+			t.Errorf("not opened anew, or forgotten: %+v", f.refresher.States())
 		}
 		f.failOpen(nil)
 

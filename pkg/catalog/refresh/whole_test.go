@@ -10,6 +10,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -69,6 +70,9 @@ func TestNotWhole(t *testing.T) {
 				if !test.whole && !strings.Contains(got.Status.FailureReason, "not whole") {
 					t.Errorf("the reason is %q", got.Status.FailureReason)
 				}
+				if complete := meta.FindStatusCondition(got.Status.Conditions, v1alpha1.ConditionComplete); complete == nil || complete.Reason != string(got.Status.Phase) {
+					t.Errorf("the conditions are %+v", got.Status.Conditions)
+				}
 				if _, shown := got.Annotations[format.AnnotationContents]; shown {
 					t.Error("the contents are shown")
 				}
@@ -94,6 +98,8 @@ func TestReplacedByVelero(t *testing.T) {
 		"by a changed copy": {"changed", "ours", "uid-of-a", "all of its objects"},
 		// Nobody knows whether it is whole.
 		"a copy that names nothing": {"Completed", "unnamed", "of-velero", ""},
+		// Nor whose it is.
+		"a copy that nobody signed": {"Completed", "unsigned", "of-velero", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -111,7 +117,11 @@ func TestReplacedByVelero(t *testing.T) {
 				backup := &v1alpha1.Backup{}
 				backup.Namespace, backup.Name, backup.UID, backup.CreationTimestamp = system, "a", "uid-of-a", stamp
 				backup.Status = v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &stamp, CompletionTimestamp: &stamp}
-				ours, err := format.EncodeBackup(backup, contents, madeBy(t, "here"))
+				cluster := madeBy(t, "here")
+				if test.volumes == "unsigned" {
+					cluster.Key = nil
+				}
+				ours, err := format.EncodeBackup(backup, contents, cluster)
 				if err != nil {
 					t.Fatal(err)
 				}
