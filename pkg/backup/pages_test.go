@@ -153,6 +153,9 @@ func TestTokenThatAlwaysExpiresEndsTheList(t *testing.T) {
 		t.Errorf("got %+v", outcome.Status)
 	}
 	f.wantConfigMaps(t, 500)
+	if !bytes.Equal(f.read(t, format.CopyKey("b")), f.read(t, format.MetadataKey("b"))) {
+		t.Error("what can be restored in part has no copy of its metadata")
+	}
 	// What was announced and did not come is no part of a backup that has ended.
 	if want := (holdfast.BackupProgress{TotalItems: 501, ItemsBackedUp: 501}); *outcome.Status.Progress != want {
 		t.Errorf("its progress is %+v", *outcome.Status.Progress)

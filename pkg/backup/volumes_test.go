@@ -42,6 +42,9 @@ const (
 	claimIdle    = ` "persistentVolumeClaim":{"claimName":"idle"}`
 	claimPending = ` "persistentVolumeClaim":{"claimName":"pending"}`
 	claimLocal   = ` "persistentVolumeClaim":{"claimName":"local"}`
+	claimLost    = ` "persistentVolumeClaim":{"claimName":"lost"}`
+	claimNamed   = ` "persistentVolumeClaim":{"claimName":"named"}`
+	claimUnnamed = ` "persistentVolumeClaim":{"claimName":"unnamed"}`
 	claimGone    = ` "persistentVolumeClaim":{"claimName":"gone"}`
 	claimPrivate = ` "persistentVolumeClaim":{"claimName":"private"}`
 )
@@ -140,6 +143,15 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 			pods:      []string{podWith("p", "", "g"+claimGone)},
 			warnings:  []string{"persistentvolumeclaims shop/gone: another object refers to it, but it does not exist"},
 		},
+		"a claim whose volume does not exist, and those that are bound to none": {
+			byDefault: true,
+			pods:      []string{podWith("p", "", "l"+claimLost, "n"+claimNamed, "u"+claimUnnamed)},
+			want:      []string{"p/l lost pv-lost"},
+			warnings: []string{
+				"pods shop/p: the data of volume n is not backed up: the claim is not bound",
+				"pods shop/p: the data of volume u is not backed up: the claim is not bound",
+			},
+		},
 		"no claims in a backup without them": {
 			byDefault: true,
 			excluded:  []string{"persistentvolumeclaims"},
@@ -165,6 +177,12 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 			}
 			f := newFixture(t, spec)
 			f.claims()
+			if name == "a claim whose volume does not exist, and those that are bound to none" {
+				f.add("persistentvolumeclaims",
+					`{"metadata":{"name":"lost","namespace":"shop"},"spec":{"volumeName":"pv-lost"},"status":{"phase":"Bound"}}`,
+					`{"metadata":{"name":"named","namespace":"shop"},"spec":{"volumeName":"pv-data"},"status":{"phase":"Pending"}}`,
+					`{"metadata":{"name":"unnamed","namespace":"shop"},"spec":{},"status":{"phase":"Bound"}}`)
+			}
 			f.add("pods", test.pods...)
 			outcome := f.run(t)
 			completed := 0
