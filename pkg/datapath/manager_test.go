@@ -343,6 +343,9 @@ func (m *naiveManager) start() {
 		m.running = append(m.running, next.key)
 		m.started = append(m.started, next.key)
 	}
+	if len(m.running) < m.limit {
+		m.history = append(m.history, "nothing waited")
+	}
 }
 
 // next is a restore, unless the latest starts were all of restores that passed a
