@@ -219,7 +219,7 @@ func TestExtrasLiveWithTheirSnapshot(t *testing.T) {
 	uploaded, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web, Backup: "backup"}, new(Progress))
 	must(t, err)
 
-	direct := r.Kopia().(repo.DirectRepository)
+	direct := r.Kopia()
 	must(t, repo.DirectWriteSession(t.Context(), direct, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 		if err := snapshotgc.Run(ctx, w, true, maintenance.SafetyNone, w.Time()); err != nil {
 			return err
