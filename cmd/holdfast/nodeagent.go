@@ -132,12 +132,12 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 	report := &agentReport{clock: clock.RealClock{}}
 	identity := "holdfast-node-agent-" + uuid.NewString()[:8]
 	return liveness.HoldNode(ctx, kube.CoordinationV1().Leases(enginev1alpha1.AgentsNamespace(o.client.namespace)), o.node, identity, clock.RealClock{}, report.text, func(ctx context.Context) error {
-		return o.work(ctx, kube, metadata, engine, broadcaster, report)
+		return o.work(ctx, identity, kube, metadata, engine, broadcaster, report)
 	})
 }
 
 // work moves volumes until ctx ends, and returns when all work has stopped.
-func (o *nodeAgentOptions) work(ctx context.Context, kube kubernetes.Interface, metadata metadata.Interface, engine engineclient.Interface, broadcaster events.EventBroadcaster, report *agentReport) error {
+func (o *nodeAgentOptions) work(ctx context.Context, identity string, kube kubernetes.Interface, metadata metadata.Interface, engine engineclient.Interface, broadcaster events.EventBroadcaster, report *agentReport) error {
 	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace),
 		engineinformers.WithTransform(cached.Trimmed))
 	// An agent sees the work of its own node.
@@ -151,6 +151,7 @@ func (o *nodeAgentOptions) work(ctx context.Context, kube kubernetes.Interface, 
 	recorder := broadcaster.NewRecorder(scheme.Scheme, "holdfast-node-agent")
 	shared := volumework.Config{
 		Node:               o.node,
+		Identity:           identity,
 		Namespace:          o.client.namespace,
 		PodsDir:            o.hostPodsDir,
 		Manager:            manager,

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,6 +25,7 @@ import (
 	"github.com/kopia/kopia/snapshot/snapshotfs"
 	"github.com/kopia/kopia/snapshot/snapshotgc"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
@@ -311,4 +313,35 @@ func addExtras(t *testing.T, r *repository.Repository, id string, x *extras) str
 		return err
 	}))
 	return id
+}
+
+// An agent that stops after it has stored a snapshot, and before it has said so, stores
+// the volume once more: one snapshot of the backup is left, and those of other volumes and
+// backups stay.
+func TestAnotherAttempt(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	withAttributes(t, dir)
+	upload := func(pod string, backup types.UID) string {
+		t.Helper()
+		result, err := Upload(t.Context(), s.open(t), UploadRequest{Path: dir, Source: Source{Namespace: namespace, Pod: pod, Volume: "data"}, Backup: backup}, new(Progress))
+		must(t, err)
+		return result.SnapshotID
+	}
+	others := []string{upload("web-0", "earlier"), upload("web-1", "backup")}
+	upload("web-0", "backup")
+	want := append(others, upload("web-0", "backup"))
+	var got []string
+	beside := 0
+	for _, man := range s.snapshots(t) {
+		if strings.HasPrefix(man.Source.Path, extrasSource) {
+			beside++
+		} else {
+			got = append(got, string(man.ID))
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) || beside != len(want) {
+		t.Errorf("there are the snapshots %v, want %v, and %d with extras", got, want, beside)
+	}
 }

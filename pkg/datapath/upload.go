@@ -241,12 +241,36 @@ func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, 
 	if err != nil {
 		return fmt.Errorf("list the upload's checkpoints: %w", err)
 	}
-	for _, id := range checkpoints {
+	earlier, err := earlierAttempts(ctx, w, man, tags)
+	if err != nil {
+		return fmt.Errorf("look for what an earlier attempt has stored: %w", err)
+	}
+	for _, id := range append(checkpoints, earlier...) {
 		if err := w.DeleteManifest(ctx, id); err != nil {
-			return fmt.Errorf("remove a checkpoint of the upload: %w", err)
+			return fmt.Errorf("remove what an earlier attempt has stored: %w", err)
 		}
 	}
 	return nil
+}
+
+// earlierAttempts are the snapshots that an agent has made of the same volume for the same
+// backup, and which it could not tell anybody of before it stopped.
+func earlierAttempts(ctx context.Context, r repo.Repository, man *snapshot.Manifest, tags map[string]string) (ids []manifest.ID, err error) {
+	if tags[tagBackup] == "" {
+		return nil, nil
+	}
+	for _, source := range []string{man.Source.Path, path.Join(extrasSource, man.Source.Path)} {
+		found, err := r.FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, tagBackup: tags[tagBackup], snapshot.PathLabel: source})
+		if err != nil {
+			return nil, err
+		}
+		for _, entry := range found {
+			if entry.ID != man.ID && string(entry.ID) != man.Tags[tagExtras] && entry.Labels[tagCheckpoint] == "" {
+				ids = append(ids, entry.ID)
+			}
+		}
+	}
+	return ids, nil
 }
 
 // previousSnapshots returns the newest complete snapshot of the claim, or else

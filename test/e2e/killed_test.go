@@ -68,33 +68,25 @@ func TestAgentsEnd(t *testing.T) {
 	agents := lab.mustPods(t, "node-agent", 2)
 	kill(t, podOn(t, agents, nodes[0]))
 	lab.mustShow(t, "delete", "pod", "-n", agentsNamespace, podOn(t, agents, nodes[1]).Name, "--timeout=60s")
-	resume()
-	awaitEnd(t, v1alpha1.BackupPhasePartiallyFailed, "farm-interrupted")
-	lab.mustShow(t, "get", "backup", "-n", system, "farm-interrupted")
-
-	// Each agent works on one volume at a time: of each node one volume failed, and
-	// the other one, which waited, is complete.
-	awaitStored(t, "farm-interrupted")
-	eventually(t, "the history says so", func(ctx context.Context) error {
-		of, err := lab.holdfast.HoldfastV1alpha1().Backups(system).Get(ctx, "farm-interrupted", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		list, err := lab.holdfast.HoldfastV1alpha1().VolumeBackups("farm").List(ctx, metav1.ListOptions{FieldSelector: "spec.backupUID=" + string(of.UID)})
-		if err != nil {
-			return err
-		}
-		failed := map[string]int{}
-		for _, v := range list.Items {
-			if v.Status.Phase == string(enginev1alpha1.VolumePhaseFailed) && strings.Contains(v.Status.Message, "restarted") {
-				failed[v.Status.Node]++
+	// Each works on one volume at a time, and the next one begins it anew.
+	eventually(t, "the next agents begin anew", func(ctx context.Context) error {
+		work, err := volumeWork(ctx, "farm-interrupted")
+		again := map[string]int{}
+		for _, w := range work {
+			if w.Status.Phase == enginev1alpha1.VolumePhaseInProgress && w.Status.Attempts == 2 {
+				again[w.Spec.Node]++
 			}
 		}
-		if len(list.Items) != 4 || failed[nodes[0]] != 1 || failed[nodes[1]] != 1 {
-			return fmt.Errorf("%d volumes, failed since their agent was restarted by node: %v", len(list.Items), failed)
+		if err == nil && (again[nodes[0]] != 1 || again[nodes[1]] != 1) {
+			err = fmt.Errorf("by node: %v", again)
 		}
-		return nil
+		return err
 	})
+	resume()
+	awaitEnd(t, v1alpha1.BackupPhaseCompleted, "farm-interrupted")
+	lab.mustShow(t, "get", "backup", "-n", system, "farm-interrupted")
+
+	awaitStored(t, "farm-interrupted")
 
 	step("The agents are back, and the next backup is whole")
 	lab.mustShow(t, "rollout", "status", "-n", agentsNamespace, "daemonset/holdfast-node-agent", "--timeout=120s")

@@ -57,7 +57,7 @@ type volumes struct {
 type upload struct {
 	volume    *format.Volume
 	submitted time.Time
-	// begun is when the agent was seen to have begun.
+	// begun is when the agent was seen to have begun; zero when it is to begin anew.
 	begun time.Time
 	// status is what the agent says, or that the volume was given up.
 	status enginev1alpha1.VolumeUploadStatus
@@ -237,7 +237,10 @@ func (v *volumes) observe(record *enginev1alpha1.VolumeUpload, deleted bool) {
 		return
 	}
 	u.status = *record.Status.DeepCopy()
-	if u.status.Phase == enginev1alpha1.VolumePhaseInProgress && u.begun.IsZero() {
+	switch {
+	case u.status.Phase != enginev1alpha1.VolumePhaseInProgress:
+		u.begun = time.Time{}
+	case u.begun.IsZero():
 		u.begun = v.c.Clock.Now()
 	}
 	if deleted && !u.status.Phase.Done() {

@@ -49,6 +49,8 @@ func status(record *engine.VolumeRestore) volumework.Status {
 		Phase:      &record.Status.Phase,
 		Message:    &record.Status.Message,
 		Progress:   &record.Status.Progress,
+		Attempts:   &record.Status.Attempts,
+		Agent:      &record.Status.Agent,
 		Start:      &record.Status.StartTimestamp,
 		Completion: &record.Status.CompletionTimestamp,
 	}

@@ -51,6 +51,8 @@ func status(record *engine.VolumeUpload) volumework.Status {
 		Phase:      &record.Status.Phase,
 		Message:    &record.Status.Message,
 		Progress:   &record.Status.Progress,
+		Attempts:   &record.Status.Attempts,
+		Agent:      &record.Status.Agent,
 		Start:      &record.Status.StartTimestamp,
 		Completion: &record.Status.CompletionTimestamp,
 	}

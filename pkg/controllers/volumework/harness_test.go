@@ -117,6 +117,7 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 	h.factory = engineinformers.NewSharedInformerFactory(h.engine, 0)
 	h.config = volumework.Config{
 		Node:               node,
+		Identity:           "this agent",
 		Namespace:          system,
 		PodsDir:            h.podsDir,
 		Manager:            h.manager,
@@ -191,7 +192,7 @@ func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volu
 		},
 		Status: func(r *engine.VolumeUpload) volumework.Status {
 			s := &r.Status
-			return volumework.Status{Phase: &s.Phase, Message: &s.Message, Progress: &s.Progress, Start: &s.StartTimestamp, Completion: &s.CompletionTimestamp}
+			return volumework.Status{Phase: &s.Phase, Message: &s.Message, Progress: &s.Progress, Start: &s.StartTimestamp, Completion: &s.CompletionTimestamp, Attempts: &s.Attempts, Agent: &s.Agent}
 		},
 		Cancelled: func(r *engine.VolumeUpload) bool { return r.Spec.Cancel },
 		Move: func(ctx context.Context, _ *repository.Repository, _ *engine.VolumeUpload, _ string, p *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error) {

@@ -8,8 +8,8 @@
 // What it promises:
 //   - A record is worked on by one process at a time: its work begins with a
 //     write that only one can make.
-//   - A record that is InProgress without work in this process is Failed: the
-//     agent was restarted. None is left hanging.
+//   - A record that is InProgress without work in this process begins anew: the agent was
+//     restarted. After maxAttempts it is Failed. None is left hanging.
 //   - Deleting a record ends its work. What it stores after that, it takes back.
 //   - Cancelling a record ends its work too, and the record is done when the work has
 //     stopped.
@@ -37,6 +37,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -98,6 +99,8 @@ type Status struct {
 	Phase             *engine.VolumePhase
 	Message           *string
 	Progress          *engine.VolumeProgress
+	Attempts          *int32
+	Agent             *string
 	Start, Completion **metav1.Time
 }
 
@@ -118,6 +121,8 @@ type Result[T any] struct {
 type Config struct {
 	// Node of this agent.
 	Node string
+	// Identity is this process, and no other.
+	Identity string
 	// Namespace is the system namespace.
 	Namespace string
 	// PodsDir is the kubelet's folder of pods, as this process sees it.
@@ -282,8 +287,26 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 	case isNew(*c.kind.Status(record).Phase):
 		return c.start(ctx, record)
 	default:
-		return c.write(ctx, record, c.failure(fmt.Errorf("the agent of node %s was restarted while the volume was InProgress", c.Node)))
+		return c.interrupted(ctx, record)
 	}
+}
+
+// maxAttempts is how often work begins at most. What stops an agent each time, for
+// instance by taking all of its memory, must not do so for ever.
+const maxAttempts = 3
+
+// interrupted has work begin anew that an agent before this one was in the middle of, or
+// this one, which has not got the answer to its write. It never seems to have ended.
+func (c *Controller[T]) interrupted(ctx context.Context, record T) error {
+	if attempts := *c.kind.Status(record).Attempts; attempts >= maxAttempts {
+		return c.write(ctx, record, c.failure(fmt.Errorf("the agent of node %s was restarted in the middle of it, %d times", c.Node, attempts)))
+	}
+	klog.FromContext(ctx).Info("Volume work begins anew, in the middle of which an agent has stopped", "kind", c.kind.Name, "record", record.GetName(), "agent", *c.kind.Status(record).Agent)
+	return c.write(ctx, record, func(record T) {
+		status := c.kind.Status(record)
+		*status.Phase, *status.Progress = engine.VolumePhaseNew, engine.VolumeProgress{}
+		*status.Message = "begins anew, since the agent of its node was restarted in the middle of it"
+	})
 }
 
 // start hands a record's work to the manager, once its repository is ready.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -56,6 +57,8 @@ func TestBackupAndRestore(t *testing.T) {
 		Progress:         engine.VolumeProgress{TotalBytes: 7, BytesDone: 7},
 		IncrementalBytes: 7,
 		Warnings:         1,
+		Attempts:         1,
+		Agent:            "this agent",
 	}
 	if diff := cmp.Diff(want, done); diff != "" {
 		t.Errorf("the status differs (-want +got):\n%s", diff)
@@ -140,26 +143,41 @@ func TestUnusableRepository(t *testing.T) {
 	}
 }
 
-// TestRestartedAgent: what another process had begun is failed, what is done is
-// left alone, and what had not begun is done.
+// TestRestartedAgent: what another process was in the middle of begins anew, but not for
+// ever, what is done is left alone, and what had not begun is done.
 func TestRestartedAgent(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
 	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
 	h.volume("data")
-	for name, phase := range map[string]engine.VolumePhase{
-		"begun": engine.VolumePhaseInProgress, "done": engine.VolumePhaseCompleted, "new": engine.VolumePhaseNew,
+	for name, status := range map[string]engine.VolumeUploadStatus{
+		"begun":     {Phase: engine.VolumePhaseInProgress, Attempts: 2, Agent: "another", Progress: engine.VolumeProgress{BytesDone: 1}},
+		"too-often": {Phase: engine.VolumePhaseInProgress, Attempts: 3, Agent: "another"},
+		"done":      {Phase: engine.VolumePhaseCompleted, Attempts: 1},
+		"new":       {Phase: engine.VolumePhaseNew},
 	} {
-		record := h.backup(name, "1", "data")
-		record.Status.Phase = phase
+		record := h.backup(name, types.UID(name), "data")
+		record.Status = status
 		h.create(record)
 	}
 	h.startBackups()
-	if got := h.expect("begun", engine.VolumePhaseFailed); !strings.Contains(got.Status.Message, "restarted") || got.Status.CompletionTimestamp == nil {
-		t.Errorf("the status is %+v", got.Status)
+	if got := h.expect("begun", engine.VolumePhaseCompleted).Status; got.Attempts != 3 || got.Agent != "this agent" || got.SnapshotID == "" || got.Message != "" {
+		t.Errorf("the status is %+v", got)
 	}
-	h.expect("new", engine.VolumePhaseCompleted)
+	if got := h.expect("too-often", engine.VolumePhaseFailed).Status; !strings.Contains(got.Message, "restarted in the middle of it, 3 times") || got.CompletionTimestamp == nil {
+		t.Errorf("the status is %+v", got)
+	}
+	if got := h.expect("new", engine.VolumePhaseCompleted).Status; got.Attempts != 1 {
+		t.Errorf("the status is %+v", got)
+	}
 	if got := h.get("done"); got.Status.CompletionTimestamp != nil {
 		t.Errorf("what was done became %+v", got.Status)
+	}
+	count := map[string]int{}
+	for _, phase := range h.written() {
+		count[phase]++
+	}
+	if want := map[string]int{"New": 1, "InProgress": 2, "Completed": 2, "Failed": 1}; !maps.Equal(count, want) {
+		t.Errorf("the phases that were written are %v, want %v", count, want)
 	}
 }
 
@@ -458,11 +476,13 @@ func TestProgress(t *testing.T) {
 	if got := h.get("b").Status.Progress.TotalBytes; got != 1000 {
 		t.Errorf("the total is %d", got)
 	}
-	tick() // nothing has changed
 	move()
 	move()
 	tick()
 	h.eventually(func() bool { return h.get("b").Status.Progress.BytesDone == 300 }, func() string { return "no progress is written" })
+	for range 3 { // nothing changes any more, whenever these are heard
+		tick()
+	}
 	close(end)
 	h.expect("b", engine.VolumePhaseCompleted)
 	if got := h.written(); !slices.Equal(got, []string{"InProgress", "InProgress", "InProgress", "Completed"}) {

@@ -243,6 +243,8 @@ func (c *Controller[T]) begin(record T) {
 	status := c.kind.Status(record)
 	now := metav1.NewTime(c.Clock.Now())
 	*status.Phase, *status.Message, *status.Start = engine.VolumePhaseInProgress, "", &now
+	*status.Agent = c.Identity
+	*status.Attempts++
 }
 
 func (c *Controller[T]) complete(status Status, phase engine.VolumePhase) {

@@ -1385,9 +1385,23 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreStatus(ref common.ReferenceCal
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress"),
 						},
 					},
+					"attempts": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How often an agent has begun. One that stops in the middle of it begins anew when it is back, a few times.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"agent": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The process that began the last time.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"startTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When writing began.",
+							Description: "When writing began, the last time.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -1642,9 +1656,23 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadStatus(ref common.ReferenceCall
 							Format:      "int32",
 						},
 					},
+					"attempts": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How often an agent has begun. One that stops in the middle of it begins anew when it is back, a few times.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"agent": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The process that began the last time.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"startTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the upload began.",
+							Description: "When the upload began, the last time.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},

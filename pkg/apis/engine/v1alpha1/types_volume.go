@@ -162,7 +162,14 @@ type VolumeUploadStatus struct {
 	// are left out. The message names the first of them.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`
-	// When the upload began.
+	// How often an agent has begun. One that stops in the middle of it begins anew when it
+	// is back, a few times.
+	// +optional
+	Attempts int32 `json:"attempts,omitempty"`
+	// The process that began the last time.
+	// +optional
+	Agent string `json:"agent,omitempty"`
+	// When the upload began, the last time.
 	// +optional
 	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
 	// When it ended.
@@ -237,7 +244,14 @@ type VolumeRestoreStatus struct {
 	// Bytes written.
 	// +optional
 	Progress VolumeProgress `json:"progress,omitempty"`
-	// When writing began.
+	// How often an agent has begun. One that stops in the middle of it begins anew when it
+	// is back, a few times.
+	// +optional
+	Attempts int32 `json:"attempts,omitempty"`
+	// The process that began the last time.
+	// +optional
+	Agent string `json:"agent,omitempty"`
+	// When writing began, the last time.
 	// +optional
 	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
 	// When it ended.
