@@ -89,7 +89,7 @@ func smallFiles(t testing.TB, dir string, count int) {
 // A restore of small files asks for packs, not for files.
 func TestRestoreAsksForPacks(t *testing.T) {
 	s, dir, target := newFarStore(t), t.TempDir(), t.TempDir()
-	const files = 6_000 // in three packs
+	const files = 3_000 // in two packs
 	smallFiles(t, dir, files)
 	id := s.upload(t, dir, web).SnapshotID
 	s.gets.Store(0)
