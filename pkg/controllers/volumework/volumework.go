@@ -302,11 +302,18 @@ func (c *Controller[T]) interrupted(ctx context.Context, record T) error {
 		return c.write(ctx, record, c.failure(fmt.Errorf("the agent of node %s was restarted in the middle of it, %d times", c.Node, attempts)))
 	}
 	klog.FromContext(ctx).Info("Volume work begins anew, in the middle of which an agent has stopped", "kind", c.kind.Name, "record", record.GetName(), "agent", *c.kind.Status(record).Agent)
-	return c.write(ctx, record, func(record T) {
+	again, err := c.update(ctx, record, func(record T) {
 		status := c.kind.Status(record)
 		*status.Phase, *status.Progress = engine.VolumePhaseNew, engine.VolumeProgress{}
 		*status.Message = "begins anew, since the agent of its node was restarted in the middle of it"
 	})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("write that %s begins anew: %w", record.GetName(), err)
+	}
+	return c.start(ctx, again) // in its place, before what was asked for after it
 }
 
 // start hands a record's work to the manager, once its repository is ready.

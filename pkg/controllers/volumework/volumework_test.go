@@ -182,7 +182,8 @@ func TestRestartedAgent(t *testing.T) {
 }
 
 // TestOrderAfterARestart: an agent that starts knows of all that waits before any of it
-// begins, so that the runs take turns, and each one's first is the first.
+// begins, so that the runs take turns, and each one's first is the first, also where an
+// agent before it was in the middle of that.
 func TestOrderAfterARestart(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
 	h.manager.SetLimit(0)
@@ -192,6 +193,9 @@ func TestOrderAfterARestart(t *testing.T) {
 		record := h.backup(name, types.UID(name), "data")
 		record.Labels[engine.LabelRun] = name[:1]
 		record.CreationTimestamp = metav1.Unix(int64(100-i), 0)
+		if name == "a1" { // in the middle of it
+			record.Status = engine.VolumeUploadStatus{Phase: engine.VolumePhaseInProgress, Attempts: 1, Agent: "another"}
+		}
 		h.create(record)
 	}
 	calls := make(chan struct{})
