@@ -8,8 +8,12 @@ import (
 	"strings"
 
 	eventsv1 "k8s.io/api/events/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 // eventWrites is how many events are written at once. A broadcaster writes all that
@@ -26,6 +30,9 @@ type eventSink struct {
 	sink  events.EventSink
 	slots chan struct{}
 }
+
+// Events may be about our own records.
+func init() { utilruntime.Must(enginev1alpha1.AddToScheme(scheme.Scheme)) }
 
 func newBroadcaster(kube kubernetes.Interface) events.EventBroadcaster {
 	return events.NewBroadcaster(newEventSink(&events.EventSinkImpl{Interface: kube.EventsV1()}))

@@ -14,7 +14,12 @@ import (
 
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/tools/reference"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 // slowSink takes a second for each request.
@@ -111,5 +116,14 @@ func TestALongNoteIsShortened(t *testing.T) {
 	}
 	if len(long.Note) != 4500 {
 		t.Error("the caller's event has changed")
+	}
+}
+
+// Events are about our own records too.
+func TestEventsMayBeAboutRecords(t *testing.T) {
+	for _, record := range []runtime.Object{&enginev1alpha1.VolumeUpload{}, &enginev1alpha1.VolumeRestore{}, &enginev1alpha1.StorageLocation{}, &enginev1alpha1.VolumeRepository{}} {
+		if of, err := reference.GetReference(scheme.Scheme, record); err != nil || of.Kind == "" {
+			t.Errorf("an event about a %T is about %v, %v", record, of, err)
+		}
 	}
 }

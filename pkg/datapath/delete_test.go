@@ -6,6 +6,7 @@ package datapath
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -59,8 +60,9 @@ func TestSnapshotsOf(t *testing.T) {
 	write(t, filepath.Join(dir, "file"), "content")
 	s.upload(t, dir, web) // by an older version
 	var want []string
-	for _, backup := range []types.UID{"one", "one", "two"} {
-		uploaded, err := Upload(t.Context(), s.open(t), UploadRequest{Path: dir, Source: web, Backup: backup}, new(Progress))
+	for i, backup := range []types.UID{"one", "one", "two"} {
+		source := Source{Namespace: namespace, Pod: fmt.Sprint("web-", i), Volume: "data"}
+		uploaded, err := Upload(t.Context(), s.open(t), UploadRequest{Path: dir, Source: source, Backup: backup}, new(Progress))
 		must(t, err)
 		if backup == "one" {
 			want = append(want, uploaded.SnapshotID)

@@ -68,12 +68,13 @@ func TestAgentsEnd(t *testing.T) {
 	agents := lab.mustPods(t, "node-agent", 2)
 	kill(t, podOn(t, agents, nodes[0]))
 	lab.mustShow(t, "delete", "pod", "-n", agentsNamespace, podOn(t, agents, nodes[1]).Name, "--timeout=60s")
-	// Each works on one volume at a time, and the next one begins it anew.
+	// Each works on one volume at a time, and the next one begins it anew, or has put it
+	// back to where it waits.
 	eventually(t, "the next agents begin anew", func(ctx context.Context) error {
 		work, err := volumeWork(ctx, "farm-interrupted")
 		again := map[string]int{}
 		for _, w := range work {
-			if w.Status.Phase == enginev1alpha1.VolumePhaseInProgress && w.Status.Attempts == 2 {
+			if w.Status.Phase == enginev1alpha1.VolumePhaseInProgress && w.Status.Attempts == 2 || w.Status.Phase == enginev1alpha1.VolumePhaseNew && w.Status.Attempts == 1 {
 				again[w.Spec.Node]++
 			}
 		}
