@@ -137,22 +137,17 @@ func awaitHistory(t *testing.T, w workload, volume, backup string) (entry *v1alp
 	return entry
 }
 
-// restore asks the agents to write the volumes of workloads back from a backup,
-// and returns when they have.
-func restore(t *testing.T, backup string, all ...workload) {
+// volumeRestore is the manifest of a record that asks an agent to write a workload's
+// volume back from a backup, and the record's name.
+func volumeRestore(t *testing.T, backup string, w workload, volume string) (name, manifest string) {
 	t.Helper()
-	var manifests strings.Builder
-	args := []string{"wait", "--for=jsonpath={.status.phase}=Completed", "--timeout=120s", "-n", system}
-	for _, w := range all {
-		for volume := range volumes {
-			entry := awaitHistory(t, w, volume, backup)
-			persistentVolume := ""
-			if volume == "content" {
-				persistentVolume = w.persistentVolume()
-			}
-			name := fmt.Sprintf("%s-%s-%s-%s", backup, w.namespace, w.pod, volume)
-			args = append(args, "volumerestore/"+name)
-			fmt.Fprintf(&manifests, `apiVersion: engine.holdfast.io/v1alpha1
+	entry := awaitHistory(t, w, volume, backup)
+	persistentVolume := ""
+	if volume == "content" {
+		persistentVolume = w.persistentVolume()
+	}
+	name = fmt.Sprintf("%s-%s-%s-%s", backup, w.namespace, w.pod, volume)
+	return name, fmt.Sprintf(`apiVersion: engine.holdfast.io/v1alpha1
 kind: VolumeRestore
 metadata:
   name: %[1]s
@@ -168,10 +163,33 @@ spec:
   snapshotID: %[9]s
 ---
 `, name, w.node, w.namespace, w.pod, w.live(t).UID, volume, persistentVolume, location, entry.Status.SnapshotID)
+}
+
+// awaitRestored waits until records of restores say that they are complete.
+func awaitRestored(t *testing.T, names ...string) {
+	t.Helper()
+	args := []string{"wait", "--for=jsonpath={.status.phase}=Completed", "--timeout=120s", "-n", system}
+	for _, name := range names {
+		args = append(args, "volumerestore/"+name)
+	}
+	lab.mustShow(t, args...)
+}
+
+// restore asks the agents to write the volumes of workloads back from a backup,
+// and returns when they have.
+func restore(t *testing.T, backup string, all ...workload) {
+	t.Helper()
+	var manifests strings.Builder
+	var names []string
+	for _, w := range all {
+		for volume := range volumes {
+			name, manifest := volumeRestore(t, backup, w, volume)
+			names = append(names, name)
+			manifests.WriteString(manifest)
 		}
 	}
 	lab.create(t, manifests.String())
-	lab.mustShow(t, args...)
+	awaitRestored(t, names...)
 }
 
 // listsAll returns an error unless all backups are listed that were created.
