@@ -291,7 +291,7 @@ func TestSaveThatFails(t *testing.T) {
 	s.inSession(t, func(ctx context.Context, w repo.RepositoryWriter) {
 		for _, call := range []string{"put", "find claim=false checkpoint=true", "delete", "none"} {
 			man := &snapshot.Manifest{Source: web.info(w.ClientOptions(), requester)}
-			err := save(ctx, &bad{RepositoryWriter: w, err: errBad, fails: func(c string) bool { return c == call }}, man, newExtras(&notes{}), nil)
+			err := save(ctx, &bad{RepositoryWriter: w, err: errBad, fails: func(c string) bool { return c == call }}, man, newExtras(&notes{}), nil, nil)
 			if errors.Is(err, errBad) != (call != "none") {
 				t.Errorf("%s: %v", call, err)
 			}

@@ -127,6 +127,10 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	if err != nil {
 		return UploadResult{}, fmt.Errorf("look for the previous snapshot: %w", err)
 	}
+	earlier, err := earlierAttempts(ctx, r.Kopia(), source, req.tags())
+	if err != nil {
+		return UploadResult{}, fmt.Errorf("look for what an earlier attempt has stored: %w", err)
+	}
 	for _, man := range previous {
 		p.SetTotal(max(p.Total(), man.Stats.TotalFileSize))
 	}
@@ -142,7 +146,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 			err = vol.stillThere()
 		}
 		if err == nil {
-			err = save(ctx, w, man, vol.extras, req.tags())
+			err = save(ctx, w, man, vol.extras, req.tags(), earlier)
 		}
 		return err // then nothing is visible
 	})
@@ -226,7 +230,7 @@ func uploadPolicy() *policy.Tree {
 
 // save makes the snapshot visible, with what Kopia has no place for, and removes what it
 // makes superfluous.
-func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, extras *extras, tags map[string]string) error {
+func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, extras *extras, tags map[string]string, earlier []manifest.ID) error {
 	man.Description = snapshotDescription
 	man.Pins = []string{snapshotPin} // else Kopia's retention may delete it
 	man.Tags = map[string]string{tagRequester: requester, tagUploader: uploader}
@@ -241,10 +245,6 @@ func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, 
 	if err != nil {
 		return fmt.Errorf("list the upload's checkpoints: %w", err)
 	}
-	earlier, err := earlierAttempts(ctx, w, man, tags)
-	if err != nil {
-		return fmt.Errorf("look for what an earlier attempt has stored: %w", err)
-	}
 	for _, id := range append(checkpoints, earlier...) {
 		if err := w.DeleteManifest(ctx, id); err != nil {
 			return fmt.Errorf("remove what an earlier attempt has stored: %w", err)
@@ -253,19 +253,21 @@ func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, 
 	return nil
 }
 
-// earlierAttempts are the snapshots that an agent has made of the same volume for the same
-// backup, and which it could not tell anybody of before it stopped.
-func earlierAttempts(ctx context.Context, r repo.Repository, man *snapshot.Manifest, tags map[string]string) (ids []manifest.ID, err error) {
+// earlierAttempts are the snapshots that were made of the same volume for the same backup
+// before this upload begins, by an agent that has stopped before it could tell of them. What
+// another one makes from now on is not among them: it is the later one, and this one may
+// have been paused.
+func earlierAttempts(ctx context.Context, r repo.Repository, source snapshot.SourceInfo, tags map[string]string) (ids []manifest.ID, err error) {
 	if tags[tagBackup] == "" {
 		return nil, nil
 	}
-	for _, source := range []string{man.Source.Path, path.Join(extrasSource, man.Source.Path)} {
-		found, err := r.FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, tagBackup: tags[tagBackup], snapshot.PathLabel: source})
+	for _, path := range []string{source.Path, path.Join(extrasSource, source.Path)} {
+		found, err := r.FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, tagBackup: tags[tagBackup], snapshot.PathLabel: path})
 		if err != nil {
 			return nil, err
 		}
 		for _, entry := range found {
-			if entry.ID != man.ID && string(entry.ID) != man.Tags[tagExtras] && entry.Labels[tagCheckpoint] == "" {
+			if entry.Labels[tagCheckpoint] == "" {
 				ids = append(ids, entry.ID)
 			}
 		}

@@ -266,6 +266,10 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 	if w, ended := c.workOf(name); w != nil {
 		ours := wanted && record.GetUID() == w.uid
 		switch {
+		case ended && ours && *c.kind.Status(record).Agent != c.Identity:
+			// The informer has not shown the beginning yet, or this agent was paused and another
+			// one has begun anew: its outcome is not this one's to write.
+			return nil
 		case ended && ours:
 			return c.writeOutcome(ctx, record, w)
 		case ours && !ended && !cancelled:
