@@ -370,6 +370,7 @@ func (p *actor) Delete(_ context.Context, object store.Object) error {
 	return p.request(func() error { return p.Store.Delete(context.Background(), object) })
 }
 
+// Get answers no process that has been killed: nobody waits for what a read brings late.
 func (p *actor) Get(ctx context.Context, key string) (content io.ReadCloser, err error) {
 	err = p.request(func() error {
 		if p.dead {
@@ -383,6 +384,9 @@ func (p *actor) Get(ctx context.Context, key string) (content io.ReadCloser, err
 
 func (p *actor) Attributes(ctx context.Context, key string) (object store.Object, err error) {
 	err = p.request(func() error {
+		if p.dead {
+			return errKilled
+		}
 		object, err = p.Store.Attributes(ctx, key)
 		return err
 	})
