@@ -75,7 +75,7 @@ const (
 	soon = 4 * time.Second
 	// most is how many backups end at most before one that may do its work is struck,
 	// and patience how long that is waited for.
-	most     = 12
+	most     = 6
 	patience = time.Minute
 )
 
