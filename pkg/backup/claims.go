@@ -27,6 +27,9 @@ type claim struct {
 	// is warned unless that is known, or their own wish.
 	unusable string
 	known    bool
+	// skipped says why a pod that has the claim gives no access to its data, and
+	// another one still may.
+	skipped string
 	// taken is true once the data was handed over, and mounted once a pod of the
 	// backup has the claim as a volume, so that it was judged with the pod.
 	taken, mounted bool
@@ -206,6 +209,9 @@ func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []by
 	picked, skipped := pickVolumes(&pod, p.filesByDefault())
 	for _, s := range skipped {
 		p.skip(about, s)
+		if s.claim != "" {
+			p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: s.claim}].skipped = s.reason
+		}
 	}
 	for i := range picked {
 		p.handOver(ctx, &pod, &picked[i])
@@ -236,11 +242,11 @@ func (p *podVolumes) handOver(ctx context.Context, pod *corev1.Pod, volume *core
 	if to.ClaimName != "" {
 		of = p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: to.ClaimName}]
 		if of.unusable != "" {
-			p.skip(about, skippedVolume{volume.Name, of.unusable, !of.known})
+			p.skip(about, skippedVolume{volume.Name, to.ClaimName, of.unusable, !of.known})
 			return
 		}
 		if of.taken {
-			p.skip(about, skippedVolume{volume.Name, "another pod has given access to its claim", false})
+			p.skip(about, skippedVolume{volume.Name, to.ClaimName, "another pod has given access to its claim", false})
 			return
 		}
 		to.ClaimUID, to.PersistentVolume = of.uid, of.volume
@@ -250,7 +256,7 @@ func (p *podVolumes) handOver(ctx context.Context, pod *corev1.Pod, volume *core
 	}
 	if reason := whyNotRunning(pod); reason != "" {
 		if to.ClaimName == "" {
-			p.skip(about, skippedVolume{volume.Name, reason, true})
+			p.skip(about, skippedVolume{volume.Name, "", reason, true})
 			return
 		}
 		of.notYet = append(of.notYet, pendingWarning{about, fmt.Sprintf("the data of volume %s is not backed up: %s", volume.Name, reason)})
@@ -319,10 +325,7 @@ func (p *podVolumes) notTaken() []format.VolumeInfo {
 		if of.taken || kept == nil {
 			continue
 		}
-		reason := of.unusable
-		if reason == "" {
-			reason = "no pod selects it for the backup of its files"
-		}
+		reason := cmp.Or(of.unusable, of.skipped, "no pod selects it for the backup of its files")
 		infos = append(infos, format.VolumeInfo{
 			PVCName: key.Name, PVCNamespace: key.Namespace, PVName: of.volume,
 			Skipped: true, SkippedReason: reason,

@@ -6,6 +6,8 @@ package backup
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,10 +16,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Annotations of pods, with Velero's names: lists of volumes, separated by commas.
+// Annotations of pods: lists of volumes, separated by commas.
 const (
-	includeVolumesAnnotation = "backup.velero.io/backup-volumes"
-	excludeVolumesAnnotation = "backup.velero.io/backup-volumes-excludes"
+	includeVolumesAnnotation = "backup.holdfast.io/backup-volumes"
+	excludeVolumesAnnotation = "backup.holdfast.io/backup-volumes-excludes"
+	// Velero's names, with Velero's meaning.
+	includeVolumesVelero = "backup.velero.io/backup-volumes"
+	excludeVolumesVelero = "backup.velero.io/backup-volumes-excludes"
 	// tokenVolumePrefix begins the names of the service account tokens that old
 	// clusters mounted as plain secrets.
 	tokenVolumePrefix = "default-token"
@@ -37,30 +42,56 @@ type Volumes interface {
 // skippedVolume is a volume of a pod whose data is not read.
 type skippedVolume struct {
 	volume string
+	// claim is the volume's, or "".
+	claim  string
 	reason string
 	// asked is true when the pod names the volume, so that the user must know.
 	asked bool
 }
 
-// pickVolumes says which volumes of a pod are to be uploaded. The rules are
-// Velero's for its file system backup: without byDefault those that the pod's
-// annotation names; with it all but those that another annotation names, and but
-// those whose content is in the API anyway, in an image, or out of reach.
+// wish is what a pod says of a volume of its own.
+type wish struct {
+	annotation string
+	excluded   bool
+}
+
+// wishes are those of a pod, by volume. Velero's annotations count as they do there:
+// one for backups that take volumes by default, the other for those that do not. Ours
+// always count, and have the last word: that which excludes before that which includes.
+func wishes(pod *corev1.Pod, byDefault bool) map[string]wish {
+	found := map[string]wish{}
+	of := []wish{{includeVolumesVelero, false}, {includeVolumesAnnotation, false}, {excludeVolumesAnnotation, true}}
+	if byDefault {
+		of[0] = wish{excludeVolumesVelero, true}
+	}
+	for _, w := range of {
+		for name := range strings.SplitSeq(pod.Annotations[w.annotation], ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				found[name] = w
+			}
+		}
+	}
+	return found
+}
+
+// pickVolumes says which volumes of a pod are to be uploaded: those that it asks for;
+// byDefault also those of which it says nothing. Never those whose content is in the
+// API anyway, in an image, or out of reach.
 func pickVolumes(pod *corev1.Pod, byDefault bool) (picked []corev1.Volume, skipped []skippedVolume) {
-	wanted := volumeNames(pod, includeVolumesAnnotation)
-	excluded := volumeNames(pod, excludeVolumesAnnotation)
+	wishes := wishes(pod, byDefault)
 	mounted, blocks := mounts(pod)
 	for _, volume := range pod.Spec.Volumes {
 		name := volume.Name
-		asked := !byDefault && wanted.Has(name)
-		wanted.Delete(name)
-		if !byDefault && !asked {
+		wish, named := wishes[name]
+		delete(wishes, name)
+		if !byDefault && !named {
 			continue
 		}
+		asked := named && !wish.excluded
 		reason := ""
 		switch {
-		case byDefault && excluded.Has(name):
-			reason = "the pod's annotation " + excludeVolumesAnnotation + " excludes it"
+		case wish.excluded:
+			reason = "the pod's annotation " + wish.annotation + " excludes it"
 		case unsupported(&volume) != "":
 			reason = unsupported(&volume)
 		case blocks.Has(name):
@@ -70,14 +101,14 @@ func pickVolumes(pod *corev1.Pod, byDefault bool) (picked []corev1.Volume, skipp
 			reason, asked = "no container mounts it", true
 		}
 		if reason != "" {
-			skipped = append(skipped, skippedVolume{name, reason, asked})
+			skipped = append(skipped, skippedVolume{name, claimOf(pod, &volume), reason, asked})
 			continue
 		}
 		picked = append(picked, volume)
 	}
-	if !byDefault {
-		for _, name := range sets.List(wanted) {
-			skipped = append(skipped, skippedVolume{name, "the pod's annotation names it, but the pod has no such volume", true})
+	for _, name := range slices.Sorted(maps.Keys(wishes)) {
+		if wish := wishes[name]; !wish.excluded {
+			skipped = append(skipped, skippedVolume{volume: name, reason: "the pod's annotation " + wish.annotation + " names it, but the pod has no such volume", asked: true})
 		}
 	}
 	return picked, skipped
@@ -96,16 +127,6 @@ func unsupported(volume *corev1.Volume) string {
 		return "it holds the token of a service account"
 	}
 	return ""
-}
-
-func volumeNames(pod *corev1.Pod, annotation string) sets.Set[string] {
-	names := sets.New[string]()
-	for name := range strings.SplitSeq(pod.Annotations[annotation], ",") {
-		if name = strings.TrimSpace(name); name != "" {
-			names.Insert(name)
-		}
-	}
-	return names
 }
 
 // mounts are the volumes that containers use as folders, and as block devices.

@@ -64,6 +64,7 @@ func (f *fixture) claims() {
 
 func TestWhichVolumesAreHandedOver(t *testing.T) {
 	const include, exclude = `"backup.velero.io/backup-volumes":`, `"backup.velero.io/backup-volumes-excludes":`
+	const ours, notOurs = `"backup.holdfast.io/backup-volumes":`, `"backup.holdfast.io/backup-volumes-excludes":`
 	yes := true
 	for name, test := range map[string]struct {
 		byDefault bool
@@ -84,7 +85,7 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 			warnings: []string{
 				"pods shop/p: the data of volume conf is not backed up: its content comes from objects",
 				"pods shop/p: the data of volume host is not backed up: it is a hostPath volume, which the agent can't reach",
-				"pods shop/p: the data of volume other is not backed up: the pod's annotation names it, but the pod has no such volume",
+				"pods shop/p: the data of volume other is not backed up: the pod's annotation backup.velero.io/backup-volumes names it, but the pod has no such volume",
 			},
 		},
 		"all by default, but for those without data of their own": {
@@ -101,6 +102,32 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 		"and the other": {
 			pods: []string{podWith("p", include+`"a",`+exclude+`"a"`, "a"+emptyDir)},
 			want: []string{"p/a  "},
+		},
+		"our annotations": {
+			pods: []string{podWith("p", ours+`"a,data,typo",`+notOurs+`"b,none"`, "a"+emptyDir, "b"+emptyDir, "c"+emptyDir, "data"+claimData)},
+			want: []string{"p/a  ", "p/data data pv-data"},
+			warnings: []string{
+				"pods shop/p: the data of volume typo is not backed up: the pod's annotation backup.holdfast.io/backup-volumes names it, but the pod has no such volume",
+			},
+		},
+		"our annotations, with all by default": {
+			byDefault: true,
+			pods:      []string{podWith("p", ours+`"a,conf",`+notOurs+`"b"`, "a"+emptyDir, "b"+emptyDir, "c"+emptyDir, `conf "configMap":{}`)},
+			want:      []string{"p/a  ", "p/c  "},
+			warnings:  []string{"pods shop/p: the data of volume conf is not backed up: its content comes from objects"},
+		},
+		"ours before Velero's": {
+			pods: []string{podWith("p", include+`"a,b",`+ours+`"c",`+notOurs+`"b"`, "a"+emptyDir, "b"+emptyDir, "c"+emptyDir)},
+			want: []string{"p/a  ", "p/c  "},
+		},
+		"ours before Velero's, with all by default": {
+			byDefault: true,
+			pods:      []string{podWith("p", exclude+`"a,b",`+ours+`"a",`+notOurs+`"c"`, "a"+emptyDir, "b"+emptyDir, "c"+emptyDir, "d"+emptyDir)},
+			want:      []string{"p/a  ", "p/d  "},
+		},
+		"what is in and out is out": {
+			pods: []string{podWith("p", ours+`"a,b",`+notOurs+`"a"`, "a"+emptyDir, "b"+emptyDir)},
+			want: []string{"p/b  "},
 		},
 		"nothing of a pod without a node": {
 			byDefault: true,
@@ -338,6 +365,37 @@ func TestVolumesThatFail(t *testing.T) {
 	}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("volume info (-want +got):\n%s", diff)
+	}
+}
+
+// Each volume that is left out is listed with its reason: a persistent one where a
+// restore looks for it, another in the log.
+func TestVolumesThatAreLeftOut(t *testing.T) {
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f.claims()
+	f.add("pods", podWith("p", `"backup.holdfast.io/backup-volumes":"scratch,idle","backup.holdfast.io/backup-volumes-excludes":"data,scratch"`,
+		"data"+claimData, "idle"+claimIdle, "scratch"+emptyDir, `e "persistentVolumeClaim":{"claimName":"eph-temp"}`))
+	f.run(t)
+	infos, err := format.ReadVolumeInfo(bytes.NewReader(f.read(t, format.VolumeInfoKey("b"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, info := range infos {
+		got[info.PVName] = info.Result + info.SkippedReason
+	}
+	want := map[string]string{
+		"pv-data":  "the pod's annotation backup.holdfast.io/backup-volumes-excludes excludes it",
+		"pv-idle":  "succeeded",
+		"pv-local": "its persistent volume is of type hostPath, which the agent can't reach",
+		"pv-temp":  "no pod selects it for the backup of its files",
+	}
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("volume info (-want +got):\n%s", diff)
+	}
+	const line = "the data of volume scratch is not backed up: the pod's annotation backup.holdfast.io/backup-volumes-excludes excludes it"
+	if log := f.text(t, format.LogKey("b")); !strings.Contains(log, line) {
+		t.Errorf("the log lacks %q:\n%s", line, log)
 	}
 }
 

@@ -2485,7 +2485,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"defaultVolumesToFsBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to back up the files of every pod volume (true), or only of volumes named in the pod annotation backup.velero.io/backup-volumes (false, default). With true, backup.velero.io/backup-volumes-excludes leaves volumes out.",
+							Description: "Whether to back up the files of every pod volume (true), or only of volumes named in the pod annotation backup.holdfast.io/backup-volumes or backup.velero.io/backup-volumes (false, default). The annotation backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case, and backup.velero.io/backup-volumes-excludes does with true.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},

@@ -123,8 +123,10 @@ type BackupSpec struct {
 	// +optional
 	SnapshotVolumes *bool `json:"snapshotVolumes,omitempty"`
 	// Whether to back up the files of every pod volume (true), or only of volumes
-	// named in the pod annotation backup.velero.io/backup-volumes (false, default).
-	// With true, backup.velero.io/backup-volumes-excludes leaves volumes out.
+	// named in the pod annotation backup.holdfast.io/backup-volumes or
+	// backup.velero.io/backup-volumes (false, default). The annotation
+	// backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case, and
+	// backup.velero.io/backup-volumes-excludes does with true.
 	// +optional
 	DefaultVolumesToFsBackup *bool `json:"defaultVolumesToFsBackup,omitempty"`
 	// How long the backup is to be kept, counted from its start. Default 720h. It is
