@@ -7,10 +7,13 @@ import (
 	"context"
 	"encoding/binary"
 	"io/fs"
+	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -28,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/holdfast-io/holdfast/pkg/repository"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
 // acl is an access control list as the kernel has it: the owner, another user, the group,
@@ -344,4 +348,49 @@ func TestAnotherAttempt(t *testing.T) {
 	if !slices.Equal(got, want) || beside != len(want) {
 		t.Errorf("there are the snapshots %v, want %v, and %d with extras", got, want, beside)
 	}
+}
+
+// An upload that was paused on its way removes nothing that another agent has stored
+// meanwhile, and told of, even when it knows of that.
+func TestPausedAttempt(t *testing.T) {
+	var other atomic.Pointer[func()]
+	location, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodGet && r.Method != http.MethodHead {
+				if do := other.Swap(nil); do != nil {
+					(*do)()
+				}
+			}
+			next.ServeHTTP(w, r)
+		})
+	})
+	s := store{key: repository.NewKey(), location: repository.Location{Spec: location, Secret: secret}}
+	s.create(t)
+	dir := t.TempDir()
+	withAttributes(t, dir)
+	random := make([]byte, 24<<20) // more than a pack, which is written before the end
+	rand.NewChaCha8([32]byte{}).Read(random)
+	write(t, filepath.Join(dir, "big"), string(random))
+	r := s.open(t)
+	upload := func() string {
+		t.Helper()
+		result, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web, Backup: "backup"}, new(Progress))
+		if err != nil {
+			t.Error(err)
+		}
+		return result.SnapshotID
+	}
+	var told string
+	meanwhile := func() { told = upload() }
+	other.Store(&meanwhile)
+	paused := upload()
+	if told == "" {
+		t.Fatal("nothing happened while it was paused")
+	}
+	target := t.TempDir()
+	if restored := s.restore(t, told, target); restored.Warnings.Count != 0 {
+		t.Errorf("the restore warns: %v", restored.Warnings)
+	}
+	expectSameTree(t, tree(t, target), tree(t, dir))
+	s.restore(t, paused, t.TempDir())
 }

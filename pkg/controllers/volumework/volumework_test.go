@@ -181,6 +181,36 @@ func TestRestartedAgent(t *testing.T) {
 	}
 }
 
+// TestPausedAgent: an agent that was paused writes no end into a record that another one
+// has begun anew meanwhile.
+func TestPausedAgent(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.volume("data")
+	moving, end := make(chan struct{}, 1), make(chan struct{})
+	h.startMove(func(context.Context, *datapath.Progress) (result, error) {
+		moving <- struct{}{}
+		<-end
+		return result{Bytes: 5}, nil
+	})
+	h.create(h.backup("b", "1", "data"))
+	<-moving
+	record := h.get("b").DeepCopy()
+	record.Status.Agent, record.Status.Attempts = "another agent", 2
+	_, err := h.engine.EngineV1alpha1().VolumeUploads(system).UpdateStatus(t.Context(), record, metav1.UpdateOptions{})
+	must(t, err)
+	end <- struct{}{}
+	close(end)
+	h.create(h.backup("next", "2", "data")) // is looked at after the end of the other
+	h.expect("next", engine.VolumePhaseCompleted)
+	if got := h.get("b").Status; got.Phase != engine.VolumePhaseInProgress || got.Agent != "another agent" || got.Progress.BytesDone != 0 {
+		t.Errorf("the status is %+v", got)
+	}
+	if got := h.written(); !slices.Equal(got, []string{"InProgress", "InProgress", "InProgress", "Completed"}) {
+		t.Errorf("written were %v", got) // the second is the other agent's
+	}
+}
+
 // TestOrderAfterARestart: an agent that starts knows of all that waits before any of it
 // begins, so that the runs take turns, and each one's first is the first, also where an
 // agent before it was in the middle of that.
