@@ -140,7 +140,7 @@ func measure(b *testing.B, upload func(repoDir string)) time.Duration {
 }
 
 func uploadOurs(b *testing.B, repoDir, dir string) {
-	s := storeIn(repoDir, repository.NewKey())
+	s := store{location: inFolder(repoDir), key: repository.NewKey()}
 	s.create(b)
 	_, err := Upload(b.Context(), s.open(b), UploadRequest{Path: dir, Source: web}, new(Progress))
 	must(b, err)

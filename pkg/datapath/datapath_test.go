@@ -168,7 +168,7 @@ func TestIncremental(t *testing.T) {
 		return Source{Namespace: namespace, Pod: pod, Volume: "data", ClaimName: "claim", ClaimUID: "uid-1"}
 	}
 
-	uploads := s.open(t)
+	r := s.client(t)
 	previous := int64(0)
 	trees := map[string]map[string]made{}
 	for _, step := range []struct {
@@ -187,7 +187,7 @@ func TestIncremental(t *testing.T) {
 	} {
 		step.change()
 		var p Progress
-		got, err := Upload(t.Context(), uploads, UploadRequest{Path: dir, Source: step.source}, &p)
+		got, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: step.source}, &p)
 		must(t, err)
 		if got.IncrementalBytes != step.incremental {
 			t.Errorf("%s: %d incremental bytes, want %d", step.name, got.IncrementalBytes, step.incremental)
@@ -202,10 +202,9 @@ func TestIncremental(t *testing.T) {
 		}
 		trees[got.SnapshotID] = tree(t, dir)
 	}
-	restores := s.open(t)
 	for id, want := range trees {
 		target := t.TempDir()
-		_, err := Restore(t.Context(), restores, RestoreRequest{SnapshotID: id, Path: target}, new(Progress))
+		_, err := Restore(t.Context(), r, RestoreRequest{SnapshotID: id, Path: target}, new(Progress))
 		must(t, err)
 		expectSameTree(t, tree(t, target), want)
 	}
@@ -245,8 +244,7 @@ func TestUploadFails(t *testing.T) {
 		}
 	})
 	t.Run("no folder", func(t *testing.T) {
-		s := newStore(t)
-		_, err := Upload(t.Context(), s.open(t), UploadRequest{Path: filepath.Join(t.TempDir(), "gone"), Source: web}, new(Progress))
+		_, err := Upload(t.Context(), newStore(t).client(t), UploadRequest{Path: filepath.Join(t.TempDir(), "gone"), Source: web}, new(Progress))
 		if !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("Upload = %v", err)
 		}
@@ -322,8 +320,7 @@ func TestCancelRestore(t *testing.T) {
 	t.Run("before the first file", func(t *testing.T) {
 		s, dir, target := newStore(t), t.TempDir(), t.TempDir()
 		write(t, filepath.Join(dir, "a"), "a")
-		id := s.upload(t, dir, web).SnapshotID
-		r := s.open(t)
+		id, r := s.upload(t, dir, web).SnapshotID, s.client(t)
 		why := errors.New("the record was deleted")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(why)
@@ -401,8 +398,7 @@ func TestWarnings(t *testing.T) {
 func TestCheckpoints(t *testing.T) {
 	s, dir := newStore(t), t.TempDir()
 	write(t, filepath.Join(dir, "a"), "content")
-	first := s.upload(t, dir, web)
-	r := s.open(t)
+	first, r := s.upload(t, dir, web), s.client(t)
 	saveCheckpoint(t, r, first.SnapshotID)
 	if got := s.snapshots(t); len(got) != 1 || got[0].IncompleteReason == "" {
 		t.Fatalf("there are %v", got)
@@ -425,13 +421,12 @@ func TestCheckpoints(t *testing.T) {
 func TestRestoreOfNoFolder(t *testing.T) {
 	s, dir := newStore(t), t.TempDir()
 	write(t, filepath.Join(dir, "a"), "content")
-	id := s.upload(t, dir, web).SnapshotID
+	id, r := s.upload(t, dir, web).SnapshotID, s.client(t)
 	for name, change := range map[string]func(*snapshot.Manifest){
 		"incomplete":   func(man *snapshot.Manifest) { man.IncompleteReason = "canceled" },
 		"nothing":      func(man *snapshot.Manifest) { man.RootEntry = nil },
 		"not a folder": func(man *snapshot.Manifest) { man.RootEntry.DirSummary = nil },
 	} {
-		r := s.open(t)
 		var changed manifest.ID
 		must(t, repo.WriteSession(t.Context(), r.Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
 			man, err := snapshot.LoadSnapshot(ctx, w, manifest.ID(id))

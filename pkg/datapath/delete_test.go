@@ -25,21 +25,22 @@ func TestDeleteSnapshots(t *testing.T) {
 	write(t, filepath.Join(dir, "file"), "shared")
 	first, second := s.upload(t, dir, web).SnapshotID, s.upload(t, dir, web).SnapshotID
 
-	policies, err := s.open(t).Kopia().FindManifests(t.Context(), map[string]string{manifest.TypeLabelKey: policy.ManifestType})
+	r := s.open(t)
+	policies, err := r.Kopia().FindManifests(t.Context(), map[string]string{manifest.TypeLabelKey: policy.ManifestType})
 	must(t, err)
 	if len(policies) == 0 {
 		t.Fatal("the repository has no policy")
 	}
 	ids := []string{first, first, "0123456789abcdef", string(policies[0].ID)}
-	must(t, DeleteSnapshots(t.Context(), s.open(t), ids))
+	must(t, DeleteSnapshots(t.Context(), r, ids))
 
 	if left := s.snapshots(t); len(left) != 1 || string(left[0].ID) != second {
 		t.Errorf("the snapshots left are %v, want %s", left, second)
 	}
-	if _, err := s.open(t).Kopia().GetManifest(t.Context(), policies[0].ID, nil); err != nil {
+	if _, err := s.client(t).Kopia().GetManifest(t.Context(), policies[0].ID, nil); err != nil {
 		t.Errorf("a manifest that is no snapshot: %v", err)
 	}
-	if _, err := Restore(t.Context(), s.open(t), RestoreRequest{SnapshotID: first, Path: t.TempDir()}, new(Progress)); !errors.Is(err, ErrSnapshotNotFound) {
+	if _, err := Restore(t.Context(), s.client(t), RestoreRequest{SnapshotID: first, Path: t.TempDir()}, new(Progress)); !errors.Is(err, ErrSnapshotNotFound) {
 		t.Errorf("Restore of the deleted snapshot = %v, want ErrSnapshotNotFound", err)
 	}
 	s.restore(t, second, target)
@@ -47,7 +48,7 @@ func TestDeleteSnapshots(t *testing.T) {
 
 	// Nothing is left to do, so nothing is written.
 	before := blobs(t, s)
-	must(t, DeleteSnapshots(t.Context(), s.open(t), ids))
+	must(t, DeleteSnapshots(t.Context(), r, ids))
 	if after := blobs(t, s); after != before {
 		t.Errorf("the second deletion made %d blobs of %d", after, before)
 	}
@@ -62,14 +63,14 @@ func TestSnapshotsOf(t *testing.T) {
 	var want []string
 	for i, backup := range []types.UID{"one", "one", "two"} {
 		source := Source{Namespace: namespace, Pod: fmt.Sprint("web-", i), Volume: "data"}
-		uploaded, err := Upload(t.Context(), s.open(t), UploadRequest{Path: dir, Source: source, Backup: backup}, new(Progress))
+		uploaded, err := Upload(t.Context(), s.client(t), UploadRequest{Path: dir, Source: source, Backup: backup}, new(Progress))
 		must(t, err)
 		if backup == "one" {
 			want = append(want, uploaded.SnapshotID)
 		}
 	}
 	for backup, want := range map[types.UID][]string{"one": want, "none": nil} {
-		got, err := SnapshotsOf(t.Context(), s.open(t), backup)
+		got, err := SnapshotsOf(t.Context(), s.client(t), backup)
 		must(t, err)
 		slices.Sort(got)
 		slices.Sort(want)
@@ -81,7 +82,7 @@ func TestSnapshotsOf(t *testing.T) {
 		t.Errorf("of no backup and no claim there are the tags %v", tags)
 	}
 	request := UploadRequest{Backup: "one", Source: Source{ClaimUID: "claim"}}
-	must(t, repo.WriteSession(t.Context(), s.open(t).Kopia(), repo.WriteSessionOptions{}, func(_ context.Context, w repo.RepositoryWriter) error {
+	must(t, repo.WriteSession(t.Context(), s.client(t).Kopia(), repo.WriteSessionOptions{}, func(_ context.Context, w repo.RepositoryWriter) error {
 		labels := newUploader(w, &uploadObserver{}, request.tags()).CheckpointLabels
 		if !maps.Equal(labels, map[string]string{tagCheckpoint: "true", tagBackup: "one", tagClaim: "claim"}) {
 			t.Errorf("the labels of a checkpoint are %v", labels)

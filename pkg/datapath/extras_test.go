@@ -159,7 +159,7 @@ func TestExtendedAttributesAndHardLinks(t *testing.T) {
 // lines that nobody needs.
 func extrasOf(t *testing.T, s store, id string) object.ID {
 	t.Helper()
-	r := s.open(t).Kopia()
+	r := s.client(t).Kopia()
 	man, err := snapshot.LoadSnapshot(t.Context(), r, manifest.ID(id))
 	must(t, err)
 	all, err := loadExtras(t.Context(), r, man)
@@ -186,7 +186,7 @@ func TestKopiaIgnoresExtras(t *testing.T) {
 	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
 	withAttributes(t, dir)
 	id := s.upload(t, dir, web).SnapshotID
-	r := s.open(t).Kopia()
+	r := s.client(t).Kopia()
 	root, err := snapshotfs.FilesystemEntryFromIDWithPath(t.Context(), r, id, false)
 	must(t, err)
 	out := &restore.FilesystemOutput{TargetPath: target, OverwriteDirectories: true, OverwriteFiles: true, OverwriteSymlinks: true}
@@ -221,7 +221,7 @@ func TestExtrasLiveWithTheirSnapshot(t *testing.T) {
 	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
 	withAttributes(t, dir)
 	attributes := attributesBelow(t, dir)
-	r := s.open(t)
+	r := s.client(t)
 	uploaded, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web, Backup: "backup"}, new(Progress))
 	must(t, err)
 
@@ -251,7 +251,7 @@ func TestExtrasThatAreGone(t *testing.T) {
 	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
 	withAttributes(t, dir)
 	id := s.upload(t, dir, web).SnapshotID
-	r := s.open(t)
+	r := s.client(t)
 	must(t, repo.WriteSession(t.Context(), r.Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
 		man, err := snapshot.LoadSnapshot(ctx, w, manifest.ID(id))
 		if err != nil {
@@ -280,7 +280,7 @@ func TestLinksOfAChangingFile(t *testing.T) {
 	for name, content := range map[string]string{"a": "before", "b": "after", "c": "before", "d": "after"} {
 		write(t, filepath.Join(dir, name), content)
 	}
-	r := s.open(t)
+	r := s.client(t)
 	uploaded, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web}, new(Progress))
 	must(t, err)
 	uploaded.SnapshotID = addExtras(t, r, uploaded.SnapshotID, &extras{names: map[inode][]string{{1, 1}: {"a", "b", "c", "d", "no such file"}}})
@@ -325,15 +325,16 @@ func addExtras(t *testing.T, r *repository.Repository, id string, x *extras) str
 func TestAnotherAttempt(t *testing.T) {
 	s, dir := newStore(t), t.TempDir()
 	withAttributes(t, dir)
-	upload := func(pod string, backup types.UID) string {
+	upload := func(r *repository.Repository, pod string, backup types.UID) string {
 		t.Helper()
-		result, err := Upload(t.Context(), s.open(t), UploadRequest{Path: dir, Source: Source{Namespace: namespace, Pod: pod, Volume: "data"}, Backup: backup}, new(Progress))
+		result, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: Source{Namespace: namespace, Pod: pod, Volume: "data"}, Backup: backup}, new(Progress))
 		must(t, err)
 		return result.SnapshotID
 	}
-	others := []string{upload("web-0", "earlier"), upload("web-1", "backup")}
-	upload("web-0", "backup")
-	want := append(others, upload("web-0", "backup"))
+	r := s.client(t)
+	others := []string{upload(r, "web-0", "earlier"), upload(r, "web-1", "backup")}
+	upload(r, "web-0", "backup")
+	want := append(others, upload(s.open(t), "web-0", "backup"))
 	var got []string
 	beside := 0
 	for _, man := range s.snapshots(t) {

@@ -27,7 +27,6 @@ import (
 	"github.com/kopia/kopia/snapshot/snapshotfs"
 
 	"github.com/holdfast-io/holdfast/pkg/repository"
-	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
 // bad is an open repository in which some operations fail.
@@ -100,7 +99,7 @@ func (b *bad) DeleteManifest(ctx context.Context, id manifest.ID) error {
 func (s store) inSession(t *testing.T, do func(ctx context.Context, w repo.RepositoryWriter)) {
 	t.Helper()
 	dropped := errors.New("dropped")
-	err := repo.WriteSession(t.Context(), s.open(t).Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+	err := repo.WriteSession(t.Context(), s.client(t).Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
 		do(ctx, w)
 		return dropped
 	})
@@ -118,6 +117,7 @@ func TestUploadFolderIsWholeOrFails(t *testing.T) {
 	write(t, filepath.Join(small, "sub/file"), "content")
 	must(t, os.Symlink("sub", filepath.Join(small, "link")))
 	gone := &os.PathError{Op: "open", Path: "/mnt/backups", Err: syscall.ENOENT}
+	s := newStore(t)
 	for name, test := range map[string]struct {
 		dir  string
 		bad  bad
@@ -133,7 +133,7 @@ func TestUploadFolderIsWholeOrFails(t *testing.T) {
 		"a folder can't be stored":    {dir: small, bad: bad{objects: "DIR:", err: gone}, err: syscall.ENOENT, want: "upload the volume"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			newStore(t).inSession(t, func(ctx context.Context, w repo.RepositoryWriter) {
+			s.inSession(t, func(ctx context.Context, w repo.RepositoryWriter) {
 				ctx, cancel := context.WithCancel(ctx)
 				defer cancel()
 				var n notes
@@ -232,21 +232,20 @@ func TestVanishedIsAWarning(t *testing.T) {
 // the store does not take.
 func TestUploadThatLeavesNothing(t *testing.T) {
 	var hook atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool]
-	location, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
+	s := newBucket(t, func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if do := hook.Load(); do == nil || !(*do)(w, r) {
 				next.ServeHTTP(w, r)
 			}
 		})
 	})
-	s := store{key: repository.NewKey(), location: repository.Location{Spec: location, Secret: secret}}
-	s.create(t)
 	refuse := func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodPut {
 			w.WriteHeader(http.StatusForbidden)
 		}
 		return r.Method == http.MethodPut
 	}
+	r := s.open(t)
 	for name, test := range map[string]struct {
 		hook func(dir string, w http.ResponseWriter, r *http.Request) bool
 		want string
@@ -260,7 +259,6 @@ func TestUploadThatLeavesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "volume")
 			write(t, filepath.Join(dir, "file"), "content")
-			r := s.open(t)
 			do := func(w http.ResponseWriter, r *http.Request) bool { return test.hook(dir, w, r) }
 			hook.Store(&do)
 			_, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web}, new(Progress))
@@ -275,7 +273,8 @@ func TestUploadThatLeavesNothing(t *testing.T) {
 	}
 
 	// Nor is a snapshot taken for removed.
-	id, r := s.upload(t, t.TempDir(), web).SnapshotID, s.open(t)
+	id := s.upload(t, t.TempDir(), web).SnapshotID
+	must(t, r.Kopia().Refresh(t.Context()))
 	hook.Store(&refuse)
 	err := DeleteSnapshots(t.Context(), r, []string{id})
 	hook.Store(nil)
@@ -287,7 +286,7 @@ func TestUploadThatLeavesNothing(t *testing.T) {
 func TestSaveThatFails(t *testing.T) {
 	s, dir := newStore(t), t.TempDir()
 	s.upload(t, dir, web)
-	saveCheckpoint(t, s.open(t), string(s.snapshots(t)[0].ID))
+	saveCheckpoint(t, s.client(t), string(s.snapshots(t)[0].ID))
 	s.inSession(t, func(ctx context.Context, w repo.RepositoryWriter) {
 		for _, call := range []string{"put", "find claim=false checkpoint=true", "delete", "none"} {
 			man := &snapshot.Manifest{Source: web.info(w.ClientOptions(), requester)}
@@ -306,7 +305,7 @@ func TestPreviousSnapshots(t *testing.T) {
 	source := Source{Namespace: namespace, Pod: "web-0", Volume: "data", ClaimUID: "uid"}
 	s.upload(t, dir, source)
 	checkpoint := s.upload(t, dir, source).SnapshotID
-	saveCheckpoint(t, s.open(t), checkpoint)
+	saveCheckpoint(t, s.client(t), checkpoint)
 	whole := s.upload(t, dir, Source{Namespace: namespace, Pod: "web-1", Volume: "data", ClaimUID: "uid"})
 	s.inSession(t, func(ctx context.Context, w repo.RepositoryWriter) {
 		for name, test := range map[string]struct {
@@ -346,6 +345,7 @@ func TestBrokenRepository(t *testing.T) {
 		return err
 	}))
 	why := errors.New("the record was deleted")
+	r := s.open(t)
 	for name, test := range map[string]struct {
 		do   func(ctx context.Context, r *repository.Repository) error
 		want string
@@ -366,10 +366,9 @@ func TestBrokenRepository(t *testing.T) {
 			return DeleteSnapshots(ctx, r, []string{id})
 		}, "list the snapshots of the repository"},
 	} {
-		if err := test.do(t.Context(), s.open(t)); err == nil || !strings.Contains(err.Error(), test.want) || errors.Is(err, ErrSnapshotNotFound) {
+		if err := test.do(t.Context(), r); err == nil || !strings.Contains(err.Error(), test.want) || errors.Is(err, ErrSnapshotNotFound) {
 			t.Errorf("%s: %v", name, err)
 		}
-		r := s.open(t)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(why)
 		if err := test.do(ctx, r); !errors.Is(err, why) {
@@ -392,8 +391,7 @@ func TestSnapshotThatCannotBeRead(t *testing.T) {
 	s, dir := newStore(t), t.TempDir()
 	write(t, filepath.Join(dir, "other"), `{"stream":"another"}`)
 	write(t, filepath.Join(dir, "text"), "<html>")
-	id := s.upload(t, dir, web).SnapshotID
-	r := s.open(t)
+	id, r := s.upload(t, dir, web).SnapshotID, s.client(t)
 	man, err := snapshot.LoadSnapshot(t.Context(), r.Kopia(), manifest.ID(id))
 	must(t, err)
 	root := snapshotfs.EntryFromDirEntry(r.Kopia(), man.RootEntry).(fs.Directory)
@@ -585,8 +583,7 @@ func TestRestoreWithoutRoot(t *testing.T) {
 	}
 	must(t, os.Chown(filepath.Join(dir, "sub/tool"), 1234, 1234))
 	must(t, os.Chmod(filepath.Join(dir, "sub/tool"), 0o755|os.ModeSetuid|os.ModeSetgid))
-	id := s.upload(t, dir, web).SnapshotID
-	r := s.open(t)
+	id, r := s.upload(t, dir, web).SnapshotID, s.client(t)
 	asNobody(t, s.location.Spec.Filesystem.Path, filepath.Dir(s.location.Spec.Filesystem.Path), filepath.Dir(target))
 	got, err := Restore(t.Context(), r, RestoreRequest{SnapshotID: id, Path: target}, new(Progress))
 	must(t, err)

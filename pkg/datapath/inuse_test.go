@@ -141,7 +141,7 @@ func TestRestoreOverExisting(t *testing.T) {
 		target := t.TempDir()
 		write(t, filepath.Join(target, "folder/file/precious"), "data")
 		var p Progress
-		_, err := Restore(t.Context(), s.open(t), RestoreRequest{SnapshotID: id, Path: target}, &p)
+		_, err := Restore(t.Context(), s.client(t), RestoreRequest{SnapshotID: id, Path: target}, &p)
 		if p.Total() != int64(len("restored")) {
 			t.Errorf("%d bytes were to be restored", p.Total())
 		}
@@ -153,7 +153,7 @@ func TestRestoreOverExisting(t *testing.T) {
 		}
 	})
 	t.Run("no such snapshot", func(t *testing.T) {
-		_, err := Restore(t.Context(), s.open(t), RestoreRequest{SnapshotID: "0123456789abcdef", Path: t.TempDir()}, new(Progress))
+		_, err := Restore(t.Context(), s.client(t), RestoreRequest{SnapshotID: "0123456789abcdef", Path: t.TempDir()}, new(Progress))
 		if !errors.Is(err, ErrSnapshotNotFound) {
 			t.Errorf("Restore = %v, want ErrSnapshotNotFound", err)
 		}

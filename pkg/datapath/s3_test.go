@@ -21,14 +21,14 @@ func TestS3(t *testing.T) {
 	backend := s3mem.New()
 	must(t, backend.CreateBucket("backups"))
 	server := httptest.NewServer(gofakes3.New(backend).Server())
-	defer server.Close()
-	s := store{key: repository.NewKey(), location: repository.Location{
+	t.Cleanup(server.Close)
+	s := newStoreAt(t, repository.Location{
 		Spec: engine.StorageLocationSpec{
 			Provider: engine.StorageProviderS3,
 			S3:       &engine.S3Location{Bucket: "backups", Endpoint: server.URL, ForcePathStyle: true, CredentialsSecret: "credentials"},
 		},
 		Secret: map[string][]byte{"accessKeyID": []byte("id"), "secretAccessKey": []byte("key")},
-	}}
+	}, repository.NewKey())
 	s.create(t)
 
 	dir, cache := t.TempDir(), t.TempDir()

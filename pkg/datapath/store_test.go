@@ -12,9 +12,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/holdfast-io/holdfast/pkg/repository"
-	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
 // farStore is a bucket that counts the requests for objects, and takes its time if it is
@@ -30,7 +27,7 @@ type farStore struct {
 func newFarStore(t testing.TB) *farStore {
 	t.Helper()
 	f := &farStore{}
-	spec, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
+	f.store = newBucket(t, func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Method == http.MethodGet && r.URL.Query().Get("list-type") == "" {
 				f.gets.Add(1)
@@ -43,8 +40,6 @@ func newFarStore(t testing.TB) *farStore {
 			next.ServeHTTP(w, r)
 		})
 	})
-	f.store = store{key: repository.NewKey(), location: repository.Location{Spec: spec, Secret: secret}}
-	f.create(t)
 	return f
 }
 

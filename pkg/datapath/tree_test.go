@@ -10,8 +10,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"os"
+	"path"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -25,21 +28,37 @@ import (
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/repository"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
 const namespace = "app"
 
-// store is a repository in a folder.
+// store is a repository in a folder, or in a bucket.
 type store struct {
 	location repository.Location
 	key      repository.Key
+	shared   *shared
 }
 
-func storeIn(dir string, key repository.Key) store {
-	return store{key: key, location: repository.Location{Spec: engine.StorageLocationSpec{
+// shared is the client by which a test does all that needs none of its own: deriving the
+// key of each takes most of a test's time.
+type shared struct{ *repository.Repository }
+
+func newStoreAt(t testing.TB, location repository.Location, key repository.Key) store {
+	s := store{location, key, &shared{}}
+	t.Cleanup(func() {
+		if r := s.shared.Repository; r != nil {
+			must(t, r.Close(context.WithoutCancel(t.Context())))
+		}
+	})
+	return s
+}
+
+func inFolder(dir string) repository.Location {
+	return repository.Location{Spec: engine.StorageLocationSpec{
 		Provider:   engine.StorageProviderFilesystem,
 		Filesystem: &engine.FilesystemLocation{Path: dir},
-	}}}
+	}}
 }
 
 func (s store) create(t testing.TB) {
@@ -47,7 +66,7 @@ func (s store) create(t testing.TB) {
 	must(t, repository.Create(t.Context(), s.location, namespace, s.key))
 }
 
-// An empty repository, made once: deriving its key takes most of a test's time.
+// An empty repository, made once.
 var template struct {
 	sync.Once
 	dir string
@@ -62,17 +81,53 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func newStore(t testing.TB) store {
+func templateDir(t testing.TB) string {
 	t.Helper()
 	template.Do(func() {
 		dir, err := os.MkdirTemp("", "holdfast-template-")
 		must(t, err)
 		template.dir, template.key = dir, repository.NewKey()
-		storeIn(dir, template.key).create(t)
+		store{location: inFolder(dir), key: template.key}.create(t)
 	})
+	return template.dir
+}
+
+func newStore(t testing.TB) store {
+	t.Helper()
 	dir := t.TempDir()
-	must(t, os.CopyFS(dir, os.DirFS(template.dir)))
-	return storeIn(dir, template.key)
+	must(t, os.CopyFS(dir, os.DirFS(templateDir(t))))
+	return newStoreAt(t, inFolder(dir), template.key)
+}
+
+// newBucket is a store in a bucket, whose requests pass through wrap.
+func newBucket(t testing.TB, wrap func(next http.Handler) http.Handler) store {
+	t.Helper()
+	spec, secret := storetest.FakeS3(t, wrap)
+	bucket := storetest.Open(t, spec, secret)
+	folder := path.Join("kopia", namespace)
+	files := os.DirFS(filepath.Join(templateDir(t), folder))
+	must(t, fs.WalkDir(files, ".", func(name string, _ fs.DirEntry, err error) error {
+		blob, isBlob := strings.CutSuffix(name, ".f")
+		if err != nil || !isBlob {
+			return err
+		}
+		content, err := fs.ReadFile(files, name)
+		// In a bucket the names of blobs are not cut into folders.
+		return errors.Join(err, bucket.Put(t.Context(), path.Join(folder, strings.ReplaceAll(blob, "/", "")), content))
+	}))
+	return newStoreAt(t, repository.Location{Spec: spec, Secret: secret}, template.key)
+}
+
+// client returns the shared one. It sees what others have stored.
+func (s store) client(t testing.TB) *repository.Repository {
+	t.Helper()
+	if s.shared.Repository == nil {
+		r, err := repository.Open(t.Context(), s.location, namespace, s.key, repository.Options{})
+		must(t, err)
+		s.shared.Repository = r
+	}
+	must(t, s.shared.Kopia().Refresh(t.Context()))
+	return s.shared.Repository
 }
 
 // open returns a client of its own, which has no cache.
@@ -88,7 +143,7 @@ func (s store) open(t testing.TB) *repository.Repository {
 
 func (s store) upload(t testing.TB, dir string, source Source) UploadResult {
 	t.Helper()
-	result, err := Upload(t.Context(), s.open(t), UploadRequest{Path: dir, Source: source}, new(Progress))
+	result, err := Upload(t.Context(), s.client(t), UploadRequest{Path: dir, Source: source}, new(Progress))
 	if err != nil {
 		t.Fatalf("Upload: %v", err)
 	}
@@ -98,7 +153,7 @@ func (s store) upload(t testing.TB, dir string, source Source) UploadResult {
 func (s store) restore(t testing.TB, id, dir string) RestoreResult {
 	t.Helper()
 	var p Progress
-	result, err := Restore(t.Context(), s.open(t), RestoreRequest{SnapshotID: id, Path: dir}, &p)
+	result, err := Restore(t.Context(), s.client(t), RestoreRequest{SnapshotID: id, Path: dir}, &p)
 	if err != nil {
 		t.Fatalf("Restore: %v", err)
 	}
@@ -111,7 +166,7 @@ func (s store) restore(t testing.TB, id, dir string) RestoreResult {
 // snapshots returns every snapshot of the repository, checkpoints included.
 func (s store) snapshots(t testing.TB) []*snapshot.Manifest {
 	t.Helper()
-	r := s.open(t).Kopia()
+	r := s.client(t).Kopia()
 	ids, err := snapshot.ListSnapshotManifests(t.Context(), r, nil, nil)
 	if err != nil {
 		t.Fatal(err)

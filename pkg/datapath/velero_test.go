@@ -137,7 +137,7 @@ func TestGoesOnFromFormerVersions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, dir := newStore(t), t.TempDir()
 			write(t, filepath.Join(dir, "a"), "content")
-			r := s.open(t)
+			r := s.client(t)
 			earlier, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: Source{
 				Namespace: namespace, Pod: "web-0", Volume: "data", ClaimName: "claim", ClaimUID: "uid",
 			}}, new(Progress))
