@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -57,8 +58,6 @@ func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err 
 			queueEnded.WithLabelValues(string(end.Phase)).Inc()
 			c.announceEnd(run, end)
 			written = true
-		case apierrors.IsNotFound(err):
-			written = true
 		case !c.refuse(ctx, run, err):
 			return written, err
 		}
@@ -74,7 +73,7 @@ func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err 
 			continue // a moment ago it was ended, or could not be
 		}
 		switch err := c.enqueue(ctx, run, ticket.Ticket); {
-		case err == nil || apierrors.IsNotFound(err):
+		case err == nil:
 			written = true
 			tickets++
 		case !c.refuse(ctx, run, err):
@@ -101,8 +100,12 @@ func (c *Controller) isRefused(run *enginev1alpha1.BackupRun) bool {
 
 // refuse takes note of a write that failed, if that is about this record alone.
 func (c *Controller) refuse(ctx context.Context, run *enginev1alpha1.BackupRun, err error) bool {
+	refused := refusal{run.ResourceVersion, c.Clock.Now().Add(refusedRetry)}
 	if !errors.Is(err, errRefused) {
 		switch {
+		case apierrors.IsNotFound(err):
+			c.refused[run.Name] = refused // until the informer sees that it is gone
+			return true
 		case apierrors.IsConflict(err):
 			c.unsure = true
 			return false // there is another version, and it keeps its place
@@ -114,7 +117,7 @@ func (c *Controller) refuse(ctx context.Context, run *enginev1alpha1.BackupRun, 
 			c.unsure = true // it may be written
 		}
 	}
-	c.refused[run.Name] = refusal{run.ResourceVersion, c.Clock.Now().Add(refusedRetry)}
+	c.refused[run.Name] = refused
 	c.queue.AddAfter(theQueue, refusedRetry)
 	utilruntime.HandleErrorWithContext(ctx, err, "A record may not be written; its backup waits, and the others do not wait for it", "backupRun", klog.KObj(run))
 	c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Queue", "%v", err)
@@ -175,8 +178,16 @@ func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun,
 // waits for. One that is about to start has its event from that. Those for which there
 // is no event left have theirs later, if they still wait then.
 func (c *Controller) announce() {
+	if len(c.unannounced) == 0 {
+		return
+	}
+	namespaces, err := c.namespaceLister.List(labels.Everything())
+	if err != nil {
+		utilruntime.HandleError(err)
+	}
 	c.planning.Lock()
 	defer c.planning.Unlock()
+	c.planner.SetExistingNamespaces(namespaces)
 	var later []types.UID
 	for i, uid := range c.unannounced {
 		entry, ok := c.planner.Entry(uid)
@@ -206,7 +217,7 @@ func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, s
 	changed.Status = status
 	updated, err := c.Runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	if err == nil {
-		c.written[updated.Name] = version{updated.UID, updated}
+		c.written[updated.Name] = updated
 		c.know(updated.Name, updated)
 		return nil
 	}
@@ -221,8 +232,5 @@ func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, s
 	case getErr != nil && !apierrors.IsNotFound(getErr):
 		return fmt.Errorf("reading BackupRun %s: %w", run.Name, getErr)
 	}
-	// The informer will see that. Its neighbours need not wait for it.
-	c.written[run.Name] = version{uid: run.UID}
-	c.queue.Add(theQueue)
 	return err
 }

@@ -34,8 +34,8 @@
 //     held back while its start was taken back, while another process took over, or while
 //     the ledger was lost and made anew: of the runs that are in progress after it was;
 //  6. what else a decision rests on may be outdated and does no harm. Words of a
-//     selection do not change, and an end is final. A run that has ended and is not
-//     known to holds its slot a little longer.
+//     selection do not change, and an end is final. A run that has ended or
+//     is gone, and is not known to, holds its slot a little longer; nobody executes it.
 //
 // While the ledger can't be read, nothing starts. What remains is an executor that was
 // paused until another process was elected, and reads on for a moment when it wakes up,
@@ -47,24 +47,22 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
@@ -119,7 +117,7 @@ type Executor interface {
 	// Executing are the runs that are being worked on, by name, from before they are read
 	// for their claim until nothing of them is read any more: nil before they are known, and
 	// InProgress from before they are claimed. When a run whose record is gone is not worked
-	// on any more, the executor calls Stopped.
+	// on any more, the executor calls Changed.
 	Executing() map[string]*enginev1alpha1.BackupRun
 }
 
@@ -132,7 +130,10 @@ type Controller struct {
 	ledgerLister    corelisters.ConfigMapNamespaceLister
 	queue           *loop.Loop[string]
 
-	changes changes
+	// changing guards changed: the names of the runs that have changed since the last
+	// decision.
+	changing sync.Mutex
+	changed  sets.Set[string]
 
 	// planning guards planner. The worker changes it; the metrics read it, too.
 	planning sync.Mutex
@@ -147,8 +148,9 @@ type Controller struct {
 	unadmitted sets.Set[string]
 	// written are runs by name, as this controller last wrote them: the informer may
 	// not have seen that yet, and a decision must not be taken twice.
-	written map[string]version
-	// refused are the runs, by name, whose record may not be written.
+	written map[string]*enginev1alpha1.BackupRun
+	// refused are the runs, by name, whose record may not be written, or is gone and the
+	// informer has not seen that.
 	refused map[string]refusal
 	// unsure is set when the fate of a write is unknown. The next decision is then
 	// taken on a list read from the cluster.
@@ -180,11 +182,11 @@ func New(config Config) (*Controller, error) {
 		ledgerLister:    config.LedgerInformer.Lister().ConfigMaps(config.Namespace),
 		queue:           loop.New[string](loop.Config{Controller: "backupqueue", Clock: config.Clock}),
 
-		changes:    changes{runs: sets.New[string]()},
+		changed:    sets.New[string](),
 		planner:    planner,
 		known:      map[string]*enginev1alpha1.BackupRun{},
 		unadmitted: sets.New[string](),
-		written:    map[string]version{},
+		written:    map[string]*enginev1alpha1.BackupRun{},
 		refused:    map[string]refusal{},
 		waitEvents: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(
 			float32(eventsAtOnce/backstop.Seconds()), eventsAtOnce, config.Clock),
@@ -192,17 +194,12 @@ func New(config Config) (*Controller, error) {
 	registerMetrics(c)
 	return c, errors.Join(
 		c.queue.Watch(config.RunInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.BackupRun) {
-			c.Stopped(cmp.Or(before, after).Name)
+			c.Changed(cmp.Or(before, after).Name)
 		})),
-		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(_, _ *enginev1alpha1.StorageLocation) {
-			c.changed(func(changes *changes) { changes.locations = true })
-		})),
-		c.queue.Watch(config.NamespaceInformer.Informer(), loop.OnChange(func(before, after *corev1.Namespace) {
-			if before == nil || after == nil { // only names matter
-				c.changed(func(changes *changes) { changes.namespaces = true })
-			}
-		})),
-		c.queue.Watch(config.LedgerInformer.Informer(), loop.OnChange(func(_, _ *corev1.ConfigMap) { c.queue.Add(theQueue) })))
+		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(_, _ *enginev1alpha1.StorageLocation) { c.queue.Add(theQueue) })),
+		c.queue.Watch(config.LedgerInformer.Informer(), loop.OnChange(func(_, _ *corev1.ConfigMap) { c.queue.Add(theQueue) })),
+		// It says what is in conflict, and no more.
+		c.queue.Watch(config.NamespaceInformer.Informer(), cache.ResourceEventHandlerFuncs{}))
 }
 
 // Run works until ctx ends.
@@ -212,9 +209,13 @@ func (c *Controller) Run(ctx context.Context, executor Executor) {
 	c.queue.Run(ctx, func(ctx context.Context, _ string) error { return c.sync(ctx) })
 }
 
-// Stopped wakes the queue when a run is not worked on any more whose record is gone.
-func (c *Controller) Stopped(name string) {
-	c.changed(func(changes *changes) { changes.runs.Insert(name) })
+// Changed wakes the queue when a run has changed, or is not worked on any more whose
+// record is gone.
+func (c *Controller) Changed(name string) {
+	c.changing.Lock()
+	c.changed.Insert(name)
+	c.changing.Unlock()
+	c.queue.Add(theQueue)
 }
 
 // sync brings the queue one decision further.
@@ -233,75 +234,29 @@ func (c *Controller) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	changed, err := c.admit(ctx, d)
+	written, err := c.admit(ctx, d)
 	if err != nil {
 		return err
 	}
-	for {
-		if changed {
-			if d, err = c.decide(ctx); err != nil {
-				return err
-			}
-		}
-		if d.unreadable != nil {
-			c.announce()
-			return d.unreadable
-		}
-		if changed, err = c.update(ctx, d); err != nil {
+	if written {
+		if d, err = c.decide(ctx); err != nil {
 			return err
 		}
-		if !changed {
-			break
-		}
 	}
-	if err := c.writeStarts(ctx, d); err != nil {
-		if records.Refused(err) { // for as long as somebody likes
-			c.announce()
-		}
+	err = c.writeStarts(ctx, d)
+	if err == nil || d.unreadable != nil || records.Refused(err) { // the latter for as long as somebody likes
+		c.announce()
+	}
+	if err != nil {
 		return err
 	}
-	c.announce()
-	for _, name := range c.ready() {
-		c.executor.Start(name)
+	for _, start := range d.holding {
+		if run := c.known[start.Name]; run != nil && records.Unclaimed(run) {
+			c.executor.Start(start.Name)
+		}
 	}
 	if c.planner.Len() > 0 {
 		c.queue.AddAfter(theQueue, backstop)
 	}
 	return nil
-}
-
-// ready are the names of the runs that are in the ledger and are not claimed.
-func (c *Controller) ready() (names []string) {
-	c.planning.Lock()
-	defer c.planning.Unlock()
-	for i := range c.planner.Len() { // those that use a slot come first
-		switch run := c.planner.RunAt(i); run.State() {
-		case v1alpha1.QueueStateReady:
-			names = append(names, c.planner.Run(run.UID).Name)
-		case v1alpha1.QueueStateQueued:
-			return names
-		}
-	}
-	return names
-}
-
-// update reads the runs that are to start, and reports whether one of them has
-// changed. What is gone or has ended must not come into the ledger again.
-func (c *Controller) update(ctx context.Context, d *decision) (bool, error) {
-	changed := false
-	for _, uid := range d.Start {
-		run := c.planner.Run(uid)
-		live, err := c.Runs.Get(ctx, run.Name, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err), err == nil && live.UID != run.UID:
-			c.written[run.Name] = version{uid: run.UID}
-			changed = true
-		case err != nil:
-			return false, fmt.Errorf("reading BackupRun %s: %w", run.Name, err)
-		case live.ResourceVersion != run.ResourceVersion:
-			c.written[live.Name] = version{live.UID, live}
-			changed = true
-		}
-	}
-	return changed, nil
 }

@@ -27,7 +27,7 @@ func TestALostEventIsMadeUpFor(t *testing.T) {
 		mustSync() // its own writes have come back
 		h.end("a")
 		synctest.Wait()
-		c.changes.take() // lost
+		c.changed.Clear() // lost
 		mustSync()
 		h.expect(ready)
 		time.Sleep(backstop)

@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -24,68 +23,31 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// judged is what a decision is taken against: the ledger in one version, and what is
-// known of the runs that it says were let start.
-type judged struct {
-	ledger *corev1.ConfigMap
-	// holding are the entries but those whose run has ended, or is gone and not executed.
-	holding []records.Start
-	started sets.Set[types.UID]
-	// unknown is set when the executor is about to find out about one of them.
-	unknown bool
-}
-
-// judgeLedger judges the entries of the ledger by the runs that are known, to which
-// it adds those that the informer does not have.
-func (c *Controller) judgeLedger(ctx context.Context, ledger *corev1.ConfigMap) (*judged, error) {
-	starts, err := records.Ledger(ledger)
-	if err != nil {
-		c.reportUnreadable(ledger, err)
-		return nil, err
-	}
-	j := &judged{ledger: ledger, started: sets.New[types.UID]()}
+// judge returns the entries of the ledger that hold a slot, and whether the executor is
+// about to find out about one of them whose record is gone.
+func (c *Controller) judge(starts []records.Start) (holding []records.Start, unknown bool) {
 	for _, start := range starts {
-		run, err := c.startedRun(ctx, start)
-		if err != nil {
-			return nil, err
-		}
-		if run == nil {
-			// It holds while it is read, as it was known then. Another one of its name waits.
+		run := c.known[start.Name]
+		if run == nil || run.UID != start.UID {
+			// Its record is gone: when this process took the ledger over it read all runs,
+			// and each that it lets start it knows. It holds while it is read, as it was
+			// known then. Another one of its name waits.
 			executed, working := c.executor.Executing()[start.Name]
 			switch {
 			case !working, executed != nil && executed.UID != start.UID:
 				continue
 			case executed == nil:
-				j.unknown = true
+				unknown = true
 			default:
-				run = executed
-				c.know(start.Name, run)
+				c.know(start.Name, executed)
 			}
+			run = executed
 		}
 		if run == nil || holds(run) {
-			j.holding = append(j.holding, start)
-			j.started.Insert(start.UID)
+			holding = append(holding, start)
 		}
 	}
-	return j, nil
-}
-
-// startedRun is the run of an entry, or nil if its record is gone. What the informer does
-// not show may be new or gone; only the cluster knows.
-func (c *Controller) startedRun(ctx context.Context, start records.Start) (*enginev1alpha1.BackupRun, error) {
-	if run := c.known[start.Name]; run != nil && run.UID == start.UID {
-		return run, nil
-	}
-	live, err := c.Runs.Get(ctx, start.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err), err == nil && live.UID != start.UID:
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("reading BackupRun %s: %w", start.Name, err)
-	}
-	c.written[live.Name] = version{live.UID, live}
-	c.know(live.Name, live)
-	return live, nil
+	return holding, unknown
 }
 
 // holds reports whether a run in the ledger holds its slot and what it overlaps.
@@ -94,19 +56,18 @@ func holds(run *enginev1alpha1.BackupRun) bool {
 }
 
 // writeStarts lets runs start, with the rest of the ledger as it was judged: one write,
-// which fails if the ledger is not in the version any more that was judged.
+// which fails if the ledger is not in the version any more that was judged. The runs are
+// added to those that hold a slot.
 func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
-	if len(d.Start) == 0 {
-		return nil
+	if d.unreadable != nil || len(d.Start) == 0 {
+		return d.unreadable
 	}
 	now := metav1.NewTime(c.Clock.Now())
-	starts, started := d.ledger.holding, d.ledger.started.Clone()
 	for _, uid := range d.Start {
 		run := c.planner.Run(uid)
-		starts = append(starts, records.Start{UID: run.UID, Name: run.Name, At: now})
-		started.Insert(run.UID)
+		d.holding = append(d.holding, records.Start{UID: run.UID, Name: run.Name, At: now})
 	}
-	ledger, err := records.WithLedger(d.ledger.ledger, starts)
+	ledger, err := records.WithLedger(d.ledger, d.holding)
 	if err != nil {
 		return err
 	}
@@ -114,13 +75,13 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 	if err != nil {
 		c.ledger = nil // whatever it is now
 		if records.Refused(err) {
-			c.Events.Eventf(d.ledger.ledger, nil, corev1.EventTypeWarning, "LedgerRefused", "Start", "No backup starts: %v", err)
+			c.Events.Eventf(d.ledger, nil, corev1.EventTypeWarning, "LedgerRefused", "Start", "No backup starts: %v", err)
 		}
 		return fmt.Errorf("letting %d backups start: %w", len(d.Start), err)
 	}
 	c.ledger = written
 	c.planning.Lock()
-	c.planner.SetStarted(started)
+	c.planner.SetStarted(records.Started(written))
 	c.planning.Unlock()
 	for _, uid := range d.Start {
 		run := c.planner.Run(uid)
@@ -236,12 +197,12 @@ func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) 
 		}
 	}
 	ledger = ledger.DeepCopy()
+	c.unsure = true // the leader before may have written what this informer has not seen
 	ledger.Data[records.LeaderKey], ledger.Data[records.ConcurrentBackupsKey] = c.Identity, strconv.Itoa(c.Limit)
 	ledger, err = c.ConfigMaps.Update(ctx, ledger, metav1.UpdateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("taking over the ledger of started backups: %w", err)
 	}
-	c.unsure = true // the leader before may have written what this informer has not seen
 	return ledger, nil
 }
 

@@ -85,7 +85,7 @@ func TestARunThatIsGoneHoldsUntilItHasStopped(t *testing.T) {
 		delete(h.executing, "gone")
 		h.mu.Unlock()
 		begin := time.Now()
-		c.Stopped("gone")
+		c.Changed("gone")
 		h.expect(ready, "gone", "passes", "waits")
 		h.AtOnce(begin)
 	})

@@ -96,8 +96,8 @@ type Config struct {
 type queue interface {
 	// TakeBack removes a run from the ledger that is worked on and not claimed.
 	TakeBack(ctx context.Context, run types.UID) error
-	// Stopped says that no run of a name is worked on whose record is gone.
-	Stopped(name string)
+	// Changed says that a run is not worked on any more whose record is gone.
+	Changed(name string)
 }
 
 // agents knows which nodes have an agent.
@@ -287,7 +287,7 @@ func (c *Controller) leave(name string) {
 	delete(c.working, name)
 	c.mu.Unlock()
 	if known, err := c.runLister.Get(name); err != nil || run != nil && run.UID != known.UID {
-		c.Queue.Stopped(name)
+		c.Queue.Changed(name)
 	}
 }
 

@@ -218,13 +218,13 @@ func (h *harness) setLeader(name string) {
 	}
 }
 
-// TakeBack and Stopped make it a queue.
+// TakeBack and Changed make it a queue.
 func (h *harness) TakeBack(_ context.Context, run types.UID) error {
 	h.WriteLedger(slices.DeleteFunc(h.Ledger(), func(start records.Start) bool { return start.UID == run })...)
 	return nil
 }
 
-func (h *harness) Stopped(name string) {
+func (h *harness) Changed(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.stoppedNames.Insert(name)
