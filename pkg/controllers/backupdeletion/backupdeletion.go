@@ -29,7 +29,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -95,26 +94,20 @@ func New(config Config) (*Controller, error) {
 		},
 	}
 	return c, errors.Join(
-		c.queue.Watch(config.RunInformer.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc: c.enqueue,
-			UpdateFunc: func(old, obj any) {
-				// Not our own writes, which say what a deletion waits for.
-				before, after := old.(*enginev1alpha1.BackupRun), obj.(*enginev1alpha1.BackupRun)
-				if before.UID != after.UID || !removable(before) {
-					c.enqueue(obj)
-				}
-			},
-		}),
-		c.queue.Watch(config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc: c.enqueueLocation,
-			UpdateFunc: func(old, obj any) {
-				before, after := old.(*enginev1alpha1.StorageLocation), obj.(*enginev1alpha1.StorageLocation)
-				back := before.Unavailable() && !after.Unavailable()
-				if back || before.UID != after.UID || !equality.Semantic.DeepEqual(before.Spec, after.Spec) {
-					c.enqueueLocation(obj)
-				}
-			},
-		}))
+		c.queue.Watch(config.RunInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.BackupRun) {
+			// Not our own writes, which say what a deletion waits for.
+			if after != nil && removable(after) && (before == nil || before.UID != after.UID || !removable(before)) {
+				c.queue.Add(after.Name)
+			}
+		})),
+		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
+			if after != nil && (before == nil || before.UID != after.UID || before.Unavailable() && !after.Unavailable() ||
+				!equality.Semantic.DeepEqual(before.Spec, after.Spec)) {
+				loop.Wake(c.queue, c.runLister, func(run *enginev1alpha1.BackupRun) bool {
+					return run.Spec.Backup.StorageLocation == after.Name && removable(run)
+				})
+			}
+		})))
 }
 
 // Run works until ctx ends, and returns when all work has stopped.
@@ -129,20 +122,6 @@ func removable(run *enginev1alpha1.BackupRun) bool {
 	phase := run.Status.Phase
 	standsForStored := run.Spec.Deletion.Stored != nil && (phase == "" || phase == v1alpha1.BackupPhaseNew)
 	return phase.Ended() || standsForStored
-}
-
-func (c *Controller) enqueue(obj any) {
-	if run := obj.(*enginev1alpha1.BackupRun); removable(run) {
-		c.queue.Add(run.Name)
-	}
-}
-
-// enqueueLocation wakes the deletions that may have waited for a location.
-func (c *Controller) enqueueLocation(obj any) {
-	location := obj.(*enginev1alpha1.StorageLocation).Name
-	loop.Wake(c.queue, c.runLister, func(run *enginev1alpha1.BackupRun) bool {
-		return run.Spec.Backup.StorageLocation == location && removable(run)
-	})
 }
 
 // sync removes a backup, or says why it can't. An error means that it is worth

@@ -23,48 +23,44 @@ import (
 const repositoryTimeout = 5 * time.Minute
 
 // deleteAllSnapshots removes the snapshots of a backup: those that it lists, by the
-// namespace of their repository, and those that its record knows of.
+// namespace of their repository, and those that were made for it.
 func (c *Controller) deleteAllSnapshots(ctx context.Context, record *enginev1alpha1.StorageLocation, run *enginev1alpha1.BackupRun, listed map[string][]string) error {
-	for _, namespace := range repositoriesOf(run, listed) {
-		// The snapshots that the backup lists, and those that were made for it.
-		err := c.inRepository(ctx, record, namespace, func(ctx context.Context, opened *repository.Repository) error {
-			made, err := datapath.SnapshotsOf(ctx, opened, backupUID(run))
-			if err != nil {
-				return err
-			}
-			return datapath.DeleteSnapshots(ctx, opened, append(made, listed[namespace]...))
-		})
+	return c.inRepositories(ctx, record, run, listed, func(ctx context.Context, opened *repository.Repository, namespace string) error {
+		made, err := datapath.SnapshotsOf(ctx, opened, backupUID(run))
 		if err != nil {
 			return err
 		}
-	}
-	return nil
+		return datapath.DeleteSnapshots(ctx, opened, append(made, listed[namespace]...))
+	})
 }
 
 // openAll makes sure that each repository with snapshots of a backup can be opened.
 func (c *Controller) openAll(ctx context.Context, record *enginev1alpha1.StorageLocation, run *enginev1alpha1.BackupRun, listed map[string][]string) error {
-	for _, namespace := range repositoriesOf(run, listed) {
-		if err := c.inRepository(ctx, record, namespace, func(context.Context, *repository.Repository) error { return nil }); err != nil {
+	return c.inRepositories(ctx, record, run, listed, func(context.Context, *repository.Repository, string) error { return nil })
+}
+
+// inRepositories does something in each repository with snapshots of a backup: of those
+// that it lists, and those that its record knows of.
+func (c *Controller) inRepositories(ctx context.Context, record *enginev1alpha1.StorageLocation, run *enginev1alpha1.BackupRun, listed map[string][]string,
+	do func(context.Context, *repository.Repository, string) error) error {
+	for _, namespace := range sets.List(sets.KeySet(listed).Insert(run.Status.LeftoverSnapshots...)) {
+		if err := c.inRepository(ctx, record, namespace, do); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// repositoriesOf are the namespaces whose repositories have snapshots of a backup.
-func repositoriesOf(run *enginev1alpha1.BackupRun, listed map[string][]string) []string {
-	return sets.List(sets.KeySet(listed).Insert(run.Status.LeftoverSnapshots...))
-}
-
 // inRepository does something in the repository of a namespace. One that is not in the
 // store any more has no snapshots.
-func (c *Controller) inRepository(ctx context.Context, record *enginev1alpha1.StorageLocation, namespace string, do func(context.Context, *repository.Repository) error) error {
+func (c *Controller) inRepository(ctx context.Context, record *enginev1alpha1.StorageLocation, namespace string,
+	do func(context.Context, *repository.Repository, string) error) error {
 	stop := ctx
 	ctx, cancel := context.WithTimeout(ctx, repositoryTimeout)
 	defer cancel()
 	opened, err := opener.OpenAt(ctx, c.Secrets, c.Keys, record, namespace)
 	if err == nil {
-		err = errors.Join(do(ctx, opened), opened.Close(ctx))
+		err = errors.Join(do(ctx, opened, namespace), opened.Close(ctx))
 	}
 	if errors.Is(err, opener.ErrNoRepository) {
 		klog.FromContext(ctx).Info("The repository of a deleted backup's volumes is gone already", "namespace", namespace, "storageLocation", record.Name)

@@ -100,10 +100,7 @@ func New(cluster format.Cluster, configMaps corev1client.ConfigMapInterface, inf
 		queue:      loop.New[string](loop.Config{Controller: "clusteridentity", FirstRetry: firstRetry, LastRetry: lastRetry, Clock: clock}),
 	}
 	c.queue.Add(identity.Name) // there may be none
-	enqueue := func(any) { c.queue.Add(identity.Name) }
-	return c, c.queue.Watch(informer, cache.ResourceEventHandlerFuncs{
-		AddFunc: enqueue, UpdateFunc: func(_, obj any) { enqueue(obj) }, DeleteFunc: enqueue,
-	})
+	return c, c.queue.Watch(informer, loop.OnChange(func(_, _ *corev1.ConfigMap) { c.queue.Add(identity.Name) }))
 }
 
 // Run works until ctx ends.

@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -101,33 +100,22 @@ func New(config Config) (*Controller, error) {
 		}),
 	}
 	return c, errors.Join(
-		// Updates are those of the status, which are our own.
-		c.queue.Watch(config.RepositoryInformer.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: c.enqueue}),
-		c.queue.Watch(config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc: c.enqueueLocation,
-			UpdateFunc: func(old, obj any) {
-				before, after := old.(*engine.StorageLocation), obj.(*engine.StorageLocation)
-				if before.Generation != after.Generation || before.Unavailable() != after.Unavailable() {
-					c.enqueueLocation(obj)
-				}
-			},
-		}))
+		c.queue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(func(before, after *engine.VolumeRepository) {
+			if before == nil { // updates are those of the status, which are our own
+				c.queue.Add(after.Name)
+			}
+		})),
+		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *engine.StorageLocation) {
+			if after != nil && (before == nil || before.Generation != after.Generation || before.Unavailable() != after.Unavailable()) {
+				loop.Wake(c.queue, c.lister, func(record *engine.VolumeRepository) bool {
+					return record.Spec.BackupStorageLocation == after.Name
+				})
+			}
+		})))
 }
 
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
-
-func (c *Controller) enqueue(obj any) {
-	c.queue.Add(obj.(*engine.VolumeRepository).Name)
-}
-
-// enqueueLocation wakes the repositories of a location that changed.
-func (c *Controller) enqueueLocation(obj any) {
-	location := obj.(*engine.StorageLocation).Name
-	loop.Wake(c.queue, c.lister, func(record *engine.VolumeRepository) bool {
-		return record.Spec.BackupStorageLocation == location
-	})
-}
 
 // sync prepares a repository and writes what came of it. An error means that it
 // is worth another attempt.

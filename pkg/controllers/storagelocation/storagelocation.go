@@ -56,22 +56,15 @@ func New(locations engineclient.StorageLocationsGetter, secrets location.Secrets
 		queue:     loop.New[cache.ObjectName](loop.Config{Controller: "storagelocation", Workers: workers, Clock: clock}),
 		clock:     clock,
 	}
-	return c, c.queue.Watch(informer.Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc: c.enqueue,
-		UpdateFunc: func(old, obj any) {
-			if old.(*enginev1alpha1.StorageLocation).Generation != obj.(*enginev1alpha1.StorageLocation).Generation {
-				c.enqueue(obj)
-			}
-		},
-	})
+	return c, c.queue.Watch(informer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
+		if after != nil && (before == nil || before.Generation != after.Generation) {
+			c.queue.Add(cache.MetaObjectToName(after))
+		}
+	}))
 }
 
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.Check) }
-
-func (c *Controller) enqueue(obj any) {
-	c.queue.Add(cache.MetaObjectToName(obj.(*enginev1alpha1.StorageLocation)))
-}
 
 // Check asks the store of a location and writes what came of it. A controller that
 // could not reach the store calls it, so that all know of that at once.
