@@ -149,3 +149,30 @@ func deployed(t *testing.T) (workloads []workload, policies []networkingv1.Netwo
 	}
 	return workloads, policies
 }
+
+// TestAgentCapabilities compares what an agent may do on its node with the table of
+// docs/node-agent.md, which says why.
+func TestAgentCapabilities(t *testing.T) {
+	text, err := os.ReadFile("../../docs/node-agent.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "## What an agent may do on its node\n")
+	var documented []corev1.Capability
+	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z_]+)` \\| [^|]+ \\|$").FindAllStringSubmatch(section, -1) {
+		documented = append(documented, corev1.Capability(row[1]))
+	}
+	workloads, _ := deployed(t)
+	for _, w := range workloads {
+		for _, container := range w.template.Spec.Containers {
+			has := container.SecurityContext.Capabilities
+			want := []corev1.Capability(nil)
+			if w.Name == "holdfast-node-agent" {
+				want = documented
+			}
+			if !slices.Equal(has.Drop, []corev1.Capability{"ALL"}) || !slices.Equal(has.Add, want) {
+				t.Errorf("%s drops %v and has %v, want %v", w.Name, has.Drop, has.Add, want)
+			}
+		}
+	}
+}

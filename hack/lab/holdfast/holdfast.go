@@ -3,7 +3,8 @@
 
 // Package holdfast runs Holdfast in a lab: its API server, controller and
 // agents as processes of this machine, each with the rights of its
-// ServiceAccount and no others, so that what works here works in a cluster.
+// ServiceAccount and no others, so that what works here works in a cluster. An agent
+// has the token of a pod on its node, by which the cluster knows whose agent it is.
 package holdfast
 
 import (
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/holdfast-io/holdfast/hack/lab/controlplane"
+	"github.com/holdfast-io/holdfast/hack/lab/image"
 	"github.com/holdfast-io/holdfast/hack/lab/kubeconfig"
 	"github.com/holdfast-io/holdfast/hack/lab/kubectl"
 	"github.com/holdfast-io/holdfast/hack/lab/node"
@@ -44,12 +46,8 @@ const prefix = "holdfast-"
 // stopGrace is how long a process may take to end by itself.
 const stopGrace = 20 * time.Second
 
-// serviceAccounts are the roles' users, with their namespaces.
-var serviceAccounts = map[string]string{
-	"holdfast-apiserver":  namespace,
-	"holdfast-controller": namespace,
-	"holdfast-node-agent": namespace + "-agents",
-}
+// serviceAccounts are the users of the roles but the agents'.
+var serviceAccounts = []string{"holdfast-apiserver", "holdfast-controller"}
 
 // Up registers and starts Holdfast, and returns once the aggregated API is
 // discovered. A Holdfast that runs is stopped first; its records and stores
@@ -70,7 +68,7 @@ func Up(ctx context.Context, c Config) error {
 	if err := r.install(ctx, kube); err != nil {
 		return err
 	}
-	if err := c.writeCredentials(state, time.Now()); err != nil {
+	if err := r.writeCredentials(ctx, kube, state, time.Now()); err != nil {
 		return err
 	}
 	var started []*process.Process
@@ -173,15 +171,24 @@ func processes(dir workdir.Dir) ([]*process.Process, error) {
 	return slices.DeleteFunc(all, func(p *process.Process) bool { return !strings.HasPrefix(p.Name, prefix) }), err
 }
 
-// writeCredentials makes a kubeconfig per role, and the certificate with which
+// writeCredentials makes a kubeconfig for each process, and the certificate with which
 // all of them serve. Its authority is not the cluster's, as in a cluster.
-func (c Config) writeCredentials(state workdir.State, now time.Time) error {
-	cluster, err := pki.ReadAuthority(c.Dir.PKI(), "ca")
+func (r runner) writeCredentials(ctx context.Context, kube kubectl.Kubectl, state workdir.State, now time.Time) error {
+	cluster, err := pki.ReadAuthority(r.Dir.PKI(), "ca")
 	if err != nil {
 		return err
 	}
-	for name := range serviceAccounts {
-		if err := kubeconfig.Issue(c.Dir.KubeconfigOf(name), state.Server, cluster, serviceAccount(name), now); err != nil {
+	for _, name := range serviceAccounts {
+		if err := kubeconfig.Issue(r.Dir.KubeconfigOf(name), state.Server, cluster, serviceAccount(name), now); err != nil {
+			return err
+		}
+	}
+	for i, a := range r.agents() {
+		token, err := agentToken(ctx, kube, a.node)
+		if err != nil {
+			return err
+		}
+		if err := kubeconfig.OfToken(r.Dir.KubeconfigOf(agentName(i)), state.Server, cluster, agentAccount, token); err != nil {
 			return err
 		}
 	}
@@ -196,17 +203,46 @@ func (c Config) writeCredentials(state workdir.State, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(own.Pair().Write(c.Dir.PKI(), "holdfast-ca"), serving.Write(c.Dir.PKI(), "holdfast"))
+	return errors.Join(own.Pair().Write(r.Dir.PKI(), "holdfast-ca"), serving.Write(r.Dir.PKI(), "holdfast"))
 }
 
 // serviceAccount is the subject whose certificate makes its holder the very
 // user that a pod of the ServiceAccount would be, for RBAC.
 func serviceAccount(name string) pki.Subject {
-	namespace := serviceAccounts[name]
 	return pki.Subject{
 		Name:   "system:serviceaccount:" + namespace + ":" + name,
 		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
 	}
+}
+
+const (
+	agentAccount    = "holdfast-node-agent"
+	agentsNamespace = namespace + "-agents"
+	// tokenDuration is longer than any lab lives.
+	tokenDuration = "8760h"
+)
+
+// agentToken makes a pod with the agents' account on a node, and a token that is bound
+// to it. A lab's agent is a process of this machine, so the pod stands in for it: it
+// does nothing, and without a kubelet it does not even run.
+func agentToken(ctx context.Context, kube kubectl.Kubectl, node string) (string, error) {
+	pod := "agent-of-" + node
+	if err := kube.Apply(ctx, fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata: {name: %s, namespace: %s}
+spec:
+  nodeName: %s
+  serviceAccountName: %s
+  automountServiceAccountToken: false
+  terminationGracePeriodSeconds: 0
+  tolerations: [{operator: Exists}]
+  containers: [{name: agent, image: %q}]
+`, pod, agentsNamespace, node, agentAccount, image.Pause)); err != nil {
+		return "", err
+	}
+	token, err := kube.Run(ctx, "create", "token", agentAccount, "-n", agentsNamespace,
+		"--bound-object-kind=Pod", "--bound-object-name="+pod, "--duration="+tokenDuration)
+	return strings.TrimSpace(token), err
 }
 
 // runner is a Config for one lab, with its ports chosen.
@@ -233,11 +269,14 @@ func (r runner) agents() []agent {
 	return all
 }
 
+// agentName is the name of an agent's process.
+func agentName(i int) string { return fmt.Sprintf("%sagent-%d", prefix, i) }
+
 // specs are the processes to start; the API server is the first.
 func (r runner) specs() []process.Spec {
 	var specs []process.Spec
-	add := func(name, role, account string, own, flags []string) {
-		config := r.Dir.KubeconfigOf(account)
+	add := func(name, role, user string, own, flags []string) {
+		config := r.Dir.KubeconfigOf(user)
 		args := append([]string{
 			role,
 			"--kubeconfig=" + config,
@@ -258,7 +297,8 @@ func (r runner) specs() []process.Spec {
 	add("apiserver", "apiserver", "holdfast-apiserver", advertise, r.APIServerFlags)
 	add("controller", "controller", "holdfast-controller", nil, r.ControllerFlags)
 	for i, a := range r.agents() {
-		add(fmt.Sprintf("agent-%d", i), "node-agent", "holdfast-node-agent", []string{
+		name := agentName(i)
+		add(strings.TrimPrefix(name, prefix), "node-agent", name, []string{
 			"--node-name=" + a.node,
 			"--node-agent-configmap=holdfast-node-agent",
 			"--host-pods-dir=" + a.podsDir,

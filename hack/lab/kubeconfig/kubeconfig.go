@@ -22,7 +22,17 @@ func Issue(path, server string, ca *pki.Authority, subject pki.Subject, now time
 	if err != nil {
 		return err
 	}
-	type object = map[string]any
+	return write(path, server, ca, subject.Name, object{"client-certificate-data": pair.Cert, "client-key-data": pair.Key})
+}
+
+// OfToken writes a kubeconfig to path for who holds a token.
+func OfToken(path, server string, ca *pki.Authority, name, token string) error {
+	return write(path, server, ca, name, object{"token": token})
+}
+
+type object = map[string]any
+
+func write(path, server string, ca *pki.Authority, name string, credentials object) error {
 	raw, err := yaml.Marshal(object{
 		"apiVersion": "v1",
 		"kind":       "Config",
@@ -30,15 +40,12 @@ func Issue(path, server string, ca *pki.Authority, subject pki.Subject, now time
 			"server":                     server,
 			"certificate-authority-data": ca.Pair().Cert,
 		}}},
-		"users": []object{{"name": subject.Name, "user": object{
-			"client-certificate-data": pair.Cert,
-			"client-key-data":         pair.Key,
-		}}},
-		"contexts":        []object{{"name": "lab", "context": object{"cluster": "lab", "user": subject.Name}}},
+		"users":           []object{{"name": name, "user": credentials}},
+		"contexts":        []object{{"name": "lab", "context": object{"cluster": "lab", "user": name}}},
 		"current-context": "lab",
 	})
 	if err != nil {
-		return fmt.Errorf("kubeconfig of %s: %w", subject.Name, err)
+		return fmt.Errorf("kubeconfig of %s: %w", name, err)
 	}
 	return os.WriteFile(path, raw, 0o600)
 }
