@@ -4,12 +4,15 @@
 package repository
 
 import (
+	"context"
 	"crypto/hkdf"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
+	"sync/atomic"
 
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/format"
 )
 
@@ -90,4 +93,38 @@ func newRepositoryOptions(namespace string, key Key) (*repo.NewRepositoryOptions
 		}
 	}
 	return opts, nil
+}
+
+// derivations is full while a key is derived. With Velero's repositories that takes 64 MB
+// of memory, so that it is done for one at a time.
+var derivations = make(chan struct{}, 1)
+
+// inTurn is a storage for an opening that waits for its turn to derive the key. Kopia does
+// so between reading the format and reading something else.
+type inTurn struct {
+	blob.Storage
+	opened, derives atomic.Bool
+}
+
+// GetBlob implements blob.Storage.
+func (t *inTurn) GetBlob(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) error {
+	t.derived()
+	err := t.Storage.GetBlob(ctx, id, offset, length, output)
+	if err != nil || id != format.KopiaRepositoryBlobID || t.opened.Load() {
+		return err
+	}
+	select {
+	case derivations <- struct{}{}:
+		t.derives.Store(true)
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// derived gives the turn to the next.
+func (t *inTurn) derived() {
+	if t.derives.CompareAndSwap(true, false) {
+		<-derivations
+	}
 }

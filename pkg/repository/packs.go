@@ -39,6 +39,8 @@ type Packs struct {
 	// limit is how many bytes are kept, besides the packs that are being read.
 	limit   int64
 	storage *storage
+	// users have not released it yet. The storage's keeping guards it.
+	users int
 
 	mu    sync.Mutex
 	known map[blob.ID]*keptPack
@@ -51,16 +53,22 @@ type keptPack struct {
 	// pieces are those that were read singly, or are expected.
 	pieces int
 	// loaded is closed when it has been read, or that has failed; nil before.
-	loaded chan struct{}
+	loaded  chan struct{}
+	loading bool
 	// data is nil if it is not kept.
 	data []byte
 	used int64
 }
 
-// Release ends it.
+// Release ends it. It is called once for each KeepPacks.
 func (p *Packs) Release() {
-	if p != nil {
-		p.storage.packs.CompareAndSwap(p, nil)
+	if p == nil {
+		return
+	}
+	p.storage.keeping.Lock()
+	defer p.storage.keeping.Unlock()
+	if p.users--; p.users == 0 {
+		p.storage.packs.Store(nil)
 	}
 }
 
@@ -71,7 +79,7 @@ func (p *Packs) Expect(id blob.ID, pieces int) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if known := p.known[id]; known == nil || known.data == nil {
+	if known := p.known[id]; known == nil || known.data == nil && !known.loading {
 		p.known[id] = &keptPack{pieces: pieces}
 	}
 }
@@ -107,7 +115,7 @@ func (p *Packs) whole(ctx context.Context, id blob.ID) []byte {
 		p.mu.Unlock()
 		return nil
 	default:
-		this.loaded = make(chan struct{})
+		this.loaded, this.loading = make(chan struct{}), true
 		p.mu.Unlock()
 		data := p.read(ctx, id)
 		p.keep(this, data)
@@ -129,7 +137,7 @@ func (p *Packs) keep(this *keptPack, data []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.uses++
-	this.data, this.used = data, p.uses
+	this.data, this.used, this.loading = data, p.uses, false
 	p.kept += int64(len(data))
 	close(this.loaded)
 	for p.kept > p.limit {

@@ -141,6 +141,46 @@ func TestPacksKeepToTheirLimit(t *testing.T) {
 	}
 }
 
+// Those who read the packs of a repository at once share what is kept, within the limit,
+// until the last of them has done.
+func TestPacksAreShared(t *testing.T) {
+	s, gets := countedS3(t, nil)
+	const size = 100_000
+	ids, contents := fill(t, s, 4, size)
+	r := &Repository{storage: s}
+	var reading sync.WaitGroup
+	for range 4 {
+		packs := r.KeepPacks(2 * size)
+		reading.Go(func() {
+			defer packs.Release()
+			for _, id := range ids {
+				packs.Expect(id, 100)
+				readPieces(t, s, id, contents[id], 20)
+				packs.mu.Lock()
+				if packs.kept > 2*size {
+					t.Errorf("%d bytes are kept", packs.kept)
+				}
+				packs.mu.Unlock()
+			}
+		})
+	}
+	reading.Wait()
+	if s.packs.Load() != nil {
+		t.Error("packs are kept for nobody")
+	}
+	first, second := r.KeepPacks(2*size), r.KeepPacks(2*size)
+	first.Expect(ids[0], 100)
+	readPieces(t, s, ids[0], contents[ids[0]], 20)
+	first.Release()
+	gets.Store(0)
+	second.Expect(ids[0], 100)
+	readPieces(t, s, ids[0], contents[ids[0]], 20)
+	second.Release()
+	if got := gets.Load(); got != 0 {
+		t.Errorf("%d requests for a pack that another one has read", got)
+	}
+}
+
 // When a pack can't be read whole, its pieces are, and whoever wants one that can't be
 // hears why.
 func TestPacksThatCantBeRead(t *testing.T) {

@@ -4,6 +4,8 @@
 package repository
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -29,6 +31,8 @@ var (
 	ErrNotInitialized = errors.New("there is no repository")
 	// ErrDamaged: the repository has data, but its format blob is gone.
 	ErrDamaged = errors.New("the repository lost its format blob kopia.repository; bring it back from a copy or an older version of the object")
+	// ErrReplaced: another repository was made where an open one was.
+	ErrReplaced = errors.New("another repository was made in its place")
 )
 
 // The identity of the client, and the owner of the maintenance. Velero's.
@@ -114,8 +118,16 @@ func openStorage(ctx context.Context, st *storage, key Key, opts Options) (_ *Re
 	if err != nil {
 		return nil, fmt.Errorf("make a folder for the open repository: %w", err)
 	}
-	info, release := lend(st)
+	turn := &inTurn{Storage: st}
+	info, release := lend(turn)
+	ctx, stop := st.while(ctx)
 	defer func() {
+		turn.opened.Store(true)
+		turn.derived()
+		if err != nil && st.lost.Err() != nil {
+			err = fmt.Errorf("open the repository: %w", context.Cause(st.lost))
+		}
+		stop()
 		if err != nil {
 			release()
 			err = errors.Join(err, os.RemoveAll(workDir))
@@ -157,9 +169,11 @@ func openStorage(ctx context.Context, st *storage, key Key, opts Options) (_ *Re
 	opened, err := repo.Open(ctx, configFile, string(key), &repo.Options{
 		DisableRepositoryLog: true,
 		DoNotWaitForUpgrade:  true,
-		// Kopia's default ends the process. The operation fails as well, so it is
-		// enough to tell.
-		OnFatalError: func(err error) { logger.Error(err, "The repository can't be used any more") },
+		// Kopia's default ends the process.
+		OnFatalError: func(err error) {
+			logger.Error(err, "The repository can't be used any more")
+			st.lose(err)
+		},
 	})
 	switch {
 	case errors.Is(err, repo.ErrInvalidPassword):
@@ -175,15 +189,45 @@ func openStorage(ctx context.Context, st *storage, key Key, opts Options) (_ *Re
 // Kopia returns the open repository for reading and writing snapshots.
 func (r *Repository) Kopia() repo.DirectRepository { return r.direct }
 
+// Refresh makes everything visible that was stored before by others. It fails with
+// ErrReplaced if there is another repository in the place of the one that was opened.
+func (r *Repository) Refresh(ctx context.Context) error {
+	ctx, stop := r.While(ctx)
+	defer stop()
+	stored, err := r.storage.uniqueID(ctx)
+	switch {
+	case err != nil:
+		return fmt.Errorf("look for the repository: %w", err)
+	case !bytes.Equal(stored, r.direct.UniqueID()):
+		return ErrReplaced
+	}
+	if err := r.direct.Refresh(ctx); err != nil {
+		return fmt.Errorf("read the indexes of the repository: %w", cmp.Or(context.Cause(ctx), err))
+	}
+	return nil
+}
+
+// While returns a context that ends, with the reason as its cause, also when the
+// repository can't be used any more. Kopia would wait without end.
+func (r *Repository) While(ctx context.Context) (context.Context, func()) {
+	return r.storage.while(ctx)
+}
+
 // KeepPacks has packs kept in memory of which many small pieces are read, of so many
 // bytes at most, until Release is called. In a folder there is nothing to wait for, and
-// nothing is kept. One at a time may do so.
+// nothing is kept. Those who do so at once share what is kept.
 func (r *Repository) KeepPacks(limit int64) *Packs {
 	if r.storage.shards != nil {
 		return nil
 	}
-	packs := &Packs{limit: limit, storage: r.storage, known: map[blob.ID]*keptPack{}}
-	r.storage.packs.Store(packs)
+	r.storage.keeping.Lock()
+	defer r.storage.keeping.Unlock()
+	packs := r.storage.packs.Load()
+	if packs == nil {
+		packs = &Packs{limit: limit, storage: r.storage, known: map[blob.ID]*keptPack{}}
+		r.storage.packs.Store(packs)
+	}
+	packs.users++
 	return packs
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/blob/sharded"
+	"github.com/kopia/kopia/repo/format"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -55,11 +56,16 @@ type storage struct {
 	bucket *store.Bucket // of the repository's folder
 	// shards says how names are cut; nil is not at all.
 	shards *sharded.Parameters
-	// packs keeps packs in memory while somebody wants that, and is nil else.
-	packs atomic.Pointer[Packs]
+	// packs keeps packs in memory while somebody wants that, and is nil else. It changes
+	// under keeping.
+	packs   atomic.Pointer[Packs]
+	keeping sync.Mutex
 	// answered is set once the store has answered.
 	answered atomic.Bool
 	closed   sync.Once
+	// lost ends, with the reason, when the repository can't be used any more.
+	lost context.Context
+	lose context.CancelCauseFunc
 }
 
 // defaultShards is how names are cut into folders: as Kopia does in a new repository.
@@ -85,6 +91,7 @@ func connect(ctx context.Context, bucket *store.Bucket, provider engine.StorageP
 		return nil, fmt.Errorf("open the repository's folder: %w", err)
 	}
 	s := &storage{bucket: bucket}
+	s.lost, s.lose = context.WithCancelCause(context.Background())
 	if provider == engine.StorageProviderFilesystem {
 		if s.shards, err = shardsOf(ctx, bucket); err != nil {
 			return nil, errors.Join(fmt.Errorf("learn the repository's layout: %w", err), bucket.Close())
@@ -256,6 +263,10 @@ func (s *storage) list(ctx context.Context, folder, name, prefix string, callbac
 		}
 		return nil
 	})
+	if err != nil && ctx.Err() == nil {
+		// Kopia lists again and again, whatever the error is, and has others wait meanwhile.
+		s.lose(err)
+	}
 	return cmp.Or(stopped, err)
 }
 
@@ -278,6 +289,37 @@ func (s *storage) visit(ctx context.Context, object store.Object, name, prefix s
 		return nil
 	}
 	return callback(blob.Metadata{BlobID: blob.ID(name), Length: object.Size, Timestamp: object.ModTime})
+}
+
+// while returns a context that ends also when the storage is lost, with the reason.
+func (s *storage) while(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if s.lost.Err() != nil {
+		cancel(context.Cause(s.lost))
+	}
+	stop := context.AfterFunc(s.lost, func() { cancel(context.Cause(s.lost)) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+// uniqueID reads which repository it is that lies in the storage.
+func (s *storage) uniqueID(ctx context.Context) (id []byte, err error) {
+	err = s.persist(ctx, func() error {
+		found, err := s.bucket.Get(ctx, s.key(format.KopiaRepositoryBlobID))
+		if err != nil {
+			return err
+		}
+		defer found.Close()
+		content, err := io.ReadAll(io.LimitReader(found, 1<<20))
+		if err != nil {
+			return err
+		}
+		parsed, err := format.ParseKopiaRepositoryJSON(content)
+		if err == nil {
+			id = parsed.UniqueID
+		}
+		return err
+	})
+	return id, err
 }
 
 // ConnectionInfo implements blob.Storage. Nobody connects by it: see lend.

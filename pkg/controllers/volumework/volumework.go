@@ -146,8 +146,9 @@ type Controller[T Record[T]] struct {
 	kind   Kind[T]
 	client Client[T]
 	lister Lister[T]
-	opener *opener.Opener
 	queue  *loop.Loop[string]
+	// repositories that are open, for all the work.
+	repositories *opener.Shared
 	// submitted is true when the manager knows of all that waited at the start.
 	submitted atomic.Bool
 
@@ -184,12 +185,13 @@ func New[T Record[T]](config Config, kind Kind[T], client Client[T], lister List
 		kind:   kind,
 		client: client,
 		lister: lister,
-		opener: &opener.Opener{
+		repositories: &opener.Shared{
 			Repositories: config.RepositoryInformer.Lister().VolumeRepositories(config.Namespace),
 			Locations:    config.LocationInformer.Lister().StorageLocations(config.Namespace),
 			Secrets:      config.Secrets,
 			Keys:         config.Keys,
 			Options:      config.Options,
+			Clock:        config.Clock,
 		},
 		// One worker is enough: it only decides and writes, the manager runs the work.
 		queue: loop.New[string](loop.Config{Controller: kind.Name, Clock: config.Clock}),
@@ -229,6 +231,9 @@ func (c *Controller[T]) Run(ctx context.Context) {
 		}
 	}
 	c.submitted.Store(true)
+	var closing sync.WaitGroup
+	closing.Go(func() { c.repositories.Run(ctx) })
+	defer closing.Wait()
 	c.queue.Run(ctx, c.sync)
 }
 
@@ -336,7 +341,7 @@ func (c *Controller[T]) start(ctx context.Context, record T) error {
 		return c.write(ctx, record, c.failure(fmt.Errorf("earlier work on this volume has not returned since %s: its mount on node %s hangs",
 			since.UTC().Format(time.RFC3339), c.Node)))
 	}
-	w := &work[T]{uid: record.GetUID(), record: record}
+	w := &work[T]{uid: record.GetUID(), asked: c.Clock.Now(), record: record}
 	c.mu.Lock()
 	c.works[record.GetName()] = w
 	c.mu.Unlock()

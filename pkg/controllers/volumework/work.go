@@ -26,8 +26,6 @@ import (
 const (
 	// progressInterval is the least time between two writes of a record's progress.
 	progressInterval = 10 * time.Second
-	// openTimeout is how long a store may take to let a repository be opened.
-	openTimeout = 2 * time.Minute
 	// hungAfter is how long work may take to stop. It is more than undoTimeout.
 	hungAfter = 2 * time.Minute
 	// undoTimeout is how long the cluster and the store may take to take work back.
@@ -39,6 +37,8 @@ const (
 // work is what this process does for a record.
 type work[T any] struct {
 	uid types.UID
+	// asked is when this process came to know of it.
+	asked time.Time
 	// record as it was written or read last.
 	record T
 	// outcome of the work: nil while it waits or runs. The controller's mu guards it.
@@ -120,7 +120,7 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 	done := make(chan func(T), 1)
 	ticker := c.Clock.NewTicker(progressInterval)
 	defer ticker.Stop()
-	go func(record T) { done <- c.move(ctx, record, progress) }(record) // as it is now
+	go func(record T) { done <- c.move(ctx, w.asked, record, progress) }(record) // as it is now
 	stopping, hung := ctx.Done(), (<-chan time.Time)(nil)
 	for {
 		select {
@@ -168,8 +168,8 @@ func (c *Controller[T]) writeOutcome(ctx context.Context, latest T, w *work[T]) 
 }
 
 // move moves the data, and returns what to write about it.
-func (c *Controller[T]) move(ctx context.Context, record T, p *datapath.Progress) func(T) {
-	result, err := c.try(ctx, record, p)
+func (c *Controller[T]) move(ctx context.Context, asked time.Time, record T, p *datapath.Progress) func(T) {
+	result, err := c.try(ctx, asked, record, p)
 	if err != nil && ctx.Err() != nil {
 		err = errCancelled // whatever that broke
 	}
@@ -189,20 +189,18 @@ func (c *Controller[T]) move(ctx context.Context, record T, p *datapath.Progress
 	}
 }
 
-func (c *Controller[T]) try(ctx context.Context, record T, p *datapath.Progress) (result Result[T], err error) {
+func (c *Controller[T]) try(ctx context.Context, asked time.Time, record T, p *datapath.Progress) (result Result[T], err error) {
 	target := c.kind.Target(record)
 	folder, err := datapath.VolumeFolder(c.PodsDir, target.Pod, target.Volume, target.PersistentVolume)
 	if err != nil {
 		return result, err
 	}
-	repository, err := c.open(ctx, target.Repository)
-	if err != nil {
-		return result, err
-	}
-	defer func() { err = errors.Join(err, repository.Close(ctx)) }()
-	if result, err = c.kind.Move(ctx, repository, record, folder, p); err == nil && result.Undo != nil {
-		err = c.undoUnknown(ctx, record, result)
-	}
+	err = c.repositories.Use(ctx, target.Repository, asked, func(ctx context.Context, r *repository.Repository) (err error) {
+		if result, err = c.kind.Move(ctx, r, record, folder, p); err == nil && result.Undo != nil {
+			err = c.undoUnknown(ctx, record, result)
+		}
+		return err
+	})
 	return result, err
 }
 
@@ -229,13 +227,6 @@ func (c *Controller[T]) undoUnknown(ctx context.Context, record T, result Result
 		return fmt.Errorf("removing what was stored for a record that is gone or cancelled: %w", err)
 	}
 	return errCancelled
-}
-
-// open opens a repository, in bounded time.
-func (c *Controller[T]) open(ctx context.Context, name string) (*repository.Repository, error) {
-	ctx, cancel := context.WithTimeout(ctx, openTimeout)
-	defer cancel()
-	return c.opener.Open(ctx, name)
 }
 
 // begin marks a record as worked on.
@@ -302,7 +293,7 @@ func truncate(message string) string {
 // whyNotReady says why a repository can't be used, and whether it may become ready
 // without anyone's help. Then the reason is empty if nobody knows it.
 func (c *Controller[T]) whyNotReady(name string) (why string, passing bool) {
-	record, err := c.opener.Repositories.Get(name)
+	record, err := c.repositories.Repositories.Get(name)
 	if err != nil {
 		return "", true // there is no record yet
 	}

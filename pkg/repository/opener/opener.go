@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package opener opens the repository of a VolumeRepository record, with the
-// storage location, the credentials and the key that belong to it.
+// storage location, the credentials and the key that belong to it. What is used again
+// and again, Shared keeps open.
 package opener
 
 import (
@@ -15,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
@@ -25,43 +25,6 @@ var ErrNoRepository = errors.New("there is no repository in the store")
 
 // ErrNoKey: the Secret with a repository's key is missing, or lacks the key.
 var ErrNoKey = errors.New("the repository has no key")
-
-// Opener opens repositories. It keeps no secret: they are read at each use, so
-// that changes count at once.
-type Opener struct {
-	// Repositories and Locations of the system namespace.
-	Repositories enginelisters.VolumeRepositoryNamespaceLister
-	Locations    enginelisters.StorageLocationNamespaceLister
-	// Secrets with the credentials of the locations, and Keys of the repositories.
-	Secrets, Keys location.Secrets
-	// Options for every repository.
-	Options repository.Options
-}
-
-// Open opens the repository of the record of that name. The caller closes it.
-func (o *Opener) Open(ctx context.Context, name string) (*repository.Repository, error) {
-	record, err := o.Repositories.Get(name)
-	if err != nil {
-		return nil, fmt.Errorf("find the repository: %w", err)
-	}
-	stored, err := o.Locations.Get(record.Spec.BackupStorageLocation)
-	if err != nil {
-		return nil, fmt.Errorf("find the storage location of VolumeRepository %s: %w", name, err)
-	}
-	credentials, err := location.Credentials(ctx, o.Secrets, stored)
-	if err != nil {
-		return nil, err
-	}
-	key, err := Key(ctx, o.Keys, name)
-	if err != nil {
-		return nil, err
-	}
-	opened, err := repository.Open(ctx, repository.Location{Spec: stored.Spec, Secret: credentials}, record.Spec.VolumeNamespace, key, o.Options)
-	if err != nil {
-		return nil, fmt.Errorf("VolumeRepository %s: %w", name, err)
-	}
-	return opened, nil
-}
 
 // OpenAt opens the repository of a namespace at a storage location, which may have no
 // record: a backup may be older than the cluster. It fails with ErrNoRepository if

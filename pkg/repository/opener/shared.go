@@ -1,0 +1,321 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package opener
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+)
+
+const (
+	// openTimeout is how long a store may take to let a repository be opened, or looked
+	// at again.
+	openTimeout = 2 * time.Minute
+	// idleFor is how long a repository that nobody uses stays open at least, and mostIdle how
+	// many of them do.
+	idleFor  = 2 * time.Minute
+	mostIdle = 4
+)
+
+// errNoAnswer: the store has taken too long.
+var errNoAnswer = fmt.Errorf("the store has not answered within %s", openTimeout)
+
+// Shared keeps the repositories of records open for those who use them at once or one
+// after another: to open one takes a dozen requests and the derivation of a key.
+//
+// What it promises:
+//   - Secrets, records and locations are read at each use, and a repository is used only
+//     by those for whom nothing of that has changed since it was opened.
+//   - Whoever uses it sees all that was stored before the work was asked for, whoever
+//     stored it, and gets no repository that was replaced or has gone before that.
+//   - When any use has failed, nobody begins another one: who comes next opens it anew. So
+//     no error outlives the work that it befell.
+//   - Of those who come while it is being opened, one opens it. An opening that fails is not
+//     remembered, and one that nobody waits for any more is given up.
+//   - It is closed when its last use has ended and it was idle for a while, or has made room
+//     for others that are, or Run has ended.
+type Shared struct {
+	// Repositories and Locations of the system namespace.
+	Repositories enginelisters.VolumeRepositoryNamespaceLister
+	Locations    enginelisters.StorageLocationNamespaceLister
+	// Secrets with the credentials of the locations, and Keys of the repositories.
+	Secrets, Keys location.Secrets
+	// Options for every repository.
+	Options repository.Options
+	Clock   clock.WithTicker
+
+	mu     sync.Mutex
+	open   map[string]*opening // by the record's name: those that may be used
+	ending bool
+}
+
+// source is all that an opening depends on.
+type source struct {
+	Record    types.UID
+	Namespace string
+	Location  repository.Location
+	Key       string
+}
+
+// opening is of a repository that is open, or will be.
+type opening struct {
+	name string
+	// of tells of what it is an opening, without keeping a secret.
+	of     [sha256.Size]byte
+	cancel func() // of what opens it
+	// opened is closed when repository or err is set.
+	opened     chan struct{}
+	repository *repository.Repository
+	err        error
+	// looking is full while someone looks at what was stored since, and guards seen: all
+	// that was stored before is visible.
+	looking chan struct{}
+	seen    time.Time
+
+	// users of it, or who wait for it, and since when there are none. The mutex of Shared
+	// guards them.
+	users int
+	idle  time.Time
+}
+
+// Use calls do with the repository of the record of that name. What was stored before the
+// moment asked is visible in it. The context that do gets ends also when the repository
+// can't be used any more.
+func (s *Shared) Use(ctx context.Context, name string, asked time.Time, do func(ctx context.Context, r *repository.Repository) error) error {
+	o, err := s.enter(ctx, name, asked)
+	if err != nil {
+		return err
+	}
+	working, stop := o.repository.While(ctx)
+	defer stop()
+	if err = do(working, o.repository); err != nil && working.Err() != nil {
+		err = context.Cause(working)
+	}
+	s.leave(ctx, o, err == nil)
+	return err
+}
+
+// enter returns an opening that is ready, and which the caller leaves.
+func (s *Shared) enter(ctx context.Context, name string, asked time.Time) (*opening, error) {
+	for {
+		what, err := s.source(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		o, mine, err := s.join(ctx, name, what)
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-o.opened:
+		case <-ctx.Done():
+			s.leave(ctx, o, true)
+			return nil, context.Cause(ctx)
+		}
+		if o.err != nil {
+			s.leave(ctx, o, false)
+			return nil, o.err
+		}
+		if err = o.look(ctx, s.Clock, asked); err == nil {
+			return o, nil
+		}
+		s.leave(ctx, o, false)
+		if mine || ctx.Err() != nil {
+			return nil, fmt.Errorf("VolumeRepository %s: %w", name, err)
+		}
+		klog.FromContext(ctx).V(2).Info("The repository is opened anew", "repository", name, "err", err)
+	}
+}
+
+// source reads what an opening depends on.
+func (s *Shared) source(ctx context.Context, name string) (source, error) {
+	record, err := s.Repositories.Get(name)
+	if err != nil {
+		return source{}, fmt.Errorf("find the repository: %w", err)
+	}
+	stored, err := s.Locations.Get(record.Spec.BackupStorageLocation)
+	if err != nil {
+		return source{}, fmt.Errorf("find the storage location of VolumeRepository %s: %w", name, err)
+	}
+	credentials, err := location.Credentials(ctx, s.Secrets, stored)
+	if err != nil {
+		return source{}, err
+	}
+	key, err := Key(ctx, s.Keys, name)
+	if err != nil {
+		return source{}, err
+	}
+	return source{
+		Record:    record.UID,
+		Namespace: record.Spec.VolumeNamespace,
+		Location:  repository.Location{Spec: stored.Spec, Secret: credentials},
+		Key:       string(key),
+	}, nil
+}
+
+// join returns the opening of what, for one user more. It is the caller's own if there was
+// none: then it begins.
+func (s *Shared) join(ctx context.Context, name string, what source) (o *opening, mine bool, err error) {
+	encoded, err := json.Marshal(what)
+	if err != nil {
+		return nil, false, err
+	}
+	of := sha256.Sum256(encoded)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o := s.open[name]; o != nil {
+		if o.of == of {
+			o.users++
+			return o, false, nil
+		}
+		s.dropLocked(o)
+		if o.users == 0 {
+			go o.close(ctx)
+		}
+	}
+	// It goes on for others who wait when this one does not any more.
+	work, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), openTimeout, errNoAnswer)
+	o = &opening{name: name, of: of, users: 1, cancel: cancel, opened: make(chan struct{}), looking: make(chan struct{}, 1)}
+	if s.open == nil {
+		s.open = map[string]*opening{}
+	}
+	s.open[name] = o
+	go s.begin(work, o, what)
+	return o, true, nil
+}
+
+// begin opens a repository.
+func (s *Shared) begin(ctx context.Context, o *opening, what source) {
+	defer o.cancel()
+	seen := s.Clock.Now()
+	opened, err := repository.Open(ctx, what.Location, what.Namespace, repository.Key(what.Key), s.Options)
+	if err != nil {
+		err = fmt.Errorf("VolumeRepository %s: %w", o.name, cmp.Or(context.Cause(ctx), err))
+	}
+	s.mu.Lock()
+	o.repository, o.err, o.seen = opened, err, seen
+	if err != nil {
+		s.dropLocked(o)
+	}
+	close(o.opened)
+	abandoned := o.users == 0 && opened != nil
+	s.mu.Unlock()
+	if abandoned {
+		o.close(ctx)
+	}
+}
+
+// look makes visible what was stored before the moment asked.
+func (o *opening) look(ctx context.Context, clock clock.Clock, asked time.Time) error {
+	ctx, stop := o.repository.While(ctx)
+	defer stop()
+	select {
+	case o.looking <- struct{}{}:
+		defer func() { <-o.looking }()
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if !o.seen.Before(asked) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, openTimeout, errNoAnswer)
+	defer cancel()
+	seen := clock.Now()
+	if err := o.repository.Refresh(ctx); err != nil {
+		return err
+	}
+	o.seen = seen
+	return nil
+}
+
+// leave ends a use. After one that was not good nobody begins another.
+func (s *Shared) leave(ctx context.Context, o *opening, good bool) {
+	s.mu.Lock()
+	o.users--
+	o.idle = s.Clock.Now()
+	if !good || o.users == 0 && o.repository == nil {
+		s.dropLocked(o)
+	}
+	unused := s.unusedLocked()
+	switch {
+	case s.open[o.name] == o || o.users > 0:
+	case o.repository == nil:
+		o.cancel() // and whoever opens it closes it
+	case !slices.Contains(unused, o):
+		unused = append(unused, o)
+	}
+	s.mu.Unlock()
+	for _, o := range unused {
+		o.close(ctx)
+	}
+}
+
+// dropLocked has nobody begin another use of an opening.
+func (s *Shared) dropLocked(o *opening) {
+	if s.open[o.name] == o {
+		delete(s.open, o.name)
+	}
+}
+
+// unusedLocked drops the openings that were idle for long enough, and returns them.
+func (s *Shared) unusedLocked() (unused []*opening) {
+	var idle []*opening
+	for _, o := range s.open {
+		if o.users == 0 {
+			idle = append(idle, o)
+		}
+	}
+	slices.SortFunc(idle, func(a, b *opening) int { return b.idle.Compare(a.idle) })
+	now := s.Clock.Now()
+	for i, o := range idle {
+		if s.ending || i >= mostIdle || now.Sub(o.idle) >= idleFor {
+			s.dropLocked(o)
+			unused = append(unused, o)
+		}
+	}
+	return unused
+}
+
+// close closes what nobody uses or will.
+func (o *opening) close(ctx context.Context) {
+	if err := o.repository.Close(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "A repository can't be closed", "repository", o.name)
+	}
+}
+
+// Run closes what was idle for a while, until ctx ends; then also what is in use, when
+// that has ended.
+func (s *Shared) Run(ctx context.Context) {
+	ticker := s.Clock.NewTicker(idleFor / 4)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ticker.C():
+		case <-ctx.Done():
+		}
+		s.mu.Lock()
+		s.ending = ctx.Err() != nil
+		unused := s.unusedLocked()
+		s.mu.Unlock()
+		for _, o := range unused {
+			o.close(ctx)
+		}
+	}
+}
