@@ -152,7 +152,7 @@ func TestUploadFolderIsWholeOrFails(t *testing.T) {
 					}()
 				}
 				test.bad.RepositoryWriter = w
-				man, err := uploadFolder(ctx, &test.bad, folder, web.info(w.ClientOptions(), requester), nil, nil, o)
+				man, err := uploadFolder(ctx, &test.bad, folder, uploadPolicy(), web.info(w.ClientOptions(), requester), nil, nil, o)
 				if err == nil || man != nil || !strings.Contains(err.Error(), test.want) || test.err != nil && !errors.Is(err, test.err) {
 					t.Errorf("got %v, %v", man, err)
 				}
@@ -197,7 +197,7 @@ func TestVanishedIsAWarning(t *testing.T) {
 			must(t, os.RemoveAll(filepath.Join(dir, name)))
 		}
 		write(t, filepath.Join(dir, "sub"), "no folder any more")
-		man, err := uploadFolder(ctx, w, before, web.info(w.ClientOptions(), requester), nil, nil, &uploadObserver{progress: new(Progress), notes: &n})
+		man, err := uploadFolder(ctx, w, before, uploadPolicy(), web.info(w.ClientOptions(), requester), nil, nil, &uploadObserver{progress: new(Progress), notes: &n})
 		must(t, err)
 		// For Kopia, too, these are no errors.
 		if summary := man.RootEntry.DirSummary; summary.TotalFileCount != 1 || summary.FatalErrorCount != 0 || summary.IgnoredErrorCount != 3 {

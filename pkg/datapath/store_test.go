@@ -4,21 +4,30 @@
 package datapath
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"path"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 )
 
 // farStore is a bucket that counts the requests for objects, and takes its time if it is
-// told to.
+// told to. It keeps packs by itself, as the fake below it hashes what it gets, twice, which
+// would take longer than all that is measured.
 type farStore struct {
 	store
 	gets atomic.Int64
+	// puts of packs that are under way, and the most that ever were.
+	puts, mostPuts atomic.Int64
+	packs          sync.Map // from path to []byte
+	// onPut is called with each, and may be nil.
+	onPut func(underWay int64)
 	// latency of each request, and the bytes a second of each connection.
 	latency   time.Duration
 	bandwidth int
@@ -34,39 +43,76 @@ func newFarStore(t testing.TB) *farStore {
 			}
 			time.Sleep(f.latency)
 			if f.bandwidth > 0 {
-				r.Body = slowBody{r.Body, f}
-				w = slowWriter{w, f}
+				connection := &pace{bandwidth: f.bandwidth, begun: time.Now()}
+				r.Body = slowBody{r.Body, connection}
+				w = slowWriter{w, connection}
 			}
-			next.ServeHTTP(w, r)
+			kept, isKept := f.packs.Load(r.URL.Path)
+			switch name := path.Base(r.URL.Path); {
+			case r.Method == http.MethodPut && (name[0] == 'p' || name[0] == 'q'):
+				f.keep(w, r)
+			case isKept && (r.Method == http.MethodGet || r.Method == http.MethodHead):
+				http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(kept.([]byte)))
+			default:
+				next.ServeHTTP(w, r)
+			}
 		})
 	})
 	return f
 }
 
-// wait takes the time of so many bytes.
-func (f *farStore) wait(bytes int) {
-	time.Sleep(time.Duration(bytes) * time.Second / time.Duration(f.bandwidth))
+func (f *farStore) keep(w http.ResponseWriter, r *http.Request) {
+	now := f.puts.Add(1)
+	defer f.puts.Add(-1)
+	for most := f.mostPuts.Load(); now > most && !f.mostPuts.CompareAndSwap(most, now); {
+		most = f.mostPuts.Load()
+	}
+	if f.onPut != nil {
+		f.onPut(now)
+	}
+	content := make([]byte, r.ContentLength)
+	if _, err := io.ReadFull(r.Body, content); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	f.packs.Store(r.URL.Path, content)
+}
+
+// pace is how far a connection is by now. It waits for what is due and not for each piece
+// by itself, as the end of each wait comes late.
+type pace struct {
+	bandwidth int
+	begun     time.Time
+	moved     int
+}
+
+func (p *pace) move(bytes int) {
+	p.moved += bytes
+	due := p.begun.Add(time.Duration(p.moved) * time.Second / time.Duration(p.bandwidth))
+	if ahead := time.Until(due); ahead > time.Millisecond {
+		time.Sleep(ahead)
+	}
 }
 
 type slowBody struct {
 	io.ReadCloser
-	store *farStore
+	*pace
 }
 
 func (b slowBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	b.store.wait(n)
+	b.move(n)
 	return n, err
 }
 
 type slowWriter struct {
 	http.ResponseWriter
-	store *farStore
+	*pace
 }
 
 func (w slowWriter) Write(p []byte) (int, error) {
 	n, err := w.ResponseWriter.Write(p)
-	w.store.wait(n)
+	w.move(n)
 	return n, err
 }
 

@@ -141,7 +141,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	var man *snapshot.Manifest
 	observer := &uploadObserver{progress: p, notes: &notes}
 	err = repo.WriteSession(ctx, r.Kopia(), repo.WriteSessionOptions{Purpose: "upload"}, func(ctx context.Context, w repo.RepositoryWriter) (err error) {
-		man, err = uploadFolder(ctx, w, folder, source, req.tags(), previous, observer)
+		man, err = uploadFolder(ctx, w, folder, uploadPolicy(), source, req.tags(), previous, observer)
 		if err == nil {
 			err = vol.stillThere()
 		}
@@ -164,14 +164,14 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 }
 
 // uploadFolder stores all that a folder holds, and fails if it could not.
-func uploadFolder(ctx context.Context, w repo.RepositoryWriter, folder fs.Directory, source snapshot.SourceInfo, tags map[string]string, previous []*snapshot.Manifest, observer *uploadObserver) (*snapshot.Manifest, error) {
+func uploadFolder(ctx context.Context, w repo.RepositoryWriter, folder fs.Directory, policies *policy.Tree, source snapshot.SourceInfo, tags map[string]string, previous []*snapshot.Manifest, observer *uploadObserver) (*snapshot.Manifest, error) {
 	u := newUploader(w, observer, tags)
 	observer.cancel = u.Cancel
 	// Kopia's uploader looks at Cancel, not at the context.
 	stop := context.AfterFunc(ctx, u.Cancel)
 	defer stop()
 
-	man, err := u.Upload(ctx, folder, uploadPolicy(), source, previous...)
+	man, err := u.Upload(ctx, folder, policies, source, previous...)
 	switch failure := observer.failure.Load(); {
 	case ctx.Err() != nil: // also when err is nil
 		return nil, ctx.Err()
@@ -195,7 +195,7 @@ func causeOf(ctx context.Context, err error) error {
 
 // newUploader configures Kopia's uploader.
 func newUploader(w repo.RepositoryWriter, observer upload.Progress, tags map[string]string) *upload.Uploader {
-	u := upload.NewUploader(w)
+	u := upload.NewUploader(chunker{w})
 	u.Progress = observer
 	// More than the processors: a worker mostly waits for the store. And always
 	// given: Kopia's default counts the node's processors, not the container's.
@@ -210,16 +210,23 @@ const compressor = "zstd-fastest"
 
 func parallelism(least int) int { return max(least, 2*runtime.GOMAXPROCS(0)) }
 
+// partsAbove is above how many bytes a file is uploaded in parts of that size at once, as
+// each waits for the store whenever it has filled a pack. So as many packs of some 20 MB as
+// there are uploads in parallel are written at once, or wait to be: that is the bound of
+// their memory, too.
+const partsAbove = 128 << 20
+
 // uploadPolicy returns how the uploader treats every file.
 func uploadPolicy() *policy.Tree {
 	var (
 		p            = *policy.DefaultPolicy
-		splitAbove   = policy.OptionalInt64(128 << 20)
+		splitAbove   = policy.OptionalInt64(partsAbove)
 		ignore       = policy.OptionalBool(true)
 		noLog        = policy.LogDetail(policy.LogDetailNone)
 		errorsIgnore = policy.ErrorHandlingPolicy{IgnoreFileErrors: &ignore, IgnoreDirectoryErrors: &ignore}
 	)
 	p.CompressionPolicy.CompressorName = compressor
+	p.CompressionPolicy.NeverCompress = inPlaceExtensions // see chunker
 	p.UploadPolicy.ParallelUploadAboveSize = &splitAbove
 	// Kopia reports the errors that it ignores, and uploadObserver decides which
 	// of them end the upload.

@@ -41,7 +41,7 @@ type result struct {
 // settings are Kopia's defaults where they are zero.
 type settings struct {
 	files, repository               string
-	hash, keyDerivation, compressor string
+	hash, keyDerivation, compressor, splitter string
 	parallel                        int
 	splitAbove                      int64 // bytes above which a file is uploaded in parts
 }
@@ -54,6 +54,7 @@ func main() {
 	flag.StringVar(&s.keyDerivation, "key-derivation", "", "how the key is derived from the password; empty means Kopia's scrypt, which takes 128 MB")
 	flag.StringVar(&s.compressor, "compressor", "", "name of the compression; empty means none")
 	flag.IntVar(&s.parallel, "parallel", 0, "how many files are uploaded at once; 0 means as many as there are processors")
+	flag.StringVar(&s.splitter, "splitter", "", "name of the splitter; empty means the repository's")
 	flag.Int64Var(&s.splitAbove, "split-above", 0, "bytes above which a file is uploaded in parts at once; 0 means Kopia's 2 GiB")
 	flag.Parse()
 	if s.files == "" || s.repository == "" {
@@ -126,6 +127,7 @@ func uploadFiles(ctx context.Context, config string, s settings) (err error) {
 		}
 		effective := tree.EffectivePolicy()
 		effective.CompressionPolicy.CompressorName = compression.Name(s.compressor)
+		effective.SplitterPolicy.Algorithm = s.splitter
 		if s.splitAbove > 0 {
 			above := policy.OptionalInt64(s.splitAbove)
 			effective.UploadPolicy.ParallelUploadAboveSize = &above

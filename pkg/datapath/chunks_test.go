@@ -1,0 +1,143 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/content"
+	"github.com/kopia/kopia/repo/object"
+	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/policy"
+	"github.com/kopia/kopia/snapshot/snapshotfs"
+)
+
+// uploadInParts stores a folder as Upload does, but in parts above so many bytes.
+func (s store) uploadInParts(t *testing.T, dir string, above int64) (man *snapshot.Manifest) {
+	t.Helper()
+	vol, err := openVolume(dir, &notes{})
+	must(t, err)
+	defer vol.root.Close()
+	folder, err := vol.folder()
+	must(t, err)
+	policies := uploadPolicy()
+	limit := policy.OptionalInt64(above)
+	policies.EffectivePolicy().UploadPolicy.ParallelUploadAboveSize = &limit
+	must(t, repo.WriteSession(t.Context(), s.open(t).Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) (err error) {
+		man, err = uploadFolder(ctx, w, folder, policies, snapshot.SourceInfo{Host: "h", UserName: "u", Path: dir}, nil, nil, &uploadObserver{progress: new(Progress), notes: vol.notes})
+		return err
+	}))
+	return man
+}
+
+// chunks are the pieces that a file is stored in, by their names.
+func (s store) chunks(t *testing.T, root *snapshot.DirEntry, file string) map[content.ID]content.Info {
+	t.Helper()
+	r := s.open(t).Kopia()
+	folder := snapshotfs.EntryFromDirEntry(r, root)
+	entry, err := snapshotfs.GetNestedEntry(t.Context(), folder, []string{file})
+	must(t, err)
+	ids, err := r.VerifyObject(t.Context(), entry.(object.HasObjectID).ObjectID())
+	must(t, err)
+	found := map[content.ID]content.Info{}
+	for _, id := range ids {
+		if id.HasPrefix() {
+			continue // a list of chunks
+		}
+		info, err := r.ContentInfo(t.Context(), id)
+		must(t, err)
+		if info.OriginalLength > 0 { // a file that ends with a part has one without content
+			found[id] = info
+		}
+	}
+	return found
+}
+
+// Images of disks and databases are cut every mebibyte, whether in parts or not, and all
+// else by its content.
+func TestChunks(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	const size = 6 << 20
+	random := rand.NewChaCha8([32]byte{1})
+	inPlace := map[string]bool{"disk.img": true, "disk.QCOW2": true, "a.b.sqlite": true, "zeros.raw": true, "dump.sql": false, "img": false, "disk.img.gz": false}
+	for name := range inPlace {
+		file := make([]byte, size)
+		if name != "zeros.raw" {
+			_, _ = random.Read(file)
+		}
+		write(t, filepath.Join(dir, name), string(file))
+	}
+	man := s.uploadInParts(t, dir, partsAbove)
+	for name, want := range inPlace {
+		chunks := s.chunks(t, man.RootEntry, name)
+		all := true
+		for _, chunk := range chunks {
+			all = all && chunk.OriginalLength == 1<<20
+			if compressed := chunk.CompressionHeaderID != 0; compressed != (name == "zeros.raw") {
+				t.Errorf("%s: a chunk of %d bytes has %d, compressed: %v", name, chunk.OriginalLength, chunk.PackedLength, compressed)
+			}
+		}
+		if all != want || name == "disk.img" && len(chunks) != 6 {
+			t.Errorf("%s is cut every mebibyte: %v (%d chunks)", name, all, len(chunks))
+		}
+	}
+
+	before := s.chunks(t, man.RootEntry, "disk.img")
+	disk, err := os.OpenFile(filepath.Join(dir, "disk.img"), os.O_WRONLY, 0)
+	must(t, err)
+	_, err = disk.WriteAt(bytes.Repeat([]byte("x"), 4096), 5<<19)
+	must(t, err)
+	must(t, disk.Close())
+	anew := 0
+	for id := range s.chunks(t, s.uploadInParts(t, dir, 2<<20).RootEntry, "disk.img") {
+		if _, known := before[id]; !known {
+			anew++
+		}
+	}
+	if anew != 1 {
+		t.Errorf("%d chunks are stored for a block that has changed", anew)
+	}
+}
+
+// The parts of a large file are written at once, but no more of them than there are
+// uploads in parallel: each has a pack in memory.
+func TestPartsAtOnce(t *testing.T) {
+	s, dir := newFarStore(t), t.TempDir()
+	file := make([]byte, 100<<20)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(file)
+	write(t, filepath.Join(dir, "large.img"), string(file))
+	const enough = 3
+	var once sync.Once
+	together := make(chan struct{})
+	s.onPut = func(underWay int64) {
+		if underWay >= enough {
+			once.Do(func() { close(together) })
+		}
+		select {
+		case <-together:
+		case <-time.After(time.Minute):
+		}
+	}
+	man := s.uploadInParts(t, dir, 25<<20)
+	if most := s.mostPuts.Load(); most < enough || most > int64(parallelism(8)) {
+		t.Errorf("%d packs were written at once", most)
+	}
+	entry, err := snapshotfs.GetNestedEntry(t.Context(), snapshotfs.EntryFromDirEntry(s.open(t).Kopia(), man.RootEntry), []string{"large.img"})
+	must(t, err)
+	reader, err := s.open(t).Kopia().OpenObject(t.Context(), entry.(object.HasObjectID).ObjectID())
+	must(t, err)
+	defer reader.Close()
+	var got bytes.Buffer
+	if _, err := got.ReadFrom(reader); err != nil || !bytes.Equal(got.Bytes(), file) {
+		t.Errorf("%d bytes came back, %v", got.Len(), err)
+	}
+}
