@@ -123,7 +123,9 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 func (l *lister) get(ctx context.Context, r resource, namespace, name string) ([]byte, error) {
 	retry := l.retry
 	for {
-		raw, err := l.request(r, namespace).Suffix(name).DoRaw(ctx)
+		result := l.request(r, namespace).Suffix(name).Do(ctx)
+		raw, _ := result.Raw()
+		err := result.Error() // which, unlike that of Raw, is what the server says
 		if err == nil || ctx.Err() != nil || !passing(err) || retry.Steps <= 1 {
 			return raw, err
 		}

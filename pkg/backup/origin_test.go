@@ -25,6 +25,10 @@ func TestTheOriginIsStored(t *testing.T) {
 	f.request.Backup.Status.Origin = &holdfast.BackupOrigin{NamespaceUID: "uid-of-holdfast"}
 	f.run(t)
 
+	owner, err := format.DecodeOwner(f.read(t, format.OwnerKey("b")))
+	if want := (format.Owner{UID: f.request.Backup.UID, ClusterUID: "c-1"}); err != nil || owner != want {
+		t.Errorf("the owner is %+v, %v, want %+v", owner, err, want)
+	}
 	stored := f.stored(t)
 	want := holdfast.BackupOrigin{
 		ClusterUID: "c-1", PublicKey: key.PublicKey(), Namespace: "holdfast", NamespaceUID: "uid-of-holdfast", Name: "b", ClaimedRequester: "ada",

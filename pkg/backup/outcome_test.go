@@ -258,6 +258,61 @@ func TestObjectsThatCannotBeUnderstood(t *testing.T) {
 	}
 }
 
+// An object of which others only give the name may be gone by now, and is an error if it
+// can't be read.
+func TestObjectsThatAreFetched(t *testing.T) {
+	const touched, definition = "/api/v1/namespaces/shop", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.example.com"
+	gone := metav1.Status{Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: "not found"}
+	denied := metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: "no rights"}
+	for _, test := range []struct {
+		path   string
+		answer any
+		want   string
+	}{
+		{touched, gone, ""},
+		{touched, denied, "namespaces shop: read it: no rights"},
+		{touched, `{"metadata":{"name":7}}`, "namespaces shop: read an object"},
+		{touched, `{"metadata":{"name":"shop","deletionTimestamp":"2026-08-01T12:00:00Z"}}`, ""},
+		{definition, gone, ""},
+		{definition, denied, "customresourcedefinitions.apiextensions.k8s.io widgets.example.com: read it: no rights"},
+		{definition, `{"metadata":{"name":7}}`, "customresourcedefinitions.apiextensions.k8s.io widgets.example.com: read an object"},
+	} {
+		f := newFixture(t, holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}})
+		f.add("namespaces", namespace("shop", ""))
+		f.add("customresourcedefinitions.apiextensions.k8s.io", `{"metadata":{"name":"widgets.example.com"}}`)
+		f.add("widgets.example.com", `{"metadata":{"name":"gear","namespace":"shop","labels":{"app":"db"}}}`)
+		f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Path != test.path {
+				return false
+			}
+			switch answer := test.answer.(type) {
+			case string:
+				_, _ = w.Write([]byte(answer))
+			case metav1.Status:
+				writeStatus(w, answer)
+			}
+			return true
+		}
+		phase, count := holdfast.BackupPhaseCompleted, int32(0)
+		if test.want != "" {
+			phase, count = holdfast.BackupPhasePartiallyFailed, 1
+		}
+		outcome, results := f.run(t), f.results(t)
+		if outcome.Status.Phase != phase || outcome.Status.Errors != count || outcome.Status.Warnings != 0 ||
+			count == 1 && (len(results.Errors.Cluster) != 1 || !strings.HasPrefix(results.Errors.Cluster[0], test.want)) {
+			t.Errorf("%s, %v: got %+v with the errors %+v", test.path, test.answer, outcome.Status, results.Errors)
+		}
+		// The other one comes along.
+		want := []string{"customresourcedefinitions.apiextensions.k8s.io widgets.example.com", "widgets.example.com shop/gear"}
+		if test.path == definition {
+			want = []string{"namespaces shop", "widgets.example.com shop/gear"}
+		}
+		if items := f.items(t); !slices.Equal(items, want) {
+			t.Errorf("%s, %v: the tarball holds %v", test.path, test.answer, items)
+		}
+	}
+}
+
 type noDiscovery struct{ error }
 
 func (d noDiscovery) ServerPreferredResourcesWithContext(context.Context) ([]*metav1.APIResourceList, error) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -404,22 +405,48 @@ func TestNamesOfOneListAtATime(t *testing.T) {
 	}
 }
 
+// What a server announces counts as found, as far as it may be wanted, until it comes.
 func TestProgressCountsWhatIsAnnounced(t *testing.T) {
-	f := shopOf(t, 1200)
-	seen := map[int64]bool{}
-	f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
-		if r.URL.Path == configMaps {
-			seen[f.deps.Progress.Objects().TotalItems] = true
+	left := fmt.Sprintf("%q:%q", format.LabelExclude, "true")
+	for name, test := range map[string]struct {
+		prepare func(f *fixture)
+		want    []int64 // at each page
+	}{
+		"of one namespace": {func(*fixture) {}, []int64{0, 1200, 1200}},
+		"of all namespaces": {func(f *fixture) {
+			f.request.Backup.Spec.IncludedNamespaces = nil
+		}, []int64{0, 1200, 1200}},
+		// Nobody knows how many of the others a list of the cluster holds.
+		"of many namespaces": {func(f *fixture) {
+			for i := range maxNamespaceLists {
+				name := fmt.Sprintf("quiet-%d", i)
+				f.add("namespaces", namespace(name, ""))
+				f.request.Backup.Spec.IncludedNamespaces = append(f.request.Backup.Spec.IncludedNamespaces, name)
+			}
+		}, []int64{0, 500, 1000}},
+		"and left out then": {func(f *fixture) {
+			for i := range 100 {
+				f.add("configmaps", fmt.Sprintf(`{"metadata":{"name":"a-%05d","namespace":"shop","labels":{%s}}}`, i, left))
+			}
+		}, []int64{0, 1200, 1200}},
+	} {
+		f := shopOf(t, 1200)
+		test.prepare(f)
+		var seen []int64
+		f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
+			if strings.HasSuffix(r.URL.Path, "/configmaps") {
+				seen = append(seen, f.deps.Progress.Objects().TotalItems)
+			}
+			return false
 		}
-		return false
-	}
-	f.run(t)
-	// The namespace comes last.
-	if !seen[0] || !seen[1200] || len(seen) != 2 {
-		t.Errorf("the totals were %v, not 0 and then 1200", seen)
-	}
-	if got, want := f.deps.Progress.Objects(), (holdfast.BackupProgress{TotalItems: 1201, ItemsBackedUp: 1201}); got != want {
-		t.Errorf("at the end: %+v", got)
+		f.run(t)
+		if !slices.Equal(seen, test.want) {
+			t.Errorf("%s: the totals were %v, not %v", name, seen, test.want)
+		}
+		// The namespace comes last.
+		if got, want := f.deps.Progress.Objects(), (holdfast.BackupProgress{TotalItems: 1201, ItemsBackedUp: 1201}); got != want {
+			t.Errorf("%s: at the end: %+v", name, got)
+		}
 	}
 }
 
@@ -552,6 +579,51 @@ func TestABackupThatOthersHaveEnded(t *testing.T) {
 				t.Errorf("in the store is %v", f.keys(t))
 			}
 		})
+	}
+}
+
+// beaten is a store in which somebody else is faster with an object.
+type beaten struct {
+	Store
+	key string
+	by  func()
+}
+
+func (b *beaten) Create(ctx context.Context, key string, content []byte) error {
+	if key == b.key {
+		b.by()
+	}
+	return b.Store.Create(ctx, key, content)
+}
+
+// Of a backup that somebody else has ended nothing is read.
+func TestABackupThatEndsAsItBegins(t *testing.T) {
+	f := shopOf(t, 3)
+	others := f.deps
+	f.deps.Store = &beaten{f.store, format.OwnerKey("b"), func() {
+		if _, err := Abandon(t.Context(), f.request, others, f.store, holdfast.BackupPhaseCancelled, "cancelled"); err != nil {
+			t.Error(err)
+		}
+	}}
+	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCancelled || f.requested("/api") > 0 {
+		t.Errorf("got %+v after %d requests", outcome.Status, f.requested("/api"))
+	}
+}
+
+// What a backup asks of its store.
+func TestRequestsToTheStore(t *testing.T) {
+	f := shopOf(t, 3)
+	f.run(t)
+	counts := f.store.Counts()
+	delete(counts, storetest.Write)
+	want := map[storetest.Operation]int{
+		storetest.Get:       2,         // for the metadata, and at the end for the owner
+		storetest.Create:    5 + 2 + 3, // the side files, the results and the log; the owner, the metadata and its copy
+		storetest.NewWriter: 1, storetest.Commit: 1,
+		storetest.List: 1,
+	}
+	if !maps.Equal(counts, want) {
+		t.Errorf("requests to the store: %v, want %v", counts, want)
 	}
 }
 
