@@ -10,6 +10,7 @@ import (
 	"io"
 	"iter"
 	"net"
+	"path"
 	"strings"
 	"sync"
 	"testing"
@@ -332,30 +333,45 @@ func (l late) Close() error { return l.close() }
 // An answer that comes after its location has gone is not shown, and its store is not
 // closed before.
 func TestAnswersAfterTheLocationIsGone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, refresh.Options{Interval: interval, RequestTimeout: time.Hour})
-		f.store("default", "a")
-		location := f.location("default")
-		open, until := location.Open, make(chan struct{})
-		location.Open = func(ctx context.Context) (refresh.Store, error) {
-			inner, err := open(ctx)
-			return late{inner, until, inner.Close}, err
-		}
-		f.refresher.SetLocations([]refresh.Location{location})
-		f.run()
-		settle()
-		f.refresher.SetLocations(nil)
-		settle()
-		if f.isClosed("default") {
-			t.Error("the store is closed while it is read")
-		}
-		close(until)
-		settle()
-		f.wantBackups("")
-		if !f.isClosed("default") {
-			t.Error("the store is open")
-		}
-	})
+	for _, single := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, refresh.Options{RequestTimeout: time.Hour})
+			location := f.location("default")
+			open, until := location.Open, make(chan struct{})
+			location.Open = func(ctx context.Context) (refresh.Store, error) {
+				inner, err := open(ctx)
+				return late{inner, until, inner.Close}, err
+			}
+			if !single {
+				f.store("default", "a")
+			}
+			f.refresher.SetLocations([]refresh.Location{location})
+			f.run()
+			settle()
+			read := make(chan error, 1)
+			if single {
+				f.store("default", "a")
+				go func() { read <- f.refresher.ReadOne(t.Context(), "default", "a") }()
+				settle()
+			}
+			f.refresher.SetLocations(nil)
+			settle()
+			if f.isClosed("default") {
+				t.Error("the store is closed while it is read")
+			}
+			close(until)
+			settle()
+			f.wantBackups("")
+			if !f.isClosed("default") {
+				t.Error("the store is open")
+			}
+			if single {
+				if err := <-read; err == nil || !strings.Contains(err.Error(), "changed or removed meanwhile") {
+					t.Errorf("ReadOne = %v", err)
+				}
+			}
+		})
+	}
 }
 
 // slow is a store that takes its time before each thing it lists.
@@ -399,9 +415,10 @@ func TestASlowListing(t *testing.T) {
 	})
 }
 
-// turning is a store that refuses some of its objects first, and then can't be asked.
+// turning is a store that refuses some of its objects first, and then answers otherwise.
 type turning struct {
 	store.Reader
+	then  error // nil: with what there is
 	mu    sync.Mutex
 	asked map[string]bool
 }
@@ -410,34 +427,69 @@ func (s *turning) Get(ctx context.Context, key string) (io.ReadCloser, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case !strings.HasPrefix(key, format.BackupPrefix("dark")):
+	case !strings.HasPrefix(key, format.BackupsPrefix+"dark"):
 		return s.Reader.Get(ctx, key)
-	case s.asked[key]:
-		return nil, store.ErrUnavailable
+	case s.asked[path.Dir(key)] && s.then != nil:
+		return nil, s.then
+	case s.asked[path.Dir(key)]:
+		return s.Reader.Get(ctx, key)
 	}
-	s.asked[key] = true
+	s.asked[path.Dir(key)] = true
 	return nil, store.ErrDenied
 }
 
 func (s *turning) Close() error { return nil }
 
-// What was refused, and could then not be asked for, is unread: nothing is said of it.
-func TestRefusedAndThenUnavailable(t *testing.T) {
+// What was refused is asked for again. What could then not be asked for is unread, and
+// nothing is said of it.
+func TestRefusedAtFirst(t *testing.T) {
+	for _, test := range []struct {
+		then         error
+		shown, fails string
+	}{
+		{store.ErrUnavailable, "light", "3 of 3 backups could not be read"},
+		{store.ErrNotFound, "light", ""},
+		{store.ErrDenied, "dark-1(Unreadable) dark-2(Unreadable) dark-3(Unreadable) light", ""},
+		{nil, "dark-1 dark-2 dark-3 light", ""},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, refresh.Options{Interval: interval, Reads: 1})
+			f.store("default", "light")
+			location := f.location("default")
+			inner := f.stores["default"]
+			location.Open = func(context.Context) (refresh.Store, error) {
+				return &turning{Reader: inner, then: test.then, asked: map[string]bool{}}, nil
+			}
+			f.refresher.SetLocations([]refresh.Location{location})
+			f.run()
+			settle()
+			for i := range 3 {
+				f.store("default", fmt.Sprintf("dark-%d", i+1))
+			}
+			pass(nextRefresh)
+			f.wantBackups(test.shown)
+			if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, test.fails) || test.fails == "" && state.LastError != "" {
+				t.Errorf("%v: state %+v", test.then, state)
+			}
+		})
+	}
+}
+
+// Only failures in a row end a refresh: among many that can be read, a few hide nothing.
+func TestFailuresThatAreInNoRow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, refresh.Options{Interval: interval, Reads: 1})
-		f.store("default", "light")
-		location := f.location("default")
-		inner := f.stores["default"]
-		location.Open = func(context.Context) (refresh.Store, error) {
-			return &turning{Reader: inner, asked: map[string]bool{}}, nil
+		f := newFixture(t, refresh.Options{Interval: interval})
+		for i := range 200 {
+			f.store("default", fmt.Sprintf("b%03d", i))
 		}
-		f.refresher.SetLocations([]refresh.Location{location})
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Key: "backups/b??7/*", Err: store.ErrUnavailable})
+		f.setLocations("default")
 		f.run()
 		settle()
-		f.store("default", "dark")
-		pass(nextRefresh)
-		f.wantBackups("light")
-		if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, "1 of 1 backups could not be read") {
+		if got := len(f.catalog.Backups()); got != 180 {
+			t.Errorf("%d backups", got)
+		}
+		if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, "20 of 200 backups could not be read") || !state.LastSuccess.IsZero() {
 			t.Errorf("state %+v", state)
 		}
 	})
