@@ -30,6 +30,7 @@ func New(config volumework.Config, records engineclient.VolumeRestoresGetter, in
 		FailureReason: "VolumeRestoreFailed",
 		Target:        target,
 		Status:        status,
+		Cancelled:     func(record *engine.VolumeRestore) bool { return record.Spec.Cancel },
 		Move:          restore,
 	}, records.VolumeRestores(config.Namespace), informer.Lister().VolumeRestores(config.Namespace), informer.Informer())
 }

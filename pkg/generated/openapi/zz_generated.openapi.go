@@ -1291,7 +1291,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeRestoreSpec says what to restore, and where to. It does not change.",
+				Description: "VolumeRestoreSpec says what to restore, and where to. It does not change, except that it can be cancelled once.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"node": {
@@ -1345,6 +1345,13 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 							Description: "Kopia's id of the snapshot.",
 							Default:     "",
 							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"cancel": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the restore is to stop. The agent makes it Failed when it has; what it has written until then stays.",
+							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},

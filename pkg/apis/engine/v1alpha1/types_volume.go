@@ -212,8 +212,11 @@ type VolumeRestoreList struct {
 	Items           []VolumeRestore `json:"items"`
 }
 
-// VolumeRestoreSpec says what to restore, and where to. It does not change.
-// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a VolumeRestore does not change"
+// VolumeRestoreSpec says what to restore, and where to. It does not change, except that
+// it can be cancelled once.
+// +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository && self.snapshotID == oldSelf.snapshotID",message="the spec of a VolumeRestore does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a VolumeRestore does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancel) || has(self.cancel) && self.cancel == oldSelf.cancel",message="a cancellation is not taken back"
 type VolumeRestoreSpec struct {
 	// Node that runs the pod.
 	Node string `json:"node"`
@@ -231,6 +234,10 @@ type VolumeRestoreSpec struct {
 	Repository string `json:"repository"`
 	// Kopia's id of the snapshot.
 	SnapshotID string `json:"snapshotID"`
+	// Whether the restore is to stop. The agent makes it Failed when it has; what it has
+	// written until then stays.
+	// +optional
+	Cancel bool `json:"cancel,omitempty"`
 }
 
 // VolumeRestoreStatus is the state of a restore.
