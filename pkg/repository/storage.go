@@ -137,12 +137,15 @@ func (s *storage) key(id blob.ID) string {
 const (
 	attempts   = 9
 	firstPause = 100 * time.Millisecond
+	// patience is how long after the first attempt another one may begin. What fails at
+	// once is tried for less; but of a store that says nothing, each attempt takes minutes.
+	patience = 2 * time.Minute
 )
 
 // persist tries to do something until it succeeds or can't, and puts errors in Kopia's
 // words.
 func (s *storage) persist(ctx context.Context, do func() error) error {
-	pause := firstPause
+	pause, began := firstPause, time.Now()
 	for attempt := 1; ; attempt++ {
 		err := do()
 		if err == nil || errors.Is(err, store.ErrNotFound) {
@@ -153,7 +156,7 @@ func (s *storage) persist(ctx context.Context, do func() error) error {
 			return fmt.Errorf("%w: %w", blob.ErrBlobNotFound, err)
 		case errors.Is(err, store.ErrRange):
 			return fmt.Errorf("%w: %w", blob.ErrInvalidRange, err)
-		case !errors.Is(err, store.ErrUnavailable) || attempt == attempts || !s.answered.Load():
+		case !errors.Is(err, store.ErrUnavailable) || attempt == attempts || time.Since(began) > patience || !s.answered.Load():
 			return err
 		}
 		select {

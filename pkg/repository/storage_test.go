@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -23,6 +24,7 @@ import (
 	"github.com/kopia/kopia/repo/blob/filesystem"
 	"github.com/kopia/kopia/repo/blob/sharded"
 
+	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
@@ -266,4 +268,21 @@ func TestPatience(t *testing.T) {
 	if err := st.GetBlob(ctx, "p1", 0, -1, new(output)); err == nil || time.Since(begin) > 30*time.Second {
 		t.Errorf("%v, after %v", err, time.Since(begin))
 	}
+}
+
+// A store that says nothing takes minutes for each attempt, and has not many.
+func TestPatienceWithSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, attempts := &storage{}, 0
+		st.answered.Store(true)
+		began := time.Now()
+		err := st.persist(t.Context(), func() error {
+			attempts++
+			time.Sleep(patience - time.Second)
+			return store.ErrUnavailable
+		})
+		if took := time.Since(began); !errors.Is(err, store.ErrUnavailable) || attempts != 2 || took > 2*patience {
+			t.Errorf("%v, after %d attempts and %s", err, attempts, took)
+		}
+	})
 }

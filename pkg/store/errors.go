@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"syscall"
 
@@ -80,7 +81,7 @@ func explain(operation, key string, err error) error {
 }
 
 func classify(err error) (reason string, kind error) {
-	if errors.Is(err, context.DeadlineExceeded) {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
 		return "the store did not answer in time", ErrUnavailable
 	}
 	if errors.Is(err, context.Canceled) {

@@ -35,6 +35,9 @@ func openS3(ctx context.Context, location *engine.S3Location, secret map[string]
 	if err != nil {
 		return nil, err
 	}
+	if buildable, ok := settings.HTTPClient.(*awshttp.BuildableClient); ok {
+		settings.HTTPClient = noticeStalls(buildable)
+	}
 	s3Client := s3.NewFromConfig(settings, func(o *s3.Options) {
 		o.UsePathStyle = location.ForcePathStyle
 		// A proxy that doesn't know Expect: 100-continue would hold each large object

@@ -1,0 +1,60 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+)
+
+// stallTimeout is how long a connection may carry nothing at all while something is awaited
+// of it. A network that loses what it is given says nothing of it, and how long an answer
+// may take nobody can tell who asks for large objects.
+const stallTimeout = time.Minute
+
+// stallPiece is how much is to be sent within stallTimeout at least.
+const stallPiece = 64 << 10
+
+// noticeStalls has requests fail whose connection carries nothing for stallTimeout.
+func noticeStalls(client *awshttp.BuildableClient) aws.HTTPClient {
+	return client.WithTransportOptions(func(transport *http.Transport) {
+		dial := transport.DialContext
+		transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := dial(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			return stallingConn{conn}, nil
+		}
+	}).Freeze() // else the SDK puts its own way of dialling back
+}
+
+// stallingConn fails when it has carried nothing for stallTimeout. Each beginning gives both
+// directions their time anew: an answer is awaited from the beginning of its request on,
+// which may be long. (The SDK's own read timeout would end a long upload.)
+type stallingConn struct{ net.Conn }
+
+func (c stallingConn) Read(p []byte) (int, error) {
+	if err := c.SetDeadline(time.Now().Add(stallTimeout)); err != nil {
+		return 0, err
+	}
+	return c.Conn.Read(p)
+}
+
+func (c stallingConn) Write(p []byte) (written int, err error) {
+	for written < len(p) && err == nil {
+		if err = c.SetDeadline(time.Now().Add(stallTimeout)); err != nil {
+			break
+		}
+		var n int
+		n, err = c.Conn.Write(p[written:min(len(p), written+stallPiece)])
+		written += n
+	}
+	return written, err
+}
