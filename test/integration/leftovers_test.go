@@ -88,12 +88,17 @@ func TestNothingStaysOfAnUnfinishedBackup(t *testing.T) {
 // snapshots is how many there are for a backup in the repository of a namespace.
 func snapshots(t *testing.T, namespace string, backup types.UID) int {
 	t.Helper()
-	location, err := lab.Engine.EngineV1alpha1().StorageLocations(labtest.System).Get(t.Context(), "default", metav1.GetOptions{})
+	return snapshotsAt(t, "default", namespace, backup)
+}
+
+func snapshotsAt(t *testing.T, location, namespace string, backup types.UID) int {
+	t.Helper()
+	stored, err := lab.Engine.EngineV1alpha1().StorageLocations(labtest.System).Get(t.Context(), location, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	opened, err := opener.OpenAt(t.Context(), lab.Kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(labtest.System)),
-		lab.Kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(labtest.System)), location, namespace)
+		lab.Kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(labtest.System)), stored, namespace)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -185,7 +185,7 @@ func tree(t *testing.T, folder string) map[string]string {
 			result[name] = description + " -> " + target
 			return err
 		case info.IsDir():
-			result[name] = description + " " + info.ModTime().UTC().Format(time.RFC3339)
+			result[name] = description + " " + info.ModTime().UTC().Format(time.RFC3339Nano)
 			return nil
 		}
 		content, err := os.ReadFile(path)
@@ -238,21 +238,7 @@ func restore(t *testing.T, pod *corev1.Pod, persistentVolume, snapshot string) {
 func restoreFrom(t *testing.T, location string, pod *corev1.Pod, persistentVolume, snapshot string) {
 	t.Helper()
 	restores := lab.Engine.EngineV1alpha1().VolumeRestores(labtest.System)
-	record := &enginev1alpha1.VolumeRestore{
-		ObjectMeta: metav1.ObjectMeta{Name: labtest.Name("restore"), Labels: map[string]string{enginev1alpha1.LabelNode: pod.Spec.NodeName}},
-		Spec: enginev1alpha1.VolumeRestoreSpec{
-			Node:                  pod.Spec.NodeName,
-			Pod:                   enginev1alpha1.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
-			Volume:                pod.Spec.Volumes[0].Name,
-			PersistentVolume:      persistentVolume,
-			BackupStorageLocation: location,
-			Repository:            enginev1alpha1.RepositoryName(pod.Namespace, location),
-			SnapshotID:            snapshot,
-		},
-	}
-	if _, err := restores.Create(t.Context(), record, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	record := createRestore(t, location, pod, persistentVolume, snapshot)
 	labtest.Eventually(t, "the restore of snapshot "+snapshot, func() error {
 		latest, err := restores.Get(t.Context(), record.Name, metav1.GetOptions{})
 		switch {
