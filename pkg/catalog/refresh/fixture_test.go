@@ -48,7 +48,7 @@ func (o opened) Close() error {
 // fixture is a Refresher over stores in memory, in a bubble of synthetic time.
 type fixture struct {
 	t         *testing.T
-	catalog   *catalog.Catalog
+	catalog   *listed
 	refresher *refresh.Refresher
 	stores    map[string]*storetest.Faulty
 	stop      func()
@@ -65,7 +65,7 @@ type fixture struct {
 func newFixture(t *testing.T, options refresh.Options) *fixture {
 	t.Helper()
 	f := &fixture{t: t, stores: map[string]*storetest.Faulty{}, closed: map[string]bool{}}
-	f.catalog = catalog.New(system, func(changes catalog.Changes) {
+	f.catalog = newListed(func(changes catalog.Changes) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		for _, backup := range changes.Backups.Set {
@@ -76,7 +76,7 @@ func newFixture(t *testing.T, options refresh.Options) *fixture {
 		}
 	})
 	options.SystemNamespace = system
-	f.refresher = refresh.New(f.catalog, options)
+	f.refresher = refresh.New(f.catalog.Catalog, options)
 	return f
 }
 

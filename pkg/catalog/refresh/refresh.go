@@ -92,8 +92,6 @@ type State struct {
 	// Suspicion says why backups that the store does not list any more are still
 	// shown; empty if there are none.
 	Suspicion string
-	// Backups is how many are known.
-	Backups int
 }
 
 // Refresher refreshes the catalogue. Create it with New.
@@ -289,17 +287,7 @@ func (r *Refresher) Loaded() bool {
 	return true
 }
 
-// States are the states of all locations, by name.
-func (r *Refresher) States() map[string]State {
-	states := r.states()
-	for name, state := range states {
-		state.Backups = r.catalog.Len(name)
-		states[name] = state
-	}
-	return states
-}
-
-// states leaves out the counts, which cost more.
+// states are the states of all locations, by name.
 func (r *Refresher) states() map[string]State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
