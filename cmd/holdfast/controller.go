@@ -41,6 +41,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/maintenance"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/serving"
 )
@@ -122,8 +123,8 @@ func (o *controllerOptions) validate() error {
 	if o.runRetention < 0 {
 		errs = append(errs, fmt.Errorf("--run-retention must not be negative, but is %s", o.runRetention))
 	}
-	if o.volumeTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("--pod-volume-timeout must be positive, but is %s", o.volumeTimeout))
+	if o.volumeTimeout <= 0 || o.volumeTimeout > maintenance.MaxUpload {
+		errs = append(errs, fmt.Errorf("--pod-volume-timeout must be positive and at most %s, for which the maintenance of a repository spares what an upload may rely on, but is %s", maintenance.MaxUpload, o.volumeTimeout))
 	}
 	if o.agentTimeout < liveness.MinAgentTimeout {
 		errs = append(errs, fmt.Errorf("--node-agent-timeout must be at least %s, in which an agent without a connection stops, but is %s", liveness.MinAgentTimeout, o.agentTimeout))

@@ -104,7 +104,7 @@ func TestAnotherSystemNamespace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := sets.New("holdfast", "holdfast-agents", "holdfast-locations", "holdfast-repositories", "--namespace=holdfast")
+	old := sets.New("holdfast", "holdfast-agents", "holdfast-maintenance", "holdfast-locations", "holdfast-repositories", "--namespace=holdfast")
 	found := 0
 	var look func(at string, value any)
 	look = func(at string, value any) {

@@ -46,8 +46,12 @@ const prefix = "holdfast-"
 // stopGrace is how long a process may take to end by itself.
 const stopGrace = 20 * time.Second
 
-// serviceAccounts are the users of the roles but the agents'.
-var serviceAccounts = []string{"holdfast-apiserver", "holdfast-controller"}
+// serviceAccounts are the users of the roles but the agents', with their namespaces.
+var serviceAccounts = map[string]string{
+	"holdfast-apiserver":   namespace,
+	"holdfast-controller":  namespace,
+	"holdfast-maintenance": namespace + "-maintenance",
+}
 
 // Up registers and starts Holdfast, and returns once the aggregated API is
 // discovered. A Holdfast that runs is stopped first; its records and stores
@@ -178,7 +182,7 @@ func (r runner) writeCredentials(ctx context.Context, kube kubectl.Kubectl, stat
 	if err != nil {
 		return err
 	}
-	for _, name := range serviceAccounts {
+	for name := range serviceAccounts {
 		if err := kubeconfig.Issue(r.Dir.KubeconfigOf(name), state.Server, cluster, serviceAccount(name), now); err != nil {
 			return err
 		}
@@ -209,6 +213,7 @@ func (r runner) writeCredentials(ctx context.Context, kube kubectl.Kubectl, stat
 // serviceAccount is the subject whose certificate makes its holder the very
 // user that a pod of the ServiceAccount would be, for RBAC.
 func serviceAccount(name string) pki.Subject {
+	namespace := serviceAccounts[name]
 	return pki.Subject{
 		Name:   "system:serviceaccount:" + namespace + ":" + name,
 		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},

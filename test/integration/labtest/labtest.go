@@ -175,5 +175,19 @@ func (l *Lab) lab(ctx context.Context, args ...string) error {
 	return nil
 }
 
+// KubeconfigOf is the path of the kubeconfig of a role's account.
+func (l *Lab) KubeconfigOf(account string) string {
+	return filepath.Join(l.Dir, "kubeconfig-"+account)
+}
+
+// Program runs holdfast to its end, and returns what it prints to its output.
+func (l *Lab) Program(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	output, err := exec.CommandContext(ctx, filepath.Join(l.bin, "holdfast"), args...).Output()
+	return string(output), err
+}
+
 // Kubeconfig is the path of the administrator's kubeconfig.
 func (l *Lab) Kubeconfig() string { return filepath.Join(l.Dir, "kubeconfig") }

@@ -250,11 +250,18 @@ func CredentialsNamespace(system string) string { return system + "-locations" }
 // KeysNamespace is where the keys of the repositories are.
 func KeysNamespace(system string) string { return system + "-repositories" }
 
+// MaintenanceNamespace is where repositories are maintained: where the Jobs run, and hold the
+// Leases of the repositories.
+func MaintenanceNamespace(system string) string { return system + "-maintenance" }
+
 // KeySecretName is the name of the Secret with the key of a repository.
 func KeySecretName(repository string) string { return repository + ".key" }
 
 // KeySecretKey is the key of the repository's password in its Secret.
 const KeySecretKey = "repository-password"
+
+// RepositoryTypeKopia is the only type of a repository.
+const RepositoryTypeKopia = "kopia"
 
 // RepositoryName is the name of the repository of a namespace in a location.
 // Namespaces have no dots, so two pairs never share a name.

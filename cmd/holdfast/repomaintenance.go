@@ -1,0 +1,126 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	"github.com/holdfast-io/holdfast/pkg/maintenance"
+)
+
+// repoMaintenanceOptions are the flags of a maintenance. The first three are Velero's.
+type repoMaintenanceOptions struct {
+	client         clientOptions
+	repoNames      []string
+	repoType       string
+	location       string
+	terminationLog string
+}
+
+func newRepoMaintenanceCommand() *cobra.Command {
+	options := &repoMaintenanceOptions{terminationLog: "/dev/termination-log"}
+	command := &cobra.Command{
+		Use:   "repo-maintenance",
+		Short: "Maintain repositories, and end",
+		RunE: func(command *cobra.Command, _ []string) error {
+			message, err := options.run(command.Context())
+			if message == "" && err != nil {
+				message = err.Error()
+			}
+			options.end(command.Context(), message)
+			return err
+		},
+	}
+	flags := command.Flags()
+	options.client.addFlags(flags)
+	flags.StringArrayVar(&options.repoNames, "repo-name", nil, "Namespace whose volumes the repository holds. May be given several times: each is maintained, whatever comes of the others.")
+	flags.StringVar(&options.repoType, "repo-type", enginev1alpha1.RepositoryTypeKopia, "Kind of the repositories: kopia.")
+	flags.StringVar(&options.location, "backup-storage-location", "", "Name of the storage location that the repositories lie in.")
+	flags.StringVar(&options.terminationLog, "termination-log", options.terminationLog, "File for the message to end with. One that does not exist is left alone.")
+	return role(command)
+}
+
+func (o *repoMaintenanceOptions) validate() error {
+	errs := []error{o.client.validate()}
+	if len(o.repoNames) == 0 {
+		errs = append(errs, errors.New("--repo-name must be set"))
+	}
+	for _, name := range o.repoNames {
+		for _, problem := range validation.IsDNS1123Label(name) {
+			errs = append(errs, fmt.Errorf("--repo-name must be the name of a namespace, but is %q: %s", name, problem))
+		}
+	}
+	if o.repoType != enginev1alpha1.RepositoryTypeKopia {
+		errs = append(errs, fmt.Errorf("--repo-type must be %s, but is %q", enginev1alpha1.RepositoryTypeKopia, o.repoType))
+	}
+	if o.location == "" {
+		errs = append(errs, errors.New("--backup-storage-location must be set"))
+	}
+	return errors.Join(errs...)
+}
+
+// run maintains the repositories, one after the other, prints a line for each, and returns
+// what to end with. When it is told to stop it does, which is no failure.
+func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err error) {
+	if err := o.validate(); err != nil {
+		return "", err
+	}
+	config, err := o.client.config("repo-maintenance")
+	if err != nil {
+		return "", err
+	}
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return "", err
+	}
+	engine, err := engineclient.NewForConfig(config)
+	if err != nil {
+		return "", err
+	}
+	maintainer := &maintenance.Maintainer{
+		Namespace: o.client.namespace,
+		Identity:  "holdfast-repo-maintenance-" + uuid.NewString()[:8],
+		Engine:    engine.EngineV1alpha1(),
+		Secrets:   kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
+		Keys:      kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace)),
+		Leases:    kube.CoordinationV1().Leases(enginev1alpha1.MaintenanceNamespace(o.client.namespace)),
+		Clock:     clock.RealClock{},
+	}
+	var results []maintenance.Result
+	slices.Sort(o.repoNames)
+	for _, name := range slices.Compact(o.repoNames) {
+		result := maintainer.Maintain(ctx, name, o.location)
+		fmt.Println(result)
+		results = append(results, result)
+	}
+	return maintenance.Message(results), maintenance.Failed(results)
+}
+
+// end writes what the pod's status is to say of this process.
+func (o *repoMaintenanceOptions) end(ctx context.Context, message string) {
+	file, err := os.OpenFile(o.terminationLog, os.O_WRONLY|os.O_TRUNC, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return // not in a pod
+	}
+	if err == nil {
+		_, err = file.WriteString(message)
+		err = errors.Join(err, file.Close())
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Writing the message to end with failed")
+	}
+}

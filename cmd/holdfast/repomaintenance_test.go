@@ -1,0 +1,46 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	logsapi "k8s.io/component-base/logs/api/v1"
+)
+
+// A command that can't work says why, where the status of its pod gets it from.
+func TestRepoMaintenanceFlags(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no repository": {[]string{"--backup-storage-location=default"}, "--repo-name must be set"},
+		"no location":   {[]string{"--repo-name=shop"}, "--backup-storage-location must be set"},
+		"another type":  {[]string{"--repo-name=shop", "--repo-type=restic", "--backup-storage-location=default"}, `--repo-type must be kopia, but is "restic"`},
+		"no namespace":  {[]string{"--repo-name=../shop", "--backup-storage-location=default"}, `but is "../shop"`},
+		"no cluster":    {[]string{"--repo-name=shop", "--backup-storage-location=default", "--kubeconfig=/does/not/exist"}, "/does/not/exist"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log := filepath.Join(t.TempDir(), "termination-log")
+			if err := os.WriteFile(log, []byte("before"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := logsapi.ResetForTest(nil); err != nil { // it is applied once in a process
+				t.Fatal(err)
+			}
+			command := newCommand()
+			command.SetArgs(append([]string{"repo-maintenance", "--termination-log=" + log}, c.args...))
+			err := command.ExecuteContext(t.Context())
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the error is %v, want %q", err, c.want)
+			}
+			if ended, _ := os.ReadFile(log); string(ended) != err.Error() {
+				t.Errorf("it ends with %q, and the error is %q", ended, err)
+			}
+		})
+	}
+}

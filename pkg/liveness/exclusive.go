@@ -1,0 +1,69 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// exclusiveDuration is how long the Lease of some work is left alone that does not change.
+	exclusiveDuration = 60 * time.Second
+	// exclusiveInterval is how often its holder renews it: short work costs no renewal.
+	exclusiveInterval = 20 * time.Second
+	// exclusiveDeadline is how long the work goes on without a renewal.
+	exclusiveDeadline = 45 * time.Second
+	// exclusiveLook is how often one that waits looks at it.
+	exclusiveLook = 5 * time.Second
+)
+
+// ErrHeld says that another process is at the same work.
+var ErrHeld = errors.New("another process is at it")
+
+// Exclusively works while it holds the Lease of some name, and returns when the work has
+// ended. If another process holds it and is alive, the error is ErrHeld; what one that has
+// died left is taken once it has been unchanged for a minute. The work's context ends with
+// ctx, and when the Lease is lost: the error is then ErrLost, unless ctx has ended too.
+func Exclusively(ctx context.Context, client coordinationclient.LeaseInterface, name, identity string, clock clock.WithDelayedExecution, work func(context.Context) error) error {
+	l := &lease{
+		client: client, name: name, identity: identity, duration: exclusiveDuration,
+		interval: exclusiveInterval, deadline: exclusiveDeadline, clock: clock,
+	}
+	var seen sighting
+	for {
+		now := clock.Now()
+		current, err := l.read(ctx)
+		if err != nil {
+			return fmt.Errorf("reading the Lease %s: %w", name, err)
+		}
+		if current == nil || current.Spec.HolderIdentity == nil || isHolder(current, "") || isHolder(current, identity) || seen.is(current) && now.Sub(seen.at) >= exclusiveDuration {
+			err = l.take(ctx, current, now)
+			switch {
+			case err == nil:
+				return l.hold(ctx, now, work)
+			case !apierrors.IsAlreadyExists(err) && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err):
+				return fmt.Errorf("taking the Lease %s: %w", name, err)
+			}
+			continue // another one was faster
+		}
+		switch {
+		case seen.uid == "":
+			seen = sighting{uid: current.UID, version: current.ResourceVersion, at: now}
+		case !seen.is(current):
+			return fmt.Errorf("%w: the Lease %s is held by %s", ErrHeld, name, *current.Spec.HolderIdentity)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-clock.After(exclusiveLook):
+		}
+	}
+}

@@ -1,0 +1,132 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package maintenance maintains the repository of a VolumeRepository: what a maintenance
+// Job does for each of its repositories.
+//
+// What it promises:
+//   - One process at a time maintains a repository: it holds a Lease of the repository's
+//     name, and stops when it loses it. Two that overlap all the same, since one was
+//     paused, do no more harm than work twice: Kopia's maintenance keeps the intervals
+//     below, whoever ran it, by what it records in the repository.
+//   - What is listed stays, and so does what an upload or a restore that runs beside it
+//     needs, as shown below.
+//   - A Result says what was done, or why not.
+//
+// Why it is safe beside uploads and restores. Nobody waits for anybody, and no Lease
+// excludes the agents; it is safe by Kopia's intervals (SafetyFull), which stay as they
+// are. Removing takes three steps: a full maintenance marks a content that no snapshot
+// needs and that is older than 24 h; a later one drops it from the index, if it was
+// marked 1 h before another full maintenance began, and that one ended 4 h before; and
+// what no index names any more is removed once it is 24 h old. Each of them first unmarks
+// what a snapshot needs again.
+//   - What an upload has written itself, and no snapshot names yet, is younger than 24 h,
+//     or was named by a checkpoint: Kopia makes one at least every 45 minutes, a
+//     snapshot of what has been read so far.
+//   - What an upload relies on without writing it, since an earlier snapshot has it, and
+//     which is marked then because that is deleted: the upload may have read at its very
+//     beginning that the earlier snapshot has it. From the mark it takes two further full
+//     maintenances until it is dropped, and ours are 23 h apart, whatever the repository is
+//     set to. So it is there for 46 h after the upload has begun, and the last one of those
+//     unmarks what a snapshot or a checkpoint names by then. An upload takes MaxUpload at
+//     most: then it is cancelled, and one whose agent has lost the cluster has stopped,
+//     and saves nothing (package liveness).
+//   - A restore reads what its snapshot names. If that is deleted meanwhile, its contents
+//     are there for 46 h. What is only moved to another pack can be read where it was for
+//     an hour, while a restore reads the index anew after 15 minutes.
+//
+// What remains: the times are those of the store and of the machines that maintain. Kopia
+// refuses to maintain when they differ by more than 5 minutes, and the others don't enter
+// but in the age of what they write, of which 24 h are asked. Who shares the repository,
+// as a Velero or Kopia's command, maintains it without our Lease, and full ones at
+// intervals of their own: with an interval of 12 h the 46 h above are 24, and with
+// --safety=none they are none.
+package maintenance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+	"github.com/holdfast-io/holdfast/pkg/repository/opener"
+)
+
+// MaxUpload is the longest that an upload may take while its repository is maintained.
+const MaxUpload = 40 * time.Hour
+
+// Maintainer maintains repositories.
+type Maintainer struct {
+	// Namespace is the system namespace.
+	Namespace string
+	// Identity is this process's.
+	Identity string
+
+	Engine engineclient.EngineV1alpha1Interface
+	// Secrets with the credentials of the locations, and Keys of the repositories.
+	Secrets, Keys location.Secrets
+	// Leases of the repositories.
+	Leases coordinationclient.LeaseInterface
+	Clock  clock.WithDelayedExecution
+}
+
+// Maintain maintains the repository of a namespace at a location.
+func (m *Maintainer) Maintain(ctx context.Context, volumeNamespace, location string) Result {
+	result := Result{Repository: enginev1alpha1.RepositoryName(volumeNamespace, location), Started: m.Clock.Now()}
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("volumeRepository", result.Repository))
+	done, err := m.maintain(ctx, result.Repository)
+	result.Ended = m.Clock.Now()
+	result.Kind, result.ReclaimedBytes, result.RewrittenBytes = string(done.Kind), done.Reclaimed, done.Rewritten
+	result.ClockSkewSeconds = int64(done.Skew.Seconds())
+	switch {
+	case ctx.Err() != nil:
+		result.Cancelled = true
+		klog.FromContext(ctx).Info("The maintenance was told to stop")
+	case err != nil:
+		result.Error = err.Error()
+		klog.FromContext(ctx).Error(err, "The maintenance failed")
+	default:
+		klog.FromContext(ctx).Info("Maintained", "kind", done.Kind, "reclaimedBytes", done.Reclaimed, "rewrittenBytes", done.Rewritten, "clockSkew", done.Skew, "took", result.Ended.Sub(result.Started))
+	}
+	return result
+}
+
+func (m *Maintainer) maintain(ctx context.Context, name string) (done repository.Maintenance, err error) {
+	record, err := m.Engine.VolumeRepositories(m.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return done, fmt.Errorf("there is no VolumeRepository %s in %s: --repo-name and --backup-storage-location are those of its spec", name, m.Namespace)
+	}
+	if err != nil {
+		return done, fmt.Errorf("reading VolumeRepository %s: %w", name, err)
+	}
+	stored, err := m.Engine.StorageLocations(m.Namespace).Get(ctx, record.Spec.BackupStorageLocation, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return done, fmt.Errorf("the storage location %q does not exist in %s", record.Spec.BackupStorageLocation, m.Namespace)
+	}
+	if err != nil {
+		return done, fmt.Errorf("reading the storage location %s: %w", record.Spec.BackupStorageLocation, err)
+	}
+	err = liveness.Exclusively(ctx, m.Leases, name, m.Identity, m.Clock, func(ctx context.Context) error {
+		opened, err := opener.OpenAt(ctx, m.Secrets, m.Keys, stored, record.Spec.VolumeNamespace)
+		if err != nil {
+			return err
+		}
+		done, err = opened.Maintain(ctx)
+		return errors.Join(err, opened.Close(ctx))
+	})
+	if errors.Is(err, liveness.ErrHeld) {
+		err = fmt.Errorf("the repository is being maintained: %w", err)
+	}
+	return done, err
+}

@@ -1,0 +1,94 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package maintenance
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Result is what came of the maintenance of one repository. In a Job's pod it is a line of
+// JSON, in the log and in the message that its container ends with.
+type Result struct {
+	// Repository is the name of the VolumeRepository.
+	Repository string `json:"repository"`
+	// Kind is quick or full.
+	Kind    string    `json:"maintenance,omitempty"`
+	Started time.Time `json:"started"`
+	Ended   time.Time `json:"ended"`
+	// ReclaimedBytes were removed from the store, and RewrittenBytes put together anew.
+	ReclaimedBytes int64 `json:"reclaimedBytes"`
+	RewrittenBytes int64 `json:"rewrittenBytes,omitempty"`
+	// ClockSkewSeconds is how far the store's clock is ahead.
+	ClockSkewSeconds int64 `json:"clockSkewSeconds,omitempty"`
+	// Cancelled is set if it was told to stop, which is no failure.
+	Cancelled bool `json:"cancelled,omitempty"`
+	// Error says why it failed.
+	Error string `json:"error,omitempty"`
+}
+
+// String is the line of a result.
+func (r Result) String() string {
+	line, err := json.Marshal(r)
+	if err != nil { // a time out of range, which no clock gives
+		return err.Error()
+	}
+	return string(line)
+}
+
+// messageLimit is how much of the message of a container Kubernetes keeps.
+const messageLimit = 4096
+
+// Message is what a process ends with that has maintained some repositories: a line for
+// each; or the mere error of the only one, as Velero's has it.
+func Message(results []Result) string {
+	if len(results) == 1 && results[0].Error != "" {
+		return truncated(results[0].Error, messageLimit)
+	}
+	// The rest of a line takes less than 300 bytes and the name.
+	room := messageLimit/max(len(results), 1) - 300
+	var lines strings.Builder
+	for _, result := range results {
+		result.Error = truncated(result.Error, max(room-len(result.Repository), 0)/2) // quotes may double it
+		fmt.Fprintln(&lines, result)
+	}
+	return truncated(lines.String(), messageLimit)
+}
+
+func truncated(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	for limit > 0 && !utf8.RuneStart(text[limit]) {
+		limit--
+	}
+	return text[:limit]
+}
+
+// Results reads a message that Message made. What is no line of a result, as the mere error
+// of a process, is left out.
+func Results(message string) (results []Result) {
+	for line := range strings.Lines(message) {
+		var result Result
+		if json.Unmarshal([]byte(line), &result) == nil && result.Repository != "" {
+			results = append(results, result)
+		}
+	}
+	return results
+}
+
+// Failed is the error of the results that failed, or nil.
+func Failed(results []Result) error {
+	var errs []error
+	for _, result := range results {
+		if result.Error != "" {
+			errs = append(errs, fmt.Errorf("maintaining %s: %s", result.Repository, result.Error))
+		}
+	}
+	return errors.Join(errs...)
+}

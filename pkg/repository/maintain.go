@@ -1,0 +1,147 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package repository
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/maintenance"
+	"github.com/kopia/kopia/repo/maintenancestats"
+	"github.com/kopia/kopia/snapshot/snapshotmaintenance"
+	"k8s.io/klog/v2"
+)
+
+var (
+	// ErrOtherOwner: the repository says that another client maintains it.
+	ErrOtherOwner = errors.New("another client owns the maintenance of the repository; give it back with kopia maintenance set --owner=" + clientUser + "@" + clientHost)
+	// ErrClockSkew: the clocks of this machine and of the store are too far apart to tell
+	// what is old enough to go.
+	ErrClockSkew = errors.New("the clocks of this machine and of the store differ by more than 5 minutes; set them right")
+)
+
+// MaintenanceKind is how much a maintenance does.
+type MaintenanceKind string
+
+const (
+	// MaintenanceQuick keeps the indexes few.
+	MaintenanceQuick MaintenanceKind = "quick"
+	// MaintenanceFull removes what no snapshot needs as well.
+	MaintenanceFull MaintenanceKind = "full"
+)
+
+// Maintenance says what a maintenance has done.
+type Maintenance struct {
+	Kind MaintenanceKind
+	// Reclaimed is how many bytes were removed from the store.
+	Reclaimed int64
+	// Rewritten is how many bytes were put together anew. Where they were before is
+	// removed later.
+	Rewritten int64
+	// Skew is how far the store's clock is ahead of this machine's.
+	Skew time.Duration
+}
+
+// Maintain runs Kopia's maintenance, a full one if that is due and else a quick one. It
+// keeps Kopia's safety intervals, so it may run beside uploads and restores; but only one
+// process at a time may maintain a repository, which the caller makes sure of. With an
+// error the result says what was done before.
+func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
+	ctx, stop := r.While(ctx)
+	defer stop()
+	schedule, err := maintenance.GetSchedule(ctx, r.direct)
+	if err != nil {
+		return Maintenance{}, fmt.Errorf("read when the repository was maintained: %w", err)
+	}
+	begun := r.direct.Time()
+	done := Maintenance{Kind: MaintenanceQuick}
+	mode := maintenance.ModeQuick
+	if !begun.Before(schedule.NextFullMaintenanceTime) && begun.Sub(lastFull(schedule)) >= minFullInterval {
+		done.Kind, mode = MaintenanceFull, maintenance.ModeFull
+	}
+	err = repo.DirectWriteSession(ctx, r.direct, repo.WriteSessionOptions{Purpose: "maintenance"}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		return snapshotmaintenance.Run(ctx, w, mode, false, maintenance.SafetyFull)
+	})
+	var notOwned maintenance.NotOwnedError
+	switch {
+	case ctx.Err() != nil:
+		return done, context.Cause(ctx)
+	case errors.As(err, &notOwned):
+		return done, fmt.Errorf("%w: it is %q", ErrOtherOwner, notOwned.Owner)
+	case err != nil && strings.Contains(err.Error(), "clock skew detected"): // Kopia has no error for it
+		return done, fmt.Errorf("%w: %w", ErrClockSkew, err)
+	}
+	return done, errors.Join(err, r.account(ctx, begun, &done))
+}
+
+// minFullInterval is the least time between two full maintenances of ours, however the
+// repository is set. What is needed no more goes with the third one at the earliest.
+const minFullInterval = 23 * time.Hour
+
+// lastFull is when the last full maintenance began.
+func lastFull(schedule *maintenance.Schedule) (last time.Time) {
+	for _, run := range schedule.Runs[maintenance.TaskSnapshotGarbageCollection] {
+		if run.Start.After(last) {
+			last = run.Start
+		}
+	}
+	return last
+}
+
+// account reads what was done since some time from the repository's own records.
+func (r *Repository) account(ctx context.Context, since time.Time, done *Maintenance) error {
+	schedule, err := maintenance.GetSchedule(ctx, r.direct)
+	if err != nil {
+		return fmt.Errorf("read what the maintenance has done: %w", err)
+	}
+	logger := klog.FromContext(ctx)
+	var last time.Time
+	for _, task := range slices.Sorted(maps.Keys(schedule.Runs)) {
+		for _, run := range schedule.Runs[task] {
+			if run.Start.Before(since) {
+				break // they are in order, the newest first
+			}
+			if run.End.After(last) {
+				last = run.End
+			}
+			for _, extra := range run.Extra {
+				removed, rewritten, summary := accountOf(extra)
+				done.Reclaimed += removed
+				done.Rewritten += rewritten
+				logger.V(1).Info("Maintenance task", "task", task, "took", run.End.Sub(run.Start), "summary", summary)
+			}
+		}
+	}
+	if last.IsZero() {
+		return nil
+	}
+	// The record was written when the last task had ended, by this machine's clock.
+	written, err := r.direct.BlobReader().GetMetadata(ctx, "kopia.maintenance")
+	if err != nil {
+		return fmt.Errorf("look at the clock of the store: %w", err)
+	}
+	done.Skew = written.Timestamp.Sub(last)
+	return nil
+}
+
+// accountOf returns how many bytes a task has removed and written, and what Kopia says
+// of it.
+func accountOf(extra maintenancestats.Extra) (removed, rewritten int64, summary string) {
+	// The tasks that do something of the kind have one of these.
+	var sizes struct{ DeletedTotalSize, DeletedBlobSize, RewrittenContentSize int64 }
+	stats, err := maintenancestats.BuildFromExtra(extra)
+	err = cmp.Or(err, json.Unmarshal(extra.Data, &sizes))
+	if err != nil {
+		return 0, 0, err.Error()
+	}
+	return sizes.DeletedTotalSize + sizes.DeletedBlobSize, sizes.RewrittenContentSize, stats.Summary()
+}

@@ -1,0 +1,88 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/maintenance"
+	"github.com/holdfast-io/holdfast/test/integration/labtest"
+)
+
+// maintain runs the command with the rights of its account, and returns what it ends with.
+func maintain(t *testing.T, args ...string) (results []maintenance.Result, message string, err error) {
+	t.Helper()
+	log := filepath.Join(t.TempDir(), "termination-log")
+	if err := os.WriteFile(log, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	output, err := lab.Program(t, append([]string{"repo-maintenance", "--termination-log=" + log, "--kubeconfig=" + lab.KubeconfigOf("holdfast-maintenance")}, args...)...)
+	ended, readErr := os.ReadFile(log)
+	if readErr != nil {
+		t.Fatal(readErr)
+	}
+	t.Logf("it says:\n%s", output)
+	return maintenance.Results(output), string(ended), err
+}
+
+// TestMaintenance: the command maintains repositories with the rights of its account and no
+// others, whatever comes of their neighbours, and the backups are there after it.
+func TestMaintenance(t *testing.T) {
+	t.Parallel()
+	type volume struct {
+		backup, namespace, folder string
+		pod                       *corev1.Pod
+		files                     map[string]string
+	}
+	var volumes []volume
+	for range 2 {
+		v := volume{backup: labtest.Name("maintained"), namespace: lab.Namespace(t, "maintained")}
+		pod, folder := lab.PodWithClaim(t, v.namespace, labtest.Node)
+		fill(t, folder)
+		v.pod, v.folder, v.files = pod, folder, tree(t, folder)
+		lab.Create(t, labtest.System, v.backup, v1alpha1.BackupSpec{IncludedNamespaces: []string{v.namespace}, DefaultVolumesToFsBackup: new(true)})
+		volumes = append(volumes, v)
+	}
+	for _, v := range volumes {
+		lab.AwaitCompleted(t, v.backup)
+		lab.AwaitRunGone(t, v.backup)
+	}
+	first, second := volumes[0].namespace, volumes[1].namespace
+	results, message, err := maintain(t, "--repo-name="+first, "--repo-name=nowhere", "--repo-name="+second, "--repo-type=kopia", "--backup-storage-location=default")
+	if err == nil || len(results) != 3 || len(maintenance.Results(message)) != 3 {
+		t.Fatalf("of three repositories, of which one does not exist, it says %v and %q, with the error %v", results, message, err)
+	}
+	for _, result := range results {
+		if failed := result.Repository == "nowhere.default"; failed != (result.Error != "") || !failed && result.Kind != "full" {
+			t.Errorf("it says %s", result)
+		}
+	}
+	if results, message, err = maintain(t, "--repo-name="+first, "--backup-storage-location=default"); err != nil || len(results) != 1 || results[0].Kind != "quick" || !strings.Contains(message, results[0].String()) {
+		t.Errorf("maintaining it again says %v and %q, with the error %v", results, message, err)
+	}
+	if _, message, err = maintain(t, "--repo-name=nowhere", "--backup-storage-location=default"); err == nil || !strings.HasPrefix(message, "there is no VolumeRepository nowhere.default") {
+		t.Errorf("of one that does not exist it says %q, with the error %v", message, err)
+	}
+	for _, v := range volumes {
+		empty(t, v.folder)
+		restore(t, v.pod, v.namespace+"-data", volumeHistory(t, v.namespace, v.backup).Status.SnapshotID)
+		if diff := cmp.Diff(v.files, tree(t, v.folder)); diff != "" {
+			t.Errorf("what came back differs (-before +after):\n%s", diff)
+		}
+		_, err := lab.Kube.CoordinationV1().Leases(enginev1alpha1.MaintenanceNamespace(labtest.System)).Get(t.Context(), v.namespace+".default", metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			t.Errorf("the Lease is still there: %v", err)
+		}
+	}
+}
