@@ -45,6 +45,9 @@ type harness struct {
 	events  *events.FakeRecorder
 	folder  string
 	factory engineinformers.SharedInformerFactory
+	// lost is a key that was lost, and failing that no credentials can be read.
+	lost    repository.Key
+	failing bool
 }
 
 func newHarness(t *testing.T, objects ...runtime.Object) *harness {
@@ -115,11 +118,15 @@ func (h *harness) expect(status metav1.ConditionStatus, reason string) metav1.Co
 	return *last
 }
 
-func (h *harness) key() repository.Key {
+// key is what the Secret with the repository's key holds, if there is one.
+func (h *harness) key() (repository.Key, bool) {
 	h.t.Helper()
 	secret, err := h.kube.CoreV1().Secrets(keys).Get(h.t.Context(), name+".key", metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", false
+	}
 	must(h.t, err)
-	return repository.Key(secret.Data["repository-password"])
+	return repository.Key(secret.Data["repository-password"]), true
 }
 
 // attempt prepares the repository once, and returns what the record says then.
@@ -181,7 +188,8 @@ func TestCreates(t *testing.T) {
 	must(t, err)
 	h.expect(metav1.ConditionTrue, "Opened")
 
-	r, err := repository.Open(t.Context(), h.location(), "app", h.key(), repository.Options{})
+	key, _ := h.key()
+	r, err := repository.Open(t.Context(), h.location(), "app", key, repository.Options{})
 	must(t, err)
 	must(t, r.Close(t.Context()))
 	secret, err := h.kube.CoreV1().Secrets(keys).Get(t.Context(), name+".key", metav1.GetOptions{})
@@ -215,149 +223,127 @@ func TestEnsureRecord(t *testing.T) {
 	}
 }
 
-// TestKeyMissing: a key is never made for a repository that exists.
-func TestKeyMissing(t *testing.T) {
-	h := newHarness(t, record())
-	h.fill()
-	if got := h.attempt(); got.Status != metav1.ConditionTrue {
-		t.Fatalf("the condition is %+v", got)
+// setKey puts a key into the Secret that has the repository's; without one it has none.
+func (h *harness) setKey(password repository.Key) {
+	h.t.Helper()
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name + ".key", Namespace: keys}, Data: map[string][]byte{}}
+	if password != "" {
+		secret.Data["repository-password"] = []byte(password)
 	}
-	secret, err := h.kube.CoreV1().Secrets(keys).Get(t.Context(), name+".key", metav1.GetOptions{})
-	must(t, err)
-	must(t, h.kube.CoreV1().Secrets(keys).Delete(t.Context(), secret.Name, metav1.DeleteOptions{}))
+	_, err := h.kube.CoreV1().Secrets(keys).Create(h.t.Context(), secret, metav1.CreateOptions{})
+	must(h.t, err)
+}
 
-	for range 2 {
-		if got := h.attempt(); got.Reason != "KeyMissing" || !strings.Contains(got.Message, secret.Name) {
-			t.Errorf("the condition is %+v, want KeyMissing", got)
-		}
-	}
-	if _, err := h.kube.CoreV1().Secrets(keys).Get(t.Context(), secret.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("a key was made: %v", err)
-	}
-	if got := h.statusWrites(); got != 2 {
-		t.Errorf("%d writes of the status, want 2", got)
-	}
-	select {
-	case event := <-h.events.Events:
-		if !strings.Contains(event, "KeyMissing") {
-			t.Errorf("the event is %q", event)
-		}
-	default:
-		t.Error("there is no event")
-	}
+func (h *harness) loseKey() {
+	h.t.Helper()
+	h.lost, _ = h.key()
+	must(h.t, h.kube.CoreV1().Secrets(keys).Delete(h.t.Context(), name+".key", metav1.DeleteOptions{}))
+}
 
-	secret.ResourceVersion = ""
-	_, err = h.kube.CoreV1().Secrets(keys).Create(t.Context(), secret, metav1.CreateOptions{})
-	must(t, err)
-	if got := h.attempt(); got.Status != metav1.ConditionTrue {
-		t.Errorf("with the Secret back the condition is %+v", got)
+// makeRepository makes it as somebody else has, before this controller comes.
+func (h *harness) makeRepository() {
+	h.t.Helper()
+	must(h.t, repository.Create(h.t.Context(), h.location(), "app", "the password"))
+}
+
+func (h *harness) damage() {
+	h.t.Helper()
+	must(h.t, os.Remove(filepath.Join(h.folder, "kopia/app/kopia.repository.f")))
+}
+
+func (h *harness) expectNoRepository() {
+	h.t.Helper()
+	if left, _ := os.ReadDir(filepath.Join(h.folder, "kopia")); len(left) != 0 {
+		h.t.Errorf("a repository was made without a key: %v", left)
 	}
 }
 
-func TestSecretGiven(t *testing.T) {
-	for _, c := range []struct {
-		name, password, want string
-	}{
-		{"another key", "another", "KeyMismatch"},
-		{"its key, with a newline", "the password\n", "Opened"},
-		{"no key", "", "KeyMissing"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			h := newHarness(t, record())
-			h.fill()
-			must(t, repository.Create(t.Context(), h.location(), "app", "the password"))
-			given := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name + ".key", Namespace: keys}, Data: map[string][]byte{}}
-			if c.password != "" {
-				given.Data["repository-password"] = []byte(c.password)
-			}
-			_, err := h.kube.CoreV1().Secrets(keys).Create(t.Context(), given, metav1.CreateOptions{})
-			must(t, err)
-			if got := h.attempt(); got.Reason != c.want {
-				t.Errorf("the condition is %+v, want %s", got, c.want)
-			}
-			if got := h.key(); string(got) != c.password {
-				t.Error("the given key was replaced")
-			}
-		})
-	}
-	t.Run("a Secret without the key, and no repository", func(t *testing.T) {
-		h := newHarness(t, record())
-		h.fill()
-		_, err := h.kube.CoreV1().Secrets(keys).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name + ".key", Namespace: keys}}, metav1.CreateOptions{})
-		must(t, err)
-		if got := h.attempt(); got.Reason != "KeyMissing" {
-			t.Errorf("the condition is %+v, want KeyMissing", got)
-		}
-		if left, _ := os.ReadDir(filepath.Join(h.folder, "kopia")); len(left) != 0 {
-			t.Errorf("a repository was made without a key: %v", left)
-		}
-	})
-}
+func (h *harness) goAway()   { must(h.t, os.Rename(h.folder, h.folder+".away")) }
+func (h *harness) comeBack() { must(h.t, os.Rename(h.folder+".away", h.folder)) }
 
-func TestDamaged(t *testing.T) {
-	h := newHarness(t, record())
-	h.fill()
-	h.attempt()
-	must(t, os.Remove(filepath.Join(h.folder, "kopia/app/kopia.repository.f")))
-	if got := h.attempt(); got.Reason != engine.ReasonDamaged {
-		t.Errorf("the condition is %+v, want %s", got, engine.ReasonDamaged)
-	}
-}
-
-// TestUnreachable: an outage costs no write for what was ready, and one for what
-// was not.
-func TestUnreachable(t *testing.T) {
-	h := newHarness(t, record())
-	h.fill()
-	must(t, os.Rename(h.folder, h.folder+".away"))
-	for range 3 {
-		if got := h.attempt(); got.Reason != "Unreachable" || got.Status != metav1.ConditionFalse {
-			t.Errorf("the condition is %+v, want Unreachable", got)
-		}
-	}
-	if got := h.statusWrites(); got != 1 {
-		t.Errorf("%d writes of the status, want 1", got)
-	}
-	if secrets, _ := h.kube.CoreV1().Secrets(keys).List(t.Context(), metav1.ListOptions{}); len(secrets.Items) != 0 {
-		t.Error("a key was made before it is known whether there is a repository")
-	}
-
-	must(t, os.Rename(h.folder+".away", h.folder))
-	if got := h.attempt(); got.Status != metav1.ConditionTrue {
-		t.Fatalf("the condition is %+v", got)
-	}
-	must(t, os.Rename(h.folder, h.folder+".away"))
-	if got := h.attempt(); got.Status != metav1.ConditionTrue {
-		t.Errorf("in an outage the condition becomes %+v", got)
-	}
-	must(t, os.Rename(h.folder+".away", h.folder))
-}
-
-// TestFailedReadOfASecret: what the cluster does not answer says nothing about a
-// repository. A Secret that is not there does.
-func TestFailedReadOfASecret(t *testing.T) {
-	h := newHarness(t, record())
-	h.fill()
-	if got := h.attempt(); got.Status != metav1.ConditionTrue {
-		t.Fatalf("the condition is %+v", got)
-	}
+// needCredentials makes the location one that has a Secret, which is not there.
+func (h *harness) needCredentials() {
+	h.t.Helper()
 	store := h.factory.Engine().V1alpha1().StorageLocations().Informer().GetStore()
 	location := store.List()[0].(*engine.StorageLocation).DeepCopy()
 	location.Spec = engine.StorageLocationSpec{
 		Provider: engine.StorageProviderS3,
 		S3:       &engine.S3Location{Bucket: "backups", CredentialsSecret: "credentials"},
 	}
-	must(t, store.Update(location))
-	failing := true
-	h.kube.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return failing, nil, apierrors.NewInternalError(errors.New("etcd has no leader"))
-	})
-	if got := h.attempt(); got.Status != metav1.ConditionTrue {
-		t.Errorf("after one failed read of a Secret the condition is %+v", got)
+	must(h.t, store.Update(location))
+}
+
+// TestConditions: what the record says after each step, and what that costs. A key is
+// never replaced, and none is made for a repository that exists, or may.
+func TestConditions(t *testing.T) {
+	const opened, missing, mismatch, unreachable = "Opened", "KeyMissing", "KeyMismatch", "Unreachable"
+	type step struct {
+		change func(*harness)
+		want   string // what the condition says: its reason, or also some of its message
 	}
-	failing = false
-	if got := h.attempt(); got.Reason != engine.ReasonInvalid || !strings.Contains(got.Message, `"credentials"`) {
-		t.Errorf("without the Secret the condition is %+v", got)
+	nothing := func(*harness) {}
+	for title, c := range map[string]struct {
+		steps  []step
+		writes int
+		event  string
+	}{
+		"the key is lost, and found": {[]step{
+			{nothing, opened}, {(*harness).loseKey, missing + name + ".key"}, {nothing, missing},
+			{func(h *harness) { h.setKey(h.lost) }, opened},
+		}, 3, missing},
+		"another key":              {[]step{{func(h *harness) { h.makeRepository(); h.setKey("another") }, mismatch}}, 1, mismatch},
+		"its key, with a newline":  {[]step{{func(h *harness) { h.makeRepository(); h.setKey("the password\n") }, opened}}, 1, ""},
+		"a Secret without its key": {[]step{{func(h *harness) { h.makeRepository(); h.setKey("") }, missing}}, 1, missing},
+		"a Secret without a key": {[]step{
+			{func(h *harness) { h.setKey("") }, missing},
+			{(*harness).expectNoRepository, missing},
+		}, 1, missing},
+		"damage": {[]step{{nothing, opened}, {(*harness).damage, engine.ReasonDamaged}}, 2, engine.ReasonDamaged},
+		// An outage costs no write for what was ready, and one for what was not.
+		"an outage, before and after": {[]step{
+			{(*harness).goAway, unreachable}, {nothing, unreachable}, {nothing, unreachable},
+			{(*harness).comeBack, opened}, {(*harness).goAway, opened}, {(*harness).comeBack, opened},
+		}, 2, ""},
+		// What the cluster does not answer says nothing about a repository. A Secret that is
+		// not there does.
+		"credentials that can't be read": {[]step{
+			{nothing, opened},
+			{func(h *harness) { h.needCredentials(); h.failing = true }, opened},
+			{func(h *harness) { h.failing = false }, engine.ReasonInvalid + `"credentials"`},
+		}, 2, engine.ReasonInvalid},
+	} {
+		t.Run(title, func(t *testing.T) {
+			h := newHarness(t, record())
+			h.kube.PrependReactor("get", "secrets", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				return h.failing && action.GetNamespace() != keys, nil, apierrors.NewInternalError(errors.New("etcd has no leader"))
+			})
+			h.fill()
+			for i, s := range c.steps {
+				s.change(h)
+				before, had := h.key()
+				got := h.attempt()
+				message, matches := strings.CutPrefix(s.want, got.Reason)
+				if !matches || !strings.Contains(got.Message, message) || (got.Status == metav1.ConditionTrue) != (got.Reason == opened) {
+					t.Fatalf("after step %d the condition is %+v, want %s", i, got, s.want)
+				}
+				switch after, has := h.key(); {
+				case had && after != before:
+					t.Errorf("step %d replaced the key", i)
+				case !had && has && got.Reason != opened:
+					t.Errorf("step %d made a key", i)
+				}
+			}
+			if got := h.statusWrites(); got != c.writes {
+				t.Errorf("%d writes of the status, want %d", got, c.writes)
+			}
+			event := ""
+			if len(h.events.Events) > 0 {
+				event = <-h.events.Events
+			}
+			if (event == "") != (c.event == "") || !strings.Contains(event, c.event) {
+				t.Errorf("the event is %q, want %q", event, c.event)
+			}
+		})
 	}
 }
 
