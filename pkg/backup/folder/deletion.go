@@ -137,7 +137,7 @@ func (d *Deletion) describe(ctx context.Context) (*store.Object, error) {
 			cause = ErrOther // ours is never unfinished
 		}
 		return nil, refused(cause, "it is not certain that %s is the metadata of this backup, so nothing is removed: %v", unreadable.Key, unreadable.Cause)
-	case err != nil || found == nil:
+	case found == nil:
 		return nil, err
 	case found.UID != d.UID:
 		return nil, d.other(format.MetadataKey(d.StoreName), found.UID)

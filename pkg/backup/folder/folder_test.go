@@ -159,7 +159,7 @@ func TestDeletion(t *testing.T) {
 		whole   = "metadata results tarball copy list owner"
 		beneath = "results tarball list owner copy"
 	)
-	errGone := errors.New("the record is gone")
+	errGone, errBroken := errors.New("the record is gone"), errors.New("the store is broken")
 	one := volume("app", format.UploaderKopia, "one", mine)
 	stored := func(change func(s *scene)) func(s *scene) {
 		return func(s *scene) {
@@ -203,6 +203,7 @@ func TestDeletion(t *testing.T) {
 		"a list that is shut":       {prepare: stored(func(s *scene) { s.fail("list", storetest.Fault{Truncate: true, After: 30, Err: store.ErrDenied}) }), err: store.ErrDenied},
 		"a list that is not waited": {prepare: stored(func(s *scene) { s.fail("list", storetest.Fault{Truncate: true, After: 30, Err: context.Canceled}) }), err: context.Canceled},
 		"a list that is denied":     {prepare: stored(func(s *scene) { s.fail("list", storetest.Fault{Err: store.ErrDenied}) }), err: store.ErrDenied},
+		"a list that fails":         {prepare: stored(func(s *scene) { s.fail("list", storetest.Fault{Err: errBroken}) }), err: errBroken},
 
 		"another's": {prepare: func(s *scene) { s.store("another") }, err: folder.ErrOther, refused: "with the uid another instead of mine"},
 		"another's that is being written": {prepare: func(s *scene) {
@@ -212,12 +213,25 @@ func TestDeletion(t *testing.T) {
 		"bad metadata":              {prepare: stored(func(s *scene) { s.put("metadata", "{") }), refused: "it is not certain that " + keys["metadata"]},
 		"metadata that is too long": {prepare: stored(func(s *scene) { s.put("metadata", strings.Repeat(" ", format.MaxMetadataBytes+1)) }), refused: "has more than"},
 		"metadata that is denied":   {prepare: stored(func(s *scene) { s.fail("metadata", storetest.Fault{Err: store.ErrDenied}) }), err: store.ErrDenied},
-		"metadata that is away":     {prepare: stored(func(s *scene) { s.Inject(storetest.Fault{Operation: storetest.Attributes, Err: store.ErrUnavailable}) }), err: store.ErrUnavailable},
-		"a bad owner":               {prepare: stored(func(s *scene) { s.put("owner", "<html>") }), refused: "it is not certain whose " + keys["owner"]},
-		"an owner that is away":     {prepare: stored(func(s *scene) { s.fail("owner", storetest.Fault{Err: store.ErrUnavailable}) }), err: store.ErrUnavailable},
+		"metadata that breaks off": {prepare: stored(func(s *scene) {
+			s.fail("metadata", storetest.Fault{Truncate: true, After: 30, Err: store.ErrUnavailable})
+		}), err: store.ErrUnavailable},
+		"metadata that shows late": {prepare: stored(func(s *scene) { s.Inject(storetest.Fault{Operation: storetest.Attributes, Err: store.ErrNotFound}) }),
+			removed: "results tarball copy metadata list owner", continues: true, snapshots: map[string][]string{"app": {"one"}}},
+		"metadata that goes": {prepare: stored(func(s *scene) { s.fail("metadata", storetest.Fault{Err: store.ErrNotFound}) }),
+			removed: "results tarball copy metadata list owner", continues: true, snapshots: map[string][]string{"app": {"one"}}},
+		"metadata that is away": {prepare: stored(func(s *scene) { s.Inject(storetest.Fault{Operation: storetest.Attributes, Err: store.ErrUnavailable}) }), err: store.ErrUnavailable},
+		"a bad owner":           {prepare: stored(func(s *scene) { s.put("owner", "<html>") }), refused: "it is not certain whose " + keys["owner"]},
+		"an owner that is away": {prepare: stored(func(s *scene) { s.fail("owner", storetest.Fault{Err: store.ErrUnavailable}) }), err: store.ErrUnavailable},
 
 		// Beneath the metadata of another writer.
 		"all but Velero's": {prepare: replaced(func(*scene) {}), removed: beneath, snapshots: map[string][]string{"app": {"one"}}},
+		"all but Velero's in nobody's folder": {prepare: replaced(func(s *scene) { s.remove("owner") }),
+			removed: "results tarball list copy", snapshots: map[string][]string{"app": {"one"}}},
+		"all but what becomes Velero's": {prepare: replaced(func(s *scene) {
+			s.put("empty.json", "")
+			s.then = func(string) { s.put("tarball", "longer than ours") }
+		}), removed: "results list owner copy", snapshots: map[string][]string{"app": {"one"}}},
 		"what Velero has not finished": {prepare: stored(func(s *scene) {
 			s.put("metadata", `{"apiVersion":"velero.io/v1","kind":"Backup","metadata":{"name":"a","uid":"of-velero"},"status":{"phase":"InProgress"}}`)
 		}), removed: beneath, snapshots: map[string][]string{"app": {"one"}}},
@@ -329,7 +343,7 @@ func TestDeletion(t *testing.T) {
 func TestList(t *testing.T) {
 	target := storetest.Filesystem(t)
 	s := newScene(t, target)
-	for _, name := range []string{"one", "two", "deep/three"} {
+	for _, name := range []string{"one", "two", "deep/three", "deep/four"} {
 		s.put(name, name)
 	}
 	unfinished, err := target.NewWriter(t.Context(), format.TarballKey("a"))
@@ -346,7 +360,7 @@ func TestList(t *testing.T) {
 		s.Inject()
 		return request(ctx)
 	}
-	if objects, err := s.deletion.List(t.Context()); err != nil || len(objects) != 4 {
+	if objects, err := s.deletion.List(t.Context()); err != nil || len(objects) != 5 {
 		t.Errorf("got %v, %v", objects, err)
 	}
 }
