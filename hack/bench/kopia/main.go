@@ -40,10 +40,10 @@ type result struct {
 
 // settings are Kopia's defaults where they are zero.
 type settings struct {
-	files, repository               string
+	files, repository                         string
 	hash, keyDerivation, compressor, splitter string
-	parallel                        int
-	splitAbove                      int64 // bytes above which a file is uploaded in parts
+	parallel                                  int
+	splitAbove                                int64 // bytes above which a file is uploaded in parts
 }
 
 func main() {
