@@ -55,6 +55,7 @@ func TestStoreDownKeepsServing(t *testing.T) {
 			t.Errorf("%d listings of a store that is down", requests)
 		}
 		f.wantBackups("one")
+		pass(100 * interval) // however long it was away
 
 		f.stores["default"].Inject()
 		pass(nextRefresh)
@@ -82,7 +83,7 @@ func TestStoreDownAtFirst(t *testing.T) {
 			t.Errorf("warnings %q", warnings)
 		}
 		f.failOpen(nil)
-		pass(time.Minute) // long before the next regular refresh
+		pass(6 * time.Second) // long before the next regular refresh
 		f.wantBackups("one")
 		f.reset()
 		pass(10 * time.Hour)
@@ -280,6 +281,42 @@ func TestBadVolumesAreSaidSo(t *testing.T) {
 	}
 }
 
+// A list of volumes that is not the one that was signed is not believed, and one that could
+// not be read to its end may yet be.
+func TestAListThatGoesOn(t *testing.T) {
+	for name, test := range map[string]struct {
+		list  func(f *fixture) []byte
+		fault storetest.Fault
+		shown string
+	}{
+		"longer than it was": {list: func(f *fixture) []byte {
+			return append(f.content("default", format.PodVolumeBackupsKey("a")), make([]byte, 1<<20)...)
+		}, shown: "a(Unreadable)"},
+		"of another": {list: func(f *fixture) []byte {
+			f.store("default", "b")
+			defer f.remove("default", "b")
+			return f.content("default", format.PodVolumeBackupsKey("b"))
+		}, shown: "a(Unreadable)"},
+		"bad, and breaks off": {list: func(*fixture) []byte { return []byte(strings.Repeat("bad ", 5000)) },
+			fault: storetest.Fault{Truncate: true, After: 100, Err: store.ErrUnavailable}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, refresh.Options{})
+			f.store("default", "a")
+			f.write("default", format.PodVolumeBackupsKey("a"), test.list(f))
+			test.fault.Operation, test.fault.Key = storetest.Get, format.PodVolumeBackupsKey("a")
+			f.stores["default"].Inject(test.fault)
+			f.setLocations("default")
+			f.run()
+			settle()
+			f.wantBackups(test.shown)
+			if volumes := f.catalog.Volumes(); len(volumes) > 0 {
+				t.Errorf("%s: there are the volumes %+v", name, volumes)
+			}
+		})
+	}
+}
+
 // Whatever the store can't be asked for says nothing of a backup, whichever of its
 // objects it was: what is known of it is served as it was.
 func TestAStoreThatCannotBeAsked(t *testing.T) {
@@ -418,7 +455,8 @@ func TestASlowListing(t *testing.T) {
 // turning is a store that refuses some of its objects first, and then answers otherwise.
 type turning struct {
 	store.Reader
-	then  error // nil: with what there is
+	// then is what the second answer is, and the later ones; nil is what there is.
+	then  []error
 	mu    sync.Mutex
 	asked map[string]bool
 }
@@ -429,9 +467,14 @@ func (s *turning) Get(ctx context.Context, key string) (io.ReadCloser, error) {
 	switch {
 	case !strings.HasPrefix(key, format.BackupsPrefix+"dark"):
 		return s.Reader.Get(ctx, key)
-	case s.asked[path.Dir(key)] && s.then != nil:
-		return nil, s.then
 	case s.asked[path.Dir(key)]:
+		err := s.then[0]
+		if len(s.then) > 1 {
+			s.then = s.then[1:]
+		}
+		if err != nil {
+			return nil, err
+		}
 		return s.Reader.Get(ctx, key)
 	}
 	s.asked[path.Dir(key)] = true
@@ -444,13 +487,14 @@ func (s *turning) Close() error { return nil }
 // nothing is said of it.
 func TestRefusedAtFirst(t *testing.T) {
 	for _, test := range []struct {
-		then         error
+		then         []error
 		shown, fails string
 	}{
-		{store.ErrUnavailable, "light", "3 of 3 backups could not be read"},
-		{store.ErrNotFound, "light", ""},
-		{store.ErrDenied, "dark-1(Unreadable) dark-2(Unreadable) dark-3(Unreadable) light", ""},
-		{nil, "dark-1 dark-2 dark-3 light", ""},
+		{[]error{store.ErrUnavailable}, "light", "3 of 3 backups could not be read"},
+		{[]error{store.ErrNotFound}, "light", ""},
+		{[]error{store.ErrNotFound, store.ErrUnavailable}, "light", "2 of 3 backups could not be read"},
+		{[]error{store.ErrDenied}, "dark-1(Unreadable) dark-2(Unreadable) dark-3(Unreadable) light", ""},
+		{[]error{nil}, "dark-1 dark-2 dark-3 light", ""},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFixture(t, refresh.Options{Interval: interval, Reads: 1})
@@ -466,7 +510,8 @@ func TestRefusedAtFirst(t *testing.T) {
 			for i := range 3 {
 				f.store("default", fmt.Sprintf("dark-%d", i+1))
 			}
-			pass(nextRefresh)
+			f.refresher.Nudge("default")
+			settle()
 			f.wantBackups(test.shown)
 			if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, test.fails) || test.fails == "" && state.LastError != "" {
 				t.Errorf("%v: state %+v", test.then, state)

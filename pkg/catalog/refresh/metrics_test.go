@@ -4,12 +4,20 @@
 package refresh
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
+	"k8s.io/utils/clock"
+
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
 func TestMetrics(t *testing.T) {
@@ -73,4 +81,78 @@ holdfast_catalog_requests_total{location="default",operation="list"} 1
 `), names...); err != nil {
 		t.Error(err)
 	}
+}
+
+// closing is a store that counts how often it is closed.
+type closing struct {
+	store.Reader
+	closed *int
+}
+
+func (c closing) Close() error {
+	*c.closed++
+	return nil
+}
+
+// A store is opened until that succeeds, closed once, and not opened after that, whoever
+// still reads one backup of it. What was done is counted.
+func TestAWorkerOpensAndCloses(t *testing.T) {
+	opens, closed, failure := 0, 0, errors.New("not yet")
+	bucket := storetest.Memory(t)
+	if err := bucket.Put(t.Context(), format.MetadataKey("a"), []byte("bad")); err != nil {
+		t.Fatal(err)
+	}
+	w := &worker{
+		catalog: catalog.New("holdfast", func(catalog.Changes) {}),
+		options: &Options{Clock: clock.RealClock{}, RequestTimeout: time.Minute, Reads: 1, Asked: func(string) {}},
+		cancel:  func() {},
+		location: Location{Name: "measured", Open: func(context.Context) (Store, error) {
+			opens++
+			return closing{bucket, &closed}, failure
+		}},
+	}
+	registerMetrics()
+	for _, want := range []error{failure, nil, nil} {
+		failure = want
+		if err := w.refresh(t.Context()); !errors.Is(err, want) {
+			t.Errorf("got %v, want %v", err, want)
+		}
+	}
+	for _, metric := range []struct {
+		name string
+		want float64
+	}{{"backups", 1}, {"requests_total", 3}} { // two listings and one reading
+		if got := measured(t, "holdfast_catalog_"+metric.name, "measured"); got != metric.want {
+			t.Errorf("%s is %v, want %v", metric.name, got, metric.want)
+		}
+	}
+	for range 2 {
+		w.close(t.Context())
+		if _, _, err := w.use(t.Context()); !errors.Is(err, errStopped) {
+			t.Errorf("use = %v", err)
+		}
+	}
+	if opens != 2 || closed != 1 {
+		t.Errorf("opened %d times, closed %d times", opens, closed)
+	}
+	forgetMetrics("measured")
+}
+
+// measured sums up a metric of a location.
+func measured(t *testing.T, name, location string) (sum float64) {
+	t.Helper()
+	families, err := legacyregistry.DefaultGatherer.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			for _, label := range metric.GetLabel() {
+				if family.GetName() == name && label.GetName() == "location" && label.GetValue() == location {
+					sum += metric.GetGauge().GetValue() + metric.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return sum
 }

@@ -230,6 +230,12 @@ func TestReadSoonTriesAgain(t *testing.T) {
 		f.refresher.ReadSoon("default", "b")
 		pass(time.Second)
 		f.wantBackups("a b")
+		// What did not come has its tries again.
+		f.refresher.ReadSoon("default", "never")
+		settle()
+		f.store("default", "never")
+		pass(time.Second)
+		f.wantBackups("a b never")
 	})
 }
 
