@@ -83,6 +83,9 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	if err := walk.run(ctx, man.RootEntry); err != nil {
 		return RestoreResult{}, fmt.Errorf("restore snapshot %s: %w", req.SnapshotID, err)
 	}
+	if err := stillThere(root); err != nil {
+		return RestoreResult{}, fmt.Errorf("the volume went away while it was written: %w", err)
+	}
 	if walk.files != summary.TotalFileCount {
 		return RestoreResult{}, fmt.Errorf("restored %d of the %d files of snapshot %s", walk.files, summary.TotalFileCount, req.SnapshotID)
 	}

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -24,7 +25,6 @@ import (
 	"github.com/kopia/kopia/snapshot/policy"
 
 	"github.com/holdfast-io/holdfast/pkg/repository"
-	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
 // A checkpoint of a long upload applies the retention that is stored in the repository,
@@ -77,7 +77,7 @@ func TestCheckpointKeepsWhatIsStored(t *testing.T) {
 // read from the store, and checked.
 func TestDamageBehindACache(t *testing.T) {
 	var damaged atomic.Bool
-	location, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
+	s := newBucket(t, func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			pack := r.Method == http.MethodGet && strings.HasPrefix(path.Base(r.URL.Path), "p")
 			if !damaged.Load() || !pack {
@@ -93,8 +93,6 @@ func TestDamageBehindACache(t *testing.T) {
 			_, _ = w.Write(body)
 		})
 	})
-	s := store{key: repository.NewKey(), location: repository.Location{Spec: location, Secret: secret}}
-	s.create(t)
 	dir, cache := t.TempDir(), t.TempDir()
 	content := make([]byte, 6<<20)
 	rand.NewChaCha8([32]byte{7}).Read(content)
@@ -140,4 +138,41 @@ func TestRestoreToAFullDisk(t *testing.T) {
 	must(t, syscall.Mount("tmpfs", target, "tmpfs", syscall.MS_REMOUNT, "size=64m"))
 	s.restore(t, id, target)
 	expectSameTree(t, tree(t, target), want)
+}
+
+// A restore whose volume goes away, since its pod was deleted for instance, has not
+// completed, wherever its last files went.
+func TestRestoreWhoseVolumeGoesAway(t *testing.T) {
+	var target atomic.Pointer[string]
+	s := newBucket(t, func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if dir := target.Load(); dir != nil && strings.HasPrefix(path.Base(r.URL.Path), "p") {
+				_ = os.Rename(*dir, *dir+".old") // the first time
+			}
+			next.ServeHTTP(w, r)
+		})
+	})
+	source, dir := t.TempDir(), filepath.Join(t.TempDir(), "volume")
+	write(t, filepath.Join(source, "file"), "content")
+	id := s.upload(t, source, web).SnapshotID
+	r := s.open(t)
+	must(t, os.Mkdir(dir, 0o755))
+	target.Store(&dir)
+	if _, err := Restore(t.Context(), r, RestoreRequest{SnapshotID: id, Path: dir}, new(Progress)); err == nil || !strings.Contains(err.Error(), "went away") {
+		t.Errorf("Restore = %v", err)
+	}
+}
+
+// As many at once as the container has processors, not the node.
+func TestParallelismFollowsTheContainer(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(100))
+	newStore(t).inSession(t, func(_ context.Context, w repo.RepositoryWriter) {
+		if got := newUploader(w, &uploadObserver{}, nil).ParallelUploads; got != 200 {
+			t.Errorf("with 100 processors, %d files are uploaded at once", got)
+		}
+		runtime.GOMAXPROCS(1)
+		if got := newUploader(w, &uploadObserver{}, nil).ParallelUploads; got != 8 {
+			t.Errorf("with one processor, %d files are uploaded at once", got)
+		}
+	})
 }

@@ -58,21 +58,26 @@ func (v *volume) folder() (fs.Directory, error) {
 	return &volumeDir{volumeEntry{FileInfo: info, volume: v, path: "."}}, nil
 }
 
-// stillThere fails if the folder that was opened is no longer at its path: what
-// was read of it is then what its removal had left.
+// stillThere fails if the volume has gone: what was read of it is then what its removal
+// had left.
 func (v *volume) stillThere() error {
-	opened, err := v.root.Stat(".")
-	if err != nil {
-		return err
-	}
-	now, err := os.Stat(v.root.Name())
-	if err == nil && !os.SameFile(opened, now) {
-		err = errors.New("another folder took its place")
-	}
-	if err != nil {
+	if err := stillThere(v.root); err != nil {
 		return fmt.Errorf("the volume went away while it was read: %w", err)
 	}
 	return nil
+}
+
+// stillThere fails if the folder that was opened is no longer at its path.
+func stillThere(root *os.Root) error {
+	opened, err := root.Stat(".")
+	if err != nil {
+		return err
+	}
+	now, err := os.Stat(root.Name())
+	if err == nil && !os.SameFile(opened, now) {
+		err = errors.New("another folder took its place")
+	}
+	return err
 }
 
 // size adds up the sizes of the files, as far as they can be seen.
