@@ -4,7 +4,7 @@
 
 # Measures Holdfast on a Kubernetes of its own, and prints counts, and ratios
 # against Velero, Kopia or a limit: docs/performance.md says what they mean.
-# Usage: hack/bench.sh [plan|queue|objects|volume|far|list]...   without arguments all of them
+# Usage: hack/bench.sh [plan|queue|objects|volume|files|far|list]...   without arguments all of them
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -105,9 +105,18 @@ volume() {
   measure volume --scratch "${scratch}" --pods "${scratch}/pods" --peer "${bin}/bench-kopia"
 }
 
+# By the fastest of three, save for the many tiny files, which take a minute.
+files() {
+  say "Files in memory, by us and by Kopia alone"
+  {
+    go test ./pkg/datapath -run '^$' -benchtime 3x -bench '^BenchmarkFiles$/^(images|big|small)=|^BenchmarkFreedSlot$'
+    go test ./pkg/datapath -run '^$' -benchtime 1x -bench '^BenchmarkFiles$/^tiny='
+  } | measure files
+}
+
 far() {
   say "A store far away, emulated: 20 ms for each request, 80 MB/s for each connection"
-  go test ./pkg/datapath -run '^$' -benchtime 1x -bench '^BenchmarkFarStore$' | measure far
+  go test ./pkg/datapath -run '^$' -benchtime 1x -bench '^Benchmark(FarStore|Volumes)$' | measure far
 }
 
 kopia_version() { go list -C "$1" -m -f '{{.Version}}' github.com/kopia/kopia; }
@@ -121,11 +130,11 @@ go build -C hack/bench/kopia -trimpath -o "${bin}/bench-kopia" .
 mkdir -p "${results}"
 : >"${results}/rows"
 fresh_lab
-for benchmark in "${@:-plan queue objects volume far list}"; do
+for benchmark in "${@:-plan queue objects volume files far list}"; do
   for one in ${benchmark}; do
     case "${one}" in
-    plan | queue | objects | volume | far | list) "${one}" ;;
-    *) echo "bench: there is no benchmark ${one}; there are plan, queue, objects, volume, far and list" >&2; exit 2 ;;
+    plan | queue | objects | volume | files | far | list) "${one}" ;;
+    *) echo "bench: there is no benchmark ${one}; there are plan, queue, objects, volume, files, far and list" >&2; exit 2 ;;
     esac
   done
 done

@@ -22,7 +22,8 @@ import (
 // would take longer than all that is measured.
 type farStore struct {
 	store
-	gets atomic.Int64
+	// requests are all, and gets those for objects.
+	requests, gets atomic.Int64
 	// puts of packs that are under way, and the most that ever were.
 	puts, mostPuts atomic.Int64
 	packs          sync.Map // from path to []byte
@@ -38,6 +39,7 @@ func newFarStore(t testing.TB) *farStore {
 	f := &farStore{}
 	f.store = newBucket(t, func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			f.requests.Add(1)
 			if r.Method == http.MethodGet && r.URL.Query().Get("list-type") == "" {
 				f.gets.Add(1)
 			}

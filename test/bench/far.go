@@ -19,12 +19,14 @@ const (
 	farBandwidth    = 80 // MB a second and connection
 )
 
-// measureFar makes rows of BenchmarkFarStore of pkg/datapath: an emulated store that takes
-// 20 ms for each request. Kopia moves only some of the small files, as each takes a request.
+// measureFar makes rows of BenchmarkFarStore and BenchmarkVolumes of pkg/datapath: an emulated
+// store that takes 20 ms for each request. Kopia moves only some of the small files, as each
+// takes a request.
 func measureFar(found benchmarks) ([]row, error) {
 	small, big, image := found["BenchmarkFarStore/small=20000x8KiB"], found["BenchmarkFarStore/big=1x800MiB"], found["BenchmarkFarStore/image=1x800MiB"]
-	if small == nil || big == nil || image == nil {
-		return nil, errors.New("no result of BenchmarkFarStore of pkg/datapath; run `hack/bench.sh far`")
+	volumes := found["BenchmarkVolumes"]
+	if small == nil || big == nil || image == nil || volumes == nil {
+		return nil, errors.New("no results of BenchmarkFarStore and BenchmarkVolumes of pkg/datapath; run `hack/bench.sh far`")
 	}
 	took := func(of map[string]float64, what string) string {
 		return fmt.Sprintf("%.2f s, CPU %.1f s", of[what+"-s"], of[what+"-CPU-s"])
@@ -44,5 +46,7 @@ func measureFar(found benchmarks) ([]row, error) {
 		{"packs of it that are uploaded at once", fmt.Sprintf("%.0f", big["PUTs-at-once"]), "", ""},
 		{"restore of one image of a disk of 800 MiB", took(image, "restore"), against(farBigSeconds, took(big, "kopia-restore")), times(big["kopia-restore-s"], image["restore-s"]) + " times as fast"},
 		{"upload of it", took(image, "upload"), against(farBigSeconds, took(big, "kopia-upload")), times(big["kopia-upload-s"], image["upload-s"]) + " times as fast"},
+		{"backup of 500 volumes of 1 MiB of one namespace there, 4 at once", fmt.Sprintf("%.1f volumes/s", volumes["uploads/s"]), fmt.Sprintf("%.1f requests a volume", volumes["uploads-requests"]), ""},
+		{"restore of them", fmt.Sprintf("%.1f volumes/s", volumes["restores/s"]), fmt.Sprintf("%.1f requests a volume", volumes["restores-requests"]), ""},
 	}, nil
 }

@@ -100,12 +100,13 @@ func command() *cobra.Command {
 		}
 	}
 	plan := reading("plan", "Read what the benchmarks of pkg/queue print", measurePlan)
-	far := reading("far", "Read what BenchmarkFarStore of pkg/datapath prints", measureFar)
+	far := reading("far", "Read what BenchmarkFarStore and BenchmarkVolumes of pkg/datapath print", measureFar)
+	files := reading("files", "Read what BenchmarkFiles and BenchmarkFreedSlot of pkg/datapath print", measureFiles)
 
 	table := &cobra.Command{
 		Use: "table", Short: "Print the rows", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return printTable(c.OutOrStdout(), results) },
 	}
-	root.AddCommand(plan, queue, list, object, volume, far, table)
+	root.AddCommand(plan, queue, list, object, volume, far, files, table)
 	return root
 }

@@ -1,0 +1,52 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+)
+
+// What is aimed at, in times as fast as Kopia: large files that are changed in place, and
+// the restore of tiny ones.
+const (
+	filesImages = 1.5
+	filesTiny   = 2
+)
+
+// measureFiles makes rows of BenchmarkFiles and BenchmarkFreedSlot of pkg/datapath: CPU time
+// of uploads and restores in memory, ours by Kopia's.
+func measureFiles(found benchmarks) ([]row, error) {
+	var rows []row
+	for _, files := range []struct {
+		name, what string
+		aims       map[string]float64
+	}{
+		{"images=4x200MiB", "4 images of disks of 200 MiB", map[string]float64{"first": filesImages}},
+		{"big=4x200MiB", "4 other files of 200 MiB", nil},
+		{"small=20000x8KiB", "20,000 files of 8 KiB", nil},
+		{"tiny=300000x100B", "300,000 files of 100 bytes", map[string]float64{"restore": filesTiny}},
+	} {
+		values := found["BenchmarkFiles/"+files.name]
+		if values == nil {
+			return nil, fmt.Errorf("no result of BenchmarkFiles/%s of pkg/datapath; run `hack/bench.sh files`", files.name)
+		}
+		for _, how := range []struct{ of, what string }{{"first", "first backup"}, {"second", "unchanged second backup"}, {"restore", "restore"}} {
+			aim := files.aims[how.of]
+			if aim == 0 {
+				aim = 1
+			}
+			rows = append(rows, row{
+				fmt.Sprintf("CPU time, %s of %s", how.what, files.what), fmt.Sprintf("%.3f s", values[how.of]),
+				fmt.Sprintf("Kopia alone %.3f s; aim %.1f times as fast", values["kopia-"+how.of], aim),
+				times(values["kopia-"+how.of], values[how.of]) + " times as fast",
+			})
+		}
+	}
+	slot := found["BenchmarkFreedSlot"]
+	if slot == nil {
+		return nil, errors.New("no result of BenchmarkFreedSlot of pkg/datapath; run `hack/bench.sh files`")
+	}
+	return append(rows, row{"from a freed slot to the next work's start, median", fmt.Sprintf("%.0f us", slot["median-us"]), "aim 100 ms; Velero polls every 5 s", ""}), nil
+}
