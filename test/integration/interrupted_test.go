@@ -233,18 +233,7 @@ func (c *agentCampaign) kill(t *testing.T, seen *witness, most int, visible func
 // createRestore asks for a restore.
 func createRestore(t *testing.T, location string, pod *corev1.Pod, persistentVolume, snapshot string) *enginev1alpha1.VolumeRestore {
 	t.Helper()
-	record, err := lab.Engine.EngineV1alpha1().VolumeRestores(labtest.System).Create(t.Context(), &enginev1alpha1.VolumeRestore{
-		ObjectMeta: metav1.ObjectMeta{Name: labtest.Name("restore"), Labels: map[string]string{enginev1alpha1.LabelNode: pod.Spec.NodeName}},
-		Spec: enginev1alpha1.VolumeRestoreSpec{
-			Node:                  pod.Spec.NodeName,
-			Pod:                   enginev1alpha1.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
-			Volume:                pod.Spec.Volumes[0].Name,
-			PersistentVolume:      persistentVolume,
-			BackupStorageLocation: location,
-			Repository:            enginev1alpha1.RepositoryName(pod.Namespace, location),
-			SnapshotID:            snapshot,
-		},
-	}, metav1.CreateOptions{})
+	record, err := lab.Engine.EngineV1alpha1().VolumeRestores(labtest.System).Create(t.Context(), restoreOf(location, pod, persistentVolume, snapshot), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

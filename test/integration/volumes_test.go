@@ -5,11 +5,14 @@ package integration
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -95,6 +98,72 @@ func TestVolumeWithoutClaim(t *testing.T) {
 	restore(t, pod, "", history.Status.SnapshotID)
 	if diff := cmp.Diff(before, tree(t, folder)); diff != "" {
 		t.Errorf("what came back differs (-before +after):\n%s", diff)
+	}
+}
+
+// TestRestoreWait: a pod that waits for its volumes is told when they are complete, and
+// why one is not, also by the next agent; what is told lies beside the volumes.
+func TestRestoreWait(t *testing.T) {
+	namespace := lab.Namespace(t, "waits")
+	pod, folder := lab.Pod(t, namespace, labtest.Node)
+	fill(t, folder)
+	before := tree(t, folder)
+	lab.Create(t, namespace, "own", v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(true)})
+	lab.AwaitPhase(t, namespace, "own", v1alpha1.BackupPhaseCompleted)
+	lab.AwaitRunGone(t, namespace+".own")
+	snapshot := volumeHistory(t, namespace, "own").Status.SnapshotID
+	const waitVolume = "holdfast-restore"
+	dir := filepath.Join(filepath.Dir(folder), waitVolume)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	record := func(volume, snapshot string) *enginev1alpha1.VolumeRestore {
+		record := restoreOf("default", pod, "", snapshot)
+		record.Spec.Volume, record.Spec.WaitVolume = volume, waitVolume
+		return record
+	}
+	empty(t, folder)
+
+	// What a pod's init container runs.
+	wait := func(timeout string, volumes ...string) (string, error) {
+		args := []string{"restore-wait", "--dir=" + dir, "--timeout=" + timeout, "--termination-log=" + filepath.Join(t.TempDir(), "none")}
+		for _, volume := range volumes {
+			args = append(args, "--volume="+volume)
+		}
+		_, err := lab.Program(t, args...)
+		if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+			return string(failed.Stderr), err
+		}
+		return "", err
+	}
+	if output, err := wait("1s", "scratch"); err == nil || !strings.Contains(output, "gave up after 1s: these volumes were not restored: scratch") {
+		t.Errorf("before the restore: %v, %s", err, output)
+	}
+	awaitRestore(t, record("scratch", snapshot))
+	if output, err := wait("1m", "scratch"); err != nil {
+		t.Errorf("after the restore: %v, %s", err, output)
+	}
+	if diff := cmp.Diff(before, tree(t, folder)); diff != "" {
+		t.Errorf("what came back differs (-before +after):\n%s", diff)
+	}
+	missing := record("other", strings.Repeat("0", 32))
+	if err := os.Mkdir(filepath.Join(filepath.Dir(folder), "other"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lab.Engine.EngineV1alpha1().VolumeRestores(labtest.System).Create(t.Context(), missing, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if output, err := wait("1m", "scratch", "other"); err == nil || !strings.Contains(output, "volume other could not be restored: ") {
+		t.Errorf("of a volume that can't be restored: %v, %s", err, output)
+	}
+
+	lab.Kill(t, labtest.Agent)
+	if err := os.Remove(filepath.Join(dir, "scratch")); err != nil {
+		t.Fatal(err)
+	}
+	lab.Start(t, labtest.Agent)
+	if output, err := wait("1m", "scratch"); err != nil {
+		t.Errorf("by the next agent: %v, %s", err, output)
 	}
 }
 
@@ -237,9 +306,33 @@ func restore(t *testing.T, pod *corev1.Pod, persistentVolume, snapshot string) {
 
 func restoreFrom(t *testing.T, location string, pod *corev1.Pod, persistentVolume, snapshot string) {
 	t.Helper()
+	awaitRestore(t, restoreOf(location, pod, persistentVolume, snapshot))
+}
+
+// restoreOf is the record of a restore into the first volume of a pod.
+func restoreOf(location string, pod *corev1.Pod, persistentVolume, snapshot string) *enginev1alpha1.VolumeRestore {
+	return &enginev1alpha1.VolumeRestore{
+		ObjectMeta: metav1.ObjectMeta{Name: labtest.Name("restore"), Labels: map[string]string{enginev1alpha1.LabelNode: pod.Spec.NodeName}},
+		Spec: enginev1alpha1.VolumeRestoreSpec{
+			Node:                  pod.Spec.NodeName,
+			Pod:                   enginev1alpha1.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+			Volume:                pod.Spec.Volumes[0].Name,
+			PersistentVolume:      persistentVolume,
+			BackupStorageLocation: location,
+			Repository:            enginev1alpha1.RepositoryName(pod.Namespace, location),
+			SnapshotID:            snapshot,
+		},
+	}
+}
+
+// awaitRestore creates the record of a restore, and returns when it is complete.
+func awaitRestore(t *testing.T, record *enginev1alpha1.VolumeRestore) {
+	t.Helper()
 	restores := lab.Engine.EngineV1alpha1().VolumeRestores(labtest.System)
-	record := createRestore(t, location, pod, persistentVolume, snapshot)
-	labtest.Eventually(t, "the restore of snapshot "+snapshot, func() error {
+	if _, err := restores.Create(t.Context(), record, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Eventually(t, "the restore of snapshot "+record.Spec.SnapshotID, func() error {
 		latest, err := restores.Get(t.Context(), record.Name, metav1.GetOptions{})
 		switch {
 		case err != nil:

@@ -7,7 +7,13 @@
 package volumerestore
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
@@ -15,6 +21,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/repository"
+	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
 // Controller drives the VolumeRestores of a node.
@@ -32,6 +39,7 @@ func New(config volumework.Config, records engineclient.VolumeRestoresGetter, in
 		Status:        status,
 		Cancelled:     func(record *engine.VolumeRestore) bool { return record.Spec.Cancel },
 		Move:          restore,
+		Ended:         func(record *engine.VolumeRestore) error { return tell(config.PodsDir, record) },
 	}, records.VolumeRestores(config.Namespace), informer.Lister().VolumeRestores(config.Namespace), informer.Informer())
 }
 
@@ -59,5 +67,33 @@ func status(record *engine.VolumeRestore) volumework.Status {
 
 func restore(ctx context.Context, r *repository.Repository, record *engine.VolumeRestore, folder string, p *datapath.Progress) (volumework.Result[*engine.VolumeRestore], error) {
 	restored, err := datapath.Restore(ctx, r, datapath.RestoreRequest{SnapshotID: record.Spec.SnapshotID, Path: folder}, p)
+	if err == nil {
+		err = flush(folder)
+	}
 	return volumework.Result[*engine.VolumeRestore]{Bytes: restored.TotalBytes, Warnings: restored.Warnings}, err
+}
+
+// flush returns when what was restored outlives a power failure of the node: whoever waits
+// for the end of a restore relies on it.
+func flush(folder string) error {
+	dir, err := os.Open(folder)
+	if err == nil {
+		err = errors.Join(unix.Syncfs(int(dir.Fd())), dir.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("write what was restored to the disk: %w", err)
+	}
+	return nil
+}
+
+// tell says to a pod that waits for its volume what became of it.
+func tell(podsDir string, record *engine.VolumeRestore) error {
+	if record.Spec.WaitVolume == "" {
+		return nil
+	}
+	failure := ""
+	if record.Status.Phase != engine.VolumePhaseCompleted {
+		failure = cmp.Or(record.Status.Message, "nobody knows why")
+	}
+	return restorewait.Tell(podsDir, record.Spec.Pod.UID, record.Spec.WaitVolume, record.Spec.Volume, failure)
 }

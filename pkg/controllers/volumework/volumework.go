@@ -84,6 +84,9 @@ type Kind[T Record[T]] struct {
 	Cancelled func(T) bool
 	// Move moves the data, and returns how to add the result to the record.
 	Move func(ctx context.Context, r *repository.Repository, record T, folder string, p *datapath.Progress) (Result[T], error)
+	// Ended is called for a record that is Completed or Failed: when it has become so, and
+	// for each one when an agent starts. An error is worth another attempt. Optional.
+	Ended func(T) error
 }
 
 // Target is where work is done.
@@ -265,8 +268,8 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	wanted := err == nil && record.GetDeletionTimestamp() == nil &&
-		c.kind.Target(record).Node == c.Node && !c.kind.Status(record).Phase.Done()
+	here := err == nil && record.GetDeletionTimestamp() == nil && c.kind.Target(record).Node == c.Node
+	wanted := here && !c.kind.Status(record).Phase.Done()
 	cancelled := wanted && c.isCancelled(record)
 	if w, ended := c.workOf(name); w != nil {
 		ours := wanted && record.GetUID() == w.uid
@@ -288,6 +291,8 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 		}
 	}
 	switch {
+	case here && !wanted && c.kind.Ended != nil:
+		return c.kind.Ended(record)
 	case !wanted:
 		return nil
 	case cancelled:

@@ -1355,6 +1355,13 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 							Format:      "",
 						},
 					},
+					"waitVolume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the emptyDir in which the pod waits to be told what became of the volume, before its containers start. Empty for a pod that does not wait.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 				},
 				Required: []string{"node", "pod", "volume", "backupStorageLocation", "repository", "snapshotID"},
 			},

@@ -216,6 +216,7 @@ type VolumeRestoreList struct {
 // it can be cancelled once.
 // +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository && self.snapshotID == oldSelf.snapshotID",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a VolumeRestore does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.waitVolume) == has(oldSelf.waitVolume) && (!has(self.waitVolume) || self.waitVolume == oldSelf.waitVolume)",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancel) || has(self.cancel) && self.cancel == oldSelf.cancel",message="a cancellation is not taken back"
 type VolumeRestoreSpec struct {
 	// Node that runs the pod.
@@ -238,6 +239,12 @@ type VolumeRestoreSpec struct {
 	// written until then stays.
 	// +optional
 	Cancel bool `json:"cancel,omitempty"`
+	// Name of the emptyDir in which the pod waits to be told what became of the volume,
+	// before its containers start. Empty for a pod that does not wait.
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +optional
+	WaitVolume string `json:"waitVolume,omitempty"`
 }
 
 // VolumeRestoreStatus is the state of a restore.

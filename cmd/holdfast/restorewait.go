@@ -1,0 +1,51 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/utils/clock"
+
+	"github.com/holdfast-io/holdfast/pkg/restorewait"
+)
+
+// newRestoreWaitCommand is what the init container of a restored pod runs: it needs no
+// cluster, and logs nothing but what it waits for.
+func newRestoreWaitCommand() *cobra.Command {
+	var (
+		dir, terminationLog string
+		volumes             []string
+		timeout             time.Duration
+	)
+	command := &cobra.Command{
+		Use:   restorewait.Command,
+		Short: "Wait until the volumes of a restored pod are complete",
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			if len(volumes) == 0 || timeout <= 0 {
+				return errors.New("--volume must name a volume, and --timeout be more than nothing")
+			}
+			err := restorewait.Waiting{Dir: dir, Volumes: volumes, Timeout: timeout, Clock: clock.RealClock{}, Out: os.Stderr}.Wait(command.Context())
+			if err != nil {
+				// It shows in the pod's status. Where there is no such file, nobody looks for it.
+				if file, failed := os.OpenFile(terminationLog, os.O_WRONLY|os.O_TRUNC, 0); failed == nil {
+					fmt.Fprintln(file, err)
+					file.Close()
+				}
+			}
+			return err
+		},
+	}
+	flags := command.Flags()
+	flags.StringArrayVar(&volumes, "volume", nil, "Name of a volume of the pod to wait for. May be given several times.")
+	flags.DurationVar(&timeout, "timeout", restorewait.DefaultTimeout, "How long to wait.")
+	flags.StringVar(&dir, "dir", restorewait.Dir, "Folder in which the agent says what became of the volumes.")
+	flags.StringVar(&terminationLog, "termination-log", "/dev/termination-log", "File for the message of a wait that failed.")
+	return command
+}

@@ -1,0 +1,80 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restorewait
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+const (
+	// DefaultTimeout is how long a pod waits.
+	DefaultTimeout = 4 * time.Hour
+	// lookInterval is how often it looks, and sayInterval how often it says at most what
+	// it waits for.
+	lookInterval = 200 * time.Millisecond
+	sayInterval  = time.Second
+)
+
+// Waiting is a pod's wait for its volumes.
+type Waiting struct {
+	// Dir is the folder in which Tell says what became of them.
+	Dir     string
+	Volumes []string
+	Timeout time.Duration
+	Clock   clock.Clock
+	// Out is told what is waited for, when that changes.
+	Out io.Writer
+}
+
+// Wait returns when all volumes are complete. The error says which one is not, and why.
+func (w Waiting) Wait(ctx context.Context) error {
+	begin := w.Clock.Now()
+	said, saidAt := "", time.Time{}
+	for {
+		missing, err := w.look()
+		if err != nil || len(missing) == 0 {
+			return err
+		}
+		now := w.Clock.Now()
+		text := strings.Join(missing, ", ")
+		if text != said && now.Sub(saidAt) >= sayInterval {
+			said, saidAt = text, now
+			fmt.Fprintln(w.Out, "waiting for the restore of volumes:", text)
+		}
+		if now.Sub(begin) >= w.Timeout {
+			return fmt.Errorf("gave up after %s: these volumes were not restored: %s", w.Timeout, text)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("was told to stop, and these volumes were not restored yet: %s", text)
+		case <-w.Clock.After(lookInterval):
+		}
+	}
+}
+
+// look returns the volumes of which nothing was said.
+func (w Waiting) look() (missing []string, err error) {
+	root, err := os.OpenRoot(w.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("the folder in which the agent says what became of the volumes: %w", err)
+	}
+	defer root.Close()
+	for _, volume := range w.Volumes {
+		said := read(root, volume)
+		if why, isFailed := strings.CutPrefix(said, failed); isFailed {
+			return nil, fmt.Errorf("volume %s could not be restored: %s", volume, why)
+		}
+		if said != complete {
+			missing = append(missing, volume)
+		}
+	}
+	return missing, nil
+}
