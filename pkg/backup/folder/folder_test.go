@@ -244,6 +244,10 @@ func TestDeletion(t *testing.T) {
 			s.remove("copy")
 			s.remove("owner")
 		})},
+		"what Velero will never finish": {prepare: stored(func(s *scene) {
+			s.remove("copy")
+			s.put("metadata", `{"apiVersion":"velero.io/v1","kind":"Backup","metadata":{"name":"a","uid":"of-velero"},"status":{"phase":"InProgress","expiration":"2001-02-03T04:05:06Z"}}`)
+		}), err: folder.ErrOther, refused: "of-velero instead of mine"},
 		"nothing but the owner":       {prepare: replaced(func(s *scene) { s.remove("copy") }), err: folder.ErrOther, refused: "of-velero instead of mine"},
 		"a bad copy":                  {prepare: replaced(func(s *scene) { s.put("copy", "{") }), err: folder.ErrOther, refused: "of-velero instead of mine"},
 		"a bad copy in nobody's":      {prepare: replaced(func(s *scene) { s.put("copy", "{"); s.remove("owner") }), err: folder.ErrOther, refused: "of-velero instead of mine"},
