@@ -123,8 +123,9 @@ func (c *agentCampaign) uploads(t *testing.T, most int) (kills int) {
 	})
 	backup := lab.Create(t, labtest.System, labtest.Name("struck"), v1alpha1.BackupSpec{IncludedNamespaces: namespaces, DefaultVolumesToFsBackup: new(true)})
 	kills = c.kill(t, seen, most, func(namespace string) bool {
-		// What becomes visible with this has been committed, and the record does not say so yet.
-		written, _ := filepath.Glob(filepath.Join(lab.Dir, "store", "kopia", namespace, "x", "*", "*"))
+		// With such a file an upload is committed, and its record does not say so yet. While it
+		// is written it has another name.
+		written, _ := filepath.Glob(filepath.Join(lab.Dir, "store", "kopia", namespace, "x", "*", "*.f"))
 		for _, file := range written {
 			if info, err := os.Stat(file); err == nil && info.ModTime().After(seen.beganAt(namespace)) {
 				return true
