@@ -121,6 +121,9 @@ func newBucket(t testing.TB, wrap func(next http.Handler) http.Handler) store {
 // client returns the shared one. It sees what others have stored.
 func (s store) client(t testing.TB) *repository.Repository {
 	t.Helper()
+	if s.shared == nil {
+		return s.open(t)
+	}
 	if s.shared.Repository == nil {
 		r, err := repository.Open(t.Context(), s.location, namespace, s.key, repository.Options{})
 		must(t, err)
