@@ -100,12 +100,10 @@ func (c *Controller) isRefused(run *enginev1alpha1.BackupRun) bool {
 
 // refuse takes note of a write that failed, if that is about this record alone.
 func (c *Controller) refuse(ctx context.Context, run *enginev1alpha1.BackupRun, err error) bool {
-	refused := refusal{run.ResourceVersion, c.Clock.Now().Add(refusedRetry)}
 	if !errors.Is(err, errRefused) {
 		switch {
 		case apierrors.IsNotFound(err):
-			c.refused[run.Name] = refused // until the informer sees that it is gone
-			return true
+			return true // it is gone, as the informer will see
 		case apierrors.IsConflict(err):
 			c.unsure = true
 			return false // there is another version, and it keeps its place
@@ -117,7 +115,7 @@ func (c *Controller) refuse(ctx context.Context, run *enginev1alpha1.BackupRun, 
 			c.unsure = true // it may be written
 		}
 	}
-	c.refused[run.Name] = refused
+	c.refused[run.Name] = refusal{run.ResourceVersion, c.Clock.Now().Add(refusedRetry)}
 	c.queue.AddAfter(theQueue, refusedRetry)
 	utilruntime.HandleErrorWithContext(ctx, err, "A record may not be written; its backup waits, and the others do not wait for it", "backupRun", klog.KObj(run))
 	c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Queue", "%v", err)

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clienttesting "k8s.io/client-go/testing"
@@ -171,6 +172,21 @@ func TestEventsNameNoBackupOfAnotherNamespace(t *testing.T) {
 		run.Spec.BackupRef = v1alpha1.BackupReference{Namespace: "shop", Name: "daily"}
 		h.Create(run)
 		h.expectTold(`Normal Queued The backup waits at position 1: overlaps another backup in shop`)
+	})
+}
+
+// Where patterns overlap, people are told the namespaces that exist.
+func TestEventsNameTheNamespacesInConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "team-*"), running, 1), newRun("waits", 2, "*-db"))
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team-a-db"}}
+		if _, err := h.Kube.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		h.start(2)
+		if told := h.Told(); len(told) != 1 || !strings.Contains(told[0], "in team-a-db") {
+			t.Errorf("people are told %q", told)
+		}
 	})
 }
 

@@ -149,8 +149,7 @@ type Controller struct {
 	// written are runs by name, as this controller last wrote them: the informer may
 	// not have seen that yet, and a decision must not be taken twice.
 	written map[string]*enginev1alpha1.BackupRun
-	// refused are the runs, by name, whose record may not be written, or is gone and the
-	// informer has not seen that.
+	// refused are the runs, by name, whose record may not be written.
 	refused map[string]refusal
 	// unsure is set when the fate of a write is unknown. The next decision is then
 	// taken on a list read from the cluster.
