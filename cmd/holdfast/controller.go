@@ -85,6 +85,7 @@ type controllerOptions struct {
 	runRetention      time.Duration
 	volumeTimeout     time.Duration
 	agentTimeout      time.Duration
+	maintenance       maintenanceOptions
 }
 
 func newControllerCommand() *cobra.Command {
@@ -107,6 +108,7 @@ func newControllerCommand() *cobra.Command {
 	}
 	flags := command.Flags()
 	options.client.addFlags(flags)
+	options.maintenance.addFlags(flags)
 	options.serving.AddFlags(flags)
 	flags.IntVar(&options.concurrentBackups, "concurrent-backups", options.concurrentBackups, "How many backups may run at once. Backups that overlap never do.")
 	flags.DurationVar(&options.runRetention, "run-retention", options.runRetention, "How long the record of a backup is kept after its result is stored.")
@@ -129,7 +131,7 @@ func (o *controllerOptions) validate() error {
 	if o.agentTimeout < liveness.MinAgentTimeout {
 		errs = append(errs, fmt.Errorf("--node-agent-timeout must be at least %s, in which an agent without a connection stops, but is %s", liveness.MinAgentTimeout, o.agentTimeout))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, o.maintenance.validate())...)
 }
 
 func (o *controllerOptions) run(ctx context.Context) error {
@@ -301,6 +303,12 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
+	maintenances, jobs, err := o.maintenance.controller(kube, engine.EngineV1alpha1(), engineRecords, o.client.namespace, recorder)
+	if err != nil {
+		return err
+	}
+	jobs.StartWithContext(ctx)
+	defer jobs.Shutdown()
 	engineFactory.StartWithContext(ctx)
 	objects.StartWithContext(ctx)
 	ledger.StartWithContext(ctx)
@@ -309,7 +317,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	published.StartWithContext(ctx)
 	klog.FromContext(ctx).Info("Controllers start", "identity", identity, "concurrentBackups", o.concurrentBackups)
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context){runs.Run, retention.Run, locations.Run, repositories.Run, deletions.Run, identities.Run} {
+	for _, run := range []func(context.Context){runs.Run, retention.Run, locations.Run, repositories.Run, deletions.Run, identities.Run, maintenances.Run} {
 		running.Go(func() { run(ctx) })
 	}
 	running.Go(func() { queue.Run(ctx, runs) })

@@ -6,9 +6,12 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/spf13/pflag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
@@ -42,5 +45,29 @@ func TestRepoMaintenanceFlags(t *testing.T) {
 				t.Errorf("it ends with %q, and the error is %q", ended, err)
 			}
 		})
+	}
+}
+
+func TestMaintenanceFlags(t *testing.T) {
+	var good maintenanceOptions
+	good.addFlags(pflag.NewFlagSet("", pflag.ContinueOnError))
+	if err := good.validate(); err != nil {
+		t.Errorf("the defaults are refused: %v", err)
+	}
+	for _, bad := range []func(*maintenanceOptions){
+		func(o *maintenanceOptions) { o.frequency = time.Second },
+		func(o *maintenanceOptions) { o.timeout = 0 },
+		func(o *maintenanceOptions) { o.limit = -1 },
+		func(o *maintenanceOptions) { o.memLimit = "much" },
+		func(o *maintenanceOptions) { o.cpuRequest = "-1" },
+	} {
+		o := good
+		bad(&o)
+		if err := o.validate(); err == nil {
+			t.Errorf("%+v is taken", o)
+		}
+	}
+	if got := logFlags([]string{"controller", "--v=4", "-v", "--namespace=x", "--logging-format=json"}); !slices.Equal(got, []string{"--v=4", "--logging-format=json"}) {
+		t.Errorf("the flags of the log are %v", got)
 	}
 }

@@ -41,6 +41,19 @@ func (r Result) String() string {
 	return string(line)
 }
 
+// Summary says what was done, or why it failed.
+func (r Result) Summary() string {
+	switch {
+	case r.Error != "":
+		return r.Error
+	case r.Cancelled:
+		return "it was told to stop"
+	case r.ClockSkewSeconds != 0:
+		return fmt.Sprintf("%s; the clock of the store is ahead by %d s", r.Kind, r.ClockSkewSeconds)
+	}
+	return r.Kind
+}
+
 // messageLimit is how much of the message of a container Kubernetes keeps.
 const messageLimit = 4096
 

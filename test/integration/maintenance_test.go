@@ -4,15 +4,20 @@
 package integration
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -85,4 +90,106 @@ func TestMaintenance(t *testing.T) {
 			t.Errorf("the Lease is still there: %v", err)
 		}
 	}
+}
+
+// runPods does what a kubelet does with the pods of maintenance Jobs: it runs their command,
+// with the rights of their account, and writes what it ended with into their status.
+func runPods(t *testing.T, ctx context.Context) {
+	pods := lab.Kube.CoreV1().Pods(enginev1alpha1.MaintenanceNamespace(labtest.System))
+	begun := map[types.UID]bool{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(200 * time.Millisecond):
+		}
+		list, err := pods.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			continue
+		}
+		for _, pod := range list.Items {
+			if begun[pod.UID] {
+				continue
+			}
+			begun[pod.UID] = true
+			if account := pod.Spec.ServiceAccountName; account != "holdfast-maintenance" {
+				t.Errorf("the pod %s has the account %q", pod.Name, account)
+				continue
+			}
+			_, message, err := maintain(t, pod.Spec.Containers[0].Args[1:]...)
+			state := corev1.ContainerStateTerminated{Message: message, Reason: "Completed"}
+			pod.Status.Phase = corev1.PodSucceeded
+			if err != nil {
+				state.ExitCode, state.Reason, pod.Status.Phase = 1, "Error", corev1.PodFailed
+			}
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: pod.Spec.Containers[0].Name, State: corev1.ContainerState{Terminated: &state}}}
+			if _, err := pods.UpdateStatus(ctx, &pod, metav1.UpdateOptions{}); err != nil && ctx.Err() == nil {
+				t.Errorf("writing the status of the pod %s: %v", pod.Name, err)
+			}
+		}
+	}
+}
+
+// TestMaintenanceJobs: a repository that is due has a Job, whose pod's message comes into the
+// record, and the next one follows; a failure is told.
+func TestMaintenanceJobs(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { runPods(t, ctx) })
+	defer running.Wait()
+	defer cancel()
+
+	namespace, backup := lab.Namespace(t, "due"), labtest.Name("due")
+	_, folder := lab.PodWithClaim(t, namespace, labtest.Node)
+	fill(t, folder)
+	lab.Create(t, labtest.System, backup, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, DefaultVolumesToFsBackup: new(true)})
+	lab.AwaitCompleted(t, backup)
+	lab.AwaitRunGone(t, backup)
+	records := lab.Engine.EngineV1alpha1().VolumeRepositories(labtest.System)
+	name := enginev1alpha1.RepositoryName(namespace, "default")
+	every := func(frequency string) {
+		t.Helper()
+		if _, err := records.Patch(t.Context(), name, types.MergePatchType, []byte(`{"spec":{"maintenanceFrequency":"`+frequency+`"}}`), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mark := lab.AuditMark(t)
+	every("3s")
+	defer every("1000h")
+	var status enginev1alpha1.VolumeRepositoryStatus
+	labtest.Eventually(t, "two maintenances of "+name, func() error {
+		record, err := records.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if status = record.Status; len(status.RecentMaintenance) < 2 {
+			return fmt.Errorf("it tells of %+v", status.RecentMaintenance)
+		}
+		return nil
+	})
+	every("1000h")
+	oldest := len(status.RecentMaintenance) - 1
+	if first, second := status.RecentMaintenance[oldest], status.RecentMaintenance[oldest-1]; first.Message != "full" || second.Message != "quick" ||
+		first.Result != enginev1alpha1.MaintenanceSucceeded || second.Result != enginev1alpha1.MaintenanceSucceeded || first.Job == second.Job {
+		t.Errorf("the record tells of %+v", status.RecentMaintenance)
+	}
+	if status.LastMaintenanceTime == nil || status.Message != "" {
+		t.Errorf("the status is %+v", status)
+	}
+	jobs, written := map[string]int{}, 0
+	for _, write := range lab.WritesSince(t, mark) {
+		if !strings.HasSuffix(write.User.Username, ":holdfast-controller") {
+			continue
+		}
+		switch ref := write.ObjectRef; {
+		case ref.Resource == "jobs":
+			jobs[write.Verb]++
+		case ref.Resource == "volumerepositories" && ref.Name == name:
+			written++
+		}
+	}
+	if begun := jobs["create"]; written > begun || begun > len(status.RecentMaintenance)+2 {
+		t.Errorf("%d maintenances cost %v of Jobs, and %d of the record", len(status.RecentMaintenance), jobs, written)
+	}
+	t.Log(lab.Kubectl(t, "get", "hfrepo", "-n", labtest.System, name, "-o", "wide"))
 }

@@ -27,6 +27,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunStatus":        schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Deletion":               schema_pkg_apis_engine_v1alpha1_Deletion(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation":     schema_pkg_apis_engine_v1alpha1_FilesystemLocation(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceRun":         schema_pkg_apis_engine_v1alpha1_MaintenanceRun(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference":           schema_pkg_apis_engine_v1alpha1_PodReference(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester":              schema_pkg_apis_engine_v1alpha1_Requester(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location":             schema_pkg_apis_engine_v1alpha1_S3Location(ref),
@@ -558,6 +559,63 @@ func schema_pkg_apis_engine_v1alpha1_FilesystemLocation(ref common.ReferenceCall
 				Required: []string{"path"},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_MaintenanceRun(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MaintenanceRun is a maintenance that has ended.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"result": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Succeeded or Failed.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"job": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of its Job.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"startTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When it began.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"completeTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When it ended.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What it did, or why it failed.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"reclaimedBytes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Bytes that it removed from the store.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
+				Required: []string{"result", "startTimestamp", "completeTimestamp"},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -1127,7 +1185,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositorySpec(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeRepositorySpec identifies a repository. It does not change.",
+				Description: "VolumeRepositorySpec identifies a repository. Only how often it is maintained changes.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"volumeNamespace": {
@@ -1146,10 +1204,18 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositorySpec(ref common.ReferenceCa
 							Format:      "",
 						},
 					},
+					"maintenanceFrequency": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How often it is maintained. Default: as the controller's --maintenance-frequency says.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
 				},
 				Required: []string{"volumeNamespace", "backupStorageLocation"},
 			},
 		},
+		Dependencies: []string{
+			v1.Duration{}.OpenAPIModelName()},
 	}
 }
 
@@ -1160,6 +1226,37 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 				Description: "VolumeRepositoryStatus is the state of a repository.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"lastMaintenanceTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When it was last maintained with success.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why the last maintenance failed. Empty if it did not.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"recentMaintenance": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The last maintenances, the newest first.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceRun"),
+									},
+								},
+							},
+						},
+					},
 					"conditions": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -1185,7 +1282,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 			},
 		},
 		Dependencies: []string{
-			v1.Condition{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceRun", v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 

@@ -184,6 +184,9 @@ type StorageLocationStatus struct {
 // +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.volumeNamespace`
 // +kubebuilder:printcolumn:name="Location",type=string,JSONPath=`.spec.backupStorageLocation`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Maintained",type=date,JSONPath=`.status.lastMaintenanceTime`
+// +kubebuilder:printcolumn:name="Last",type=string,JSONPath=`.status.recentMaintenance[0].result`
+// +kubebuilder:printcolumn:name="Reclaimed",type=integer,priority=1,JSONPath=`.status.recentMaintenance[0].reclaimedBytes`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
 // VolumeRepository is a Kopia repository: the data of one namespace's volumes in
@@ -212,13 +215,16 @@ type VolumeRepositoryList struct {
 	Items           []VolumeRepository `json:"items"`
 }
 
-// VolumeRepositorySpec identifies a repository. It does not change.
-// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a VolumeRepository does not change"
+// VolumeRepositorySpec identifies a repository. Only how often it is maintained changes.
+// +kubebuilder:validation:XValidation:rule="self.volumeNamespace == oldSelf.volumeNamespace && self.backupStorageLocation == oldSelf.backupStorageLocation",message="a VolumeRepository stays the one that it is: only maintenanceFrequency changes"
 type VolumeRepositorySpec struct {
 	// The namespace whose volumes the repository holds.
 	VolumeNamespace string `json:"volumeNamespace"`
 	// Name of the storage location.
 	BackupStorageLocation string `json:"backupStorageLocation"`
+	// How often it is maintained. Default: as the controller's --maintenance-frequency says.
+	// +optional
+	MaintenanceFrequency *metav1.Duration `json:"maintenanceFrequency,omitempty"`
 }
 
 const (
@@ -269,8 +275,52 @@ func RepositoryName(volumeNamespace, location string) string {
 	return volumeNamespace + "." + location
 }
 
+// MaintenanceResult is what came of a maintenance.
+// +kubebuilder:validation:Enum=Succeeded;Failed
+type MaintenanceResult string
+
+const (
+	// MaintenanceSucceeded: it was done.
+	MaintenanceSucceeded MaintenanceResult = "Succeeded"
+	// MaintenanceFailed: it was not, or not in full.
+	MaintenanceFailed MaintenanceResult = "Failed"
+)
+
+// MaintenanceRun is a maintenance that has ended.
+type MaintenanceRun struct {
+	// Succeeded or Failed.
+	Result MaintenanceResult `json:"result"`
+	// Name of its Job.
+	// +optional
+	Job string `json:"job,omitempty"`
+	// When it began.
+	StartTimestamp metav1.Time `json:"startTimestamp"`
+	// When it ended.
+	CompleteTimestamp metav1.Time `json:"completeTimestamp"`
+	// What it did, or why it failed.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Bytes that it removed from the store.
+	// +optional
+	ReclaimedBytes int64 `json:"reclaimedBytes,omitempty"`
+}
+
+// MaxRecentMaintenance is how many maintenances a VolumeRepository tells of.
+const MaxRecentMaintenance = 25
+
 // VolumeRepositoryStatus is the state of a repository.
 type VolumeRepositoryStatus struct {
+	// When it was last maintained with success.
+	// +optional
+	LastMaintenanceTime *metav1.Time `json:"lastMaintenanceTime,omitempty"`
+	// Why the last maintenance failed. Empty if it did not.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// The last maintenances, the newest first.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=25
+	RecentMaintenance []MaintenanceRun `json:"recentMaintenance,omitempty"`
 	// Conditions: Ready.
 	// +optional
 	// +listType=map

@@ -1,0 +1,131 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/cached"
+	"github.com/holdfast-io/holdfast/pkg/controllers/maintenance"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+)
+
+// maintenanceOptions are the controller's flags about the maintenance of repositories.
+type maintenanceOptions struct {
+	frequency, timeout time.Duration
+	keep, limit        int
+	// CPU and memory, as they are given.
+	cpuRequest, cpuLimit, memRequest, memLimit string
+}
+
+func (o *maintenanceOptions) addFlags(flags *pflag.FlagSet) {
+	flags.DurationVar(&o.frequency, "maintenance-frequency", maintenance.DefaultFrequency, "How often a repository is maintained that does not say so itself.")
+	flags.DurationVar(&o.timeout, "maintenance-job-timeout", maintenance.DefaultTimeout, "How long the maintenance of a repository may take.")
+	flags.IntVar(&o.limit, "concurrent-maintenance-jobs", maintenance.DefaultLimit, "How many repositories are maintained at once. 0 is none.")
+	flags.IntVar(&o.keep, "keep-latest-maintenance-jobs", maintenance.DefaultKeep, "How many Jobs that have maintained a repository are kept, with their logs.")
+	flags.StringVar(&o.cpuRequest, "maintenance-job-cpu-request", "0", "CPU that the pod of a maintenance asks for.")
+	flags.StringVar(&o.cpuLimit, "maintenance-job-cpu-limit", "0", "CPU that it may use. 0 is no limit.")
+	flags.StringVar(&o.memRequest, "maintenance-job-mem-request", "0", "Memory that the pod of a maintenance asks for.")
+	flags.StringVar(&o.memLimit, "maintenance-job-mem-limit", "0", "Memory that it may use. 0 is no limit.")
+}
+
+func (o *maintenanceOptions) validate() error {
+	var errs []error
+	if o.frequency < time.Minute {
+		errs = append(errs, fmt.Errorf("--maintenance-frequency must be at least 1m, but is %s", o.frequency))
+	}
+	if o.timeout < time.Minute {
+		errs = append(errs, fmt.Errorf("--maintenance-job-timeout must be at least 1m, but is %s", o.timeout))
+	}
+	if o.limit < 0 || o.keep < 0 {
+		errs = append(errs, fmt.Errorf("--concurrent-maintenance-jobs and --keep-latest-maintenance-jobs must not be negative, but are %d and %d", o.limit, o.keep))
+	}
+	_, err := o.resources()
+	return errors.Join(append(errs, err)...)
+}
+
+func (o *maintenanceOptions) resources() (all maintenance.Resources, err error) {
+	for _, of := range []struct {
+		flag, value string
+		into        *resource.Quantity
+	}{
+		{"cpu-request", o.cpuRequest, &all.CPURequest}, {"cpu-limit", o.cpuLimit, &all.CPULimit},
+		{"mem-request", o.memRequest, &all.MemoryRequest}, {"mem-limit", o.memLimit, &all.MemoryLimit},
+	} {
+		quantity, parseErr := resource.ParseQuantity(of.value)
+		if parseErr != nil || quantity.Sign() < 0 {
+			err = errors.Join(err, fmt.Errorf("--maintenance-job-%s must be a quantity such as 500m or 1Gi, but is %q", of.flag, of.value))
+		}
+		*of.into = quantity
+	}
+	return all, err
+}
+
+// controller makes the controller of maintenances, and the informers of its Jobs.
+func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engineclient.EngineV1alpha1Interface, records engineinformers.Interface, system string, recorder events.EventRecorder) (*maintenance.Controller, informers.SharedInformerFactory, error) {
+	resources, err := o.resources()
+	if err != nil {
+		return nil, nil, err
+	}
+	namespace := enginev1alpha1.MaintenanceNamespace(system)
+	jobs := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(namespace), informers.WithTransform(cached.Trimmed))
+	c, err := maintenance.New(maintenance.Config{
+		Namespace: system,
+		// By a list, which is all that the controller may do with pods.
+		Own: func(ctx context.Context) (*corev1.Pod, error) {
+			pod, err := os.Hostname()
+			if err != nil {
+				return nil, err
+			}
+			found, err := kube.CoreV1().Pods(system).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, pod).String()})
+			if err != nil || len(found.Items) == 0 {
+				return nil, err
+			}
+			return &found.Items[0], nil
+		},
+		Frequency:          o.frequency,
+		Keep:               o.keep,
+		Limit:              o.limit,
+		Timeout:            o.timeout,
+		Resources:          resources,
+		LogFlags:           logFlags(os.Args[1:]),
+		Repositories:       engine,
+		Jobs:               kube.BatchV1().Jobs(namespace),
+		Pods:               kube.CoreV1().Pods(namespace),
+		Events:             recorder,
+		Clock:              clock.RealClock{},
+		RepositoryInformer: records.VolumeRepositories(),
+		LocationInformer:   records.StorageLocations(),
+		JobInformer:        jobs.Batch().V1().Jobs(),
+	})
+	return c, jobs, err
+}
+
+// logFlags are those of some arguments that say what is logged.
+func logFlags(args []string) (found []string) {
+	for _, arg := range args {
+		name, _, hasValue := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		if hasValue && (name == "v" || name == "vmodule" || name == "logging-format") {
+			found = append(found, arg)
+		}
+	}
+	return found
+}

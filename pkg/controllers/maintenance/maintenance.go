@@ -1,0 +1,520 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package maintenance has each repository maintained when it is due, by a Job of its own, and
+// writes what came of it into its VolumeRepository.
+//
+// What it promises:
+//   - A repository is maintained by one Job at a time, also when the controller restarts
+//     in the middle: the Jobs are its only memory of what runs, and the name of a Job
+//     follows from the maintenance before.
+//   - A repository is due a period after its last maintenance began, whatever came of that: a
+//     failure waits like a success. Up to a tenth of the period is added, another part for
+//     each repository, and up to a whole one for a new one, so that they don't come all at
+//     once.
+//   - No more Jobs run at once than the limit says; those that are due for longest go first.
+//   - Nothing is waited for: a Job that can't run, or never ends, delays no other repository
+//     until its deadline, but takes one place of the limit.
+//   - A Job whose pod was killed, evicted or never scheduled, or that somebody has deleted, is
+//     told as what it was.
+//
+// A maintenance costs five writes: the Job is made, the record is written when it has ended,
+// and the Job is deleted, with two for the Lease (pkg/maintenance).
+package maintenance
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	batchinformers "k8s.io/client-go/informers/batch/v1"
+	batchclient "k8s.io/client-go/kubernetes/typed/batch/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	batchlisters "k8s.io/client-go/listers/batch/v1"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/maintenance"
+)
+
+const (
+	// DefaultFrequency is how often a repository is maintained unless it says so itself.
+	DefaultFrequency = time.Hour
+	// DefaultKeep is how many Jobs of a repository are kept.
+	DefaultKeep = 3
+	// DefaultLimit is how many Jobs run at once.
+	DefaultLimit = 2
+	// DefaultTimeout is how long a Job may take, from its creation.
+	DefaultTimeout = 6 * time.Hour
+	// lookInterval is how often the pod of a Job that runs is looked at, which may not be
+	// able to begin.
+	lookInterval = time.Minute
+	// longestMessage is how much of a message is kept.
+	longestMessage = 1024
+)
+
+// Config is what a Controller needs.
+type Config struct {
+	// Namespace is the system namespace.
+	Namespace string
+	// Own returns the controller's own pod, or nil if it runs in none.
+	Own func(context.Context) (*corev1.Pod, error)
+
+	Frequency time.Duration
+	Keep      int
+	Limit     int
+	Timeout   time.Duration
+	Resources Resources
+	// LogFlags are given to the command as they are.
+	LogFlags []string
+
+	Repositories engineclient.VolumeRepositoriesGetter
+	// Jobs and Pods of the namespace that repositories are maintained in.
+	Jobs   batchclient.JobInterface
+	Pods   corev1client.PodInterface
+	Events events.EventRecorder
+	Clock  clock.WithTicker
+
+	RepositoryInformer engineinformers.VolumeRepositoryInformer
+	LocationInformer   engineinformers.StorageLocationInformer
+	JobInformer        batchinformers.JobInformer
+}
+
+// Controller has repositories maintained.
+type Controller struct {
+	Config
+	lister    enginelisters.VolumeRepositoryNamespaceLister
+	locations enginelisters.StorageLocationNamespaceLister
+	jobs      batchlisters.JobNamespaceLister
+	queue     *loop.Loop[string]
+
+	mu sync.Mutex
+	// made are Jobs that the informer may not know yet, by repository.
+	made map[types.UID]*batchv1.Job
+	// gone are Jobs that were deleted before they had ended, by the name of the record.
+	gone map[string]*batchv1.Job
+	// seen is what was last seen of the pods of Jobs that run, by the Job's name.
+	seen map[string]string
+}
+
+// New returns a Controller.
+func New(config Config) (*Controller, error) {
+	c := &Controller{
+		Config:    config,
+		lister:    config.RepositoryInformer.Lister().VolumeRepositories(config.Namespace),
+		locations: config.LocationInformer.Lister().StorageLocations(config.Namespace),
+		jobs:      config.JobInformer.Lister().Jobs(engine.MaintenanceNamespace(config.Namespace)),
+		// One worker: it does nothing that takes long, and so the limit is exact.
+		queue: loop.New[string](loop.Config{Controller: "maintenance", Workers: 1, FirstRetry: time.Second, LastRetry: 5 * time.Minute, Clock: config.Clock}),
+		made:  map[types.UID]*batchv1.Job{},
+		gone:  map[string]*batchv1.Job{},
+		seen:  map[string]string{},
+	}
+	return c, errors.Join(
+		c.queue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(c.recordChanged)),
+		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *engine.StorageLocation) {
+			if after != nil && (before == nil || before.Unavailable() != after.Unavailable()) {
+				loop.Wake(c.queue, c.lister, func(record *engine.VolumeRepository) bool {
+					return record.Spec.BackupStorageLocation == after.Name
+				})
+			}
+		})),
+		c.queue.Watch(config.JobInformer.Informer(), loop.OnChange(c.jobChanged)))
+}
+
+// Run works until ctx ends.
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
+
+func (c *Controller) recordChanged(before, after *engine.VolumeRepository) {
+	switch {
+	case after == nil:
+	case before == nil || before.Generation != after.Generation || ready(before) != ready(after):
+		c.queue.Soon(after.Name)
+	case !equality.Semantic.DeepEqual(before.Status.RecentMaintenance, after.Status.RecentMaintenance):
+		// A maintenance has ended, which makes room for another one.
+		c.queue.Soon(after.Name)
+		c.next()
+	}
+}
+
+func (c *Controller) jobChanged(before, after *batchv1.Job) {
+	job := cmp.Or(after, before)
+	name := job.Annotations[annotationRepository]
+	if name == "" {
+		return
+	}
+	if after == nil {
+		if ended, _, _ := finished(before); !ended {
+			c.mu.Lock()
+			c.gone[name] = before
+			c.mu.Unlock()
+		}
+	}
+	c.queue.Add(name)
+}
+
+func ready(record *engine.VolumeRepository) bool {
+	return meta.IsStatusConditionTrue(record.Status.Conditions, engine.ConditionReady)
+}
+
+// sync brings what is known of a repository's Jobs into its record, and makes the next Job
+// when it is due.
+func (c *Controller) sync(ctx context.Context, name string) error {
+	record, err := c.lister.Get(name)
+	if apierrors.IsNotFound(err) {
+		c.next() // its Job may have ended
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	all, err := c.jobsOf(record)
+	if err != nil {
+		return err
+	}
+	recorded, running, err := c.record(ctx, record, all)
+	if err != nil {
+		return err
+	}
+	switch {
+	case running != nil:
+		c.look(ctx, running)
+		c.queue.AddAfter(name, lookInterval)
+		return nil
+	case recorded:
+		return nil // the record as it was written wakes it
+	}
+	if err := c.clear(ctx, all); err != nil {
+		return err
+	}
+	if c.Limit == 0 || !c.canBeMaintained(record) {
+		return nil // what it waits for wakes it
+	}
+	due := c.due(record)
+	if wait := due.Sub(c.Clock.Now()); wait > 0 {
+		c.queue.AddAfter(name, wait)
+		return nil
+	}
+	if !slices.ContainsFunc(c.first(), func(first *engine.VolumeRepository) bool { return first.UID == record.UID }) {
+		return nil // the end of another Job wakes it
+	}
+	return c.start(ctx, record)
+}
+
+// jobsOf are the Jobs of a repository, the newest first.
+func (c *Controller) jobsOf(record *engine.VolumeRepository) ([]*batchv1.Job, error) {
+	all, err := c.jobs.List(labels.SelectorFromSet(labels.Set{LabelRepository: string(record.UID)}))
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if made := c.made[record.UID]; made != nil {
+		if slices.ContainsFunc(all, func(job *batchv1.Job) bool { return job.UID == made.UID }) || c.gone[record.Name] != nil && c.gone[record.Name].UID == made.UID {
+			delete(c.made, record.UID)
+		} else {
+			all = append(all, made)
+		}
+	}
+	slices.SortFunc(all, func(a, b *batchv1.Job) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name))
+	})
+	return all, nil
+}
+
+// record writes what Jobs have ended with that the record does not tell of yet, and returns
+// one that still runs.
+func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository, all []*batchv1.Job) (recorded bool, running *batchv1.Job, err error) {
+	known := func(job *batchv1.Job) bool {
+		return slices.ContainsFunc(record.Status.RecentMaintenance, func(run engine.MaintenanceRun) bool {
+			return run.Job == job.Name && !run.StartTimestamp.Time.Before(job.CreationTimestamp.Time)
+		}) || len(record.Status.RecentMaintenance) > 0 && record.Status.RecentMaintenance[0].StartTimestamp.After(job.CreationTimestamp.Time)
+	}
+	changed := record.DeepCopy()
+	add := func(run engine.MaintenanceRun) {
+		status := &changed.Status
+		status.RecentMaintenance = slices.Insert(status.RecentMaintenance, 0, run)
+		status.RecentMaintenance = status.RecentMaintenance[:min(len(status.RecentMaintenance), engine.MaxRecentMaintenance)]
+		if status.Message = ""; run.Result == engine.MaintenanceFailed {
+			status.Message = run.Message
+		} else {
+			status.LastMaintenanceTime = &run.CompleteTimestamp
+		}
+		recorded = true
+	}
+	c.mu.Lock()
+	gone := c.gone[record.Name]
+	c.mu.Unlock()
+	if gone != nil && gone.Labels[LabelRepository] == string(record.UID) && !known(gone) {
+		add(c.run(gone, engine.MaintenanceFailed, "somebody deleted the Job before it had ended"))
+	}
+	for _, job := range slices.Backward(all) {
+		ended, _, _ := finished(job)
+		switch {
+		case !ended:
+			running = job
+		case !known(job):
+			run, err := c.outcome(ctx, job)
+			if err != nil {
+				return false, nil, err
+			}
+			add(run)
+		}
+	}
+	if recorded {
+		_, err = c.Repositories.VolumeRepositories(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return false, nil, fmt.Errorf("writing what the maintenance of VolumeRepository %s has come to: %w", record.Name, err)
+		}
+		run := changed.Status.RecentMaintenance[0]
+		klog.FromContext(ctx).Info("Repository maintained", "volumeRepository", record.Name, "job", run.Job, "result", run.Result, "message", run.Message, "reclaimedBytes", run.ReclaimedBytes)
+		if run.Result == engine.MaintenanceFailed {
+			c.Events.Eventf(record, nil, corev1.EventTypeWarning, "MaintenanceFailed", "Maintain", "%s", run.Message)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone[record.Name] == gone {
+		delete(c.gone, record.Name)
+	}
+	return recorded, running, nil
+}
+
+// run is a maintenance that has ended now, unless the Job says when.
+func (c *Controller) run(job *batchv1.Job, result engine.MaintenanceResult, message string) engine.MaintenanceRun {
+	ended := metav1.NewTime(c.Clock.Now())
+	if _, _, condition := finished(job); !condition.LastTransitionTime.IsZero() {
+		ended = condition.LastTransitionTime
+	}
+	if len(message) > longestMessage {
+		message = strings.ToValidUTF8(message[:longestMessage], "")
+	}
+	return engine.MaintenanceRun{Result: result, Job: job.Name, StartTimestamp: job.CreationTimestamp, CompleteTimestamp: ended, Message: message}
+}
+
+// outcome is what a Job that has ended came to, by what its pod says.
+func (c *Controller) outcome(ctx context.Context, job *batchv1.Job) (engine.MaintenanceRun, error) {
+	pod, err := c.podOf(ctx, job)
+	if err != nil {
+		return engine.MaintenanceRun{}, err
+	}
+	_, succeeded, condition := finished(job)
+	c.mu.Lock()
+	seen := c.seen[job.Name]
+	delete(c.seen, job.Name)
+	c.mu.Unlock()
+	result := engine.MaintenanceFailed
+	if succeeded {
+		result = engine.MaintenanceSucceeded
+	}
+	message := ""
+	if pod != nil {
+		message = endOf(pod)
+	}
+	run := c.run(job, result, message)
+	if results := maintenance.Results(message); len(results) == 1 {
+		said := results[0]
+		run.ReclaimedBytes, run.Message = said.ReclaimedBytes, said.Summary()
+		if said.Cancelled {
+			run.Result = engine.MaintenanceFailed
+		}
+	}
+	if run.Result == engine.MaintenanceFailed && run.Message == "" {
+		run.Message = strings.Join(slices.DeleteFunc([]string{condition.Message, seen}, func(s string) bool { return s == "" }), ": ")
+	}
+	return run, nil
+}
+
+// podOf is the pod of a Job, or nil if there is none any more.
+func (c *Controller) podOf(ctx context.Context, job *batchv1.Job) (*corev1.Pod, error) {
+	pods, err := c.Pods.List(ctx, metav1.ListOptions{LabelSelector: labels.Set{batchv1.JobNameLabel: job.Name}.String()})
+	if err != nil {
+		return nil, fmt.Errorf("looking for the pod of Job %s: %w", job.Name, err)
+	}
+	if len(pods.Items) == 0 {
+		return nil, nil
+	}
+	return &pods.Items[0], nil
+}
+
+// endOf is what a pod ended with, or what keeps it from beginning.
+func endOf(pod *corev1.Pod) string {
+	var told []string
+	if pod.Status.Reason != "" || pod.Status.Message != "" { // as Evicted
+		told = append(told, strings.TrimPrefix(pod.Status.Reason+": "+pod.Status.Message, ": "))
+	}
+	for _, container := range pod.Status.ContainerStatuses {
+		switch state := container.State; {
+		case state.Terminated != nil && state.Terminated.ExitCode == 0:
+			return strings.TrimSpace(state.Terminated.Message)
+		case state.Terminated != nil:
+			switch reason := state.Terminated.Reason; reason {
+			case "", "Error", "Completed":
+			default: // as OOMKilled
+				told = append(told, reason)
+			}
+			told = append(told, cmp.Or(strings.TrimSpace(state.Terminated.Message), fmt.Sprintf("the process ended with %d", state.Terminated.ExitCode)))
+		case state.Waiting != nil && state.Waiting.Reason != "ContainerCreating":
+			told = append(told, strings.TrimSuffix(state.Waiting.Reason+": "+state.Waiting.Message, ": "))
+		}
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
+			told = append(told, condition.Reason+": "+condition.Message)
+		}
+	}
+	return strings.Join(told, ": ")
+}
+
+// look remembers what keeps the pod of a Job from beginning: at the deadline it is gone.
+func (c *Controller) look(ctx context.Context, job *batchv1.Job) {
+	if c.Clock.Since(job.CreationTimestamp.Time) < lookInterval/2 {
+		return
+	}
+	pod, err := c.podOf(ctx, job)
+	if err != nil || pod == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.seen[job.Name] = endOf(pod)
+}
+
+// clear deletes the Jobs that are not to be kept, with their pods.
+func (c *Controller) clear(ctx context.Context, all []*batchv1.Job) error {
+	for _, job := range all[min(len(all), c.Keep):] {
+		err := c.Jobs.Delete(ctx, job.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &job.UID}, PropagationPolicy: new(metav1.DeletePropagationBackground),
+		})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return fmt.Errorf("deleting Job %s: %w", job.Name, err)
+		}
+	}
+	return nil
+}
+
+// canBeMaintained reports whether a maintenance has a chance.
+func (c *Controller) canBeMaintained(record *engine.VolumeRepository) bool {
+	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
+	return err == nil && !stored.Unavailable() && ready(record) && record.DeletionTimestamp == nil
+}
+
+// last is when the last maintenance began, or the record was made.
+func last(record *engine.VolumeRepository) (at time.Time, maintained bool) {
+	if recent := record.Status.RecentMaintenance; len(recent) > 0 {
+		return recent[0].StartTimestamp.Time, true
+	}
+	return record.CreationTimestamp.Time, false
+}
+
+// due is when a repository is to be maintained.
+func (c *Controller) due(record *engine.VolumeRepository) time.Time {
+	frequency := c.Frequency
+	if own := record.Spec.MaintenanceFrequency; own != nil && own.Duration > 0 {
+		frequency = own.Duration
+	}
+	since, maintained := last(record)
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(record.UID)) // it never fails
+	part := time.Duration(float64(frequency) * float64(hash.Sum32()) / (1 << 32))
+	if !maintained {
+		return since.Add(frequency + part)
+	}
+	return since.Add(frequency + part/10)
+}
+
+// running are the repositories with a Job that runs, by uid.
+func (c *Controller) running() (map[types.UID]bool, error) {
+	all, err := c.jobs.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	running, known := map[types.UID]bool{}, map[types.UID]bool{}
+	for _, job := range all {
+		known[job.UID] = true
+		if ended, _, _ := finished(job); !ended {
+			running[types.UID(job.Labels[LabelRepository])] = true
+		}
+	}
+	for record, job := range c.made {
+		if !known[job.UID] && c.Clock.Since(job.CreationTimestamp.Time) < lookInterval { // then the informer knows it
+			running[record] = true
+		}
+	}
+	return running, nil
+}
+
+// first are the repositories that get the free places: those that are due for longest.
+func (c *Controller) first() []*engine.VolumeRepository {
+	running, err := c.running()
+	if err != nil || len(running) >= c.Limit {
+		return nil
+	}
+	all, err := c.lister.List(labels.Everything())
+	if err != nil {
+		return nil
+	}
+	now := c.Clock.Now()
+	var waiting []*engine.VolumeRepository
+	for _, record := range all {
+		if !running[record.UID] && !c.due(record).After(now) && c.canBeMaintained(record) {
+			waiting = append(waiting, record)
+		}
+	}
+	slices.SortFunc(waiting, func(a, b *engine.VolumeRepository) int {
+		return cmp.Or(c.due(a).Compare(c.due(b)), cmp.Compare(a.Name, b.Name))
+	})
+	return waiting[:min(len(waiting), c.Limit-len(running))]
+}
+
+// next wakes those who get the free places.
+func (c *Controller) next() {
+	for _, record := range c.first() {
+		c.queue.Add(record.Name)
+	}
+}
+
+// start makes a Job.
+func (c *Controller) start(ctx context.Context, record *engine.VolumeRepository) error {
+	own, err := c.Own(ctx)
+	if err != nil {
+		return fmt.Errorf("looking for the controller's own pod, which Jobs are to be like: %w", err)
+	}
+	since, _ := last(record)
+	wanted := job(record, jobName(record, since), c.Namespace, own, c.Resources, c.Timeout, c.LogFlags)
+	made, err := c.Jobs.Create(ctx, wanted, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		made, err = c.Jobs.Get(ctx, wanted.Name, metav1.GetOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("making a Job that maintains VolumeRepository %s: %w", record.Name, err)
+	}
+	c.mu.Lock()
+	c.made[record.UID] = made
+	c.mu.Unlock()
+	klog.FromContext(ctx).V(2).Info("Maintaining a repository", "volumeRepository", record.Name, "job", made.Name)
+	c.queue.AddAfter(record.Name, lookInterval)
+	return nil
+}

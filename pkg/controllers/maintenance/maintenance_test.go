@@ -1,0 +1,354 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package maintenance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/maintenance"
+)
+
+const system = "holdfast"
+
+// harness is a controller on fake clients, and stands in for the cluster's Job controller.
+type harness struct {
+	t       *testing.T
+	cluster *enginetest.Cluster
+	config  Config
+	stop    func()
+}
+
+func newHarness(t *testing.T) *harness {
+	h := &harness{t: t, cluster: enginetest.New(&engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}})}
+	h.config = Config{
+		Namespace: system, Frequency: time.Hour, Keep: 3, Limit: 2, Timeout: 6 * time.Hour,
+		Own:          func(context.Context) (*corev1.Pod, error) { return nil, nil },
+		Repositories: h.cluster.EngineV1alpha1(),
+		Jobs:         h.cluster.Kube.BatchV1().Jobs("holdfast-maintenance"),
+		Pods:         h.cluster.Kube.CoreV1().Pods("holdfast-maintenance"),
+		Events:       events.NewFakeRecorder(10_000),
+		Clock:        clock.RealClock{},
+	}
+	return h
+}
+
+// repository makes a record that is Ready.
+func (h *harness) repository(namespace string, ready metav1.ConditionStatus) {
+	h.cluster.Create(&engine.VolumeRepository{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: namespace + ".default"},
+		Spec:       engine.VolumeRepositorySpec{VolumeNamespace: namespace, BackupStorageLocation: "default"},
+		Status: engine.VolumeRepositoryStatus{Conditions: []metav1.Condition{{
+			Type: engine.ConditionReady, Status: ready, Reason: engine.ReasonOpened, LastTransitionTime: metav1.Now(),
+		}}},
+	})
+}
+
+// run starts a controller, as after a restart of its process.
+func (h *harness) run() {
+	h.t.Helper()
+	ctx, cancel := context.WithCancel(h.t.Context())
+	records := engineinformers.NewSharedInformerFactory(h.cluster, 0)
+	jobs := informers.NewSharedInformerFactoryWithOptions(h.cluster.Kube, 0, informers.WithNamespace("holdfast-maintenance"))
+	config := h.config
+	config.RepositoryInformer, config.LocationInformer = records.Engine().V1alpha1().VolumeRepositories(), records.Engine().V1alpha1().StorageLocations()
+	config.JobInformer = jobs.Batch().V1().Jobs()
+	c, err := New(config)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	records.StartWithContext(ctx)
+	jobs.StartWithContext(ctx)
+	ended := make(chan struct{})
+	go func() { defer close(ended); c.Run(ctx) }()
+	h.stop = func() {
+		cancel()
+		<-ended
+		records.Shutdown()
+		jobs.Shutdown()
+	}
+	time.Sleep(time.Second)
+}
+
+func (h *harness) jobs() []batchv1.Job {
+	h.t.Helper()
+	synctest.Wait()
+	list, err := h.config.Jobs.List(h.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return list.Items
+}
+
+func (h *harness) active() []batchv1.Job {
+	return slices.DeleteFunc(h.jobs(), func(job batchv1.Job) bool { ended, _, _ := finished(&job); return ended })
+}
+
+// end ends a Job with a pod of some status.
+func (h *harness) end(job batchv1.Job, succeeded bool, status *corev1.PodStatus) {
+	h.t.Helper()
+	if status != nil {
+		if _, err := h.config.Pods.Create(h.t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: job.Name + "-x", Labels: map[string]string{batchv1.JobNameLabel: job.Name}}, Status: *status,
+		}, metav1.CreateOptions{}); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	kind := batchv1.JobFailed
+	if succeeded {
+		kind = batchv1.JobComplete
+	}
+	job.Status.Conditions = append(job.Status.Conditions, batchv1.JobCondition{Type: kind, Status: corev1.ConditionTrue, Message: "what the Job says", LastTransitionTime: metav1.Now()})
+	if _, err := h.config.Jobs.Update(h.t.Context(), &job, metav1.UpdateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+	synctest.Wait()
+}
+
+func said(message string) *corev1.PodStatus { return terminated(0, "Completed", message) }
+
+func terminated(code int32, reason, message string) *corev1.PodStatus {
+	return &corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
+		Name: containerName, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: reason, Message: message}},
+	}}}
+}
+
+func (h *harness) status(namespace string) engine.VolumeRepositoryStatus {
+	h.t.Helper()
+	synctest.Wait()
+	record, err := h.config.Repositories.VolumeRepositories(system).Get(h.t.Context(), namespace+".default", metav1.GetOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return record.Status
+}
+
+// Each way in which a Job may end is told as what it was, and the next period works. That
+// costs three writes, with those of the Lease five.
+func TestOutcomes(t *testing.T) {
+	good := maintenance.Result{Repository: "shop.default", Kind: "full", ReclaimedBytes: 42}.String()
+	for name, c := range map[string]struct {
+		succeeded bool
+		status    *corev1.PodStatus
+		result    engine.MaintenanceResult
+		message   string
+		reclaimed int64
+	}{
+		"success":         {true, said(good), engine.MaintenanceSucceeded, "full", 42},
+		"success, no pod": {true, nil, engine.MaintenanceSucceeded, "", 0},
+		"failure":         {false, terminated(1, "Error", "the key does not open the repository"), engine.MaintenanceFailed, "the key does not open the repository", 0},
+		"out of memory":   {false, terminated(137, "OOMKilled", ""), engine.MaintenanceFailed, "OOMKilled: the process ended with 137", 0},
+		"evicted":         {false, &corev1.PodStatus{Reason: "Evicted", Message: "low on memory"}, engine.MaintenanceFailed, "Evicted: low on memory", 0},
+		"deadline":        {false, nil, engine.MaintenanceFailed, "what the Job says", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, begin := newHarness(t), time.Now()
+				h.repository("shop", metav1.ConditionTrue)
+				h.run()
+				defer h.stop()
+				if made := h.jobs(); len(made) != 0 {
+					t.Fatalf("it begins at once: %d Jobs", len(made))
+				}
+				for len(h.active()) == 0 && time.Since(begin) < 3*time.Hour {
+					time.Sleep(time.Minute)
+				}
+				active := h.active()
+				if len(active) != 1 {
+					t.Fatalf("%d Jobs run", len(active))
+				}
+				h.end(active[0], c.succeeded, c.status)
+				status := h.status("shop")
+				if len(status.RecentMaintenance) != 1 {
+					t.Fatalf("the record tells of %+v", status.RecentMaintenance)
+				}
+				run := status.RecentMaintenance[0]
+				if run.Result != c.result || run.Message != c.message || run.ReclaimedBytes != c.reclaimed || run.Job != active[0].Name {
+					t.Errorf("the record says %+v, want %s %q", run, c.result, c.message)
+				}
+				if failed := c.result == engine.MaintenanceFailed; failed != (status.LastMaintenanceTime == nil) || failed && status.Message != c.message || !failed && status.Message != "" {
+					t.Errorf("the status is %+v", status)
+				}
+				if writes := len(h.cluster.Writes("volumerepositories")); writes != 1 {
+					t.Errorf("%d writes of the record", writes)
+				}
+				began := active[0].CreationTimestamp
+				time.Sleep(time.Until(began.Add(59 * time.Minute)))
+				if len(h.active()) != 0 {
+					t.Error("it does not wait for the next period")
+				}
+				time.Sleep(8 * time.Minute)
+				if len(h.active()) != 1 {
+					t.Error("the next period has no Job")
+				}
+			})
+		})
+	}
+}
+
+// A Job that can't begin is ended by its deadline, and then it is told why; and one that
+// somebody deletes is told at once.
+func TestUnschedulableAndDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.repository("shop", metav1.ConditionTrue)
+		h.run()
+		defer h.stop()
+		time.Sleep(2*time.Hour + time.Second)
+		job := h.active()[0]
+		pod, err := h.config.Pods.Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: map[string]string{batchv1.JobNameLabel: job.Name}},
+			Status:     corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/3 nodes"}}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Minute)
+		if err := h.config.Pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		h.end(job, false, nil)
+		if got := h.status("shop").Message; got != "what the Job says: Unschedulable: 0/3 nodes" {
+			t.Errorf("it says %q", got)
+		}
+		time.Sleep(70 * time.Minute)
+		if err := h.config.Jobs.Delete(t.Context(), h.active()[0].Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if status := h.status("shop"); len(status.RecentMaintenance) != 2 || !strings.Contains(status.Message, "somebody deleted the Job") {
+			t.Errorf("it says %+v", status)
+		}
+		time.Sleep(70 * time.Minute)
+		if len(h.active()) != 1 {
+			t.Error("the next period has no Job")
+		}
+	})
+}
+
+// A controller that is killed in the middle finds its Jobs again, and what they have come to.
+func TestRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.repository("shop", metav1.ConditionTrue)
+		h.run()
+		time.Sleep(2*time.Hour + time.Second)
+		job := h.active()[0]
+		for range 3 {
+			h.stop()
+			h.run()
+			time.Sleep(2 * time.Hour)
+			if active := h.active(); len(active) != 1 || active[0].Name != job.Name {
+				t.Fatalf("%d Jobs run", len(active))
+			}
+		}
+		h.stop()
+		h.end(job, true, said(maintenance.Result{Repository: "shop.default", Kind: "quick"}.String()))
+		for range 3 {
+			h.run()
+			if status := h.status("shop"); len(status.RecentMaintenance) != 1 || status.Message != "" {
+				t.Errorf("it says %+v", status)
+			}
+			h.stop()
+		}
+	})
+}
+
+// With a hundred repositories, of which three never end and three fail, all others are
+// maintained within their period; never more Jobs run than the limit, and few are kept.
+func TestManyRepositories(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.config.Limit = 8
+		const count = 100
+		for i := range count {
+			h.repository(fmt.Sprintf("n%d", i), metav1.ConditionTrue)
+		}
+		h.repository("broken", metav1.ConditionFalse)
+		h.run()
+		defer h.stop()
+		stuck := func(job batchv1.Job) bool {
+			return slices.Contains([]string{"n1.default", "n2.default", "n3.default"}, job.Annotations[annotationRepository])
+		}
+		begin := time.Now()
+		for time.Since(begin) < 6*time.Hour {
+			time.Sleep(30 * time.Second)
+			active := h.active()
+			if len(active) > h.config.Limit {
+				t.Fatalf("%d Jobs run at once", len(active))
+			}
+			for _, job := range active {
+				if !stuck(job) && !strings.HasPrefix(job.Annotations[annotationRepository], "broken") {
+					h.end(job, job.Annotations[annotationRepository] != "n4.default", said(""))
+				}
+			}
+		}
+		for i := range count {
+			status := h.status(fmt.Sprintf("n%d", i))
+			if got := len(status.RecentMaintenance); i >= 1 && i <= 3 && got != 0 || (i < 1 || i > 3) && (got < 3 || got > 6) {
+				t.Errorf("n%d was maintained %d times", i, got)
+			}
+		}
+		perRepository := map[string]int{}
+		for _, job := range h.jobs() {
+			perRepository[job.Annotations[annotationRepository]]++
+		}
+		for name, kept := range perRepository {
+			if kept > h.config.Keep+1 || name == "broken.default" {
+				t.Errorf("%s has %d Jobs", name, kept)
+			}
+		}
+	})
+}
+
+func TestJob(t *testing.T) {
+	record := &engine.VolumeRepository{
+		ObjectMeta: metav1.ObjectMeta{Name: strings.Repeat("n", 63) + ".a.location", UID: "u"},
+		Spec:       engine.VolumeRepositorySpec{VolumeNamespace: "shop", BackupStorageLocation: "a.location"},
+	}
+	own := &corev1.Pod{Spec: corev1.PodSpec{
+		Containers: []corev1.Container{{
+			Image: "registry/holdfast:v1", Env: []corev1.EnvVar{{Name: "A", Value: "b"}}, Args: []string{"controller"},
+			VolumeMounts: []corev1.VolumeMount{{Name: "tmp", MountPath: "/tmp"}, {Name: "kube-api-access-abc", MountPath: "/var/run"}},
+		}},
+		Volumes:            []corev1.Volume{{Name: "tmp"}, {Name: "kube-api-access-abc"}},
+		ServiceAccountName: "holdfast-controller", NodeName: "node-1", PriorityClassName: "high",
+		NodeSelector: map[string]string{"a": "b"}, ImagePullSecrets: []corev1.LocalObjectReference{{Name: "pull"}},
+	}}
+	name := jobName(record, time.Unix(1, 0))
+	if len(name) > 63 || name == jobName(record, time.Unix(2, 0)) || name != jobName(record, time.Unix(1, 0)) {
+		t.Errorf("the name is %q", name)
+	}
+	made := job(record, name, system, own, Resources{MemoryLimit: resource.MustParse("1Gi")}, time.Hour, []string{"--v=4"})
+	spec := made.Spec.Template.Spec
+	container := spec.Containers[0]
+	if *made.Spec.BackoffLimit != 0 || *made.Spec.Completions != 1 || *made.Spec.Parallelism != 1 || *made.Spec.TTLSecondsAfterFinished != 86400 || spec.RestartPolicy != corev1.RestartPolicyNever {
+		t.Errorf("the Job is %+v", made.Spec)
+	}
+	if container.Image != "registry/holdfast:v1" || len(container.Env) != 1 || len(container.VolumeMounts) != 1 || len(spec.Volumes) != 1 ||
+		spec.ServiceAccountName != "holdfast-maintenance" || spec.NodeName != "" || spec.PriorityClassName != "high" || spec.NodeSelector["a"] != "b" || len(spec.ImagePullSecrets) != 1 {
+		t.Errorf("the pod is %+v", spec)
+	}
+	if want := []string{"repo-maintenance", "--namespace=holdfast", "--repo-name=shop", "--repo-type=kopia", "--backup-storage-location=a.location", "--v=4"}; !slices.Equal(container.Args, want) {
+		t.Errorf("the arguments are %v", container.Args)
+	}
+	if container.Resources.Limits.Memory().String() != "1Gi" || container.Resources.Requests != nil {
+		t.Errorf("the resources are %+v", container.Resources)
+	}
+}
