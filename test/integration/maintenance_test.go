@@ -176,20 +176,14 @@ func TestMaintenanceJobs(t *testing.T) {
 	if status.LastMaintenanceTime == nil || status.Message != "" {
 		t.Errorf("the status is %+v", status)
 	}
-	jobs, written := map[string]int{}, 0
+	written := 0
 	for _, write := range lab.WritesSince(t, mark) {
-		if !strings.HasSuffix(write.User.Username, ":holdfast-controller") {
-			continue
-		}
-		switch ref := write.ObjectRef; {
-		case ref.Resource == "jobs":
-			jobs[write.Verb]++
-		case ref.Resource == "volumerepositories" && ref.Name == name:
+		if ref := write.ObjectRef; strings.HasSuffix(write.User.Username, ":holdfast-controller") && ref.Resource == "volumerepositories" && ref.Name == name {
 			written++
 		}
 	}
-	if begun := jobs["create"]; written > begun || begun > len(status.RecentMaintenance)+2 {
-		t.Errorf("%d maintenances cost %v of Jobs, and %d of the record", len(status.RecentMaintenance), jobs, written)
+	if ended := len(status.RecentMaintenance); written < ended || written > ended+1 { // another one may have ended meanwhile
+		t.Errorf("%d maintenances cost %d writes of the record", ended, written)
 	}
 	t.Log(lab.Kubectl(t, "get", "hfrepo", "-n", labtest.System, name, "-o", "wide"))
 }
