@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -49,6 +50,7 @@ type nodeAgentOptions struct {
 	hostPodsDir string
 	cacheDir    string
 	configMap   string
+	memory      string
 }
 
 func newNodeAgentCommand() *cobra.Command {
@@ -73,6 +75,7 @@ func newNodeAgentCommand() *cobra.Command {
 	flags.StringVar(&options.node, "node-name", options.node, "Name of the node. Default: the environment variable NODE_NAME.")
 	flags.StringVar(&options.hostPodsDir, "host-pods-dir", options.hostPodsDir, "The kubelet's folder of pods, as mounted here.")
 	flags.StringVar(&options.cacheDir, "cache-dir", options.cacheDir, "Folder for the repositories' caches. Empty means none.")
+	flags.StringVar(&options.memory, "memory-limit", options.memory, "How much memory to take at most, as a quantity of at least 256Mi. Default: 90 % of the container's limit, if it has one. The environment variable GOMEMLIMIT goes before both.")
 	flags.StringVar(&options.configMap, "node-agent-configmap", options.configMap, "Name of a ConfigMap in the system namespace that says how many volumes each node moves at once. While there is none, each moves one.")
 	return role(command)
 }
@@ -101,6 +104,10 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	limit, err := memoryLimit(o.memory, cgroups)
+	if err != nil {
+		return err
+	}
 	config, err := o.client.config("node-agent")
 	if err != nil {
 		return err
@@ -132,12 +139,12 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 	report := &agentReport{clock: clock.RealClock{}}
 	identity := "holdfast-node-agent-" + uuid.NewString()[:8]
 	return liveness.HoldNode(ctx, kube.CoordinationV1().Leases(enginev1alpha1.AgentsNamespace(o.client.namespace)), o.node, identity, clock.RealClock{}, report.text, func(ctx context.Context) error {
-		return o.work(ctx, identity, kube, metadata, engine, broadcaster, report)
+		return o.work(ctx, identity, limit, kube, metadata, engine, broadcaster, report)
 	})
 }
 
 // work moves volumes until ctx ends, and returns when all work has stopped.
-func (o *nodeAgentOptions) work(ctx context.Context, identity string, kube kubernetes.Interface, metadata metadata.Interface, engine engineclient.Interface, broadcaster events.EventBroadcaster, report *agentReport) error {
+func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int64, kube kubernetes.Interface, metadata metadata.Interface, engine engineclient.Interface, broadcaster events.EventBroadcaster, report *agentReport) error {
 	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace),
 		engineinformers.WithTransform(cached.Trimmed))
 	// An agent sees the work of its own node.
@@ -146,7 +153,14 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, kube kuber
 		engineinformers.WithTweakListOptions(func(options *metav1.ListOptions) {
 			options.LabelSelector = labels.Set{enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(o.node)}.String()
 		}))
-	manager := datapath.NewManager(ctx, 0) // nothing starts before all that waits is known
+	working, most := ctx, math.MaxInt
+	if memory > 0 {
+		debug.SetMemoryLimit(memory)
+		bound := datapath.NewMemory(memory)
+		working, most = datapath.WithMemory(ctx, bound), bound.Volumes
+		klog.FromContext(ctx).Info("The memory is bounded, and with it the volumes at once", "bytes", memory, "volumes", most)
+	}
+	manager := datapath.NewManager(working, 0) // nothing starts before all that waits is known
 	defer manager.Stop()
 	recorder := broadcaster.NewRecorder(scheme.Scheme, "holdfast-node-agent")
 	shared := volumework.Config{
@@ -173,7 +187,7 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, kube kuber
 	}
 	nodes := metadatainformer.NewFilteredMetadataInformer(metadata, corev1.SchemeGroupVersion.WithResource("nodes"), "", 0, cache.Indexers{},
 		func(options *metav1.ListOptions) { options.FieldSelector = "metadata.name=" + o.node }).Informer()
-	limits := nodelimit.Config{Nodes: nodes, SetLimit: manager.SetLimit, Events: recorder}
+	limits := nodelimit.Config{Nodes: nodes, SetLimit: func(limit int) { manager.SetLimit(min(limit, most)) }, Events: recorder}
 	configMaps := oneConfigMap(kube, o.client.namespace, o.configMap)
 	if o.configMap != "" {
 		limits.ConfigMaps = configMaps.Core().V1().ConfigMaps().Informer()

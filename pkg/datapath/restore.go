@@ -37,10 +37,6 @@ type RestoreRequest struct {
 	Path string
 }
 
-// packMemory is how many bytes of packs a restore keeps in memory: four of them, as each
-// has some 20 MB.
-const packMemory = 96 << 20
-
 // RestoreResult says what was restored.
 type RestoreResult struct {
 	// TotalBytes and Files of the snapshot.
@@ -53,7 +49,7 @@ type RestoreResult struct {
 // part of the files; a repetition replaces them.
 func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, p *Progress) (_ RestoreResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
-	packs := r.KeepPacks(packMemory)
+	packs := r.KeepPacks(memoryOf(ctx).kept())
 	defer packs.Release()
 	man, err := snapshot.LoadSnapshot(ctx, r.Kopia(), manifest.ID(req.SnapshotID))
 	switch {
@@ -72,7 +68,7 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 		return RestoreResult{}, fmt.Errorf("open the volume's folder: %w", err)
 	}
 	defer root.Close()
-	out := &output{root: root, progress: p, readers: semaphore.NewWeighted(partReaders)}
+	out := &output{root: root, progress: p, readers: semaphore.NewWeighted(memoryOf(ctx).readers(partReaders))}
 	switch out.extras, err = loadExtras(ctx, r.Kopia(), man); {
 	case errors.Is(err, errNoExtras):
 		out.notes.add(".", "did not get its extended attributes and hard links: they are gone from the repository")
@@ -223,6 +219,11 @@ func (w *restoration) leaf(ctx context.Context, met leaf) error {
 	}
 	switch entry := w.entry(met).(type) {
 	case fs.File:
+		done, err := memoryOf(ctx).file(ctx)
+		if err != nil {
+			return err
+		}
+		defer done()
 		return w.out.WriteFile(ctx, met.path, entry)
 	case fs.Symlink:
 		return w.out.CreateSymlink(ctx, met.path, entry)

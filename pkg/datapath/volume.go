@@ -218,7 +218,16 @@ func (e *volumeError) ErrorInfo() error { return e.err }
 
 type volumeFile struct{ volumeEntry }
 
-func (f *volumeFile) Open(context.Context) (fs.Reader, error) {
+func (f *volumeFile) Open(ctx context.Context) (_ fs.Reader, err error) {
+	done, err := memoryOf(ctx).file(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			done()
+		}
+	}()
 	file, err := f.volume.root.OpenFile(f.path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, markVanished(err)
@@ -230,13 +239,14 @@ func (f *volumeFile) Open(context.Context) (fs.Reader, error) {
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	return &volumeReader{File: file, entry: f, opened: info}, nil
+	return &volumeReader{File: file, entry: f, opened: info, done: done}, nil
 }
 
 type volumeReader struct {
 	*os.File
 	entry  *volumeFile
 	opened os.FileInfo
+	done   func()
 }
 
 func (r *volumeReader) Read(b []byte) (int, error) {
@@ -250,6 +260,7 @@ func (r *volumeReader) Entry() (fs.Entry, error) { return r.entry, nil }
 // Close notes a file that was written to since it was opened: its bytes may be
 // of different moments.
 func (r *volumeReader) Close() error {
+	defer r.done()
 	closed, err := r.Stat()
 	if err == nil && (closed.Size() != r.opened.Size() || !closed.ModTime().Equal(r.opened.ModTime())) {
 		r.entry.volume.notes.add(r.entry.path, "changed while it was read")

@@ -1,0 +1,125 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"runtime/debug"
+	"runtime/metrics"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Whatever the limit, something can be moved, and all that may be kept is within it.
+func TestMemoryIsDivided(t *testing.T) {
+	for _, limit := range []int64{0, 64 << 20, 256 << 20, 512 << 20, 1 << 30, 10 << 30} {
+		m := NewMemory(limit)
+		if m.Volumes < 1 || m.files < 1 || m.kept() < 0 {
+			t.Errorf("%d MiB: %+v", limit>>20, m)
+		}
+		sum := int64(m.Volumes)*(volumeMemory+m.kept()) + m.files*fileMemory + processMemory
+		if limit >= 256<<20 && sum > limit {
+			t.Errorf("%d MiB: %d MiB may be taken by %+v", limit>>20, sum>>20, m)
+		}
+	}
+	if got := memoryOf(t.Context()); got.kept() != packMemory || got.readers(7) != 7 {
+		t.Error("without a limit there is one")
+	}
+}
+
+// A file waits for its turn, uploaded or restored. A turn ends with the work, also where
+// a read hangs.
+func TestFilesWaitForMemory(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	write(t, filepath.Join(dir, "file"), "content")
+	id, r := s.upload(t, dir, web).SnapshotID, s.open(t)
+	m := NewMemory(0)
+	hung, cancel := context.WithCancel(t.Context())
+	_, err := m.file(hung)
+	must(t, err)
+	both := func(ctx context.Context) error {
+		_, err := Upload(ctx, r, UploadRequest{Path: dir, Source: web}, new(Progress))
+		_, restoreErr := Restore(ctx, r, RestoreRequest{SnapshotID: id, Path: t.TempDir()}, new(Progress))
+		if (err == nil) != (restoreErr == nil) {
+			t.Errorf("Upload = %v, Restore = %v", err, restoreErr)
+		}
+		return errors.Join(err, restoreErr)
+	}
+	write(t, filepath.Join(dir, "file"), "other content")
+	short, stop := context.WithTimeout(WithMemory(t.Context(), m), 300*time.Millisecond)
+	defer stop()
+	if err := both(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("without their turn: %v", err)
+	}
+	cancel()
+	for range 2 { // it is given back
+		must(t, both(WithMemory(t.Context(), m)))
+	}
+}
+
+// peakMemory is how much of its limit the process has taken at most while do runs.
+func peakMemory(do func()) int64 {
+	samples := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+	peak, ended := int64(0), make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for {
+			metrics.Read(samples)
+			peak = max(peak, int64(samples[0].Value.Uint64()-samples[1].Value.Uint64()))
+			select {
+			case <-ended:
+				return
+			case <-time.After(2 * time.Millisecond):
+			}
+		}
+	})
+	do()
+	close(ended)
+	watching.Wait()
+	return peak
+}
+
+// As many volumes as the limit allows, with files of many chunks, are uploaded at once
+// and restored at once within it.
+func TestPeakMemory(t *testing.T) {
+	const limit = 512 << 20
+	s, m := newStore(t), NewMemory(limit)
+	dirs := make([]string, m.Volumes)
+	random := make([]byte, 48<<20)
+	for i := range dirs {
+		dirs[i] = t.TempDir()
+		for j := range 3 {
+			rand.NewChaCha8([32]byte{byte(i), byte(j)}).Read(random)
+			write(t, filepath.Join(dirs[i], fmt.Sprint(j)), string(random))
+		}
+	}
+	random = nil
+	debug.FreeOSMemory()
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(limit))
+	r, ctx := s.open(t), WithMemory(t.Context(), m)
+	peak := peakMemory(func() {
+		var moving sync.WaitGroup
+		for i, dir := range dirs {
+			moving.Go(func() {
+				result, err := Upload(ctx, r, UploadRequest{Path: dir, Source: Source{Namespace: namespace, Pod: fmt.Sprint(i), Volume: "data"}}, new(Progress))
+				if err == nil {
+					_, err = Restore(ctx, r, RestoreRequest{SnapshotID: result.SnapshotID, Path: t.TempDir()}, new(Progress))
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		moving.Wait()
+	})
+	t.Logf("%d volumes took %d MiB of %d", len(dirs), peak>>20, limit>>20)
+	if peak > limit {
+		t.Errorf("%d MiB were taken", peak>>20)
+	}
+}
