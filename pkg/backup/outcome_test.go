@@ -483,15 +483,24 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// A store that is down at the start is no reason to believe that the name is free.
+// A store that is down at the start is no reason to believe that the name is free, nor
+// one that takes no owner of the folder to write anything else.
 func TestStoreDownAtTheStart(t *testing.T) {
-	f := shopOf(t, 3)
-	f.store.Inject(storetest.Fault{Operation: storetest.Get, Err: store.ErrUnavailable})
-	if outcome, err := Run(t.Context(), f.request, f.deps); !errors.Is(err, store.ErrUnavailable) || outcome.Stored {
-		t.Errorf("got %+v, %v", outcome, err)
-	}
-	if f.requested("/") != 0 || len(f.keys(t)) != 0 {
-		t.Error("the backup ran all the same")
+	for name, fault := range map[string]storetest.Fault{
+		"it can't be read":   {Operation: storetest.Get, Err: store.ErrUnavailable},
+		"it takes no owner":  {Operation: storetest.Create, Key: format.OwnerKey("b"), Err: store.ErrUnavailable},
+		"it denies an owner": {Operation: storetest.Create, Key: format.OwnerKey("b"), Err: store.ErrDenied},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := shopOf(t, 3)
+			f.store.Inject(fault)
+			if outcome, err := Run(t.Context(), f.request, f.deps); !errors.Is(err, fault.Err) || outcome.Stored {
+				t.Errorf("got %+v, %v", outcome, err)
+			}
+			if f.requested("/") != 0 || len(f.keys(t)) != 0 {
+				t.Error("the backup ran all the same")
+			}
+		})
 	}
 }
 
