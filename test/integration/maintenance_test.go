@@ -32,7 +32,7 @@ func maintain(t *testing.T, args ...string) (results []maintenance.Result, messa
 	if err := os.WriteFile(log, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	output, err := lab.Program(t, append([]string{"repo-maintenance", "--termination-log=" + log, "--kubeconfig=" + lab.KubeconfigOf("holdfast-maintenance")}, args...)...)
+	output, err := lab.Program(t, append([]string{"repo-maintenance", "--termination-log=" + log, "--kubeconfig=" + lab.KubeconfigOf("holdfast-repo-maintenance")}, args...)...)
 	ended, readErr := os.ReadFile(log)
 	if readErr != nil {
 		t.Fatal(readErr)
@@ -112,7 +112,7 @@ func runPods(t *testing.T, ctx context.Context) {
 				continue
 			}
 			begun[pod.UID] = true
-			if account := pod.Spec.ServiceAccountName; account != "holdfast-maintenance" {
+			if account := pod.Spec.ServiceAccountName; account != "holdfast-repo-maintenance" {
 				t.Errorf("the pod %s has the account %q", pod.Name, account)
 				continue
 			}

@@ -133,6 +133,10 @@ func TestAnotherSystemNamespace(t *testing.T) {
 		if object["kind"] != "CustomResourceDefinition" {
 			look(object["kind"].(string)+" "+metadata["name"].(string), object)
 		}
+		// The programs know them by name.
+		if object["kind"] == "ServiceAccount" && accounts[metadata["name"].(string)] == "" {
+			t.Errorf("there is no account %s elsewhere", metadata["name"])
+		}
 	}
 	if found == 0 {
 		t.Error("nothing has the new name")

@@ -55,10 +55,10 @@ const everywhere = "cluster"
 
 // accounts are those of the roles, and the namespaces of their pods.
 var accounts = map[string]string{
-	"holdfast-controller":  labtest.System,
-	"holdfast-apiserver":   labtest.System,
-	"holdfast-node-agent":  labtest.System + "-agents",
-	"holdfast-maintenance": labtest.System + "-maintenance",
+	"holdfast-controller":       labtest.System,
+	"holdfast-apiserver":        labtest.System,
+	"holdfast-node-agent":       labtest.System + "-agents",
+	"holdfast-repo-maintenance": labtest.System + "-maintenance",
 }
 
 // TestRights asks the cluster what each account may do, and compares the answer

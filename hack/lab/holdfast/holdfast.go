@@ -48,9 +48,9 @@ const stopGrace = 20 * time.Second
 
 // serviceAccounts are the users of the roles but the agents', with their namespaces.
 var serviceAccounts = map[string]string{
-	"holdfast-apiserver":   namespace,
-	"holdfast-controller":  namespace,
-	"holdfast-maintenance": namespace + "-maintenance",
+	"holdfast-apiserver":        namespace,
+	"holdfast-controller":       namespace,
+	"holdfast-repo-maintenance": namespace + "-maintenance",
 }
 
 // Up registers and starts Holdfast, and returns once the aggregated API is

@@ -26,7 +26,7 @@ const (
 	// containerName is that of the only container.
 	containerName = "repo-maintenance"
 	// account is the service account of the pods.
-	account = "holdfast-maintenance"
+	account = "holdfast-repo-maintenance"
 	// jobTTL is how long the cluster keeps a Job that has ended, if nobody removes it before.
 	jobTTL = 24 * time.Hour
 )

@@ -342,7 +342,7 @@ func TestJob(t *testing.T) {
 		t.Errorf("the Job is %+v", made.Spec)
 	}
 	if container.Image != "registry/holdfast:v1" || len(container.Env) != 1 || len(container.VolumeMounts) != 1 || len(spec.Volumes) != 1 ||
-		spec.ServiceAccountName != "holdfast-maintenance" || spec.NodeName != "" || spec.PriorityClassName != "high" || spec.NodeSelector["a"] != "b" || len(spec.ImagePullSecrets) != 1 {
+		spec.ServiceAccountName != "holdfast-repo-maintenance" || spec.NodeName != "" || spec.PriorityClassName != "high" || spec.NodeSelector["a"] != "b" || len(spec.ImagePullSecrets) != 1 {
 		t.Errorf("the pod is %+v", spec)
 	}
 	if want := []string{"repo-maintenance", "--namespace=holdfast", "--repo-name=shop", "--repo-type=kopia", "--backup-storage-location=a.location", "--v=4"}; !slices.Equal(container.Args, want) {
