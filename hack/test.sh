@@ -9,6 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if command -v "$(go env CC)" >/dev/null; then
   echo "test: unit, property and conformance tests, with the race detector"
   CGO_ENABLED=1 go test -race -timeout 20m ./cmd/... ./pkg/... ./test/architecture/...
+  echo "test: the maintenance of repositories, without it"
+  go test -run Maintenance ./pkg/repository
 else
   echo "test: unit, property and conformance tests, without the race detector: it needs a C compiler, and there is none"
   go test ./cmd/... ./pkg/... ./test/architecture/...

@@ -1,6 +1,11 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Clients come and go in these tests, and each derives a key, which takes the race detector
+// a second: hack/test.sh runs them without it.
+
+//go:build !race
+
 package repository_test
 
 import (
