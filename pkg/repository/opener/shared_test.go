@@ -374,7 +374,7 @@ func TestSharedWhileItIsOpened(t *testing.T) {
 	for range 3 {
 		use(t.Context())
 	}
-	time.Sleep(20 * time.Millisecond)
+	f.eventually("the others don't wait for the same opening", func() bool { return f.Users(app) == 4 })
 	cancel()
 	if err := <-results; !errors.Is(err, context.Canceled) {
 		t.Errorf("the first is told %v", err)
