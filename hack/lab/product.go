@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -14,6 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-io/holdfast/hack/lab/holdfast"
+	"github.com/holdfast-io/holdfast/hack/lab/jobs"
+	"github.com/holdfast-io/holdfast/hack/lab/workdir"
 )
 
 func holdfastCommand() *cobra.Command {
@@ -22,7 +25,7 @@ func holdfastCommand() *cobra.Command {
 		Short: "Run Holdfast in a lab",
 		Args:  cobra.NoArgs,
 	}
-	c.AddCommand(holdfastUpCommand(), holdfastDownCommand(), holdfastRestartCommand())
+	c.AddCommand(holdfastUpCommand(), holdfastDownCommand(), holdfastRestartCommand(), holdfastJobsCommand())
 	return c
 }
 
@@ -61,6 +64,11 @@ func holdfastUpCommand() *cobra.Command {
 		if config.Artifacts, err = filepath.Abs(*artifacts); err != nil {
 			return err
 		}
+		own, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		config.JobRunner = []string{own, "holdfast", jobsUse, "--dir", string(dir), "--holdfast", config.Binary}
 		out := c.OutOrStdout()
 		fmt.Fprintf(out, "starting holdfast in %s\n", dir)
 		start := time.Now()
@@ -96,7 +104,7 @@ func holdfastDownCommand() *cobra.Command {
 
 func holdfastRestartCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use:   "restart {apiserver|controller|agent-N}",
+		Use:   "restart {apiserver|controller|jobs|agent-N}",
 		Short: "End one process of Holdfast and start it again with the same arguments",
 		Args:  cobra.ExactArgs(1),
 	}
@@ -109,6 +117,28 @@ func holdfastRestartCommand() *cobra.Command {
 		}
 		defer unlock()
 		return holdfast.Restart(c.Context(), dir, args[0], *kill)
+	}
+	return c
+}
+
+const jobsUse = "run-jobs"
+
+// holdfastJobsCommand is what `lab holdfast up` starts in a lab without nodes.
+func holdfastJobsCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:    jobsUse,
+		Short:  "Run the pods of maintenance Jobs as processes, until it is stopped",
+		Args:   cobra.NoArgs,
+		Hidden: true,
+	}
+	dirPath := dirFlag(c)
+	binary := c.Flags().String("holdfast", "bin/holdfast", "the holdfast program")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		dir, err := workdir.Open(*dirPath)
+		if err != nil {
+			return err
+		}
+		return (&jobs.Runner{Dir: dir, Binary: *binary, Log: c.OutOrStdout()}).Run(c.Context())
 	}
 	return c
 }

@@ -4,14 +4,11 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -92,53 +89,10 @@ func TestMaintenance(t *testing.T) {
 	}
 }
 
-// runPods does what a kubelet does with the pods of maintenance Jobs: it runs their command,
-// with the rights of their account, and writes what it ended with into their status.
-func runPods(t *testing.T, ctx context.Context) {
-	pods := lab.Kube.CoreV1().Pods(enginev1alpha1.MaintenanceNamespace(labtest.System))
-	begun := map[types.UID]bool{}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(200 * time.Millisecond):
-		}
-		list, err := pods.List(ctx, metav1.ListOptions{})
-		if err != nil {
-			continue
-		}
-		for _, pod := range list.Items {
-			if begun[pod.UID] {
-				continue
-			}
-			begun[pod.UID] = true
-			if account := pod.Spec.ServiceAccountName; account != "holdfast-repo-maintenance" {
-				t.Errorf("the pod %s has the account %q", pod.Name, account)
-				continue
-			}
-			_, message, err := maintain(t, pod.Spec.Containers[0].Args[1:]...)
-			state := corev1.ContainerStateTerminated{Message: message, Reason: "Completed"}
-			pod.Status.Phase = corev1.PodSucceeded
-			if err != nil {
-				state.ExitCode, state.Reason, pod.Status.Phase = 1, "Error", corev1.PodFailed
-			}
-			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: pod.Spec.Containers[0].Name, State: corev1.ContainerState{Terminated: &state}}}
-			if _, err := pods.UpdateStatus(ctx, &pod, metav1.UpdateOptions{}); err != nil && ctx.Err() == nil {
-				t.Errorf("writing the status of the pod %s: %v", pod.Name, err)
-			}
-		}
-	}
-}
-
 // TestMaintenanceJobs: a repository that is due has a Job, whose pod's message comes into the
 // record, and the next one follows; a failure is told.
 func TestMaintenanceJobs(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() { runPods(t, ctx) })
-	defer running.Wait()
-	defer cancel()
-
+	t.Parallel()
 	namespace, backup := lab.Namespace(t, "due"), labtest.Name("due")
 	_, folder := lab.PodWithClaim(t, namespace, labtest.Node)
 	fill(t, folder)

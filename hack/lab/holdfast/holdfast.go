@@ -4,7 +4,8 @@
 // Package holdfast runs Holdfast in a lab: its API server, controller and
 // agents as processes of this machine, each with the rights of its
 // ServiceAccount and no others, so that what works here works in a cluster. An agent
-// has the token of a pod on its node, by which the cluster knows whose agent it is.
+// has the token of a pod on its node, by which the cluster knows whose agent it is. Without
+// nodes the pods of maintenance Jobs are processes too (package jobs).
 package holdfast
 
 import (
@@ -20,6 +21,7 @@ import (
 
 	"github.com/holdfast-io/holdfast/hack/lab/controlplane"
 	"github.com/holdfast-io/holdfast/hack/lab/image"
+	"github.com/holdfast-io/holdfast/hack/lab/jobs"
 	"github.com/holdfast-io/holdfast/hack/lab/kubeconfig"
 	"github.com/holdfast-io/holdfast/hack/lab/kubectl"
 	"github.com/holdfast-io/holdfast/hack/lab/node"
@@ -35,6 +37,9 @@ type Config struct {
 	Artifacts string // the folder of the manifests
 	// Flags that go behind the lab's own, so they win.
 	APIServerFlags, ControllerFlags, AgentFlags []string
+	// JobRunner is the program, with its arguments, that runs the pods of Jobs in a lab
+	// without real nodes.
+	JobRunner []string
 	// Agents is how many agents run in a lab without real nodes, each for a
 	// Node object of its own. With real nodes there is one for each of them.
 	Agents int
@@ -48,9 +53,9 @@ const stopGrace = 20 * time.Second
 
 // serviceAccounts are the users of the roles but the agents', with their namespaces.
 var serviceAccounts = map[string]string{
-	"holdfast-apiserver":        namespace,
-	"holdfast-controller":       namespace,
-	"holdfast-repo-maintenance": namespace + "-maintenance",
+	"holdfast-apiserver":  namespace,
+	"holdfast-controller": namespace,
+	jobs.Account:          jobs.Namespace,
 }
 
 // Up registers and starts Holdfast, and returns once the aggregated API is
@@ -74,6 +79,12 @@ func Up(ctx context.Context, c Config) error {
 	}
 	if err := r.writeCredentials(ctx, kube, state, time.Now()); err != nil {
 		return err
+	}
+	if len(r.nodes) == 0 && len(r.JobRunner) > 0 {
+		const name = prefix + "jobs"
+		if _, err := process.Start(c.Dir.Run(), process.Spec{Name: name, Path: r.JobRunner[0], Args: r.JobRunner[1:], Log: c.Dir.Log(name)}); err != nil {
+			return err
+		}
 	}
 	var started []*process.Process
 	for _, s := range r.specs() {
@@ -130,7 +141,7 @@ func Stop(ctx context.Context, dir workdir.Dir) error {
 	return errors.Join(failed...)
 }
 
-// Restart ends one of apiserver, controller, agent-0, agent-1 ..., with
+// Restart ends one of apiserver, controller, jobs, agent-0, agent-1 ..., with
 // SIGKILL if kill is set, starts it with the arguments that it had, and returns
 // once it is ready. A process that ended by itself is just started.
 func Restart(ctx context.Context, dir workdir.Dir, role string, kill bool) error {
@@ -159,6 +170,9 @@ func Restart(ctx context.Context, dir workdir.Dir, role string, kill bool) error
 	again, err := process.Start(dir.Run(), p.Spec)
 	if err != nil {
 		return err
+	}
+	if again.Address() == "" {
+		return nil // the runner of Jobs
 	}
 	if err := awaitHealth(ctx, dir, again); err != nil || role != "apiserver" {
 		return err

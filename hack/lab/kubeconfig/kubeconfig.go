@@ -6,7 +6,10 @@
 package kubeconfig
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
+	"net/http"
 	"os"
 	"time"
 
@@ -48,4 +51,41 @@ func write(path, server string, ca *pki.Authority, name string, credentials obje
 		return fmt.Errorf("kubeconfig of %s: %w", name, err)
 	}
 	return os.WriteFile(path, raw, 0o600)
+}
+
+// Client is a client that is who a kubeconfig of Issue says.
+func Client(path string) (*http.Client, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var config struct {
+		Clusters []struct {
+			Cluster struct {
+				CA []byte `json:"certificate-authority-data"`
+			} `json:"cluster"`
+		} `json:"clusters"`
+		Users []struct {
+			User struct {
+				Cert []byte `json:"client-certificate-data"`
+				Key  []byte `json:"client-key-data"`
+			} `json:"user"`
+		} `json:"users"`
+	}
+	if err := yaml.Unmarshal(raw, &config); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if len(config.Clusters) != 1 || len(config.Users) != 1 {
+		return nil, fmt.Errorf("%s is none of a lab's", path)
+	}
+	own, err := tls.X509KeyPair(config.Users[0].User.Cert, config.Users[0].User.Key)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	authorities := x509.NewCertPool()
+	authorities.AppendCertsFromPEM(config.Clusters[0].Cluster.CA)
+	return &http.Client{Transport: &http.Transport{
+		TLSClientConfig:   &tls.Config{RootCAs: authorities, Certificates: []tls.Certificate{own}, MinVersion: tls.VersionTLS12},
+		ForceAttemptHTTP2: true,
+	}}, nil
 }
