@@ -30,8 +30,8 @@ import (
 
 // maintenanceOptions are the controller's flags about the maintenance of repositories.
 type maintenanceOptions struct {
-	frequency, timeout time.Duration
-	keep, limit        int
+	frequency, timeout, startTimeout time.Duration
+	keep, limit                      int
 	// CPU and memory, as they are given.
 	cpuRequest, cpuLimit, memRequest, memLimit string
 }
@@ -39,6 +39,7 @@ type maintenanceOptions struct {
 func (o *maintenanceOptions) addFlags(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.frequency, "maintenance-frequency", maintenance.DefaultFrequency, "How often a repository is maintained that does not say so itself.")
 	flags.DurationVar(&o.timeout, "maintenance-job-timeout", maintenance.DefaultTimeout, "How long the maintenance of a repository may take.")
+	flags.DurationVar(&o.startTimeout, "maintenance-job-start-timeout", maintenance.DefaultStartTimeout, "How long its pod may take until it begins, for instance to be scheduled.")
 	flags.IntVar(&o.limit, "concurrent-maintenance-jobs", maintenance.DefaultLimit, "How many repositories are maintained at once. 0 is none.")
 	flags.IntVar(&o.keep, "keep-latest-maintenance-jobs", maintenance.DefaultKeep, "How many Jobs that have maintained a repository are kept, with their logs.")
 	flags.StringVar(&o.cpuRequest, "maintenance-job-cpu-request", "0", "CPU that the pod of a maintenance asks for.")
@@ -54,6 +55,9 @@ func (o *maintenanceOptions) validate() error {
 	}
 	if o.timeout < time.Minute {
 		errs = append(errs, fmt.Errorf("--maintenance-job-timeout must be at least 1m, but is %s", o.timeout))
+	}
+	if o.startTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("--maintenance-job-start-timeout must be positive, but is %s", o.startTimeout))
 	}
 	if o.limit < 0 || o.keep < 0 {
 		errs = append(errs, fmt.Errorf("--concurrent-maintenance-jobs and --keep-latest-maintenance-jobs must not be negative, but are %d and %d", o.limit, o.keep))
@@ -105,6 +109,7 @@ func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engine
 		Keep:               o.keep,
 		Limit:              o.limit,
 		Timeout:            o.timeout,
+		StartTimeout:       o.startTimeout,
 		Resources:          resources,
 		LogFlags:           logFlags(os.Args[1:]),
 		Repositories:       engine,

@@ -13,8 +13,9 @@
 //     each repository, and up to a whole one for a new one, so that they don't come all at
 //     once.
 //   - No more Jobs run at once than the limit says; those that are due for longest go first.
-//   - Nothing is waited for: a Job that can't run, or never ends, delays no other repository
-//     until its deadline, but takes one place of the limit.
+//   - Nothing is waited for: a Job that never ends takes one place of the limit until its
+//     deadline, and one that can't begin for a few minutes: then it is given up, which the
+//     record tells before the Job is deleted, so that it is told if we are killed between.
 //   - A Job whose pod was killed, evicted or never scheduled, or that somebody has deleted, is
 //     told as what it was.
 //
@@ -66,8 +67,9 @@ const (
 	DefaultLimit = 2
 	// DefaultTimeout is how long a Job may take, from its creation.
 	DefaultTimeout = 6 * time.Hour
-	// lookInterval is how often the pod of a Job that runs is looked at, which may not be
-	// able to begin.
+	// DefaultStartTimeout is how long the pod of a Job may take until it begins.
+	DefaultStartTimeout = 10 * time.Minute
+	// lookInterval is how often the pod of a Job that has not begun is looked at.
 	lookInterval = time.Minute
 	// longestMessage is how much of a message is kept.
 	longestMessage = 1024
@@ -84,7 +86,9 @@ type Config struct {
 	Keep      int
 	Limit     int
 	Timeout   time.Duration
-	Resources Resources
+	// StartTimeout is how long the pod of a Job may take until it begins.
+	StartTimeout time.Duration
+	Resources    Resources
 	// LogFlags are given to the command as they are.
 	LogFlags []string
 
@@ -113,8 +117,10 @@ type Controller struct {
 	made map[types.UID]*batchv1.Job
 	// gone are Jobs that were deleted before they had ended, by the name of the record.
 	gone map[string]*batchv1.Job
-	// seen is what was last seen of the pods of Jobs that run, by the Job's name.
+	// seen is what was last seen of the pods of Jobs that have not begun, by the Job's name.
 	seen map[string]string
+	// begun are the Jobs that run whose pods have begun.
+	begun map[types.UID]bool
 }
 
 // New returns a Controller.
@@ -129,6 +135,7 @@ func New(config Config) (*Controller, error) {
 		made:  map[types.UID]*batchv1.Job{},
 		gone:  map[string]*batchv1.Job{},
 		seen:  map[string]string{},
+		begun: map[types.UID]bool{},
 	}
 	return c, errors.Join(
 		c.queue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(c.recordChanged)),
@@ -164,10 +171,16 @@ func (c *Controller) jobChanged(before, after *batchv1.Job) {
 		return
 	}
 	if after == nil {
-		if ended, _, _ := finished(before); !ended {
-			c.mu.Lock()
+		ended, _, _ := finished(before)
+		c.mu.Lock()
+		delete(c.begun, before.UID)
+		delete(c.seen, before.Name)
+		if !ended {
 			c.gone[name] = before
-			c.mu.Unlock()
+		}
+		c.mu.Unlock()
+		if !ended {
+			c.next() // which makes room for another one
 		}
 	}
 	c.queue.Add(name)
@@ -198,7 +211,6 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	}
 	switch {
 	case running != nil:
-		c.look(ctx, running)
 		c.queue.AddAfter(name, lookInterval)
 		return nil
 	case recorded:
@@ -271,14 +283,28 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 	for _, job := range slices.Backward(all) {
 		ended, _, _ := finished(job)
 		switch {
-		case !ended:
-			running = job
-		case !known(job):
+		case ended && known(job):
+		case known(job): // it was given up
+			if err := c.delete(ctx, job); err != nil {
+				return false, nil, err
+			}
+			running = job // until it is gone
+		case ended:
 			run, err := c.outcome(ctx, job)
 			if err != nil {
 				return false, nil, err
 			}
 			add(run)
+		default:
+			why, err := c.look(ctx, job)
+			if err != nil {
+				return false, nil, err
+			}
+			if why == "" {
+				running = job
+			} else {
+				add(c.run(job, engine.MaintenanceFailed, why))
+			}
 		}
 	}
 	if recorded {
@@ -386,29 +412,56 @@ func endOf(pod *corev1.Pod) string {
 	return strings.Join(told, ": ")
 }
 
-// look remembers what keeps the pod of a Job from beginning: at the deadline it is gone.
-func (c *Controller) look(ctx context.Context, job *batchv1.Job) {
-	if c.Clock.Since(job.CreationTimestamp.Time) < lookInterval/2 {
-		return
+// look remembers what keeps the pod of a Job from beginning: at the Job's deadline it is gone.
+// If it has not begun for so long that the Job is to be given up, it returns why.
+func (c *Controller) look(ctx context.Context, job *batchv1.Job) (giveUp string, err error) {
+	age := c.Clock.Since(job.CreationTimestamp.Time)
+	c.mu.Lock()
+	begun := c.begun[job.UID]
+	c.mu.Unlock()
+	if begun || age < lookInterval/2 {
+		return "", nil
 	}
 	pod, err := c.podOf(ctx, job)
-	if err != nil || pod == nil {
-		return
+	if err != nil {
+		return "", err
+	}
+	why := "it has no pod"
+	if pod != nil {
+		why = endOf(pod)
+		begun = slices.ContainsFunc(pod.Status.ContainerStatuses, func(container corev1.ContainerStatus) bool {
+			return container.State.Running != nil || container.State.Terminated != nil
+		})
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.seen[job.Name] = endOf(pod)
+	if begun {
+		c.begun[job.UID] = true
+		return "", nil
+	}
+	c.seen[job.Name] = why
+	if age < c.StartTimeout {
+		return "", nil
+	}
+	return strings.TrimSuffix(fmt.Sprintf("it had not begun after %s: %s", c.StartTimeout, why), ": "), nil
 }
 
 // clear deletes the Jobs that are not to be kept, with their pods.
 func (c *Controller) clear(ctx context.Context, all []*batchv1.Job) error {
 	for _, job := range all[min(len(all), c.Keep):] {
-		err := c.Jobs.Delete(ctx, job.Name, metav1.DeleteOptions{
-			Preconditions: &metav1.Preconditions{UID: &job.UID}, PropagationPolicy: new(metav1.DeletePropagationBackground),
-		})
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			return fmt.Errorf("deleting Job %s: %w", job.Name, err)
+		if err := c.delete(ctx, job); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+func (c *Controller) delete(ctx context.Context, job *batchv1.Job) error {
+	err := c.Jobs.Delete(ctx, job.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &job.UID}, PropagationPolicy: new(metav1.DeletePropagationBackground),
+	})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("deleting Job %s: %w", job.Name, err)
 	}
 	return nil
 }

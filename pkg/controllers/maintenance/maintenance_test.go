@@ -5,6 +5,7 @@ package maintenance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -39,7 +41,7 @@ type harness struct {
 func newHarness(t *testing.T) *harness {
 	h := &harness{t: t, cluster: enginetest.New(&engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}})}
 	h.config = Config{
-		Namespace: system, Frequency: time.Hour, Keep: 3, Limit: 2, Timeout: 6 * time.Hour,
+		Namespace: system, Frequency: time.Hour, Keep: 3, Limit: 2, Timeout: 6 * time.Hour, StartTimeout: DefaultStartTimeout,
 		Own:          func(context.Context) (*corev1.Pod, error) { return nil, nil },
 		Repositories: h.cluster.EngineV1alpha1(),
 		Jobs:         h.cluster.Kube.BatchV1().Jobs("holdfast-maintenance"),
@@ -97,19 +99,39 @@ func (h *harness) jobs() []batchv1.Job {
 	return list.Items
 }
 
+// next waits for the next Job.
+func (h *harness) next() batchv1.Job {
+	h.t.Helper()
+	for begin := time.Now(); time.Since(begin) < 3*time.Hour; time.Sleep(10 * time.Second) {
+		if active := h.active(); len(active) > 0 {
+			return active[0]
+		}
+	}
+	h.t.Fatal("there is no Job")
+	return batchv1.Job{}
+}
+
 func (h *harness) active() []batchv1.Job {
 	return slices.DeleteFunc(h.jobs(), func(job batchv1.Job) bool { ended, _, _ := finished(&job); return ended })
+}
+
+// pod makes the pod of a Job.
+func (h *harness) pod(job batchv1.Job, status *corev1.PodStatus) *corev1.Pod {
+	h.t.Helper()
+	pod, err := h.config.Pods.Create(h.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: job.Name + "-x", Labels: map[string]string{batchv1.JobNameLabel: job.Name}}, Status: *status,
+	}, metav1.CreateOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return pod
 }
 
 // end ends a Job with a pod of some status.
 func (h *harness) end(job batchv1.Job, succeeded bool, status *corev1.PodStatus) {
 	h.t.Helper()
 	if status != nil {
-		if _, err := h.config.Pods.Create(h.t.Context(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: job.Name + "-x", Labels: map[string]string{batchv1.JobNameLabel: job.Name}}, Status: *status,
-		}, metav1.CreateOptions{}); err != nil {
-			h.t.Fatal(err)
-		}
+		h.pod(job, status)
 	}
 	kind := batchv1.JobFailed
 	if succeeded {
@@ -120,6 +142,10 @@ func (h *harness) end(job batchv1.Job, succeeded bool, status *corev1.PodStatus)
 		h.t.Fatal(err)
 	}
 	synctest.Wait()
+}
+
+func runs() *corev1.PodStatus {
+	return &corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: containerName, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}}
 }
 
 func said(message string) *corev1.PodStatus { return terminated(0, "Completed", message) }
@@ -203,33 +229,46 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// A Job that can't begin is ended by its deadline, and then it is told why; and one that
-// somebody deletes is told at once.
+// A Job that can't begin is given up soon, with what was wrong, also if the controller is
+// killed between; one that has begun is not, and one that somebody deletes is told at once.
 func TestUnschedulableAndDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t)
 		h.repository("shop", metav1.ConditionTrue)
 		h.run()
-		defer h.stop()
-		time.Sleep(2*time.Hour + time.Second)
-		job := h.active()[0]
-		pod, err := h.config.Pods.Create(t.Context(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: map[string]string{batchv1.JobNameLabel: job.Name}},
-			Status:     corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/3 nodes"}}},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(3 * time.Minute)
-		if err := h.config.Pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		h.end(job, false, nil)
-		if got := h.status("shop").Message; got != "what the Job says: Unschedulable: 0/3 nodes" {
+		job := h.next()
+		pod := h.pod(job, &corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/3 nodes"}}})
+		time.Sleep(time.Until(job.CreationTimestamp.Add(DefaultStartTimeout)))
+		h.cluster.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if action.Matches("delete", "jobs") {
+				return enginetest.Fault{Err: errors.New("refused")}
+			}
+			return enginetest.Fault{}
+		})
+		time.Sleep(lookInterval)
+		h.stop()
+		h.cluster.Fault(nil)
+		if got := h.status("shop").Message; got != "it had not begun after 10m0s: Unschedulable: 0/3 nodes" {
 			t.Errorf("it says %q", got)
 		}
-		time.Sleep(70 * time.Minute)
-		if err := h.config.Jobs.Delete(t.Context(), h.active()[0].Name, metav1.DeleteOptions{}); err != nil {
+		if len(h.active()) != 1 {
+			t.Fatal("the Job is gone already")
+		}
+		h.run()
+		if len(h.jobs()) != 0 {
+			t.Fatal("a Job that was given up is still there")
+		}
+		_ = h.config.Pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{})
+		last := job
+		if job = h.next(); job.CreationTimestamp.Sub(last.CreationTimestamp.Time) < time.Hour {
+			t.Error("it does not wait for the next period")
+		}
+		h.pod(job, runs())
+		time.Sleep(time.Hour)
+		if status := h.status("shop"); len(h.active()) != 1 || len(status.RecentMaintenance) != 1 {
+			t.Fatalf("a Job that has begun was given up: %+v", status)
+		}
+		if err := h.config.Jobs.Delete(t.Context(), job.Name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		if status := h.status("shop"); len(status.RecentMaintenance) != 2 || !strings.Contains(status.Message, "somebody deleted the Job") {
@@ -239,6 +278,7 @@ func TestUnschedulableAndDeleted(t *testing.T) {
 		if len(h.active()) != 1 {
 			t.Error("the next period has no Job")
 		}
+		h.stop()
 	})
 }
 
@@ -248,8 +288,8 @@ func TestRestart(t *testing.T) {
 		h := newHarness(t)
 		h.repository("shop", metav1.ConditionTrue)
 		h.run()
-		time.Sleep(2*time.Hour + time.Second)
-		job := h.active()[0]
+		job := h.next()
+		h.pod(job, runs())
 		for range 3 {
 			h.stop()
 			h.run()
@@ -259,6 +299,9 @@ func TestRestart(t *testing.T) {
 			}
 		}
 		h.stop()
+		if err := h.config.Pods.Delete(t.Context(), job.Name+"-x", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		h.end(job, true, said(maintenance.Result{Repository: "shop.default", Kind: "quick"}.String()))
 		for range 3 {
 			h.run()
@@ -270,7 +313,7 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// With a hundred repositories, of which three never end and three fail, all others are
+// With a hundred repositories, of which two never end, one can't begin and one fails, all others are
 // maintained within their period; never more Jobs run than the limit, and few are kept.
 func TestManyRepositories(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -286,7 +329,7 @@ func TestManyRepositories(t *testing.T) {
 		stuck := func(job batchv1.Job) bool {
 			return slices.Contains([]string{"n1.default", "n2.default", "n3.default"}, job.Annotations[annotationRepository])
 		}
-		begin := time.Now()
+		begin, begun := time.Now(), map[string]bool{}
 		for time.Since(begin) < 6*time.Hour {
 			time.Sleep(30 * time.Second)
 			active := h.active()
@@ -294,6 +337,10 @@ func TestManyRepositories(t *testing.T) {
 				t.Fatalf("%d Jobs run at once", len(active))
 			}
 			for _, job := range active {
+				if stuck(job) && job.Annotations[annotationRepository] != "n3.default" && !begun[job.Name] {
+					begun[job.Name] = true
+					h.pod(job, runs())
+				}
 				if !stuck(job) && !strings.HasPrefix(job.Annotations[annotationRepository], "broken") {
 					h.end(job, job.Annotations[annotationRepository] != "n4.default", said(""))
 				}
@@ -301,7 +348,7 @@ func TestManyRepositories(t *testing.T) {
 		}
 		for i := range count {
 			status := h.status(fmt.Sprintf("n%d", i))
-			if got := len(status.RecentMaintenance); i >= 1 && i <= 3 && got != 0 || (i < 1 || i > 3) && (got < 3 || got > 6) {
+			if got := len(status.RecentMaintenance); (i == 1 || i == 2) != (got == 0) || got != 0 && (got < 3 || got > 6) {
 				t.Errorf("n%d was maintained %d times", i, got)
 			}
 		}
