@@ -223,12 +223,12 @@ func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, s
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
-	live, getErr := c.Runs.Get(ctx, run.Name, metav1.GetOptions{})
+	live, readErr := c.live(ctx, run)
 	switch {
-	case getErr == nil && live.UID == run.UID:
+	case readErr != nil:
+		return readErr
+	case live != nil:
 		return fmt.Errorf("%w: %v", errRefused, err)
-	case getErr != nil && !apierrors.IsNotFound(getErr):
-		return fmt.Errorf("reading BackupRun %s: %w", run.Name, getErr)
 	}
 	return err
 }

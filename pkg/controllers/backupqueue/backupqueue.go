@@ -34,8 +34,9 @@
 //     held back while its start was taken back, while another process took over, or while
 //     the ledger was lost and made anew: of the runs that are in progress after it was;
 //  6. what else a decision rests on may be outdated and does no harm. Words of a
-//     selection do not change, and an end is final. A run that has ended or
-//     is gone, and is not known to, holds its slot a little longer; nobody executes it.
+//     selection do not change, and an end is final. A run is read before it is let
+//     start, so that none does that is cancelled or gone. One that ends or goes after
+//     that, and is not known to, holds its slot a little longer; nobody executes it.
 //
 // While the ledger can't be read, nothing starts. What remains is an executor that was
 // paused until another process was elected, and reads on for a moment when it wakes up,
@@ -146,7 +147,7 @@ type Controller struct {
 	known map[string]*enginev1alpha1.BackupRun
 	// unadmitted are the names of those that have changed since admit saw them.
 	unadmitted sets.Set[string]
-	// written are runs by name, as this controller last wrote them: the informer may
+	// written are runs by name, as this controller last wrote or read them: the informer may
 	// not have seen that yet, and a decision must not be taken twice.
 	written map[string]*enginev1alpha1.BackupRun
 	// refused are the runs, by name, whose record may not be written.
@@ -241,6 +242,9 @@ func (c *Controller) step(ctx context.Context) error {
 		if d, err = c.decide(ctx); err != nil {
 			return err
 		}
+	}
+	if waits, err := c.stillWait(ctx, d.Start); err != nil || !waits {
+		return err
 	}
 	err = c.writeStarts(ctx, d)
 	if err == nil || d.unreadable != nil || records.Refused(err) { // the latter for as long as somebody likes

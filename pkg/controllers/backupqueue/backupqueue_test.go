@@ -246,13 +246,15 @@ func TestInvalidRecordsAreRefusedAlone(t *testing.T) {
 func TestARemovedRunHoldsNobodyUp(t *testing.T) {
 	enginetest.Each(t, map[string][]runtime.Object{
 		"new":     {newRun("gone", 1, "a"), newRun("waits", 2, "b")},
+		"queued":  {inPhase(newRun("gone", 1, "a"), queued, 1), inPhase(newRun("waits", 2, "b"), queued, 2)},
 		"invalid": {newRun("gone", 1, "a["), newRun("waits", 2, "b")},
 	}, func(t *testing.T, runs []runtime.Object) {
 		h := newHarness(t, append(runs, location("default", metav1.ConditionTrue))...)
 		removed := false
 		h.Fault(func(action kubetesting.Action) enginetest.Fault {
 			run := enginetest.Written(action)
-			if run != nil && run.Name == "gone" && !removed {
+			get, isGet := action.(kubetesting.GetActionImpl)
+			if (run != nil && run.Name == "gone" || isGet && get.GetName() == "gone") && !removed {
 				removed = true
 				if err := h.Tracker().Delete(action.GetResource(), system, "gone"); err != nil {
 					t.Error(err)
@@ -269,18 +271,44 @@ func TestARemovedRunHoldsNobodyUp(t *testing.T) {
 	})
 }
 
-// One that is let start all the same takes its slot for as long only.
-func TestARemovedRunHoldsNoSlotOnceThatIsSeen(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, location("default", metav1.ConditionTrue),
-			inPhase(newRun("gone", 1, "a"), queued, 1), inPhase(newRun("waits", 2, "b"), queued, 2))
+// What has become of a run that waited counts before the informer has seen it.
+func TestWhatDoesNotWaitAnyMoreIsNotLetStart(t *testing.T) {
+	cases := map[string]func(*harness){}
+	for name, become := range map[string]func(*harness){
+		"removed":   func(h *harness) { h.Remove("gone") },
+		"cancelled": func(h *harness) { h.Cancel("gone") },
+		"ended":     func(h *harness) { h.end("gone") },
+		"replaced": func(h *harness) {
+			h.Remove("gone")
+			h.Create(newRun("gone", 3, "a"))
+		},
+	} {
+		cases[name] = func(h *harness) { h.Hold(); become(h) }
+		cases[name+", its ticket unseen"] = become
+	}
+	enginetest.Each(t, cases, func(t *testing.T, become func(*harness)) {
+		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("first", 0, "c"), running, 1),
+			newRun("gone", 1, "a"), newRun("waits", 2, "b"))
 		c := h.prepare(1)
-		release := h.Hold()
-		h.Remove("gone")
+		h.executing["first"] = h.Run("first")
+		h.Remove("first")
+		synctest.Wait()
+		if strings.Contains(t.Name(), "unseen") {
+			h.Hold()
+		}
 		go c.Run(t.Context(), h)
-		h.expectStarted("gone")
-		release()
-		h.expectStarted("waits")
+		h.expect(queued, "gone", "waits")
+		become(h)
+		h.mu.Lock()
+		delete(h.executing, "first")
+		h.mu.Unlock()
+		begin := time.Now()
+		c.Changed("first")
+		h.expect(ready, "waits")
+		h.AtOnce(begin)
+		if h.starts()["gone"] != 0 {
+			t.Error("the other one was let start, too")
+		}
 	})
 }
 

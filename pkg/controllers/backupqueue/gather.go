@@ -133,15 +133,24 @@ func (c *Controller) latest(ctx context.Context, name string) (*enginev1alpha1.B
 	}
 	// Not in the informer: it has not seen the run yet, or it has seen it go. Only
 	// the cluster knows.
-	live, err := c.Runs.Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err), err == nil && live.UID != written.UID:
-		delete(c.written, name)
-		return cached, nil
-	case err != nil:
-		return nil, fmt.Errorf("reading BackupRun %s: %w", name, err)
+	if live, err := c.live(ctx, written); live != nil || err != nil {
+		return live, err
 	}
-	c.written[name] = live
+	return cached, nil
+}
+
+// live is a run as it is in the cluster, or nil if it is gone: that counts until the
+// informer has seen it.
+func (c *Controller) live(ctx context.Context, run *enginev1alpha1.BackupRun) (*enginev1alpha1.BackupRun, error) {
+	live, err := c.Runs.Get(ctx, run.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && live.UID != run.UID:
+		delete(c.written, run.Name)
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading BackupRun %s: %w", run.Name, err)
+	}
+	c.written[run.Name] = live
 	return live, nil
 }
 

@@ -55,6 +55,26 @@ func holds(run *enginev1alpha1.BackupRun) bool {
 	return records.Unclaimed(run) || run.Status.Phase == v1alpha1.BackupPhaseInProgress
 }
 
+// stillWait reports whether what is to start waits in the cluster, too: what is gone or
+// cancelled gets no slot, however late the informer is. That is known then, and it is
+// decided anew.
+func (c *Controller) stillWait(ctx context.Context, starts []types.UID) (bool, error) {
+	still := true
+	for _, uid := range starts {
+		run := c.planner.Run(uid)
+		live, err := c.live(ctx, run)
+		if err != nil {
+			return false, err
+		}
+		if live == nil || live.Spec.Cancellation != nil || !records.Unclaimed(live) {
+			still = false
+			c.know(run.Name, live)
+			c.queue.Add(theQueue)
+		}
+	}
+	return still, nil
+}
+
 // writeStarts lets runs start, with the rest of the ledger as it was judged: one write,
 // which fails if the ledger is not in the version any more that was judged. The runs are
 // added to those that hold a slot.

@@ -95,8 +95,8 @@ func (r *referee) started(by string, start records.Start, t *tracked) {
 	p.mu.Lock()
 	knew, read := p.knew, p.read
 	p.mu.Unlock()
-	if !t.begunAt.IsZero() && t.begunAt.Before(read) {
-		r.violation("%s let %s start, which it had found %s", by, t.name, t.phase)
+	if !t.begunAt.IsZero() && t.begunAt.Before(read) || t.cancelled && t.cancelledAt.Before(read) {
+		r.violation("%s let %s start, which it had found %s, cancelled: %t", by, t.name, t.phase, t.cancelled)
 	}
 	for other, ahead := range r.waiting {
 		if _, ready := r.ledger[other]; ready || ahead.ticket >= t.ticket || !ahead.overlaps(t) {

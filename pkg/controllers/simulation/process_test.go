@@ -51,8 +51,8 @@ type process struct {
 	// held is since when its informers see nothing, or did when they were released.
 	held, released time.Time
 	// knew and read are what its queue knew at least when it sent its last change of
-	// the ledger: by its informers all that had happened before the one, and as it may have
-	// been paused after it had looked, of what others had written all before the other.
+	// the ledger: by its informers all that had happened before the one, and of the runs
+	// that it let start, which it had read, all before the other.
 	knew, read time.Time
 }
 
@@ -213,13 +213,12 @@ func (p *process) hold() (release func()) {
 // may be from before it.
 func (p *process) notes() {
 	now := time.Now()
-	p.knew = now
+	p.knew, p.read = now, now
+	if !p.paused.IsZero() && (p.resumed.IsZero() || p.resumed.Equal(now)) {
+		p.read = p.paused
+	}
 	if !p.held.IsZero() && (p.released.IsZero() || p.released.Equal(now)) {
 		p.knew = p.held
-	}
-	p.read = p.knew
-	if !p.paused.IsZero() && (p.resumed.IsZero() || p.resumed.Equal(now)) && p.paused.Before(p.read) {
-		p.read = p.paused
 	}
 }
 

@@ -70,12 +70,13 @@ type tracked struct {
 	ticket   int64
 	queuedAt time.Time
 	queuedBy string
-	// begunAt is when it was claimed, or ended or was removed before.
-	begunAt            time.Time
-	cancelled, deleted bool
-	stored             bool
-	ends, executions   int
-	executing          *process
+	// begunAt is when it was claimed, or ended or was removed before, and cancelledAt when
+	// that was asked for.
+	begunAt, cancelledAt time.Time
+	cancelled, deleted   bool
+	stored               bool
+	ends, executions     int
+	executing            *process
 }
 
 func newReferee() *referee {
@@ -253,7 +254,9 @@ func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
 		r.litter = append(r.litter, t.name)
 	}
 	t.phase, t.stored = status.Phase, status.Stored
-	t.cancelled = run.Spec.Cancellation != nil
+	if t.cancelled = run.Spec.Cancellation != nil; t.cancelled && t.cancelledAt.IsZero() {
+		t.cancelledAt = time.Now()
+	}
 	t.version, _ = strconv.Atoi(run.ResourceVersion)
 	keep(r.left, run.UID, t, !t.phase.Ended())
 	keep(r.fresh, run.UID, t, t.phase == "" && t.valid && !t.cancelled)
