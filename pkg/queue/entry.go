@@ -59,27 +59,9 @@ type Entry struct {
 	inUse, limit    int
 }
 
-func newEntry(r *Run) Entry {
-	return Entry{
-		UID: r.UID, Namespace: r.Namespace, Name: r.Name,
-		State:        r.State(),
-		WaitingSince: r.WaitingSince(),
-		selection:    r.Selection,
-	}
-}
-
 // maxConflicts bounds ConflictNamespaces, so that the size of a queue entry
 // does not follow that of the cluster.
 const maxConflicts = 16
-
-// blameLocation fills in the storage location that is not available.
-func (e *Entry) blameLocation(name string, locations map[string]LocationState) {
-	state, known := locations[name]
-	e.location, e.locationMessage = name, state.Message
-	if !known {
-		e.locationMessage = "it does not exist"
-	}
-}
 
 // blame fills in who blocks the run, in order of tickets, and where. namespaces
 // are those that exist, sorted.
@@ -160,7 +142,11 @@ func (e *Entry) message() string {
 	case v1alpha1.QueueReasonNamespaceOverlap:
 		return "overlaps " + e.blockerList() + e.conflictList()
 	case v1alpha1.QueueReasonClusterScopeOverlap:
-		return "touches cluster-scoped resources, as " + pluralize(len(e.Blockers)+e.OtherBlockers, "does ", "do ") + e.blockerList()
+		verb := "do "
+		if len(e.Blockers)+e.OtherBlockers == 1 {
+			verb = "does "
+		}
+		return "touches cluster-scoped resources, as " + verb + e.blockerList()
 	case v1alpha1.QueueReasonBehindOverlapping:
 		if e.byNamespace {
 			return "is behind " + e.blockerList() + ", which it overlaps" + e.conflictList()
@@ -215,11 +201,4 @@ func sentenceList(items []string) string {
 	}
 	last := len(items) - 1
 	return strings.Join(items[:last], ", ") + " and " + items[last]
-}
-
-func pluralize(n int, one, many string) string {
-	if n == 1 {
-		return one
-	}
-	return many
 }

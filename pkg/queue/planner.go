@@ -4,6 +4,8 @@
 package queue
 
 import (
+	"fmt"
+	"iter"
 	"math"
 	"slices"
 
@@ -59,8 +61,8 @@ func NewPlanner(limit int) (*Planner, error) {
 // SetLimit sets the number of slots. On an error, which wraps ErrLimit, the limit
 // stays what it was.
 func (p *Planner) SetLimit(limit int) error {
-	if err := checkLimit(limit); err != nil {
-		return err
+	if limit < 1 {
+		return fmt.Errorf("%w, not %d: set --concurrent-backups", ErrLimit, limit)
 	}
 	p.limit = limit
 	p.restart()
@@ -152,25 +154,20 @@ func (p *Planner) Next() Decision {
 	for p.passed < p.Len() && !p.isFull() {
 		p.advance(p.passed + 1)
 	}
-	d := Decision{Tickets: p.tickets(), SlotsInUse: p.slotsInUse(), Limit: p.limit}
+	d := Decision{SlotsInUse: p.slotsInUse(), Limit: p.limit}
 	for _, m := range p.starts {
 		d.Start = append(d.Start, m.UID)
 	}
-	return d
-}
-
-func (p *Planner) tickets() []Assignment {
 	last := p.lastTicket
-	var tickets []Assignment
 	for _, m := range p.line[p.Len():] {
 		// A forged record may carry the greatest ticket of all. Equal tickets are
 		// then still ordered by creation; wrapped ones would jump the queue.
 		if last < math.MaxInt64 {
 			last++
 		}
-		tickets = append(tickets, Assignment{UID: m.UID, Ticket: last})
+		d.Tickets = append(d.Tickets, Assignment{UID: m.UID, Ticket: last})
 	}
-	return tickets
+	return d
 }
 
 // Plan is Next with all entries.
@@ -182,36 +179,38 @@ func (p *Planner) Plan() Plan {
 	return plan
 }
 
-// NewRuns are the runs that have no ticket yet, in the order in which they get one.
-func (p *Planner) NewRuns() []Run {
-	runs := make([]Run, 0, p.counts[rankNew])
-	for _, m := range p.line[p.Len():] {
-		runs = append(runs, m.Run)
+// Line are the runs that use a slot, the queued ones, each with the reason why it waits,
+// and the New ones.
+func (p *Planner) Line() iter.Seq2[Run, v1alpha1.QueueReason] {
+	return func(yield func(Run, v1alpha1.QueueReason) bool) {
+		p.advance(p.Len())
+		for _, m := range p.line {
+			if !yield(m.Run, m.reason) {
+				return
+			}
+		}
 	}
-	return runs
-}
-
-// RunAt is the run of EntryAt(i).
-func (p *Planner) RunAt(i int) Run { return p.line[i].Run }
-
-// ReasonAt is the Reason of EntryAt(i), for less.
-func (p *Planner) ReasonAt(i int) v1alpha1.QueueReason {
-	p.advance(i + 1)
-	return p.line[i].reason
 }
 
 // EntryAt is Entries[i] of the Plan, for i from 0 to Len()-1.
 func (p *Planner) EntryAt(i int) Entry {
 	p.advance(i + 1)
 	m := p.line[i]
-	e := newEntry(&m.Run)
+	e := Entry{
+		UID: m.UID, Namespace: m.Namespace, Name: m.Name,
+		State: m.State(), WaitingSince: m.WaitingSince(), selection: m.Selection,
+	}
 	if m.rank < rankQueued {
 		return e
 	}
 	e.Position, e.Reason = i-p.slotsInUse()+1, m.reason
 	switch m.reason {
 	case v1alpha1.QueueReasonStorageUnavailable:
-		e.blameLocation(m.Location, p.locations)
+		state, known := p.locations[m.Location]
+		e.location, e.locationMessage = m.Location, state.Message
+		if !known {
+			e.locationMessage = "it does not exist"
+		}
 	case v1alpha1.QueueReasonConcurrencyLimit:
 		e.inUse, e.limit = p.slotsInUse()+len(p.starts), p.limit
 	case v1alpha1.QueueReasonBehindOverlapping:

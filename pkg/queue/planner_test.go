@@ -27,12 +27,19 @@ func checkPlanner(t *rapid.T, p *Planner, want Plan) {
 	if n := len(want.Entries); n > 0 {
 		at := rapid.IntRange(0, n-1).Draw(t, "at")
 		diff("EntryAt", want.Entries[at], p.EntryAt(at))
-		diff("ReasonAt", want.Entries[at].Reason, p.ReasonAt(at))
-		diff("RunAt", want.Entries[at].UID, p.RunAt(at).UID)
 	}
 	diff("Next", want.Decision, p.Next())
 	diff("Plan", want, p.Plan())
 	diff("Len", len(want.Entries), p.Len())
+	at := 0
+	for run, reason := range p.Line() {
+		if at < len(want.Entries) {
+			diff("Line", [2]any{want.Entries[at].UID, want.Entries[at].Reason}, [2]any{run.UID, reason})
+		} else {
+			diff("Line, New", want.Tickets[at-len(want.Entries)].UID, run.UID)
+		}
+		at++
+	}
 	for _, e := range want.Entries {
 		got, ok := p.Entry(e.UID)
 		diff("Entry", e, got)

@@ -6,7 +6,6 @@ package queue
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -120,13 +119,6 @@ type LocationState struct {
 // ErrLimit is the error of a limit that is less than 1. No other input is refused:
 // one odd record must not stop the queue for its neighbours.
 var ErrLimit = errors.New("the limit of concurrent backups must be at least 1")
-
-func checkLimit(limit int) error {
-	if limit < 1 {
-		return fmt.Errorf("%w, not %d: set --concurrent-backups", ErrLimit, limit)
-	}
-	return nil
-}
 
 // byArrival orders New runs, whose version is that of their creation.
 func byArrival(a, b *Run) int {

@@ -35,10 +35,6 @@ type refusal struct {
 	until time.Time
 }
 
-// errRefused says that somebody, such as an admission webhook, does not want a record
-// to be written that exists.
-var errRefused = errors.New("refused")
-
 // admit ends the runs that do not come into the queue, and gives the others their
 // tickets. It reports whether it has written. A record that can't be written holds nobody
 // else up.
@@ -100,20 +96,19 @@ func (c *Controller) isRefused(run *enginev1alpha1.BackupRun) bool {
 
 // refuse takes note of a write that failed, if that is about this record alone.
 func (c *Controller) refuse(ctx context.Context, run *enginev1alpha1.BackupRun, err error) bool {
-	if !errors.Is(err, errRefused) {
-		switch {
-		case apierrors.IsNotFound(err):
-			return true // it is gone, as the informer will see
-		case apierrors.IsConflict(err):
-			c.unsure = true
-			return false // there is another version, and it keeps its place
-		case !records.Refused(err):
-			return false // the others would get the same
+	var answer apierrors.APIStatus
+	switch {
+	case apierrors.IsNotFound(err):
+		if live, readErr := c.live(ctx, run); live == nil {
+			return readErr == nil // it is gone, as the informer will see
 		}
-		var answer apierrors.APIStatus
-		if errors.As(err, &answer) && answer.Status().Code >= http.StatusInternalServerError {
-			c.unsure = true // it may be written
-		}
+	case apierrors.IsConflict(err):
+		c.unsure = true
+		return false // there is another version, and it keeps its place
+	case !records.Refused(err):
+		return false // the others would get the same
+	case errors.As(err, &answer) && answer.Status().Code >= http.StatusInternalServerError:
+		c.unsure = true // it may be written
 	}
 	c.refused[run.Name] = refusal{run.ResourceVersion, c.Clock.Now().Add(refusedRetry)}
 	c.queue.AddAfter(theQueue, refusedRetry)
@@ -208,27 +203,15 @@ func (c *Controller) announce() {
 }
 
 // write changes a run's status if nobody has changed the run since the decision
-// was taken: the update carries its resourceVersion. The error is NotFound only if
-// the run is gone.
+// was taken: the update carries its resourceVersion.
 func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, status enginev1alpha1.BackupRunStatus) error {
 	changed := run.DeepCopy()
 	changed.Status = status
 	updated, err := c.Runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
-	if err == nil {
-		c.written[updated.Name] = updated
-		c.know(updated.Name, updated)
-		return nil
+	if err != nil {
+		return fmt.Errorf("making BackupRun %s %s: %w", run.Name, status.Phase, err)
 	}
-	err = fmt.Errorf("making BackupRun %s %s: %w", run.Name, changed.Status.Phase, err)
-	if !apierrors.IsNotFound(err) {
-		return err
-	}
-	live, readErr := c.live(ctx, run)
-	switch {
-	case readErr != nil:
-		return readErr
-	case live != nil:
-		return fmt.Errorf("%w: %v", errRefused, err)
-	}
-	return err
+	c.written[updated.Name] = updated
+	c.know(updated.Name, updated)
+	return nil
 }

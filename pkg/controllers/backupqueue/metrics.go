@@ -95,20 +95,19 @@ func (q *collector) CollectWithStability(found chan<- metrics.Metric) {
 	oldest := time.Duration(0)
 	now := c.Clock.Now()
 	c.planning.Lock()
-	for i := range c.planner.Len() {
-		run := c.planner.RunAt(i)
-		depth[run.State()]++
-		if run.State() == v1alpha1.QueueStateQueued {
-			blocked[c.planner.ReasonAt(i)]++
+	for run, reason := range c.planner.Line() {
+		state := run.State()
+		switch {
+		case run.Phase == "" || run.Phase == v1alpha1.BackupPhaseNew:
+			state = "New"
+			oldest = max(oldest, now.Sub(run.CreatedAt))
+		case state == v1alpha1.QueueStateQueued:
+			blocked[reason]++
 			oldest = max(oldest, now.Sub(run.WaitingSince()))
 		}
+		depth[state]++
 	}
-	isNew := c.planner.NewRuns()
 	c.planning.Unlock()
-	depth["New"] = len(isNew)
-	for _, run := range isNew {
-		oldest = max(oldest, now.Sub(run.CreatedAt))
-	}
 	gauge := func(desc *metrics.Desc, value float64, labels ...string) {
 		found <- metrics.NewLazyConstMetric(desc, metrics.GaugeValue, value, labels...)
 	}

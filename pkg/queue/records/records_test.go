@@ -250,12 +250,12 @@ func TestAnotherRunOfTheSameName(t *testing.T) {
 		t.Errorf("it does not wait for its namesake: %+v", got)
 	}
 	planner.SetStarted(sets.New[types.UID]("another"))
-	if got := planner.RunAt(1).Phase; got != v1alpha1.BackupPhaseReadyToStart {
+	if got := planner.EntryAt(1).State; got != v1alpha1.QueueStateReady {
 		t.Errorf("let start, it is %s", got)
 	}
 	planner.SetStarted(nil)
 	planner.RemoveRun("uid")
-	if got := planner.RunAt(0); planner.Len() != 1 || got.UID != "another" || got.Phase != v1alpha1.BackupPhaseQueued {
+	if got := planner.EntryAt(0); planner.Len() != 1 || got.UID != "another" || got.State != v1alpha1.QueueStateQueued {
 		t.Errorf("put back, and alone: %+v", got)
 	}
 }
