@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
-	"fmt"
 	"iter"
 	"math/rand/v2"
 	"net/http"
@@ -340,23 +339,27 @@ func TestSelectorsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// The store's errors are no errors of the cluster: nothing is read again.
-func TestStoreThatFailsInAPage(t *testing.T) {
-	f := shopOf(t, 0)
+// The store's errors are no errors of the cluster: nothing is read again, nor anything else.
+func TestStoreThatFailsWhileItIsRead(t *testing.T) {
 	noise := make([]byte, 1<<20)
 	_, _ = rand.NewChaCha8([32]byte{8}).Read(noise)
-	f.add("configmaps", fmt.Sprintf(`{"metadata":{"name":"big","namespace":"shop"},"data":{"noise":%q}}`, base64.StdEncoding.EncodeToString(noise)))
-	f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
-		if isPage(r, 0) {
-			f.store.Inject(storetest.Fault{Operation: storetest.Write, Key: format.TarballKey("b"), Err: errors.New("the disk is full")})
+	for i, place := range places[1:] { // the first one is only looked at
+		f := everywhere(t, base64.StdEncoding.EncodeToString(noise))
+		f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Path == place {
+				f.store.Inject(storetest.Fault{Operation: storetest.Write, Key: format.TarballKey("b"), Err: errors.New("the disk is full")})
+			}
+			return false
 		}
-		return false
-	}
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "the disk is full") {
-		t.Errorf("got %+v", outcome.Status)
-	}
-	if pages := f.requested(configMaps); pages != 1 {
-		t.Errorf("%d pages were requested", pages)
+		outcome := f.run(t)
+		if status := outcome.Status; status.Phase != holdfast.BackupPhaseFailed || status.Errors != 1 || !strings.Contains(status.FailureReason, ".json to the tarball: the disk is full") {
+			t.Errorf("%s: got %+v", place, status)
+		}
+		for _, later := range places[i+1:] {
+			if n := f.requested(later); n != map[bool]int{true: 1}[later == place] {
+				t.Errorf("%s: %s was requested %d times", place, later, n)
+			}
+		}
 	}
 }
 
@@ -568,11 +571,22 @@ func TestAbandonThatCannotClean(t *testing.T) {
 			t.Errorf("%v: got %v", fault, err)
 		}
 	}
-	// What nobody can list is not taken for clean.
-	f := shopOf(t, 3)
-	f.store.Inject(storetest.Fault{Operation: storetest.List, Err: store.ErrDenied})
-	if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, store.ErrDenied) {
-		t.Errorf("without lists: %v", err)
+	// What nobody can list, or knows the contents of, is not taken for clean; and what has
+	// been deleted meanwhile is.
+	for _, fault := range []storetest.Fault{
+		{Operation: storetest.List, Err: store.ErrDenied},
+		{Operation: storetest.Get, Key: format.MetadataKey("b"), Err: store.ErrDenied},
+		{Operation: storetest.Get, Key: format.MetadataKey("b"), Err: store.ErrNotFound},
+	} {
+		f := shopOf(t, 3)
+		f.deps.Store = &beaten{f.store, format.MetadataKey("b"), func() { f.store.Inject(fault) }}
+		want := fault.Err
+		if want == store.ErrNotFound {
+			want = nil
+		}
+		if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, want) {
+			t.Errorf("%s, %v: %v", fault.Operation, fault.Err, err)
+		}
 	}
 }
 
@@ -670,6 +684,15 @@ func TestMetadataThatExistsAndDoesNot(t *testing.T) {
 	f.store.Inject(storetest.Fault{Operation: storetest.Create, Key: format.MetadataKey("b"), Err: store.ErrExists})
 	if outcome, err := Run(t.Context(), f.request, f.deps); err == nil || outcome.Stored || outcome.Status.Phase != holdfast.BackupPhaseFailed {
 		t.Errorf("got %+v, %v", outcome, err)
+	}
+}
+
+// Metadata that says too little is not stored, and no empty one in its place.
+func TestMetadataThatCannotBeMade(t *testing.T) {
+	f := shopOf(t, 1)
+	f.request.Backup.CreationTimestamp = metav1.Time{}
+	if outcome, err := Run(t.Context(), f.request, f.deps); err == nil || outcome.Stored || slices.Contains(f.keys(t), format.MetadataKey("b")) {
+		t.Errorf("got %+v, %v, and %v is in the store", outcome, err, f.keys(t))
 	}
 }
 

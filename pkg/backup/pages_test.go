@@ -96,6 +96,29 @@ func TestExpiredContinueToken(t *testing.T) {
 	}
 }
 
+// Namespaces that come again are read once.
+func TestExpiredTokenOfTheNamespaces(t *testing.T) {
+	f := shopOf(t, 3)
+	pages := 0
+	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != "/api/v1/namespaces" {
+			return false
+		}
+		switch pages++; pages {
+		case 1:
+			_, _ = w.Write([]byte(`{"metadata":{"continue":"1"},"items":[{"metadata":{"name":"shop"}}]}`))
+		case 2:
+			writeStatus(w, metav1.Status{Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old"})
+		}
+		return pages < 3
+	}
+	f.run(t)
+	f.wantConfigMaps(t, 3)
+	if lists := f.requested(configMaps); pages != 3 || lists != 1 {
+		t.Errorf("after %d pages, %d lists", pages, lists)
+	}
+}
+
 // Nothing has expired where nothing was continued: it is the server's last word.
 func TestGoneAtTheFirstPage(t *testing.T) {
 	f := shopOf(t, 3)
@@ -450,25 +473,61 @@ func TestProgressCountsWhatIsAnnounced(t *testing.T) {
 	}
 }
 
+// What comes was announced, and is not counted twice until the next page says so.
+func TestWhatComesWasAnnounced(t *testing.T) {
+	f := shopOf(t, 0)
+	e := newExecution(t.Context(), f.request, f.deps)
+	c, err := e.newCollector(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.sink = newSink(nil, e.log, e.Progress)
+	v := c.counted(t.Context(), query{namespace: "shop"}, func(context.Context, resource, *head, []byte) error { return nil })
+	v.page(2)
+	for i, want := range []int64{1, 0, 0} { // the third one is new
+		if err := v.object([]byte(named("shop", fmt.Sprint(i))[0])); err != nil || e.Progress.Objects().TotalItems != want {
+			t.Errorf("after %d, %d are to come, %v", i+1, e.Progress.Objects().TotalItems, err)
+		}
+	}
+}
+
+// places are the paths that a backup of everywhere reads one after the other.
+var places = []string{"/api/v1/namespaces", "/api/v1/pods", "/api/v1/configmaps",
+	"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.example.com", "/api/v1/namespaces/shop"}
+
+// everywhere is a backup that lists by a label, and to which others come along.
+func everywhere(t *testing.T, content string) *fixture {
+	t.Helper()
+	f := newFixture(t, holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}})
+	f.add("namespaces", fmt.Sprintf(`{"metadata":{"name":"shop"},"data":%q}`, content))
+	f.add("customresourcedefinitions.apiextensions.k8s.io", fmt.Sprintf(`{"metadata":{"name":"widgets.example.com"},"data":%q}`, content))
+	for _, resource := range []string{"pods", "configmaps", "widgets.example.com"} {
+		f.add(resource, fmt.Sprintf(`{"metadata":{"name":"one","namespace":"shop","labels":{"app":"db"}},"data":%q}`, content))
+	}
+	return f
+}
+
 // Cancelled while it reads, a backup ends at once and leaves nothing.
 func TestCancelWhileReading(t *testing.T) {
-	f := shopOf(t, 1200)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
-		if isPage(r, 500) {
+	for _, place := range places {
+		f := everywhere(t, "")
+		ctx, cancel := context.WithCancel(t.Context())
+		f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Path != place {
+				return false
+			}
 			cancel()
 			<-r.Context().Done() // the server never answers
 			return true
 		}
-		return false
-	}
-	outcome, err := Run(ctx, f.request, f.deps)
-	if err != context.Canceled || outcome.Stored {
-		t.Fatalf("got %+v, %v", outcome, err)
-	}
-	if keys := f.keys(t); !slices.Equal(keys, []string{format.OwnerKey("b")}) {
-		t.Errorf("%v is in the store", keys)
+		outcome, err := Run(ctx, f.request, f.deps)
+		if err != context.Canceled || outcome.Stored || outcome.Status.Errors > 0 {
+			t.Errorf("%s: got %+v, %v", place, outcome, err)
+		}
+		if keys := f.keys(t); !slices.Equal(keys, []string{format.OwnerKey("b")}) {
+			t.Errorf("%s: %v is in the store", place, keys)
+		}
+		cancel()
 	}
 }
 

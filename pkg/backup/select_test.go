@@ -87,6 +87,13 @@ func TestWhatIsSelected(t *testing.T) {
 			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"events*", "gad*"}},
 			want: []string{"events shop/happened", "events.other.example.com shop/happened", "namespaces shop"},
 		},
+		"events and others, whose definitions come along": {
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"events.other.example.com", "widgets"}},
+			want: []string{
+				"customresourcedefinitions.apiextensions.k8s.io events.other.example.com", "customresourcedefinitions.apiextensions.k8s.io widgets.example.com",
+				"events.other.example.com shop/happened", "namespaces shop", "widgets.example.com shop/gear",
+			},
+		},
 		"a namespace of which nothing is taken": {
 			spec: holdfast.BackupSpec{
 				IncludedNamespaces: []string{"bank"}, IncludedNamespaceScopedResources: []string{"pods"},
@@ -131,6 +138,9 @@ func TestWhatIsSelected(t *testing.T) {
 				served := metav1.APIResource{Name: "events", Kind: "Event", Namespaced: true, Verbs: f.resources[0].APIResources[0].Verbs}
 				f.resources = append(f.resources, metav1.APIResourceList{GroupVersion: "other.example.com/v1", APIResources: []metav1.APIResource{served}})
 				f.add("events.other.example.com", named("shop", "happened")...)
+				if strings.Contains(name, "definitions") {
+					f.add("customresourcedefinitions.apiextensions.k8s.io", named("", "events.other.example.com")...)
+				}
 			}
 			if test.spec.LabelSelector != nil {
 				f.add("pods", `{"metadata":{"name":"labelled","namespace":"shop","labels":{"app":"db"}},"spec":{"volumes":[{"name":"files","persistentVolumeClaim":{"claimName":"data"}}]}}`)
