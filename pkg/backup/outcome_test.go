@@ -687,6 +687,19 @@ func TestMetadataThatExistsAndDoesNot(t *testing.T) {
 	}
 }
 
+// An object of which only a part can be read is not taken for another one.
+func TestWhatIsReadInPart(t *testing.T) {
+	f, key := shopOf(t, 0), format.ResultsKey("b")
+	if err := f.store.Put(t.Context(), key, []byte("all of it")); err != nil {
+		t.Fatal(err)
+	}
+	f.store.Inject(storetest.Fault{Operation: storetest.Get, Key: key, Truncate: true, After: 3, Err: store.ErrUnavailable})
+	e := newExecution(t.Context(), f.request, f.deps)
+	if err := e.created(t.Context(), key, format.NewContent([]byte("all of it")), store.ErrExists); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("got %v", err)
+	}
+}
+
 // Metadata that says too little is not stored, and no empty one in its place.
 func TestMetadataThatCannotBeMade(t *testing.T) {
 	f := shopOf(t, 1)
