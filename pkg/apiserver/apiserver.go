@@ -51,6 +51,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupvolume"
+	"github.com/holdfast-io/holdfast/pkg/registry/maintenancerequest"
 	"github.com/holdfast-io/holdfast/pkg/registry/nodeagent"
 	"github.com/holdfast-io/holdfast/pkg/registry/projection"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
@@ -265,6 +266,9 @@ func (c CompletedConfig) New() (*Server, error) {
 		"backupvolumes":    volumes,
 		"volumebackups":    volumeBackups,
 		"nodeagents":       nodeAgents,
+		"maintenancerequests": &maintenancerequest.REST{
+			System: c.extra.SystemNamespace, Records: c.client.engine.EngineV1alpha1().VolumeRepositories(c.extra.SystemNamespace), Clock: clock.RealClock{},
+		},
 	}
 	if err := generic.InstallAPIGroup(&group); err != nil {
 		return nil, err

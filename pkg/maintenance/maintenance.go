@@ -89,6 +89,7 @@ func (m *Maintainer) Maintain(ctx context.Context, volumeNamespace, location str
 	result.Ended = m.Clock.Now()
 	result.Kind, result.ReclaimedBytes, result.RewrittenBytes = string(done.Kind), done.Reclaimed, done.Rewritten
 	result.ClockSkewSeconds = int64(done.Skew.Seconds())
+	result.SizeBytes, result.Files = done.Size, done.Files
 	switch {
 	case ctx.Err() != nil:
 		result.Cancelled = true

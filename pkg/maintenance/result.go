@@ -24,6 +24,9 @@ type Result struct {
 	// ReclaimedBytes were removed from the store, and RewrittenBytes put together anew.
 	ReclaimedBytes int64 `json:"reclaimedBytes"`
 	RewrittenBytes int64 `json:"rewrittenBytes,omitempty"`
+	// SizeBytes and Files are how large the repository is, if it was a full one.
+	SizeBytes int64 `json:"sizeBytes,omitempty"`
+	Files     int64 `json:"files,omitempty"`
 	// ClockSkewSeconds is how far the store's clock is ahead.
 	ClockSkewSeconds int64 `json:"clockSkewSeconds,omitempty"`
 	// Cancelled is set if it was told to stop, which is no failure.

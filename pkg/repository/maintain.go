@@ -15,8 +15,10 @@ import (
 	"time"
 
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/maintenance"
 	"github.com/kopia/kopia/repo/maintenancestats"
+	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/snapshotmaintenance"
 	"k8s.io/klog/v2"
 )
@@ -49,6 +51,9 @@ type Maintenance struct {
 	Rewritten int64
 	// Skew is how far the store's clock is ahead of this machine's.
 	Skew time.Duration
+	// Size is how many bytes the repository takes in the store, and Files how many the
+	// newest snapshots of its volumes hold. Only a full maintenance tells them.
+	Size, Files int64
 }
 
 // Maintain runs Kopia's maintenance, a full one if that is due and else a quick one. It
@@ -80,7 +85,43 @@ func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	case err != nil && strings.Contains(err.Error(), "clock skew detected"): // Kopia has no error for it
 		return done, fmt.Errorf("%w: %w", ErrClockSkew, err)
 	}
-	return done, errors.Join(err, r.account(ctx, begun, &done))
+	err = errors.Join(err, r.account(ctx, begun, &done))
+	if err == nil && done.Kind == MaintenanceFull {
+		err = r.measure(ctx, &done)
+	}
+	return done, err
+}
+
+// measure says how large the repository is.
+func (r *Repository) measure(ctx context.Context, done *Maintenance) error {
+	if err := r.direct.BlobReader().ListBlobs(ctx, "", func(found blob.Metadata) error {
+		done.Size += found.Length
+		return nil
+	}); err != nil {
+		return fmt.Errorf("look how large the repository is: %w", err)
+	}
+	ids, err := snapshot.ListSnapshotManifests(ctx, r.direct, nil, nil)
+	if err != nil {
+		return fmt.Errorf("list the snapshots: %w", err)
+	}
+	all, err := snapshot.LoadSnapshots(ctx, r.direct, ids)
+	if err != nil {
+		return fmt.Errorf("read the snapshots: %w", err)
+	}
+	newest := map[snapshot.SourceInfo]*snapshot.Manifest{}
+	for _, found := range all {
+		if last := newest[found.Source]; found.RootEntry != nil && (last == nil || found.StartTime.After(last.StartTime)) {
+			newest[found.Source] = found
+		}
+	}
+	for _, found := range newest {
+		if summary := found.RootEntry.DirSummary; summary != nil {
+			done.Files += summary.TotalFileCount
+		} else {
+			done.Files++ // a device
+		}
+	}
+	return nil
 }
 
 // minFullInterval is the least time between two full maintenances of ours, however the

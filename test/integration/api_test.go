@@ -52,6 +52,7 @@ func TestDiscovery(t *testing.T) {
 		"backups/cancel backup BackupCancellation [] namespaced=true [create] []",
 		"backups/deletion backup BackupDeletion [] namespaced=true [create] []",
 		"backupvolumes backupvolume BackupVolume [hfv] namespaced=true [get list watch] [holdfast]",
+		"maintenancerequests maintenancerequest MaintenanceRequest [] namespaced=true [create] []",
 		"nodeagents nodeagent NodeAgent [hfn] namespaced=false [get list watch] [holdfast]",
 		"volumebackups volumebackup VolumeBackup [hfvb] namespaced=true [get list] [holdfast]",
 	}

@@ -122,12 +122,31 @@ func TestMaintenanceJobs(t *testing.T) {
 		return nil
 	})
 	every("1000h")
+	request := &v1alpha1.MaintenanceRequest{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	answer, err := lab.Holdfast.HoldfastV1alpha1().MaintenanceRequests(labtest.System).Create(t.Context(), request, metav1.CreateOptions{})
+	if err != nil || answer.Status.Job == "" {
+		t.Fatalf("asking for it now says %+v, with the error %v", answer, err)
+	}
+	labtest.Eventually(t, "the maintenance that was asked for: "+answer.Status.Message, func() error {
+		record, err := records.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if status = record.Status; status.RecentMaintenance[0].Job != answer.Status.Job {
+			return fmt.Errorf("it tells of %+v", status.RecentMaintenance)
+		}
+		return nil
+	})
+	request.Name = "nothing.default"
+	if _, err := lab.Holdfast.HoldfastV1alpha1().MaintenanceRequests(labtest.System).Create(t.Context(), request, metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("asking for one that does not exist: %v", err)
+	}
 	oldest := len(status.RecentMaintenance) - 1
 	if first, second := status.RecentMaintenance[oldest], status.RecentMaintenance[oldest-1]; first.Message != "full" || second.Message != "quick" ||
 		first.Result != enginev1alpha1.MaintenanceSucceeded || second.Result != enginev1alpha1.MaintenanceSucceeded || first.Job == second.Job {
 		t.Errorf("the record tells of %+v", status.RecentMaintenance)
 	}
-	if status.LastMaintenanceTime == nil || status.Message != "" {
+	if status.LastMaintenanceTime == nil || status.Message != "" || status.Size.IsZero() || status.Files == 0 {
 		t.Errorf("the status is %+v", status)
 	}
 	written := 0
@@ -139,5 +158,5 @@ func TestMaintenanceJobs(t *testing.T) {
 	if ended := len(status.RecentMaintenance); written < ended || written > ended+1 { // another one may have ended meanwhile
 		t.Errorf("%d maintenances cost %d writes of the record", ended, written)
 	}
-	t.Log(lab.Kubectl(t, "get", "hfrepo", "-n", labtest.System, name, "-o", "wide"))
+	t.Log(lab.Kubectl(t, "get", "hfrepo", "-n", labtest.System, name))
 }

@@ -4,10 +4,8 @@
 package maintenance
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -52,14 +50,15 @@ func (r Resources) requirements() (all corev1.ResourceRequirements) {
 	return all
 }
 
-// jobName is the name of the Job that maintains a repository after the last time: two
-// controllers, or one before and after its restart, that mean the same maintenance give it
-// the same name.
-func jobName(record *engine.VolumeRepository, since time.Time) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d", record.UID, since.Unix()))
-	const most = 63 - 1 - 10
-	name := strings.ReplaceAll(record.Name, ".", "-")
-	return strings.TrimRight(name[:min(len(name), most)], "-") + "-" + hex.EncodeToString(sum[:5])
+// jobName is the name of the Job that maintains a repository next. It follows from who asked
+// for it, or else from the maintenance before: two controllers, or one before and after its
+// restart, that mean the same maintenance give it the same name.
+func jobName(record *engine.VolumeRepository) string {
+	if name, waits := record.RequestedJob(); waits {
+		return name
+	}
+	since, _ := last(record)
+	return record.MaintenanceJob(strconv.FormatInt(since.Unix(), 10))
 }
 
 // job is a Job that maintains a repository. Its pod is like own, the controller's pod: it has

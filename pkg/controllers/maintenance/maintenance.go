@@ -11,7 +11,7 @@
 //   - A repository is due a period after its last maintenance began, whatever came of that: a
 //     failure waits like a success. Up to a tenth of the period is added, another part for
 //     each repository, and up to a whole one for a new one, so that they don't come all at
-//     once.
+//     once. One that somebody asks to maintain is due at once, and goes first.
 //   - No more Jobs run at once than the limit says; those that are due for longest go first.
 //   - Nothing is waited for: a Job that never ends takes one place of the limit until its
 //     deadline, and one that can't begin for a few minutes: then it is given up, which the
@@ -39,6 +39,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -272,6 +273,11 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 		} else {
 			status.LastMaintenanceTime = &run.CompleteTimestamp
 		}
+		var reclaimed int64
+		for _, run := range status.RecentMaintenance {
+			reclaimed += run.ReclaimedBytes
+		}
+		status.Reclaimed = rounded(reclaimed)
 		recorded = true
 	}
 	c.mu.Lock()
@@ -290,9 +296,12 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 			}
 			running = job // until it is gone
 		case ended:
-			run, err := c.outcome(ctx, job)
+			run, said, err := c.outcome(ctx, job)
 			if err != nil {
 				return false, nil, err
+			}
+			if said.SizeBytes > 0 {
+				changed.Status.Size, changed.Status.Files = rounded(said.SizeBytes), said.Files
 			}
 			add(run)
 		default:
@@ -339,10 +348,10 @@ func (c *Controller) run(job *batchv1.Job, result engine.MaintenanceResult, mess
 }
 
 // outcome is what a Job that has ended came to, by what its pod says.
-func (c *Controller) outcome(ctx context.Context, job *batchv1.Job) (engine.MaintenanceRun, error) {
+func (c *Controller) outcome(ctx context.Context, job *batchv1.Job) (run engine.MaintenanceRun, said maintenance.Result, err error) {
 	pod, err := c.podOf(ctx, job)
 	if err != nil {
-		return engine.MaintenanceRun{}, err
+		return run, said, err
 	}
 	_, succeeded, condition := finished(job)
 	c.mu.Lock()
@@ -357,9 +366,9 @@ func (c *Controller) outcome(ctx context.Context, job *batchv1.Job) (engine.Main
 	if pod != nil {
 		message = endOf(pod)
 	}
-	run := c.run(job, result, message)
+	run = c.run(job, result, message)
 	if results := maintenance.Results(message); len(results) == 1 {
-		said := results[0]
+		said = results[0]
 		run.ReclaimedBytes, run.Message = said.ReclaimedBytes, said.Summary()
 		if said.Cancelled {
 			run.Result = engine.MaintenanceFailed
@@ -368,7 +377,16 @@ func (c *Controller) outcome(ctx context.Context, job *batchv1.Job) (engine.Main
 	if run.Result == engine.MaintenanceFailed && run.Message == "" {
 		run.Message = strings.Join(slices.DeleteFunc([]string{condition.Message, seen}, func(s string) bool { return s == "" }), ": ")
 	}
-	return run, nil
+	return run, said, nil
+}
+
+// rounded is a number of bytes that people can read.
+func rounded(bytes int64) *resource.Quantity {
+	unit := int64(1)
+	for bytes/unit >= 10<<10 {
+		unit <<= 10
+	}
+	return resource.NewQuantity((bytes+unit-1)/unit*unit, resource.BinarySI)
 }
 
 // podOf is the pod of a Job, or nil if there is none any more.
@@ -480,8 +498,11 @@ func last(record *engine.VolumeRepository) (at time.Time, maintained bool) {
 	return record.CreationTimestamp.Time, false
 }
 
-// due is when a repository is to be maintained.
+// due is when a repository is to be maintained: before all others if somebody asks for it.
 func (c *Controller) due(record *engine.VolumeRepository) time.Time {
+	if _, waits := record.RequestedJob(); waits {
+		return time.Time{}
+	}
 	frequency := c.Frequency
 	if own := record.Spec.MaintenanceFrequency; own != nil && own.Duration > 0 {
 		frequency = own.Duration
@@ -555,8 +576,7 @@ func (c *Controller) start(ctx context.Context, record *engine.VolumeRepository)
 	if err != nil {
 		return fmt.Errorf("looking for the controller's own pod, which Jobs are to be like: %w", err)
 	}
-	since, _ := last(record)
-	wanted := job(record, jobName(record, since), c.Namespace, own, c.Resources, c.Timeout, c.LogFlags)
+	wanted := job(record, jobName(record), c.Namespace, own, c.Resources, c.Timeout, c.LogFlags)
 	made, err := c.Jobs.Create(ctx, wanted, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		made, err = c.Jobs.Get(ctx, wanted.Name, metav1.GetOptions{})

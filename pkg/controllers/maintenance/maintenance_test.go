@@ -313,6 +313,64 @@ func TestRestart(t *testing.T) {
 	})
 }
 
+// A repository that somebody asks to maintain is maintained at once, before those that are
+// due; and once, also if it is remembered no more that it was.
+func TestRequested(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.config.Limit = 1
+		for _, name := range []string{"a", "b", "shop"} {
+			h.repository(name, metav1.ConditionTrue)
+		}
+		h.run()
+		defer h.stop()
+		ask := func() string {
+			t.Helper()
+			record, err := h.config.Repositories.VolumeRepositories(system).Get(t.Context(), "shop.default", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			record.Spec.MaintenanceRequest = &engine.Ask{Timestamp: metav1.NewTime(time.Now())}
+			record.Generation++
+			if record, err = h.config.Repositories.VolumeRepositories(system).Update(t.Context(), record, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			name, waits := record.RequestedJob()
+			if !waits {
+				t.Fatal("the request does not wait")
+			}
+			return name
+		}
+		name := ask()
+		active := h.active()
+		if len(active) != 1 || active[0].Name != name {
+			t.Fatalf("there runs %v, want %s", active, name)
+		}
+		h.end(active[0], true, said(""))
+		running := h.next() // of a or b, at their time
+		time.Sleep(5 * time.Minute)
+		name = ask()
+		h.end(running, true, said(""))
+		if active = h.active(); len(active) != 1 || active[0].Name != name {
+			t.Fatalf("there runs %v, want %s", active, name)
+		}
+		h.end(active[0], false, terminated(1, "Error", "no"))
+		if next := h.next(); next.Name == name {
+			t.Fatalf("%s runs again", name)
+		}
+	})
+	record := &engine.VolumeRepository{Spec: engine.VolumeRepositorySpec{MaintenanceRequest: &engine.Ask{Timestamp: metav1.NewTime(time.Unix(100, 0))}}}
+	for i := range engine.MaxRecentMaintenance {
+		if _, waits := record.RequestedJob(); !waits {
+			t.Errorf("after %d other ones it does not wait", i)
+		}
+		record.Status.RecentMaintenance = append(record.Status.RecentMaintenance, engine.MaintenanceRun{StartTimestamp: metav1.NewTime(time.Unix(1000-int64(i), 0))})
+	}
+	if _, waits := record.RequestedJob(); waits {
+		t.Error("one that was done long ago waits")
+	}
+}
+
 // With a hundred repositories, of which two never end, one can't begin and one fails, all others are
 // maintained within their period; never more Jobs run than the limit, and few are kept.
 func TestManyRepositories(t *testing.T) {
@@ -378,8 +436,12 @@ func TestJob(t *testing.T) {
 		ServiceAccountName: "holdfast-controller", NodeName: "node-1", PriorityClassName: "high",
 		NodeSelector: map[string]string{"a": "b"}, ImagePullSecrets: []corev1.LocalObjectReference{{Name: "pull"}},
 	}}
-	name := jobName(record, time.Unix(1, 0))
-	if len(name) > 63 || name == jobName(record, time.Unix(2, 0)) || name != jobName(record, time.Unix(1, 0)) {
+	name := jobName(record)
+	later := record.DeepCopy()
+	later.CreationTimestamp = metav1.NewTime(time.Unix(2, 0))
+	asked := record.DeepCopy()
+	asked.Spec.MaintenanceRequest = &engine.Ask{Timestamp: metav1.NewTime(time.Unix(3, 0))}
+	if len(name) > 63 || name == jobName(later) || name == jobName(asked) || name != jobName(record) {
 		t.Errorf("the name is %q", name)
 	}
 	made := job(record, name, system, own, Resources{MemoryLimit: resource.MustParse("1Gi")}, time.Hour, []string{"--v=4"})

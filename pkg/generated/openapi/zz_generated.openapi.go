@@ -68,6 +68,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.BackupVolumeSpec{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupVolumeSpec(ref),
 		v1alpha1.BackupVolumeStatus{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref),
 		v1alpha1.BackupVolumesProgress{}.OpenAPIModelName():                               schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref),
+		v1alpha1.MaintenanceRequest{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequest(ref),
+		v1alpha1.MaintenanceRequestStatus{}.OpenAPIModelName():                            schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequestStatus(ref),
 		v1alpha1.NodeAgent{}.OpenAPIModelName():                                           schema_pkg_apis_holdfast_v1alpha1_NodeAgent(ref),
 		v1alpha1.NodeAgentList{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_NodeAgentList(ref),
 		v1alpha1.NodeAgentStatus{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref),
@@ -1185,7 +1187,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositorySpec(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeRepositorySpec identifies a repository. Only how often it is maintained changes.",
+				Description: "VolumeRepositorySpec identifies a repository. Only when it is maintained changes.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"volumeNamespace": {
@@ -1210,12 +1212,18 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositorySpec(ref common.ReferenceCa
 							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
 						},
 					},
+					"maintenanceRequest": {
+						SchemaProps: spec.SchemaProps{
+							Description: "That it is to be maintained now, and not only when it is due. It stays when that was done.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
+						},
+					},
 				},
 				Required: []string{"volumeNamespace", "backupStorageLocation"},
 			},
 		},
 		Dependencies: []string{
-			v1.Duration{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", v1.Duration{}.OpenAPIModelName()},
 	}
 }
 
@@ -1237,6 +1245,25 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 							Description: "Why the last maintenance failed. Empty if it did not.",
 							Type:        []string{"string"},
 							Format:      "",
+						},
+					},
+					"size": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What it takes in its store, rounded up, as of its last full maintenance.",
+							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
+						},
+					},
+					"files": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Files in the newest snapshots of its volumes, as of its last full maintenance.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"reclaimed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What the maintenances that recentMaintenance tells of have removed from the store, rounded up.",
+							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
 						},
 					},
 					"recentMaintenance": {
@@ -1282,7 +1309,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceRun", v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceRun", resource.Quantity{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -3009,6 +3036,83 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref common.Referenc
 							Description: "Bytes read so far.",
 							Type:        []string{"integer"},
 							Format:      "int64",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequest(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MaintenanceRequest asks for a repository to be maintained now. It is no object that is kept: the answer to its creation says what was started.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata. The name is that of the VolumeRepository, NAMESPACE.LOCATION, and the namespace that of the system.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The answer.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.MaintenanceRequestStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.MaintenanceRequestStatus{}.OpenAPIModelName(), v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequestStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MaintenanceRequestStatus says what was started.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"jobNamespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the Job.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"job": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the Job that maintains the repository. It is made as soon as no other Job maintains this repository and one more may run.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The same for people.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 				},

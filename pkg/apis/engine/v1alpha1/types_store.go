@@ -4,6 +4,7 @@
 package v1alpha1
 
 import (
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -183,10 +184,13 @@ type StorageLocationStatus struct {
 // +kubebuilder:resource:path=volumerepositories,singular=volumerepository,shortName=hfrepo,scope=Namespaced
 // +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.volumeNamespace`
 // +kubebuilder:printcolumn:name="Location",type=string,JSONPath=`.spec.backupStorageLocation`
-// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
-// +kubebuilder:printcolumn:name="Maintained",type=date,JSONPath=`.status.lastMaintenanceTime`
-// +kubebuilder:printcolumn:name="Last",type=string,JSONPath=`.status.recentMaintenance[0].result`
-// +kubebuilder:printcolumn:name="Reclaimed",type=integer,priority=1,JSONPath=`.status.recentMaintenance[0].reclaimedBytes`
+// +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Size",type=string,JSONPath=`.status.size`
+// +kubebuilder:printcolumn:name="Files",type=integer,JSONPath=`.status.files`
+// +kubebuilder:printcolumn:name="Last Maintenance",type=date,JSONPath=`.status.lastMaintenanceTime`
+// +kubebuilder:printcolumn:name="Last Result",type=string,JSONPath=`.status.recentMaintenance[0].result`
+// +kubebuilder:printcolumn:name="Reclaimed",type=string,JSONPath=`.status.reclaimed`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
 // VolumeRepository is a Kopia repository: the data of one namespace's volumes in
@@ -215,8 +219,8 @@ type VolumeRepositoryList struct {
 	Items           []VolumeRepository `json:"items"`
 }
 
-// VolumeRepositorySpec identifies a repository. Only how often it is maintained changes.
-// +kubebuilder:validation:XValidation:rule="self.volumeNamespace == oldSelf.volumeNamespace && self.backupStorageLocation == oldSelf.backupStorageLocation",message="a VolumeRepository stays the one that it is: only maintenanceFrequency changes"
+// VolumeRepositorySpec identifies a repository. Only when it is maintained changes.
+// +kubebuilder:validation:XValidation:rule="self.volumeNamespace == oldSelf.volumeNamespace && self.backupStorageLocation == oldSelf.backupStorageLocation",message="a VolumeRepository stays the one that it is: only when it is maintained changes"
 type VolumeRepositorySpec struct {
 	// The namespace whose volumes the repository holds.
 	VolumeNamespace string `json:"volumeNamespace"`
@@ -225,6 +229,10 @@ type VolumeRepositorySpec struct {
 	// How often it is maintained. Default: as the controller's --maintenance-frequency says.
 	// +optional
 	MaintenanceFrequency *metav1.Duration `json:"maintenanceFrequency,omitempty"`
+	// That it is to be maintained now, and not only when it is due. It stays when that was
+	// done.
+	// +optional
+	MaintenanceRequest *Ask `json:"maintenanceRequest,omitempty"`
 }
 
 const (
@@ -316,6 +324,16 @@ type VolumeRepositoryStatus struct {
 	// Why the last maintenance failed. Empty if it did not.
 	// +optional
 	Message string `json:"message,omitempty"`
+	// What it takes in its store, rounded up, as of its last full maintenance.
+	// +optional
+	Size *resource.Quantity `json:"size,omitempty"`
+	// Files in the newest snapshots of its volumes, as of its last full maintenance.
+	// +optional
+	Files int64 `json:"files,omitempty"`
+	// What the maintenances that recentMaintenance tells of have removed from the store,
+	// rounded up.
+	// +optional
+	Reclaimed *resource.Quantity `json:"reclaimed,omitempty"`
 	// The last maintenances, the newest first.
 	// +optional
 	// +listType=atomic

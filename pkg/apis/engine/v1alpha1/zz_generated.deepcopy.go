@@ -547,6 +547,11 @@ func (in *VolumeRepositorySpec) DeepCopyInto(out *VolumeRepositorySpec) {
 		*out = new(v1.Duration)
 		**out = **in
 	}
+	if in.MaintenanceRequest != nil {
+		in, out := &in.MaintenanceRequest, &out.MaintenanceRequest
+		*out = new(Ask)
+		(*in).DeepCopyInto(*out)
+	}
 	return
 }
 
@@ -566,6 +571,16 @@ func (in *VolumeRepositoryStatus) DeepCopyInto(out *VolumeRepositoryStatus) {
 	if in.LastMaintenanceTime != nil {
 		in, out := &in.LastMaintenanceTime, &out.LastMaintenanceTime
 		*out = (*in).DeepCopy()
+	}
+	if in.Size != nil {
+		in, out := &in.Size, &out.Size
+		x := (*in).DeepCopy()
+		*out = &x
+	}
+	if in.Reclaimed != nil {
+		in, out := &in.Reclaimed, &out.Reclaimed
+		x := (*in).DeepCopy()
+		*out = &x
 	}
 	if in.RecentMaintenance != nil {
 		in, out := &in.RecentMaintenance, &out.RecentMaintenance

@@ -34,6 +34,7 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&BackupVolume{}, &BackupVolumeList{},
 		&VolumeBackup{}, &VolumeBackupList{},
 		&NodeAgent{}, &NodeAgentList{},
+		&MaintenanceRequest{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

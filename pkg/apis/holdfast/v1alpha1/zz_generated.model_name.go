@@ -99,6 +99,16 @@ func (in BackupVolumesProgress) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MaintenanceRequest) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.MaintenanceRequest"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MaintenanceRequestStatus) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.MaintenanceRequestStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeAgent) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.NodeAgent"
 }

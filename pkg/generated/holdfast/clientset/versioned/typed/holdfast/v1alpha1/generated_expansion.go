@@ -11,6 +11,8 @@ type BackupQueueEntryExpansion interface{}
 
 type BackupVolumeExpansion interface{}
 
+type MaintenanceRequestExpansion interface{}
+
 type NodeAgentExpansion interface{}
 
 type VolumeBackupExpansion interface{}

@@ -18,6 +18,7 @@ type HoldfastV1alpha1Interface interface {
 	BackupsGetter
 	BackupQueueEntriesGetter
 	BackupVolumesGetter
+	MaintenanceRequestsGetter
 	NodeAgentsGetter
 	VolumeBackupsGetter
 }
@@ -37,6 +38,10 @@ func (c *HoldfastV1alpha1Client) BackupQueueEntries(namespace string) BackupQueu
 
 func (c *HoldfastV1alpha1Client) BackupVolumes(namespace string) BackupVolumeInterface {
 	return newBackupVolumes(c, namespace)
+}
+
+func (c *HoldfastV1alpha1Client) MaintenanceRequests(namespace string) MaintenanceRequestInterface {
+	return newMaintenanceRequests(c, namespace)
 }
 
 func (c *HoldfastV1alpha1Client) NodeAgents() NodeAgentInterface {

@@ -27,6 +27,10 @@ func (c *FakeHoldfastV1alpha1) BackupVolumes(namespace string) v1alpha1.BackupVo
 	return newFakeBackupVolumes(c, namespace)
 }
 
+func (c *FakeHoldfastV1alpha1) MaintenanceRequests(namespace string) v1alpha1.MaintenanceRequestInterface {
+	return newFakeMaintenanceRequests(c, namespace)
+}
+
 func (c *FakeHoldfastV1alpha1) NodeAgents() v1alpha1.NodeAgentInterface {
 	return newFakeNodeAgents(c)
 }

@@ -1,0 +1,36 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"strings"
+	"time"
+)
+
+// MaintenanceJob is the name of the Job that maintains a repository for some reason: who
+// means the same maintenance gives it the same name.
+func (r *VolumeRepository) MaintenanceJob(reason string) string {
+	sum := sha256.Sum256([]byte(string(r.UID) + " " + reason))
+	const most = 63 - 1 - 10
+	name := strings.ReplaceAll(r.Name, ".", "-")
+	return strings.TrimRight(name[:min(len(name), most)], "-") + "-" + hex.EncodeToString(sum[:5])
+}
+
+// RequestedJob is the name of the Job that somebody has asked for, and whether it has not
+// ended yet.
+func (r *VolumeRepository) RequestedJob() (name string, waits bool) {
+	ask := r.Spec.MaintenanceRequest
+	if ask == nil {
+		return "", false
+	}
+	name = r.MaintenanceJob("requested " + ask.Timestamp.UTC().Format(time.RFC3339))
+	recent := r.Status.RecentMaintenance
+	if len(recent) == MaxRecentMaintenance && recent[len(recent)-1].StartTimestamp.After(ask.Timestamp.Time) {
+		return name, false // it would be before these
+	}
+	return name, !slices.ContainsFunc(recent, func(run MaintenanceRun) bool { return run.Job == name })
+}

@@ -1,0 +1,41 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// +genclient
+// +genclient:noStatus
+// +genclient:onlyVerbs=create
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// MaintenanceRequest asks for a repository to be maintained now. It is no object that is
+// kept: the answer to its creation says what was started.
+type MaintenanceRequest struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object's metadata. The name is that of the VolumeRepository,
+	// NAMESPACE.LOCATION, and the namespace that of the system.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// The answer.
+	// +optional
+	Status MaintenanceRequestStatus `json:"status,omitempty"`
+}
+
+// MaintenanceRequestStatus says what was started.
+type MaintenanceRequestStatus struct {
+	// Namespace of the Job.
+	// +optional
+	JobNamespace string `json:"jobNamespace,omitempty"`
+	// Name of the Job that maintains the repository. It is made as soon as no other Job
+	// maintains this repository and one more may run.
+	// +optional
+	Job string `json:"job,omitempty"`
+	// The same for people.
+	// +optional
+	Message string `json:"message,omitempty"`
+}
