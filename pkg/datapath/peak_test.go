@@ -1,0 +1,80 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The race detector's own memory is no agent's: hack/test.sh runs this without it.
+
+//go:build !race
+
+package datapath
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"runtime/debug"
+	"runtime/metrics"
+	"sync"
+	"testing"
+	"time"
+)
+
+// peakMemory is how much of its limit the process has taken at most while do runs.
+func peakMemory(do func()) int64 {
+	samples := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+	peak, ended := int64(0), make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for {
+			metrics.Read(samples)
+			peak = max(peak, int64(samples[0].Value.Uint64()-samples[1].Value.Uint64()))
+			select {
+			case <-ended:
+				return
+			case <-time.After(2 * time.Millisecond):
+			}
+		}
+	})
+	do()
+	close(ended)
+	watching.Wait()
+	return peak
+}
+
+// As many volumes as the limit allows, with files of many chunks, are uploaded at once
+// and restored at once within it.
+func TestPeakMemory(t *testing.T) {
+	const limit = 512 << 20
+	s, m := newStore(t), NewMemory(limit)
+	dirs := make([]string, m.Volumes)
+	random := make([]byte, 48<<20)
+	for i := range dirs {
+		dirs[i] = t.TempDir()
+		for j := range 3 {
+			rand.NewChaCha8([32]byte{byte(i), byte(j)}).Read(random)
+			write(t, filepath.Join(dirs[i], fmt.Sprint(j)), string(random))
+		}
+	}
+	random = nil
+	debug.FreeOSMemory()
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(limit))
+	r, ctx := s.open(t), WithMemory(t.Context(), m)
+	peak := peakMemory(func() {
+		var moving sync.WaitGroup
+		for i, dir := range dirs {
+			moving.Go(func() {
+				result, err := Upload(ctx, r, UploadRequest{Path: dir, Source: Source{Namespace: namespace, Pod: fmt.Sprint(i), Volume: "data"}}, new(Progress))
+				if err == nil {
+					_, err = Restore(ctx, r, RestoreRequest{SnapshotID: result.SnapshotID, Path: t.TempDir()}, new(Progress))
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		moving.Wait()
+	})
+	t.Logf("%d volumes took %d MiB of %d", len(dirs), peak>>20, limit>>20)
+	if peak > limit {
+		t.Errorf("%d MiB were taken", peak>>20)
+	}
+}
