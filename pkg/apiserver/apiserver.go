@@ -106,6 +106,8 @@ type ExtraConfig struct {
 	PollInterval time.Duration
 	// Limits are how many backups may wait.
 	Limits backup.Limits
+	// BackupTTL is how long a backup is kept that does not say so.
+	BackupTTL time.Duration
 	// AdvertiseAddress and Port are where kube-apiserver reaches this replica. Without
 	// an address, the EndpointSlice of the Service is left to others.
 	AdvertiseAddress net.IP
@@ -231,6 +233,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		Observe:         projector.Observe,
 		Load:            projector.Load,
 		Limits:          c.extra.Limits,
+		TTL:             c.extra.BackupTTL,
 		NamespaceUID: func(ctx context.Context, name string) (types.UID, error) {
 			namespace, err := c.client.informers.Core().V1().Namespaces().Lister().Get(name)
 			if apierrors.IsNotFound(err) {

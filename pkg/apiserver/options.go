@@ -33,6 +33,7 @@ type Options struct {
 	pollInterval    time.Duration
 	shutdownDelay   time.Duration
 	limits          backup.Limits
+	backupTTL       time.Duration
 	advertise       net.IP
 }
 
@@ -43,6 +44,7 @@ func NewOptions() *Options {
 		systemNamespace: "holdfast",
 		pollInterval:    time.Minute,
 		limits:          backup.Limits{Waiting: 100, WaitingInSystem: 10_000},
+		backupTTL:       backup.DefaultTTL,
 	}
 	o.recommended.Etcd = nil // nothing that is served here is stored in etcd
 	o.recommended.SecureServing.BindPort = 8443
@@ -62,6 +64,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.systemNamespace, "namespace", o.systemNamespace, "The system namespace: where Holdfast's records live, and whose backups may include any namespace.")
 	flags.IntVar(&o.limits.Waiting, "waiting-backups-per-namespace", o.limits.Waiting, "How many backups of one namespace may wait at once; another one is refused. All records of a namespace's backups may be ten times as many. 0 is no limit. The system namespace has a limit of its own.")
 	flags.IntVar(&o.limits.WaitingInSystem, "waiting-backups-in-system-namespace", o.limits.WaitingInSystem, "The same for the backups of the system namespace.")
+	flags.DurationVar(&o.backupTTL, "default-backup-ttl", o.backupTTL, "How long a backup is kept that does not say so in spec.ttl.")
 	flags.IPVar(&o.advertise, "advertise-address", o.advertise, "The address at which kube-apiserver reaches this replica: a pod's own. While the replica serves, it is the only one in the EndpointSlice of the Service "+serviceName+". Empty leaves the EndpointSlice to others, such as where a Service of type ExternalName leads here.")
 	flags.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", o.shutdownDelay, "How long to go on answering after being told to stop, while /readyz says no. Requests for backups are then refused with 503 and Retry-After, and find their way to another replica.")
 	flags.DurationVar(&o.pollInterval, "backupstore-poll-interval", o.pollInterval, "How often each storage location is listed for backups that others stored there. 0 lists it once, at the start.")
@@ -78,6 +81,9 @@ func (o *Options) Validate() error {
 	}
 	if o.limits.Waiting < 0 || o.limits.WaitingInSystem < 0 {
 		errs = append(errs, errors.New("--waiting-backups-per-namespace and --waiting-backups-in-system-namespace must not be negative"))
+	}
+	if o.backupTTL < time.Second {
+		errs = append(errs, fmt.Errorf("--default-backup-ttl must be at least 1s, but is %s", o.backupTTL))
 	}
 	if o.advertise.IsUnspecified() || o.advertise.IsLoopback() || o.advertise.IsLinkLocalUnicast() {
 		errs = append(errs, fmt.Errorf("--advertise-address must be an address that others reach, but is %s", o.advertise))
@@ -117,7 +123,7 @@ func (o *Options) Config() (*Config, error) {
 	return &Config{
 		Generic: generic,
 		Extra: ExtraConfig{
-			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, Limits: o.limits,
+			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, Limits: o.limits, BackupTTL: o.backupTTL,
 			AdvertiseAddress: o.advertise, Port: o.recommended.SecureServing.BindPort,
 		},
 	}, nil

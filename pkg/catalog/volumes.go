@@ -21,13 +21,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// ConditionMetadataReplaced is True on a backup in whose folder somebody, such as
-// Velero, has replaced the metadata of one of ours.
-const ConditionMetadataReplaced = "MetadataReplaced"
-
-// ConditionVolumesListed is False on a backup whose list of volumes can't be
-// read, and absent otherwise.
-const ConditionVolumesListed = "VolumesListed"
+// Conditions of what was read.
+const (
+	ConditionMetadataReplaced = holdfast.ConditionMetadataReplaced
+	ConditionVolumesListed    = holdfast.ConditionVolumesListed
+)
 
 const reasonUnreadable = "Unreadable"
 

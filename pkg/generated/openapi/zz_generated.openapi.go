@@ -53,6 +53,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.Backup{}.OpenAPIModelName():                                              schema_pkg_apis_holdfast_v1alpha1_Backup(ref),
 		v1alpha1.BackupCancellation{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_BackupCancellation(ref),
 		v1alpha1.BackupDeletion{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref),
+		v1alpha1.BackupDeletionPreconditions{}.OpenAPIModelName():                         schema_pkg_apis_holdfast_v1alpha1_BackupDeletionPreconditions(ref),
 		v1alpha1.BackupList{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupList(ref),
 		v1alpha1.BackupOrigin{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref),
 		v1alpha1.BackupProgress{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_BackupProgress(ref),
@@ -1942,11 +1943,44 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref common.ReferenceCallba
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
+					"preconditions": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What must be true of the backup, or it is not deleted.",
+							Ref:         ref(v1alpha1.BackupDeletionPreconditions{}.OpenAPIModelName()),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1.ObjectMeta{}.OpenAPIModelName()},
+			v1alpha1.BackupDeletionPreconditions{}.OpenAPIModelName(), v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_BackupDeletionPreconditions(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupDeletionPreconditions are what must be true of a backup that is to be deleted.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the backup, so that no later one of its name is deleted.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"expired": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the backup must be one of this cluster's own that has expired, by the clock of the API server.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
 	}
 }
 
@@ -2630,7 +2664,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"ttl": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How long the backup is to be kept, counted from its start. Default 720h. It is recorded as status.expiration; an expired backup is not removed by itself.",
+							Description: "How long the backup is kept, counted from its start. Default 720h, unless the cluster has another one. Then it expires: it is deleted, but for the last good one of a namespace.",
 							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
 						},
 					},
@@ -2718,7 +2752,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"expiration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Until when the backup is to be kept.",
+							Description: "When the backup expires. Absent if it never does.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},

@@ -28,7 +28,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// DefaultTTL is how long a backup is kept that says nothing of it.
+// DefaultTTL is how long a backup is kept that says nothing of it, unless Config does.
 const DefaultTTL = 30 * 24 * time.Hour
 
 // kind fills in, checks and records Backups that are to be created.
@@ -40,6 +40,7 @@ type kind struct {
 	namespaceUID    func(ctx context.Context, name string) (types.UID, error)
 	authorizer      authorizer.Authorizer
 	limiter         limiter
+	defaultTTL      time.Duration
 }
 
 var _ recorded.Kind[*v1alpha1.Backup, *enginev1alpha1.BackupRun] = &kind{}
@@ -56,7 +57,7 @@ func (k *kind) PrepareForCreate(_ context.Context, obj runtime.Object) {
 		spec.IncludedNamespaces = []string{backup.Namespace}
 	}
 	if spec.TTL.Duration == 0 {
-		spec.TTL = metav1.Duration{Duration: DefaultTTL}
+		spec.TTL = metav1.Duration{Duration: k.defaultTTL}
 	}
 	if spec.StorageLocation == "" {
 		spec.StorageLocation = k.defaultLocation()

@@ -6,9 +6,11 @@ package backup
 import (
 	"fmt"
 	"net/http"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
@@ -34,7 +36,7 @@ func NewDeletionREST(backups *REST, clock clock.PassiveClock) *RequestREST {
 }
 
 // cancel asks for a backup to be stopped.
-func cancel(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask) (*enginev1alpha1.BackupRun, string, error) {
+func cancel(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask, _ runtime.Object) (*enginev1alpha1.BackupRun, string, error) {
 	switch {
 	case run == nil:
 		return nil, "", conflict(backup.Name, "it has ended already, as %s", backup.Status.Phase)
@@ -49,8 +51,11 @@ func cancel(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1
 }
 
 // remove asks for a backup to be removed from its store.
-func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask) (*enginev1alpha1.BackupRun, string, error) {
+func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask, body runtime.Object) (*enginev1alpha1.BackupRun, string, error) {
 	const message = "the backup is being deleted; it is listed until it is gone from its store"
+	if err := meets(backup, body.(*v1alpha1.BackupDeletion).Preconditions, ask.Timestamp.Time); err != nil {
+		return nil, "", err
+	}
 	switch {
 	case run != nil && run.Spec.Deletion != nil:
 		return nil, asked("to be deleted", &run.Spec.Deletion.Ask), nil
@@ -88,6 +93,30 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 	}, message, nil
 }
 
+// meets fails if a backup is not as a deletion demands. It is asked on the state that the
+// deletion is recorded on.
+func meets(backup *v1alpha1.Backup, preconditions *v1alpha1.BackupDeletionPreconditions, now time.Time) error {
+	if preconditions == nil {
+		return nil
+	}
+	if want := preconditions.UID; want != "" && want != backup.UID {
+		return conflict(backup.Name, "its uid is %s, and the one that is to be deleted has %s", backup.UID, want)
+	}
+	if !preconditions.Expired {
+		return nil
+	}
+	expiration := backup.Status.Expiration
+	switch {
+	case backup.Status.Origin == nil || backup.Status.Origin.Trust != v1alpha1.BackupTrustOwn:
+		return conflict(backup.Name, "it is not one of this cluster's own, which alone expire")
+	case expiration == nil:
+		return conflict(backup.Name, "it does not expire")
+	case now.Before(expiration.Time):
+		return conflict(backup.Name, "it expires at %s, and here it is %s", expiration.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
 func asked(what string, ask *enginev1alpha1.Ask) string {
 	return fmt.Sprintf("nothing to do: %s asked for the backup %s at %s", ask.Requester.Username, what, ask.Timestamp.UTC().Format("2006-01-02T15:04:05Z"))
 }
@@ -98,7 +127,7 @@ func conflict(name, format string, args ...any) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,
 		Code:    http.StatusConflict,
-		Reason:  "BackupState",
+		Reason:  v1alpha1.StatusReasonBackupState,
 		Message: fmt.Sprintf("backup %q: ", name) + fmt.Sprintf(format, args...),
 		Details: &metav1.StatusDetails{Name: name, Group: resource.Group, Kind: resource.Resource},
 	}}

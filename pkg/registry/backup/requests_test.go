@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -269,6 +270,45 @@ func TestDeleteIsRefused(t *testing.T) {
 	}
 	if n := h.calls("update"); n != 0 {
 		t.Errorf("%d requests were recorded", n)
+	}
+}
+
+// What must be true of a backup is looked at where its deletion is recorded.
+func TestDeletionPreconditions(t *testing.T) {
+	own := func(uid types.UID, trust v1alpha1.BackupTrust, expiration time.Time) *v1alpha1.Backup {
+		b := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a", UID: uid}, Status: v1alpha1.BackupStatus{
+			Phase: v1alpha1.BackupPhaseCompleted, Origin: &v1alpha1.BackupOrigin{Trust: trust},
+		}}
+		if !expiration.IsZero() {
+			b.Status.Expiration = &metav1.Time{Time: expiration}
+		}
+		return b
+	}
+	for name, c := range map[string]struct {
+		backup *v1alpha1.Backup
+		want   string
+	}{
+		"expired":       {own("1", v1alpha1.BackupTrustOwn, now), ""},
+		"not yet":       {own("1", v1alpha1.BackupTrustOwn, now.Add(time.Second)), "it expires at 1970-01-01T01:23:21Z, and here it is 1970-01-01T01:23:20Z"},
+		"another one":   {own("2", v1alpha1.BackupTrustOwn, now), "its uid is 2"},
+		"never":         {own("1", v1alpha1.BackupTrustOwn, time.Time{}), "it does not expire"},
+		"somebody's":    {own("1", v1alpha1.BackupTrustForeign, now), "not one of this cluster's own"},
+		"a neighbour's": {own("1", v1alpha1.BackupTrustTrusted, now), "not one of this cluster's own"},
+		"nobody knows":  {&v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a", UID: "1"}}, "not one of this cluster's own"},
+	} {
+		h := newHarness(t, nil)
+		h.storedOnly(c.backup)
+		body := &v1alpha1.BackupDeletion{Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: "1", Expired: true}}
+		_, err := h.post(NewDeletionREST(h.REST, clocktesting.NewFakePassiveClock(now)), "a", body, metav1.CreateOptions{})
+		if c.want == "" {
+			if err != nil || h.run("shop.a").Spec.Deletion == nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), c.want) || apierrors.ReasonForError(err) != v1alpha1.StatusReasonBackupState || h.calls("create") > 0 {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
 	}
 }
 

@@ -5,7 +5,9 @@
 package backup
 
 import (
+	"cmp"
 	"context"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -46,6 +48,8 @@ type Config struct {
 	Load func(namespace string, coming sets.Set[string]) records.Load
 	// Limits are how many backups may wait.
 	Limits Limits
+	// TTL is how long a backup is kept that says nothing of it. Default DefaultTTL.
+	TTL time.Duration
 }
 
 // NewREST returns the storage of the backups resource.
@@ -67,6 +71,7 @@ func newKind(config Config) *kind {
 		locations:       config.Locations,
 		namespaceUID:    config.NamespaceUID,
 		authorizer:      config.Authorizer,
+		defaultTTL:      cmp.Or(config.TTL, DefaultTTL),
 		limiter: limiter{
 			Limits:          config.Limits,
 			systemNamespace: config.SystemNamespace,

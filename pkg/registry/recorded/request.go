@@ -29,7 +29,8 @@ type RequestREST[T, R logstore.Object] struct {
 	Body runtime.Object
 	// Record returns the record as it is to be written, or nil with what to tell the
 	// requester when there is nothing to write. record is nil when the object has none.
-	Record func(obj T, record R, ask enginev1alpha1.Ask) (changed R, message string, err error)
+	// body is that of the request, of the type of Body.
+	Record func(obj T, record R, ask enginev1alpha1.Ask, body runtime.Object) (changed R, message string, err error)
 }
 
 var _ rest.NamedCreater = &RequestREST[logstore.Object, logstore.Object]{}
@@ -59,7 +60,7 @@ func (r *RequestREST[T, R]) Create(ctx context.Context, name string, obj runtime
 	var message string
 	raced := func(err error) bool { return apierrors.ReasonForError(err) == metav1.StatusReasonConflict }
 	err = retry.OnError(retry.DefaultRetry, raced, func() (err error) {
-		message, err = r.try(ctx, name, ask, options)
+		message, err = r.try(ctx, name, ask, obj, options)
 		return err
 	})
 	if err != nil {
@@ -74,7 +75,7 @@ func (r *RequestREST[T, R]) Create(ctx context.Context, name string, obj runtime
 }
 
 // try writes the request into the record as it is now.
-func (r *RequestREST[T, R]) try(ctx context.Context, name string, ask enginev1alpha1.Ask, options *metav1.CreateOptions) (string, error) {
+func (r *RequestREST[T, R]) try(ctx context.Context, name string, ask enginev1alpha1.Ask, body runtime.Object, options *metav1.CreateOptions) (string, error) {
 	found, err := r.Objects.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {
 		return "", err
@@ -91,7 +92,7 @@ func (r *RequestREST[T, R]) try(ctx context.Context, name string, ask enginev1al
 	case kind.ObjectName(record) != object && kind.Object(record).GetUID() != obj.GetUID():
 		return "", kind.NameTaken(obj, record)
 	}
-	changed, message, err := r.Record(obj, record, ask)
+	changed, message, err := r.Record(obj, record, ask, body)
 	if err != nil || any(changed) == any(none) {
 		return message, err
 	}

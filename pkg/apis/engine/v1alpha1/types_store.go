@@ -83,6 +83,10 @@ type StorageLocationSpec struct {
 	TrustedClusters []TrustedCluster `json:"trustedClusters,omitempty"`
 }
 
+// AnnotationAcceptExpiry of a StorageLocation is an instant in RFC 3339: its backups that
+// have expired until then may go, however many they are.
+const AnnotationAcceptExpiry = "holdfast.io/accept-expiry-until"
+
 // TrustedCluster is a cluster whose signature is believed.
 type TrustedCluster struct {
 	// What to call it.

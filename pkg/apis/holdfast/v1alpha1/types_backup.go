@@ -129,8 +129,9 @@ type BackupSpec struct {
 	// backup.velero.io/backup-volumes-excludes does with true.
 	// +optional
 	DefaultVolumesToFsBackup *bool `json:"defaultVolumesToFsBackup,omitempty"`
-	// How long the backup is to be kept, counted from its start. Default 720h. It is
-	// recorded as status.expiration; an expired backup is not removed by itself.
+	// How long the backup is kept, counted from its start. Default 720h, unless the
+	// cluster has another one. Then it expires: it is deleted, but for the last good one
+	// of a namespace.
 	// +optional
 	TTL metav1.Duration `json:"ttl,omitempty"`
 	// Name of the StorageLocation that stores the backup. Default: the
@@ -198,6 +199,12 @@ const (
 	// ConditionDeleting is True while the backup is being removed from its store; its
 	// message says what the removal waits for, if anything.
 	ConditionDeleting = "Deleting"
+	// ConditionMetadataReplaced is True on a backup in whose folder somebody, such as
+	// Velero, has replaced the metadata of one of ours.
+	ConditionMetadataReplaced = "MetadataReplaced"
+	// ConditionVolumesListed is False on a backup whose list of volumes can't be read,
+	// and absent otherwise.
+	ConditionVolumesListed = "VolumesListed"
 )
 
 // BackupStatus is the state of a backup.
@@ -228,7 +235,7 @@ type BackupStatus struct {
 	// When the backup ended.
 	// +optional
 	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
-	// Until when the backup is to be kept.
+	// When the backup expires. Absent if it never does.
 	// +optional
 	Expiration *metav1.Time `json:"expiration,omitempty"`
 	// How many objects are found and backed up.
@@ -358,4 +365,22 @@ type BackupDeletion struct {
 	// Standard object's metadata. The name, if set, must be the backup's.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
+	// What must be true of the backup, or it is not deleted.
+	// +optional
+	Preconditions *BackupDeletionPreconditions `json:"preconditions,omitempty"`
+}
+
+// StatusReasonBackupState is the reason of the refusal of a request that does not fit the
+// state of the backup.
+const StatusReasonBackupState metav1.StatusReason = "BackupState"
+
+// BackupDeletionPreconditions are what must be true of a backup that is to be deleted.
+type BackupDeletionPreconditions struct {
+	// Uid of the backup, so that no later one of its name is deleted.
+	// +optional
+	UID types.UID `json:"uid,omitempty"`
+	// Whether the backup must be one of this cluster's own that has expired, by the
+	// clock of the API server.
+	// +optional
+	Expired bool `json:"expired,omitempty"`
 }

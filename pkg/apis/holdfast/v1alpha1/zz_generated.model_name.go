@@ -24,6 +24,11 @@ func (in BackupDeletion) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupDeletionPreconditions) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupDeletionPreconditions"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in BackupList) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.BackupList"
 }
