@@ -35,6 +35,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
+	"github.com/holdfast-io/holdfast/pkg/controllers/expiry"
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
 	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
@@ -86,6 +87,31 @@ type controllerOptions struct {
 	volumeTimeout     time.Duration
 	agentTimeout      time.Duration
 	maintenance       maintenanceOptions
+	expiry            expiryOptions
+}
+
+// expiryOptions are the controller's flags about backups that have expired.
+type expiryOptions struct {
+	interval time.Duration
+	keepLast bool
+	percent  int
+}
+
+func (o *expiryOptions) addFlags(flags *pflag.FlagSet) {
+	flags.DurationVar(&o.interval, "expiry-interval", expiry.DefaultInterval, "How often backups are looked for that have expired, and are then deleted. 0 is never.")
+	flags.BoolVar(&o.keepLast, "keep-last-backup", true, "Keep the last good backup of each namespace that exists, also when it has expired.")
+	flags.IntVar(&o.percent, "max-expired-percent", expiry.DefaultPercent, "How many of a storage location's backups may expire within an hour, in percent, and ten in any case. When more have expired, none is deleted until somebody accepts that. 100 is no bound.")
+}
+
+func (o *expiryOptions) validate() error {
+	var errs []error
+	if o.interval != 0 && o.interval < time.Second {
+		errs = append(errs, fmt.Errorf("--expiry-interval must be 0 or at least 1s, but is %s", o.interval))
+	}
+	if o.percent < 0 || o.percent > 100 {
+		errs = append(errs, fmt.Errorf("--max-expired-percent must be from 0 to 100, but is %d", o.percent))
+	}
+	return errors.Join(errs...)
 }
 
 func newControllerCommand() *cobra.Command {
@@ -109,6 +135,7 @@ func newControllerCommand() *cobra.Command {
 	flags := command.Flags()
 	options.client.addFlags(flags)
 	options.maintenance.addFlags(flags)
+	options.expiry.addFlags(flags)
 	options.serving.AddFlags(flags)
 	flags.IntVar(&options.concurrentBackups, "concurrent-backups", options.concurrentBackups, "How many backups may run at once. Backups that overlap never do.")
 	flags.DurationVar(&options.runRetention, "run-retention", options.runRetention, "How long the record of a backup is kept after its result is stored.")
@@ -131,7 +158,7 @@ func (o *controllerOptions) validate() error {
 	if o.agentTimeout < liveness.MinAgentTimeout {
 		errs = append(errs, fmt.Errorf("--node-agent-timeout must be at least %s, in which an agent without a connection stops, but is %s", liveness.MinAgentTimeout, o.agentTimeout))
 	}
-	return errors.Join(append(errs, o.maintenance.validate())...)
+	return errors.Join(append(errs, o.maintenance.validate(), o.expiry.validate())...)
 }
 
 func (o *controllerOptions) run(ctx context.Context) error {
@@ -299,6 +326,25 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
+	backups, err := expiry.NewBackups(config)
+	if err != nil {
+		return err
+	}
+	expiries, err := expiry.New(expiry.Config{
+		Namespace:         o.client.namespace,
+		Interval:          o.expiry.interval,
+		KeepLast:          o.expiry.keepLast,
+		Percent:           o.expiry.percent,
+		Backups:           backups,
+		Restores:          engine.EngineV1alpha1(),
+		Events:            recorder,
+		Clock:             clock.RealClock{},
+		NamespaceInformer: objects.Core().V1().Namespaces(),
+		LocationInformer:  engineRecords.StorageLocations(),
+	})
+	if err != nil {
+		return err
+	}
 	identities, err := clusteridentity.New(cluster, configMaps, published.Core().V1().ConfigMaps().Informer(), clock.RealClock{})
 	if err != nil {
 		return err
@@ -317,7 +363,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	published.StartWithContext(ctx)
 	klog.FromContext(ctx).Info("Controllers start", "identity", identity, "concurrentBackups", o.concurrentBackups)
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context){runs.Run, retention.Run, locations.Run, repositories.Run, deletions.Run, identities.Run, maintenances.Run} {
+	for _, run := range []func(context.Context){runs.Run, retention.Run, locations.Run, repositories.Run, deletions.Run, identities.Run, maintenances.Run, expiries.Run} {
 		running.Go(func() { run(ctx) })
 	}
 	running.Go(func() { queue.Run(ctx, runs) })

@@ -1,0 +1,69 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package expiry
+
+import (
+	"context"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	"github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned/scheme"
+)
+
+// Backups is the API of backups.
+type Backups interface {
+	// List lists backups of all namespaces, with the warnings of the API server.
+	List(ctx context.Context, options metav1.ListOptions) (*v1alpha1.BackupList, []string, error)
+	// Snapshots are the ids of the snapshots of a backup's volumes.
+	Snapshots(ctx context.Context, uid types.UID) ([]string, error)
+	// Delete asks for the deletion of a backup.
+	Delete(ctx context.Context, namespace, name string, deletion *v1alpha1.BackupDeletion) error
+}
+
+// NewBackups is the API that a cluster serves.
+func NewBackups(config *rest.Config) (Backups, error) {
+	config = rest.CopyConfig(config)
+	config.WarningHandler = rest.NoWarnings{} // the controller reads them
+	clients, err := holdfastclient.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	return backups{clients.HoldfastV1alpha1().RESTClient()}, nil
+}
+
+type backups struct{ client rest.Interface }
+
+func (b backups) List(ctx context.Context, options metav1.ListOptions) (*v1alpha1.BackupList, []string, error) {
+	result := b.client.Get().Resource("backups").VersionedParams(&options, scheme.ParameterCodec).Do(ctx)
+	list := &v1alpha1.BackupList{}
+	if err := result.Into(list); err != nil {
+		return nil, nil, err
+	}
+	var warnings []string
+	for _, warning := range result.Warnings() {
+		warnings = append(warnings, warning.Text)
+	}
+	return list, warnings, nil
+}
+
+func (b backups) Snapshots(ctx context.Context, uid types.UID) ([]string, error) {
+	list := &v1alpha1.VolumeBackupList{}
+	err := b.client.Get().Resource("volumebackups").VersionedParams(&metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("spec.backupUID", string(uid)).String(),
+	}, scheme.ParameterCodec).Do(ctx).Into(list)
+	var ids []string
+	for i := range list.Items {
+		ids = append(ids, list.Items[i].Status.SnapshotID)
+	}
+	return ids, err
+}
+
+func (b backups) Delete(ctx context.Context, namespace, name string, deletion *v1alpha1.BackupDeletion) error {
+	return b.client.Post().Namespace(namespace).Resource("backups").Name(name).SubResource("deletion").Body(deletion).Do(ctx).Error()
+}

@@ -1,0 +1,207 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package expiry
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+// backup is what counts of a Backup that is listed.
+type backup struct {
+	types.NamespacedName
+	uid        types.UID
+	location   string
+	expiration time.Time // zero if it never expires
+	started    time.Time
+	// deleting is true once somebody has asked for its deletion.
+	deleting bool
+	// good is true if all that it was to hold is stored, as far as is known.
+	good bool
+	// reach names the namespaces that it includes, as lists that can be compared.
+	reach reach
+	scope scope
+}
+
+// reach are the words of a backup on namespaces, in one string each.
+type reach struct{ included, excluded string }
+
+// scope is what a backup takes from the namespaces that it includes.
+type scope struct {
+	// filter is empty for everything.
+	filter string
+	// volumes is true if it takes volumes that no pod names.
+	volumes bool
+}
+
+// covers reports whether a backup of one scope has what one of another has.
+func (s scope) covers(other scope) bool {
+	return (s.filter == "" || s.filter == other.filter) && (s.volumes || !other.volumes)
+}
+
+// own reads a Backup, and reports whether it is one of this cluster's own that is
+// stored. Others never expire here.
+func own(object *v1alpha1.Backup) (backup, bool) {
+	status := &object.Status
+	phase := status.Phase
+	deleting := phase == v1alpha1.BackupPhaseDeleting
+	if status.Origin == nil || status.Origin.Trust != v1alpha1.BackupTrustOwn || status.FormatVersion == "" ||
+		!deleting && (!phase.Ended() || phase == v1alpha1.BackupPhaseUnreadable) {
+		return backup{}, false
+	}
+	b := backup{
+		NamespacedName: types.NamespacedName{Namespace: object.Namespace, Name: object.Name},
+		uid:            object.UID,
+		location:       object.Spec.StorageLocation,
+		deleting:       deleting,
+		started:        object.CreationTimestamp.Time,
+		good: phase == v1alpha1.BackupPhaseCompleted && !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionMetadataReplaced) &&
+			!meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionVolumesListed),
+		reach: reach{words(object.Spec.IncludedNamespaces), words(object.Spec.ExcludedNamespaces)},
+		scope: scopeOf(&object.Spec),
+	}
+	if status.StartTimestamp != nil {
+		b.started = status.StartTimestamp.Time
+	}
+	if status.Expiration != nil {
+		b.expiration = status.Expiration.Time
+	}
+	return b, true
+}
+
+func words(list []string) string { return strings.Join(list, ",") } // which no name or pattern has
+
+func scopeOf(spec *v1alpha1.BackupSpec) scope {
+	filters := spec.DeepCopy()
+	volumes := filters.DefaultVolumesToFsBackup
+	filters.IncludedNamespaces, filters.ExcludedNamespaces = nil, nil
+	filters.TTL, filters.StorageLocation = metav1.Duration{}, ""
+	filters.SnapshotVolumes, filters.DefaultVolumesToFsBackup, filters.IncludeClusterResources = nil, nil, nil
+	s := scope{volumes: volumes != nil && *volumes}
+	if plain, err := json.Marshal(v1alpha1.BackupSpec{}); err == nil {
+		if encoded, err := json.Marshal(filters); err == nil && string(encoded) != string(plain) {
+			s.filter = string(encoded)
+		}
+	}
+	return s
+}
+
+// expired are the backups that have expired and are not being deleted yet, the one that
+// expired first first.
+func expired(backups []backup, now time.Time) []backup {
+	var due []backup
+	for _, b := range backups {
+		if !b.deleting && !b.expiration.IsZero() && !now.Before(b.expiration) {
+			due = append(due, b)
+		}
+	}
+	slices.SortFunc(due, func(a, b backup) int {
+		return cmp.Or(a.expiration.Compare(b.expiration), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return due
+}
+
+// lastGood are the backups without which a namespace would lose what it has: for each,
+// such a namespace. A good backup that includes a namespace may go if a newer good one
+// includes it too, and covers its scope. So whatever goes that lastGood does not name, of
+// what a namespace could be restored from by one backup, by a newer one it still can.
+func lastGood(backups []backup, namespaces []string) map[types.UID]string {
+	// Of those that include and take the same, only the newest counts.
+	type kind struct {
+		reach reach
+		scope scope
+	}
+	newest := map[kind]backup{}
+	for _, b := range backups {
+		if !b.good || b.deleting {
+			continue
+		}
+		k := kind{b.reach, b.scope}
+		if other, ok := newest[k]; !ok || newer(b, other) {
+			newest[k] = b
+		}
+	}
+	candidates := make([]backup, 0, len(newest))
+	for _, b := range newest {
+		candidates = append(candidates, b)
+	}
+	slices.SortFunc(candidates, func(a, b backup) int {
+		if newer(a, b) {
+			return -1
+		}
+		return 1
+	})
+	last := map[types.UID]string{}
+	covered := map[string][]scope{}
+	reached := map[reach][]string{}
+	for _, b := range candidates {
+		of, ok := reached[b.reach]
+		if !ok {
+			of = b.reach.among(namespaces)
+			reached[b.reach] = of
+		}
+		for _, namespace := range of {
+			if !slices.ContainsFunc(covered[namespace], func(s scope) bool { return s.covers(b.scope) }) {
+				covered[namespace] = append(covered[namespace], b.scope)
+				if last[b.uid] == "" {
+					last[b.uid] = namespace
+				}
+			}
+		}
+	}
+	return last
+}
+
+// newer orders backups; of two that have started at one instant one is the newer.
+func newer(a, b backup) bool {
+	return cmp.Or(a.started.Compare(b.started), cmp.Compare(a.uid, b.uid)) > 0
+}
+
+// among are those of the namespaces that a backup includes. What can't be read includes
+// them all.
+func (r reach) among(namespaces []string) []string {
+	split := func(list string) []string {
+		if list == "" {
+			return nil
+		}
+		return strings.Split(list, ",")
+	}
+	selected, errs := selection.ParseNamespaces(split(r.included), split(r.excluded), nil)
+	if len(errs) > 0 {
+		return namespaces
+	}
+	var of []string
+	for _, namespace := range namespaces {
+		if selected.Match(namespace) {
+			of = append(of, namespace)
+		}
+	}
+	return of
+}
+
+const (
+	// So many backups of a location may expire within an hour whatever the share.
+	floor = 10
+	// A store with more than so many backups is not emptied at once.
+	few = 2
+)
+
+// tooMany reports whether it is more than may expire within an hour, if n of so many
+// backups of a location do. percent of 100 is no bound.
+func tooMany(n, total, percent int) bool {
+	if percent >= 100 {
+		return false
+	}
+	return n > max(floor, total*percent/100) || n == total && n > few
+}

@@ -1,0 +1,227 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package expiry
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+var epoch = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
+
+// stored is one of the cluster's own backups, which is good.
+func stored(name string, started time.Time, change ...func(*v1alpha1.Backup)) *v1alpha1.Backup {
+	b := &v1alpha1.Backup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: name, UID: types.UID("uid of " + name), CreationTimestamp: metav1.NewTime(started)},
+		Spec:       v1alpha1.BackupSpec{StorageLocation: "default"},
+		Status: v1alpha1.BackupStatus{
+			Phase: v1alpha1.BackupPhaseCompleted, FormatVersion: "1.1.0",
+			StartTimestamp: &metav1.Time{Time: started}, Expiration: &metav1.Time{Time: started.Add(24 * time.Hour)},
+			Origin: &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustOwn},
+		},
+	}
+	for _, f := range change {
+		f(b)
+	}
+	return b
+}
+
+func of(namespaces ...string) func(*v1alpha1.Backup) {
+	return func(b *v1alpha1.Backup) { b.Spec.IncludedNamespaces = namespaces }
+}
+
+func ended(phase v1alpha1.BackupPhase) func(*v1alpha1.Backup) {
+	return func(b *v1alpha1.Backup) { b.Status.Phase = phase }
+}
+
+func withVolumes(b *v1alpha1.Backup) { yes := true; b.Spec.DefaultVolumesToFsBackup = &yes }
+
+func filtered(b *v1alpha1.Backup) { b.Spec.IncludedResources = []string{"configmaps"} }
+
+func TestOwn(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*v1alpha1.Backup)
+		want   bool
+	}{
+		"good":      {func(*v1alpha1.Backup) {}, true},
+		"failed":    {ended(v1alpha1.BackupPhaseFailed), true},
+		"cancelled": {ended(v1alpha1.BackupPhaseCancelled), true},
+		"deleting":  {ended(v1alpha1.BackupPhaseDeleting), true},
+		"running":   {ended(v1alpha1.BackupPhaseInProgress), false},
+		"bad":       {ended(v1alpha1.BackupPhaseUnreadable), false},
+		"never stored": {func(b *v1alpha1.Backup) {
+			b.Status.Phase, b.Status.FormatVersion = v1alpha1.BackupPhaseFailedValidation, ""
+		}, false},
+		"foreign":   {func(b *v1alpha1.Backup) { b.Status.Origin.Trust = v1alpha1.BackupTrustForeign }, false},
+		"forged":    {func(b *v1alpha1.Backup) { b.Status.Origin.Trust = v1alpha1.BackupTrustForged }, false},
+		"trusted":   {func(b *v1alpha1.Backup) { b.Status.Origin.Trust = v1alpha1.BackupTrustTrusted }, false},
+		"no origin": {func(b *v1alpha1.Backup) { b.Status.Origin = nil }, false},
+	} {
+		if _, got := own(stored("b", epoch, c.change)); got != c.want {
+			t.Errorf("%s: own is %v", name, got)
+		}
+	}
+}
+
+func TestLastGood(t *testing.T) {
+	day := func(n int) time.Time { return epoch.AddDate(0, 0, n) }
+	for name, c := range map[string]struct {
+		backups []*v1alpha1.Backup
+		want    []string
+	}{
+		"the newest of each namespace": {[]*v1alpha1.Backup{
+			stored("a1", day(1), of("a")), stored("a2", day(2), of("a")), stored("b1", day(0), of("b")),
+		}, []string{"a2", "b1"}},
+		"one of all namespaces lets those before it go": {[]*v1alpha1.Backup{
+			stored("a1", day(1), of("a")), stored("all", day(2)), stored("b1", day(3), of("b")),
+		}, []string{"all", "b1"}},
+		"what has failed is no good": {[]*v1alpha1.Backup{
+			stored("a1", day(1), of("a")), stored("a2", day(2), of("a"), ended(v1alpha1.BackupPhasePartiallyFailed)),
+			stored("a3", day(3), of("a"), ended(v1alpha1.BackupPhaseFailed)), stored("a4", day(4), of("a"), ended(v1alpha1.BackupPhaseDeleting)),
+		}, []string{"a1"}},
+		"a namespace that is gone keeps none": {[]*v1alpha1.Backup{stored("x1", day(1), of("gone"))}, nil},
+		"what takes less stands in for nothing that took more": {[]*v1alpha1.Backup{
+			stored("whole", day(1), of("a"), withVolumes), stored("plain", day(2), of("a")), stored("some", day(3), of("a"), filtered),
+		}, []string{"plain", "some", "whole"}},
+		"what takes more does": {[]*v1alpha1.Backup{
+			stored("some", day(1), of("a"), filtered), stored("plain", day(2), of("a")), stored("whole", day(3), of("a"), withVolumes),
+		}, []string{"whole"}},
+		"one whose volumes nobody can read is no good": {[]*v1alpha1.Backup{
+			stored("a1", day(1), of("a")), stored("a2", day(2), of("a"), func(b *v1alpha1.Backup) {
+				b.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionVolumesListed, Status: metav1.ConditionFalse}}
+			}),
+		}, []string{"a1"}},
+		"exclusion counts": {[]*v1alpha1.Backup{
+			stored("a1", day(1), of("a")), stored("others", day(2), func(b *v1alpha1.Backup) { b.Spec.ExcludedNamespaces = []string{"a"} }),
+		}, []string{"a1", "others"}},
+	} {
+		var backups []backup
+		for _, object := range c.backups {
+			if b, ok := own(object); ok {
+				backups = append(backups, b)
+			}
+		}
+		var got []string
+		for uid := range lastGood(backups, []string{"a", "b"}) {
+			got = append(got, string(uid)[len("uid of "):])
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// drawn draws backups that include and take this and that.
+func drawn(t *rapid.T) []backup {
+	var backups []backup
+	for i := range rapid.IntRange(0, 12).Draw(t, "backups") {
+		b, ok := own(stored(fmt.Sprint("b", i), epoch.Add(time.Duration(rapid.IntRange(0, 6).Draw(t, "start"))*time.Hour),
+			of(rapid.SampledFrom([][]string{nil, {"a"}, {"b"}, {"a", "b"}, {"a*"}, {"*"}, {"c", "a"}, {"a?"}}).Draw(t, "includes")...),
+			ended(rapid.SampledFrom([]v1alpha1.BackupPhase{
+				v1alpha1.BackupPhaseCompleted, v1alpha1.BackupPhaseCompleted, v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseDeleting,
+			}).Draw(t, "phase")),
+			rapid.SampledFrom([]func(*v1alpha1.Backup){withVolumes, filtered, func(*v1alpha1.Backup) {}, func(b *v1alpha1.Backup) {
+				b.Spec.LabelSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
+			}}).Draw(t, "scope")))
+		if !ok {
+			t.Fatal("it is not taken for the cluster's own")
+		}
+		backups = append(backups, b)
+	}
+	return backups
+}
+
+var present = []string{"a", "ab", "b", "kube-system"}
+
+// includes is written anew, for the words that drawn uses.
+func includes(b backup, namespace string) bool {
+	switch b.reach.included {
+	case "", "*":
+		return true
+	case "a*":
+		return namespace == "a" || namespace == "ab"
+	case "a?":
+		return namespace == "ab"
+	case "a,b":
+		return namespace == "a" || namespace == "b"
+	case "c,a":
+		return namespace == "a"
+	}
+	return namespace == b.reach.included
+}
+
+// TestLastGoodAsDefined compares with the definition, word for word.
+func TestLastGoodAsDefined(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		backups := drawn(t)
+		want := map[types.UID]bool{}
+		for _, b := range backups {
+			for _, namespace := range present {
+				if b.good && includes(b, namespace) && !slices.ContainsFunc(backups, func(other backup) bool {
+					return other.good && newer(other, b) && includes(other, namespace) && other.scope.covers(b.scope)
+				}) {
+					want[b.uid] = true
+				}
+			}
+		}
+		got := map[types.UID]bool{}
+		for uid := range lastGood(backups, present) {
+			got[uid] = true
+		}
+		if !maps.Equal(got, want) {
+			t.Fatalf("it keeps %v, want %v, of %+v", got, want, backups)
+		}
+	})
+}
+
+// TestWhatANamespaceHasStays: whatever goes, one after the other, what a namespace could
+// be restored from by one good backup, by some good one it still can.
+func TestWhatANamespaceHasStays(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		backups := drawn(t)
+		before := slices.Clone(backups)
+		for len(backups) > 0 {
+			last := lastGood(backups, present)
+			free := slices.DeleteFunc(slices.Clone(backups), func(b backup) bool { return last[b.uid] != "" })
+			if len(free) == 0 {
+				break
+			}
+			gone := rapid.SampledFrom(free).Draw(t, "gone")
+			backups = slices.DeleteFunc(slices.Clone(backups), func(b backup) bool { return b.uid == gone.uid })
+		}
+		for _, b := range before {
+			for _, namespace := range present {
+				if b.good && includes(b, namespace) && !slices.ContainsFunc(backups, func(other backup) bool {
+					return other.good && includes(other, namespace) && other.scope.covers(b.scope)
+				}) {
+					t.Fatalf("the namespace %s has lost %+v", namespace, b)
+				}
+			}
+		}
+	})
+}
+
+func TestTooMany(t *testing.T) {
+	for _, c := range []struct {
+		n, total, percent int
+		want              bool
+	}{
+		{1, 1, 25, false}, {2, 2, 25, false}, {3, 3, 25, true}, {9, 10, 25, false}, {10, 11, 25, false}, {11, 12, 25, true},
+		{25, 100, 25, false}, {26, 100, 25, true}, {11, 100, 0, true}, {1000, 1000, 100, false},
+	} {
+		if got := tooMany(c.n, c.total, c.percent); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}

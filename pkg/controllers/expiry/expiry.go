@@ -1,0 +1,454 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package expiry asks for the deletion of backups that have expired.
+//
+// It is a client of our own API, as any other: it lists backups, and posts to
+// backups/deletion, with the right to do that and no other one. So what lies in a store
+// becomes no work here but by a request that the API server answers for, on the
+// condition that the backup is the one that was seen and has expired by the API
+// server's clock too. All else that a deletion promises holds for these.
+//
+// What it promises:
+//   - Only this cluster's own backups expire, and none before its time.
+//   - The last good backup of a namespace that exists stays, unless that is switched
+//     off. lastGood says which that is.
+//   - None goes while a VolumeRestore reads it, or waits to.
+//   - A location whose backups the API server does not know for certain at the moment
+//     (its store does not answer, or a listing is not believed) is left alone: none of its
+//     backups goes, and none of them lets another one go.
+//   - Clocks lie. When more of a location's backups have expired than may within an hour,
+//     none goes until somebody accepts that, by an instant and not for good
+//     (AnnotationAcceptExpiry). The hour is measured by how time passes here and not by
+//     the clock on the wall.
+//
+// Nothing is remembered that must not be lost. A process that begins anew begins a new
+// hour, and two at once ask for the same deletions, of which there is one. What remains
+// is a clock that goes wrong by a little and again and again, with a restart each time.
+package expiry
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+)
+
+const (
+	// DefaultInterval is how often the backups are looked through.
+	DefaultInterval = 5 * time.Minute
+	// DefaultPercent is how many of a location's backups may expire within an hour.
+	DefaultPercent = 25
+
+	// soon is when the backups are looked through again after a look that has failed, or
+	// has left something to do.
+	soon = time.Minute
+	// pageSize is how many backups are listed with one request.
+	pageSize = 500
+	// perLook is how many deletions are asked for in one look, and inFlight how many may
+	// be under way in a location: each has a record.
+	perLook  = 100
+	inFlight = 500
+	// refusalPause is how long a backup is left alone whose deletion was refused.
+	refusalPause = time.Hour
+)
+
+// Config is what a Controller needs.
+type Config struct {
+	// Namespace is the system namespace.
+	Namespace string
+	// Interval is how often the backups are looked through; zero is never.
+	Interval time.Duration
+	// KeepLast keeps the last good backup of each namespace that exists.
+	KeepLast bool
+	// Percent of a location's backups may expire within an hour, and at least ten; 100 is
+	// no bound.
+	Percent int
+
+	Backups  Backups
+	Restores engineclient.VolumeRestoresGetter
+	Events   events.EventRecorder
+	Clock    clock.Clock
+
+	NamespaceInformer coreinformers.NamespaceInformer
+	LocationInformer  engineinformers.StorageLocationInformer
+}
+
+// Controller lets backups expire.
+type Controller struct {
+	Config
+	synced []cache.InformerSynced
+	// wake is told that a location has changed.
+	wake chan struct{}
+
+	// gone are the instants of the last hour at which the deletion of a backup was asked
+	// for that nobody has accepted, by location.
+	gone map[string][]time.Time
+	// refused are the backups that the API server did not delete, and since when.
+	refused map[types.UID]time.Time
+	// told is what people were told of, so that they are told once: kept backups by uid,
+	// and frozen locations by name.
+	told map[string]bool
+}
+
+// New returns a Controller.
+func New(config Config) (*Controller, error) {
+	registerMetrics()
+	c := &Controller{
+		Config:  config,
+		synced:  []cache.InformerSynced{config.NamespaceInformer.Informer().HasSynced},
+		wake:    make(chan struct{}, 1),
+		gone:    map[string][]time.Time{},
+		refused: map[types.UID]time.Time{},
+		told:    map[string]bool{},
+	}
+	registration, err := config.LocationInformer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(before, after any) {
+			was, is := before.(*enginev1alpha1.StorageLocation), after.(*enginev1alpha1.StorageLocation)
+			if was.Annotations[enginev1alpha1.AnnotationAcceptExpiry] != is.Annotations[enginev1alpha1.AnnotationAcceptExpiry] {
+				select {
+				case c.wake <- struct{}{}:
+				default:
+				}
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.synced = append(c.synced, registration.HasSynced)
+	return c, nil
+}
+
+// Run works until ctx ends.
+func (c *Controller) Run(ctx context.Context) {
+	defer utilruntime.HandleCrashWithContext(ctx)
+	if c.Interval <= 0 || !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+		return
+	}
+	for {
+		pause, err := c.look(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			klog.FromContext(ctx).Error(err, "Looking for backups that have expired failed; it will be tried again")
+			pause = min(soon, c.Interval)
+		}
+		timer := c.Clock.NewTimer(pause)
+		select {
+		case <-timer.C():
+		case <-c.wake:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// look looks through the backups once, and asks for the deletion of those that may go. It
+// returns when to look again.
+func (c *Controller) look(ctx context.Context) (time.Duration, error) {
+	listed, warnings, err := c.list(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("listing backups: %w", err)
+	}
+	now := c.Clock.Now()
+	locations, err := c.LocationInformer.Lister().StorageLocations(c.Namespace).List(labels.Everything())
+	if err != nil {
+		return 0, err
+	}
+	doubtful := inDoubt(warnings, locations)
+	known := map[string]*enginev1alpha1.StorageLocation{}
+	for _, location := range locations {
+		known[location.Name] = location
+	}
+	certain := slices.DeleteFunc(slices.Clone(listed), func(b backup) bool { return known[b.location] == nil || doubtful(b.location) })
+	last := map[types.UID]string{}
+	if c.KeepLast {
+		namespaces, err := c.namespaces()
+		if err != nil {
+			return 0, err
+		}
+		last = lastGood(certain, namespaces)
+	}
+
+	expiredBackups.Reset()
+	count := func(b backup, state string) { expiredBackups.WithLabelValues(b.location, state).Inc() }
+	told := map[string]bool{}
+	tell := func(key string, event func()) {
+		if !c.told[key] {
+			event()
+		}
+		told[key] = true
+	}
+	due := map[string][]backup{}
+	for _, b := range expired(listed, now) {
+		switch namespace := last[b.uid]; {
+		case known[b.location] == nil || doubtful(b.location):
+			count(b, stateDoubtful)
+		case namespace != "":
+			count(b, stateKept)
+			tell(string(b.uid), func() {
+				c.Events.Eventf(b.reference(), nil, corev1.EventTypeNormal, "ExpiryKept", "Expire", "The backup expired at %s, and stays, since it is the last good one of the namespace %q", stamp(b.expiration), namespace)
+			})
+		case c.isRefused(b, now):
+			count(b, stateRefused)
+		default:
+			due[b.location] = append(due[b.location], b)
+		}
+	}
+	var going []backup
+	left := false
+	for name, of := range due {
+		present, deleting := tally(listed, name)
+		free, unaccepted := c.bound(ctx, known[name], of, present, now)
+		if len(unaccepted) > 0 {
+			tell("frozen "+name, func() { c.sayFrozen(ctx, known[name], unaccepted, present) })
+		}
+		for _, b := range unaccepted {
+			count(b, stateFrozen)
+		}
+		for _, b := range free {
+			count(b, stateDue)
+			if deleting++; deleting > inFlight {
+				left = true
+				continue
+			}
+			going = append(going, b)
+		}
+	}
+	c.told = told
+	slices.SortFunc(going, func(a, b backup) int { return a.expiration.Compare(b.expiration) })
+	if len(going) > perLook {
+		going, left = going[:perLook], true
+	}
+	reading, err := c.reading(ctx, len(going) > 0)
+	if err != nil {
+		return 0, err
+	}
+	for _, b := range going {
+		if len(reading) > 0 {
+			ids, err := c.Backups.Snapshots(ctx, b.uid)
+			if err != nil {
+				return 0, fmt.Errorf("listing the volumes of the backup %s: %w", b.NamespacedName, err)
+			}
+			if slices.ContainsFunc(ids, reading.Has) {
+				left = true
+				continue
+			}
+		}
+		if err := c.expire(ctx, b, known[b.location]); err != nil {
+			return 0, err
+		}
+	}
+	lastLook.Set(float64(now.Unix()))
+	if left {
+		return min(soon, c.Interval), nil
+	}
+	return c.Interval, nil
+}
+
+// list reads all of this cluster's own backups, and what the API server warns of.
+func (c *Controller) list(ctx context.Context) (listed []backup, warnings []string, err error) {
+	options := metav1.ListOptions{Limit: pageSize}
+	for {
+		page, said, err := c.Backups.List(ctx, options)
+		if err != nil {
+			return nil, nil, err
+		}
+		warnings = append(warnings, said...)
+		for i := range page.Items {
+			if b, ok := own(&page.Items[i]); ok {
+				listed = append(listed, b)
+			}
+		}
+		if options.Continue = page.Continue; options.Continue == "" {
+			return listed, warnings, nil
+		}
+	}
+}
+
+// inDoubt says which locations the API server does not know the backups of for certain:
+// those that a warning names, or all if it names none. That another writer has replaced
+// metadata is no doubt about what is there.
+func inDoubt(warnings []string, locations []*enginev1alpha1.StorageLocation) func(location string) bool {
+	named := map[string]bool{}
+	all := false
+	for _, warning := range warnings {
+		if strings.Contains(warning, v1alpha1.ConditionMetadataReplaced) {
+			continue
+		}
+		found := false
+		for _, location := range locations {
+			if strings.Contains(warning, fmt.Sprintf("storage location %q", location.Name)) {
+				named[location.Name], found = true, true
+			}
+		}
+		all = all || !found
+	}
+	for _, location := range locations {
+		if location.Unavailable() {
+			named[location.Name] = true
+		}
+	}
+	return func(location string) bool { return all || named[location] }
+}
+
+func (c *Controller) namespaces() ([]string, error) {
+	listed, err := c.NamespaceInformer.Lister().List(labels.Everything())
+	names := make([]string, 0, len(listed))
+	for _, namespace := range listed {
+		names = append(names, namespace.Name)
+	}
+	return names, err
+}
+
+// reading are the ids of the snapshots that restores read, or are to, if any is wanted.
+func (c *Controller) reading(ctx context.Context, wanted bool) (sets.Set[string], error) {
+	if !wanted {
+		return nil, nil
+	}
+	listed, err := c.Restores.VolumeRestores(c.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("listing VolumeRestores: %w", err)
+	}
+	ids := sets.New[string]()
+	for i := range listed.Items {
+		if restore := &listed.Items[i]; !restore.Status.Phase.Done() {
+			ids.Insert(restore.Spec.SnapshotID)
+		}
+	}
+	return ids, nil
+}
+
+// tally counts the backups of a location, and those that are being deleted.
+func tally(listed []backup, location string) (present, deleting int) {
+	for _, b := range listed {
+		switch {
+		case b.location != location:
+		case b.deleting:
+			deleting++
+		default:
+			present++
+		}
+	}
+	return present, deleting
+}
+
+// bound splits what is due in a location into what may go, and what somebody must accept
+// before. present is how many backups the location has.
+func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.StorageLocation, due []backup, present int, now time.Time) (free, unaccepted []backup) {
+	until := accepted(ctx, location)
+	for _, b := range due {
+		if b.expiration.After(until) {
+			unaccepted = append(unaccepted, b)
+		} else {
+			free = append(free, b)
+		}
+	}
+	gone := slices.DeleteFunc(c.gone[location.Name], func(at time.Time) bool { return now.Sub(at) >= time.Hour })
+	c.gone[location.Name] = gone
+	if tooMany(len(gone)+len(due), len(gone)+present, c.Percent) {
+		return free, unaccepted
+	}
+	return due, nil
+}
+
+// accepted is the instant until which somebody has accepted that a location's backups
+// expire.
+func accepted(ctx context.Context, location *enginev1alpha1.StorageLocation) time.Time {
+	text, ok := location.Annotations[enginev1alpha1.AnnotationAcceptExpiry]
+	if !ok {
+		return time.Time{}
+	}
+	until, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "An annotation can't be read", "storageLocation", location.Name, "annotation", enginev1alpha1.AnnotationAcceptExpiry)
+	}
+	return until
+}
+
+func (c *Controller) sayFrozen(ctx context.Context, location *enginev1alpha1.StorageLocation, due []backup, present int) {
+	latest := slices.MaxFunc(due, func(a, b backup) int { return a.expiration.Compare(b.expiration) }).expiration
+	command := fmt.Sprintf("kubectl annotate hfl %s -n %s --overwrite %s=%s", location.Name, location.Namespace, enginev1alpha1.AnnotationAcceptExpiry, stamp(latest))
+	klog.FromContext(ctx).Info("More backups have expired than may within an hour, so none is deleted", "storageLocation", location.Name, "expired", len(due), "backups", present, "accept", command)
+	c.Events.Eventf(location.DeepCopy(), nil, corev1.EventTypeWarning, "ExpiryFrozen", "Expire",
+		"%d of %d backups have expired, by the clock of the controller, which is more than may go within an hour, so none does. If the clock is right and they are to go: %s", len(due), present, command)
+}
+
+// expire asks for the deletion of a backup that has expired. An error means that the API
+// server has other troubles than with this one.
+func (c *Controller) expire(ctx context.Context, b backup, location *enginev1alpha1.StorageLocation) error {
+	err := c.Backups.Delete(ctx, b.Namespace, b.Name, &v1alpha1.BackupDeletion{
+		Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: b.uid, Expired: true},
+	})
+	logger := klog.FromContext(ctx).WithValues("backup", klog.KRef(b.Namespace, b.Name), "uid", b.uid, "expiration", b.expiration)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case isRefusal(err):
+		c.refused[b.uid] = c.Clock.Now()
+		logger.Info("A backup that has expired is not deleted", "reason", err.Error())
+		c.Events.Eventf(b.reference(), nil, corev1.EventTypeWarning, "ExpiryRefused", "Expire", "The backup expired at %s, and is not deleted: %v", stamp(b.expiration), err)
+		return nil
+	case err != nil:
+		return fmt.Errorf("asking for the deletion of the backup %s, which has expired: %w", b.NamespacedName, err)
+	}
+	delete(c.refused, b.uid)
+	if b.expiration.After(accepted(ctx, location)) {
+		c.gone[b.location] = append(c.gone[b.location], c.Clock.Now())
+	}
+	expiredTotal.WithLabelValues(b.location).Inc()
+	logger.Info("A backup has expired and is being deleted")
+	c.Events.Eventf(b.reference(), nil, corev1.EventTypeNormal, "Expired", "Expire", "The backup expired at %s, and is being deleted", stamp(b.expiration))
+	return nil
+}
+
+// isRefused reports whether the API server has refused to delete a backup lately.
+func (c *Controller) isRefused(b backup, now time.Time) bool {
+	since, ok := c.refused[b.uid]
+	elapsed := now.Sub(since)
+	if ok && (elapsed < 0 || elapsed >= refusalPause) {
+		delete(c.refused, b.uid)
+		ok = false
+	}
+	return ok
+}
+
+// isRefusal reports whether a request was refused for what it is about: by the state of
+// the backup, or by somebody's policy.
+func isRefusal(err error) bool {
+	return apierrors.ReasonForError(err) == v1alpha1.StatusReasonBackupState || apierrors.IsForbidden(err) || apierrors.IsInvalid(err)
+}
+
+// reference is the Backup, for events.
+func (b *backup) reference() *corev1.ObjectReference {
+	return &corev1.ObjectReference{
+		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "Backup",
+		Namespace: b.Namespace, Name: b.Name, UID: b.uid,
+	}
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
