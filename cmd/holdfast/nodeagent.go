@@ -16,6 +16,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -49,15 +50,20 @@ type nodeAgentOptions struct {
 	node        string
 	hostPodsDir string
 	cacheDir    string
+	cacheLimit  string
 	configMap   string
 	memory      string
 }
+
+// leastCache is the least limit of the cache: three packs of 20 MB.
+const leastCache = 64 << 20
 
 func newNodeAgentCommand() *cobra.Command {
 	options := &nodeAgentOptions{
 		serving:     serving.NewOptions(8445),
 		node:        os.Getenv("NODE_NAME"),
 		hostPodsDir: "/host_pods",
+		cacheLimit:  "1Gi",
 	}
 	command := &cobra.Command{
 		Use:   "node-agent",
@@ -74,7 +80,8 @@ func newNodeAgentCommand() *cobra.Command {
 	options.serving.AddFlags(flags)
 	flags.StringVar(&options.node, "node-name", options.node, "Name of the node. Default: the environment variable NODE_NAME.")
 	flags.StringVar(&options.hostPodsDir, "host-pods-dir", options.hostPodsDir, "The kubelet's folder of pods, as mounted here.")
-	flags.StringVar(&options.cacheDir, "cache-dir", options.cacheDir, "Folder for the repositories' caches. Empty means none.")
+	flags.StringVar(&options.cacheDir, "cache-dir", options.cacheDir, "Folder for what is read of repositories again and again. It may be kept for the next agent of the node. Empty means none.")
+	flags.StringVar(&options.cacheLimit, "cache-limit", options.cacheLimit, "How much of the disk the folder takes at most, for all repositories together, as a quantity of at least 64Mi. What was not read for the longest time makes room.")
 	flags.StringVar(&options.memory, "memory-limit", options.memory, "How much memory to take at most, as a quantity of at least 256Mi. Default: 90 % of the container's limit, if it has one. The environment variable GOMEMLIMIT goes before both.")
 	flags.StringVar(&options.configMap, "node-agent-configmap", options.configMap, "Name of a ConfigMap in the system namespace that says how many volumes each node moves at once. While there is none, each moves one.")
 	return role(command)
@@ -89,6 +96,9 @@ func (o *nodeAgentOptions) validate() error {
 		for _, problem := range validation.IsDNS1123Subdomain(o.configMap) {
 			errs = append(errs, fmt.Errorf("--node-agent-configmap must be the name of a ConfigMap, but is %q: %s", o.configMap, problem))
 		}
+	}
+	if limit, err := resource.ParseQuantity(o.cacheLimit); err != nil || limit.Value() < leastCache {
+		errs = append(errs, fmt.Errorf("--cache-limit must be a quantity of at least %dMi, but is %q", leastCache>>20, o.cacheLimit))
 	}
 	if !filepath.IsAbs(o.hostPodsDir) {
 		errs = append(errs, fmt.Errorf("--host-pods-dir must be an absolute path, but is %q", o.hostPodsDir))
@@ -171,7 +181,7 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 		Manager:            manager,
 		Secrets:            kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
 		Keys:               kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace)),
-		Options:            repository.Options{CacheDir: o.cacheDir},
+		Options:            repository.Options{Cache: o.cache(ctx)},
 		Events:             recorder,
 		Clock:              clock.RealClock{},
 		RepositoryInformer: records.Engine().V1alpha1().VolumeRepositories(),
@@ -215,4 +225,18 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 	work.Shutdown()
 	configMaps.Shutdown()
 	return nil
+}
+
+// cache is what the repositories share on the disk. Without it they work all the same.
+func (o *nodeAgentOptions) cache(ctx context.Context) *repository.Cache {
+	if o.cacheDir == "" {
+		return nil
+	}
+	limit := resource.MustParse(o.cacheLimit) // validated
+	cache, err := repository.NewCache(o.cacheDir, limit.Value())
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Repositories are read without a cache on the disk", "folder", o.cacheDir)
+		return nil
+	}
+	return cache
 }

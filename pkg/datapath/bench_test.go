@@ -112,7 +112,9 @@ func BenchmarkVolumes(b *testing.B) {
 	}
 	s.latency, s.bandwidth = 20*time.Millisecond, 80_000_000
 	for b.Loop() {
-		r, err := repository.Open(b.Context(), s.location, namespace, s.key, repository.Options{CacheDir: b.TempDir()}) // as an agent does
+		cache, err := repository.NewCache(b.TempDir(), 1<<30) // as an agent does
+		must(b, err)
+		r, err := repository.Open(b.Context(), s.location, namespace, s.key, repository.Options{Cache: cache})
 		must(b, err)
 		each := func(what string, do func(i int) error) {
 			s.requests.Store(0)

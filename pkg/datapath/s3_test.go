@@ -32,11 +32,13 @@ func TestS3(t *testing.T) {
 	s.create(t)
 
 	dir, cache := t.TempDir(), t.TempDir()
+	kept, err := repository.NewCache(cache, 1<<30)
+	must(t, err)
 	richTree(t, dir)
 	want := tree(t, dir)
 	ids := map[string]bool{}
 	for i := range 2 {
-		r, err := repository.Open(t.Context(), s.location, namespace, s.key, repository.Options{CacheDir: cache})
+		r, err := repository.Open(t.Context(), s.location, namespace, s.key, repository.Options{Cache: kept})
 		must(t, err)
 		got, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web}, new(Progress))
 		must(t, err)
@@ -51,12 +53,14 @@ func TestS3(t *testing.T) {
 		expectSameTree(t, tree(t, target), want)
 		must(t, r.Close(t.Context()))
 	}
-	// The cache holds listings, and no more contents than were read at a time.
-	if contents, _ := filepath.Glob(filepath.Join(cache, "*", "contents", "*", "*.f")); len(contents) > parallelism(16) {
-		t.Errorf("%d contents of files are cached", len(contents))
+	// The cache holds listings and indexes, and no contents.
+	if contents, _ := filepath.Glob(filepath.Join(cache, "*", "p*")); len(contents) > 0 {
+		t.Errorf("%d packs with contents of files are cached", len(contents))
 	}
-	if metadata, _ := filepath.Glob(filepath.Join(cache, "*", "metadata", "*", "*.f")); len(metadata) == 0 {
-		t.Error("no folder listings are cached")
+	for _, kind := range []string{"q", "x"} {
+		if found, _ := filepath.Glob(filepath.Join(cache, "*", kind+"*")); len(found) == 0 {
+			t.Errorf("no blobs of kind %s are cached", kind)
+		}
 	}
 	if caches, _ := os.ReadDir(cache); len(caches) != 1 {
 		t.Errorf("there are %d caches for one repository", len(caches))

@@ -93,13 +93,15 @@ func TestDamageBehindACache(t *testing.T) {
 			_, _ = w.Write(body)
 		})
 	})
-	dir, cache := t.TempDir(), t.TempDir()
+	dir := t.TempDir()
+	cache, err := repository.NewCache(t.TempDir(), 1<<30)
+	must(t, err)
 	content := make([]byte, 6<<20)
 	rand.NewChaCha8([32]byte{7}).Read(content)
 	write(t, filepath.Join(dir, "large"), string(content))
 	write(t, filepath.Join(dir, "small"), string(content[:5000]))
 	open := func() *repository.Repository {
-		r, err := repository.Open(t.Context(), s.location, namespace, s.key, repository.Options{CacheDir: cache})
+		r, err := repository.Open(t.Context(), s.location, namespace, s.key, repository.Options{Cache: cache})
 		must(t, err)
 		t.Cleanup(func() { _ = r.Close(context.WithoutCancel(t.Context())) })
 		return r

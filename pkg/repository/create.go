@@ -86,7 +86,7 @@ func Create(ctx context.Context, loc Location, namespace string, key Key) error 
 	if err := initialize(ctx, bucket, loc.Spec.Provider, namespace, key); err != nil {
 		return errors.Join(err, bucket.Close())
 	}
-	r, err := open(ctx, bucket, loc.Spec.Provider, namespace, key, Options{})
+	r, err := open(ctx, bucket, loc.Spec.Provider, namespace, key, "", nil)
 	if err != nil {
 		return err
 	}

@@ -41,27 +41,15 @@ const (
 	clientHost = "default"
 )
 
-// The bounds of the cache on disk. It is for the indexes and folder listings that
-// every incremental upload reads. File contents should not be cached: they are
-// read once, Kopia brings each to the disk by itself, and however small it is it
-// takes a block of the disk, so that a limit in bytes bounds neither time nor
-// space. Kopia has no cache without one for contents, but with the least limit it
-// keeps only what it reads at the moment.
-const (
-	metadataCacheBytes      = 256 << 20
-	metadataCacheLimitBytes = 512 << 20
-	contentCacheBytes       = 1
-)
-
 // Options says what an opened repository may use of the local disk.
 type Options struct {
 	// WorkDir is where a small configuration without secrets is kept while the
 	// repository is open. Default: the system's folder for temporary files.
 	WorkDir string
-	// CacheDir is where caches are kept, one folder per repository, for the next
-	// opening. Empty means none, which is best for reading the contents of files.
-	// Repositories in a filesystem location use none.
-	CacheDir string
+	// Cache keeps what is read of the repository again and again, for the next opening. Nil
+	// keeps nothing, which is best for reading the contents of files. Repositories in a
+	// filesystem location use none.
+	Cache *Cache
 }
 
 // Repository is an open repository. It is safe for concurrent use.
@@ -79,13 +67,11 @@ func Open(ctx context.Context, loc Location, namespace string, key Key, opts Opt
 	if err != nil {
 		return nil, err
 	}
-	if loc.Spec.Provider == engine.StorageProviderFilesystem {
-		opts.CacheDir = ""
+	var cache *blobCache
+	if loc.Spec.Provider != engine.StorageProviderFilesystem {
+		cache = opts.Cache.of(cacheName(loc.Spec, namespace))
 	}
-	if opts.CacheDir != "" {
-		opts.CacheDir = filepath.Join(opts.CacheDir, cacheName(loc.Spec, namespace))
-	}
-	return open(ctx, bucket, loc.Spec.Provider, namespace, key, opts)
+	return open(ctx, bucket, loc.Spec.Provider, namespace, key, opts.WorkDir, cache)
 }
 
 // cacheName names the cache of a repository: the same after a restart, and
@@ -96,16 +82,19 @@ func cacheName(spec engine.StorageLocationSpec, namespace string) string {
 		id = append(id, spec.S3.Endpoint, spec.S3.Bucket)
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", id))
-	return hex.EncodeToString(sum[:16])
+	return hex.EncodeToString(sum[:cacheNameLength])
 }
 
+const cacheNameLength = 16
+
 // open opens the repository in a bucket, and closes the bucket if it fails.
-func open(ctx context.Context, bucket *store.Bucket, provider engine.StorageProvider, namespace string, key Key, opts Options) (*Repository, error) {
+func open(ctx context.Context, bucket *store.Bucket, provider engine.StorageProvider, namespace string, key Key, workDir string, cache *blobCache) (*Repository, error) {
 	st, err := connect(ctx, bucket, provider, namespace)
 	if err != nil {
 		return nil, errors.Join(err, bucket.Close())
 	}
-	r, err := openStorage(ctx, st, key, opts)
+	st.cache = cache
+	r, err := openStorage(ctx, st, key, workDir)
 	if err != nil {
 		return nil, errors.Join(err, st.Close(ctx))
 	}
@@ -113,8 +102,8 @@ func open(ctx context.Context, bucket *store.Bucket, provider engine.StorageProv
 }
 
 // openStorage opens the repository in st, which it owns if it succeeds.
-func openStorage(ctx context.Context, st *storage, key Key, opts Options) (_ *Repository, err error) {
-	workDir, err := os.MkdirTemp(opts.WorkDir, "repository-") // with mode 0700
+func openStorage(ctx context.Context, st *storage, key Key, workDir string) (_ *Repository, err error) {
+	workDir, err = os.MkdirTemp(workDir, "repository-") // with mode 0700
 	if err != nil {
 		return nil, fmt.Errorf("make a folder for the open repository: %w", err)
 	}
@@ -138,7 +127,7 @@ func openStorage(ctx context.Context, st *storage, key Key, opts Options) (_ *Re
 	// options of its own: to wait without end for an upgrade, and to exit.
 	config := repo.LocalConfig{
 		Storage: &info,
-		Caching: &content.CachingOptions{},
+		Caching: &content.CachingOptions{}, // none: see Cache
 		ClientOptions: repo.ClientOptions{
 			Username: clientUser,
 			Hostname: clientHost,
@@ -146,15 +135,6 @@ func openStorage(ctx context.Context, st *storage, key Key, opts Options) (_ *Re
 			// the repository may have been replaced meanwhile.
 			FormatBlobCacheDuration: -1,
 		},
-	}
-	if opts.CacheDir != "" {
-		config.Caching = &content.CachingOptions{
-			CacheDirectory:              opts.CacheDir,
-			ContentCacheSizeBytes:       contentCacheBytes,
-			ContentCacheSizeLimitBytes:  contentCacheBytes,
-			MetadataCacheSizeBytes:      metadataCacheBytes,
-			MetadataCacheSizeLimitBytes: metadataCacheLimitBytes,
-		}
 	}
 	data, err := json.Marshal(config)
 	if err != nil {

@@ -132,7 +132,7 @@ func TestLifecycle(t *testing.T) {
 			}
 
 			work, cache := t.TempDir(), t.TempDir()
-			r := open1(t, loc, key, Options{WorkDir: work, CacheDir: cache})
+			r := open1(t, loc, key, Options{WorkDir: work, Cache: newCache(t, cache, 1<<30)})
 			id := put(t, r)
 			for _, dir := range []string{work, cache} {
 				expectNoSecrets(t, dir, string(key), "very-secret-key", "AKIAEXAMPLE")
@@ -145,7 +145,7 @@ func TestLifecycle(t *testing.T) {
 			}
 
 			// Another client sees it at once, with the same cache and without one.
-			for _, opts := range []Options{{CacheDir: cache}, {}} {
+			for _, opts := range []Options{{Cache: newCache(t, cache, 1<<30)}, {}} {
 				r = open1(t, loc, key, opts)
 				if _, err := r.Kopia().GetManifest(ctx, id, new(map[string]string)); err != nil {
 					t.Errorf("GetManifest: %v", err)

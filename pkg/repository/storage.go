@@ -60,6 +60,8 @@ type storage struct {
 	// under keeping.
 	packs   atomic.Pointer[Packs]
 	keeping sync.Mutex
+	// cache keeps blobs on the disk; nil is none.
+	cache *blobCache
 	// answered is set once the store has answered.
 	answered atomic.Bool
 	closed   sync.Once
@@ -179,6 +181,10 @@ func (s *storage) GetBlob(ctx context.Context, id blob.ID, offset, length int64,
 		return err
 	}
 	if packs := s.packs.Load(); packs != nil && packs.get(ctx, id, offset, length, output) {
+		return nil
+	}
+	whole := func(ctx context.Context, output blob.OutputBuffer) error { return s.piece(ctx, id, 0, -1, output) }
+	if s.cache.get(ctx, id, offset, length, output, whole) {
 		return nil
 	}
 	return s.piece(ctx, id, offset, length, output)

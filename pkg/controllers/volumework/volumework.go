@@ -181,7 +181,7 @@ func (t Target) volume() volume {
 // those of the node only: see engine.LabelNode.
 func New[T Record[T]](config Config, kind Kind[T], client Client[T], lister Lister[T], informer cache.SharedIndexInformer) (*Controller[T], error) {
 	if kind.Class == datapath.ClassRestore {
-		config.Options.CacheDir = ""
+		config.Options.Cache = nil
 	}
 	c := &Controller[T]{
 		Config: config,
