@@ -10,10 +10,11 @@ import (
 	"sync/atomic"
 )
 
-// Progress counts the bytes of one upload or restore. Its zero value is ready;
+// Progress counts the bytes and files of one upload or restore. Its zero value is ready;
 // it may be read at any time.
 type Progress struct {
-	done, total atomic.Int64
+	done, total           atomic.Int64
+	filesDone, totalFiles atomic.Int64
 	// all counts what a manager's work has moved; nil outside of a manager.
 	all *atomic.Int64
 }
@@ -29,8 +30,20 @@ func (p *Progress) Add(bytes int64) {
 	}
 }
 
-// SetTotal says how many bytes there are to move.
-func (p *Progress) SetTotal(bytes int64) { p.total.Store(bytes) }
+// AddFile counts a file as moved.
+func (p *Progress) AddFile() { p.filesDone.Add(1) }
+
+// Files returns the files moved so far, and those to move as far as is known.
+func (p *Progress) Files() (done, total int64) {
+	done = p.filesDone.Load()
+	return done, max(p.totalFiles.Load(), done)
+}
+
+// SetTotal says how many bytes and files there are to move.
+func (p *Progress) SetTotal(bytes, files int64) {
+	p.total.Store(bytes)
+	p.totalFiles.Store(files)
+}
 
 // Total returns the bytes to move as far as is known, never less than Done.
 func (p *Progress) Total() int64 { return max(p.total.Load(), p.done.Load()) }

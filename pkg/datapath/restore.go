@@ -61,7 +61,7 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 		return RestoreResult{}, fmt.Errorf("%w: %s is not a complete snapshot of a folder", ErrSnapshotNotFound, req.SnapshotID)
 	}
 	summary := man.RootEntry.DirSummary
-	p.SetTotal(summary.TotalFileSize)
+	p.SetTotal(summary.TotalFileSize, summary.TotalFileCount)
 
 	root, err := os.OpenRoot(req.Path)
 	if err != nil {
@@ -224,7 +224,11 @@ func (w *restoration) leaf(ctx context.Context, met leaf) error {
 			return err
 		}
 		defer done()
-		return w.out.WriteFile(ctx, met.path, entry)
+		if err := w.out.WriteFile(ctx, met.path, entry); err != nil {
+			return err
+		}
+		w.out.progress.AddFile()
+		return nil
 	case fs.Symlink:
 		return w.out.CreateSymlink(ctx, met.path, entry)
 	}

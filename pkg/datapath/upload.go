@@ -132,7 +132,8 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 		return UploadResult{}, fmt.Errorf("look for what an earlier attempt has stored: %w", err)
 	}
 	for _, man := range previous {
-		p.SetTotal(max(p.Total(), man.Stats.TotalFileSize))
+		_, files := p.Files()
+		p.SetTotal(max(p.Total(), man.Stats.TotalFileSize), max(files, int64(man.Stats.TotalFileCount)))
 	}
 
 	measured := measureLater(ctx, vol, p)
@@ -359,8 +360,8 @@ func measureLater(ctx context.Context, vol *volume, p *Progress) (stop func()) {
 		if err != nil {
 			return
 		}
-		if size := quiet.size(ctx, folder); ctx.Err() == nil {
-			p.SetTotal(size)
+		if bytes, files := quiet.size(ctx, folder); ctx.Err() == nil {
+			p.SetTotal(bytes, files)
 		}
 	})
 	return func() {
@@ -380,7 +381,13 @@ type uploadObserver struct {
 
 func (o *uploadObserver) HashedBytes(n int64) { o.progress.Add(n) }
 
-func (o *uploadObserver) CachedFile(_ string, size int64) { o.progress.Add(size) }
+// Links count as files here, as Kopia doesn't tell them apart; in the result they don't.
+func (o *uploadObserver) CachedFile(_ string, size int64) {
+	o.progress.Add(size)
+	o.progress.AddFile()
+}
+
+func (o *uploadObserver) FinishedHashingFile(string, int64) { o.progress.AddFile() }
 
 // Error decides about a file that could not be stored. That it vanished is what
 // files of a volume in use do; anything else fails the upload, since a backup

@@ -80,18 +80,19 @@ func stillThere(root *os.Root) error {
 	return err
 }
 
-// size adds up the sizes of the files, as far as they can be seen.
-func (v *volume) size(ctx context.Context, dir fs.Directory) (total int64) {
+// size adds up the sizes of the files, as far as they can be seen, and counts them.
+func (v *volume) size(ctx context.Context, dir fs.Directory) (bytes, files int64) {
 	_ = fs.IterateEntries(ctx, dir, func(ctx context.Context, e fs.Entry) error {
 		switch e := e.(type) {
 		case fs.Directory:
-			total += v.size(ctx, e)
+			below, filesBelow := v.size(ctx, e)
+			bytes, files = bytes+below, files+filesBelow
 		case fs.File:
-			total += e.Size()
+			bytes, files = bytes+e.Size(), files+1
 		}
 		return ctx.Err()
 	})
-	return total
+	return bytes, files
 }
 
 // volumeEntry is what files, folders and links have in common.

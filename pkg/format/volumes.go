@@ -145,7 +145,7 @@ func NewPodVolumeBackup(backup *holdfast.Backup, storeName string, volume Volume
 			Message:             volume.Status.Message,
 			StartTimestamp:      volume.Status.StartTimestamp,
 			CompletionTimestamp: volume.Status.CompletionTimestamp,
-			Progress:            volume.Status.Progress,
+			Progress:            engine.VolumeProgress{TotalBytes: volume.Status.Progress.TotalBytes, BytesDone: volume.Status.Progress.BytesDone}, // Velero counts no files
 			IncrementalBytes:    volume.Status.IncrementalBytes,
 		},
 	}

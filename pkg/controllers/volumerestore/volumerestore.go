@@ -70,7 +70,7 @@ func restore(ctx context.Context, r *repository.Repository, record *engine.Volum
 	if err == nil {
 		err = flush(folder)
 	}
-	return volumework.Result[*engine.VolumeRestore]{Bytes: restored.TotalBytes, Warnings: restored.Warnings}, err
+	return volumework.Result[*engine.VolumeRestore]{Bytes: restored.TotalBytes, Files: restored.Files, Warnings: restored.Warnings}, err
 }
 
 // flush returns when what was restored outlives a power failure of the node: whoever waits

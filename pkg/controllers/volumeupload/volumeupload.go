@@ -72,6 +72,7 @@ func upload(ctx context.Context, r *repository.Repository, record *engine.Volume
 	}, p)
 	return volumework.Result[*engine.VolumeUpload]{
 		Bytes:    uploaded.TotalBytes,
+		Files:    uploaded.Files,
 		Warnings: uploaded.Warnings,
 		Apply: func(record *engine.VolumeUpload) {
 			record.Status.SnapshotID = uploaded.SnapshotID

@@ -13,10 +13,12 @@
 //   - Deleting a record ends its work. What it stores after that, it takes back.
 //   - Cancelling a record ends its work too, and the record is done when the work has
 //     stopped.
-//   - Work that was told to stop and does not, since a mount hangs, gives its slot back
-//     after hungAfter. Until it returns, the same volume is not tried again.
-//   - A record costs two writes, and one more for each progressInterval that its
-//     work lasts and makes progress in.
+//   - Work on a volume whose mount has not answered for mountTimeout has failed, and gives
+//     its slot back. So does work that was told to stop and does not, after hungAfter. Until
+//     it returns, the same volume is not tried again.
+//   - A record costs two writes, and further ones while its work makes progress: the first
+//     after a second, then less and less often, up to one in ten seconds. Where nothing
+//     has moved nothing is written.
 package volumework
 
 import (
@@ -109,8 +111,8 @@ type Status struct {
 
 // Result of work that succeeded.
 type Result[T any] struct {
-	// Bytes of the volume.
-	Bytes int64
+	// Bytes and Files of the volume.
+	Bytes, Files int64
 	// Warnings of the work, which go into the message.
 	Warnings datapath.Warnings
 	// Apply adds what else there is. Optional.

@@ -54,7 +54,7 @@ func TestBackupAndRestore(t *testing.T) {
 		Phase:            engine.VolumePhaseCompleted,
 		Message:          `"pipe" is not a file, a folder or a link, and was left out`,
 		Path:             from,
-		Progress:         engine.VolumeProgress{TotalBytes: 7, BytesDone: 7},
+		Progress:         engine.VolumeProgress{TotalBytes: 7, BytesDone: 7, TotalFiles: 1, FilesDone: 1},
 		IncrementalBytes: 7,
 		Warnings:         1,
 		Attempts:         1,
@@ -476,7 +476,8 @@ func TestHungMount(t *testing.T) {
 	}
 }
 
-// TestProgress: one write for each interval in which there was progress.
+// TestProgress: one write for each interval in which there was progress, and the intervals
+// grow from a second to ten.
 func TestProgress(t *testing.T) {
 	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 	h := newHarness(t, fake)
@@ -488,8 +489,9 @@ func TestProgress(t *testing.T) {
 		for {
 			select {
 			case <-step:
-				p.SetTotal(1000)
+				p.SetTotal(1000, 10)
 				p.Add(100)
+				p.AddFile()
 				step <- struct{}{} // it counts
 			case <-end:
 				return result{Bytes: 1000}, nil
@@ -501,25 +503,33 @@ func TestProgress(t *testing.T) {
 	h.create(h.backup("b", "1", "data"))
 	h.expect("b", engine.VolumePhaseInProgress)
 
-	// The work begins after its ticker.
-	tick := func() { fake.Step(10 * time.Second) }
+	// The work begins after its timer.
 	move := func() { step <- struct{}{}; <-step }
-	move()
-	tick()
-	h.eventually(func() bool { return h.get("b").Status.Progress.BytesDone == 100 }, func() string { return "no progress is written" })
-	if got := h.get("b").Status.Progress.TotalBytes; got != 1000 {
-		t.Errorf("the total is %d", got)
+	written := []string{"InProgress"}
+	for i, interval := range []time.Duration{1, 2, 4, 8, 10, 10} {
+		move()
+		if i > 0 {
+			move() // it is still one write
+		}
+		fake.Step(interval*time.Second - time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // what comes too early would be written by now
+		if got := h.written(); !slices.Equal(got, written) {
+			t.Errorf("written were %v before %d s", got, interval)
+		}
+		fake.Step(time.Millisecond)
+		done := int64(2*i + 1)
+		want := engine.VolumeProgress{TotalBytes: max(1000, 100*done), BytesDone: 100 * done, TotalFiles: max(10, done), FilesDone: done}
+		h.eventually(func() bool { return h.get("b").Status.Progress == want }, func() string {
+			return fmt.Sprintf("the progress is %+v, want %+v", h.get("b").Status.Progress, want)
+		})
+		written = append(written, "InProgress")
 	}
-	move()
-	move()
-	tick()
-	h.eventually(func() bool { return h.get("b").Status.Progress.BytesDone == 300 }, func() string { return "no progress is written" })
 	for range 3 { // nothing changes any more, whenever these are heard
-		tick()
+		fake.Step(10 * time.Second)
 	}
 	close(end)
 	h.expect("b", engine.VolumePhaseCompleted)
-	if got := h.written(); !slices.Equal(got, []string{"InProgress", "InProgress", "InProgress", "Completed"}) {
+	if got := h.written(); !slices.Equal(got, append(written, "Completed")) {
 		t.Errorf("written were %v", got)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -24,10 +25,17 @@ import (
 )
 
 const (
-	// progressInterval is the least time between two writes of a record's progress.
-	progressInterval = 10 * time.Second
+	// progressFirst is the least time until the first write of a record's progress, and between
+	// that and the next one. It doubles with each, up to progressMost: who watches sees at once
+	// that something moves, and what takes hours costs six writes a minute at most.
+	progressFirst = time.Second
+	progressMost  = 10 * time.Second
 	// hungAfter is how long work may take to stop. It is more than undoTimeout.
 	hungAfter = 2 * time.Minute
+	// mountTimeout is for how long the mount of a volume may not answer: servers of files are
+	// restarted, too. It is asked every mountInterval.
+	mountTimeout  = 5 * time.Minute
+	mountInterval = 30 * time.Second
 	// undoTimeout is how long the cluster and the store may take to take work back.
 	undoTimeout = 30 * time.Second
 	// messageLength bounds messages, in bytes. It is what an event may have.
@@ -118,13 +126,34 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 
 	progress := c.Manager.Progress()
 	done := make(chan func(T), 1)
-	ticker := c.Clock.NewTicker(progressInterval)
-	defer ticker.Stop()
-	go func(record T) { done <- c.move(ctx, w.asked, record, progress) }(record) // as it is now
+	interval := progressFirst
+	next := c.Clock.NewTimer(interval)
+	defer next.Stop()
+	found := make(chan string, 1)
+	working, stop := context.WithCancel(ctx)
+	defer stop()
+	go func(record T) { done <- c.move(working, w.asked, record, progress, found) }(record) // as it is now
 	stopping, hung := ctx.Done(), (<-chan time.Time)(nil)
+	mount := mount{asked: true, answers: make(chan struct{}, 1)} // for its folder
+	look := c.Clock.NewTicker(mountInterval)
+	defer look.Stop()
 	for {
 		select {
-		case <-ticker.C():
+		case mount.folder = <-found:
+			mount.asked = false
+		case <-mount.answers:
+			mount.asked = false
+		case <-look.C():
+			if mount.ask() {
+				continue
+			}
+			stop()
+			c.leave(ctx, record, done)
+			c.end(name, w, record, c.failure(fmt.Errorf("the mount of the volume on node %s has not answered for %s: it hangs", c.Node, mountTimeout)))
+			return
+		case <-next.C():
+			interval = min(2*interval, progressMost)
+			next.Reset(interval)
 			if ctx.Err() == nil {
 				record = c.writeProgress(ctx, record, progress)
 			}
@@ -142,6 +171,31 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 			return
 		}
 	}
+}
+
+// mount is that of the volume that is worked on.
+type mount struct {
+	folder string // of the volume, once it is found
+	// asked is true while there is no answer, and silent for how long, as it was seen: a process
+	// that was paused has not waited meanwhile.
+	asked   bool
+	silent  time.Duration
+	answers chan struct{}
+}
+
+// ask asks the mount whether it answers, unless it has not answered yet. It returns false
+// if that takes too long.
+func (m *mount) ask() bool {
+	if m.asked {
+		m.silent += mountInterval
+		return m.silent < mountTimeout
+	}
+	m.asked, m.silent = true, 0
+	go func(folder string) {
+		_ = unix.Statfs(folder, new(unix.Statfs_t)) // not from a cache; an error is an answer
+		m.answers <- struct{}{}
+	}(m.folder)
+	return true
 }
 
 // end leaves the outcome to sync, which repeats a write that fails.
@@ -168,8 +222,8 @@ func (c *Controller[T]) writeOutcome(ctx context.Context, latest T, w *work[T]) 
 }
 
 // move moves the data, and returns what to write about it.
-func (c *Controller[T]) move(ctx context.Context, asked time.Time, record T, p *datapath.Progress) func(T) {
-	result, err := c.try(ctx, asked, record, p)
+func (c *Controller[T]) move(ctx context.Context, asked time.Time, record T, p *datapath.Progress, found chan<- string) func(T) {
+	result, err := c.try(ctx, asked, record, p, found)
 	if err != nil && ctx.Err() != nil {
 		err = errCancelled // whatever that broke
 	}
@@ -182,19 +236,20 @@ func (c *Controller[T]) move(ctx context.Context, asked time.Time, record T, p *
 		status := c.kind.Status(record)
 		c.complete(status, engine.VolumePhaseCompleted)
 		*status.Message = truncate(result.Warnings.String())
-		*status.Progress = engine.VolumeProgress{TotalBytes: result.Bytes, BytesDone: result.Bytes}
+		*status.Progress = engine.VolumeProgress{TotalBytes: result.Bytes, BytesDone: result.Bytes, TotalFiles: result.Files, FilesDone: result.Files}
 		if result.Apply != nil {
 			result.Apply(record)
 		}
 	}
 }
 
-func (c *Controller[T]) try(ctx context.Context, asked time.Time, record T, p *datapath.Progress) (result Result[T], err error) {
+func (c *Controller[T]) try(ctx context.Context, asked time.Time, record T, p *datapath.Progress, found chan<- string) (result Result[T], err error) {
 	target := c.kind.Target(record)
 	folder, err := datapath.VolumeFolder(c.PodsDir, target.Pod, target.Volume, target.PersistentVolume)
 	if err != nil {
 		return result, err
 	}
+	found <- folder
 	err = c.repositories.Use(ctx, target.Repository, asked, func(ctx context.Context, r *repository.Repository) (err error) {
 		if result, err = c.kind.Move(ctx, r, record, folder, p); err == nil && result.Undo != nil {
 			err = c.undoUnknown(ctx, record, result)
@@ -261,6 +316,7 @@ func (c *Controller[T]) tell(record T) {
 // writeProgress writes the progress if there was some. It is worth no repetition.
 func (c *Controller[T]) writeProgress(ctx context.Context, record T, p *datapath.Progress) T {
 	progress := engine.VolumeProgress{TotalBytes: p.Total(), BytesDone: p.Done()}
+	progress.FilesDone, progress.TotalFiles = p.Files()
 	if *c.kind.Status(record).Progress == progress {
 		return record
 	}

@@ -1063,7 +1063,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeProgress counts bytes.",
+				Description: "VolumeProgress counts bytes and files.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"totalBytes": {
@@ -1076,6 +1076,20 @@ func schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref common.ReferenceCallback
 					"bytesDone": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Bytes moved so far.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"totalFiles": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Files to move, as far as is known.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"filesDone": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Files moved so far.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},

@@ -60,7 +60,7 @@ type PodReference struct {
 	UID types.UID `json:"uid"`
 }
 
-// VolumeProgress counts bytes.
+// VolumeProgress counts bytes and files.
 type VolumeProgress struct {
 	// Bytes to move, as far as is known.
 	// +optional
@@ -68,6 +68,12 @@ type VolumeProgress struct {
 	// Bytes moved so far.
 	// +optional
 	BytesDone int64 `json:"bytesDone,omitempty"`
+	// Files to move, as far as is known.
+	// +optional
+	TotalFiles int64 `json:"totalFiles,omitempty"`
+	// Files moved so far.
+	// +optional
+	FilesDone int64 `json:"filesDone,omitempty"`
 }
 
 // +genclient
@@ -79,6 +85,9 @@ type VolumeProgress struct {
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.node`
 // +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.pod.name`
 // +kubebuilder:printcolumn:name="Volume",type=string,JSONPath=`.spec.volume`
+// +kubebuilder:printcolumn:name="Bytes",type=integer,JSONPath=`.status.progress.bytesDone`
+// +kubebuilder:printcolumn:name="Of",type=integer,JSONPath=`.status.progress.totalBytes`
+// +kubebuilder:printcolumn:name="Files",type=integer,JSONPath=`.status.progress.filesDone`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
 // VolumeUpload asks the agent of one node to upload one volume of a pod. It
@@ -186,6 +195,9 @@ type VolumeUploadStatus struct {
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.node`
 // +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.pod.name`
 // +kubebuilder:printcolumn:name="Volume",type=string,JSONPath=`.spec.volume`
+// +kubebuilder:printcolumn:name="Bytes",type=integer,JSONPath=`.status.progress.bytesDone`
+// +kubebuilder:printcolumn:name="Of",type=integer,JSONPath=`.status.progress.totalBytes`
+// +kubebuilder:printcolumn:name="Files",type=integer,JSONPath=`.status.progress.filesDone`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
 // VolumeRestore asks the agent of one node to write a snapshot back into one
