@@ -344,7 +344,7 @@ func TestStoreThatFailsWhileItIsRead(t *testing.T) {
 	noise := make([]byte, 1<<20)
 	_, _ = rand.NewChaCha8([32]byte{8}).Read(noise)
 	for i, place := range places[1:] { // the first one is only looked at
-		f := everywhere(t, base64.StdEncoding.EncodeToString(noise))
+		f := everywhere(t, place, base64.StdEncoding.EncodeToString(noise))
 		f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
 			if r.URL.Path == place {
 				f.store.Inject(storetest.Fault{Operation: storetest.Write, Key: format.TarballKey("b"), Err: errors.New("the disk is full")})

@@ -495,14 +495,21 @@ func TestWhatComesWasAnnounced(t *testing.T) {
 var places = []string{"/api/v1/namespaces", "/api/v1/pods", "/api/v1/configmaps",
 	"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.example.com", "/api/v1/namespaces/shop"}
 
-// everywhere is a backup that lists by a label, and to which others come along.
-func everywhere(t *testing.T, content string) *fixture {
+// everywhere is a backup that lists by a label, and to which others come along. What is
+// read at one of the places has a content.
+func everywhere(t *testing.T, place, content string) *fixture {
 	t.Helper()
 	f := newFixture(t, holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}})
-	f.add("namespaces", fmt.Sprintf(`{"metadata":{"name":"shop"},"data":%q}`, content))
-	f.add("customresourcedefinitions.apiextensions.k8s.io", fmt.Sprintf(`{"metadata":{"name":"widgets.example.com"},"data":%q}`, content))
-	for _, resource := range []string{"pods", "configmaps", "widgets.example.com"} {
-		f.add(resource, fmt.Sprintf(`{"metadata":{"name":"one","namespace":"shop","labels":{"app":"db"}},"data":%q}`, content))
+	const labelled = `"name":"one","namespace":"shop","labels":{"app":"db"}`
+	for i, object := range []struct{ resource, metadata string }{
+		{"widgets.example.com", labelled}, {"pods", labelled}, {"configmaps", labelled},
+		{"customresourcedefinitions.apiextensions.k8s.io", `"name":"widgets.example.com"`}, {"namespaces", `"name":"shop"`},
+	} {
+		text := ""
+		if place == places[i] {
+			text = content
+		}
+		f.add(object.resource, fmt.Sprintf(`{"metadata":{%s},"data":%q}`, object.metadata, text))
 	}
 	return f
 }
@@ -510,7 +517,7 @@ func everywhere(t *testing.T, content string) *fixture {
 // Cancelled while it reads, a backup ends at once and leaves nothing.
 func TestCancelWhileReading(t *testing.T) {
 	for _, place := range places {
-		f := everywhere(t, "")
+		f := everywhere(t, place, "")
 		ctx, cancel := context.WithCancel(t.Context())
 		f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
 			if r.URL.Path != place {
