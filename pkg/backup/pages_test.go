@@ -485,8 +485,8 @@ func TestWhatComesWasAnnounced(t *testing.T) {
 	v := c.counted(t.Context(), query{namespace: "shop"}, func(context.Context, resource, *head, []byte) error { return nil })
 	v.page(2)
 	for i, want := range []int64{1, 0, 0} { // the third one is new
-		if err := v.object([]byte(named("shop", fmt.Sprint(i))[0])); err != nil || e.Progress.Objects().TotalItems != want {
-			t.Errorf("after %d, %d are to come, %v", i+1, e.Progress.Objects().TotalItems, err)
+		if err := v.object([]byte(named("shop", fmt.Sprint(i))[0])); err != nil || e.Progress.found.Load() != want {
+			t.Errorf("after %d, %d are to come, %v", i+1, e.Progress.found.Load(), err)
 		}
 	}
 }

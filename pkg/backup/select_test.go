@@ -155,6 +155,11 @@ func TestWhatIsSelected(t *testing.T) {
 			if diff := gocmp.Diff(test.want, f.items(t)); diff != "" {
 				t.Errorf("the tarball holds something else (-want +got):\n%s", diff)
 			}
+			// Only those are asked for that may come along.
+			definitions := strings.Count(strings.Join(test.want, "\n"), "customresourcedefinitions")
+			if n := f.requested("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"); n > definitions {
+				t.Errorf("%d definitions were asked for", n)
+			}
 			results := f.results(t)
 			if diff := gocmp.Diff(test.errors, slices.Concat(results.Errors.Velero, results.Errors.Cluster)); diff != "" {
 				t.Errorf("errors (-want +got):\n%s", diff)
