@@ -39,6 +39,7 @@ func TestAttributesThatCannotBeSet(t *testing.T) {
 		{"user.large", strings.Repeat("x", 70_000), unix.E2BIG, ""},
 		{long, "", unix.ERANGE, ""},
 		{"system.posix_acl_access", "no list", nil, "did not get its attribute system.posix_acl_access"},
+		{"system.posix_acl_access", "no", nil, "did not get its attribute system.posix_acl_access"}, // not even a header
 		{"system.unknown", "", nil, "did not get its attribute system.unknown"},
 		{"trusted.other", "not to be set", nil, ""},
 	} {

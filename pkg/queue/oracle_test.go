@@ -239,15 +239,8 @@ func checkPlan(t *rapid.T, s Snapshot) Plan {
 	position := 0
 	for _, e := range plan.Entries {
 		r := s.Runs[slices.IndexFunc(s.Runs, func(r Run) bool { return r.UID == e.UID })]
-		since := r.QueuedAt
-		switch {
-		case r.Phase == v1alpha1.BackupPhaseInProgress:
-			since = time.Time{}
-		case since.IsZero():
-			since = r.CreatedAt
-		}
-		if !e.WaitingSince.Equal(since) {
-			t.Fatalf("%s is said to wait since %v, want %v", e.UID, e.WaitingSince, since)
+		if !e.WaitingSince.Equal(r.WaitingSince) {
+			t.Fatalf("%s is said to wait since %v, want %v", e.UID, e.WaitingSince, r.WaitingSince)
 		}
 		starts := slices.Contains(plan.Start, e.UID)
 		if e.State != v1alpha1.QueueStateQueued {
@@ -356,8 +349,8 @@ func drawRun(t *rapid.T, uid types.UID, style *rapid.Generator[*selection.Namesp
 		Selection:     style.Draw(t, "selection"),
 		ClusterScoped: rapid.IntRange(0, 9).Draw(t, "cluster") <= clusterScoped,
 	}
-	if rapid.Bool().Draw(t, "known since when it waits") {
-		r.QueuedAt = r.CreatedAt.Add(time.Minute)
+	if rapid.Bool().Draw(t, "waits") {
+		r.WaitingSince = r.CreatedAt.Add(time.Minute)
 	}
 	return r
 }

@@ -198,7 +198,7 @@ func (p *Planner) EntryAt(i int) Entry {
 	m := p.line[i]
 	e := Entry{
 		UID: m.UID, Namespace: m.Namespace, Name: m.Name,
-		State: m.State(), WaitingSince: m.WaitingSince(), selection: m.Selection,
+		State: m.State(), WaitingSince: m.WaitingSince, selection: m.Selection,
 	}
 	if m.rank < rankQueued {
 		return e

@@ -39,8 +39,8 @@ type Run struct {
 	// record; 0 where it is not known. It tells New runs apart that were created in the same
 	// second, which is as exact as CreatedAt is.
 	Version uint64
-	// QueuedAt is since when the run waits; zero where it is not known.
-	QueuedAt time.Time
+	// WaitingSince is when the run was queued, or else created; zero once it runs.
+	WaitingSince time.Time
 
 	// Location is the storage location, with the default already filled in.
 	Location string
@@ -90,17 +90,6 @@ func (r *Run) State() v1alpha1.QueueState {
 		return v1alpha1.QueueStateQueued
 	}
 	return v1alpha1.QueueStateRunning
-}
-
-// WaitingSince is when the run was queued, or else created; zero once it runs.
-func (r *Run) WaitingSince() time.Time {
-	switch {
-	case r.State() == v1alpha1.QueueStateRunning:
-		return time.Time{}
-	case r.QueuedAt.IsZero():
-		return r.CreatedAt
-	}
-	return r.QueuedAt
 }
 
 // overlaps says whether the two may not run together.

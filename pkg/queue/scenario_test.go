@@ -213,7 +213,7 @@ func apply(s *Snapshot, plan Plan, now time.Time) {
 		r := &s.Runs[i]
 		for _, ticket := range plan.Tickets {
 			if ticket.UID == r.UID {
-				r.Phase, r.Ticket, r.QueuedAt = v1alpha1.BackupPhaseQueued, ticket.Ticket, now
+				r.Phase, r.Ticket, r.WaitingSince = v1alpha1.BackupPhaseQueued, ticket.Ticket, now
 			}
 		}
 		if slices.Contains(plan.Start, r.UID) {

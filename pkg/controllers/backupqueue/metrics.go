@@ -100,10 +100,10 @@ func (q *collector) CollectWithStability(found chan<- metrics.Metric) {
 		switch {
 		case run.Phase == "" || run.Phase == v1alpha1.BackupPhaseNew:
 			state = "New"
-			oldest = max(oldest, now.Sub(run.CreatedAt))
+			oldest = max(oldest, now.Sub(run.WaitingSince))
 		case state == v1alpha1.QueueStateQueued:
 			blocked[reason]++
-			oldest = max(oldest, now.Sub(run.WaitingSince()))
+			oldest = max(oldest, now.Sub(run.WaitingSince))
 		}
 		depth[state]++
 	}

@@ -68,7 +68,7 @@ var _ backup.Volumes = &volumes{}
 // Submit implements backup.Volumes.
 func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 	location := v.run.Spec.Backup.StorageLocation
-	if _, err := repository.EnsureRecord(ctx, v.c.Engine.VolumeRepositories(v.c.Namespace), volume.Pod.Namespace, location); err != nil {
+	if err := repository.EnsureRecord(ctx, v.c.Engine.VolumeRepositories(v.c.Namespace), volume.Pod.Namespace, location); err != nil {
 		return err
 	}
 	record := &enginev1alpha1.VolumeUpload{

@@ -69,24 +69,21 @@ type Controller struct {
 	queue     *loop.Loop[string]
 }
 
-// EnsureRecord returns the VolumeRepository of a namespace in a storage location,
-// and makes it if there is none.
-func EnsureRecord(ctx context.Context, client engineclient.VolumeRepositoryInterface, volumeNamespace, location string) (*engine.VolumeRepository, error) {
+// EnsureRecord makes the VolumeRepository of a namespace in a storage location if there
+// is none.
+func EnsureRecord(ctx context.Context, client engineclient.VolumeRepositoryInterface, volumeNamespace, location string) error {
 	name := engine.RepositoryName(volumeNamespace, location)
-	record, err := client.Get(ctx, name, metav1.GetOptions{})
+	_, err := client.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		record, err = client.Create(ctx, &engine.VolumeRepository{
+		_, err = client.Create(ctx, &engine.VolumeRepository{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec:       engine.VolumeRepositorySpec{VolumeNamespace: volumeNamespace, BackupStorageLocation: location},
 		}, metav1.CreateOptions{})
 	}
-	if apierrors.IsAlreadyExists(err) {
-		record, err = client.Get(ctx, name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("make VolumeRepository %s: %w", name, err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("make VolumeRepository %s: %w", name, err)
-	}
-	return record, nil
+	return nil
 }
 
 // New returns a Controller.

@@ -184,7 +184,7 @@ func (h *harness) location() repository.Location {
 func TestCreates(t *testing.T) {
 	h := newHarness(t)
 	h.run()
-	_, err := EnsureRecord(t.Context(), h.engine.EngineV1alpha1().VolumeRepositories(system), "app", "default")
+	err := EnsureRecord(t.Context(), h.engine.EngineV1alpha1().VolumeRepositories(system), "app", "default")
 	must(t, err)
 	h.expect(metav1.ConditionTrue, "Opened")
 
@@ -206,7 +206,8 @@ func TestEnsureRecord(t *testing.T) {
 	client := enginefake.NewSimpleClientset()
 	records := client.EngineV1alpha1().VolumeRepositories(system)
 	for range 2 {
-		got, err := EnsureRecord(t.Context(), records, "app", "default")
+		must(t, EnsureRecord(t.Context(), records, "app", "default"))
+		got, err := records.Get(t.Context(), name, metav1.GetOptions{})
 		must(t, err)
 		if got.Name != name || got.Spec != record().Spec {
 			t.Errorf("the record is %+v", got)

@@ -172,8 +172,10 @@ func (p *Planner) compile(run *enginev1alpha1.BackupRun) queue.Run {
 		Cancelled: run.Spec.Cancellation != nil,
 		Ticket:    run.Status.Ticket,
 		CreatedAt: run.CreationTimestamp.Time,
-		QueuedAt:  WaitingSince(run),
 		Location:  run.Spec.Backup.StorageLocation,
+	}
+	if result.Phase != v1alpha1.BackupPhaseInProgress {
+		result.WaitingSince = WaitingSince(run)
 	}
 	if result.Phase == "" || result.Phase == v1alpha1.BackupPhaseNew {
 		// One that is no number is of no use, and 0 says so.

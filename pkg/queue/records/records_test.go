@@ -100,9 +100,13 @@ func TestRun(t *testing.T) {
 	}
 	got.Selection = nil
 	want := queue.Run{UID: "uid", Namespace: "shop", Name: "daily", Phase: v1alpha1.BackupPhaseQueued, Ticket: 7,
-		CreatedAt: created, QueuedAt: queued.Time, Location: "default"}
+		CreatedAt: created, WaitingSince: queued.Time, Location: "default"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	run.Status.Phase = v1alpha1.BackupPhaseInProgress
+	if got := planner.compile(run).WaitingSince; !got.IsZero() {
+		t.Errorf("one that runs waits since %s", got)
 	}
 	run.Status.Phase = v1alpha1.BackupPhaseNew
 	if got := planner.compile(run).Version; got != 1234 {
