@@ -271,7 +271,7 @@ func TestARemovedRunHoldsNobodyUp(t *testing.T) {
 	})
 }
 
-// What has become of a run that waited counts before the informer has seen it.
+// Pitfall 12: what has become of a run that waited counts before the informer has seen it.
 func TestWhatDoesNotWaitAnyMoreIsNotLetStart(t *testing.T) {
 	cases := map[string]func(*harness){}
 	for name, become := range map[string]func(*harness){
