@@ -349,12 +349,12 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
-	maintenances, jobs, err := o.maintenance.controller(kube, engine.EngineV1alpha1(), engineRecords, o.client.namespace, recorder)
+	maintenances, startJobs, stopJobs, err := o.maintenance.controller(kube, engine.EngineV1alpha1(), engineRecords, o.client.namespace, recorder)
 	if err != nil {
 		return err
 	}
-	jobs.StartWithContext(ctx)
-	defer jobs.Shutdown()
+	startJobs(ctx)
+	defer stopJobs()
 	engineFactory.StartWithContext(ctx)
 	objects.StartWithContext(ctx)
 	ledger.StartWithContext(ctx)

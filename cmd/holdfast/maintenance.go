@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
@@ -32,6 +33,7 @@ import (
 type maintenanceOptions struct {
 	frequency, timeout, startTimeout time.Duration
 	keep, limit                      int
+	configMap                        string
 	// CPU and memory, as they are given.
 	cpuRequest, cpuLimit, memRequest, memLimit string
 }
@@ -42,6 +44,7 @@ func (o *maintenanceOptions) addFlags(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.startTimeout, "maintenance-job-start-timeout", maintenance.DefaultStartTimeout, "How long its pod may take until it begins, for instance to be scheduled.")
 	flags.IntVar(&o.limit, "concurrent-maintenance-jobs", maintenance.DefaultLimit, "How many repositories are maintained at once. 0 is none.")
 	flags.IntVar(&o.keep, "keep-latest-maintenance-jobs", maintenance.DefaultKeep, "How many Jobs that have maintained a repository are kept, with their logs.")
+	flags.StringVar(&o.configMap, "repo-maintenance-configmap", "", "Name of a ConfigMap in the system namespace that says for each repository what its maintenance may use and where it runs. Where it says nothing, the other flags hold.")
 	flags.StringVar(&o.cpuRequest, "maintenance-job-cpu-request", "0", "CPU that the pod of a maintenance asks for.")
 	flags.StringVar(&o.cpuLimit, "maintenance-job-cpu-limit", "0", "CPU that it may use. 0 is no limit.")
 	flags.StringVar(&o.memRequest, "maintenance-job-mem-request", "0", "Memory that the pod of a maintenance asks for.")
@@ -50,6 +53,11 @@ func (o *maintenanceOptions) addFlags(flags *pflag.FlagSet) {
 
 func (o *maintenanceOptions) validate() error {
 	var errs []error
+	if o.configMap != "" {
+		for _, problem := range validation.IsDNS1123Subdomain(o.configMap) {
+			errs = append(errs, fmt.Errorf("--repo-maintenance-configmap must be the name of a ConfigMap, but is %q: %s", o.configMap, problem))
+		}
+	}
 	if o.frequency < time.Minute {
 		errs = append(errs, fmt.Errorf("--maintenance-frequency must be at least 1m, but is %s", o.frequency))
 	}
@@ -83,15 +91,16 @@ func (o *maintenanceOptions) resources() (all maintenance.Resources, err error) 
 	return all, err
 }
 
-// controller makes the controller of maintenances, and the informers of its Jobs.
-func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engineclient.EngineV1alpha1Interface, records engineinformers.Interface, system string, recorder events.EventRecorder) (*maintenance.Controller, informers.SharedInformerFactory, error) {
+// controller makes the controller of maintenances, and what starts and ends its informers.
+func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engineclient.EngineV1alpha1Interface, records engineinformers.Interface, system string, recorder events.EventRecorder) (c *maintenance.Controller, start func(context.Context), shutdown func(), err error) {
 	resources, err := o.resources()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	namespace := enginev1alpha1.MaintenanceNamespace(system)
 	jobs := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(namespace), informers.WithTransform(cached.Trimmed))
-	c, err := maintenance.New(maintenance.Config{
+	configMaps := oneConfigMap(kube, system, o.configMap)
+	config := maintenance.Config{
 		Namespace: system,
 		// By a list, which is all that the controller may do with pods.
 		Own: func(ctx context.Context) (*corev1.Pod, error) {
@@ -120,8 +129,20 @@ func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engine
 		RepositoryInformer: records.VolumeRepositories(),
 		LocationInformer:   records.StorageLocations(),
 		JobInformer:        jobs.Batch().V1().Jobs(),
-	})
-	return c, jobs, err
+	}
+	if o.configMap != "" {
+		config.ConfigMaps = configMaps.Core().V1().ConfigMaps().Informer()
+	}
+	c, err = maintenance.New(config)
+	start = func(ctx context.Context) {
+		jobs.StartWithContext(ctx)
+		configMaps.StartWithContext(ctx)
+	}
+	shutdown = func() {
+		jobs.Shutdown()
+		configMaps.Shutdown()
+	}
+	return c, start, shutdown, err
 }
 
 // logFlags are those of some arguments that say what is logged.

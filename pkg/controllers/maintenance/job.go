@@ -4,6 +4,7 @@
 package maintenance
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -108,7 +109,7 @@ func job(record *engine.VolumeRepository, name, system string, own *corev1.Pod, 
 			Completions: new(int32(1)), Parallelism: new(int32(1)), BackoffLimit: new(int32(0)),
 			ActiveDeadlineSeconds:   new(int64(timeout.Seconds())),
 			TTLSecondsAfterFinished: new(int32(jobTTL.Seconds())),
-			Template:                corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec},
+			Template:                corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(labels)}, Spec: spec},
 		},
 	}
 }

@@ -47,6 +47,7 @@ import (
 	batchclient "k8s.io/client-go/kubernetes/typed/batch/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	batchlisters "k8s.io/client-go/listers/batch/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -103,6 +104,9 @@ type Config struct {
 	RepositoryInformer engineinformers.VolumeRepositoryInformer
 	LocationInformer   engineinformers.StorageLocationInformer
 	JobInformer        batchinformers.JobInformer
+	// ConfigMaps is an informer of the administrator's ConfigMap alone; nil if there is to
+	// be none.
+	ConfigMaps cache.SharedIndexInformer
 }
 
 // Controller has repositories maintained.
@@ -122,6 +126,8 @@ type Controller struct {
 	seen map[string]string
 	// begun are the Jobs that run whose pods have begun.
 	begun map[types.UID]bool
+	// settings are what the administrator's ConfigMap says.
+	settings settings
 }
 
 // New returns a Controller.
@@ -138,7 +144,12 @@ func New(config Config) (*Controller, error) {
 		seen:  map[string]string{},
 		begun: map[types.UID]bool{},
 	}
+	var configMaps error
+	if config.ConfigMaps != nil {
+		configMaps = c.queue.Watch(config.ConfigMaps, loop.OnChange(func(_, after *corev1.ConfigMap) { c.configured(after) }))
+	}
 	return c, errors.Join(
+		configMaps,
 		c.queue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(c.recordChanged)),
 		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *engine.StorageLocation) {
 			if after != nil && (before == nil || before.Unavailable() != after.Unavailable()) {
@@ -217,7 +228,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	case recorded:
 		return nil // the record as it was written wakes it
 	}
-	if err := c.clear(ctx, all); err != nil {
+	if err := c.clear(ctx, record, all); err != nil {
 		return err
 	}
 	if c.Limit == 0 || !c.canBeMaintained(record) {
@@ -465,8 +476,12 @@ func (c *Controller) look(ctx context.Context, job *batchv1.Job) (giveUp string,
 }
 
 // clear deletes the Jobs that are not to be kept, with their pods.
-func (c *Controller) clear(ctx context.Context, all []*batchv1.Job) error {
-	for _, job := range all[min(len(all), c.Keep):] {
+func (c *Controller) clear(ctx context.Context, record *engine.VolumeRepository, all []*batchv1.Job) error {
+	keep := c.Keep
+	if own := c.setting(record).Keep; own != nil {
+		keep = *own
+	}
+	for _, job := range all[min(len(all), keep):] {
 		if err := c.delete(ctx, job); err != nil {
 			return err
 		}
@@ -576,7 +591,12 @@ func (c *Controller) start(ctx context.Context, record *engine.VolumeRepository)
 	if err != nil {
 		return fmt.Errorf("looking for the controller's own pod, which Jobs are to be like: %w", err)
 	}
-	wanted := job(record, jobName(record), c.Namespace, own, c.Resources, c.Timeout, c.LogFlags)
+	setting, resources := c.setting(record), c.Resources
+	if setting.parsed != nil {
+		resources = *setting.parsed
+	}
+	wanted := job(record, jobName(record), c.Namespace, own, resources, c.Timeout, c.LogFlags)
+	setting.apply(&wanted.Spec.Template)
 	made, err := c.Jobs.Create(ctx, wanted, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		made, err = c.Jobs.Get(ctx, wanted.Name, metav1.GetOptions{})

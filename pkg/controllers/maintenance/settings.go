@@ -1,0 +1,187 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package maintenance
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	sigsjson "sigs.k8s.io/json"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+// globalKey is the key of what holds for the repositories that have none of their own.
+const globalKey = "global"
+
+// settings are what an administrator's ConfigMap says, by its keys, which have Velero's
+// form: global, and NAMESPACE-LOCATION-TYPE. A repository's own goes before the global one,
+// field by field.
+type settings map[string]setting
+
+// setting is the value of a key, in Velero's words.
+type setting struct {
+	Resources *podResources  `json:"podResources,omitempty"`
+	Affinity  []loadAffinity `json:"loadAffinity,omitempty"`
+	Keep      *int           `json:"keepLatestMaintenanceJobs,omitempty"`
+	// The rest counts in global alone, as with Velero.
+	PriorityClass string            `json:"priorityClassName,omitempty"`
+	Labels        map[string]string `json:"podLabels,omitempty"`
+	Annotations   map[string]string `json:"podAnnotations,omitempty"`
+
+	// What follows from the above.
+	parsed *Resources
+	terms  []corev1.NodeSelectorTerm
+}
+
+type podResources struct {
+	CPURequest    string `json:"cpuRequest,omitempty"`
+	CPULimit      string `json:"cpuLimit,omitempty"`
+	MemoryRequest string `json:"memoryRequest,omitempty"`
+	MemoryLimit   string `json:"memoryLimit,omitempty"`
+}
+
+// loadAffinity says on which nodes a pod may run. Of several one is enough.
+type loadAffinity struct {
+	NodeSelector metav1.LabelSelector `json:"nodeSelector"`
+}
+
+// update reads the data of a ConfigMap. A key with a mistake stays as it was before.
+func (s settings) update(data map[string]string) (settings, error) {
+	after := settings{}
+	var errs []error
+	for _, key := range slices.Sorted(maps.Keys(data)) {
+		read, err := readSetting(data[key])
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+			before, known := s[key]
+			if !known {
+				continue
+			}
+			read = before
+		}
+		after[key] = read
+	}
+	return after, errors.Join(errs...)
+}
+
+func readSetting(value string) (read setting, err error) {
+	strict, err := sigsjson.UnmarshalStrict([]byte(value), &read)
+	if err = errors.Join(append(strict, err)...); err != nil {
+		return read, err
+	}
+	var errs []error
+	if of := read.Resources; of != nil {
+		read.parsed = &Resources{}
+		for _, field := range []struct {
+			name, value string
+			into        *resource.Quantity
+		}{
+			{"cpuRequest", of.CPURequest, &read.parsed.CPURequest}, {"cpuLimit", of.CPULimit, &read.parsed.CPULimit},
+			{"memoryRequest", of.MemoryRequest, &read.parsed.MemoryRequest}, {"memoryLimit", of.MemoryLimit, &read.parsed.MemoryLimit},
+		} {
+			if *field.into, err = resource.ParseQuantity(cmp.Or(field.value, "0")); err != nil || field.into.Sign() < 0 {
+				errs = append(errs, fmt.Errorf("podResources.%s must be a quantity such as 500m or 1Gi, but is %q", field.name, field.value))
+			}
+		}
+		for _, pair := range []struct {
+			name           string
+			request, limit resource.Quantity
+		}{{"cpu", read.parsed.CPURequest, read.parsed.CPULimit}, {"memory", read.parsed.MemoryRequest, read.parsed.MemoryLimit}} {
+			if !pair.limit.IsZero() && pair.request.Cmp(pair.limit) > 0 {
+				errs = append(errs, fmt.Errorf("podResources: the %s limit must not be below the request", pair.name))
+			}
+		}
+	}
+	for i, affinity := range read.Affinity {
+		if _, err := metav1.LabelSelectorAsSelector(&affinity.NodeSelector); err != nil {
+			errs = append(errs, fmt.Errorf("loadAffinity[%d]: %w", i, err))
+			continue
+		}
+		var term corev1.NodeSelectorTerm
+		for _, label := range slices.Sorted(maps.Keys(affinity.NodeSelector.MatchLabels)) {
+			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{
+				Key: label, Operator: corev1.NodeSelectorOpIn, Values: []string{affinity.NodeSelector.MatchLabels[label]},
+			})
+		}
+		for _, want := range affinity.NodeSelector.MatchExpressions {
+			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{
+				Key: want.Key, Operator: corev1.NodeSelectorOperator(want.Operator), Values: want.Values,
+			})
+		}
+		if len(term.MatchExpressions) > 0 { // one that is empty matches no node
+			read.terms = append(read.terms, term)
+		}
+	}
+	if read.Keep != nil && *read.Keep < 0 {
+		errs = append(errs, fmt.Errorf("keepLatestMaintenanceJobs must not be negative, but is %d", *read.Keep))
+	}
+	return read, errors.Join(errs...)
+}
+
+// of is what holds for a repository. Without a word of the ConfigMap a field is empty.
+func (s settings) of(record *engine.VolumeRepository) setting {
+	holds := s[globalKey]
+	own, has := s[record.Spec.VolumeNamespace+"-"+record.Spec.BackupStorageLocation+"-"+engine.RepositoryTypeKopia]
+	if !has {
+		return holds
+	}
+	holds.parsed = cmp.Or(own.parsed, holds.parsed)
+	holds.Keep = cmp.Or(own.Keep, holds.Keep)
+	if own.terms != nil {
+		holds.terms = own.terms
+	}
+	return holds
+}
+
+// apply changes the pod of a Job.
+func (s setting) apply(pod *corev1.PodTemplateSpec) {
+	if s.terms != nil {
+		if pod.Spec.Affinity == nil {
+			pod.Spec.Affinity = &corev1.Affinity{}
+		}
+		pod.Spec.Affinity.NodeAffinity = &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: s.terms}}
+	}
+	pod.Spec.PriorityClassName = cmp.Or(s.PriorityClass, pod.Spec.PriorityClassName)
+	for key, value := range s.Labels {
+		if _, ours := pod.Labels[key]; !ours {
+			pod.Labels[key] = value
+		}
+	}
+	pod.Annotations = s.Annotations
+}
+
+// configured reads the ConfigMap, or that it is gone.
+func (c *Controller) configured(configMap *corev1.ConfigMap) {
+	if configMap == nil {
+		c.mu.Lock()
+		c.settings = nil
+		c.mu.Unlock()
+		return
+	}
+	c.mu.Lock()
+	after, err := c.settings.update(configMap.Data)
+	c.settings = after
+	c.mu.Unlock()
+	if err != nil {
+		problem := strings.ReplaceAll(err.Error(), "\n", "; ")
+		klog.Background().Error(nil, "The ConfigMap of the maintenance has mistakes, and its keys that have stay as they were before", "configMap", klog.KObj(configMap), "problem", problem)
+		c.Events.Eventf(configMap, nil, corev1.EventTypeWarning, "InvalidMaintenance", "Configure", "What is wrong here has no effect: %s", problem)
+	}
+}
+
+// setting is what holds for a repository.
+func (c *Controller) setting(record *engine.VolumeRepository) setting {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.settings.of(record)
+}
