@@ -304,7 +304,8 @@ func (o *output) permitted(err error, rel, problem string) error {
 	return err
 }
 
-// Close gives files their other names, and brings all to the disk.
+// Close gives files their other names, and brings all to the disk: who waits for the end of
+// a restore relies on it that it outlives a power failure of the node.
 func (o *output) Close(ctx context.Context) error {
 	if err := o.makeLinks(ctx); err != nil {
 		return err

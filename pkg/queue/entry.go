@@ -101,12 +101,7 @@ func Redact(e Entry, systemNamespace string) Entry {
 	if e.Namespace == systemNamespace {
 		return e
 	}
-	var own []Blocker
-	for _, b := range e.Blockers {
-		if b.Namespace == e.Namespace {
-			own = append(own, b)
-		}
-	}
+	own := slices.DeleteFunc(slices.Clone(e.Blockers), func(b Blocker) bool { return b.Namespace != e.Namespace })
 	e.OtherBlockers += len(e.Blockers) - len(own)
 	e.Blockers = own
 	e.ConflictNamespaces = ownWords(e.selection, e.ConflictNamespaces)

@@ -9,11 +9,6 @@ package volumerestore
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"os"
-
-	"golang.org/x/sys/unix"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
@@ -67,23 +62,7 @@ func status(record *engine.VolumeRestore) volumework.Status {
 
 func restore(ctx context.Context, r *repository.Repository, record *engine.VolumeRestore, folder string, p *datapath.Progress) (volumework.Result[*engine.VolumeRestore], error) {
 	restored, err := datapath.Restore(ctx, r, datapath.RestoreRequest{SnapshotID: record.Spec.SnapshotID, Path: folder}, p)
-	if err == nil {
-		err = flush(folder)
-	}
 	return volumework.Result[*engine.VolumeRestore]{Bytes: restored.TotalBytes, Files: restored.Files, Warnings: restored.Warnings}, err
-}
-
-// flush returns when what was restored outlives a power failure of the node: whoever waits
-// for the end of a restore relies on it.
-func flush(folder string) error {
-	dir, err := os.Open(folder)
-	if err == nil {
-		err = errors.Join(unix.Syncfs(int(dir.Fd())), dir.Close())
-	}
-	if err != nil {
-		return fmt.Errorf("write what was restored to the disk: %w", err)
-	}
-	return nil
 }
 
 // tell says to a pod that waits for its volume what became of it.

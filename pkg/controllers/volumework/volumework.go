@@ -82,7 +82,7 @@ type Kind[T Record[T]] struct {
 	Target func(T) Target
 	// Status points into the record.
 	Status func(T) Status
-	// Cancelled reports whether the record's work is to stop. Optional.
+	// Cancelled reports whether the record's work is to stop.
 	Cancelled func(T) bool
 	// Move moves the data, and returns how to add the result to the record.
 	Move func(ctx context.Context, r *repository.Repository, record T, folder string, p *datapath.Progress) (Result[T], error)
@@ -209,10 +209,7 @@ func New[T Record[T]](config Config, kind Kind[T], client Client[T], lister List
 			UpdateFunc: func(_, obj any) { c.enqueue(obj) },
 			DeleteFunc: c.enqueue,
 		}),
-		c.queue.Watch(config.RepositoryInformer.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    c.enqueueWaiting,
-			UpdateFunc: func(_, obj any) { c.enqueueWaiting(obj) },
-		}),
+		c.queue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(c.repositoryChanged)),
 		c.queue.Watch(config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{}))
 }
 
@@ -255,9 +252,9 @@ func (c *Controller[T]) enqueue(obj any) {
 	c.queue.Add(name.Name)
 }
 
-// enqueueWaiting wakes the records that may wait for a repository.
-func (c *Controller[T]) enqueueWaiting(obj any) {
-	repository := obj.(*engine.VolumeRepository).Name
+// repositoryChanged wakes the records that may wait for a repository.
+func (c *Controller[T]) repositoryChanged(before, after *engine.VolumeRepository) {
+	repository := cmp.Or(after, before).Name
 	loop.Wake(c.queue, c.lister, func(record T) bool {
 		return c.kind.Target(record).Repository == repository && isNew(*c.kind.Status(record).Phase)
 	})
@@ -272,7 +269,7 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 	}
 	here := err == nil && record.GetDeletionTimestamp() == nil && c.kind.Target(record).Node == c.Node
 	wanted := here && !c.kind.Status(record).Phase.Done()
-	cancelled := wanted && c.isCancelled(record)
+	cancelled := wanted && c.kind.Cancelled(record)
 	if w, ended := c.workOf(name); w != nil {
 		ours := wanted && record.GetUID() == w.uid
 		switch {

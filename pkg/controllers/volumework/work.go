@@ -77,11 +77,6 @@ func (c *Controller[T]) forget(name string, w *work[T], ended bool) bool {
 	return true
 }
 
-// isCancelled reports whether a record's work is to stop.
-func (c *Controller[T]) isCancelled(record T) bool {
-	return c.kind.Cancelled != nil && c.kind.Cancelled(record)
-}
-
 // hangs reports whether, and since when, work on a volume does not return.
 func (c *Controller[T]) hangs(v volume) (time.Time, bool) {
 	c.mu.Lock()
@@ -267,7 +262,7 @@ func (c *Controller[T]) undoUnknown(ctx context.Context, record T, result Result
 	exists := false
 	err := wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
 		latest, err := c.client.Get(ctx, record.GetName(), metav1.GetOptions{})
-		exists = err == nil && latest.GetUID() == record.GetUID() && !c.isCancelled(latest)
+		exists = err == nil && latest.GetUID() == record.GetUID() && !c.kind.Cancelled(latest)
 		return err == nil || apierrors.IsNotFound(err), nil
 	})
 	switch {
