@@ -25,11 +25,12 @@ import (
 
 const (
 	rulesFile = "../../artifacts/monitoring/alerts.yaml"
-	// exposition is a test that has, line by line, what the controller serves.
-	exposition = "../../pkg/controllers/backupqueue/metrics_test.go"
 	// minutes is how long each case lasts.
 	minutes = 40
 )
+
+// expositions are tests that have, line by line, what the controller serves.
+var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", "../../pkg/controllers/maintenance/metrics_test.go"}
 
 // scrape is what a target serves, minute by minute, in the notation of promtool. Keys
 // are a state, a reason, or what follows holdfast_queue_; what is not named is 0. The
@@ -145,6 +146,10 @@ func TestAlerts(t *testing.T) {
 			targets: restarted(scrape{"slots": "2", "StorageUnavailable": "1"}),
 			fires:   map[string]string{"HoldfastStorageHoldsBackups": "15-19,37-40"},
 		},
+		"a repository is not maintained": {
+			targets: []scrape{{"slots": always(2), "overdue_repositories": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastRepositoriesNotMaintained": "15-40"},
+		},
 		"a store is down for a moment": {
 			targets: []scrape{{"slots": always(2), "StorageUnavailable": "1x14 0x25"}},
 		},
@@ -185,7 +190,7 @@ func (s scrape) load(t *testing.T, series []labels.Labels, instance string) stri
 	}
 	var lines strings.Builder
 	for _, one := range series {
-		key := strings.TrimPrefix(one.Get(labels.MetricName), "holdfast_queue_")
+		key := strings.TrimPrefix(strings.TrimPrefix(one.Get(labels.MetricName), "holdfast_queue_"), "holdfast_repo_maintenance_")
 		one.Range(func(l labels.Label) {
 			if l.Name != labels.MetricName {
 				key = l.Value
@@ -280,7 +285,7 @@ func TestTheControllerServesWhatIsSelected(t *testing.T) {
 					if !slices.ContainsFunc(series, func(one labels.Labels) bool {
 						return one.Get(labels.MetricName) == selector.Name && one.Get(matcher.Name) == value
 					}) {
-						t.Errorf("%s selects %s with %s=%q, which is not in %s", rule.Name(), selector.Name, matcher.Name, value, exposition)
+						t.Errorf("%s selects %s with %s=%q, which is not in %v", rule.Name(), selector.Name, matcher.Name, value, expositions)
 					}
 				}
 			}
@@ -290,9 +295,13 @@ func TestTheControllerServesWhatIsSelected(t *testing.T) {
 }
 
 func TestAlertsSayWhatToDo(t *testing.T) {
-	page, err := os.ReadFile("../../docs/queue.md")
-	if err != nil {
-		t.Fatal(err)
+	var pages string
+	for _, path := range []string{"../../docs/queue.md", "../../docs/maintenance.md"} {
+		page, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages += string(page)
 	}
 	for _, rule := range alertingRules(t) {
 		for _, annotation := range []string{"summary", "description"} {
@@ -303,8 +312,8 @@ func TestAlertsSayWhatToDo(t *testing.T) {
 		if severity := rule.Labels().Get("severity"); severity != "critical" && severity != "warning" {
 			t.Errorf("%s has the severity %q, want critical or warning", rule.Name(), severity)
 		}
-		if !strings.Contains(string(page), "`"+rule.Name()+"`") {
-			t.Errorf("docs/queue.md does not name %s", rule.Name())
+		if !strings.Contains(pages, "`"+rule.Name()+"`") {
+			t.Errorf("neither docs/queue.md nor docs/maintenance.md names %s", rule.Name())
 		}
 	}
 }
@@ -352,23 +361,25 @@ func alertingRules(t *testing.T) []*rules.AlertingRule {
 	return alerts
 }
 
-// exposed are the series about the queue that the controller serves.
-func exposed(t *testing.T) []labels.Labels {
+// exposed are the series that the controller serves.
+func exposed(t *testing.T) (series []labels.Labels) {
 	t.Helper()
-	text, err := os.ReadFile(exposition)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var series []labels.Labels
-	for _, line := range regexp.MustCompile(`(?m)^(holdfast_queue_\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1) {
-		one, err := parser.ParseMetric(line[1])
+	for _, path := range expositions {
+		text, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		series = append(series, one)
-	}
-	if len(series) == 0 {
-		t.Fatalf("%s has no series: name the test that has what the controller serves", exposition)
+		lines := regexp.MustCompile(`(?m)^(holdfast_(?:queue|repo_maintenance)_\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
+		for _, line := range lines {
+			one, err := parser.ParseMetric(line[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			series = append(series, one)
+		}
+		if len(lines) == 0 {
+			t.Fatalf("%s has no series: name the test that has what the controller serves", path)
+		}
 	}
 	return series
 }

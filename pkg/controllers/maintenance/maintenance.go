@@ -144,6 +144,7 @@ func New(config Config) (*Controller, error) {
 		seen:  map[string]string{},
 		begun: map[types.UID]bool{},
 	}
+	registerMetrics(c)
 	var configMaps error
 	if config.ConfigMaps != nil {
 		configMaps = c.queue.Watch(config.ConfigMaps, loop.OnChange(func(_, after *corev1.ConfigMap) { c.configured(after) }))
@@ -167,6 +168,7 @@ func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 func (c *Controller) recordChanged(before, after *engine.VolumeRepository) {
 	switch {
 	case after == nil:
+		forget(before.Name)
 	case before == nil || before.Generation != after.Generation || ready(before) != ready(after):
 		c.queue.Soon(after.Name)
 	case !equality.Semantic.DeepEqual(before.Status.RecentMaintenance, after.Status.RecentMaintenance):
@@ -275,7 +277,9 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 		}) || len(record.Status.RecentMaintenance) > 0 && record.Status.RecentMaintenance[0].StartTimestamp.After(job.CreationTimestamp.Time)
 	}
 	changed := record.DeepCopy()
+	var ended []engine.MaintenanceRun
 	add := func(run engine.MaintenanceRun) {
+		ended = append(ended, run)
 		status := &changed.Status
 		status.RecentMaintenance = slices.Insert(status.RecentMaintenance, 0, run)
 		status.RecentMaintenance = status.RecentMaintenance[:min(len(status.RecentMaintenance), engine.MaxRecentMaintenance)]
@@ -289,7 +293,6 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 			reclaimed += run.ReclaimedBytes
 		}
 		status.Reclaimed = rounded(reclaimed)
-		recorded = true
 	}
 	c.mu.Lock()
 	gone := c.gone[record.Name]
@@ -298,15 +301,15 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 		add(c.run(gone, engine.MaintenanceFailed, "somebody deleted the Job before it had ended"))
 	}
 	for _, job := range slices.Backward(all) {
-		ended, _, _ := finished(job)
+		over, _, _ := finished(job)
 		switch {
-		case ended && known(job):
+		case over && known(job):
 		case known(job): // it was given up
 			if err := c.delete(ctx, job); err != nil {
 				return false, nil, err
 			}
 			running = job // until it is gone
-		case ended:
+		case over:
 			run, said, err := c.outcome(ctx, job)
 			if err != nil {
 				return false, nil, err
@@ -327,15 +330,20 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 			}
 		}
 	}
-	if recorded {
+	if len(ended) > 0 {
 		_, err = c.Repositories.VolumeRepositories(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return false, nil, fmt.Errorf("writing what the maintenance of VolumeRepository %s has come to: %w", record.Name, err)
 		}
-		run := changed.Status.RecentMaintenance[0]
+	}
+	for _, run := range ended {
 		klog.FromContext(ctx).Info("Repository maintained", "volumeRepository", record.Name, "job", run.Job, "result", run.Result, "message", run.Message, "reclaimedBytes", run.ReclaimedBytes)
-		if run.Result == engine.MaintenanceFailed {
+		observe(record, run)
+		switch {
+		case run.Result == engine.MaintenanceFailed:
 			c.Events.Eventf(record, nil, corev1.EventTypeWarning, "MaintenanceFailed", "Maintain", "%s", run.Message)
+		case record.Status.Message != "":
+			c.Events.Eventf(record, nil, corev1.EventTypeNormal, "Maintained", "Maintain", "The Job %s has maintained it after a failure", run.Job)
 		}
 	}
 	c.mu.Lock()
@@ -343,7 +351,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 	if c.gone[record.Name] == gone {
 		delete(c.gone, record.Name)
 	}
-	return recorded, running, nil
+	return len(ended) > 0, running, nil
 }
 
 // run is a maintenance that has ended now, unless the Job says when.
@@ -513,15 +521,20 @@ func last(record *engine.VolumeRepository) (at time.Time, maintained bool) {
 	return record.CreationTimestamp.Time, false
 }
 
+// frequency is how often a repository is to be maintained.
+func (c *Controller) frequency(record *engine.VolumeRepository) time.Duration {
+	if own := record.Spec.MaintenanceFrequency; own != nil && own.Duration > 0 {
+		return own.Duration
+	}
+	return c.Frequency
+}
+
 // due is when a repository is to be maintained: before all others if somebody asks for it.
 func (c *Controller) due(record *engine.VolumeRepository) time.Time {
 	if _, waits := record.RequestedJob(); waits {
 		return time.Time{}
 	}
-	frequency := c.Frequency
-	if own := record.Spec.MaintenanceFrequency; own != nil && own.Duration > 0 {
-		frequency = own.Duration
-	}
+	frequency := c.frequency(record)
 	since, maintained := last(record)
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(record.UID)) // it never fails

@@ -1,0 +1,119 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package maintenance
+
+import (
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+const subsystem = "holdfast_repo_maintenance"
+
+var (
+	byRepository = []string{"repository_namespace", "location"}
+
+	maintenanceTotal = counter("total", "Maintenances of repositories that have ended.")
+	successTotal     = counter("success_total", "Maintenances of repositories that have succeeded.")
+	failedTotal      = counter("failed_total", "Maintenances of repositories that have failed.")
+	reclaimedTotal   = counter("reclaimed_bytes_total", "Bytes that maintenances have removed from the stores.")
+	duration         = metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Subsystem:      subsystem,
+		Name:           "duration_seconds",
+		Help:           "How long maintenances of repositories took.",
+		Buckets:        []float64{10, 60, 300, 900, 3600, 4 * 3600, 24 * 3600},
+		StabilityLevel: metrics.ALPHA,
+	}, byRepository)
+
+	oldest = metrics.NewDesc(subsystem+"_oldest_seconds",
+		"How long ago the repository was maintained with success that was for longest not, or was made if it never was.", nil, nil, metrics.ALPHA, "")
+	overdue = metrics.NewDesc(subsystem+"_overdue_repositories",
+		"Repositories that have not been maintained with success for three of their periods.", nil, nil, metrics.ALPHA, "")
+
+	register sync.Once
+	shown    repositories
+)
+
+func counter(name, help string) *metrics.CounterVec {
+	return metrics.NewCounterVec(&metrics.CounterOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA}, byRepository)
+}
+
+// registerMetrics makes a controller the one whose repositories are shown.
+func registerMetrics(c *Controller) {
+	shown.controller.Store(c)
+	register.Do(func() {
+		legacyregistry.MustRegister(maintenanceTotal, successTotal, failedTotal, reclaimedTotal, duration)
+		legacyregistry.CustomMustRegister(&shown)
+	})
+}
+
+// repositories computes when it is asked what follows from the records as they are then.
+type repositories struct {
+	metrics.BaseStableCollector
+	controller atomic.Pointer[Controller]
+}
+
+// DescribeWithStability is that of metrics.StableCollector.
+func (*repositories) DescribeWithStability(descs chan<- *metrics.Desc) {
+	descs <- oldest
+	descs <- overdue
+}
+
+// overduePeriods is after how many periods a repository should have been maintained.
+const overduePeriods = 3
+
+// CollectWithStability is that of metrics.StableCollector.
+func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
+	c := r.controller.Load()
+	all, err := c.lister.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	longest, late := time.Duration(0), 0
+	for _, record := range all {
+		if c.Limit == 0 || record.DeletionTimestamp != nil {
+			continue // it is not to be maintained
+		}
+		since := record.CreationTimestamp.Time
+		if record.Status.LastMaintenanceTime != nil {
+			since = record.Status.LastMaintenanceTime.Time
+		}
+		age := c.Clock.Since(since)
+		longest = max(longest, age)
+		if age > overduePeriods*c.frequency(record) {
+			late++
+		}
+	}
+	found <- metrics.NewLazyConstMetric(oldest, metrics.GaugeValue, longest.Seconds())
+	found <- metrics.NewLazyConstMetric(overdue, metrics.GaugeValue, float64(late))
+}
+
+// observe counts a maintenance that the record tells of now.
+func observe(record *engine.VolumeRepository, run engine.MaintenanceRun) {
+	of := []string{record.Spec.VolumeNamespace, record.Spec.BackupStorageLocation}
+	maintenanceTotal.WithLabelValues(of...).Inc()
+	if run.Result == engine.MaintenanceSucceeded {
+		successTotal.WithLabelValues(of...).Inc()
+	} else {
+		failedTotal.WithLabelValues(of...).Inc()
+	}
+	reclaimedTotal.WithLabelValues(of...).Add(float64(run.ReclaimedBytes))
+	duration.WithLabelValues(of...).Observe(max(0, run.CompleteTimestamp.Sub(run.StartTimestamp.Time).Seconds()))
+}
+
+// forget ends the series of a repository that is no more.
+func forget(name string) {
+	namespace, location, _ := strings.Cut(name, ".")
+	of := map[string]string{byRepository[0]: namespace, byRepository[1]: location}
+	for _, vector := range []interface{ Delete(map[string]string) bool }{maintenanceTotal, successTotal, failedTotal, reclaimedTotal, duration} {
+		vector.Delete(of)
+	}
+}
