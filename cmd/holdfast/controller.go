@@ -280,7 +280,6 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 			Discovery: discovery.ToServerResourcesInterfaceWithContext(kube.Discovery()),
 			Client:    client,
 			Secrets:   credentials,
-			Keys:      keys,
 			Locations: engineRecords.StorageLocations().Lister().StorageLocations(o.client.namespace),
 			Cluster:   cluster,
 			Clock:     clock.RealClock{},
@@ -313,15 +312,19 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		return err
 	}
 	deletions, err := backupdeletion.New(backupdeletion.Config{
-		Namespace:        o.client.namespace,
-		Runs:             engine.EngineV1alpha1(),
-		Secrets:          credentials,
-		Keys:             keys,
-		CheckLocation:    checkLocation,
-		Events:           recorder,
-		Clock:            clock.RealClock{},
-		RunInformer:      engineRecords.BackupRuns(),
-		LocationInformer: engineRecords.StorageLocations(),
+		Namespace:  o.client.namespace,
+		Runs:       engine.EngineV1alpha1(),
+		Secrets:    credentials,
+		ClusterUID: cluster.UID,
+		EnsureRepository: func(ctx context.Context, namespace, location string) error {
+			return repository.EnsureRecord(ctx, engine.EngineV1alpha1().VolumeRepositories(o.client.namespace), namespace, location)
+		},
+		CheckLocation:      checkLocation,
+		Events:             recorder,
+		Clock:              clock.RealClock{},
+		RunInformer:        engineRecords.BackupRuns(),
+		LocationInformer:   engineRecords.StorageLocations(),
+		RepositoryInformer: engineRecords.VolumeRepositories(),
 	})
 	if err != nil {
 		return err

@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
@@ -19,6 +21,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 )
 
@@ -29,6 +32,7 @@ type repoMaintenanceOptions struct {
 	repoType       string
 	location       string
 	terminationLog string
+	dryRun         bool
 }
 
 func newRepoMaintenanceCommand() *cobra.Command {
@@ -50,6 +54,7 @@ func newRepoMaintenanceCommand() *cobra.Command {
 	flags.StringArrayVar(&options.repoNames, "repo-name", nil, "Namespace whose volumes the repository holds. May be given several times: each is maintained, whatever comes of the others.")
 	flags.StringVar(&options.repoType, "repo-type", enginev1alpha1.RepositoryTypeKopia, "Kind of the repositories: kopia.")
 	flags.StringVar(&options.location, "backup-storage-location", "", "Name of the storage location that the repositories lie in.")
+	flags.BoolVar(&options.dryRun, "dry-run", false, "Only say how many snapshots of deleted backups would be removed, and remove nothing.")
 	flags.StringVar(&options.terminationLog, "termination-log", options.terminationLog, "File for the message to end with. One that does not exist is left alone.")
 	return role(command)
 }
@@ -91,14 +96,20 @@ func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err e
 	if err != nil {
 		return "", err
 	}
+	published, err := kube.CoreV1().ConfigMaps(o.client.namespace).Get(ctx, identity.Name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("finding out which cluster this is: %w", err)
+	}
 	maintainer := &maintenance.Maintainer{
-		Namespace: o.client.namespace,
-		Identity:  "holdfast-repo-maintenance-" + uuid.NewString()[:8],
-		Engine:    engine.EngineV1alpha1(),
-		Secrets:   kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
-		Keys:      kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace)),
-		Leases:    kube.CoordinationV1().Leases(enginev1alpha1.MaintenanceNamespace(o.client.namespace)),
-		Clock:     clock.RealClock{},
+		Namespace:  o.client.namespace,
+		Identity:   "holdfast-repo-maintenance-" + uuid.NewString()[:8],
+		Engine:     engine.EngineV1alpha1(),
+		Secrets:    kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
+		Keys:       kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace)),
+		Leases:     kube.CoordinationV1().Leases(enginev1alpha1.MaintenanceNamespace(o.client.namespace)),
+		ClusterUID: identity.Of(published).UID,
+		DryRun:     o.dryRun,
+		Clock:      clock.RealClock{},
 	}
 	var results []maintenance.Result
 	slices.Sort(o.repoNames)

@@ -6,6 +6,7 @@ package datapath
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/manifest"
@@ -15,18 +16,32 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// SnapshotsOf returns Kopia's ids of the snapshots that were made for a backup since
-// its volumes are uploaded by Holdfast, and of what uploads have stored on their way.
-func SnapshotsOf(ctx context.Context, r *repository.Repository, backup types.UID) (ids []string, err error) {
+// Snapshot is one of a repository, as far as its tags tell.
+type Snapshot struct {
+	// ID is Kopia's.
+	ID string
+	// Backup is the uid of the backup that it was made for, since Holdfast uploads volumes.
+	Backup types.UID
+	// Saved is when it was stored, by the clock of who did.
+	Saved time.Time
+
+	extras string
+}
+
+// Snapshots are all of a repository, with what uploads have stored on their way.
+func Snapshots(ctx context.Context, r *repository.Repository) (all []Snapshot, err error) {
 	defer func() { err = causeOf(ctx, err) }()
-	entries, err := r.Kopia().FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, tagBackup: string(backup)})
+	entries, err := r.Kopia().FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType})
 	if err != nil {
-		return nil, fmt.Errorf("list the snapshots of backup %s: %w", backup, err)
+		return nil, fmt.Errorf("list the snapshots of the repository: %w", err)
 	}
 	for _, entry := range entries {
-		ids = append(ids, string(entry.ID))
+		all = append(all, Snapshot{
+			ID: string(entry.ID), Backup: types.UID(entry.Labels[tagBackup]), Saved: entry.ModTime,
+			extras: entry.Labels[tagExtras],
+		})
 	}
-	return ids, nil
+	return all, nil
 }
 
 // DeleteSnapshots removes snapshots from a repository, by Kopia's ids. One that is
@@ -35,27 +50,26 @@ func SnapshotsOf(ctx context.Context, r *repository.Repository, backup types.UID
 // restore that has begun is not disturbed before.
 func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string) (err error) {
 	defer func() { err = causeOf(ctx, err) }()
-	entries, err := r.Kopia().FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType})
+	all, err := Snapshots(ctx, r)
 	if err != nil {
-		return fmt.Errorf("list the snapshots of the repository: %w", err)
+		return err
 	}
-	snapshots := make(map[manifest.ID]*manifest.EntryMetadata, len(entries))
-	for _, entry := range entries {
-		snapshots[entry.ID] = entry
+	there := make(map[string]Snapshot, len(all))
+	for _, snapshot := range all {
+		there[snapshot.ID] = snapshot
 	}
 	var found []manifest.ID
 	// add returns what lies beside the snapshot, or "".
-	add := func(id manifest.ID) manifest.ID {
-		snapshot := snapshots[id]
-		if snapshot == nil {
-			return ""
+	add := func(id string) string {
+		snapshot, ok := there[id]
+		if ok {
+			found = append(found, manifest.ID(id))
+			delete(there, id)
 		}
-		found = append(found, id)
-		delete(snapshots, id)
-		return manifest.ID(snapshot.Labels[tagExtras])
+		return snapshot.extras
 	}
 	for _, id := range ids {
-		add(add(manifest.ID(id)))
+		add(add(id))
 	}
 	if len(found) == 0 {
 		return nil

@@ -17,6 +17,8 @@ import (
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/snapshot/policy"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
 // TestDeleteSnapshots removes one of two snapshots that share all of their data.
@@ -54,7 +56,18 @@ func TestDeleteSnapshots(t *testing.T) {
 	}
 }
 
-// TestSnapshotsOf finds what was uploaded for a backup, and what its uploads have
+// snapshotsOf are the ids of the snapshots of a backup.
+func snapshotsOf(ctx context.Context, r *repository.Repository, backup types.UID) (ids []string, err error) {
+	all, err := Snapshots(ctx, r)
+	for _, snapshot := range all {
+		if snapshot.Backup == backup {
+			ids = append(ids, snapshot.ID)
+		}
+	}
+	return ids, err
+}
+
+// TestSnapshots finds what was uploaded for a backup, and what its uploads have
 // stored on their way.
 func TestSnapshotsOf(t *testing.T) {
 	s, dir := newStore(t), t.TempDir()
@@ -70,7 +83,7 @@ func TestSnapshotsOf(t *testing.T) {
 		}
 	}
 	for backup, want := range map[types.UID][]string{"one": want, "none": nil} {
-		got, err := SnapshotsOf(t.Context(), s.client(t), backup)
+		got, err := snapshotsOf(t.Context(), s.client(t), backup)
 		must(t, err)
 		slices.Sort(got)
 		slices.Sort(want)

@@ -237,8 +237,8 @@ func TestExtrasLiveWithTheirSnapshot(t *testing.T) {
 		t.Errorf("the attributes differ after a collection of garbage (-want +got):\n%s", diff)
 	}
 
-	if ids, err := SnapshotsOf(t.Context(), r, "backup"); err != nil || len(ids) != 2 {
-		t.Errorf("SnapshotsOf = %v, %v, want 2", ids, err)
+	if ids, err := snapshotsOf(t.Context(), r, "backup"); err != nil || len(ids) != 2 {
+		t.Errorf("the snapshots are %v, %v, want 2", ids, err)
 	}
 	must(t, DeleteSnapshots(t.Context(), r, []string{uploaded.SnapshotID}))
 	if left := s.snapshots(t); len(left) != 0 {

@@ -359,9 +359,9 @@ func TestBrokenRepository(t *testing.T) {
 			return err
 		}, "read snapshot " + id},
 		"list": {func(ctx context.Context, r *repository.Repository) error {
-			_, err := SnapshotsOf(ctx, r, "one")
+			_, err := Snapshots(ctx, r)
 			return err
-		}, "list the snapshots of backup one"},
+		}, "list the snapshots of the repository"},
 		"delete": {func(ctx context.Context, r *repository.Repository) error {
 			return DeleteSnapshots(ctx, r, []string{id})
 		}, "list the snapshots of the repository"},

@@ -75,7 +75,7 @@ type UploadRequest struct {
 	// Source is whose folder it is. The newest snapshot of the same claim, or else
 	// of the same source, spares the reading of files that have not changed.
 	Source Source
-	// Backup is the uid of the backup that the snapshot is for. See SnapshotsOf.
+	// Backup is the uid of the backup that the snapshot is for. See Snapshots.
 	Backup types.UID
 }
 

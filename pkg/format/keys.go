@@ -4,6 +4,8 @@
 package format
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"path"
 	"strings"
@@ -19,6 +21,8 @@ const (
 	BackupsPrefix = "backups/"
 	// RepositoriesPrefix is the folder of all Kopia repositories.
 	RepositoriesPrefix = "kopia/"
+	// metadataPrefix is Holdfast's in Velero's folder for what belongs to no backup.
+	metadataPrefix = "metadata/holdfast/"
 )
 
 // BackupPrefix is the folder of one backup.
@@ -71,6 +75,19 @@ func ItemOperationsKey(storeName string) string {
 // RepositoryPrefix is the folder of the Kopia repository of a namespace.
 func RepositoryPrefix(volumeNamespace string) string {
 	return RepositoriesPrefix + volumeNamespace + "/"
+}
+
+// RemovalsPrefix is the folder of what a cluster wants to have removed from the
+// repository of a namespace.
+func RemovalsPrefix(clusterUID, volumeNamespace string) string {
+	return metadataPrefix + "removals/" + clusterUID + "/" + volumeNamespace + "/"
+}
+
+// RemovalKey asks for the removal of the snapshots of a backup, as Removal. The uid may be
+// any text, and is not in the key as it is.
+func RemovalKey(clusterUID, volumeNamespace string, backup types.UID) string {
+	sum := sha256.Sum256([]byte(backup))
+	return RemovalsPrefix(clusterUID, volumeNamespace) + hex.EncodeToString(sum[:16]) + ".json"
 }
 
 func sideKey(storeName, suffix string) string {

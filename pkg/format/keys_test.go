@@ -16,6 +16,7 @@ func TestKeys(t *testing.T) {
 	} {
 		keys = append(keys, key("n.b"))
 	}
+	keys = append(keys, RemovalKey("cluster", "n", "uid/of a backup"))
 	golden(t, "keys.txt", []byte(strings.Join(keys, "\n")+"\n"))
 }
 

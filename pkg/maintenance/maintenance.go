@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package maintenance maintains the repository of a VolumeRepository: what a maintenance
-// Job does for each of its repositories.
+// Job does for each of its repositories. It removes the snapshots of backups that are
+// deleted, or were cancelled or have failed, and has Kopia reclaim the space.
 //
 // What it promises:
 //   - One process at a time maintains a repository: it holds a Lease of the repository's
@@ -11,7 +12,25 @@
 //     below, whoever ran it, by what it records in the repository.
 //   - What is listed stays, and so does what an upload or a restore that runs beside it
 //     needs, as shown below.
+//   - Whatever number of backups is deleted, a repository is opened once for all of them.
 //   - A Result says what was done, or why not.
+//
+// Why no snapshot goes that a listed backup needs. Whoever deletes a backup, or ends one as
+// Failed or Cancelled, leaves a format.Removal in the store for each of its repositories,
+// before the backup goes. It may be early, or late, or for a deletion that was given up, and
+// who can write to the store can put one there: it only says what to look at. Each time the
+// folder of the backup itself is asked whether it needs its snapshots (folder.Needs), by
+// reading its objects and not by a listing, and an answer that is no answer, as a denial, or
+// metadata that can't be read, lets the snapshots stay. That a backup is gone, once true,
+// stays true, since uids are given once: so it does not matter how long the process sleeps
+// between looking and removing, nor how many do the same. Snapshots that were made for
+// another backup stay, whatever a list of a deleted backup says; of those that bear no uid,
+// as Velero's, go only those that the deleted backup listed. Removals of other clusters in
+// the same store are not looked at. A removal is kept for MaxUpload, since an upload of a
+// backup that was cancelled may end late.
+//
+// What remains: whoever deletes a backup and is then paused for longer than MaxUpload, before
+// it removes the metadata, leaves snapshots that nothing asks for any more.
 //
 // Why it is safe beside uploads and restores. Nobody waits for anybody, and no Lease
 // excludes the agents; it is safe by Kopia's intervals (SafetyFull), which stay as they
@@ -78,15 +97,20 @@ type Maintainer struct {
 	Secrets, Keys location.Secrets
 	// Leases of the repositories.
 	Leases coordinationclient.LeaseInterface
-	Clock  clock.WithDelayedExecution
+	// ClusterUID is that of package identity.
+	ClusterUID string
+	Clock      clock.WithDelayedExecution
+	// DryRun only says which snapshots would go.
+	DryRun bool
 }
 
 // Maintain maintains the repository of a namespace at a location.
 func (m *Maintainer) Maintain(ctx context.Context, volumeNamespace, location string) Result {
 	result := Result{Repository: enginev1alpha1.RepositoryName(volumeNamespace, location), Started: m.Clock.Now()}
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("volumeRepository", result.Repository))
-	done, err := m.maintain(ctx, result.Repository)
+	done, swept, err := m.maintain(ctx, result.Repository)
 	result.Ended = m.Clock.Now()
+	result.SweptBackups, result.SweptSnapshots, result.WaitingBackups = swept.backups, swept.snapshots, swept.waiting
 	result.Kind, result.ReclaimedBytes, result.RewrittenBytes = string(done.Kind), done.Reclaimed, done.Rewritten
 	result.ClockSkewSeconds = int64(done.Skew.Seconds())
 	result.SizeBytes, result.Files = done.Size, done.Files
@@ -98,36 +122,62 @@ func (m *Maintainer) Maintain(ctx context.Context, volumeNamespace, location str
 		result.Error = err.Error()
 		klog.FromContext(ctx).Error(err, "The maintenance failed")
 	default:
-		klog.FromContext(ctx).Info("Maintained", "kind", done.Kind, "reclaimedBytes", done.Reclaimed, "rewrittenBytes", done.Rewritten, "clockSkew", done.Skew, "took", result.Ended.Sub(result.Started))
+		klog.FromContext(ctx).Info("Maintained", "kind", done.Kind, "reclaimedBytes", done.Reclaimed, "rewrittenBytes", done.Rewritten, "sweptSnapshots", swept.snapshots, "clockSkew", done.Skew, "took", result.Ended.Sub(result.Started))
 	}
 	return result
 }
 
-func (m *Maintainer) maintain(ctx context.Context, name string) (done repository.Maintenance, err error) {
+func (m *Maintainer) maintain(ctx context.Context, name string) (done repository.Maintenance, swept swept, err error) {
 	record, err := m.Engine.VolumeRepositories(m.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return done, fmt.Errorf("there is no VolumeRepository %s in %s: --repo-name and --backup-storage-location are those of its spec", name, m.Namespace)
+		return done, swept, fmt.Errorf("there is no VolumeRepository %s in %s: --repo-name and --backup-storage-location are those of its spec", name, m.Namespace)
 	}
 	if err != nil {
-		return done, fmt.Errorf("reading VolumeRepository %s: %w", name, err)
+		return done, swept, fmt.Errorf("reading VolumeRepository %s: %w", name, err)
 	}
 	stored, err := m.Engine.StorageLocations(m.Namespace).Get(ctx, record.Spec.BackupStorageLocation, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return done, fmt.Errorf("the storage location %q does not exist in %s", record.Spec.BackupStorageLocation, m.Namespace)
+		return done, swept, fmt.Errorf("the storage location %q does not exist in %s", record.Spec.BackupStorageLocation, m.Namespace)
 	}
 	if err != nil {
-		return done, fmt.Errorf("reading the storage location %s: %w", record.Spec.BackupStorageLocation, err)
+		return done, swept, fmt.Errorf("reading the storage location %s: %w", record.Spec.BackupStorageLocation, err)
 	}
 	err = liveness.Exclusively(ctx, m.Leases, name, m.Identity, m.Clock, func(ctx context.Context) error {
 		opened, err := opener.OpenAt(ctx, m.Secrets, m.Keys, stored, record.Spec.VolumeNamespace)
 		if err != nil {
 			return err
 		}
-		done, err = opened.Maintain(ctx)
+		swept, err = m.sweep(ctx, opened, stored, record.Spec.VolumeNamespace)
+		if !m.DryRun {
+			var failure error
+			done, failure = opened.Maintain(ctx)
+			err = errors.Join(err, failure)
+		}
 		return errors.Join(err, opened.Close(ctx))
 	})
 	if errors.Is(err, liveness.ErrHeld) {
 		err = fmt.Errorf("the repository is being maintained: %w", err)
+	}
+	return done, swept, err
+}
+
+// sweep removes the snapshots of backups that are gone. What it can't do keeps nobody from
+// maintaining the repository.
+func (m *Maintainer) sweep(ctx context.Context, opened *repository.Repository, stored *enginev1alpha1.StorageLocation, namespace string) (done swept, err error) {
+	if m.ClusterUID == "" {
+		return done, nil // there is no controller yet, which could have asked for anything
+	}
+	bucket, err := location.Open(ctx, m.Secrets, stored)
+	if err != nil {
+		return done, err
+	}
+	defer bucket.Close()
+	s := &sweep{
+		store: bucket, repository: opened, clock: m.Clock, dryRun: m.DryRun,
+		cluster: m.ClusterUID, namespace: namespace, location: stored.Name,
+	}
+	if done, err = s.run(ctx); err != nil {
+		err = fmt.Errorf("removing the snapshots of deleted backups: %w", err)
 	}
 	return done, err
 }

@@ -27,6 +27,12 @@ type Result struct {
 	// SizeBytes and Files are how large the repository is, if it was a full one.
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
 	Files     int64 `json:"files,omitempty"`
+	// SweptBackups are how many deleted backups had snapshots there that are removed, and
+	// SweptSnapshots how many these were; in a dry run, that would be.
+	SweptBackups   int `json:"sweptBackups,omitempty"`
+	SweptSnapshots int `json:"sweptSnapshots,omitempty"`
+	// WaitingBackups are to be deleted, and are still there, or may be.
+	WaitingBackups int `json:"waitingBackups,omitempty"`
 	// ClockSkewSeconds is how far the store's clock is ahead.
 	ClockSkewSeconds int64 `json:"clockSkewSeconds,omitempty"`
 	// Cancelled is set if it was told to stop, which is no failure.

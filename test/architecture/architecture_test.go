@@ -81,6 +81,12 @@ var rules = []rule{
 		why:       "the API server and the controllers share no memory, and work without each other",
 	},
 	{
+		of:        []string{"pkg/controllers"},
+		except:    []string{"pkg/controllers/repository", "pkg/controllers/volumework", "pkg/controllers/volumeupload", "pkg/controllers/volumerestore"},
+		forbidden: []string{"pkg/repository", "pkg/datapath"},
+		why:       "repositories are opened by who creates them, the agents, and the Jobs that maintain them, so that whoever runs backups and deletes them needs no memory for their indexes",
+	},
+	{
 		of:        []string{"pkg/catalog/refresh"},
 		forbidden: []string{"pkg/repository", "pkg/datapath"},
 		why:       "the catalogue reads backups' metadata and nothing else",

@@ -150,6 +150,7 @@ func (c *agentCampaign) uploads(t *testing.T, most int) (kills int) {
 	}
 	gone(t, backup.Name)
 	for _, v := range c.volumes {
+		sweep(t, v.namespace)
 		if n := snapshots(t, v.namespace, backup.UID); n != 0 {
 			t.Errorf("of %s there are %d snapshots after the backup's deletion", v.namespace, n)
 		}

@@ -158,6 +158,7 @@ func wholeSnapshots(t *testing.T, namespace string, runs []*enginev1alpha1.Backu
 	for i := range list.Items {
 		listed[list.Items[i].Spec.BackupUID]++
 	}
+	sweep(t, namespace)
 	for _, run := range runs {
 		if !slices.Contains(run.Spec.Backup.IncludedNamespaces, namespace) {
 			continue

@@ -249,6 +249,11 @@ func (c *cluster) checkSnapshots(t *testing.T, location string, found map[types.
 	}
 	compared := 0
 	labtest.Eventually(t, "the snapshots of cluster "+c.name, func() error {
+		// The maintenance removes those that no backup lists. Without a repository there is none.
+		if output, err := c.Program(t, "repo-maintenance", "--kubeconfig="+c.KubeconfigOf("holdfast-repo-maintenance"), "--termination-log="+os.DevNull,
+			"--repo-name="+c.files, "--backup-storage-location="+location); err != nil {
+			t.Logf("cluster %s: maintaining the repository at %s: %v: %s", c.name, location, err, output)
+		}
 		opened, err := opener.OpenAt(t.Context(), c.Kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(labtest.System)),
 			c.Kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(labtest.System)), record, c.files)
 		if errors.Is(err, opener.ErrNoRepository) && listed.Len() == 0 {

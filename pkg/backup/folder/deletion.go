@@ -40,8 +40,7 @@ func refused(cause error, text string, args ...any) error {
 
 // Deletion removes a backup from its folder, whatever another process, or the same one
 // before it died, has removed already. Look comes first; then RemoveMetadata, so that
-// nobody begins to read what is going, and RemoveRest, with the removal of the snapshots
-// between them. What is removed was described before it was asked whose it is.
+// nobody begins to read what is going, and RemoveRest. What is removed was described before it was asked whose it is.
 type Deletion struct {
 	Folder
 	Remover store.Remover
@@ -84,9 +83,6 @@ func (d *Deletion) Look(ctx context.Context) error {
 	// deleted. All else in the folder is its owner's.
 	return nil
 }
-
-// Begins reports whether nothing of the backup has been removed yet, as far as is known.
-func (d *Deletion) Begins() bool { return d.metadata != nil || d.named != nil }
 
 // RemoveMetadata removes the metadata that Look has found.
 func (d *Deletion) RemoveMetadata(ctx context.Context) error {

@@ -10,12 +10,13 @@
 //     asked whose it is, and goes as that version or not at all (store.Remover). So a
 //     process that sleeps anywhere, while another one ends the deletion and a new
 //     backup gets the name, removes nothing of that.
-//   - Nothing is removed before each repository with snapshots of the backup has been
-//     opened once. Then the metadata goes first, so that nobody begins to read what is
-//     going; then the snapshots of the volumes, the other objects, the list of the
-//     snapshots, the owner of the folder, and last the record. What is in the store
-//     says what is left to do, so that a process may stop anywhere, and the next one
-//     goes on.
+//   - Nothing is removed before the store holds, for each repository with snapshots of
+//     the backup, that they are to go: the maintenance of the repository removes them
+//     when the folder is empty (package maintenance), so that no repository is opened
+//     here. Then the metadata goes first, so that nobody begins to read what is going;
+//     then the other objects, the list of the snapshots, the owner of the folder, and
+//     last the record. What is in the store says what is left to do, so that a process
+//     may stop anywhere, and the next one goes on.
 //   - What a deletion waits for is in the run's status and in an event, once. A
 //     store that is known not to answer is left alone until it does.
 package backupdeletion
@@ -57,24 +58,31 @@ type Config struct {
 	Namespace string
 
 	Runs engineclient.BackupRunsGetter
-	// Secrets with the credentials of the locations, and Keys of the repositories.
-	Secrets, Keys location.Secrets
+	// Secrets with the credentials of the locations.
+	Secrets location.Secrets
+	// ClusterUID is that of package identity.
+	ClusterUID string
+	// EnsureRepository makes a record of the repository of a namespace at a location, if
+	// there is none.
+	EnsureRepository func(ctx context.Context, namespace, location string) error
 	// CheckLocation brings the condition of a storage location up to date at once.
 	CheckLocation func(ctx context.Context, name string) error
 	Events        events.EventRecorder
 	Clock         clock.WithTicker
 
-	RunInformer      engineinformers.BackupRunInformer
-	LocationInformer engineinformers.StorageLocationInformer
+	RunInformer        engineinformers.BackupRunInformer
+	LocationInformer   engineinformers.StorageLocationInformer
+	RepositoryInformer engineinformers.VolumeRepositoryInformer
 }
 
 // Controller removes backups.
 type Controller struct {
 	Config
-	runs      engineclient.BackupRunInterface
-	runLister enginelisters.BackupRunNamespaceLister
-	locations enginelisters.StorageLocationNamespaceLister
-	queue     *loop.Loop[string]
+	runs         engineclient.BackupRunInterface
+	runLister    enginelisters.BackupRunNamespaceLister
+	locations    enginelisters.StorageLocationNamespaceLister
+	repositories enginelisters.VolumeRepositoryNamespaceLister
+	queue        *loop.Loop[string]
 	// open opens the store of a location; tests put one in its place that fails.
 	open func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error)
 }
@@ -82,10 +90,11 @@ type Controller struct {
 // New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
-		Config:    config,
-		runs:      config.Runs.BackupRuns(config.Namespace),
-		runLister: config.RunInformer.Lister().BackupRuns(config.Namespace),
-		locations: config.LocationInformer.Lister().StorageLocations(config.Namespace),
+		Config:       config,
+		runs:         config.Runs.BackupRuns(config.Namespace),
+		runLister:    config.RunInformer.Lister().BackupRuns(config.Namespace),
+		locations:    config.LocationInformer.Lister().StorageLocations(config.Namespace),
+		repositories: config.RepositoryInformer.Lister().VolumeRepositories(config.Namespace),
 		queue: loop.New[string](loop.Config{
 			Controller: "backupdeletion", Workers: workers, FirstRetry: firstRetry, LastRetry: lastRetry, Clock: config.Clock,
 		}),

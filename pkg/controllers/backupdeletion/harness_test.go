@@ -28,6 +28,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/maintenance"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
@@ -134,12 +135,15 @@ func (w *world) startWith(target bucket) (stop func()) {
 		Namespace:        system,
 		Runs:             w.EngineV1alpha1(),
 		Secrets:          w.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(system)),
-		Keys:             w.kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(system)),
+		ClusterUID:       "this cluster",
+		EnsureRepository: w.ensureRepository,
 		CheckLocation:    w.checkLocation,
 		Events:           w.events,
 		Clock:            clock.RealClock{},
 		RunInformer:      engine.BackupRuns(),
 		LocationInformer: engine.StorageLocations(),
+
+		RepositoryInformer: engine.VolumeRepositories(),
 	})
 	must(w, err)
 	controller.open = func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error) {
@@ -153,7 +157,7 @@ func (w *world) startWith(target bucket) (stop func()) {
 	records.StartWithContext(ctx)
 	records.WaitForCacheSync(ctx.Done())
 	// The fake forgets what happens before a watch.
-	w.eventually("the watches", func() bool { return w.Watches() >= before+2 })
+	w.eventually("the watches", func() bool { return w.Watches() >= before+3 })
 	// Else the controller polls for it, and begins only after some time.
 	w.eventually("the handlers have seen what there is", controller.queue.Synced)
 	var running sync.WaitGroup
@@ -165,6 +169,33 @@ func (w *world) startWith(target bucket) (stop func()) {
 	})
 	w.Cleanup(stop)
 	return stop
+}
+
+func (w *world) ensureRepository(ctx context.Context, namespace, location string) error {
+	_, err := w.EngineV1alpha1().VolumeRepositories(system).Create(ctx, &enginev1alpha1.VolumeRepository{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: enginev1alpha1.RepositoryName(namespace, location)},
+		Spec:       enginev1alpha1.VolumeRepositorySpec{VolumeNamespace: namespace, BackupStorageLocation: location},
+	}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// maintain maintains the repository of the namespace app.
+func (w *world) maintain() maintenance.Result {
+	w.Helper()
+	must(w, w.ensureRepository(w.Context(), app, "default"))
+	maintainer := &maintenance.Maintainer{
+		Namespace: system, Identity: "a-job",
+		Engine:     w.EngineV1alpha1(),
+		Secrets:    w.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(system)),
+		Keys:       w.kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(system)),
+		Leases:     w.kube.CoordinationV1().Leases(enginev1alpha1.MaintenanceNamespace(system)),
+		ClusterUID: "this cluster",
+		Clock:      clock.RealClock{},
+	}
+	return maintainer.Maintain(w.Context(), app, "default")
 }
 
 func (w *world) checkLocation(_ context.Context, name string) error {
@@ -382,9 +413,13 @@ func (w *world) removeKey() {
 	must(w, w.kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(system)).Delete(w.Context(), enginev1alpha1.KeySecretName(keyName), metav1.DeleteOptions{}))
 }
 
-// expectSnapshots tells which snapshots can be restored, with their content.
+// expectSnapshots tells which snapshots can be restored, with their content, after the
+// repository was maintained.
 func (w *world) expectSnapshots(want map[string]bool) {
 	w.Helper()
+	if result := w.maintain(); result.Error != "" {
+		w.Errorf("the maintenance says %s", result)
+	}
 	opened, err := repository.Open(w.Context(), where(w.folder), app, template.key, repository.Options{})
 	must(w, err)
 	defer func() { must(w, opened.Close(w.Context())) }()

@@ -31,6 +31,7 @@ type bucket interface {
 	store.Reader
 	store.Remover
 	io.Closer
+	Put(ctx context.Context, key string, content []byte) error
 }
 
 // backupUID is the uid of the backup that a run stands for.
@@ -70,7 +71,7 @@ func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) 
 		return fmt.Errorf("removing BackupRun %s, whose backup is deleted: %w", run.Name, err)
 	}
 	klog.FromContext(ctx).Info("Backup deleted", "backupRun", klog.KObj(run), "uid", backupUID(run), "requester", run.Spec.Deletion.Requester.Username)
-	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeNormal, "Deleted", "Delete", "The backup is deleted; the space of its volumes comes back with the maintenance of their repositories")
+	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeNormal, "Deleted", "Delete", "The backup is deleted; what is left of its volumes goes with the next maintenance of their repositories, and the space comes back with later ones")
 	return nil
 }
 
@@ -125,19 +126,14 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Stor
 	switch {
 	case errors.Is(err, folder.ErrOther) && !recordedAsStored(run):
 		// The name was taken, so that nothing of this one was stored but snapshots.
-		return c.deleteAllSnapshots(ctx, record, run, nil)
+		return c.askForRemoval(ctx, target, deletion, run)
 	case err != nil:
 		return err
-	case deletion.Begins():
-		// Nothing is destroyed before all that can be known to be in the way.
-		if err := c.openAll(ctx, record, run, deletion.Snapshots); err != nil {
-			return err
-		}
 	}
-	if err := deletion.RemoveMetadata(ctx); err != nil {
+	if err := c.askForRemoval(ctx, target, deletion, run); err != nil {
 		return err
 	}
-	if err := c.deleteAllSnapshots(ctx, record, run, deletion.Snapshots); err != nil {
+	if err := deletion.RemoveMetadata(ctx); err != nil {
 		return err
 	}
 	return deletion.RemoveRest(ctx)

@@ -25,7 +25,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -47,7 +46,8 @@ func TestWholeDeletion(t *testing.T) {
 		storetest.Attributes: 1,                               // the metadata
 		storetest.Get:        3 + 2,                           // the metadata, the owner, the list of volumes; and the owner after each listing
 		storetest.Delete:     1 + len(sideFiles("going")) + 3, // the metadata, the others, the copy, the list of volumes and the owner
-		storetest.List:       2,
+		storetest.List:       2 + 1,                           // and whether there is a repository that has no record
+		storetest.Put:        1,                               // that the snapshots are to go
 	}
 	if diff := cmp.Diff(want, w.faulty.Counts()); diff != "" {
 		t.Errorf("requests to the store (-want +got):\n%s", diff)
@@ -74,6 +74,7 @@ func steps(storeName string) []step {
 		{storetest.Get, format.MetadataKey(storeName), 1},
 		{storetest.Get, format.OwnerKey(storeName), 2},
 		{storetest.Get, format.PodVolumeBackupsKey(storeName), 3},
+		{storetest.Put, format.RemovalKey("this cluster", app, uidOf(storeName)), 1},
 		{storetest.Delete, format.MetadataKey(storeName), 1},
 		{storetest.List, format.BackupPrefix(storeName), 1},
 	}
@@ -113,8 +114,8 @@ func TestStoppedAnywhere(t *testing.T) {
 			}
 			stop()
 			w.expectInOrder("going")
-			if withVolume && step.operation == storetest.Delete && step.nth == 1 {
-				w.expectSnapshots(map[string]bool{template.going: true}) // with its metadata a backup can be restored
+			if withVolume { // whatever the store holds of it, the backup is still there
+				w.expectSnapshots(map[string]bool{template.going: true, template.staying: true})
 			}
 
 			w.faulty.Inject()
@@ -348,20 +349,6 @@ func TestWhatIsKept(t *testing.T) {
 		"a list that is cut off": {prepare: withoutList(storetest.Fault{Err: store.ErrUnavailable, Truncate: true, After: 20}),
 			says: store.ErrUnavailable.Error(), not: "by hand"},
 
-		"a wrong key": {of: "going", prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
-			w.removeKey()
-			w.addKey(repository.NewKey())
-		}, says: "the key in the Secret app.default.key in holdfast-repositories does not open it"},
-		"a damaged repository": {of: "going", prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
-			w.remove("kopia/app/kopia.repository.f")
-		}, says: "lost its format blob"},
-		// The record of a backup whose name was taken is all that tells of its snapshots.
-		"a record that tells of snapshots": {of: "failed", prepare: func(w *world, run *enginev1alpha1.BackupRun) {
-			w.removeKey()
-			writeBackup(w, w.faulty, "failed", "namesake")
-			unstored(run, app)
-		}, says: "key is missing"},
-
 		// Of a backup whose metadata Velero has replaced.
 		"a tarball that was replaced, too": {of: "going", prepare: beneath(func(w *world) { w.put(format.TarballKey("going"), "longer than it was") }), says: giveUp},
 		"what no copy names":               {of: "going", prepare: beneath(func(w *world) { w.put(format.CopyKey("going"), "{") }), says: giveUp},
@@ -478,22 +465,38 @@ func TestBeneathOthersMetadata(t *testing.T) {
 	}
 }
 
-// TestKeyMissing: nothing is destroyed by a deletion that can't go on, and it does when it
-// can.
+// TestKeyMissing: a repository that can't be opened holds no deletion, and the snapshots go
+// when it can.
 func TestKeyMissing(t *testing.T) {
 	w := newVolumeWorld(t)
 	w.removeKey()
 	w.Create(completed("going"))
-	stop := w.start()
-	if reason := w.waitReason("going"); !strings.Contains(reason, "bring back the Secret app.default.key in holdfast-repositories") {
-		t.Errorf("the status says %q", reason)
-	}
-	stop()
-	w.expectWhole("going")
-	w.addKey(template.key)
 	w.start()
 	w.waitGone("going")
+	if result := w.maintain(); !strings.Contains(result.Error, "app.default.key does not exist") {
+		t.Errorf("the maintenance says %s", result)
+	}
+	w.addKey(template.key)
 	w.expectSnapshots(map[string]bool{template.going: false, template.staying: true})
+}
+
+// TestManyDeletions: the snapshots of any number of backups cost their repository one opening.
+func TestManyDeletions(t *testing.T) {
+	w := newVolumeWorld(t)
+	for _, name := range []string{"going", "staying"} {
+		w.Create(completed(name))
+	}
+	failed := completed("failed")
+	unstored(failed, app)
+	w.Create(failed)
+	w.start()
+	for _, name := range []string{"going", "staying", "failed"} {
+		w.waitGone(name)
+	}
+	if result := w.maintain(); result.SweptBackups != 3 || result.SweptSnapshots != 3 || result.WaitingBackups != 0 {
+		t.Errorf("the maintenance says %s", result)
+	}
+	w.expectSnapshots(map[string]bool{template.going: false, template.staying: false, template.unlisted: false})
 }
 
 // TestRecordReplaced: once the record is gone, its name may be another backup's, and the

@@ -5,82 +5,73 @@ package backupdeletion
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/klog/v2"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/datapath"
-	"github.com/holdfast-io/holdfast/pkg/repository"
-	"github.com/holdfast-io/holdfast/pkg/repository/opener"
+	"github.com/holdfast-io/holdfast/pkg/backup/folder"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// repositoryTimeout is how long the snapshots of one repository may take. Most of
-// it is for reading the repository's indexes.
-const repositoryTimeout = 5 * time.Minute
-
-// deleteAllSnapshots removes the snapshots of a backup: those that it lists, by the
-// namespace of their repository, and those that were made for it.
-func (c *Controller) deleteAllSnapshots(ctx context.Context, record *enginev1alpha1.StorageLocation, run *enginev1alpha1.BackupRun, listed map[string][]string) error {
-	return c.inRepositories(ctx, record, run, listed, func(ctx context.Context, opened *repository.Repository, namespace string) error {
-		made, err := datapath.SnapshotsOf(ctx, opened, backupUID(run))
+// askForRemoval leaves in the store, for each repository with snapshots of a backup, that
+// they are to go: of those that it lists, by the namespace of their repository, and those
+// that its record knows of. The maintenance of the repository follows it.
+func (c *Controller) askForRemoval(ctx context.Context, target bucket, deletion *folder.Deletion, run *enginev1alpha1.BackupRun) error {
+	for _, namespace := range sets.List(sets.KeySet(deletion.Snapshots).Insert(run.Status.LeftoverSnapshots...)) {
+		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
+			return refused("the backup lists volumes of the namespace %q, which can't be one; remove %s by hand to delete the backup and keep the data", namespace, format.PodVolumeBackupsKey(deletion.StoreName))
+		}
+		there, err := c.ensureMaintained(ctx, target, deletion, namespace)
 		if err != nil {
 			return err
 		}
-		return datapath.DeleteSnapshots(ctx, opened, append(made, listed[namespace]...))
-	})
-}
-
-// openAll makes sure that each repository with snapshots of a backup can be opened.
-func (c *Controller) openAll(ctx context.Context, record *enginev1alpha1.StorageLocation, run *enginev1alpha1.BackupRun, listed map[string][]string) error {
-	return c.inRepositories(ctx, record, run, listed, func(context.Context, *repository.Repository, string) error { return nil })
-}
-
-// inRepositories does something in each repository with snapshots of a backup: of those
-// that it lists, and those that its record knows of.
-func (c *Controller) inRepositories(ctx context.Context, record *enginev1alpha1.StorageLocation, run *enginev1alpha1.BackupRun, listed map[string][]string,
-	do func(context.Context, *repository.Repository, string) error) error {
-	for _, namespace := range sets.List(sets.KeySet(listed).Insert(run.Status.LeftoverSnapshots...)) {
-		if err := c.inRepository(ctx, record, namespace, do); err != nil {
+		if !there {
+			klog.FromContext(ctx).Info("The repository of a deleted backup's volumes is gone already", "namespace", namespace, "storageLocation", deletion.Location)
+			continue
+		}
+		content, err := format.EncodeRemoval(format.Removal{
+			UID: deletion.UID, StoreName: deletion.StoreName, Snapshots: deletion.Snapshots[namespace], RequestedAt: c.Clock.Now().UTC(),
+		})
+		if err != nil {
+			return err
+		}
+		// Anew each time: an earlier one may be forgotten any moment.
+		err = deletion.Try(ctx, func(ctx context.Context) error {
+			return target.Put(ctx, format.RemovalKey(c.ClusterUID, namespace, deletion.UID), content)
+		})
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// inRepository does something in the repository of a namespace. One that is not in the
-// store any more has no snapshots.
-func (c *Controller) inRepository(ctx context.Context, record *enginev1alpha1.StorageLocation, namespace string,
-	do func(context.Context, *repository.Repository, string) error) error {
-	stop := ctx
-	ctx, cancel := context.WithTimeout(ctx, repositoryTimeout)
-	defer cancel()
-	opened, err := opener.OpenAt(ctx, c.Secrets, c.Keys, record, namespace)
-	if err == nil {
-		err = errors.Join(do(ctx, opened, namespace), opened.Close(ctx))
+// ensureMaintained makes sure that the repository of a namespace has a record, since those
+// that have one are maintained: a backup may be older than the cluster. It is false if there
+// is no repository.
+func (c *Controller) ensureMaintained(ctx context.Context, target bucket, deletion *folder.Deletion, namespace string) (there bool, err error) {
+	_, err = c.repositories.Get(enginev1alpha1.RepositoryName(namespace, deletion.Location))
+	if !apierrors.IsNotFound(err) {
+		return true, err
 	}
-	if errors.Is(err, opener.ErrNoRepository) {
-		klog.FromContext(ctx).Info("The repository of a deleted backup's volumes is gone already", "namespace", namespace, "storageLocation", record.Name)
+	err = deletion.Try(ctx, func(ctx context.Context) error {
+		there = false
+		for _, err := range target.List(ctx, format.RepositoryPrefix(namespace), store.ListOptions{Recursive: true}) {
+			there = err == nil
+			return err
+		}
 		return nil
+	})
+	if err != nil || !there {
+		return false, err
 	}
-	if err == nil || stop.Err() != nil {
-		return err
+	if err := c.EnsureRepository(ctx, namespace, deletion.Location); err != nil {
+		return true, fmt.Errorf("having the repository of the namespace %s maintained: %w", namespace, err)
 	}
-	o := refused("the snapshots in the repository of the namespace %q can't be deleted now", namespace)
-	o.cause = err
-	secret := enginev1alpha1.KeySecretName(enginev1alpha1.RepositoryName(namespace, record.Name)) + " in " + enginev1alpha1.KeysNamespace(c.Namespace)
-	switch {
-	case errors.Is(err, opener.ErrNoKey):
-		o.text += fmt.Sprintf(": the repository exists, but its key is missing: bring back the Secret %s, with its %s", secret, enginev1alpha1.KeySecretKey)
-	case errors.Is(err, repository.ErrWrongKey):
-		o.text += fmt.Sprintf(": the key in the Secret %s does not open it: put the key there that the repository was made with", secret)
-	case errors.Is(err, repository.ErrNotInitialized):
-		o.text += ": " + repository.ErrDamaged.Error()
-	default:
-		o.detail = err.Error()
-	}
-	return o
+	return true, nil
 }

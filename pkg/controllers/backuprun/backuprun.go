@@ -44,9 +44,9 @@ const (
 	progressInterval = 5 * time.Second
 	// settleTimeout is how long a store may take to be told of a dead run, and cleaned.
 	settleTimeout = time.Minute
-	// snapshotsTimeout is how long the removal of snapshots from one repository may
-	// take. Most of it is for reading the repository's indexes.
-	snapshotsTimeout = 5 * time.Minute
+	// snapshotsTimeout is how long a store may take to be asked for the removal of
+	// snapshots from one repository.
+	snapshotsTimeout = time.Minute
 	// cancelTimeout is how long a store may take to be told of a cancelled run before
 	// the run ends all the same.
 	cancelTimeout = 5 * time.Second

@@ -20,11 +20,9 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
-	"github.com/holdfast-io/holdfast/pkg/datapath"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
-	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -42,8 +40,8 @@ type executor interface {
 	// Abandon ends in the store a run that is not executed any more, or finds that it
 	// had ended after all; see backup.Abandon.
 	Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error)
-	// DiscardSnapshots removes the snapshots that were made for a run from the
-	// repository of a namespace, unless the store has the backup, with a list of them.
+	// DiscardSnapshots has the next maintenance of the repository of a namespace remove the
+	// snapshots that were made for a run, unless the store has the backup, with a list of them.
 	// The run must have ended in the store, or been refused its name there.
 	DiscardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespace string) error
 }
@@ -53,11 +51,11 @@ type Executor struct {
 	Discovery backup.Discovery
 	// Client makes requests to the root of the API server, without a limit.
 	Client rest.Interface
-	// Secrets with the credentials of the locations, and Keys of the repositories.
-	Secrets, Keys location.Secrets
-	Locations     enginelisters.StorageLocationNamespaceLister
-	Cluster       format.Cluster
-	Clock         clock.Clock
+	// Secrets with the credentials of the locations.
+	Secrets   location.Secrets
+	Locations enginelisters.StorageLocationNamespaceLister
+	Cluster   format.Cluster
+	Clock     clock.Clock
 }
 
 var _ executor = &Executor{}
@@ -145,18 +143,11 @@ func (e *Executor) DiscardSnapshots(ctx context.Context, run *enginev1alpha1.Bac
 		klog.FromContext(ctx).Info("The backup is stored after all, so its snapshots stay", "backupRun", klog.KObj(run), "phase", found.Status.Phase)
 		return nil
 	}
-	opened, err := opener.OpenAt(ctx, e.Secrets, e.Keys, record, namespace)
-	if errors.Is(err, opener.ErrNoRepository) {
-		return nil // there was no upload
-	}
+	content, err := format.EncodeRemoval(format.Removal{UID: run.UID, StoreName: run.Name, RequestedAt: e.Clock.Now().UTC()})
 	if err != nil {
 		return err
 	}
-	ids, err := datapath.SnapshotsOf(ctx, opened, run.UID)
-	if err == nil {
-		err = datapath.DeleteSnapshots(ctx, opened, ids)
-	}
-	return errors.Join(err, opened.Close(ctx))
+	return bucket.Put(ctx, format.RemovalKey(e.Cluster.UID, namespace, run.UID), content)
 }
 
 // open opens the run's storage location. The caller closes it.

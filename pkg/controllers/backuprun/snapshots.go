@@ -39,8 +39,8 @@ func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
 	return false
 }
 
-// syncLeftoverSnapshots removes the snapshots of a run that has ended, and writes which
-// are left. It may take minutes, and nothing else waits for it.
+// syncLeftoverSnapshots asks for the removal of the snapshots of a run that has ended, and
+// writes for which that is not done. Nothing else waits for it.
 func (c *Controller) syncLeftoverSnapshots(ctx context.Context, key string) error {
 	run, err := c.read(ctx, key)
 	if err != nil || run == nil || !hasLeftoverSnapshots(run) {

@@ -1,0 +1,246 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package maintenance
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/datapath"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
+)
+
+const (
+	cluster = "this-cluster"
+	app     = "app"
+)
+
+// world is a store with a repository, and backups in it that have one snapshot each.
+type world struct {
+	*testing.T
+	*storetest.Faulty
+	sweep *sweep
+	// ids are those of the snapshots, by the name of their backup, which is its uid too.
+	ids map[string]string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	spec := enginev1alpha1.StorageLocationSpec{
+		Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()},
+	}
+	loc, key := repository.Location{Spec: spec}, repository.NewKey()
+	must(t, repository.Create(t.Context(), loc, app, key))
+	opened, err := repository.Open(t.Context(), loc, app, key, repository.Options{})
+	must(t, err)
+	t.Cleanup(func() { _ = opened.Close(t.Context()) })
+	w := &world{T: t, Faulty: storetest.NewFaulty(storetest.Open(t, spec, nil), clock.RealClock{}), ids: map[string]string{}}
+	w.sweep = &sweep{store: w, repository: opened, cluster: cluster, namespace: app, location: "default", clock: clock.RealClock{}}
+	return w
+}
+
+// upload uploads a volume for a backup; "" is one of another maker's.
+func (w *world) upload(name string, backup types.UID) {
+	w.Helper()
+	dir := w.TempDir()
+	must(w, os.WriteFile(filepath.Join(dir, "file"), []byte("content of "+name), 0o600))
+	uploaded, err := datapath.Upload(w.Context(), w.sweep.repository, datapath.UploadRequest{
+		Path: dir, Source: datapath.Source{Namespace: app, Pod: "web-0", Volume: "data"}, Backup: backup,
+	}, new(datapath.Progress))
+	must(w, err)
+	w.ids[name] = uploaded.SnapshotID
+}
+
+// own makes a backup the owner of its folder, as from before its first upload.
+func (w *world) own(name string) {
+	w.Helper()
+	owner, err := format.EncodeOwner(format.Owner{UID: types.UID(name), ClusterUID: cluster})
+	must(w, err)
+	must(w, w.Put(w.Context(), format.OwnerKey(name), owner))
+}
+
+func (w *world) end(name string, phase v1alpha1.BackupPhase) {
+	w.Helper()
+	instant := metav1.Unix(1_700_000_000, 0)
+	metadata, err := format.EncodeBackup(&v1alpha1.Backup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: name, UID: types.UID(name), CreationTimestamp: instant},
+		Status:     v1alpha1.BackupStatus{Phase: phase, StartTimestamp: &instant, CompletionTimestamp: &instant},
+	}, nil, format.Cluster{SystemNamespace: "holdfast", UID: cluster})
+	must(w, err)
+	must(w, w.Put(w.Context(), format.MetadataKey(name), metadata))
+}
+
+// request asks for the removal of a backup's snapshots.
+func (w *world) request(of, name string, snapshots ...string) {
+	w.Helper()
+	content, err := format.EncodeRemoval(format.Removal{UID: types.UID(name), StoreName: name, Snapshots: snapshots, RequestedAt: time.Now()})
+	must(w, err)
+	must(w, w.Put(w.Context(), format.RemovalKey(of, app, types.UID(name)), content))
+}
+
+// left are the names of the snapshots that are there.
+func (w *world) left() (names []string) {
+	w.Helper()
+	must(w, w.sweep.repository.Refresh(w.Context()))
+	all, err := datapath.Snapshots(w.Context(), w.sweep.repository)
+	must(w, err)
+	there := sets.New[string]()
+	for _, snapshot := range all {
+		there.Insert(snapshot.ID)
+	}
+	for name, id := range w.ids {
+		if there.Has(id) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (w *world) removals() (n int) {
+	w.Helper()
+	for _, err := range w.List(w.Context(), "metadata/", store.ListOptions{Recursive: true}) {
+		must(w, err)
+		n++
+	}
+	return n
+}
+
+// TestSweep: of what is asked for, the snapshots of backups go that are gone, and no others.
+func TestSweep(t *testing.T) {
+	w := newWorld(t)
+	for _, name := range []string{"deleted", "failed", "cancelled", "stored", "running", "unreadable", "not-asked-for", "asked-by-another", "namesake"} {
+		w.upload(name, types.UID(name))
+	}
+	w.upload("of-velero", "")
+	w.upload("of-velero-stays", "")
+	for name, phase := range map[string]v1alpha1.BackupPhase{
+		"failed": v1alpha1.BackupPhaseFailed, "cancelled": v1alpha1.BackupPhaseCancelled, "stored": v1alpha1.BackupPhaseCompleted,
+	} {
+		w.own(name)
+		w.end(name, phase)
+		w.request(cluster, name)
+	}
+	w.own("running")
+	w.request(cluster, "running")
+	must(t, w.Put(t.Context(), format.MetadataKey("unreadable"), []byte("<html>")))
+	w.request(cluster, "unreadable")
+	// A list that is hostile, or mistaken, names what is another's.
+	w.request(cluster, "deleted", w.ids["deleted"], w.ids["stored"], w.ids["not-asked-for"], w.ids["of-velero"])
+	w.request("another-cluster", "asked-by-another")
+	must(t, w.Put(t.Context(), format.RemovalsPrefix(cluster, app)+"more.json", []byte("{")))
+	must(t, w.Put(t.Context(), format.RemovalKey(cluster, "other", "not-asked-for"), []byte("{}")))
+	// Its name has another backup now.
+	must(t, w.Put(t.Context(), format.OwnerKey("namesake"), []byte(`{"uid":"the next one"}`)))
+	w.request(cluster, "namesake")
+
+	stay := []string{"asked-by-another", "not-asked-for", "of-velero-stays", "running", "stored", "unreadable"}
+	want := swept{backups: 4, snapshots: 5, waiting: 3}
+	all, removals := w.left(), w.removals()
+	w.sweep.dryRun = true
+	if done, err := w.sweep.run(t.Context()); err != nil || done != want || len(w.left()) != len(all) {
+		t.Errorf("a dry run says %+v, %v and leaves %q", done, err, w.left())
+	}
+	w.sweep.dryRun = false
+	for range 2 {
+		if done, err := w.sweep.run(t.Context()); err != nil || done != want {
+			t.Errorf("it says %+v, %v, want %+v", done, err, want)
+		}
+		if left := w.left(); !slices.Equal(left, stay) {
+			t.Errorf("left are %q, want %q", left, stay)
+		}
+		want.backups, want.snapshots = 0, 0
+	}
+	if n := w.removals(); n != removals {
+		t.Errorf("of %d removals %d are left, while an upload may still end", removals, n)
+	}
+
+	// One that ends late, and then nobody asks any more; unless anew.
+	w.upload("deleted", "deleted")
+	w.sweep.clock = clocktesting.NewFakePassiveClock(time.Now().Add(MaxUpload + time.Hour))
+	if done, err := w.sweep.run(t.Context()); err != nil || done.snapshots != 1 {
+		t.Errorf("it says %+v, %v", done, err)
+	}
+	if n := w.removals(); n != 4 { // what is unreadable, what is none, and the others'
+		t.Errorf("%d removals are left", n)
+	}
+	w.end("stored", v1alpha1.BackupPhaseFailed)
+	w.request(cluster, "stored")
+	if done, err := w.sweep.run(t.Context()); err != nil || done.snapshots != 1 {
+		t.Errorf("it says %+v, %v", done, err)
+	}
+}
+
+// TestSweepOfAStoreThatFails: whatever can't be asked, nothing goes for it.
+func TestSweepOfAStoreThatFails(t *testing.T) {
+	w := newWorld(t)
+	w.upload("stored", "stored")
+	w.own("stored")
+	w.end("stored", v1alpha1.BackupPhaseCompleted)
+	w.upload("deleted", "deleted")
+	w.request(cluster, "deleted")
+	for _, cause := range []error{store.ErrDenied, store.ErrUnavailable} {
+		for operation, keys := range map[storetest.Operation][]string{
+			storetest.List: {format.RemovalsPrefix(cluster, app)},
+			storetest.Get:  {format.RemovalKey(cluster, app, "deleted"), format.MetadataKey("deleted"), format.OwnerKey("deleted"), format.CopyKey("deleted")},
+		} {
+			for _, key := range keys {
+				w.Inject(storetest.Fault{Operation: operation, Key: key, Err: fmt.Errorf("%w: it is so", cause)})
+				done, err := w.sweep.run(t.Context())
+				if !errors.Is(err, cause) || done != (swept{}) {
+					t.Errorf("%s %s: it says %+v, %v", operation, key, done, err)
+				}
+				if left := w.left(); len(left) != 2 {
+					t.Errorf("%s %s: only %q are left", operation, key, left)
+				}
+			}
+		}
+	}
+	w.Inject()
+	if done, err := w.sweep.run(t.Context()); err != nil || done.snapshots != 1 {
+		t.Errorf("it says %+v, %v", done, err)
+	}
+}
+
+// TestSweepCost: it costs one request for each backup to remove, and what asking for the
+// backup costs.
+func TestSweepCost(t *testing.T) {
+	w := newWorld(t)
+	const backups = 20
+	for i := range backups {
+		name := fmt.Sprintf("backup-%d", i)
+		w.upload(name, types.UID(name))
+		w.request(cluster, name)
+	}
+	w.Reset()
+	if done, err := w.sweep.run(t.Context()); err != nil || done.snapshots != backups {
+		t.Errorf("it says %+v, %v", done, err)
+	}
+	if gets, lists := w.Count(storetest.Get), w.Count(storetest.List); gets != 4*backups || lists != 1 {
+		t.Errorf("%d GETs and %d LISTs for %d backups", gets, lists, backups)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
