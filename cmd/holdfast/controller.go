@@ -339,7 +339,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		KeepLast:          o.expiry.keepLast,
 		Percent:           o.expiry.percent,
 		Backups:           backups,
-		Restores:          engine.EngineV1alpha1(),
+		Engine:            engine.EngineV1alpha1(),
 		Events:            recorder,
 		Clock:             clock.RealClock{},
 		NamespaceInformer: objects.Core().V1().Namespaces(),

@@ -10,8 +10,10 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
@@ -81,4 +83,69 @@ func TestExpiry(t *testing.T) {
 	if _, err := lab.Holdfast.HoldfastV1alpha1().Backups(labtest.System).Get(t.Context(), second, metav1.GetOptions{}); apierrors.IsNotFound(err) {
 		t.Error("a backup whose time is not over has gone")
 	}
+}
+
+// TestExpiryIsFrozen: when all that a location has expires at once, none does until
+// somebody accepts it as the location's condition says, also after a restart.
+func TestExpiryIsFrozen(t *testing.T) {
+	lab.Reconfigure(t, "--expiry-interval=0") // so that they expire at once
+	location, _ := lab.Location(t, "frozen")
+	namespace := lab.Namespace(t, "frozen-ns")
+	var names []string
+	for range 3 {
+		name := labtest.Name("frozen")
+		lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{
+			IncludedNamespaces: []string{namespace}, StorageLocation: location, TTL: metav1.Duration{Duration: time.Second},
+		})
+		names = append(names, name)
+	}
+	for _, name := range names {
+		lab.AwaitCompleted(t, name)
+	}
+	last := lab.AwaitCompleted(t, names[2])
+	labtest.Eventually(t, "the end of their time", func() error {
+		if left := time.Until(last.Status.Expiration.Time); left > 0 {
+			return fmt.Errorf("%s is left", left)
+		}
+		return nil
+	})
+	lab.Reconfigure(t, "--expiry-interval=1s --keep-last-backup=false")
+	said := func() string {
+		record, err := lab.Engine.EngineV1alpha1().StorageLocations(labtest.System).Get(t.Context(), location, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		condition := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionExpiryFrozen)
+		if condition == nil || condition.Status != metav1.ConditionTrue {
+			return ""
+		}
+		return condition.Message
+	}
+	labtest.Eventually(t, "the condition ExpiryFrozen", func() error {
+		if said() == "" {
+			return fmt.Errorf("it is not there")
+		}
+		return nil
+	})
+	if err := lab.Restart(t.Context(), labtest.Controller); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if _, err := lab.Holdfast.HoldfastV1alpha1().Backups(labtest.System).Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	_, command, ok := strings.Cut(said(), "kubectl ")
+	if !ok {
+		t.Fatalf("it says %q", said())
+	}
+	lab.Kubectl(t, strings.Fields(command)...)
+	labtest.Eventually(t, "what was accepted to go", func() error {
+		for _, name := range names {
+			if _, err := lab.Holdfast.HoldfastV1alpha1().Backups(labtest.System).Get(t.Context(), name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("%s: %v", name, err)
+			}
+		}
+		return nil
+	})
 }

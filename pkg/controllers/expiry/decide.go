@@ -27,7 +27,7 @@ type backup struct {
 	started    time.Time
 	// deleting is true once somebody has asked for its deletion.
 	deleting bool
-	// good is true if all that it was to hold is stored, as far as is known.
+	// good is true if it can be restored, as far as is known.
 	good bool
 	// reach names the namespaces that it includes, as lists that can be compared.
 	reach reach
@@ -43,11 +43,13 @@ type scope struct {
 	filter string
 	// volumes is true if it takes volumes that no pod names.
 	volumes bool
+	// complete is true if nothing of it failed.
+	complete bool
 }
 
 // covers reports whether a backup of one scope has what one of another has.
 func (s scope) covers(other scope) bool {
-	return (s.filter == "" || s.filter == other.filter) && (s.volumes || !other.volumes)
+	return (s.filter == "" || s.filter == other.filter) && (s.volumes || !other.volumes) && (s.complete || !other.complete)
 }
 
 // own reads a Backup, and reports whether it is one of this cluster's own that is
@@ -66,11 +68,12 @@ func own(object *v1alpha1.Backup) (backup, bool) {
 		location:       object.Spec.StorageLocation,
 		deleting:       deleting,
 		started:        object.CreationTimestamp.Time,
-		good: phase == v1alpha1.BackupPhaseCompleted && !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionMetadataReplaced) &&
+		good: (phase == v1alpha1.BackupPhaseCompleted || phase == v1alpha1.BackupPhasePartiallyFailed) && !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionMetadataReplaced) &&
 			!meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionVolumesListed),
 		reach: reach{words(object.Spec.IncludedNamespaces), words(object.Spec.ExcludedNamespaces)},
 		scope: scopeOf(&object.Spec),
 	}
+	b.scope.complete = phase == v1alpha1.BackupPhaseCompleted
 	if status.StartTimestamp != nil {
 		b.started = status.StartTimestamp.Time
 	}
@@ -124,7 +127,7 @@ func lastGood(backups []backup, namespaces []string) map[types.UID]string {
 	}
 	newest := map[kind]backup{}
 	for _, b := range backups {
-		if !b.good || b.deleting {
+		if !b.good {
 			continue
 		}
 		k := kind{b.reach, b.scope}

@@ -85,10 +85,14 @@ func TestLastGood(t *testing.T) {
 		"one of all namespaces lets those before it go": {[]*v1alpha1.Backup{
 			stored("a1", day(1), of("a")), stored("all", day(2)), stored("b1", day(3), of("b")),
 		}, []string{"all", "b1"}},
-		"what has failed is no good": {[]*v1alpha1.Backup{
+		"what has failed is no good, and in part less so": {[]*v1alpha1.Backup{
 			stored("a1", day(1), of("a")), stored("a2", day(2), of("a"), ended(v1alpha1.BackupPhasePartiallyFailed)),
 			stored("a3", day(3), of("a"), ended(v1alpha1.BackupPhaseFailed)), stored("a4", day(4), of("a"), ended(v1alpha1.BackupPhaseDeleting)),
-		}, []string{"a1"}},
+		}, []string{"a1", "a2"}},
+		"what is complete stands in for what is not": {[]*v1alpha1.Backup{
+			stored("a1", day(1), of("a"), ended(v1alpha1.BackupPhasePartiallyFailed)), stored("a2", day(2), of("a")),
+			stored("b1", day(1), of("b"), ended(v1alpha1.BackupPhasePartiallyFailed)), stored("b2", day(2), of("b"), ended(v1alpha1.BackupPhasePartiallyFailed)),
+		}, []string{"a2", "b2"}},
 		"a namespace that is gone keeps none": {[]*v1alpha1.Backup{stored("x1", day(1), of("gone"))}, nil},
 		"what takes less stands in for nothing that took more": {[]*v1alpha1.Backup{
 			stored("whole", day(1), of("a"), withVolumes), stored("plain", day(2), of("a")), stored("some", day(3), of("a"), filtered),
@@ -122,6 +126,25 @@ func TestLastGood(t *testing.T) {
 	}
 }
 
+func TestExpired(t *testing.T) {
+	var backups []backup
+	for _, object := range []*v1alpha1.Backup{
+		stored("late", epoch.Add(time.Hour)), stored("early", epoch), stored("young", epoch.Add(2*time.Hour)),
+		stored("going", epoch, ended(v1alpha1.BackupPhaseDeleting)),
+		stored("forever", epoch, func(b *v1alpha1.Backup) { b.Status.Expiration = nil }),
+	} {
+		b, _ := own(object)
+		backups = append(backups, b)
+	}
+	var got []string
+	for _, b := range expired(backups, epoch.Add(25*time.Hour)) {
+		got = append(got, b.Name)
+	}
+	if want := []string{"early", "late"}; !slices.Equal(got, want) {
+		t.Errorf("%q have expired, want %q", got, want)
+	}
+}
+
 // drawn draws backups that include and take this and that.
 func drawn(t *rapid.T) []backup {
 	var backups []backup
@@ -129,7 +152,7 @@ func drawn(t *rapid.T) []backup {
 		b, ok := own(stored(fmt.Sprint("b", i), epoch.Add(time.Duration(rapid.IntRange(0, 6).Draw(t, "start"))*time.Hour),
 			of(rapid.SampledFrom([][]string{nil, {"a"}, {"b"}, {"a", "b"}, {"a*"}, {"*"}, {"c", "a"}, {"a?"}}).Draw(t, "includes")...),
 			ended(rapid.SampledFrom([]v1alpha1.BackupPhase{
-				v1alpha1.BackupPhaseCompleted, v1alpha1.BackupPhaseCompleted, v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseDeleting,
+				v1alpha1.BackupPhaseCompleted, v1alpha1.BackupPhaseCompleted, v1alpha1.BackupPhasePartiallyFailed, v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseDeleting,
 			}).Draw(t, "phase")),
 			rapid.SampledFrom([]func(*v1alpha1.Backup){withVolumes, filtered, func(*v1alpha1.Backup) {}, func(b *v1alpha1.Backup) {
 				b.Spec.LabelSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
@@ -210,6 +233,24 @@ func TestWhatANamespaceHasStays(t *testing.T) {
 			}
 		}
 	})
+}
+
+// BenchmarkLastGood is of 10,000 backups: half of them of one of 1,000 namespaces each, and
+// half of all.
+func BenchmarkLastGood(b *testing.B) {
+	var backups []backup
+	var namespaces []string
+	for i := range 1000 {
+		namespaces = append(namespaces, fmt.Sprint("n", i))
+	}
+	for i := range 5000 {
+		one, _ := own(stored(fmt.Sprint("one", i), epoch.Add(time.Duration(i)*time.Minute), of(namespaces[i%1000])))
+		all, _ := own(stored(fmt.Sprint("all", i), epoch.Add(time.Duration(i)*time.Minute)))
+		backups = append(backups, one, all)
+	}
+	for b.Loop() {
+		lastGood(backups, namespaces)
+	}
 }
 
 func TestTooMany(t *testing.T) {

@@ -36,6 +36,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -84,10 +85,10 @@ type Config struct {
 	// no bound.
 	Percent int
 
-	Backups  Backups
-	Restores engineclient.VolumeRestoresGetter
-	Events   events.EventRecorder
-	Clock    clock.Clock
+	Backups Backups
+	Engine  engineclient.EngineV1alpha1Interface
+	Events  events.EventRecorder
+	Clock   clock.Clock
 
 	NamespaceInformer coreinformers.NamespaceInformer
 	LocationInformer  engineinformers.StorageLocationInformer
@@ -105,9 +106,8 @@ type Controller struct {
 	gone map[string][]time.Time
 	// refused are the backups that the API server did not delete, and since when.
 	refused map[types.UID]time.Time
-	// told is what people were told of, so that they are told once: kept backups by uid,
-	// and frozen locations by name.
-	told map[string]bool
+	// told are the kept backups that people were told of.
+	told map[types.UID]bool
 }
 
 // New returns a Controller.
@@ -119,7 +119,7 @@ func New(config Config) (*Controller, error) {
 		wake:    make(chan struct{}, 1),
 		gone:    map[string][]time.Time{},
 		refused: map[types.UID]time.Time{},
-		told:    map[string]bool{},
+		told:    map[types.UID]bool{},
 	}
 	registration, err := config.LocationInformer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(before, after any) {
@@ -196,13 +196,7 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 
 	expiredBackups.Reset()
 	count := func(b backup, state string) { expiredBackups.WithLabelValues(b.location, state).Inc() }
-	told := map[string]bool{}
-	tell := func(key string, event func()) {
-		if !c.told[key] {
-			event()
-		}
-		told[key] = true
-	}
+	told := map[types.UID]bool{}
 	due := map[string][]backup{}
 	for _, b := range expired(listed, now) {
 		switch namespace := last[b.uid]; {
@@ -210,9 +204,9 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 			count(b, stateDoubtful)
 		case namespace != "":
 			count(b, stateKept)
-			tell(string(b.uid), func() {
+			if told[b.uid] = true; !c.told[b.uid] {
 				c.Events.Eventf(b.reference(), nil, corev1.EventTypeNormal, "ExpiryKept", "Expire", "The backup expired at %s, and stays, since it is the last good one of the namespace %q", stamp(b.expiration), namespace)
-			})
+			}
 		case c.isRefused(b, now):
 			count(b, stateRefused)
 		default:
@@ -221,11 +215,14 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	}
 	var going []backup
 	left := false
-	for name, of := range due {
+	for name, location := range known {
 		present, deleting := tally(listed, name)
-		free, unaccepted := c.bound(ctx, known[name], of, present, now)
-		if len(unaccepted) > 0 {
-			tell("frozen "+name, func() { c.sayFrozen(ctx, known[name], unaccepted, present) })
+		free, unaccepted := c.bound(ctx, location, due[name], present, now)
+		if doubtful(name) {
+			continue // nothing is known of it that was not before
+		}
+		if err := c.saySo(ctx, location, unaccepted, present); err != nil {
+			return 0, err
 		}
 		for _, b := range unaccepted {
 			count(b, stateFrozen)
@@ -244,30 +241,40 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	if len(going) > perLook {
 		going, left = going[:perLook], true
 	}
-	reading, err := c.reading(ctx, len(going) > 0)
+	read, err := c.expireAll(ctx, going, known)
 	if err != nil {
 		return 0, err
+	}
+	lastLook.Set(float64(now.Unix()))
+	if left || read {
+		return min(soon, c.Interval), nil
+	}
+	return c.Interval, nil
+}
+
+// expireAll asks for the deletion of backups, and reports whether some stay for now since
+// restores read them.
+func (c *Controller) expireAll(ctx context.Context, going []backup, locations map[string]*enginev1alpha1.StorageLocation) (read bool, err error) {
+	reading, err := c.reading(ctx, len(going) > 0)
+	if err != nil {
+		return false, err
 	}
 	for _, b := range going {
 		if len(reading) > 0 {
 			ids, err := c.Backups.Snapshots(ctx, b.uid)
 			if err != nil {
-				return 0, fmt.Errorf("listing the volumes of the backup %s: %w", b.NamespacedName, err)
+				return false, fmt.Errorf("listing the volumes of the backup %s: %w", b.NamespacedName, err)
 			}
 			if slices.ContainsFunc(ids, reading.Has) {
-				left = true
+				read = true
 				continue
 			}
 		}
-		if err := c.expire(ctx, b, known[b.location]); err != nil {
-			return 0, err
+		if err := c.expire(ctx, b, locations[b.location]); err != nil {
+			return false, err
 		}
 	}
-	lastLook.Set(float64(now.Unix()))
-	if left {
-		return min(soon, c.Interval), nil
-	}
-	return c.Interval, nil
+	return read, nil
 }
 
 // list reads all of this cluster's own backups, and what the API server warns of.
@@ -322,6 +329,7 @@ func (c *Controller) namespaces() ([]string, error) {
 	for _, namespace := range listed {
 		names = append(names, namespace.Name)
 	}
+	slices.Sort(names)
 	return names, err
 }
 
@@ -330,7 +338,7 @@ func (c *Controller) reading(ctx context.Context, wanted bool) (sets.Set[string]
 	if !wanted {
 		return nil, nil
 	}
-	listed, err := c.Restores.VolumeRestores(c.Namespace).List(ctx, metav1.ListOptions{})
+	listed, err := c.Engine.VolumeRestores(c.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("listing VolumeRestores: %w", err)
 	}
@@ -370,7 +378,7 @@ func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.Storage
 	}
 	gone := slices.DeleteFunc(c.gone[location.Name], func(at time.Time) bool { return now.Sub(at) >= time.Hour })
 	c.gone[location.Name] = gone
-	if tooMany(len(gone)+len(due), len(gone)+present, c.Percent) {
+	if len(due) > 0 && tooMany(len(gone)+len(due), len(gone)+present, c.Percent) {
 		return free, unaccepted
 	}
 	return due, nil
@@ -390,12 +398,38 @@ func accepted(ctx context.Context, location *enginev1alpha1.StorageLocation) tim
 	return until
 }
 
-func (c *Controller) sayFrozen(ctx context.Context, location *enginev1alpha1.StorageLocation, due []backup, present int) {
-	latest := slices.MaxFunc(due, func(a, b backup) int { return a.expiration.Compare(b.expiration) }).expiration
-	command := fmt.Sprintf("kubectl annotate hfl %s -n %s --overwrite %s=%s", location.Name, location.Namespace, enginev1alpha1.AnnotationAcceptExpiry, stamp(latest))
-	klog.FromContext(ctx).Info("More backups have expired than may within an hour, so none is deleted", "storageLocation", location.Name, "expired", len(due), "backups", present, "accept", command)
-	c.Events.Eventf(location.DeepCopy(), nil, corev1.EventTypeWarning, "ExpiryFrozen", "Expire",
-		"%d of %d backups have expired, by the clock of the controller, which is more than may go within an hour, so none does. If the clock is right and they are to go: %s", len(due), present, command)
+// saySo tells people, once, that a location's backups do not expire since some must be
+// accepted before, or that they do again. The condition says what was told.
+func (c *Controller) saySo(ctx context.Context, location *enginev1alpha1.StorageLocation, unaccepted []backup, present int) error {
+	was, is := meta.IsStatusConditionTrue(location.Status.Conditions, enginev1alpha1.ConditionExpiryFrozen), len(unaccepted) > 0
+	if was == is {
+		return nil
+	}
+	condition := metav1.Condition{
+		Type: enginev1alpha1.ConditionExpiryFrozen, Status: metav1.ConditionFalse, Reason: "WithinBound",
+		Message: "backups that have expired are deleted", ObservedGeneration: location.Generation,
+	}
+	if is {
+		latest := slices.MaxFunc(unaccepted, func(a, b backup) int { return a.expiration.Compare(b.expiration) }).expiration
+		condition.Status, condition.Reason = metav1.ConditionTrue, "TooMany"
+		condition.Message = fmt.Sprintf("%d of %d backups have expired, by the clock of the controller, which is more than may go within an hour, so none does. If the clock is right and they are to go: kubectl annotate hfl %s -n %s --overwrite %s=%s",
+			len(unaccepted), present, location.Name, location.Namespace, enginev1alpha1.AnnotationAcceptExpiry, stamp(latest))
+	}
+	changed := location.DeepCopy()
+	condition.LastTransitionTime = metav1.NewTime(c.Clock.Now())
+	meta.SetStatusCondition(&changed.Status.Conditions, condition)
+	_, err := c.Engine.StorageLocations(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	switch {
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+		return nil // the next look sees what has changed
+	case err != nil:
+		return fmt.Errorf("writing the condition of StorageLocation %s: %w", location.Name, err)
+	}
+	klog.FromContext(ctx).Info("Whether backups expire has changed", "storageLocation", location.Name, "frozen", is, "message", condition.Message)
+	if is {
+		c.Events.Eventf(changed, nil, corev1.EventTypeWarning, "ExpiryFrozen", "Expire", "%s", condition.Message)
+	}
+	return nil
 }
 
 // expire asks for the deletion of a backup that has expired. An error means that the API

@@ -15,10 +15,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
 	"pgregory.net/rapid"
@@ -54,12 +57,18 @@ type world struct {
 }
 
 func newWorld(fatal func(string, ...any), namespaces ...string) *world {
-	return &world{
+	w := &world{
 		fatal: fatal, backups: map[string]*v1alpha1.Backup{}, namespaces: namespaces,
 		locations: map[string]*engine.StorageLocation{"default": {ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}},
 		onDelete:  func(*v1alpha1.Backup) {},
 		engine:    enginefake.NewSimpleClientset(),
 	}
+	w.engine.PrependReactor("update", "storagelocations", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		changed := action.(clienttesting.UpdateAction).GetObject().(*engine.StorageLocation)
+		w.locations[changed.Name] = changed
+		return true, changed, nil
+	})
+	return w
 }
 
 func (w *world) time() time.Time { return epoch.Add(w.now) }
@@ -139,7 +148,7 @@ func (w *world) start(config Config) *process {
 	records := engineinformers.NewSharedInformerFactory(w.engine, 0)
 	p := &process{clock: clocktesting.NewFakeClock(w.time()), events: events.NewFakeRecorder(10_000)}
 	config.Namespace, config.Interval = system, time.Minute
-	config.Restores = w.engine.EngineV1alpha1()
+	config.Engine = w.engine.EngineV1alpha1()
 	config.Backups, config.Events, config.Clock = w, p.events, p.clock
 	config.NamespaceInformer, config.LocationInformer = kube.Core().V1().Namespaces(), records.Engine().V1alpha1().StorageLocations()
 	c, err := New(config)
@@ -297,6 +306,9 @@ func TestAClockThatJumps(t *testing.T) {
 			!strings.Contains(told[0], "kubectl annotate hfl default -n holdfast --overwrite holdfast.io/accept-expiry-until=2026-") {
 			t.Errorf("people were told %q", told)
 		}
+		if !meta.IsStatusConditionTrue(w.locations["default"].Status.Conditions, engine.ConditionExpiryFrozen) {
+			t.Errorf("the location says %+v", w.locations["default"].Status.Conditions)
+		}
 		// Who restarts it gets no more.
 		w.start(defaults()).once(w, year)
 		if w.deletions != 0 {
@@ -328,6 +340,31 @@ func TestAClockThatJumps(t *testing.T) {
 		if len(w.backups) != 0 {
 			t.Errorf("%d backups are left that were accepted to go", len(w.backups))
 		}
+		if !meta.IsStatusConditionFalse(w.locations["default"].Status.Conditions, engine.ConditionExpiryFrozen) {
+			t.Errorf("the location says %+v", w.locations["default"].Status.Conditions)
+		}
+	}
+}
+
+// What goes bit by bit is bounded by the hour.
+func TestTooManyInAnHour(t *testing.T) {
+	w := newWorld(t.Fatalf)
+	for i := range 400 {
+		w.add(fmt.Sprintf("b%03d", i), of("a"), func(b *v1alpha1.Backup) {
+			b.Status.Expiration = &metav1.Time{Time: epoch.Add(time.Duration(i) * 6 * time.Second)} // ten in a minute
+		})
+	}
+	p := w.start(defaults())
+	for range 59 {
+		w.now += time.Minute
+		p.once(w, 0)
+		w.finish()
+	}
+	if len(w.gone) < 90 || len(w.gone) > 100 {
+		t.Errorf("%d of 400 backups are gone within an hour", len(w.gone))
+	}
+	if told := p.told(); !strings.Contains(told[len(told)-1], "ExpiryFrozen") {
+		t.Errorf("people were told last %q", told[len(told)-1])
 	}
 }
 

@@ -953,7 +953,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Available.",
+							Description: "Conditions: Available, and ExpiryFrozen once more backups have expired than may within an hour.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

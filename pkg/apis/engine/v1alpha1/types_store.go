@@ -170,11 +170,15 @@ const (
 	ReasonUnreachable = "Unreachable"
 	// ReasonInvalid: the location's spec, or its Secret, can't be used.
 	ReasonInvalid = "Invalid"
+	// ConditionExpiryFrozen is True while no backup expires, since more have than may
+	// within an hour; its message says how to accept that.
+	ConditionExpiryFrozen = "ExpiryFrozen"
 )
 
 // StorageLocationStatus is the state of a store.
 type StorageLocationStatus struct {
-	// Conditions: Available.
+	// Conditions: Available, and ExpiryFrozen once more backups have expired than may
+	// within an hour.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
