@@ -36,11 +36,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/cached"
+	schedulecontroller "github.com/holdfast-io/holdfast/pkg/controllers/schedule"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	generatedopenapi "github.com/holdfast-io/holdfast/pkg/generated/openapi"
@@ -54,6 +56,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/maintenancerequest"
 	"github.com/holdfast-io/holdfast/pkg/registry/nodeagent"
 	"github.com/holdfast-io/holdfast/pkg/registry/projection"
+	"github.com/holdfast-io/holdfast/pkg/registry/schedule"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
 )
 
@@ -67,7 +70,7 @@ var (
 // definitions are those of the resources that are served.
 var definitions = []interface {
 	AddFieldLabels(*runtime.Scheme) error
-}{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource, &nodeagent.Resource}
+}{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource, &nodeagent.Resource, &schedule.Resource}
 
 // withoutProtobuf offers what a serializer offers, except protobuf: the types
 // have no such form, and a client that prefers it would be refused.
@@ -85,6 +88,9 @@ func init() {
 	for _, resource := range definitions {
 		utilruntime.Must(resource.AddFieldLabels(Scheme))
 	}
+	// A patch is applied to what is stored, which the library takes to have a version that
+	// is nobody's. It is the one that is served.
+	Scheme.AddKnownTypes(schema.GroupVersion{Group: v1alpha1.GroupName, Version: runtime.APIVersionInternal}, &v1alpha1.Schedule{}, &v1alpha1.ScheduleList{})
 	unversioned := schema.GroupVersion{Version: "v1"}
 	metav1.AddToGroupVersion(Scheme, unversioned)
 	Scheme.AddUnversionedTypes(unversioned,
@@ -139,6 +145,9 @@ type Server struct {
 	nodes     metadatainformer.SharedInformerFactory
 	agents    *nodeagent.Publisher
 	leader    *leadership.Leader
+	schedules *schedule.Publisher
+	// broadcaster writes the events of schedules.
+	broadcaster events.EventBroadcaster
 }
 
 // Complete fills in what follows from the rest.
@@ -196,6 +205,10 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err := c.client.informers.Core().V1().Namespaces().Informer().SetTransform(cached.Trimmed); err != nil {
 		return nil, err
 	}
+	schedules, err := schedule.NewPublisher(engine.Engine().V1alpha1().ScheduleEntries().Informer(), clock.RealClock{})
+	if err != nil {
+		return nil, err
+	}
 	projector, err := projection.New(projection.Config{
 		SystemNamespace: c.extra.SystemNamespace,
 		PollInterval:    c.extra.PollInterval,
@@ -207,6 +220,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		Namespaces:      c.client.informers.Core().V1().Namespaces(),
 		Ledger:          ledger.Core().V1().ConfigMaps().Informer(),
 		Identity:        published.Core().V1().ConfigMaps().Informer(),
+		OnBackup:        schedules.OnBackup,
 	})
 	if err != nil {
 		return nil, err
@@ -223,6 +237,23 @@ func (c CompletedConfig) New() (*Server, error) {
 		return nil, err
 	}
 
+	liveNamespaceUID := func(ctx context.Context, name string) (types.UID, error) {
+		namespace, err := c.client.kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		return namespace.UID, nil
+	}
+	namespaceUID := func(ctx context.Context, name string) (types.UID, error) {
+		namespace, err := c.client.informers.Core().V1().Namespaces().Lister().Get(name)
+		if apierrors.IsNotFound(err) {
+			return liveNamespaceUID(ctx, name)
+		}
+		if err != nil {
+			return "", err
+		}
+		return namespace.UID, nil
+	}
 	backups, err := backup.NewREST(backup.Config{
 		Scheme:          Scheme,
 		Log:             projector.Backups,
@@ -234,20 +265,44 @@ func (c CompletedConfig) New() (*Server, error) {
 		Load:            projector.Load,
 		Limits:          c.extra.Limits,
 		TTL:             c.extra.BackupTTL,
-		NamespaceUID: func(ctx context.Context, name string) (types.UID, error) {
-			namespace, err := c.client.informers.Core().V1().Namespaces().Lister().Get(name)
-			if apierrors.IsNotFound(err) {
-				namespace, err = c.client.kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
-			}
-			if err != nil {
-				return "", err
-			}
-			return namespace.UID, nil
-		},
+		NamespaceUID:    namespaceUID,
 	})
 	if err != nil {
 		return nil, err
 	}
+	scheduleREST, err := schedule.NewREST(schedule.Config{
+		Scheme:          Scheme,
+		SystemNamespace: c.extra.SystemNamespace,
+		Publisher:       schedules,
+		Entries:         c.client.engine.EngineV1alpha1().ScheduleEntries(c.extra.SystemNamespace),
+		NamespaceUID:    liveNamespaceUID,
+		Backups:         backups,
+		Authorizer:      c.generic.Authorization.Authorizer,
+		Clock:           clock.RealClock{},
+	})
+	if err != nil {
+		return nil, err
+	}
+	asking := asking{loopback: generic.LoopbackClientConfig, schedules: schedules}
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: c.client.kube.EventsV1()})
+	scheduler := schedulecontroller.New(schedulecontroller.Config{
+		Schedules:        schedules,
+		Backups:          asking,
+		Entries:          c.client.engine.EngineV1alpha1().ScheduleEntries(c.extra.SystemNamespace),
+		NamespaceUID:     namespaceUID,
+		LiveNamespaceUID: liveNamespaceUID,
+		Leads: func() bool {
+			term, ok := server.enter()
+			if ok {
+				term.Leave()
+			}
+			return ok
+		},
+		Ready:  func() bool { return projector.Ready() == nil },
+		Events: broadcaster.NewRecorder(Scheme, "holdfast-apiserver"),
+		Clock:  clock.RealClock{},
+	})
+	schedules.Changed = scheduler.Changed
 	queue, err1 := backupqueue.Resource.ReadOnly(projector.Queue)
 	volumes, err2 := backupvolume.Resource.ReadOnly(projector.Volumes)
 	volumeBackups, err3 := volumebackup.Resource.ListOnly(projector.VolumeBackups)
@@ -272,6 +327,8 @@ func (c CompletedConfig) New() (*Server, error) {
 		"maintenancerequests": &maintenancerequest.REST{
 			System: c.extra.SystemNamespace, Records: c.client.engine.EngineV1alpha1().VolumeRepositories(c.extra.SystemNamespace), Clock: clock.RealClock{},
 		},
+		"schedules":         scheduleREST,
+		"schedules/trigger": schedule.NewTriggerREST(scheduleREST, asking.trigger),
 	}
 	if err := generic.InstallAPIGroup(&group); err != nil {
 		return nil, err
@@ -279,7 +336,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	logs := []interface {
 		Version() uint64
 		Begin(version uint64)
-	}{projector.Backups, projector.Queue, projector.Volumes, projector.VolumeBackups, agents.Log}
+	}{projector.Backups, projector.Queue, projector.Volumes, projector.VolumeBackups, agents.Log, schedules.Log}
 	leader := leadership.New(leadership.Config{
 		Leases:   c.client.kube.CoordinationV1().Leases(c.extra.SystemNamespace),
 		Name:     serviceName,
@@ -298,6 +355,9 @@ func (c CompletedConfig) New() (*Server, error) {
 			}
 		},
 		Lead: func(ctx context.Context, term *leadership.Term) {
+			var running sync.WaitGroup
+			defer running.Wait()
+			running.Go(func() { scheduler.Run(ctx) })
 			if c.extra.AdvertiseAddress != nil {
 				address{
 					slices: c.client.kube.DiscoveryV1().EndpointSlices(c.extra.SystemNamespace),
@@ -307,7 +367,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		},
 	})
 	server = Server{generic: generic, projector: projector, engine: engine, ledger: ledger, published: published,
-		leases: leases, nodes: nodes, agents: agents, leader: leader}
+		leases: leases, nodes: nodes, agents: agents, schedules: schedules, broadcaster: broadcaster, leader: leader}
 	return &server, nil
 }
 
@@ -360,7 +420,8 @@ func (s *Server) Run(ctx context.Context) error {
 		s.nodes.Start(hook.Done())
 		go s.projector.Run(hook)
 		go s.agents.Run(hook)
-		return nil
+		go s.schedules.Run(hook)
+		return s.broadcaster.StartRecordingToSinkWithContext(hook)
 	})
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -55,6 +55,8 @@ const (
 	AnnotationPublicKey = "holdfast.io/public-key"
 	// AnnotationSignature is the signature of the metadata without this annotation.
 	AnnotationSignature = "holdfast.io/signature"
+	// AnnotationScheduleUID is the uid of the Schedule that made the backup, if one did.
+	AnnotationScheduleUID = "holdfast.io/schedule-uid"
 	// AnnotationRequester is the user who asked for the backup.
 	AnnotationRequester = "holdfast.io/requester"
 	// AnnotationQueuedAt is the instant when the backup was queued, in RFC 3339.
@@ -224,6 +226,7 @@ func encodeAnnotations(backup *holdfast.Backup, contents Contents, cluster Clust
 	}
 	if origin := backup.Status.Origin; origin != nil {
 		optional[AnnotationOriginNamespaceUID] = string(origin.NamespaceUID)
+		optional[AnnotationScheduleUID] = string(origin.ScheduleUID)
 	}
 	if cluster.Key != nil {
 		optional[AnnotationPublicKey] = cluster.Key.PublicKey()
@@ -294,6 +297,7 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 	origin.Namespace = stored.Annotations[AnnotationOriginNamespace]
 	origin.NamespaceUID = types.UID(stored.Annotations[AnnotationOriginNamespaceUID])
 	origin.Name = stored.Annotations[AnnotationOriginName]
+	origin.ScheduleUID = types.UID(stored.Annotations[AnnotationScheduleUID])
 	origin.ClaimedRequester = stored.Annotations[AnnotationRequester]
 	backup := &holdfast.Backup{
 		ObjectMeta: metav1.ObjectMeta{
@@ -375,7 +379,7 @@ func decodeAnnotations(stored map[string]string) map[string]string {
 	annotations := maps.Clone(stored)
 	for _, key := range []string{
 		AnnotationOriginNamespace, AnnotationOriginNamespaceUID, AnnotationOriginName, AnnotationRequester,
-		AnnotationQueuedAt, AnnotationPhase, AnnotationClusterUID, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut,
+		AnnotationScheduleUID, AnnotationQueuedAt, AnnotationPhase, AnnotationClusterUID, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut,
 	} {
 		delete(annotations, key)
 	}

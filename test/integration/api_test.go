@@ -27,9 +27,9 @@ const (
 )
 
 // resources are those of holdfast.io that are in namespaces.
-var resources = []string{"backupqueues", "backups", "backupvolumes", "volumebackups"}
+var resources = []string{"backupqueues", "backups", "backupvolumes", "schedules", "volumebackups"}
 
-// TestDiscovery: no verb deletes, so that no controller of the cluster does.
+// TestDiscovery: no verb deletes what holds data, so that no controller of the cluster does.
 func TestDiscovery(t *testing.T) {
 	t.Parallel()
 	_, lists, err := lab.Kube.Discovery().ServerGroupsAndResources()
@@ -54,12 +54,14 @@ func TestDiscovery(t *testing.T) {
 		"backupvolumes backupvolume BackupVolume [hfv] namespaced=true [get list watch] [holdfast]",
 		"maintenancerequests maintenancerequest MaintenanceRequest [] namespaced=true [create] []",
 		"nodeagents nodeagent NodeAgent [hfn] namespaced=false [get list watch] [holdfast]",
+		"schedules schedule Schedule [hfs] namespaced=true [create delete deletecollection get list patch update watch] [holdfast]",
+		"schedules/trigger schedule ScheduleTrigger [] namespaced=true [create] []",
 		"volumebackups volumebackup VolumeBackup [hfvb] namespaced=true [get list] [holdfast]",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("discovery (-want +got):\n%s", diff)
 	}
-	for _, name := range []string{"hfb", "backups", "hfq", "bq", "backupqueue", "hfv", "hfvb", "hfn"} {
+	for _, name := range []string{"hfb", "backups", "hfq", "bq", "backupqueue", "hfv", "hfvb", "hfn", "hfs"} {
 		lab.Kubectl(t, "get", name, "-A")
 	}
 	// The category also has what an administrator may look at beside.
@@ -77,6 +79,7 @@ func TestEmptyListHasColumns(t *testing.T) {
 		"backups":       {"Name", "Status", "Items", "Data", "Warnings", "Errors", "Expires", "Age", "Position*", "Reason*", "Took*", "Location*", "Requester*", "Origin*"},
 		"backupvolumes": {"Name", "Last-Backup", "Age", "Size", "Backups", "Failures", "Locations*"},
 		"nodeagents":    {"Name", "Ready", "Limit", "Rule", "Running", "Waiting", "Throughput", "Age", "Version*", "Waiting-Classes*", "Oldest-Wait*", "Problem*"},
+		"schedules":     {"Name", "Schedule", "Last-Backup", "Status", "Next", "Paused", "Why-Not", "Age", "Zone*", "Last-Success*", "Missed*", "Location*", "Requester*"},
 		"volumebackups": {"Name", "Volume", "Backup", "Status", "Size", "New", "Age", "Pod*", "Node*", "Location*", "Snapshot*"},
 	}
 	for resource := range want {

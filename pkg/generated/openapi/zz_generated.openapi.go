@@ -31,6 +31,10 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference":           schema_pkg_apis_engine_v1alpha1_PodReference(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester":              schema_pkg_apis_engine_v1alpha1_Requester(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location":             schema_pkg_apis_engine_v1alpha1_S3Location(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntry":          schema_pkg_apis_engine_v1alpha1_ScheduleEntry(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntryList":      schema_pkg_apis_engine_v1alpha1_ScheduleEntryList(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntrySpec":      schema_pkg_apis_engine_v1alpha1_ScheduleEntrySpec(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntryStatus":    schema_pkg_apis_engine_v1alpha1_ScheduleEntryStatus(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocation":        schema_pkg_apis_engine_v1alpha1_StorageLocation(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationList":    schema_pkg_apis_engine_v1alpha1_StorageLocationList(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationSpec":    schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref),
@@ -75,6 +79,15 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.NodeAgentList{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_NodeAgentList(ref),
 		v1alpha1.NodeAgentStatus{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref),
 		v1alpha1.QueueBlocker{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref),
+		v1alpha1.Schedule{}.OpenAPIModelName():                                            schema_pkg_apis_holdfast_v1alpha1_Schedule(ref),
+		v1alpha1.ScheduleKeep{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_ScheduleKeep(ref),
+		v1alpha1.ScheduleList{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_ScheduleList(ref),
+		v1alpha1.ScheduleSpec{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_ScheduleSpec(ref),
+		v1alpha1.ScheduleStatus{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_ScheduleStatus(ref),
+		v1alpha1.ScheduleTemplate{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref),
+		v1alpha1.ScheduleTemplateMetadata{}.OpenAPIModelName():                            schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplateMetadata(ref),
+		v1alpha1.ScheduleTrigger{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_ScheduleTrigger(ref),
+		v1alpha1.ScheduledBackup{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_ScheduledBackup(ref),
 		v1alpha1.VolumeBackup{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_VolumeBackup(ref),
 		v1alpha1.VolumeBackupList{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_VolumeBackupList(ref),
 		v1alpha1.VolumeBackupSpec{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref),
@@ -321,6 +334,13 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref common.ReferenceCallback)
 							Description: "Who asked for the backup.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
+						},
+					},
+					"scheduleUID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the Schedule that made the Backup.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"backup": {
@@ -767,6 +787,212 @@ func schema_pkg_apis_engine_v1alpha1_S3Location(ref common.ReferenceCallback) co
 				Required: []string{"bucket"},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_ScheduleEntry(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ScheduleEntry is the record of a Schedule. It is in the system namespace, where only Holdfast writes: it says as whom backups are asked for, and whoever could write that could ask as anybody.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What the schedule is, and whose.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntrySpec"),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What was due.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntryStatus"),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntrySpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntryStatus", v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_ScheduleEntryList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ScheduleEntryList is a list of ScheduleEntries.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntry"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntry", v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_ScheduleEntrySpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ScheduleEntrySpec is a schedule as its users wrote it.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"scheduleRef": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The Schedule that the record is of.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
+						},
+					},
+					"namespaceUID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the Schedule's namespace. Another namespace of that name has nothing to do with it.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"requester": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who changed the schedule's spec last, as whom its backups are asked for.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
+						},
+					},
+					"since": {
+						SchemaProps: spec.SchemaProps{
+							Description: "From when on something can be due: when the schedule was made, or when a change of it moved the times.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The Schedule's metadata, in JSON, with who manages which field: it is another object's than the record's own.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"schedule": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The Schedule's spec.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ScheduleSpec{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"scheduleRef", "namespaceUID", "requester", "since", "metadata", "schedule"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester", v1alpha1.BackupReference{}.OpenAPIModelName(), v1alpha1.ScheduleSpec{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_ScheduleEntryStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ScheduleEntryStatus says what was due.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"lastDueTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The last time when a backup was due for which there is a backup, or a reason for none.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"missed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many backups were due and not made.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions: Scheduled, Pruned.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -2111,6 +2337,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref common.ReferenceCallback
 							Format:      "",
 						},
 					},
+					"scheduleUID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the Schedule that made the backup.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"claimedRequester": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Who asked for the backup, as the store says. It is in status.requester too if it is borne out.",
@@ -3373,6 +3606,619 @@ func schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref common.ReferenceCallback
 				Required: []string{"namespace", "name"},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_Schedule(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Schedule makes backups when they are due. It is intent and holds no data, so it has all verbs: deleting it, or its namespace, ends it and no backup. Each of its backups is asked for as whoever changed its spec last, and authorised anew as theirs.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata. The name must be a DNS label of at most 48 characters.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When to make which backups, and how many of them to keep.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ScheduleSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What came of it. Computed on read.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ScheduleStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ScheduleSpec{}.OpenAPIModelName(), v1alpha1.ScheduleStatus{}.OpenAPIModelName(), v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ScheduleKeep(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ScheduleKeep says which of a schedule's backups to keep. Completed backups count; one that is kept by several rules counts for each. Days, weeks, months and years are those of the schedule's time zone, weeks begin on Monday, and of each the last backup stays. One that ended in another way stays until a newer one is Completed.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"last": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many of the last backups to keep.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"daily": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Of how many days that have a backup to keep one.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"weekly": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Of how many weeks that have a backup to keep one.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"monthly": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Of how many months that have a backup to keep one.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"yearly": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Of how many years that have a backup to keep one.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ScheduleList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ScheduleList is a list of Schedules.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The schedules.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.Schedule{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.Schedule{}.OpenAPIModelName(), v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ScheduleSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ScheduleSpec says when to make which backups.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"schedule": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When a backup is due: five fields as in cron (minute, hour, day of the month, month, day of the week), or one of @hourly, @daily, @weekly, @monthly, @yearly, or one of these with -random, as in @daily-random: at a time that stays the same, and is another one for each schedule.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"timeZone": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Time zone of the schedule, by its name in the IANA database, as in Europe/Berlin. Default UTC.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"template": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The backups that it makes.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ScheduleTemplate{}.OpenAPIModelName()),
+						},
+					},
+					"paused": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether nothing is due for now. What would have been due meanwhile is not made up.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"startingDeadlineSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many seconds late a backup may be asked for. One that is later than that is missed. Unset means as late as may be; of several, only the last one is made up.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"keep": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many of its backups to keep. What none of the rules keeps is deleted, if whoever changed the spec last may delete backups here. Unset means that each stays for its ttl.",
+							Ref:         ref(v1alpha1.ScheduleKeep{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"schedule"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ScheduleKeep{}.OpenAPIModelName(), v1alpha1.ScheduleTemplate{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ScheduleStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ScheduleStatus is what came of a schedule.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"lastBackup": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Its last backup, of those that are there.",
+							Ref:         ref(v1alpha1.ScheduledBackup{}.OpenAPIModelName()),
+						},
+					},
+					"lastSuccessTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When a backup of it that is Completed ended last, of those that are there.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"lastDueTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The last time when a backup was due for which there is a backup, or a reason for none.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"nextDueTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When a backup is due next. Absent while it is paused.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"missed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many backups were due and not made.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"requester": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who changed the spec last, as whom its backups are asked for.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions: Scheduled, Pruned.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ScheduledBackup{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ScheduleTemplate is the backup that a schedule makes.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Metadata of the backups.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ScheduleTemplateMetadata{}.OpenAPIModelName()),
+						},
+					},
+					"includedNamespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them for a backup in the system namespace, and the backup's own namespace elsewhere. There, another namespace needs the right to create backups in it, and a pattern the right to create backups in all namespaces.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"excludedNamespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces to leave out, by name or pattern. Exclusion wins over inclusion.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"includedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Resources to include, as plural, plural.group, or *. Empty means all. Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"excludedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Resources to leave out, as plural or plural.group. Exclusion wins. Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"includeClusterResources": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether to include all cluster-scoped resources (true), none (false), or only those that an included object refers to (unset, when namespaces are named). Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"includedClusterScopedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Cluster-scoped resources to include, as plural, plural.group, or *. Empty means only those that an included object refers to.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"excludedClusterScopedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Cluster-scoped resources to leave out. Exclusion wins; * leaves out all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"includedNamespaceScopedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaced resources to include, as plural, plural.group, or *. Empty means all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"excludedNamespaceScopedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaced resources to leave out. Exclusion wins; * leaves out all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"labelSelector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Only objects with these labels are backed up. Unset means all objects.",
+							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+					"orLabelSelectors": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Only objects that match at least one of these selectors are backed up. Not to be combined with labelSelector.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1.LabelSelector{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"snapshotVolumes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether to snapshot volumes through the cloud's API. Holdfast takes no such snapshots: only false, or unset, is accepted.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"defaultVolumesToFsBackup": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether to back up the files of every pod volume (true), or only of volumes named in the pod annotation backup.holdfast.io/backup-volumes or backup.velero.io/backup-volumes (false, default). The annotation backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case, and backup.velero.io/backup-volumes-excludes does with true.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"ttl": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How long the backup is to be kept, counted from its start. Default 720h. It is recorded as status.expiration; an expired backup is not removed by itself.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
+					"storageLocation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the StorageLocation that stores the backup. Default: the location that is marked as default.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ScheduleTemplateMetadata{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplateMetadata(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ScheduleTemplateMetadata is metadata of a schedule's backups.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"labels": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Labels of the backups, besides velero.io/schedule-name.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ScheduleTrigger(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ScheduleTrigger is the body of a POST to schedules/NAME/trigger: it asks for a backup now, whatever the time, and even if the schedule is paused. The answer names it.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata. The name, if set, must be the schedule's.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ScheduledBackup(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ScheduledBackup is a backup that a schedule made.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the Backup.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"phase": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Its phase.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"creationTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When it was asked for.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName()},
 	}
 }
 

@@ -176,6 +176,9 @@ func (k *kind) Record(ctx context.Context, backup *v1alpha1.Backup, requester us
 			Backup:       backup.Spec,
 		},
 	}
+	if by := requester.GetExtra()[recorded.ExtraScheduleUID]; len(by) == 1 {
+		run.Spec.ScheduleUID = types.UID(by[0])
+	}
 	done, err := k.limiter.admit(backup, run.Name)
 	return run, done, err
 }

@@ -159,6 +159,9 @@ func (p *Projector) projectLocked(key backupKey) {
 		delete(p.runs.unread, key)
 		backup = stored
 	}
+	if p.OnBackup != nil {
+		p.OnBackup(key, backup)
+	}
 	if backup == nil {
 		p.Backups.Remove(key.Namespace, key.Name)
 		return

@@ -29,6 +29,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -64,6 +65,10 @@ type Config struct {
 	Ledger cache.SharedIndexInformer
 	// Identity is an informer of the ConfigMap identity.Name alone.
 	Identity cache.SharedIndexInformer
+
+	// OnBackup, if set, is told of each backup as it is shown from now on, or of nil when it
+	// is shown no more. It is called under a lock, and must not change the backup.
+	OnBackup func(name types.NamespacedName, backup *v1alpha1.Backup)
 }
 
 // Projector fills the logs.

@@ -210,6 +210,11 @@ func requesterFrom(ctx context.Context) (user.Info, error) {
 	return requester, nil
 }
 
+// ExtraScheduleUID is what this server says of a user besides their name, when it asks for
+// a backup as whoever wrote a schedule: the schedule's uid. Authenticators, and those who may
+// impersonate with an extra of this name, are the only ones who could say it too.
+const ExtraScheduleUID = "holdfast.io/schedule-uid"
+
 // Requester is a user as a record names them: who they are, for those who read it.
 // What else an authenticator says of them is left out. It has no bound, may tell which
 // credential was used, and nothing is decided by it later: all that a request needs

@@ -9,7 +9,8 @@
 // server derives verbs from the methods that it finds: ReadOnly has get, list and
 // watch, ListOnly has get and list. Neither has delete, on purpose: the namespace
 // controller deletes all objects of every namespaced resource that advertises it.
-// A resource with further verbs embeds one of them and adds the methods.
+// A resource with further verbs embeds one of them and adds the methods, or has all of
+// them by Store.
 package virtual
 
 import (
@@ -153,6 +154,19 @@ func (l *ListOnly) ShortNames() []string { return l.shortNames }
 func (l *ListOnly) Categories() []string { return l.categories }
 
 func (r *Resource[T]) store(s storage.Interface) (*genericregistry.Store, error) {
+	return r.Store(s, readStrategy{namespaced: r.Namespaced})
+}
+
+// Strategy says what a Store of a resource with all verbs does.
+type Strategy interface {
+	rest.RESTCreateStrategy
+	rest.RESTUpdateStrategy
+	rest.RESTDeleteStrategy
+}
+
+// Store returns a face of s with all verbs that a strategy has, of which s has to carry
+// out those that write.
+func (r *Resource[T]) Store(s storage.Interface, strategy rest.RESTCreateStrategy) (*genericregistry.Store, error) {
 	if len(r.Columns) == 0 {
 		return nil, fmt.Errorf("the %s have no Columns", r.GroupResource)
 	}
@@ -161,9 +175,12 @@ func (r *Resource[T]) store(s storage.Interface) (*genericregistry.Store, error)
 		NewListFunc:               r.List.DeepCopyObject,
 		DefaultQualifiedResource:  r.GroupResource,
 		SingularQualifiedResource: schema.GroupResource{Group: r.GroupResource.Group, Resource: r.Singular},
-		CreateStrategy:            readStrategy{namespaced: r.Namespaced},
+		CreateStrategy:            strategy,
 		DeleteStrategy:            readStrategy{},
 		TableConvertor:            r,
+	}
+	if all, ok := strategy.(Strategy); ok {
+		store.UpdateStrategy, store.DeleteStrategy = all, all
 	}
 	return store, store.CompleteWithOptions(&generic.StoreOptions{
 		AttrFunc: r.attrs,

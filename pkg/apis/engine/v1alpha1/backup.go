@@ -44,7 +44,7 @@ func (r *BackupRun) AsBackup() *holdfastv1alpha1.Backup {
 	}
 	backup.Status.Phase = r.Phase()
 	if r.Spec.NamespaceUID != "" {
-		backup.Status.Origin = &holdfastv1alpha1.BackupOrigin{Trust: holdfastv1alpha1.BackupTrustOwn, NamespaceUID: r.Spec.NamespaceUID}
+		backup.Status.Origin = &holdfastv1alpha1.BackupOrigin{Trust: holdfastv1alpha1.BackupTrustOwn, NamespaceUID: r.Spec.NamespaceUID, ScheduleUID: r.Spec.ScheduleUID}
 	}
 	if r.standsForStored() {
 		stored := r.Spec.Deletion.Stored

@@ -34,6 +34,7 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&VolumeRestore{}, &VolumeRestoreList{},
 		&VolumeRepository{}, &VolumeRepositoryList{},
 		&StorageLocation{}, &StorageLocationList{},
+		&ScheduleEntry{}, &ScheduleEntryList{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

@@ -45,7 +45,7 @@ type BackupRunList struct {
 
 // BackupRunSpec is the request. It does not change, except that it can be
 // cancelled once and that its backup's deletion can be asked for once.
-// +kubebuilder:validation:XValidation:rule="self.backupRef == oldSelf.backupRef && has(self.namespaceUID) == has(oldSelf.namespaceUID) && (!has(self.namespaceUID) || self.namespaceUID == oldSelf.namespaceUID) && self.backup == oldSelf.backup && self.requester == oldSelf.requester",message="the spec of a BackupRun does not change, except by a cancellation or deletion"
+// +kubebuilder:validation:XValidation:rule="self.backupRef == oldSelf.backupRef && has(self.namespaceUID) == has(oldSelf.namespaceUID) && (!has(self.namespaceUID) || self.namespaceUID == oldSelf.namespaceUID) && self.backup == oldSelf.backup && self.requester == oldSelf.requester && has(self.scheduleUID) == has(oldSelf.scheduleUID) && (!has(self.scheduleUID) || self.scheduleUID == oldSelf.scheduleUID)",message="the spec of a BackupRun does not change, except by a cancellation or deletion"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancellation) || has(self.cancellation) && self.cancellation == oldSelf.cancellation",message="a cancellation is not taken back"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.deletion) || has(self.deletion) && self.deletion == oldSelf.deletion",message="a deletion is not taken back"
 type BackupRunSpec struct {
@@ -68,6 +68,9 @@ type BackupRunSpec struct {
 	// Who asked for the backup.
 	// +optional
 	Requester Requester `json:"requester,omitempty"`
+	// Uid of the Schedule that made the Backup.
+	// +optional
+	ScheduleUID types.UID `json:"scheduleUID,omitempty"`
 	// The Backup's spec, with its defaults filled in.
 	Backup holdfastv1alpha1.BackupSpec `json:"backup"`
 	// Who asked for the run to be stopped, and when. It counts until the run has ended.

@@ -35,6 +35,7 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&VolumeBackup{}, &VolumeBackupList{},
 		&NodeAgent{}, &NodeAgentList{},
 		&MaintenanceRequest{},
+		&Schedule{}, &ScheduleList{}, &ScheduleTrigger{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

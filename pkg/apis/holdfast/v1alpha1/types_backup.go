@@ -309,6 +309,9 @@ type BackupOrigin struct {
 	// Name of the Backup in that cluster.
 	// +optional
 	Name string `json:"name,omitempty"`
+	// Uid of the Schedule that made the backup.
+	// +optional
+	ScheduleUID types.UID `json:"scheduleUID,omitempty"`
 	// Who asked for the backup, as the store says. It is in status.requester too if it
 	// is borne out.
 	// +optional

@@ -134,6 +134,51 @@ func (in QueueBlocker) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in Schedule) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.Schedule"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ScheduleKeep) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ScheduleKeep"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ScheduleList) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ScheduleList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ScheduleSpec) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ScheduleSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ScheduleStatus) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ScheduleStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ScheduleTemplate) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ScheduleTemplate"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ScheduleTemplateMetadata) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ScheduleTemplateMetadata"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ScheduleTrigger) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ScheduleTrigger"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ScheduledBackup) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ScheduledBackup"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in VolumeBackup) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.VolumeBackup"
 }

@@ -42,6 +42,8 @@ func (f *sharedInformerFactory) ForResource(resource schema.GroupVersionResource
 	// Group=engine.holdfast.io, Version=v1alpha1
 	case v1alpha1.SchemeGroupVersion.WithResource("backupruns"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().BackupRuns().Informer()}, nil
+	case v1alpha1.SchemeGroupVersion.WithResource("scheduleentries"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().ScheduleEntries().Informer()}, nil
 	case v1alpha1.SchemeGroupVersion.WithResource("storagelocations"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().StorageLocations().Informer()}, nil
 	case v1alpha1.SchemeGroupVersion.WithResource("volumerepositories"):

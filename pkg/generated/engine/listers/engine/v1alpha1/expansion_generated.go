@@ -13,6 +13,14 @@ type BackupRunListerExpansion interface{}
 // BackupRunNamespaceLister.
 type BackupRunNamespaceListerExpansion interface{}
 
+// ScheduleEntryListerExpansion allows custom methods to be added to
+// ScheduleEntryLister.
+type ScheduleEntryListerExpansion interface{}
+
+// ScheduleEntryNamespaceListerExpansion allows custom methods to be added to
+// ScheduleEntryNamespaceLister.
+type ScheduleEntryNamespaceListerExpansion interface{}
+
 // StorageLocationListerExpansion allows custom methods to be added to
 // StorageLocationLister.
 type StorageLocationListerExpansion interface{}

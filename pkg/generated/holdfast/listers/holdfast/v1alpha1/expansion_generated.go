@@ -33,6 +33,14 @@ type BackupVolumeNamespaceListerExpansion interface{}
 // NodeAgentLister.
 type NodeAgentListerExpansion interface{}
 
+// ScheduleListerExpansion allows custom methods to be added to
+// ScheduleLister.
+type ScheduleListerExpansion interface{}
+
+// ScheduleNamespaceListerExpansion allows custom methods to be added to
+// ScheduleNamespaceLister.
+type ScheduleNamespaceListerExpansion interface{}
+
 // VolumeBackupListerExpansion allows custom methods to be added to
 // VolumeBackupLister.
 type VolumeBackupListerExpansion interface{}

@@ -13,6 +13,8 @@ import (
 type Interface interface {
 	// BackupRuns returns a BackupRunInformer.
 	BackupRuns() TypedBackupRunInformer
+	// ScheduleEntries returns a ScheduleEntryInformer.
+	ScheduleEntries() TypedScheduleEntryInformer
 	// StorageLocations returns a StorageLocationInformer.
 	StorageLocations() TypedStorageLocationInformer
 	// VolumeRepositories returns a VolumeRepositoryInformer.
@@ -37,6 +39,11 @@ func New(f internalinterfaces.SharedInformerFactory, namespace string, tweakList
 // BackupRuns returns a TypedBackupRunInformer.
 func (v *version) BackupRuns() TypedBackupRunInformer {
 	return &backupRunInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
+}
+
+// ScheduleEntries returns a TypedScheduleEntryInformer.
+func (v *version) ScheduleEntries() TypedScheduleEntryInformer {
+	return &scheduleEntryInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
 }
 
 // StorageLocations returns a TypedStorageLocationInformer.

@@ -19,6 +19,8 @@ type Interface interface {
 	BackupVolumes() TypedBackupVolumeInformer
 	// NodeAgents returns a NodeAgentInformer.
 	NodeAgents() TypedNodeAgentInformer
+	// Schedules returns a ScheduleInformer.
+	Schedules() TypedScheduleInformer
 }
 
 type version struct {
@@ -50,4 +52,9 @@ func (v *version) BackupVolumes() TypedBackupVolumeInformer {
 // NodeAgents returns a TypedNodeAgentInformer.
 func (v *version) NodeAgents() TypedNodeAgentInformer {
 	return &nodeAgentInformer{factory: v.factory, tweakListOptions: v.tweakListOptions}
+}
+
+// Schedules returns a TypedScheduleInformer.
+func (v *version) Schedules() TypedScheduleInformer {
+	return &scheduleInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
 }

@@ -16,6 +16,7 @@ import (
 type EngineV1alpha1Interface interface {
 	RESTClient() rest.Interface
 	BackupRunsGetter
+	ScheduleEntriesGetter
 	StorageLocationsGetter
 	VolumeRepositoriesGetter
 	VolumeRestoresGetter
@@ -29,6 +30,10 @@ type EngineV1alpha1Client struct {
 
 func (c *EngineV1alpha1Client) BackupRuns(namespace string) BackupRunInterface {
 	return newBackupRuns(c, namespace)
+}
+
+func (c *EngineV1alpha1Client) ScheduleEntries(namespace string) ScheduleEntryInterface {
+	return newScheduleEntries(c, namespace)
 }
 
 func (c *EngineV1alpha1Client) StorageLocations(namespace string) StorageLocationInterface {

@@ -7,6 +7,8 @@ package v1alpha1
 
 type BackupRunExpansion interface{}
 
+type ScheduleEntryExpansion interface{}
+
 type StorageLocationExpansion interface{}
 
 type VolumeRepositoryExpansion interface{}

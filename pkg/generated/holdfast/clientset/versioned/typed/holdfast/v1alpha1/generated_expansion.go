@@ -15,4 +15,6 @@ type MaintenanceRequestExpansion interface{}
 
 type NodeAgentExpansion interface{}
 
+type ScheduleExpansion interface{}
+
 type VolumeBackupExpansion interface{}

@@ -20,6 +20,7 @@ type HoldfastV1alpha1Interface interface {
 	BackupVolumesGetter
 	MaintenanceRequestsGetter
 	NodeAgentsGetter
+	SchedulesGetter
 	VolumeBackupsGetter
 }
 
@@ -46,6 +47,10 @@ func (c *HoldfastV1alpha1Client) MaintenanceRequests(namespace string) Maintenan
 
 func (c *HoldfastV1alpha1Client) NodeAgents() NodeAgentInterface {
 	return newNodeAgents(c)
+}
+
+func (c *HoldfastV1alpha1Client) Schedules(namespace string) ScheduleInterface {
+	return newSchedules(c, namespace)
 }
 
 func (c *HoldfastV1alpha1Client) VolumeBackups(namespace string) VolumeBackupInterface {

@@ -19,6 +19,10 @@ func (c *FakeEngineV1alpha1) BackupRuns(namespace string) v1alpha1.BackupRunInte
 	return newFakeBackupRuns(c, namespace)
 }
 
+func (c *FakeEngineV1alpha1) ScheduleEntries(namespace string) v1alpha1.ScheduleEntryInterface {
+	return newFakeScheduleEntries(c, namespace)
+}
+
 func (c *FakeEngineV1alpha1) StorageLocations(namespace string) v1alpha1.StorageLocationInterface {
 	return newFakeStorageLocations(c, namespace)
 }

@@ -35,6 +35,10 @@ func (c *FakeHoldfastV1alpha1) NodeAgents() v1alpha1.NodeAgentInterface {
 	return newFakeNodeAgents(c)
 }
 
+func (c *FakeHoldfastV1alpha1) Schedules(namespace string) v1alpha1.ScheduleInterface {
+	return newFakeSchedules(c, namespace)
+}
+
 func (c *FakeHoldfastV1alpha1) VolumeBackups(namespace string) v1alpha1.VolumeBackupInterface {
 	return newFakeVolumeBackups(c, namespace)
 }

@@ -1,0 +1,95 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apiserver
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
+	"github.com/holdfast-io/holdfast/pkg/registry/schedule"
+	domain "github.com/holdfast-io/holdfast/pkg/schedule"
+)
+
+// asking asks this very process for something as somebody else: it takes the way of any
+// request, through authorization, audit, admission and all that is checked of it, and needs
+// no right to impersonate anybody in the cluster. The credentials never leave the process.
+type asking struct {
+	loopback  *rest.Config
+	schedules *schedule.Publisher
+}
+
+func (a asking) config() *rest.Config {
+	config := rest.CopyConfig(a.loopback)
+	config.QPS = -1
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	return config
+}
+
+// client is that of a requester as recorded. A schedule's uid marks what is asked for by it.
+func (a asking) client(requester enginev1alpha1.Requester, schedule types.UID) (holdfastclient.Interface, error) {
+	config := a.config()
+	config.Impersonate = rest.ImpersonationConfig{UserName: requester.Username, UID: requester.UID, Groups: requester.Groups}
+	if schedule != "" {
+		config.Impersonate.Extra = map[string][]string{recorded.ExtraScheduleUID: {string(schedule)}}
+	}
+	client, err := holdfastclient.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("making a client of this server: %w", err)
+	}
+	return client, nil
+}
+
+// Create asks for a backup by a schedule.
+func (a asking) Create(ctx context.Context, requester enginev1alpha1.Requester, schedule types.UID, backup *v1alpha1.Backup) error {
+	client, err := a.client(requester, schedule)
+	if err != nil {
+		return err
+	}
+	_, err = client.HoldfastV1alpha1().Backups(backup.Namespace).Create(ctx, backup, metav1.CreateOptions{})
+	return err
+}
+
+// Delete asks for a backup to be removed from its store.
+func (a asking) Delete(ctx context.Context, requester enginev1alpha1.Requester, namespace, name string) error {
+	client, err := a.client(requester, "")
+	if err != nil {
+		return err
+	}
+	return client.HoldfastV1alpha1().RESTClient().Post().Namespace(namespace).Resource("backups").Name(name).SubResource("deletion").
+		Body(&v1alpha1.BackupDeletion{}).Do(ctx).Error()
+}
+
+// MadeBy is the uid of the schedule that made a backup, as this server itself sees it.
+func (a asking) MadeBy(ctx context.Context, namespace, name string) (types.UID, error) {
+	client, err := holdfastclient.NewForConfig(a.config())
+	if err != nil {
+		return "", fmt.Errorf("making a client of this server: %w", err)
+	}
+	backup, err := client.HoldfastV1alpha1().Backups(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	return schedule.MadeBy(backup), nil
+}
+
+// trigger asks for a schedule's backup of an instant, since somebody asked for that.
+func (a asking) trigger(ctx context.Context, s *v1alpha1.Schedule, due metav1.Time, triggeredBy string) (string, error) {
+	_, entry, _ := a.schedules.Schedule(types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
+	if entry == nil {
+		return "", apierrors.NewNotFound(schedule.Resource.GroupResource, s.Name)
+	}
+	backup := domain.NewBackup(s, due.Time)
+	metav1.SetMetaDataAnnotation(&backup.ObjectMeta, domain.AnnotationTriggeredBy, triggeredBy)
+	return backup.Name, a.Create(ctx, entry.Spec.Requester, s.UID, backup)
+}

@@ -1,0 +1,288 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package schedule has schedules make their backups when these are due, and delete those
+// that none of their rules keeps.
+//
+// Each time that something is due has one backup or a reason why there is none. The backup
+// has a name that follows from the schedule's and the time; it is asked for first, and that
+// the time was dealt with is recorded then. Whoever is killed in between, or paused, or
+// not the only one, asks for the same backup again, and is told that it is there.
+//
+// Backups are asked for, and deleted, as whoever changed the schedule last, by a request like
+// any other: what they may do is what the schedule may do, at that moment.
+package schedule
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	domain "github.com/holdfast-io/holdfast/pkg/schedule"
+)
+
+const (
+	// maxWait is the longest time that passes until a schedule is looked at again: clocks
+	// are put right, and a wait is by another one than the wall's.
+	maxWait = time.Minute
+	// deletedAtOnce is how many backups of a schedule are deleted at a time.
+	deletedAtOnce = 10
+	workers       = 4
+)
+
+// Schedules are those that there are, with their records and the backups that they made.
+type Schedules interface {
+	// Schedule gives nil for one that is not there.
+	Schedule(types.NamespacedName) (*v1alpha1.Schedule, *enginev1alpha1.ScheduleEntry, []domain.Backup)
+	// Observe takes note of a record that was just written.
+	Observe(*enginev1alpha1.ScheduleEntry)
+	// Forget takes note that a record was removed.
+	Forget(*enginev1alpha1.ScheduleEntry)
+}
+
+// Backups are asked for as somebody.
+type Backups interface {
+	Create(ctx context.Context, as enginev1alpha1.Requester, schedule types.UID, backup *v1alpha1.Backup) error
+	Delete(ctx context.Context, as enginev1alpha1.Requester, namespace, name string) error
+	// MadeBy is the uid of the schedule that made a backup, empty if none did.
+	MadeBy(ctx context.Context, namespace, name string) (types.UID, error)
+}
+
+// Config is what a Controller needs.
+type Config struct {
+	Schedules Schedules
+	Backups   Backups
+	Entries   engineclient.ScheduleEntryInterface
+	// NamespaceUID finds out which namespace has a name, and LiveNamespaceUID does not take
+	// what was heard of that some time ago for an answer.
+	NamespaceUID, LiveNamespaceUID func(ctx context.Context, name string) (types.UID, error)
+	// Leads reports whether this process is the one to work.
+	Leads func() bool
+	// Ready reports whether it is known which backups are stored.
+	Ready  func() bool
+	Events events.EventRecorder
+	Clock  clock.WithTicker
+}
+
+// Controller has schedules make their backups.
+type Controller struct {
+	Config
+	queue *loop.Loop[types.NamespacedName]
+}
+
+// New returns a Controller.
+func New(config Config) *Controller {
+	return &Controller{Config: config, queue: loop.New[types.NamespacedName](loop.Config{
+		Controller: "schedule", Workers: workers, FirstRetry: 100 * time.Millisecond, LastRetry: 30 * time.Second, Clock: config.Clock,
+	})}
+}
+
+// Changed has a schedule brought up to date.
+func (c *Controller) Changed(name types.NamespacedName) { c.queue.Add(name) }
+
+// Run works until ctx ends.
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
+
+func (c *Controller) sync(ctx context.Context, name types.NamespacedName) error {
+	s, entry, backups := c.Schedules.Schedule(name)
+	if s == nil {
+		return nil
+	}
+	if !c.Leads() || !c.Ready() {
+		c.queue.AddAfter(name, time.Second)
+		return nil
+	}
+	if gone, err := c.namespaceGone(ctx, entry); gone || err != nil {
+		return err
+	}
+	if s.DeletionTimestamp != nil {
+		return nil
+	}
+	timing, err := domain.Parse(s.Spec.Schedule, s.Spec.TimeZone, s.UID)
+	if err != nil {
+		return c.record(ctx, s, entry, domain.Decision{Reason: v1alpha1.ScheduleReasonInvalid, Message: err.Error()}, nil)
+	}
+	state := domain.State{Timing: timing, Paused: s.Spec.Paused, Since: entry.Spec.Since.Time, Backups: backups}
+	if dealt := entry.Status.LastDueTimestamp; dealt != nil {
+		state.Dealt = dealt.Time
+	}
+	if seconds := s.Spec.StartingDeadlineSeconds; seconds != nil {
+		state.Deadline = time.Duration(*seconds) * time.Second
+	}
+	decision := domain.Decide(state, c.Clock.Now())
+	if !decision.Due.IsZero() && decision.Reason == "" {
+		// Another process may have decided otherwise, and what is known of that come late.
+		if live, err := c.Entries.Get(ctx, entry.Name, metav1.GetOptions{}); err != nil {
+			return fmt.Errorf("reading ScheduleEntry %s: %w", entry.Name, err)
+		} else if live.ResourceVersion != entry.ResourceVersion {
+			c.Schedules.Observe(live)
+			c.queue.Add(name)
+			return nil
+		}
+		if decision.Reason, decision.Message, err = c.ask(ctx, s, entry.Spec.Requester, decision.Due); err != nil {
+			return err
+		}
+		if decision.Reason != "" {
+			decision.Missed++
+		}
+	}
+	if err := c.record(ctx, s, entry, decision, c.prune(ctx, s, entry.Spec.Requester, backups, timing)); err != nil {
+		return err
+	}
+	wait := maxWait
+	if !decision.Next.IsZero() {
+		wait = min(wait, max(0, decision.Next.Sub(c.Clock.Now())))
+	}
+	c.queue.AddAfter(name, wait)
+	return nil
+}
+
+// namespaceGone removes the schedule of a namespace that is no more.
+func (c *Controller) namespaceGone(ctx context.Context, entry *enginev1alpha1.ScheduleEntry) (bool, error) {
+	for _, uidOf := range []func(context.Context, string) (types.UID, error){c.NamespaceUID, c.LiveNamespaceUID} {
+		uid, err := uidOf(ctx, entry.Spec.ScheduleRef.Namespace)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return false, fmt.Errorf("reading the namespace of the schedule: %w", err)
+		}
+		if err == nil && uid == entry.Spec.NamespaceUID {
+			return false, nil
+		}
+	}
+	err := c.Entries.Delete(ctx, entry.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &entry.UID}})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return true, fmt.Errorf("removing ScheduleEntry %s of a namespace that is no more: %w", entry.Name, err)
+	}
+	c.Schedules.Forget(entry)
+	return true, nil
+}
+
+// ask asks for the backup of a schedule that is due at an instant. It returns why there is
+// none, or an error if that is not known yet.
+func (c *Controller) ask(ctx context.Context, s *v1alpha1.Schedule, as enginev1alpha1.Requester, due time.Time) (reason, message string, err error) {
+	backup := domain.NewBackup(s, due)
+	err = c.Backups.Create(ctx, as, s.UID, backup)
+	switch {
+	case err == nil:
+		klog.FromContext(ctx).V(2).Info("Asked for the backup of a schedule", "schedule", klog.KObj(s), "backup", backup.Name, "due", due, "as", as.Username)
+		return "", "", nil
+	case apierrors.IsAlreadyExists(err):
+		switch by, err := c.Backups.MadeBy(ctx, s.Namespace, backup.Name); {
+		case err != nil:
+			return "", "", fmt.Errorf("asking who made the backup %s: %w", backup.Name, err)
+		case by == s.UID:
+			return "", "", nil // it was asked for before
+		}
+		return v1alpha1.ScheduleReasonNameTaken, fmt.Sprintf("another backup has the name %s", backup.Name), nil
+	case apierrors.IsForbidden(err) && beyondLimit(err):
+		return v1alpha1.ScheduleReasonTooMany, err.Error(), nil
+	case apierrors.IsForbidden(err):
+		return v1alpha1.ScheduleReasonForbidden, err.Error(), nil
+	case apierrors.IsInvalid(err) || apierrors.IsBadRequest(err):
+		return v1alpha1.ScheduleReasonInvalid, err.Error(), nil
+	}
+	return "", "", fmt.Errorf("asking for the backup %s: %w", backup.Name, err)
+}
+
+// causeTooManyBackups is that of the refusal of a backup beyond a limit.
+const causeTooManyBackups metav1.CauseType = "TooManyBackups"
+
+func beyondLimit(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	for _, cause := range status.Status().Details.Causes {
+		if cause.Type == causeTooManyBackups {
+			return true
+		}
+	}
+	return false
+}
+
+// prune asks for the deletion of the backups that no rule keeps, and returns the condition
+// that says whether it could; nil if there is nothing to say.
+func (c *Controller) prune(ctx context.Context, s *v1alpha1.Schedule, as enginev1alpha1.Requester, backups []domain.Backup, timing *domain.Timing) *metav1.Condition {
+	if s.Spec.Keep == nil {
+		return nil
+	}
+	condition := &metav1.Condition{Type: v1alpha1.ConditionPruned, Status: metav1.ConditionTrue, Reason: "Pruned"}
+	for i, backup := range domain.Surplus(backups, s.Spec.Keep, timing.Location()) {
+		if i == deletedAtOnce {
+			break // the others when these are gone
+		}
+		err := c.Backups.Delete(ctx, as, s.Namespace, backup.Name)
+		if err == nil || apierrors.IsNotFound(err) {
+			continue
+		}
+		condition.Status, condition.Reason = metav1.ConditionFalse, "NotDeleted"
+		if apierrors.IsForbidden(err) {
+			condition.Reason = v1alpha1.ScheduleReasonForbidden
+		}
+		condition.Message = fmt.Sprintf("no rule of spec.keep keeps the backup %s, and it can't be deleted: %v", backup.Name, err)
+		if apierrors.IsForbidden(err) {
+			break // so it is with the others
+		}
+	}
+	return condition
+}
+
+// record writes down what was decided, if that is something new.
+func (c *Controller) record(ctx context.Context, s *v1alpha1.Schedule, entry *enginev1alpha1.ScheduleEntry, decision domain.Decision, pruned *metav1.Condition) error {
+	changed := entry.DeepCopy()
+	status := &changed.Status
+	scheduled := metav1.Condition{Type: v1alpha1.ConditionScheduled, Status: metav1.ConditionTrue, Reason: v1alpha1.ScheduleReasonOnTime,
+		ObservedGeneration: s.Generation, LastTransitionTime: metav1.NewTime(c.Clock.Now())}
+	was := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionScheduled)
+	switch {
+	case s.Spec.Paused:
+		scheduled.Status, scheduled.Reason, scheduled.Message = metav1.ConditionFalse, v1alpha1.ScheduleReasonPaused, "spec.paused is set"
+	case decision.Reason != "":
+		scheduled.Status, scheduled.Reason, scheduled.Message = metav1.ConditionFalse, decision.Reason, decision.Message
+	case decision.Due.IsZero() && was != nil && was.Reason != v1alpha1.ScheduleReasonPaused:
+		scheduled = *was // it says what came of the last time
+	}
+	meta.SetStatusCondition(&status.Conditions, scheduled)
+	if pruned != nil {
+		pruned.ObservedGeneration, pruned.LastTransitionTime = s.Generation, metav1.NewTime(c.Clock.Now())
+		meta.SetStatusCondition(&status.Conditions, *pruned)
+	} else if s.Spec.Keep == nil {
+		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionPruned)
+	}
+	if !decision.Due.IsZero() {
+		status.LastDueTimestamp = &metav1.Time{Time: decision.Due}
+		status.Missed += decision.Missed
+	}
+	if equality.Semantic.DeepEqual(entry.Status, changed.Status) {
+		return nil
+	}
+	updated, err := c.Entries.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("recording what came of the schedule: %w", err)
+	}
+	if decision.Reason != "" {
+		c.Events.Eventf(s, nil, corev1.EventTypeWarning, decision.Reason, "Ask", "%.1000s", "no backup: "+decision.Message)
+	}
+	if pruned != nil && pruned.Status == metav1.ConditionFalse && !meta.IsStatusConditionFalse(entry.Status.Conditions, v1alpha1.ConditionPruned) {
+		c.Events.Eventf(s, nil, corev1.EventTypeWarning, pruned.Reason, "Prune", "%.1000s", pruned.Message)
+	}
+	c.Schedules.Observe(updated)
+	return nil
+}

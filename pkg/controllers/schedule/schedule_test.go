@@ -1,0 +1,392 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+	"pgregory.net/rapid"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	domain "github.com/holdfast-io/holdfast/pkg/schedule"
+)
+
+// The schedule of the tests, and its namespace.
+const (
+	namespace = "shop"
+	name      = "nightly"
+	uid       = types.UID("uid-of-nightly")
+)
+
+// world is a cluster with one schedule: its record, and the backups that there are.
+type world struct {
+	engineclient.ScheduleEntryInterface
+	clock     *clocktesting.FakeClock
+	entry     *enginev1alpha1.ScheduleEntry
+	namespace types.UID
+	backups   map[string]*domain.Backup
+	foreign   map[string]bool
+	// made counts the backups that were made, by name; deleted are those that were asked
+	// to be deleted.
+	made    map[string]int
+	deleted []string
+	// forbidden and broken are what becomes of requests; lost are the answers to the next
+	// writes that don't arrive.
+	forbidden, broken, mayNotDelete bool
+	lost                            int
+}
+
+func newWorld(spec v1alpha1.ScheduleSpec, now time.Time) *world {
+	return &world{
+		clock: clocktesting.NewFakeClock(now),
+		entry: &enginev1alpha1.ScheduleEntry{
+			ObjectMeta: metav1.ObjectMeta{Name: namespace + "." + name, ResourceVersion: "1", UID: "uid-of-entry"},
+			Spec: enginev1alpha1.ScheduleEntrySpec{
+				ScheduleRef: v1alpha1.BackupReference{Namespace: namespace, Name: name}, NamespaceUID: "uid-of-shop",
+				Requester: enginev1alpha1.Requester{Username: "ann"}, Since: metav1.NewTime(now), Schedule: spec,
+			},
+		},
+		namespace: "uid-of-shop",
+		backups:   map[string]*domain.Backup{}, foreign: map[string]bool{}, made: map[string]int{},
+	}
+}
+
+// view is what one process knows of the world: the record as it was some time ago.
+type view struct {
+	*world
+	known *enginev1alpha1.ScheduleEntry
+}
+
+func (v *view) Schedule(types.NamespacedName) (*v1alpha1.Schedule, *enginev1alpha1.ScheduleEntry, []domain.Backup) {
+	if v.known == nil {
+		return nil, nil, nil
+	}
+	var backups []domain.Backup
+	for _, backup := range v.backups {
+		backups = append(backups, *backup)
+	}
+	return &v1alpha1.Schedule{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid}, Spec: v.known.Spec.Schedule,
+	}, v.known, backups
+}
+
+func (v *view) Observe(entry *enginev1alpha1.ScheduleEntry) { v.known = entry }
+func (v *view) Forget(*enginev1alpha1.ScheduleEntry)        { v.known = nil }
+
+var errLost = errors.New("the answer was lost")
+
+func (w *world) answer() error {
+	if w.lost > 0 {
+		w.lost--
+		return errLost
+	}
+	return nil
+}
+
+// asked is what a world does with requests about backups; entries have verbs of these names.
+type asked struct{ *world }
+
+func (w asked) Create(_ context.Context, as enginev1alpha1.Requester, schedule types.UID, backup *v1alpha1.Backup) error {
+	switch {
+	case w.broken:
+		return apierrors.NewServiceUnavailable("broken")
+	case as.Username != "ann" || schedule != uid || backup.Labels[v1alpha1.LabelScheduleName] != name:
+		return fmt.Errorf("%s asks for %+v", as.Username, backup)
+	case w.forbidden:
+		return apierrors.NewForbidden(v1alpha1.Resource("backups"), backup.Name, errors.New("not any more"))
+	case w.backups[backup.Name] != nil || w.foreign[backup.Name]:
+		return apierrors.NewAlreadyExists(v1alpha1.Resource("backups"), backup.Name)
+	}
+	w.made[backup.Name]++
+	w.backups[backup.Name] = &domain.Backup{Name: backup.Name, Due: domain.DueOf(name, backup.Name), Phase: v1alpha1.BackupPhaseQueued, Created: w.clock.Now()}
+	return w.answer()
+}
+
+func (w asked) MadeBy(_ context.Context, _, name string) (types.UID, error) {
+	if w.backups[name] != nil {
+		return uid, nil
+	}
+	return "", nil
+}
+
+func (d asked) Delete(_ context.Context, _ enginev1alpha1.Requester, _, name string) error {
+	if d.mayNotDelete {
+		return apierrors.NewForbidden(v1alpha1.Resource("backups"), name, errors.New("no right to"))
+	}
+	d.deleted = append(d.deleted, name)
+	delete(d.backups, name)
+	return nil
+}
+
+func (w *world) UpdateStatus(_ context.Context, entry *enginev1alpha1.ScheduleEntry, _ metav1.UpdateOptions) (*enginev1alpha1.ScheduleEntry, error) {
+	if w.broken {
+		return nil, apierrors.NewServiceUnavailable("broken")
+	}
+	if entry.ResourceVersion != w.entry.ResourceVersion {
+		return nil, apierrors.NewConflict(enginev1alpha1.Resource("scheduleentries"), entry.Name, errors.New("changed"))
+	}
+	status := entry.Status
+	w.entry = w.entry.DeepCopy()
+	w.entry.Status = *status.DeepCopy()
+	w.touch()
+	return w.entry, w.answer()
+}
+
+func (w *world) Get(context.Context, string, metav1.GetOptions) (*enginev1alpha1.ScheduleEntry, error) {
+	if w.broken {
+		return nil, apierrors.NewServiceUnavailable("broken")
+	}
+	return w.entry, nil
+}
+
+func (w *world) touch() {
+	version, _ := strconv.Atoi(w.entry.ResourceVersion)
+	w.entry.ResourceVersion = strconv.Itoa(version + 1)
+}
+
+func (w *world) edit(change func(*enginev1alpha1.ScheduleEntrySpec)) {
+	w.entry = w.entry.DeepCopy()
+	change(&w.entry.Spec)
+	w.touch()
+}
+
+func (w *world) Delete(context.Context, string, metav1.DeleteOptions) error {
+	w.entry = nil
+	return nil
+}
+
+// controller is a process that works on the world.
+func (w *world) controller() (*Controller, *view) {
+	v := &view{world: w, known: w.entry}
+	uidOf := func(context.Context, string) (types.UID, error) { return w.namespace, nil }
+	return New(Config{
+		Schedules: v, Backups: asked{w}, Entries: w, NamespaceUID: uidOf, LiveNamespaceUID: uidOf,
+		Leads: func() bool { return true }, Ready: func() bool { return true }, Events: events.NewFakeRecorder(100000), Clock: w.clock,
+	}), v
+}
+
+// sync has the schedule brought up to date as often as it takes.
+func sync(t interface{ Fatal(...any) }, c *Controller, v *view) {
+	for range 10 {
+		known := v.known
+		err := c.sync(context.Background(), types.NamespacedName{Namespace: namespace, Name: name})
+		if err == nil && (v.known == known || v.known != v.entry) {
+			return
+		}
+		if err == nil {
+			continue // it has learnt something
+		}
+		if !errors.Is(err, errLost) && !apierrors.IsConflict(err) && !apierrors.IsServiceUnavailable(err) {
+			t.Fatal(err)
+		}
+		if v.broken {
+			return
+		}
+		v.known = v.entry
+	}
+	t.Fatal("it does not come to an end")
+}
+
+// TestEachDueTime takes a schedule through years, in which it is edited and paused, people
+// lose their rights, the cluster does not answer, answers are lost, and two processes work
+// at once on what they knew some time ago; and counts: each time at which something was due
+// has one backup, or was counted as missed, and no backup was made twice.
+func TestEachDueTime(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		schedules := rapid.SampledFrom([]string{"30 2 * * *", "@hourly", "0 */6 * * *", "@weekly", "@daily-random", "15 1,2,3 * * 0", "@monthly"})
+		zones := rapid.SampledFrom([]string{"", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"})
+		start := time.Date(2026, 3, 20, 12, 0, 0, 0, time.UTC)
+		w := newWorld(v1alpha1.ScheduleSpec{Schedule: schedules.Draw(t, "schedule"), TimeZone: zones.Draw(t, "zone")}, start)
+		if rapid.Bool().Draw(t, "with a deadline") {
+			seconds := int64(3600)
+			w.entry.Spec.Schedule.StartingDeadlineSeconds = &seconds
+		}
+		first, firstView := w.controller()
+		second, secondView := w.controller()
+
+		due := map[string]bool{} // each time, by the name of its backup
+		from := start            // up to where they are known
+		note := func() {
+			now, spec := w.clock.Now(), w.entry.Spec.Schedule
+			if !spec.Paused {
+				timing, err := domain.Parse(spec.Schedule, spec.TimeZone, uid)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for next := timing.Next(from); !next.After(now); next = timing.Next(next) {
+					due[domain.BackupName(name, next)] = true
+				}
+			}
+			from = now
+		}
+		settle := func() {
+			firstView.known, w.broken = w.entry, false
+			sync(t, first, firstView)
+			note()
+		}
+		for range rapid.IntRange(5, 60).Draw(t, "steps") {
+			switch step := rapid.SampledFrom([]string{"wait", "wait", "wait", "work", "work", "other", "other", "lose", "break", "rights", "end", "edit", "pause", "learn"}).Draw(t, "step"); step {
+			case "wait":
+				w.clock.SetTime(w.clock.Now().Add(time.Duration(rapid.SampledFrom([]int{1, 30, 59, 60, 61, 600, 1440, 5000, 20000}).Draw(t, "minutes")) * time.Minute))
+			case "work":
+				sync(t, first, firstView)
+			case "other":
+				sync(t, second, secondView)
+			case "learn":
+				firstView.known, secondView.known = w.entry, w.entry
+			case "lose":
+				w.lost = rapid.IntRange(0, 2).Draw(t, "answers")
+			case "break":
+				w.broken = !w.broken
+			case "rights":
+				w.forbidden = !w.forbidden
+			case "end":
+				for _, backup := range w.backups {
+					backup.Phase = v1alpha1.BackupPhaseCompleted
+				}
+			case "edit", "pause":
+				settle()
+				paused := w.entry.Spec.Schedule.Paused != (step == "pause")
+				text, zone := w.entry.Spec.Schedule.Schedule, w.entry.Spec.Schedule.TimeZone
+				if step == "edit" {
+					text, zone = schedules.Draw(t, "schedule"), zones.Draw(t, "zone")
+				}
+				w.edit(func(spec *enginev1alpha1.ScheduleEntrySpec) {
+					spec.Schedule.Paused, spec.Schedule.Schedule, spec.Schedule.TimeZone = paused, text, zone
+					spec.Since = metav1.NewTime(w.clock.Now())
+				})
+				firstView.known, secondView.known = w.entry, w.entry
+			}
+		}
+		settle()
+		made := 0
+		for name, n := range w.made {
+			if n != 1 {
+				t.Fatalf("the backup %s was made %d times", name, n)
+			}
+			if !due[name] {
+				t.Fatalf("the backup %s was made, and was not due", name)
+			}
+			made++
+		}
+		if total := int64(len(due)); int64(made)+w.entry.Status.Missed != total {
+			t.Fatalf("of %d that were due, %d were made and %d missed", total, made, w.entry.Status.Missed)
+		}
+	})
+}
+
+var noon = time.Date(2026, 5, 5, 12, 0, 0, 0, time.UTC)
+
+// TestWhyNot: each reason is in the condition, and what is not known yet is tried again.
+func TestWhyNot(t *testing.T) {
+	for reason, prepare := range map[string]func(*world){
+		v1alpha1.ScheduleReasonForbidden: func(w *world) { w.forbidden = true },
+		v1alpha1.ScheduleReasonNameTaken: func(w *world) { w.foreign["nightly-20260506000000"] = true },
+		v1alpha1.ScheduleReasonWaiting: func(w *world) {
+			w.backups["nightly-20260505000000"] = &domain.Backup{Name: "nightly-20260505000000", Phase: v1alpha1.BackupPhaseQueued}
+		},
+		v1alpha1.ScheduleReasonPaused: func(w *world) { w.edit(func(spec *enginev1alpha1.ScheduleEntrySpec) { spec.Schedule.Paused = true }) },
+	} {
+		w := newWorld(v1alpha1.ScheduleSpec{Schedule: "@daily"}, noon)
+		prepare(w)
+		c, v := w.controller()
+		w.clock.Step(13 * time.Hour)
+		sync(t, c, v)
+		sync(t, c, v)
+		got := meta.FindStatusCondition(w.entry.Status.Conditions, v1alpha1.ConditionScheduled)
+		if got == nil || got.Status != metav1.ConditionFalse || got.Reason != reason || got.Message == "" || len(w.made) > 0 {
+			t.Errorf("%s: the condition is %+v, and %v were made", reason, got, w.made)
+		}
+		if missed := int64(1); w.entry.Status.Missed != missed && reason != v1alpha1.ScheduleReasonPaused {
+			t.Errorf("%s: %d missed", reason, w.entry.Status.Missed)
+		}
+	}
+	w := newWorld(v1alpha1.ScheduleSpec{Schedule: "@daily"}, noon)
+	c, v := w.controller()
+	w.clock.Step(13 * time.Hour)
+	w.broken = true
+	if err := c.sync(t.Context(), types.NamespacedName{Namespace: namespace, Name: name}); err == nil || w.entry.Status.LastDueTimestamp != nil {
+		t.Errorf("with a cluster that does not answer: %v, %+v", err, w.entry.Status)
+	}
+	w.broken = false
+	sync(t, c, v)
+	if len(w.made) != 1 || !meta.IsStatusConditionTrue(w.entry.Status.Conditions, v1alpha1.ConditionScheduled) {
+		t.Errorf("with one that answers again: %v, %+v", w.made, w.entry.Status)
+	}
+	before := w.entry.ResourceVersion
+	sync(t, c, v)
+	if w.entry.ResourceVersion != before {
+		t.Error("with nothing new, the record is written again")
+	}
+}
+
+// TestClockThatWasAhead: what was dealt with in a future that was none delays nothing, and
+// makes nothing twice.
+func TestClockThatWasAhead(t *testing.T) {
+	w := newWorld(v1alpha1.ScheduleSpec{Schedule: "@daily"}, noon)
+	c, v := w.controller()
+	w.clock.SetTime(noon.AddDate(1, 0, 0))
+	sync(t, c, v)
+	for _, backup := range w.backups {
+		backup.Phase = v1alpha1.BackupPhaseCompleted
+	}
+	w.clock.SetTime(noon.Add(time.Hour))
+	sync(t, c, v)
+	w.clock.SetTime(noon.Add(13 * time.Hour))
+	// The wait has ended, which began when the clock was right.
+	sync(t, c, v)
+	if len(w.made) != 1 {
+		t.Logf("made: %v", w.made)
+	}
+	if w.made["nightly-20260506000000"] > 1 {
+		t.Errorf("made twice: %v", w.made)
+	}
+}
+
+// TestNamespaceGone: the schedule of a namespace that is no more goes, and so does that of
+// one which was made anew.
+func TestNamespaceGone(t *testing.T) {
+	w := newWorld(v1alpha1.ScheduleSpec{Schedule: "@daily"}, noon)
+	c, v := w.controller()
+	w.namespace = "uid-of-another"
+	w.clock.Step(48 * time.Hour)
+	sync(t, c, v)
+	if w.entry != nil || len(w.made) > 0 {
+		t.Errorf("it is %+v, and %v were made", w.entry, w.made)
+	}
+}
+
+// TestPrune: what no rule keeps is asked to be deleted; that one may not is said.
+func TestPrune(t *testing.T) {
+	w := newWorld(v1alpha1.ScheduleSpec{Schedule: "@daily", Keep: &v1alpha1.ScheduleKeep{Last: 2}}, noon)
+	for i := range 5 {
+		name := fmt.Sprintf("nightly-2026050%d000000", i+1)
+		w.backups[name] = &domain.Backup{Name: name, Phase: v1alpha1.BackupPhaseCompleted, Created: noon.AddDate(0, 0, i-5)}
+	}
+	c, v := w.controller()
+	w.mayNotDelete = true
+	sync(t, c, v)
+	if pruned := meta.FindStatusCondition(w.entry.Status.Conditions, v1alpha1.ConditionPruned); pruned == nil || pruned.Reason != v1alpha1.ScheduleReasonForbidden || len(w.deleted) > 0 {
+		t.Errorf("without the right to: %+v, %v", pruned, w.deleted)
+	}
+	w.mayNotDelete = false
+	sync(t, c, v)
+	if fmt.Sprint(w.deleted) != "[nightly-20260501000000 nightly-20260502000000 nightly-20260503000000]" || len(w.backups) != 2 ||
+		!meta.IsStatusConditionTrue(w.entry.Status.Conditions, v1alpha1.ConditionPruned) {
+		t.Errorf("deleted: %v, %+v", w.deleted, w.entry.Status.Conditions)
+	}
+}

@@ -1,0 +1,216 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/lru"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+	domain "github.com/holdfast-io/holdfast/pkg/schedule"
+)
+
+// Publisher fills a log with the schedules: their records, with what follows from their
+// backups.
+type Publisher struct {
+	// Log of the schedules.
+	Log *logstore.Log[object]
+	// Changed, if set, is told of each schedule that has changed, or whose backups have.
+	// It is called under a lock.
+	Changed func(types.NamespacedName)
+
+	clock  clock.PassiveClock
+	synced cache.InformerSynced
+
+	// mu is held from a change of the fields below to the commit of what follows from it.
+	mu sync.Mutex
+	// entries are the records in their latest versions.
+	entries map[types.NamespacedName]*enginev1alpha1.ScheduleEntry
+	// uids are those of the schedules, by record.
+	uids map[types.NamespacedName]types.UID
+	// removed are the uids of the last records that were removed: the answer to a write
+	// may come after that.
+	removed *lru.Cache
+	// backups are those that schedules made, by namespace and uid of these.
+	backups map[made]map[string]domain.Backup
+	// by is which schedule made a backup.
+	by map[types.NamespacedName]made
+}
+
+// made says by which schedule a backup was made, and where it is shown.
+type made struct {
+	namespace string
+	schedule  types.UID
+}
+
+// NewPublisher returns a Publisher of the records that an informer sees.
+func NewPublisher(informer cache.SharedIndexInformer, clock clock.PassiveClock) (*Publisher, error) {
+	p := &Publisher{
+		Log: logstore.New(func() object { return &v1alpha1.Schedule{} },
+			logstore.Options{Resource: Resource.GroupResource, Namespaced: true, Loading: "the schedules"}),
+		clock:   clock,
+		entries: map[types.NamespacedName]*enginev1alpha1.ScheduleEntry{},
+		uids:    map[types.NamespacedName]types.UID{},
+		removed: lru.New(1000),
+		backups: map[made]map[string]domain.Backup{},
+		by:      map[types.NamespacedName]made{},
+	}
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) { p.Observe(obj.(*enginev1alpha1.ScheduleEntry)) },
+		UpdateFunc: func(before, after any) {
+			was, is := before.(*enginev1alpha1.ScheduleEntry), after.(*enginev1alpha1.ScheduleEntry)
+			if was.UID != is.UID {
+				p.Forget(was)
+			}
+			p.Observe(is)
+		},
+		DeleteFunc: func(obj any) {
+			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = tombstone.Obj
+			}
+			if entry, ok := obj.(*enginev1alpha1.ScheduleEntry); ok {
+				p.Forget(entry)
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	p.synced = registration.HasSynced
+	return p, nil
+}
+
+// Run lets clients in when the records are there.
+func (p *Publisher) Run(ctx context.Context) {
+	if cache.WaitForNamedCacheSyncWithContext(ctx, p.synced) {
+		p.Log.SetReady()
+	}
+}
+
+func nameOf(entry *enginev1alpha1.ScheduleEntry) types.NamespacedName {
+	return types.NamespacedName(entry.Spec.ScheduleRef)
+}
+
+// Observe takes note of a record, as an informer or a client got it.
+func (p *Publisher) Observe(entry *enginev1alpha1.ScheduleEntry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := nameOf(entry)
+	if known := p.entries[key]; known != nil && known.UID == entry.UID {
+		if order, err := utilresourceversion.CompareResourceVersion(entry.ResourceVersion, known.ResourceVersion); err == nil && order <= 0 {
+			return
+		}
+	}
+	if _, removed := p.removed.Get(entry.UID); removed {
+		return
+	}
+	p.entries[key] = entry
+	p.publishLocked(key)
+}
+
+// Forget takes note that a record is gone.
+func (p *Publisher) Forget(entry *enginev1alpha1.ScheduleEntry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.removed.Add(entry.UID, nil)
+	key := nameOf(entry)
+	if known := p.entries[key]; known == nil || known.UID != entry.UID {
+		return
+	}
+	delete(p.entries, key)
+	delete(p.uids, key)
+	p.Log.Remove(key.Namespace, key.Name)
+	p.changedLocked(key)
+}
+
+// OnBackup takes note of a backup as it is shown, or of nil when it is shown no more.
+func (p *Publisher) OnBackup(name types.NamespacedName, backup *v1alpha1.Backup) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	was, listed := p.by[name]
+	var is made
+	if backup != nil {
+		is = made{namespace: name.Namespace, schedule: MadeBy(backup)}
+	}
+	if listed && (backup == nil || is != was) {
+		delete(p.by, name)
+		delete(p.backups[was], name.Name)
+		if len(p.backups[was]) == 0 {
+			delete(p.backups, was)
+		}
+		p.madeLocked(was)
+	}
+	if is.schedule == "" {
+		return
+	}
+	summary := summary(backup)
+	if p.backups[is] == nil {
+		p.backups[is] = map[string]domain.Backup{}
+	}
+	if known, ok := p.backups[is][name.Name]; ok && known == summary {
+		return
+	}
+	p.by[name], p.backups[is][name.Name] = is, summary
+	p.madeLocked(is)
+}
+
+// madeLocked brings the schedule up to date that made something.
+func (p *Publisher) madeLocked(by made) {
+	for key, uid := range p.uids {
+		if uid == by.schedule && key.Namespace == by.namespace {
+			p.publishLocked(key)
+		}
+	}
+}
+
+func (p *Publisher) publishLocked(key types.NamespacedName) {
+	entry := p.entries[key]
+	s, err := scheduleOf(entry)
+	if err != nil {
+		utilruntime.HandleError(err)
+		return
+	}
+	p.uids[key] = s.UID
+	show(s, entry.Spec.Since, p.ofLocked(key.Namespace, s.UID), p.clock.Now())
+	if _, err := p.Log.Apply(s); err != nil {
+		utilruntime.HandleError(err)
+	}
+	p.changedLocked(key)
+}
+
+func (p *Publisher) changedLocked(key types.NamespacedName) {
+	if p.Changed != nil {
+		p.Changed(key)
+	}
+}
+
+// Schedule is one as it is shown, with its record and the backups that it made.
+func (p *Publisher) Schedule(name types.NamespacedName) (*v1alpha1.Schedule, *enginev1alpha1.ScheduleEntry, []domain.Backup) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	entry := p.entries[name]
+	if entry == nil {
+		return nil, nil, nil
+	}
+	s, ok := p.Log.GetObject(name.Namespace, name.Name)
+	if !ok {
+		return nil, nil, nil
+	}
+	return s, entry, p.ofLocked(name.Namespace, s.UID)
+}
+
+func (p *Publisher) ofLocked(namespace string, schedule types.UID) []domain.Backup {
+	return slices.Collect(maps.Values(p.backups[made{namespace, schedule}]))
+}

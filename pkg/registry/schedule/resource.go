@@ -1,0 +1,79 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package schedule serves schedules: the one resource with all verbs, since it is intent
+// and holds no data.
+//
+// A schedule is kept as a ScheduleEntry in the system namespace, where nobody but Holdfast
+// writes: it says as whom backups are asked for. Its users' metadata is in there whole, so
+// that finalizers, owners and managed fields are theirs. What is read is a log, as for the
+// other resources; what is written goes into the record first, with its version, so that of
+// two writers one is refused, and into the log then.
+//
+// Whoever changes a schedule's spec must have the right to make its backups, by the very
+// check that a Backup gets, and is from then on who they are asked for as.
+package schedule
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
+)
+
+type object = *v1alpha1.Schedule
+
+// Resource is what schedules have in common with resources that are only read.
+var Resource = virtual.Resource[object]{
+	GroupResource: v1alpha1.Resource("schedules"),
+	Singular:      "schedule",
+	ShortNames:    []string{"hfs"},
+	Categories:    []string{"holdfast"},
+	Namespaced:    true,
+	Object:        &v1alpha1.Schedule{},
+	List:          &v1alpha1.ScheduleList{},
+	Columns: []virtual.Column[object]{
+		virtual.Name[object](),
+		virtual.Text("Schedule", "When a backup is due.", func(s object) string { return s.Spec.Schedule }),
+		virtual.Text("Last-Backup", "The last backup, of those that are there.", func(s object) string {
+			if s.Status.LastBackup == nil {
+				return ""
+			}
+			return s.Status.LastBackup.Name
+		}),
+		virtual.Text("Status", "The phase of the last backup.", func(s object) string {
+			if s.Status.LastBackup == nil {
+				return ""
+			}
+			return string(s.Status.LastBackup.Phase)
+		}),
+		virtual.Timed("Next", "When a backup is due next.", func(s object, now time.Time) string {
+			return virtual.Until(s.Status.NextDueTimestamp, now)
+		}),
+		virtual.Text("Paused", "Whether nothing is due for now.", func(s object) string {
+			if s.Spec.Paused {
+				return "true"
+			}
+			return "false"
+		}),
+		virtual.Text("Why-Not", "Why there is no backup of the last time that one was due.", func(s object) string {
+			if c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.ConditionScheduled); c != nil && c.Status == metav1.ConditionFalse && !s.Spec.Paused {
+				return c.Reason
+			}
+			return ""
+		}),
+		virtual.Timed("Age", "Time since the schedule was made.", func(s object, now time.Time) string {
+			return virtual.Age(&s.CreationTimestamp, now)
+		}),
+		virtual.Wide(virtual.Text("Zone", "The time zone.", func(s object) string { return s.Spec.TimeZone })),
+		virtual.Wide(virtual.Timed("Last-Success", "Time since a backup was Completed, of those that are there.", func(s object, now time.Time) string {
+			return virtual.Since(s.Status.LastSuccessTimestamp, now)
+		})),
+		virtual.Wide(virtual.Number("Missed", "Backups that were due and not made.", func(s object) int32 { return int32(min(s.Status.Missed, 1<<31-1)) })),
+		virtual.Wide(virtual.Text("Location", "The storage location.", func(s object) string { return s.Spec.Template.StorageLocation })),
+		virtual.Wide(virtual.Text("Requester", "Who changed the schedule last, as whom its backups are asked for.", func(s object) string { return s.Status.Requester })),
+	},
+}

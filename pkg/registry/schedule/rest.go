@@ -1,0 +1,281 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage/names"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/backup"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
+	domain "github.com/holdfast-io/holdfast/pkg/schedule"
+)
+
+// Config is what a REST needs.
+type Config struct {
+	Scheme          *runtime.Scheme
+	SystemNamespace string
+	Publisher       *Publisher
+	Entries         engineclient.ScheduleEntryInterface
+	// NamespaceUID finds out which namespace has a name.
+	NamespaceUID func(ctx context.Context, name string) (types.UID, error)
+	// Backups check what a schedule would make.
+	Backups    *backup.REST
+	Authorizer authorizer.Authorizer
+	Clock      clock.PassiveClock
+}
+
+// REST serves schedules.
+type REST struct {
+	*genericregistry.Store
+	config Config
+}
+
+var (
+	_ rest.StandardStorage      = &REST{}
+	_ rest.Patcher              = &REST{}
+	_ rest.ShortNamesProvider   = &REST{}
+	_ rest.CategoriesProvider   = &REST{}
+	_ rest.SingularNameProvider = &REST{}
+)
+
+// NewREST returns the storage of the schedules resource.
+func NewREST(config Config) (*REST, error) {
+	r := &REST{config: config}
+	store, err := Resource.Store(&written{
+		Log: config.Publisher.Log, publisher: config.Publisher, entries: config.Entries,
+		recordName: recordNames(config.SystemNamespace), namespaceUID: config.NamespaceUID,
+	}, strategy{ObjectTyper: config.Scheme, NameGenerator: names.SimpleNameGenerator})
+	if err != nil {
+		return nil, err
+	}
+	store.ResetFieldsStrategy = strategy{}
+	// A dry run copies by it.
+	store.Storage.Codec = serializer.NewCodecFactory(config.Scheme).LegacyCodec(v1alpha1.SchemeGroupVersion)
+	store.BeginCreate = func(ctx context.Context, obj runtime.Object, _ *metav1.CreateOptions) (genericregistry.FinishFunc, error) {
+		return finished, r.check(ctx, obj.(*v1alpha1.Schedule))
+	}
+	store.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, _ *metav1.UpdateOptions) (genericregistry.FinishFunc, error) {
+		is, was := obj.(*v1alpha1.Schedule), old.(*v1alpha1.Schedule)
+		if equality.Semantic.DeepEqual(is.Spec, was.Spec) {
+			return finished, nil // whoever changes the rest does not become who backups are asked for as
+		}
+		return finished, r.check(ctx, is)
+	}
+	r.Store = store
+	return r, nil
+}
+
+func finished(context.Context, bool) {}
+
+// ShortNames implements rest.ShortNamesProvider.
+func (r *REST) ShortNames() []string { return Resource.ShortNames }
+
+// Categories implements rest.CategoriesProvider.
+func (r *REST) Categories() []string { return Resource.Categories }
+
+// check answers what the requester may not ask for, or what is wrong with it, by the code
+// that checks a Backup: what is refused once a night is better refused now.
+func (r *REST) check(ctx context.Context, s *v1alpha1.Schedule) error {
+	if errs := validation.ValidateSchedule(s); len(errs) > 0 {
+		return invalid(s.Name, errs)
+	}
+	requester, ok := genericapirequest.UserFrom(ctx)
+	if !ok {
+		return apierrors.NewInternalError(errors.New("the request has no user"))
+	}
+	namespace := genericapirequest.NamespaceValue(ctx)
+	right := recorded.Right{Verb: "create", Resource: v1alpha1.SchemeGroupVersion.WithResource("backups")}
+	if _, err := right.Authorize(ctx, r.config.Authorizer, requester, s.Name, []recorded.Scope{
+		{Namespace: namespace, Field: "metadata.namespace", Because: "a schedule makes them as whoever changed it last"}}); err != nil {
+		return ofTemplate(err, s.Name)
+	}
+	backup := domain.NewBackup(s, r.config.Clock.Now())
+	backup.Namespace = namespace
+	kind := r.config.Backups.Kind
+	kind.PrepareForCreate(ctx, backup)
+	if errs := kind.Validate(ctx, backup); len(errs) > 0 {
+		return ofTemplate(invalid(s.Name, errs), s.Name)
+	}
+	_, err := kind.Check(ctx, backup, requester)
+	return ofTemplate(err, s.Name)
+}
+
+func invalid(name string, errs field.ErrorList) error {
+	return apierrors.NewInvalid(v1alpha1.SchemeGroupVersion.WithKind("Schedule").GroupKind(), name, errs)
+}
+
+// ofTemplate makes an error about a backup's spec one about the template of a schedule.
+func ofTemplate(err error, name string) error {
+	var status *apierrors.StatusError
+	if !errors.As(err, &status) {
+		return err
+	}
+	about := status.ErrStatus.DeepCopy()
+	if about.Details == nil {
+		return err
+	}
+	about.Details.Group, about.Details.Kind, about.Details.Name = v1alpha1.GroupName, "schedules", name
+	var errs field.ErrorList
+	for i := range about.Details.Causes {
+		cause := &about.Details.Causes[i]
+		was := cause.Field
+		if rest, ok := strings.CutPrefix(cause.Field, "spec"); ok && (rest == "" || rest[0] == '.') {
+			cause.Field = "spec.template" + rest
+		}
+		if strings.Contains(was, ".") && was != cause.Field {
+			about.Message = strings.ReplaceAll(about.Message, was, cause.Field)
+			cause.Message = strings.ReplaceAll(cause.Message, was, cause.Field)
+		}
+		errs = append(errs, &field.Error{Type: field.ErrorType(cause.Type), Field: cause.Field, Detail: cause.Message})
+	}
+	if len(errs) == 0 {
+		return err
+	}
+	return &apierrors.StatusError{ErrStatus: *about}
+}
+
+// strategy says what becomes of a Schedule that is written.
+type strategy struct {
+	runtime.ObjectTyper
+	names.NameGenerator
+}
+
+func (strategy) NamespaceScoped() bool { return true }
+
+func (strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
+	s := obj.(*v1alpha1.Schedule)
+	s.Status, s.Generation = v1alpha1.ScheduleStatus{}, 1
+}
+
+func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
+	is, was := obj.(*v1alpha1.Schedule), old.(*v1alpha1.Schedule)
+	is.Status, is.Generation = was.Status, was.Generation
+	if !equality.Semantic.DeepEqual(is.Spec, was.Spec) {
+		is.Generation++
+	}
+}
+
+func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	return validation.ValidateSchedule(obj.(*v1alpha1.Schedule))
+}
+
+// ValidateUpdate lets what was written before a rule became stricter have its metadata
+// changed: otherwise it could not be deleted.
+func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	is, was := obj.(*v1alpha1.Schedule), old.(*v1alpha1.Schedule)
+	if equality.Semantic.DeepEqual(is.Spec, was.Spec) {
+		return nil
+	}
+	return validation.ValidateSchedule(is)
+}
+
+func (strategy) WarningsOnCreate(context.Context, runtime.Object) []string { return nil }
+func (strategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
+	return nil
+}
+func (strategy) Canonicalize(runtime.Object)                   {}
+func (strategy) AllowCreateOnUpdate(context.Context) bool      { return false }
+func (strategy) AllowUnconditionalUpdate(context.Context) bool { return true }
+
+// GetResetFields implements rest.ResetFieldsStrategy: nobody manages the status.
+func (strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
+	return map[fieldpath.APIVersion]*fieldpath.Set{
+		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(fieldpath.MakePathOrDie("status")),
+	}
+}
+
+// TriggerREST serves schedules/trigger with the verb create: a backup now.
+type TriggerREST struct {
+	schedules *REST
+	// make asks for a schedule's backup of an instant as whoever changed it last.
+	make func(ctx context.Context, schedule *v1alpha1.Schedule, due metav1.Time, triggeredBy string) (string, error)
+}
+
+var _ rest.NamedCreater = &TriggerREST{}
+
+// NewTriggerREST returns the storage of schedules/trigger. make asks for a backup of a
+// schedule, and returns its name.
+func NewTriggerREST(schedules *REST, make func(ctx context.Context, schedule *v1alpha1.Schedule, due metav1.Time, triggeredBy string) (string, error)) *TriggerREST {
+	return &TriggerREST{schedules: schedules, make: make}
+}
+
+// New implements rest.Storage.
+func (t *TriggerREST) New() runtime.Object { return &v1alpha1.ScheduleTrigger{} }
+
+// Destroy implements rest.Storage.
+func (t *TriggerREST) Destroy() {}
+
+// Create implements rest.NamedCreater. It answers with a Status that names the backup.
+func (t *TriggerREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+	if body, ok := obj.(metav1.Object); ok && body.GetName() != "" && body.GetName() != name {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("metadata.name is %q, but the request is about the schedule %q", body.GetName(), name))
+	}
+	if validate != nil {
+		if err := validate(ctx, obj.DeepCopyObject()); err != nil {
+			return nil, err
+		}
+	}
+	requester, ok := genericapirequest.UserFrom(ctx)
+	if !ok {
+		return nil, apierrors.NewInternalError(errors.New("the request has no user"))
+	}
+	found, err := t.schedules.Get(ctx, name, &metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	s := found.(*v1alpha1.Schedule)
+	_, _, backups := t.schedules.config.Publisher.Schedule(types.NamespacedName{Namespace: s.Namespace, Name: name})
+	for _, backup := range backups {
+		if backup.Waits() {
+			return nil, refused(name, fmt.Sprintf("its backup %s waits already, and will hold what there is when it begins", backup.Name))
+		}
+	}
+	if s.DeletionTimestamp != nil {
+		return nil, refused(name, "it is being deleted")
+	}
+	now := metav1.NewTime(t.schedules.config.Clock.Now())
+	made := domain.BackupName(name, now.Time)
+	if len(options.DryRun) == 0 {
+		if made, err = t.make(ctx, s, now, requester.GetName()); err != nil {
+			return nil, err
+		}
+	}
+	return &metav1.Status{
+		Status: metav1.StatusSuccess, Code: http.StatusCreated,
+		Message: fmt.Sprintf("the backup %s is asked for, as %s", made, s.Status.Requester),
+		Details: &metav1.StatusDetails{Name: made, Group: v1alpha1.GroupName, Kind: "backups"},
+	}, nil
+}
+
+// refused refuses a request that does not fit the state of the schedule. It is not the
+// kind of conflict that goes away by trying again.
+func refused(name, message string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusConflict, Reason: "ScheduleState",
+		Message: fmt.Sprintf("schedule %q: %s", name, message),
+		Details: &metav1.StatusDetails{Name: name, Group: v1alpha1.GroupName, Kind: "schedules"},
+	}}
+}

@@ -1,0 +1,30 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"maps"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// AnnotationTriggeredBy is the annotation of a backup that somebody asked a schedule for,
+// with who that was.
+const AnnotationTriggeredBy = "schedule.holdfast.io/triggered-by"
+
+// NewBackup is the backup that a schedule makes at an instant.
+func NewBackup(of *v1alpha1.Schedule, due time.Time) *v1alpha1.Backup {
+	labels := maps.Clone(of.Spec.Template.Metadata.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	labels[v1alpha1.LabelScheduleName] = of.Name
+	return &v1alpha1.Backup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: of.Namespace, Name: BackupName(of.Name, due), Labels: labels},
+		Spec:       *of.Spec.Template.BackupSpec.DeepCopy(),
+	}
+}

@@ -1,0 +1,320 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/test/integration/labtest"
+)
+
+const scheduleManifest = `apiVersion: holdfast.io/v1alpha1
+kind: Schedule
+metadata:
+  name: %s
+  namespace: %s
+spec: %s
+`
+
+// awaitSchedule returns a schedule when it is as a condition says.
+func awaitSchedule(t *testing.T, namespace, name, what string, is func(*v1alpha1.Schedule) bool) *v1alpha1.Schedule {
+	t.Helper()
+	var found *v1alpha1.Schedule
+	labtest.Eventually(t, what, func() (err error) {
+		if found, err = lab.Holdfast.HoldfastV1alpha1().Schedules(namespace).Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		if !is(found) {
+			return fmt.Errorf("its status is %+v", found.Status)
+		}
+		return nil
+	})
+	return found
+}
+
+// apply applies a manifest as a user, and returns what kubectl says.
+func apply(t *testing.T, user, manifest string, more ...string) string {
+	t.Helper()
+	stdout, stderr, err := lab.TryKubectl(t, manifest, append([]string{"--as=" + user, "apply", "-f", "-"}, more...)...)
+	if err != nil {
+		t.Fatalf("applying: %v: %s", err, stderr)
+	}
+	return stdout + stderr
+}
+
+func triggerPath(namespace, name string) string {
+	return api + "/namespaces/" + namespace + "/schedules/" + name + "/trigger"
+}
+
+// TestSchedule is a schedule as its users meet it, who may edit a namespace and no more:
+// applied, edited, triggered, paused, deleted, and by the clock.
+func TestSchedule(t *testing.T) {
+	t.Parallel()
+	ann, eve, namespace := labtest.Name("ann"), labtest.Name("eve"), lab.Namespace(t, "scheduled")
+	lab.Grant(t, ann, "edit", namespace)
+	lab.Grant(t, eve, "view", namespace)
+	as := "--as=" + ann
+	spec := "{schedule: 0 3 1 1 *, template: {metadata: {labels: {tier: gold}}, ttl: 48h0m0s}}"
+	manifest := fmt.Sprintf(scheduleManifest, "yearly", namespace, spec)
+	if said := apply(t, ann, manifest); !strings.Contains(said, "created") {
+		t.Errorf("kubectl apply says %s", said)
+	}
+	if said := apply(t, ann, manifest); !strings.Contains(said, "unchanged") {
+		t.Errorf("applying the same again says %s", said)
+	}
+	lab.Refused(t, manifest, []string{"--as=" + eve, "apply", "-f", "-", "--server-side", "--force-conflicts"}, "forbidden")
+	if said := apply(t, ann, strings.Replace(manifest, "0 3 1 1 *", "0 4 1 1 *", 1)); !strings.Contains(said, "configured") {
+		t.Errorf("applying a change says %s", said)
+	}
+	lab.Kubectl(t, as, "patch", "schedule", "yearly", "-n", namespace, "--type=merge", `-p={"spec":{"timeZone":"Europe/Berlin"}}`)
+	s := awaitSchedule(t, namespace, "yearly", "the next time", func(s *v1alpha1.Schedule) bool { return s.Status.NextDueTimestamp != nil })
+	if next := s.Status.NextDueTimestamp.UTC(); next.Hour() != 3 || next.YearDay() != 1 || s.Status.Requester != ann || s.Generation != 3 {
+		t.Errorf("the next is due at %s, by %q, in generation %d", next, s.Status.Requester, s.Generation)
+	}
+
+	// By hand.
+	answer, stderr, err := lab.TryKubectl(t, body("ScheduleTrigger"), as, "create", "--raw", triggerPath(namespace, "yearly"), "-f", "-")
+	if err != nil {
+		t.Fatalf("triggering: %v: %s", err, stderr)
+	}
+	s = awaitSchedule(t, namespace, "yearly", "its backup", func(s *v1alpha1.Schedule) bool {
+		return s.Status.LastBackup != nil && s.Status.LastBackup.Phase == v1alpha1.BackupPhaseCompleted
+	})
+	backup, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), s.Status.LastBackup.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(answer, backup.Name) || backup.Status.Requester != ann || backup.Labels[v1alpha1.LabelScheduleName] != "yearly" || backup.Labels["tier"] != "gold" ||
+		backup.Spec.TTL.Duration != 48*time.Hour || backup.Status.Origin.ScheduleUID != s.UID {
+		t.Errorf("triggering says %s, and makes %+v", answer, backup)
+	}
+	lab.Refused(t, body("ScheduleTrigger"), []string{"--as=" + eve, "create", "--raw", triggerPath(namespace, "yearly"), "-f", "-"}, "orbidden")
+
+	// By the clock, and paused.
+	lab.Kubectl(t, as, "patch", "schedule", "yearly", "-n", namespace, "--type=merge", `-p={"spec":{"schedule":"* * * * *"}}`)
+	first := backup.Name
+	s = awaitSchedule(t, namespace, "yearly", "a backup by the clock", func(s *v1alpha1.Schedule) bool {
+		return s.Status.LastBackup.Name != first && s.Status.LastBackup.Phase == v1alpha1.BackupPhaseCompleted
+	})
+	if !strings.HasSuffix(s.Status.LastBackup.Name, "00") || !meta.IsStatusConditionTrue(s.Status.Conditions, v1alpha1.ConditionScheduled) || s.Status.Missed != 0 {
+		t.Errorf("by the clock there is %+v", s.Status)
+	}
+	lab.Kubectl(t, as, "patch", "schedule", "yearly", "-n", namespace, "--type=merge", `-p={"spec":{"paused":true}}`)
+	awaitSchedule(t, namespace, "yearly", "the pause", func(s *v1alpha1.Schedule) bool {
+		return s.Status.NextDueTimestamp == nil && meta.FindStatusCondition(s.Status.Conditions, v1alpha1.ConditionScheduled).Reason == v1alpha1.ScheduleReasonPaused
+	})
+	lab.Kubectl(t, as, "delete", "schedule", "yearly", "-n", namespace)
+	for _, name := range []string{first, s.Status.LastBackup.Name} {
+		if _, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+			t.Errorf("with its schedule gone: %v", err)
+		}
+	}
+}
+
+// TestScheduleInput: what can't be is refused when it is written, with the field, and for
+// what somebody may not do, by the code that refuses a backup.
+func TestScheduleInput(t *testing.T) {
+	t.Parallel()
+	ann, own, foreign := labtest.Name("ann"), lab.Namespace(t, "own"), lab.Namespace(t, "foreign")
+	lab.Grant(t, ann, "edit", own)
+	for name, test := range map[string]struct {
+		spec string
+		want []string
+	}{
+		"no schedule":       {"{}", []string{"spec.schedule", "Required"}},
+		"a bad cron":        {"{schedule: 61 * * * *}", []string{"spec.schedule"}},
+		"a bad word":        {"{schedule: '@every 5m'}", []string{"spec.schedule", "no such word"}},
+		"a day that is not": {"{schedule: 0 0 30 2 *}", []string{"spec.schedule", "no such time"}},
+		"a bad zone":        {"{schedule: '@daily', timeZone: Mars/Olympus}", []string{"spec.timeZone", "Mars/Olympus"}},
+		"a bad template":    {"{schedule: '@daily', template: {snapshotVolumes: true}}", []string{"spec.template.snapshotVolumes"}},
+		"no such location":  {"{schedule: '@daily', template: {storageLocation: nowhere}}", []string{"spec.template.storageLocation"}},
+		"an unknown field":  {"{schedule: '@daily', sometimes: true}", []string{"spec.sometimes"}},
+		"an empty keep":     {"{schedule: '@daily', keep: {}}", []string{"spec.keep"}},
+		"too little kept":   {"{schedule: '@daily', keep: {last: -1}}", []string{"spec.keep.last"}},
+		"another namespace": {fmt.Sprintf("{schedule: '@daily', template: {includedNamespaces: [%s]}}", foreign), []string{foreign, "orbidden", "spec.template.includedNamespaces"}},
+		"all namespaces":    {"{schedule: '@daily', template: {includedNamespaces: ['*']}}", []string{"orbidden", "all namespaces"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			manifest := fmt.Sprintf(scheduleManifest, "refused", own, test.spec)
+			lab.Refused(t, manifest, []string{"--as=" + ann, "create", "-f", "-"}, test.want...)
+			lab.Refused(t, manifest, []string{"--as=" + ann, "create", "-f", "-", "--dry-run=server"}, test.want...)
+		})
+	}
+	long := strings.Repeat("a", 49)
+	lab.Refused(t, fmt.Sprintf(scheduleManifest, long, own, "{schedule: '@daily'}"), []string{"--as=" + ann, "create", "-f", "-"}, "metadata.name", "48")
+	stdout, stderr, err := lab.TryKubectl(t, fmt.Sprintf(scheduleManifest, "dry", own, "{schedule: '@daily'}"), "--as="+ann, "create", "-f", "-", "--dry-run=server", "-o=name")
+	if err != nil || !strings.Contains(stdout, "schedule.holdfast.io/dry") {
+		t.Errorf("a dry run says %s %s %v", stdout, stderr, err)
+	}
+	if _, err := lab.Holdfast.HoldfastV1alpha1().Schedules(own).Get(t.Context(), "dry", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("after a dry run: %v", err)
+	}
+}
+
+// TestScheduleManagers: server-side apply, with two managers, finalizers and owners.
+func TestScheduleManagers(t *testing.T) {
+	t.Parallel()
+	namespace := lab.Namespace(t, "managed")
+	manifest := fmt.Sprintf(scheduleManifest, "managed", namespace, "{schedule: '@monthly', startingDeadlineSeconds: 60}")
+	serverSide := func(manager string, more ...string) []string {
+		return append([]string{"apply", "-f", "-", "--server-side", "--field-manager=" + manager}, more...)
+	}
+	if _, stderr, err := lab.TryKubectl(t, manifest, serverSide("gitops")...); err != nil {
+		t.Fatalf("%v: %s", err, stderr)
+	}
+	other := fmt.Sprintf(scheduleManifest, "managed", namespace, "{schedule: '@weekly'}")
+	lab.Refused(t, other, serverSide("somebody"), "conflict", "gitops", ".spec.schedule")
+	if _, stderr, err := lab.TryKubectl(t, other, serverSide("somebody", "--force-conflicts")...); err != nil {
+		t.Fatalf("%v: %s", err, stderr)
+	}
+	s, err := lab.Holdfast.HoldfastV1alpha1().Schedules(namespace).Get(t.Context(), "managed", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Spec.Schedule != "@weekly" || s.Spec.StartingDeadlineSeconds == nil || len(s.ManagedFields) != 2 {
+		t.Errorf("two managers made %+v", s)
+	}
+	// What a manager does not mention any more goes, if it is nobody else's.
+	if _, stderr, err := lab.TryKubectl(t, other, serverSide("gitops", "--force-conflicts")...); err != nil {
+		t.Fatalf("%v: %s", err, stderr)
+	}
+	schedules := lab.Holdfast.HoldfastV1alpha1().Schedules(namespace)
+	if s, err = schedules.Get(t.Context(), "managed", metav1.GetOptions{}); err != nil || s.Spec.StartingDeadlineSeconds != nil {
+		t.Errorf("what nobody applies any more: %+v %v", s, err)
+	}
+
+	// Of two that read the same, one writes.
+	first, second := s.DeepCopy(), s.DeepCopy()
+	first.Labels, second.Labels = map[string]string{"by": "first"}, map[string]string{"by": "second"}
+	first.Finalizers = []string{"holdfast.test/stay"}
+	if _, err := schedules.Update(t.Context(), first, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := schedules.Update(t.Context(), second, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+		t.Errorf("the second one writes too: %v", err)
+	}
+	if list, err := schedules.List(t.Context(), metav1.ListOptions{LabelSelector: "by=first"}); err != nil || len(list.Items) != 1 {
+		t.Errorf("by its label: %v %v", list, err)
+	}
+	// A finalizer holds it.
+	lab.Kubectl(t, "delete", "schedule", "managed", "-n", namespace, "--wait=false")
+	if s, err = schedules.Get(t.Context(), "managed", metav1.GetOptions{}); err != nil || s.DeletionTimestamp == nil {
+		t.Fatalf("with a finalizer it is %+v, %v", s, err)
+	}
+	lab.Kubectl(t, "patch", "schedule", "managed", "-n", namespace, "--type=json", `-p=[{"op":"remove","path":"/metadata/finalizers"}]`)
+	if _, err = schedules.Get(t.Context(), "managed", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("without its finalizer: %v", err)
+	}
+}
+
+// TestScheduleOfARevokedRight: a right counts when a backup is due.
+func TestScheduleOfARevokedRight(t *testing.T) {
+	t.Parallel()
+	ann, bob, own, second := labtest.Name("ann"), labtest.Name("bob"), lab.Namespace(t, "own"), lab.Namespace(t, "second")
+	lab.Grant(t, ann, "edit", own)
+	inSecond := lab.Grant(t, ann, "edit", second)
+	lab.Grant(t, bob, "edit", own)
+	manifest := fmt.Sprintf(scheduleManifest, "both", own, fmt.Sprintf("{schedule: 0 0 1 1 *, template: {includedNamespaces: [%s, %s]}}", own, second))
+	apply(t, ann, manifest)
+	// Who changes no more than a label does not become who it is made as; who changes the
+	// spec needs the rights.
+	lab.Kubectl(t, "--as="+bob, "label", "schedule", "both", "-n", own, "of=bob")
+	lab.Refused(t, "", []string{"--as=" + bob, "patch", "schedule", "both", "-n", own, "--type=merge", `-p={"spec":{"paused":true}}`}, "orbidden", second)
+	if err := lab.Kube.RbacV1().RoleBindings(second).Delete(context.Background(), inSecond, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Eventually(t, "the right to be gone", func() error {
+		_, _, err := lab.TryKubectl(t, body("ScheduleTrigger"), "--as="+bob, "create", "--raw", triggerPath(own, "both")+"?dryRun=All", "-f", "-")
+		if err != nil {
+			return err
+		}
+		if _, stderr, err := lab.TryKubectl(t, "", "--as="+ann, "patch", "schedule", "both", "-n", own, "--type=merge", `-p={"spec":{"schedule":"* * * * *"}}`, "--dry-run=server"); err == nil || !strings.Contains(stderr, "orbidden") {
+			return fmt.Errorf("it is still there: %v %s", err, stderr)
+		}
+		return nil
+	})
+	lab.Refused(t, body("ScheduleTrigger"), []string{"--as=" + bob, "create", "--raw", triggerPath(own, "both"), "-f", "-"}, "orbidden", second, ann)
+	// By the clock: the record is moved into the past, as if it had been due.
+	entries := lab.Engine.EngineV1alpha1().ScheduleEntries(labtest.System)
+	labtest.Eventually(t, "the record to be changed", func() error {
+		entry, err := entries.Get(t.Context(), own+".both", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		entry.Spec.Since = metav1.NewTime(time.Now().AddDate(-2, 0, 0))
+		_, err = entries.Update(t.Context(), entry, metav1.UpdateOptions{})
+		return err
+	})
+	s := awaitSchedule(t, own, "both", "the refusal", func(s *v1alpha1.Schedule) bool {
+		c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.ConditionScheduled)
+		return c != nil && c.Reason == v1alpha1.ScheduleReasonForbidden
+	})
+	if s.Status.LastBackup != nil || s.Status.Missed == 0 || s.Status.Requester != ann || s.Labels["of"] != "bob" {
+		t.Errorf("it is %+v", s.Status)
+	}
+	labtest.Eventually(t, "the event", func() error {
+		events := lab.Kubectl(t, "get", "events", "-n", own, "--field-selector=reason=Forbidden,involvedObject.name=both")
+		if !strings.Contains(events, second) {
+			return fmt.Errorf("the events are %s", events)
+		}
+		return nil
+	})
+	if table := lab.Kubectl(t, "get", "hfs", "-n", own); !strings.Contains(table, "Forbidden") {
+		t.Errorf("kubectl get prints %s", table)
+	}
+}
+
+// TestScheduleOfADeletedNamespace: the schedule goes with its namespace, its backups stay.
+func TestScheduleOfADeletedNamespace(t *testing.T) {
+	t.Parallel()
+	namespace := lab.Namespace(t, "ending")
+	lab.TryKubectl(t, fmt.Sprintf(scheduleManifest, "ending", namespace, "{schedule: '@yearly'}"), "create", "-f", "-")
+	stdout, stderr, err := lab.TryKubectl(t, body("ScheduleTrigger"), "create", "--raw", triggerPath(namespace, "ending"), "-f", "-")
+	if err != nil {
+		t.Fatalf("%v: %s %s", err, stdout, stderr)
+	}
+	s := awaitSchedule(t, namespace, "ending", "its backup", func(s *v1alpha1.Schedule) bool {
+		return s.Status.LastBackup != nil && s.Status.LastBackup.Phase == v1alpha1.BackupPhaseCompleted
+	})
+	lab.Kubectl(t, "delete", "namespace", namespace, "--timeout=120s")
+	if entries, err := lab.Engine.EngineV1alpha1().ScheduleEntries(labtest.System).List(t.Context(), metav1.ListOptions{}); err != nil {
+		t.Fatal(err)
+	} else {
+		for _, entry := range entries.Items {
+			if entry.Spec.ScheduleRef.Namespace == namespace {
+				t.Errorf("the record %s is still there", entry.Name)
+			}
+		}
+	}
+	if _, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), s.Status.LastBackup.Name, metav1.GetOptions{}); err != nil {
+		t.Errorf("its backup: %v", err)
+	}
+}
+
+// TestScheduleExample: what the documentation shows is taken as it is.
+func TestScheduleExample(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../artifacts/examples/schedule.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	namespace := lab.Namespace(t, "example")
+	apply(t, "system:admin", strings.Replace(string(text), "namespace: shop", "namespace: "+namespace, 1), "--as-group=system:masters")
+	awaitSchedule(t, namespace, "nightly", "its next time", func(s *v1alpha1.Schedule) bool { return s.Status.NextDueTimestamp != nil })
+	if verbs := lab.Kubectl(t, "get", "hfs", "-n", namespace); !slices.Contains(strings.Fields(verbs), "nightly") {
+		t.Errorf("kubectl get prints %s", verbs)
+	}
+}
