@@ -285,24 +285,16 @@ func (c CompletedConfig) New() (*Server, error) {
 	}
 	asking := asking{loopback: generic.LoopbackClientConfig, schedules: schedules}
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: c.client.kube.EventsV1()})
-	scheduler := schedulecontroller.New(schedulecontroller.Config{
+	scheduling := schedulecontroller.Config{
 		Schedules:        schedules,
 		Backups:          asking,
 		Entries:          c.client.engine.EngineV1alpha1().ScheduleEntries(c.extra.SystemNamespace),
 		NamespaceUID:     namespaceUID,
 		LiveNamespaceUID: liveNamespaceUID,
-		Leads: func() bool {
-			term, ok := server.enter()
-			if ok {
-				term.Leave()
-			}
-			return ok
-		},
-		Ready:  func() bool { return projector.Ready() == nil },
-		Events: broadcaster.NewRecorder(Scheme, "holdfast-apiserver"),
-		Clock:  clock.RealClock{},
-	})
-	schedules.Changed = scheduler.Changed
+		Ready:            func() bool { return projector.Ready() == nil },
+		Events:           broadcaster.NewRecorder(Scheme, "holdfast-apiserver"),
+		Clock:            clock.RealClock{},
+	}
 	queue, err1 := backupqueue.Resource.ReadOnly(projector.Queue)
 	volumes, err2 := backupvolume.Resource.ReadOnly(projector.Volumes)
 	volumeBackups, err3 := volumebackup.Resource.ListOnly(projector.VolumeBackups)
@@ -357,6 +349,10 @@ func (c CompletedConfig) New() (*Server, error) {
 		Lead: func(ctx context.Context, term *leadership.Term) {
 			var running sync.WaitGroup
 			defer running.Wait()
+			scheduling := scheduling
+			scheduling.Leads = term.Holds
+			scheduler := schedulecontroller.New(scheduling)
+			schedules.Notify(scheduler.Changed)
 			running.Go(func() { scheduler.Run(ctx) })
 			if c.extra.AdvertiseAddress != nil {
 				address{

@@ -257,6 +257,7 @@ func TestSurplus(t *testing.T) {
 	})
 }
 
+// Pitfall 27: while one waits there is no other one.
 func TestDecide(t *testing.T) {
 	daily, _ := Parse("0 3 * * *", "", "")
 	at := func(text string) time.Time {

@@ -47,6 +47,8 @@ const (
 
 // Schedules are those that there are, with their records and the backups that they made.
 type Schedules interface {
+	// Names are those of all.
+	Names() []types.NamespacedName
 	// Schedule gives nil for one that is not there.
 	Schedule(types.NamespacedName) (*v1alpha1.Schedule, *enginev1alpha1.ScheduleEntry, []domain.Backup)
 	// Observe takes note of a record that was just written.
@@ -96,7 +98,10 @@ func New(config Config) *Controller {
 func (c *Controller) Changed(name types.NamespacedName) { c.queue.Add(name) }
 
 // Run works until ctx ends.
-func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
+func (c *Controller) Run(ctx context.Context) {
+	registerMetrics(c)
+	c.queue.Run(ctx, c.sync)
+}
 
 func (c *Controller) sync(ctx context.Context, name types.NamespacedName) error {
 	s, entry, backups := c.Schedules.Schedule(name)

@@ -4,6 +4,7 @@
 package schedule
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -26,16 +27,14 @@ import (
 // backups.
 type Publisher struct {
 	// Log of the schedules.
-	Log *logstore.Log[object]
-	// Changed, if set, is told of each schedule that has changed, or whose backups have.
-	// It is called under a lock.
-	Changed func(types.NamespacedName)
-
+	Log    *logstore.Log[object]
 	clock  clock.PassiveClock
 	synced cache.InformerSynced
 
 	// mu is held from a change of the fields below to the commit of what follows from it.
 	mu sync.Mutex
+	// changed, if set, is told of each schedule that has changed, or whose backups have.
+	changed func(types.NamespacedName)
 	// entries are the records in their latest versions.
 	entries map[types.NamespacedName]*enginev1alpha1.ScheduleEntry
 	// uids are those of the schedules, by record.
@@ -96,6 +95,17 @@ func NewPublisher(informer cache.SharedIndexInformer, clock clock.PassiveClock) 
 func (p *Publisher) Run(ctx context.Context) {
 	if cache.WaitForNamedCacheSyncWithContext(ctx, p.synced) {
 		p.Log.SetReady()
+	}
+}
+
+// Notify has a function told of each schedule that there is, and from then on of each that
+// changes, or whose backups do. It is called under a lock.
+func (p *Publisher) Notify(changed func(types.NamespacedName)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.changed = changed
+	for name := range p.entries {
+		changed(name)
 	}
 }
 
@@ -191,8 +201,8 @@ func (p *Publisher) publishLocked(key types.NamespacedName) {
 }
 
 func (p *Publisher) changedLocked(key types.NamespacedName) {
-	if p.Changed != nil {
-		p.Changed(key)
+	if p.changed != nil {
+		p.changed(key)
 	}
 }
 
@@ -209,6 +219,15 @@ func (p *Publisher) Schedule(name types.NamespacedName) (*v1alpha1.Schedule, *en
 		return nil, nil, nil
 	}
 	return s, entry, p.ofLocked(name.Namespace, s.UID)
+}
+
+// Names are those of all schedules, in order.
+func (p *Publisher) Names() []types.NamespacedName {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(p.entries), func(a, b types.NamespacedName) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
 }
 
 func (p *Publisher) ofLocked(namespace string, schedule types.UID) []domain.Backup {

@@ -1,0 +1,150 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/client-go/tools/cache"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+var noon = time.Date(2026, 5, 5, 12, 0, 0, 0, time.UTC)
+
+var nightly = types.NamespacedName{Namespace: "shop", Name: "nightly"}
+
+func entry(t *testing.T, version string, uid types.UID) *enginev1alpha1.ScheduleEntry {
+	t.Helper()
+	metadata, err := json.Marshal(metav1.ObjectMeta{UID: "uid-of-nightly", Labels: map[string]string{"a": "b"}, Generation: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &enginev1alpha1.ScheduleEntry{
+		ObjectMeta: metav1.ObjectMeta{Name: "shop.nightly", ResourceVersion: version, UID: uid},
+		Spec: enginev1alpha1.ScheduleEntrySpec{
+			ScheduleRef: v1alpha1.BackupReference(nightly), Since: metav1.NewTime(noon), Metadata: string(metadata),
+			Requester: enginev1alpha1.Requester{Username: "ann"}, Schedule: v1alpha1.ScheduleSpec{Schedule: "@daily"},
+		},
+	}
+}
+
+func publisher(t *testing.T) *Publisher {
+	t.Helper()
+	informer := cache.NewSharedIndexInformer(&cache.ListWatch{}, &enginev1alpha1.ScheduleEntry{}, 0, nil)
+	p, err := NewPublisher(informer, clocktesting.NewFakePassiveClock(noon))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Log.SetReady()
+	return p
+}
+
+func backupOf(name string, change func(*v1alpha1.Backup)) *v1alpha1.Backup {
+	backup := &v1alpha1.Backup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, CreationTimestamp: metav1.NewTime(noon), Labels: map[string]string{v1alpha1.LabelScheduleName: "nightly"}},
+		Status: v1alpha1.BackupStatus{
+			Phase: v1alpha1.BackupPhaseCompleted, CompletionTimestamp: &metav1.Time{Time: noon.Add(time.Minute)},
+			Origin: &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustOwn, ScheduleUID: "uid-of-nightly"},
+		},
+	}
+	change(backup)
+	return backup
+}
+
+// TestOwnBackups: a schedule's backups are those that this cluster made for it. A label,
+// another cluster's word, and what was displaced make none; neither does another
+// schedule's of the same name.
+func TestOwnBackups(t *testing.T) {
+	p := publisher(t)
+	var changed int
+	p.Notify(func(types.NamespacedName) { changed++ })
+	for name, change := range map[string]func(*v1alpha1.Backup){
+		"labelled":  func(b *v1alpha1.Backup) { b.Status.Origin.ScheduleUID = "" },
+		"without":   func(b *v1alpha1.Backup) { b.Status.Origin = nil },
+		"foreign":   func(b *v1alpha1.Backup) { b.Status.Origin.Trust = v1alpha1.BackupTrustForeign },
+		"forged":    func(b *v1alpha1.Backup) { b.Status.Origin.Trust = v1alpha1.BackupTrustForged },
+		"trusted":   func(b *v1alpha1.Backup) { b.Status.Origin.Trust = v1alpha1.BackupTrustTrusted },
+		"displaced": func(b *v1alpha1.Backup) { b.Status.Origin.Message = "of another namespace" },
+		"former":    func(b *v1alpha1.Backup) { b.Status.Origin.ScheduleUID = "uid-of-another" },
+		"elsewhere": func(b *v1alpha1.Backup) { b.Namespace = "attic" },
+	} {
+		backup := backupOf(name, change)
+		p.OnBackup(types.NamespacedName{Namespace: backup.Namespace, Name: name}, backup)
+	}
+	p.Observe(entry(t, "1", "record"))
+	if _, _, backups := p.Schedule(nightly); len(backups) != 0 {
+		t.Errorf("it has the backups %v", backups)
+	}
+	name := types.NamespacedName{Namespace: "shop", Name: "nightly-20260505000000"}
+	own := backupOf(name.Name, func(*v1alpha1.Backup) {})
+	p.OnBackup(name, own)
+	s, _, backups := p.Schedule(nightly)
+	if len(backups) != 1 || !backups[0].Due.Equal(noon.Add(-12*time.Hour)) || s.Status.LastBackup.Name != name.Name || !s.Status.LastSuccessTimestamp.Time.Equal(noon.Add(time.Minute)) {
+		t.Errorf("with a backup: %v, %+v", backups, s.Status)
+	}
+	before := changed
+	p.OnBackup(name, own)
+	if changed != before {
+		t.Error("it changes when its backup does not")
+	}
+	own = own.DeepCopy()
+	own.Status.Origin.Message = "of another namespace"
+	p.OnBackup(name, own)
+	if s, _, backups = p.Schedule(nightly); len(backups) != 0 || s.Status.LastBackup != nil {
+		t.Errorf("with its backup displaced: %v, %+v", backups, s.Status)
+	}
+	p.OnBackup(name, nil)
+}
+
+// TestRecords: the newest version of a record counts, and none that is gone.
+func TestRecords(t *testing.T) {
+	p := publisher(t)
+	p.Observe(entry(t, "10", "record"))
+	s, _, _ := p.Schedule(nightly)
+	if s.Labels["a"] != "b" || s.Generation != 7 || s.UID != "uid-of-nightly" || s.Status.Requester != "ann" || !s.Status.NextDueTimestamp.Time.Equal(noon.Add(12*time.Hour)) {
+		t.Errorf("it is %+v", s)
+	}
+	late := entry(t, "9", "record")
+	late.Spec.Requester.Username = "eve"
+	p.Observe(late)
+	if s, _, _ = p.Schedule(nightly); s.Status.Requester != "ann" {
+		t.Errorf("a late version counts: %+v", s)
+	}
+	p.Forget(entry(t, "10", "another"))
+	if s, _, _ = p.Schedule(nightly); s == nil {
+		t.Error("it goes with another record of its name")
+	}
+	p.Forget(entry(t, "10", "record"))
+	p.Observe(entry(t, "10", "record"))
+	if s, _, _ = p.Schedule(nightly); s != nil || len(p.Names()) != 0 {
+		t.Errorf("its record is gone, and it is %+v", s)
+	}
+}
+
+func TestErrorsAreAboutTheTemplate(t *testing.T) {
+	err := ofTemplate(apierrors.NewInvalid(v1alpha1.SchemeGroupVersion.WithKind("Backup").GroupKind(), "nightly-1", field.ErrorList{
+		field.Invalid(field.NewPath("spec", "ttl"), "-1s", "must not be negative"),
+		field.Invalid(field.NewPath("spec", "ttl"), "-1s", "really"),
+		field.Required(field.NewPath("metadata", "name"), "it is needed"),
+	}), "nightly")
+	status := err.(*apierrors.StatusError).ErrStatus
+	want := []string{"spec.template.ttl", "spec.template.ttl", "metadata.name"}
+	for i, cause := range status.Details.Causes {
+		if cause.Field != want[i] {
+			t.Errorf("cause %d is about %s", i, cause.Field)
+		}
+	}
+	if got := status.Message; got != `Backup.holdfast.io "nightly-1" is invalid: [spec.template.ttl: Invalid value: "-1s": must not be negative, spec.template.ttl: Invalid value: "-1s": really, metadata.name: Required value: it is needed]` {
+		t.Errorf("it says %s", got)
+	}
+}
