@@ -4102,7 +4102,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"ttl": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How long the backup is to be kept, counted from its start. Default 720h. It is recorded as status.expiration; an expired backup is not removed by itself.",
+							Description: "How long the backup is kept, counted from its start. Default 720h, unless the cluster has another one. Then it expires: it is deleted, but for the last good one of a namespace.",
 							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
 						},
 					},
