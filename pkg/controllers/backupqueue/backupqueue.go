@@ -243,9 +243,6 @@ func (c *Controller) step(ctx context.Context) error {
 			return err
 		}
 	}
-	if waits, err := c.stillWait(ctx, d.Start); err != nil || !waits {
-		return err
-	}
 	err = c.writeStarts(ctx, d)
 	if err == nil || d.unreadable != nil || records.Refused(err) { // the latter for as long as somebody likes
 		c.announce()

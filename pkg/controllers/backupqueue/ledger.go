@@ -55,37 +55,29 @@ func holds(run *enginev1alpha1.BackupRun) bool {
 	return records.Unclaimed(run) || run.Status.Phase == v1alpha1.BackupPhaseInProgress
 }
 
-// stillWait reports whether what is to start waits in the cluster, too: what is gone or
-// cancelled gets no slot, however late the informer is. That is known then, and it is
-// decided anew.
-func (c *Controller) stillWait(ctx context.Context, starts []types.UID) (bool, error) {
-	still := true
-	for _, uid := range starts {
+// writeStarts lets runs start, with the rest of the ledger as it was judged: one write,
+// which fails if the ledger is not in the version any more that was judged. The runs are
+// added to those that hold a slot. What is gone or cancelled in the cluster is not let
+// start, however late the informer is; that is known then, and it is decided anew.
+func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
+	now := metav1.NewTime(c.Clock.Now())
+	var starts []*enginev1alpha1.BackupRun
+	for _, uid := range d.Start {
 		run := c.planner.Run(uid)
 		live, err := c.live(ctx, run)
 		if err != nil {
-			return false, err
+			return err
 		}
 		if live == nil || live.Spec.Cancellation != nil || !records.Unclaimed(live) {
-			still = false
 			c.know(run.Name, live)
 			c.queue.Add(theQueue)
+			continue
 		}
-	}
-	return still, nil
-}
-
-// writeStarts lets runs start, with the rest of the ledger as it was judged: one write,
-// which fails if the ledger is not in the version any more that was judged. The runs are
-// added to those that hold a slot.
-func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
-	if d.unreadable != nil || len(d.Start) == 0 {
-		return d.unreadable
-	}
-	now := metav1.NewTime(c.Clock.Now())
-	for _, uid := range d.Start {
-		run := c.planner.Run(uid)
+		starts = append(starts, run)
 		d.holding = append(d.holding, records.Start{UID: run.UID, Name: run.Name, At: now})
+	}
+	if len(starts) == 0 {
+		return d.unreadable
 	}
 	ledger, err := records.WithLedger(d.ledger, d.holding)
 	if err != nil {
@@ -97,14 +89,13 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 		if records.Refused(err) {
 			c.Events.Eventf(d.ledger, nil, corev1.EventTypeWarning, "LedgerRefused", "Start", "No backup starts: %v", err)
 		}
-		return fmt.Errorf("letting %d backups start: %w", len(d.Start), err)
+		return fmt.Errorf("letting %d backups start: %w", len(starts), err)
 	}
 	c.ledger = written
 	c.planning.Lock()
 	c.planner.SetStarted(records.Started(written))
 	c.planning.Unlock()
-	for _, uid := range d.Start {
-		run := c.planner.Run(uid)
+	for _, run := range starts {
 		waited := now.Sub(records.WaitingSince(run))
 		queueStarts.Inc()
 		queueWait.Observe(waited.Seconds())
