@@ -21,6 +21,7 @@ import (
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
@@ -107,7 +108,7 @@ func TestAllocationsPerObject(t *testing.T) {
 	}
 	log := newLogbook(clocktesting.NewFakeClock(start))
 	c := &collector{progress: &Progress{}, log: log, findings: &findings{log: log}}
-	c.sink = newSink(w, log, c.progress)
+	c.sink = newSink(w, &manifest.Writer{}, log, c.progress)
 	configMaps := newResource(schema.GroupVersion{Version: "v1"}, &metav1.APIResource{Name: "configmaps", Kind: "ConfigMap", Namespaced: true})
 	read := 0
 	got := testing.AllocsPerRun(1, func() {

@@ -74,7 +74,7 @@ func (p *podVolumes) visitPersistentVolume(_ context.Context, r resource, h *hea
 	if _, err := p.keepPersistentVolume(h, raw); err != nil {
 		p.findings.fail(subject{persistentVolumesResource, "", h.Metadata.Name}, err.Error())
 	}
-	return p.add(r, h, raw)
+	return p.add(r, h, raw, itself)
 }
 
 func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolume, error) {
@@ -96,8 +96,8 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 }
 
 // persistentVolume finds a persistent volume by name. It comes along into the backup,
-// unless the backup excludes it. It is nil when it can't be read.
-func (p *podVolumes) persistentVolume(ctx context.Context, name string) (*persistentVolume, error) {
+// for that reason, unless the backup excludes it. It is nil when it can't be read.
+func (p *podVolumes) persistentVolume(ctx context.Context, name, reason string) (*persistentVolume, error) {
 	if kept, known := p.persistentVolumes[name]; known {
 		return kept, nil
 	}
@@ -115,12 +115,12 @@ func (p *podVolumes) persistentVolume(ctx context.Context, name string) (*persis
 		p.findings.fail(subject{persistentVolumesResource, "", name}, err.Error())
 		return nil, nil
 	}
-	return kept, p.addRelated(r, h, raw)
+	return kept, p.addRelated(r, h, raw, reason)
 }
 
 // visitClaim takes a claim, and its persistent volume along.
 func (p *podVolumes) visitClaim(ctx context.Context, r resource, h *head, raw []byte) error {
-	if err := p.add(r, h, raw); err != nil {
+	if err := p.add(r, h, raw, itself); err != nil {
 		return err
 	}
 	_, err := p.keepClaim(ctx, h, raw)
@@ -151,16 +151,16 @@ func (p *podVolumes) keepClaim(ctx context.Context, h *head, raw []byte) (*claim
 		return kept, nil
 	}
 	kept.volume = object.Spec.VolumeName
-	volume, err := p.persistentVolume(ctx, kept.volume)
+	volume, err := p.persistentVolume(ctx, kept.volume, "the claim "+itemName(h.Metadata.Namespace, h.Metadata.Name)+" is bound to it")
 	if volume != nil && volume.hostPath {
 		kept.unusable = "its persistent volume is of type hostPath, which the agent can't reach"
 	}
 	return kept, err
 }
 
-// claim finds a claim that a pod refers to. It comes along into the backup, even
+// claim finds a claim that a pod of its namespace refers to. It comes along into the backup, even
 // when the backup's label selector does not match it.
-func (p *podVolumes) claim(ctx context.Context, key types.NamespacedName) (*claim, error) {
+func (p *podVolumes) claim(ctx context.Context, key types.NamespacedName, pod string) (*claim, error) {
 	if kept, known := p.claims[key]; known {
 		return kept, nil
 	}
@@ -180,7 +180,7 @@ func (p *podVolumes) claim(ctx context.Context, key types.NamespacedName) (*clai
 		kept.unusable, kept.known = "its claim is "+reason, true
 		return kept, nil
 	}
-	if err := p.addRelated(r, h, raw); err != nil {
+	if err := p.addRelated(r, h, raw, "the pod "+pod+" has it as a volume"); err != nil {
 		return nil, err
 	}
 	return p.keepClaim(ctx, h, raw)
@@ -188,7 +188,7 @@ func (p *podVolumes) claim(ctx context.Context, key types.NamespacedName) (*clai
 
 // visitPod takes a pod, its claims along, and hands over its volumes.
 func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []byte) error {
-	if err := p.add(r, h, raw); err != nil {
+	if err := p.add(r, h, raw, itself); err != nil {
 		return err
 	}
 	about := subject{podsResource, h.Metadata.Namespace, h.Metadata.Name}
@@ -199,7 +199,7 @@ func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []by
 	}
 	for i := range pod.Spec.Volumes {
 		if name := claimOf(&pod, &pod.Spec.Volumes[i]); name != "" {
-			of, err := p.claim(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name})
+			of, err := p.claim(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, pod.Name)
 			if err != nil {
 				return err
 			}

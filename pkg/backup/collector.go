@@ -123,34 +123,28 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	var selected []string
 	err := c.lister.list(ctx, query{resource: r}, visitor{page: func(int64) {}, object: func(raw []byte) error {
 		var h head
-		var object struct {
-			Metadata struct {
-				UID    types.UID         `json:"uid"`
-				Labels map[string]string `json:"labels"`
-			} `json:"metadata"`
-		}
-		if err := errors.Join(decode(raw, &h), decode(raw, &object)); err != nil {
+		if err := decode(raw, &h); err != nil {
 			return err
 		}
 		name := h.Metadata.Name
 		if _, known := c.existing[name]; known {
 			return nil
 		}
-		c.existing[name] = object.Metadata.UID
+		c.existing[name] = h.Metadata.UID
 		if !c.namespaces.Match(name) {
 			return nil
 		}
-		if h.Metadata.Labels.Exclude == "true" {
+		if h.Metadata.Labels[format.LabelExclude] == "true" {
 			c.labelled.Insert(name)
 			c.log.write(slog.LevelInfo, h.whyLeftOut(), subject{namespacesResource, "", name}.attrs()...)
 			return nil
 		}
 		selected = append(selected, name)
-		byLabel := len(c.selectors) == 0 || !c.namespaces.All() || matchesAny(c.selectors, object.Metadata.Labels)
+		byLabel := len(c.selectors) == 0 || !c.namespaces.All() || matchesAny(c.selectors, h.Metadata.Labels)
 		if !c.wanted.Included(namespacesResource, false) || !byLabel {
 			return nil
 		}
-		return c.addRelated(r, &h, raw)
+		return c.addRelated(r, &h, raw, itself)
 	}})
 	if err != nil {
 		return fmt.Errorf("list the namespaces: %w", unwrapVisit(err))
@@ -265,13 +259,16 @@ func (c *collector) inScope(namespace string) bool {
 }
 
 func (c *collector) visitObject(_ context.Context, r resource, h *head, raw []byte) error {
-	return c.add(r, h, raw)
+	return c.add(r, h, raw, itself)
 }
 
-// add puts an object into the tarball.
-func (c *collector) add(r resource, h *head, raw []byte) error {
+// itself is the reason of an object that the spec selects.
+const itself = ""
+
+// add puts an object into the tarball. The reason is why it was taken.
+func (c *collector) add(r resource, h *head, raw []byte, reason string) error {
 	c.progress.found.Add(1)
-	err := c.sink.write(r, h, raw)
+	err := c.sink.write(r, h, raw, reason)
 	if errors.Is(err, archive.ErrItem) {
 		c.findings.fail(subject{r.GroupResource(), h.Metadata.Namespace, h.Metadata.Name}, err.Error())
 		return nil
@@ -284,15 +281,15 @@ var related = sets.New(namespacesResource, persistentVolumesResource, claimsReso
 
 // addRelated puts an object into the tarball that comes along with others,
 // unless it is there, or excluded.
-func (c *collector) addRelated(r resource, h *head, raw []byte) error {
+func (c *collector) addRelated(r resource, h *head, raw []byte, reason string) error {
 	if !c.wanted.IncludedRelated(r.GroupResource(), r.namespaced) || !c.sink.meet(r, h.Metadata.Namespace, h.Metadata.Name) {
 		return nil
 	}
-	if reason := h.whyLeftOut(); reason != "" {
-		c.log.write(slog.LevelInfo, reason, subject{r.GroupResource(), h.Metadata.Namespace, h.Metadata.Name}.attrs()...)
+	if why := h.whyLeftOut(); why != "" {
+		c.log.write(slog.LevelInfo, why, subject{r.GroupResource(), h.Metadata.Namespace, h.Metadata.Name}.attrs()...)
 		return nil
 	}
-	return c.add(r, h, raw)
+	return c.add(r, h, raw, reason)
 }
 
 // readDefinitions takes the definitions of the custom resources of which there
@@ -314,7 +311,7 @@ func (c *collector) readDefinitions(ctx context.Context, selected []resource) er
 		if raw == nil {
 			continue
 		}
-		if err := c.addRelated(definitions, h, raw); err != nil {
+		if err := c.addRelated(definitions, h, raw, "it defines the kind of objects that were taken"); err != nil {
 			return err
 		}
 	}
@@ -333,7 +330,7 @@ func (c *collector) readTouchedNamespaces(ctx context.Context) error {
 		if raw == nil {
 			continue
 		}
-		if err := c.addRelated(r, h, raw); err != nil {
+		if err := c.addRelated(r, h, raw, "objects in it were taken"); err != nil {
 			return err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/types"
 	utiljson "sigs.k8s.io/json"
 
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -22,20 +23,21 @@ type head struct {
 }
 
 type headMeta struct {
-	Name              string     `json:"name"`
-	Namespace         string     `json:"namespace"`
-	DeletionTimestamp string     `json:"deletionTimestamp"`
-	Labels            headLabels `json:"labels"`
-}
-
-type headLabels struct {
-	Exclude string `json:"velero.io/exclude-from-backup"`
+	Name              string            `json:"name"`
+	Namespace         string            `json:"namespace"`
+	UID               types.UID         `json:"uid"`
+	DeletionTimestamp string            `json:"deletionTimestamp"`
+	Labels            map[string]string `json:"labels"`
+	Annotations       map[string]string `json:"annotations"`
+	Owners            []struct {
+		UID string `json:"uid"`
+	} `json:"ownerReferences"`
 }
 
 // whyLeftOut says why the object itself does not want to be backed up, or "".
 func (h *head) whyLeftOut() string {
 	switch {
-	case h.Metadata.Labels.Exclude == "true":
+	case h.Metadata.Labels[format.LabelExclude] == "true":
 		return "left out: it has the label " + format.LabelExclude + "=true"
 	case h.Metadata.DeletionTimestamp != "":
 		return "left out: it is being deleted"

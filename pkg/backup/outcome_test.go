@@ -352,7 +352,7 @@ func TestStoreThatFailsWhileItIsRead(t *testing.T) {
 			return false
 		}
 		outcome := f.run(t)
-		if status := outcome.Status; status.Phase != holdfast.BackupPhaseFailed || status.Errors != 1 || !strings.Contains(status.FailureReason, ".json to the tarball: the disk is full") {
+		if status := outcome.Status; status.Phase != holdfast.BackupPhaseFailed || status.Errors != 1 || !strings.Contains(status.FailureReason, " to the tarball: the disk is full") {
 			t.Errorf("%s: got %+v", place, status)
 		}
 		for _, later := range places[i+1:] {
@@ -378,6 +378,7 @@ func TestSideFilesThatFail(t *testing.T) {
 	for key, want := range map[string]holdfast.BackupPhase{
 		format.PodVolumeBackupsKey("b"): holdfast.BackupPhaseFailed,
 		format.ResourceListKey("b"):     holdfast.BackupPhaseFailed,
+		format.ManifestKey("b"):         holdfast.BackupPhaseFailed,
 		format.LogKey("b"):              holdfast.BackupPhasePartiallyFailed,
 		format.ResultsKey("b"):          holdfast.BackupPhasePartiallyFailed,
 	} {

@@ -24,6 +24,7 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -417,7 +418,7 @@ func TestNamesOfOneListAtATime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.sink = newSink(w, e.log, e.Progress)
+	c.sink = newSink(w, &manifest.Writer{}, e.log, e.Progress)
 	if _, err := c.collect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -481,7 +482,7 @@ func TestWhatComesWasAnnounced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.sink = newSink(nil, e.log, e.Progress)
+	c.sink = newSink(nil, nil, e.log, e.Progress)
 	v := c.counted(t.Context(), query{namespace: "shop"}, func(context.Context, resource, *head, []byte) error { return nil })
 	v.page(2)
 	for i, want := range []int64{1, 0, 0} { // the third one is new
@@ -684,7 +685,7 @@ func TestRequestsToTheStore(t *testing.T) {
 	delete(counts, storetest.Write)
 	want := map[storetest.Operation]int{
 		storetest.Get:       2,         // for the metadata, and at the end for the owner
-		storetest.Create:    5 + 2 + 3, // the side files, the results and the log; the owner, the metadata and its copy
+		storetest.Create:    6 + 2 + 3, // the side files with the manifest, the results and the log; the owner, the metadata and its copy
 		storetest.NewWriter: 1, storetest.Commit: 1,
 		storetest.List: 1,
 	}
@@ -801,7 +802,7 @@ func TestContentsAreThoseOfTheStore(t *testing.T) {
 	f.run(t)
 	stored := f.stored(t)
 	contents, err := format.TakeContents(stored)
-	if err != nil || len(contents) != 8 {
+	if err != nil || len(contents) != 9 {
 		t.Fatalf("got %v, %v", contents, err)
 	}
 	for _, key := range f.keys(t) {

@@ -63,7 +63,7 @@ func TestEachObjectIsWrittenOnce(t *testing.T) {
 		phase holdfast.BackupPhase
 		keys  int
 	}{
-		"completed": {func(*fixture) {}, holdfast.BackupPhaseCompleted, 11},
+		"completed": {func(*fixture) {}, holdfast.BackupPhaseCompleted, 12},
 		"failed":    {func(f *fixture) { f.resources = nil }, holdfast.BackupPhaseFailed, 4},
 	} {
 		t.Run(name, func(t *testing.T) {

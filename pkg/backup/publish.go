@@ -4,6 +4,7 @@
 package backup
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -73,7 +74,11 @@ func (e *execution) storeContents(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	var graph bytes.Buffer
+	if _, err := e.manifest.WriteTo(&graph); err != nil {
+		return fmt.Errorf("encode the manifest: %w", err)
+	}
+	return e.create(ctx, format.ManifestKey(e.storeName), graph.Bytes())
 }
 
 // storeReport stores the results and the log, which nothing can be added to then.

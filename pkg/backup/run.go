@@ -25,6 +25,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -119,9 +120,10 @@ type execution struct {
 	contents format.Contents
 
 	// What was read, for the side files.
-	list    format.ResourceList
-	volumes []*format.Volume
-	skipped []format.VolumeInfo
+	list     format.ResourceList
+	manifest manifest.Writer
+	volumes  []*format.Volume
+	skipped  []format.VolumeInfo
 }
 
 func newExecution(ctx context.Context, request Request, deps Dependencies) *execution {
@@ -185,7 +187,8 @@ func (e *execution) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	collector.sink = newSink(archived, e.log, e.Progress)
+	e.manifest.Comment = string(e.request.Backup.UID)
+	collector.sink = newSink(archived, &e.manifest, e.log, e.Progress)
 	volumes, err := collector.collect(ctx)
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@
 package backup
 
 import (
+	"archive/tar"
 	"bytes"
 	"cmp"
 	"compress/gzip"
@@ -29,6 +30,7 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -270,6 +272,8 @@ func TestRunStoresTheWholeBackup(t *testing.T) {
 	} {
 		fmt.Fprintf(&got, "\n# %s\n%s", key, f.text(t, key))
 	}
+	items, _, _ := strings.Cut(f.text(t, format.ManifestKey("b")), "\n],") // the rest depends on the compressor, too
+	fmt.Fprintf(&got, "\n# %s\n%s\n", format.ManifestKey("b"), items)
 	golden := filepath.Join("testdata", "backup.golden")
 	if *update {
 		if err := os.WriteFile(golden, []byte(got.String()), 0o644); err != nil {
@@ -282,6 +286,74 @@ func TestRunStoresTheWholeBackup(t *testing.T) {
 	}
 	if diff := gocmp.Diff(string(want), got.String()); diff != "" {
 		t.Errorf("the store holds something else (-want +got); run with -update if it is right:\n%s", diff)
+	}
+}
+
+// The manifest has each object of the tarball once, with the reason of what the spec does
+// not select, and each object's bytes lie where it says.
+func TestManifest(t *testing.T) {
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop", "quiet"}})
+	f.story()
+	noise := make([]byte, 1<<20)
+	for i := range noise {
+		noise[i] = byte('a' + i*i%23)
+	}
+	f.add("configmaps", fmt.Sprintf(`{"metadata":{"name":"large","namespace":"shop","uid":"u","ownerReferences":[{"uid":"o"}],"labels":{"app":"x"},
+		"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"secret","kept":"y"}},"data":{"noise":"%s"}}`, noise))
+	f.add("configmaps", named("shop", "last")...)
+	f.run(t)
+	tarball := f.read(t, format.TarballKey("b"))
+	list, err := format.ReadResourceList(bytes.NewReader(f.read(t, format.ResourceListKey("b"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, members := format.ResourceList{}, map[int64]bool{}
+	reasons := map[string]string{}
+	for item, err := range manifest.Read(bytes.NewReader(f.read(t, format.ManifestKey("b")))) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := itemName(item.Namespace, item.Name)
+		got[item.GroupKind()] = append(got[item.GroupKind()], name)
+		if item.Reason != "" {
+			reasons[item.KindName+" "+name] = item.Reason
+		}
+		members[item.Place.Member] = true
+		plain, err := gzip.NewReader(bytes.NewReader(tarball[item.Place.Member:]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.CopyN(io.Discard, plain, item.Place.Offset); err != nil {
+			t.Fatal(err)
+		}
+		entry := tar.NewReader(plain)
+		header, err := entry.Next()
+		if err != nil || !strings.HasPrefix(header.Name, "resources/"+item.Resource) || !strings.HasSuffix(header.Name, "/"+item.Name+".json") {
+			t.Fatalf("where %s should be there is %+v, %v", item, header, err)
+		}
+		content, err := io.ReadAll(entry)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if of := format.NewContent(content); of.Size != item.Size || of.SHA256 != item.SHA256 {
+			t.Errorf("%s has other bytes than the manifest says", item)
+		}
+		if item.Name == "large" {
+			want := &manifest.Item{APIVersion: "v1", KindName: "ConfigMap", Resource: "configmaps", Namespace: "shop", Name: "large", UID: "u", OwnerUIDs: []string{"o"},
+				Labels: map[string]string{"app": "x"}, Annotations: map[string]string{"kept": "y"}, Size: item.Size, SHA256: item.SHA256, Place: item.Place}
+			if diff := gocmp.Diff(want, item); diff != "" {
+				t.Errorf("an item (-want +got):\n%s", diff)
+			}
+		}
+	}
+	if diff := gocmp.Diff(list, got); diff != "" {
+		t.Errorf("the resource list and the manifest differ (-list +manifest):\n%s", diff)
+	}
+	if len(members) < 2 {
+		t.Error("the tarball has one member only")
+	}
+	if reasons["CustomResourceDefinition widgets.example.com"] == "" || reasons["ConfigMap shop/prices"] != "" {
+		t.Errorf("the reasons are %v", reasons)
 	}
 }
 
@@ -307,10 +379,10 @@ func TestMetadataComesLast(t *testing.T) {
 	if !errors.Is(err, store.ErrDenied) || outcome.Stored || outcome.Status.Phase != holdfast.BackupPhaseFailed {
 		t.Fatalf("got %+v, %v", outcome, err)
 	}
-	if keys := f.keys(t); len(keys) != 9 || slices.Contains(keys, format.MetadataKey("b")) {
+	if keys := f.keys(t); len(keys) != 10 || slices.Contains(keys, format.MetadataKey("b")) {
 		t.Errorf("before the metadata there is %v", keys)
 	}
-	if got := f.store.Count(storetest.Create); got != 9 {
+	if got := f.store.Count(storetest.Create); got != 10 {
 		t.Errorf("%d objects were created, and a refusal was tried again", got)
 	}
 }

@@ -10,12 +10,14 @@ import (
 	"sync"
 	"sync/atomic"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
 // Progress counts the objects of a running backup. It is safe for concurrent
@@ -31,16 +33,17 @@ func (p *Progress) Objects() holdfast.BackupProgress {
 	return holdfast.BackupProgress{TotalItems: max(p.found.Load(), written), ItemsBackedUp: written}
 }
 
-// sink takes objects into the tarball, each once, and keeps their names for the
-// resource list. It is safe for concurrent use.
+// sink takes objects into the tarball and the manifest, each once, and keeps their names
+// for the resource list. It is safe for concurrent use.
 type sink struct {
 	log      *logbook
 	progress *Progress
 
-	mu      sync.Mutex
-	archive *archive.Writer
-	buffer  bytes.Buffer
-	list    format.ResourceList
+	mu       sync.Mutex
+	archive  *archive.Writer
+	manifest *manifest.Writer
+	buffer   bytes.Buffer
+	list     format.ResourceList
 	// seen are the names of the resources that are being read, or that others
 	// refer to.
 	seen map[schema.GroupResource]sets.Set[string]
@@ -48,11 +51,12 @@ type sink struct {
 	touched sets.Set[string]
 }
 
-func newSink(w *archive.Writer, log *logbook, progress *Progress) *sink {
+func newSink(w *archive.Writer, graph *manifest.Writer, log *logbook, progress *Progress) *sink {
 	return &sink{
 		log:      log,
 		progress: progress,
 		archive:  w,
+		manifest: graph,
 		list:     format.ResourceList{},
 		seen:     map[schema.GroupResource]sets.Set[string]{},
 		touched:  sets.New[string](),
@@ -85,9 +89,9 @@ func (s *sink) forget(r resource) {
 	delete(s.seen, r.GroupResource())
 }
 
-// write adds an object. An error means that the tarball is
+// write adds an object, that was taken for a reason. An error means that the tarball is
 // broken.
-func (s *sink) write(r resource, h *head, raw []byte) error {
+func (s *sink) write(r resource, h *head, raw []byte, reason string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	stored, err := content(raw, h, r, &s.buffer)
@@ -96,8 +100,12 @@ func (s *sink) write(r resource, h *head, raw []byte) error {
 	}
 	namespace, name := h.Metadata.Namespace, h.Metadata.Name
 	item := archive.Item{Resource: r.GroupResource(), Version: r.Version, Namespace: namespace, Name: name}
-	if err := s.archive.WriteItem(item, stored); err != nil {
+	position, err := s.archive.WriteItem(item, stored)
+	if err != nil {
 		return fmt.Errorf("store the backup's objects: %w", err)
+	}
+	if err := s.manifest.Add(describe(r, h, stored, manifest.Place(position), reason)); err != nil {
+		return fmt.Errorf("describe the backup's objects: %w", err)
 	}
 	key := itemName(namespace, name)
 	s.list[r.listKey] = append(s.list[r.listKey], key)
@@ -129,4 +137,22 @@ func itemName(namespace, name string) string {
 		return name
 	}
 	return namespace + "/" + name
+}
+
+// describe gives the manifest's item of an object as it is stored.
+func describe(r resource, h *head, stored []byte, place manifest.Place, reason string) *manifest.Item {
+	content := format.NewContent(stored)
+	item := &manifest.Item{
+		APIGroup: r.Group, APIVersion: r.Version, KindName: r.kind, Resource: r.Resource,
+		Namespace: h.Metadata.Namespace, Name: h.Metadata.Name, UID: string(h.Metadata.UID),
+		Labels: h.Metadata.Labels, Annotations: h.Metadata.Annotations,
+		References: manifest.ReferencesOf(schema.GroupKind{Group: r.Group, Kind: r.kind}, h.Metadata.Namespace, stored),
+		Size:       content.Size, SHA256: content.SHA256, Place: place, Reason: reason,
+	}
+	// It has a copy of the object, and so of a Secret's data.
+	delete(item.Annotations, corev1.LastAppliedConfigAnnotation)
+	for _, owner := range h.Metadata.Owners {
+		item.OwnerUIDs = append(item.OwnerUIDs, owner.UID)
+	}
+	return item
 }

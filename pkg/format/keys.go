@@ -52,6 +52,10 @@ func ResultsKey(storeName string) string { return sideKey(storeName, "-results.g
 // ResourceListKey names every backed-up object, as ResourceList.
 func ResourceListKey(storeName string) string { return sideKey(storeName, "-resource-list.json.gz") }
 
+// ManifestKey is the graph of the backed-up objects, as package manifest writes it. Velero
+// ignores it.
+func ManifestKey(storeName string) string { return BackupPrefix(storeName) + "manifest.json.gz" }
+
 // VolumeInfoKey says how each volume was backed up, as []VolumeInfo.
 func VolumeInfoKey(storeName string) string { return sideKey(storeName, "-volumeinfo.json.gz") }
 

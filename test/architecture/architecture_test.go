@@ -35,7 +35,7 @@ var clients = []string{"k8s.io/client-go", "k8s.io/apiserver", "github.com/kopia
 
 var rules = []rule{
 	{
-		of:        []string{"pkg/queue", "pkg/selection", "pkg/format", "pkg/identity", "pkg/catalog", "pkg/schedule"},
+		of:        []string{"pkg/queue", "pkg/selection", "pkg/format", "pkg/manifest", "pkg/identity", "pkg/catalog", "pkg/schedule"},
 		except:    []string{"pkg/catalog/refresh"},
 		forbidden: clients,
 		deep:      true,
@@ -66,7 +66,7 @@ var rules = []rule{
 		why:       "the API types are the vocabulary at the bottom: they import nothing of Holdfast above them",
 	},
 	{
-		of:        []string{"pkg/backup", "pkg/catalog", "pkg/datapath", "pkg/format", "pkg/location", "pkg/queue", "pkg/repository", "pkg/schedule", "pkg/selection", "pkg/store"},
+		of:        []string{"pkg/backup", "pkg/catalog", "pkg/datapath", "pkg/format", "pkg/location", "pkg/manifest", "pkg/queue", "pkg/repository", "pkg/schedule", "pkg/selection", "pkg/store"},
 		forbidden: []string{"pkg/apiserver", "pkg/controllers", "pkg/registry", "pkg/serving"},
 		why:       "imports run downwards: the engine and the domain know nothing of who drives or shows them",
 	},

@@ -120,7 +120,7 @@ func checkFolder(t *testing.T, folder, name string) {
 	backup := lab.AwaitPhase(t, labtest.System, name, v1alpha1.BackupPhaseCompleted, v1alpha1.BackupPhaseFailed)
 	if backup.Status.Phase == v1alpha1.BackupPhaseCompleted {
 		want = append(want, "-itemoperations.json.gz", "-podvolumebackups.json.gz", "-resource-list.json.gz",
-			"-volumeinfo.json.gz", "-volumesnapshots.json.gz", ".tar.gz")
+			"-volumeinfo.json.gz", "-volumesnapshots.json.gz", ".tar.gz", "manifest.json.gz")
 	}
 	slices.Sort(want)
 	slices.Sort(kept)

@@ -38,7 +38,7 @@ func write(t testing.TB, at time.Time) []byte {
 		t.Fatal(err)
 	}
 	for i, item := range items {
-		if err := w.WriteItem(item, fmt.Appendf(nil, `{"n":%d}`, i)); err != nil {
+		if _, err := w.WriteItem(item, fmt.Appendf(nil, `{"n":%d}`, i)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -201,10 +201,10 @@ func TestNothingIsWrittenThatReadersRefuse(t *testing.T) {
 		t.Fatal(err)
 	}
 	content := make([]byte, 1000)
-	w.tar = tar.NewWriter(&limitedWriter{w: io.Discard, left: 10_000})
+	w.tar = tar.NewWriter(&meter{w: io.Discard, left: 10_000})
 	written := 0
 	for err == nil && written < 10 {
-		if err = w.WriteItem(items[0], content); err == nil {
+		if _, err = w.WriteItem(items[0], content); err == nil {
 			written++
 		}
 	}
@@ -239,11 +239,11 @@ func TestItemsThatCannotBeAPath(t *testing.T) {
 	} {
 		item := items[1]
 		change(&item)
-		if err := w.WriteItem(item, nil); !errors.Is(err, ErrItem) {
+		if _, err := w.WriteItem(item, nil); !errors.Is(err, ErrItem) {
 			t.Errorf("%+v: %v", item, err)
 		}
 	}
-	if err := w.WriteItem(items[1], []byte("{}")); err != nil {
+	if _, err := w.WriteItem(items[1], []byte("{}")); err != nil {
 		t.Errorf("after refused items: %v", err)
 	}
 }
@@ -257,7 +257,7 @@ func TestAllocationsPerItem(t *testing.T) {
 	content := bytes.Repeat([]byte("x"), 1024)
 	const limit = 16 // two headers of archive/tar, and two paths
 	if got := testing.AllocsPerRun(1000, func() {
-		if err := w.WriteItem(items[1], content); err != nil {
+		if _, err := w.WriteItem(items[1], content); err != nil {
 			t.Fatal(err)
 		}
 	}); got > limit {
@@ -310,7 +310,7 @@ func BenchmarkWriteItem(b *testing.B) {
 				content := contents[i%len(contents)]
 				item := items[1]
 				item.Name = fmt.Sprintf("c-%d", i)
-				if err := w.WriteItem(item, content); err != nil {
+				if _, err := w.WriteItem(item, content); err != nil {
 					b.Fatal(err)
 				}
 				raw += len(content)

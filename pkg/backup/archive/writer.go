@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"time"
 
@@ -26,6 +27,9 @@ const (
 	itemSuffix        = ".json"
 	entryMode         = 0o755
 	typicalPathLength = 160
+	// memberBytes is how much of the tarball a gzip member holds, at least: what is read,
+	// and decompressed, to read one object. A new one costs some hundred bytes.
+	memberBytes = 512 << 10
 )
 
 // Item identifies an object in a tarball.
@@ -49,25 +53,37 @@ var ErrItem = errors.New("the object can't be a path in the tarball")
 type Writer struct {
 	tar        *tar.Writer
 	compressed *gzip.Writer
-	header     tar.Header
-	path       []byte
+	plain, out *meter
+	// member is where the current gzip member begins, as plain bytes in Offset.
+	member Position
+	header tar.Header
+	path   []byte
 }
 
-// NewWriter starts a tarball on w. Every entry carries the given time, in whole
+// Position is where an object lies: its first copy's header is Offset bytes into what is
+// decompressed from the gzip member at Member bytes of the tarball.
+type Position struct{ Member, Offset int64 }
+
+// NewWriter starts a tarball on w. It is written as several gzip members, which readers
+// take for one. Every entry carries the given time, in whole
 // seconds, so that equal items give equal bytes; the backup it belongs to, which has
 // no meaning for readers, tells it from that of another one.
 func NewWriter(w io.Writer, at time.Time, backup string) (*Writer, error) {
 	// Objects are so alike, and the two copies of each so close, that the fastest
 	// level stores only 5 % more than the standard library's default does, in 40 %
 	// of its time (BenchmarkWriteItem).
-	compressed, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
+	out := &meter{w: w, left: math.MaxInt64}
+	compressed, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
 	if err != nil {
 		return nil, fmt.Errorf("start the tarball: %w", err)
 	}
 	compressed.Comment = backup
+	plain := &meter{w: compressed, left: MaxBytes}
 	writer := &Writer{
-		tar:        tar.NewWriter(&limitedWriter{w: compressed, left: MaxBytes}),
+		tar:        tar.NewWriter(plain),
 		compressed: compressed,
+		plain:      plain,
+		out:        out,
 		header:     tar.Header{Typeflag: tar.TypeReg, Mode: entryMode, ModTime: at.Truncate(time.Second).UTC()},
 		path:       make([]byte, 0, typicalPathLength),
 	}
@@ -78,18 +94,37 @@ func NewWriter(w io.Writer, at time.Time, backup string) (*Writer, error) {
 }
 
 // WriteItem adds one object, whose JSON is content. It must be added once only.
-func (w *Writer) WriteItem(item Item, content []byte) error {
+func (w *Writer) WriteItem(item Item, content []byte) (Position, error) {
 	if err := item.validate(); err != nil {
-		return err
+		return Position{}, err
+	}
+	position, err := w.position()
+	if err != nil {
+		return Position{}, fmt.Errorf("write to the tarball: %w", err)
 	}
 	// A restore that negotiates versions reads the second copy, any other the first.
 	for _, versionFolder := range []string{"", item.Version + preferredSuffix} {
 		w.path = item.appendPath(w.path[:0], versionFolder)
 		if err := w.writeEntry(string(w.path), content); err != nil {
-			return err
+			return Position{}, err
 		}
 	}
-	return nil
+	return position, nil
+}
+
+// position is where the next entry begins: in a new member if this one has enough.
+func (w *Writer) position() (Position, error) {
+	if err := w.tar.Flush(); err != nil {
+		return Position{}, err
+	}
+	if w.plain.written-w.member.Offset >= memberBytes {
+		if err := w.compressed.Close(); err != nil {
+			return Position{}, err
+		}
+		w.member = Position{w.out.written, w.plain.written}
+		w.compressed.Reset(w.out)
+	}
+	return Position{w.member.Member, w.plain.written - w.member.Offset}, nil
 }
 
 // Close ends the tarball. It does not close the writer below.
@@ -148,17 +183,19 @@ func (i Item) appendPath(path []byte, versionFolder string) []byte {
 	return append(path, itemSuffix...)
 }
 
-// limitedWriter fails beyond its limit: what readers refuse is not to be stored.
-type limitedWriter struct {
-	w    io.Writer
-	left int64
+// meter counts what is written, and fails beyond a limit: what readers refuse is not to
+// be stored.
+type meter struct {
+	w             io.Writer
+	left, written int64
 }
 
-func (l *limitedWriter) Write(p []byte) (int, error) {
-	if int64(len(p)) > l.left {
+func (m *meter) Write(p []byte) (int, error) {
+	if int64(len(p)) > m.left {
 		return 0, ErrTooLarge
 	}
-	n, err := l.w.Write(p)
-	l.left -= int64(n)
+	n, err := m.w.Write(p)
+	m.left -= int64(n)
+	m.written += int64(n)
 	return n, err
 }

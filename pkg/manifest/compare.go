@@ -1,0 +1,145 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+)
+
+// Sequence yields items in the order of Compare, each identity once. After an error it
+// ends.
+type Sequence = iter.Seq2[*Item, error]
+
+// Sequence yields the items of a manifest in memory.
+func (m *Manifest) Sequence() Sequence {
+	return func(yield func(*Item, error) bool) {
+		for item := range m.Items() {
+			if !yield(item, nil) {
+				return
+			}
+		}
+	}
+}
+
+// Pair is what two manifests have of one identity; one of them may be nil.
+type Pair struct{ A, B *Item }
+
+var errOrder = fmt.Errorf("%w: its items are not in order", ErrFormat)
+
+// Join yields the identities of both, in order, in one pass and without memory.
+func Join(a, b Sequence) iter.Seq2[Pair, error] {
+	return func(yield func(Pair, error) bool) {
+		nextA, stopA := iter.Pull2(ordered(a))
+		defer stopA()
+		nextB, stopB := iter.Pull2(ordered(b))
+		defer stopB()
+		itemA, errA, moreA := nextA()
+		itemB, errB, moreB := nextB()
+		for moreA || moreB {
+			if err := errors.Join(errA, errB); err != nil {
+				yield(Pair{}, err)
+				return
+			}
+			order := 0
+			switch {
+			case !moreA:
+				order = 1
+			case !moreB:
+				order = -1
+			default:
+				order = Compare(itemA, itemB)
+			}
+			var pair Pair
+			if order <= 0 {
+				pair.A = itemA
+				itemA, errA, moreA = nextA()
+			}
+			if order >= 0 {
+				pair.B = itemB
+				itemB, errB, moreB = nextB()
+			}
+			if !yield(pair, nil) {
+				return
+			}
+		}
+	}
+}
+
+// ordered fails where a sequence that somebody else wrote is out of order.
+func ordered(sequence Sequence) Sequence {
+	return func(yield func(*Item, error) bool) {
+		var last *Item
+		for item, err := range sequence {
+			if err == nil && last != nil && Compare(last, item) >= 0 {
+				err = errOrder
+			}
+			if !yield(item, err) || err != nil {
+				return
+			}
+			last = item
+		}
+	}
+}
+
+// filter yields of both what pick takes.
+func filter(a, b Sequence, pick func(Pair) *Item) Sequence {
+	return func(yield func(*Item, error) bool) {
+		for pair, err := range Join(a, b) {
+			item := pick(pair)
+			if err == nil && item == nil {
+				continue
+			}
+			if !yield(item, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// Overlap yields the items of a that b has too.
+func Overlap(a, b Sequence) Sequence {
+	return filter(a, b, func(p Pair) *Item {
+		if p.B == nil {
+			return nil
+		}
+		return p.A
+	})
+}
+
+// Difference yields the items of a that b has not.
+func Difference(a, b Sequence) Sequence {
+	return filter(a, b, func(p Pair) *Item {
+		if p.B != nil {
+			return nil
+		}
+		return p.A
+	})
+}
+
+// Union yields the items of a, and those of b that a has not.
+func Union(a, b Sequence) Sequence {
+	return filter(a, b, func(p Pair) *Item {
+		if p.A != nil {
+			return p.A
+		}
+		return p.B
+	})
+}
+
+// Diff yields what differs: an item that only b has was added, one that only a has was
+// removed, and two whose bytes differ, by their checksums, were changed.
+func Diff(a, b Sequence) iter.Seq2[Pair, error] {
+	return func(yield func(Pair, error) bool) {
+		for pair, err := range Join(a, b) {
+			if err == nil && pair.A != nil && pair.B != nil && pair.A.SHA256 == pair.B.SHA256 && pair.A.Size == pair.B.Size {
+				continue
+			}
+			if !yield(pair, err) || err != nil {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,219 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package manifest is the graph of the objects that a backup holds: what each is, whose
+// it is, what it refers to, why it was taken, and where its bytes lie. It can be read
+// without the tarball. The types follow the design that Velero has for such a manifest
+// (design/graph-manifest.md in its repository), which was not built; docs/format.md says
+// where they differ.
+//
+// A manifest is sorted by kind, namespace and name, on disk as in every sequence of
+// items here, so that two are compared in one pass and one item is found by three reads.
+package manifest
+
+import (
+	"cmp"
+	"iter"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+)
+
+// ItemAlreadyExists says that a manifest has an item with this identity.
+const ItemAlreadyExists = constantError("the manifest has such an item already")
+
+type constantError string
+
+func (e constantError) Error() string { return string(e) }
+
+// Item is one object of a backup.
+type Item struct {
+	// APIGroup is empty for the core group; APIVersion is the version alone.
+	APIGroup   string `json:"group,omitempty"`
+	APIVersion string `json:"version"`
+	KindName   string `json:"kind"`
+	// Resource is the kind's name in paths, such as deployments.
+	Resource string `json:"resource"`
+	// Namespace is empty for a cluster-scoped object.
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+	UID       string `json:"uid,omitempty"`
+
+	Labels map[string]string `json:"labels,omitempty"`
+	// Annotations are those of the object, without what may hold its content.
+	Annotations map[string]string `json:"annotations,omitempty"`
+	// OwnerUIDs are the uids of the objects that own this one.
+	OwnerUIDs []string `json:"owners,omitempty"`
+	// References are what the object needs or is about, without owning it.
+	References []Reference `json:"references,omitempty"`
+
+	// Size, in bytes, and SHA256, in hexadecimal, are those of the object's JSON.
+	Size   int64  `json:"size"`
+	SHA256 string `json:"sha256,omitempty"`
+	// Place is where the JSON lies in the tarball.
+	Place Place `json:"place,omitzero"`
+	// Reason is why the object was taken; empty if the backup's spec selects it.
+	Reason string `json:"reason,omitempty"`
+	// Shortened is true when labels, annotations, owners and references are left out,
+	// since they are too large.
+	Shortened bool `json:"shortened,omitempty"`
+
+	// Manifest is the one that the item was added to.
+	Manifest *Manifest `json:"-"`
+}
+
+// Place is where the first copy of an object begins: Offset bytes into what the gzip
+// member at Member bytes of the tarball decompresses to there is its tar header.
+type Place struct {
+	Member int64 `json:"member"`
+	Offset int64 `json:"offset"`
+}
+
+// Reference is another object, by its group, kind and name.
+type Reference struct {
+	APIGroup  string `json:"group,omitempty"`
+	KindName  string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+}
+
+// GroupKind is the kind with its group and version, as it is in the resource list:
+// apps/v1/Deployment, or v1/Pod for the core group.
+func (i *Item) GroupKind() string {
+	if i.APIGroup == "" {
+		return i.APIVersion + "/" + i.KindName
+	}
+	return i.APIGroup + "/" + i.APIVersion + "/" + i.KindName
+}
+
+// key is NAMESPACE/NAME: the order of etcd, in which most items come.
+func (i *Item) key() string { return i.Namespace + "/" + i.Name }
+
+// String is the item's identity in sets: GROUP/NAMESPACE/VERSION/KIND/NAME.json, where
+// the group and the namespace may be empty.
+func (i *Item) String() string {
+	return strings.Join([]string{i.APIGroup, i.Namespace, i.APIVersion, i.KindName, i.Name}, "/") + ".json"
+}
+
+// Compare orders items as a manifest does.
+func Compare(a, b *Item) int {
+	return cmp.Or(cmp.Compare(a.GroupKind(), b.GroupKind()), cmp.Compare(a.key(), b.key()))
+}
+
+// Namespaces are the items of one kind, by namespace, which is empty for cluster-scoped
+// ones, and name.
+type Namespaces map[string]map[string]*Item
+
+// Manifest is a graph in memory.
+type Manifest struct {
+	// Kinds are the items by GroupKind.
+	Kinds map[string]Namespaces
+	// Index has the items that have one by uid.
+	Index map[string]*Item
+	// children are the items by the uid of an owner.
+	children map[string][]*Item
+}
+
+// New gives an empty manifest.
+func New() *Manifest {
+	return &Manifest{Kinds: map[string]Namespaces{}, Index: map[string]*Item{}, children: map[string][]*Item{}}
+}
+
+// Add adds an item. It is false, with ItemAlreadyExists, if there is one of this
+// identity or uid, which stays.
+func (m *Manifest) Add(item *Item) (bool, error) {
+	kind := item.GroupKind()
+	if m.Kinds[kind][item.Namespace][item.Name] != nil || item.UID != "" && m.Index[item.UID] != nil {
+		return false, ItemAlreadyExists
+	}
+	if m.Kinds[kind] == nil {
+		m.Kinds[kind] = Namespaces{}
+	}
+	if m.Kinds[kind][item.Namespace] == nil {
+		m.Kinds[kind][item.Namespace] = map[string]*Item{}
+	}
+	m.Kinds[kind][item.Namespace][item.Name] = item
+	if item.UID != "" {
+		m.Index[item.UID] = item
+	}
+	for _, owner := range sets.New(item.OwnerUIDs...).UnsortedList() {
+		m.children[owner] = append(m.children[owner], item)
+	}
+	item.Manifest = m
+	return true, nil
+}
+
+// Items yields all items in order.
+func (m *Manifest) Items() iter.Seq[*Item] {
+	return func(yield func(*Item) bool) {
+		for _, kind := range sortedKeys(m.Kinds) {
+			var items []*Item
+			for _, names := range m.Kinds[kind] {
+				for _, item := range names {
+					items = append(items, item)
+				}
+			}
+			slices.SortFunc(items, Compare)
+			for _, item := range items {
+				if !yield(item) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for key := range m {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// Set is the identities of all items.
+func (m *Manifest) Set() sets.Set[string] {
+	set := sets.New[string]()
+	for item := range m.Items() {
+		set.Insert(item.String())
+	}
+	return set
+}
+
+// Owners are the items that own this one, as far as its manifest has them, in order.
+func (i *Item) Owners() []*Item {
+	var owners []*Item
+	for _, uid := range sets.List(sets.New(i.OwnerUIDs...)) {
+		if owner := i.Manifest.Index[uid]; owner != nil {
+			owners = append(owners, owner)
+		}
+	}
+	slices.SortFunc(owners, Compare)
+	return owners
+}
+
+// Children are the items that this one owns, in order.
+func (i *Item) Children() []*Item {
+	if i.UID == "" {
+		return nil
+	}
+	return slices.SortedFunc(slices.Values(i.Manifest.children[i.UID]), Compare)
+}
+
+// Kind is the item of the CustomResourceDefinition that defines this one's kind, or nil
+// if the manifest has none.
+func (i *Item) Kind() *Item {
+	if i.APIGroup == "" {
+		return nil
+	}
+	for kind, namespaces := range i.Manifest.Kinds {
+		if strings.HasPrefix(kind, "apiextensions.k8s.io/") && strings.HasSuffix(kind, "/CustomResourceDefinition") {
+			if definition := namespaces[""][i.Resource+"."+i.APIGroup]; definition != nil {
+				return definition
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,426 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	stdgzip "compress/gzip"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"pgregory.net/rapid"
+)
+
+var kinds = []Item{
+	{APIVersion: "v1", KindName: "Pod", Resource: "pods"},
+	{APIGroup: "apps", APIVersion: "v1", KindName: "Deployment", Resource: "deployments"},
+	{APIGroup: "apps", APIVersion: "v1", KindName: "ReplicaSet", Resource: "replicasets"},
+	{APIGroup: "example.com", APIVersion: "v1", KindName: "Widget", Resource: "widgets"},
+	{APIGroup: "apiextensions.k8s.io", APIVersion: "v1", KindName: "CustomResourceDefinition", Resource: "customresourcedefinitions"},
+}
+
+// drawItems draws items with identities and uids of their own, in any order.
+func drawItems(t *rapid.T, label string) []*Item {
+	seen, count := sets.New[string](), 0
+	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) *Item {
+		item := rapid.SampledFrom(kinds).Draw(t, "kind")
+		item.Namespace = rapid.SampledFrom([]string{"", "a", "a-b", "b"}).Draw(t, "namespace")
+		item.Name = rapid.SampledFrom([]string{"widgets.example.com", "x", "y-0", "ü", "z"}).Draw(t, "name")
+		count++
+		item.UID = fmt.Sprint(count)
+		item.OwnerUIDs = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) string { return fmt.Sprint(rapid.IntRange(1, 12).Draw(t, "owner")) }), 0, 3).Draw(t, "owners")
+		item.SHA256 = rapid.SampledFrom([]string{"one", "other"}).Draw(t, "digest")
+		item.Labels = rapid.SampledFrom([]map[string]string{nil, {"app": "<ü>"}}).Draw(t, "labels")
+		return &item
+	}), 0, 12).Filter(func(items []*Item) bool {
+		seen.Clear()
+		for _, item := range items {
+			if seen.Has(item.String()) {
+				return false
+			}
+			seen.Insert(item.String())
+		}
+		return true
+	}).Draw(t, label)
+}
+
+func build(t interface{ Fatal(...any) }, items []*Item) *Manifest {
+	m := New()
+	for _, item := range items {
+		if added, err := m.Add(item); !added || err != nil {
+			t.Fatal(item, added, err)
+		}
+	}
+	return m
+}
+
+func collect(t interface{ Fatal(...any) }, sequence Sequence) []*Item {
+	var items []*Item
+	for item, err := range sequence {
+		if err != nil {
+			t.Fatal(err)
+		}
+		items = append(items, item)
+	}
+	return items
+}
+
+func encode(t interface{ Fatal(...any) }, items []*Item) []byte {
+	w := Writer{Comment: "uid"}
+	for _, item := range items {
+		if err := w.Add(item); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var b bytes.Buffer
+	n, err := w.WriteTo(&b)
+	if err != nil || n != int64(b.Len()) {
+		t.Fatal(n, b.Len(), err)
+	}
+	return b.Bytes()
+}
+
+var ignoreManifest = cmpopts.IgnoreFields(Item{}, "Manifest")
+
+// What was added is in the set, once; owners and children are each other's inverse; and a
+// custom resource knows its definition.
+func TestGraph(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		items := drawItems(t, "items")
+		m := build(t, items)
+		want := sets.New[string]()
+		for _, item := range items {
+			want.Insert(item.String())
+			other := *item
+			if added, err := m.Add(&other); added || !errors.Is(err, ItemAlreadyExists) {
+				t.Fatal(added, err)
+			}
+			for _, owner := range item.Owners() {
+				if !slices.Contains(owner.Children(), item) || !slices.Contains(item.OwnerUIDs, owner.UID) {
+					t.Fatalf("%s is no child of its owner %s", item, owner)
+				}
+			}
+			for _, child := range item.Children() {
+				if !slices.Contains(child.Owners(), item) {
+					t.Fatalf("%s does not own its child %s", item, child)
+				}
+			}
+			for _, uid := range item.OwnerUIDs {
+				if owner := m.Index[uid]; owner != nil && !slices.Contains(item.Owners(), owner) {
+					t.Fatalf("%s lacks its owner %s", item, owner)
+				}
+			}
+			definition := m.Kinds["apiextensions.k8s.io/v1/CustomResourceDefinition"][""]["widgets.example.com"]
+			if item.APIGroup != "example.com" {
+				definition = nil
+			}
+			if item.Kind() != definition {
+				t.Fatalf("the kind of %s is %v, not %v", item, item.Kind(), definition)
+			}
+		}
+		if !m.Set().Equal(want) || m.Set().Len() != len(items) {
+			t.Fatalf("the set is %v, not %v", m.Set(), want)
+		}
+	})
+}
+
+// The set operations are those of sets of identities, and a diff that is applied to the one
+// manifest gives the other.
+func TestSetOperations(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := build(t, drawItems(t, "a")), build(t, drawItems(t, "b"))
+		for _, operation := range []struct {
+			name string
+			got  Sequence
+			want sets.Set[string]
+		}{
+			{"overlap", Overlap(a.Sequence(), b.Sequence()), a.Set().Intersection(b.Set())},
+			{"difference", Difference(a.Sequence(), b.Sequence()), a.Set().Difference(b.Set())},
+			{"union", Union(a.Sequence(), b.Sequence()), a.Set().Union(b.Set())},
+		} {
+			got := collect(t, operation.got)
+			if !slices.IsSortedFunc(got, Compare) {
+				t.Fatalf("%s is not in order", operation.name)
+			}
+			names := sets.New[string]()
+			for _, item := range got {
+				names.Insert(item.String())
+			}
+			if !names.Equal(operation.want) || len(got) != len(names) {
+				t.Fatalf("%s is %v, not %v", operation.name, names, operation.want)
+			}
+		}
+		patched := map[string]string{}
+		for item := range a.Items() {
+			patched[item.String()] = item.SHA256
+		}
+		for pair, err := range Diff(a.Sequence(), b.Sequence()) {
+			switch {
+			case err != nil:
+				t.Fatal(err)
+			case pair.B == nil:
+				delete(patched, pair.A.String())
+			default:
+				patched[pair.B.String()] = pair.B.SHA256
+				if pair.A != nil && pair.A.SHA256 == pair.B.SHA256 {
+					t.Fatalf("%s is the same in both", pair.A)
+				}
+			}
+		}
+		want := map[string]string{}
+		for item := range b.Items() {
+			want[item.String()] = item.SHA256
+		}
+		if diff := cmp.Diff(want, patched); diff != "" {
+			t.Fatal(diff)
+		}
+	})
+}
+
+// What is read is what was written, in order, in whichever it came; any reader of gzip and
+// JSON reads it, and each item is found by three reads.
+func TestDocument(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		items := drawItems(t, "items")
+		checkDocument(t, items, encode(t, items), items)
+	})
+}
+
+// So it is with many members, of which items came in two orders.
+func TestLargeDocument(t *testing.T) {
+	var items []*Item
+	for i := range 6000 {
+		item := kinds[i%3]
+		item.Namespace, item.Name, item.UID = fmt.Sprint("n", i%7), fmt.Sprintf("o%06d", (i*7919)%6000), fmt.Sprint(i)
+		item.SHA256 = strings.Repeat("ab", 32)
+		items = append(items, &item)
+	}
+	for name, order := range map[string]func(a, b *Item) int{"ordered": Compare, "unordered": func(a, b *Item) int { return Compare(b, a) }} {
+		t.Run(name, func(t *testing.T) {
+			slices.SortFunc(items, order)
+			document := encode(t, items)
+			checkDocument(t, items, document, items[:50])
+			if members := bytes.Count(document, []byte{0x1f, 0x8b, 8}); members < 10 {
+				t.Errorf("there are only %d members", members)
+			}
+		})
+	}
+}
+
+func checkDocument(t interface {
+	Fatal(...any)
+	Fatalf(string, ...any)
+}, items []*Item, document []byte, find []*Item,
+) {
+	want := slices.SortedFunc(slices.Values(items), Compare)
+	if diff := cmp.Diff(want, collect(t, Read(bytes.NewReader(document))), ignoreManifest, cmpopts.EquateEmpty()); diff != "" {
+		t.Fatal(diff)
+	}
+	r, err := stdgzip.NewReader(bytes.NewReader(document))
+	if err != nil || r.Comment != "uid" {
+		t.Fatal(r, err)
+	}
+	var whole struct {
+		Version int
+		Items   []*Item
+		Index   []json.RawMessage
+	}
+	decoder := json.NewDecoder(r)
+	if err := decoder.Decode(&whole); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		t.Fatal("there is more than one JSON value")
+	}
+	if diff := cmp.Diff(want, whole.Items, ignoreManifest, cmpopts.EquateEmpty()); diff != "" || whole.Version != Version {
+		t.Fatal(whole.Version, diff)
+	}
+	reads := 0
+	ranges := func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+		reads++
+		if offset < 0 {
+			offset += int64(len(document))
+		}
+		return io.NopCloser(io.NewSectionReader(bytes.NewReader(document), offset, length)), nil
+	}
+	for _, item := range find {
+		for _, name := range []string{item.Name, item.Name + "0"} {
+			reads = 0
+			found, err := Find(context.Background(), ranges, item.GroupKind(), item.Namespace, name)
+			if err != nil || reads > 3 {
+				t.Fatal(reads, err)
+			}
+			if name == item.Name && cmp.Diff(item, found, ignoreManifest, cmpopts.EquateEmpty()) != "" || name != item.Name && found != nil {
+				t.Fatalf("%s is found as %v", item, found)
+			}
+		}
+	}
+}
+
+// An item that is as large as its object likes loses what makes it so.
+func TestLargeItems(t *testing.T) {
+	item := kinds[0]
+	item.Name, item.Annotations, item.OwnerUIDs = "x", map[string]string{"a": strings.Repeat("b", 1<<20)}, []string{"1"}
+	got := collect(t, Read(bytes.NewReader(encode(t, []*Item{&item}))))
+	if len(got) != 1 || !got[0].Shortened || got[0].Annotations != nil || got[0].OwnerUIDs != nil || got[0].Name != "x" {
+		t.Errorf("it is %+v", got)
+	}
+}
+
+// A document that is cut short or damaged anywhere is an error, or what it says is what was
+// written.
+func TestDamage(t *testing.T) {
+	var items []*Item
+	for i := range 300 {
+		item := kinds[i%5]
+		item.Name, item.UID = fmt.Sprintf("o%06d", i), fmt.Sprint(i)
+		items = append(items, &item)
+	}
+	document := encode(t, items)
+	for length := range len(document) - footerBytes {
+		var err error
+		for _, err = range Read(bytes.NewReader(document[:length])) {
+			if err != nil {
+				break
+			}
+		}
+		if !errors.Is(err, ErrFormat) {
+			t.Fatalf("of %d bytes of %d the error is %v", length, len(document), err)
+		}
+	}
+	for _, other := range []string{"", "{}", `{"version":2,"items":[` + "\n],\"index\":[]}\n", `{"version":1,"items":[` + "\n{}\n],\"index\":[]}\n", `{"version":1,"items":[` + "\n" + strings.Repeat("x", maxLine) + "\n],\"index\":[]}\n"} {
+		var b bytes.Buffer
+		w := stdgzip.NewWriter(&b)
+		_, _ = io.WriteString(w, other)
+		_ = w.Close()
+		if err := read(&b, func(*Item) bool { return true }); !errors.Is(err, ErrFormat) {
+			t.Errorf("of %.40q the error is %v", other, err)
+		}
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	item := kinds[1]
+	item.Name = "x"
+	document := encode(f, []*Item{&item})
+	f.Add(document)
+	f.Add(document[:len(document)-footerBytes])
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for item, err := range Read(bytes.NewReader(data)) {
+			if err != nil && !errors.Is(err, ErrFormat) || err == nil && item.Name == "" {
+				t.Fatal(item, err)
+			}
+		}
+		_, err := Find(t.Context(), func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+			if offset < 0 {
+				offset = max(0, offset+int64(len(data)))
+			}
+			return io.NopCloser(io.NewSectionReader(bytes.NewReader(data), offset, length)), nil
+		}, "apps/v1/Deployment", "", "x")
+		if err != nil && !errors.Is(err, ErrFormat) {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestReferences(t *testing.T) {
+	for _, test := range []struct {
+		kind, object string
+		want         []string
+	}{
+		{"/Pod", `{"spec":{"serviceAccountName":"sa","priorityClassName":"high","runtimeClassName":"kata","imagePullSecrets":[{"name":"pull"}],
+			"containers":[{"envFrom":[{"secretRef":{"name":"from"}},{"configMapRef":{"name":"from"}}],"env":[{"name":"a","valueFrom":{"secretKeyRef":{"name":"key"}}},{"name":"b","value":"x"}]}],
+			"initContainers":[{"env":[{"name":"c","valueFrom":{"configMapKeyRef":{"name":"key"}}}]}],
+			"volumes":[{"persistentVolumeClaim":{"claimName":"data"}},{"secret":{"secretName":"pull"}},{"configMap":{"name":"conf"}},{"projected":{"sources":[{"secret":{"name":"p"}},{"configMap":{"name":"p"}}]}}]}}`,
+			[]string{"/ConfigMap/shop/conf", "/ConfigMap/shop/from", "/ConfigMap/shop/key", "/ConfigMap/shop/p", "/PersistentVolumeClaim/shop/data", "/Secret/shop/from", "/Secret/shop/key", "/Secret/shop/p", "/Secret/shop/pull", "/ServiceAccount/shop/sa", "node.k8s.io/RuntimeClass//kata", "scheduling.k8s.io/PriorityClass//high"}},
+		{"apps/StatefulSet", `{"spec":{"serviceName":"db","template":{"spec":{"serviceAccountName":"sa"}},"volumeClaimTemplates":[{"spec":{"storageClassName":"fast"}}]}}`,
+			[]string{"/Service/shop/db", "/ServiceAccount/shop/sa", "storage.k8s.io/StorageClass//fast"}},
+		{"batch/CronJob", `{"spec":{"jobTemplate":{"spec":{"template":{"spec":{"serviceAccountName":"sa"}}}}}}`, []string{"/ServiceAccount/shop/sa"}},
+		{"/PersistentVolumeClaim", `{"spec":{"volumeName":"pv","storageClassName":"fast","dataSource":{"apiGroup":"snapshot.storage.k8s.io","kind":"VolumeSnapshot","name":"s"}}}`,
+			[]string{"/PersistentVolume//pv", "snapshot.storage.k8s.io/VolumeSnapshot/shop/s", "storage.k8s.io/StorageClass//fast"}},
+		{"/PersistentVolume", `{"spec":{"storageClassName":"fast","claimRef":{"namespace":"shop","name":"data"},"csi":{"nodeStageSecretRef":{"namespace":"csi","name":"s"}}}}`,
+			[]string{"/PersistentVolumeClaim/shop/data", "/Secret/csi/s", "storage.k8s.io/StorageClass//fast"}},
+		{"/ServiceAccount", `{"secrets":[{"name":"token"}],"imagePullSecrets":[{"name":"pull"}]}`, []string{"/Secret/shop/pull", "/Secret/shop/token"}},
+		{"rbac.authorization.k8s.io/RoleBinding", `{"roleRef":{"kind":"ClusterRole","name":"edit"},"subjects":[{"kind":"ServiceAccount","name":"sa"},{"kind":"User","name":"me"},{"kind":"ServiceAccount","namespace":"bank","name":"sa"}]}`,
+			[]string{"/ServiceAccount/bank/sa", "/ServiceAccount/shop/sa", "rbac.authorization.k8s.io/ClusterRole//edit"}},
+		{"rbac.authorization.k8s.io/RoleBinding", `{"roleRef":{"kind":"Role","name":"own"}}`, []string{"rbac.authorization.k8s.io/Role/shop/own"}},
+		{"networking.k8s.io/Ingress", `{"spec":{"ingressClassName":"nginx","tls":[{"secretName":"cert"}],"defaultBackend":{"service":{"name":"web"}},"rules":[{"http":{"paths":[{"backend":{"service":{"name":"api"}}}]}},{}]}}`,
+			[]string{"/Secret/shop/cert", "/Service/shop/api", "/Service/shop/web", "networking.k8s.io/IngressClass//nginx"}},
+		{"autoscaling/HorizontalPodAutoscaler", `{"spec":{"scaleTargetRef":{"apiVersion":"apps/v1","kind":"Deployment","name":"web"}}}`, []string{"apps/Deployment/shop/web"}},
+		{"admissionregistration.k8s.io/ValidatingWebhookConfiguration", `{"webhooks":[{"clientConfig":{"service":{"namespace":"op","name":"hook"}}},{"clientConfig":{"url":"https://x"}}]}`, []string{"/Service/op/hook"}},
+		{"apiregistration.k8s.io/APIService", `{"spec":{"service":{"namespace":"op","name":"api"}}}`, []string{"/Service/op/api"}},
+		{"apiextensions.k8s.io/CustomResourceDefinition", `{"spec":{"conversion":{"webhook":{"clientConfig":{"service":{"namespace":"op","name":"conv"}}}}}}`, []string{"/Service/op/conv"}},
+		{"/ConfigMap", `{"spec":{"volumeName":"pv"}}`, nil},
+		{"/Pod", `{"spec":7}`, nil},
+	} {
+		group, kind, _ := strings.Cut(test.kind, "/")
+		var got []string
+		for _, ref := range ReferencesOf(schema.GroupKind{Group: group, Kind: kind}, "shop", []byte(test.object)) {
+			got = append(got, strings.Join([]string{ref.APIGroup, ref.KindName, ref.Namespace, ref.Name}, "/"))
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", test.kind, diff)
+		}
+	}
+}
+
+// BenchmarkWriter says how much memory an item takes while a backup runs, and in the store.
+func BenchmarkWriter(b *testing.B) {
+	for b.Loop() {
+		var w Writer
+		for i := range 100_000 {
+			item := kinds[0]
+			item.Namespace, item.Name = fmt.Sprint("namespace-", i/1000), fmt.Sprintf("object-%06d", i)
+			digest := sha256.Sum256([]byte(item.Name))
+			item.UID, item.SHA256, item.Size = fmt.Sprintf("%x-%x-%x-%x-%x", digest[:4], digest[4:6], digest[6:8], digest[8:10], digest[10:16]), fmt.Sprintf("%x", digest), 1000
+			item.Labels = map[string]string{"app": fmt.Sprint("app-", i%50)}
+			if err := w.Add(&item); err != nil {
+				b.Fatal(err)
+			}
+		}
+		size, err := w.WriteTo(io.Discard)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(float64(size)/100_000, "bytes/item")
+	}
+}
+
+// What somebody else has written out of order is not compared.
+func TestOrder(t *testing.T) {
+	a, b := kinds[0], kinds[0]
+	a.Name, b.Name = "a", "b"
+	items := func(items ...*Item) Sequence {
+		return func(yield func(*Item, error) bool) {
+			for _, item := range items {
+				if !yield(item, nil) {
+					return
+				}
+			}
+		}
+	}
+	for _, wrong := range [][]*Item{{&b, &a}, {&a, &a}} {
+		var err error
+		for _, err = range Diff(items(wrong...), items()) {
+			if err != nil {
+				break
+			}
+		}
+		if !errors.Is(err, ErrFormat) {
+			t.Errorf("the error is %v", err)
+		}
+	}
+}

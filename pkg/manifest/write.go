@@ -1,0 +1,291 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/klauspost/compress/gzip"
+)
+
+// Version is that of the document.
+const Version = 1
+
+const (
+	// memberBytes is how much of the document a gzip member holds, about: what is read to
+	// find one item.
+	memberBytes = 64 << 10
+	// maxItemBytes is the size beyond which an item is shortened: see Writer.Add.
+	maxItemBytes = 32 << 10
+)
+
+// Writer collects the items of a backup while it is made. They are kept compressed, some
+// 100 bytes each, and a member per kind that is not yet full. It is not safe for
+// concurrent use.
+type Writer struct {
+	// Comment goes into the header of the document's first gzip member.
+	Comment string
+
+	sections   map[string]*section
+	compressor *gzip.Writer
+	line       bytes.Buffer
+}
+
+// section has the items of one kind.
+type section struct {
+	members []member
+	// open are the lines of the last member, of which first is the first item's key.
+	open  bytes.Buffer
+	first string
+	last  string
+	count int
+	// unordered is true when an item did not come after the one before it.
+	unordered bool
+}
+
+// member is a finished gzip member.
+type member struct {
+	first      string
+	compressed []byte
+}
+
+// Add takes an item. Its identity must be new. Of one that is larger than 32 KiB as JSON
+// all is left out that the object has made as large, and Shortened says so.
+func (w *Writer) Add(item *Item) error {
+	if w.sections == nil {
+		w.sections = map[string]*section{}
+		w.compressor, _ = gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) // the level is valid
+	}
+	kind := item.GroupKind()
+	s := w.sections[kind]
+	if s == nil {
+		s = &section{}
+		w.sections[kind] = s
+	}
+	line, err := w.encode(item)
+	if err != nil {
+		return err
+	}
+	if len(line) > maxItemBytes {
+		short := *item
+		short.Labels, short.Annotations, short.OwnerUIDs, short.References, short.Shortened = nil, nil, nil, nil, true
+		if line, err = w.encode(&short); err != nil {
+			return err
+		}
+	}
+	key := item.key()
+	s.unordered = s.unordered || s.count > 0 && key <= s.last
+	s.last = key
+	s.count++
+	return w.append(s, key, line)
+}
+
+func (w *Writer) encode(item *Item) ([]byte, error) {
+	w.line.Reset()
+	encoder := json.NewEncoder(&w.line)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(item); err != nil {
+		return nil, fmt.Errorf("encode the item %s: %w", item, err)
+	}
+	return bytes.TrimSuffix(w.line.Bytes(), []byte("\n")), nil
+}
+
+// append adds a line to a section. What is before its first one is known when the document
+// is written.
+func (w *Writer) append(s *section, key string, line []byte) error {
+	if s.open.Len() == 0 {
+		s.first = key
+	}
+	if s.open.Len() > 0 || len(s.members) > 0 {
+		s.open.WriteString(separator)
+	}
+	s.open.Write(line)
+	if s.open.Len() < memberBytes {
+		return nil
+	}
+	return w.finish(s)
+}
+
+func (w *Writer) finish(s *section) error {
+	if s.open.Len() == 0 {
+		return nil
+	}
+	compressed, err := w.compress(gzip.Header{}, s.open.Bytes())
+	if err != nil {
+		return err
+	}
+	s.members = append(s.members, member{s.first, compressed})
+	s.open.Reset()
+	return nil
+}
+
+// compress gives one gzip member.
+func (w *Writer) compress(header gzip.Header, plain []byte) ([]byte, error) {
+	var compressed bytes.Buffer
+	w.compressor.Reset(&compressed)
+	w.compressor.Header = header
+	w.compressor.OS = 255 // unknown, as the default: equal items give equal bytes
+	if _, err := w.compressor.Write(plain); err != nil {
+		return nil, err
+	}
+	if err := w.compressor.Close(); err != nil {
+		return nil, err
+	}
+	return bytes.Clone(compressed.Bytes()), nil
+}
+
+// sort brings a section in order: its lines are read again.
+func (w *Writer) sort(s *section) error {
+	type entry struct {
+		key  string
+		line []byte
+	}
+	entries := make([]entry, 0, s.count)
+	for _, m := range s.members {
+		lines, err := decompress(m.compressed)
+		if err != nil {
+			return err
+		}
+		for line := range bytes.SplitSeq(lines, []byte("\n")) {
+			if line = bytes.TrimSuffix(line, []byte(",")); len(line) == 0 {
+				continue
+			}
+			var item struct{ Namespace, Name string }
+			if err := json.Unmarshal(line, &item); err != nil {
+				return err
+			}
+			entries = append(entries, entry{item.Namespace + "/" + item.Name, line})
+		}
+	}
+	slices.SortStableFunc(entries, func(a, b entry) int { return cmp.Compare(a.key, b.key) })
+	*s = section{count: s.count}
+	for _, e := range entries {
+		if err := w.append(s, e.key, e.line); err != nil {
+			return err
+		}
+	}
+	return w.finish(s)
+}
+
+func decompress(compressed []byte) ([]byte, error) {
+	r, err := gzip.NewReader(bytes.NewReader(compressed))
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(r)
+}
+
+// The document is one JSON value in several gzip members:
+//
+//	{"version":1,"items":[
+//	ITEM,            a line for each, in order, in members of 64 KiB
+//	...
+//	],"index":[{"kind":KIND,"first":NAMESPACE/NAME,"at":OFFSET,"size":BYTES}, ...]}
+//
+// The index says of each member of items which comes first in it, and where it lies in
+// the file. The last member is empty; its header's extra field says where the member
+// with the index begins, as the footer of eStargz does
+// (github.com/containerd/stargz-snapshotter, docs/estargz.md).
+const (
+	separator = ",\n"
+	itemsEnd  = "],\"index\":"
+)
+
+// indexEntry describes a member of items.
+type indexEntry struct {
+	Kind  string `json:"kind"`
+	First string `json:"first"`
+	At    int64  `json:"at"`
+	Size  int64  `json:"size"`
+}
+
+// footerBytes is the size of the last member: ten of header, two that count the extra
+// field, twelve of that, five of an empty stored block, and eight of trailer.
+const footerBytes = 10 + 2 + footerExtra + 5 + 8
+
+// footerExtra is the size of the extra field: an identifier and a length of two bytes
+// each, and the offset.
+const footerExtra = 2 + 2 + 8
+
+// footerID identifies the field: RFC 1952, section 2.3.1.1.
+var footerID = [2]byte{'H', 'F'}
+
+// WriteTo writes the document. Nothing can be added after that.
+func (w *Writer) WriteTo(to io.Writer) (int64, error) {
+	if w.compressor == nil {
+		w.compressor, _ = gzip.NewWriterLevel(io.Discard, gzip.BestSpeed)
+	}
+	out := &counter{w: to}
+	write := func(compressed []byte, err error) error {
+		if err == nil {
+			_, err = out.Write(compressed)
+		}
+		return err
+	}
+	if err := write(w.compress(gzip.Header{Comment: w.Comment}, fmt.Appendf(nil, "{\"version\":%d,\"items\":[\n", Version))); err != nil {
+		return out.n, err
+	}
+	var index []indexEntry
+	for _, kind := range sortedKeys(w.sections) {
+		s := w.sections[kind]
+		if err := w.finish(s); err != nil {
+			return out.n, err
+		}
+		if s.unordered {
+			if err := w.sort(s); err != nil {
+				return out.n, fmt.Errorf("sort the manifest's items of %s: %w", kind, err)
+			}
+		}
+		if len(index) > 0 {
+			if err := write(w.compress(gzip.Header{}, []byte(separator))); err != nil {
+				return out.n, err
+			}
+		}
+		for _, m := range s.members {
+			index = append(index, indexEntry{kind, m.first, out.n, int64(len(m.compressed))})
+			if err := write(m.compressed, nil); err != nil {
+				return out.n, err
+			}
+		}
+		delete(w.sections, kind)
+	}
+	encoded, err := json.Marshal(append([]indexEntry{}, index...))
+	if err != nil {
+		return out.n, err
+	}
+	at := out.n
+	if err := write(w.compress(gzip.Header{}, fmt.Appendf(nil, "\n%s%s}\n", itemsEnd, encoded))); err != nil {
+		return out.n, err
+	}
+	return out.n, write(footer(at), nil)
+}
+
+// footer is the empty gzip member that says where the index is.
+func footer(at int64) []byte {
+	b := make([]byte, 0, footerBytes)
+	b = append(b, 0x1f, 0x8b, 8, 4 /* there is an extra field */, 0, 0, 0, 0, 0, 255)
+	b = binary.LittleEndian.AppendUint16(b, footerExtra)
+	b = append(b, footerID[0], footerID[1])
+	b = binary.LittleEndian.AppendUint16(b, 8)
+	b = binary.LittleEndian.AppendUint64(b, uint64(at))
+	b = append(b, 1, 0, 0, 0xff, 0xff) // the last block, stored, of no bytes
+	return append(b, 0, 0, 0, 0, 0, 0, 0, 0)
+}
+
+type counter struct {
+	w io.Writer
+	n int64
+}
+
+func (c *counter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	return n, err
+}
