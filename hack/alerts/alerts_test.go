@@ -29,8 +29,10 @@ const (
 	minutes = 40
 )
 
-// expositions are tests that have, line by line, what the controller serves.
-var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", "../../pkg/controllers/maintenance/metrics_test.go"}
+// expositions are tests that have, line by line, what the controller serves, and the API
+// server of schedules.
+var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", "../../pkg/controllers/maintenance/metrics_test.go",
+	"../../pkg/controllers/schedule/metrics_test.go"}
 
 // scrape is what a target serves, minute by minute, in the notation of promtool. Keys
 // are a state, a reason, or what follows holdfast_queue_; what is not named is 0. The
@@ -146,6 +148,10 @@ func TestAlerts(t *testing.T) {
 			targets: restarted(scrape{"slots": "2", "StorageUnavailable": "1"}),
 			fires:   map[string]string{"HoldfastStorageHoldsBackups": "15-19,37-40"},
 		},
+		"a schedule has no good backup": {
+			targets: []scrape{{"slots": always(2), "late": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastScheduleLate": "15-40"},
+		},
 		"a repository is not maintained": {
 			targets: []scrape{{"slots": always(2), "overdue_repositories": "0x9 1x30"}},
 			fires:   map[string]string{"HoldfastRepositoriesNotMaintained": "15-40"},
@@ -191,6 +197,7 @@ func (s scrape) load(t *testing.T, series []labels.Labels, instance string) stri
 	var lines strings.Builder
 	for _, one := range series {
 		key := strings.TrimPrefix(strings.TrimPrefix(one.Get(labels.MetricName), "holdfast_queue_"), "holdfast_repo_maintenance_")
+		key = strings.TrimPrefix(key, "holdfast_schedule_")
 		one.Range(func(l labels.Label) {
 			if l.Name != labels.MetricName {
 				key = l.Value
@@ -296,7 +303,7 @@ func TestTheControllerServesWhatIsSelected(t *testing.T) {
 
 func TestAlertsSayWhatToDo(t *testing.T) {
 	var pages string
-	for _, path := range []string{"../../docs/queue.md", "../../docs/maintenance.md"} {
+	for _, path := range []string{"../../docs/queue.md", "../../docs/maintenance.md", "../../docs/schedules.md"} {
 		page, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -313,7 +320,7 @@ func TestAlertsSayWhatToDo(t *testing.T) {
 			t.Errorf("%s has the severity %q, want critical or warning", rule.Name(), severity)
 		}
 		if !strings.Contains(pages, "`"+rule.Name()+"`") {
-			t.Errorf("neither docs/queue.md nor docs/maintenance.md names %s", rule.Name())
+			t.Errorf("neither docs/queue.md nor docs/maintenance.md nor docs/schedules.md names %s", rule.Name())
 		}
 	}
 }
@@ -369,7 +376,7 @@ func exposed(t *testing.T) (series []labels.Labels) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines := regexp.MustCompile(`(?m)^(holdfast_(?:queue|repo_maintenance)_\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
+		lines := regexp.MustCompile(`(?m)^(holdfast_(?:queue|repo_maintenance|schedule)_\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
 		for _, line := range lines {
 			one, err := parser.ParseMetric(line[1])
 			if err != nil {

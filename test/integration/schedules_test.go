@@ -277,6 +277,47 @@ func TestScheduleOfARevokedRight(t *testing.T) {
 	}
 }
 
+// TestScheduleKeeps: what no rule keeps is deleted, of the schedule's own backups alone, if
+// whoever wrote it may.
+func TestScheduleKeeps(t *testing.T) {
+	t.Parallel()
+	ann, namespace := labtest.Name("ann"), lab.Namespace(t, "kept")
+	lab.Grant(t, ann, "edit", namespace)
+	manifest := fmt.Sprintf(scheduleManifest, "keeps", namespace, "{schedule: '@yearly', keep: {last: 1}}")
+	apply(t, ann, manifest)
+	lab.TryKubectl(t, fmt.Sprintf("apiVersion: holdfast.io/v1alpha1\nkind: Backup\nmetadata: {name: by-hand, namespace: %s, labels: {velero.io/schedule-name: keeps}}", namespace), "create", "-f", "-")
+	var backups []string
+	for range 2 {
+		labtest.Eventually(t, "another second", func() error {
+			_, stderr, err := lab.TryKubectl(t, body("ScheduleTrigger"), "--as="+ann, "create", "--raw", triggerPath(namespace, "keeps"), "-f", "-")
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, stderr)
+			}
+			return nil
+		})
+		s := awaitSchedule(t, namespace, "keeps", "its backup", func(s *v1alpha1.Schedule) bool {
+			last := s.Status.LastBackup
+			return last != nil && !slices.Contains(backups, last.Name) && last.Phase == v1alpha1.BackupPhaseCompleted
+		})
+		backups = append(backups, s.Status.LastBackup.Name)
+	}
+	awaitSchedule(t, namespace, "keeps", "that it may not delete", func(s *v1alpha1.Schedule) bool {
+		c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.ConditionPruned)
+		return c != nil && c.Reason == v1alpha1.ScheduleReasonForbidden && strings.Contains(c.Message, backups[0])
+	})
+	// The administrator takes it over.
+	lab.Kubectl(t, "patch", "schedule", "keeps", "-n", namespace, "--type=merge", `-p={"spec":{"template":{"ttl":"24h0m0s"}}}`)
+	awaitSchedule(t, namespace, "keeps", "that it has deleted", func(s *v1alpha1.Schedule) bool {
+		_, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), backups[0], metav1.GetOptions{})
+		return apierrors.IsNotFound(err) && meta.IsStatusConditionTrue(s.Status.Conditions, v1alpha1.ConditionPruned)
+	})
+	for _, name := range []string{backups[1], "by-hand"} {
+		if _, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+			t.Errorf("what stays: %v", err)
+		}
+	}
+}
+
 // TestScheduleOfADeletedNamespace: the schedule goes with its namespace, its backups stay.
 func TestScheduleOfADeletedNamespace(t *testing.T) {
 	t.Parallel()

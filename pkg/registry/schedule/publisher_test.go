@@ -120,6 +120,11 @@ func TestRecords(t *testing.T) {
 	if s, _, _ = p.Schedule(nightly); s.Status.Requester != "ann" {
 		t.Errorf("a late version counts: %+v", s)
 	}
+	told := map[types.NamespacedName]int{}
+	p.Notify(func(name types.NamespacedName) { told[name]++ })
+	if told[nightly] != 1 {
+		t.Errorf("whoever begins a term is told of %v", told)
+	}
 	p.Forget(entry(t, "10", "another"))
 	if s, _, _ = p.Schedule(nightly); s == nil {
 		t.Error("it goes with another record of its name")
