@@ -440,6 +440,17 @@ func TestNameTaken(t *testing.T) {
 	}
 }
 
+// A folder whose owner nobody can tell is another's.
+func TestAnOwnerThatCannotBeRead(t *testing.T) {
+	f := shopOf(t, 1)
+	if err := f.store.Put(t.Context(), format.OwnerKey("b"), []byte("somebody")); err != nil {
+		t.Fatal(err)
+	}
+	if outcome, err := Run(t.Context(), f.request, f.deps); !errors.Is(err, ErrNameTaken) || !errors.Is(err, ErrUnreadable) || outcome.Stored || len(f.keys(t)) != 1 {
+		t.Errorf("got %+v, %v", outcome, err)
+	}
+}
+
 // The name may be taken while the backup runs.
 func TestNameTakenMeanwhile(t *testing.T) {
 	f := shopOf(t, 3)
