@@ -53,7 +53,7 @@ patches:
     apiVersion: apps/v1
     kind: DaemonSet
     metadata: {name: holdfast-node-agent, namespace: holdfast-agents}
-    spec: {template: {spec: {volumes: [{name: pods, hostPath: {path: %[3]q}}]}}}
+    spec: {template: {spec: {volumes: [{name: pods, hostPath: {path: %[3]q}}, {name: cache, hostPath: {path: %[4]q}}]}}}
 `
 
 // install installs Holdfast as its manifests say, and returns when it is ready.
@@ -95,7 +95,7 @@ func (c *cluster) writeOverlay() error {
 	if artifacts, err = filepath.Rel(c.path("overlay"), artifacts); err != nil {
 		return err
 	}
-	text := fmt.Sprintf(overlay, artifacts, base64.StdEncoding.EncodeToString(certificate), c.path("nodes"))
+	text := fmt.Sprintf(overlay, artifacts, base64.StdEncoding.EncodeToString(certificate), c.path("nodes"), c.path("cache"))
 	if err := os.MkdirAll(c.path("overlay"), 0o700); err != nil {
 		return err
 	}
