@@ -5,9 +5,11 @@ package datapath
 
 import (
 	"context"
+	"path"
 	"slices"
 	"strings"
 
+	"github.com/google/uuid"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/object"
 )
@@ -37,18 +39,27 @@ var inPlaceExtensions = func() []string {
 	return extensions
 }()
 
+// isInPlace reports whether a name is that of a file that is written to in place.
+func isInPlace(name string) bool {
+	_, found := slices.BinarySearch(inPlaceExtensions, path.Ext(name))
+	return found
+}
+
 // chunker has files that are changed in place cut into chunks of one size. Kopia's policies
 // name a splitter for a folder, not for kinds of files, and know kinds of files only where
 // it is about compression. So uploadPolicy says that these are not compressed, by which
-// they are known here, and they are compressed as the others.
+// they are known here, and they are compressed as the others. So it says of files that are
+// too small for it, which stay as they are.
 type chunker struct{ repo.RepositoryWriter }
 
-// contentOfFile is how Kopia's uploader describes the content of a file, or of a part of it.
+// contentOfFile is how Kopia's uploader describes the content of a file, before its name, or
+// of a part of a large one, before a UUID.
 const contentOfFile = "FILE:"
 
 // NewObjectWriter implements repo.RepositoryWriter.
 func (c chunker) NewObjectWriter(ctx context.Context, options object.WriterOptions) object.Writer {
-	if options.Compressor == "" && strings.HasPrefix(options.Description, contentOfFile) {
+	name, isFile := strings.CutPrefix(options.Description, contentOfFile)
+	if options.Compressor == "" && isFile && (isInPlace(name) || uuid.Validate(name) == nil) {
 		options.Compressor, options.Splitter = compressor, inPlaceSplitter
 	}
 	return c.RepositoryWriter.NewObjectWriter(ctx, options)

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -26,7 +27,7 @@ func (s store) uploadInParts(t *testing.T, dir string, above int64) (man *snapsh
 	t.Helper()
 	vol, err := openVolume(dir, &notes{})
 	must(t, err)
-	defer vol.root.Close()
+	defer vol.close()
 	folder, err := vol.folder()
 	must(t, err)
 	policies := uploadPolicy()
@@ -76,7 +77,17 @@ func TestChunks(t *testing.T) {
 		}
 		write(t, filepath.Join(dir, name), string(file))
 	}
+	write(t, filepath.Join(dir, "tiny"), strings.Repeat("x", compressedFrom-1))
+	write(t, filepath.Join(dir, "small"), strings.Repeat("x", compressedFrom))
+	write(t, filepath.Join(dir, "tiny.db"), strings.Repeat("x", compressedFrom/2))
 	man := s.uploadInParts(t, dir, partsAbove)
+	for name, want := range map[string]bool{"tiny": false, "small": true, "tiny.db": true} {
+		for _, chunk := range s.chunks(t, man.RootEntry, name) {
+			if compressed := chunk.CompressionHeaderID != 0; compressed != want {
+				t.Errorf("%s: compressed: %v", name, compressed)
+			}
+		}
+	}
 	for name, want := range inPlace {
 		chunks := s.chunks(t, man.RootEntry, name)
 		all := true

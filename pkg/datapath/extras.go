@@ -17,7 +17,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"unsafe"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/manifest"
@@ -79,13 +81,12 @@ func folderPath(folder *os.File) string {
 	return "/proc/self/fd/" + strconv.FormatUint(uint64(folder.Fd()), 10)
 }
 
-// observe takes note of a file or folder. at is a path of it in which no other than the
-// last link is the volume's.
-func (x *extras) observe(at, rel string, info os.FileInfo) error {
+// observe takes note of a file or folder, by its name in a folder that is open.
+func (x *extras) observe(folder *os.File, name, rel string, info os.FileInfo) error {
 	if x == nil || info.Mode()&os.ModeType&^os.ModeDir != 0 {
 		return nil // links, and what is left out, have none that are kept
 	}
-	attributes, err := readAttributes(at)
+	attributes, err := readAttributes(folder, name)
 	switch {
 	case errors.Is(err, os.ErrNotExist) && rel != ".":
 		return nil // whoever reads it notes that
@@ -111,17 +112,45 @@ func (x *extras) observe(at, rel string, info os.FileInfo) error {
 	return nil
 }
 
+// noListAt is set where the kernel, or who guards it, does not know listxattrat.
+var noListAt atomic.Bool
+
+// listAttributes writes the names of the attributes of a file or folder into b, of a link
+// its own.
+func listAttributes(folder *os.File, name string, b []byte) (int, error) {
+	if !noListAt.Load() {
+		// By its path in /proc it takes several times as long, for each file of a volume.
+		at, err := unix.BytePtrFromString(name)
+		if err != nil {
+			return 0, err
+		}
+		n, _, errno := unix.Syscall6(unix.SYS_LISTXATTRAT, folder.Fd(), uintptr(unsafe.Pointer(at)), unix.AT_SYMLINK_NOFOLLOW,
+			uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), 0)
+		switch errno {
+		case 0:
+			return int(n), nil
+		case unix.ENOSYS, unix.EPERM:
+			noListAt.Store(true)
+		default:
+			return 0, errno
+		}
+	}
+	return unix.Llistxattr(folderPath(folder)+"/"+name, b)
+}
+
 // readAttributes returns the attributes of a file or folder that are kept, of a link its
 // own. A file system without attributes has none.
-func readAttributes(at string) (map[string][]byte, error) {
+func readAttributes(folder *os.File, name string) (map[string][]byte, error) {
 	var space [1024]byte
-	names, err := grown(space[:], func(b []byte) (int, error) { return unix.Llistxattr(at, b) })
+	names, err := grown(space[:], func(b []byte) (int, error) { return listAttributes(folder, name, b) })
 	if errors.Is(err, unix.ENOTSUP) {
 		return nil, nil
 	}
 	if err != nil || len(names) == 0 {
 		return nil, err
 	}
+	// In it no other than the last link is the volume's.
+	at := folderPath(folder) + "/" + name
 	attributes := map[string][]byte{}
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
 		if !isKept(name) {

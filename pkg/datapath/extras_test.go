@@ -61,6 +61,16 @@ func setAttribute(t *testing.T, path, name, value string) {
 	}
 }
 
+// attributesAt is readAttributes by a path.
+func attributesAt(path string) (map[string][]byte, error) {
+	folder, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer folder.Close()
+	return readAttributes(folder, filepath.Base(path))
+}
+
 // attributesBelow reads all attributes that are kept, by path.
 func attributesBelow(t *testing.T, dir string) map[string]map[string][]byte {
 	t.Helper()
@@ -69,7 +79,7 @@ func attributesBelow(t *testing.T, dir string) map[string]map[string][]byte {
 		if err != nil {
 			return err
 		}
-		attributes, err := readAttributes(path)
+		attributes, err := attributesAt(path)
 		if len(attributes) > 0 {
 			rel, _ := filepath.Rel(dir, path)
 			all[rel] = attributes

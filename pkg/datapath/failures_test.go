@@ -139,7 +139,7 @@ func TestUploadFolderIsWholeOrFails(t *testing.T) {
 				var n notes
 				vol, err := openVolume(test.dir, &n)
 				must(t, err)
-				defer vol.root.Close()
+				defer vol.close()
 				folder, err := vol.folder()
 				must(t, err)
 				o := &uploadObserver{progress: new(Progress), notes: &n}
@@ -185,7 +185,7 @@ func TestVanishedIsAWarning(t *testing.T) {
 		var n notes
 		vol, err := openVolume(dir, &n)
 		must(t, err)
-		defer vol.root.Close()
+		defer vol.close()
 		folder, err := vol.folder()
 		must(t, err)
 		before := &listed{Directory: folder}
@@ -219,7 +219,7 @@ func TestVanishedIsAWarning(t *testing.T) {
 	if _, err := it.Next(t.Context()); err == nil || errors.Is(err, errVanished) {
 		t.Errorf("a closed folder: %v", err)
 	}
-	must(t, vol.root.Close())
+	vol.close()
 	if _, err := vol.folder(); err == nil {
 		t.Error("the folder of a closed volume is read")
 	}
@@ -609,12 +609,12 @@ func TestMeasureLater(t *testing.T) {
 	}{
 		"a long upload":           {func(*volume) {}, measureAfter + time.Millisecond, 8},
 		"a short upload":          {func(*volume) {}, measureAfter - time.Millisecond, 0},
-		"a volume that went away": {func(vol *volume) { vol.root.Close() }, measureAfter + time.Millisecond, 0},
+		"a volume that went away": {func(vol *volume) { vol.close() }, measureAfter + time.Millisecond, 0},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			vol, err := openVolume(dir, &notes{})
 			must(t, err)
-			defer vol.root.Close()
+			defer vol.close()
 			test.prepare(vol)
 			var p Progress
 			stop := measureLater(t.Context(), vol, &p)

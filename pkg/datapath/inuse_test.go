@@ -29,7 +29,7 @@ func TestVolumeInUse(t *testing.T) {
 	var n notes
 	vol, err := openVolume(dir, &n)
 	must(t, err)
-	defer vol.root.Close()
+	defer vol.close()
 	root, err := vol.folder()
 	must(t, err)
 	entries := map[string]kopiafs.Entry{}

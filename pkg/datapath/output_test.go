@@ -57,7 +57,7 @@ func TestAttributesThatCannotBeSet(t *testing.T) {
 			if warnings := o.notes.warnings().String(); warnings != "" != (test.warning != "") || !strings.Contains(warnings, test.warning) {
 				t.Errorf("%s of a %s: the warnings are %s", test.attribute, name, warnings)
 			}
-			got, err := readAttributes(filepath.Join(target, name))
+			got, err := attributesAt(filepath.Join(target, name))
 			if set := err == nil && got[test.attribute] != nil; set != (test.value == "fine") {
 				t.Errorf("%s of a %s: there is %q, %v", test.attribute, name, got, err)
 			}
@@ -133,7 +133,7 @@ func TestCopyInParts(t *testing.T) {
 	must(t, disk.Close())
 	vol, err := openVolume(dir, &notes{})
 	must(t, err)
-	defer vol.root.Close()
+	defer vol.close()
 	folder, err := vol.folder()
 	must(t, err)
 	child, err := folder.Child(t.Context(), "disk")
@@ -225,7 +225,7 @@ func TestNothingStaysOpen(t *testing.T) {
 	if _, err := child.(fs.File).Open(t.Context()); !errors.Is(err, errVanished) {
 		t.Errorf("a pipe: %v", err)
 	}
-	must(t, vol.root.Close())
+	vol.close()
 	expectNothingOpen(t, "what vanished", dir)
 }
 

@@ -45,7 +45,7 @@ func TestCheckpointKeepsWhatIsStored(t *testing.T) {
 	}))
 	vol, err := openVolume(endless(t), &notes{})
 	must(t, err)
-	defer vol.root.Close()
+	defer vol.close()
 	folder, err := vol.folder()
 	must(t, err)
 	s.inSession(t, func(ctx context.Context, w repo.RepositoryWriter) {

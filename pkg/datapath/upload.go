@@ -116,7 +116,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	if err != nil {
 		return UploadResult{}, err
 	}
-	defer vol.root.Close()
+	defer vol.close()
 	folder, err := vol.folder()
 	if err != nil {
 		return UploadResult{}, err
@@ -207,7 +207,12 @@ func newUploader(w repo.RepositoryWriter, observer upload.Progress, tags map[str
 	return u
 }
 
-const compressor = "zstd-fastest"
+const (
+	compressor = "zstd-fastest"
+	// compressedFrom is how many bytes a file has at least that is compressed: less takes longer
+	// than it saves.
+	compressedFrom = 512
+)
 
 func parallelism(least int) int { return max(least, 2*runtime.GOMAXPROCS(0)) }
 
@@ -228,6 +233,7 @@ func uploadPolicy() *policy.Tree {
 	)
 	p.CompressionPolicy.CompressorName = compressor
 	p.CompressionPolicy.NeverCompress = inPlaceExtensions // see chunker
+	p.CompressionPolicy.MinSize = compressedFrom
 	p.UploadPolicy.ParallelUploadAboveSize = &splitAbove
 	// Kopia reports the errors that it ignores, and uploadObserver decides which
 	// of them end the upload.

@@ -15,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kopia/kopia/fs"
+	"golang.org/x/sys/unix"
 )
 
 // volume presents a folder to Kopia's uploader. It differs from Kopia's own
@@ -26,6 +27,7 @@ import (
 //   - it notices what changes while it is read, and what Kopia has no place for.
 type volume struct {
 	root   *os.Root
+	top    *os.File // root, opened
 	notes  *notes
 	extras *extras      // nil if nobody wants them
 	read   atomic.Int64 // bytes of files
@@ -36,8 +38,15 @@ func openVolume(dir string, notes *notes) (*volume, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the volume's folder: %w", err)
 	}
-	return &volume{root: root, notes: notes, extras: newExtras(notes)}, nil
+	top, err := root.Open(".")
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open the volume's folder: %w", err), root.Close())
+	}
+	return &volume{root: root, top: top, notes: notes, extras: newExtras(notes)}, nil
 }
+
+// close ends the reading of a volume, of which nothing is open any more.
+func (v *volume) close() { _ = errors.Join(v.top.Close(), v.root.Close()) }
 
 // folder returns the volume's root.
 func (v *volume) folder() (fs.Directory, error) {
@@ -51,7 +60,7 @@ func (v *volume) folder() (fs.Directory, error) {
 			return nil, fmt.Errorf("open the volume's folder: %w", err)
 		}
 		defer folder.Close()
-		if err := v.extras.observe(folderPath(folder)+"/.", ".", info); err != nil {
+		if err := v.extras.observe(folder, ".", ".", info); err != nil {
 			return nil, err
 		}
 	}
@@ -129,7 +138,7 @@ func (d *volumeDir) Iterate(context.Context) (fs.DirectoryIterator, error) {
 	if err != nil {
 		return nil, markVanished(err)
 	}
-	return &volumeIterator{dir: d, file: f, at: folderPath(f) + "/"}, nil
+	return &volumeIterator{dir: d, file: f}, nil
 }
 
 // entry returns what Kopia is to see of a directory entry, or nil for what it is
@@ -156,7 +165,6 @@ func (d *volumeDir) entry(info os.FileInfo) fs.Entry {
 type volumeIterator struct {
 	dir   *volumeDir
 	file  *os.File
-	at    string // file, by a name that ends in a slash
 	batch []os.DirEntry
 }
 
@@ -188,7 +196,7 @@ func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
 			if e == nil {
 				continue
 			}
-			if err := it.dir.volume.extras.observe(it.at+info.Name(), path.Join(it.dir.path, info.Name()), info); err != nil {
+			if err := it.dir.volume.extras.observe(it.file, info.Name(), path.Join(it.dir.path, info.Name()), info); err != nil {
 				return nil, err
 			}
 			return e, nil
@@ -229,31 +237,77 @@ func (f *volumeFile) Open(ctx context.Context) (_ fs.Reader, err error) {
 			done()
 		}
 	}()
-	file, err := f.volume.root.OpenFile(f.path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
+	r := &volumeReader{entry: f, done: done}
+	if r.fd, err = f.volume.openFile(f.path); err != nil {
 		return nil, markVanished(err)
 	}
-	info, err := file.Stat()
-	if err == nil && !info.Mode().IsRegular() {
+	r.opened, err = r.stat()
+	if err == nil && r.opened.Mode&unix.S_IFMT != unix.S_IFREG {
 		err = fmt.Errorf("%w: something else took its place", errVanished)
 	}
 	if err != nil {
-		return nil, errors.Join(err, file.Close())
+		return nil, errors.Join(err, unix.Close(r.fd))
 	}
-	return &volumeReader{File: file, entry: f, opened: info, done: done}, nil
+	return r, nil
 }
 
+// openFile opens a file of the volume for reading, by one call of the kernel where that
+// knows how to stay inside of a folder. Where it doesn't, or there are links on the way, it
+// is as os.Root does it. Without O_NONBLOCK a pipe in its place would hold us up.
+func (v *volume) openFile(path string) (int, error) {
+	fd, err := unix.Openat2(int(v.top.Fd()), path, &unix.OpenHow{
+		Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err == nil {
+		return fd, nil
+	}
+	file, err := v.root.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer file.Close()
+	return unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+}
+
+// volumeReader reads a file. It has no os.File, which costs as much as a small file.
 type volumeReader struct {
-	*os.File
+	fd     int
 	entry  *volumeFile
-	opened os.FileInfo
+	opened unix.Stat_t
 	done   func()
 }
 
+func (r *volumeReader) stat() (stat unix.Stat_t, err error) {
+	err = unix.Fstat(r.fd, &stat)
+	return stat, r.failed("stat", err)
+}
+
+func (r *volumeReader) failed(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &os.PathError{Op: what, Path: r.entry.path, Err: err}
+}
+
 func (r *volumeReader) Read(b []byte) (int, error) {
-	n, err := r.File.Read(b)
-	r.entry.volume.read.Add(int64(n))
-	return n, err
+	for {
+		n, err := unix.Read(r.fd, b)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return 0, r.failed("read", err)
+		case n == 0 && len(b) > 0:
+			return 0, io.EOF
+		}
+		r.entry.volume.read.Add(int64(n))
+		return n, nil
+	}
+}
+
+func (r *volumeReader) Seek(offset int64, whence int) (int64, error) {
+	at, err := unix.Seek(r.fd, offset, whence)
+	return at, r.failed("seek", err)
 }
 
 func (r *volumeReader) Entry() (fs.Entry, error) { return r.entry, nil }
@@ -262,11 +316,13 @@ func (r *volumeReader) Entry() (fs.Entry, error) { return r.entry, nil }
 // of different moments.
 func (r *volumeReader) Close() error {
 	defer r.done()
-	closed, err := r.Stat()
-	if err == nil && (closed.Size() != r.opened.Size() || !closed.ModTime().Equal(r.opened.ModTime())) {
+	closed, err := r.stat()
+	if err == nil && (closed.Size != r.opened.Size || closed.Mtim != r.opened.Mtim) {
 		r.entry.volume.notes.add(r.entry.path, "changed while it was read")
 	}
-	return errors.Join(err, r.File.Close())
+	fd := r.fd
+	r.fd = -1 // whoever closes it twice closes no other's
+	return errors.Join(err, r.failed("close", unix.Close(fd)))
 }
 
 // errVanished says that something was removed, or replaced by something else, after
