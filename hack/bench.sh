@@ -111,6 +111,7 @@ files() {
   {
     go test ./pkg/datapath -run '^$' -benchtime 3x -bench '^BenchmarkFiles$/^(images|big|small)=|^BenchmarkFreedSlot$'
     go test ./pkg/datapath -run '^$' -benchtime 1x -bench '^BenchmarkFiles$/^tiny='
+    go test ./pkg/datapath -run '^$' -benchtime 1x -bench '^BenchmarkPeakMemory$'
   } | measure files
 }
 

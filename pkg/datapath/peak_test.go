@@ -44,6 +44,29 @@ func peakMemory(do func()) int64 {
 // and restored at once within it.
 func TestPeakMemory(t *testing.T) {
 	const limit = 512 << 20
+	volumes, peak := moveWithin(t, limit)
+	t.Logf("%d volumes took %d MiB of %d", volumes, peak>>20, limit>>20)
+	if peak > limit {
+		t.Errorf("%d MiB were taken", peak>>20)
+	}
+}
+
+// BenchmarkPeakMemory is the most that a process takes that moves as many volumes at once as
+// its limit allows.
+func BenchmarkPeakMemory(b *testing.B) {
+	const limit = 512 << 20
+	for b.Loop() {
+		volumes, peak := moveWithin(b, limit)
+		b.ReportMetric(float64(volumes), "volumes")
+		b.ReportMetric(float64(peak), "peak-bytes")
+		b.ReportMetric(limit, "limit-bytes")
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+// moveWithin moves as many volumes at once as a limit of memory allows, and returns how many
+// they were, and the most that the process has taken.
+func moveWithin(t testing.TB, limit int64) (volumes int, peak int64) {
 	s, m := newStore(t), NewMemory(limit)
 	dirs := make([]string, m.Volumes)
 	random := make([]byte, 48<<20)
@@ -58,7 +81,7 @@ func TestPeakMemory(t *testing.T) {
 	debug.FreeOSMemory()
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(limit))
 	r, ctx := s.open(t), WithMemory(t.Context(), m)
-	peak := peakMemory(func() {
+	peak = peakMemory(func() {
 		var moving sync.WaitGroup
 		for i, dir := range dirs {
 			moving.Go(func() {
@@ -73,8 +96,5 @@ func TestPeakMemory(t *testing.T) {
 		}
 		moving.Wait()
 	})
-	t.Logf("%d volumes took %d MiB of %d", len(dirs), peak>>20, limit>>20)
-	if peak > limit {
-		t.Errorf("%d MiB were taken", peak>>20)
-	}
+	return len(dirs), peak
 }

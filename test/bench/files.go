@@ -15,8 +15,8 @@ const (
 	filesTiny   = 2
 )
 
-// measureFiles makes rows of BenchmarkFiles and BenchmarkFreedSlot of pkg/datapath: CPU time
-// of uploads and restores in memory, ours by Kopia's.
+// measureFiles makes rows of BenchmarkFiles, BenchmarkPeakMemory and BenchmarkFreedSlot of
+// pkg/datapath: CPU time of uploads and restores in memory, ours by Kopia's.
 func measureFiles(found benchmarks) ([]row, error) {
 	var rows []row
 	for _, files := range []struct {
@@ -44,6 +44,14 @@ func measureFiles(found benchmarks) ([]row, error) {
 			})
 		}
 	}
+	memory := found["BenchmarkPeakMemory"]
+	if memory == nil {
+		return nil, errors.New("no result of BenchmarkPeakMemory of pkg/datapath; run `hack/bench.sh files`")
+	}
+	rows = append(rows, row{
+		fmt.Sprintf("peak memory of a mover within %.0f MiB, %.0f volumes at once, up and back", memory["limit-bytes"]/(1<<20), memory["volumes"]),
+		fmt.Sprintf("%.0f MiB", memory["peak-bytes"]/(1<<20)), fmt.Sprintf("limit %.0f MiB", memory["limit-bytes"]/(1<<20)), times(memory["peak-bytes"], memory["limit-bytes"]) + " of the limit",
+	})
 	slot := found["BenchmarkFreedSlot"]
 	if slot == nil {
 		return nil, errors.New("no result of BenchmarkFreedSlot of pkg/datapath; run `hack/bench.sh files`")

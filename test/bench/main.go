@@ -101,7 +101,7 @@ func command() *cobra.Command {
 	}
 	plan := reading("plan", "Read what the benchmarks of pkg/queue print", measurePlan)
 	far := reading("far", "Read what BenchmarkFarStore and BenchmarkVolumes of pkg/datapath print", measureFar)
-	files := reading("files", "Read what BenchmarkFiles and BenchmarkFreedSlot of pkg/datapath print", measureFiles)
+	files := reading("files", "Read what BenchmarkFiles, BenchmarkPeakMemory and BenchmarkFreedSlot of pkg/datapath print", measureFiles)
 
 	table := &cobra.Command{
 		Use: "table", Short: "Print the rows", Args: cobra.NoArgs,
