@@ -54,9 +54,15 @@ type Decision struct {
 	Reason, Message string
 	// Missed are the times, of those up to Due, that have no backup of their own.
 	Missed int64
+	// Dealt, if set, is to be taken for the last time that was dealt with: what is recorded
+	// lies in a future that was none.
+	Dealt time.Time
 	// Next is when something is due after that; zero while paused, or when never.
 	Next time.Time
 }
+
+// skew is how much the clocks of those who work one after the other may differ.
+const skew = time.Minute
 
 // Decide says what is to be done about a schedule at an instant. Of several times that
 // have passed, the last one counts, and the others were missed. What was dealt with in a
@@ -66,14 +72,18 @@ func Decide(state State, now time.Time) Decision {
 	if state.Paused {
 		return Decision{}
 	}
+	decision := Decision{Next: state.Timing.Next(now)}
 	base := state.Since
+	if base.After(now.Add(skew)) {
+		base = time.Time{}
+	}
 	if state.Dealt.After(base) {
 		base = state.Dealt
 	}
-	if base.After(now) {
-		base = now
+	if base.IsZero() || base.After(now.Add(skew)) {
+		decision.Dealt = now
+		return decision
 	}
-	decision := Decision{Next: state.Timing.Next(now)}
 	due, n := state.Timing.Last(base, now)
 	if n == 0 {
 		return decision

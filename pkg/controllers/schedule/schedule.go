@@ -268,6 +268,9 @@ func (c *Controller) record(ctx context.Context, s *v1alpha1.Schedule, entry *en
 	} else if s.Spec.Keep == nil {
 		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionPruned)
 	}
+	if !decision.Dealt.IsZero() {
+		status.LastDueTimestamp = &metav1.Time{Time: decision.Dealt.Truncate(time.Second)}
+	}
 	if !decision.Due.IsZero() {
 		status.LastDueTimestamp = &metav1.Time{Time: decision.Due}
 		status.Missed += decision.Missed
