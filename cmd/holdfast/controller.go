@@ -267,6 +267,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	}
 	runs, err := backuprun.New(backuprun.Config{
 		Namespace:     o.client.namespace,
+		ClusterUID:    cluster.UID,
 		Workers:       o.concurrentBackups,
 		Identity:      identity,
 		VolumeTimeout: o.volumeTimeout,

@@ -33,6 +33,7 @@ type repoMaintenanceOptions struct {
 	location       string
 	terminationLog string
 	dryRun         bool
+	acceptMissing  bool
 }
 
 func newRepoMaintenanceCommand() *cobra.Command {
@@ -55,6 +56,7 @@ func newRepoMaintenanceCommand() *cobra.Command {
 	flags.StringVar(&options.repoType, "repo-type", enginev1alpha1.RepositoryTypeKopia, "Kind of the repositories: kopia.")
 	flags.StringVar(&options.location, "backup-storage-location", "", "Name of the storage location that the repositories lie in.")
 	flags.BoolVar(&options.dryRun, "dry-run", false, "Only say how many snapshots of deleted backups would be removed, and remove nothing.")
+	flags.BoolVar(&options.acceptMissing, "accept-missing-backups", false, "Remove the snapshots of backups that are missing from the store, however many they are.")
 	flags.StringVar(&options.terminationLog, "termination-log", options.terminationLog, "File for the message to end with. One that does not exist is left alone.")
 	return role(command)
 }
@@ -101,15 +103,16 @@ func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err e
 		return "", fmt.Errorf("finding out which cluster this is: %w", err)
 	}
 	maintainer := &maintenance.Maintainer{
-		Namespace:  o.client.namespace,
-		Identity:   "holdfast-repo-maintenance-" + uuid.NewString()[:8],
-		Engine:     engine.EngineV1alpha1(),
-		Secrets:    kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
-		Keys:       kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace)),
-		Leases:     kube.CoordinationV1().Leases(enginev1alpha1.MaintenanceNamespace(o.client.namespace)),
-		ClusterUID: identity.Of(published).UID,
-		DryRun:     o.dryRun,
-		Clock:      clock.RealClock{},
+		Namespace:     o.client.namespace,
+		Identity:      "holdfast-repo-maintenance-" + uuid.NewString()[:8],
+		Engine:        engine.EngineV1alpha1(),
+		Secrets:       kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
+		Keys:          kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace)),
+		Leases:        kube.CoordinationV1().Leases(enginev1alpha1.MaintenanceNamespace(o.client.namespace)),
+		ClusterUID:    identity.Of(published).UID,
+		DryRun:        o.dryRun,
+		AcceptMissing: o.acceptMissing,
+		Clock:         clock.RealClock{},
 	}
 	var results []maintenance.Result
 	slices.Sort(o.repoNames)

@@ -22,6 +22,8 @@ type Snapshot struct {
 	ID string
 	// Backup is the uid of the backup that it was made for, since Holdfast uploads volumes.
 	Backup types.UID
+	// StoreName and ClusterUID are as in the UploadRequest.
+	StoreName, ClusterUID string
 	// Saved is when it was stored, by the clock of who did.
 	Saved time.Time
 
@@ -38,6 +40,7 @@ func Snapshots(ctx context.Context, r *repository.Repository) (all []Snapshot, e
 	for _, entry := range entries {
 		all = append(all, Snapshot{
 			ID: string(entry.ID), Backup: types.UID(entry.Labels[tagBackup]), Saved: entry.ModTime,
+			StoreName: entry.Labels[tagStoreName], ClusterUID: entry.Labels[tagCluster],
 			extras: entry.Labels[tagExtras],
 		})
 	}

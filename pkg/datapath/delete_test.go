@@ -94,10 +94,10 @@ func TestSnapshotsOf(t *testing.T) {
 	if tags := new(UploadRequest).tags(); len(tags) != 0 {
 		t.Errorf("of no backup and no claim there are the tags %v", tags)
 	}
-	request := UploadRequest{Backup: "one", Source: Source{ClaimUID: "claim"}}
+	request := UploadRequest{Backup: "one", StoreName: "shop.daily", ClusterUID: "cluster", Source: Source{ClaimUID: "claim"}}
 	must(t, repo.WriteSession(t.Context(), s.client(t).Kopia(), repo.WriteSessionOptions{}, func(_ context.Context, w repo.RepositoryWriter) error {
 		labels := newUploader(w, &uploadObserver{}, request.tags()).CheckpointLabels
-		if !maps.Equal(labels, map[string]string{tagCheckpoint: "true", tagBackup: "one", tagClaim: "claim"}) {
+		if !maps.Equal(labels, map[string]string{tagCheckpoint: "true", tagBackup: "one", tagStoreName: "shop.daily", tagCluster: "cluster", tagClaim: "claim"}) {
 			t.Errorf("the labels of a checkpoint are %v", labels)
 		}
 		return nil

@@ -53,6 +53,10 @@ const (
 const (
 	// tagBackup holds the uid of the backup.
 	tagBackup = "holdfast.io/backup-uid"
+	// tagStoreName holds the name of the backup in the store, and tagCluster the uid of
+	// its cluster.
+	tagStoreName = "holdfast.io/backup-store-name"
+	tagCluster   = "holdfast.io/cluster-uid"
 	// tagClaim holds the uid of the claim.
 	tagClaim = "holdfast.io/claim-uid"
 	// tagCheckpoint marks what a long upload stores on its way, so that its next
@@ -77,6 +81,9 @@ type UploadRequest struct {
 	Source Source
 	// Backup is the uid of the backup that the snapshot is for. See Snapshots.
 	Backup types.UID
+	// StoreName is the name of the backup in the store, and ClusterUID whose it is: that
+	// of package identity. With both, a snapshot whose backup is lost is known to be so.
+	StoreName, ClusterUID string
 }
 
 // tags are our own of all snapshots of an upload, checkpoints included.
@@ -84,6 +91,9 @@ func (r *UploadRequest) tags() map[string]string {
 	tags := map[string]string{}
 	if r.Backup != "" {
 		tags[tagBackup] = string(r.Backup)
+	}
+	if r.StoreName != "" && r.ClusterUID != "" {
+		tags[tagStoreName], tags[tagCluster] = r.StoreName, r.ClusterUID
 	}
 	if r.Source.ClaimUID != "" {
 		tags[tagClaim] = string(r.Source.ClaimUID)

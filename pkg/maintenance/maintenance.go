@@ -29,8 +29,13 @@
 // the same store are not looked at. A removal is kept for MaxUpload, since an upload of a
 // backup that was cancelled may end late.
 //
-// What remains: whoever deletes a backup and is then paused for longer than MaxUpload, before
-// it removes the metadata, leaves snapshots that nothing asks for any more.
+// Whoever deletes a backup and is then paused for longer than MaxUpload, or dies with its
+// cluster, or removes a folder by hand, leaves snapshots that nobody asks for. Before a full
+// maintenance therefore each backup of this cluster that has snapshots is asked for in the
+// same way. Since there is nobody's word that it is gone but the store's, which may have been
+// brought back in part, only snapshots go that are a day old and bear this cluster's uid, and
+// if all backups were missing, or more than one and a twentieth, none do, and the Result says
+// so, until somebody accepts it.
 //
 // Why it is safe beside uploads and restores. Nobody waits for anybody, and no Lease
 // excludes the agents; it is safe by Kopia's intervals (SafetyFull), which stay as they
@@ -100,6 +105,9 @@ type Maintainer struct {
 	// ClusterUID is that of package identity.
 	ClusterUID string
 	Clock      clock.WithDelayedExecution
+	// AcceptMissing has the snapshots go of backups that are missing from the store, however
+	// many they are.
+	AcceptMissing bool
 	// DryRun only says which snapshots would go.
 	DryRun bool
 }
@@ -111,6 +119,7 @@ func (m *Maintainer) Maintain(ctx context.Context, volumeNamespace, location str
 	done, swept, err := m.maintain(ctx, result.Repository)
 	result.Ended = m.Clock.Now()
 	result.SweptBackups, result.SweptSnapshots, result.WaitingBackups = swept.backups, swept.snapshots, swept.waiting
+	result.MissingBackups = swept.missing
 	result.Kind, result.ReclaimedBytes, result.RewrittenBytes = string(done.Kind), done.Reclaimed, done.Rewritten
 	result.ClockSkewSeconds = int64(done.Skew.Seconds())
 	result.SizeBytes, result.Files = done.Size, done.Files
@@ -172,7 +181,12 @@ func (m *Maintainer) sweep(ctx context.Context, opened *repository.Repository, s
 		return done, err
 	}
 	defer bucket.Close()
+	kind, err := opened.DueMaintenance(ctx)
+	if err != nil {
+		return done, err
+	}
 	s := &sweep{
+		missing: kind == repository.MaintenanceFull || m.AcceptMissing || m.DryRun, accept: m.AcceptMissing,
 		store: bucket, repository: opened, clock: m.Clock, dryRun: m.DryRun,
 		cluster: m.ClusterUID, namespace: namespace, location: stored.Name,
 	}

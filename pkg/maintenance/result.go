@@ -33,6 +33,9 @@ type Result struct {
 	SweptSnapshots int `json:"sweptSnapshots,omitempty"`
 	// WaitingBackups are to be deleted, and are still there, or may be.
 	WaitingBackups int `json:"waitingBackups,omitempty"`
+	// MissingBackups are not in the store, and nobody has asked for that: too many to be
+	// believed, so that their snapshots stay.
+	MissingBackups int `json:"missingBackups,omitempty"`
 	// ClockSkewSeconds is how far the store's clock is ahead.
 	ClockSkewSeconds int64 `json:"clockSkewSeconds,omitempty"`
 	// Cancelled is set if it was told to stop, which is no failure.
@@ -57,6 +60,8 @@ func (r Result) Summary() string {
 		return r.Error
 	case r.Cancelled:
 		return "it was told to stop"
+	case r.MissingBackups > 0:
+		return fmt.Sprintf("%s; %d backups with snapshots are missing from the store, too many to be believed: bring them back, or have their snapshots removed by holdfast repo-maintenance --accept-missing-backups", r.Kind, r.MissingBackups)
 	case r.ClockSkewSeconds != 0:
 		return fmt.Sprintf("%s; the clock of the store is ahead by %d s", r.Kind, r.ClockSkewSeconds)
 	}

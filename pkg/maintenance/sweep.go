@@ -10,6 +10,7 @@ import (
 	"io"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -30,8 +31,16 @@ type bucket interface {
 	store.Remover
 }
 
+const (
+	// minAge is how old a snapshot is at least that goes though nobody has asked for it.
+	minAge = 24 * time.Hour
+	// One backup may be missing, or one of so many, but never all.
+	oneMissingOf = 20
+)
+
 // sweep removes from the repository of a namespace the snapshots of backups that are
-// deleted, or have failed or were cancelled: those for which the store holds a removal.
+// deleted, or have failed or were cancelled: those for which the store holds a removal,
+// and those that are missing.
 type sweep struct {
 	store      bucket
 	repository *repository.Repository
@@ -39,6 +48,9 @@ type sweep struct {
 	cluster, namespace, location string
 	clock                        clock.PassiveClock
 	dryRun                       bool
+	// missing is set if all backups of this cluster are to be asked for, and accept if it
+	// is known that many are missing.
+	missing, accept bool
 }
 
 // swept is what a sweep has done.
@@ -46,6 +58,8 @@ type swept struct {
 	backups, snapshots int
 	// waiting are removals of backups that are still there.
 	waiting int
+	// missing are backups that are not in the store, too many to be believed.
+	missing int
 }
 
 // removal is a request, and the object that it lies in.
@@ -56,7 +70,7 @@ type removal struct {
 
 func (s *sweep) run(ctx context.Context) (done swept, err error) {
 	requested, err := s.requested(ctx)
-	if err != nil || len(requested) == 0 {
+	if err != nil || len(requested) == 0 && !s.missing {
 		return done, err
 	}
 	// Listed before the backups are asked for: what is uploaded later stays.
@@ -80,21 +94,36 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 			klog.FromContext(ctx).V(1).Info("A backup whose snapshots are to go is still there", "backup", r.StoreName, "uid", r.UID)
 			done.waiting++
 		default:
-			its := r.snapshots(all)
-			if len(its) > 0 {
-				klog.FromContext(ctx).Info("The snapshots of a backup go", "backup", r.StoreName, "uid", r.UID, "snapshots", len(its), "dryRun", s.dryRun)
-				done.backups++
-				done.snapshots += len(its)
+			if its := r.snapshots(all); len(its) > 0 {
 				ids = append(ids, its...)
+				done.backups++
+				klog.FromContext(ctx).Info("The snapshots of a backup go", "backup", r.StoreName, "uid", r.UID, "snapshots", len(its), "dryRun", s.dryRun)
 			}
 		}
 		ended = append(ended, r)
 	}
+	if s.missing {
+		missing, err := s.findMissing(ctx, requested, all)
+		if err != nil {
+			return done, err
+		}
+		if missing.tooMany() && !s.accept {
+			klog.FromContext(ctx).Info("Too many backups are missing from the store to be believed, so their snapshots stay", "missing", len(missing.snapshots), "of", missing.of)
+			done.missing = len(missing.snapshots)
+			missing.snapshots = nil
+		}
+		for uid, its := range missing.snapshots {
+			ids = append(ids, its...)
+			done.backups++
+			klog.FromContext(ctx).Info("The snapshots of a backup go that is missing from the store", "uid", uid, "snapshots", len(its), "dryRun", s.dryRun)
+		}
+	}
+	done.snapshots = len(ids)
 	if s.dryRun {
 		return done, nil
 	}
 	if err := datapath.DeleteSnapshots(ctx, s.repository, ids); err != nil {
-		return swept{waiting: done.waiting}, err
+		return swept{waiting: done.waiting, missing: done.missing}, err
 	}
 	for _, r := range ended {
 		// An upload of the backup may still end.
@@ -114,6 +143,56 @@ func (r *removal) snapshots(all []datapath.Snapshot) (ids []string) {
 		}
 	}
 	return ids
+}
+
+// missing are backups of this cluster that the store has not, though nobody has asked for
+// the removal of their snapshots.
+type missing struct {
+	// snapshots by the uid of their backup, and of how many backups.
+	snapshots map[types.UID][]string
+	of        int
+}
+
+// tooMany reports whether so many are missing that rather the store is to be doubted: it
+// was brought back only in part, for instance.
+func (m *missing) tooMany() bool {
+	n := len(m.snapshots)
+	return n > 0 && (n == m.of || n > 1 && n*oneMissingOf > m.of)
+}
+
+// findMissing asks for each backup of this cluster that has snapshots.
+func (s *sweep) findMissing(ctx context.Context, requested []removal, all []datapath.Snapshot) (found missing, err error) {
+	known := sets.New[types.UID]()
+	for _, r := range requested {
+		known.Insert(r.UID)
+	}
+	found.snapshots = map[types.UID][]string{}
+	of := map[types.UID]string{}
+	young := sets.New[types.UID]()
+	for _, snapshot := range all {
+		if snapshot.Backup == "" || known.Has(snapshot.Backup) || snapshot.ClusterUID != s.cluster || format.ValidateStoreName(snapshot.StoreName) != nil {
+			continue
+		}
+		of[snapshot.Backup] = snapshot.StoreName
+		found.snapshots[snapshot.Backup] = append(found.snapshots[snapshot.Backup], snapshot.ID)
+		if s.clock.Since(snapshot.Saved) < minAge {
+			young.Insert(snapshot.Backup)
+		}
+	}
+	found.of = len(of)
+	for uid, name := range of {
+		needed := young.Has(uid)
+		if !needed {
+			needed, err = s.needs(ctx, removal{Removal: format.Removal{UID: uid, StoreName: name}})
+			if err != nil && !errors.Is(err, folder.ErrUnreadable) {
+				return missing{}, err
+			}
+		}
+		if needed {
+			delete(found.snapshots, uid)
+		}
+	}
+	return found, nil
 }
 
 // requested are the removals of this cluster for the repository.

@@ -59,10 +59,17 @@ func newWorld(t *testing.T) *world {
 // upload uploads a volume for a backup; "" is one of another maker's.
 func (w *world) upload(name string, backup types.UID) {
 	w.Helper()
+	w.uploadOf(name, backup, "")
+}
+
+// uploadOf bears the uid of a cluster.
+func (w *world) uploadOf(name string, backup types.UID, cluster string) {
+	w.Helper()
 	dir := w.TempDir()
 	must(w, os.WriteFile(filepath.Join(dir, "file"), []byte("content of "+name), 0o600))
 	uploaded, err := datapath.Upload(w.Context(), w.sweep.repository, datapath.UploadRequest{
-		Path: dir, Source: datapath.Source{Namespace: app, Pod: "web-0", Volume: "data"}, Backup: backup,
+		Path: dir, Source: datapath.Source{Namespace: app, Pod: "web-0", Volume: "data"},
+		Backup: backup, StoreName: name, ClusterUID: cluster,
 	}, new(datapath.Progress))
 	must(w, err)
 	w.ids[name] = uploaded.SnapshotID
@@ -185,6 +192,73 @@ func TestSweep(t *testing.T) {
 	w.request(cluster, "stored")
 	if done, err := w.sweep.run(t.Context()); err != nil || done.snapshots != 1 {
 		t.Errorf("it says %+v, %v", done, err)
+	}
+}
+
+// TestSweepOfTheMissing: without being asked it removes the snapshots of backups of this
+// cluster that the store has not, a day later, and not if these are too many.
+func TestSweepOfTheMissing(t *testing.T) {
+	w := newWorld(t)
+	run := func(want swept, stay ...string) {
+		t.Helper()
+		if done, err := w.sweep.run(t.Context()); err != nil || done != want {
+			t.Errorf("it says %+v, %v, want %+v", done, err, want)
+		}
+		if left := w.left(); !slices.Equal(left, stay) {
+			t.Errorf("left are %q, want %q", left, stay)
+		}
+	}
+	w.uploadOf("lost", "lost", cluster)
+	w.upload("of-an-earlier-version", "of-an-earlier-version")
+	w.upload("of-velero", "")
+	w.uploadOf("of-another", "of-another", "another-cluster")
+	others := []string{"of-an-earlier-version", "of-another", "of-velero"}
+	run(swept{}, append([]string{"lost"}, others...)...)
+	w.sweep.missing = true
+	run(swept{}, append([]string{"lost"}, others...)...) // since it is young
+	w.sweep.clock = clocktesting.NewFakePassiveClock(time.Now().Add(minAge + time.Minute))
+	run(swept{missing: 1}, append([]string{"lost"}, others...)...) // since it is all there is
+
+	for _, name := range []string{"running", "stored", "unreadable"} {
+		w.uploadOf(name, types.UID(name), cluster)
+	}
+	w.own("running")
+	w.own("stored")
+	w.end("stored", v1alpha1.BackupPhaseCompleted)
+	must(t, w.Put(t.Context(), format.MetadataKey("unreadable"), []byte("{")))
+	w.Inject(storetest.Fault{Operation: storetest.Get, Key: format.OwnerKey("lost"), Err: store.ErrDenied})
+	if done, err := w.sweep.run(t.Context()); !errors.Is(err, store.ErrDenied) || done != (swept{}) {
+		t.Errorf("it says %+v, %v", done, err)
+	}
+	w.Inject()
+	stay := slices.Sorted(slices.Values(append([]string{"running", "stored", "unreadable"}, others...)))
+	run(swept{backups: 1, snapshots: 1}, stay...)
+	run(swept{}, stay...)
+
+	// The store was brought back without them; then somebody says that it is so.
+	var many []string
+	for i := range 2 {
+		name := fmt.Sprintf("many-%02d", i)
+		w.uploadOf(name, types.UID(name), cluster)
+		many = append(many, name)
+	}
+	run(swept{missing: len(many)}, slices.Sorted(slices.Values(append(many, stay...)))...)
+	w.sweep.accept = true
+	run(swept{backups: len(many), snapshots: len(many)}, stay...)
+}
+
+func TestTooManyMissing(t *testing.T) {
+	for _, c := range []struct {
+		missing, of int
+		want        bool
+	}{{0, 0, false}, {0, 5, false}, {1, 1, true}, {1, 2, false}, {2, 2, true}, {2, 39, true}, {2, 40, false}, {50, 1000, false}, {51, 1000, true}} {
+		m := missing{snapshots: map[types.UID][]string{}, of: c.of}
+		for i := range c.missing {
+			m.snapshots[types.UID(fmt.Sprint(i))] = nil
+		}
+		if got := m.tooMany(); got != c.want {
+			t.Errorf("%d of %d are too many: %t", c.missing, c.of, got)
+		}
 	}
 }
 

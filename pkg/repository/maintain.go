@@ -63,15 +63,15 @@ type Maintenance struct {
 func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	ctx, stop := r.While(ctx)
 	defer stop()
-	schedule, err := maintenance.GetSchedule(ctx, r.direct)
-	if err != nil {
-		return Maintenance{}, fmt.Errorf("read when the repository was maintained: %w", err)
-	}
 	begun := r.direct.Time()
-	done := Maintenance{Kind: MaintenanceQuick}
+	kind, err := r.DueMaintenance(ctx)
+	if err != nil {
+		return Maintenance{}, err
+	}
+	done := Maintenance{Kind: kind}
 	mode := maintenance.ModeQuick
-	if !begun.Before(schedule.NextFullMaintenanceTime) && begun.Sub(lastFull(schedule)) >= minFullInterval {
-		done.Kind, mode = MaintenanceFull, maintenance.ModeFull
+	if kind == MaintenanceFull {
+		mode = maintenance.ModeFull
 	}
 	err = repo.DirectWriteSession(ctx, r.direct, repo.WriteSessionOptions{Purpose: "maintenance"}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 		return snapshotmaintenance.Run(ctx, w, mode, false, maintenance.SafetyFull)
@@ -122,6 +122,19 @@ func (r *Repository) measure(ctx context.Context, done *Maintenance) error {
 		}
 	}
 	return nil
+}
+
+// DueMaintenance is the kind of maintenance that is due.
+func (r *Repository) DueMaintenance(ctx context.Context) (MaintenanceKind, error) {
+	schedule, err := maintenance.GetSchedule(ctx, r.direct)
+	if err != nil {
+		return "", fmt.Errorf("read when the repository was maintained: %w", err)
+	}
+	now := r.direct.Time()
+	if !now.Before(schedule.NextFullMaintenanceTime) && now.Sub(lastFull(schedule)) >= minFullInterval {
+		return MaintenanceFull, nil
+	}
+	return MaintenanceQuick, nil
 }
 
 // minFullInterval is the least time between two full maintenances of ours, however the

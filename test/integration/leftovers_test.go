@@ -124,6 +124,9 @@ func snapshotsAt(t *testing.T, location, namespace string, backup types.UID) int
 	n := 0
 	for _, snapshot := range all {
 		if snapshot.Backup == backup {
+			if location == "default" && (snapshot.StoreName == "" || snapshot.ClusterUID == "") {
+				t.Errorf("snapshot %s does not say of which backup of which cluster it is: %+v", snapshot.ID, snapshot)
+			}
 			n++
 		}
 	}

@@ -60,6 +60,8 @@ const (
 type Config struct {
 	// Namespace is the system namespace.
 	Namespace string
+	// ClusterUID is that of package identity.
+	ClusterUID string
 	// Workers is how many runs are executed at once: the queue's limit.
 	Workers int
 	// Identity is this process, and no other, not even one of the same pod.

@@ -281,6 +281,7 @@ func (h *harness) start(workers int) *Controller {
 		Workers:          workers,
 		Identity:         identity,
 		VolumeTimeout:    volumeTimeout,
+		ClusterUID:       "cluster",
 		AgentTimeout:     agentTimeout,
 		Agents:           h.agents,
 		Leads:            h.leads,

@@ -91,6 +91,8 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 			PersistentVolume:      volume.PersistentVolume,
 			BackupStorageLocation: location,
 			Repository:            enginev1alpha1.RepositoryName(volume.Pod.Namespace, location),
+			StoreName:             v.run.Name,
+			ClusterUID:            v.c.ClusterUID,
 		},
 	}
 	// It is known before its first event comes.

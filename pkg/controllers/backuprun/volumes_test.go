@@ -100,7 +100,7 @@ func TestVolumesAreHandedToTheirNode(t *testing.T) {
 		want := enginev1alpha1.VolumeUploadSpec{
 			Node: "node-1", Pod: enginev1alpha1.PodReference{Namespace: "shop", Name: "web", UID: "uid-of-web"},
 			Volume: "data", ClaimName: "claim-of-data", ClaimUID: "uid-of-claim", PersistentVolume: "pv-of-data",
-			BackupStorageLocation: "default", Repository: "shop.default",
+			BackupStorageLocation: "default", Repository: "shop.default", StoreName: "a", ClusterUID: "cluster",
 		}
 		if record.Spec != want {
 			t.Errorf("spec: %+v\nwant  %+v", record.Spec, want)

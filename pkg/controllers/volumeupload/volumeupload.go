@@ -68,7 +68,9 @@ func upload(ctx context.Context, r *repository.Repository, record *engine.Volume
 			ClaimName: record.Spec.ClaimName,
 			ClaimUID:  record.Spec.ClaimUID,
 		},
-		Backup: types.UID(record.Labels[engine.LabelRun]),
+		Backup:     types.UID(record.Labels[engine.LabelRun]),
+		StoreName:  record.Spec.StoreName,
+		ClusterUID: record.Spec.ClusterUID,
 	}, p)
 	return volumework.Result[*engine.VolumeUpload]{
 		Bytes:    uploaded.TotalBytes,

@@ -1963,6 +1963,19 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 							Format:      "",
 						},
 					},
+					"storeName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the backup in the store, and uid of its cluster: that of the namespace kube-system. The snapshot bears both.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"clusterUID": {
+						SchemaProps: spec.SchemaProps{
+							Type:   []string{"string"},
+							Format: "",
+						},
+					},
 					"cancel": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Whether the upload is to stop. The agent makes it Failed when it has.",

@@ -142,6 +142,12 @@ type VolumeUploadSpec struct {
 	BackupStorageLocation string `json:"backupStorageLocation"`
 	// Name of the VolumeRepository: the repository of the pod's namespace.
 	Repository string `json:"repository"`
+	// Name of the backup in the store, and uid of its cluster: that of the namespace
+	// kube-system. The snapshot bears both.
+	// +optional
+	StoreName string `json:"storeName,omitempty"`
+	// +optional
+	ClusterUID string `json:"clusterUID,omitempty"`
 	// Whether the upload is to stop. The agent makes it Failed when it has.
 	// +optional
 	Cancel bool `json:"cancel,omitempty"`
