@@ -104,9 +104,11 @@ func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engine
 		Namespace: system,
 		// By a list, which is all that the controller may do with pods.
 		Own: func(ctx context.Context) (*corev1.Pod, error) {
-			pod, err := os.Hostname()
-			if err != nil {
-				return nil, err
+			pod := os.Getenv("POD_NAME")
+			if pod == "" { // which is the host's name with hostNetwork
+				if pod, err = os.Hostname(); err != nil {
+					return nil, err
+				}
 			}
 			found, err := kube.CoreV1().Pods(system).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, pod).String()})
 			if err != nil || len(found.Items) == 0 {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
@@ -34,6 +35,7 @@ type repoMaintenanceOptions struct {
 	terminationLog string
 	dryRun         bool
 	acceptMissing  bool
+	repoTimeout    time.Duration
 }
 
 func newRepoMaintenanceCommand() *cobra.Command {
@@ -53,6 +55,7 @@ func newRepoMaintenanceCommand() *cobra.Command {
 	flags := command.Flags()
 	options.client.addFlags(flags)
 	flags.StringArrayVar(&options.repoNames, "repo-name", nil, "Namespace whose volumes the repository holds. May be given several times: each is maintained, whatever comes of the others.")
+	flags.DurationVar(&options.repoTimeout, "repo-timeout", 0, "How long each of the repositories may take, so that one that hangs does not keep the others waiting. 0 is no limit.")
 	flags.StringVar(&options.repoType, "repo-type", enginev1alpha1.RepositoryTypeKopia, "Kind of the repositories: kopia.")
 	flags.StringVar(&options.location, "backup-storage-location", "", "Name of the storage location that the repositories lie in.")
 	flags.BoolVar(&options.dryRun, "dry-run", false, "Only say how many snapshots of deleted backups would be removed, and remove nothing.")
@@ -117,11 +120,28 @@ func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err e
 	var results []maintenance.Result
 	slices.Sort(o.repoNames)
 	for _, name := range slices.Compact(o.repoNames) {
-		result := maintainer.Maintain(ctx, name, o.location)
+		result := withTimeout(ctx, o.repoTimeout, func(ctx context.Context) maintenance.Result { return maintainer.Maintain(ctx, name, o.location) })
 		fmt.Println(result)
-		results = append(results, result)
+		// In case that it is killed before it is through.
+		if results = append(results, result); len(results) > 1 {
+			o.end(ctx, maintenance.Message(results))
+		}
 	}
 	return maintenance.Message(results), maintenance.Failed(results)
+}
+
+// withTimeout is the result of a maintenance that may only take so long.
+func withTimeout(ctx context.Context, limit time.Duration, maintain func(context.Context) maintenance.Result) maintenance.Result {
+	if limit == 0 {
+		return maintain(ctx)
+	}
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	result := maintain(limited)
+	if result.Cancelled && ctx.Err() == nil {
+		result.Cancelled, result.Error = false, fmt.Sprintf("it had not ended after %s", limit)
+	}
+	return result
 }
 
 // end writes what the pod's status is to say of this process.

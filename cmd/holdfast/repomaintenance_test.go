@@ -4,6 +4,7 @@
 package main
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/spf13/pflag"
 	logsapi "k8s.io/component-base/logs/api/v1"
+
+	"github.com/holdfast-io/holdfast/pkg/maintenance"
 )
 
 // A command that can't work says why, where the status of its pod gets it from.
@@ -69,5 +72,23 @@ func TestMaintenanceFlags(t *testing.T) {
 	}
 	if got := logFlags([]string{"controller", "--v=4", "-v", "--namespace=x", "--logging-format=json"}); !slices.Equal(got, []string{"--v=4", "--logging-format=json"}) {
 		t.Errorf("the flags of the log are %v", got)
+	}
+}
+
+// A repository that hangs ends with an error at its deadline, unless all are told to stop.
+func TestRepoTimeout(t *testing.T) {
+	hangs := func(ctx context.Context) maintenance.Result {
+		<-ctx.Done()
+		return maintenance.Result{Cancelled: true}
+	}
+	if result := withTimeout(t.Context(), time.Millisecond, hangs); result.Cancelled || result.Error != "it had not ended after 1ms" {
+		t.Errorf("it says %s", result)
+	}
+	stopped, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, limit := range []time.Duration{0, time.Hour} {
+		if result := withTimeout(stopped, limit, hangs); !result.Cancelled || result.Error != "" {
+			t.Errorf("told to stop it says %s", result)
+		}
 	}
 }

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// LabelRepository names, on a Job and its pod, the VolumeRepository: by its uid, as its
-	// name may be too long for a label.
+	// LabelRepository names, on a Job and its pod, the only VolumeRepository that it maintains:
+	// by its uid, as its name may be too long for a label.
 	LabelRepository = "engine.holdfast.io/repository-uid"
 	// containerName is that of the only container.
 	containerName = "repo-maintenance"
@@ -62,23 +62,35 @@ func jobName(record *engine.VolumeRepository) string {
 	return record.MaintenanceJob(strconv.FormatInt(since.Unix(), 10))
 }
 
-// job is a Job that maintains a repository. Its pod is like own, the controller's pod: it has
-// the same image, environment, volumes and place.
-func job(record *engine.VolumeRepository, name, system string, own *corev1.Pod, resources Resources, timeout time.Duration, logFlags []string) *batchv1.Job {
-	labels := map[string]string{
-		"app.kubernetes.io/name": "holdfast", "app.kubernetes.io/component": "maintenance",
-		LabelRepository: string(record.UID),
+// jobNameOf is the name of the Job of several repositories, or of one.
+func jobNameOf(group []*engine.VolumeRepository) string {
+	name := jobName(group[0])
+	if len(group) > 1 {
+		return "several" + name[strings.LastIndex(name, "-"):]
 	}
+	return name
+}
+
+// job is a Job that maintains repositories of one location. Its pod is like own, the
+// controller's pod: it has the same image, environment, volumes and place.
+func job(group []*engine.VolumeRepository, system string, own *corev1.Pod, resources Resources, timeout time.Duration, logFlags []string) *batchv1.Job {
+	labels := map[string]string{"app.kubernetes.io/name": "holdfast", "app.kubernetes.io/component": "maintenance"}
+	args := []string{"repo-maintenance", "--namespace=" + system}
+	var names []string
+	for _, record := range group {
+		names = append(names, record.Name)
+		args = append(args, "--repo-name="+record.Spec.VolumeNamespace)
+	}
+	if len(group) == 1 {
+		labels[LabelRepository] = string(group[0].UID)
+	} else {
+		args = append(args, "--repo-timeout="+togetherTimeout.String())
+	}
+	args = append(args, "--repo-type="+engine.RepositoryTypeKopia, "--backup-storage-location="+group[0].Spec.BackupStorageLocation)
 	container := corev1.Container{
-		Name:  containerName,
-		Image: "holdfast.io/holdfast:dev",
-		Args: append([]string{
-			"repo-maintenance",
-			"--namespace=" + system,
-			"--repo-name=" + record.Spec.VolumeNamespace,
-			"--repo-type=" + engine.RepositoryTypeKopia,
-			"--backup-storage-location=" + record.Spec.BackupStorageLocation,
-		}, logFlags...),
+		Name:      containerName,
+		Image:     "holdfast.io/holdfast:dev",
+		Args:      append(args, logFlags...),
 		Resources: resources.requirements(),
 		// A process that was killed before it could say anything.
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
@@ -101,9 +113,9 @@ func job(record *engine.VolumeRepository, name, system string, own *corev1.Pod, 
 	spec.Containers = []corev1.Container{container}
 	return &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:        name,
+			Name:        jobNameOf(group),
 			Labels:      labels,
-			Annotations: map[string]string{annotationRepository: record.Name},
+			Annotations: map[string]string{annotationRepositories: strings.Join(names, ",")},
 		},
 		Spec: batchv1.JobSpec{
 			Completions: new(int32(1)), Parallelism: new(int32(1)), BackoffLimit: new(int32(0)),
@@ -114,8 +126,18 @@ func job(record *engine.VolumeRepository, name, system string, own *corev1.Pod, 
 	}
 }
 
-// annotationRepository holds the name of the VolumeRepository.
-const annotationRepository = "engine.holdfast.io/repository"
+// annotationRepositories holds the names of the VolumeRepositories, with commas between.
+const annotationRepositories = "engine.holdfast.io/repositories"
+
+// namesOf are the VolumeRepositories that a Job maintains.
+func namesOf(job *batchv1.Job) []string {
+	return strings.FieldsFunc(job.Annotations[annotationRepositories], func(r rune) bool { return r == ',' })
+}
+
+// isOf reports whether a Job maintains a repository, and not one that had its name before.
+func isOf(job *batchv1.Job, record *engine.VolumeRepository) bool {
+	return slices.Contains(namesOf(job), record.Name) && !job.CreationTimestamp.Before(&record.CreationTimestamp)
+}
 
 // inherit gives a pod what the controller's has, but for its account's token.
 func inherit(spec *corev1.PodSpec, container *corev1.Container, own *corev1.Pod) {

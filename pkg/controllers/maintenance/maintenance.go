@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package maintenance has each repository maintained when it is due, by a Job of its own, and
-// writes what came of it into its VolumeRepository.
+// Package maintenance has each repository maintained when it is due, by a Job, and writes what
+// came of it into its VolumeRepository.
 //
 // What it promises:
 //   - A repository is maintained by one Job at a time, also when the controller restarts
@@ -12,6 +12,10 @@
 //     failure waits like a success. Up to a tenth of the period is added, another part for
 //     each repository, and up to a whole one for a new one, so that they don't come all at
 //     once. One that somebody asks to maintain is due at once, and goes first.
+//   - Small repositories of one location share a Job, up to ten, for which one may come before
+//     its time by a fifth of its period. Each has a result of its own. One that hangs is given up
+//     after 5 minutes; and whoever has failed, for whatever reason, is maintained alone the
+//     next time, so that it keeps nobody waiting twice.
 //   - No more Jobs run at once than the limit says; those that are due for longest go first.
 //   - Nothing is waited for: a Job that never ends takes one place of the limit until its
 //     deadline, and one that can't begin for a few minutes: then it is given up, which the
@@ -19,8 +23,9 @@
 //   - A Job whose pod was killed, evicted or never scheduled, or that somebody has deleted, is
 //     told as what it was.
 //
-// A maintenance costs five writes: the Job is made, the record is written when it has ended,
-// and the Job is deleted, with two for the Lease (pkg/maintenance).
+// A maintenance costs five writes, of which those that share a Job share two: the Job is made,
+// the record is written when it has ended, and the Job is deleted, with two for the Lease
+// (pkg/maintenance).
 package maintenance
 
 import (
@@ -75,6 +80,18 @@ const (
 	lookInterval = time.Minute
 	// longestMessage is how much of a message is kept.
 	longestMessage = 1024
+	// together is how many repositories share a Job at most: the message of its container
+	// has room for what it says of so many.
+	together = 10
+	// togetherTimeout is how long each of them may take.
+	togetherTimeout = 5 * time.Minute
+	// smallRepository is the size up to which a repository shares a Job.
+	smallRepository = 1 << 30
+	// early is the part of its period by which one that shares a Job may come before its
+	// time: so they come to share one.
+	early = 5
+	// byRepositoryIndex is the index of the Jobs by the names of the repositories.
+	byRepositoryIndex = "repository"
 )
 
 // Config is what a Controller needs.
@@ -151,6 +168,9 @@ func New(config Config) (*Controller, error) {
 	}
 	return c, errors.Join(
 		configMaps,
+		config.JobInformer.Informer().AddIndexers(cache.Indexers{byRepositoryIndex: func(obj any) ([]string, error) {
+			return namesOf(obj.(*batchv1.Job)), nil
+		}}),
 		c.queue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(c.recordChanged)),
 		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *engine.StorageLocation) {
 			if after != nil && (before == nil || before.Unavailable() != after.Unavailable()) {
@@ -180,24 +200,25 @@ func (c *Controller) recordChanged(before, after *engine.VolumeRepository) {
 
 func (c *Controller) jobChanged(before, after *batchv1.Job) {
 	job := cmp.Or(after, before)
-	name := job.Annotations[annotationRepository]
-	if name == "" {
-		return
-	}
+	names := namesOf(job)
 	if after == nil {
 		ended, _, _ := finished(before)
 		c.mu.Lock()
 		delete(c.begun, before.UID)
 		delete(c.seen, before.Name)
 		if !ended {
-			c.gone[name] = before
+			for _, name := range names {
+				c.gone[name] = before
+			}
 		}
 		c.mu.Unlock()
 		if !ended {
 			c.next() // which makes room for another one
 		}
 	}
-	c.queue.Add(name)
+	for _, name := range names {
+		c.queue.Add(name)
+	}
 }
 
 func ready(record *engine.VolumeRepository) bool {
@@ -241,17 +262,25 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		c.queue.AddAfter(name, wait)
 		return nil
 	}
-	if !slices.ContainsFunc(c.first(), func(first *engine.VolumeRepository) bool { return first.UID == record.UID }) {
-		return nil // the end of another Job wakes it
+	for _, group := range c.first() {
+		if slices.ContainsFunc(group, func(first *engine.VolumeRepository) bool { return first.UID == record.UID }) {
+			return c.start(ctx, group)
+		}
 	}
-	return c.start(ctx, record)
+	return nil // the end of another Job wakes it
 }
 
 // jobsOf are the Jobs of a repository, the newest first.
 func (c *Controller) jobsOf(record *engine.VolumeRepository) ([]*batchv1.Job, error) {
-	all, err := c.jobs.List(labels.SelectorFromSet(labels.Set{LabelRepository: string(record.UID)}))
+	found, err := c.JobInformer.Informer().GetIndexer().ByIndex(byRepositoryIndex, record.Name)
 	if err != nil {
 		return nil, err
+	}
+	var all []*batchv1.Job
+	for _, obj := range found {
+		if job := obj.(*batchv1.Job); isOf(job, record) {
+			all = append(all, job)
+		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -271,11 +300,7 @@ func (c *Controller) jobsOf(record *engine.VolumeRepository) ([]*batchv1.Job, er
 // record writes what Jobs have ended with that the record does not tell of yet, and returns
 // one that still runs.
 func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository, all []*batchv1.Job) (recorded bool, running *batchv1.Job, err error) {
-	known := func(job *batchv1.Job) bool {
-		return slices.ContainsFunc(record.Status.RecentMaintenance, func(run engine.MaintenanceRun) bool {
-			return run.Job == job.Name && !run.StartTimestamp.Time.Before(job.CreationTimestamp.Time)
-		}) || len(record.Status.RecentMaintenance) > 0 && record.Status.RecentMaintenance[0].StartTimestamp.After(job.CreationTimestamp.Time)
-	}
+	known := func(job *batchv1.Job) bool { return tells(record, job) }
 	changed := record.DeepCopy()
 	var ended []engine.MaintenanceRun
 	add := func(run engine.MaintenanceRun) {
@@ -297,7 +322,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 	c.mu.Lock()
 	gone := c.gone[record.Name]
 	c.mu.Unlock()
-	if gone != nil && gone.Labels[LabelRepository] == string(record.UID) && !known(gone) {
+	if gone != nil && isOf(gone, record) && !known(gone) {
 		add(c.run(gone, engine.MaintenanceFailed, "somebody deleted the Job before it had ended"))
 	}
 	for _, job := range slices.Backward(all) {
@@ -310,7 +335,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 			}
 			running = job // until it is gone
 		case over:
-			run, said, err := c.outcome(ctx, job)
+			run, said, err := c.outcome(ctx, record, job)
 			if err != nil {
 				return false, nil, err
 			}
@@ -354,6 +379,22 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 	return len(ended) > 0, running, nil
 }
 
+// tells reports whether a record tells what came of a Job.
+func tells(record *engine.VolumeRepository, job *batchv1.Job) bool {
+	recent := record.Status.RecentMaintenance
+	return slices.ContainsFunc(recent, func(run engine.MaintenanceRun) bool {
+		return run.Job == job.Name && !run.StartTimestamp.Time.Before(job.CreationTimestamp.Time)
+	}) || len(recent) > 0 && recent[0].StartTimestamp.After(job.CreationTimestamp.Time)
+}
+
+// told reports whether the records of all repositories of a Job tell what came of it.
+func (c *Controller) told(job *batchv1.Job) bool {
+	return !slices.ContainsFunc(namesOf(job), func(name string) bool {
+		record, err := c.lister.Get(name)
+		return err == nil && isOf(job, record) && !tells(record, job)
+	})
+}
+
 // run is a maintenance that has ended now, unless the Job says when.
 func (c *Controller) run(job *batchv1.Job, result engine.MaintenanceResult, message string) engine.MaintenanceRun {
 	ended := metav1.NewTime(c.Clock.Now())
@@ -366,8 +407,8 @@ func (c *Controller) run(job *batchv1.Job, result engine.MaintenanceResult, mess
 	return engine.MaintenanceRun{Result: result, Job: job.Name, StartTimestamp: job.CreationTimestamp, CompleteTimestamp: ended, Message: message}
 }
 
-// outcome is what a Job that has ended came to, by what its pod says.
-func (c *Controller) outcome(ctx context.Context, job *batchv1.Job) (run engine.MaintenanceRun, said maintenance.Result, err error) {
+// outcome is what a Job that has ended came to for a repository, by what its pod says.
+func (c *Controller) outcome(ctx context.Context, record *engine.VolumeRepository, job *batchv1.Job) (run engine.MaintenanceRun, said maintenance.Result, err error) {
 	pod, err := c.podOf(ctx, job)
 	if err != nil {
 		return run, said, err
@@ -375,7 +416,6 @@ func (c *Controller) outcome(ctx context.Context, job *batchv1.Job) (run engine.
 	_, succeeded, condition := finished(job)
 	c.mu.Lock()
 	seen := c.seen[job.Name]
-	delete(c.seen, job.Name)
 	c.mu.Unlock()
 	result := engine.MaintenanceFailed
 	if succeeded {
@@ -386,11 +426,17 @@ func (c *Controller) outcome(ctx context.Context, job *batchv1.Job) (run engine.
 		message = endOf(pod)
 	}
 	run = c.run(job, result, message)
-	if results := maintenance.Results(message); len(results) == 1 {
-		said = results[0]
-		run.ReclaimedBytes, run.Message = said.ReclaimedBytes, said.Summary()
-		if said.Cancelled {
+	for _, result := range resultsOf(pod) {
+		if result.Repository != record.Name {
+			continue
+		}
+		said = result
+		run.ReclaimedBytes, run.Message, run.Result = said.ReclaimedBytes, said.Summary(), engine.MaintenanceSucceeded
+		if said.Cancelled || said.Error != "" {
 			run.Result = engine.MaintenanceFailed
+		}
+		if len(run.Message) > longestMessage {
+			run.Message = strings.ToValidUTF8(run.Message[:longestMessage], "")
 		}
 	}
 	if run.Result == engine.MaintenanceFailed && run.Message == "" {
@@ -420,6 +466,19 @@ func (c *Controller) podOf(ctx context.Context, job *batchv1.Job) (*corev1.Pod, 
 	return &pods.Items[0], nil
 }
 
+// resultsOf are what the process of a pod has said of each repository.
+func resultsOf(pod *corev1.Pod) (results []maintenance.Result) {
+	if pod == nil {
+		return nil
+	}
+	for _, container := range pod.Status.ContainerStatuses {
+		if ended := container.State.Terminated; ended != nil {
+			results = append(results, maintenance.Results(ended.Message)...)
+		}
+	}
+	return results
+}
+
 // endOf is what a pod ended with, or what keeps it from beginning.
 func endOf(pod *corev1.Pod) string {
 	var told []string
@@ -429,14 +488,18 @@ func endOf(pod *corev1.Pod) string {
 	for _, container := range pod.Status.ContainerStatuses {
 		switch state := container.State; {
 		case state.Terminated != nil && state.Terminated.ExitCode == 0:
-			return strings.TrimSpace(state.Terminated.Message)
+			return "" // it has said the rest
 		case state.Terminated != nil:
 			switch reason := state.Terminated.Reason; reason {
 			case "", "Error", "Completed":
 			default: // as OOMKilled
 				told = append(told, reason)
 			}
-			told = append(told, cmp.Or(strings.TrimSpace(state.Terminated.Message), fmt.Sprintf("the process ended with %d", state.Terminated.ExitCode)))
+			message := strings.TrimSpace(state.Terminated.Message)
+			if message == "" || len(maintenance.Results(message)) > 0 {
+				message = fmt.Sprintf("the process ended with %d", state.Terminated.ExitCode)
+			}
+			told = append(told, message)
 		case state.Waiting != nil && state.Waiting.Reason != "ContainerCreating":
 			told = append(told, strings.TrimSuffix(state.Waiting.Reason+": "+state.Waiting.Message, ": "))
 		}
@@ -497,7 +560,12 @@ func (c *Controller) clear(ctx context.Context, record *engine.VolumeRepository,
 	return nil
 }
 
+// delete deletes a Job when nobody needs to look at it any more. Whose record is the last to
+// tell of it comes here again.
 func (c *Controller) delete(ctx context.Context, job *batchv1.Job) error {
+	if !c.told(job) {
+		return nil
+	}
 	err := c.Jobs.Delete(ctx, job.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &job.UID}, PropagationPolicy: new(metav1.DeletePropagationBackground),
 	})
@@ -545,33 +613,41 @@ func (c *Controller) due(record *engine.VolumeRepository) time.Time {
 	return since.Add(frequency + part/10)
 }
 
-// running are the repositories with a Job that runs, by uid.
-func (c *Controller) running() (map[types.UID]bool, error) {
+// running are the repositories with a Job that runs, by name, and how many Jobs those are.
+func (c *Controller) running() (repositories map[string]bool, count int, err error) {
 	all, err := c.jobs.List(labels.Everything())
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	running, known := map[types.UID]bool{}, map[types.UID]bool{}
-	for _, job := range all {
+	repositories, known := map[string]bool{}, map[types.UID]bool{}
+	add := func(job *batchv1.Job) {
 		known[job.UID] = true
-		if ended, _, _ := finished(job); !ended {
-			running[types.UID(job.Labels[LabelRepository])] = true
+		if ended, _, _ := finished(job); ended {
+			return
+		}
+		count++
+		for _, name := range namesOf(job) {
+			repositories[name] = true
 		}
 	}
-	for record, job := range c.made {
+	for _, job := range all {
+		add(job)
+	}
+	for _, job := range c.made {
 		if !known[job.UID] && c.Clock.Since(job.CreationTimestamp.Time) < lookInterval { // then the informer knows it
-			running[record] = true
+			add(job)
 		}
 	}
-	return running, nil
+	return repositories, count, nil
 }
 
-// first are the repositories that get the free places: those that are due for longest.
-func (c *Controller) first() []*engine.VolumeRepository {
-	running, err := c.running()
-	if err != nil || len(running) >= c.Limit {
+// first are the repositories that get the free places: those that are due for longest. Small
+// ones of a location share a Job, also with those that are due soon.
+func (c *Controller) first() (groups [][]*engine.VolumeRepository) {
+	running, count, err := c.running()
+	if err != nil || count >= c.Limit {
 		return nil
 	}
 	all, err := c.lister.List(labels.Everything())
@@ -581,46 +657,80 @@ func (c *Controller) first() []*engine.VolumeRepository {
 	now := c.Clock.Now()
 	var waiting []*engine.VolumeRepository
 	for _, record := range all {
-		if !running[record.UID] && !c.due(record).After(now) && c.canBeMaintained(record) {
+		due := c.due(record)
+		if c.shares(record) {
+			due = due.Add(-c.frequency(record) / early)
+		}
+		if !running[record.Name] && !due.After(now) && c.canBeMaintained(record) {
 			waiting = append(waiting, record)
 		}
 	}
 	slices.SortFunc(waiting, func(a, b *engine.VolumeRepository) int {
 		return cmp.Or(c.due(a).Compare(c.due(b)), cmp.Compare(a.Name, b.Name))
 	})
-	return waiting[:min(len(waiting), c.Limit-len(running))]
+	shared := map[string]int{} // by location, the group that has room
+	for _, record := range waiting {
+		location, shares := record.Spec.BackupStorageLocation, c.shares(record)
+		group, found := shared[location]
+		switch {
+		case shares && found && len(groups[group]) < together:
+			groups[group] = append(groups[group], record)
+		case !c.due(record).After(now):
+			if shares {
+				shared[location] = len(groups)
+			}
+			groups = append(groups, []*engine.VolumeRepository{record})
+		}
+	}
+	return groups[:min(len(groups), c.Limit-count)]
+}
+
+// shares reports whether a repository may share a Job: it is small, nobody waits for it or has
+// said how it is to be maintained, and it has not failed the last time, when it may have kept
+// others waiting.
+func (c *Controller) shares(record *engine.VolumeRepository) bool {
+	recent, size := record.Status.RecentMaintenance, record.Status.Size
+	_, requested := record.RequestedJob()
+	return !requested && size != nil && size.Value() <= smallRepository &&
+		len(recent) > 0 && recent[0].Result == engine.MaintenanceSucceeded && !c.hasOwnSetting(record)
 }
 
 // next wakes those who get the free places.
 func (c *Controller) next() {
-	for _, record := range c.first() {
-		c.queue.Add(record.Name)
+	for _, group := range c.first() {
+		c.queue.Add(group[0].Name)
 	}
 }
 
 // start makes a Job.
-func (c *Controller) start(ctx context.Context, record *engine.VolumeRepository) error {
+func (c *Controller) start(ctx context.Context, group []*engine.VolumeRepository) error {
 	own, err := c.Own(ctx)
 	if err != nil {
 		return fmt.Errorf("looking for the controller's own pod, which Jobs are to be like: %w", err)
 	}
-	setting, resources := c.setting(record), c.Resources
+	setting, resources := c.setting(group[0]), c.Resources
 	if setting.parsed != nil {
 		resources = *setting.parsed
 	}
-	wanted := job(record, jobName(record), c.Namespace, own, resources, c.Timeout, c.LogFlags)
+	wanted := job(group, c.Namespace, own, resources, c.Timeout, c.LogFlags)
 	setting.apply(&wanted.Spec.Template)
 	made, err := c.Jobs.Create(ctx, wanted, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		made, err = c.Jobs.Get(ctx, wanted.Name, metav1.GetOptions{})
 	}
 	if err != nil {
-		return fmt.Errorf("making a Job that maintains VolumeRepository %s: %w", record.Name, err)
+		return fmt.Errorf("making a Job that maintains VolumeRepository %s: %w", group[0].Name, err)
 	}
 	c.mu.Lock()
-	c.made[record.UID] = made
+	for _, record := range group {
+		if isOf(made, record) {
+			c.made[record.UID] = made
+		}
+	}
 	c.mu.Unlock()
-	klog.FromContext(ctx).V(2).Info("Maintaining a repository", "volumeRepository", record.Name, "job", made.Name)
-	c.queue.AddAfter(record.Name, lookInterval)
+	klog.FromContext(ctx).V(2).Info("Maintaining repositories", "volumeRepositories", namesOf(made), "job", made.Name)
+	for _, record := range group {
+		c.queue.AddAfter(record.Name, lookInterval)
+	}
 	return nil
 }

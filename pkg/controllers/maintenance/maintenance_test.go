@@ -385,7 +385,7 @@ func TestManyRepositories(t *testing.T) {
 		h.run()
 		defer h.stop()
 		stuck := func(job batchv1.Job) bool {
-			return slices.Contains([]string{"n1.default", "n2.default", "n3.default"}, job.Annotations[annotationRepository])
+			return slices.Contains([]string{"n1.default", "n2.default", "n3.default"}, job.Annotations[annotationRepositories])
 		}
 		begin, begun := time.Now(), map[string]bool{}
 		for time.Since(begin) < 6*time.Hour {
@@ -395,12 +395,12 @@ func TestManyRepositories(t *testing.T) {
 				t.Fatalf("%d Jobs run at once", len(active))
 			}
 			for _, job := range active {
-				if stuck(job) && job.Annotations[annotationRepository] != "n3.default" && !begun[job.Name] {
+				if stuck(job) && job.Annotations[annotationRepositories] != "n3.default" && !begun[job.Name] {
 					begun[job.Name] = true
 					h.pod(job, runs())
 				}
-				if !stuck(job) && !strings.HasPrefix(job.Annotations[annotationRepository], "broken") {
-					h.end(job, job.Annotations[annotationRepository] != "n4.default", said(""))
+				if !stuck(job) && !strings.HasPrefix(job.Annotations[annotationRepositories], "broken") {
+					h.end(job, job.Annotations[annotationRepositories] != "n4.default", said(""))
 				}
 			}
 		}
@@ -412,11 +412,105 @@ func TestManyRepositories(t *testing.T) {
 		}
 		perRepository := map[string]int{}
 		for _, job := range h.jobs() {
-			perRepository[job.Annotations[annotationRepository]]++
+			perRepository[job.Annotations[annotationRepositories]]++
 		}
 		for name, kept := range perRepository {
 			if kept > h.config.Keep+1 || name == "broken.default" {
 				t.Errorf("%s has %d Jobs", name, kept)
+			}
+		}
+	})
+}
+
+// Small repositories share Jobs, of which each record tells what came of its own repository.
+// One that fails, or that a Job did not come to, is maintained alone the next time; large
+// ones are always.
+func TestShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		const count = 100
+		for i := range count {
+			h.repository(fmt.Sprintf("n%d", i), metav1.ConditionTrue)
+		}
+		h.run()
+		defer h.stop()
+		begin, made, sizes := time.Now(), map[string]bool{}, map[string][]int{}
+		for time.Since(begin) < 8*time.Hour {
+			time.Sleep(30 * time.Second)
+			active := h.active()
+			running := map[string]bool{}
+			for _, job := range active {
+				var results []maintenance.Result
+				failed, names := false, namesOf(&job)
+				for _, name := range names {
+					if running[name] {
+						t.Fatalf("two Jobs maintain %s", name)
+					}
+					running[name] = true
+					sizes[name] = append(sizes[name], len(names))
+					result := maintenance.Result{Repository: name, Kind: "full", SizeBytes: 1000, Files: 3, ReclaimedBytes: 7}
+					switch name {
+					case "n1.default": // the process is killed in its middle
+						if failed = len(names) > 1; failed {
+							continue
+						}
+					case "n2.default":
+						result.SizeBytes = 10 << 30
+					case "n3.default":
+						result.Error, failed = "it had not ended after 5m0s", true
+					}
+					results = append(results, result)
+				}
+				made[job.Name] = made[job.Name] || time.Since(begin) > 4*time.Hour
+				if len(names) > 10 || !made[job.Name] && time.Since(begin) > 4*time.Hour {
+					t.Fatalf("%s maintains %v", job.Name, names)
+				}
+				if failed {
+					h.end(job, false, terminated(137, "OOMKilled", maintenance.Message(results)))
+				} else {
+					h.end(job, true, said(maintenance.Message(results)))
+				}
+			}
+		}
+		late := 0
+		for _, isLate := range made {
+			if isLate {
+				late++
+			}
+		}
+		// Of a hundred repositories in 4 hours, three are often alone.
+		if late < 40 || late > 80 {
+			t.Errorf("%d Jobs in 4 hours", late)
+		}
+		for i := range count {
+			name := fmt.Sprintf("n%d", i)
+			status := h.status(name)
+			runs := status.RecentMaintenance
+			if len(runs) < 5 || len(runs) > 9 {
+				t.Errorf("%s was maintained %d times", name, len(runs))
+			}
+			for k, run := range runs {
+				alone := sizes[name+".default"][len(runs)-1-k] == 1
+				switch want := "full"; {
+				case i == 1 && !alone:
+					if want = "OOMKilled: the process ended with 137"; run.Message != want || run.Result != engine.MaintenanceFailed {
+						t.Errorf("%s says %+v", name, run)
+					}
+				case i == 3:
+					if !alone || !strings.HasSuffix(run.Message, "it had not ended after 5m0s") {
+						t.Errorf("%s says %+v", name, run)
+					}
+				case i == 2 && !alone, run.Message != want, run.Result != engine.MaintenanceSucceeded, run.ReclaimedBytes != 7:
+					t.Errorf("%s says %+v", name, run)
+				}
+			}
+		}
+		if one := sizes["n1.default"]; !slices.Contains(one, 10) && slices.Max(one) == 1 {
+			t.Errorf("n1 was maintained with so many: %v", one)
+		}
+		for i := 1; i < len(sizes["n1.default"]); i++ {
+			if one := sizes["n1.default"]; one[i] > 1 && one[i-1] > 1 {
+				t.Errorf("after a failure it was not alone: %v", one)
 			}
 		}
 	})
@@ -444,7 +538,7 @@ func TestJob(t *testing.T) {
 	if len(name) > 63 || name == jobName(later) || name == jobName(asked) || name != jobName(record) {
 		t.Errorf("the name is %q", name)
 	}
-	made := job(record, name, system, own, Resources{MemoryLimit: resource.MustParse("1Gi")}, time.Hour, []string{"--v=4"})
+	made := job([]*engine.VolumeRepository{record}, system, own, Resources{MemoryLimit: resource.MustParse("1Gi")}, time.Hour, []string{"--v=4"})
 	spec := made.Spec.Template.Spec
 	container := spec.Containers[0]
 	if *made.Spec.BackoffLimit != 0 || *made.Spec.Completions != 1 || *made.Spec.Parallelism != 1 || *made.Spec.TTLSecondsAfterFinished != 86400 || spec.RestartPolicy != corev1.RestartPolicyNever {
@@ -456,6 +550,13 @@ func TestJob(t *testing.T) {
 	}
 	if want := []string{"repo-maintenance", "--namespace=holdfast", "--repo-name=shop", "--repo-type=kopia", "--backup-storage-location=a.location", "--v=4"}; !slices.Equal(container.Args, want) {
 		t.Errorf("the arguments are %v", container.Args)
+	}
+	other := record.DeepCopy()
+	other.Name, other.Spec.VolumeNamespace, other.UID = "b.default", "b", "v"
+	both := job([]*engine.VolumeRepository{record, other}, system, own, Resources{}, time.Hour, nil)
+	if args := both.Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--repo-name=shop") || !slices.Contains(args, "--repo-name=b") || !slices.Contains(args, "--repo-timeout=5m0s") ||
+		both.Labels[LabelRepository] != "" || !strings.HasPrefix(both.Name, "several-") || !slices.Equal(namesOf(both), []string{record.Name, "b.default"}) {
+		t.Errorf("the Job of two is %+v", both)
 	}
 	if container.Resources.Limits.Memory().String() != "1Gi" || container.Resources.Requests != nil {
 		t.Errorf("the resources are %+v", container.Resources)

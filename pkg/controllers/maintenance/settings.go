@@ -128,10 +128,15 @@ func readSetting(value string) (read setting, err error) {
 	return read, errors.Join(errs...)
 }
 
+// ownKey is the key of a repository.
+func ownKey(record *engine.VolumeRepository) string {
+	return record.Spec.VolumeNamespace + "-" + record.Spec.BackupStorageLocation + "-" + engine.RepositoryTypeKopia
+}
+
 // of is what holds for a repository. Without a word of the ConfigMap a field is empty.
 func (s settings) of(record *engine.VolumeRepository) setting {
 	holds := s[globalKey]
-	own, has := s[record.Spec.VolumeNamespace+"-"+record.Spec.BackupStorageLocation+"-"+engine.RepositoryTypeKopia]
+	own, has := s[ownKey(record)]
 	if !has {
 		return holds
 	}
@@ -184,4 +189,12 @@ func (c *Controller) setting(record *engine.VolumeRepository) setting {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.settings.of(record)
+}
+
+// hasOwnSetting reports whether the ConfigMap has a key of a repository.
+func (c *Controller) hasOwnSetting(record *engine.VolumeRepository) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, has := c.settings[ownKey(record)]
+	return has
 }
