@@ -303,6 +303,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 	known := func(job *batchv1.Job) bool { return tells(record, job) }
 	changed := record.DeepCopy()
 	var ended []engine.MaintenanceRun
+	swept := map[string]int{} // snapshots, by the name of the Job
 	add := func(run engine.MaintenanceRun) {
 		ended = append(ended, run)
 		status := &changed.Status
@@ -339,6 +340,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 			if err != nil {
 				return false, nil, err
 			}
+			swept[job.Name] = said.SweptSnapshots
 			if said.SizeBytes > 0 {
 				changed.Status.Size, changed.Status.Files = rounded(said.SizeBytes), said.Files
 			}
@@ -363,7 +365,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 	}
 	for _, run := range ended {
 		klog.FromContext(ctx).Info("Repository maintained", "volumeRepository", record.Name, "job", run.Job, "result", run.Result, "message", run.Message, "reclaimedBytes", run.ReclaimedBytes)
-		observe(record, run)
+		observe(record, run, swept[run.Job])
 		switch {
 		case run.Result == engine.MaintenanceFailed:
 			c.Events.Eventf(record, nil, corev1.EventTypeWarning, "MaintenanceFailed", "Maintain", "%s", run.Message)

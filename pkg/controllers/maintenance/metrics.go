@@ -25,6 +25,7 @@ var (
 	successTotal     = counter("success_total", "Maintenances of repositories that have succeeded.")
 	failedTotal      = counter("failed_total", "Maintenances of repositories that have failed.")
 	reclaimedTotal   = counter("reclaimed_bytes_total", "Bytes that maintenances have removed from the stores.")
+	sweptTotal       = counter("swept_snapshots_total", "Snapshots of backups that are gone which maintenances have removed.")
 	duration         = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Subsystem:      subsystem,
 		Name:           "duration_seconds",
@@ -50,7 +51,7 @@ func counter(name, help string) *metrics.CounterVec {
 func registerMetrics(c *Controller) {
 	shown.controller.Store(c)
 	register.Do(func() {
-		legacyregistry.MustRegister(maintenanceTotal, successTotal, failedTotal, reclaimedTotal, duration)
+		legacyregistry.MustRegister(maintenanceTotal, successTotal, failedTotal, reclaimedTotal, sweptTotal, duration)
 		legacyregistry.CustomMustRegister(&shown)
 	})
 }
@@ -97,7 +98,7 @@ func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
 }
 
 // observe counts a maintenance that the record tells of now.
-func observe(record *engine.VolumeRepository, run engine.MaintenanceRun) {
+func observe(record *engine.VolumeRepository, run engine.MaintenanceRun, swept int) {
 	of := []string{record.Spec.VolumeNamespace, record.Spec.BackupStorageLocation}
 	maintenanceTotal.WithLabelValues(of...).Inc()
 	if run.Result == engine.MaintenanceSucceeded {
@@ -106,6 +107,7 @@ func observe(record *engine.VolumeRepository, run engine.MaintenanceRun) {
 		failedTotal.WithLabelValues(of...).Inc()
 	}
 	reclaimedTotal.WithLabelValues(of...).Add(float64(run.ReclaimedBytes))
+	sweptTotal.WithLabelValues(of...).Add(float64(swept))
 	duration.WithLabelValues(of...).Observe(max(0, run.CompleteTimestamp.Sub(run.StartTimestamp.Time).Seconds()))
 }
 
@@ -113,7 +115,7 @@ func observe(record *engine.VolumeRepository, run engine.MaintenanceRun) {
 func forget(name string) {
 	namespace, location, _ := strings.Cut(name, ".")
 	of := map[string]string{byRepository[0]: namespace, byRepository[1]: location}
-	for _, vector := range []interface{ Delete(map[string]string) bool }{maintenanceTotal, successTotal, failedTotal, reclaimedTotal, duration} {
+	for _, vector := range []interface{ Delete(map[string]string) bool }{maintenanceTotal, successTotal, failedTotal, reclaimedTotal, sweptTotal, duration} {
 		vector.Delete(of)
 	}
 }

@@ -19,7 +19,7 @@ import (
 // What has ended is counted for its repository until that is gone, and who waits too long is
 // told though nothing happens.
 func TestMetrics(t *testing.T) {
-	for _, counter := range []interface{ Reset() }{maintenanceTotal, successTotal, failedTotal, reclaimedTotal} {
+	for _, counter := range []interface{ Reset() }{maintenanceTotal, successTotal, failedTotal, reclaimedTotal, sweptTotal} {
 		counter.Reset() // of other tests
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -27,7 +27,7 @@ func TestMetrics(t *testing.T) {
 		h.repository("metrics", metav1.ConditionTrue)
 		h.run()
 		defer h.stop()
-		h.end(h.next(), true, said(maintenance.Result{Repository: "metrics.default", Kind: "full", ReclaimedBytes: 42}.String()))
+		h.end(h.next(), true, said(maintenance.Result{Repository: "metrics.default", Kind: "full", ReclaimedBytes: 42, SweptSnapshots: 2}.String()))
 		h.end(h.next(), false, terminated(1, "Error", "no"))
 		ended := h.status("metrics").LastMaintenanceTime
 		// The Jobs that follow never begin, so they fail, too.
@@ -52,11 +52,14 @@ holdfast_repo_maintenance_reclaimed_bytes_total{location="default",repository_na
 # HELP holdfast_repo_maintenance_success_total [ALPHA] Maintenances of repositories that have succeeded.
 # TYPE holdfast_repo_maintenance_success_total counter
 holdfast_repo_maintenance_success_total{location="default",repository_namespace="metrics"} 1
+# HELP holdfast_repo_maintenance_swept_snapshots_total [ALPHA] Snapshots of backups that are gone which maintenances have removed.
+# TYPE holdfast_repo_maintenance_swept_snapshots_total counter
+holdfast_repo_maintenance_swept_snapshots_total{location="default",repository_namespace="metrics"} 2
 # HELP holdfast_repo_maintenance_total [ALPHA] Maintenances of repositories that have ended.
 # TYPE holdfast_repo_maintenance_total counter
 holdfast_repo_maintenance_total{location="default",repository_namespace="metrics"} 4
 `
-		names := []string{subsystem + "_total", subsystem + "_success_total", subsystem + "_failed_total", subsystem + "_reclaimed_bytes_total", subsystem + "_oldest_seconds", subsystem + "_overdue_repositories"}
+		names := []string{subsystem + "_total", subsystem + "_success_total", subsystem + "_failed_total", subsystem + "_reclaimed_bytes_total", subsystem + "_swept_snapshots_total", subsystem + "_oldest_seconds", subsystem + "_overdue_repositories"}
 		if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want), names...); err != nil {
 			t.Error(err)
 		}
@@ -64,7 +67,7 @@ holdfast_repo_maintenance_total{location="default",repository_namespace="metrics
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(""), names[:4]...); err != nil {
+		if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(""), names[:5]...); err != nil {
 			t.Errorf("of a repository that is gone: %v", err)
 		}
 	})
