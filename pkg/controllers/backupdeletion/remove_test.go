@@ -269,7 +269,8 @@ func TestWhatIsRemoved(t *testing.T) {
 		}},
 		"snapshots that only the record tells of": {of: "failed", prepare: func(w *world, run *enginev1alpha1.BackupRun) {
 			writeBackup(w, w.faulty, "failed", uidOf("failed"))
-			run.Status.LeftoverSnapshots = []string{app, "without-a-repository"}
+			w.put(format.RepositoryPrefix("another")+"kopia.repository", "of the volumes of another namespace")
+			run.Status.LeftoverSnapshots = []string{"another", app, "without-a-repository"}
 		}},
 		"snapshots, and not the folder of a namesake": {of: "failed", prepare: func(w *world, run *enginev1alpha1.BackupRun) {
 			writeBackup(w, w.faulty, "failed", "namesake")
@@ -348,6 +349,10 @@ func TestWhatIsKept(t *testing.T) {
 		"a list that is away":   {prepare: withoutList(storetest.Fault{Err: store.ErrUnavailable}), says: store.ErrUnavailable.Error(), not: "by hand"},
 		"a list that is cut off": {prepare: withoutList(storetest.Fault{Err: store.ErrUnavailable, Truncate: true, After: 20}),
 			says: store.ErrUnavailable.Error(), not: "by hand"},
+
+		"a repository that can't be looked for": {prepare: stored(func(w *world) {
+			w.faulty.Inject(storetest.Fault{Operation: storetest.List, Key: format.RepositoryPrefix(app), Err: store.ErrDenied})
+		}), says: store.ErrDenied.Error()},
 
 		// Of a backup whose metadata Velero has replaced.
 		"a tarball that was replaced, too": {of: "going", prepare: beneath(func(w *world) { w.put(format.TarballKey("going"), "longer than it was") }), says: giveUp},
