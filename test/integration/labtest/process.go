@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,13 +45,38 @@ func (l *Lab) Kill(t *testing.T, role string) {
 	l.AwaitKilled(t, role)
 }
 
-// Signal sends a signal to a process, from any goroutine.
+// Signal sends a signal to a process, from any goroutine. After a SIGSTOP it returns when
+// the process has stopped: on a busy machine its threads go on for a while.
 func (l *Lab) Signal(role string, signal syscall.Signal) error {
 	p, err := l.process(role)
 	if err != nil {
 		return err
 	}
-	return syscall.Kill(p.PID, signal)
+	if err := syscall.Kill(p.PID, signal); err != nil || signal != syscall.SIGSTOP {
+		return err
+	}
+	for deadline := time.Now().Add(30 * time.Second); !stopped(p.PID); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the %s, with the pid %d, does not stop", role, p.PID)
+		}
+	}
+	return nil
+}
+
+// stopped reports whether all threads of a process have stopped, or it has ended.
+func stopped(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, thread := range threads {
+		// PID (NAME) STATE ...: proc_pid_stat(5)
+		content, err := os.ReadFile(thread)
+		if err != nil {
+			continue // the thread has ended
+		}
+		if end := bytes.LastIndexByte(content, ')'); end < 0 || !bytes.ContainsAny(content[end:min(end+3, len(content))], "TZX") {
+			return false
+		}
+	}
+	return true
 }
 
 // AwaitKilled waits for the end of a process that was sent SIGKILL. It stays so
