@@ -9,10 +9,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # side_by_side runs what is given on its input, a command per line, at once, and shows
 # what each has said when it has ended. It fails when one of them does.
 side_by_side() {
-  local logs line i=0 failed=0 pids=()
+  local logs line i failed=0 pids=()
   logs=$(mktemp -d)
   while read -r line; do
-    bash -c "${line}" >"${logs}/$((i++))" 2>&1 </dev/null &
+    bash -c "${line}" >"${logs}/${#pids[@]}" 2>&1 </dev/null &
     pids+=($!)
   done
   for i in "${!pids[@]}"; do
@@ -45,11 +45,13 @@ echo "test: the lab"
 # The go command caches results, and does not see changes of files outside the module.
 echo "test: the alerts, in Prometheus's engine"
 (cd hack/alerts && go test -count=1 ./...)
-# Tests that end processes have a Kubernetes for themselves; they wait for most of the time.
-echo "test: integration, on two Kubernetes of its own, and a short campaign on two others, all at once"
-alone='Kill|NodeAgents|BadNetwork|Unfinished|ThatNeverAnswers'
+# Tests that end processes come one after the other; they wait for most of the time.
+echo "test: integration, on three Kubernetes of its own, and a short campaign on two others, all at once"
+kills='Kill|Unfinished'
+waits='NodeAgents|BadNetwork|ThatNeverAnswers|Replicas|Rights'
 side_by_side <<END
-go test -count=1 -timeout 20m -run '${alone}' ./test/integration
-go test -count=1 -timeout 20m -parallel 4 -skip '${alone}' ./test/integration/...
+go test -count=1 -timeout 20m -run '${kills}' ./test/integration
+go test -count=1 -timeout 20m -run '${waits}' -skip '${kills}' ./test/integration
+go test -count=1 -timeout 20m -parallel 4 -skip '${kills}|${waits}' ./test/integration/...
 go test -count=1 -timeout 20m ./test/soak/...
 END

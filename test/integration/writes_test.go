@@ -107,7 +107,7 @@ func count(writes []auditv1.Event, held []string) map[string]int {
 	counts := map[string]int{}
 	for _, write := range writes {
 		ref := write.ObjectRef
-		created := ref.APIGroup == v1alpha1.GroupName // by the user
+		created := ref.APIGroup == v1alpha1.GroupName && write.Verb == "create" // by the user
 		switch {
 		case !created && !strings.HasPrefix(write.User.Username, "system:serviceaccount:"+labtest.System): // and of the agents' namespace
 		case slices.ContainsFunc(held, func(name string) bool {
