@@ -114,6 +114,8 @@ type ExtraConfig struct {
 	Limits backup.Limits
 	// BackupTTL is how long a backup is kept that does not say so.
 	BackupTTL time.Duration
+	// SchedulesPerNamespace is how many a namespace may have; zero is no limit.
+	SchedulesPerNamespace int
 	// AdvertiseAddress and Port are where kube-apiserver reaches this replica. Without
 	// an address, the EndpointSlice of the Service is left to others.
 	AdvertiseAddress net.IP
@@ -278,6 +280,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		NamespaceUID:    liveNamespaceUID,
 		Backups:         backups,
 		Authorizer:      c.generic.Authorization.Authorizer,
+		Limit:           c.extra.SchedulesPerNamespace,
 		Clock:           clock.RealClock{},
 	})
 	if err != nil {

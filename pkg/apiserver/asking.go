@@ -5,6 +5,7 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -38,6 +39,9 @@ func (a asking) config() *rest.Config {
 
 // client is that of a requester as recorded. A schedule's uid marks what is asked for by it.
 func (a asking) client(requester enginev1alpha1.Requester, schedule types.UID) (holdfastclient.Interface, error) {
+	if requester.Username == "" { // nobody would be impersonated
+		return nil, apierrors.NewForbidden(v1alpha1.Resource("backups"), "", errors.New("the record does not say as whom to ask"))
+	}
 	config := a.config()
 	config.Impersonate = rest.ImpersonationConfig{UserName: requester.Username, UID: requester.UID, Groups: requester.Groups}
 	if schedule != "" {
@@ -61,13 +65,13 @@ func (a asking) Create(ctx context.Context, requester enginev1alpha1.Requester, 
 }
 
 // Delete asks for a backup to be removed from its store.
-func (a asking) Delete(ctx context.Context, requester enginev1alpha1.Requester, namespace, name string) error {
+func (a asking) Delete(ctx context.Context, requester enginev1alpha1.Requester, namespace, name string, uid types.UID) error {
 	client, err := a.client(requester, "")
 	if err != nil {
 		return err
 	}
 	return client.HoldfastV1alpha1().RESTClient().Post().Namespace(namespace).Resource("backups").Name(name).SubResource("deletion").
-		Body(&v1alpha1.BackupDeletion{}).Do(ctx).Error()
+		Body(&v1alpha1.BackupDeletion{Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: uid}}).Do(ctx).Error()
 }
 
 // MadeBy is the uid of the schedule that made a backup, as this server itself sees it.
@@ -84,10 +88,11 @@ func (a asking) MadeBy(ctx context.Context, namespace, name string) (types.UID, 
 }
 
 // trigger asks for a schedule's backup of an instant, since somebody asked for that.
-func (a asking) trigger(ctx context.Context, s *v1alpha1.Schedule, due metav1.Time, triggeredBy string) (string, error) {
-	_, entry, _ := a.schedules.Schedule(types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
+func (a asking) trigger(ctx context.Context, of *v1alpha1.Schedule, due metav1.Time, triggeredBy string) (string, error) {
+	// What is asked for, and as whom, go together.
+	s, entry, _ := a.schedules.Schedule(types.NamespacedName{Namespace: of.Namespace, Name: of.Name})
 	if entry == nil {
-		return "", apierrors.NewNotFound(schedule.Resource.GroupResource, s.Name)
+		return "", apierrors.NewNotFound(schedule.Resource.GroupResource, of.Name)
 	}
 	backup := domain.NewBackup(s, due.Time)
 	metav1.SetMetaDataAnnotation(&backup.ObjectMeta, domain.AnnotationTriggeredBy, triggeredBy)

@@ -34,6 +34,7 @@ type Options struct {
 	shutdownDelay   time.Duration
 	limits          backup.Limits
 	backupTTL       time.Duration
+	schedules       int
 	advertise       net.IP
 }
 
@@ -45,6 +46,7 @@ func NewOptions() *Options {
 		pollInterval:    time.Minute,
 		limits:          backup.Limits{Waiting: 100, WaitingInSystem: 10_000},
 		backupTTL:       backup.DefaultTTL,
+		schedules:       100,
 	}
 	o.recommended.Etcd = nil // nothing that is served here is stored in etcd
 	o.recommended.SecureServing.BindPort = 8443
@@ -65,6 +67,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.limits.Waiting, "waiting-backups-per-namespace", o.limits.Waiting, "How many backups of one namespace may wait at once; another one is refused. All records of a namespace's backups may be ten times as many. 0 is no limit. The system namespace has a limit of its own.")
 	flags.IntVar(&o.limits.WaitingInSystem, "waiting-backups-in-system-namespace", o.limits.WaitingInSystem, "The same for the backups of the system namespace.")
 	flags.DurationVar(&o.backupTTL, "default-backup-ttl", o.backupTTL, "How long a backup is kept that does not say so in spec.ttl.")
+	flags.IntVar(&o.schedules, "schedules-per-namespace", o.schedules, "How many schedules a namespace may have; another one is refused. 0 is no limit.")
 	flags.IPVar(&o.advertise, "advertise-address", o.advertise, "The address at which kube-apiserver reaches this replica: a pod's own. While the replica serves, it is the only one in the EndpointSlice of the Service "+serviceName+". Empty leaves the EndpointSlice to others, such as where a Service of type ExternalName leads here.")
 	flags.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", o.shutdownDelay, "How long to go on answering after being told to stop, while /readyz says no. Requests for backups are then refused with 503 and Retry-After, and find their way to another replica.")
 	flags.DurationVar(&o.pollInterval, "backupstore-poll-interval", o.pollInterval, "How often each storage location is listed for backups that others stored there. 0 lists it once, at the start.")
@@ -81,6 +84,9 @@ func (o *Options) Validate() error {
 	}
 	if o.limits.Waiting < 0 || o.limits.WaitingInSystem < 0 {
 		errs = append(errs, errors.New("--waiting-backups-per-namespace and --waiting-backups-in-system-namespace must not be negative"))
+	}
+	if o.schedules < 0 {
+		errs = append(errs, fmt.Errorf("--schedules-per-namespace must not be negative, but is %d", o.schedules))
 	}
 	if o.backupTTL < time.Second {
 		errs = append(errs, fmt.Errorf("--default-backup-ttl must be at least 1s, but is %s", o.backupTTL))
@@ -123,7 +129,7 @@ func (o *Options) Config() (*Config, error) {
 	return &Config{
 		Generic: generic,
 		Extra: ExtraConfig{
-			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, Limits: o.limits, BackupTTL: o.backupTTL,
+			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, Limits: o.limits, BackupTTL: o.backupTTL, SchedulesPerNamespace: o.schedules,
 			AdvertiseAddress: o.advertise, Port: o.recommended.SecureServing.BindPort,
 		},
 	}, nil

@@ -12,7 +12,7 @@ import (
 )
 
 // Surplus are those of a schedule's backups that no rule keeps, oldest first. Only
-// Completed backups count; one that ended in another way is surplus when a newer one is
+// Completed backups count, and no exempt ones; one that ended in another way is surplus when a newer one is
 // Completed, and one that has not ended never is. If no rule is set nothing is surplus.
 func Surplus(backups []Backup, keep *v1alpha1.ScheduleKeep, location *time.Location) []Backup {
 	if keep == nil || *keep == (v1alpha1.ScheduleKeep{}) {
@@ -35,6 +35,9 @@ func Surplus(backups []Backup, keep *v1alpha1.ScheduleKeep, location *time.Locat
 	last, completed := keep.Last, false
 	var surplus []Backup
 	for _, backup := range newest {
+		if backup.Exempt {
+			continue
+		}
 		switch backup.Phase {
 		case v1alpha1.BackupPhaseCompleted:
 		case v1alpha1.BackupPhasePartiallyFailed, v1alpha1.BackupPhaseFailed:

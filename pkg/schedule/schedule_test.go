@@ -238,9 +238,9 @@ func TestSurplus(t *testing.T) {
 		var backups []Backup
 		for i := range rapid.IntRange(0, 40).Draw(t, "backups") {
 			at = at.Add(time.Duration(rapid.IntRange(1, 20*24*60).Draw(t, "minutes")) * time.Minute / time.Duration(rapid.SampledFrom([]int{1, 20, 200}).Draw(t, "pace")))
-			backups = append(backups, Backup{Name: fmt.Sprintf("b%02d", i), Created: at, Phase: rapid.SampledFrom(phases).Draw(t, "phase")})
+			backups = append(backups, Backup{Name: fmt.Sprintf("b%02d", i), Created: at, Phase: rapid.SampledFrom(phases).Draw(t, "phase"), Exempt: rapid.IntRange(0, 4).Draw(t, "exempt") == 0})
 		}
-		want := surplus(backups, keep)
+		want := surplus(slices.DeleteFunc(slices.Clone(backups), func(b Backup) bool { return b.Exempt }), keep)
 		if keep == (v1alpha1.ScheduleKeep{}) {
 			want = nil
 		}

@@ -229,10 +229,13 @@ func TestScheduleOfARevokedRight(t *testing.T) {
 	lab.Grant(t, bob, "edit", own)
 	manifest := fmt.Sprintf(scheduleManifest, "both", own, fmt.Sprintf("{schedule: 0 0 1 1 *, template: {includedNamespaces: [%s, %s]}}", own, second))
 	apply(t, ann, manifest)
-	// Who changes no more than a label does not become who it is made as; who changes the
-	// spec needs the rights.
+	// Who changes no more than a label, or pauses it, does not become who it is made as; who
+	// changes the rest of the spec needs the rights.
 	lab.Kubectl(t, "--as="+bob, "label", "schedule", "both", "-n", own, "of=bob")
-	lab.Refused(t, "", []string{"--as=" + bob, "patch", "schedule", "both", "-n", own, "--type=merge", `-p={"spec":{"paused":true}}`}, "orbidden", second)
+	for _, paused := range []string{"true", "false"} {
+		lab.Kubectl(t, "--as="+bob, "patch", "schedule", "both", "-n", own, "--type=merge", `-p={"spec":{"paused":`+paused+`}}`)
+	}
+	lab.Refused(t, "", []string{"--as=" + bob, "patch", "schedule", "both", "-n", own, "--type=merge", `-p={"spec":{"template":{"ttl":"24h0m0s"}}}`}, "orbidden", second)
 	if err := lab.Kube.RbacV1().RoleBindings(second).Delete(context.Background(), inSecond, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -247,17 +250,7 @@ func TestScheduleOfARevokedRight(t *testing.T) {
 		return nil
 	})
 	lab.Refused(t, body("ScheduleTrigger"), []string{"--as=" + bob, "create", "--raw", triggerPath(own, "both"), "-f", "-"}, "orbidden", second, ann)
-	// By the clock: the record is moved into the past, as if it had been due.
-	entries := lab.Engine.EngineV1alpha1().ScheduleEntries(labtest.System)
-	labtest.Eventually(t, "the record to be changed", func() error {
-		entry, err := entries.Get(t.Context(), own+".both", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		entry.Spec.Since = metav1.NewTime(time.Now().AddDate(-2, 0, 0))
-		_, err = entries.Update(t.Context(), entry, metav1.UpdateOptions{})
-		return err
-	})
+	beginIn(t, own, "both", time.Now().AddDate(-2, 0, 0))
 	s := awaitSchedule(t, own, "both", "the refusal", func(s *v1alpha1.Schedule) bool {
 		c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.ConditionScheduled)
 		return c != nil && c.Reason == v1alpha1.ScheduleReasonForbidden
@@ -277,6 +270,21 @@ func TestScheduleOfARevokedRight(t *testing.T) {
 	}
 }
 
+// beginIn moves the record of a schedule into the past, as if it had been due since then.
+func beginIn(t *testing.T, namespace, name string, since time.Time) {
+	t.Helper()
+	entries := lab.Engine.EngineV1alpha1().ScheduleEntries(labtest.System)
+	labtest.Eventually(t, "the record to be changed", func() error {
+		entry, err := entries.Get(t.Context(), namespace+"."+name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		entry.Spec.Since = metav1.NewTime(since)
+		_, err = entries.Update(t.Context(), entry, metav1.UpdateOptions{})
+		return err
+	})
+}
+
 // TestScheduleKeeps: what no rule keeps is deleted, of the schedule's own backups alone, if
 // whoever wrote it may.
 func TestScheduleKeeps(t *testing.T) {
@@ -286,15 +294,21 @@ func TestScheduleKeeps(t *testing.T) {
 	manifest := fmt.Sprintf(scheduleManifest, "keeps", namespace, "{schedule: '@yearly', keep: {last: 1}}")
 	apply(t, ann, manifest)
 	lab.TryKubectl(t, fmt.Sprintf("apiVersion: holdfast.io/v1alpha1\nkind: Backup\nmetadata: {name: by-hand, namespace: %s, labels: {velero.io/schedule-name: keeps}}", namespace), "create", "-f", "-")
+	// What somebody asks for now is no rule's business.
 	var backups []string
-	for range 2 {
-		labtest.Eventually(t, "another second", func() error {
-			_, stderr, err := lab.TryKubectl(t, body("ScheduleTrigger"), "--as="+ann, "create", "--raw", triggerPath(namespace, "keeps"), "-f", "-")
-			if err != nil {
-				return fmt.Errorf("%w: %s", err, stderr)
+	for _, make := range []func(){
+		func() {
+			if _, stderr, err := lab.TryKubectl(t, body("ScheduleTrigger"), "--as="+ann, "create", "--raw", triggerPath(namespace, "keeps"), "-f", "-"); err != nil {
+				t.Fatalf("%v: %s", err, stderr)
 			}
-			return nil
-		})
+		},
+		func() { beginIn(t, namespace, "keeps", time.Now().AddDate(-2, 0, 0)) },
+		func() {
+			lab.Kubectl(t, "--as="+ann, "patch", "schedule", "keeps", "-n", namespace, "--type=merge", `-p={"spec":{"schedule":"@monthly"}}`)
+			beginIn(t, namespace, "keeps", time.Now().AddDate(0, -2, 0))
+		},
+	} {
+		make()
 		s := awaitSchedule(t, namespace, "keeps", "its backup", func(s *v1alpha1.Schedule) bool {
 			last := s.Status.LastBackup
 			return last != nil && !slices.Contains(backups, last.Name) && last.Phase == v1alpha1.BackupPhaseCompleted
@@ -303,15 +317,15 @@ func TestScheduleKeeps(t *testing.T) {
 	}
 	awaitSchedule(t, namespace, "keeps", "that it may not delete", func(s *v1alpha1.Schedule) bool {
 		c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.ConditionPruned)
-		return c != nil && c.Reason == v1alpha1.ScheduleReasonForbidden && strings.Contains(c.Message, backups[0])
+		return c != nil && c.Reason == v1alpha1.ScheduleReasonForbidden && strings.Contains(c.Message, backups[1])
 	})
 	// The administrator takes it over.
 	lab.Kubectl(t, "patch", "schedule", "keeps", "-n", namespace, "--type=merge", `-p={"spec":{"template":{"ttl":"24h0m0s"}}}`)
 	awaitSchedule(t, namespace, "keeps", "that it has deleted", func(s *v1alpha1.Schedule) bool {
-		_, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), backups[0], metav1.GetOptions{})
+		_, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), backups[1], metav1.GetOptions{})
 		return apierrors.IsNotFound(err) && meta.IsStatusConditionTrue(s.Status.Conditions, v1alpha1.ConditionPruned)
 	})
-	for _, name := range []string{backups[1], "by-hand"} {
+	for _, name := range []string{backups[0], backups[2], "by-hand"} {
 		if _, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), name, metav1.GetOptions{}); err != nil {
 			t.Errorf("what stays: %v", err)
 		}

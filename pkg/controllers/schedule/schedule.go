@@ -40,7 +40,8 @@ const (
 	// maxWait is the longest time that passes until a schedule is looked at again: clocks
 	// are put right, and a wait is by another one than the wall's.
 	maxWait = time.Minute
-	// deletedAtOnce is how many backups of a schedule are deleted at a time.
+	// deletedAtOnce is how many backups of a schedule are deleted at a time: each has a record
+	// until it is gone from its store.
 	deletedAtOnce = 10
 	workers       = 4
 )
@@ -60,7 +61,8 @@ type Schedules interface {
 // Backups are asked for as somebody.
 type Backups interface {
 	Create(ctx context.Context, as enginev1alpha1.Requester, schedule types.UID, backup *v1alpha1.Backup) error
-	Delete(ctx context.Context, as enginev1alpha1.Requester, namespace, name string) error
+	// Delete asks for the deletion of the one with this uid.
+	Delete(ctx context.Context, as enginev1alpha1.Requester, namespace, name string, uid types.UID) error
 	// MadeBy is the uid of the schedule that made a backup, empty if none did.
 	MadeBy(ctx context.Context, namespace, name string) (types.UID, error)
 }
@@ -116,6 +118,7 @@ func (c *Controller) sync(ctx context.Context, name types.NamespacedName) error 
 		return err
 	}
 	if s.DeletionTimestamp != nil {
+		c.queue.AddAfter(name, maxWait) // somebody's finalizer may outlive the namespace
 		return nil
 	}
 	timing, err := domain.Parse(s.Spec.Schedule, s.Spec.TimeZone, s.UID)
@@ -226,14 +229,23 @@ func (c *Controller) prune(ctx context.Context, s *v1alpha1.Schedule, as enginev
 		return nil
 	}
 	condition := &metav1.Condition{Type: v1alpha1.ConditionPruned, Status: metav1.ConditionTrue, Reason: "Pruned"}
-	for i, backup := range domain.Surplus(backups, s.Spec.Keep, timing.Location()) {
-		if i == deletedAtOnce {
+	going := 0
+	for _, backup := range backups {
+		if backup.Phase == v1alpha1.BackupPhaseDeleting {
+			going++
+		}
+	}
+	refused := 0
+	for _, backup := range domain.Surplus(backups, s.Spec.Keep, timing.Location()) {
+		if going >= deletedAtOnce || refused >= deletedAtOnce {
 			break // the others when these are gone
 		}
-		err := c.Backups.Delete(ctx, as, s.Namespace, backup.Name)
+		err := c.Backups.Delete(ctx, as, s.Namespace, backup.Name, backup.UID)
 		if err == nil || apierrors.IsNotFound(err) {
+			going++
 			continue
 		}
+		refused++
 		condition.Status, condition.Reason = metav1.ConditionFalse, "NotDeleted"
 		if apierrors.IsForbidden(err) {
 			condition.Reason = v1alpha1.ScheduleReasonForbidden

@@ -47,8 +47,8 @@ type world struct {
 	deleted []string
 	// forbidden and broken are what becomes of requests; lost are the answers to the next
 	// writes that don't arrive.
-	forbidden, broken, mayNotDelete bool
-	lost                            int
+	forbidden, broken, mayNotDelete, deletionsStay bool
+	lost                                           int
 }
 
 func newWorld(spec v1alpha1.ScheduleSpec, now time.Time) *world {
@@ -128,11 +128,15 @@ func (w asked) MadeBy(_ context.Context, _, name string) (types.UID, error) {
 	return "", nil
 }
 
-func (d asked) Delete(_ context.Context, _ enginev1alpha1.Requester, _, name string) error {
+func (d asked) Delete(_ context.Context, _ enginev1alpha1.Requester, _, name string, _ types.UID) error {
 	if d.mayNotDelete {
 		return apierrors.NewForbidden(v1alpha1.Resource("backups"), name, errors.New("no right to"))
 	}
 	d.deleted = append(d.deleted, name)
+	if d.deletionsStay {
+		d.backups[name].Phase = v1alpha1.BackupPhaseDeleting
+		return nil
+	}
 	delete(d.backups, name)
 	return nil
 }
@@ -410,5 +414,24 @@ func TestPrune(t *testing.T) {
 	if fmt.Sprint(w.deleted) != "[nightly-20260501000000 nightly-20260502000000 nightly-20260503000000]" || len(w.backups) != 2 ||
 		!meta.IsStatusConditionTrue(w.entry.Status.Conditions, v1alpha1.ConditionPruned) {
 		t.Errorf("deleted: %v, %+v", w.deleted, w.entry.Status.Conditions)
+	}
+}
+
+// However many backups no rule keeps, few are deleted at once, also where the store refuses
+// that for long: each has a record until it is gone.
+func TestPruneIsBounded(t *testing.T) {
+	w := newWorld(v1alpha1.ScheduleSpec{Schedule: "@hourly", Keep: &v1alpha1.ScheduleKeep{Last: 2}}, noon)
+	for i := range 3 * deletedAtOnce {
+		at := noon.Add(time.Duration(i-100) * time.Hour)
+		name := domain.BackupName("nightly", at)
+		w.backups[name] = &domain.Backup{Name: name, Phase: v1alpha1.BackupPhaseCompleted, Created: at}
+	}
+	c, v := w.controller()
+	w.deletionsStay = true
+	for range 3 {
+		bringUp(t, c, v)
+	}
+	if len(w.deleted) != deletedAtOnce {
+		t.Errorf("%d were deleted at once", len(w.deleted))
 	}
 }

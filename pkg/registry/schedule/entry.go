@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -78,7 +79,10 @@ func show(s *v1alpha1.Schedule, since metav1.Time, backups []domain.Backup, now 
 
 // summary is what of a backup concerns the schedule that made it.
 func summary(backup *v1alpha1.Backup) domain.Backup {
-	s := domain.Backup{Name: backup.Name, Due: domain.DueOf(backup.Labels[v1alpha1.LabelScheduleName], backup.Name), UID: backup.UID, Phase: backup.Status.Phase, Created: backup.CreationTimestamp.Time}
+	_, byHand := backup.Annotations[domain.AnnotationTriggeredBy] // which no template can set
+	s := domain.Backup{Name: backup.Name, Exempt: byHand || meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionMetadataReplaced) ||
+		meta.IsStatusConditionFalse(backup.Status.Conditions, v1alpha1.ConditionVolumesListed),
+		Due: domain.DueOf(backup.Labels[v1alpha1.LabelScheduleName], backup.Name), UID: backup.UID, Phase: backup.Status.Phase, Created: backup.CreationTimestamp.Time}
 	if end := backup.Status.CompletionTimestamp; end != nil {
 		s.Ended = end.Time
 	}

@@ -9,10 +9,12 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
@@ -37,8 +39,13 @@ type Publisher struct {
 	changed func(types.NamespacedName)
 	// entries are the records in their latest versions.
 	entries map[types.NamespacedName]*enginev1alpha1.ScheduleEntry
-	// uids are those of the schedules, by record.
-	uids map[types.NamespacedName]types.UID
+	// uids are those of the schedules, by record, and names the way back.
+	uids  map[types.NamespacedName]types.UID
+	names map[made]types.NamespacedName
+	// outdated are schedules whose backups have changed since they were published; wake says
+	// that there are some.
+	outdated sets.Set[types.NamespacedName]
+	wake     chan struct{}
 	// removed are the uids of the last records that were removed: the answer to a write
 	// may come after that.
 	removed *lru.Cache
@@ -59,12 +66,15 @@ func NewPublisher(informer cache.SharedIndexInformer, clock clock.PassiveClock) 
 	p := &Publisher{
 		Log: logstore.New(func() object { return &v1alpha1.Schedule{} },
 			logstore.Options{Resource: Resource.GroupResource, Namespaced: true, Loading: "the schedules"}),
-		clock:   clock,
-		entries: map[types.NamespacedName]*enginev1alpha1.ScheduleEntry{},
-		uids:    map[types.NamespacedName]types.UID{},
-		removed: lru.New(1000),
-		backups: map[made]map[string]domain.Backup{},
-		by:      map[types.NamespacedName]made{},
+		clock:    clock,
+		entries:  map[types.NamespacedName]*enginev1alpha1.ScheduleEntry{},
+		uids:     map[types.NamespacedName]types.UID{},
+		names:    map[made]types.NamespacedName{},
+		outdated: sets.New[types.NamespacedName](),
+		wake:     make(chan struct{}, 1),
+		removed:  lru.New(1000),
+		backups:  map[made]map[string]domain.Backup{},
+		by:       map[types.NamespacedName]made{},
 	}
 	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { p.Observe(obj.(*enginev1alpha1.ScheduleEntry)) },
@@ -91,10 +101,37 @@ func NewPublisher(informer cache.SharedIndexInformer, clock clock.PassiveClock) 
 	return p, nil
 }
 
-// Run lets clients in when the records are there.
+// publishPause is the least time between two publications of what backups have changed. Each
+// goes through all backups of a schedule, and a store that is read has thousands at once.
+const publishPause = 100 * time.Millisecond
+
+// Run lets clients in when the records are there, and publishes what changes by backups,
+// until ctx ends.
 func (p *Publisher) Run(ctx context.Context) {
-	if cache.WaitForNamedCacheSyncWithContext(ctx, p.synced) {
-		p.Log.SetReady()
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, p.synced) {
+		return
+	}
+	p.Log.SetReady()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.wake:
+		}
+		p.publishOutdated()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(publishPause):
+		}
+	}
+}
+
+func (p *Publisher) publishOutdated() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key := range p.outdated {
+		p.publishLocked(key)
 	}
 }
 
@@ -140,7 +177,9 @@ func (p *Publisher) Forget(entry *enginev1alpha1.ScheduleEntry) {
 		return
 	}
 	delete(p.entries, key)
+	delete(p.names, made{key.Namespace, p.uids[key]})
 	delete(p.uids, key)
+	p.outdated.Delete(key)
 	p.Log.Remove(key.Namespace, key.Name)
 	p.changedLocked(key)
 }
@@ -176,23 +215,30 @@ func (p *Publisher) OnBackup(name types.NamespacedName, backup *v1alpha1.Backup)
 	p.madeLocked(is)
 }
 
-// madeLocked brings the schedule up to date that made something.
+// madeLocked has the schedule brought up to date that made something.
 func (p *Publisher) madeLocked(by made) {
-	for key, uid := range p.uids {
-		if uid == by.schedule && key.Namespace == by.namespace {
-			p.publishLocked(key)
-		}
+	key, ok := p.names[by]
+	if !ok {
+		return
 	}
+	p.outdated.Insert(key)
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+	p.changedLocked(key)
 }
 
 func (p *Publisher) publishLocked(key types.NamespacedName) {
+	p.outdated.Delete(key)
 	entry := p.entries[key]
 	s, err := scheduleOf(entry)
 	if err != nil {
 		utilruntime.HandleError(err)
 		return
 	}
-	p.uids[key] = s.UID
+	delete(p.names, made{key.Namespace, p.uids[key]})
+	p.uids[key], p.names[made{key.Namespace, s.UID}] = s.UID, key
 	show(s, entry.Spec.Since, p.ofLocked(key.Namespace, s.UID), p.clock.Now())
 	if _, err := p.Log.Apply(s); err != nil {
 		utilruntime.HandleError(err)
@@ -214,11 +260,26 @@ func (p *Publisher) Schedule(name types.NamespacedName) (*v1alpha1.Schedule, *en
 	if entry == nil {
 		return nil, nil, nil
 	}
+	if p.outdated.Has(name) {
+		p.publishLocked(name)
+	}
 	s, ok := p.Log.GetObject(name.Namespace, name.Name)
 	if !ok {
 		return nil, nil, nil
 	}
 	return s, entry, p.ofLocked(name.Namespace, s.UID)
+}
+
+// Count is how many schedules there are in a namespace.
+func (p *Publisher) Count(namespace string) (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name := range p.entries {
+		if name.Namespace == namespace {
+			n++
+		}
+	}
+	return n
 }
 
 // Names are those of all schedules, in order.

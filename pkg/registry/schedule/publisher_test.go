@@ -4,6 +4,7 @@
 package schedule
 
 import (
+	"context"
 	"encoding/json"
 	"testing"
 	"time"
@@ -17,6 +18,9 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
 var noon = time.Date(2026, 5, 5, 12, 0, 0, 0, time.UTC)
@@ -104,6 +108,73 @@ func TestOwnBackups(t *testing.T) {
 		t.Errorf("with its backup displaced: %v, %+v", backups, s.Status)
 	}
 	p.OnBackup(name, nil)
+	for reason, change := range map[string]func(*v1alpha1.Backup){
+		"by-hand": func(b *v1alpha1.Backup) { b.Annotations = map[string]string{domain.AnnotationTriggeredBy: "eve"} },
+		"replaced": func(b *v1alpha1.Backup) {
+			b.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionMetadataReplaced, Status: metav1.ConditionTrue}}
+		},
+		"not-whole": func(b *v1alpha1.Backup) {
+			b.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionVolumesListed, Status: metav1.ConditionFalse}}
+		},
+	} {
+		p.OnBackup(types.NamespacedName{Namespace: "shop", Name: reason}, backupOf(reason, change))
+		if _, _, backups := p.Schedule(nightly); len(backups) != 1 || !backups[0].Exempt {
+			t.Errorf("%s: %+v", reason, backups)
+		}
+		p.OnBackup(types.NamespacedName{Namespace: "shop", Name: reason}, nil)
+	}
+}
+
+// A store that is read has thousands of backups of a schedule: what follows from them is
+// published with pauses, and at once to whoever works with it.
+func TestBackupsArePublishedTogether(t *testing.T) {
+	p := publisher(t)
+	p.Observe(entry(t, "1", "record"))
+	before := p.Log.Version()
+	for i := range 1000 {
+		name := domain.BackupName("nightly", noon.Add(time.Duration(i)*time.Minute))
+		p.OnBackup(types.NamespacedName{Namespace: "shop", Name: name}, backupOf(name, func(*v1alpha1.Backup) {}))
+	}
+	if got := p.Log.Version(); got != before {
+		t.Errorf("it was published %d times", got-before)
+	}
+	p.publishOutdated()
+	if got := p.Log.Version(); got != before+1 {
+		t.Errorf("it was published %d times", got-before)
+	}
+	if _, _, backups := p.Schedule(nightly); len(backups) != 1000 || p.Count("shop") != 1 || p.Count("bank") != 0 {
+		t.Errorf("it has %d backups", len(backups))
+	}
+}
+
+// entries answers a read of a record late: another one has been made meanwhile.
+type entries struct {
+	engineclient.ScheduleEntryInterface
+	meanwhile func()
+}
+
+func (e entries) Get(context.Context, string, metav1.GetOptions) (*enginev1alpha1.ScheduleEntry, error) {
+	e.meanwhile()
+	return nil, apierrors.NewNotFound(enginev1alpha1.Resource("scheduleentries"), "shop.nightly")
+}
+
+// TestALateAnswer: that there was none says nothing of one that was made after that.
+func TestALateAnswer(t *testing.T) {
+	p := publisher(t)
+	w := &written{Log: p.Log, publisher: p, recordName: recordNames("holdfast"), entries: entries{meanwhile: func() { p.Observe(entry(t, "2", "new")) }}}
+	if e, _, err := w.current(t.Context(), logstore.Prefix(Resource.GroupResource)+"shop/nightly"); e != nil || err != nil {
+		t.Fatal(e, err)
+	}
+	if s, _, _ := p.Schedule(nightly); s == nil {
+		t.Error("the new one is hidden")
+	}
+	w.entries = entries{meanwhile: func() {}}
+	if e, _, err := w.current(t.Context(), logstore.Prefix(Resource.GroupResource)+"shop/nightly"); e != nil || err != nil {
+		t.Fatal(e, err)
+	}
+	if s, _, _ := p.Schedule(nightly); s != nil {
+		t.Error("one that is gone is still shown")
+	}
 }
 
 // TestRecords: the newest version of a record counts, and none that is gone.

@@ -45,6 +45,8 @@ type Config struct {
 	Backups    *backup.REST
 	Authorizer authorizer.Authorizer
 	Clock      clock.PassiveClock
+	// Limit is how many schedules a namespace may have; zero is no limit.
+	Limit int
 }
 
 // REST serves schedules.
@@ -66,7 +68,7 @@ func NewREST(config Config) (*REST, error) {
 	r := &REST{config: config}
 	store, err := Resource.Store(&written{
 		Log: config.Publisher.Log, publisher: config.Publisher, entries: config.Entries,
-		recordName: recordNames(config.SystemNamespace), namespaceUID: config.NamespaceUID,
+		limit: config.Limit, recordName: recordNames(config.SystemNamespace), namespaceUID: config.NamespaceUID,
 	}, strategy{ObjectTyper: config.Scheme, NameGenerator: names.SimpleNameGenerator})
 	if err != nil {
 		return nil, err
@@ -79,7 +81,7 @@ func NewREST(config Config) (*REST, error) {
 	}
 	store.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, _ *metav1.UpdateOptions) (genericregistry.FinishFunc, error) {
 		is, was := obj.(*v1alpha1.Schedule), old.(*v1alpha1.Schedule)
-		if equality.Semantic.DeepEqual(is.Spec, was.Spec) {
+		if !asksOtherwise(was.Spec, is.Spec) {
 			return finished, nil // whoever changes the rest does not become who backups are asked for as
 		}
 		return finished, r.check(ctx, is)

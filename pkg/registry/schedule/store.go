@@ -31,6 +31,8 @@ type written struct {
 	*logstore.Log[object]
 	publisher *Publisher
 	entries   engineclient.ScheduleEntryInterface
+	// limit is how many schedules a namespace may have; zero is no limit.
+	limit int
 	// recordName is the name of a schedule's record.
 	recordName   func(types.NamespacedName) string
 	namespaceUID func(ctx context.Context, name string) (types.UID, error)
@@ -51,10 +53,11 @@ func (w *written) current(ctx context.Context, key string) (*enginev1alpha1.Sche
 		return nil, nil, err
 	}
 	name := nameIn(key)
+	_, known, _ := w.publisher.Schedule(name)
 	entry, err := w.entries.Get(ctx, w.recordName(name), metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		if _, known, _ := w.publisher.Schedule(name); known != nil {
+		if known != nil { // since before the answer; another one may have been made after it
 			w.publisher.Forget(known)
 		}
 		return nil, nil, nil
@@ -86,6 +89,11 @@ func (w *written) Create(ctx context.Context, key string, obj, out runtime.Objec
 
 func (w *written) create(ctx context.Context, key string, s *v1alpha1.Schedule, out runtime.Object) error {
 	name := nameIn(key)
+	// No quota of the namespace counts the records. Those that are created at one moment may
+	// be a few too many.
+	if n := w.publisher.Count(name.Namespace); w.limit > 0 && n >= w.limit {
+		return apierrors.NewForbidden(Resource.GroupResource, name.Name, fmt.Errorf("namespace %q has %d schedules, and at most %d may be there (--schedules-per-namespace of the API server): delete one first", name.Namespace, n, w.limit))
+	}
 	uid, err := w.namespaceUID(ctx, name.Namespace)
 	if err != nil {
 		return apierrors.NewInternalError(fmt.Errorf("reading the namespace of the schedule: %w", err))
@@ -164,7 +172,7 @@ func (w *written) GuaranteedUpdate(ctx context.Context, key string, dst runtime.
 			return w.Log.Get(ctx, key, storage.GetOptions{}, dst)
 		}
 		changed := entry.DeepCopy()
-		if !equality.Semantic.DeepEqual(before.Spec, after.Spec) {
+		if asksOtherwise(before.Spec, after.Spec) {
 			if changed.Spec.Requester, err = requester(ctx); err != nil {
 				return err
 			}
@@ -185,6 +193,13 @@ func (w *written) GuaranteedUpdate(ctx context.Context, key string, dst runtime.
 		w.publisher.Observe(changed)
 		return w.Log.Get(ctx, key, storage.GetOptions{}, dst)
 	}
+}
+
+// asksOtherwise reports whether a change is one of what is asked for. Whether that is paused is
+// none: who pauses and resumes everybody's schedules must not become who all of them ask as.
+func asksOtherwise(before, after v1alpha1.ScheduleSpec) bool {
+	before.Paused = after.Paused
+	return !equality.Semantic.DeepEqual(before, after)
 }
 
 // moved reports whether a change moves the times at which something is due.
