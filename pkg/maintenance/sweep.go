@@ -138,11 +138,18 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 func (r *removal) snapshots(all []datapath.Snapshot) (ids []string) {
 	named := sets.New(r.Snapshots...)
 	for _, snapshot := range all {
-		if snapshot.Backup == r.UID || snapshot.Backup == "" && named.Has(snapshot.ID) {
+		if r.means(snapshot) || snapshot.Backup == "" && named.Has(snapshot.ID) {
 			ids = append(ids, snapshot.ID)
 		}
 	}
 	return ids
+}
+
+// means reports whether a snapshot was made for the backup. The folder that was asked for it
+// must be the one that the snapshot says, else a copy of a backup, or a removal that somebody
+// has put there, would have another folder asked than the backup's.
+func (r *removal) means(snapshot datapath.Snapshot) bool {
+	return snapshot.Backup == r.UID && (snapshot.StoreName == "" || snapshot.StoreName == r.StoreName)
 }
 
 // missing are backups of this cluster that the store has not, though nobody has asked for
@@ -162,15 +169,15 @@ func (m *missing) tooMany() bool {
 
 // findMissing asks for each backup of this cluster that has snapshots.
 func (s *sweep) findMissing(ctx context.Context, requested []removal, all []datapath.Snapshot) (found missing, err error) {
-	known := sets.New[types.UID]()
+	known := map[types.UID]removal{}
 	for _, r := range requested {
-		known.Insert(r.UID)
+		known[r.UID] = r
 	}
 	found.snapshots = map[types.UID][]string{}
 	of := map[types.UID]string{}
 	young := sets.New[types.UID]()
 	for _, snapshot := range all {
-		if snapshot.Backup == "" || known.Has(snapshot.Backup) || snapshot.ClusterUID != s.cluster || format.ValidateStoreName(snapshot.StoreName) != nil {
+		if r, asked := known[snapshot.Backup]; snapshot.Backup == "" || asked && r.means(snapshot) || snapshot.ClusterUID != s.cluster || format.ValidateStoreName(snapshot.StoreName) != nil {
 			continue
 		}
 		of[snapshot.Backup] = snapshot.StoreName

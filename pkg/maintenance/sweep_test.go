@@ -157,8 +157,15 @@ func TestSweep(t *testing.T) {
 	// Its name has another backup now.
 	must(t, w.Put(t.Context(), format.OwnerKey("namesake"), []byte(`{"uid":"the next one"}`)))
 	w.request(cluster, "namesake")
+	// It has another folder asked than the backup's.
+	w.uploadOf("elsewhere", "elsewhere", cluster)
+	w.own("elsewhere")
+	w.end("elsewhere", v1alpha1.BackupPhaseCompleted)
+	planted, err := format.EncodeRemoval(format.Removal{UID: "elsewhere", StoreName: "nothing", RequestedAt: time.Now()})
+	must(t, err)
+	must(t, w.Put(t.Context(), format.RemovalKey(cluster, app, "elsewhere"), planted))
 
-	stay := []string{"asked-by-another", "not-asked-for", "of-velero-stays", "running", "stored", "unreadable"}
+	stay := []string{"asked-by-another", "elsewhere", "not-asked-for", "of-velero-stays", "running", "stored", "unreadable"}
 	want := swept{backups: 4, snapshots: 5, waiting: 3}
 	all, removals := w.left(), w.removals()
 	w.sweep.dryRun = true
