@@ -412,7 +412,7 @@ func (c *Controller) saySo(ctx context.Context, location *enginev1alpha1.Storage
 	if is {
 		latest := slices.MaxFunc(unaccepted, func(a, b backup) int { return a.expiration.Compare(b.expiration) }).expiration
 		condition.Status, condition.Reason = metav1.ConditionTrue, "TooMany"
-		condition.Message = fmt.Sprintf("%d of %d backups have expired, by the clock of the controller, which is more than may go within an hour, so none does. If the clock is right and they are to go: kubectl annotate hfl %s -n %s --overwrite %s=%s",
+		condition.Message = fmt.Sprintf("%d of %d backups have expired, by the clock of the controller, which is more than may go within an hour, so none does. If so many expire regularly, raise --max-expired-percent of the controller. If the clock is right and they are to go: kubectl annotate hfl %s -n %s --overwrite %s=%s",
 			len(unaccepted), present, location.Name, location.Namespace, enginev1alpha1.AnnotationAcceptExpiry, stamp(latest))
 	}
 	changed := location.DeepCopy()
@@ -474,7 +474,8 @@ func (c *Controller) isRefused(b backup, now time.Time) bool {
 // isRefusal reports whether a request was refused for what it is about: by the state of
 // the backup, or by somebody's policy.
 func isRefusal(err error) bool {
-	return apierrors.ReasonForError(err) == v1alpha1.StatusReasonBackupState || apierrors.IsForbidden(err) || apierrors.IsInvalid(err)
+	return apierrors.ReasonForError(err) == v1alpha1.StatusReasonBackupState || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) ||
+		apierrors.IsBadRequest(err) // of a webhook that gives no reason
 }
 
 // reference is the Backup, for events.

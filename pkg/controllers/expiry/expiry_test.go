@@ -518,3 +518,19 @@ func TestHistories(t *testing.T) {
 		}
 	})
 }
+
+// A webhook that denies a deletion for no reason that Kubernetes has a name for denies this
+// one, and does not keep the others from being asked for.
+func TestARefusalWithoutAReason(t *testing.T) {
+	for _, err := range []error{
+		&apierrors.StatusError{ErrStatus: metav1.Status{Code: 400, Message: "admission webhook denied the request"}},
+		apierrors.NewForbidden(v1alpha1.Resource("backups"), "a", errors.New("denied")),
+	} {
+		if !isRefusal(err) {
+			t.Errorf("%v is no refusal", err)
+		}
+	}
+	if isRefusal(apierrors.NewTooManyRequests("later", 1)) {
+		t.Error("a server that has much to do refuses the backup")
+	}
+}

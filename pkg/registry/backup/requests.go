@@ -53,8 +53,13 @@ func cancel(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1
 // remove asks for a backup to be removed from its store.
 func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask, body runtime.Object) (*enginev1alpha1.BackupRun, string, error) {
 	const message = "the backup is being deleted; it is listed until it is gone from its store"
-	if err := meets(backup, body.(*v1alpha1.BackupDeletion).Preconditions, ask.Timestamp.Time); err != nil {
+	preconditions := body.(*v1alpha1.BackupDeletion).Preconditions
+	if err := meets(backup, preconditions, ask.Timestamp.Time); err != nil {
 		return nil, "", err
+	}
+	// The record is read after the backup: this process may have slept in between.
+	if preconditions != nil && run != nil && k.Object(run).UID != backup.UID {
+		return nil, "", conflict(backup.Name, "it was replaced by another one meanwhile, with the uid %s", k.Object(run).UID)
 	}
 	switch {
 	case run != nil && run.Spec.Deletion != nil:

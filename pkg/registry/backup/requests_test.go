@@ -312,6 +312,22 @@ func TestDeletionPreconditions(t *testing.T) {
 	}
 }
 
+// What the preconditions are about is what the deletion is recorded on.
+func TestDeletionOfWhatWasReplaced(t *testing.T) {
+	k := newHarness(t, nil).REST.Kind.(*kind)
+	listed := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a", UID: "1"}, Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted}}
+	run := &enginev1alpha1.BackupRun{ObjectMeta: metav1.ObjectMeta{Name: "shop.a", UID: "2"}, Status: enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted}}
+	body := &v1alpha1.BackupDeletion{Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: "1"}}
+	ask := enginev1alpha1.Ask{Timestamp: metav1.NewTime(now)}
+	if changed, _, err := k.remove(listed, run, ask, body); err == nil || changed != nil || !strings.Contains(err.Error(), "replaced") {
+		t.Errorf("another backup of the name: %+v, %v", changed, err)
+	}
+	run.UID = "1"
+	if changed, _, err := k.remove(listed, run, ask, body); err != nil || changed.Spec.Deletion == nil {
+		t.Errorf("the one that is meant: %+v, %v", changed, err)
+	}
+}
+
 // A backup that another maker stored may be larger than a record may be.
 func TestDeletingALargeStoredBackup(t *testing.T) {
 	h := newHarness(t, nil)
