@@ -301,6 +301,7 @@ func TestManifest(t *testing.T) {
 	f.add("configmaps", fmt.Sprintf(`{"metadata":{"name":"large","namespace":"shop","uid":"u","ownerReferences":[{"uid":"o"}],"labels":{"app":"x"},
 		"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"secret","kept":"y"}},"data":{"noise":"%s"}}`, noise))
 	f.add("configmaps", named("shop", "last")...)
+	f.add("secrets", `{"metadata":{"name":"key","namespace":"shop","annotations":{"kapp.k14s.io/original":"the whole of it"}}}`)
 	f.run(t)
 	tarball := f.read(t, format.TarballKey("b"))
 	list, err := format.ReadResourceList(bytes.NewReader(f.read(t, format.ResourceListKey("b"))))
@@ -337,6 +338,9 @@ func TestManifest(t *testing.T) {
 		}
 		if of := format.NewContent(content); of.Size != item.Size || of.SHA256 != item.SHA256 {
 			t.Errorf("%s has other bytes than the manifest says", item)
+		}
+		if item.Resource == "secrets" && item.Annotations != nil {
+			t.Errorf("of a Secret it has %v", item.Annotations)
 		}
 		if item.Name == "large" {
 			want := &manifest.Item{APIVersion: "v1", KindName: "ConfigMap", Resource: "configmaps", Namespace: "shop", Name: "large", UID: "u", OwnerUIDs: []string{"o"},

@@ -149,8 +149,12 @@ func describe(r resource, h *head, stored []byte, place manifest.Place, reason s
 		References: manifest.ReferencesOf(schema.GroupKind{Group: r.Group, Kind: r.kind}, h.Metadata.Namespace, stored),
 		Size:       content.Size, SHA256: content.SHA256, Place: place, Reason: reason,
 	}
-	// It has a copy of the object, and so of a Secret's data.
+	// It has a copy of the object. Other tools have annotations of their own for that, so
+	// none of a Secret's is taken.
 	delete(item.Annotations, corev1.LastAppliedConfigAnnotation)
+	if r.GroupResource() == secretsResource {
+		item.Annotations = nil
+	}
 	for _, owner := range h.Metadata.Owners {
 		item.OwnerUIDs = append(item.OwnerUIDs, owner.UID)
 	}

@@ -24,8 +24,9 @@ const (
 	MaxBytes = 4 << 30
 	// maxLine is the size beyond which a line is not an item.
 	maxLine = 2 * maxItemBytes
-	// maxIndexBytes is the compressed size beyond which an index is not read.
-	maxIndexBytes = 16 << 20
+	// maxIndexBytes is the size beyond which an index is not read, compressed or not: that of
+	// several million items.
+	maxIndexBytes = 4 << 20
 )
 
 // ErrFormat says that what was read is no manifest, or a damaged one.
@@ -125,7 +126,7 @@ func Find(ctx context.Context, ranges Ranges, groupKind, namespace, name string)
 	if err != nil {
 		return nil, err
 	}
-	plain, err := bounded(compressed, maxIndexBytes*8)
+	plain, err := bounded(compressed, maxIndexBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -141,6 +142,9 @@ func Find(ctx context.Context, ranges Ranges, groupKind, namespace, name string)
 	}) - 1
 	if i < 0 || index[i].Kind != groupKind {
 		return nil, nil
+	}
+	if index[i].At < 0 || index[i].Size <= 0 {
+		return nil, fmt.Errorf("%w: its index", ErrFormat)
 	}
 	if compressed, err = part(ctx, ranges, index[i].At, min(index[i].Size, maxIndexBytes)); err != nil {
 		return nil, err
@@ -179,8 +183,11 @@ func bounded(compressed []byte, limit int64) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %w", ErrFormat, err)
 	}
 	plain, err := io.ReadAll(io.LimitReader(r, limit+1))
-	if err != nil || int64(len(plain)) > limit {
-		return nil, fmt.Errorf("%w: a part of it is damaged or too large: %w", ErrFormat, err)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrFormat, err)
+	}
+	if int64(len(plain)) > limit {
+		return nil, fmt.Errorf("%w: a part of it is too large", ErrFormat)
 	}
 	return plain, nil
 }

@@ -329,3 +329,57 @@ func (w *countingWriter) Write(p []byte) (int, error) {
 	w.bytes += len(p)
 	return len(p), nil
 }
+
+// A tarball of several gzip members that is cut short between two of them is no whole one,
+// whoever reads it; and each object lies where WriteItem says.
+func TestCutBetweenMembers(t *testing.T) {
+	var tarball bytes.Buffer
+	w, err := NewWriter(&tarball, at, "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	content := bytes.Repeat([]byte("0123456789"), 10_000)
+	var positions []Position
+	for i := range 30 {
+		position, err := w.WriteItem(Item{Resource: schema.GroupResource{Resource: "configmaps"}, Version: "v1", Namespace: "shop", Name: fmt.Sprint("c", i)}, content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		positions = append(positions, position)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	cuts := 0
+	for i, position := range positions {
+		plain, err := gzip.NewReader(bytes.NewReader(tarball.Bytes()[position.Member:]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.CopyN(io.Discard, plain, position.Offset); err != nil {
+			t.Fatal(err)
+		}
+		if header, err := tar.NewReader(plain).Next(); err != nil || header.Name != fmt.Sprintf("resources/configmaps/namespaces/shop/c%d.json", i) {
+			t.Fatalf("at %+v there is %+v, %v", position, header, err)
+		}
+		if position.Member == 0 || positions[i-1].Member == position.Member {
+			continue
+		}
+		cuts++
+		if plain, err = gzip.NewReader(bytes.NewReader(tarball.Bytes()[:position.Member])); err != nil {
+			t.Fatal(err)
+		}
+		reader := tar.NewReader(plain)
+		for err == nil {
+			if _, err = reader.Next(); err == nil {
+				_, err = io.Copy(io.Discard, reader)
+			}
+		}
+		if !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("cut at %d the error is %v", position.Member, err)
+		}
+	}
+	if cuts < 5 {
+		t.Errorf("there are only %d members", cuts)
+	}
+}

@@ -87,7 +87,7 @@ func NewWriter(w io.Writer, at time.Time, backup string) (*Writer, error) {
 		header:     tar.Header{Typeflag: tar.TypeReg, Mode: entryMode, ModTime: at.Truncate(time.Second).UTC()},
 		path:       make([]byte, 0, typicalPathLength),
 	}
-	if err := writer.writeEntry(versionPath, []byte(format.FormatVersion+"\n")); err != nil {
+	if err := writer.writeEntry(versionPath, []byte(format.FormatVersion+"\n"), false); err != nil {
 		return nil, err
 	}
 	return writer, nil
@@ -98,33 +98,33 @@ func (w *Writer) WriteItem(item Item, content []byte) (Position, error) {
 	if err := item.validate(); err != nil {
 		return Position{}, err
 	}
-	position, err := w.position()
-	if err != nil {
+	if err := w.tar.Flush(); err != nil {
 		return Position{}, fmt.Errorf("write to the tarball: %w", err)
 	}
+	position := Position{w.member.Member, w.plain.written - w.member.Offset}
 	// A restore that negotiates versions reads the second copy, any other the first.
-	for _, versionFolder := range []string{"", item.Version + preferredSuffix} {
+	for i, versionFolder := range []string{"", item.Version + preferredSuffix} {
 		w.path = item.appendPath(w.path[:0], versionFolder)
-		if err := w.writeEntry(string(w.path), content); err != nil {
+		if err := w.writeEntry(string(w.path), content, i > 0); err != nil {
 			return Position{}, err
 		}
 	}
 	return position, nil
 }
 
-// position is where the next entry begins: in a new member if this one has enough.
-func (w *Writer) position() (Position, error) {
-	if err := w.tar.Flush(); err != nil {
-		return Position{}, err
+// nextMember begins another gzip member, if this one has enough. It is called between the
+// header of an entry and its content: whoever reads a tarball that is cut short there misses
+// the content, and does not take it for the end.
+func (w *Writer) nextMember() error {
+	if w.plain.written-w.member.Offset < memberBytes {
+		return nil
 	}
-	if w.plain.written-w.member.Offset >= memberBytes {
-		if err := w.compressed.Close(); err != nil {
-			return Position{}, err
-		}
-		w.member = Position{w.out.written, w.plain.written}
-		w.compressed.Reset(w.out)
+	if err := w.compressed.Close(); err != nil {
+		return err
 	}
-	return Position{w.member.Member, w.plain.written - w.member.Offset}, nil
+	w.member = Position{w.out.written, w.plain.written}
+	w.compressed.Reset(w.out)
+	return nil
 }
 
 // Close ends the tarball. It does not close the writer below.
@@ -138,10 +138,16 @@ func (w *Writer) Close() error {
 	return nil
 }
 
-func (w *Writer) writeEntry(path string, content []byte) error {
+// writeEntry writes a file. A gzip member may end within it if it has content.
+func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 	w.header.Name, w.header.Size = path, int64(len(content))
 	if err := w.tar.WriteHeader(&w.header); err != nil {
 		return fmt.Errorf("write %s to the tarball: %w", path, err)
+	}
+	if mayEnd && len(content) > 0 {
+		if err := w.nextMember(); err != nil {
+			return fmt.Errorf("write %s to the tarball: %w", path, err)
+		}
 	}
 	if _, err := w.tar.Write(content); err != nil {
 		return fmt.Errorf("write %s to the tarball: %w", path, err)
