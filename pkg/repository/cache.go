@@ -232,7 +232,13 @@ type cachedBlob struct {
 	// known to be sound; -1 if nothing is known.
 	turn chan struct{}
 	size int64
+	// fetched is how often it was read from the store as a whole.
+	fetched int
 }
+
+// maxFetched is how often that may be: where blobs that are needed at once don't fit into the
+// cache together, to read parts of them costs less.
+const maxFetched = 2
 
 // errNoRoom: a blob can't be kept.
 var errNoRoom = errors.New("there is no room for it in the cache")
@@ -259,7 +265,8 @@ func (b *blobCache) get(ctx context.Context, id blob.ID, offset, length int64, o
 	if this.size < 0 {
 		this.size = b.sound(path, id)
 	}
-	if this.size < 0 {
+	if this.size < 0 && this.fetched < maxFetched {
+		this.fetched++
 		var err error
 		if this.size, err = b.keep(ctx, path, id, read); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).V(2).Info("A blob of a repository is not cached", "blob", id, "err", err)
@@ -285,6 +292,19 @@ func (b *blobCache) get(ctx context.Context, id blob.ID, offset, length int64, o
 		return false
 	}
 	return true
+}
+
+// distrust removes the blobs that were read since the repository was opened: they are what the
+// store has answered, but that may have been wrong.
+func (b *blobCache) distrust() {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for id := range b.blobs {
+		b.remove(filepath.Join(b.repository, string(id)))
+	}
 }
 
 // part reads a part of a blob that is kept.
@@ -384,7 +404,8 @@ func (u *unfinished) Length() int { return int(u.size) }
 // Write implements blob.OutputBuffer.
 func (u *unfinished) Write(p []byte) (int, error) {
 	if more := onDisk(u.size+int64(len(p))) - u.taken; u.err == nil && more > 0 {
-		if u.cache.grow(more) {
+		// One that is larger than half of the cache would cost all others.
+		if u.taken+more <= u.cache.limit/2 && u.cache.grow(more) {
 			u.taken += more
 		} else {
 			u.err = errNoRoom

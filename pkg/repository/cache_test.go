@@ -210,6 +210,44 @@ func TestCacheThatFails(t *testing.T) {
 	}
 }
 
+// What does not fit costs no other blob, and is not fetched again and again.
+func TestCacheOfWhatDoesNotFit(t *testing.T) {
+	cache := newCache(t, t.TempDir(), 64<<10)
+	other, large := cache.of(anotherRepository), &stored{bytes: 40 << 10}
+	if !other.get(t.Context(), "q0", 0, 100, new(output), (&stored{bytes: 5_000}).read) {
+		t.Fatal("a small blob is not kept")
+	}
+	of := cache.of(oneRepository)
+	for range 10 {
+		if of.get(t.Context(), "q1", 0, 100, new(output), large.read) {
+			t.Error("a blob is kept that is larger than half of the cache")
+		}
+	}
+	if large.reads.Load() > maxFetched {
+		t.Errorf("it was fetched %d times", large.reads.Load())
+	}
+	if !other.get(t.Context(), "q0", 0, 100, new(output), func(context.Context, blob.OutputBuffer) error { return errors.New("fetched again") }) {
+		t.Error("another repository's blob had to go")
+	}
+}
+
+// What the store has answered wrongly once is asked for anew when a repository could not be
+// opened with it.
+func TestCacheOfAWrongAnswer(t *testing.T) {
+	cache := newCache(t, t.TempDir(), 1<<20)
+	from := &stored{bytes: 5_000}
+	of := cache.of(oneRepository)
+	for range 2 {
+		if !of.get(t.Context(), "x1", 0, 100, new(output), from.read) {
+			t.Fatal("it is not kept")
+		}
+	}
+	of.distrust()
+	if !cache.of(oneRepository).get(t.Context(), "x1", 0, 100, new(output), from.read) || from.reads.Load() != 2 {
+		t.Errorf("it was fetched %d times", from.reads.Load())
+	}
+}
+
 // A cache that is damaged, in whichever of its files and ways, is not believed: the work
 // goes on as without one, and repairs it.
 func TestDamagedCache(t *testing.T) {

@@ -96,6 +96,9 @@ func open(ctx context.Context, bucket *store.Bucket, provider engine.StorageProv
 	st.cache = cache
 	r, err := openStorage(ctx, st, key, workDir)
 	if err != nil {
+		if ctx.Err() == nil {
+			cache.distrust()
+		}
 		return nil, errors.Join(err, st.Close(ctx))
 	}
 	return r, nil
