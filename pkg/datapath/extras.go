@@ -174,10 +174,12 @@ const attributeSize = 64 << 10
 
 // grown calls read with more space if some is not enough.
 func grown(space []byte, read func([]byte) (int, error)) ([]byte, error) {
-	n, err := read(space)
+	n := 0
+	once := func() (err error) { n, err = read(space); return err }
+	err := again(once)
 	if errors.Is(err, unix.ERANGE) {
 		space = make([]byte, attributeSize)
-		n, err = read(space)
+		err = again(once)
 	}
 	if err != nil {
 		return nil, err

@@ -278,8 +278,18 @@ type volumeReader struct {
 }
 
 func (r *volumeReader) stat() (stat unix.Stat_t, err error) {
-	err = unix.Fstat(r.fd, &stat)
+	err = again(func() error { return unix.Fstat(r.fd, &stat) })
 	return stat, r.failed("stat", err)
+}
+
+// again makes a call of the kernel until no signal interrupts it, as os does for its own:
+// file systems of the network and of FUSE let signals in, and the scheduler sends some.
+func again(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
 
 func (r *volumeReader) failed(what string, err error) error {
