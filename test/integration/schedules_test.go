@@ -5,6 +5,7 @@ package integration
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -314,6 +315,12 @@ func TestScheduleKeeps(t *testing.T) {
 			return last != nil && !slices.Contains(backups, last.Name) && last.Phase == v1alpha1.BackupPhaseCompleted
 		})
 		backups = append(backups, s.Status.LastBackup.Name)
+		labtest.Eventually(t, "another second, which tells the next one from it", func() error {
+			if !time.Now().Truncate(time.Second).After(s.Status.LastBackup.CreationTimestamp.Time) {
+				return errors.New("it is the same")
+			}
+			return nil
+		})
 	}
 	awaitSchedule(t, namespace, "keeps", "that it may not delete", func(s *v1alpha1.Schedule) bool {
 		c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.ConditionPruned)
