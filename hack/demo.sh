@@ -2,10 +2,11 @@
 # Copyright The Holdfast Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Shows the main job on a Kubernetes of its own: backups that wait for each
-# other, what they store, and the bytes coming back. The API, the queue, the
-# store and the data path are real. No kubelet runs here, so pods are API objects,
-# and this script fills their volumes' folders.
+# Shows the main job on a Kubernetes of its own: backups that wait for each other, what
+# they store, and a lost namespace that comes back, into place and beside it. The API, the
+# queue, the store and the data path are real. No kubelet, scheduler or provisioner runs
+# here, so pods are API objects, and this script does what these would: it makes persistent
+# volumes, starts pods, and makes the folders of their volumes.
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -52,27 +53,34 @@ volume_path() { # NAMESPACE: the folder in which the kubelet would mount the cla
   echo "${dir}/pods/$(k get pod web -n "$1" -o jsonpath='{.metadata.uid}')/volumes/kubernetes.io~local-volume/$1-data"
 }
 bound() { [[ "$(k get pvc data -n "$1" -o jsonpath='{.status.phase}')" == Bound ]]; }
-has_account() { k get serviceaccount default -n "$1" >/dev/null 2>&1; }
-for namespace in shop blog wiki; do
-  k create namespace "${namespace}" >/dev/null
-  k create configmap settings -n "${namespace}" --from-literal="greeting=hello from ${namespace}" >/dev/null
-  eventually has_account "${namespace}"
-  k apply -f - >/dev/null <<YAML
+provision() { # NAMESPACE NAME: a persistent volume for the namespace's claim
+  k create -f - >/dev/null <<YAML
 apiVersion: v1
 kind: PersistentVolume
 metadata:
-  name: ${namespace}-data
+  name: $2
 spec:
   capacity: {storage: 1Gi}
   accessModes: [ReadWriteOnce]
   persistentVolumeReclaimPolicy: Retain
   local: {path: /unused}
-  claimRef: {namespace: ${namespace}, name: data}
+  claimRef: {namespace: $1, name: data}
   nodeAffinity:
     required:
       nodeSelectorTerms:
       - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [lab-node-0]}]
----
+YAML
+}
+has_account() { k get serviceaccount default -n "$1" >/dev/null 2>&1; }
+for namespace in shop blog wiki; do
+  k create namespace "${namespace}" >/dev/null
+  k create configmap settings -n "${namespace}" --from-literal="greeting=hello from ${namespace}" >/dev/null
+  k create secret generic password -n "${namespace}" --from-literal="password=${RANDOM}" >/dev/null
+  k create service clusterip web -n "${namespace}" --tcp=80 >/dev/null
+  k create deployment cache -n "${namespace}" --image=example.com/cache --replicas=2 >/dev/null
+  eventually has_account "${namespace}"
+  provision "${namespace}" "${namespace}-data"
+  k apply -f - >/dev/null <<YAML
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata:
@@ -143,8 +151,8 @@ eventually known
 show get backupvolumes -A
 show get volumebackups -A
 
-say "The files are lost, and come back"
-for namespace in shop blog wiki; do
+say "The files of two volumes are lost, and come back"
+for namespace in blog wiki; do
   path="$(volume_path "${namespace}")"
   find "${path}" -mindepth 1 -delete
   uid="$(k get backup "${namespace}" -n holdfast -o jsonpath='{.metadata.uid}')"
@@ -167,10 +175,65 @@ spec:
 YAML
 done
 show wait --for=jsonpath='{.status.phase}'=Completed --timeout=120s -n holdfast volumerestore --all
-for namespace in shop blog wiki; do
+for namespace in blog wiki; do
   checksums "$(volume_path "${namespace}")" >"${dir}/${namespace}.after"
   diff "${dir}/${namespace}.before" "${dir}/${namespace}.after" || fail "the files of ${namespace} differ"
   echo "${namespace}: $(wc -l <"${dir}/${namespace}.after") checks of content, mode and links: all as before"
+done
+
+say "A whole namespace is lost"
+specs() { # NAMESPACE: its objects, without what the cluster chooses
+  k get configmaps,secrets,services,deployments,persistentvolumeclaims -n "$1" -o jsonpath='{range .items[*]}{.kind} {.metadata.name} {.metadata.labels} {.data} {.spec}{"\n"}{end}' |
+    grep -v kube-root-ca.crt | sed -E 's/"(clusterIP|volumeName)":"[^"]*",?//g; s/"clusterIPs":\[[^]]*\],?//g; s/,}/}/g' | sort
+}
+specs shop >"${dir}/shop.specs"
+show delete namespace shop --timeout=60s
+k delete persistentvolume shop-data >/dev/null
+
+say "It comes back, into place and under another name"
+cat >"${dir}/restores.yaml" <<YAML
+apiVersion: holdfast.io/v1alpha1
+kind: Restore
+metadata: {name: shop, namespace: holdfast}
+spec: {backupName: shop}
+---
+apiVersion: holdfast.io/v1alpha1
+kind: Restore
+metadata: {name: shop-as-it-was, namespace: holdfast}
+spec: {backupName: shop, namespaceMapping: {shop: shop-as-it-was}}
+YAML
+cat "${dir}/restores.yaml"
+show create -f "${dir}/restores.yaml"
+holder() { # NAMESPACE: the name of the pod that holds the claim while its files come back
+  k get pods -n "$1" -l engine.holdfast.io/restore-uid -o jsonpath='{.items[*].metadata.name}'
+}
+holds() { [[ -n "$(holder "$1")" ]]; }
+start() { # NAMESPACE VOLUME: what a scheduler and a kubelet do with that pod
+  eventually holds "$1"
+  eventually bound "$1"
+  local name path
+  name="$(holder "$1")"
+  path="${dir}/pods/$(k get pod "${name}" -n "$1" -o jsonpath='{.metadata.uid}')/volumes"
+  mkdir -p "${path}/kubernetes.io~local-volume/$2" "${path}/kubernetes.io~empty-dir/holdfast-restore"
+  echo "${path}/kubernetes.io~local-volume/$2" >"${dir}/$1.path"
+  k create --raw "/api/v1/namespaces/$1/pods/${name}/binding" -f - >/dev/null \
+    <<<'{"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "'"${name}"'"}, "target": {"kind": "Node", "name": "lab-node-0"}}'
+  k patch pod "${name}" -n "$1" --subresource=status --type=merge -p '{"status": {"phase": "Running", "containerStatuses": [
+    {"name": "holdfast-restore-wait", "image": "holdfast", "imageID": "", "ready": true, "restartCount": 0, "state": {"running": {}}}]}}' >/dev/null
+}
+for namespace in shop shop-as-it-was; do
+  provision "${namespace}" "${namespace}-again"
+  start "${namespace}" "${namespace}-again"
+done
+show wait --for=condition=Complete --timeout=120s -n holdfast restore/shop restore/shop-as-it-was
+show get hfr -n holdfast
+[[ "$(k get restores -n holdfast --field-selector status.phase=Completed -o name | wc -l)" == 2 ]] || fail "not every restore was completed"
+for namespace in shop shop-as-it-was; do
+  specs "${namespace}" >"${dir}/${namespace}.specs-after"
+  diff "${dir}/shop.specs" "${dir}/${namespace}.specs-after" || fail "the objects of ${namespace} differ"
+  checksums "$(cat "${dir}/${namespace}.path")" >"${dir}/${namespace}.after"
+  diff "${dir}/shop.before" "${dir}/${namespace}.after" || fail "the files of ${namespace} differ"
+  echo "${namespace}: $(wc -l <"${dir}/${namespace}.specs-after") objects and $(wc -l <"${dir}/${namespace}.after") checks of files: all as before"
 done
 
 say "Deleting a namespace deletes no backup"

@@ -6,6 +6,14 @@
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# What is killed leaves its files behind. The folder's name is always the same, since the
+# go command runs a test anew whose environment has changed.
+TMPDIR="${PWD}/.lab/tmp"
+export TMPDIR
+trap 'rm -rf "${TMPDIR}"' EXIT
+rm -rf "${TMPDIR}"
+mkdir -p "${TMPDIR}"
+
 # side_by_side runs what is given on its input, a command per line, at once, and shows
 # what each has said when it has ended. It fails when one of them does.
 side_by_side() {
@@ -32,14 +40,16 @@ if command -v "$(go env CC)" >/dev/null; then
     plain+=("-gcflags=${package}=-race=false")
   done
   CGO_ENABLED=1 go test -race "${plain[@]}" -timeout 20m ./cmd/... ./pkg/... ./test/architecture/...
-  echo "test: the maintenance of repositories, and the memory of an agent, without it"
-  go test -run 'Maintenance|PeakMemory' ./pkg/repository ./pkg/datapath
+  echo "test: the maintenance of repositories, the memory of an agent, and large backups, without it"
+  go test -run 'Maintenance|PeakMemory|TestLarge' ./pkg/repository ./pkg/datapath ./pkg/restore/source
 else
   echo "test: unit, property and conformance tests, without the race detector: it needs a C compiler, and there is none"
   go test ./cmd/... ./pkg/... ./test/architecture/...
 fi
 echo "test: the queue against its rules, in thousands of random histories"
 go test -run 'Against|Forgets' ./pkg/queue -rapid.checks=2000
+echo "test: restores of random objects, while the cluster fails"
+go test -run RandomGraph ./pkg/restore -rapid.checks=200
 echo "test: the lab"
 (cd hack/lab && go test $(go list ./... | grep -v /cmd/kube))
 # The go command caches results, and does not see changes of files outside the module.

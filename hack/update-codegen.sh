@@ -15,6 +15,7 @@ boilerplate="${root}/hack/boilerplate.go.txt"
 
 GOBIN="$(mktemp -d)"
 export GOBIN
+export TMPDIR="${GOBIN}" # the generators leave files behind
 trap 'rm -rf "${GOBIN}"' EXIT
 
 (cd hack/tools && go mod download k8s.io/code-generator)

@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"strconv"
 	"sync"
 	"time"
 
@@ -15,12 +17,14 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/rest"
@@ -30,20 +34,30 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/cached"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupdeletion"
+	"github.com/holdfast-io/holdfast/pkg/controllers/backupexpiration"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/controllers/expiry"
+	"github.com/holdfast-io/holdfast/pkg/controllers/leftovers"
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
 	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
+	"github.com/holdfast-io/holdfast/pkg/controllers/volumedeletion"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
+	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/pkg/restore"
+	"github.com/holdfast-io/holdfast/pkg/runlog"
+	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
 	"github.com/holdfast-io/holdfast/pkg/serving"
 )
 
@@ -80,14 +94,19 @@ func (o *clientOptions) config(role string) (*rest.Config, error) {
 
 // controllerOptions are the flags of the controller.
 type controllerOptions struct {
-	client            clientOptions
-	serving           *serving.Options
-	concurrentBackups int
-	runRetention      time.Duration
-	volumeTimeout     time.Duration
-	agentTimeout      time.Duration
-	maintenance       maintenanceOptions
-	expiry            expiryOptions
+	client           clientOptions
+	serving          *serving.Options
+	advertise        net.IP
+	limits           queue.Slots
+	runRetention     time.Duration
+	restoreRetention time.Duration
+	restoreWorkers   int
+	volumeTimeout    time.Duration
+	agentTimeout     time.Duration
+	blockWorkers     int
+	resume           bool
+	maintenance      maintenanceOptions
+	expiry           expiryOptions
 }
 
 // expiryOptions are the controller's flags about backups that have expired.
@@ -116,11 +135,14 @@ func (o *expiryOptions) validate() error {
 
 func newControllerCommand() *cobra.Command {
 	options := &controllerOptions{
-		serving:           serving.NewOptions(8444),
-		concurrentBackups: records.DefaultConcurrentBackups,
-		runRetention:      runretention.DefaultRetention,
-		volumeTimeout:     backuprun.DefaultVolumeTimeout,
-		agentTimeout:      liveness.DefaultAgentTimeout,
+		serving:          serving.NewOptions(8444),
+		limits:           records.DefaultLimits,
+		runRetention:     runretention.DefaultRetention,
+		restoreRetention: runretention.DefaultRestoreRetention,
+		restoreWorkers:   restore.DefaultWorkers,
+		volumeTimeout:    backuprun.DefaultVolumeTimeout,
+		agentTimeout:     liveness.DefaultAgentTimeout,
+		blockWorkers:     backup.DefaultBlockWorkers,
 	}
 	command := &cobra.Command{
 		Use:   "controller",
@@ -137,20 +159,37 @@ func newControllerCommand() *cobra.Command {
 	options.maintenance.addFlags(flags)
 	options.expiry.addFlags(flags)
 	options.serving.AddFlags(flags)
-	flags.IntVar(&options.concurrentBackups, "concurrent-backups", options.concurrentBackups, "How many backups may run at once. Backups that overlap never do.")
+	flags.IPVar(&options.advertise, "advertise-address", nil, "The address at which the API server reaches this process, to show the logs of backups and restores that run: a pod's own. Empty shows logs when they are stored.")
+	flags.IntVar(&options.limits[queue.Backup], "concurrent-backups", options.limits[queue.Backup], "How many backups may run at once. Backups that overlap never do.")
+	flags.IntVar(&options.limits[queue.Restore], "concurrent-restores", options.limits[queue.Restore], "How many restores may run at once, besides backups. A restore never runs together with a backup or another restore of the namespaces that it writes to.")
 	flags.DurationVar(&options.runRetention, "run-retention", options.runRetention, "How long the record of a backup is kept after its result is stored.")
+	flags.DurationVar(&options.restoreRetention, "restore-retention", options.restoreRetention, "How long a restore is listed after its end, which is how long its record is kept.")
+	flags.IntVar(&options.restoreWorkers, "restore-workers", options.restoreWorkers, "How many objects of a restore are written at once.")
 	flags.DurationVar(&options.volumeTimeout, "pod-volume-timeout", options.volumeTimeout, "How long the backup of one volume may take from its start. As long may the agent of a node begin and end no volume while others wait for it.")
 	flags.DurationVar(&options.agentTimeout, "node-agent-timeout", options.agentTimeout, "How long a node may be without an agent before the volumes of backups that wait for it are given up.")
+	flags.IntVar(&options.blockWorkers, "item-block-worker-count", options.blockWorkers, "How many groups of pods with hooks, pods that share volumes being one group, each backup takes at once: from the pre hooks until the volumes are read and the post hooks have run.")
+	flags.BoolVar(&options.resume, "resume-in-progress", true, "Go on with backups that another controller was executing when it stopped: anew, with the volumes that are uploaded. Else they have failed.")
 	return role(command)
 }
 
 func (o *controllerOptions) validate() error {
 	errs := append(o.serving.Validate(), o.client.validate())
-	if o.concurrentBackups < 1 {
-		errs = append(errs, fmt.Errorf("--concurrent-backups must be at least 1, but is %d", o.concurrentBackups))
+	for class, limit := range o.limits {
+		if limit < 1 {
+			errs = append(errs, fmt.Errorf("--concurrent-%ss must be at least 1, but is %d", queue.Class(class), limit))
+		}
+	}
+	if o.blockWorkers < 1 {
+		errs = append(errs, fmt.Errorf("--item-block-worker-count must be at least 1, but is %d", o.blockWorkers))
 	}
 	if o.runRetention < 0 {
 		errs = append(errs, fmt.Errorf("--run-retention must not be negative, but is %s", o.runRetention))
+	}
+	if o.restoreRetention < 0 {
+		errs = append(errs, fmt.Errorf("--restore-retention must not be negative, but is %s", o.restoreRetention))
+	}
+	if o.restoreWorkers < 1 || o.restoreWorkers > 256 {
+		errs = append(errs, fmt.Errorf("--restore-workers must be from 1 to 256, but is %d", o.restoreWorkers))
 	}
 	if o.volumeTimeout <= 0 || o.volumeTimeout > maintenance.MaxUpload {
 		errs = append(errs, fmt.Errorf("--pod-volume-timeout must be positive and at most %s, for which the maintenance of a repository spares what an upload may rely on, but is %s", maintenance.MaxUpload, o.volumeTimeout))
@@ -172,6 +211,12 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	logs := &runlog.Logs{}
+	shown, err := remote.NewServer(logs, time.Now())
+	if err != nil {
+		return err
+	}
+	o.serving.AddRoute(serving.Route{Prefix: remote.Prefix, Certificate: shown.Certificate, Key: shown.Key, Handler: shown})
 	stopped, err := o.serving.Start(ctx, o.client.kubeconfig)
 	if err != nil {
 		return err
@@ -185,13 +230,22 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	}
 	identity := fmt.Sprintf("%s_%d_%s", host, os.Getpid(), uuid.NewString()[:8])
 	leases := kube.CoordinationV1().Leases(o.client.namespace)
+	leads := func(ctx context.Context) error { return liveness.Leads(ctx, leases, identity) }
 	return liveness.Lead(ctx, leases, identity, clock.RealClock{}, func(ctx context.Context) error {
-		return o.work(ctx, config, kube, identity, func(ctx context.Context) error { return liveness.Leads(ctx, leases, identity) })
+		var publishing sync.WaitGroup
+		defer publishing.Wait()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		if o.advertise != nil && o.serving.Port() != 0 {
+			address := net.JoinHostPort(o.advertise.String(), strconv.Itoa(o.serving.Port()))
+			publishing.Go(func() { shown.Publish(ctx, kube.CoreV1().Secrets(o.client.namespace), address, leads) })
+		}
+		return o.work(ctx, config, kube, identity, leads, logs)
 	})
 }
 
 // work runs the controllers until ctx ends, and returns when all have stopped.
-func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube kubernetes.Interface, identity string, leads func(context.Context) error) error {
+func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube kubernetes.Interface, identity string, leads func(context.Context) error, logs *runlog.Logs) error {
 	engine, err := engineclient.NewForConfig(config)
 	if err != nil {
 		return err
@@ -241,16 +295,18 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	defer broadcaster.Shutdown()
 	recorder := broadcaster.NewRecorder(scheme.Scheme, "holdfast-controller")
 
-	queue, err := backupqueue.New(backupqueue.Config{
+	theQueue, err := backupqueue.New(backupqueue.Config{
 		Namespace:         o.client.namespace,
-		Limit:             o.concurrentBackups,
+		Limits:            o.limits,
 		Identity:          identity,
 		Leads:             leads,
 		Runs:              engine.EngineV1alpha1().BackupRuns(o.client.namespace),
+		Restores:          engine.EngineV1alpha1().RestoreRuns(o.client.namespace),
 		ConfigMaps:        configMaps,
 		Events:            recorder,
 		Clock:             clock.RealClock{},
 		RunInformer:       engineRecords.BackupRuns(),
+		RestoreInformer:   engineRecords.RestoreRuns(),
 		LocationInformer:  engineRecords.StorageLocations(),
 		NamespaceInformer: objects.Core().V1().Namespaces(),
 		LedgerInformer:    ledger.Core().V1().ConfigMaps(),
@@ -266,24 +322,30 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		return locations.Check(ctx, cache.ObjectName{Namespace: o.client.namespace, Name: name})
 	}
 	runs, err := backuprun.New(backuprun.Config{
-		Namespace:     o.client.namespace,
-		ClusterUID:    cluster.UID,
-		Workers:       o.concurrentBackups,
-		Identity:      identity,
-		VolumeTimeout: o.volumeTimeout,
-		AgentTimeout:  o.agentTimeout,
-		Agents:        agents,
-		Leads:         leads,
-		Queue:         queue,
-		Engine:        engine.EngineV1alpha1(),
-		ConfigMaps:    configMaps,
+		Namespace:        o.client.namespace,
+		ClusterUID:       cluster.UID,
+		Workers:          o.limits[queue.Backup],
+		Identity:         identity,
+		VolumeTimeout:    o.volumeTimeout,
+		AgentTimeout:     o.agentTimeout,
+		ResumeInProgress: o.resume,
+		Agents:           agents,
+		Leads:            leads,
+		Queue:            theQueue,
+		Engine:           engine.EngineV1alpha1(),
+		ConfigMaps:       configMaps,
 		Executor: &backuprun.Executor{
-			Discovery: discovery.ToServerResourcesInterfaceWithContext(kube.Discovery()),
-			Client:    client,
-			Secrets:   credentials,
-			Locations: engineRecords.StorageLocations().Lister().StorageLocations(o.client.namespace),
-			Cluster:   cluster,
-			Clock:     clock.RealClock{},
+			Discovery:    discovery.ToServerResourcesInterfaceWithContext(kube.Discovery()),
+			Client:       client,
+			Secrets:      credentials,
+			Locations:    engineRecords.StorageLocations().Lister().StorageLocations(o.client.namespace),
+			Cluster:      cluster,
+			Clock:        clock.RealClock{},
+			Pods:         &backuprun.PodsClient{Kube: kube, Config: config},
+			Kube:         kube,
+			BlockWorkers: o.blockWorkers,
+			Leads:        leads,
+			Logs:         logs,
 		},
 		CheckLocation:    checkLocation,
 		Events:           recorder,
@@ -296,6 +358,10 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		return err
 	}
 	retention, err := runretention.New(engine.EngineV1alpha1(), engineRecords.BackupRuns(), clock.RealClock{}, o.runRetention)
+	if err != nil {
+		return err
+	}
+	restoreRetention, err := runretention.NewRestores(engine.EngineV1alpha1(), engineRecords.RestoreRuns(), clock.RealClock{}, o.restoreRetention)
 	if err != nil {
 		return err
 	}
@@ -312,11 +378,43 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
+	known, err := knownKeys(ctx, configMaps, cluster)
+	if err != nil {
+		return err
+	}
+	expirations, err := backupexpiration.New(backupexpiration.Config{
+		Namespace:        o.client.namespace,
+		Cluster:          cluster,
+		Keys:             known,
+		Changes:          engine.EngineV1alpha1().ExpirationChanges(o.client.namespace),
+		Secrets:          credentials,
+		Events:           recorder,
+		Clock:            clock.RealClock{},
+		ChangeInformer:   engineRecords.ExpirationChanges(),
+		LocationInformer: engineRecords.StorageLocations(),
+	})
+	if err != nil {
+		return err
+	}
+	restoredVolumes, err := o.restoreVolumes(config, kube, engineRecords, repositories, agents)
+	if err != nil {
+		return err
+	}
+	restores, err := o.restores(restoreDependencies{
+		config: config, kube: kube, engine: engine.EngineV1alpha1(), records: engineRecords, client: client, cluster: cluster, keys: known,
+		identity: identity, leads: leads, queue: theQueue, configMaps: configMaps, credentials: credentials, checkLocation: checkLocation, recorder: recorder, volumes: restoredVolumes, logs: logs,
+	})
+	if err != nil {
+		return err
+	}
 	deletions, err := backupdeletion.New(backupdeletion.Config{
 		Namespace:  o.client.namespace,
 		Runs:       engine.EngineV1alpha1(),
+		Restores:   engine.EngineV1alpha1(),
+		Changes:    engine.EngineV1alpha1(),
 		Secrets:    credentials,
 		ClusterUID: cluster.UID,
+		Keys:       known,
 		EnsureRepository: func(ctx context.Context, namespace, location string) error {
 			return repository.EnsureRecord(ctx, engine.EngineV1alpha1().VolumeRepositories(o.client.namespace), namespace, location)
 		},
@@ -326,11 +424,44 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 		RunInformer:        engineRecords.BackupRuns(),
 		LocationInformer:   engineRecords.StorageLocations(),
 		RepositoryInformer: engineRecords.VolumeRepositories(),
+		ChangeInformer:     engineRecords.ExpirationChanges(),
+	})
+	if err != nil {
+		return err
+	}
+	volumeDeletions, err := volumedeletion.New(volumedeletion.Config{
+		Namespace: o.client.namespace,
+		Cluster:   cluster,
+		Keys:      known,
+		Deletions: engine.EngineV1alpha1().VolumeDeletions(o.client.namespace),
+		Changes:   engine.EngineV1alpha1().ExpirationChanges(o.client.namespace),
+		Restores:  engine.EngineV1alpha1().RestoreRuns(o.client.namespace),
+		Secrets:   credentials,
+		EnsureRepository: func(ctx context.Context, namespace, location string) error {
+			return repository.EnsureRecord(ctx, engine.EngineV1alpha1().VolumeRepositories(o.client.namespace), namespace, location)
+		},
+		Events:           recorder,
+		Clock:            clock.RealClock{},
+		DeletionInformer: engineRecords.VolumeDeletions(),
+		LocationInformer: engineRecords.StorageLocations(),
 	})
 	if err != nil {
 		return err
 	}
 	backups, err := expiry.NewBackups(config)
+	if err != nil {
+		return err
+	}
+	tidying, err := leftovers.New(leftovers.Config{
+		Namespace:        o.client.namespace,
+		ClusterUID:       cluster.UID,
+		Runs:             engine.EngineV1alpha1().BackupRuns(o.client.namespace),
+		Restores:         engine.EngineV1alpha1().RestoreRuns(o.client.namespace),
+		Secrets:          credentials,
+		Events:           recorder,
+		Clock:            clock.RealClock{},
+		LocationInformer: engineRecords.StorageLocations(),
+	})
 	if err != nil {
 		return err
 	}
@@ -353,6 +484,10 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
+	indexes, err := newIndexes(o.client.namespace, cluster, known, credentials, engineRecords)
+	if err != nil {
+		return err
+	}
 	maintenances, startJobs, stopJobs, err := o.maintenance.controller(kube, engine.EngineV1alpha1(), engineRecords, o.client.namespace, recorder)
 	if err != nil {
 		return err
@@ -365,12 +500,12 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	agentLeases.StartWithContext(ctx)
 	nodes.Start(ctx.Done())
 	published.StartWithContext(ctx)
-	klog.FromContext(ctx).Info("Controllers start", "identity", identity, "concurrentBackups", o.concurrentBackups)
+	klog.FromContext(ctx).Info("Controllers start", "identity", identity, "concurrentBackups", o.limits[queue.Backup], "concurrentRestores", o.limits[queue.Restore])
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context){runs.Run, retention.Run, locations.Run, repositories.Run, deletions.Run, identities.Run, maintenances.Run, expiries.Run} {
+	for _, run := range []func(context.Context){runs.Run, restores.Run, retention.Run, restoreRetention.Run, locations.Run, repositories.Run, deletions.Run, identities.Run, maintenances.Run, expiries.Run, tidying.Run, expirations.Run, volumeDeletions.Run, restoredVolumes.Run, indexes.Run} {
 		running.Go(func() { run(ctx) })
 	}
-	running.Go(func() { queue.Run(ctx, runs) })
+	running.Go(func() { theQueue.Run(ctx, runs, restores) })
 	running.Go(func() { agents.Run(ctx, kube.CoordinationV1().Leases(agentsNamespace)) })
 	running.Wait()
 	agentLeases.Shutdown()
@@ -380,6 +515,19 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	ledger.Shutdown()
 	published.Shutdown()
 	return nil
+}
+
+// knownKeys are the public keys that the cluster has signed with.
+func knownKeys(ctx context.Context, configMaps corev1client.ConfigMapInterface, cluster format.Cluster) ([]string, error) {
+	published, err := configMaps.Get(ctx, clusteridentity.ConfigMapName, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("reading who the cluster is: %w", err)
+	}
+	keys := []string{cluster.Key.PublicKey()}
+	if was := identity.Of(published); err == nil && was.UID == cluster.UID {
+		keys = append(keys, was.Keys...)
+	}
+	return keys, nil
 }
 
 // oneConfigMap makes informers of one ConfigMap, which is all that the role may read.

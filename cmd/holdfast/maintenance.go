@@ -14,8 +14,6 @@ import (
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -101,21 +99,8 @@ func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engine
 	jobs := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(namespace), informers.WithTransform(cached.Trimmed))
 	configMaps := oneConfigMap(kube, system, o.configMap)
 	config := maintenance.Config{
-		Namespace: system,
-		// By a list, which is all that the controller may do with pods.
-		Own: func(ctx context.Context) (*corev1.Pod, error) {
-			pod := os.Getenv("POD_NAME")
-			if pod == "" { // which is the host's name with hostNetwork
-				if pod, err = os.Hostname(); err != nil {
-					return nil, err
-				}
-			}
-			found, err := kube.CoreV1().Pods(system).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, pod).String()})
-			if err != nil || len(found.Items) == 0 {
-				return nil, err
-			}
-			return &found.Items[0], nil
-		},
+		Namespace:          system,
+		Own:                func(ctx context.Context) (*corev1.Pod, error) { return ownPod(ctx, kube, system) },
 		Frequency:          o.frequency,
 		Keep:               o.keep,
 		Limit:              o.limit,
@@ -149,10 +134,16 @@ func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engine
 
 // logFlags are those of some arguments that say what is logged.
 func logFlags(args []string) (found []string) {
-	for _, arg := range args {
+	for i, arg := range args {
 		name, _, hasValue := strings.Cut(strings.TrimLeft(arg, "-"), "=")
-		if hasValue && (name == "v" || name == "vmodule" || name == "logging-format") {
+		if !strings.HasPrefix(arg, "-") || name != "v" && name != "vmodule" && name != "logging-format" {
+			continue
+		}
+		switch {
+		case hasValue:
 			found = append(found, arg)
+		case i+1 < len(args) && !strings.HasPrefix(args[i+1], "-"):
+			found = append(found, arg+"="+args[i+1])
 		}
 	}
 	return found

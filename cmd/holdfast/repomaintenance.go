@@ -105,6 +105,7 @@ func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err e
 	if err != nil && !apierrors.IsNotFound(err) {
 		return "", fmt.Errorf("finding out which cluster this is: %w", err)
 	}
+	own := identity.Of(published)
 	maintainer := &maintenance.Maintainer{
 		Namespace:     o.client.namespace,
 		Identity:      "holdfast-repo-maintenance-" + uuid.NewString()[:8],
@@ -112,7 +113,8 @@ func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err e
 		Secrets:       kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
 		Keys:          kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace)),
 		Leases:        kube.CoordinationV1().Leases(enginev1alpha1.MaintenanceNamespace(o.client.namespace)),
-		ClusterUID:    identity.Of(published).UID,
+		ClusterUID:    own.UID,
+		PublicKeys:    own.Keys,
 		DryRun:        o.dryRun,
 		AcceptMissing: o.acceptMissing,
 		Clock:         clock.RealClock{},

@@ -70,7 +70,7 @@ func TestMaintenanceFlags(t *testing.T) {
 			t.Errorf("%+v is taken", o)
 		}
 	}
-	if got := logFlags([]string{"controller", "--v=4", "-v", "--namespace=x", "--logging-format=json"}); !slices.Equal(got, []string{"--v=4", "--logging-format=json"}) {
+	if got := logFlags([]string{"controller", "--v=4", "-v", "--namespace=x", "-v", "5", "--logging-format=json", "--v"}); !slices.Equal(got, []string{"--v=4", "-v=5", "--logging-format=json"}) {
 		t.Errorf("the flags of the log are %v", got)
 	}
 }

@@ -30,9 +30,10 @@ const (
 )
 
 // expositions are tests that have, line by line, what the controller serves, and the API
-// server of schedules.
+// server of schedules and of the catalogue.
 var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", "../../pkg/controllers/maintenance/metrics_test.go",
-	"../../pkg/controllers/schedule/metrics_test.go"}
+	"../../pkg/controllers/schedule/metrics_test.go", "../../pkg/controllers/expiry/metrics_test.go", "../../pkg/controllers/repository/repository_test.go",
+	"../../pkg/catalog/refresh/metrics_test.go"}
 
 // scrape is what a target serves, minute by minute, in the notation of promtool. Keys
 // are a state, a reason, or what follows holdfast_queue_; what is not named is 0. The
@@ -119,6 +120,10 @@ func TestAlerts(t *testing.T) {
 		"backups get a place": {
 			targets: []scrape{{"slots": always(2), "New": strings.Repeat("50x3 0 ", 8)}},
 		},
+		"more backups have expired than may": {
+			targets: []scrape{{"slots": always(2), "Frozen": "0x9 30x30"}},
+			fires:   map[string]string{"HoldfastExpiryFrozen": "30-40"},
+		},
 		"there is no controller": {
 			fires: map[string]string{"HoldfastControllerGone": "5-40"},
 		},
@@ -152,9 +157,21 @@ func TestAlerts(t *testing.T) {
 			targets: []scrape{{"slots": always(2), "late": "0x9 1x30"}},
 			fires:   map[string]string{"HoldfastScheduleLate": "15-40"},
 		},
+		"expiry is frozen": {
+			targets: []scrape{{"slots": always(2), "Frozen": "0x9 3x30"}},
+			fires:   map[string]string{"HoldfastExpiryFrozen": "30-40"},
+		},
 		"a repository is not maintained": {
 			targets: []scrape{{"slots": always(2), "overdue_repositories": "0x9 1x30"}},
 			fires:   map[string]string{"HoldfastRepositoriesNotMaintained": "15-40"},
+		},
+		"a key is lost": {
+			targets: []scrape{{"slots": always(2), "KeyMissing": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastRepositoryUnusable": "20-40"},
+		},
+		"a store has lost backups": {
+			targets: []scrape{{"slots": always(2), "default": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastBackupsMissing": "15-40"},
 		},
 		"a store is down for a moment": {
 			targets: []scrape{{"slots": always(2), "StorageUnavailable": "1x14 0x25"}},
@@ -197,7 +214,7 @@ func (s scrape) load(t *testing.T, series []labels.Labels, instance string) stri
 	var lines strings.Builder
 	for _, one := range series {
 		key := strings.TrimPrefix(strings.TrimPrefix(one.Get(labels.MetricName), "holdfast_queue_"), "holdfast_repo_maintenance_")
-		key = strings.TrimPrefix(key, "holdfast_schedule_")
+		key = strings.TrimPrefix(strings.TrimPrefix(key, "holdfast_schedule_"), "holdfast_expiry_")
 		one.Range(func(l labels.Label) {
 			if l.Name != labels.MetricName {
 				key = l.Value
@@ -303,7 +320,7 @@ func TestTheControllerServesWhatIsSelected(t *testing.T) {
 
 func TestAlertsSayWhatToDo(t *testing.T) {
 	var pages string
-	for _, path := range []string{"../../docs/queue.md", "../../docs/maintenance.md", "../../docs/schedules.md"} {
+	for _, path := range []string{"../../docs/queue.md", "../../docs/maintenance.md", "../../docs/schedules.md", "../../docs/using.md", "../../docs/catalogue.md"} {
 		page, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -320,7 +337,7 @@ func TestAlertsSayWhatToDo(t *testing.T) {
 			t.Errorf("%s has the severity %q, want critical or warning", rule.Name(), severity)
 		}
 		if !strings.Contains(pages, "`"+rule.Name()+"`") {
-			t.Errorf("neither docs/queue.md nor docs/maintenance.md nor docs/schedules.md names %s", rule.Name())
+			t.Errorf("neither docs/queue.md nor docs/maintenance.md nor docs/schedules.md nor docs/using.md nor docs/catalogue.md names %s", rule.Name())
 		}
 	}
 }
@@ -376,7 +393,7 @@ func exposed(t *testing.T) (series []labels.Labels) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines := regexp.MustCompile(`(?m)^(holdfast_(?:queue|repo_maintenance|schedule)_\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
+		lines := regexp.MustCompile(`(?m)^(holdfast_(?:(?:queue|repo_maintenance|repositories|schedule|expiry)_|catalog_suspicious)\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
 		for _, line := range lines {
 			one, err := parser.ParseMetric(line[1])
 			if err != nil {

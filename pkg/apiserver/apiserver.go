@@ -27,10 +27,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	genericfilters "k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -53,11 +55,17 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupvolume"
+	"github.com/holdfast-io/holdfast/pkg/registry/locationstatus"
 	"github.com/holdfast-io/holdfast/pkg/registry/maintenancerequest"
 	"github.com/holdfast-io/holdfast/pkg/registry/nodeagent"
 	"github.com/holdfast-io/holdfast/pkg/registry/projection"
+	"github.com/holdfast-io/holdfast/pkg/registry/restore"
 	"github.com/holdfast-io/holdfast/pkg/registry/schedule"
+	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
+	"github.com/holdfast-io/holdfast/pkg/registry/syncrequest"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
+	"github.com/holdfast-io/holdfast/pkg/registry/volumedeletion"
+	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
 )
 
 var (
@@ -70,7 +78,10 @@ var (
 // definitions are those of the resources that are served.
 var definitions = []interface {
 	AddFieldLabels(*runtime.Scheme) error
-}{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource, &nodeagent.Resource, &schedule.Resource}
+}{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource, &nodeagent.Resource, &schedule.Resource, &restore.Resource}
+
+// streams are the subresources whose answers may take long: see package streamed.
+var streams = []string{"log", "manifest", "plan", "results"}
 
 // withoutProtobuf offers what a serializer offers, except protobuf: the types
 // have no such form, and a client that prefers it would be refused.
@@ -110,8 +121,12 @@ type ExtraConfig struct {
 	// PollInterval is how often the stores are listed for backups of other makers.
 	// Zero lists them once.
 	PollInterval time.Duration
+	// CacheDir is where what is read of the stores is kept; empty if it is not.
+	CacheDir string
 	// Limits are how many backups may wait.
 	Limits backup.Limits
+	// RestoreLimits are how many restores may wait or run.
+	RestoreLimits restore.Limits
 	// BackupTTL is how long a backup is kept that does not say so.
 	BackupTTL time.Duration
 	// SchedulesPerNamespace is how many a namespace may have; zero is no limit.
@@ -148,6 +163,7 @@ type Server struct {
 	agents    *nodeagent.Publisher
 	leader    *leadership.Leader
 	schedules *schedule.Publisher
+	restores  *restore.Publisher
 	// broadcaster writes the events of schedules.
 	broadcaster events.EventBroadcaster
 }
@@ -166,6 +182,7 @@ func (c *Config) Complete() (CompletedConfig, error) {
 	if err != nil {
 		return CompletedConfig{}, fmt.Errorf("making a client of the nodes: %w", err)
 	}
+	c.Generic.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString(streams...))
 	namer := openapi.NewDefinitionNamer(Scheme)
 	c.Generic.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(generatedopenapi.GetOpenAPIDefinitions, namer)
 	c.Generic.OpenAPIConfig.Info.Title = "Holdfast"
@@ -211,22 +228,37 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	projector, err := projection.New(projection.Config{
+	var projector *projection.Projector
+	restores, err := restore.NewPublisher(c.extra.SystemNamespace, engine.Engine().V1alpha1().RestoreRuns().Informer(), c.client.informers.Core().V1().Namespaces().Informer(),
+		func(ctx context.Context) { projector.Warn(ctx, "restores") })
+	if err != nil {
+		return nil, err
+	}
+	var statuses *locationstatus.Writer
+	projector, err = projection.New(projection.Config{
 		SystemNamespace: c.extra.SystemNamespace,
 		PollInterval:    c.extra.PollInterval,
+		CacheDir:        c.extra.CacheDir,
 		Secrets:         c.client.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(c.extra.SystemNamespace)),
 		Authorizer:      c.generic.Authorization.Authorizer,
 		Clock:           clock.RealClock{},
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
+		Restores:        engine.Engine().V1alpha1().RestoreRuns(),
+		Changes:         engine.Engine().V1alpha1().ExpirationChanges(),
+		Deletions:       engine.Engine().V1alpha1().VolumeDeletions(),
 		Locations:       engine.Engine().V1alpha1().StorageLocations(),
 		Namespaces:      c.client.informers.Core().V1().Namespaces(),
 		Ledger:          ledger.Core().V1().ConfigMaps().Informer(),
 		Identity:        published.Core().V1().ConfigMaps().Informer(),
+		OnRefreshed:     func() { statuses.Changed() },
 		OnBackup:        schedules.OnBackup,
+		OnRestores:      restores.Queued,
+		Past:            restores,
 	})
 	if err != nil {
 		return nil, err
 	}
+	restores.SetJudge(projector.Judge)
 
 	leases := informers.NewSharedInformerFactoryWithOptions(c.client.kube, 0,
 		informers.WithNamespace(enginev1alpha1.AgentsNamespace(c.extra.SystemNamespace)), informers.WithTransform(cached.Trimmed),
@@ -272,6 +304,20 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	restoreREST, err := restore.NewREST(restore.Config{
+		Scheme:          Scheme,
+		SystemNamespace: c.extra.SystemNamespace,
+		Publisher:       restores,
+		Runs:            c.client.engine.EngineV1alpha1().RestoreRuns(c.extra.SystemNamespace),
+		Backups:         backups,
+		BackupsReady:    projector.Ready,
+		NamespaceUID:    namespaceUID,
+		Authorizer:      c.generic.Authorization.Authorizer,
+		Limits:          c.extra.RestoreLimits,
+	})
+	if err != nil {
+		return nil, err
+	}
 	scheduleREST, err := schedule.NewREST(schedule.Config{
 		Scheme:          Scheme,
 		SystemNamespace: c.extra.SystemNamespace,
@@ -288,6 +334,14 @@ func (c CompletedConfig) New() (*Server, error) {
 	}
 	asking := asking{loopback: generic.LoopbackClientConfig, schedules: schedules}
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: c.client.kube.EventsV1()})
+	recorder := broadcaster.NewRecorder(Scheme, "holdfast-apiserver")
+	statuses = locationstatus.New(locationstatus.Config{
+		Records: c.client.engine.EngineV1alpha1().StorageLocations(c.extra.SystemNamespace),
+		Lister:  engine.Engine().V1alpha1().StorageLocations().Lister().StorageLocations(c.extra.SystemNamespace),
+		State:   projector.State,
+		Events:  recorder,
+		Clock:   clock.RealClock{},
+	})
 	scheduling := schedulecontroller.Config{
 		Schedules:        schedules,
 		Backups:          asking,
@@ -295,7 +349,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		NamespaceUID:     namespaceUID,
 		LiveNamespaceUID: liveNamespaceUID,
 		Ready:            func() bool { return projector.Ready() == nil },
-		Events:           broadcaster.NewRecorder(Scheme, "holdfast-apiserver"),
+		Events:           recorder,
 		Clock:            clock.RealClock{},
 	}
 	queue, err1 := backupqueue.Resource.ReadOnly(projector.Queue)
@@ -309,20 +363,56 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err := generic.AddReadyzChecks(stores); err != nil {
 		return nil, err
 	}
+	answers := &streamed.Streams{Stores: projector}
+	running := &remote.Client{Secrets: c.client.kube.CoreV1().Secrets(c.extra.SystemNamespace)}
+	contents := backup.Contents{Backups: backups, Streams: answers, Stored: projector.Stored, Running: running}
+	restored := restore.Contents{Restores: restoreREST, Streams: answers, SystemNamespace: c.extra.SystemNamespace, Running: running}
+	deletions := volumedeletion.Config{
+		Ready:   projector.Ready,
+		History: projector.VolumeHistory,
+		Backup:  projector.Backups.GetObject,
+		AllowsDeletion: func(location string) bool {
+			record, err := engine.Engine().V1alpha1().StorageLocations().Lister().StorageLocations(c.extra.SystemNamespace).Get(location)
+			return err == nil && record.Spec.AllowsDeletion()
+		},
+		Deletions:  c.client.engine.EngineV1alpha1().VolumeDeletions(c.extra.SystemNamespace),
+		Observe:    projector.ObserveVolumeDeletion,
+		Authorizer: c.generic.Authorization.Authorizer,
+		Clock:      clock.RealClock{},
+	}
 	group := genericapiserver.NewDefaultAPIGroupInfo(v1alpha1.GroupName, Scheme, metav1.ParameterCodec, Codecs)
 	group.NegotiatedSerializer = withoutProtobuf{Codecs}
 	group.VersionedResourcesStorageMap[v1alpha1.SchemeGroupVersion.Version] = map[string]rest.Storage{
-		"backups":          backups,
-		"backups/cancel":   backup.NewCancelREST(backups, clock.RealClock{}),
-		"backups/deletion": backup.NewDeletionREST(backups, clock.RealClock{}),
-		"backupqueues":     queue,
-		"backupvolumes":    volumes,
-		"volumebackups":    volumeBackups,
-		"nodeagents":       nodeAgents,
+		"backups":                backups,
+		"backups/cancel":         backup.NewCancelREST(backups, clock.RealClock{}),
+		"backups/deletion":       backup.NewDeletionREST(backups, clock.RealClock{}),
+		"backups/log":            contents.Log(),
+		"backups/manifest":       contents.Manifest(),
+		"backups/objects":        contents.Objects(),
+		"backups/results":        contents.Results(),
+		"backupqueues":           queue,
+		"backupvolumes":          volumes,
+		"volumebackups":          volumeBackups,
+		"nodeagents":             nodeAgents,
+		"backupvolumes/deletion": volumedeletion.NewHistoryREST(deletions),
+		"volumebackups/deletion": volumedeletion.NewREST(deletions, volumeBackups),
+		"backups/expiration": &backup.ExpirationREST{
+			Backups: backups, Changes: c.client.engine.EngineV1alpha1().ExpirationChanges(c.extra.SystemNamespace),
+			Observe: projector.ObserveChange, Clock: clock.RealClock{},
+		},
 		"maintenancerequests": &maintenancerequest.REST{
 			System: c.extra.SystemNamespace, Records: c.client.engine.EngineV1alpha1().VolumeRepositories(c.extra.SystemNamespace), Clock: clock.RealClock{},
 		},
+		"syncrequests": &syncrequest.REST{
+			System: c.extra.SystemNamespace, Records: c.client.engine.EngineV1alpha1().StorageLocations(c.extra.SystemNamespace),
+			Awaits: projector.Awaits, Clock: clock.RealClock{},
+		},
 		"schedules":         scheduleREST,
+		"restores":          restoreREST,
+		"restores/cancel":   restore.NewCancelREST(restoreREST, clock.RealClock{}),
+		"restores/log":      restored.Log(),
+		"restores/plan":     restored.Plan(),
+		"restores/results":  restored.Results(),
 		"schedules/trigger": schedule.NewTriggerREST(scheduleREST, asking.trigger),
 	}
 	if err := generic.InstallAPIGroup(&group); err != nil {
@@ -331,7 +421,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	logs := []interface {
 		Version() uint64
 		Begin(version uint64)
-	}{projector.Backups, projector.Queue, projector.Volumes, projector.VolumeBackups, agents.Log, schedules.Log}
+	}{projector.Backups, projector.Queue, projector.Volumes, projector.VolumeBackups, agents.Log, schedules.Log, restores.Log}
 	leader := leadership.New(leadership.Config{
 		Leases:   c.client.kube.CoordinationV1().Leases(c.extra.SystemNamespace),
 		Name:     serviceName,
@@ -357,6 +447,7 @@ func (c CompletedConfig) New() (*Server, error) {
 			scheduler := schedulecontroller.New(scheduling)
 			schedules.Notify(scheduler.Changed)
 			running.Go(func() { scheduler.Run(ctx) })
+			running.Go(func() { statuses.Run(ctx) })
 			if c.extra.AdvertiseAddress != nil {
 				address{
 					slices: c.client.kube.DiscoveryV1().EndpointSlices(c.extra.SystemNamespace),
@@ -366,7 +457,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		},
 	})
 	server = Server{generic: generic, projector: projector, engine: engine, ledger: ledger, published: published,
-		leases: leases, nodes: nodes, agents: agents, schedules: schedules, broadcaster: broadcaster, leader: leader}
+		leases: leases, nodes: nodes, agents: agents, schedules: schedules, restores: restores, broadcaster: broadcaster, leader: leader}
 	return &server, nil
 }
 
@@ -411,15 +502,17 @@ func (s *Server) enter() (*leadership.Term, bool) {
 // another replica serves, or none does yet, since the records have not been read. /readyz
 // says yes when the stores have been read, too.
 func (s *Server) Run(ctx context.Context) error {
+	var projecting sync.WaitGroup
 	s.generic.AddPostStartHookOrDie("holdfast-projection", func(hook genericapiserver.PostStartHookContext) error {
 		s.engine.StartWithContext(hook)
 		s.ledger.StartWithContext(hook)
 		s.published.StartWithContext(hook)
 		s.leases.StartWithContext(hook)
 		s.nodes.Start(hook.Done())
-		go s.projector.Run(hook)
+		projecting.Go(func() { s.projector.Run(hook) })
 		go s.agents.Run(hook)
 		go s.schedules.Run(hook)
+		go s.restores.Run(hook)
 		return s.broadcaster.StartRecordingToSinkWithContext(hook)
 	})
 	ctx, stop := context.WithCancel(ctx)
@@ -435,5 +528,22 @@ func (s *Server) Run(ctx context.Context) error {
 	err := s.generic.PrepareRun().RunWithContext(ctx)
 	stop()
 	leading.Wait()
+	awaitLast(&projecting)
 	return errors.Join(err, lost)
+}
+
+// lastWrite is how long what was read may take to be written at the end.
+const lastWrite = 10 * time.Second
+
+// awaitLast lets what runs write at its end what it has read, unless a disk that hangs keeps it.
+func awaitLast(running *sync.WaitGroup) {
+	ended := make(chan struct{})
+	go func() {
+		running.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(lastWrite):
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,12 +35,16 @@ type fenced struct {
 	leader *leadership.Leader
 	clock  *clocktesting.FakePassiveClock
 	kube   *fake.Clientset
+	paused atomic.Bool
 	// handle answers those who are let in.
 	handle http.HandlerFunc
 }
 
 func newFenced(t *testing.T) *fenced {
 	f := &fenced{clock: clocktesting.NewFakePassiveClock(time.Unix(1_800_000_000, 0)), kube: fake.NewClientset()}
+	f.kube.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return f.paused.Load(), nil, errors.New("the process is paused")
+	})
 	f.leader = leadership.New(leadership.Config{
 		Leases: f.kube.CoordinationV1().Leases("holdfast"), Name: serviceName, Identity: "this", Clock: f.clock,
 		Issued: func() uint64 { return 0 }, Begin: func(uint64) {},
@@ -82,9 +87,7 @@ func (f *fenced) lead(t *testing.T) (stop func()) {
 
 // pause lets the clock go on as it does while a process is paused: without renewals.
 func (f *fenced) pause() {
-	f.kube.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, errors.New("the process is paused")
-	})
+	f.paused.Store(true)
 	f.clock.SetTime(f.clock.Now().Add(leadership.Validity))
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
+	"github.com/holdfast-io/holdfast/pkg/registry/restore"
 )
 
 // watchTerminationGracePeriod is how long the end of the watches may take when the
@@ -31,8 +33,10 @@ type Options struct {
 	recommended     *genericoptions.RecommendedOptions
 	systemNamespace string
 	pollInterval    time.Duration
+	cacheDir        string
 	shutdownDelay   time.Duration
 	limits          backup.Limits
+	restores        restore.Limits
 	backupTTL       time.Duration
 	schedules       int
 	advertise       net.IP
@@ -43,8 +47,9 @@ func NewOptions() *Options {
 	o := &Options{
 		recommended:     genericoptions.NewRecommendedOptions("", nil),
 		systemNamespace: "holdfast",
-		pollInterval:    time.Minute,
+		pollInterval:    5 * time.Minute,
 		limits:          backup.Limits{Waiting: 100, WaitingInSystem: 10_000},
+		restores:        restore.Limits{Unfinished: 10, UnfinishedInSystem: 1000},
 		backupTTL:       backup.DefaultTTL,
 		schedules:       100,
 	}
@@ -66,11 +71,14 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.systemNamespace, "namespace", o.systemNamespace, "The system namespace: where Holdfast's records live, and whose backups may include any namespace.")
 	flags.IntVar(&o.limits.Waiting, "waiting-backups-per-namespace", o.limits.Waiting, "How many backups of one namespace may wait at once; another one is refused. All records of a namespace's backups may be ten times as many. 0 is no limit. The system namespace has a limit of its own.")
 	flags.IntVar(&o.limits.WaitingInSystem, "waiting-backups-in-system-namespace", o.limits.WaitingInSystem, "The same for the backups of the system namespace.")
+	flags.IntVar(&o.restores.Unfinished, "unfinished-restores-per-namespace", o.restores.Unfinished, "How many restores of one namespace may wait or run at once; another one is refused. All records of a namespace's restores may be fifty times as many. 0 is no limit. The system namespace has a limit of its own.")
+	flags.IntVar(&o.restores.UnfinishedInSystem, "unfinished-restores-in-system-namespace", o.restores.UnfinishedInSystem, "The same for the restores of the system namespace.")
 	flags.DurationVar(&o.backupTTL, "default-backup-ttl", o.backupTTL, "How long a backup is kept that does not say so in spec.ttl.")
 	flags.IntVar(&o.schedules, "schedules-per-namespace", o.schedules, "How many schedules a namespace may have; another one is refused. 0 is no limit.")
 	flags.IPVar(&o.advertise, "advertise-address", o.advertise, "The address at which kube-apiserver reaches this replica: a pod's own. While the replica serves, it is the only one in the EndpointSlice of the Service "+serviceName+". Empty leaves the EndpointSlice to others, such as where a Service of type ExternalName leads here.")
 	flags.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", o.shutdownDelay, "How long to go on answering after being told to stop, while /readyz says no. Requests for backups are then refused with 503 and Retry-After, and find their way to another replica.")
-	flags.DurationVar(&o.pollInterval, "backupstore-poll-interval", o.pollInterval, "How often each storage location is listed for backups that others stored there. 0 lists it once, at the start.")
+	flags.StringVar(&o.cacheDir, "catalog-cache-dir", o.cacheDir, "A folder on disk where what is read of the stores is kept, so that it is there at once after a restart. Empty keeps it in memory only.")
+	flags.DurationVar(&o.pollInterval, "backupstore-poll-interval", o.pollInterval, "How often each storage location is looked at for backups that others stored there, unless its spec.pollInterval says otherwise. 0 is never: it is listed at the start, and when a syncrequest asks for it.")
 }
 
 // Validate returns what is wrong with the options.
@@ -82,8 +90,14 @@ func (o *Options) Validate() error {
 	if o.pollInterval < 0 {
 		errs = append(errs, fmt.Errorf("--backupstore-poll-interval must not be negative, but is %s", o.pollInterval))
 	}
+	if o.cacheDir != "" && !filepath.IsAbs(o.cacheDir) {
+		errs = append(errs, fmt.Errorf("--catalog-cache-dir must be an absolute path, but is %q", o.cacheDir))
+	}
 	if o.limits.Waiting < 0 || o.limits.WaitingInSystem < 0 {
 		errs = append(errs, errors.New("--waiting-backups-per-namespace and --waiting-backups-in-system-namespace must not be negative"))
+	}
+	if o.restores.Unfinished < 0 || o.restores.UnfinishedInSystem < 0 {
+		errs = append(errs, errors.New("--unfinished-restores-per-namespace and --unfinished-restores-in-system-namespace must not be negative"))
 	}
 	if o.schedules < 0 {
 		errs = append(errs, fmt.Errorf("--schedules-per-namespace must not be negative, but is %d", o.schedules))
@@ -129,7 +143,7 @@ func (o *Options) Config() (*Config, error) {
 	return &Config{
 		Generic: generic,
 		Extra: ExtraConfig{
-			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, Limits: o.limits, BackupTTL: o.backupTTL, SchedulesPerNamespace: o.schedules,
+			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, CacheDir: o.cacheDir, Limits: o.limits, RestoreLimits: o.restores, BackupTTL: o.backupTTL, SchedulesPerNamespace: o.schedules,
 			AdvertiseAddress: o.advertise, Port: o.recommended.SecureServing.BindPort,
 		},
 	}, nil

@@ -100,7 +100,7 @@ func heapInUse() uint64 {
 // What an object costs between the connection and the tarball must not grow
 // unnoticed.
 func TestAllocationsPerObject(t *testing.T) {
-	const limit = 40
+	const limit = 42
 	page := pages(pageSize)[0]
 	w, err := archive.NewWriter(io.Discard, start, "b")
 	if err != nil {

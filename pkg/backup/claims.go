@@ -10,8 +10,10 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -20,13 +22,16 @@ import (
 
 // claim is what is kept of a volume claim.
 type claim struct {
-	uid types.UID
+	uid    types.UID
+	labels map[string]string
 	// volume is the bound persistent volume, or "".
 	volume string
 	// unusable says why the data can't be in the backup; empty if it can. The user
 	// is warned unless that is known, or their own wish.
 	unusable string
 	known    bool
+	// action is that of the volume policies.
+	action action
 	// skipped says why a pod that has the claim gives no access to its data, and
 	// another one still may.
 	skipped string
@@ -49,16 +54,25 @@ type persistentVolume struct {
 	hostPath      bool
 	reclaimPolicy corev1.PersistentVolumeReclaimPolicy
 	labels        map[string]string
+	capacity      int64
+	created       metav1.Time
+	// traits are what the volume policies look at, if there are any.
+	traits volumeTraits
 }
 
 // podVolumes knows the claims and persistent volumes met so far, and hands over
-// the volumes of pods. Its methods are called by one goroutine at a time: claims,
-// persistent volumes and pods are read one after the other.
+// the volumes of pods. Claims, persistent volumes and pods are read one after the
+// other. Then the maps change no more, and the pods that have a claim are one block,
+// which one goroutine takes.
 type podVolumes struct {
 	*collector
 	claims            map[types.NamespacedName]*claim
 	persistentVolumes map[string]*persistentVolume
-	submitted         []*format.Volume
+	// held are the pods to take when all are known.
+	held []*heldPod
+
+	mu        sync.Mutex
+	submitted []*format.Volume
 }
 
 func newPodVolumes(c *collector) *podVolumes {
@@ -80,17 +94,29 @@ func (p *podVolumes) visitPersistentVolume(_ context.Context, r resource, h *hea
 func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolume, error) {
 	var object struct {
 		Metadata struct {
-			Labels map[string]string `json:"labels"`
+			Labels            map[string]string `json:"labels"`
+			CreationTimestamp metav1.Time       `json:"creationTimestamp"`
 		} `json:"metadata"`
 		Spec struct {
 			HostPath      *struct{}                            `json:"hostPath"`
 			ReclaimPolicy corev1.PersistentVolumeReclaimPolicy `json:"persistentVolumeReclaimPolicy"`
+			Capacity      corev1.ResourceList                  `json:"capacity"`
 		} `json:"spec"`
 	}
 	if err := decode(raw, &object); err != nil {
 		return nil, err
 	}
-	kept := &persistentVolume{object.Spec.HostPath != nil, object.Spec.ReclaimPolicy, object.Metadata.Labels}
+	kept := &persistentVolume{
+		hostPath: object.Spec.HostPath != nil, reclaimPolicy: object.Spec.ReclaimPolicy, labels: object.Metadata.Labels,
+		capacity: object.Spec.Capacity.Storage().Value(), created: object.Metadata.CreationTimestamp,
+	}
+	if len(p.policies) > 0 {
+		var whole corev1.PersistentVolume
+		if err := decode(raw, &whole); err != nil {
+			return nil, err
+		}
+		kept.traits = traitsOf(&whole.Spec)
+	}
 	p.persistentVolumes[h.Metadata.Name] = kept
 	return kept, nil
 }
@@ -120,19 +146,28 @@ func (p *podVolumes) persistentVolume(ctx context.Context, name, reason string) 
 
 // visitClaim takes a claim, and its persistent volume along.
 func (p *podVolumes) visitClaim(ctx context.Context, r resource, h *head, raw []byte) error {
-	if err := p.add(r, h, raw, itself); err != nil {
+	stored, err := storedClaim(h, raw)
+	if err != nil {
+		p.findings.fail(subject{claimsResource, h.Metadata.Namespace, h.Metadata.Name}, err.Error())
+		return nil
+	}
+	if err := p.add(r, h, stored, itself); err != nil {
 		return err
 	}
-	_, err := p.keepClaim(ctx, h, raw)
+	_, err = p.keepClaim(ctx, h, raw)
 	return err
 }
+
+const halfFilled = "it may hold only a part of the data of a restore that was stopped, and is backed up as it is: restore its data again, or, if you know better, remove its annotation " + format.AnnotationIncomplete
 
 func (p *podVolumes) keepClaim(ctx context.Context, h *head, raw []byte) (*claim, error) {
 	kept := &claim{}
 	p.claims[types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}] = kept
 	var object struct {
 		Metadata struct {
-			UID types.UID `json:"uid"`
+			UID         types.UID         `json:"uid"`
+			Labels      map[string]string `json:"labels"`
+			Annotations map[string]string `json:"annotations"`
 		} `json:"metadata"`
 		Spec struct {
 			VolumeName string `json:"volumeName"`
@@ -145,9 +180,13 @@ func (p *podVolumes) keepClaim(ctx context.Context, h *head, raw []byte) (*claim
 		kept.unusable = err.Error()
 		return kept, nil
 	}
-	kept.uid = object.Metadata.UID
+	kept.uid, kept.labels = object.Metadata.UID, object.Metadata.Labels
+	if _, half := object.Metadata.Annotations[format.AnnotationIncomplete]; half {
+		p.findings.warn(subject{claimsResource, h.Metadata.Namespace, h.Metadata.Name}, halfFilled)
+	}
 	if object.Status.Phase != corev1.ClaimBound || object.Spec.VolumeName == "" {
 		kept.unusable = "the claim is not bound"
+		p.decide(kept, nil, raw)
 		return kept, nil
 	}
 	kept.volume = object.Spec.VolumeName
@@ -155,7 +194,34 @@ func (p *podVolumes) keepClaim(ctx context.Context, h *head, raw []byte) (*claim
 	if volume != nil && volume.hostPath {
 		kept.unusable = "its persistent volume is of type hostPath, which the agent can't reach"
 	}
+	p.decide(kept, volume, raw)
 	return kept, err
+}
+
+// decide asks the volume policies about a claim, whose volume may not be known.
+func (p *podVolumes) decide(of *claim, volume *persistentVolume, raw []byte) {
+	if len(p.policies) == 0 {
+		return
+	}
+	var asked claimTraits
+	if err := decode(raw, &asked); err != nil {
+		of.unusable = err.Error()
+		return
+	}
+	if volume == nil {
+		volume = &persistentVolume{}
+	}
+	of.action = p.policies.action(volume.traits, &asked)
+}
+
+// actionOf is that of the volume policies about a volume of a pod. Through a claim it is the
+// claim's, but for the one that Kubernetes makes for a generic ephemeral volume: as in
+// Velero, such a volume is of that type.
+func (p *podVolumes) actionOf(pod *corev1.Pod, volume *corev1.Volume) action {
+	if claim := volume.PersistentVolumeClaim; claim != nil {
+		return p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claim.ClaimName}].action
+	}
+	return p.policies.action(traitsInPod(&volume.VolumeSource), nil)
 }
 
 // claim finds a claim that a pod of its namespace refers to. It comes along into the backup, even
@@ -180,13 +246,19 @@ func (p *podVolumes) claim(ctx context.Context, key types.NamespacedName, pod st
 		kept.unusable, kept.known = "its claim is "+reason, true
 		return kept, nil
 	}
-	if err := p.addRelated(r, h, raw, "the pod "+pod+" has it as a volume"); err != nil {
+	stored, err := storedClaim(h, raw)
+	if err != nil {
+		p.findings.fail(subject{claimsResource, key.Namespace, key.Name}, err.Error())
+		kept.unusable, kept.known = "its claim can't be read", true
+		return kept, nil
+	}
+	if err := p.addRelated(r, h, stored, "the pod "+pod+" has it as a volume"); err != nil {
 		return nil, err
 	}
 	return p.keepClaim(ctx, h, raw)
 }
 
-// visitPod takes a pod, its claims along, and hands over its volumes.
+// visitPod takes a pod, its claims along, and holds it for its volumes and hooks.
 func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []byte) error {
 	if err := p.add(r, h, raw, itself); err != nil {
 		return err
@@ -206,16 +278,14 @@ func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []by
 			of.mounted = true
 		}
 	}
-	picked, skipped := pickVolumes(&pod, p.filesByDefault())
+	picked, skipped := pickVolumes(&pod, p.filesByDefault(), func(volume *corev1.Volume) action { return p.actionOf(&pod, volume) })
 	for _, s := range skipped {
 		p.skip(about, s)
 		if s.claim != "" {
 			p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: s.claim}].skipped = s.reason
 		}
 	}
-	for i := range picked {
-		p.handOver(ctx, &pod, &picked[i])
-	}
+	p.hold(&pod, picked)
 	return ctx.Err()
 }
 
@@ -228,54 +298,55 @@ func (p *podVolumes) skip(about subject, s skippedVolume) {
 	p.log.write(slog.LevelInfo, text, about.attrs()...)
 }
 
-func (p *podVolumes) handOver(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) {
-	about := subject{podsResource, pod.Namespace, pod.Name}
+// handOverVolume hands over a volume of a pod. It is nil if that could not be.
+func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume heldVolume, hooked bool) *format.Volume {
+	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
 	to := &format.Volume{
-		Pod:          engine.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
-		NamespaceUID: p.existing[pod.Namespace],
-		Node:         pod.Spec.NodeName,
-		Name:         volume.Name,
-		ClaimName:    claimOf(pod, volume),
+		Pod:          pod.ref,
+		NamespaceUID: p.existing[pod.ref.Namespace],
+		Node:         pod.node,
+		Name:         volume.name,
+		ClaimName:    volume.claim,
+		Hooked:       hooked,
 	}
 	// Through whichever pod a claim is read, its data is the same.
 	of := &claim{}
 	if to.ClaimName != "" {
-		of = p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: to.ClaimName}]
+		of = p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: to.ClaimName}]
 		if of.unusable != "" {
-			p.skip(about, skippedVolume{volume.Name, to.ClaimName, of.unusable, !of.known})
-			return
+			p.skip(about, skippedVolume{volume.name, to.ClaimName, of.unusable, !of.known})
+			return nil
 		}
 		if of.taken {
-			p.skip(about, skippedVolume{volume.Name, to.ClaimName, "another pod has given access to its claim", false})
-			return
+			p.skip(about, skippedVolume{volume.name, to.ClaimName, "another pod has given access to its claim", false})
+			return nil
 		}
-		to.ClaimUID, to.PersistentVolume = of.uid, of.volume
+		to.ClaimUID, to.ClaimLabels, to.PersistentVolume = of.uid, of.labels, of.volume
 		if kept := p.persistentVolumes[of.volume]; kept != nil {
-			to.ReclaimPolicy, to.Labels = kept.reclaimPolicy, kept.labels
+			to.ReclaimPolicy, to.Labels, to.Capacity, to.Created = kept.reclaimPolicy, kept.labels, kept.capacity, kept.created
 		}
 	}
-	if reason := whyNotRunning(pod); reason != "" {
+	if reason := pod.notRunning; reason != "" {
 		if to.ClaimName == "" {
-			p.skip(about, skippedVolume{volume.Name, "", reason, true})
-			return
+			p.skip(about, skippedVolume{volume.name, "", reason, true})
+			return nil
 		}
-		of.notYet = append(of.notYet, pendingWarning{about, fmt.Sprintf("the data of volume %s is not backed up: %s", volume.Name, reason)})
-		return
+		of.notYet = append(of.notYet, pendingWarning{about, fmt.Sprintf("the data of volume %s is not backed up: %s", volume.name, reason)})
+		return nil
 	}
 	of.taken = true
 	if err := p.mover.Submit(ctx, to); err != nil {
-		p.findings.fail(about, fmt.Sprintf("hand over volume %s: %v", volume.Name, err))
-		return
+		p.findings.fail(about, fmt.Sprintf("hand over volume %s: %v", volume.name, err))
+		return nil
 	}
-	p.submitted = append(p.submitted, to)
-	p.log.write(slog.LevelInfo, "handed over volume "+volume.Name+" to node "+to.Node, about.attrs()...)
+	p.log.write(slog.LevelInfo, "handed over volume "+volume.name+" to node "+to.Node, about.attrs()...)
+	return to
 }
 
 // podsDone gives the warnings that were held back, for claims that no running
 // pod uses, and those for claims that no pod uses at all, if the files of all
-// volumes were asked for.
+// volumes were asked for, or a volume policy asks for something.
 func (p *podVolumes) podsDone() {
-	all := p.filesByDefault()
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
 		if of.taken {
@@ -285,8 +356,9 @@ func (p *podVolumes) podsDone() {
 			of.unusable = "no running pod uses the claim"
 			p.findings.warn(pending.about, pending.text)
 		}
-		if all && !of.mounted && of.volume != "" {
-			of.unusable = cmp.Or(of.unusable, "no running pod of the backup uses the claim, and files are read through one")
+		refused, asked := of.action.whyNot()
+		if asked = asked || of.action == filesAction || of.action == noAction && p.filesByDefault(); asked && !of.mounted && of.volume != "" {
+			of.unusable = cmp.Or(refused, of.unusable, "no running pod of the backup uses the claim, and files are read through one")
 			p.findings.warn(subject{claimsResource, key.Namespace, key.Name}, "the data of the claim is not backed up: "+of.unusable)
 		}
 	}
@@ -325,7 +397,8 @@ func (p *podVolumes) notTaken() []format.VolumeInfo {
 		if of.taken || kept == nil {
 			continue
 		}
-		reason := cmp.Or(of.unusable, of.skipped, "no pod selects it for the backup of its files")
+		refused, _ := of.action.whyNot()
+		reason := cmp.Or(refused, of.unusable, of.skipped, "no pod selects it for the backup of its files")
 		infos = append(infos, format.VolumeInfo{
 			PVCName: key.Name, PVCNamespace: key.Namespace, PVName: of.volume,
 			Skipped: true, SkippedReason: reason,

@@ -216,7 +216,8 @@ func (c *testCluster) serveList(w http.ResponseWriter, r *http.Request, gv schem
 	}
 	var matching []testObject
 	for _, object := range c.objects[gr] {
-		if (namespace == "" || object.namespace == namespace) && selector.Matches(object.labels) {
+		named := strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+		if (namespace == "" || object.namespace == namespace) && (named == "" || object.name == named) && selector.Matches(object.labels) {
 			matching = append(matching, object)
 		}
 	}

@@ -36,9 +36,14 @@ type collector struct {
 	wanted     *selection.Resources
 	selectors  []labels.Selector
 	discovered *discovered
+	policies   policies
+	order      order
 	lister     *lister
 	mover      Volumes
 	workers    int
+	hooks      *hooks
+	// blockWorkers is how many blocks with hooks are taken at a time.
+	blockWorkers int
 	// contain runs what another goroutine does for the backup.
 	contain func(func() error) error
 
@@ -62,9 +67,9 @@ type collector struct {
 // are, so that no label, name or record can be wrong about them.
 const secretsLeftOut = "left out: Secrets of Holdfast's own namespaces open the store and the repositories, so no backup holds them: keep copies elsewhere"
 
-// ownNamespaces are those that Holdfast keeps Secrets in.
+// ownNamespaces are Holdfast's.
 func ownNamespaces(system string) sets.Set[string] {
-	return sets.New(system, engine.CredentialsNamespace(system), engine.KeysNamespace(system))
+	return sets.New(engine.OwnNamespaces(system)...)
 }
 
 // visit takes an object of a resource. Its error ends the backup.
@@ -83,27 +88,35 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 		podsResource:              volumes.visitPod,
 	}
 	selected := c.discovered.selected(c.spec, c.wanted)
-	group, groupCtx := errgroup.WithContext(ctx)
-	group.SetLimit(c.workers)
+	c.warnOfOrder(selected)
 	for _, r := range selected {
-		gr := r.GroupResource()
-		switch take := ordered[gr]; {
-		case gr == namespacesResource:
-		case take != nil:
+		if take := ordered[r.GroupResource()]; take != nil {
 			if err := c.read(ctx, r, take); err != nil {
 				return nil, err
 			}
-		default:
-			group.Go(func() error {
-				return c.contain(func() error { return c.read(groupCtx, r, c.visitObject) })
+		}
+	}
+	takeRest := volumes.takeBlocks(ctx)
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.contain(func() error { return takeRest(groupCtx) }) })
+	readers, readersCtx := errgroup.WithContext(groupCtx)
+	readers.SetLimit(c.workers)
+	for _, r := range selected {
+		if gr := r.GroupResource(); gr != namespacesResource && ordered[gr] == nil {
+			readers.Go(func() error {
+				return c.contain(func() error { return c.read(readersCtx, r, c.visitObject) })
 			})
 		}
 	}
-	volumes.podsDone()
+	group.Go(readers.Wait)
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
+	volumes.podsDone()
 	if err := c.readDefinitions(ctx, selected); err != nil {
+		return nil, err
+	}
+	if err := c.readNeeded(ctx); err != nil {
 		return nil, err
 	}
 	return volumes, c.readTouchedNamespaces(ctx)
@@ -121,7 +134,7 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	c.labelled = sets.New[string]()
 	c.existing = map[string]types.UID{}
 	var selected []string
-	err := c.lister.list(ctx, query{resource: r}, visitor{page: func(int64) {}, object: func(raw []byte) error {
+	take := func(raw []byte) error {
 		var h head
 		if err := decode(raw, &h); err != nil {
 			return err
@@ -145,8 +158,12 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 			return nil
 		}
 		return c.addRelated(r, &h, raw, itself)
-	}})
-	if err != nil {
+	}
+	visit := visitor{page: func(int64) {}, object: take}
+	if err := c.readOrdered(ctx, r, []string{""}, func(query) visitor { return visit }); err != nil {
+		return err
+	}
+	if err := c.lister.list(ctx, query{resource: r}, visit); err != nil {
 		return fmt.Errorf("list the namespaces: %w", unwrapVisit(err))
 	}
 	for _, name := range c.namespaces.Explicit() {
@@ -192,23 +209,34 @@ func (c *collector) read(ctx context.Context, r resource, take visit) error {
 			selectors = append(selectors, selector.String())
 		}
 	}
+	if err := c.readOrdered(ctx, r, selectors, func(q query) visitor { return c.counted(ctx, q, take) }); err != nil {
+		return err
+	}
 	for _, namespace := range namespaces {
 		for _, selector := range selectors {
 			q := query{resource: r, namespace: namespace, selector: selector}
-			err := c.lister.list(ctx, q, c.counted(ctx, q, take))
-			var fatal visitError
-			switch {
-			case err == nil:
-			case ctx.Err() != nil:
-				return ctx.Err()
-			case errors.As(err, &fatal):
-				return fatal.error
-			case apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err):
-				c.findings.warn(subject{r.GroupResource(), namespace, ""}, fmt.Sprintf("the cluster no longer serves it: %v", err))
-			default:
-				c.findings.fail(subject{r.GroupResource(), namespace, ""}, fmt.Sprintf("list it: %v", err))
+			if err := c.told(ctx, q, c.lister.list(ctx, q, c.counted(ctx, q, take))); err != nil {
+				return err
 			}
 		}
+	}
+	return nil
+}
+
+// told makes a finding of what went wrong with a list. Its error is for the backup as a whole.
+func (c *collector) told(ctx context.Context, q query, err error) error {
+	about := subject{q.resource.GroupResource(), q.namespace, q.name}
+	var fatal visitError
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.As(err, &fatal):
+		return fatal.error
+	case apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err):
+		c.findings.warn(about, fmt.Sprintf("the cluster no longer serves it: %v", err))
+	default:
+		c.findings.fail(about, fmt.Sprintf("list it: %v", err))
 	}
 	return nil
 }
@@ -277,7 +305,13 @@ func (c *collector) add(r resource, h *head, raw []byte, reason string) error {
 }
 
 // related are the resources of which single objects come along with others.
-var related = sets.New(namespacesResource, persistentVolumesResource, claimsResource, crdsResource)
+var related = func() sets.Set[schema.GroupResource] {
+	all := sets.New(namespacesResource, persistentVolumesResource, claimsResource, crdsResource, clusterRoleBindingsResource)
+	for _, kind := range neededKinds {
+		all.Insert(kind.GroupResource)
+	}
+	return all
+}()
 
 // addRelated puts an object into the tarball that comes along with others,
 // unless it is there, or excluded.

@@ -30,6 +30,11 @@
 //     nobody will publish: a Create of Completed metadata that arrives late fails. A
 //     tarball that arrives late lies in the folder of a Failed or Cancelled backup, and
 //     goes with it.
+//   - One attempt makes the backup. Before it may create velero-backup.json it creates the
+//     copy of that under a name of its own; and a process that takes over creates something in
+//     the place of that, or finds the copy and carries it through. So whoever was taken for
+//     dead publishes nothing, however late it wakes, and what it has left is removed. What it
+//     still writes is in the way of the one after it at the worst, which removes it, or fails.
 //   - What is removed was listed before the folder was asked for its owner, and is
 //     removed as that version or not at all (store.Remover). So a process that sleeps
 //     before a removal removes nothing of a later backup of the name. No two backups

@@ -12,6 +12,8 @@ import (
 	"io"
 	"log/slog"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -20,6 +22,15 @@ import (
 
 // ErrNameTaken says that another backup has the name in the store.
 var ErrNameTaken = errors.New("another backup has this name in the store")
+
+// ErrTakenOver says that a later attempt makes the backup.
+var ErrTakenOver = errors.New("another process has taken over the backup")
+
+// errInTheWay says that an object was to be written, and another one is there.
+var errInTheWay = errors.New("holds what this process has not written")
+
+// maxInTheWay is how often an attempt tries to write an object.
+const maxInTheWay = 5
 
 // ErrUnreadable says that nobody knows which backup has the name.
 var ErrUnreadable = folder.ErrUnreadable
@@ -99,8 +110,52 @@ func (e *execution) metadata(ctx context.Context) (*holdfast.Backup, error) {
 
 // create stores an object that nobody else writes.
 func (e *execution) create(ctx context.Context, key string, data []byte) error {
-	err := e.retry(ctx, func() error { return e.Store.Create(ctx, key, data) })
-	return e.created(ctx, key, format.NewContent(data), err)
+	for tries := 1; ; tries++ {
+		err := e.retry(ctx, func() error { return e.Store.Create(ctx, key, data) })
+		err = e.created(ctx, key, format.NewContent(data), err)
+		if !errors.Is(err, errInTheWay) || e.request.Attempt <= 1 || tries == maxInTheWay {
+			return err
+		}
+		// An attempt before has woken up.
+		if failure := e.removeEarlierAt(ctx, key); failure != nil {
+			return errors.Join(err, failure)
+		}
+	}
+}
+
+// removeEarlierAt removes what is in the way of an object that this attempt has not written.
+func (e *execution) removeEarlierAt(ctx context.Context, key string) error {
+	object, err := e.Store.Attributes(ctx, key)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := e.mayRemove(ctx); err != nil {
+		return err
+	}
+	return e.folder.Remove(ctx, e.Remover, object)
+}
+
+// mayRemove fails if what was described before may be another backup's, or a later attempt's,
+// which writes nothing before it has revoked this one. Its own copy this one stores last.
+func (e *execution) mayRemove(ctx context.Context) error {
+	if err := e.owns(ctx); err != nil {
+		return err
+	}
+	key := format.AttemptKey(e.storeName, e.request.Attempt)
+	err := e.retry(ctx, func() error {
+		_, err := e.Store.Attributes(ctx, key)
+		return err
+	})
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("%w: %s says so", ErrTakenOver, key)
 }
 
 // created is the error of a conditional write, and none if the object that exists
@@ -109,7 +164,7 @@ func (e *execution) created(ctx context.Context, key string, content format.Cont
 	if errors.Is(err, store.ErrExists) {
 		var found format.Content
 		if found, err = e.content(ctx, key); err == nil && found != content {
-			err = fmt.Errorf("%s holds what this process has not written: a process that was taken for dead may have, or somebody else: delete this backup, and make another one", key)
+			err = fmt.Errorf("%s %w: a process that was taken for dead may have, or somebody else: delete this backup, and make another one", key, errInTheWay)
 		}
 	}
 	if err == nil {
@@ -150,32 +205,160 @@ func (e *execution) verify(ctx context.Context) error {
 	return nil
 }
 
-// storeMetadata makes the backup exist, and returns the status that it exists
-// with. That it exists already is fine when it is this one: an answer may have been
-// lost, or somebody else has ended it, whose word then stands.
-func (e *execution) storeMetadata(ctx context.Context, status holdfast.BackupStatus) (holdfast.BackupStatus, error) {
-	backup := e.request.Backup.DeepCopy()
-	backup.Status = status
-	metadata, err := format.EncodeBackup(backup, e.contents, e.request.Cluster)
+// takeOver ends the attempts before this one: none of them can write the metadata any more,
+// and what they have left is removed. If one of them has come so far that its copy of the
+// metadata is there, it has decided, and the outcome is that.
+func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
+	for attempt := 1; attempt < e.request.Attempt; attempt++ {
+		decided, err := e.revoke(ctx, attempt)
+		if err != nil {
+			return Outcome{Status: e.status(err)}, fmt.Errorf("take over from attempt %d: %w", attempt, err)
+		}
+		if decided == nil {
+			continue
+		}
+		err = e.retry(ctx, func() error { return e.Store.Create(ctx, format.MetadataKey(e.storeName), decided) })
+		if err != nil && !errors.Is(err, store.ErrExists) {
+			return Outcome{Status: e.status(err)}, err
+		}
+		// It may have been killed while it wrote the metadata. The backup is stored already.
+		if err := e.removeUnfinished(ctx); err != nil {
+			e.logger.Info("What an attempt has left unfinished stays beside the backup", "err", err)
+		}
+		return e.stored(ctx)
+	}
+	if err := e.removeEarlier(ctx, true); err != nil {
+		return Outcome{Status: e.status(err)}, err
+	}
+	if e.request.Attempt > 1 {
+		e.log.write(slog.LevelInfo, "the process that executed the backup is gone, and it begins anew", slog.Int("attempt", e.request.Attempt))
+	}
+	return Outcome{}, nil
+}
+
+// revoke puts something in the place of an attempt's copy of the metadata, unless that is
+// there: then it returns it. It fails with ErrNameTaken if what is there is no attempt's of this
+// backup: that is nothing to publish.
+func (e *execution) revoke(ctx context.Context, attempt int) (decided []byte, err error) {
+	key := format.AttemptKey(e.storeName, attempt)
+	revocation, err := format.EncodeRevocation(e.storeName, e.request.Backup.UID)
+	if err != nil {
+		return nil, err
+	}
+	err = e.retry(ctx, func() error { return e.Store.Create(ctx, key, revocation) })
+	if !errors.Is(err, store.ErrExists) {
+		return nil, err
+	}
+	err = e.folder.Read(ctx, key, func(r io.Reader) (err error) {
+		decided, err = io.ReadAll(io.LimitReader(r, format.MaxMetadataBytes+1))
+		return err
+	})
+	if err != nil || bytes.Equal(decided, revocation) {
+		return nil, err
+	}
+	place := e.folder.Place
+	place.Now = e.Clock.Now()
+	found, err := format.DecodeBackup(decided, place)
+	switch {
+	case errors.Is(err, format.ErrUnfinished):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("%w: %s can't be read: %w: choose another name", ErrNameTaken, key, err)
+	case found.UID != e.folder.UID:
+		return nil, fmt.Errorf("%w: %s is that of the backup with the uid %s: choose another name", ErrNameTaken, key, found.UID)
+	}
+	return decided, nil
+}
+
+// removeUnfinished removes what writers have left that died, before this attempt has begun any
+// write but that of what it has found decided.
+func (e *execution) removeUnfinished(ctx context.Context) error {
+	objects, err := e.folder.List(ctx)
+	if err != nil {
+		return err
+	}
+	if err := e.owns(ctx); err != nil {
+		return err
+	}
+	for _, object := range objects {
+		if store.IsUnfinished(object.Key) {
+			if err := e.folder.Remove(ctx, e.Remover, object); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// removeEarlier removes what earlier attempts have left, which cannot be published any more.
+// What they, asleep, still write comes into the way of this one at the worst, which fails
+// then. Listed first and asked for its owner then, the folder was this attempt's when what is
+// removed was in it. Writes that have not ended may be this attempt's own, but for its begin.
+func (e *execution) removeEarlier(ctx context.Context, unfinished bool) error {
+	if e.request.Attempt <= 1 {
+		return nil
+	}
+	objects, err := e.folder.List(ctx)
+	if err != nil {
+		return err
+	}
+	if err := e.mayRemove(ctx); err != nil {
+		return err
+	}
+	for _, object := range objects {
+		switch key := object.Key; {
+		case key == format.OwnerKey(e.storeName), key == format.MetadataKey(e.storeName), format.IsAttemptKey(e.storeName, key):
+		case store.IsUnfinished(key) && !unfinished:
+		default:
+			if err := e.folder.Remove(ctx, e.Remover, object); err != nil {
+				return fmt.Errorf("remove what an earlier attempt has left: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// commit makes the backup exist, unless a later attempt has taken over. The copy of the
+// metadata decides that. Besides, Velero would replace the metadata of a backup of the same
+// name, and without the copy this one could not be found any more then.
+func (e *execution) commit(ctx context.Context, status holdfast.BackupStatus) (holdfast.BackupStatus, error) {
+	key := format.AttemptKey(e.storeName, e.request.Attempt)
+	metadata, err := e.encode(status)
 	if err != nil {
 		return status, err
 	}
-	err = e.retry(ctx, func() error { return e.Store.Create(ctx, format.MetadataKey(e.storeName), metadata) })
-	switch {
-	case errors.Is(err, store.ErrExists):
-		outcome, err := e.stored(ctx)
-		if err == nil && !outcome.Stored {
-			err = errors.New("the store says that the backup's metadata exists, but has none: check the storage location")
-		}
-		return outcome.Status, err
-	case err == nil && restorable(status.Phase):
-		// Velero would replace the metadata of a backup of the same name. Without the
-		// copy, this one could not be found any more then.
-		if err := e.retry(ctx, func() error { return e.Store.Create(ctx, format.CopyKey(e.storeName), metadata) }); err != nil {
-			e.logger.Info("The backup is stored, without a copy of its metadata", "err", err)
+	err = e.retry(ctx, func() error { return e.Store.Create(ctx, key, metadata) })
+	if errors.Is(err, store.ErrExists) {
+		var found format.Content
+		if found, err = e.content(ctx, key); err == nil && found != format.NewContent(metadata) {
+			err = fmt.Errorf("%w: %s says so", ErrTakenOver, key)
 		}
 	}
-	return status, err
+	if err != nil {
+		return status, err
+	}
+	return e.storeMetadata(ctx, status, metadata)
+}
+
+func (e *execution) encode(status holdfast.BackupStatus) ([]byte, error) {
+	backup := e.request.Backup.DeepCopy()
+	backup.Status = status
+	return format.EncodeBackup(backup, e.contents, e.request.Cluster)
+}
+
+// storeMetadata makes the backup exist, and returns the status that it exists
+// with. That it exists already is fine when it is this one: an answer may have been
+// lost, or somebody else has ended it, whose word then stands.
+func (e *execution) storeMetadata(ctx context.Context, status holdfast.BackupStatus, metadata []byte) (holdfast.BackupStatus, error) {
+	err := e.retry(ctx, func() error { return e.Store.Create(ctx, format.MetadataKey(e.storeName), metadata) })
+	if !errors.Is(err, store.ErrExists) {
+		return status, err
+	}
+	outcome, err := e.stored(ctx)
+	if err == nil && !outcome.Stored {
+		err = errors.New("the store says that the backup's metadata exists, but has none: check the storage location")
+	}
+	return outcome.Status, err
 }
 
 func restorable(phase holdfast.BackupPhase) bool {
@@ -221,7 +404,10 @@ func (e *execution) abandon(ctx context.Context, phase holdfast.BackupPhase, rea
 	status := e.status(errors.New(reason))
 	status.Phase = phase
 	status.Conditions = format.EndConditions(&status)
-	status, err := e.storeMetadata(ctx, status)
+	metadata, err := e.encode(status)
+	if err == nil {
+		status, err = e.storeMetadata(ctx, status, metadata)
+	}
 	return Outcome{Status: status, Stored: err == nil}, err
 }
 
@@ -247,7 +433,7 @@ func (e *execution) clean(ctx context.Context, remover store.Remover) error {
 	for _, object := range objects {
 		_, named := contents.Of(object.Key)
 		switch object.Key {
-		case format.OwnerKey(e.storeName), format.MetadataKey(e.storeName), format.CopyKey(e.storeName):
+		case format.OwnerKey(e.storeName), format.MetadataKey(e.storeName):
 			continue
 		}
 		if named {
@@ -298,5 +484,13 @@ func (e *execution) marked(write func(io.Writer) error) ([]byte, error) {
 	if err := write(&content); err != nil {
 		return nil, err
 	}
-	return format.Mark(content.Bytes(), e.request.Backup.UID), nil
+	return format.Mark(content.Bytes(), e.mark()), nil
+}
+
+// mark tells what this attempt writes from all else: see format.Mark.
+func (e *execution) mark() types.UID {
+	if e.request.Attempt <= 1 {
+		return e.request.Backup.UID
+	}
+	return types.UID(fmt.Sprintf("%s/%d", e.request.Backup.UID, e.request.Attempt))
 }

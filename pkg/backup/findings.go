@@ -21,6 +21,9 @@ import (
 // counted, and are in the log.
 const maxTexts = 10_000
 
+// maxText bounds one, since it may repeat what others have written.
+const maxText = 2 << 10
+
 // subject is what a finding is about. The zero value is the backup as a whole.
 type subject struct {
 	resource  schema.GroupResource
@@ -80,6 +83,9 @@ func (f *findings) warn(about subject, text string) {
 }
 
 func (f *findings) record(messages *format.Messages, count *int32, level slog.Level, about subject, text string) {
+	if len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "") + "..."
+	}
 	f.log.write(level, text, about.attrs()...)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -132,4 +138,29 @@ func (f *findings) counts() (errors, warnings int32) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.errors, f.warnings
+}
+
+// maxTold is how much of the errors fits into an Event.
+const maxTold = 800
+
+// told are the errors in one line, as many as fit, and how many do not.
+func (f *findings) told() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	errors := &f.results.Errors
+	all := slices.Concat(errors.Velero, errors.Cluster)
+	for _, namespace := range slices.Sorted(maps.Keys(errors.Namespaces)) {
+		all = append(all, errors.Namespaces[namespace]...)
+	}
+	told := ""
+	for i, text := range all {
+		if i > 0 && len(told)+len(text) > maxTold {
+			return fmt.Sprintf("%s; and %d more", told, len(all)-i)
+		}
+		if i > 0 {
+			told += "; "
+		}
+		told += text
+	}
+	return told
 }

@@ -14,13 +14,19 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 )
 
 const (
-	pageSize = 500
+	// pageSize is how many objects a page has at most, and pageBytes how large one is to be,
+	// as far as is known by what the list had before.
+	pageSize  = 500
+	pageBytes = 4 << 20
+	// sampled is from how many objects of a list on that is known.
+	sampled = 50
 	// maxRestarts bounds how often one list starts again because its continue
 	// token expired and the server gave no other, and how often in a row it gave one
 	// that has expired as well.
@@ -42,6 +48,7 @@ type query struct {
 	resource  resource
 	namespace string // empty: all
 	selector  string // of labels; empty: all
+	name      string // empty: all
 }
 
 // pageInfo is what a page says of its list.
@@ -60,6 +67,65 @@ type visitor struct {
 	page func(remaining int64)
 }
 
+// reading is a list under way.
+type reading struct {
+	*lister
+	query
+	// objects and bytes are what was seen of it.
+	objects, bytes int64
+	// next is the page that is asked for while the one before it is read, or nil.
+	next *asked
+}
+
+// asked is a page that somebody asks for.
+type asked struct {
+	token  string
+	cancel context.CancelFunc
+	done   chan struct{}
+	body   io.ReadCloser
+	err    error
+}
+
+// limit is how many objects the next page is to have.
+func (r *reading) limit() int64 {
+	if r.objects < sampled {
+		return pageSize
+	}
+	return max(1, min(pageSize, pageBytes*r.objects/max(r.bytes, 1)))
+}
+
+// ask asks for a page.
+func (r *reading) ask(ctx context.Context, token string) *asked {
+	request := r.request(r.resource, r.namespace).Param("limit", strconv.FormatInt(r.limit(), 10))
+	for name, value := range map[string]string{"continue": token, "labelSelector": r.selector} {
+		if value != "" {
+			request.Param(name, value)
+		}
+	}
+	if r.name != "" {
+		request.Param("fieldSelector", fields.OneTermEqualSelector(metav1.ObjectNameField, r.name).String())
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	page := &asked{token: token, cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(page.done)
+		page.body, page.err = request.Stream(ctx)
+	}()
+	return page
+}
+
+// drop ends what was asked, and returns when nothing of it is left.
+func (a *asked) drop() {
+	if a == nil {
+		return
+	}
+	a.cancel()
+	<-a.done
+	if a.err == nil {
+		_ = a.body.Close()
+	}
+}
+
 // visitError is an error of the visitor, which ends the backup, as opposed to
 // one of the server.
 type visitError struct{ error }
@@ -74,8 +140,10 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 	token := ""
 	restarts, offers := 0, 0
 	retry, furthest := l.retry, 0
+	r := &reading{lister: l, query: q}
+	defer func() { r.next.drop() }()
 	for {
-		info, visited, err := l.page(ctx, q, token, visit.object)
+		info, visited, err := r.page(ctx, token, visit.object)
 		var fromVisitor visitError
 		switch {
 		case err == nil:
@@ -149,21 +217,27 @@ func (l *lister) request(r resource, namespace string) *rest.Request {
 		WarningHandler(rest.NoWarnings{})
 }
 
-func (l *lister) page(ctx context.Context, q query, token string, visit func([]byte) error) (info pageInfo, visited int, err error) {
-	request := l.request(q.resource, q.namespace).Param("limit", strconv.Itoa(pageSize))
-	if token != "" {
-		request.Param("continue", token)
+// page reads one page. The next one is asked for as soon as it is known where it begins, and how
+// large it is to be: a server that sends that at the page's end, as for custom resources, is
+// asked then.
+func (r *reading) page(ctx context.Context, token string, visit func([]byte) error) (info pageInfo, visited int, err error) {
+	page := r.next
+	if r.next = nil; page == nil || page.token != token {
+		page.drop()
+		page = r.ask(ctx, token)
 	}
-	if q.selector != "" {
-		request.Param("labelSelector", q.selector)
+	defer page.drop()
+	<-page.done
+	if page.err != nil {
+		return pageInfo{}, 0, page.err
 	}
-	body, err := request.Stream(ctx)
-	if err != nil {
-		return pageInfo{}, 0, err
-	}
-	defer body.Close()
-	err = decodePage(body, &info, func(raw []byte) error {
+	err = decodePage(page.body, &info, func(raw []byte) error {
 		visited++
+		r.objects++
+		r.bytes += int64(len(raw))
+		if r.next == nil && info.Continue != "" && info.Continue != token && r.objects >= sampled {
+			r.next = r.ask(ctx, info.Continue)
+		}
 		if err := visit(raw); err != nil {
 			return visitError{err}
 		}

@@ -11,7 +11,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -160,6 +164,71 @@ func TestEachPageHasItsAttempts(t *testing.T) {
 		if outcome := f.run(t); outcome.Status.Errors != 0 {
 			t.Errorf("%s: after %v tries: %+v", name, tries, f.results(t))
 		}
+	}
+}
+
+// The next page is asked for while one is read, if the server says in time where it begins.
+func TestTheNextPageIsAskedFor(t *testing.T) {
+	rendered := pages(3 * pageSize)
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f.add("namespaces", namespace("shop", ""))
+	asked := map[string]chan struct{}{"": make(chan struct{}), "500": make(chan struct{}), "1000": make(chan struct{})}
+	after := map[string]string{"": "500", "500": "1000"}
+	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != "/api/v1/namespaces/shop/configmaps" {
+			return false
+		}
+		token := r.URL.Query().Get("continue")
+		close(asked[token])
+		from, _ := strconv.Atoi(token)
+		page := rendered[from/pageSize]
+		_, _ = w.Write(page[:len(page)/2])
+		w.(http.Flusher).Flush()
+		if next, more := after[token]; more {
+			select {
+			case <-asked[next]:
+			case <-time.After(10 * time.Second):
+				t.Errorf("the page after %q was not asked for in time", token)
+			}
+		}
+		_, _ = w.Write(page[len(page)/2:])
+		return true
+	}
+	if got := f.run(t).Status.Progress.ItemsBackedUp; got != 3*pageSize+1 {
+		t.Errorf("backed up %d objects", got)
+	}
+}
+
+// A page of large objects has fewer of them.
+func TestPagesAreSizedByBytes(t *testing.T) {
+	const objects, size = 60, 100_000
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f.add("namespaces", namespace("shop", ""))
+	var mu sync.Mutex
+	var limits []string
+	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != "/api/v1/namespaces/shop/configmaps" {
+			return false
+		}
+		mu.Lock()
+		limits = append(limits, r.URL.Query().Get("limit"))
+		mu.Unlock()
+		from, _ := strconv.Atoi(r.URL.Query().Get("continue"))
+		metadata := fmt.Sprintf(`"continue":"%d"`, from+objects)
+		if from > 0 {
+			metadata = ""
+		}
+		fmt.Fprintf(w, `{"metadata":{%s},"items":[`, metadata)
+		for i := range objects {
+			fmt.Fprintf(w, `%s{"metadata":{"name":"c-%05d","namespace":"shop"},"data":{"x":%q}}`, strings.Repeat(",", min(i, 1)), from+i, strings.Repeat("x", size))
+		}
+		fmt.Fprint(w, `]}`)
+		return true
+	}
+	f.run(t)
+	f.wantConfigMaps(t, 2*objects)
+	if want := []string{"500", fmt.Sprint(pageBytes / (size + 64))}; !slices.Equal(limits, want) {
+		t.Errorf("asked for pages of %q objects, want %q", limits, want)
 	}
 }
 

@@ -14,15 +14,20 @@ import (
 	"testing"
 
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/holdfast-io/holdfast/pkg/runlog"
 )
+
+func newLogbook(clock clock.PassiveClock) *logbook { return &logbook{runlog.New(clock)} }
 
 // A log that grows too long loses lines about objects, but no error, and says so.
 func TestLogIsBounded(t *testing.T) {
 	log := newLogbook(clocktesting.NewFakeClock(start))
 	random := rand.New(rand.NewPCG(1, 2))
 	line := make([]byte, 4096)
-	for range 2 * maxLogBytes / len(line) {
+	for range 2 * runlog.MaxBytes / len(line) {
 		for i := range line {
 			line[i] = byte(random.Uint32())
 		}
@@ -30,7 +35,7 @@ func TestLogIsBounded(t *testing.T) {
 	}
 	log.write(slog.LevelWarn, "the end is near")
 	compressed := log.close()
-	if len(compressed) > maxLogBytes {
+	if len(compressed) > runlog.MaxBytes {
 		t.Errorf("the log has %d bytes", len(compressed))
 	}
 	plain, err := gzip.NewReader(bytes.NewReader(compressed))

@@ -20,6 +20,9 @@ type head struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`
 	Metadata   headMeta `json:"metadata"`
+
+	// original is what was removed from the object, as a merge patch.
+	original json.RawMessage
 }
 
 type headMeta struct {

@@ -17,6 +17,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// maxLabelBytes is for the labels of all claims in the list of volumes: with them, too, it has to
+// stay below format.MaxVolumesBytes, however many labels somebody gives to claims.
+const maxLabelBytes = 16 << 20
+
 // end stores what is to be known of the backup, and velero-backup.json last. The
 // failure is why there is no tarball, or nil.
 func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
@@ -30,6 +34,9 @@ func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 	if failure == nil {
 		failure = e.verify(ctx)
 	}
+	if errors.Is(failure, ErrTakenOver) {
+		return Outcome{Status: e.status(failure)}, cmp.Or(ctx.Err(), failure)
+	}
 	if failure != nil {
 		e.findings.fail(subject{}, failure.Error())
 		e.contents = format.Contents{} // what there may be does not count
@@ -42,7 +49,7 @@ func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 	if err := e.owns(ctx); err != nil {
 		return Outcome{Status: e.status(err)}, cmp.Or(ctx.Err(), err)
 	}
-	status, err := e.storeMetadata(ctx, e.status(failure))
+	status, err := e.commit(ctx, e.status(failure))
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return Outcome{Status: e.status(ctx.Err())}, ctx.Err()
@@ -54,10 +61,8 @@ func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 
 // storeContents stores the side files that a restore rests on.
 func (e *execution) storeContents(ctx context.Context) error {
-	uploads := make([]format.PodVolumeBackup, 0, len(e.volumes))
-	infos := e.skipped
+	uploads, infos := e.uploads(), e.skipped
 	for _, volume := range e.volumes {
-		uploads = append(uploads, format.NewPodVolumeBackup(e.request.Backup, e.storeName, *volume))
 		infos = append(infos, format.NewVolumeInfo(*volume))
 	}
 	for _, file := range []struct {
@@ -75,10 +80,28 @@ func (e *execution) storeContents(ctx context.Context) error {
 		}
 	}
 	var graph bytes.Buffer
+	graph.Grow(e.manifest.Size()) // in one piece, since there is no other as large
 	if _, err := e.manifest.WriteTo(&graph); err != nil {
 		return fmt.Errorf("encode the manifest: %w", err)
 	}
 	return e.create(ctx, format.ManifestKey(e.storeName), graph.Bytes())
+}
+
+// uploads is the list of volumes.
+func (e *execution) uploads() []format.PodVolumeBackup {
+	uploads := make([]format.PodVolumeBackup, 0, len(e.volumes))
+	labels := 0
+	for _, volume := range e.volumes {
+		listed := *volume
+		for key, value := range listed.ClaimLabels {
+			labels += len(`\"\":\"\",`) + len(key) + len(value)
+		}
+		if labels > maxLabelBytes {
+			listed.ClaimLabels = nil
+		}
+		uploads = append(uploads, format.NewPodVolumeBackup(e.request.Backup, e.storeName, listed))
+	}
+	return uploads
 }
 
 // storeReport stores the results and the log, which nothing can be added to then.

@@ -26,11 +26,18 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/runlog"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-const defaultWorkers = 4
+const (
+	defaultWorkers = 4
+	// DefaultBlockWorkers is more than Velero's default of one: a worker here holds a block
+	// until its volumes are read and its post hooks have run, and one at a time would leave
+	// all nodes but one idle.
+	DefaultBlockWorkers = 4
+)
 
 // defaultRetry bridges the restart of a server, not its absence: about 15 s.
 var defaultRetry = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 6}
@@ -44,6 +51,9 @@ type Request struct {
 	// Cluster is recorded in the store; its system namespace decides the backup's
 	// name there.
 	Cluster format.Cluster
+	// Attempt counts the processes that have executed the backup, this one included; zero
+	// is one. No two have the same number.
+	Attempt int
 }
 
 // StoreName is the backup's name in the store.
@@ -66,11 +76,22 @@ type Dependencies struct {
 	Client  rest.Interface
 	Store   Store
 	Volumes Volumes
-	Clock   clock.PassiveClock
+	// Hooks runs commands in pods.
+	Hooks Hooks
+	// Policies reads the volume policies of a backup that names some.
+	Policies Policies
+	Clock    clock.PassiveClock
+	// Remover removes what earlier attempts have left. The first needs none.
+	Remover store.Remover
 	// Progress is told of objects. Optional.
 	Progress *Progress
+	// Log is that of the backup, which is ended here; others may read it meanwhile. Optional.
+	Log *runlog.Log
 	// Workers is the number of resources that are read at once. Default 4.
 	Workers int
+	// BlockWorkers is the number of blocks of pods with hooks that are taken at once.
+	// Default DefaultBlockWorkers.
+	BlockWorkers int
 	// Retry says how often, and after which delays, a request to the API server or
 	// the store is tried again when it failed in passing. Default: 6 tries in 15 s.
 	Retry wait.Backoff
@@ -92,12 +113,15 @@ type Outcome struct {
 //
 // The error is for an outcome that is not stored: the store refuses it
 // (the outcome is Failed), a backup of another uid has the name in the store
-// (nothing of this one is visible), or ctx ended (nothing of this backup is visible in the
+// (nothing of this one is visible), a later attempt has taken over (ErrTakenOver), or ctx ended (nothing of this backup is visible in the
 // store, apart from its owner, and side files if it was about to end). A backup that
 // an earlier call, or another process, has ended is returned as it is.
 func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
 	if outcome, err := e.begin(ctx); err != nil || outcome.Stored {
+		return outcome, err
+	}
+	if outcome, err := e.takeOver(ctx); err != nil || outcome.Stored {
 		return outcome, err
 	}
 	e.logger.V(2).Info("Backup started")
@@ -119,6 +143,8 @@ type execution struct {
 	// contents are those of the objects that are stored.
 	contents format.Contents
 
+	hooks *hooks
+
 	// What was read, for the side files.
 	list     format.ResourceList
 	manifest manifest.Writer
@@ -130,17 +156,23 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 	if deps.Workers < 1 {
 		deps.Workers = defaultWorkers
 	}
+	if deps.BlockWorkers < 1 {
+		deps.BlockWorkers = DefaultBlockWorkers
+	}
 	if deps.Retry.Steps == 0 {
 		deps.Retry = defaultRetry
 	}
 	if deps.Progress == nil {
 		deps.Progress = &Progress{}
 	}
+	if deps.Log == nil {
+		deps.Log = runlog.New(deps.Clock)
+	}
 	e := &execution{
 		Dependencies: deps,
 		request:      request,
 		storeName:    request.StoreName(),
-		log:          newLogbook(deps.Clock),
+		log:          &logbook{deps.Log},
 		contents:     format.Contents{},
 	}
 	e.folder = &folder.Folder{
@@ -183,23 +215,23 @@ func (e *execution) read(ctx context.Context) error {
 	defer tarball.Abort()
 	sum := sha256.New()
 	content := &countingWriter{w: io.MultiWriter(tarball, sum)}
-	archived, err := archive.NewWriter(content, e.request.Backup.Status.StartTimestamp.Time, string(e.request.Backup.UID))
+	archived, err := archive.NewWriter(content, e.request.Backup.Status.StartTimestamp.Time, string(e.mark()))
 	if err != nil {
 		return err
 	}
-	e.manifest.Comment = string(e.request.Backup.UID)
+	e.manifest.Comment = string(e.mark())
 	collector.sink = newSink(archived, &e.manifest, e.log, e.Progress)
 	volumes, err := collector.collect(ctx)
 	if err != nil {
 		return err
 	}
 	e.log.write(slog.LevelInfo, "all objects are read", slog.Int64("objects", e.Progress.Objects().ItemsBackedUp), slog.Int("volumes", len(volumes.submitted)))
-	if err := archived.Close(); err != nil {
+	if err := collector.sink.close(); err != nil {
 		return err
 	}
 	// The tarball stays invisible until the volumes have ended too, so that a
 	// backup that is cancelled meanwhile leaves none.
-	err = e.Volumes.Wait(ctx)
+	err = e.Volumes.Wait(ctx, volumes.submitted)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -207,6 +239,9 @@ func (e *execution) read(ctx context.Context) error {
 		e.findings.fail(subject{}, fmt.Sprintf("wait for the volumes: %v", err))
 	}
 	e.list, e.volumes, e.skipped = collector.sink.list, volumes.conclude(), volumes.notTaken()
+	if err := e.removeEarlier(ctx, false); err != nil { // once more: an attempt before may have woken up
+		return err
+	}
 	return e.created(ctx, format.TarballKey(e.storeName), format.ContentOf(content.size, sum), tarball.Commit())
 }
 
@@ -237,25 +272,38 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 	if err := errors.Join(append(problems, more...).ToAggregate(), err); err != nil {
 		return nil, fmt.Errorf("the backup's spec can't be used: %w", err)
 	}
+	rules, err := parseHooks(&spec.Hooks)
+	if err != nil {
+		return nil, fmt.Errorf("the backup's spec can't be used: %w", err)
+	}
+	e.hooks = &hooks{rules: rules, runner: e.Hooks, findings: e.findings, log: e.log, retry: e.Retry}
+	policies, err := e.readPolicies(ctx)
+	if err != nil {
+		return nil, err
+	}
 	found, err := discover(ctx, e.Discovery)
 	if err != nil {
 		return nil, err
 	}
 	found.report(spec, e.findings)
 	return &collector{
-		spec:       spec,
-		namespaces: namespaces,
-		wanted:     wanted.Bind(found.resolve),
-		selectors:  selectors,
-		discovered: found,
-		lister:     &lister{client: e.Client, retry: e.Retry},
-		mover:      e.Volumes,
-		workers:    e.Workers,
-		findings:   e.findings,
-		log:        e.log,
-		progress:   e.Progress,
-		contain:    e.contain,
-		own:        ownNamespaces(e.request.Cluster.SystemNamespace),
+		spec:         spec,
+		namespaces:   namespaces,
+		wanted:       wanted.Bind(found.resolve),
+		selectors:    selectors,
+		discovered:   found,
+		policies:     policies,
+		order:        found.orderOf(spec, e.findings),
+		lister:       &lister{client: e.Client, retry: e.Retry},
+		mover:        e.Volumes,
+		workers:      e.Workers,
+		hooks:        e.hooks,
+		blockWorkers: e.BlockWorkers,
+		findings:     e.findings,
+		log:          e.log,
+		progress:     e.Progress,
+		contain:      e.contain,
+		own:          ownNamespaces(e.request.Cluster.SystemNamespace),
 	}, nil
 }
 
@@ -293,6 +341,7 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 	objects.TotalItems = objects.ItemsBackedUp
 	status.Progress = &objects
 	status.Volumes = volumesProgress(e.volumes)
+	status.HookStatus = e.hooks.counts()
 	status.CompletionTimestamp = &metav1.Time{Time: e.Clock.Now()}
 	if ttl := e.request.Backup.Spec.TTL.Duration; status.Expiration == nil && status.StartTimestamp != nil && ttl > 0 {
 		status.Expiration = &metav1.Time{Time: status.StartTimestamp.Add(ttl)}

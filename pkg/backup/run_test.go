@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -45,9 +46,13 @@ type testVolumes struct {
 	submit    func(*format.Volume) error
 	result    func(*format.Volume) engine.VolumeUploadStatus
 	wait      func(context.Context) error
+
+	mu sync.Mutex
 }
 
 func (v *testVolumes) Submit(_ context.Context, volume *format.Volume) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	if v.submit != nil {
 		if err := v.submit(volume); err != nil {
 			return err
@@ -57,13 +62,13 @@ func (v *testVolumes) Submit(_ context.Context, volume *format.Volume) error {
 	return nil
 }
 
-func (v *testVolumes) Wait(ctx context.Context) error {
+func (v *testVolumes) Wait(ctx context.Context, volumes []*format.Volume) error {
 	if v.wait != nil {
 		if err := v.wait(ctx); err != nil {
 			return err
 		}
 	}
-	for _, volume := range v.submitted {
+	for _, volume := range volumes {
 		volume.Status = engine.VolumeUploadStatus{
 			Phase: engine.VolumePhaseCompleted, SnapshotID: "snap-" + volume.Name, Path: "/pods/" + volume.Name,
 			Progress:         engine.VolumeProgress{TotalBytes: 10, BytesDone: 10},
@@ -82,6 +87,7 @@ type fixture struct {
 	*testCluster
 	store   *storetest.Faulty
 	volumes *testVolumes
+	hooks   *testHooks
 	request Request
 	deps    Dependencies
 }
@@ -90,7 +96,7 @@ func newFixture(t testing.TB, spec holdfast.BackupSpec) *fixture {
 	t.Helper()
 	cluster := newTestCluster(t)
 	clock := clocktesting.NewFakeClock(start.Add(time.Minute))
-	f := &fixture{testCluster: cluster, store: storetest.NewFaulty(storetest.Memory(t), clock), volumes: &testVolumes{}}
+	f := &fixture{testCluster: cluster, store: storetest.NewFaulty(storetest.Memory(t), clock), volumes: &testVolumes{}, hooks: &testHooks{}}
 	spec.StorageLocation = cmp.Or(spec.StorageLocation, "default")
 	spec.TTL = metav1.Duration{Duration: 720 * time.Hour}
 	f.request = Request{
@@ -105,7 +111,9 @@ func newFixture(t testing.TB, spec holdfast.BackupSpec) *fixture {
 		Discovery: cluster,
 		Client:    cluster.client(),
 		Store:     f.store,
+		Remover:   f.store,
 		Volumes:   f.volumes,
+		Hooks:     f.hooks,
 		Clock:     clock,
 		Progress:  &Progress{},
 		Retry:     wait.Backoff{Duration: time.Microsecond, Steps: 4},
@@ -240,11 +248,11 @@ func (f *fixture) story() {
 	f.add("customresourcedefinitions.apiextensions.k8s.io", named("", "widgets.example.com", "others.example.com")...)
 	f.add("nodes", named("", "n1")...)
 	f.add("persistentvolumes",
-		`{"metadata":{"name":"pv-data","labels":{"zone":"a"}},"spec":{"persistentVolumeReclaimPolicy":"Delete","csi":{"driver":"d"}}}`,
+		`{"metadata":{"name":"pv-data","labels":{"zone":"a"},"creationTimestamp":"2026-07-01T12:00:00Z"},"spec":{"capacity":{"storage":"1Gi"},"persistentVolumeReclaimPolicy":"Delete","csi":{"driver":"d"}}}`,
 		`{"metadata":{"name":"pv-idle"},"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`,
 		`{"metadata":{"name":"pv-free"},"spec":{}}`)
 	f.add("persistentvolumeclaims",
-		`{"metadata":{"name":"data","namespace":"shop","uid":"claim-1"},"spec":{"volumeName":"pv-data"},"status":{"phase":"Bound"}}`,
+		`{"metadata":{"name":"data","namespace":"shop","uid":"claim-1","labels":{"app":"db"}},"spec":{"volumeName":"pv-data"},"status":{"phase":"Bound"}}`,
 		`{"metadata":{"name":"idle","namespace":"shop","uid":"claim-2"},"spec":{"volumeName":"pv-idle"},"status":{"phase":"Bound"}}`)
 	f.add("pods", `{"metadata":{"name":"db-0","namespace":"shop","uid":"pod-1","annotations":{"backup.velero.io/backup-volumes":"files,scratch"}},
 		"spec":{"nodeName":"n1","containers":[{"name":"c","volumeMounts":[{"name":"files"},{"name":"scratch"},{"name":"conf"}]}],
@@ -383,10 +391,10 @@ func TestMetadataComesLast(t *testing.T) {
 	if !errors.Is(err, store.ErrDenied) || outcome.Stored || outcome.Status.Phase != holdfast.BackupPhaseFailed {
 		t.Fatalf("got %+v, %v", outcome, err)
 	}
-	if keys := f.keys(t); len(keys) != 10 || slices.Contains(keys, format.MetadataKey("b")) {
+	if keys := f.keys(t); len(keys) != 11 || slices.Contains(keys, format.MetadataKey("b")) {
 		t.Errorf("before the metadata there is %v", keys)
 	}
-	if got := f.store.Count(storetest.Create); got != 10 {
+	if got := f.store.Count(storetest.Create); got != 11 {
 		t.Errorf("%d objects were created, and a refusal was tried again", got)
 	}
 }

@@ -274,8 +274,8 @@ func TestListsPerNamespaceOrCluster(t *testing.T) {
 // not, whatever the backup selects. Whoever names the namespace is told.
 func TestKeysAreNotInABackup(t *testing.T) {
 	const theWarning = "secrets holdfast: " + secretsLeftOut
-	all := []string{"secrets holdfast-locations/offsite", "secrets holdfast-repositories/shop.default.key", "secrets holdfast/tls"}
-	const everywhere = ": 1 of the namespace holdfast, 1 of the namespace holdfast-locations, 1 of the namespace holdfast-repositories"
+	all := []string{"secrets holdfast-agents/token", "secrets holdfast-locations/offsite", "secrets holdfast-maintenance/token", "secrets holdfast-repositories/shop.default.key", "secrets holdfast/tls"}
+	const everywhere = ": 1 of the namespace holdfast, 1 of the namespace holdfast-agents, 1 of the namespace holdfast-locations, 1 of the namespace holdfast-maintenance, 1 of the namespace holdfast-repositories"
 	for name, test := range map[string]struct {
 		spec     holdfast.BackupSpec
 		want     []string
@@ -301,7 +301,7 @@ func TestKeysAreNotInABackup(t *testing.T) {
 		"the system namespace": {
 			spec:     holdfast.BackupSpec{IncludedNamespaces: []string{"holdfast"}},
 			want:     []string{"configmaps holdfast/queue"},
-			leftOut:  all[2:],
+			leftOut:  all[4:],
 			says:     ": 1 of the namespace holdfast",
 			warnings: []string{theWarning},
 		},
@@ -315,11 +315,11 @@ func TestKeysAreNotInABackup(t *testing.T) {
 			secret := func(namespace, name string) string {
 				return fmt.Sprintf(`{"metadata":{"name":%q,"namespace":%q,"labels":{"take":"me"}},"data":{"k":"a2V5"}}`, name, namespace)
 			}
-			for _, name := range []string{"holdfast", "holdfast-locations", "holdfast-repositories", "shop"} {
+			for _, name := range []string{"holdfast", "holdfast-agents", "holdfast-locations", "holdfast-maintenance", "holdfast-repositories", "shop"} {
 				f.add("namespaces", namespace(name, ""))
 			}
 			f.add("configmaps", named("holdfast", "queue")...)
-			f.add("secrets", secret("holdfast", "tls"), secret("holdfast-locations", "offsite"), secret("holdfast-repositories", "shop.default.key"), secret("shop", "password"))
+			f.add("secrets", secret("holdfast", "tls"), secret("holdfast-agents", "token"), secret("holdfast-locations", "offsite"), secret("holdfast-maintenance", "token"), secret("holdfast-repositories", "shop.default.key"), secret("shop", "password"))
 			outcome := f.run(t)
 			if outcome.Status.Phase != holdfast.BackupPhaseCompleted || int(outcome.Status.Warnings) != len(test.warnings) {
 				t.Errorf("the phase is %s, with %d warnings", outcome.Status.Phase, outcome.Status.Warnings)

@@ -49,6 +49,9 @@ type sink struct {
 	seen map[schema.GroupResource]sets.Set[string]
 	// touched are the namespaces of which something is in the backup.
 	touched sets.Set[string]
+	needs   needs
+	// failed is why the manifest can't be made.
+	failed error
 }
 
 func newSink(w *archive.Writer, graph *manifest.Writer, log *logbook, progress *Progress) *sink {
@@ -60,6 +63,7 @@ func newSink(w *archive.Writer, graph *manifest.Writer, log *logbook, progress *
 		list:     format.ResourceList{},
 		seen:     map[schema.GroupResource]sets.Set[string]{},
 		touched:  sets.New[string](),
+		needs:    newNeeds(),
 	}
 }
 
@@ -100,21 +104,42 @@ func (s *sink) write(r resource, h *head, raw []byte, reason string) error {
 	}
 	namespace, name := h.Metadata.Namespace, h.Metadata.Name
 	item := archive.Item{Resource: r.GroupResource(), Version: r.Version, Namespace: namespace, Name: name}
-	position, err := s.archive.WriteItem(item, stored)
+	described := describe(r, h, stored, reason)
+	err = s.archive.Add(item, stored, func(position archive.Position) {
+		described.Place = manifest.Place(position)
+		if err := s.manifest.Add(described); err != nil && s.failed == nil {
+			s.failed = fmt.Errorf("describe the backup's objects: %w", err)
+		}
+	})
 	if err != nil {
 		return fmt.Errorf("store the backup's objects: %w", err)
 	}
-	if err := s.manifest.Add(describe(r, h, stored, manifest.Place(position), reason)); err != nil {
-		return fmt.Errorf("describe the backup's objects: %w", err)
+	if s.failed != nil {
+		return s.failed
 	}
+	s.needs.note(r, described)
 	key := itemName(namespace, name)
 	s.list[r.listKey] = append(s.list[r.listKey], key)
 	if namespace != "" {
 		s.touched.Insert(namespace)
 	}
 	s.progress.written.Add(1)
-	s.log.write(slog.LevelInfo, "backed up", subject{r.GroupResource(), namespace, name}.attrs()...)
+	attrs := subject{r.GroupResource(), namespace, name}.attrs()
+	if reason != itself {
+		attrs = append(attrs, slog.String("reason", reason))
+	}
+	s.log.write(slog.LevelInfo, "backed up", attrs...)
 	return nil
+}
+
+// close ends the tarball.
+func (s *sink) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.archive.Close(); err != nil {
+		return err
+	}
+	return s.failed
 }
 
 // holds says whether an object of the resource has been written.
@@ -139,15 +164,15 @@ func itemName(namespace, name string) string {
 	return namespace + "/" + name
 }
 
-// describe gives the manifest's item of an object as it is stored.
-func describe(r resource, h *head, stored []byte, place manifest.Place, reason string) *manifest.Item {
+// describe gives the manifest's item of an object as it is stored, but for its place.
+func describe(r resource, h *head, stored []byte, reason string) *manifest.Item {
 	content := format.NewContent(stored)
 	item := &manifest.Item{
 		APIGroup: r.Group, APIVersion: r.Version, KindName: r.kind, Resource: r.Resource,
 		Namespace: h.Metadata.Namespace, Name: h.Metadata.Name, UID: string(h.Metadata.UID),
 		Labels: h.Metadata.Labels, Annotations: h.Metadata.Annotations,
 		References: manifest.ReferencesOf(schema.GroupKind{Group: r.Group, Kind: r.kind}, h.Metadata.Namespace, stored),
-		Size:       content.Size, SHA256: content.SHA256, Place: place, Reason: reason,
+		Size:       content.Size, SHA256: content.SHA256, Reason: reason, Original: h.original,
 	}
 	// It has a copy of the object. Other tools have annotations of their own for that, so
 	// none of a Secret's is taken.

@@ -34,9 +34,9 @@ type Volumes interface {
 	// Submit hands over a volume, whose status is not known yet, and returns without
 	// waiting for its upload. A volume is handed over once.
 	Submit(ctx context.Context, volume *format.Volume) error
-	// Wait returns when every submitted volume has ended, one way or the other, and
-	// each has its status.
-	Wait(ctx context.Context) error
+	// Wait returns when these volumes, which were submitted, have ended, one way or the
+	// other, and each has its status.
+	Wait(ctx context.Context, volumes []*format.Volume) error
 }
 
 // skippedVolume is a volume of a pod whose data is not read.
@@ -74,26 +74,28 @@ func wishes(pod *corev1.Pod, byDefault bool) map[string]wish {
 	return found
 }
 
-// pickVolumes says which volumes of a pod are to be uploaded: those that it asks for;
-// byDefault also those of which it says nothing. Never those whose content is in the
-// API anyway, in an image, or out of reach.
-func pickVolumes(pod *corev1.Pod, byDefault bool) (picked []corev1.Volume, skipped []skippedVolume) {
+// pickVolumes says which volumes of a pod are to be uploaded: those of a volume policy, and of
+// those that none matches the ones that the pod asks for; byDefault also those of which it
+// says nothing. Never those whose content is in the API anyway, in an image, or out of reach.
+func pickVolumes(pod *corev1.Pod, byDefault bool, actionOf func(*corev1.Volume) action) (picked []corev1.Volume, skipped []skippedVolume) {
 	wishes := wishes(pod, byDefault)
 	mounted, blocks := mounts(pod)
 	for _, volume := range pod.Spec.Volumes {
 		name := volume.Name
 		wish, named := wishes[name]
 		delete(wishes, name)
-		if !byDefault && !named {
+		action := actionOf(&volume)
+		if action == noAction && !byDefault && !named {
 			continue
 		}
-		asked := named && !wish.excluded
-		reason := ""
+		byPod := action == noAction && named
+		reason, asked := action.whyNot()
 		switch {
-		case wish.excluded:
+		case byPod && wish.excluded:
 			reason = "the pod's annotation " + wish.annotation + " excludes it"
 		case unsupported(&volume) != "":
-			reason = unsupported(&volume)
+			reason, asked = unsupported(&volume), byPod
+		case reason != "":
 		case blocks.Has(name):
 			reason, asked = "it is a block device, and only files can be read", true
 		case !mounted.Has(name):

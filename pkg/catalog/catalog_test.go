@@ -68,12 +68,12 @@ func claim(namespace, name string, size int64, age int) Volume {
 	return Volume{
 		Namespace: namespace, NamespaceUID: "uid-of-" + namespace, ClaimName: name, PodName: "pod", PodVolume: "v", Node: "node",
 		SnapshotID: fmt.Sprintf("snapshot-%d", size), SizeBytes: size, BytesDone: size, IncrementalBytes: 1,
-		Completion: metav1.NewTime(minute(-age)), Completed: true,
+		Completion: metav1.NewTime(minute(-age)), State: holdfast.VolumeBackupCompleted,
 	}
 }
 
 func failed(v Volume) Volume {
-	v.Completed, v.SnapshotID, v.Message = false, "", "the agent restarted"
+	v.State, v.SnapshotID, v.Message = holdfast.VolumeBackupFailed, "", "the agent restarted"
 	return v
 }
 
@@ -82,7 +82,6 @@ type mirror struct {
 	t       *testing.T
 	backups map[types.NamespacedName]*holdfast.Backup
 	volumes map[types.NamespacedName]*holdfast.BackupVolume
-	history map[types.NamespacedName]*holdfast.VolumeBackup
 	calls   int
 }
 
@@ -91,7 +90,6 @@ func newMirror(t *testing.T) (*Catalog, *mirror) {
 		t:       t,
 		backups: map[types.NamespacedName]*holdfast.Backup{},
 		volumes: map[types.NamespacedName]*holdfast.BackupVolume{},
-		history: map[types.NamespacedName]*holdfast.VolumeBackup{},
 	}
 	return newCatalog(m.apply), m
 }
@@ -100,7 +98,6 @@ func (m *mirror) apply(changes Changes) {
 	m.calls++
 	applyDelta(m.t, m.backups, changes.Backups)
 	applyDelta(m.t, m.volumes, changes.Volumes)
-	applyDelta(m.t, m.history, changes.VolumeBackups)
 }
 
 func applyDelta[T metav1.Object](t *testing.T, objects map[types.NamespacedName]T, delta Delta[T]) {
@@ -117,13 +114,42 @@ func (m *mirror) check(c *Catalog) {
 	m.t.Helper()
 	compare(m.t, "backups", m.backups, c.Backups())
 	compare(m.t, "volumes", m.volumes, c.Volumes())
-	compare(m.t, "volume backups", m.history, c.VolumeBackups())
+	checkHistory(m.t, c)
 	for name, backup := range m.backups {
 		if got := c.Backup(name.Namespace, name.Name); got != backup {
 			m.t.Errorf("Backup(%s) is %+v", name, got)
 		}
 	}
 }
+
+// checkHistory finds every volume backup by its name, and in order.
+func checkHistory(t *testing.T, c *Catalog) {
+	t.Helper()
+	found := map[string]bool{}
+	uids := map[types.UID]bool{}
+	var last Row
+	history := c.Snapshot()
+	for row := range history.Rows("", Position{}, everything) {
+		object := row.Object()
+		if got, ok := history.Find(object.Namespace, object.Name); !ok || got != row {
+			t.Errorf("%s/%s is found as %+v", object.Namespace, object.Name, got)
+		}
+		if last.volume != nil {
+			of := compareNames(last.volume.name, row.volume.name)
+			if of > 0 || of == 0 && compareMembers(*last.member(), *row.member()) >= 0 {
+				t.Errorf("%s/%s is listed after %s", object.Namespace, object.Name, last.Name())
+			}
+		}
+		last = row
+		if name := object.Namespace + "/" + object.Name; found[name] || uids[object.UID] {
+			t.Errorf("%s, %s is there twice", name, object.UID)
+		} else {
+			found[name], uids[object.UID] = true, true
+		}
+	}
+}
+
+func everything(string, string) bool { return true }
 
 func compare[T metav1.Object](t *testing.T, what string, want map[types.NamespacedName]T, list []T) {
 	t.Helper()
@@ -184,7 +210,9 @@ func TestPut(t *testing.T) {
 		Spec:       holdfast.BackupVolumeSpec{ClaimName: "data"},
 		Status: holdfast.BackupVolumeStatus{
 			LastBackup:          &holdfast.BackupReference{Namespace: "shop", Name: "daily"},
+			LastVolumeBackup:    "shop.daily:data",
 			LastBackupTimestamp: &when,
+			DataStoredBytes:     1,
 			SizeBytes:           100, Backups: 1, StorageLocations: []string{"default"},
 		},
 	}
@@ -203,7 +231,7 @@ func TestPut(t *testing.T) {
 	if diff := cmp.Diff(wantScratch, c.VolumeBackups()[1]); diff != "" {
 		t.Errorf("volume backup (-want +got):\n%s", diff)
 	}
-	wantStatus := holdfast.VolumeBackupStatus{Phase: "Completed", SnapshotID: "snapshot-100", SizeBytes: 100, IncrementalBytes: 1, Node: "node", StartTimestamp: &begun, CompletionTimestamp: &when}
+	wantStatus := holdfast.VolumeBackupStatus{Phase: "Completed", URL: "store://default/kopia/shop?snapshot=snapshot-100", SnapshotID: "snapshot-100", SizeBytes: 100, IncrementalBytes: 1, Node: "node", StartTimestamp: &begun, CompletionTimestamp: &when}
 	if diff := cmp.Diff(wantStatus, c.VolumeBackups()[0].Status); diff != "" {
 		t.Errorf("volume backup (-want +got):\n%s", diff)
 	}
@@ -259,7 +287,6 @@ func TestVolumeSumsUpItsBackups(t *testing.T) {
 	want(t, "three at once", state(), "twin-c size 21, 5 and 1 failed")
 	for _, location := range []string{"north", "south", "east"} {
 		again := claim(system, "data", 30, 10)
-		again.repeat = 1
 		c.Put(location, "twin-c", Content{Backup: stored(location, "twin-c", 50), Volumes: []Volume{claim(system, "data", 29, 10), again}}, t0)
 		m.check(c)
 	}
@@ -382,7 +409,7 @@ func TestBackupsOfOtherNamespacesAreNotNamed(t *testing.T) {
 			pseudonyms[before]++
 		}
 	}
-	if len(pseudonyms) != 3 || pseudonyms[(&entry{location: "default", storeName: "inventory", backup: stored("default", "inventory", 10)}).pseudonym()] != 2 {
+	if len(pseudonyms) != 3 || pseudonyms[(&held{location: "default", storeName: "inventory", backup: stored("default", "inventory", 10)}).pseudonym()] != 2 {
 		t.Errorf("pseudonyms %v", pseudonyms)
 	}
 	var last []string
@@ -572,7 +599,7 @@ func TestReadVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := fmt.Sprintf("%+v", volumes)
-	if len(volumes) != 2 || volumes[0].bareName() != "data" || volumes[1].bareName() != "pod:pod-1:data" || !volumes[0].Completed || volumes[0].SizeBytes != 3 {
+	if len(volumes) != 2 || volumes[0].bareName() != "data" || volumes[1].bareName() != "pod:pod-1:data" || !volumes[0].completed() || volumes[0].SizeBytes != 3 {
 		t.Errorf("read %s", got)
 	}
 	for _, bad := range []string{"../../escape", "with space", "a%2fb", "line\nbreak"} {
@@ -604,31 +631,85 @@ func TestAVolumeIsAsItWasStored(t *testing.T) {
 	pvb.Status.Progress.TotalBytes, pvb.Status.Progress.BytesDone = 6, 5
 	pvb.Status.StartTimestamp, pvb.Status.CompletionTimestamp = &start, &end
 	want := Volume{
-		Namespace: "shop", PodName: "web", PodVolume: "data", Node: "node-1", SnapshotID: "id", Message: "slowly",
-		SizeBytes: 6, BytesDone: 5, IncrementalBytes: 4, Start: start, Completion: end, Completed: true,
+		Namespace: "shop", PodName: "web", PodVolume: "data", Node: "node-1", Method: "restic", SnapshotID: "id", Message: "slowly",
+		SizeBytes: 6, BytesDone: 5, IncrementalBytes: 4, Start: start, Completion: end, State: holdfast.VolumeBackupCompleted,
 	}
 	if got, err := newVolume(&pvb); err != nil || got != want {
 		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
 	}
 }
 
+// What is said of the volume itself may be anything: what can't be true is not listed, and the rest is.
+func TestWhatIsSaidOfAVolume(t *testing.T) {
+	made := metav1.NewTime(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC))
+	long := strings.Repeat("x", 300)
+	for said, want := range map[string]Volume{
+		`{"name":"pv-1","sizeBytes":5,"created":"2026-07-01T12:00:00Z","labels":{"app":"db"}}`: {VolumeName: "pv-1", VolumeSize: 5, VolumeCreated: made, Labels: `{"app":"db"}`},
+		`{"name":"../pv","sizeBytes":5}`: {VolumeSize: 5},
+		`{"name":"` + long + `","labels":{"app":"` + long + `","` + long + `":"","tier":"gold","a b":"c","../":"d"}}`: {Labels: `{"tier":"gold"}`},
+		`{"name":"pv-1","sizeBytes":-5,"created":"1969-12-31T23:59:59Z"}`:                                             {VolumeName: "pv-1"},
+		`{"name":"pv-1","created":"9999-12-31T23:59:59-12:00"}`:                                                       {VolumeName: "pv-1"},
+		`{"name":"pv-1","created":"yesterday"}`:                                                                       {},
+		`{"name":"pv-1","labels":["app"]}`:                                                                            {},
+		`{"name":"pv-1","labels":{"app":"` + strings.Repeat("x", 16<<10) + `"}}`:                                      {},
+		`{"name":"pv-1"`: {},
+		`null`:           {},
+		``:               {},
+	} {
+		for _, claim := range []string{"data", ""} {
+			var pvb format.PodVolumeBackup
+			pvb.Spec.Pod.Namespace, pvb.Spec.Pod.Name, pvb.Spec.Volume, pvb.Spec.UploaderType = "shop", "web", "files", "kopia"
+			pvb.Annotations = map[string]string{"velero.io/pvc-name": claim, "holdfast.io/volume": said}
+			want := want
+			if claim == "" {
+				want = Volume{} // there is nothing to say
+			}
+			v, err := newVolume(&pvb)
+			got := Volume{VolumeName: v.VolumeName, VolumeSize: v.VolumeSize, VolumeCreated: v.VolumeCreated, Labels: v.Labels}
+			if !got.VolumeCreated.Equal(&want.VolumeCreated) {
+				t.Errorf("%.60s of the claim %q: made at %s, want %s", said, claim, got.VolumeCreated, want.VolumeCreated)
+			}
+			got.VolumeCreated = want.VolumeCreated
+			if err != nil || got != want || !v.IsOfABackup() {
+				t.Errorf("%.60s of the claim %q: got %+v, %v, want %+v", said, claim, got, err, want)
+			}
+		}
+	}
+	// Others may say the same of what they have read, and nothing more.
+	mine := Volume{Namespace: "shop", ClaimName: "data", PodName: "web", PodVolume: "files", VolumeName: "pv-1", State: holdfast.VolumeBackupCompleted}
+	for what, change := range map[string]func(*Volume){
+		"no claim":          func(v *Volume) { v.ClaimName = "" },
+		"no pod":            func(v *Volume) { v.PodName, v.PodVolume = "", "" },
+		"no name of one":    func(v *Volume) { v.VolumeName = "../pv" },
+		"a name of its own": func(v *Volume) { v.BackupName = "b" },
+	} {
+		v := mine
+		if !v.IsOfABackup() {
+			t.Fatalf("%+v is of no backup", v)
+		}
+		if change(&v); v.IsOfABackup() {
+			t.Errorf("%s: %+v is of a backup", what, v)
+		}
+	}
+}
+
 func TestReadVolumesOfOthers(t *testing.T) {
 	for _, test := range []struct {
-		phase, uploader, message string
-		completed                bool
+		phase, uploader, method, message string
+		completed                        bool
 	}{
-		{"Completed", "kopia", "", true},
-		{"Completed", "restic", "it was not uploaded with Kopia and can't be restored by Holdfast", true},
-		{"Completed", "", "it was not uploaded with Kopia and can't be restored by Holdfast", true},
-		{"Failed", "kopia", "", false},
-		{"Failed", "restic", "", false},
-		{"InProgress", "kopia", `the upload ended in the phase "InProgress"`, false},
+		{"Completed", "kopia", "kopia", "", true},
+		{"Completed", "restic", "restic", "it was not uploaded with Kopia and can't be restored by Holdfast", true},
+		{"Completed", "", "restic", "it was not uploaded with Kopia and can't be restored by Holdfast", true},
+		{"Failed", "kopia", "kopia", "", false},
+		{"Failed", "restic", "restic", "", false},
+		{"InProgress", "kopia", "kopia", `the upload ended in the phase "InProgress"`, false},
 	} {
 		var pvb format.PodVolumeBackup
 		pvb.Spec.Pod.Namespace, pvb.Spec.Pod.Name, pvb.Spec.Volume = "shop", "web", "data"
 		pvb.Spec.UploaderType, pvb.Status.Phase = test.uploader, engine.VolumePhase(test.phase)
 		v, err := newVolume(&pvb)
-		if err != nil || v.Completed != test.completed || v.Message != test.message {
+		if err != nil || v.completed() != test.completed || v.Message != test.message || v.Method != test.method {
 			t.Errorf("%+v: %+v, %v", test, v, err)
 		}
 	}

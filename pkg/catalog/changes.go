@@ -6,6 +6,7 @@ package catalog
 import (
 	"maps"
 	"slices"
+	"unique"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -14,10 +15,10 @@ import (
 
 // Changes are what one change of the catalogue did to what is listed. An object
 // that comes with another uid than the one of its name before is another object.
+// Of volume backups there are too many for that: see History.
 type Changes struct {
-	Backups       Delta[*holdfast.Backup]
-	Volumes       Delta[*holdfast.BackupVolume]
-	VolumeBackups Delta[*holdfast.VolumeBackup]
+	Backups Delta[*holdfast.Backup]
+	Volumes Delta[*holdfast.BackupVolume]
 }
 
 // Delta is the change of one kind of object, in the order of names.
@@ -30,7 +31,7 @@ type Delta[T any] struct {
 
 // Empty reports whether nothing changed.
 func (c *Changes) Empty() bool {
-	return c.Backups.empty() && c.Volumes.empty() && c.VolumeBackups.empty()
+	return c.Backups.empty() && c.Volumes.empty()
 }
 
 func (d *Delta[T]) empty() bool { return len(d.Set)+len(d.Gone) == 0 }
@@ -39,15 +40,22 @@ func (d *Delta[T]) empty() bool { return len(d.Set)+len(d.Gone) == 0 }
 // object, or nil for none. Volumes are only marked, and summed up at the end.
 type recorder struct {
 	backups map[types.NamespacedName]*holdfast.Backup
-	history map[types.NamespacedName]*holdfast.VolumeBackup
 	volumes map[types.NamespacedName]bool
+	// added are the volumes that rows were added to, by what these have in common.
+	added map[kind]*volume
+}
+
+// kind is what rows of one volume have in common.
+type kind struct {
+	shape     unique.Handle[shape]
+	displaced bool
 }
 
 func newRecorder() *recorder {
 	return &recorder{
 		backups: map[types.NamespacedName]*holdfast.Backup{},
-		history: map[types.NamespacedName]*holdfast.VolumeBackup{},
 		volumes: map[types.NamespacedName]bool{},
+		added:   map[kind]*volume{},
 	}
 }
 
@@ -55,12 +63,13 @@ func (r *recorder) changesLocked(c *Catalog) Changes {
 	volumes := make(map[types.NamespacedName]*holdfast.BackupVolume, len(r.volumes))
 	for name := range r.volumes {
 		volumes[name] = nil
-		if v := c.volumes[name]; v != nil {
+		if v, ok := c.volumes.Get(&volume{name: name}); ok {
+			c.settleLocked(v)
 			v.recount()
-			volumes[name] = v.object(name)
+			volumes[name] = v.object()
 		}
 	}
-	return Changes{Backups: delta(r.backups), Volumes: delta(volumes), VolumeBackups: delta(r.history)}
+	return Changes{Backups: delta(r.backups), Volumes: delta(volumes)}
 }
 
 func delta[T any](objects map[types.NamespacedName]*T) Delta[*T] {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // filled has n backups in location default.
@@ -114,25 +116,103 @@ func TestLossesThatFollowEachOther(t *testing.T) {
 	m.check(c)
 }
 
-// What the store has really lost is believed after an hour, one that is empty too.
-func TestSuspicionLastsAnHour(t *testing.T) {
+// What is suspect stays, for however long, until its loss is accepted: what was missing then,
+// and has been so for two listings, goes, and nothing that went missing later.
+func TestALossIsAccepted(t *testing.T) {
 	for _, left := range []int{0, 1, 50} {
 		c, m, all := filled(t, 100)
-		for i := 1; i <= 60; i++ {
-			if found := c.Observe("default", all[100-left:], minute(i), minute(i)); found.Suspicion == "" || c.Len("default") != 100 {
-				t.Fatalf("%d left, minute %d: %d are known, %+v", left, i, c.Len("default"), found)
+		observe := func(at int, names []string, accepted int) Findings {
+			listing := Listing{Names: names, Begun: minute(at)}
+			if accepted >= 0 {
+				listing.Accepted = minute(accepted)
+			}
+			return c.ObserveListing("default", listing, minute(at))
+		}
+		for _, at := range []int{1, 60, 6000} {
+			if found := observe(at, all[100-left:], -1); found.Suspicion == "" || c.Len("default") != 100 {
+				t.Fatalf("%d left, minute %d: %d are known, %+v", left, at, c.Len("default"), found)
 			}
 		}
-		if found := c.Observe("default", all[100-left:], minute(61), minute(61)); found.Suspicion != "" || c.Len("default") != left {
-			t.Errorf("%d left, after an hour: %d are known, %+v", left, c.Len("default"), found)
+		if found := observe(6001, all[100-left:], 7000); found.Suspicion == "" {
+			t.Errorf("%d left: an instant yet to come was accepted: %+v", left, found)
+		}
+		if found := observe(6002, all[100-left:], 0); found.Suspicion == "" {
+			t.Errorf("%d left: one before the loss was accepted: %+v", left, found)
+		}
+		if found := observe(6003, all[100-left:], 6000); found.Suspicion != "" || c.Len("default") != left {
+			t.Errorf("%d left, accepted: %d are known, %+v", left, c.Len("default"), found)
+		}
+		if left > 11 { // what is lost after that is another loss
+			if found := observe(6004, nil, 6000); found.Suspicion == "" || c.Len("default") != left {
+				t.Errorf("%d left, and lost later: %d are known, %+v", left, c.Len("default"), found)
+			}
 		}
 		m.check(c)
 	}
 }
 
+// The loss of backups that have expired explains itself, unless somebody holds them; but not
+// that of all the others.
+func TestExpiredOnesMayGo(t *testing.T) {
+	c, m, all := filled(t, 100)
+	past := metav1.NewTime(minute(1))
+	for i, name := range all[:60] {
+		backup := stored("default", name, 5)
+		if backup.Status.Expiration = &past; i >= 50 {
+			backup.Status.Expiration = nil
+		}
+		c.Put("default", name, Content{Backup: backup}, t0)
+	}
+	for i := 2; i < 5; i++ {
+		want := 100
+		if i > 2 {
+			want = 50
+		}
+		if found := c.Observe("default", all[50:], minute(i), minute(i)); found.Suspicion != "" || c.Len("default") != want {
+			t.Errorf("minute %d: %d are known, %+v", i, c.Len("default"), found)
+		}
+	}
+	if found := c.Observe("default", nil, minute(6), minute(6)); found.Suspicion == "" {
+		t.Errorf("nothing is listed: %+v", found)
+	}
+	m.check(c)
+}
+
+// What a shard lacks is missed only if it would be in it; and the missing of all shards are
+// judged together.
+func TestShards(t *testing.T) {
+	c, m, all := filled(t, 100)
+	half := func(first, last int, names []string, at int) Findings {
+		return c.ObserveListing("default", Listing{Names: names, Begun: minute(at), Holds: func(name string) bool {
+			return name >= all[first] && name <= all[last]
+		}}, minute(at))
+	}
+	for at, test := range []struct {
+		first, last int
+		names       []string
+		suspicious  bool
+		left        int
+	}{
+		{0, 49, all[5:50], false, 100},
+		{50, 99, all[55:], false, 100},  // ten in all
+		{50, 99, all[55:], false, 95},   // those of this shard are confirmed
+		{50, 99, all[62:], true, 95},    // twelve, with those of the other shard
+		{0, 49, all[5:50], true, 95},    // nothing leaves meanwhile
+		{50, 99, all[55:], false, 95},   // they are found again
+		{0, 49, all[5:50], false, 90},   // so these leave
+		{0, 49, all[:0], true, 90},      // a shard that is empty
+		{50, 99, all[55:100], true, 90}, // and stays suspect, whatever others list
+	} {
+		if found := half(test.first, test.last, test.names, at+1); (found.Suspicion != "") != test.suspicious || c.Len("default") != test.left {
+			t.Errorf("listing %d: %d are known, %+v", at+1, c.Len("default"), found)
+		}
+	}
+	m.check(c)
+}
+
 func TestSuspicionEndsByItself(t *testing.T) {
 	c, m, all := filled(t, 30)
-	if found := c.Observe("default", nil, minute(1), minute(1)); !strings.Contains(found.Suspicion, "0 of 30") {
+	if found := c.Observe("default", nil, minute(1), minute(1)); !strings.Contains(found.Suspicion, "30 of 30") {
 		t.Errorf("empty: %+v", found)
 	}
 	if found := c.Observe("default", all, minute(2), minute(2)); found.Suspicion != "" || len(found.Read) > 0 {

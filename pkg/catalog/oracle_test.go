@@ -56,8 +56,9 @@ func (o *oracle) missing(p place) []listing {
 	return all[from:]
 }
 
-// observe returns whether there is a suspicion.
-func (o *oracle) observe(location string, names []string, begun time.Time) bool {
+// observe returns whether there is a suspicion. What was missing by the instant accepted may
+// go.
+func (o *oracle) observe(location string, names []string, begun, accepted time.Time) bool {
 	before := map[place]bool{}
 	if all := o.listings[location]; len(all) > 0 {
 		before = all[len(all)-1].suspects
@@ -69,18 +70,23 @@ func (o *oracle) observe(location string, names []string, begun time.Time) bool 
 		if p.location != location {
 			continue
 		}
+		if missing := o.missing(p); len(missing) > 0 && !missing[0].begun.After(accepted) {
+			if len(missing) > 1 {
+				o.forget(p)
+			}
+			continue
+		}
 		known = append(known, p)
 		if len(o.missing(p)) > 0 {
 			lost = append(lost, p)
 		}
 	}
-	overdue := func(p place) bool { return begun.Sub(o.missing(p)[0].begun) >= time.Hour }
 	for _, p := range lost {
-		if fresh := len(o.missing(p)) == 1; !overdue(p) && (fresh || before[p] || len(lost) == len(known)) {
+		if fresh := len(o.missing(p)) == 1; fresh || before[p] || len(lost) == len(known) {
 			suspects[p] = true
 		}
 	}
-	if len(lost) < len(known) && (len(suspects) <= 10 || len(suspects)*20 <= len(known)) {
+	if (len(lost) < len(known) || len(known) == 0) && (len(suspects) <= 10 || len(suspects)*20 <= len(known)) {
 		for p := range suspects {
 			if before[p] { // it is missing for the first time now
 				o.since[p] = len(o.listings[location]) - 1
@@ -89,7 +95,7 @@ func (o *oracle) observe(location string, names []string, begun time.Time) bool 
 		clear(suspects)
 	}
 	for _, p := range lost {
-		if overdue(p) || len(o.missing(p)) > 1 && len(suspects) == 0 {
+		if len(o.missing(p)) > 1 && len(suspects) == 0 {
 			o.forget(p)
 		}
 	}
@@ -168,7 +174,7 @@ func TestAgainstOracle(t *testing.T) {
 				listing := rapid.SliceOfDistinct(rapid.SampledFrom(storeNames), rapid.ID[string]).Draw(rt, "listing")
 				clock += rapid.SampledFrom([]int{1, 20, 60}).Draw(rt, "minutes")
 				c.Observe(p.location, listing, minute(clock), minute(clock))
-				o.observe(p.location, listing, minute(clock))
+				o.observe(p.location, listing, minute(clock), time.Time{})
 			},
 			"": func(rt *rapid.T) {
 				m.check(c)
@@ -186,7 +192,7 @@ func TestAgainstOracle(t *testing.T) {
 
 // Whatever a store lists, and whenever, of many backups: what is dropped, kept and
 // suspected follows from the listings alone. And once a store is at rest, the
-// catalogue is right an hour later.
+// catalogue is right as soon as its loss is accepted.
 func TestSuspicionAgainstOracle(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		c := newCatalog(nil)
@@ -207,10 +213,11 @@ func TestSuspicionAgainstOracle(t *testing.T) {
 		for i := range first {
 			put(i)
 		}
+		var accepted time.Time
 		observe := func(names []string) {
 			clock++
-			found := c.Observe(location, names, minute(clock), minute(clock))
-			if suspicion := o.observe(location, names, minute(clock)); suspicion != (found.Suspicion != "") {
+			found := c.ObserveListing(location, Listing{Names: names, Begun: minute(clock), Accepted: accepted}, minute(clock))
+			if suspicion := o.observe(location, names, minute(clock), accepted); suspicion != (found.Suspicion != "") {
 				rt.Fatalf("suspicion %q, want %t", found.Suspicion, suspicion)
 			}
 			for _, storeName := range found.Read { // it was dropped, and is found again
@@ -238,13 +245,14 @@ func TestSuspicionAgainstOracle(t *testing.T) {
 			"part": func(rt *rapid.T) {
 				observe(listed(all)[:rapid.IntRange(0, len(all)).Draw(rt, "part")])
 			},
-			"later": func(rt *rapid.T) { clock += rapid.SampledFrom([]int{10, 58, 59, 60}).Draw(rt, "minutes") },
+			"later":  func(rt *rapid.T) { clock += rapid.SampledFrom([]int{10, 58, 59, 60}).Draw(rt, "minutes") },
+			"accept": func(*rapid.T) { accepted = minute(clock) },
 			"rest": func(*rapid.T) {
 				observe(listed(all))
-				clock += 59
+				accepted = minute(clock)
 				observe(listed(all))
 				if c.Len(location) != len(all) {
-					rt.Fatalf("after an hour at rest %d are known, and %d are there", c.Len(location), len(all))
+					rt.Fatalf("after its acceptance %d are known, and %d are there", c.Len(location), len(all))
 				}
 			},
 			"": func(rt *rapid.T) {

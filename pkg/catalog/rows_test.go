@@ -5,7 +5,6 @@ package catalog
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -18,7 +17,9 @@ func (c *Catalog) Backups() []*holdfast.Backup {
 	var backups []*holdfast.Backup
 	for _, group := range c.rows {
 		for _, e := range group {
-			backups = append(backups, e.row)
+			if e.held.row != nil {
+				backups = append(backups, e.held.row)
+			}
 		}
 	}
 	slices.SortFunc(backups, func(a, b *holdfast.Backup) int {
@@ -31,27 +32,19 @@ func (c *Catalog) Backups() []*holdfast.Backup {
 func (c *Catalog) Volumes() []*holdfast.BackupVolume {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	volumes := make([]*holdfast.BackupVolume, 0, len(c.volumes))
-	for _, name := range slices.SortedFunc(maps.Keys(c.volumes), compareNames) {
-		volumes = append(volumes, c.volumes[name].object(name))
-	}
+	var volumes []*holdfast.BackupVolume
+	c.volumes.Ascend(func(v *volume) bool {
+		volumes = append(volumes, v.object())
+		return true
+	})
 	return volumes
 }
 
-// VolumeBackups lists the history of all volumes, by namespace and name.
+// VolumeBackups lists the history of all volumes, by namespace, volume and time.
 func (c *Catalog) VolumeBackups() []*holdfast.VolumeBackup {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
 	var history []*holdfast.VolumeBackup
-	for _, group := range c.rows {
-		for _, e := range group {
-			for i := range e.volumes {
-				history = append(history, e.volumeBackup(i))
-			}
-		}
+	for row := range c.Snapshot().Rows("", Position{}, everything) {
+		history = append(history, row.Object())
 	}
-	slices.SortFunc(history, func(a, b *holdfast.VolumeBackup) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
 	return history
 }

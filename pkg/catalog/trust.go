@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"unique"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
@@ -47,17 +48,19 @@ func (c *Catalog) SetIdentity(own identity.Identity) {
 	}
 }
 
-// SetTrustedClusters says which clusters each location trusts.
-func (c *Catalog) SetTrustedClusters(clusters map[string][]engine.TrustedCluster) {
+// SetTrustedClusters says which clusters each location trusts, and reports whether that is new.
+func (c *Catalog) SetTrustedClusters(clusters map[string][]engine.TrustedCluster) bool {
 	var before map[string][]engine.TrustedCluster
-	if c.setTrust(func(t *trust) bool {
+	changed := c.setTrust(func(t *trust) bool {
 		before, t.clusters = t.clusters, maps.Clone(clusters)
 		return !equality.Semantic.DeepEqual(before, clusters)
-	}) {
+	})
+	if changed {
 		c.replace(func(e *entry) bool {
 			return !equality.Semantic.DeepEqual(before[e.location], clusters[e.location])
 		})
 	}
+	return changed
 }
 
 // SetNamespaces says which namespaces exist, all of them.
@@ -84,7 +87,7 @@ func (c *Catalog) SetNamespace(name string, uid types.UID) {
 		return true
 	}) {
 		c.replace(func(e *entry) bool {
-			return e.claims.Namespace == name || slices.ContainsFunc(e.volumes, func(v Volume) bool { return v.Namespace == name })
+			return e.claims.Namespace == name || e.isOf(name)
 		})
 	}
 }
@@ -108,19 +111,48 @@ func (c *Catalog) replace(concerned func(*entry) bool) {
 		}
 	}
 	c.mu.RUnlock()
+	c.relist(entries)
+}
+
+// relist lists entries anew, one by one.
+func (c *Catalog) relist(entries []*entry) {
 	for _, e := range entries {
 		c.change(func(changed *recorder) {
-			if c.locations[e.location][e.storeName] == e && e.backup != nil && e.claims != nil {
-				backup, volumes := c.placeLocked(e, e.backup, e.volumes)
-				c.setLocked(e, backup, volumes, changed)
+			switch {
+			case c.locations[e.location][e.storeName] != e:
+			case e.bare:
+				c.setLocked(e, nil, c.leftLocked(e), nil, true, changed)
+			case e.backup != nil && e.claims != nil:
+				backup, rows, deleted := c.placeLocked(e, e.backup, e.rows)
+				for i := range rows {
+					if rows[i].displaced && !e.rows[i].displaced {
+						c.withdrawn++
+						break
+					}
+				}
+				c.setLocked(e, backup, rows, deleted, false, changed)
 			}
 		})
 	}
 }
 
-// placeLocked gives a backup, and its volumes, the place where they are listed. It
-// follows from the entry's claims and what is trusted, whatever their places were.
-func (c *Catalog) placeLocked(e *entry, backup *holdfast.Backup, volumes []Volume) (*holdfast.Backup, []Volume) {
+// isOf reports whether an entry has a volume of a namespace.
+func (e *entry) isOf(namespace string) bool {
+	var before unique.Handle[shape]
+	for i := range e.rows {
+		if shape := e.rows[i].shape; shape != before {
+			if before = shape; shape.Value().namespace == namespace {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// placeLocked gives a backup, and its volumes, the place where they are listed, and those that
+// are deleted, which are not. It follows from the entry's claims and what is trusted, whatever
+// their places were.
+func (c *Catalog) placeLocked(e *entry, backup *holdfast.Backup, rows []row) (*holdfast.Backup, []row, []bool) {
 	verdict := c.trust.judge(e.location, e.claims)
 	placed := *backup
 	placed.Namespace, placed.Name = c.systemNamespace, e.storeName
@@ -140,22 +172,36 @@ func (c *Catalog) placeLocked(e *entry, backup *holdfast.Backup, volumes []Volum
 		origin.Cluster = verdict.grants[0].Name
 	}
 	placed.Status.Origin, placed.Status.Requester = &origin, ""
+	newest := c.applyChangesLocked(e, &placed)
 	if verdict.own || len(verdict.grants) > 0 {
 		placed.Status.Requester = e.claims.ClaimedRequester
 	}
 
-	moved := func(v *Volume) bool {
-		return v.displaced == c.reachesLocked(&verdict, v.Namespace, types.UID(v.NamespaceUID))
-	}
-	if slices.ContainsFunc(volumes, func(v Volume) bool { return moved(&v) }) {
-		volumes = slices.Clone(volumes)
-		for i := range volumes {
-			if v := &volumes[i]; moved(v) {
-				v.displaced = !v.displaced
+	copied := false
+	for i := range rows {
+		of := rows[i].shape.Value()
+		if displaced := !c.reachesLocked(&verdict, of.namespace, types.UID(of.namespaceUID)); displaced != rows[i].displaced {
+			if !copied {
+				rows, copied = slices.Clone(rows), true
 			}
+			rows[i].displaced = displaced
 		}
 	}
-	return &placed, volumes
+	return &placed, rows, c.deletedLocked(e, &placed, rows, newest)
+}
+
+// Judge says what the signature of something else than a backup is worth that a location
+// holds, and whether that is listed in the namespace which it is of, by its claims.
+func (c *Catalog) Judge(location string, claims *holdfast.BackupOrigin) (origin holdfast.BackupOrigin, home bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	verdict := c.trust.judge(location, claims)
+	origin = *claims
+	origin.Trust, origin.Message = verdict.trust, verdict.message
+	if len(verdict.grants) > 0 {
+		origin.Cluster = verdict.grants[0].Name
+	}
+	return origin, c.reachesLocked(&verdict, claims.Namespace, claims.NamespaceUID)
 }
 
 // judge decides what to think of a backup's claims.
@@ -208,7 +254,7 @@ var unsigned = &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForeign, Messag
 
 // rank orders those that want one name: nobody takes it from what is known to be ours.
 func (e *entry) rank() int {
-	if e.backup.Status.Origin == nil {
+	if e.bare || e.backup.Status.Origin == nil {
 		return 2
 	}
 	switch e.backup.Status.Origin.Trust {

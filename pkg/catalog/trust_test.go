@@ -325,13 +325,7 @@ func TestARestartListsTheSame(t *testing.T) {
 				origin.ClusterUID, origin.PublicKey = signer.Draw(rt, "cluster")+"-cluster", signer.Draw(rt, "key")+"-key"
 				origin.Trust = rapid.SampledFrom([]holdfast.BackupTrust{"", "", "", holdfast.BackupTrustForeign, holdfast.BackupTrustForged}).Draw(rt, "trust")
 				for _, namespace := range rapid.SliceOfN(name, 0, 3).Draw(rt, "volumes") {
-					v := claim(namespace, "data", int64(len(content.Volumes)), 5)
-					for _, other := range content.Volumes {
-						if other.Namespace == namespace {
-							v.repeat++
-						}
-					}
-					content.Volumes = append(content.Volumes, v)
+					content.Volumes = append(content.Volumes, claim(namespace, "data", int64(len(content.Volumes)), 5))
 				}
 				c.Put(p.location, p.storeName, content, t0)
 				contents[p] = content

@@ -4,11 +4,15 @@
 package catalog
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"io"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unique"
 
@@ -29,43 +33,89 @@ const (
 
 const reasonUnreadable = "Unreadable"
 
-// Volume is one volume in one backup, at rest: there may be a million.
+// Volume is one volume in one backup: a volume backup, as it was read.
 type Volume struct {
-	// Namespace is that of the pod, and so of the claim, and NamespaceUID its uid.
+	// Namespace is that of the pod, and so of the claim, and NamespaceUID its uid. A
+	// volume without one is listed in the system namespace.
 	Namespace, NamespaceUID string
 	// ClaimName is empty for a volume without a claim.
 	ClaimName string
 	// PodName and PodVolume say through which pod it was read.
 	PodName, PodVolume string
 	Node               string
+	// VolumeName is that of the persistent volume, or in the volume's storage system.
+	// It names a volume of which no claim and no pod is known, and no other.
+	VolumeName string
+	// BackupName is its own in an entry that is no Backup; all of an entry differ.
+	BackupName string
 	// SnapshotID is Kopia's; empty if the upload failed.
 	SnapshotID string
-	// Message says why the upload failed, or why it can't be restored.
+	// SnapshotName is that of the snapshot that it was made of.
+	SnapshotName string
+	// Method is how its data was stored, such as format.UploaderKopia.
+	Method string
+	// Labels are what the store keeps with it.
+	Labels Labels
+	// State is one of those of the API.
+	State string
+	// Message says why the upload failed, or why it can't be restored or read.
 	Message string
-	// All in bytes.
-	SizeBytes, BytesDone, IncrementalBytes int64
-	// Start and Completion are zero if unknown.
-	Start, Completion metav1.Time
-	Completed         bool
-	// displaced is true if it is not listed in its namespace, but in the system one.
-	displaced bool
-	// repeat counts the entries of the same volume before it in the backup.
-	repeat int
+	// All in bytes. VolumeSize is that of the volume itself.
+	SizeBytes, BytesDone, IncrementalBytes, VolumeSize int64
+	// All are zero if unknown. Created is when it was asked for, if its entry is no Backup.
+	Start, Completion, Created, SnapshotCreated, VolumeCreated metav1.Time
+}
+
+func (v *Volume) completed() bool { return v.State == holdfast.VolumeBackupCompleted }
+
+// Labels are a set of labels in JSON, so that equal ones are equal; empty if there are none.
+type Labels string
+
+// NewLabels returns the set of the given ones.
+func NewLabels(of map[string]string) Labels {
+	if len(of) == 0 {
+		return ""
+	}
+	encoded, err := json.Marshal(of) // in the order of keys
+	if err != nil {
+		panic(err) // strings can always be written
+	}
+	return Labels(intern(string(encoded)))
+}
+
+// Map returns the labels; nil if there are none.
+func (l Labels) Map() map[string]string {
+	var of map[string]string
+	if l == "" || json.Unmarshal([]byte(l), &of) != nil { // it may come from an index
+		return nil
+	}
+	return of
+}
+
+// valid returns those that are labels in Kubernetes, too; nil if there are none.
+func valid(of map[string]string) map[string]string {
+	var valid map[string]string
+	for key, value := range of {
+		if len(validation.IsQualifiedName(key)) > 0 || len(validation.IsValidLabelValue(value)) > 0 {
+			continue
+		}
+		if valid == nil {
+			valid = make(map[string]string, len(of))
+		}
+		valid[key] = value
+	}
+	return valid
 }
 
 // ReadVolumes reads the list of a backup's volumes, as the object of
 // format.PodVolumeBackupsKey holds it.
 func ReadVolumes(r io.Reader) ([]Volume, error) {
 	var volumes []Volume
-	seen := map[types.NamespacedName]int{}
 	err := format.ReadPodVolumeBackups(r, func(pvb format.PodVolumeBackup) error {
 		v, err := newVolume(&pvb)
 		if err != nil {
 			return err
 		}
-		name := types.NamespacedName{Namespace: v.Namespace, Name: v.bareName()}
-		v.repeat = seen[name]
-		seen[name]++
 		volumes = append(volumes, v)
 		return nil
 	})
@@ -75,27 +125,98 @@ func ReadVolumes(r io.Reader) ([]Volume, error) {
 	return slices.Clip(volumes), nil
 }
 
-func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
-	claim := pvb.ClaimName()
-	// They become parts of names in the API.
-	if len(validation.IsDNS1123Label(pvb.Spec.Pod.Namespace)) > 0 || len(validation.IsDNS1123Subdomain(pvb.Spec.Pod.Name)) > 0 ||
-		len(validation.IsDNS1123Label(pvb.Spec.Volume)) > 0 || claim != "" && len(validation.IsDNS1123Subdomain(claim)) > 0 {
-		return Volume{}, fmt.Errorf("it names a volume that can't exist: %q of pod %q in namespace %q, claim %q", pvb.Spec.Volume, pvb.Spec.Pod.Name, pvb.Spec.Pod.Namespace, claim)
+// canExist reports whether the names are such as a pod's volume has: they become parts of names
+// in the API.
+func (v *Volume) canExist() bool {
+	return len(validation.IsDNS1123Label(v.Namespace)) == 0 && len(validation.IsDNS1123Subdomain(v.PodName)) == 0 &&
+		len(validation.IsDNS1123Label(v.PodVolume)) == 0 && (v.ClaimName == "" || len(validation.IsDNS1123Subdomain(v.ClaimName)) == 0)
+}
+
+// IsOfABackup reports whether it is such as ReadVolumes reads: what others say that they have
+// read may be anything.
+func (v *Volume) IsOfABackup() bool {
+	return v.canExist() && v.BackupName == "" && (v.VolumeName == "" || v.ClaimName != "" && validVolumeName(v.VolumeName)) &&
+		(v.State == holdfast.VolumeBackupCompleted || v.State == holdfast.VolumeBackupFailed)
+}
+
+func validVolumeName(name string) bool { return len(validation.IsDNS1123Subdomain(name)) == 0 }
+
+// known is what is stored of a volume itself, as far as it can be true.
+type known struct {
+	name    string
+	size    int64
+	created metav1.Time
+	labels  Labels
+}
+
+func newKnown(text string) known {
+	itself := format.DecodeVolumeItself(text)
+	k := known{size: max(itself.SizeBytes, 0), labels: NewLabels(valid(itself.Labels))}
+	if validVolumeName(itself.Name) {
+		k.name = intern(itself.Name)
 	}
+	if at := itself.Created; at != nil && at.Unix() > 0 && at.UTC().Year() <= 9999 { // which JSON can hold
+		k.created = *at
+	}
+	return k
+}
+
+// knownTexts keeps what was read last, by the text: the same come again in every backup, and to
+// read and judge one takes as long as all the rest of its row.
+var knownTexts struct {
+	mu   sync.Mutex
+	of   map[string]known
+	size int
+}
+
+const maxKnownTexts = 8 << 20
+
+// know takes over what is stored of the volume itself.
+func (v *Volume) know(text string) {
+	if text == "" {
+		return
+	}
+	knownTexts.mu.Lock()
+	k, found := knownTexts.of[text]
+	knownTexts.mu.Unlock()
+	if !found {
+		k = newKnown(text)
+		knownTexts.mu.Lock()
+		// What was read of it is about as long.
+		if knownTexts.size += 2 * len(text); knownTexts.of == nil || knownTexts.size > maxKnownTexts {
+			knownTexts.of, knownTexts.size = map[string]known{}, 2*len(text)
+		}
+		knownTexts.of[text] = k
+		knownTexts.mu.Unlock()
+	}
+	v.VolumeName, v.VolumeSize, v.VolumeCreated, v.Labels = k.name, k.size, k.created, k.labels
+}
+
+func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	status := &pvb.Status
 	v := Volume{
 		Namespace:        intern(pvb.Spec.Pod.Namespace),
 		NamespaceUID:     intern(string(pvb.NamespaceUID())),
-		ClaimName:        intern(claim),
+		ClaimName:        intern(pvb.ClaimName()),
 		PodName:          intern(pvb.Spec.Pod.Name),
 		PodVolume:        intern(pvb.Spec.Volume),
 		Node:             intern(pvb.Spec.Node),
+		Method:           intern(cmp.Or(pvb.Spec.UploaderType, format.UploaderRestic)),
 		SnapshotID:       status.SnapshotID,
 		Message:          intern(status.Message),
 		SizeBytes:        status.Progress.TotalBytes,
 		BytesDone:        status.Progress.BytesDone,
 		IncrementalBytes: status.IncrementalBytes,
-		Completed:        status.Phase == engine.VolumePhaseCompleted,
+		State:            holdfast.VolumeBackupFailed,
+	}
+	if !v.canExist() {
+		return Volume{}, fmt.Errorf("it names a volume that can't exist: %q of pod %q in namespace %q, claim %q", v.PodVolume, v.PodName, v.Namespace, v.ClaimName)
+	}
+	if v.ClaimName != "" {
+		v.know(pvb.Itself())
+	}
+	if status.Phase == engine.VolumePhaseCompleted {
+		v.State = holdfast.VolumeBackupCompleted
 	}
 	if status.StartTimestamp != nil {
 		v.Start = *status.StartTimestamp
@@ -105,9 +226,9 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	}
 	switch {
 	case v.Message != "":
-	case !v.Completed && status.Phase != engine.VolumePhaseFailed:
+	case !v.completed() && status.Phase != engine.VolumePhaseFailed:
 		v.Message = fmt.Sprintf("the upload ended in the phase %q", status.Phase)
-	case v.Completed && pvb.Spec.UploaderType != format.UploaderKopia:
+	case v.completed() && pvb.Spec.UploaderType != format.UploaderKopia:
 		v.Message = "it was not uploaded with Kopia and can't be restored by Holdfast"
 	}
 	return v, nil
@@ -119,23 +240,33 @@ func intern(s string) string { return unique.Make(s).Value() }
 
 // bareName is that of the BackupVolume in the volume's own namespace.
 func (v *Volume) bareName() string {
-	if v.ClaimName == "" {
-		return "pod:" + v.PodName + ":" + v.PodVolume
-	}
-	return v.ClaimName
+	return bareName(v.ClaimName, v.PodName, v.PodVolume, v.VolumeName)
 }
 
-// name is that of the BackupVolume where it is listed. In the system namespace it says
-// of which namespace the volume was; no claim's name has an @.
-func (v *Volume) name(systemNamespace string) types.NamespacedName {
-	if v.displaced {
-		return types.NamespacedName{Namespace: systemNamespace, Name: v.bareName() + "@" + v.Namespace}
+func bareName(claim, pod, podVolume, volume string) string {
+	if claim == "" && pod == "" {
+		return "volume:" + volume
 	}
-	return types.NamespacedName{Namespace: v.Namespace, Name: v.bareName()}
+	return format.VolumeName(claim, pod, podVolume)
 }
 
-// describe completes a backup with what follows from its volumes.
-func describe(content Content, now time.Time) *holdfast.Backup {
+func (s *shape) bareName() string { return bareName(s.claimName, s.podName, s.podVolume, s.volumeName) }
+
+// volumeName is that of the BackupVolume where a row is listed. In the system namespace
+// it says of which namespace the volume was; no claim's name has an @.
+func (r *row) volumeName(systemNamespace string) types.NamespacedName {
+	s := r.shape.Value()
+	switch {
+	case s.namespace == "":
+		return types.NamespacedName{Namespace: systemNamespace, Name: s.bareName()}
+	case r.displaced:
+		return types.NamespacedName{Namespace: systemNamespace, Name: s.bareName() + "@" + s.namespace}
+	}
+	return types.NamespacedName{Namespace: s.namespace, Name: s.bareName()}
+}
+
+// describe completes a backup with what is wrong with it.
+func describe(content *Content, now time.Time) *holdfast.Backup {
 	backup := content.Backup.DeepCopy()
 	if content.Replaced != "" {
 		backup.Status.Conditions = append(backup.Status.Conditions, metav1.Condition{
@@ -154,23 +285,7 @@ func describe(content Content, now time.Time) *holdfast.Backup {
 			Message:            "the list of its volumes can't be read: " + content.VolumesError,
 			LastTransitionTime: lastInstant(backup, now),
 		})
-		return backup
 	}
-	if len(content.Volumes) == 0 {
-		return backup
-	}
-	sum := &holdfast.BackupVolumesProgress{Total: int32(len(content.Volumes))}
-	for i := range content.Volumes {
-		v := &content.Volumes[i]
-		sum.TotalBytes += v.SizeBytes
-		sum.BytesDone += v.BytesDone
-		if v.Completed {
-			sum.Completed++
-		} else {
-			sum.Failed++
-		}
-	}
-	backup.Status.Volumes = sum
 	return backup
 }
 
@@ -203,66 +318,98 @@ func unreadable(e *entry, systemNamespace, reason string, now time.Time) *holdfa
 	return backup
 }
 
+// held is an entry as it is listed. It never changes, so that whoever reads it need not
+// hold a lock.
+type held struct {
+	location, storeName, systemNamespace string
+	bare, shadowed                       bool
+	// backup is as stored, in its place, and row as it is listed; nil if it is bare.
+	backup, row *holdfast.Backup
+	rows        []row
+	// version is the one at which it was listed.
+	version uint64
+}
+
 // mayName reports whether what lies in a namespace may name an entry's backup. One
 // of another namespace is another backup there, since who may read the one need not
-// know of the other.
-func (e *entry) mayName(namespace string) bool {
-	return namespace == e.backup.Namespace || namespace == e.systemNamespace
+// know of the other. What is no Backup is of nothing but its volume.
+func (h *held) mayName(namespace string) bool {
+	return h.bare || namespace == h.backup.Namespace || namespace == h.systemNamespace
+}
+
+// reference names the backup in a namespace; it is empty if that may not be, or there is none.
+func (h *held) reference(namespace string) holdfast.BackupReference {
+	if h.row == nil || !h.mayName(namespace) {
+		return holdfast.BackupReference{}
+	}
+	return holdfast.BackupReference{Namespace: h.row.Namespace, Name: h.row.Name}
 }
 
 // pseudonym stands for an entry where it may not be named. It follows from the
 // backup's uid, too, so that no name can be tried by computing it.
-func (e *entry) pseudonym() string {
-	uid := format.DerivedUID("another backup", e.location, e.storeName, string(e.backup.UID))
+func (h *held) pseudonym() string {
+	uid := format.DerivedUID("another backup", h.location, h.storeName, string(h.backup.UID))
 	return "another-" + strings.ReplaceAll(string(uid), "-", "")[:20]
 }
 
-func (e *entry) volumeBackupName(i int) types.NamespacedName {
-	v := &e.volumes[i]
-	volume := v.name(e.systemNamespace)
-	name := e.storeName
+// objectName is that of a volume backup of a volume.
+func (h *held) objectName(r *row, volume types.NamespacedName) string {
+	name := h.storeName
+	if h.bare {
+		name += "." + r.backupName()
+	}
 	switch {
-	case !e.mayName(volume.Namespace):
-		name = e.pseudonym()
-	case e.shadowed:
-		name += "@" + e.location
+	case !h.mayName(volume.Namespace):
+		name = h.pseudonym()
+	case h.shadowed:
+		name += "@" + h.location
 	}
 	name += ":" + volume.Name
-	if v.repeat > 0 {
-		name += ":" + strconv.Itoa(v.repeat+1)
+	if r.repeat > 0 {
+		name += ":" + strconv.Itoa(int(r.repeat)+1)
 	}
-	return types.NamespacedName{Namespace: volume.Namespace, Name: name}
+	return name
 }
 
-func (e *entry) volumeBackup(i int) *holdfast.VolumeBackup {
-	v := &e.volumes[i]
-	name := e.volumeBackupName(i)
-	phase := engine.VolumePhaseFailed
-	if v.Completed {
-		phase = engine.VolumePhaseCompleted
+// created is when a volume backup was asked for.
+func (h *held) created(r *row) metav1.Time {
+	switch {
+	case !h.bare:
+		return h.backup.CreationTimestamp
+	case r.odd != nil:
+		return metav1.NewTime(r.odd.created)
 	}
-	var of holdfast.BackupReference
-	if e.mayName(name.Namespace) {
-		of = holdfast.BackupReference{Namespace: e.row.Namespace, Name: e.row.Name}
-	}
-	return &holdfast.VolumeBackup{
+	return metav1.Time{}
+}
+
+// volumeBackup makes the object of a row.
+func (h *held) volumeBackup(r *row, volume types.NamespacedName) *holdfast.VolumeBackup {
+	v := r.volume()
+	labels := v.Labels.Map()
+	object := &holdfast.VolumeBackup{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:         name.Namespace,
-			Name:              name.Name,
-			UID:               format.DerivedUID("volumebackup", e.location, e.storeName, string(e.backup.UID), v.Namespace, v.bareName(), strconv.Itoa(v.repeat)),
-			CreationTimestamp: e.backup.CreationTimestamp,
+			Namespace:         volume.Namespace,
+			Name:              h.objectName(r, volume),
+			CreationTimestamp: h.created(r),
+			Labels:            valid(labels),
 		},
 		Spec: holdfast.VolumeBackupSpec{
-			VolumeName:      v.name(e.systemNamespace).Name,
-			Backup:          of,
-			BackupUID:       e.row.UID,
+			VolumeName:      volume.Name,
+			BackupName:      v.BackupName,
+			Backup:          h.reference(volume.Namespace),
 			PodName:         v.PodName,
 			PodVolume:       v.PodVolume,
-			StorageLocation: e.location,
+			StorageLocation: h.location,
 		},
 		Status: holdfast.VolumeBackupStatus{
-			Phase:               string(phase),
+			Phase:               v.State,
+			Method:              v.Method,
+			URL:                 h.url(&v),
 			SnapshotID:          v.SnapshotID,
+			SnapshotName:        v.SnapshotName,
+			SnapshotTimestamp:   optional(v.SnapshotCreated),
+			Volume:              v.itself(),
+			Labels:              labels,
 			SizeBytes:           v.SizeBytes,
 			IncrementalBytes:    v.IncrementalBytes,
 			Node:                v.Node,
@@ -271,6 +418,38 @@ func (e *entry) volumeBackup(i int) *holdfast.VolumeBackup {
 			Message:             v.Message,
 		},
 	}
+	repeat := strconv.Itoa(int(r.repeat))
+	if h.bare {
+		object.UID = format.DerivedUID("volumebackup", h.location, h.storeName, v.BackupName, repeat)
+		return object
+	}
+	object.UID = format.DerivedUID("volumebackup", h.location, h.storeName, string(h.backup.UID), v.Namespace, v.bareName(), repeat)
+	object.Spec.BackupUID = h.row.UID
+	return object
+}
+
+// url says where a volume backup lies. It names the location, of which everybody may
+// know the name, and not the bucket.
+func (h *held) url(v *Volume) string {
+	u := url.URL{Scheme: "store", Host: h.location}
+	switch {
+	case h.bare:
+		u.Path, u.RawQuery = "/", url.Values{"backup": {v.BackupName}, "volume": {h.storeName}}.Encode()
+	case v.SnapshotID != "":
+		u.Path, u.RawQuery = "/kopia/"+v.Namespace, url.Values{"snapshot": {v.SnapshotID}}.Encode()
+	default:
+		return ""
+	}
+	return u.String()
+}
+
+// itself is what is known of the volume itself; nil if that is nothing.
+func (v *Volume) itself() *holdfast.BackedUpVolume {
+	itself := holdfast.BackedUpVolume{Name: v.VolumeName, SizeBytes: v.VolumeSize, CreationTimestamp: optional(v.VolumeCreated)}
+	if itself == (holdfast.BackedUpVolume{}) {
+		return nil
+	}
+	return &itself
 }
 
 func optional(t metav1.Time) *metav1.Time {
@@ -280,107 +459,69 @@ func optional(t metav1.Time) *metav1.Time {
 	return &t
 }
 
-// volume is what all entries together hold of one claim or pod volume.
-type volume struct {
-	members []member
-	// The rest follows from members. After a removal it is stale until recount.
-	stale     bool
-	locations []string // sorted, each once
-	completed int32
-	last      member // the latest completed one; its entry is nil if there is none
-	created   metav1.Time
+// maxMessages is how many messages a volume bears.
+const maxMessages = 5
+
+// messages are those of what ended after the last completed backup, the newest first, and
+// then those of what can't be read.
+func (v *volume) messages() []string {
+	var messages []string
+	add := func(concerned func(m member) bool) {
+		for _, m := range slices.Backward(v.members) {
+			if len(messages) == maxMessages {
+				return
+			}
+			if m.row().state != stateCompleted && concerned(m) {
+				if text := m.row().shape.Value().message; text != "" && !slices.Contains(messages, text) {
+					messages = append(messages, text)
+				}
+			}
+		}
+	}
+	if int(v.completed) == len(v.members) {
+		return nil
+	}
+	add(func(m member) bool { return v.last.held == nil || compareMembers(v.last, m) < 0 })
+	add(func(m member) bool { return m.row().stateName() == holdfast.VolumeBackupUnreadable })
+	return messages
 }
 
-// member is one Volume of an entry.
-type member struct {
-	entry *entry
-	index int
-}
-
-func (m member) volume() *Volume { return &m.entry.volumes[m.index] }
-
-func (v *volume) empty() bool { return len(v.members) == 0 }
-
-func (v *volume) add(m member) {
-	v.members = append(v.members, m)
-	if !v.stale { // else last may be a member that is gone
-		v.count(m)
-	}
-}
-
-func (v *volume) remove(gone member) {
-	v.members = slices.DeleteFunc(v.members, func(m member) bool { return m == gone })
-	v.stale = true
-}
-
-func (v *volume) recount() {
-	if !v.stale {
-		return
-	}
-	*v = volume{members: v.members}
-	for _, m := range v.members {
-		v.count(m)
-	}
-}
-
-func (v *volume) count(m member) {
-	if i, found := slices.BinarySearch(v.locations, m.entry.location); !found {
-		v.locations = slices.Insert(v.locations, i, m.entry.location)
-	}
-	if created := m.entry.backup.CreationTimestamp; v.created.IsZero() || created.Before(&v.created) {
-		v.created = created
-	}
-	if !m.volume().Completed {
-		return
-	}
-	v.completed++
-	if v.last.entry == nil || v.last.before(m) {
-		v.last = m
-	}
-}
-
-// before orders members by their end; equal ones by what identifies them, so
-// that the order of reading does not matter.
-func (m member) before(other member) bool {
-	a, b := m.volume().Completion, other.volume().Completion
-	if !a.Equal(&b) {
-		return a.Before(&b)
-	}
-	if order := strings.Compare(m.entry.storeName, other.entry.storeName); order != 0 {
-		return order < 0
-	}
-	if order := strings.Compare(m.entry.location, other.entry.location); order != 0 {
-		return order < 0
-	}
-	return m.index < other.index
-}
-
-func (v *volume) object(name types.NamespacedName) *holdfast.BackupVolume {
+// object makes the BackupVolume.
+func (v *volume) object() *holdfast.BackupVolume {
 	object := &holdfast.BackupVolume{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:         name.Namespace,
-			Name:              name.Name,
-			UID:               format.DerivedUID("volume", name.Namespace, name.Name),
+			Namespace:         v.name.Namespace,
+			Name:              v.name.Name,
+			UID:               volumeUID(v.name),
 			CreationTimestamp: v.created,
 		},
 		Status: holdfast.BackupVolumeStatus{
 			Backups:          v.completed,
 			Failures:         int32(len(v.members)) - v.completed,
+			DataStoredBytes:  v.stored,
+			Messages:         v.messages(),
 			StorageLocations: slices.Clone(v.locations),
 		},
 	}
-	if any := v.members[0].volume(); any.ClaimName != "" {
-		object.Spec.ClaimName = any.ClaimName
-	} else {
-		object.Spec.PodName, object.Spec.PodVolume = any.PodName, any.PodVolume
+	switch any := v.members[0].row().shape.Value(); {
+	case any.claimName != "":
+		object.Spec.ClaimName = any.claimName
+	case any.podName != "":
+		object.Spec.PodName, object.Spec.PodVolume = any.podName, any.podVolume
+	default:
+		object.Spec.VolumeName = any.volumeName
 	}
-	if v.last.entry != nil {
-		row, last := v.last.entry.row, v.last.volume()
-		if v.last.entry.mayName(name.Namespace) {
-			object.Status.LastBackup = &holdfast.BackupReference{Namespace: row.Namespace, Name: row.Name}
+	if h := v.last.held; h != nil {
+		last := v.last.row().volume()
+		if of := h.reference(v.name.Namespace); of != (holdfast.BackupReference{}) {
+			object.Status.LastBackup = &of
 		}
+		object.Status.LastVolumeBackup = h.objectName(v.last.row(), v.name)
 		object.Status.LastBackupTimestamp = optional(last.Completion)
 		object.Status.SizeBytes = last.SizeBytes
+		object.Status.Volume = last.itself()
+		object.Status.Labels = last.Labels.Map()
+		object.Labels = valid(object.Status.Labels)
 	}
 	return object
 }

@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/google/uuid"
 	"github.com/kopia/kopia/repo"
@@ -62,5 +63,100 @@ func (c chunker) NewObjectWriter(ctx context.Context, options object.WriterOptio
 	if options.Compressor == "" && isFile && (isInPlace(name) || uuid.Validate(name) == nil) {
 		options.Compressor, options.Splitter = compressor, inPlaceSplitter
 	}
-	return c.RepositoryWriter.NewObjectWriter(ctx, options)
+	if !isFile {
+		return c.RepositoryWriter.NewObjectWriter(ctx, options)
+	}
+	return &fileWriter{begin: func(options object.WriterOptions) object.Writer {
+		return c.RepositoryWriter.NewObjectWriter(ctx, options)
+	}, options: options}
+}
+
+// smallFile is up to how many bytes a file is small: none of Kopia's rules cuts so few.
+const smallFile = 64 << 10
+
+var beginnings = sync.Pool{New: func() any { return new([smallFile]byte) }}
+
+// fileWriter keeps the beginning of a file until there is more of it than a small file has.
+// A small one is then stored by the one that writes it: what has others cut and store the
+// pieces of a large file at the same time costs as much as a small file. It is stored as it
+// would be else.
+type fileWriter struct {
+	begin   func(object.WriterOptions) object.Writer
+	options object.WriterOptions
+
+	mu     sync.Mutex // a checkpoint comes from elsewhere
+	kept   *[smallFile]byte
+	length int
+	begun  object.Writer // nil until it has begun
+}
+
+// beginLocked has what was kept written.
+func (w *fileWriter) beginLocked() error {
+	w.begun = w.begin(w.options)
+	if w.kept == nil {
+		return nil // an empty file
+	}
+	defer w.release()
+	_, err := w.begun.Write(w.kept[:w.length])
+	return err
+}
+
+func (w *fileWriter) release() {
+	if w.kept != nil {
+		beginnings.Put(w.kept)
+		w.kept = nil
+	}
+}
+
+// Write implements object.Writer.
+func (w *fileWriter) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.begun == nil {
+		if w.length+len(b) <= smallFile {
+			if w.kept == nil {
+				w.kept = beginnings.Get().(*[smallFile]byte)
+			}
+			w.length += copy(w.kept[w.length:], b)
+			return len(b), nil
+		}
+		if err := w.beginLocked(); err != nil {
+			return 0, err
+		}
+	}
+	return w.begun.Write(b)
+}
+
+// Checkpoint implements object.Writer.
+func (w *fileWriter) Checkpoint() (object.ID, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.begun == nil {
+		return object.EmptyID, nil // nothing is stored yet
+	}
+	return w.begun.Checkpoint()
+}
+
+// Result implements object.Writer.
+func (w *fileWriter) Result() (object.ID, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.begun == nil {
+		w.options.Splitter, w.options.AsyncWrites = inPlaceSplitter, 0
+		if err := w.beginLocked(); err != nil {
+			return object.EmptyID, err
+		}
+	}
+	return w.begun.Result()
+}
+
+// Close implements object.Writer.
+func (w *fileWriter) Close() (err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.release()
+	if w.begun != nil {
+		err = w.begun.Close()
+	}
+	return err
 }

@@ -6,6 +6,7 @@ package datapath
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -119,6 +120,36 @@ func TestChunks(t *testing.T) {
 	}
 }
 
+// A file is the same object whether it was stored as a small one or not, up to the last byte
+// that a small one has.
+func TestSmallFiles(t *testing.T) {
+	content := make([]byte, smallFile+1)
+	_, _ = rand.NewChaCha8([32]byte{2}).Read(content)
+	must(t, repo.WriteSession(t.Context(), newStore(t).client(t).Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		for _, size := range []int{0, 1, smallFile - 1, smallFile, smallFile + 1} {
+			var ids []object.ID
+			for _, w := range []repo.RepositoryWriter{w, chunker{w}} {
+				writer := w.NewObjectWriter(ctx, object.WriterOptions{Description: contentOfFile + "name", Compressor: compressor, AsyncWrites: 1})
+				for _, piece := range [][]byte{content[:size/3], content[size/3 : size]} {
+					if n, err := writer.Write(piece); err != nil || n != len(piece) {
+						t.Errorf("a piece of %d bytes: %d, %v", len(piece), n, err)
+					}
+					if id, err := writer.Checkpoint(); err != nil || id != object.EmptyID {
+						t.Errorf("a checkpoint of a small file: %s, %v", id, err)
+					}
+				}
+				id, err := writer.Result()
+				must(t, errors.Join(err, writer.Close()))
+				ids = append(ids, id)
+			}
+			if ids[0] != ids[1] {
+				t.Errorf("a file of %d bytes is %s, and by Kopia alone %s", size, ids[1], ids[0])
+			}
+		}
+		return nil
+	}))
+}
+
 // The parts of a large file are written at once, but no more of them than there are
 // uploads in parallel: each has a pack in memory.
 func TestPartsAtOnce(t *testing.T) {
@@ -135,10 +166,12 @@ func TestPartsAtOnce(t *testing.T) {
 		}
 		select {
 		case <-together:
-		case <-time.After(time.Minute):
+		case <-time.After(30 * time.Second): // before the client takes it for a stall
+			once.Do(func() { close(together) })
 		}
 	}
-	man := s.uploadInParts(t, dir, 25<<20)
+	// Parts so small that those of which none waits fill a pack in any case.
+	man := s.uploadInParts(t, dir, 12<<20)
 	if most := s.mostPuts.Load(); most < enough || most > int64(parallelism(8)) {
 		t.Errorf("%d packs were written at once", most)
 	}

@@ -142,7 +142,11 @@ func TestWriteData(t *testing.T) {
 	copy(data[2*sparseBlock:], "third")
 	copy(data[5*sparseBlock:], "last")
 	var w recorder
-	must(t, writeData(&w, data, 1000*sparseBlock))
+	written, err := writeData(&w, data, 1000*sparseBlock)
+	must(t, err)
+	if written != len(data) {
+		t.Errorf("what was written ends at %d of %d", written, len(data))
+	}
 	want := recorder{
 		{1001 * sparseBlock, 2 * sparseBlock},
 		{1005 * sparseBlock, 10},
@@ -243,6 +247,19 @@ func TestUploadFails(t *testing.T) {
 			t.Errorf("%d snapshots remain", len(got))
 		}
 	})
+	t.Run("folders in folders without end", func(t *testing.T) {
+		s, dir := newStore(t), t.TempDir()
+		root, err := os.OpenRoot(dir)
+		must(t, err)
+		defer root.Close()
+		level := strings.Repeat("n", 255) + "/"
+		must(t, root.MkdirAll(strings.Repeat(level, longestPath/len(level)), 0o755))
+		s.upload(t, dir, web)
+		must(t, root.MkdirAll(strings.Repeat(level, longestPath/len(level)+2), 0o755))
+		if _, err := Upload(t.Context(), s.open(t), UploadRequest{Path: dir, Source: web}, new(Progress)); !errors.Is(err, errTooLong) || !strings.Contains(err.Error(), level) {
+			t.Errorf("Upload = %v, want an error that names the folder", err)
+		}
+	})
 	t.Run("no folder", func(t *testing.T) {
 		_, err := Upload(t.Context(), newStore(t).client(t), UploadRequest{Path: filepath.Join(t.TempDir(), "gone"), Source: web}, new(Progress))
 		if !errors.Is(err, os.ErrNotExist) {
@@ -313,7 +330,7 @@ func TestCancelRestore(t *testing.T) {
 		must(t, err)
 		defer f.Close()
 		from := &cancellingReader{cancel: cancel}
-		if err := copySparse(ctx, f, from, 0, 1<<40, new(Progress)); !errors.Is(err, context.Canceled) || from.reads != 3 {
+		if err := copySparse(ctx, f, from, 0, 1<<40, 1<<40, new(Progress)); !errors.Is(err, context.Canceled) || from.reads != 3 {
 			t.Errorf("after %d reads: %v", from.reads, err)
 		}
 	})
@@ -337,7 +354,7 @@ func TestCancelRestore(t *testing.T) {
 // nobody waits for who writes to the pipe.
 func TestPipeInTheWayOfARestore(t *testing.T) {
 	target := t.TempDir()
-	root, err := os.OpenRoot(target)
+	root, err := openConfined(target)
 	must(t, err)
 	defer root.Close()
 	pipe := filepath.Join(target, "sub")

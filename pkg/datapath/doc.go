@@ -13,9 +13,8 @@
 //   - Restore writes a snapshot back with its modes, owners, times, links and
 //     holes. Files of the same name are replaced, others are kept. It completes
 //     once the data is on the disk.
-//   - What a snapshot does not hold, as Kopia has no place for it: hard links,
-//     which become files of their own, extended attributes, access control lists
-//     and SELinux labels.
+//   - What Kopia has no place for is kept beside the snapshot, and comes back: hard
+//     links, extended attributes, access control lists and capabilities.
 //   - Both stay inside the folder that they were given, whatever the pod that
 //     uses the folder does meanwhile, and both end within about a second of the
 //     end of their context.

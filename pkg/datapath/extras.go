@@ -138,10 +138,13 @@ func listAttributes(folder *os.File, name string, b []byte) (int, error) {
 	return unix.Llistxattr(folderPath(folder)+"/"+name, b)
 }
 
+var nameSpaces = sync.Pool{New: func() any { return new([1024]byte) }}
+
 // readAttributes returns the attributes of a file or folder that are kept, of a link its
 // own. A file system without attributes has none.
 func readAttributes(folder *os.File, name string) (map[string][]byte, error) {
-	var space [1024]byte
+	space := nameSpaces.Get().(*[1024]byte) // or each file would take one of its own
+	defer nameSpaces.Put(space)
 	names, err := grown(space[:], func(b []byte) (int, error) { return listAttributes(folder, name, b) })
 	if errors.Is(err, unix.ENOTSUP) {
 		return nil, nil

@@ -232,7 +232,7 @@ func TestExtrasLiveWithTheirSnapshot(t *testing.T) {
 	withAttributes(t, dir)
 	attributes := attributesBelow(t, dir)
 	r := s.client(t)
-	uploaded, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web, Backup: "backup"}, new(Progress))
+	uploaded, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web, Backup: "backup", Record: "record"}, new(Progress))
 	must(t, err)
 
 	direct := r.Kopia()
@@ -330,21 +330,28 @@ func addExtras(t *testing.T, r *repository.Repository, id string, x *extras) str
 }
 
 // An agent that stops after it has stored a snapshot, and before it has said so, stores
-// the volume once more: one snapshot of the backup is left, and those of other volumes and
-// backups stay.
+// the volume once more: one snapshot of the record is left, and those of other volumes,
+// records and backups stay.
 func TestAnotherAttempt(t *testing.T) {
 	s, dir := newStore(t), t.TempDir()
 	withAttributes(t, dir)
-	upload := func(r *repository.Repository, pod string, backup types.UID) string {
+	upload := func(r *repository.Repository, source Source, backup, record types.UID) string {
 		t.Helper()
-		result, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: Source{Namespace: namespace, Pod: pod, Volume: "data"}, Backup: backup}, new(Progress))
+		result, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: source, Backup: backup, Record: record}, new(Progress))
 		must(t, err)
 		return result.SnapshotID
 	}
 	r := s.client(t)
-	others := []string{upload(r, "web-0", "earlier"), upload(r, "web-1", "backup")}
-	upload(r, "web-0", "backup")
-	want := append(others, upload(s.open(t), "web-0", "backup"))
+	scratch := Source{Namespace: namespace, Pod: "web-0", Volume: "data"}
+	claim := Source{Namespace: namespace, Pod: "web-0", Volume: "files", ClaimName: "data", ClaimUID: "claim-1"}
+	others := []string{
+		upload(r, scratch, "earlier", "1"), upload(r, Source{Namespace: namespace, Pod: "web-1", Volume: "data"}, "backup", "2"),
+		upload(r, claim, "backup", "3"),   // of the same path
+		upload(r, scratch, "backup", "4"), // of an attempt of the backup that has told of it
+		upload(r, scratch, "backup", ""),
+	}
+	upload(r, scratch, "backup", "5")
+	want := append(others, upload(s.open(t), scratch, "backup", "5"))
 	var got []string
 	beside := 0
 	for _, man := range s.snapshots(t) {
@@ -385,7 +392,7 @@ func TestPausedAttempt(t *testing.T) {
 	r := s.open(t)
 	upload := func() string {
 		t.Helper()
-		result, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web, Backup: "backup"}, new(Progress))
+		result, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web, Backup: "backup", Record: "record"}, new(Progress))
 		if err != nil {
 			t.Error(err)
 		}

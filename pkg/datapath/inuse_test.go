@@ -20,7 +20,7 @@ import (
 // TestVolumeInUse changes files between listing, opening and closing.
 func TestVolumeInUse(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"removed", "grows", "rewritten", "cut", "replaced", "still", "folder/x"} {
+	for _, name := range []string{"removed", "grows", "rewritten", "cut", "replaced", "still", "parts", "folder/x"} {
 		write(t, filepath.Join(dir, name), "content")
 	}
 	secret := filepath.Join(t.TempDir(), "secret")
@@ -84,7 +84,14 @@ func TestVolumeInUse(t *testing.T) {
 		must(t, os.Chtimes(path, change.at, change.at))
 		must(t, r.Close())
 	}
-	if w := n.warnings(); w.Count != 3 || !slices.Equal(w.First, []string{`"grows" changed while it was read`, `"rewritten" changed while it was read`, `"cut" changed while it was read`}) {
+	for _, content := range []string{"content", "longer content"} { // between its parts
+		must(t, os.WriteFile(filepath.Join(dir, "parts"), []byte(content), 0o644))
+		must(t, os.Chtimes(filepath.Join(dir, "parts"), at, at))
+		r, err := open("parts")
+		must(t, err)
+		must(t, r.Close())
+	}
+	if w := n.warnings(); w.Count != 4 || !slices.Equal(w.First, []string{`"grows" changed while it was read`, `"rewritten" changed while it was read`, `"cut" changed while it was read`, `"parts" changed while it was read`}) {
 		t.Errorf("the warnings are %+v", w)
 	}
 
@@ -97,6 +104,84 @@ func TestVolumeInUse(t *testing.T) {
 	if err := vol.stillThere(); err == nil {
 		t.Error("the folder was replaced unnoticed")
 	}
+}
+
+// TestRestoreOfPaths: only what was asked for is written, with what it lies in if that is
+// missing; all else stays as it is. What is not there is told before anything is written.
+func TestRestoreOfPaths(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	for _, name := range []string{"db/users.dat", "db/orders.dat", "logs/2026/a", "logs/2026/b", "other"} {
+		write(t, filepath.Join(dir, name), "stored "+name)
+	}
+	must(t, os.Chmod(filepath.Join(dir, "logs"), 0o751))
+	id := s.upload(t, dir, web).SnapshotID
+	restore := func(target string, only ...string) (RestoreResult, error) {
+		return Restore(t.Context(), s.client(t), RestoreRequest{SnapshotID: id, Path: target, Only: only}, new(Progress))
+	}
+	t.Run("files and folders", func(t *testing.T) {
+		target := t.TempDir()
+		write(t, filepath.Join(target, "db/users.dat"), "now")
+		write(t, filepath.Join(target, "db/orders.dat"), "now")
+		must(t, os.Chmod(filepath.Join(target, "db"), 0o700))
+		before, err := os.Stat(target)
+		must(t, err)
+		got, err := restore(target, "logs/2026", "db/users.dat", "./logs/2026/a")
+		must(t, err)
+		if got.Files != 3 || got.TotalBytes != int64(len("stored db/users.dat")+2*len("stored logs/2026/a")) {
+			t.Errorf("restored %d files, %d bytes", got.Files, got.TotalBytes)
+		}
+		for name, want := range map[string]string{"db/users.dat": "stored db/users.dat", "db/orders.dat": "now", "logs/2026/a": "stored logs/2026/a", "logs/2026/b": "stored logs/2026/b", "other": ""} {
+			if data, _ := os.ReadFile(filepath.Join(target, name)); string(data) != want {
+				t.Errorf("%s: %q, want %q", name, data, want)
+			}
+		}
+		for name, want := range map[string]os.FileMode{"db": 0o700, "logs": 0o751, ".": before.Mode().Perm()} {
+			if info, err := os.Stat(filepath.Join(target, name)); err != nil || info.Mode().Perm() != want {
+				t.Errorf("%s: %v, %v", name, info.Mode(), err)
+			}
+		}
+	})
+	t.Run("after one that was interrupted", func(t *testing.T) {
+		target := t.TempDir()
+		write(t, filepath.Join(target, "db/users.dat"), "now")
+		left := (&output{snapshot: id}).besideName("db/users.dat")
+		must(t, os.Symlink("/", filepath.Join(target, left))) // or a part of the file
+		if left == (&output{snapshot: "earlier"}).besideName("db/users.dat") {
+			t.Error("what the restore of another snapshot left, and this one may have, has the same name")
+		}
+		must(t, os.MkdirAll(filepath.Join(target, "other"), 0o755))
+		_, err := restore(target, "db", "other")
+		must(t, err)
+		got := tree(t, target)
+		for _, name := range []string{"db/users.dat", "db/orders.dat", "other"} {
+			if data, _ := os.ReadFile(filepath.Join(target, name)); string(data) != "stored "+name {
+				t.Errorf("%s: %q", name, data)
+			}
+		}
+		if len(got) != 5 {
+			t.Errorf("the volume has %v", got)
+		}
+		must(t, os.Remove(filepath.Join(target, "other")))
+		write(t, filepath.Join(target, "other/file"), "stays")
+		if _, err := restore(target, "other"); err == nil || len(tree(t, target)) != 6 {
+			t.Errorf("a folder that is not empty: %v, %v", err, tree(t, target))
+		}
+	})
+	t.Run("refused", func(t *testing.T) {
+		target, outside := t.TempDir(), t.TempDir()
+		must(t, os.Symlink(outside, filepath.Join(target, "logs")))
+		for _, asked := range []string{"gone", "db/users.dat/x", "../other", "/other", ".", "", "db/../../x"} {
+			if _, err := restore(target, "other", asked); err == nil {
+				t.Errorf("%q was restored", asked)
+			}
+		}
+		if _, err := restore(target, "logs/2026/a"); err == nil || !strings.Contains(err.Error(), "is no folder in the volume") {
+			t.Errorf("through a link: %v", err)
+		}
+		if len(tree(t, outside)) > 1 || len(tree(t, target)) > 2 {
+			t.Errorf("something was written: %v, %v", tree(t, target), tree(t, outside))
+		}
+	})
 }
 
 func TestRestoreOverExisting(t *testing.T) {

@@ -20,6 +20,9 @@ const (
 	// fileMemory is for a file that is read or written: a chunk of 8 MiB as it is, packed
 	// and encrypted, and a pack of 20 MB that it has filled, or lies in.
 	fileMemory = 48 << 20
+	// indexMemory is for the indexes of a repository that is open. As many are as volumes are
+	// moved, and a few more.
+	indexMemory = 8 << 20
 )
 
 // Memory divides what a process may take among its work. Half of it is for the files that
@@ -31,6 +34,8 @@ type Memory struct {
 	files   int64
 	atOnce  *semaphore.Weighted
 	packs   int64
+	// indexes are the files, all but one, in whose place indexes may be.
+	indexes *semaphore.Weighted
 }
 
 // NewMemory returns what may be taken of limit bytes. Something can always be moved, so that
@@ -38,7 +43,7 @@ type Memory struct {
 func NewMemory(limit int64) *Memory {
 	rest := max(limit-processMemory, 0)
 	m := &Memory{Volumes: int(max(1, rest/4/volumeMemory)), files: max(1, rest/2/fileMemory)}
-	m.atOnce = semaphore.NewWeighted(m.files)
+	m.atOnce, m.indexes = semaphore.NewWeighted(m.files), semaphore.NewWeighted(m.files-1)
 	m.packs = rest / 4 / int64(m.Volumes)
 	return m
 }
@@ -50,8 +55,8 @@ func WithMemory(ctx context.Context, m *Memory) context.Context {
 	return context.WithValue(ctx, memoryKey{}, m)
 }
 
-// memoryOf is what the work of a context keeps to; nil is no bound.
-func memoryOf(ctx context.Context) *Memory {
+// MemoryOf is what the work of a context keeps to; nil is no bound.
+func MemoryOf(ctx context.Context) *Memory {
 	m, _ := ctx.Value(memoryKey{}).(*Memory)
 	return m
 }
@@ -68,6 +73,25 @@ func (m *Memory) file(ctx context.Context) (done func(), err error) {
 	release := sync.OnceFunc(func() { m.atOnce.Release(1) })
 	stop := context.AfterFunc(ctx, release)
 	return func() { stop(); release() }, nil
+}
+
+// Indexes waits until the indexes of a repository may take so many bytes, and returns what
+// ends that; nil if that needs no end, since there is room for indexes of that size. Others
+// take it from the files that are moved at once, of which one always may be.
+func (m *Memory) Indexes(ctx context.Context, bytes int64) (done func(), err error) {
+	if m == nil || bytes <= indexMemory {
+		return nil, nil
+	}
+	files := min((bytes-indexMemory+fileMemory-1)/fileMemory, m.files-1)
+	// First among indexes alone, so that what waits for others' indexes keeps no file waiting.
+	if err := m.indexes.Acquire(ctx, files); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err := m.atOnce.Acquire(ctx, files); err != nil {
+		m.indexes.Release(files)
+		return nil, context.Cause(ctx)
+	}
+	return func() { m.atOnce.Release(files); m.indexes.Release(files) }, nil
 }
 
 // readers is how many of the further readers of a large file may be at work.

@@ -6,6 +6,8 @@ package datapath
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -35,7 +37,12 @@ import (
 //   - names of one file are so again, and attributes come back;
 //   - it ends with its context.
 type output struct {
-	root     *os.Root
+	root *confined
+	// beside has a file written beside its place, and put there when it is complete: what
+	// runs goes on with the old one until then, and keeps it if the restore stops.
+	beside bool
+	// snapshot is the id of what is written.
+	snapshot string
 	progress *Progress
 	notes    notes
 	// readers are those that large files may have besides the first.
@@ -96,6 +103,20 @@ func (o *output) BeginDirectory(ctx context.Context, rel string) error {
 	return nil
 }
 
+// EnsureDirectory makes a folder that what is restored lies in, and reports whether it has. One
+// that is there stays as it is; anything else in its place is not removed.
+func (o *output) EnsureDirectory(rel string) (made bool, err error) {
+	err = o.root.Mkdir(rel, 0o700)
+	if errors.Is(err, os.ErrExist) {
+		info, statErr := o.root.Lstat(rel)
+		if statErr == nil && !info.IsDir() {
+			return false, fmt.Errorf("%q is no folder in the volume, and stays: move it away", rel)
+		}
+		return false, statErr
+	}
+	return err == nil, err
+}
+
 // removeDefaults keeps what is made in a folder from getting an access control list that
 // it did not have.
 func (o *output) removeDefaults(rel string) error {
@@ -103,8 +124,8 @@ func (o *output) removeDefaults(rel string) error {
 	if err != nil {
 		return err
 	}
-	defer folder.Close()
-	err = unix.Fremovexattr(int(folder.Fd()), "system.posix_acl_default")
+	defer folder.close()
+	err = unix.Fremovexattr(folder.fd, "system.posix_acl_default")
 	if errors.Is(err, unix.ENODATA) || errors.Is(err, unix.ENOTSUP) {
 		return nil
 	}
@@ -129,7 +150,7 @@ func (o *output) FinishDirectory(_ context.Context, rel string, dir fs.Entry) er
 }
 
 // WriteFile writes a file, or notes that it is another name of one.
-func (o *output) WriteFile(ctx context.Context, rel string, file fs.File) error {
+func (o *output) WriteFile(ctx context.Context, rel string, file fs.File) (err error) {
 	if o.isLink(rel, file) {
 		o.progress.Add(file.Size())
 		return nil
@@ -140,18 +161,44 @@ func (o *output) WriteFile(ctx context.Context, rel string, file fs.File) error 
 	}
 	defer from.Close()
 
-	var to *os.File
-	err = o.replace(rel, func() (err error) {
-		to, err = o.root.OpenFile(rel, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	at := rel
+	if o.beside {
+		at = o.besideName(rel)
+		defer func() {
+			if err != nil {
+				_ = o.root.Remove(at) // the next try replaces what this leaves
+			}
+		}()
+	}
+	var to handle
+	err = o.replace(at, func() (err error) {
+		to, err = o.root.handle(at, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	if err := o.copy(ctx, to, from, file.Size(), file.Open); err != nil {
-		return errors.Join(fmt.Errorf("write %q: %w", rel, err), to.Close())
+		return errors.Join(fmt.Errorf("write %q: %w", rel, err), to.close())
 	}
-	return o.finish(to, rel, file)
+	if err := o.finish(to, rel, file); err != nil || at == rel {
+		return err
+	}
+	err = o.root.Rename(at, rel)
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, os.ErrExist) { // a folder, which goes if it is empty
+		if err := o.root.Remove(rel); err != nil {
+			return fmt.Errorf("replace %q: %w", rel, err)
+		}
+		err = o.root.Rename(at, rel)
+	}
+	return err
+}
+
+// besideName is the same each time, so that the next try replaces what one has left. It is
+// another one for each snapshot: a later one may have what the restore of an earlier one left.
+func (o *output) besideName(rel string) string {
+	sum := sha256.Sum256([]byte(o.snapshot + "/" + rel))
+	return path.Join(path.Dir(rel), ".holdfast-restore-"+hex.EncodeToString(sum[:8]))
 }
 
 // CreateSymlink makes a symbolic link.
@@ -171,16 +218,16 @@ func (o *output) CreateSymlink(ctx context.Context, rel string, link fs.Symlink)
 	if err != nil {
 		return err
 	}
-	defer parent.Close()
+	defer parent.close()
 	mtime := unix.NsecToTimespec(link.ModTime().UnixNano())
-	err = unix.UtimesNanoAt(int(parent.Fd()), path.Base(rel), []unix.Timespec{mtime, mtime}, unix.AT_SYMLINK_NOFOLLOW)
+	err = unix.UtimesNanoAt(parent.fd, path.Base(rel), []unix.Timespec{mtime, mtime}, unix.AT_SYMLINK_NOFOLLOW)
 	return o.permitted(err, rel, "did not get its time")
 }
 
 // openFolder opens a folder. A pod that uses the volume may have put a pipe or a
 // device in its place meanwhile, whose opening might never end.
-func (o *output) openFolder(rel string) (*os.File, error) {
-	return o.root.OpenFile(rel, os.O_RDONLY|unix.O_DIRECTORY, 0)
+func (o *output) openFolder(rel string) (handle, error) {
+	return o.root.handle(rel, os.O_RDONLY|unix.O_DIRECTORY)
 }
 
 // replace calls create, which must fail if something is in its way, and once
@@ -197,30 +244,29 @@ func (o *output) replace(rel string, create func() error) error {
 }
 
 // finish gives a file or folder its owner, mode and time, and closes it.
-func (o *output) finish(f *os.File, rel string, e fs.Entry) error {
+func (o *output) finish(f handle, rel string, e fs.Entry) error {
 	err := o.attributes(f, rel, e)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
+	if err == nil { // after everything else that sets the time
+		err = o.permitted(f.setTime(e.ModTime()), rel, "did not get its time")
 	}
-	// By name, and after everything else that sets the time.
-	return o.permitted(o.root.Chtimes(rel, e.ModTime(), e.ModTime()), rel, "did not get its time")
+	return errors.Join(err, f.close())
 }
 
-func (o *output) attributes(f *os.File, rel string, e fs.Entry) error {
+func (o *output) attributes(f handle, rel string, e fs.Entry) error {
 	if err := o.setExtended(f, rel, isUsers); err != nil {
 		return err
 	}
 	mode, owner := e.Mode()&fs.ModBits, e.Owner()
 	// The owner first, since a change of owner clears setuid bits and capabilities, and
 	// the mode before the access control list, which says more.
-	err := f.Chown(int(owner.UserID), int(owner.GroupID))
+	err := f.chown(owner.UserID, owner.GroupID)
 	if errors.Is(err, os.ErrPermission) {
 		mode &^= os.ModeSetuid | os.ModeSetgid
 	}
 	if err := o.permitted(err, rel, "did not get its owner"); err != nil {
 		return err
 	}
-	if err := o.permitted(f.Chmod(mode), rel, "did not get its mode"); err != nil {
+	if err := o.permitted(f.chmod(mode), rel, "did not get its mode"); err != nil {
 		return err
 	}
 	return o.setExtended(f, rel, func(attribute string) bool { return !isUsers(attribute) })
@@ -230,13 +276,13 @@ func (o *output) attributes(f *os.File, rel string, e fs.Entry) error {
 func isUsers(attribute string) bool { return strings.HasPrefix(attribute, "user.") }
 
 // setExtended gives a file or folder those of its extended attributes that are wanted.
-func (o *output) setExtended(f *os.File, rel string, wanted func(attribute string) bool) error {
+func (o *output) setExtended(f handle, rel string, wanted func(attribute string) bool) error {
 	attributes := o.extras[rel].Attributes
 	for _, attribute := range slices.Sorted(maps.Keys(attributes)) {
 		if !wanted(attribute) || !isKept(attribute) {
 			continue
 		}
-		err := unix.Fsetxattr(int(f.Fd()), attribute, attributes[attribute], 0)
+		err := unix.Fsetxattr(f.fd, attribute, attributes[attribute], 0)
 		if errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.EINVAL) {
 			err = os.ErrPermission // this file system has no such attribute
 		}
@@ -314,8 +360,8 @@ func (o *output) Close(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	if err := unix.Syncfs(int(f.Fd())); err != nil {
+	defer f.close()
+	if err := unix.Syncfs(f.fd); err != nil {
 		return fmt.Errorf("write the volume to its disk: %w", err)
 	}
 	return nil
@@ -338,14 +384,23 @@ const (
 	partReaders = 8
 )
 
+// target is a file that is written.
+type target interface {
+	io.WriterAt
+	Truncate(size int64) error
+}
+
 // copy writes the content of a file, of a large one by several readers: each waits for
 // its own answers of the store. from is at the beginning, and again opens it once more.
-func (o *output) copy(ctx context.Context, to *os.File, from io.ReadSeeker, size int64, again func(context.Context) (fs.Reader, error)) error {
+func (o *output) copy(ctx context.Context, to target, from io.ReadSeeker, size int64, again func(context.Context) (fs.Reader, error)) error {
+	if size <= partSize {
+		return copySparse(ctx, to, from, 0, size, size, o.progress)
+	}
 	var next atomic.Int64
 	read := func(ctx context.Context, from io.ReadSeeker) error {
 		for at := int64(0); ; {
 			offset := next.Add(partSize) - partSize
-			if offset > 0 && offset >= size {
+			if offset >= size {
 				return nil
 			}
 			if offset != at { // else it would read a piece again of which it has a part
@@ -358,7 +413,7 @@ func (o *output) copy(ctx context.Context, to *os.File, from io.ReadSeeker, size
 			if offset+partSize < size {
 				part = io.LimitReader(from, partSize)
 			}
-			if err := copySparse(ctx, to, part, offset, min(partSize, size-offset), o.progress); err != nil {
+			if err := copySparse(ctx, to, part, offset, min(offset+partSize, size), size, o.progress); err != nil {
 				return err
 			}
 		}
@@ -379,24 +434,25 @@ func (o *output) copy(ctx context.Context, to *os.File, from io.ReadSeeker, size
 			return read(ctx, from)
 		})
 	}
-	if err := reading.Wait(); err != nil {
-		return err
-	}
-	return to.Truncate(size) // for a hole at the end
+	return reading.Wait()
 }
 
-// copySparse writes size bytes, which from must end with, to a part of a file in which
-// there is nothing yet, leaving holes for zeros.
-func copySparse(ctx context.Context, to *os.File, from io.Reader, offset, size int64, p *Progress) error {
+// copySparse writes the bytes from offset to end, which from must end with, to a part of a
+// file of some size, in which there is nothing yet, leaving holes for zeros.
+func copySparse(ctx context.Context, to target, from io.Reader, offset, end, size int64, p *Progress) error {
 	buffer := buffers.Get().(*[64 * sparseBlock]byte)
 	defer buffers.Put(buffer)
-	for end := offset + size; ; {
+	for written := offset; ; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		n, err := io.ReadFull(from, buffer[:])
-		if writeErr := writeData(to, buffer[:n], offset); writeErr != nil {
+		data, writeErr := writeData(to, buffer[:n], offset)
+		if writeErr != nil {
 			return writeErr
+		}
+		if data > 0 {
+			written = offset + int64(data)
 		}
 		offset += int64(n)
 		p.Add(int64(n))
@@ -406,14 +462,17 @@ func copySparse(ctx context.Context, to *os.File, from io.Reader, offset, size i
 			return err
 		case offset != end:
 			return fmt.Errorf("the snapshot has %d of %d bytes", offset, end)
+		case end == size && written < end:
+			return to.Truncate(size) // it ends in a hole
 		default:
 			return nil
 		}
 	}
 }
 
-// writeData writes the blocks of data that are not zero, each run at once.
-func writeData(to io.WriterAt, data []byte, offset int64) error {
+// writeData writes the blocks of data that are not zero, each run at once, and returns where
+// the last of them ends.
+func writeData(to io.WriterAt, data []byte, offset int64) (written int, err error) {
 	for start := 0; start < len(data); {
 		end := start
 		for end < len(data) && !isZero(block(data, end)) {
@@ -421,15 +480,16 @@ func writeData(to io.WriterAt, data []byte, offset int64) error {
 		}
 		if end > start {
 			if _, err := to.WriteAt(data[start:end], offset+int64(start)); err != nil {
-				return err
+				return 0, err
 			}
+			written = end
 		}
 		for end < len(data) && isZero(block(data, end)) {
 			end += len(block(data, end))
 		}
 		start = end
 	}
-	return nil
+	return written, nil
 }
 
 func block(data []byte, at int) []byte { return data[at:min(at+sparseBlock, len(data))] }

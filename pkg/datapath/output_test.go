@@ -24,7 +24,7 @@ import (
 // one that could not be set for another reason is an error.
 func TestAttributesThatCannotBeSet(t *testing.T) {
 	target := t.TempDir()
-	root, err := os.OpenRoot(target)
+	root, err := openConfined(target)
 	must(t, err)
 	defer root.Close()
 	write(t, filepath.Join(target, "file"), "content")
@@ -48,7 +48,7 @@ func TestAttributesThatCannotBeSet(t *testing.T) {
 			o := &output{root: root, progress: new(Progress), extras: map[string]extra{name: {Attributes: attributes}}}
 			info, err := root.Stat(name)
 			must(t, err)
-			f, err := root.Open(name)
+			f, err := root.handle(name, os.O_RDONLY)
 			must(t, err)
 			err = o.finish(f, name, &entry{FileInfo: info, owner: fs.OwnerInfo{UserID: uint32(os.Geteuid()), GroupID: uint32(os.Getegid())}})
 			if !errors.Is(err, test.err) || err != nil && !strings.Contains(err.Error(), `set the attribute `+test.attribute+` of "`+name+`"`) {
@@ -71,7 +71,7 @@ func TestAttributesThatCannotBeSet(t *testing.T) {
 // Names that could not be made are errors.
 func TestLinksThatFail(t *testing.T) {
 	target := t.TempDir()
-	root, err := os.OpenRoot(target)
+	root, err := openConfined(target)
 	must(t, err)
 	defer root.Close()
 	write(t, filepath.Join(target, "file"), "content")
@@ -106,7 +106,7 @@ func TestDefaultListThatStays(t *testing.T) {
 	must(t, os.Chmod(filepath.Dir(target), 0o755))
 	must(t, os.Chmod(target, 0o755))
 	setAttribute(t, target, "system.posix_acl_default", acl(4321, 7))
-	root, err := os.OpenRoot(target)
+	root, err := openConfined(target)
 	must(t, err)
 	o := &output{root: root, extras: map[string]extra{}}
 	asNobody(t)

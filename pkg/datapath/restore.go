@@ -9,10 +9,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/repo"
@@ -35,11 +36,15 @@ type RestoreRequest struct {
 	SnapshotID string
 	// Path of the volume's folder, which must exist.
 	Path string
+	// Only are the paths in the volume of the files and folders to restore; all if there is
+	// none. What lies beside them stays as it is, and a file that is there until it is replaced
+	// by the complete one.
+	Only []string
 }
 
 // RestoreResult says what was restored.
 type RestoreResult struct {
-	// TotalBytes and Files of the snapshot.
+	// TotalBytes and Files of the snapshot, or of what was asked for of it.
 	TotalBytes, Files int64
 	// Warnings name files whose owner or mode could not be restored.
 	Warnings Warnings
@@ -49,7 +54,7 @@ type RestoreResult struct {
 // part of the files; a repetition replaces them.
 func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, p *Progress) (_ RestoreResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
-	packs := r.KeepPacks(memoryOf(ctx).kept())
+	packs := r.KeepPacks(MemoryOf(ctx).kept())
 	defer packs.Release()
 	man, err := snapshot.LoadSnapshot(ctx, r.Kopia(), manifest.ID(req.SnapshotID))
 	switch {
@@ -60,34 +65,39 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	case man.IncompleteReason != "" || man.RootEntry == nil || man.RootEntry.DirSummary == nil:
 		return RestoreResult{}, fmt.Errorf("%w: %s is not a complete snapshot of a folder", ErrSnapshotNotFound, req.SnapshotID)
 	}
-	summary := man.RootEntry.DirSummary
-	p.SetTotal(summary.TotalFileSize, summary.TotalFileCount)
-
-	root, err := os.OpenRoot(req.Path)
+	walk := &restoration{repo: r.Kopia(), packs: packs}
+	parts, err := walk.find(ctx, man.RootEntry, req.Only)
 	if err != nil {
-		return RestoreResult{}, fmt.Errorf("open the volume's folder: %w", err)
+		return RestoreResult{}, fmt.Errorf("find the paths in snapshot %s: %w", req.SnapshotID, err)
+	}
+	bytes, files := sizeOf(parts)
+	p.SetTotal(bytes, files)
+
+	root, err := openConfined(req.Path)
+	if err != nil {
+		return RestoreResult{}, err
 	}
 	defer root.Close()
-	out := &output{root: root, progress: p, readers: semaphore.NewWeighted(memoryOf(ctx).readers(partReaders))}
+	out := &output{root: root, beside: len(req.Only) > 0, snapshot: req.SnapshotID, progress: p, readers: semaphore.NewWeighted(MemoryOf(ctx).readers(partReaders))}
 	switch out.extras, err = loadExtras(ctx, r.Kopia(), man); {
 	case errors.Is(err, errNoExtras):
 		out.notes.add(".", "did not get its extended attributes and hard links: they are gone from the repository")
 	case err != nil:
 		return RestoreResult{}, fmt.Errorf("read the extended attributes and hard links of snapshot %s: %w", req.SnapshotID, err)
 	}
-	walk := &restoration{repo: r.Kopia(), packs: packs, out: out}
-	if err := walk.run(ctx, man.RootEntry); err != nil {
+	walk.out = out
+	if err := walk.run(ctx, parts); err != nil {
 		return RestoreResult{}, fmt.Errorf("restore snapshot %s: %w", req.SnapshotID, err)
 	}
-	if err := stillThere(root); err != nil {
+	if err := stillThere(root.Root); err != nil {
 		return RestoreResult{}, fmt.Errorf("the volume went away while it was written: %w", err)
 	}
-	if walk.files != summary.TotalFileCount {
-		return RestoreResult{}, fmt.Errorf("restored %d of the %d files of snapshot %s", walk.files, summary.TotalFileCount, req.SnapshotID)
+	if walk.files != files {
+		return RestoreResult{}, fmt.Errorf("restored %d of the %d files of snapshot %s", walk.files, files, req.SnapshotID)
 	}
 	return RestoreResult{
-		TotalBytes: summary.TotalFileSize,
-		Files:      summary.TotalFileCount,
+		TotalBytes: bytes,
+		Files:      files,
 		Warnings:   out.notes.warnings(),
 	}, nil
 }
@@ -124,10 +134,88 @@ type leaf struct {
 // batchSize is how many entries are met before files are written: some 25 MB.
 const batchSize = 50_000
 
-func (w *restoration) run(ctx context.Context, root *snapshot.DirEntry) error {
-	if err := w.folder(ctx, "", root); err != nil {
-		return err
+// part is what is restored of a snapshot: all, or a file or folder, with the folders that it
+// lies in, from the root on.
+type part struct {
+	leaf
+	in []leaf
+}
+
+// find finds what is asked for. A path that the snapshot does not have is an error, before
+// anything is written.
+func (w *restoration) find(ctx context.Context, root *snapshot.DirEntry, only []string) (parts []part, err error) {
+	if len(only) == 0 {
+		return []part{{leaf: leaf{stored: root}}}, nil
 	}
+	paths := make([]string, 0, len(only))
+	for _, asked := range only {
+		if cleaned := path.Clean(asked); cleaned == "." || !filepath.IsLocal(cleaned) {
+			return nil, fmt.Errorf("%q is no path in a volume", asked)
+		} else {
+			paths = append(paths, cleaned)
+		}
+	}
+	slices.Sort(paths)
+	for _, wanted := range slices.Compact(paths) {
+		if slices.ContainsFunc(parts, func(p part) bool { return strings.HasPrefix(wanted, p.path+"/") }) {
+			continue // it comes with that
+		}
+		found := part{leaf: leaf{stored: root}}
+		for name := range strings.SplitSeq(wanted, "/") {
+			var entries []*snapshot.DirEntry
+			if found.stored.Type == snapshot.EntryTypeDirectory {
+				if entries, err = readFolder(ctx, w.repo, found.stored); err != nil {
+					return nil, err
+				}
+			}
+			i := slices.IndexFunc(entries, func(entry *snapshot.DirEntry) bool { return entry.Name == name })
+			if i < 0 {
+				return nil, fmt.Errorf("%q is not in it", wanted)
+			}
+			if found.path != "" {
+				found.in = append(found.in, found.leaf)
+			}
+			found.leaf = leaf{path: path.Join(found.path, name), stored: entries[i]}
+		}
+		parts = append(parts, found)
+	}
+	return parts, nil
+}
+
+func sizeOf(parts []part) (bytes, files int64) {
+	for _, p := range parts {
+		switch {
+		case p.stored.DirSummary != nil:
+			bytes, files = bytes+p.stored.DirSummary.TotalFileSize, files+p.stored.DirSummary.TotalFileCount
+		case p.stored.Type == snapshot.EntryTypeFile:
+			bytes, files = bytes+p.stored.FileSize, files+1
+		}
+	}
+	return bytes, files
+}
+
+func (w *restoration) run(ctx context.Context, parts []part) error {
+	var made []leaf
+	for _, p := range parts {
+		for _, folder := range p.in {
+			isNew, err := w.out.EnsureDirectory(folder.path)
+			if err != nil {
+				return err
+			}
+			if isNew {
+				made = append(made, folder)
+			}
+		}
+		do := w.meet
+		if p.stored.Type == snapshot.EntryTypeDirectory {
+			do = w.folder
+		}
+		if err := do(ctx, p.path, p.stored); err != nil {
+			return err
+		}
+	}
+	slices.Reverse(made) // what lies in another one first
+	w.folders = append(w.folders, made...)
 	if err := w.write(ctx); err != nil {
 		return err
 	}
@@ -136,6 +224,9 @@ func (w *restoration) run(ctx context.Context, root *snapshot.DirEntry) error {
 
 // folder goes through a folder.
 func (w *restoration) folder(ctx context.Context, rel string, stored *snapshot.DirEntry) error {
+	if len(rel) > longestPath {
+		return fmt.Errorf("write %.500q: %w", rel, errTooLong)
+	}
 	if err := w.out.BeginDirectory(ctx, rel); err != nil {
 		return err
 	}
@@ -158,6 +249,9 @@ func (w *restoration) folder(ctx context.Context, rel string, stored *snapshot.D
 		}
 	}
 	w.folders = append(w.folders, leaf{path: rel, stored: stored})
+	if len(w.leaves)+len(w.folders) >= batchSize { // empty folders are no leaves
+		return w.write(ctx)
+	}
 	return nil
 }
 
@@ -192,9 +286,19 @@ func (w *restoration) write(ctx context.Context) error {
 		w.packs.Expect(pack, pieces)
 	}
 	writing, writingCtx := errgroup.WithContext(ctx)
-	writing.SetLimit(parallelism(16))
-	for _, met := range w.leaves {
-		writing.Go(func() error { return w.leaf(writingCtx, met) })
+	var next atomic.Int64
+	for range parallelism(16) {
+		writing.Go(func() error {
+			for {
+				i := next.Add(1) - 1
+				if i >= int64(len(w.leaves)) {
+					return nil
+				}
+				if err := w.leaf(writingCtx, w.leaves[i]); err != nil {
+					return err
+				}
+			}
+		})
 	}
 	if err := writing.Wait(); err != nil {
 		return err
@@ -219,7 +323,7 @@ func (w *restoration) leaf(ctx context.Context, met leaf) error {
 	}
 	switch entry := w.entry(met).(type) {
 	case fs.File:
-		done, err := memoryOf(ctx).file(ctx)
+		done, err := MemoryOf(ctx).file(ctx)
 		if err != nil {
 			return err
 		}

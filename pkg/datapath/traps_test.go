@@ -137,6 +137,17 @@ func TestRestoreToAFullDisk(t *testing.T) {
 	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), `"big"`) {
 		t.Errorf("Restore = %v, want that the disk is full at which file", err)
 	}
+	// Of paths, what is there stays until the new file is complete.
+	must(t, os.RemoveAll(filepath.Join(target, "big")))
+	write(t, filepath.Join(target, "big"), "old")
+	before := tree(t, target)
+	paths := RestoreRequest{SnapshotID: id, Path: target, Only: []string{"big"}}
+	if _, err := Restore(t.Context(), s.open(t), paths, new(Progress)); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("Restore of a path = %v", err)
+	}
+	after := tree(t, target)
+	after["."] = before["."] // its time
+	expectSameTree(t, after, before)
 	must(t, syscall.Mount("tmpfs", target, "tmpfs", syscall.MS_REMOUNT, "size=64m"))
 	s.restore(t, id, target)
 	expectSameTree(t, tree(t, target), want)

@@ -59,6 +59,8 @@ const (
 	tagCluster   = "holdfast.io/cluster-uid"
 	// tagClaim holds the uid of the claim.
 	tagClaim = "holdfast.io/claim-uid"
+	// tagRecord holds the uid of the VolumeUpload.
+	tagRecord = "holdfast.io/upload-uid"
 	// tagCheckpoint marks what a long upload stores on its way, so that its next
 	// attempt need not begin anew.
 	tagCheckpoint = "holdfast.io/checkpoint"
@@ -81,6 +83,9 @@ type UploadRequest struct {
 	Source Source
 	// Backup is the uid of the backup that the snapshot is for. See Snapshots.
 	Backup types.UID
+	// Record is the uid of the VolumeUpload. What was stored for it before is replaced:
+	// nobody was told of that. Optional.
+	Record types.UID
 	// StoreName is the name of the backup in the store, and ClusterUID whose it is: that
 	// of package identity. With both, a snapshot whose backup is lost is known to be so.
 	StoreName, ClusterUID string
@@ -91,6 +96,9 @@ func (r *UploadRequest) tags() map[string]string {
 	tags := map[string]string{}
 	if r.Backup != "" {
 		tags[tagBackup] = string(r.Backup)
+	}
+	if r.Record != "" {
+		tags[tagRecord] = string(r.Record)
 	}
 	if r.StoreName != "" && r.ClusterUID != "" {
 		tags[tagStoreName], tags[tagCluster] = r.StoreName, r.ClusterUID
@@ -137,7 +145,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	if err != nil {
 		return UploadResult{}, fmt.Errorf("look for the previous snapshot: %w", err)
 	}
-	earlier, err := earlierAttempts(ctx, r.Kopia(), source, req.tags())
+	earlier, err := earlierAttempts(ctx, r.Kopia(), req.Record)
 	if err != nil {
 		return UploadResult{}, fmt.Errorf("look for what an earlier attempt has stored: %w", err)
 	}
@@ -277,23 +285,22 @@ func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, 
 	return nil
 }
 
-// earlierAttempts are the snapshots that were made of the same volume for the same backup
-// before this upload begins, by an agent that has stopped before it could tell of them. What
-// another one makes from now on is not among them: it is the later one, and this one may
-// have been paused.
-func earlierAttempts(ctx context.Context, r repo.Repository, source snapshot.SourceInfo, tags map[string]string) (ids []manifest.ID, err error) {
-	if tags[tagBackup] == "" {
+// earlierAttempts are the snapshots that were made for the same record before this upload
+// begins, by an agent that has stopped before it could tell of them. What another one makes
+// from now on is not among them: it is the later one, and this one may have been paused. Nor
+// is what another record had made, even of the same path for the same backup: a pod may have
+// a volume and a claim of one name, and a stored backup may list what the other has told of.
+func earlierAttempts(ctx context.Context, r repo.Repository, record types.UID) (ids []manifest.ID, err error) {
+	if record == "" {
 		return nil, nil
 	}
-	for _, path := range []string{source.Path, path.Join(extrasSource, source.Path)} {
-		found, err := r.FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, tagBackup: tags[tagBackup], snapshot.PathLabel: path})
-		if err != nil {
-			return nil, err
-		}
-		for _, entry := range found {
-			if entry.Labels[tagCheckpoint] == "" {
-				ids = append(ids, entry.ID)
-			}
+	found, err := r.FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, tagRecord: string(record)})
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range found {
+		if entry.Labels[tagCheckpoint] == "" {
+			ids = append(ids, entry.ID)
 		}
 	}
 	return ids, nil
@@ -413,7 +420,7 @@ func (o *uploadObserver) Error(path string, err error, _ bool) {
 		o.notes.vanished(path)
 		return
 	}
-	failure := fmt.Errorf("read %q: %w", path, err)
+	failure := fmt.Errorf("read %.500q: %w", path, err) // so that a message has room for the reason
 	o.failure.CompareAndSwap(nil, &failure)
 	o.cancel()
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path"
 	"sync/atomic"
 	"syscall"
 	"unicode/utf8"
@@ -23,30 +22,26 @@ import (
 //   - it never leaves the folder: the pod that writes to it could put a link to
 //     a file of the node in the place of a folder that is being read;
 //   - it has no special names: localfs takes NAME.kopia-entry as an instruction;
-//   - it refuses names that are not UTF-8, which Kopia would store garbled;
+//   - it refuses names that are not UTF-8, which Kopia would store garbled, and folders
+//     in folders without end;
 //   - it notices what changes while it is read, and what Kopia has no place for.
 type volume struct {
-	root   *os.Root
-	top    *os.File // root, opened
+	root   *confined
 	notes  *notes
 	extras *extras      // nil if nobody wants them
 	read   atomic.Int64 // bytes of files
 }
 
 func openVolume(dir string, notes *notes) (*volume, error) {
-	root, err := os.OpenRoot(dir)
+	root, err := openConfined(dir)
 	if err != nil {
-		return nil, fmt.Errorf("open the volume's folder: %w", err)
+		return nil, err
 	}
-	top, err := root.Open(".")
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open the volume's folder: %w", err), root.Close())
-	}
-	return &volume{root: root, top: top, notes: notes, extras: newExtras(notes)}, nil
+	return &volume{root: root, notes: notes, extras: newExtras(notes)}, nil
 }
 
 // close ends the reading of a volume, of which nothing is open any more.
-func (v *volume) close() { _ = errors.Join(v.top.Close(), v.root.Close()) }
+func (v *volume) close() { _ = v.root.Close() }
 
 // folder returns the volume's root.
 func (v *volume) folder() (fs.Directory, error) {
@@ -54,15 +49,8 @@ func (v *volume) folder() (fs.Directory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the volume's folder: %w", err)
 	}
-	if v.extras != nil {
-		folder, err := v.root.Open(".")
-		if err != nil {
-			return nil, fmt.Errorf("open the volume's folder: %w", err)
-		}
-		defer folder.Close()
-		if err := v.extras.observe(folder, ".", ".", info); err != nil {
-			return nil, err
-		}
+	if err := v.extras.observe(v.root.top, ".", ".", info); err != nil {
+		return nil, err
 	}
 	return &volumeDir{volumeEntry{FileInfo: info, volume: v, path: "."}}, nil
 }
@@ -70,7 +58,7 @@ func (v *volume) folder() (fs.Directory, error) {
 // stillThere fails if the volume has gone: what was read of it is then what its removal
 // had left.
 func (v *volume) stillThere() error {
-	if err := stillThere(v.root); err != nil {
+	if err := stillThere(v.root.Root); err != nil {
 		return fmt.Errorf("the volume went away while it was read: %w", err)
 	}
 	return nil
@@ -141,12 +129,30 @@ func (d *volumeDir) Iterate(context.Context) (fs.DirectoryIterator, error) {
 	return &volumeIterator{dir: d, file: f}, nil
 }
 
+// below is the path of what a folder holds, which the name of an entry makes without more.
+func (d *volumeDir) below(name string) string {
+	if d.path == "." {
+		return name
+	}
+	return d.path + "/" + name
+}
+
+// longestPath is how many bytes a path in a volume has at most: twice what a program can name
+// at once. Each folder that is being read or written holds the paths of what it has, so that
+// folders in folders without end would take all memory.
+const longestPath = 8 << 10
+
+var errTooLong = fmt.Errorf("the path has more than %d bytes; move what lies so deep, or give its folders shorter names", longestPath)
+
 // entry returns what Kopia is to see of a directory entry, or nil for what it is
 // not to see.
-func (d *volumeDir) entry(info os.FileInfo) fs.Entry {
-	e := volumeEntry{FileInfo: info, volume: d.volume, path: path.Join(d.path, info.Name())}
+func (d *volumeDir) entry(path string, info os.FileInfo) fs.Entry {
+	e := volumeEntry{FileInfo: info, volume: d.volume, path: path}
 	if !utf8.ValidString(info.Name()) {
 		return &volumeError{e, errors.New("the name is not UTF-8, and would not be restored as it is; rename the file")}
+	}
+	if len(path) > longestPath {
+		return &volumeError{e, errTooLong}
 	}
 	switch info.Mode().Type() {
 	case os.ModeDir:
@@ -154,7 +160,7 @@ func (d *volumeDir) entry(info os.FileInfo) fs.Entry {
 	case os.ModeSymlink:
 		return &volumeLink{e}
 	case 0:
-		return &volumeFile{e}
+		return &volumeFile{volumeEntry: e}
 	default:
 		d.volume.notes.add(e.path, "is not a file, a folder or a link, and was left out")
 		return nil
@@ -188,15 +194,16 @@ func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
 		info, err := listed.Info()
 		switch err = markVanished(err); {
 		case errors.Is(err, errVanished):
-			it.dir.volume.notes.vanished(path.Join(it.dir.path, listed.Name()))
+			it.dir.volume.notes.vanished(it.dir.below(listed.Name()))
 		case err != nil:
 			return nil, err
 		default:
-			e := it.dir.entry(info)
+			path := it.dir.below(info.Name())
+			e := it.dir.entry(path, info)
 			if e == nil {
 				continue
 			}
-			if err := it.dir.volume.extras.observe(it.file, info.Name(), path.Join(it.dir.path, info.Name()), info); err != nil {
+			if err := it.dir.volume.extras.observe(it.file, info.Name(), path, info); err != nil {
 				return nil, err
 			}
 			return e, nil
@@ -225,10 +232,15 @@ type volumeError struct {
 
 func (e *volumeError) ErrorInfo() error { return e.err }
 
-type volumeFile struct{ volumeEntry }
+type volumeFile struct {
+	volumeEntry
+	// first is what the file was when it was opened first: a large one is read in parts, each
+	// of which opens it.
+	first atomic.Pointer[unix.Stat_t]
+}
 
 func (f *volumeFile) Open(ctx context.Context) (_ fs.Reader, err error) {
-	done, err := memoryOf(ctx).file(ctx)
+	done, err := MemoryOf(ctx).file(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -238,7 +250,8 @@ func (f *volumeFile) Open(ctx context.Context) (_ fs.Reader, err error) {
 		}
 	}()
 	r := &volumeReader{entry: f, done: done}
-	if r.fd, err = f.volume.openFile(f.path); err != nil {
+	// Without O_NONBLOCK a pipe in its place would hold us up.
+	if r.handle, err = f.volume.root.handle(f.path, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
 		return nil, markVanished(err)
 	}
 	r.opened, err = r.stat()
@@ -246,93 +259,61 @@ func (f *volumeFile) Open(ctx context.Context) (_ fs.Reader, err error) {
 		err = fmt.Errorf("%w: something else took its place", errVanished)
 	}
 	if err != nil {
-		return nil, errors.Join(err, unix.Close(r.fd))
+		return nil, errors.Join(err, r.handle.close())
 	}
+	f.first.CompareAndSwap(nil, &r.opened)
 	return r, nil
 }
 
-// openFile opens a file of the volume for reading, by one call of the kernel where that
-// knows how to stay inside of a folder. Where it doesn't, or there are links on the way, it
-// is as os.Root does it. Without O_NONBLOCK a pipe in its place would hold us up.
-func (v *volume) openFile(path string) (int, error) {
-	fd, err := unix.Openat2(int(v.top.Fd()), path, &unix.OpenHow{
-		Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
-	})
-	if err == nil {
-		return fd, nil
-	}
-	file, err := v.root.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return -1, err
-	}
-	defer file.Close()
-	return unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-}
-
-// volumeReader reads a file. It has no os.File, which costs as much as a small file.
+// volumeReader reads a file.
 type volumeReader struct {
-	fd     int
+	handle
 	entry  *volumeFile
 	opened unix.Stat_t
+	at     int64 // where the next byte is read
 	done   func()
 }
 
-func (r *volumeReader) stat() (stat unix.Stat_t, err error) {
-	err = again(func() error { return unix.Fstat(r.fd, &stat) })
-	return stat, r.failed("stat", err)
-}
-
-// again makes a call of the kernel until no signal interrupts it, as os does for its own:
-// file systems of the network and of FUSE let signals in, and the scheduler sends some.
-func again(call func() error) error {
-	for {
-		if err := call(); !errors.Is(err, unix.EINTR) {
-			return err
-		}
+func (r *volumeReader) Read(b []byte) (n int, err error) {
+	if r.at > 0 && r.at == r.opened.Size {
+		return 0, io.EOF // what was added since is noted by Close, without another call
 	}
-}
-
-func (r *volumeReader) failed(what string, err error) error {
-	if err == nil {
-		return nil
+	err = r.do("read", func() (err error) {
+		n, err = unix.Read(r.fd, b)
+		return err
+	})
+	switch {
+	case err != nil:
+		return 0, err
+	case n == 0 && len(b) > 0:
+		return 0, io.EOF
 	}
-	return &os.PathError{Op: what, Path: r.entry.path, Err: err}
-}
-
-func (r *volumeReader) Read(b []byte) (int, error) {
-	for {
-		n, err := unix.Read(r.fd, b)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return 0, r.failed("read", err)
-		case n == 0 && len(b) > 0:
-			return 0, io.EOF
-		}
-		r.entry.volume.read.Add(int64(n))
-		return n, nil
-	}
+	r.at += int64(n)
+	r.entry.volume.read.Add(int64(n))
+	return n, nil
 }
 
 func (r *volumeReader) Seek(offset int64, whence int) (int64, error) {
 	at, err := unix.Seek(r.fd, offset, whence)
+	if err == nil {
+		r.at = at
+	}
 	return at, r.failed("seek", err)
 }
 
 func (r *volumeReader) Entry() (fs.Entry, error) { return r.entry, nil }
 
-// Close notes a file that was written to since it was opened: its bytes may be
+// Close notes a file that was written to since it was opened first: its bytes may be
 // of different moments.
 func (r *volumeReader) Close() error {
 	defer r.done()
 	closed, err := r.stat()
-	if err == nil && (closed.Size != r.opened.Size || closed.Mtim != r.opened.Mtim) {
+	if first := r.entry.first.Load(); err == nil && (closed.Size != first.Size || closed.Mtim != first.Mtim) {
 		r.entry.volume.notes.add(r.entry.path, "changed while it was read")
 	}
-	fd := r.fd
+	err = errors.Join(err, r.handle.close())
 	r.fd = -1 // whoever closes it twice closes no other's
-	return errors.Join(err, r.failed("close", unix.Close(fd)))
+	return err
 }
 
 // errVanished says that something was removed, or replaced by something else, after

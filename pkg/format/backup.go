@@ -38,6 +38,9 @@ const (
 	csiSnapshotTimeout = 10 * time.Minute
 )
 
+// AnnotationIncomplete is on a claim while a restore has not written all of its data.
+const AnnotationIncomplete = "holdfast.io/incomplete-data"
+
 // Annotations of velero-backup.json. All with the prefix holdfast.io/ are the
 // writer's own: those of the backup itself with that prefix are not stored.
 const (
@@ -136,6 +139,7 @@ type storedStatus struct {
 	Errors              int32                    `json:"errors,omitempty"`
 	FailureReason       string                   `json:"failureReason,omitempty"`
 	Progress            *holdfast.BackupProgress `json:"progress,omitempty"`
+	HookStatus          *holdfast.HookStatus     `json:"hookStatus,omitempty"`
 }
 
 // EncodeBackup gives the content of velero-backup.json for a backup that has
@@ -186,6 +190,7 @@ func EncodeBackup(backup *holdfast.Backup, contents Contents, cluster Cluster) (
 			Errors:              status.Errors,
 			FailureReason:       status.FailureReason,
 			Progress:            status.Progress,
+			HookStatus:          status.HookStatus,
 		},
 	}
 	data, err := json.Marshal(stored)
@@ -252,6 +257,20 @@ func encodeAnnotations(backup *holdfast.Backup, contents Contents, cluster Clust
 	return annotations, nil
 }
 
+// EncodeRevocation is what is put in the place of the copy of the metadata of an earlier
+// attempt: metadata of a backup that is not finished.
+func EncodeRevocation(storeName string, uid types.UID) ([]byte, error) {
+	data, err := json.Marshal(storedBackup{
+		TypeMeta:   metav1.TypeMeta{APIVersion: veleroAPIVersion, Kind: "Backup"},
+		ObjectMeta: metav1.ObjectMeta{Name: storeName, Namespace: veleroNamespace, UID: uid},
+		Status:     storedStatus{Phase: holdfast.BackupPhaseInProgress},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("encode that an attempt is over: %w", err)
+	}
+	return data, nil
+}
+
 // DecodeBackup reads velero-backup.json, whoever wrote it. The backup has its store
 // name, in the system namespace, and no requester: what the metadata says of both is
 // in its origin, where it is borne out by nothing. The origin's trust is Foreign if the
@@ -269,17 +288,10 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 	if err != nil {
 		return nil, err
 	}
-	origin := &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForeign, Message: "its metadata is not signed"}
-	if _, signed := stored.Annotations[AnnotationSignature]; signed {
-		canonical, err := verify(data)
-		if err != nil {
-			origin = &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForged, Message: "its metadata is not as it was signed: " + err.Error()}
-		} else {
-			// What was verified is what counts.
-			if stored, err = decodeStored(canonical); err != nil {
-				return nil, err
-			}
-			origin = &holdfast.BackupOrigin{}
+	origin, canonical := originOf(data, stored.Annotations)
+	if canonical != nil { // what was verified is what counts
+		if stored, err = decodeStored(canonical); err != nil {
+			return nil, err
 		}
 	}
 	switch {
@@ -316,6 +328,7 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 			CompletionTimestamp: stored.Status.CompletionTimestamp,
 			Expiration:          stored.Status.Expiration,
 			Progress:            stored.Status.Progress,
+			HookStatus:          stored.Status.HookStatus,
 			Warnings:            stored.Status.Warnings,
 			Errors:              stored.Status.Errors,
 			FailureReason:       stored.Status.FailureReason,
@@ -338,6 +351,19 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 		backup.Status.Conditions = append(backup.Status.Conditions, SecretsLeftOut(&backup.Status, message))
 	}
 	return backup, nil
+}
+
+// originOf says how far metadata is to be believed by its signature alone, and gives its
+// canonical form if it is as it was signed.
+func originOf(data []byte, annotations map[string]string) (origin *holdfast.BackupOrigin, canonical []byte) {
+	if _, signed := annotations[AnnotationSignature]; !signed {
+		return &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForeign, Message: "its metadata is not signed"}, nil
+	}
+	canonical, err := verify(data)
+	if err != nil {
+		return &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForged, Message: "its metadata is not as it was signed: " + err.Error()}, nil
+	}
+	return &holdfast.BackupOrigin{}, canonical
 }
 
 func decodeStored(data []byte) (*storedBackup, error) {

@@ -21,8 +21,8 @@ const (
 	BackupsPrefix = "backups/"
 	// RepositoriesPrefix is the folder of all Kopia repositories.
 	RepositoriesPrefix = "kopia/"
-	// metadataPrefix is Holdfast's in Velero's folder for what belongs to no backup.
-	metadataPrefix = "metadata/holdfast/"
+	// HoldfastPrefix is Holdfast's in Velero's folder for what belongs to no backup.
+	HoldfastPrefix = "metadata/holdfast/"
 )
 
 // BackupPrefix is the folder of one backup.
@@ -36,9 +36,28 @@ func MetadataKey(storeName string) string { return BackupPrefix(storeName) + "ve
 // it.
 func OwnerKey(storeName string) string { return BackupPrefix(storeName) + "holdfast-owner.json" }
 
-// CopyKey is a copy of the metadata, written after it: Velero replaces metadata
+// CopyKey is a copy of the metadata, written before it: Velero replaces metadata
 // without looking. Velero ignores the copy.
-func CopyKey(storeName string) string { return BackupPrefix(storeName) + "holdfast-backup.json" }
+func CopyKey(storeName string) string { return AttemptKey(storeName, 1) }
+
+// AttemptKey is what an attempt to make a backup creates before it may write the metadata:
+// the copy of that. A later attempt that takes over creates it in the place of each one
+// before it, as EncodeRevocation; its own copy has a key of its own.
+func AttemptKey(storeName string, attempt int) string {
+	if attempt <= 1 {
+		return BackupPrefix(storeName) + "holdfast-backup.json"
+	}
+	return fmt.Sprintf("%sholdfast-backup-%d.json", BackupPrefix(storeName), attempt)
+}
+
+// IsAttemptKey reports whether a key is an AttemptKey of a backup.
+func IsAttemptKey(storeName, key string) bool {
+	name, in := strings.CutPrefix(key, BackupPrefix(storeName))
+	return in && strings.HasPrefix(name, "holdfast-backup") && strings.HasSuffix(name, ".json") && !strings.Contains(name, "/")
+}
+
+// MaxAttemptKeys bounds how many are looked for.
+const MaxAttemptKeys = 100
 
 // TarballKey is the gzipped tar of the backed-up objects.
 func TarballKey(storeName string) string { return sideKey(storeName, ".tar.gz") }
@@ -84,7 +103,7 @@ func RepositoryPrefix(volumeNamespace string) string {
 // RemovalsPrefix is the folder of what a cluster wants to have removed from the
 // repository of a namespace.
 func RemovalsPrefix(clusterUID, volumeNamespace string) string {
-	return metadataPrefix + "removals/" + clusterUID + "/" + volumeNamespace + "/"
+	return HoldfastPrefix + "removals/" + clusterUID + "/" + volumeNamespace + "/"
 }
 
 // RemovalKey asks for the removal of the snapshots of a backup, as Removal. The uid may be
@@ -93,6 +112,15 @@ func RemovalKey(clusterUID, volumeNamespace string, backup types.UID) string {
 	sum := sha256.Sum256([]byte(backup))
 	return RemovalsPrefix(clusterUID, volumeNamespace) + hex.EncodeToString(sum[:16]) + ".json"
 }
+
+// VolumeRemovalKey asks for the removal of the snapshots of deleted volumes, as VolumeRemoval.
+func VolumeRemovalKey(clusterUID, volumeNamespace string, request types.UID) string {
+	sum := sha256.Sum256([]byte(request))
+	return RemovalsPrefix(clusterUID, volumeNamespace) + "volumes-" + hex.EncodeToString(sum[:16]) + ".json"
+}
+
+// IsVolumeRemovalKey reports whether a key is a VolumeRemovalKey, and not a RemovalKey.
+func IsVolumeRemovalKey(key string) bool { return strings.HasPrefix(path.Base(key), "volumes-") }
 
 func sideKey(storeName, suffix string) string {
 	return path.Join(BackupsPrefix, storeName, storeName+suffix)

@@ -20,16 +20,18 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	var tests strings.Builder
-	err = filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, "_test.go") && filepath.Base(filepath.Dir(path)) != "storetest" || entry.IsDir() {
+	for _, root := range []string{"..", "../../test"} {
+		err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, "_test.go") && filepath.Base(filepath.Dir(path)) != "storetest" || entry.IsDir() {
+				return err
+			}
+			source, err := os.ReadFile(path)
+			tests.Write(source)
 			return err
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
-		source, err := os.ReadFile(path)
-		tests.Write(source)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9]+)`")
 	quoted := regexp.MustCompile(`suite ("[a-z ]+"(?:, "[a-z ]+")*)`)

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -67,9 +68,12 @@ func volumes() []Volume {
 		Name:             "data",
 		ClaimName:        "data-web-0",
 		ClaimUID:         "claim-uid",
+		ClaimLabels:      map[string]string{"app": "db"},
 		PersistentVolume: "pvc-1234",
 		ReclaimPolicy:    corev1.PersistentVolumeReclaimDelete,
 		Labels:           map[string]string{"zone": "a"},
+		Capacity:         8192,
+		Created:          *at("09:00:00"),
 		Status: engine.VolumeUploadStatus{
 			Phase:               engine.VolumePhaseCompleted,
 			SnapshotID:          "0123456789abcdef0123456789abcdef",
@@ -326,6 +330,27 @@ func TestPodVolumeBackupNamesDiffer(t *testing.T) {
 			}
 			seen[pvb.Name] = true
 		}
+	}
+}
+
+// What is known of a volume itself comes back, but for labels that are too many for their place.
+func TestVolumeItself(t *testing.T) {
+	volume := volumes()[0]
+	want := VolumeItself{Name: "pvc-1234", SizeBytes: 8192, Created: at("09:00:00"), Labels: map[string]string{"app": "db"}}
+	read := func() VolumeItself {
+		pvb := NewPodVolumeBackup(endedBackup(), "shop.daily", volume)
+		return DecodeVolumeItself(pvb.Itself())
+	}
+	if diff := cmp.Diff(want, read()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	volume.ClaimLabels = map[string]string{}
+	for i := range 300 {
+		volume.ClaimLabels[fmt.Sprintf("label-%d", i)] = strings.Repeat("x", 63)
+	}
+	want.Labels = nil
+	if diff := cmp.Diff(want, read()); diff != "" {
+		t.Errorf("with many labels, -want +got:\n%s", diff)
 	}
 }
 

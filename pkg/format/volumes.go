@@ -6,6 +6,7 @@ package format
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"io"
 	"strings"
 
@@ -17,8 +18,12 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// UploaderKopia is the uploader of volumes that Holdfast can restore.
-const UploaderKopia = "kopia"
+const (
+	// UploaderKopia is the uploader of volumes that Holdfast can restore.
+	UploaderKopia = "kopia"
+	// UploaderRestic is that of Velero's times before it named any.
+	UploaderRestic = "restic"
+)
 
 const (
 	labelBackupName = "velero.io/backup-name"
@@ -27,12 +32,15 @@ const (
 	annotationClaim = "velero.io/pvc-name"
 	// annotationVolumeNamespaceUID is the uid of the namespace of a volume's pod.
 	annotationVolumeNamespaceUID = AnnotationPrefix + "namespace-uid"
-	methodPodVolume              = "PodVolumeBackup"
-	resultSucceeded              = "succeeded"
-	resultFailed                 = "failed"
-	maxLabelValue                = 63
-	labelHashLength              = 6
-	volumeHashLength             = 10
+	// annotationVolume is what is known of the volume itself, a VolumeItself in JSON.
+	annotationVolume    = AnnotationPrefix + "volume"
+	maxVolumeAnnotation = 16 << 10
+	methodPodVolume     = "PodVolumeBackup"
+	resultSucceeded     = "succeeded"
+	resultFailed        = "failed"
+	maxLabelValue       = 63
+	labelHashLength     = 6
+	volumeHashLength    = 10
 )
 
 // Volume is what became of one volume of a backup.
@@ -49,9 +57,15 @@ type Volume struct {
 	ClaimName        string
 	ClaimUID         types.UID
 	PersistentVolume string
-	// ReclaimPolicy and Labels are those of the persistent volume.
+	// ClaimLabels are the claim's.
+	ClaimLabels map[string]string
+	// ReclaimPolicy, Labels, Capacity in bytes and Created are those of the persistent volume.
 	ReclaimPolicy corev1.PersistentVolumeReclaimPolicy
 	Labels        map[string]string
+	Capacity      int64
+	Created       metav1.Time
+	// Hooked is true if hooks of pods are about the data.
+	Hooked bool
 	// Status is the result; its phase must be final.
 	Status engine.VolumeUploadStatus
 }
@@ -92,9 +106,64 @@ type PodVolumeBackupStatus struct {
 // ClaimName is the name of the volume's claim, empty for a volume without one.
 func (p *PodVolumeBackup) ClaimName() string { return p.Annotations[annotationClaim] }
 
+// VolumeName is what a volume is called in its namespace: by its claim or, without one, by its
+// pod.
+func (p *PodVolumeBackup) VolumeName() string {
+	return VolumeName(p.ClaimName(), p.Spec.Pod.Name, p.Spec.Volume)
+}
+
+// VolumeName is what a volume is called in its namespace. No claim's name has a colon.
+func VolumeName(claim, pod, podVolume string) string {
+	if claim == "" {
+		return "pod:" + pod + ":" + podVolume
+	}
+	return claim
+}
+
 // NamespaceUID is the uid of the namespace of the volume's pod; empty if it is not stored.
 func (p *PodVolumeBackup) NamespaceUID() types.UID {
 	return types.UID(p.Annotations[annotationVolumeNamespaceUID])
+}
+
+// VolumeItself is what the list of volumes says of a claim and its persistent volume.
+type VolumeItself struct {
+	// Name, SizeBytes and Created are those of the persistent volume.
+	Name      string       `json:"name,omitempty"`
+	SizeBytes int64        `json:"sizeBytes,omitempty"`
+	Created   *metav1.Time `json:"created,omitempty"`
+	// Labels are the claim's: those of the persistent volume are not for whoever owns the claim.
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// Itself is what is stored of the volume itself, for DecodeVolumeItself; the same in all backups
+// of a volume that stays the same.
+func (p *PodVolumeBackup) Itself() string { return p.Annotations[annotationVolume] }
+
+// DecodeVolumeItself gives nothing if it can't be read. What it gives may be anything, as somebody
+// else may have written it.
+func DecodeVolumeItself(text string) VolumeItself {
+	var itself VolumeItself
+	if len(text) > maxVolumeAnnotation || json.Unmarshal([]byte(text), &itself) != nil {
+		return VolumeItself{}
+	}
+	return itself
+}
+
+// itself is the content of annotationVolume.
+func (v *Volume) itself() string {
+	itself := VolumeItself{Name: v.PersistentVolume, SizeBytes: v.Capacity, Labels: v.ClaimLabels}
+	if !v.Created.IsZero() {
+		itself.Created = &v.Created
+	}
+	encoded, err := json.Marshal(itself)
+	if len(encoded) > maxVolumeAnnotation {
+		itself.Labels = nil
+		encoded, err = json.Marshal(itself)
+	}
+	if err != nil {
+		panic(err) // strings and numbers can always be written
+	}
+	return string(encoded)
 }
 
 // NewPodVolumeBackup describes a volume of a backup in the form that Velero
@@ -154,6 +223,7 @@ func NewPodVolumeBackup(backup *holdfast.Backup, storeName string, volume Volume
 	}
 	if volume.ClaimName != "" {
 		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationClaim, volume.ClaimName)
+		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationVolume, volume.itself())
 		pvb.Labels[labelClaimUID] = string(volume.ClaimUID)
 		pvb.Spec.Tags["pvc-uid"] = string(volume.ClaimUID)
 	}

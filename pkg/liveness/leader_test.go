@@ -70,6 +70,46 @@ func setUp() (*enginetest.Cluster, coordinationclient.LeaseInterface) {
 	return cluster, cluster.Kube.CoordinationV1().Leases("holdfast")
 }
 
+// leap is a clock that can be put forward while nobody of the process runs, as a pause does.
+type leap struct {
+	clock.RealClock
+	by atomic.Int64
+}
+
+func (l *leap) Now() time.Time { return time.Now().Add(time.Duration(l.by.Load())) }
+
+// A process that was paused knows before it does anything else.
+func TestHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, leases := setUp()
+		if !liveness.Holds(t.Context()) {
+			t.Error("without a Lease there is none to lose")
+		}
+		paused := &leap{}
+		began, ended := make(chan context.Context), make(chan error, 1)
+		go func() {
+			ended <- liveness.Lead(t.Context(), leases, "first", paused, func(ctx context.Context) error {
+				began <- ctx
+				<-ctx.Done()
+				return nil
+			})
+		}()
+		working := <-began
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if !liveness.Holds(working) || !liveness.Holds(context.WithoutCancel(working)) {
+			t.Error("it holds its Lease, and does not know")
+		}
+		paused.by.Add(int64(time.Hour))
+		if working.Err() != nil || liveness.Holds(working) {
+			t.Error("it has slept for an hour, and takes its Lease for held")
+		}
+		if err := <-ended; !errors.Is(err, liveness.ErrLost) {
+			t.Errorf("it ended with %v", err)
+		}
+	})
+}
+
 func TestOneLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, leases := setUp()

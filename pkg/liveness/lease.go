@@ -17,7 +17,8 @@
 // No two clocks are compared, only durations are. A process measures its own by the
 // wall clock, too, because the monotonic one stands still while a virtual machine
 // sleeps; a wall clock that is put forward by more than 10 s stops it for nothing. It
-// looks every 250 ms, which is how long it may work on after a sleep. A process that is
+// looks every 250 ms, which is how long it may work on after a sleep; what must not even be
+// begun in that time asks Holds before. A process that is
 // paused at any line can't tell whether another one leads, until it asks (Leads); see
 // pkg/controllers/backupqueue for why its late writes do no harm. Who deletes the Lease
 // by hand lets another one lead at once, while this one works for up to 2 s more.
@@ -33,6 +34,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -74,6 +76,8 @@ type lease struct {
 	clock  clock.WithDelayedExecution
 
 	held *coordinationv1.Lease // as it was written last
+	// renewed is when the last renewal was sent that was answered.
+	renewed atomic.Pointer[time.Time]
 }
 
 // sighting is when a version of a Lease was first seen.
@@ -141,7 +145,8 @@ func isHolder(lease *coordinationv1.Lease, identity string) bool {
 // work has ended. The work's context ends with ctx, and when the Lease is lost: the error
 // is then ErrLost, unless ctx has ended too.
 func (l *lease) hold(ctx context.Context, taken time.Time, work func(context.Context) error) error {
-	working, stop := context.WithCancelCause(ctx)
+	l.renewed.Store(&taken)
+	working, stop := context.WithCancelCause(context.WithValue(ctx, leaseKey{}, l))
 	defer stop(nil)
 	// Renewing goes on until the work has stopped, whatever it was told.
 	renewing, ended := context.WithCancel(context.WithoutCancel(ctx))
@@ -201,8 +206,20 @@ func (l *lease) keep(ctx context.Context, renewed time.Time) error {
 			klog.FromContext(ctx).Info("Renewing the Lease of this process failed; it will be tried again", "lease", l.name, "err", err)
 		default:
 			renewed = sent
+			l.renewed.Store(&sent)
 		}
 	}
+}
+
+// leaseKey is where the context of a work has the Lease that is held for it.
+type leaseKey struct{}
+
+// Holds reports whether the Lease is still held, by the clock of this process, for which the
+// work goes on that a context is of. A process that was paused, and has just been woken, may
+// ask before it has noticed. Without a Lease it is true.
+func Holds(ctx context.Context) bool {
+	l, ok := ctx.Value(leaseKey{}).(*lease)
+	return !ok || elapsed(*l.renewed.Load(), l.clock.Now()) < l.deadline
 }
 
 // elapsed is the time between two looks at the clock of this process: the longer one

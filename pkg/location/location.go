@@ -7,6 +7,7 @@ package location
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -21,24 +22,64 @@ import (
 // ErrNoCredentials: the Secret that a storage location names does not exist.
 var ErrNoCredentials = errors.New("there are no credentials")
 
+// ErrForeign: the store is not one of Holdfast's.
+var ErrForeign = errors.New("the store is Longhorn's, and Holdfast keeps no backups there")
+
 // Secrets reads the Secrets of one namespace: here that of the credentials. The client
 // of a namespace does.
 type Secrets interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Secret, error)
 }
 
-// Open opens the store of a location. The caller closes it.
+// Open opens the store of a location, for whoever keeps backups there or reads those that
+// Holdfast keeps: one of another format is ErrForeign. The caller closes it.
 func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (*store.Bucket, error) {
-	credentials, err := Credentials(ctx, secrets, location)
+	if err := own(location); err != nil {
+		return nil, err
+	}
+	return OpenAny(ctx, secrets, location)
+}
+
+// OpenAny opens the store of a location, whoever writes it. The caller closes it.
+func OpenAny(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (*store.Bucket, error) {
+	credentials, err := credentials(ctx, secrets, location)
 	if err != nil {
 		return nil, err
 	}
 	return store.Open(ctx, &location.Spec, credentials)
 }
 
-// Credentials is the content of the Secret that a location names; nil if it
-// names none.
+// Settings stand for all that Open depends on: what has them open need not be opened anew
+// while they stay as they are.
+func Settings(location *enginev1alpha1.StorageLocation) (string, error) {
+	access := location.Spec
+	// These need no other store.
+	access.TrustedClusters, access.PollInterval, access.SyncRequest, access.Default = nil, nil, nil, false
+	settings, err := json.Marshal(access)
+	if err != nil {
+		return "", fmt.Errorf("reading StorageLocation %s: %w", location.Name, err)
+	}
+	return string(settings), nil
+}
+
+// Credentials is the content of the Secret that a location names; nil if it names none.
+// As with Open, the store is one of Holdfast's.
 func Credentials(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (map[string][]byte, error) {
+	if err := own(location); err != nil {
+		return nil, err
+	}
+	return credentials(ctx, secrets, location)
+}
+
+// own fails for a store in which Holdfast has nothing to write.
+func own(location *enginev1alpha1.StorageLocation) error {
+	if location.Spec.IsLonghorn() {
+		return fmt.Errorf("storage location %q: %w", location.Name, ErrForeign)
+	}
+	return nil
+}
+
+func credentials(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (map[string][]byte, error) {
 	s3 := location.Spec.S3
 	if s3 == nil || s3.CredentialsSecret == "" {
 		return nil, nil

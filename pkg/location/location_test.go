@@ -29,6 +29,34 @@ func onS3(secret string) *enginev1alpha1.StorageLocation {
 	}}
 }
 
+func TestSettings(t *testing.T) {
+	settings := func(change func(*enginev1alpha1.StorageLocationSpec)) string {
+		record := onS3("keys")
+		change(&record.Spec)
+		settings, err := location.Settings(record)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return settings
+	}
+	before := settings(func(*enginev1alpha1.StorageLocationSpec) {})
+	if after := settings(func(spec *enginev1alpha1.StorageLocationSpec) {
+		spec.TrustedClusters = []enginev1alpha1.TrustedCluster{{Name: "other"}}
+		spec.PollInterval, spec.SyncRequest, spec.Default = &metav1.Duration{Duration: 1}, &enginev1alpha1.Ask{}, true
+	}); after != before {
+		t.Errorf("what needs no other store changes %s to %s", before, after)
+	}
+	for name, change := range map[string]func(*enginev1alpha1.StorageLocationSpec){
+		"bucket":      func(spec *enginev1alpha1.StorageLocationSpec) { spec.S3.Bucket = "other" },
+		"credentials": func(spec *enginev1alpha1.StorageLocationSpec) { spec.S3.CredentialsSecret = "other" },
+		"prefix":      func(spec *enginev1alpha1.StorageLocationSpec) { spec.Prefix = "other" },
+	} {
+		if settings(change) == before {
+			t.Errorf("%s: a change of it changes nothing", name)
+		}
+	}
+}
+
 func TestCredentials(t *testing.T) {
 	secret := func(namespace, name string) *corev1.Secret {
 		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string][]byte{"accessKeyID": []byte(namespace)}}
@@ -81,5 +109,25 @@ func TestOpen(t *testing.T) {
 	record.Spec.Provider = "tape"
 	if _, err := location.Open(t.Context(), nil, record); err == nil {
 		t.Error("an unknown provider was opened")
+	}
+}
+
+// What keeps backups in a store, or removes them, does not get at another's.
+func TestAStoreOfAnotherFormat(t *testing.T) {
+	record := &enginev1alpha1.StorageLocation{Spec: enginev1alpha1.StorageLocationSpec{
+		Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()}, Format: enginev1alpha1.StorageFormatLonghorn,
+	}}
+	if _, err := location.Open(t.Context(), nil, record); !errors.Is(err, location.ErrForeign) {
+		t.Errorf("Open: %v", err)
+	}
+	if _, err := location.Credentials(t.Context(), nil, record); !errors.Is(err, location.ErrForeign) {
+		t.Errorf("Credentials: %v", err)
+	}
+	bucket, err := location.OpenAny(t.Context(), nil, record)
+	if err != nil {
+		t.Fatalf("OpenAny: %v", err)
+	}
+	if err := bucket.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -29,6 +29,11 @@
 // the same store are not looked at. A removal is kept for MaxUpload, since an upload of a
 // backup that was cancelled may end late.
 //
+// Of a backup that stays, the snapshots of volumes go that a change beside its folder names as
+// deleted, which the backup's own cluster has signed (package volumedeletion): a
+// format.VolumeRemoval only says at which backups to look. What a change says of that is said
+// for good, so it does not matter either how long the process sleeps in between.
+//
 // Whoever deletes a backup and is then paused for longer than MaxUpload, or dies with its
 // cluster, or removes a folder by hand, leaves snapshots that nobody asks for. Before a full
 // maintenance therefore each backup of this cluster that has snapshots is asked for in the
@@ -71,6 +76,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -90,6 +96,9 @@ import (
 // MaxUpload is the longest that an upload may take while its repository is maintained.
 const MaxUpload = 40 * time.Hour
 
+// CacheBytes is how much of the disk a maintenance takes at most.
+const CacheBytes = 512 << 20
+
 // Maintainer maintains repositories.
 type Maintainer struct {
 	// Namespace is the system namespace.
@@ -102,8 +111,10 @@ type Maintainer struct {
 	Secrets, Keys location.Secrets
 	// Leases of the repositories.
 	Leases coordinationclient.LeaseInterface
-	// ClusterUID is that of package identity.
+	// ClusterUID is that of package identity, and PublicKeys are those that the cluster has
+	// signed with.
 	ClusterUID string
+	PublicKeys []string
 	Clock      clock.WithDelayedExecution
 	// AcceptMissing has the snapshots go of backups that are missing from the store, however
 	// many they are.
@@ -116,13 +127,8 @@ type Maintainer struct {
 func (m *Maintainer) Maintain(ctx context.Context, volumeNamespace, location string) Result {
 	result := Result{Repository: enginev1alpha1.RepositoryName(volumeNamespace, location), Started: m.Clock.Now()}
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("volumeRepository", result.Repository))
-	done, swept, err := m.maintain(ctx, result.Repository)
+	err := m.maintain(ctx, &result)
 	result.Ended = m.Clock.Now()
-	result.SweptBackups, result.SweptSnapshots, result.WaitingBackups = swept.backups, swept.snapshots, swept.waiting
-	result.MissingBackups = swept.missing
-	result.Kind, result.ReclaimedBytes, result.RewrittenBytes = string(done.Kind), done.Reclaimed, done.Rewritten
-	result.ClockSkewSeconds = int64(done.Skew.Seconds())
-	result.SizeBytes, result.Files = done.Size, done.Files
 	switch {
 	case ctx.Err() != nil:
 		result.Cancelled = true
@@ -131,43 +137,70 @@ func (m *Maintainer) Maintain(ctx context.Context, volumeNamespace, location str
 		result.Error = err.Error()
 		klog.FromContext(ctx).Error(err, "The maintenance failed")
 	default:
-		klog.FromContext(ctx).Info("Maintained", "kind", done.Kind, "reclaimedBytes", done.Reclaimed, "rewrittenBytes", done.Rewritten, "sweptSnapshots", swept.snapshots, "clockSkew", done.Skew, "took", result.Ended.Sub(result.Started))
+		klog.FromContext(ctx).Info("Maintained", "kind", result.Kind, "reclaimedBytes", result.ReclaimedBytes, "rewrittenBytes", result.RewrittenBytes, "sweptSnapshots", result.SweptSnapshots, "clockSkewSeconds", result.ClockSkewSeconds, "took", result.Ended.Sub(result.Started))
 	}
 	return result
 }
 
-func (m *Maintainer) maintain(ctx context.Context, name string) (done repository.Maintenance, swept swept, err error) {
+func (m *Maintainer) maintain(ctx context.Context, result *Result) error {
+	name := result.Repository
 	record, err := m.Engine.VolumeRepositories(m.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return done, swept, fmt.Errorf("there is no VolumeRepository %s in %s: --repo-name and --backup-storage-location are those of its spec", name, m.Namespace)
+		return fmt.Errorf("there is no VolumeRepository %s in %s: --repo-name and --backup-storage-location are those of its spec", name, m.Namespace)
 	}
 	if err != nil {
-		return done, swept, fmt.Errorf("reading VolumeRepository %s: %w", name, err)
+		return fmt.Errorf("reading VolumeRepository %s: %w", name, err)
 	}
 	stored, err := m.Engine.StorageLocations(m.Namespace).Get(ctx, record.Spec.BackupStorageLocation, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return done, swept, fmt.Errorf("the storage location %q does not exist in %s", record.Spec.BackupStorageLocation, m.Namespace)
+		return fmt.Errorf("the storage location %q does not exist in %s", record.Spec.BackupStorageLocation, m.Namespace)
 	}
 	if err != nil {
-		return done, swept, fmt.Errorf("reading the storage location %s: %w", record.Spec.BackupStorageLocation, err)
+		return fmt.Errorf("reading the storage location %s: %w", record.Spec.BackupStorageLocation, err)
 	}
 	err = liveness.Exclusively(ctx, m.Leases, name, m.Identity, m.Clock, func(ctx context.Context) error {
-		opened, err := opener.OpenAt(ctx, m.Secrets, m.Keys, stored, record.Spec.VolumeNamespace)
+		cache, remove := newCache(ctx)
+		defer remove()
+		opened, err := opener.OpenAt(ctx, m.Secrets, m.Keys, stored, record.Spec.VolumeNamespace, cache)
 		if err != nil {
 			return err
 		}
-		swept, err = m.sweep(ctx, opened, stored, record.Spec.VolumeNamespace)
-		if !m.DryRun {
-			var failure error
-			done, failure = opened.Maintain(ctx)
-			err = errors.Join(err, failure)
-		}
+		err = m.MaintainOpened(ctx, opened, stored, record.Spec.VolumeNamespace, result)
 		return errors.Join(err, opened.Close(ctx))
 	})
 	if errors.Is(err, liveness.ErrHeld) {
 		err = fmt.Errorf("the repository is being maintained: %w", err)
 	}
-	return done, swept, err
+	return err
+}
+
+// newCache makes a cache for one maintenance: a full one reads the listing of each folder of each
+// snapshot, and from a bucket each would be a request.
+func newCache(ctx context.Context) (cache *repository.Cache, remove func()) {
+	dir, err := os.MkdirTemp("", "holdfast-maintenance-")
+	if err == nil {
+		cache, err = repository.NewCache(dir, CacheBytes)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "There is no cache, so the maintenance makes many requests")
+	}
+	return cache, func() { _ = os.RemoveAll(dir) }
+}
+
+// MaintainOpened maintains a repository that is open, of which the caller holds the Lease, and
+// writes into the result what was done.
+func (m *Maintainer) MaintainOpened(ctx context.Context, opened *repository.Repository, stored *enginev1alpha1.StorageLocation, namespace string, result *Result) error {
+	swept, err := m.sweep(ctx, opened, stored, namespace)
+	result.SweptBackups, result.SweptSnapshots = swept.backups, swept.snapshots
+	result.WaitingBackups, result.MissingBackups = swept.waiting, swept.missing
+	if m.DryRun {
+		return err
+	}
+	done, failure := opened.Maintain(ctx)
+	result.Kind, result.ReclaimedBytes, result.RewrittenBytes = string(done.Kind), done.Reclaimed, done.Rewritten
+	result.ClockSkewSeconds = int64(done.Skew.Seconds())
+	result.SizeBytes, result.Files = done.Size, done.Files
+	return errors.Join(err, failure)
 }
 
 // sweep removes the snapshots of backups that are gone. What it can't do keeps nobody from
@@ -188,7 +221,7 @@ func (m *Maintainer) sweep(ctx context.Context, opened *repository.Repository, s
 	s := &sweep{
 		missing: kind == repository.MaintenanceFull || m.AcceptMissing || m.DryRun, accept: m.AcceptMissing,
 		store: bucket, repository: opened, clock: m.Clock, dryRun: m.DryRun,
-		cluster: m.ClusterUID, namespace: namespace, location: stored.Name,
+		cluster: m.ClusterUID, keys: m.PublicKeys, namespace: namespace, location: stored.Name,
 	}
 	if done, err = s.run(ctx); err != nil {
 		err = fmt.Errorf("removing the snapshots of deleted backups: %w", err)

@@ -174,6 +174,33 @@ func TestMessage(t *testing.T) {
 			t.Errorf("the error is %v", err)
 		}
 	}
+	// One that fails has the room that the others do not need, whatever it is made of.
+	for _, text := range []string{strings.Repeat("x", 5000), strings.Repeat("<&>", 2000), strings.Repeat("\x01", 5000)} {
+		results := []maintenance.Result{{Repository: "c.default", Error: text}}
+		for range 9 {
+			results = append(results, good)
+		}
+		message := maintenance.Message(results)
+		if got := maintenance.Results(message); len(message) > 4096 || len(got) != 10 || len(got[0].Error) < 200 {
+			t.Errorf("%d results come back from %d bytes, the first with %d bytes", len(got), len(message), len(got[0].Error))
+		}
+	}
+	// Where there is no room for errors, what failed has failed all the same.
+	var crowded []maintenance.Result
+	for i := range 10 {
+		result := good
+		result.Repository, result.Error = fmt.Sprintf("%s%d.default", strings.Repeat("n", 250), i), long
+		crowded = append(crowded, result)
+	}
+	got := maintenance.Results(maintenance.Message(crowded))
+	if len(got) < 5 {
+		t.Errorf("%d results come back", len(got))
+	}
+	for _, result := range got {
+		if result.Error == "" {
+			t.Errorf("a failure comes back as %s", result)
+		}
+	}
 	if got := maintenance.Results("panic: something\n{}\n{\"a\":"); len(got) != 0 {
 		t.Errorf("it reads %v", got)
 	}

@@ -4,6 +4,7 @@
 package maintenance
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -77,14 +78,37 @@ func Message(results []Result) string {
 	if len(results) == 1 && results[0].Error != "" {
 		return truncated(results[0].Error, messageLimit)
 	}
-	// The rest of a line takes less than 300 bytes and the name.
-	room := messageLimit/max(len(results), 1) - 300
+	// What the lines take without their errors is not for these; the rest they share.
+	room, failed := messageLimit, 0
+	for _, result := range results {
+		if result.Error != "" {
+			failed++
+			result.Error = "-"
+		}
+		room -= len(result.String()) + 1
+	}
 	var lines strings.Builder
 	for _, result := range results {
-		result.Error = truncated(result.Error, max(room-len(result.Repository), 0)/2) // quotes may double it
+		if result.Error != "" { // of which something stays, or it would be read as a success
+			result.Error = cmp.Or(fitting(result.Error, room/max(failed, 1)), "-")
+		}
 		fmt.Fprintln(&lines, result)
 	}
 	return truncated(lines.String(), messageLimit)
+}
+
+// fitting is as much of a text as takes no more than so many bytes as a JSON string, in which
+// one may take six.
+func fitting(text string, bytes int) string {
+	for limit := bytes; limit > 0; {
+		text = truncated(text, limit)
+		encoded, err := json.Marshal(text)
+		if err == nil && len(encoded)-2 <= bytes {
+			return text
+		}
+		limit = len(text) * bytes / max(len(encoded), bytes+1)
+	}
+	return ""
 }
 
 func truncated(text string, limit int) string {

@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
@@ -40,17 +42,24 @@ const (
 
 // sweep removes from the repository of a namespace the snapshots of backups that are
 // deleted, or have failed or were cancelled: those for which the store holds a removal,
-// and those that are missing.
+// and those that are missing. And those of volumes that were deleted from backups.
 type sweep struct {
 	store      bucket
 	repository *repository.Repository
 	// cluster is the uid of this one, and location the name of the storage location.
 	cluster, namespace, location string
-	clock                        clock.PassiveClock
-	dryRun                       bool
+	// keys are those that the cluster has signed with.
+	keys   []string
+	clock  clock.PassiveClock
+	dryRun bool
 	// missing is set if all backups of this cluster are to be asked for, and accept if it
 	// is known that many are missing.
 	missing, accept bool
+
+	// asked are the backups that this run has asked for deleted volumes, and whether they could
+	// be; byID are the snapshots that are not known to go for them.
+	asked map[format.RemovalOf]bool
+	byID  map[string]datapath.Snapshot
 }
 
 // swept is what a sweep has done.
@@ -62,15 +71,12 @@ type swept struct {
 	missing int
 }
 
-// removal is a request, and the object that it lies in.
-type removal struct {
-	format.Removal
-	object store.Object
-}
+// removal is a request.
+type removal struct{ format.Removal }
 
 func (s *sweep) run(ctx context.Context) (done swept, err error) {
-	requested, err := s.requested(ctx)
-	if err != nil || len(requested) == 0 && !s.missing {
+	objects, err := s.requested(ctx)
+	if err != nil || len(objects) == 0 && !s.missing {
 		return done, err
 	}
 	// Listed before the backups are asked for: what is uploaded later stays.
@@ -78,29 +84,86 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 	if err != nil {
 		return done, err
 	}
+	s.asked, s.byID = map[format.RemovalOf]bool{}, make(map[string]datapath.Snapshot, len(all))
+	for _, snapshot := range all {
+		s.byID[snapshot.ID] = snapshot
+	}
 	var ids []string
-	var ended []removal
+	var backups int
+	var requested []removal // without the snapshots that they name, which may be many
+	var ended []store.Object
 	var failures []error
-	for _, r := range requested {
-		needed, err := s.needs(ctx, r)
+	// flush does what was found out so far: a sweep that is killed has not been in vain.
+	flush := func() error {
+		if len(ids) > 0 && !s.dryRun {
+			if err := datapath.DeleteSnapshots(ctx, s.repository, ids); err != nil {
+				return err
+			}
+		}
+		done.snapshots, done.backups = done.snapshots+len(ids), done.backups+backups
+		for _, object := range ended {
+			if !s.dryRun {
+				failures = append(failures, s.remove(ctx, object))
+			}
+		}
+		ids, backups, ended = nil, 0, nil
+		return nil
+	}
+	for _, object := range objects {
+		if len(ids)+len(ended) >= flushAfter {
+			if err := flush(); err != nil {
+				return done, err
+			}
+		}
+		if format.IsVolumeRemovalKey(object.Key) {
+			its, waiting, err := s.ofVolumes(ctx, object)
+			if err != nil {
+				return done, err
+			}
+			ids = append(ids, its...)
+			if done.waiting += waiting; waiting == 0 {
+				ended = append(ended, object)
+			}
+			if err := flush(); err != nil { // it has asked many backups
+				return done, err
+			}
+			continue
+		}
+		r, err := s.read(ctx, object)
 		switch {
-		case errors.Is(err, folder.ErrUnreadable):
-			klog.FromContext(ctx).Info("It is not certain that a backup is gone, so its snapshots stay", "backup", r.StoreName, "uid", r.UID, "err", err)
+		case errors.Is(err, store.ErrNotFound) || err == nil && r == nil:
+			continue
+		case errors.Is(err, store.ErrDenied):
+			klog.FromContext(ctx).Info("What is to be removed can't be read, and waits", "key", object.Key, "err", err)
 			done.waiting++
 			continue
 		case err != nil:
-			return done, err // of the store, which will say the same of the others
-		case needed:
-			klog.FromContext(ctx).V(1).Info("A backup whose snapshots are to go is still there", "backup", r.StoreName, "uid", r.UID)
-			done.waiting++
-		default:
-			if its := r.snapshots(all); len(its) > 0 {
+			return done, err
+		}
+		requested = append(requested, removal{Removal: format.Removal{UID: r.UID, StoreName: r.StoreName}})
+		// Most requests that wait have been followed, and are kept for what may still come.
+		if its := r.snapshots(all); len(its) > 0 {
+			needed, err := s.needs(ctx, *r)
+			switch {
+			case isBackups(err):
+				klog.FromContext(ctx).Info("It is not certain that a backup is gone, so its snapshots stay", "backup", r.StoreName, "uid", r.UID, "err", err)
+				done.waiting++
+				continue
+			case err != nil:
+				return done, err // of the store, which will say the same of the others
+			case needed:
+				klog.FromContext(ctx).V(1).Info("A backup whose snapshots are to go is still there", "backup", r.StoreName, "uid", r.UID)
+				done.waiting++
+			default:
 				ids = append(ids, its...)
-				done.backups++
+				backups++
 				klog.FromContext(ctx).Info("The snapshots of a backup go", "backup", r.StoreName, "uid", r.UID, "snapshots", len(its), "dryRun", s.dryRun)
 			}
 		}
-		ended = append(ended, r)
+		// Else an upload of the backup may still end.
+		if s.clock.Since(object.ModTime) > MaxUpload {
+			ended = append(ended, object)
+		}
 	}
 	if s.missing {
 		missing, err := s.findMissing(ctx, requested, all)
@@ -114,24 +177,95 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 		}
 		for uid, its := range missing.snapshots {
 			ids = append(ids, its...)
-			done.backups++
+			backups++
 			klog.FromContext(ctx).Info("The snapshots of a backup go that is missing from the store", "uid", uid, "snapshots", len(its), "dryRun", s.dryRun)
 		}
 	}
-	done.snapshots = len(ids)
-	if s.dryRun {
-		return done, nil
-	}
-	if err := datapath.DeleteSnapshots(ctx, s.repository, ids); err != nil {
-		return swept{waiting: done.waiting, missing: done.missing}, err
-	}
-	for _, r := range ended {
-		// An upload of the backup may still end.
-		if s.clock.Since(r.object.ModTime) > MaxUpload {
-			failures = append(failures, s.remove(ctx, r.object))
-		}
+	if err := flush(); err != nil {
+		return done, err
 	}
 	return done, errors.Join(failures...)
+}
+
+const (
+	// atOnce is how many backups are asked for deleted volumes at once.
+	atOnce = 16
+	// flushAfter is after how many snapshots and requests they go, since each time costs some
+	// writes to the repository.
+	flushAfter = 100
+)
+
+// ofVolumes are the snapshots of deleted volumes, by what the changes say that lie beside their
+// backups, and how many backups could not be asked. Of a backup that is gone there are none: its
+// own removal has them. A backup that an earlier request had asked has no more to say: all
+// changes were stored before the requests were listed.
+func (s *sweep) ofVolumes(ctx context.Context, object store.Object) (ids []string, waiting int, err error) {
+	data, err := s.content(ctx, object)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil, 0, nil
+	case errors.Is(err, store.ErrDenied):
+		klog.FromContext(ctx).Info("What is to be removed can't be read, and waits", "key", object.Key, "err", err)
+		return nil, 1, nil
+	case err != nil:
+		return nil, 0, err
+	}
+	request, err := format.DecodeVolumeRemoval(data)
+	if err != nil || object.Key != format.VolumeRemovalKey(s.cluster, s.namespace, request.Request) {
+		klog.FromContext(ctx).Info("What is no removal lies among them, and is left alone", "key", object.Key, "err", err)
+		return nil, 1, nil
+	}
+	var ask []format.RemovalOf
+	for _, backup := range request.Backups {
+		if _, asked := s.asked[backup]; !asked {
+			s.asked[backup] = true
+			ask = append(ask, backup)
+		}
+	}
+	var mu sync.Mutex
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(atOnce)
+	for _, backup := range ask {
+		group.Go(func() error {
+			r := removal{Removal: format.Removal{UID: backup.UID, StoreName: backup.StoreName}}
+			of := s.folder(r)
+			deleted, err := of.DeletedVolumes(groupCtx, s.cluster, s.keys)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case isBackups(err):
+				klog.FromContext(ctx).Info("It is not certain which volumes of a backup are deleted, so their snapshots stay", "backup", backup.StoreName, "uid", backup.UID, "err", err)
+				s.asked[backup] = false
+				return nil
+			case err != nil:
+				return err
+			}
+			for _, volume := range deleted {
+				if snapshot, there := s.byID[volume.SnapshotID]; there && volume.Namespace == s.namespace && r.means(snapshot) {
+					ids = append(ids, snapshot.ID)
+					delete(s.byID, snapshot.ID)
+				}
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, 0, err
+	}
+	for _, backup := range request.Backups {
+		if !s.asked[backup] {
+			waiting++
+		}
+	}
+	klog.FromContext(ctx).Info("The snapshots of deleted volumes go", "request", request.Request, "backups", len(request.Backups), "snapshots", len(ids), "waiting", waiting, "dryRun", s.dryRun)
+	return ids, waiting, nil
+}
+
+// isBackups reports whether it is one backup of which nobody can say whether it is there, so
+// that its snapshots stay, and not the store that can't be asked: its metadata can't be read,
+// or access to it is denied, to it alone maybe.
+func isBackups(err error) bool {
+	return errors.Is(err, folder.ErrUnreadable) || errors.Is(err, store.ErrDenied)
 }
 
 // snapshots are those of the backup: with its uid, or named by it and made for no other.
@@ -191,7 +325,7 @@ func (s *sweep) findMissing(ctx context.Context, requested []removal, all []data
 		needed := young.Has(uid)
 		if !needed {
 			needed, err = s.needs(ctx, removal{Removal: format.Removal{UID: uid, StoreName: name}})
-			if err != nil && !errors.Is(err, folder.ErrUnreadable) {
+			if err != nil && !isBackups(err) {
 				return missing{}, err
 			}
 		}
@@ -202,9 +336,9 @@ func (s *sweep) findMissing(ctx context.Context, requested []removal, all []data
 	return found, nil
 }
 
-// requested are the removals of this cluster for the repository.
-func (s *sweep) requested(ctx context.Context) (all []removal, err error) {
-	var objects []store.Object
+// requested are the objects in which removals of this cluster for the repository lie. They are
+// read one by one, since each may be large.
+func (s *sweep) requested(ctx context.Context) (objects []store.Object, err error) {
 	err = try(ctx, func(ctx context.Context) error {
 		objects = nil
 		for object, err := range s.store.List(ctx, format.RemovalsPrefix(s.cluster, s.namespace), store.ListOptions{Recursive: true}) {
@@ -218,25 +352,12 @@ func (s *sweep) requested(ctx context.Context) (all []removal, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("list what is to be removed: %w", err)
 	}
-	for _, object := range objects {
-		r, err := s.read(ctx, object)
-		if errors.Is(err, store.ErrNotFound) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if r != nil {
-			all = append(all, *r)
-		}
-	}
-	return all, nil
+	return objects, nil
 }
 
-// read returns nil for an object that is no removal, which stays as it is.
-func (s *sweep) read(ctx context.Context, object store.Object) (*removal, error) {
-	var data []byte
-	err := try(ctx, func(ctx context.Context) error {
+// content is that of an object in which a removal lies.
+func (s *sweep) content(ctx context.Context, object store.Object) (data []byte, err error) {
+	err = try(ctx, func(ctx context.Context) error {
 		content, err := s.store.Get(ctx, object.Key)
 		if err != nil {
 			return err
@@ -248,24 +369,37 @@ func (s *sweep) read(ctx context.Context, object store.Object) (*removal, error)
 	if err != nil {
 		return nil, fmt.Errorf("read what is to be removed: %w", err)
 	}
+	return data, nil
+}
+
+// read returns nil for an object that is no removal, which stays as it is.
+func (s *sweep) read(ctx context.Context, object store.Object) (*removal, error) {
+	data, err := s.content(ctx, object)
+	if err != nil {
+		return nil, err
+	}
 	decoded, err := format.DecodeRemoval(data)
 	if err != nil || object.Key != format.RemovalKey(s.cluster, s.namespace, decoded.UID) {
 		klog.FromContext(ctx).Info("What is no removal lies among them, and is left alone", "key", object.Key, "err", err)
 		return nil, nil
 	}
-	return &removal{decoded, object}, nil
+	return &removal{decoded}, nil
 }
 
 // needs reports whether a backup needs its snapshots.
 func (s *sweep) needs(ctx context.Context, r removal) (bool, error) {
-	of := folder.Folder{
+	of := s.folder(r)
+	return of.Needs(ctx)
+}
+
+func (s *sweep) folder(r removal) folder.Folder {
+	return folder.Folder{
 		Place: format.Place{StoreName: r.StoreName, Location: s.location},
 		Clock: s.clock,
 		UID:   r.UID,
 		Store: s.store,
 		Try:   try,
 	}
-	return of.Needs(ctx)
 }
 
 func (s *sweep) remove(ctx context.Context, object store.Object) error {

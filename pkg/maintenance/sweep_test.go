@@ -4,11 +4,13 @@
 package maintenance
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -234,8 +236,12 @@ func TestSweepOfTheMissing(t *testing.T) {
 	w.end("stored", v1alpha1.BackupPhaseCompleted)
 	must(t, w.Put(t.Context(), format.MetadataKey("unreadable"), []byte("{")))
 	w.Inject(storetest.Fault{Operation: storetest.Get, Key: format.OwnerKey("lost"), Err: store.ErrDenied})
-	if done, err := w.sweep.run(t.Context()); !errors.Is(err, store.ErrDenied) || done != (swept{}) {
-		t.Errorf("it says %+v, %v", done, err)
+	if done, err := w.sweep.run(t.Context()); err != nil || done != (swept{}) {
+		t.Errorf("of one that is denied it says %+v, %v", done, err)
+	}
+	w.Inject(storetest.Fault{Operation: storetest.Get, Key: format.OwnerKey("lost"), Err: store.ErrUnavailable})
+	if done, err := w.sweep.run(t.Context()); !errors.Is(err, store.ErrUnavailable) || done != (swept{}) {
+		t.Errorf("of a store that does not answer it says %+v, %v", done, err)
 	}
 	w.Inject()
 	stay := slices.Sorted(slices.Values(append([]string{"running", "stored", "unreadable"}, others...)))
@@ -269,7 +275,8 @@ func TestTooManyMissing(t *testing.T) {
 	}
 }
 
-// TestSweepOfAStoreThatFails: whatever can't be asked, nothing goes for it.
+// TestSweepOfAStoreThatFails: whatever can't be asked, nothing goes for it. One object that is
+// denied keeps nobody else's snapshots.
 func TestSweepOfAStoreThatFails(t *testing.T) {
 	w := newWorld(t)
 	w.upload("stored", "stored")
@@ -285,7 +292,11 @@ func TestSweepOfAStoreThatFails(t *testing.T) {
 			for _, key := range keys {
 				w.Inject(storetest.Fault{Operation: operation, Key: key, Err: fmt.Errorf("%w: it is so", cause)})
 				done, err := w.sweep.run(t.Context())
-				if !errors.Is(err, cause) || done != (swept{}) {
+				if operation == storetest.Get && cause == store.ErrDenied {
+					if err != nil || done != (swept{waiting: 1}) {
+						t.Errorf("%s %s: of one that is denied it says %+v, %v", operation, key, done, err)
+					}
+				} else if !errors.Is(err, cause) || done != (swept{}) {
 					t.Errorf("%s %s: it says %+v, %v", operation, key, done, err)
 				}
 				if left := w.left(); len(left) != 2 {
@@ -317,6 +328,38 @@ func TestSweepCost(t *testing.T) {
 	if gets, lists := w.Count(storetest.Get), w.Count(storetest.List); gets != 4*backups || lists != 1 {
 		t.Errorf("%d GETs and %d LISTs for %d backups", gets, lists, backups)
 	}
+	// While the requests wait for what may still come, each is read and no more.
+	w.Reset()
+	if done, err := w.sweep.run(t.Context()); err != nil || done != (swept{}) {
+		t.Errorf("again it says %+v, %v", done, err)
+	}
+	if gets, lists := w.Count(storetest.Get), w.Count(storetest.List); gets != backups || lists != 1 {
+		t.Errorf("again %d GETs and %d LISTs for %d backups", gets, lists, backups)
+	}
+
+	// However many have deleted volumes of it, a backup is asked once, and one that could not be
+	// asked holds them all.
+	const requests = 10
+	key := func(i int) string { return format.VolumeRemovalKey(cluster, app, types.UID(fmt.Sprint(i))) }
+	for i := range requests {
+		request := format.VolumeRemoval{Request: types.UID(fmt.Sprint(i))}
+		for i := range backups {
+			name := fmt.Sprintf("backup-%d", i)
+			request.Backups = append(request.Backups, format.RemovalOf{UID: types.UID(name), StoreName: name})
+		}
+		content, err := format.EncodeVolumeRemoval(request)
+		must(t, err)
+		must(t, w.Put(t.Context(), key(i), content))
+	}
+	must(t, w.Put(t.Context(), format.MetadataKey("backup-0"), []byte("<html>")))
+	asked := w.removals() - requests
+	w.Reset()
+	if done, err := w.sweep.run(t.Context()); err != nil || done.waiting != requests || w.removals() != asked+requests {
+		t.Errorf("it says %+v, %v, and leaves %d removals", done, err, w.removals())
+	}
+	if gets := w.Count(storetest.Get); gets > 8*backups+requests {
+		t.Errorf("%d GETs for %d requests of %d backups", gets, requests, backups)
+	}
 }
 
 func must(t testing.TB, err error) {
@@ -324,4 +367,105 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestSweepOfVolumes: of a backup that stays, the snapshots go that a signed change beside it
+// names as deleted, and no others, whatever is asked for.
+func TestSweepOfVolumes(t *testing.T) {
+	w := newWorld(t)
+	key, err := format.NewSigningKey(rand.Reader)
+	must(t, err)
+	stranger, err := format.NewSigningKey(rand.Reader)
+	must(t, err)
+	w.sweep.keys = []string{key.PublicKey()}
+	instant := metav1.Unix(1_700_000_000, 0)
+	uidOf := func(i int) types.UID {
+		return types.UID(fmt.Sprintf("%08d-2f0a-4a57-9d0e-6f6b1a2f3c4d", i))
+	}
+	names := []string{"deleted", "kept", "forged", "elsewhere", "unreadable"}
+	for i, name := range names {
+		by := format.Cluster{SystemNamespace: "holdfast", UID: cluster, Key: key}
+		metadata, err := format.EncodeBackup(&v1alpha1.Backup{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: name, UID: uidOf(i), CreationTimestamp: instant},
+			Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &instant, CompletionTimestamp: &instant},
+		}, nil, by)
+		must(t, err)
+		must(t, w.Put(t.Context(), format.MetadataKey(name), metadata))
+		w.uploadOf(name, uidOf(i), cluster)
+		change := format.Expiration{StoreName: name, UID: uidOf(i), Number: 1, Timestamp: instant, Deleted: []format.DeletedVolume{
+			{VolumeID: format.VolumeID{Namespace: app, Name: "data"}, SnapshotID: w.ids[name], Timestamp: instant},
+			{VolumeID: format.VolumeID{Namespace: app, Name: "more"}, SnapshotID: w.ids["deleted"], Timestamp: instant}, // which is not its own
+		}}
+		switch name {
+		case "kept":
+			continue
+		case "forged":
+			by.Key = stranger
+		case "elsewhere":
+			change.Deleted[0].Namespace = "another"
+		}
+		content, err := format.EncodeExpiration(change, by)
+		must(t, err)
+		must(t, w.Put(t.Context(), format.ExpirationKey(name, uidOf(i), 1), content))
+	}
+	must(t, w.Put(t.Context(), format.MetadataKey("unreadable"), []byte("<html>")))
+	request := format.VolumeRemoval{Request: "a request"}
+	for i, name := range append(names, "gone") {
+		request.Backups = append(request.Backups, format.RemovalOf{UID: uidOf(i), StoreName: name})
+	}
+	content, err := format.EncodeVolumeRemoval(request)
+	must(t, err)
+	must(t, w.Put(t.Context(), format.VolumeRemovalKey(cluster, app, request.Request), content))
+
+	w.sweep.dryRun = true
+	done, err := w.sweep.run(t.Context())
+	if err != nil || done.snapshots != 1 || len(w.left()) != 5 {
+		t.Errorf("a dry run says %+v, %v, and leaves %q", done, err, w.left())
+	}
+	w.sweep.dryRun = false
+	done, err = w.sweep.run(t.Context())
+	if left := w.left(); err != nil || done.snapshots != 1 || done.waiting != 1 || !slices.Equal(left, []string{"elsewhere", "forged", "kept", "unreadable"}) || w.removals() != 1 {
+		t.Errorf("it says %+v, %v, and leaves %q, with %d removals", done, err, left, w.removals())
+	}
+	// What was found out before the store went away has gone then.
+	w.uploadOf("deleted", uidOf(0), cluster)
+	change := format.Expiration{StoreName: "deleted", UID: uidOf(0), Number: 2, Timestamp: instant, Deleted: []format.DeletedVolume{
+		{VolumeID: format.VolumeID{Namespace: app, Name: "data"}, SnapshotID: w.ids["deleted"], Timestamp: instant},
+	}}
+	content, err = format.EncodeExpiration(change, format.Cluster{SystemNamespace: "holdfast", UID: cluster, Key: key})
+	must(t, err)
+	must(t, w.Put(t.Context(), format.ExpirationKey("deleted", uidOf(0), 2), content))
+	both := []types.UID{"another request", "a third request"}
+	slices.SortFunc(both, func(a, b types.UID) int {
+		return strings.Compare(format.VolumeRemovalKey(cluster, app, a), format.VolumeRemovalKey(cluster, app, b))
+	})
+	for _, uid := range both {
+		content, err := format.EncodeVolumeRemoval(format.VolumeRemoval{Request: uid, Backups: request.Backups[:1]})
+		must(t, err)
+		must(t, w.Put(t.Context(), format.VolumeRemovalKey(cluster, app, uid), content))
+	}
+	must(t, w.remove(format.VolumeRemovalKey(cluster, app, request.Request)))
+	w.Inject(storetest.Fault{Operation: storetest.Get, Key: format.VolumeRemovalKey(cluster, app, both[1]), Err: store.ErrUnavailable})
+	done, err = w.sweep.run(t.Context())
+	if !errors.Is(err, store.ErrUnavailable) || done.snapshots != 1 || len(w.left()) != 4 || w.removals() != 1 {
+		t.Errorf("of a store that goes away it says %+v, %v, and leaves %q, with %d removals", done, err, w.left(), w.removals())
+	}
+	w.Inject()
+	content, err = format.EncodeVolumeRemoval(request)
+	must(t, err)
+	must(t, w.Put(t.Context(), format.VolumeRemovalKey(cluster, app, request.Request), content))
+	// When the one that could not be read is gone, so is what was asked for.
+	must(t, w.remove(format.MetadataKey("unreadable")))
+	done, err = w.sweep.run(t.Context())
+	if err != nil || done.snapshots != 0 || done.waiting != 0 || w.removals() != 0 || len(w.left()) != 4 {
+		t.Errorf("in the end it says %+v, %v, and leaves %q, with %d removals", done, err, w.left(), w.removals())
+	}
+}
+
+func (w *world) remove(key string) error {
+	object, err := w.Attributes(w.Context(), key)
+	if err != nil {
+		return err
+	}
+	return w.Delete(w.Context(), object)
 }

@@ -13,6 +13,7 @@ package manifest
 
 import (
 	"cmp"
+	"encoding/json"
 	"iter"
 	"slices"
 	"strings"
@@ -55,8 +56,11 @@ type Item struct {
 	Place Place `json:"place,omitzero"`
 	// Reason is why the object was taken; empty if the backup's spec selects it.
 	Reason string `json:"reason,omitempty"`
-	// Shortened is true when labels, annotations, owners and references are left out,
-	// since they are too large.
+	// Original is what the object had and the stored one has not, as a JSON merge patch
+	// (RFC 7386) that makes the one from the other.
+	Original json.RawMessage `json:"original,omitempty"`
+	// Shortened is true when labels, annotations, owners, references and the original are
+	// left out, since they are too large.
 	Shortened bool `json:"shortened,omitempty"`
 
 	// Manifest is the one that the item was added to.

@@ -251,16 +251,27 @@ func checkDocument(t interface {
 	reads := 0
 	ranges := func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
 		reads++
-		if offset < 0 {
-			offset += int64(len(document))
-		}
 		return io.NopCloser(io.NewSectionReader(bytes.NewReader(document), offset, length)), nil
+	}
+	index, err := ReadIndex(context.Background(), ranges, int64(len(document)))
+	if err != nil || reads > 1 {
+		t.Fatal(reads, err)
+	}
+	if diff := cmp.Diff(want, collect(t, index.Read(context.Background(), index.Kinds()...)), ignoreManifest, cmpopts.EquateEmpty()); diff != "" {
+		t.Fatal(diff)
+	}
+	if kinds := index.Kinds(); len(kinds) > 1 {
+		some := []string{kinds[0], kinds[len(kinds)-1]}
+		of := slices.DeleteFunc(slices.Clone(want), func(i *Item) bool { return !slices.Contains(some, i.GroupKind()) })
+		if diff := cmp.Diff(of, collect(t, index.Read(context.Background(), some...)), ignoreManifest, cmpopts.EquateEmpty()); diff != "" {
+			t.Fatal(diff)
+		}
 	}
 	for _, item := range find {
 		for _, name := range []string{item.Name, item.Name + "0"} {
 			reads = 0
-			found, err := Find(context.Background(), ranges, item.GroupKind(), item.Namespace, name)
-			if err != nil || reads > 3 {
+			found, err := index.Find(context.Background(), item.GroupKind(), item.Namespace, name)
+			if err != nil || reads > 1 {
 				t.Fatal(reads, err)
 			}
 			if name == item.Name && cmp.Diff(item, found, ignoreManifest, cmpopts.EquateEmpty()) != "" || name != item.Name && found != nil {
@@ -312,6 +323,78 @@ func TestDamage(t *testing.T) {
 	}
 }
 
+// What decompresses to far more than a manifest has, in lines or without, is refused before
+// it has taken much time or memory.
+func TestBombs(t *testing.T) {
+	const kind = "apps/v1/Deployment"
+	zip := func(text ...string) []byte {
+		var b bytes.Buffer
+		w := stdgzip.NewWriter(&b)
+		for _, part := range text {
+			_, _ = io.WriteString(w, part)
+		}
+		_ = w.Close()
+		return b.Bytes()
+	}
+	item := kinds[1]
+	item.Name = "x"
+	whole, err := json.Marshal(&item)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, member := range map[string][]byte{
+		"empty lines":   zip(strings.Repeat("\n", 64<<20)),
+		"separators":    zip(strings.Repeat(",\n", 32<<20)),
+		"one line":      zip(strings.Repeat(" ", 64<<20)),
+		"the same item": zip(string(whole), strings.Repeat(",\n"+string(whole), 500_000)),
+	} {
+		document := zip("{\"version\":1,\"items\":[\n")
+		entry := indexEntry{kind, "/a", int64(len(document)), int64(len(member))}
+		index, err := json.Marshal([]indexEntry{entry})
+		if err != nil {
+			t.Fatal(err)
+		}
+		document = append(document, member...)
+		at := int64(len(document))
+		document = append(document, zip("\n", itemsEnd, string(index), "}\n")...)
+		document = append(document, footer(at)...)
+		found, err := ReadIndex(t.Context(), func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+			return io.NopCloser(io.NewSectionReader(bytes.NewReader(document), offset, length)), nil
+		}, int64(len(document)))
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		if _, err := found.Find(t.Context(), kind, "", "y"); !errors.Is(err, ErrFormat) {
+			t.Errorf("%s: Find: %v", name, err)
+		}
+		count := 0
+		for _, err = range found.Read(t.Context(), kind) {
+			count++
+		}
+		if !errors.Is(err, ErrFormat) || count > 2 {
+			t.Errorf("%s: Read of the kind: %d items, %v", name, count, err)
+		}
+		if name == "the same item" {
+			continue // Compare finds that
+		}
+		for _, err = range Read(bytes.NewReader(document)) {
+		}
+		if !errors.Is(err, ErrFormat) {
+			t.Errorf("%s: Read: %v", name, err)
+		}
+	}
+	// An index of entries that are none is refused at its first.
+	document := zip("{\"version\":1,\"items\":[\n")
+	at := int64(len(document))
+	document = append(document, zip("\n", itemsEnd, "[", strings.Repeat("{},", 2<<20), "{}]}\n")...)
+	document = append(document, footer(at)...)
+	if _, err := ReadIndex(t.Context(), func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+		return io.NopCloser(io.NewSectionReader(bytes.NewReader(document), offset, length)), nil
+	}, int64(len(document))); !errors.Is(err, ErrFormat) {
+		t.Errorf("an index of nothing: %v", err)
+	}
+}
+
 func FuzzRead(f *testing.F) {
 	item := kinds[1]
 	item.Name = "x"
@@ -324,12 +407,19 @@ func FuzzRead(f *testing.F) {
 				t.Fatal(item, err)
 			}
 		}
-		_, err := Find(t.Context(), func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
-			if offset < 0 {
-				offset = max(0, offset+int64(len(data)))
-			}
+		index, err := ReadIndex(t.Context(), func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
 			return io.NopCloser(io.NewSectionReader(bytes.NewReader(data), offset, length)), nil
-		}, "apps/v1/Deployment", "", "x")
+		}, int64(len(data)))
+		if err == nil {
+			_, err = index.Find(t.Context(), "apps/v1/Deployment", "", "x")
+		}
+		if err == nil {
+			for item, failed := range index.Read(t.Context(), index.Kinds()...) {
+				if err = failed; err == nil && item.Name == "" {
+					t.Fatal(item)
+				}
+			}
+		}
 		if err != nil && !errors.Is(err, ErrFormat) {
 			t.Fatal(err)
 		}

@@ -75,7 +75,7 @@ func (w *Writer) Add(item *Item) error {
 	}
 	if len(line) > maxItemBytes {
 		short := *item
-		short.Labels, short.Annotations, short.OwnerUIDs, short.References, short.Shortened = nil, nil, nil, nil, true
+		short.Labels, short.Annotations, short.OwnerUIDs, short.References, short.Original, short.Shortened = nil, nil, nil, nil, nil, true
 		if line, err = w.encode(&short); err != nil {
 			return err
 		}
@@ -216,6 +216,20 @@ const footerExtra = 2 + 2 + 8
 
 // footerID identifies the field: RFC 1952, section 2.3.1.1.
 var footerID = [2]byte{'H', 'F'}
+
+// Size is about how large the document is going to be, in bytes: enough for a buffer that
+// need not grow, if the items came in order.
+func (w *Writer) Size() int {
+	size := 0
+	for _, s := range w.sections {
+		size += s.open.Len()
+		for _, m := range s.members {
+			// The index has some 40 bytes of each.
+			size += len(m.compressed) + len(m.first) + 100
+		}
+	}
+	return size + memberBytes
+}
 
 // WriteTo writes the document. Nothing can be added after that.
 func (w *Writer) WriteTo(to io.Writer) (int64, error) {

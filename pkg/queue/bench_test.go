@@ -86,7 +86,7 @@ func (shape benchShape) run(b *testing.B, i int) Run {
 
 // snapshot has n queued, and what could start has started.
 func (shape benchShape) snapshot(b *testing.B, n int) Snapshot {
-	s := Snapshot{Limit: benchSlots, Locations: map[string]LocationState{"default": {Available: true}}}
+	s := Snapshot{Limits: Slots{benchSlots, benchSlots}, Locations: map[string]LocationState{"default": {Available: true}}}
 	for i := range shape.distinct {
 		s.Namespaces = append(s.Namespaces, fmt.Sprintf("namespace-%06d", i))
 	}
@@ -105,7 +105,7 @@ func (shape benchShape) snapshot(b *testing.B, n int) Snapshot {
 }
 
 func (shape benchShape) planner(b *testing.B, s Snapshot) *Planner {
-	p, err := NewPlanner(s.Limit)
+	p, err := NewPlanner(s.Limits)
 	if err != nil {
 		b.Fatal(err)
 	}

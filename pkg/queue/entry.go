@@ -17,6 +17,7 @@ import (
 
 // Blocker is a run that another one waits for.
 type Blocker struct {
+	Class           Class
 	UID             types.UID
 	Namespace, Name string
 	State           v1alpha1.QueueState
@@ -24,6 +25,7 @@ type Blocker struct {
 
 // Entry is one line of the queue as people see it.
 type Entry struct {
+	Class           Class
 	UID             types.UID
 	Namespace, Name string
 
@@ -42,7 +44,7 @@ type Entry struct {
 	// same plan counts as one that uses a slot.
 	Blockers []Blocker
 	// OtherBlockers counts the blockers that Redact took out.
-	OtherBlockers int
+	OtherBlockers Slots
 	// ConflictNamespaces are the namespaces shared with the blockers, or the
 	// patterns where no name is known; see selection.Shared. Sorted. If
 	// MoreConflicts is set, there are more than are listed.
@@ -70,7 +72,7 @@ func (e *Entry) blame(blockers []*Run, namespaces []string) {
 	var conflicts []string
 	e.Blockers = make([]Blocker, 0, len(blockers))
 	for _, b := range blockers {
-		e.Blockers = append(e.Blockers, Blocker{UID: b.UID, Namespace: b.Namespace, Name: b.Name, State: b.State()})
+		e.Blockers = append(e.Blockers, Blocker{Class: b.Class, UID: b.UID, Namespace: b.Namespace, Name: b.Name, State: b.State()})
 		if !selection.Overlaps(e.selection, b.Selection) {
 			continue
 		}
@@ -101,9 +103,13 @@ func Redact(e Entry, systemNamespace string) Entry {
 	if e.Namespace == systemNamespace {
 		return e
 	}
-	own := slices.DeleteFunc(slices.Clone(e.Blockers), func(b Blocker) bool { return b.Namespace != e.Namespace })
-	e.OtherBlockers += len(e.Blockers) - len(own)
-	e.Blockers = own
+	e.Blockers = slices.DeleteFunc(slices.Clone(e.Blockers), func(b Blocker) bool {
+		if b.Namespace == e.Namespace {
+			return false
+		}
+		e.OtherBlockers[b.Class]++
+		return true
+	})
 	e.ConflictNamespaces = ownWords(e.selection, e.ConflictNamespaces)
 	e.locationMessage = ""
 	e.Message = e.message()
@@ -138,7 +144,7 @@ func (e *Entry) message() string {
 		return "overlaps " + e.blockerList() + e.conflictList()
 	case v1alpha1.QueueReasonClusterScopeOverlap:
 		verb := "do "
-		if len(e.Blockers)+e.OtherBlockers == 1 {
+		if len(e.Blockers)+e.OtherBlockers.Sum() == 1 {
 			verb = "does "
 		}
 		return "touches cluster-scoped resources, as " + verb + e.blockerList()
@@ -160,20 +166,29 @@ const maxInMessage = 3
 
 func (e *Entry) blockerList() string {
 	var items []string
-	for _, b := range e.Blockers[:min(len(e.Blockers), maxInMessage)] {
+	others := e.OtherBlockers
+	for i, b := range e.Blockers {
+		if i >= maxInMessage {
+			others[b.Class]++
+			continue
+		}
 		name := b.Name
 		if b.Namespace != e.Namespace {
 			name = b.Namespace + "/" + b.Name
 		}
+		if b.Class == Restore {
+			name = "restore " + name
+		}
 		items = append(items, fmt.Sprintf("%s (%s)", name, strings.ToLower(string(b.State))))
 	}
-	switch others := len(e.Blockers) - len(items) + e.OtherBlockers; {
-	case others == 1:
-		items = append(items, "another backup")
-	case others > 1 && len(items) == 0:
-		items = append(items, fmt.Sprintf("%d other backups", others))
-	case others > 1:
-		items = append(items, fmt.Sprintf("%d others", others))
+	switch n := others.Sum(); {
+	case n == 0:
+	case n == 1:
+		items = append(items, "another "+others.noun())
+	case len(items) == 0:
+		items = append(items, fmt.Sprintf("%d other %ss", n, others.noun()))
+	default:
+		items = append(items, fmt.Sprintf("%d others", n))
 	}
 	return sentenceList(items)
 }

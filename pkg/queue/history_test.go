@@ -25,7 +25,7 @@ type history struct {
 	// What the planner was told last.
 	told          map[types.UID]Run
 	toldLocations map[string]LocationState
-	toldLimit     int
+	toldLimits    Slots
 
 	style   *rapid.Generator[*selection.Namespaces]
 	now     time.Time
@@ -37,22 +37,28 @@ func newHistory(t *rapid.T) *history {
 		style: drawStyle(t),
 		now:   time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
-	h.snapshot.Limit = rapid.IntRange(1, 4).Draw(t, "limit")
+	h.snapshot.Limits = drawLimits(t)
 	h.snapshot.Locations = map[string]LocationState{"one": {Available: true}, "two": {Available: true}}
 	for range rapid.IntRange(0, 12).Draw(t, "waiting") {
-		h.create(t)
+		h.create(t, drawClass(t))
 	}
 	h.restart(t)
 	return h
 }
 
-func (h *history) create(t *rapid.T) {
+func drawClass(t *rapid.T) Class { return Class(rapid.IntRange(0, 3).Draw(t, "class") / 3) }
+
+func drawLimits(t *rapid.T) Slots {
+	return Slots{rapid.IntRange(1, 4).Draw(t, "limit"), rapid.IntRange(1, 3).Draw(t, "limit of restores")}
+}
+
+func (h *history) create(t *rapid.T, class Class) {
 	// Several in the same second, as a schedule or a script makes them.
 	h.now = h.now.Add(time.Duration(rapid.IntRange(0, 1).Draw(t, "seconds")) * time.Second)
 	name := fmt.Sprintf("b%03d", h.created)
 	h.created++
 	h.snapshot.Runs = append(h.snapshot.Runs, Run{
-		UID: types.UID(name), Name: rapid.SampledFrom([]string{name, "same"}).Draw(t, "name"),
+		Class: class, UID: types.UID(name), Name: rapid.SampledFrom([]string{name, "same"}).Draw(t, "name"),
 		Namespace:     rapid.SampledFrom([]string{systemNamespace, "team-a", "team-b"}).Draw(t, "namespace"),
 		CreatedAt:     h.now,
 		Location:      rapid.SampledFrom([]string{"one", "two"}).Draw(t, "location"),
@@ -63,12 +69,12 @@ func (h *history) create(t *rapid.T) {
 
 // restart forgets what is not in the records.
 func (h *history) restart(t *rapid.T) {
-	planner, err := NewPlanner(h.snapshot.Limit)
+	planner, err := NewPlanner(h.snapshot.Limits)
 	if err != nil {
 		t.Fatal(err)
 	}
 	h.planner, h.snapshot.LastTicket = planner, 0
-	h.told, h.toldLocations, h.toldLimit = map[types.UID]Run{}, nil, h.snapshot.Limit
+	h.told, h.toldLocations, h.toldLimits = map[types.UID]Run{}, nil, h.snapshot.Limits
 }
 
 // plan is what the planner says once it is told of the changes, in any order. It
@@ -106,9 +112,9 @@ func (h *history) plan(t *rapid.T) Plan {
 		h.toldLocations = maps.Clone(h.snapshot.Locations)
 		h.planner.SetLocations(h.toldLocations)
 	}
-	if again || h.toldLimit != h.snapshot.Limit {
-		h.toldLimit = h.snapshot.Limit
-		if err := h.planner.SetLimit(h.toldLimit); err != nil {
+	if again || h.toldLimits != h.snapshot.Limits {
+		h.toldLimits = h.snapshot.Limits
+		if err := h.planner.SetLimits(h.toldLimits); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -137,7 +143,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){
 		"create": func(t *rapid.T) {
 			for range rapid.IntRange(1, 4).Draw(t, "runs") {
-				h.create(t)
+				h.create(t, drawClass(t))
 			}
 		},
 		"act on the plan": func(t *rapid.T) {
@@ -177,7 +183,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 			name := rapid.SampledFrom([]string{"one", "two"}).Draw(t, "location")
 			h.snapshot.Locations[name] = LocationState{Available: rapid.IntRange(0, 2).Draw(t, "up") > 0, Message: locationSecret}
 		},
-		"the limit changes": func(t *rapid.T) { h.snapshot.Limit = rapid.IntRange(1, 4).Draw(t, "limit") },
+		"the limit changes": func(t *rapid.T) { h.snapshot.Limits = drawLimits(t) },
 		"restart": func(t *rapid.T) {
 			h.restart(t)
 			for i := range h.snapshot.Runs {
@@ -205,14 +211,16 @@ func (h *history) checkNoOverlap(t *rapid.T) {
 }
 
 // checkNotOvertaking is the second: none starts ahead of a queued one that it
-// overlaps and that was queued before it.
+// overlaps and that was queued before it, and no backup ahead of such a restore,
+// whenever that was queued.
 func (h *history) checkNotOvertaking(t *rapid.T, start []types.UID) {
 	for _, r := range h.snapshot.Runs {
 		if !slices.Contains(start, r.UID) {
 			continue
 		}
 		for _, other := range h.snapshot.Runs {
-			if other.Phase == v1alpha1.BackupPhaseQueued && !other.Cancelled && other.Ticket < r.Ticket && naiveOverlap(r, other) {
+			ahead := other.Class == r.Class && other.Ticket < r.Ticket || other.Class == Restore && r.Class == Backup
+			if ahead && naiveWaits(other) && naiveOverlap(r, other) {
 				t.Fatalf("%s overtakes %s", r.UID, other.UID)
 			}
 		}
@@ -220,14 +228,21 @@ func (h *history) checkNotOvertaking(t *rapid.T, start []types.UID) {
 }
 
 // drain lets everything end, oldest first, while others arrive. It is the third
-// promise: whatever comes behind them, none of those that wait now does so for
-// ever.
+// promise: whatever comes behind them, none of the restores that wait now does so for
+// ever, nor does any of the backups once no restores arrive any more.
 func (h *history) drain(t *rapid.T) {
 	for name := range h.snapshot.Locations {
 		h.snapshot.Locations[name] = LocationState{Available: true}
 	}
+	h.drainWhile(t, func(r Run) bool { return r.Class == Restore }, drawClass)
+	h.drainWhile(t, func(Run) bool { return true }, func(*rapid.T) Class { return Backup })
+}
+
+// drainWhile goes on until none is left of those of now that are meant, while others
+// arrive.
+func (h *history) drainWhile(t *rapid.T, meant func(Run) bool, arriving func(*rapid.T) Class) {
 	now := len(h.snapshot.Runs)
-	for range 2*now + h.snapshot.Limit + 2 {
+	for range 2*now + h.snapshot.Limits.Sum() + 2 {
 		h.checkNoOverlap(t)
 		plan := h.plan(t)
 		h.checkNotOvertaking(t, plan.Start)
@@ -235,10 +250,10 @@ func (h *history) drain(t *rapid.T) {
 		if i := slices.IndexFunc(h.snapshot.Runs, naiveSlot); i >= 0 {
 			h.snapshot.Runs[i].Phase = v1alpha1.BackupPhaseCompleted
 		}
-		if !slices.ContainsFunc(h.snapshot.Runs[:now], func(r Run) bool { return rankOf(&r) < ranks }) {
+		if !slices.ContainsFunc(h.snapshot.Runs[:now], func(r Run) bool { return meant(r) && rankOf(&r) < ranks }) {
 			return
 		}
-		h.create(t)
+		h.create(t, arriving(t))
 	}
 	t.Fatalf("the queue does not drain:\n%s", formatPlan(h.plan(t)))
 }

@@ -27,15 +27,14 @@ type Snapshot struct {
 	Namespaces []string
 	// Locations by name. A run whose location is missing here is held.
 	Locations map[string]LocationState
-	// Limit is the number of slots.
-	Limit int
+	Limits    Slots
 	// LastTicket is the greatest ticket that is remembered; 0 for nothing.
 	LastTicket int64
 }
 
 // decide is what a new Planner says of a snapshot.
 func decide(s Snapshot) (Plan, error) {
-	p, err := NewPlanner(s.Limit)
+	p, err := NewPlanner(s.Limits)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -71,13 +70,22 @@ func naiveWaits(r Run) bool { return r.Phase == "Queued" && !r.Cancelled }
 
 func naiveHeld(s Snapshot, r Run) bool { return !s.Locations[r.Location].Available }
 
+// inOrder puts the restores that wait ahead of all that wait.
 func inOrder(s Snapshot) []Run {
 	runs := slices.Clone(s.Runs)
-	slices.SortFunc(runs, func(a, b Run) int {
-		return cmp.Or(cmp.Compare(a.Ticket, b.Ticket), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Name, b.Name),
-			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.UID, b.UID))
-	})
+	behind := func(r Run) int {
+		if r.Class == Restore && naiveWaits(r) {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(runs, func(a, b Run) int { return cmp.Or(behind(a)-behind(b), naiveByTicket(a, b)) })
 	return runs
+}
+
+func naiveByTicket(a, b Run) int {
+	return cmp.Or(cmp.Compare(a.Ticket, b.Ticket), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Name, b.Name),
+		cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.UID, b.UID))
 }
 
 // naiveStarts repeats rule 4 until nothing more may start. Started ones are then
@@ -87,14 +95,9 @@ func naiveStarts(s Snapshot, runs []Run) (start []types.UID, started map[types.U
 	holds := func(r Run) bool { return naiveSlot(r) || started[r.UID] }
 	for again := true; again; {
 		again = false
-		inUse := 0
-		for _, r := range runs {
-			if holds(r) {
-				inUse++
-			}
-		}
+		inUse := naiveInUse(runs, holds)
 		for i, r := range runs {
-			if inUse >= s.Limit || again || !naiveWaits(r) || holds(r) || naiveHeld(s, r) {
+			if inUse[r.Class] >= s.Limits[r.Class] || again || !naiveWaits(r) || holds(r) || naiveHeld(s, r) {
 				continue
 			}
 			free := true
@@ -111,6 +114,15 @@ func naiveStarts(s Snapshot, runs []Run) (start []types.UID, started map[types.U
 		}
 	}
 	return start, started
+}
+
+func naiveInUse(runs []Run, holds func(Run) bool) (inUse Slots) {
+	for _, r := range runs {
+		if holds(r) {
+			inUse[r.Class]++
+		}
+	}
+	return inUse
 }
 
 func naive(s Snapshot) verdict {
@@ -179,6 +191,7 @@ func naive(s Snapshot) verdict {
 				}
 			}
 		}
+		slices.SortFunc(blockers, naiveByTicket)
 		keys, conflicts := []types.UID{}, []string{}
 		for _, b := range blockers {
 			keys = append(keys, b.UID)
@@ -249,14 +262,21 @@ func checkPlan(t *rapid.T, s Snapshot) Plan {
 			}
 			continue
 		}
+		if e.Class == Restore && slices.ContainsFunc(e.Blockers, func(b Blocker) bool { return b.Class == Backup && b.State == v1alpha1.QueueStateQueued }) {
+			t.Fatalf("a restore waits for a backup that waits: %+v", e)
+		}
 		position++
 		if e.Position != position || (e.Reason == v1alpha1.QueueReasonNextToStart) != starts || e.Message == "" {
 			t.Fatalf("at position %d, starts %v: %+v", position, starts, e)
 		}
 		checkRedacted(t, s, e)
 	}
-	if plan.SlotsInUse+len(plan.Start) > max(plan.Limit, plan.SlotsInUse) {
-		t.Fatalf("%d start with %d of %d in use", len(plan.Start), plan.SlotsInUse, plan.Limit)
+	before := naiveInUse(s.Runs, naiveSlot)
+	after := naiveInUse(s.Runs, func(r Run) bool { return naiveSlot(r) || slices.Contains(plan.Start, r.UID) })
+	for c, inUse := range plan.InUse {
+		if inUse != after[c] || inUse > max(s.Limits[c], before[c]) {
+			t.Fatalf("of class %d %d are said to be in use, and %d are, %d of them before, of %d", c, inUse, after[c], before[c], s.Limits[c])
+		}
 	}
 	return plan
 }
@@ -264,7 +284,7 @@ func checkPlan(t *rapid.T, s Snapshot) Plan {
 // checkRedacted checks that a tenant's entry tells nothing of the others.
 func checkRedacted(t *rapid.T, s Snapshot, e Entry) {
 	seen := Redact(e, systemNamespace)
-	if len(seen.Blockers)+seen.OtherBlockers != len(e.Blockers) {
+	if len(seen.Blockers)+seen.OtherBlockers.Sum() != len(e.Blockers) {
 		t.Fatalf("blockers got lost: %+v", seen)
 	}
 	if e.Namespace == systemNamespace {
@@ -337,7 +357,7 @@ func drawStyle(t *rapid.T) *rapid.Generator[*selection.Namespaces] {
 // drawRun draws a run in any phase, with any ticket, as nobody writes it.
 func drawRun(t *rapid.T, uid types.UID, style *rapid.Generator[*selection.Namespaces], clusterScoped int) Run {
 	r := Run{
-		UID: uid, Name: rapid.StringMatching("[ab]").Draw(t, "name"), Namespace: "team-a",
+		Class: drawClass(t), UID: uid, Name: rapid.StringMatching("[ab]").Draw(t, "name"), Namespace: "team-a",
 		Phase: rapid.SampledFrom([]v1alpha1.BackupPhase{
 			"", "New", "Queued", "Queued", "Queued", "Queued", "Queued", "Queued", "Queued", "ReadyToStart", "InProgress", "Deleting",
 		}).Draw(t, "phase"),
@@ -361,7 +381,7 @@ func TestAnyRunsAgainstOracle(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := &history{style: drawStyle(t)}
 		h.snapshot = Snapshot{
-			Limit:      rapid.IntRange(1, 12).Draw(t, "limit"),
+			Limits:     Slots{rapid.IntRange(1, 12).Draw(t, "limit"), rapid.IntRange(1, 6).Draw(t, "limit of restores")},
 			Locations:  map[string]LocationState{"up": {Available: true}, "down": {Message: locationSecret}},
 			Namespaces: []string{"x-3", "b", "x-1", "a"}, // in any order
 		}

@@ -58,14 +58,16 @@ type member struct {
 	reason v1alpha1.QueueReason
 }
 
-// compare is the order of members: running, ready and queued, each by tickets, and
-// then the New ones in the order in which they get theirs.
+// compare is the order of members: running, ready and queued, each by tickets and of the
+// queued the restores first, and then the New ones in the order in which they get theirs.
 func compare(a, b *member) int {
 	switch {
 	case a.rank != b.rank:
 		return int(a.rank - b.rank)
 	case a.rank == rankNew:
 		return byArrival(&a.Run, &b.Run)
+	case a.rank == rankQueued && a.Class != b.Class:
+		return int(b.Class - a.Class)
 	}
 	return byTicket(&a.Run, &b.Run)
 }
@@ -108,7 +110,7 @@ func (p *Planner) use(u *user, m *member, reason v1alpha1.QueueReason) {
 // restart begins the pass anew, since something has changed.
 func (p *Planner) restart() {
 	p.pass++
-	p.passed, p.starts = 0, p.starts[:0]
+	p.passed, p.starts, p.starting = 0, p.starts[:0], Slots{}
 }
 
 // advance brings the pass to those before this place in the line.
@@ -125,11 +127,12 @@ func (p *Planner) advance(to int) {
 		case m.reason != "":
 		case m.ahead != nil:
 			m.reason = v1alpha1.QueueReasonBehindOverlapping
-		case p.isFull():
+		case p.isFull(m.Class):
 			m.reason = v1alpha1.QueueReasonConcurrencyLimit
 		default:
 			m.reason = v1alpha1.QueueReasonNextToStart
 			p.starts = append(p.starts, m)
+			p.starting[m.Class]++
 		}
 	}
 }

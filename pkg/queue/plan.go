@@ -16,18 +16,18 @@ type Assignment struct {
 // Guarantees:
 //  1. No two runs of Start overlap, and none overlaps a run that uses a slot or
 //     a queued run ahead of it.
-//  2. SlotsInUse + len(Start) <= Limit, unless SlotsInUse alone is greater; then
-//     Start is empty.
+//  2. Of each class, no more are in use than the limit, unless the runs that use a
+//     slot are more; then Start has none of it.
 type Decision struct {
 	// Tickets are for the New runs to become Queued with, in increasing order.
 	Tickets []Assignment
 	// Start holds the uids of the queued runs that may become ReadyToStart now,
 	// in order. All may, together.
 	Start []types.UID
-	// SlotsInUse counts the runs that use a slot, without those that start now.
-	SlotsInUse int
-	// Limit is the number of slots.
-	Limit int
+	// InUse counts the runs that use a slot, and those that start now.
+	InUse Slots
+	// Limits are the numbers of slots.
+	Limits Slots
 }
 
 // Plan is what to do now, and the explanation of what is not done yet. It
@@ -39,6 +39,6 @@ type Decision struct {
 type Plan struct {
 	Decision
 	// Entries has one entry for each run that uses a slot or is queued: running
-	// ones first, then ready ones, then the queue, each in order of tickets.
+	// ones first, then ready ones, then the queue, each in its order.
 	Entries []Entry
 }

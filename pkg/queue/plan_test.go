@@ -32,7 +32,7 @@ func selected(t testing.TB, words ...string) *selection.Namespaces {
 // creation timestamp is.
 func TestTicketsFollowVersionsWithinASecond(t *testing.T) {
 	at := time.Unix(100, 0)
-	plan, err := decide(Snapshot{Limit: 1, Runs: []Run{
+	plan, err := decide(Snapshot{Limits: Slots{1, 1}, Runs: []Run{
 		{UID: "b-10", Name: "b-10", CreatedAt: at, Version: 30},
 		{UID: "b-9", Name: "b-9", CreatedAt: at, Version: 20},
 		{UID: "a", Name: "a", CreatedAt: at.Add(time.Second), Version: 10},
@@ -48,7 +48,7 @@ func TestTicketsFollowVersionsWithinASecond(t *testing.T) {
 // A forged record may carry the greatest ticket of all.
 func TestTicketsDoNotWrap(t *testing.T) {
 	at := time.Unix(100, 0)
-	plan, err := decide(Snapshot{Limit: 1, LastTicket: math.MaxInt64 - 1, Runs: []Run{{UID: "b", Name: "b", CreatedAt: at}, {UID: "a", Name: "a", CreatedAt: at}}})
+	plan, err := decide(Snapshot{Limits: Slots{1, 1}, LastTicket: math.MaxInt64 - 1, Runs: []Run{{UID: "b", Name: "b", CreatedAt: at}, {UID: "a", Name: "a", CreatedAt: at}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestTicketsDoNotWrap(t *testing.T) {
 // when it leaves something out, and only then.
 func TestConflictsAndBlockersAreBounded(t *testing.T) {
 	for each, shown := range map[int]int{1: 6, 2: 12, 3: maxConflicts, 100: maxConflicts} {
-		s := Snapshot{Limit: 100, Locations: map[string]LocationState{"": {Available: true}}}
+		s := Snapshot{Limits: Slots{100, 1}, Locations: map[string]LocationState{"": {Available: true}}}
 		for i := range 6 {
 			for j := range each {
 				s.Namespaces = append(s.Namespaces, fmt.Sprintf("ns-%d%02d", i, j))
@@ -93,7 +93,7 @@ func TestConflictsAndBlockersAreBounded(t *testing.T) {
 		for i := range shared {
 			words = append(words, fmt.Sprintf("ns-%03d", i))
 		}
-		plan, err := decide(Snapshot{Limit: 2, Locations: map[string]LocationState{"": {Available: true}}, Runs: []Run{
+		plan, err := decide(Snapshot{Limits: Slots{2, 1}, Locations: map[string]LocationState{"": {Available: true}}, Runs: []Run{
 			{UID: "1", Ticket: 1, Phase: v1alpha1.BackupPhaseInProgress, Selection: selected(t, words...)},
 			{UID: "2", Ticket: 2, Phase: v1alpha1.BackupPhaseQueued, Selection: selected(t, words...)},
 		}})

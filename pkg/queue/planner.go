@@ -24,7 +24,7 @@ import (
 //
 // It is not safe for concurrent use, not even to read. Its owner has the lock.
 type Planner struct {
-	limit      int
+	limits     Slots
 	namespaces []string // sorted
 	locations  map[string]LocationState
 	lastTicket int64
@@ -32,39 +32,41 @@ type Planner struct {
 	runs map[types.UID]*member
 	// line are those that use a slot, then the queued ones, and then the New ones.
 	line   []*member
-	counts [ranks]int
+	counts [ranks]Slots
 
 	names    map[string]*name
 	patterns map[string]*pattern // by their selection's Key
 	// Those that touch cluster-scoped resources, and those that overlap everything.
 	clusterScope, everything user
 
-	// The pass is over so many of the line, and starts are those of them that may start.
+	// The pass is over so many of the line, and starts are those of them that may start,
+	// so many of each class.
 	pass, passed int
 	starts       []*member
+	starting     Slots
 }
 
 // NewPlanner returns a Planner with no runs and no locations. Its error wraps
 // ErrLimit.
-func NewPlanner(limit int) (*Planner, error) {
+func NewPlanner(limits Slots) (*Planner, error) {
 	p := &Planner{
 		runs:     map[types.UID]*member{},
 		names:    map[string]*name{},
 		patterns: map[string]*pattern{},
 	}
-	if err := p.SetLimit(limit); err != nil {
+	if err := p.SetLimits(limits); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-// SetLimit sets the number of slots. On an error, which wraps ErrLimit, the limit
-// stays what it was.
-func (p *Planner) SetLimit(limit int) error {
-	if limit < 1 {
-		return fmt.Errorf("%w, not %d: set --concurrent-backups", ErrLimit, limit)
+// SetLimits sets the numbers of slots. On an error, which wraps ErrLimit, they stay
+// what they were.
+func (p *Planner) SetLimits(limits Slots) error {
+	if slices.Min(limits[:]) < 1 {
+		return fmt.Errorf("%w, not %d and %d", ErrLimit, limits[Backup], limits[Restore])
 	}
-	p.limit = limit
+	p.limits = limits
 	p.restart()
 	return nil
 }
@@ -113,7 +115,7 @@ func (p *Planner) Update(run Run) bool {
 	m.Run, m.rank = run, rank
 	at, _ := slices.BinarySearchFunc(p.line, m, compare)
 	p.line = slices.Insert(p.line, at, m)
-	p.counts[rank]++
+	p.counts[rank][run.Class]++
 	p.restart()
 	return true
 }
@@ -135,26 +137,43 @@ func (p *Planner) Remove(uid types.UID) bool {
 func (p *Planner) leaveLine(m *member) {
 	at, _ := slices.BinarySearchFunc(p.line, m, compare)
 	p.line = slices.Delete(p.line, at, at+1)
-	p.counts[m.rank]--
+	p.counts[m.rank][m.Class]--
 }
 
-// slotsInUse counts the runs that use a slot.
-func (p *Planner) slotsInUse() int { return p.counts[rankRunning] + p.counts[rankReady] }
+// inUse counts the runs of a class that use a slot, and those that start as far as the
+// pass is.
+func (p *Planner) inUse(c Class) int {
+	return p.counts[rankRunning][c] + p.counts[rankReady][c] + p.starting[c]
+}
 
 // isFull says whether no slot is left for another start.
-func (p *Planner) isFull() bool { return p.slotsInUse()+len(p.starts) >= p.limit }
+func (p *Planner) isFull(c Class) bool { return p.inUse(c) >= p.limits[c] }
+
+// slotted counts the runs that use a slot: so many are the first in the line.
+func (p *Planner) slotted() int { return p.counts[rankRunning].Sum() + p.counts[rankReady].Sum() }
 
 // Len is the number of entries.
-func (p *Planner) Len() int { return p.slotsInUse() + p.counts[rankQueued] }
+func (p *Planner) Len() int { return p.slotted() + p.counts[rankQueued].Sum() }
+
+// end is the place in the line from which on nothing may start for lack of slots.
+func (p *Planner) end() int {
+	switch {
+	case !p.isFull(Backup):
+		return p.Len()
+	case !p.isFull(Restore):
+		return p.Len() - p.counts[rankQueued][Backup]
+	}
+	return 0
+}
 
 // Next is what to do now.
 func (p *Planner) Next() Decision {
 	// One that starts blocks the same others as it did in the queue, so all may that
 	// overlap none before them, as far as there are slots.
-	for p.passed < p.Len() && !p.isFull() {
+	for p.passed < p.end() {
 		p.advance(p.passed + 1)
 	}
-	d := Decision{SlotsInUse: p.slotsInUse(), Limit: p.limit}
+	d := Decision{InUse: Slots{p.inUse(Backup), p.inUse(Restore)}, Limits: p.limits}
 	for _, m := range p.starts {
 		d.Start = append(d.Start, m.UID)
 	}
@@ -197,13 +216,13 @@ func (p *Planner) EntryAt(i int) Entry {
 	p.advance(i + 1)
 	m := p.line[i]
 	e := Entry{
-		UID: m.UID, Namespace: m.Namespace, Name: m.Name,
+		Class: m.Class, UID: m.UID, Namespace: m.Namespace, Name: m.Name,
 		State: m.State(), WaitingSince: m.WaitingSince, selection: m.Selection,
 	}
 	if m.rank < rankQueued {
 		return e
 	}
-	e.Position, e.Reason = i-p.slotsInUse()+1, m.reason
+	e.Position, e.Reason = i-p.slotted()+1, m.reason
 	switch m.reason {
 	case v1alpha1.QueueReasonStorageUnavailable:
 		state, known := p.locations[m.Location]
@@ -212,12 +231,12 @@ func (p *Planner) EntryAt(i int) Entry {
 			e.locationMessage = "it does not exist"
 		}
 	case v1alpha1.QueueReasonConcurrencyLimit:
-		e.inUse, e.limit = p.slotsInUse()+len(p.starts), p.limit
+		e.inUse, e.limit = p.inUse(m.Class), p.limits[m.Class]
 	case v1alpha1.QueueReasonBehindOverlapping:
 		e.blame([]*Run{&m.ahead.Run}, p.namespaces)
 	case v1alpha1.QueueReasonNamespaceOverlap, v1alpha1.QueueReasonClusterScopeOverlap:
 		var blockers []*Run
-		for _, holding := range [][]*member{p.line[:p.slotsInUse()], p.starts} {
+		for _, holding := range [][]*member{p.line[:p.slotted()], p.starts} {
 			for _, other := range holding {
 				if m.overlaps(&other.Run) {
 					blockers = append(blockers, &other.Run)

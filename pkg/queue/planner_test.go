@@ -50,7 +50,7 @@ func checkPlanner(t *rapid.T, p *Planner, want Plan) {
 // What runs leave behind is nothing.
 func TestPlannerForgets(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		p, err := NewPlanner(1)
+		p, err := NewPlanner(Slots{1, 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,7 +66,7 @@ func TestPlannerForgets(t *testing.T) {
 				p.Remove(key)
 			}
 		}
-		if left := len(p.runs) + len(p.line) + len(p.names) + len(p.patterns); left > 0 || p.counts != [ranks]int{} {
+		if left := len(p.runs) + len(p.line) + len(p.names) + len(p.patterns); left > 0 || p.counts != [ranks]Slots{} {
 			t.Fatalf("%d things are left: %+v", left, p)
 		}
 	})
@@ -74,14 +74,16 @@ func TestPlannerForgets(t *testing.T) {
 
 // A limit that is refused changes nothing.
 func TestPlannerLimit(t *testing.T) {
-	if p, err := NewPlanner(0); p != nil || !errors.Is(err, ErrLimit) {
-		t.Errorf("%v, %v", p, err)
+	for _, limits := range []Slots{{0, 1}, {1, 0}} {
+		if p, err := NewPlanner(limits); p != nil || !errors.Is(err, ErrLimit) {
+			t.Errorf("%v, %v", p, err)
+		}
 	}
-	p, err := NewPlanner(2)
+	p, err := NewPlanner(Slots{2, 3})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.SetLimit(0); !errors.Is(err, ErrLimit) || p.Next().Limit != 2 {
-		t.Errorf("%v, limit %d", err, p.Next().Limit)
+	if err := p.SetLimits(Slots{2, 0}); !errors.Is(err, ErrLimit) || p.Next().Limits != (Slots{2, 3}) {
+		t.Errorf("%v, limits %d", err, p.Next().Limits)
 	}
 }

@@ -14,16 +14,48 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// Run is what the queue needs to know of a live backup's record.
+// Class is a kind of runs, which has slots of its own.
+type Class int
+
+const (
+	Backup Class = iota
+	// Restores are ahead of the backups that wait.
+	Restore
+	classes
+)
+
+// String is what a run of the class stands for.
+func (c Class) String() string { return [classes]string{"backup", "restore"}[c] }
+
+// Slots are numbers of slots, or of the runs that use them, for each class.
+type Slots [classes]int
+
+// Sum is that of all classes.
+func (s Slots) Sum() int { return s[Backup] + s[Restore] }
+
+// noun is what they are, if they are of one class.
+func (s Slots) noun() string {
+	switch {
+	case s[Restore] == 0:
+		return Backup.String()
+	case s[Backup] == 0:
+		return Restore.String()
+	}
+	return "run"
+}
+
+// Run is what the queue needs to know of the record of a live backup or restore.
 type Run struct {
+	Class Class
 	// UID is the record's, which no other one has or will have, of whatever kind. A name
 	// may be used again while a run that had it before is still being executed.
 	UID types.UID
-	// Namespace and Name are those of the Backup that people see.
+	// Namespace and Name are those of the Backup or Restore that people see.
 	Namespace, Name string
 
 	// Phase as the record has it; "" is New. New, Queued, ReadyToStart and
-	// InProgress concern the queue, a run in any other phase is ignored.
+	// InProgress concern the queue, a run in any other phase is ignored. Those of
+	// restores have the same names.
 	Phase v1alpha1.BackupPhase
 	// Cancelled: cancelling was asked for. A New or Queued run is then out of
 	// the queue. One that is ready or runs holds what it held until its phase
@@ -48,7 +80,8 @@ type Run struct {
 	// runs and snapshots. Nil means that it can't be read: it overlaps
 	// everything.
 	Selection *selection.Namespaces
-	// ClusterScoped is selection.Resources.TouchesClusterScope.
+	// ClusterScoped is selection.Resources.TouchesClusterScope of a backup, and
+	// whether a restore writes cluster-scoped objects.
 	ClusterScoped bool
 }
 
@@ -105,9 +138,9 @@ type LocationState struct {
 	Message string
 }
 
-// ErrLimit is the error of a limit that is less than 1. No other input is refused:
-// one odd record must not stop the queue for its neighbours.
-var ErrLimit = errors.New("the limit of concurrent backups must be at least 1")
+// ErrLimit is the error of a class with no slot. No other input is refused: one odd
+// record must not stop the queue for its neighbours.
+var ErrLimit = errors.New("at least one backup and one restore must be able to run: set --concurrent-backups and --concurrent-restores to 1 or more")
 
 // byArrival orders New runs, whose version is that of their creation.
 func byArrival(a, b *Run) int {

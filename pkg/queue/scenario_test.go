@@ -44,7 +44,7 @@ func TestScenarios(t *testing.T) {
 			}
 			s := scenario{t: t, epoch: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 			s.now = s.epoch
-			s.snapshot.Limit = 1
+			s.snapshot.Limits = Slots{1, 4}
 			s.snapshot.Locations = map[string]LocationState{"default": {Available: true}}
 			var blocks []string
 			for _, block := range strings.Split(strings.TrimSpace(string(recorded)), "\n\n") {
@@ -82,10 +82,10 @@ type scenario struct {
 
 // run executes one command and returns what it prints.
 //
-//	limit N                     sets the limit
+//	limit N [RESTORES]          sets the limit, and that of restores
 //	namespaces NAME...          are those that exist
 //	location NAME up|down [WHY...]
-//	create NAME [namespace=N] [include=A,B] [exclude=A,B] [unreadable] [cluster] [location=L] [at=MINUTES]
+//	create NAME [restore] [namespace=N] [include=A,B] [exclude=A,B] [unreadable] [cluster] [location=L] [at=MINUTES]
 //	phase PHASE NAME...         sets the phase of runs
 //	cancel NAME...              asks for their cancellation
 //	ticket N NAME               forges a ticket
@@ -101,7 +101,9 @@ func (s *scenario) run(args []string) string {
 	command, args := args[0], args[1:]
 	switch command {
 	case "limit":
-		s.snapshot.Limit = s.number(args[0])
+		for c, n := range args {
+			s.snapshot.Limits[c] = s.number(n)
+		}
 	case "namespaces":
 		s.snapshot.Namespaces = args
 	case "location":
@@ -147,6 +149,8 @@ func (s *scenario) create(name string, options []string) {
 	for _, option := range options {
 		key, value, _ := strings.Cut(option, "=")
 		switch key {
+		case "restore":
+			r.Class = Restore
 		case "namespace":
 			r.Namespace = value
 		case "include":
@@ -224,7 +228,17 @@ func apply(s *Snapshot, plan Plan, now time.Time) {
 
 func formatPlan(p Plan) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "slots: %d of %d in use\n", p.SlotsInUse, p.Limit)
+	inUse, restores := p.InUse, p.InUse[Restore] > 0
+	for _, e := range p.Entries {
+		restores = restores || e.Class == Restore
+		if e.Reason == v1alpha1.QueueReasonNextToStart {
+			inUse[e.Class]--
+		}
+	}
+	fmt.Fprintf(&b, "slots: %d of %d in use\n", inUse[Backup], p.Limits[Backup])
+	if restores {
+		fmt.Fprintf(&b, "slots of restores: %d of %d in use\n", inUse[Restore], p.Limits[Restore])
+	}
 	for _, a := range p.Tickets {
 		fmt.Fprintf(&b, "ticket: %s %d\n", a.UID, a.Ticket)
 	}
@@ -233,6 +247,9 @@ func formatPlan(p Plan) string {
 	}
 	for _, e := range p.Entries {
 		line := fmt.Sprintf("%d %s/%s %s %s", e.Position, e.Namespace, e.Name, e.State, e.Reason)
+		if e.Class == Restore {
+			line = fmt.Sprintf("%d restore %s/%s %s %s", e.Position, e.Namespace, e.Name, e.State, e.Reason)
+		}
 		if e.Message != "" {
 			line += ": " + e.Message
 		}
@@ -258,7 +275,7 @@ func (s *scenario) show(name string) string {
 			for _, blocker := range view.Blockers {
 				blockers = append(blockers, string(blocker.UID))
 			}
-			fmt.Fprintf(&b, "  blockers %v and %d others, conflicts %v\n", blockers, view.OtherBlockers, view.ConflictNamespaces)
+			fmt.Fprintf(&b, "  blockers %v and %d others, conflicts %v\n", blockers, view.OtherBlockers.Sum(), view.ConflictNamespaces)
 		}
 		return b.String()
 	}

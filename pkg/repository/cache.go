@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/content"
 	"k8s.io/klog/v2"
@@ -57,6 +58,8 @@ const (
 type Cache struct {
 	dir   string
 	limit int64
+	// newBlob begins the names of this process's unfinished files.
+	newBlob string
 
 	mu sync.Mutex
 	// kept are the blobs, by their path below dir, and bytes what they and the unfinished
@@ -73,7 +76,7 @@ type kept struct {
 
 // NewCache returns a cache in a folder, of so many bytes at most.
 func NewCache(dir string, limit int64) (*Cache, error) {
-	c := &Cache{dir: dir, limit: limit}
+	c := &Cache{dir: dir, limit: limit, newBlob: newBlob + uuid.NewString() + "-"}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make a folder for the cache: %w", err)
 	}
@@ -107,7 +110,9 @@ func (c *Cache) scan() error {
 			info, err := found.Info()
 			switch {
 			case errors.Is(err, os.ErrNotExist):
+			case err == nil && strings.HasPrefix(found.Name(), c.newBlob):
 			case err == nil && strings.HasPrefix(found.Name(), newBlob) && time.Since(info.ModTime()) < leftAfter:
+				c.bytes += onDisk(info.Size()) // another process's, which has stopped, perhaps
 			case err != nil || !info.Mode().IsRegular() || !isCached(blob.ID(found.Name())) || time.Since(info.ModTime()) > oldAfter:
 				_ = os.RemoveAll(filepath.Join(c.dir, path))
 			default:
@@ -357,7 +362,7 @@ func (b *blobCache) keep(ctx context.Context, path string, id blob.ID, read func
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return -1, err
 	}
-	f, err := os.CreateTemp(folder, newBlob)
+	f, err := os.CreateTemp(folder, b.newBlob)
 	if err != nil {
 		return -1, err
 	}

@@ -159,7 +159,10 @@ func TestCacheIsCleaned(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	newCache(t, dir, 1<<20)
+	cache := newCache(t, dir, 1<<20)
+	if cache.bytes != 2*diskBlock {
+		t.Errorf("it counts %d bytes, with what another process was about to keep", cache.bytes)
+	}
 	if got, want := strings.Join(files(t, dir), " "), oneRepository+"/.new-1 "+oneRepository+"/qrecent file lost+found/qfile"; got != want {
 		t.Errorf("left are %s, want %s", got, want)
 	}

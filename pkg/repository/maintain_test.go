@@ -15,10 +15,8 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	mathrand "math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -31,12 +29,12 @@ import (
 // uploaded to it.
 type world struct {
 	*repository.Moved
-	t   *testing.T
+	t   testing.TB
 	loc repository.Location
 	key repository.Key
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	w := &world{Moved: repository.NewMoved(), t: t, key: repository.NewKey(), loc: repository.Location{Spec: engine.StorageLocationSpec{
 		Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: t.TempDir()},
 	}}}
@@ -118,7 +116,7 @@ func (w *world) size() (bytes int64) {
 	return bytes
 }
 
-func contents(t *testing.T, dir string) map[string]string {
+func contents(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -137,7 +135,7 @@ func contents(t *testing.T, dir string) map[string]string {
 }
 
 // random writes files that don't compress.
-func random(t *testing.T, dir string, files, size int) {
+func random(t testing.TB, dir string, files, size int) {
 	t.Helper()
 	for i := range files {
 		data := make([]byte, size)
@@ -221,49 +219,6 @@ func TestMaintenanceBesideAnUpload(t *testing.T) {
 				w.maintain()
 			}
 		})
-	}
-}
-
-// Random histories: after each maintenance all that is listed is there, byte for byte, and
-// in the end hardly more than that.
-func TestMaintenanceHistories(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	choose := mathrand.New(mathrand.NewPCG(seed, 1))
-	w := newWorld(t)
-	dir := t.TempDir()
-	listed := map[string]map[string]string{}
-	for step := range 40 {
-		switch what := choose.IntN(10); {
-		case what < 4:
-			name := filepath.Join(dir, fmt.Sprint(choose.IntN(6)))
-			data := make([]byte, choose.IntN(1<<19))
-			rand.Read(data)
-			if err := os.WriteFile(name, data, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			listed[w.upload(w.open(), "data", dir)] = contents(t, dir)
-		case what < 6 && len(listed) > 0:
-			ids := slices.Sorted(maps.Keys(listed))
-			id := ids[choose.IntN(len(ids))]
-			w.remove(id)
-			delete(listed, id)
-		case what < 8:
-			w.Advance(time.Duration(choose.IntN(40)) * time.Hour)
-		default:
-			w.maintain()
-			w.expectRestored(listed)
-		}
-		if t.Failed() {
-			t.Fatalf("seed %d, step %d", seed, step)
-		}
-	}
-	w.remove(slices.Collect(maps.Keys(listed))...)
-	for range 6 {
-		w.Advance(25 * time.Hour)
-		w.maintain()
-	}
-	if left := w.size(); left > 200<<10 {
-		t.Errorf("seed %d: nothing is listed, and %d bytes are left", seed, left)
 	}
 }
 

@@ -40,7 +40,8 @@ func (m *Moved) Advance(by time.Duration) {
 	m.offset += by
 }
 
-func (m *Moved) now() time.Time {
+// Now is what it shows.
+func (m *Moved) Now() time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return time.Now().Add(m.offset)
@@ -69,7 +70,7 @@ func (m *Moved) Open(ctx context.Context, loc Location, namespace string, key Ke
 	if err := os.WriteFile(file, config, 0o600); err != nil {
 		return nil, err
 	}
-	opened, err := repo.Open(ctx, file, string(key), &repo.Options{DisableRepositoryLog: true, DoNotWaitForUpgrade: true, TimeNowFunc: m.now, OnFatalError: func(error) {}})
+	opened, err := repo.Open(ctx, file, string(key), &repo.Options{DisableRepositoryLog: true, DoNotWaitForUpgrade: true, TimeNowFunc: m.Now, OnFatalError: func(error) {}})
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +94,7 @@ func (s *movedStorage) at(m blob.Metadata) blob.Metadata {
 
 func (s *movedStorage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, opts blob.PutOptions) error {
 	err := s.storage.PutBlob(ctx, id, data, opts)
-	now := s.clock.now().Add(s.clock.Skew)
+	now := s.clock.Now().Add(s.clock.Skew)
 	s.clock.mu.Lock()
 	s.clock.written[id] = now
 	s.clock.mu.Unlock()

@@ -23,8 +23,10 @@ const (
 
 const (
 	// wholeFrom is how many pieces of a pack are expected at least for it to be read whole:
-	// for fewer of them it would be too many bytes.
-	wholeFrom = 16
+	// for fewer of them it would be too many bytes. In a folder, which answers at once, it
+	// is wholeFromFolder.
+	wholeFrom       = 16
+	wholeFromFolder = 256
 	// learnAfter is how many pieces are read singly of a pack of which nobody has said what
 	// to expect, as of those with folders.
 	learnAfter = 4
@@ -33,11 +35,12 @@ const (
 // Packs keeps the packs whole in memory of which many small pieces are read, as a
 // restore of small files does: with a request for each piece it would wait for the store
 // most of the time. A pack that had to make room for others, and of which nobody
-// expects more, is not read whole again. Its methods may be called on nil, which keeps
-// nothing.
+// expects more, is not read whole again.
 type Packs struct {
 	// limit is how many bytes are kept, besides the packs that are being read.
-	limit   int64
+	limit int64
+	// from is how many pieces of a pack are expected at least for it to be read whole.
+	from    int
 	storage *storage
 	// users have not released it yet. The storage's keeping guards it.
 	users int
@@ -62,9 +65,6 @@ type keptPack struct {
 
 // Release ends it. It is called once for each KeepPacks.
 func (p *Packs) Release() {
-	if p == nil {
-		return
-	}
 	p.storage.keeping.Lock()
 	defer p.storage.keeping.Unlock()
 	if p.users--; p.users == 0 {
@@ -74,9 +74,6 @@ func (p *Packs) Release() {
 
 // Expect says how many small pieces of a pack are to be read next, and no more of it.
 func (p *Packs) Expect(id blob.ID, pieces int) {
-	if p == nil {
-		return
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if known := p.known[id]; known == nil || known.data == nil && !known.loading {
@@ -103,14 +100,14 @@ func (p *Packs) whole(ctx context.Context, id blob.ID) []byte {
 	p.mu.Lock()
 	this := p.known[id]
 	if this == nil {
-		this = &keptPack{pieces: wholeFrom - learnAfter}
+		this = &keptPack{pieces: p.from - learnAfter}
 		p.known[id] = this
 	}
 	p.uses++
 	this.used = p.uses
 	switch {
 	case this.loaded != nil:
-	case this.pieces < wholeFrom:
+	case this.pieces < p.from:
 		this.pieces++
 		p.mu.Unlock()
 		return nil
@@ -152,13 +149,17 @@ func (p *Packs) keep(this *keptPack, data []byte) {
 	}
 }
 
-// read reads a whole pack; nil if that fails, so that whoever wants a piece hears why.
+// read reads a whole pack; nil if that fails, so that whoever wants a piece hears why, or if it
+// is larger than what is kept: its size is what the store says, and nothing bounds that.
 func (p *Packs) read(ctx context.Context, id blob.ID) []byte {
 	found, err := p.storage.GetMetadata(ctx, id)
 	if err != nil {
 		return nil
 	}
 	size := found.Length
+	if size > p.limit {
+		return nil
+	}
 	data := make([]byte, size)
 	reading, ctx := errgroup.WithContext(ctx)
 	for offset := int64(0); offset < size; offset += packPart {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kopia/kopia/repo/blob"
 
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
@@ -139,6 +140,9 @@ func TestPacksKeepToTheirLimit(t *testing.T) {
 	if got := gets.Load(); got != 6 {
 		t.Errorf("%d requests for 5 pieces, and for the pack", got)
 	}
+	if (&Packs{limit: size - 1, storage: s}).read(t.Context(), ids[0]) != nil {
+		t.Error("a pack was read whole that is larger than what is kept")
+	}
 }
 
 // Those who read the packs of a repository at once share what is kept, within the limit,
@@ -206,5 +210,25 @@ func TestPacksThatCantBeRead(t *testing.T) {
 	cancel()
 	if err := s.GetBlob(ctx, ids[0], 0, 100, new(output)); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the end: %v", err)
+	}
+}
+
+// A folder answers at once, so that only a pack of which a lot is wanted is read whole.
+func TestPacksOfAFolder(t *testing.T) {
+	dir := t.TempDir()
+	s := connected1(t, Location{Spec: engine.StorageLocationSpec{Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: dir}}})
+	ids, contents := fill(t, s, 2, 100_000)
+	packs := (&Repository{storage: s}).KeepPacks(1 << 30)
+	defer packs.Release()
+	packs.Expect(ids[0], wholeFromFolder)
+	packs.Expect(ids[1], wholeFromFolder-2)
+	for i, kept := range []bool{true, false} {
+		readPieces(t, s, ids[i], contents[ids[i]], 1)
+		if err := s.DeleteBlob(t.Context(), ids[i]); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.GetBlob(t.Context(), ids[i], 500, 100, new(output)); errors.Is(err, blob.ErrBlobNotFound) == kept {
+			t.Errorf("a piece of %s, which is gone: %v", ids[i], err)
+		}
 	}
 }

@@ -46,6 +46,8 @@ type Options struct {
 	// WorkDir is where a small configuration without secrets is kept while the
 	// repository is open. Default: the system's folder for temporary files.
 	WorkDir string
+	// Others are keys that may open it if the first one does not: while its key is changed.
+	Others []Key
 	// Cache keeps what is read of the repository again and again, for the next opening. Nil
 	// keeps nothing, which is best for reading the contents of files. Repositories in a
 	// filesystem location use none.
@@ -71,7 +73,12 @@ func Open(ctx context.Context, loc Location, namespace string, key Key, opts Opt
 	if loc.Spec.Provider != engine.StorageProviderFilesystem {
 		cache = opts.Cache.of(cacheName(loc.Spec, namespace))
 	}
-	return open(ctx, bucket, loc.Spec.Provider, namespace, key, opts.WorkDir, cache)
+	r, err := open(ctx, bucket, loc.Spec.Provider, namespace, key, opts.WorkDir, cache)
+	if len(opts.Others) > 0 && errors.Is(err, ErrWrongKey) {
+		key, opts.Others = opts.Others[0], opts.Others[1:]
+		return Open(ctx, loc, namespace, key, opts)
+	}
+	return r, err
 }
 
 // cacheName names the cache of a repository: the same after a restart, and
@@ -190,6 +197,19 @@ func (r *Repository) Refresh(ctx context.Context) error {
 	return nil
 }
 
+// IndexBytes is what the indexes take that are in memory since the repository was opened, or
+// refreshed the last time.
+func (r *Repository) IndexBytes(ctx context.Context) (bytes int64, err error) {
+	indexes, err := r.direct.IndexBlobs(ctx, false)
+	if err != nil {
+		return 0, fmt.Errorf("look at the indexes of the repository: %w", cmp.Or(context.Cause(ctx), err))
+	}
+	for _, index := range indexes {
+		bytes += index.Length
+	}
+	return bytes, nil
+}
+
 // While returns a context that ends, with the reason as its cause, also when the
 // repository can't be used any more. Kopia would wait without end.
 func (r *Repository) While(ctx context.Context) (context.Context, func()) {
@@ -197,17 +217,16 @@ func (r *Repository) While(ctx context.Context) (context.Context, func()) {
 }
 
 // KeepPacks has packs kept in memory of which many small pieces are read, of so many
-// bytes at most, until Release is called. In a folder there is nothing to wait for, and
-// nothing is kept. Those who do so at once share what is kept.
+// bytes at most, until Release is called. Those who do so at once share what is kept.
 func (r *Repository) KeepPacks(limit int64) *Packs {
-	if r.storage.shards != nil {
-		return nil
-	}
 	r.storage.keeping.Lock()
 	defer r.storage.keeping.Unlock()
 	packs := r.storage.packs.Load()
 	if packs == nil {
-		packs = &Packs{limit: limit, storage: r.storage, known: map[blob.ID]*keptPack{}}
+		packs = &Packs{limit: limit, from: wholeFrom, storage: r.storage, known: map[blob.ID]*keptPack{}}
+		if r.storage.shards != nil {
+			packs.from = wholeFromFolder
+		}
 		r.storage.packs.Store(packs)
 	}
 	packs.users++

@@ -19,7 +19,8 @@ type Backup struct {
 	Due   time.Time
 	UID   types.UID
 	Phase v1alpha1.BackupPhase
-	// Exempt is true for one that was asked for by hand, or that may not be restorable: no
+	// Exempt is true for one that was asked for by hand, that may not be restorable, or of which
+	// somebody has changed until when it is kept: no
 	// rule counts it, so that it drives out no other one, and none lets it go.
 	Exempt bool
 	// Created is when it was asked for, and Ended when it ended, if it has.

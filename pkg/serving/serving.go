@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -21,6 +22,7 @@ import (
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/apiserver/pkg/server/options"
@@ -32,6 +34,15 @@ type Options struct {
 	secure         *options.SecureServingOptionsWithLoopback
 	authentication *options.DelegatingAuthenticationOptions
 	authorization  *options.DelegatingAuthorizationOptions
+	routes         []Route
+}
+
+// Route is a path, and what is below it, whose handler knows by itself who may call it. It is
+// served under a name and a certificate of its own.
+type Route struct {
+	Prefix           string
+	Certificate, Key []byte // PEM
+	Handler          http.Handler
 }
 
 // NewOptions returns Options that serve at a port; 0 serves nothing.
@@ -56,6 +67,12 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	o.authentication.AddFlags(flags)
 	o.authorization.AddFlags(flags)
 }
+
+// AddRoute has Start serve a Route too.
+func (o *Options) AddRoute(route Route) { o.routes = append(o.routes, route) }
+
+// Port is where it is served; 0 is nowhere.
+func (o *Options) Port() int { return o.secure.BindPort }
 
 // Validate returns what is wrong with the options.
 func (o *Options) Validate() []error {
@@ -94,6 +111,14 @@ func (o *Options) Start(ctx context.Context, kubeconfig string, ready ...healthz
 		return nil, fmt.Errorf("authorizing callers of /metrics: %w", err)
 	}
 
+	for _, route := range o.routes {
+		certificate, err := dynamiccertificates.NewStaticSNICertKeyContent(route.Prefix, route.Certificate, route.Key)
+		if err != nil {
+			return nil, fmt.Errorf("the certificate for %s: %w", route.Prefix, err)
+		}
+		serving.SNICerts = append(serving.SNICerts, certificate)
+	}
+
 	paths := mux.NewPathRecorderMux("holdfast")
 	healthz.InstallHandler(paths, healthz.PingHealthz)
 	healthz.InstallLivezHandler(paths, healthz.PingHealthz)
@@ -108,6 +133,17 @@ func (o *Options) Start(ctx context.Context, kubeconfig string, ready ...healthz
 	handler = genericapifilters.WithAuthorization(handler, authorization.Authorizer, codecs)
 	handler = genericapifilters.WithAuthentication(handler, authentication.Authenticator, unauthorized, authentication.APIAudiences, authentication.RequestHeaderConfig)
 	handler = genericapifilters.WithRequestInfo(handler, &genericapirequest.RequestInfoFactory{APIPrefixes: sets.NewString(), GrouplessAPIPrefixes: sets.NewString()})
+
+	for _, route := range o.routes {
+		others := handler
+		handler = http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+			if strings.HasPrefix(request.URL.Path, route.Prefix) {
+				route.Handler.ServeHTTP(w, request)
+				return
+			}
+			others.ServeHTTP(w, request)
+		})
+	}
 
 	const shutdown = 5 * time.Second
 	stopped, _, err := serving.Serve(handler, shutdown, ctx.Done())

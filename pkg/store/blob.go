@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -82,7 +84,23 @@ func (b *blobBackend) list(ctx context.Context, folder string, options ListOptio
 }
 
 func (b *blobBackend) get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
-	return b.bucket.NewRangeReader(ctx, key, offset, length, nil)
+	content, err := b.bucket.NewRangeReader(ctx, key, offset, length, nil)
+	if err != nil {
+		return nil, err
+	}
+	return blobReader{content}, nil
+}
+
+type blobReader struct{ *blob.Reader }
+
+// Version implements Versioned. Stores other than S3 do not say with the content all that
+// tells an object from another one.
+func (r blobReader) Version() string {
+	var answer s3.GetObjectOutput
+	if r.As(&answer) {
+		return aws.ToString(answer.ETag)
+	}
+	return ""
 }
 
 func (b *blobBackend) attributes(ctx context.Context, key string) (Object, error) {
@@ -208,6 +226,36 @@ func (b *blobBackend) remove(ctx context.Context, key string) error {
 	// That of gocloud.dev would look first whether there is one.
 	_, err := b.s3.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: aws.String(b.name), Key: aws.String(key)})
 	return err
+}
+
+func (b *blobBackend) removeUnfinished(ctx context.Context, folder string, before time.Time) (removed int, err error) {
+	if b.s3 == nil {
+		return 0, nil // it has none that could be seen
+	}
+	uploads := s3.NewListMultipartUploadsPaginator(b.s3, &s3.ListMultipartUploadsInput{Bucket: aws.String(b.name), Prefix: aws.String(folder)})
+	for uploads.HasMorePages() {
+		page, err := uploads.NextPage(ctx)
+		if status(err) == http.StatusNotImplemented {
+			return removed, errors.ErrUnsupported
+		}
+		if err != nil {
+			return removed, err
+		}
+		for _, upload := range page.Uploads {
+			if !strings.HasPrefix(aws.ToString(upload.Key), folder) {
+				continue // of a store that takes no heed of the prefix
+			}
+			if upload.Initiated == nil || !upload.Initiated.Before(before) {
+				continue
+			}
+			_, err := b.s3.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: aws.String(b.name), Key: upload.Key, UploadId: upload.UploadId})
+			if gone := (*s3types.NoSuchUpload)(nil); err != nil && !errors.As(err, &gone) {
+				return removed, err
+			}
+			removed++
+		}
+	}
+	return removed, nil
 }
 
 func (b *blobBackend) folder(key string) (backend, string, error) { return b, key, nil }

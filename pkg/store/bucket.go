@@ -12,6 +12,7 @@ import (
 	"iter"
 	"path"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"gocloud.dev/blob"
@@ -39,6 +40,8 @@ type backend interface {
 	// delete fails with ErrChanged if the object has another version.
 	delete(ctx context.Context, key, version string) error
 	remove(ctx context.Context, key string) error
+	// removeUnfinished removes what writes have left that were begun before.
+	removeUnfinished(ctx context.Context, folder string, before time.Time) (removed int, err error)
 	// folder is what a Bucket of a folder works on, and the prefix of its keys.
 	folder(key string) (backend, string, error)
 	// check makes the cheapest request that proves that the store answers.
@@ -58,7 +61,7 @@ type Bucket struct {
 }
 
 var (
-	_ Reader  = (*Bucket)(nil)
+	_ Ranger  = (*Bucket)(nil)
 	_ Writer  = (*Bucket)(nil)
 	_ Remover = (*Bucket)(nil)
 )
@@ -132,9 +135,12 @@ func (b *Bucket) List(ctx context.Context, folder string, options ListOptions) i
 		if options.StartAfter != "" {
 			options.StartAfter = b.prefix + options.StartAfter
 		}
+		var failure error
+		defer func() { b.requested(ctx, RequestList, failure) }()
 		for object, err := range b.backend.list(ctx, b.prefix+folder, options) {
 			if err != nil {
-				yield(Object{}, explain("list", folder, err))
+				failure = explain("list", folder, err)
+				yield(Object{}, failure)
 				return
 			}
 			object.Key = strings.TrimPrefix(object.Key, b.prefix)
@@ -165,9 +171,7 @@ func (b *Bucket) Get(ctx context.Context, key string) (io.ReadCloser, error) {
 	return b.GetRange(ctx, key, 0, -1)
 }
 
-// GetRange opens a part of an object for reading, in one request: so many bytes, one
-// at least, or with a negative length all to the end. Where the object ends earlier,
-// less is read; if it ends before the part begins, nothing, or the error is ErrRange.
+// GetRange implements Ranger.
 func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
 	if err := b.checkKey(ctx, key); err != nil {
 		return nil, err
@@ -176,8 +180,10 @@ func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64)
 		return nil, fmt.Errorf("get %s: %d bytes from %d are no part of an object", key, length, offset)
 	}
 	content, err := b.backend.get(ctx, b.prefix+key, offset, length)
+	err = explain("get", key, err)
+	b.requested(ctx, RequestOther, err)
 	if err != nil {
-		return nil, explain("get", key, err)
+		return nil, err
 	}
 	return &reader{content: content, key: key}, nil
 }
@@ -188,8 +194,10 @@ func (b *Bucket) Attributes(ctx context.Context, key string) (Object, error) {
 		return Object{}, err
 	}
 	object, err := b.backend.attributes(ctx, b.prefix+key)
+	err = explain("find", key, err)
+	b.requested(ctx, RequestOther, err)
 	if err != nil {
-		return Object{}, explain("find", key, err)
+		return Object{}, err
 	}
 	object.Key = key
 	return object, nil
@@ -243,6 +251,19 @@ func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error
 		return nil, explain("write", key, err)
 	}
 	return &writer{ObjectWriter: w, key: key}, nil
+}
+
+// RemoveUnfinished removes below a folder what writes have left that were begun before an
+// instant, by the store's clock, and have not ended: of writers that died, if nobody takes
+// that long. In a folder store these are files that no listing shows by itself, in S3 parts
+// of objects, which no listing shows at all, and which are paid for. It returns how many they
+// were, and fails with errors.ErrUnsupported if the store can't tell.
+func (b *Bucket) RemoveUnfinished(ctx context.Context, folder string, before time.Time) (removed int, err error) {
+	if err := b.checkFolder(ctx, folder); err != nil {
+		return 0, err
+	}
+	removed, err = b.backend.removeUnfinished(ctx, b.prefix+folder, before)
+	return removed, explain("remove what is unfinished in", folder, err)
 }
 
 // Delete implements Remover.
@@ -330,6 +351,9 @@ func (r *reader) Read(p []byte) (int, error) {
 }
 
 func (r *reader) Close() error { return r.content.Close() }
+
+// Version implements Versioned.
+func (r *reader) Version() string { return VersionOf(r.content) }
 
 type writer struct {
 	ObjectWriter

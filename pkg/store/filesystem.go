@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 const (
@@ -204,14 +205,15 @@ func (f *filesystemBackend) get(ctx context.Context, key string, offset, length 
 	if err != nil {
 		return nil, err
 	}
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+	info, err := file.Stat()
+	if err != nil || !info.Mode().IsRegular() {
 		_ = file.Close()
 		return nil, errors.Join(err, fs.ErrNotExist)
 	}
 	if length < 0 {
 		length = math.MaxInt64 - offset
 	}
-	return &fileReader{part: io.NewSectionReader(file, offset, length), file: file, ctx: ctx}, nil
+	return &fileReader{part: io.NewSectionReader(file, offset, length), file: file, ctx: ctx, version: fileVersion(info)}, nil
 }
 
 func (f *filesystemBackend) attributes(_ context.Context, key string) (Object, error) {
@@ -368,15 +370,43 @@ func removeEmptyFolders(root opened, folder string) {
 	}
 }
 
+func (f *filesystemBackend) removeUnfinished(ctx context.Context, folder string, before time.Time) (removed int, err error) {
+	for object, err := range f.list(ctx, folder, ListOptions{Recursive: true, Unfinished: true}) {
+		if err != nil {
+			return removed, err
+		}
+		if !isTemporary(path.Base(object.Key)) || !object.ModTime.Before(before) {
+			continue
+		}
+		err := f.delete(ctx, object.Key, object.Version)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrChanged):
+			continue // its writer lives
+		case err != nil:
+			return removed, err
+		}
+		removed++
+	}
+	return removed, nil
+}
+
 func isTemporary(name string) bool {
 	return strings.HasPrefix(name, temporaryPrefix) && strings.HasSuffix(name, temporarySuffix)
 }
 
+// IsUnfinished reports whether a key is that of an unfinished write, which ListOptions'
+// Unfinished lists.
+func IsUnfinished(key string) bool { return isTemporary(path.Base(key)) }
+
 type fileReader struct {
-	part *io.SectionReader
-	file *os.File
-	ctx  context.Context
+	part    *io.SectionReader
+	file    *os.File
+	ctx     context.Context
+	version string
 }
+
+// Version implements Versioned.
+func (r *fileReader) Version() string { return r.version }
 
 func (r *fileReader) Read(p []byte) (int, error) {
 	if err := r.ctx.Err(); err != nil {

@@ -23,8 +23,9 @@ import (
 
 const defaultRegion = "us-east-1"
 
-// How many idle connections are kept: as many as an upload or a restore has at once.
-const idleConnections = 32
+// How many idle connections are kept: as many as the catalogue's refresh has at once, and
+// more than an upload or a restore.
+const idleConnections = 128
 
 func openS3(ctx context.Context, location *engine.S3Location, secret map[string][]byte) (*blobBackend, error) {
 	client, err := httpClient(location.CABundle)
@@ -46,6 +47,7 @@ func openS3(ctx context.Context, location *engine.S3Location, secret map[string]
 		if location.Endpoint != "" {
 			o.BaseEndpoint = aws.String(location.Endpoint)
 		}
+		o.APIOptions = append(o.APIOptions, tellRequests)
 		if location.ChecksumAlgorithm != engine.ChecksumNone {
 			o.APIOptions = append(o.APIOptions, sendChecksums)
 		}
@@ -112,6 +114,7 @@ func staticCredentials(name string, secret map[string][]byte) (aws.CredentialsPr
 func httpClient(caBundle []byte) (aws.HTTPClient, error) {
 	client := awshttp.NewBuildableClient().WithTransportOptions(func(transport *http.Transport) {
 		transport.MaxIdleConnsPerHost = idleConnections
+		transport.MaxIdleConns = max(transport.MaxIdleConns, idleConnections)
 	})
 	if len(caBundle) == 0 {
 		return client, nil

@@ -73,11 +73,32 @@ type Reader interface {
 	// 1,000 results.
 	List(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error]
 	// Get opens an object for reading, in one request. The error is ErrNotFound if
-	// there is none. Reads end when ctx does.
+	// there is none. Reads end when ctx does. VersionOf the result is that of the object.
 	Get(ctx context.Context, key string) (io.ReadCloser, error)
 	// Attributes describes an object, in one request. The error is ErrNotFound if
 	// there is none.
 	Attributes(ctx context.Context, key string) (Object, error)
+}
+
+// Versioned is an object that is read and knows its version.
+type Versioned interface{ Version() string }
+
+// VersionOf is the version of an object that is being read, as List gives it; empty if the
+// store does not say.
+func VersionOf(content io.Reader) string {
+	if versioned, ok := content.(Versioned); ok {
+		return versioned.Version()
+	}
+	return ""
+}
+
+// Ranger reads parts of objects besides.
+type Ranger interface {
+	Reader
+	// GetRange opens a part of an object for reading, in one request: so many bytes, one
+	// at least, or with a negative length all to the end. Where the object ends earlier,
+	// less is read; if it ends before the part begins, nothing, or the error is ErrRange.
+	GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
 }
 
 // Content is what an object is written from. It can be read again, for another

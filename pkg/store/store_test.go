@@ -73,6 +73,91 @@ func TestS3(t *testing.T) {
 	})
 }
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Whatever a store lists as unfinished, only what lies below the folder is ended; one that can't
+// list it says so.
+func TestUnfinishedAsListed(t *testing.T) {
+	var aborted []string
+	unsupported := false
+	location, secret := storetest.FakeS3(t, func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case unsupported:
+				w.WriteHeader(http.StatusNotImplemented)
+				_, _ = w.Write([]byte("<Error><Code>NotImplemented</Code></Error>"))
+			case r.Method == http.MethodDelete:
+				aborted = append(aborted, r.URL.Path[strings.Index(r.URL.Path, "one/"):])
+				w.WriteHeader(http.StatusNoContent)
+			default:
+				const upload = "<Upload><Key>%s</Key><UploadId>1</UploadId><Initiated>2020-01-01T00:00:00Z</Initiated></Upload>"
+				_, _ = fmt.Fprintf(w, "<ListMultipartUploadsResult>"+upload+upload+"</ListMultipartUploadsResult>", "one/elsewhere/object", "one/folder/object")
+			}
+		})
+	})
+	location.Prefix = "one"
+	s := storetest.Open(t, location, secret)
+	n, err := s.RemoveUnfinished(t.Context(), "folder/", time.Now())
+	if want := []string{"one/folder/object"}; err != nil || n != 1 || !slices.Equal(aborted, want) {
+		t.Errorf("%d were removed, %v, with an error of %v; want %v", n, aborted, err, want)
+	}
+	unsupported = true
+	if _, err := s.RemoveUnfinished(t.Context(), "folder/", time.Now()); !errors.Is(err, errors.ErrUnsupported) || errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("of a store that can't list it says %v", err)
+	}
+}
+
+// What a writer has left that died goes, below its folder and by its age, and no object does.
+// The writer lives here, to see that it has lost.
+func TestRemoveUnfinished(t *testing.T) {
+	location, secret := storetest.FakeS3(t, nil)
+	location.Prefix = "one/two"
+	for name, s := range map[string]*store.Bucket{"filesystem": storetest.Filesystem(t), "S3": storetest.Open(t, location, secret)} {
+		t.Run(name, func(t *testing.T) {
+			for _, key := range []string{"folder/object", "object"} {
+				must(t, s.Put(t.Context(), key, nil))
+			}
+			w, err := s.NewWriter(t.Context(), "folder/unfinished")
+			must(t, err)
+			defer w.Abort()
+			_, err = w.Write(make([]byte, 20<<20)) // in parts
+			must(t, err)
+			remove := func(folder string, before time.Duration) int {
+				t.Helper()
+				removed, err := s.RemoveUnfinished(t.Context(), folder, time.Now().Add(before))
+				must(t, err)
+				return removed
+			}
+			if n := remove("folder/", -time.Hour) + remove("other/", time.Hour); n != 0 {
+				t.Errorf("%d that are young, or elsewhere, were removed", n)
+			}
+			removed := 0
+			for begin := time.Now(); removed == 0 && time.Since(begin) < time.Minute; { // another goroutine begins an upload in parts
+				removed = remove("folder/", time.Hour)
+			}
+			if removed != 1 {
+				t.Errorf("%d were removed, want one", removed)
+			}
+			if err := w.Commit(); err == nil {
+				t.Error("a write whose parts were removed has succeeded")
+			}
+			var keys []string
+			for object, err := range s.List(t.Context(), "", store.ListOptions{Recursive: true, Unfinished: true}) {
+				must(t, err)
+				keys = append(keys, object.Key)
+			}
+			if want := []string{"folder/object", "object"}; !slices.Equal(keys, want) {
+				t.Errorf("the store holds %v, want %v", keys, want)
+			}
+		})
+	}
+}
+
 // A bucket with Object Lock and a default retention takes only what comes with a
 // checksum, over TLS as without.
 func TestS3WithObjectLock(t *testing.T) {

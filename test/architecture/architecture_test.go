@@ -35,8 +35,8 @@ var clients = []string{"k8s.io/client-go", "k8s.io/apiserver", "github.com/kopia
 
 var rules = []rule{
 	{
-		of:        []string{"pkg/queue", "pkg/selection", "pkg/format", "pkg/manifest", "pkg/identity", "pkg/catalog", "pkg/schedule"},
-		except:    []string{"pkg/catalog/refresh"},
+		of:        []string{"pkg/queue", "pkg/selection", "pkg/format", "pkg/manifest", "pkg/identity", "pkg/catalog", "pkg/schedule", "pkg/restore/graph", "pkg/restore/object"},
+		except:    []string{"pkg/catalog/refresh", "pkg/catalog/index"},
 		forbidden: clients,
 		deep:      true,
 		why:       "the domain is pure: it computes on values that others read and write, so that it can be tested without them",
@@ -46,6 +46,12 @@ var rules = []rule{
 		except:    []string{"pkg/queue/records"},
 		forbidden: []string{"sync", "context", "log", "log/slog", "k8s.io/klog/v2", "os"},
 		why:       "the queue is a function: it has no lock, goroutine, clock or logger of its own",
+	},
+	{
+		of:        []string{"pkg/restore/source", "pkg/stored"},
+		forbidden: []string{"k8s.io/client-go", "k8s.io/apiserver", "pkg/controllers", "pkg/generated"},
+		deep:      true,
+		why:       "what reads a backup, which may be hostile, has no client to do what it says",
 	},
 	{
 		of:        []string{"cmd", "pkg", "test"},
@@ -66,7 +72,7 @@ var rules = []rule{
 		why:       "the API types are the vocabulary at the bottom: they import nothing of Holdfast above them",
 	},
 	{
-		of:        []string{"pkg/backup", "pkg/catalog", "pkg/datapath", "pkg/format", "pkg/location", "pkg/manifest", "pkg/queue", "pkg/repository", "pkg/schedule", "pkg/selection", "pkg/store"},
+		of:        []string{"pkg/backup", "pkg/catalog", "pkg/datapath", "pkg/format", "pkg/location", "pkg/manifest", "pkg/queue", "pkg/repository", "pkg/restore", "pkg/schedule", "pkg/selection", "pkg/store", "pkg/stored"},
 		forbidden: []string{"pkg/apiserver", "pkg/controllers", "pkg/registry", "pkg/serving"},
 		why:       "imports run downwards: the engine and the domain know nothing of who drives or shows them",
 	},
@@ -87,12 +93,12 @@ var rules = []rule{
 		why:       "repositories are opened by who creates them, the agents, and the Jobs that maintain them, so that whoever runs backups and deletes them needs no memory for their indexes",
 	},
 	{
-		of:        []string{"pkg/catalog/refresh"},
+		of:        []string{"pkg/catalog/refresh", "pkg/catalog/index"},
 		forbidden: []string{"pkg/repository", "pkg/datapath"},
 		why:       "the catalogue reads backups' metadata and nothing else",
 	},
 	{
-		of:        []string{"pkg/catalog/refresh"},
+		of:        []string{"pkg/catalog/refresh", "pkg/catalog/index"},
 		forbidden: []string{"k8s.io/client-go/kubernetes", "k8s.io/client-go/rest", "pkg/generated"},
 		deep:      true,
 		why:       "what lies in a store never becomes work: who reads it has no client to write a record with",

@@ -96,7 +96,7 @@ func TestNetworkPolicies(t *testing.T) {
 // agents see anything of the node.
 func TestPodsMountLittle(t *testing.T) {
 	want := map[string][]string{
-		"holdfast-apiserver":  {"tls"},
+		"holdfast-apiserver":  {"cache", "tls"},
 		"holdfast-controller": {"tmp"},
 		"holdfast-node-agent": {"pods", "cache", "tmp"},
 	}

@@ -14,8 +14,12 @@ import (
 
 // each calls do for 0 to n-1, several at once, and returns the first error.
 func each(ctx context.Context, n int, do func(context.Context, int) error) error {
+	return eachOf(ctx, parallel, n, do)
+}
+
+func eachOf(ctx context.Context, atOnce, n int, do func(context.Context, int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(parallel)
+	group.SetLimit(atOnce)
 	for i := range n {
 		group.Go(func() error {
 			if err := ctx.Err(); err != nil {

@@ -71,8 +71,11 @@ func (l *lab) pid(name string) (int, error) {
 }
 
 // peakMemory is the most physical memory, in bytes, that a process of the lab has
-// had so far. Source: VmHWM in proc_pid_status(5), in units of 1024 bytes.
-func (l *lab) peakMemory(name string) (int64, error) {
+// had so far.
+func (l *lab) peakMemory(name string) (int64, error) { return l.memory(name, "VmHWM:") }
+
+// memory is a field of proc_pid_status(5), in bytes, of a process of the lab.
+func (l *lab) memory(name, field string) (int64, error) {
 	pid, err := l.pid(name)
 	if err != nil {
 		return 0, err
@@ -82,13 +85,13 @@ func (l *lab) peakMemory(name string) (int64, error) {
 		return 0, fmt.Errorf("%s has ended; see its log: %w", name, err)
 	}
 	for line := range strings.Lines(string(status)) {
-		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			var kibibytes int64
+		if value, ok := strings.CutPrefix(line, field); ok {
+			var kibibytes int64 // though it says kB
 			_, err := fmt.Sscanf(value, "%d kB", &kibibytes)
 			return kibibytes * 1024, err
 		}
 	}
-	return 0, errors.New("no VmHWM in /proc; this needs Linux")
+	return 0, fmt.Errorf("no %s in /proc; this needs Linux", field)
 }
 
 // cpuTime is how long a process of the lab has kept a CPU busy so far. Unlike the

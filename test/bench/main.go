@@ -74,6 +74,12 @@ func command() *cobra.Command {
 	})
 	object.Flags().IntVar(&objects, "objects", 20000, "how many ConfigMaps")
 
+	var restored int
+	restore := measuring("restore", "Restore many ConfigMaps and Secrets, twice", func(ctx context.Context, l *lab) ([]row, error) {
+		return measureRestore(ctx, l, restored)
+	})
+	restore.Flags().IntVar(&restored, "objects", 10000, "how many objects")
+
 	var v volumeOptions
 	volume := measuring("volume", "Upload a volume through the agent, and by the Kopia library alone", func(ctx context.Context, l *lab) ([]row, error) {
 		return measureVolume(ctx, l, v)
@@ -103,10 +109,41 @@ func command() *cobra.Command {
 	far := reading("far", "Read what BenchmarkFarStore and BenchmarkVolumes of pkg/datapath print", measureFar)
 	files := reading("files", "Read what BenchmarkFiles, BenchmarkPeakMemory and BenchmarkFreedSlot of pkg/datapath print", measureFiles)
 
+	served := reading("served", "Read what BenchmarkMillion of pkg/manifest and BenchmarkObject of pkg/stored print", measureServed)
+
+	catalogue := reading("catalogue", "Read what the benchmarks of pkg/catalog/refresh and pkg/registry/volumebackup print", measureCatalogue)
+
+	largeRestore := reading("large-restore", "Read what BenchmarkLarge of pkg/restore/source prints", measureLargeRestore)
+
+	maintenance := reading("maintenance", "Read what BenchmarkMaintenance and BenchmarkReclaimed of pkg/repository print", measureMaintenance)
+
 	table := &cobra.Command{
 		Use: "table", Short: "Print the rows", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return printTable(c.OutOrStdout(), results) },
 	}
-	root.AddCommand(plan, queue, list, object, volume, far, files, table)
+	tarball := reading("tarball", "Read what BenchmarkTarball of pkg/backup prints", measureTarball)
+
+	var custom int
+	customs := &cobra.Command{
+		Use: "custom", Short: "Keep volume backups as custom resources, and read what BenchmarkMillion of pkg/registry/volumebackup prints", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			found, err := readBenchmarks(c.InOrStdin(), c.OutOrStdout())
+			if err != nil {
+				return err
+			}
+			l, err := openLab(dir)
+			if err != nil {
+				return err
+			}
+			rows, err := l.measureCustom(c.Context(), found, custom)
+			if err != nil {
+				return fmt.Errorf("custom: %w", err)
+			}
+			return appendRows(results, rows)
+		},
+	}
+	customs.Flags().IntVar(&custom, "objects", 100000, "how many custom resources")
+
+	root.AddCommand(plan, queue, list, object, tarball, restore, largeRestore, volume, far, files, served, catalogue, customs, maintenance, table)
 	return root
 }

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -60,5 +61,20 @@ func measureObjects(ctx context.Context, l *lab, n int) ([]row, error) {
 		{fmt.Sprintf("objects per second, %d ConfigMaps of 1 KB", n), fmt.Sprintf("%.0f", perSecond), fmt.Sprintf("Velero %.0f", veleroPerSecond), times(perSecond, veleroPerSecond) + " times as fast"},
 		{"controller's peak memory, first such backup", fmt.Sprintf("%.0f MB", megabytes(first)), fmt.Sprintf("Velero %d MB", veleroObjectMB), times(megabytes(first), veleroObjectMB) + " of it"},
 		{fmt.Sprintf("controller's peak memory, after %d of them", objectRounds), fmt.Sprintf("%.0f MB", megabytes(peak)), fmt.Sprintf("Velero %d MB", veleroObjectMB), times(megabytes(peak), veleroObjectMB) + " of it"},
+	}, nil
+}
+
+// measureTarball makes a row of BenchmarkTarball of pkg/backup.
+func measureTarball(found benchmarks) ([]row, error) {
+	tarball := found["BenchmarkTarball"]
+	if tarball == nil {
+		return nil, errors.New("no results of BenchmarkTarball of pkg/backup; run `hack/bench.sh objects`")
+	}
+	ours, theirs := tarball["bytes"], tarball["velero-bytes"]
+	if 10*ours > 11*theirs {
+		return nil, fmt.Errorf("a tarball takes %.0f bytes, and a tenth more than Velero's %.0f of the same objects is the limit", ours, theirs)
+	}
+	return []row{
+		{"bytes of a tarball of 264 objects of 30 kinds", fmt.Sprintf("%.0f, for %.0f requests", ours, tarball["requests"]), fmt.Sprintf("Velero %.0f", theirs), times(ours, theirs) + " of it"},
 	}, nil
 }

@@ -49,7 +49,7 @@ func TestMainJob(t *testing.T) {
 			return err
 		}
 		if s := waiting.Status; s.Reason != v1alpha1.QueueReasonNamespaceOverlap || s.Position != 1 ||
-			!slices.Equal(s.Blockers, []v1alpha1.QueueBlocker{{Namespace: system, Name: "shop"}}) ||
+			!slices.Equal(s.Blockers, []v1alpha1.QueueBlocker{{Kind: "Backup", Namespace: system, Name: "shop"}}) ||
 			!slices.Equal(s.ConflictNamespaces, []string{"shop"}) {
 			return fmt.Errorf("shop-and-blog: %+v", s)
 		}
@@ -58,7 +58,7 @@ func TestMainJob(t *testing.T) {
 			return err
 		}
 		if s := behind.Status; s.Position != 2 || s.Reason != v1alpha1.QueueReasonBehindOverlapping ||
-			!slices.Equal(s.Blockers, []v1alpha1.QueueBlocker{{Namespace: system, Name: "shop-and-blog"}}) {
+			!slices.Equal(s.Blockers, []v1alpha1.QueueBlocker{{Kind: "Backup", Namespace: system, Name: "shop-and-blog"}}) {
 			return fmt.Errorf("blog: %+v", s)
 		}
 		return nil

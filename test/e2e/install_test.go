@@ -46,6 +46,8 @@ patches:
   patch: |
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --concurrent-backups=2}
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --run-retention=2s}
+    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --concurrent-maintenance-jobs=10}
+    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --maintenance-job-start-timeout=45s}
 - target: {kind: DaemonSet, name: holdfast-node-agent}
   patch: |
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --host-pods-dir=/host_pods/$(NODE_NAME)/kubelet/pods}

@@ -177,9 +177,17 @@ func podOn(t *testing.T, pods []corev1.Pod, node string) corev1.Pod {
 	return pods[i]
 }
 
-// kill ends the process of a pod's only container with SIGKILL, from outside: the
-// nodes' processes are processes of this machine.
+// kill ends the process of a pod's only container with SIGKILL, from outside.
 func kill(t *testing.T, pod corev1.Pod) {
+	t.Helper()
+	for _, pid := range processes(t, pod) {
+		signal(t, pid, syscall.SIGKILL)
+	}
+}
+
+// processes are those of a pod's only container: the nodes' processes are processes of this
+// machine.
+func processes(t *testing.T, pod corev1.Pod) (pids []int) {
 	t.Helper()
 	if len(pod.Status.ContainerStatuses) != 1 {
 		t.Fatalf("pod %s has %d containers with a status, want 1", pod.Name, len(pod.Status.ContainerStatuses))
@@ -192,7 +200,6 @@ func kill(t *testing.T, pod corev1.Pod) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	killed := false
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -200,16 +207,20 @@ func kill(t *testing.T, pod corev1.Pod) {
 		}
 		// A process that ends meanwhile has no cgroups.
 		cgroups, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cgroup"))
-		if !bytes.Contains(cgroups, []byte(id)) {
-			continue
+		if bytes.Contains(cgroups, []byte(id)) {
+			pids = append(pids, pid)
 		}
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		killed = true
 	}
-	if !killed {
+	if len(pids) == 0 {
 		t.Fatalf("pod %s has no process in a cgroup of the container %q", pod.Name, id)
+	}
+	return pids
+}
+
+func signal(t *testing.T, pid int, s syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(pid, s); err != nil {
+		t.Fatalf("signal %s to %d: %v", s, pid, err)
 	}
 }
 

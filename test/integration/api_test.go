@@ -27,7 +27,7 @@ const (
 )
 
 // resources are those of holdfast.io that are in namespaces.
-var resources = []string{"backupqueues", "backups", "backupvolumes", "schedules", "volumebackups"}
+var resources = []string{"backupqueues", "backups", "backupvolumes", "restores", "schedules", "volumebackups"}
 
 // TestDiscovery: no verb deletes what holds data, so that no controller of the cluster does.
 func TestDiscovery(t *testing.T) {
@@ -51,17 +51,30 @@ func TestDiscovery(t *testing.T) {
 		"backups backup Backup [hfb] namespaced=true [create get list watch] [holdfast]",
 		"backups/cancel backup BackupCancellation [] namespaced=true [create] []",
 		"backups/deletion backup BackupDeletion [] namespaced=true [create] []",
+		"backups/expiration backup BackupExpiration [] namespaced=true [create] []",
+		"backups/log backup Backup [] namespaced=true [get] []",
+		"backups/manifest backup Backup [] namespaced=true [get] []",
+		"backups/objects backup Backup [] namespaced=true [get] []",
+		"backups/results backup Backup [] namespaced=true [get] []",
 		"backupvolumes backupvolume BackupVolume [hfv] namespaced=true [get list watch] [holdfast]",
+		"backupvolumes/deletion backupvolume VolumeDeletion [] namespaced=true [create] []",
 		"maintenancerequests maintenancerequest MaintenanceRequest [] namespaced=true [create] []",
 		"nodeagents nodeagent NodeAgent [hfn] namespaced=false [get list watch] [holdfast]",
+		"restores restore Restore [hfr] namespaced=true [create get list watch] [holdfast]",
+		"restores/cancel restore RestoreCancellation [] namespaced=true [create] []",
+		"restores/log restore Restore [] namespaced=true [get] []",
+		"restores/plan restore Restore [] namespaced=true [get] []",
+		"restores/results restore Restore [] namespaced=true [get] []",
 		"schedules schedule Schedule [hfs] namespaced=true [create delete deletecollection get list patch update watch] [holdfast]",
 		"schedules/trigger schedule ScheduleTrigger [] namespaced=true [create] []",
+		"syncrequests syncrequest SyncRequest [] namespaced=true [create] []",
 		"volumebackups volumebackup VolumeBackup [hfvb] namespaced=true [get list] [holdfast]",
+		"volumebackups/deletion volumebackup VolumeDeletion [] namespaced=true [create] []",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("discovery (-want +got):\n%s", diff)
 	}
-	for _, name := range []string{"hfb", "backups", "hfq", "bq", "backupqueue", "hfv", "hfvb", "hfn", "hfs"} {
+	for _, name := range []string{"hfb", "backups", "hfq", "bq", "backupqueue", "hfv", "hfvb", "hfn", "hfs", "hfr"} {
 		lab.Kubectl(t, "get", name, "-A")
 	}
 	// The category also has what an administrator may look at beside.
@@ -75,19 +88,26 @@ func TestDiscovery(t *testing.T) {
 func TestEmptyListHasColumns(t *testing.T) {
 	t.Parallel()
 	want := map[string][]string{
-		"backupqueues":  {"Pos", "Name", "State", "Reason", "Blocked-By", "Since", "Namespaces*", "Conflict*", "Slots*", "Absent-Agents*", "Location*", "Requester*"},
+		"backupqueues":  {"Pos", "Name", "Kind", "State", "Reason", "Blocked-By", "Since", "Namespaces*", "Conflict*", "Slots*", "Absent-Agents*", "Location*", "Requester*"},
 		"backups":       {"Name", "Status", "Items", "Data", "Warnings", "Errors", "Expires", "Age", "Position*", "Reason*", "Took*", "Location*", "Requester*", "Origin*"},
 		"backupvolumes": {"Name", "Last-Backup", "Age", "Size", "Backups", "Failures", "Locations*"},
 		"nodeagents":    {"Name", "Ready", "Limit", "Rule", "Running", "Waiting", "Throughput", "Age", "Version*", "Waiting-Classes*", "Oldest-Wait*", "Problem*"},
+		"restores":      {"Name", "Status", "Backup", "Items", "Volumes", "Warnings", "Errors", "Queue", "Age", "Reason*", "Data*", "Took*", "Location*", "Requester*", "Origin*"},
 		"schedules":     {"Name", "Schedule", "Last-Backup", "Status", "Next", "Paused", "Why-Not", "Age", "Zone*", "Last-Success*", "Missed*", "Location*", "Requester*"},
-		"volumebackups": {"Name", "Volume", "Backup", "Status", "Size", "New", "Age", "Pod*", "Node*", "Location*", "Snapshot*"},
+		"volumebackups": {"Name", "Volume", "Backup", "Status", "Size", "New", "Age", "Pod*", "Node*", "Location*", "Method*", "Snapshot*"},
 	}
 	for resource := range want {
 		path := api + "/namespaces/of-nobody/" + resource
 		if !slices.Contains(resources, resource) {
 			path = api + "/" + resource + "?labelSelector=of%3Dnobody"
 		}
-		response := lab.Request(t, http.MethodGet, path, asTable)
+		var response labtest.Response
+		labtest.Eventually(t, resource+" to be served", func() error { // 429 until it can be
+			if response = lab.Request(t, http.MethodGet, path, asTable); response.Code != http.StatusOK {
+				return fmt.Errorf("%d: %s", response.Code, response.Body)
+			}
+			return nil
+		})
 		var table metav1.Table
 		if err := json.Unmarshal(response.Body, &table); err != nil {
 			t.Fatalf("%s: %v: %s", resource, err, response.Body)

@@ -149,3 +149,102 @@ func TestExpiryIsFrozen(t *testing.T) {
 		return nil
 	})
 }
+
+// changeExpiration asks for a change of until when a backup is kept.
+func changeExpiration(t *testing.T, name string, body *v1alpha1.BackupExpiration) error {
+	t.Helper()
+	body.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "BackupExpiration"}
+	return lab.Holdfast.HoldfastV1alpha1().RESTClient().Post().Namespace(labtest.System).Resource("backups").Name(name).SubResource("expiration").
+		Body(body).Do(t.Context()).Error()
+}
+
+// TestHold: what somebody holds neither expires nor can be deleted, whoever dies meanwhile,
+// and also if of all records none is left: the store says it.
+func TestHold(t *testing.T) {
+	lab.Reconfigure(t, "--expiry-interval=1s --keep-last-backup=false --run-retention=1s --max-expired-percent=100")
+	namespace := lab.Namespace(t, "held-ns")
+	name := expiring(t, namespace, time.Hour)
+	hold, release := true, false
+	if err := changeExpiration(t, name, &v1alpha1.BackupExpiration{Hold: &hold, Reason: "evidence"}); err != nil {
+		t.Fatal(err)
+	}
+	if out := lab.Kubectl(t, "get", "hfb", name, "-n", labtest.System); !strings.Contains(out, " held ") {
+		t.Errorf("right after the request it is shown as %s", out)
+	}
+	awaitEvent(t, name, "Held", "evidence")
+	past := metav1.NewTime(time.Now().Add(-time.Minute))
+	if err := changeExpiration(t, name, &v1alpha1.BackupExpiration{Expiration: &past}); err != nil {
+		t.Fatal(err)
+	}
+	awaitEvent(t, name, "ExpirationChanged", "lets the backup expire")
+
+	// All that the cluster knows of it goes.
+	changes := lab.Engine.EngineV1alpha1().ExpirationChanges(labtest.System)
+	if err := changes.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, role := range []string{labtest.APIServer, labtest.Controller} {
+		if err := lab.Restart(t.Context(), role); err != nil {
+			t.Fatal(err)
+		}
+	}
+	labtest.Eventually(t, "the hold after a restart", func() error {
+		backup, err := lab.Holdfast.HoldfastV1alpha1().Backups(labtest.System).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if hold := backup.Status.Hold; hold == nil || hold.Reason != "evidence" || backup.Status.ExpirationChanges != 2 || !backup.Status.Expiration.Time.Equal(past.Truncate(time.Second)) {
+			return fmt.Errorf("it has %+v", backup.Status)
+		}
+		return nil
+	})
+	err := lab.Holdfast.HoldfastV1alpha1().RESTClient().Post().Namespace(labtest.System).Resource("backups").Name(name).SubResource("deletion").
+		Body(&v1alpha1.BackupDeletion{}).Do(t.Context()).Error()
+	if apierrors.ReasonForError(err) != v1alpha1.StatusReasonBackupState || !strings.Contains(err.Error(), "evidence") {
+		t.Errorf("a deletion of it is answered with %v", err)
+	}
+	// A deletion that is recorded all the same, past what the API server says, removes nothing.
+	backup, err := lab.Holdfast.HoldfastV1alpha1().Backups(labtest.System).Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := lab.Engine.EngineV1alpha1().BackupRuns(labtest.System)
+	if _, err := runs.Create(t.Context(), &enginev1alpha1.BackupRun{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: enginev1alpha1.BackupRunSpec{
+			BackupRef: v1alpha1.BackupReference{Namespace: labtest.System, Name: name}, Backup: backup.Spec,
+			Deletion: &enginev1alpha1.Deletion{
+				Ask:    enginev1alpha1.Ask{Timestamp: metav1.Now()},
+				Stored: &enginev1alpha1.StoredBackup{UID: backup.UID, CreationTimestamp: backup.CreationTimestamp},
+			},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	awaitEvent(t, name, "DeletionWaiting", "is held")
+	if err := changeExpiration(t, name, &v1alpha1.BackupExpiration{Hold: &release}); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, name)
+}
+
+// TestExpirationIsChanged: what was to go stays until the new time, and then goes.
+func TestExpirationIsChanged(t *testing.T) {
+	lab.Reconfigure(t, "--expiry-interval=1s --keep-last-backup=false --run-retention=1s --max-expired-percent=100")
+	name := expiring(t, lab.Namespace(t, "extended-ns"), time.Hour)
+	for _, years := range []int{5, -1} {
+		at := metav1.NewTime(time.Now().AddDate(years, 0, 0).Truncate(time.Second))
+		if err := changeExpiration(t, name, &v1alpha1.BackupExpiration{Expiration: &at}); err != nil {
+			t.Fatal(err)
+		}
+		if years < 0 {
+			break
+		}
+		backup, err := lab.Holdfast.HoldfastV1alpha1().Backups(labtest.System).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil || !backup.Status.Expiration.Equal(&at) {
+			t.Errorf("it expires at %v, %v", backup.Status.Expiration, err)
+		}
+	}
+	gone(t, name)
+	awaitEvent(t, name, "Expired", "is being deleted")
+}

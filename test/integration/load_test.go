@@ -26,6 +26,7 @@ type load struct {
 	specs      map[string]v1alpha1.BackupSpec // by what they are for
 	unattended string                         // a namespace with a volume that nobody uploads
 	files      string                         // one with a volume that is uploaded
+	longs      []string                       // names of those that long has created
 }
 
 func newLoad(t *testing.T, o *observer) *load {
@@ -48,10 +49,25 @@ func newLoad(t *testing.T, o *observer) *load {
 }
 
 // long creates a backup that stays InProgress until it is cancelled, or its
-// controller killed.
+// controller was killed as often as it has attempts.
 func (l *load) long(t *testing.T) {
 	t.Helper()
-	lab.Create(t, labtest.System, labtest.Name("long"), v1alpha1.BackupSpec{IncludedNamespaces: []string{l.unattended}, DefaultVolumesToFsBackup: new(true)})
+	name := labtest.Name("long")
+	l.longs = append(l.longs, name)
+	lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{IncludedNamespaces: []string{l.unattended}, DefaultVolumesToFsBackup: new(true)})
+}
+
+// cancelLong cancels those that long has created and that go on.
+func (l *load) cancelLong(t *testing.T) {
+	t.Helper()
+	for _, name := range l.longs {
+		labtest.Eventually(t, name+" to be cancelled", func() error {
+			if l.observer.unfinished([]string{name}) == 0 {
+				return nil
+			}
+			return request(t.Context(), name, "cancel", &v1alpha1.BackupCancellation{})
+		})
+	}
 }
 
 // start works until ctx ends, or a request fails. Wait for it.

@@ -47,6 +47,9 @@ func TestLeasesComeFirst(t *testing.T) {
 		return answer.Header.Get(uid)
 	}
 	for account, namespace := range accounts {
+		if account == "holdfast-restore" { // no process is that
+			continue
+		}
 		if got := ask(account, namespace, "/apis/coordination.k8s.io/v1/namespaces/"+labtest.System+"/leases/holdfast-controller"); got != string(schema.UID) {
 			t.Errorf("a request of %s for a lease has the FlowSchema %q, want %s", account, got, schema.UID)
 		}

@@ -112,6 +112,7 @@ func TestKilledAtEveryPhase(t *testing.T) {
 	kill(claimed, leads, false)
 	stop()
 	load.Wait()
+	load.cancelLong(t)
 	labtest.Eventually(t, "all backups to end", noneRuns(t.Context()))
 
 	var h *history.History

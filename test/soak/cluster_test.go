@@ -47,6 +47,8 @@ type cluster struct {
 	created map[types.UID]*made
 	// ended counts those that have.
 	ended int
+	// restores counts those that were asked for.
+	restores int
 	// refused counts requests without a success, most of which nobody answered.
 	refused int
 }
@@ -54,6 +56,8 @@ type cluster struct {
 // made is a backup as those who made it know it.
 type made struct {
 	name, location string
+	// namespace is the one that it holds, unless that has a volume.
+	namespace string
 	// ended is the last phase of it that was seen, if that was a final one.
 	ended v1alpha1.BackupPhase
 	// stored is set once it was seen as Completed or PartiallyFailed.
@@ -104,7 +108,7 @@ func (c *cluster) must(t *testing.T, do func() error) {
 	}
 }
 
-// work creates backups, cancels and deletes some of them, and looks what is shown,
+// work creates backups, cancels, deletes and restores some of them, and looks what is shown,
 // until ctx ends.
 func (c *cluster) work(ctx context.Context, random *rand.Rand) {
 	for i := 0; pause(ctx, 100*time.Millisecond); i++ {
@@ -113,6 +117,9 @@ func (c *cluster) work(ctx context.Context, random *rand.Rand) {
 		}
 		if c.waiting() < unfinished {
 			c.create(ctx, random, i)
+		}
+		if i%8 == 7 {
+			c.restore(ctx, random)
 		}
 		uid, backup := c.any(random)
 		if backup == nil {
@@ -152,7 +159,11 @@ func (c *cluster) create(ctx context.Context, random *rand.Rand, i int) {
 		c.refused++
 		return
 	}
-	c.created[created.UID] = &made{name: name, location: backup.Spec.StorageLocation}
+	m := &made{name: name, location: backup.Spec.StorageLocation}
+	if namespace := backup.Spec.IncludedNamespaces[0]; namespace != c.files {
+		m.namespace = namespace
+	}
+	c.created[created.UID] = m
 }
 
 func (c *cluster) request(ctx context.Context, name, what string, body runtime.Object) {

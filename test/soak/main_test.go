@@ -4,8 +4,8 @@
 // Package soak lets two clusters back up into one store, under the same names,
 // while their processes are killed and paused and the network to the store is bad,
 // at random and for as long as a flag says. Then what is stored must be whole and
-// its own cluster's, nothing that was shown as stored may be missing, and nothing
-// may have run twice. `make soak` runs it for long, `make test` for seconds.
+// its own cluster's, nothing that was shown as stored may be missing, nothing may have
+// run twice, and restores must have told the truth. `make soak` runs it for long, `make test` for seconds.
 package soak
 
 import (

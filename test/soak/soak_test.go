@@ -81,6 +81,7 @@ func TestTwoClustersOneStore(t *testing.T) {
 	}
 	for i, c := range clusters {
 		c.checkHistory(t, marks[i])
+		c.checkRestores(t, marks[i])
 	}
 	checkStores(t, clusters, stores)
 	for _, c := range clusters {
@@ -156,7 +157,7 @@ func (c *cluster) settle(t *testing.T) {
 				return fmt.Errorf("%s is %q, with deletion %v", run.Name, run.Status.Phase, run.Spec.Deletion)
 			}
 		}
-		return nil
+		return c.restoresEnded(t.Context())
 	})
 	if err != nil {
 		t.Error(err) // and the rest is judged all the same

@@ -314,7 +314,7 @@ func (r runner) specs() []process.Spec {
 		advertise = []string{"--advertise-address=" + r.address}
 	}
 	add("apiserver", "apiserver", "holdfast-apiserver", advertise, r.APIServerFlags)
-	add("controller", "controller", "holdfast-controller", nil, r.ControllerFlags)
+	add("controller", "controller", "holdfast-controller", []string{"--advertise-address=" + r.address}, r.ControllerFlags)
 	for i, a := range r.agents() {
 		name := agentName(i)
 		add(strings.TrimPrefix(name, prefix), "node-agent", name, []string{

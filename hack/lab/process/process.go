@@ -49,7 +49,8 @@ func Start(dir string, s Spec) (*Process, error) {
 	if old, err := Load(dir, s.Name); err == nil && old.Running() {
 		return nil, fmt.Errorf("%s is running already as process %d; stop it first", s.Name, old.PID)
 	}
-	for _, d := range []string{dir, filepath.Dir(s.Log)} {
+	temporary := filepath.Join(dir, "tmp") // what is killed leaves files there
+	for _, d := range []string{dir, temporary, filepath.Dir(s.Log)} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return nil, err
 		}
@@ -60,7 +61,7 @@ func Start(dir string, s Spec) (*Process, error) {
 	}
 	defer log.Close()
 	cmd := exec.Command(s.Path, s.Args...)
-	cmd.Env = append(os.Environ(), s.Env...)
+	cmd.Env = append(append(os.Environ(), "TMPDIR="+temporary), s.Env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

@@ -18,8 +18,24 @@ import (
 // stops at the same size.
 const MaxBytes = 16 << 30
 
+// MaxItems is how many objects of a backup are restored, and so how many it may have.
+const MaxItems = 1_000_000
+
+// ErrTooMany says that a tarball has more than MaxItems.
+var ErrTooMany = fmt.Errorf("there are more objects than a restore reads, which are %d: make several backups, each of some namespaces", MaxItems)
+
 // ErrTooLarge says that a tarball has more than MaxBytes.
 var ErrTooLarge = errors.New("the objects take more than a restore reads, with both copies of each: make several backups, each of some namespaces")
+
+// ErrBomb says that a tarball decompresses to far more than a backup does.
+var ErrBomb = errors.New("it decompresses to far more than a backup does: refusing to read it")
+
+const (
+	// maxRatio is how many times its compressed size a tarball may have, beyond
+	// ratioFrom: objects that are much alike, each of them twice, have 50 times as much.
+	maxRatio  = 250
+	ratioFrom = 256 << 20
+)
 
 // Entry is one copy of an object.
 type Entry struct {
@@ -33,20 +49,34 @@ type Entry struct {
 	Preferred bool
 	// Size of the content, in bytes.
 	Size int64
+	// Offset is where its tar header begins, in what was decompressed.
+	Offset int64
 }
 
 // Reader reads a tarball, whoever wrote it.
 type Reader struct {
-	tar *tar.Reader
+	tar   *tar.Reader
+	plain *limitedReader
+	// next is where the next header begins.
+	next int64
 }
 
 // NewReader starts reading.
-func NewReader(r io.Reader) (*Reader, error) {
-	plain, err := gzip.NewReader(r)
+func NewReader(r io.Reader) (*Reader, error) { return NewReaderAt(r, 0) }
+
+// NewReaderAt starts reading in the middle: r begins with a gzip member, and offset bytes
+// of what it decompresses to are passed over, so that a tar header follows.
+func NewReaderAt(r io.Reader, offset int64) (*Reader, error) {
+	in := &countingReader{r: r}
+	decompressed, err := gzip.NewReader(in)
 	if err != nil {
 		return nil, fmt.Errorf("the tarball is not gzip: %w", err)
 	}
-	return &Reader{tar: tar.NewReader(&limitedReader{r: plain, left: MaxBytes})}, nil
+	plain := &limitedReader{r: decompressed, left: MaxBytes, in: in}
+	if _, err := io.CopyN(io.Discard, plain, offset); err != nil {
+		return nil, fmt.Errorf("read the tarball: %w", err)
+	}
+	return &Reader{tar: tar.NewReader(plain), plain: plain, next: offset}, nil
 }
 
 // Next goes on to the next copy of an object, and skips what is none, such as
@@ -64,11 +94,21 @@ func (r *Reader) Next() (Entry, error) {
 		if strings.HasPrefix(header.Name, "/") || containsParent(header.Name) {
 			return Entry{}, fmt.Errorf("the tarball holds the path %q, which leaves it: refusing to read it", header.Name)
 		}
+		offset := r.next
+		r.next = r.plain.read
+		if header.Typeflag < tar.TypeLink || header.Typeflag > tar.TypeFifo { // those have no content
+			r.next += (header.Size + blockBytes - 1) / blockBytes * blockBytes
+		}
 		if header.Typeflag != tar.TypeReg {
 			continue
 		}
+		for record := range header.PAXRecords {
+			if strings.HasPrefix(record, "GNU.sparse.") {
+				return Entry{}, fmt.Errorf("the tarball holds the path %q as a file with holes, which no backup has: refusing to read it", header.Name)
+			}
+		}
 		if entry, ok := parsePath(header.Name); ok {
-			entry.Size = header.Size
+			entry.Size, entry.Offset = header.Size, offset
 			return entry, nil
 		}
 	}
@@ -121,20 +161,39 @@ func allSegments(segments []string) bool {
 	return true
 }
 
-// limitedReader fails beyond its limit, where io.LimitReader would end.
-type limitedReader struct {
+// blockBytes is what tar counts in.
+const blockBytes = 512
+
+type countingReader struct {
 	r    io.Reader
-	left int64
+	read int64
+}
+
+func (c *countingReader) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.read += int64(n)
+	return n, err
+}
+
+// limitedReader fails beyond its limits, where io.LimitReader would end.
+type limitedReader struct {
+	r          io.Reader
+	left, read int64
+	in         *countingReader
 }
 
 func (l *limitedReader) Read(p []byte) (int, error) {
-	if l.left <= 0 {
+	switch {
+	case l.left <= 0:
 		return 0, ErrTooLarge
+	case l.read > ratioFrom && l.read > maxRatio*l.in.read:
+		return 0, ErrBomb
 	}
 	if int64(len(p)) > l.left {
 		p = p[:l.left]
 	}
 	n, err := l.r.Read(p)
 	l.left -= int64(n)
+	l.read += int64(n)
 	return n, err
 }

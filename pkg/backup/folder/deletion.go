@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -51,6 +52,10 @@ type Deletion struct {
 	// Snapshots are the ids of the backup's snapshots, by the namespace of their
 	// repository. Look sets them.
 	Snapshots map[string][]string
+
+	// Stored is the backup as it was found in the store, by its metadata or, beneath another
+	// writer's, by its copy; nil if there is nothing left to read. Look sets it.
+	Stored *holdfast.Backup
 
 	metadata *store.Object
 	// named are the objects of a backup that lies beneath another writer's metadata, and
@@ -138,6 +143,7 @@ func (d *Deletion) describe(ctx context.Context) (*store.Object, error) {
 	case found.UID != d.UID:
 		return nil, d.other(format.MetadataKey(d.StoreName), found.UID)
 	}
+	d.Stored = found
 	return &described, nil
 }
 
@@ -146,7 +152,7 @@ func (d *Deletion) describe(ctx context.Context) (*store.Object, error) {
 // belongs to it, and nothing has been put in the place of that. With neither copy nor
 // owner nothing is left of it. Else the other's metadata is what is in the way.
 func (d *Deletion) beneath(ctx context.Context, other error) error {
-	backup, err := d.backup(ctx, format.CopyKey(d.StoreName))
+	backup, err := d.Copy(ctx)
 	if err != nil && !errors.Is(err, ErrUnreadable) {
 		return err
 	}
@@ -174,7 +180,7 @@ func (d *Deletion) beneath(ctx context.Context, other error) error {
 				object.Key, format.BackupPrefix(d.StoreName), d.StoreName)
 		}
 	}
-	d.named = named
+	d.Stored, d.named = backup, named
 	if named == nil {
 		d.named = format.Contents{}
 	}
@@ -183,7 +189,7 @@ func (d *Deletion) beneath(ctx context.Context, other error) error {
 
 // isOurs reports whether an object of the folder belongs to the backup.
 func (d *Deletion) isOurs(object store.Object) bool {
-	if d.named == nil || object.Key == format.OwnerKey(d.StoreName) || object.Key == format.CopyKey(d.StoreName) {
+	if d.named == nil || object.Key == format.OwnerKey(d.StoreName) || format.IsAttemptKey(d.StoreName, object.Key) {
 		return true
 	}
 	content, named := d.named.Of(object.Key)
@@ -236,6 +242,10 @@ func (d *Deletion) snapshots(ctx context.Context) (map[string][]string, error) {
 // the owner last: as long as it is there, nobody else begins to write. Beneath others'
 // metadata nobody does, and the copy of its own is last, which says what is left.
 func (d *Deletion) RemoveRest(ctx context.Context) error {
+	// Of those beside the folder nothing needs to know any more, now that no metadata is there.
+	if err := d.RemoveExpirations(ctx, d.Remover, d.Present); err != nil {
+		return err
+	}
 	for range 10 {
 		objects, err := d.List(ctx)
 		if err != nil {
@@ -282,7 +292,7 @@ func (d *Deletion) rank(key string) int {
 		return 1
 	case key == format.OwnerKey(d.StoreName):
 		return 2
-	case key == format.CopyKey(d.StoreName) && d.named != nil:
+	case format.IsAttemptKey(d.StoreName, key) && d.named != nil:
 		return 3
 	}
 	return 0

@@ -76,6 +76,7 @@ type attempt struct {
 	mu             sync.Mutex
 	stored         v1alpha1.BackupPhase // as somebody was told
 	deletionBegins bool
+	deleted        bool // by one that lived to see the end of it
 }
 
 func (a *attempt) note(outcome backup.Outcome) {
@@ -162,8 +163,10 @@ func (s *stage) execute(a *attempt, target storetest.Store, client rest.Interfac
 		if err == nil {
 			err = d.RemoveMetadata(context.Background())
 		}
-		if err == nil {
-			_ = d.RemoveRest(context.Background())
+		if err == nil && d.RemoveRest(context.Background()) == nil {
+			a.mu.Lock()
+			a.deleted = true
+			a.mu.Unlock()
 		}
 	}
 	s.beginActor(target, random.Uint64(), remove)
@@ -211,6 +214,8 @@ func judgeFence(t *testing.T, target storetest.Store, all []*attempt, counts map
 					counts["listed and whole"]++
 				case late && a.deletionBegins:
 					counts["come late, and seen to be broken"]++
+				case a.deletionBegins && !a.deleted:
+					counts["come late into a deletion, which is to be gone on with"]++
 				default:
 					t.Errorf("%s is listed as Completed, and %d of its objects are not what was stored", listed, broken)
 				}
@@ -430,7 +435,7 @@ type noVolumes struct{}
 
 func (noVolumes) Submit(context.Context, *format.Volume) error { return nil }
 
-func (noVolumes) Wait(context.Context) error { return nil }
+func (noVolumes) Wait(context.Context, []*format.Volume) error { return nil }
 
 type fenceDiscovery struct{}
 

@@ -73,6 +73,19 @@ func (f *Folder) Metadata(ctx context.Context) (*holdfast.Backup, error) {
 	return f.backup(ctx, format.MetadataKey(f.StoreName))
 }
 
+// Copy is the copy of our own metadata, be it this backup's or another's: that of the last
+// attempt, since those before it are revoked. It is nil if there is none. The error is an
+// UnreadableError if that is not known.
+func (f *Folder) Copy(ctx context.Context) (backup *holdfast.Backup, err error) {
+	for attempt := 1; attempt <= format.MaxAttemptKeys; attempt++ {
+		backup, err = f.backup(ctx, format.AttemptKey(f.StoreName, attempt))
+		if !errors.Is(err, format.ErrUnfinished) {
+			return backup, err
+		}
+	}
+	return nil, err
+}
+
 func (f *Folder) backup(ctx context.Context, key string) (*holdfast.Backup, error) {
 	data, err := f.read(ctx, key, format.MaxMetadataBytes)
 	switch {

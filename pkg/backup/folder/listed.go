@@ -8,7 +8,6 @@ import (
 	"errors"
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
 // Needs reports whether the snapshots of the backup are needed, or may be: it is stored
@@ -35,7 +34,7 @@ func (f *Folder) Needs(ctx context.Context) (bool, error) {
 	if owner != nil && owner.UID == f.UID {
 		return true, nil
 	}
-	beneath, err := f.backup(ctx, format.CopyKey(f.StoreName))
+	beneath, err := f.Copy(ctx)
 	if owner != nil && errors.Is(err, ErrUnreadable) {
 		return false, nil // it is the owner's, whatever it is
 	}

@@ -705,7 +705,7 @@ func TestListingThatLacksAll(t *testing.T) {
 				t.Errorf("%d backups are left", got)
 			}
 			state := f.refresher.States()["default"]
-			if !strings.Contains(state.Suspicion, fmt.Sprintf("lists %d of 20", after)) || state.LastError != "" {
+			if !strings.Contains(state.Suspicion, fmt.Sprintf("lacks %d of 20", 20-after)) || state.LastError != "" {
 				t.Errorf("state %+v", state)
 			}
 			if warnings := f.refresher.Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], state.Suspicion) {
@@ -746,14 +746,27 @@ func TestRequestsHaveATimeout(t *testing.T) {
 		f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Key: "backups/slow/*", Delay: time.Hour})
 		f.setLocations("default")
 		f.run()
-		pass(11 * time.Second)
-		f.wantBackups("a")
-		if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, "1 of 2 backups could not be read") {
-			t.Errorf("state %+v", state)
+		pass(21 * time.Second)
+		f.wantBackups("a slow(Unreadable)")
+		if state := f.refresher.States()["default"]; state.LastError != "" {
+			t.Errorf("one slow backup is the trouble of all: %+v", state)
 		}
-		f.stores["default"].Inject(storetest.Fault{Operation: storetest.List, Delay: time.Hour})
+		f.stores["default"].Inject()
+		pass(time.Hour)
+		f.wantBackups("a slow")
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Key: "backups/slow/*", Delay: time.Hour})
+		pass(time.Hour)
+		f.wantBackups("a slow") // what was read is kept
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Delay: time.Hour})
+		f.store("default", "late")
 		pass(10 * interval)
-		f.wantBackups("a")
+		f.wantBackups("a slow")
+		if state := f.refresher.States()["default"]; !strings.HasPrefix(state.LastError, "1 of 1 backups could not be read") {
+			t.Errorf("a slow store is the trouble of one backup: %+v", state)
+		}
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.Get, Delay: time.Hour}, storetest.Fault{Operation: storetest.List, Delay: time.Hour})
+		pass(10 * interval)
+		f.wantBackups("a slow")
 		if state := f.refresher.States()["default"]; state.LastError != "the store did not list its backups in time" {
 			t.Errorf("state %+v", state)
 		}

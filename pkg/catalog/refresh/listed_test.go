@@ -20,20 +20,18 @@ import (
 type listed struct {
 	*catalog.Catalog
 
-	mu            sync.Mutex
-	backups       rows[*holdfast.Backup]
-	volumes       rows[*holdfast.BackupVolume]
-	volumeBackups rows[*holdfast.VolumeBackup]
+	mu      sync.Mutex
+	backups rows[*holdfast.Backup]
+	volumes rows[*holdfast.BackupVolume]
 }
 
 // newListed makes an empty catalogue, which calls notify with each change.
 func newListed(notify func(catalog.Changes)) *listed {
-	l := &listed{backups: rows[*holdfast.Backup]{}, volumes: rows[*holdfast.BackupVolume]{}, volumeBackups: rows[*holdfast.VolumeBackup]{}}
+	l := &listed{backups: rows[*holdfast.Backup]{}, volumes: rows[*holdfast.BackupVolume]{}}
 	l.Catalog = catalog.New(system, func(changes catalog.Changes) {
 		l.mu.Lock()
 		l.backups.change(changes.Backups)
 		l.volumes.change(changes.Volumes)
-		l.volumeBackups.change(changes.VolumeBackups)
 		l.mu.Unlock()
 		notify(changes)
 	})
@@ -53,9 +51,11 @@ func (l *listed) Volumes() []*holdfast.BackupVolume {
 }
 
 func (l *listed) VolumeBackups() []*holdfast.VolumeBackup {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.volumeBackups.inOrder()
+	var all []*holdfast.VolumeBackup
+	for row := range l.Snapshot().Rows("", catalog.Position{}, func(string, string) bool { return true }) {
+		all = append(all, row.Object())
+	}
+	return all
 }
 
 // rows are objects by name.

@@ -27,10 +27,16 @@ var (
 		Help:           "Backups whose metadata another writer, such as Velero, has replaced.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"location"})
+	catalogSuspicious = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Subsystem:      subsystem,
+		Name:           "suspicious",
+		Help:           "Whether the store lacks so many backups that none is believed to be gone until that is accepted.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"location"})
 	catalogRequests = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem:      subsystem,
 		Name:           "requests_total",
-		Help:           "Listings and reads asked of the store to refresh the catalogue. A long listing counts once.",
+		Help:           "Requests to the store to refresh the catalogue: each page of a listing, and each attempt.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"location", "operation"})
 	catalogRefresh = metrics.NewHistogramVec(&metrics.HistogramOpts{
@@ -52,7 +58,7 @@ var (
 
 func registerMetrics() {
 	register.Do(func() {
-		legacyregistry.MustRegister(catalogBackups, catalogReplaced, catalogRequests, catalogRefresh, catalogSuccess)
+		legacyregistry.MustRegister(catalogBackups, catalogReplaced, catalogSuspicious, catalogRequests, catalogRefresh, catalogSuccess)
 	})
 }
 
@@ -60,12 +66,17 @@ func countRequest(location, operation string) {
 	catalogRequests.WithLabelValues(location, operation).Inc()
 }
 
-func observeRefresh(location string, took time.Duration, backups, replaced int, lastSuccess time.Time) {
+func observeRefresh(location string, took time.Duration, replaced int, state State) {
 	catalogRefresh.WithLabelValues(location).Observe(took.Seconds())
-	catalogBackups.WithLabelValues(location).Set(float64(backups))
+	catalogBackups.WithLabelValues(location).Set(float64(state.Backups))
 	catalogReplaced.WithLabelValues(location).Set(float64(replaced))
-	if !lastSuccess.IsZero() {
-		catalogSuccess.WithLabelValues(location).Set(float64(lastSuccess.Unix()))
+	suspicious := 0.0
+	if state.Suspicion != "" {
+		suspicious = 1
+	}
+	catalogSuspicious.WithLabelValues(location).Set(suspicious)
+	if !state.LastSuccess.IsZero() {
+		catalogSuccess.WithLabelValues(location).Set(float64(state.LastSuccess.Unix()))
 	}
 }
 
@@ -73,6 +84,7 @@ func forgetMetrics(location string) {
 	labels := map[string]string{"location": location}
 	catalogBackups.Delete(labels)
 	catalogReplaced.Delete(labels)
+	catalogSuspicious.Delete(labels)
 	catalogRefresh.Delete(labels)
 	catalogSuccess.Delete(labels)
 	for _, operation := range []string{"list", "get"} {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/velero"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
@@ -24,6 +25,7 @@ func TestMetrics(t *testing.T) {
 	registerMetrics()
 	catalogBackups.Reset()
 	catalogReplaced.Reset()
+	catalogSuspicious.Reset()
 	catalogRequests.Reset()
 	catalogRefresh.Reset()
 	catalogSuccess.Reset()
@@ -31,13 +33,13 @@ func TestMetrics(t *testing.T) {
 	countRequest("default", "list")
 	countRequest("default", "get")
 	countRequest("default", "get")
-	observeRefresh("default", 200*time.Millisecond, 7, 2, time.Unix(1_800_000_000, 0))
-	observeRefresh("down", time.Minute, 0, 0, time.Time{})
-	observeRefresh("gone", time.Second, 3, 1, time.Unix(1_800_000_000, 0))
+	observeRefresh("default", 200*time.Millisecond, 2, State{Backups: 7, LastSuccess: time.Unix(1_800_000_000, 0), Suspicion: "few"})
+	observeRefresh("down", time.Minute, 0, State{})
+	observeRefresh("gone", time.Second, 1, State{Backups: 3, LastSuccess: time.Unix(1_800_000_000, 0)})
 	countRequest("gone", "list")
 	forgetMetrics("gone")
 
-	names := []string{"holdfast_catalog_backups", "holdfast_catalog_replaced_backups", "holdfast_catalog_requests_total", "holdfast_catalog_refresh_duration_seconds", "holdfast_catalog_last_success_timestamp_seconds"}
+	names := []string{"holdfast_catalog_backups", "holdfast_catalog_replaced_backups", "holdfast_catalog_suspicious", "holdfast_catalog_requests_total", "holdfast_catalog_refresh_duration_seconds", "holdfast_catalog_last_success_timestamp_seconds"}
 	if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(`
 # HELP holdfast_catalog_backups [ALPHA] Backups that the catalogue knows.
 # TYPE holdfast_catalog_backups gauge
@@ -74,10 +76,14 @@ holdfast_catalog_refresh_duration_seconds_count{location="down"} 1
 # TYPE holdfast_catalog_replaced_backups gauge
 holdfast_catalog_replaced_backups{location="default"} 2
 holdfast_catalog_replaced_backups{location="down"} 0
-# HELP holdfast_catalog_requests_total [ALPHA] Listings and reads asked of the store to refresh the catalogue. A long listing counts once.
+# HELP holdfast_catalog_requests_total [ALPHA] Requests to the store to refresh the catalogue: each page of a listing, and each attempt.
 # TYPE holdfast_catalog_requests_total counter
 holdfast_catalog_requests_total{location="default",operation="get"} 2
 holdfast_catalog_requests_total{location="default",operation="list"} 1
+# HELP holdfast_catalog_suspicious [ALPHA] Whether the store lacks so many backups that none is believed to be gone until that is accepted.
+# TYPE holdfast_catalog_suspicious gauge
+holdfast_catalog_suspicious{location="default"} 1
+holdfast_catalog_suspicious{location="down"} 0
 `), names...); err != nil {
 		t.Error(err)
 	}
@@ -106,7 +112,8 @@ func TestAWorkerOpensAndCloses(t *testing.T) {
 		catalog: catalog.New("holdfast", func(catalog.Changes) {}),
 		options: &Options{Clock: clock.RealClock{}, RequestTimeout: time.Minute, Reads: 1, Asked: func(string) {}},
 		cancel:  func() {},
-		location: Location{Name: "measured", Open: func(context.Context) (Store, error) {
+		limiter: newLimiter(1, 1, clock.RealClock{}),
+		location: Location{Name: "measured", Layout: &velero.Layout{Location: "measured", SystemNamespace: "holdfast", Clock: clock.RealClock{}}, Open: func(context.Context) (Store, error) {
 			opens++
 			return closing{bucket, &closed}, failure
 		}},

@@ -170,6 +170,22 @@ func TestNoInterval(t *testing.T) {
 			t.Errorf("%d listings for nudges at once", listings)
 		}
 		f.refresher.Nudge("no such location")
+
+		// What has failed is tried again all the same, until it is done.
+		f.store("default", "c")
+		f.stores["default"].Inject(storetest.Fault{Err: store.ErrUnavailable})
+		f.reset()
+		f.refresher.Nudge("default")
+		pass(10 * time.Hour)
+		if listings := f.stores["default"].Count(storetest.List); listings < 120 || listings > 135 {
+			t.Errorf("%d listings of a store that is down for ten hours", listings)
+		}
+		f.stores["default"].Inject()
+		pass(5 * time.Minute)
+		f.wantBackups("a b c")
+		f.reset()
+		pass(1000 * time.Hour)
+		f.wantRequests("default", map[storetest.Operation]int{})
 	})
 }
 

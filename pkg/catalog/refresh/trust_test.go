@@ -23,7 +23,7 @@ import (
 )
 
 // madeBy is a cluster with a key of its own.
-func madeBy(t *testing.T, name string) format.Cluster {
+func madeBy(t testing.TB, name string) format.Cluster {
 	t.Helper()
 	seed := sha256.Sum256([]byte(name))
 	key, err := format.ParseSigningKey(seed[:])

@@ -4,9 +4,11 @@
 package refresh
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -15,9 +17,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/holdfast-io/holdfast/pkg/catalog"
-	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -28,6 +31,7 @@ type worker struct {
 	options  *Options
 	nudged   chan struct{}
 	cancel   context.CancelFunc
+	limiter  *limiter
 
 	// opening is held while the store is opened, and guards opened.
 	opening sync.Mutex
@@ -45,6 +49,23 @@ type worker struct {
 
 	mu    sync.Mutex
 	state State // guarded by mu
+	// wanted is the location as it is by now; what it is read with stays. Guarded by mu.
+	wanted Location
+	// full is whether all is to be listed; guarded by mu.
+	full bool
+	// doing is what had been asked when the latest full listing was begun; guarded by mu.
+	doing Asked
+
+	unconfirmed *unconfirmed
+
+	// asked are the versions for which entries were read last since they were listed with others
+	// than were read, by name; refresh alone uses that.
+	asked map[string]map[string]string
+
+	// beside wakes who reads what lies beside the backups, and lastBeside is when it last did;
+	// refresh alone uses that.
+	beside     chan struct{}
+	lastBeside time.Time
 }
 
 var errStopped = errors.New("the storage location was changed or removed meanwhile")
@@ -84,17 +105,94 @@ func (w *worker) snapshot() State {
 	return w.state
 }
 
+// want takes what has changed of the location.
+func (w *worker) want(location Location) {
+	w.mu.Lock()
+	before := w.wanted
+	w.wanted = location
+	w.mu.Unlock()
+	switch {
+	case location.Asked != before.Asked || !location.Accepted.Equal(before.Accepted):
+		w.nudge(true)
+	case !ptr.Equal(location.Interval, before.Interval):
+		w.nudge(false)
+	}
+}
+
+// nudge has the location refreshed soon.
+func (w *worker) nudge(full bool) {
+	w.mu.Lock()
+	w.full = w.full || full
+	w.mu.Unlock()
+	select {
+	case w.nudged <- struct{}{}:
+	default:
+	}
+}
+
+func (w *worker) awaits(asked Asked) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.wanted.Asked == asked && w.doing != asked
+}
+
+// interval is the time from one poll to the next; none, if zero.
+func (w *worker) interval() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return *cmp.Or(w.wanted.Interval, &w.options.Interval)
+}
+
 func (w *worker) run(ctx context.Context) {
 	defer w.close(ctx)
+	var confirming sync.WaitGroup
+	defer confirming.Wait()
+	if w.location.Indexed {
+		confirming.Go(func() { w.confirm(ctx) })
+	}
+	if w.location.Beside != nil {
+		confirming.Go(func() { w.readBeside(ctx) })
+	}
+	w.openCache(ctx)
+	defer w.closeCache(ctx)
 	for failures := 0; ; {
 		if err := w.refresh(ctx); err == nil {
 			failures = 0
+			w.writeCache(ctx)
 		} else {
 			failures++
 		}
 		if !w.wait(ctx, w.pause(failures)) {
 			return
 		}
+	}
+}
+
+// readBeside reads what else is in the store when it is due, so that nobody waits for it who
+// waits for the backups.
+func (w *worker) readBeside(ctx context.Context) {
+	var again <-chan time.Time
+	for failures := 0; ; {
+		select {
+		case <-w.beside:
+		case <-again:
+		case <-ctx.Done():
+			return
+		}
+		opened, done, err := w.use(ctx)
+		if err == nil {
+			err = w.location.Beside(ctx, requests{opened, w})
+			done()
+		}
+		if again = nil; err == nil {
+			failures = 0
+			continue
+		}
+		if ctx.Err() == nil {
+			klog.FromContext(ctx).Info("Could not read what lies beside the backups; it will be tried again", "reason", store.Reason(err))
+		}
+		failures++
+		again = w.options.Clock.After(min(mostRetry, firstRetry<<min(failures-1, 10)))
 	}
 }
 
@@ -119,11 +217,11 @@ func (w *worker) wait(ctx context.Context, pause time.Duration) bool {
 // pause is how long to wait after so many failures in a row; zero is for ever.
 func (w *worker) pause(failures int) time.Duration {
 	const jitter = 0.1 // so that two API servers don't ask in step
-	pause := time.Duration(float64(w.options.Interval) * (1 - jitter + 2*jitter*rand.Float64()))
-	if failures == 0 || failures > 20 {
+	pause := time.Duration(float64(w.interval()) * (1 - jitter + 2*jitter*rand.Float64()))
+	if failures == 0 {
 		return pause
 	}
-	return min(pause, firstRetry<<(failures-1))
+	return min(cmp.Or(pause, mostRetry), firstRetry<<min(failures-1, 10))
 }
 
 func (w *worker) close(ctx context.Context) {
@@ -159,29 +257,79 @@ func (w *worker) use(ctx context.Context) (opened Store, done func(), err error)
 	return w.opened, w.users.Done, nil
 }
 
-// refresh lists the backups once and reads those that call for it.
+// level is what a refresh is to do.
+type level struct {
+	// full is whether to list all; else the shard at the position is listed.
+	full     bool
+	position string
+	watched  string
+	begin    time.Time
+	location Location
+}
+
+// begin says what the next refresh is to do.
+func (w *worker) begin() level {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := level{position: w.state.position, watched: w.state.watched, begin: w.options.Clock.Now(), location: w.wanted}
+	if l.full = w.full || !l.begin.Before(w.state.LastFull.Add(w.options.FullInterval)); l.full {
+		l.position = ""
+		w.full = false // what is asked for from now on, this one may have passed by
+	}
+	if l.position == "" {
+		w.doing = l.location.Asked
+	}
+	return l
+}
+
+// outcome is what came of a refresh.
+type outcome struct {
+	// all is whether everything was listed.
+	all       bool
+	position  string
+	watched   string
+	suspicion string
+}
+
+// refresh lists backups, and reads those that call for it.
 func (w *worker) refresh(ctx context.Context) error {
-	begin := w.options.Clock.Now()
-	suspicion, err := w.refreshFrom(ctx, begin)
+	l := w.begin()
+	found, err := w.refreshFrom(ctx, l)
 	if ctx.Err() != nil {
 		return ctx.Err() // it says nothing about the store
 	}
 	logger := klog.FromContext(ctx)
+	count := w.catalog.Len(w.location.Name)
 	w.mu.Lock()
 	before := w.state
-	w.state.Loaded = true
-	w.state.LastError = ""
+	w.state.Loaded, w.state.LastError, w.state.Backups = true, "", count
+	w.full = w.full || l.full && (err != nil || !found.all)
 	if err != nil {
 		w.state.LastError = store.Reason(err)
 	} else {
-		w.state.LastSuccess = begin
-		w.state.Suspicion = suspicion
+		w.state.LastSuccess, w.state.Suspicion = l.begin, found.suspicion
+		w.state.position, w.state.watched = found.position, found.watched
+		w.state.Cached = w.state.Cached && !found.all
+		if found.all {
+			w.state.LastFull, w.state.Synced = l.begin, l.location.Asked
+			w.full = w.full || w.wanted.Asked != l.location.Asked || !w.wanted.Accepted.Equal(l.location.Accepted)
+			w.recallLocked(l)
+		}
+		if w.state.Suspicion == "" && !w.state.recovered {
+			w.state.Suspicion = w.state.fewer(count, &w.location.Known)
+		}
 	}
 	after := w.state
 	w.mu.Unlock()
 
-	count := w.catalog.Len(w.location.Name)
-	observeRefresh(w.location.Name, w.options.Clock.Since(begin), count, w.catalog.Replaced(w.location.Name), after.LastSuccess)
+	if err == nil && found.all && found.suspicion == "" && (l.full || !l.begin.Before(w.lastBeside.Add(w.options.FullInterval))) {
+		w.lastBeside = l.begin
+		select {
+		case w.beside <- struct{}{}:
+		default:
+		}
+	}
+	observeRefresh(w.location.Name, w.options.Clock.Since(l.begin), w.catalog.Replaced(w.location.Name), after)
 	// Each change is told once, not each refresh.
 	switch {
 	case after.LastError != "" && after.LastError != before.LastError:
@@ -196,107 +344,255 @@ func (w *worker) refresh(ctx context.Context) error {
 	return err
 }
 
-func (w *worker) refreshFrom(ctx context.Context, begin time.Time) (suspicion string, err error) {
+// recallLocked compares what is there with what a former process knew.
+func (w *worker) recallLocked(l level) {
+	known, s := w.location.Known, &w.state
+	if s.noticed.IsZero() {
+		if s.noticed = known.Suspicious; s.noticed.IsZero() {
+			s.noticed = l.begin
+		}
+	}
+	accepted := l.location.Accepted
+	s.recovered = s.recovered || !accepted.Before(s.noticed) && !accepted.After(l.begin) || !catalog.IsSuspicious(known.Backups, s.Backups)
+}
+
+// fewer says that there are fewer backups than a former process knew.
+func (s *State) fewer(count int, known *Known) string {
+	return fmt.Sprintf("the store holds %d backups, of %d that were known before this server began, which does not show the others: they are shown when they are found again; if their loss is accepted, this is not said any more", count, known.Backups)
+}
+
+func (w *worker) refreshFrom(ctx context.Context, l level) (found outcome, err error) {
 	opened, done, err := w.use(ctx)
 	if err != nil {
-		return "", err
+		return found, err
 	}
 	defer done()
-	storeNames, err := w.list(ctx, opened)
-	if err != nil {
-		return "", err
+	from := requests{opened, w}
+	index := func() *indexed { return nil }
+	if l.full && w.location.Indexed && w.snapshot().LastFull.IsZero() && w.catalog.Len(w.location.Name) == 0 {
+		var stop func()
+		index, stop = w.readIndex(ctx, from)
+		defer stop()
 	}
-	var findings catalog.Findings
-	if err := w.record(func(now time.Time) { findings = w.catalog.Observe(w.location.Name, storeNames, begin, now) }); err != nil {
-		return "", err
-	}
-	return findings.Suspicion, w.readAll(ctx, opened, findings.Read)
-}
-
-// list gives the store names of all folders of backups. Each request of the
-// listing has its own time.
-func (w *worker) list(ctx context.Context, from store.Reader) ([]string, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	watchdog := w.options.Clock.AfterFunc(w.options.RequestTimeout, func() { cancel(context.DeadlineExceeded) })
-	defer watchdog.Stop()
-	countRequest(w.location.Name, "list")
-	var storeNames []string
-	for folder, err := range from.List(ctx, format.BackupsPrefix, store.ListOptions{}) {
-		if err != nil && ctx.Err() == nil {
-			return nil, err
-		}
-		if ctx.Err() != nil {
+	var shards []layout.Shard
+	for shard := range w.location.Layout.List(ctx, from, l.position) {
+		shards = append(shards, shard)
+		if found.position = shard.Position; !l.full {
 			break
 		}
-		watchdog.Reset(w.options.RequestTimeout)
-		w.isAlive()
-		if storeName, ok := format.StoreNameOf(folder.Key); ok {
-			storeNames = append(storeNames, storeName)
+		if shard.Position == "" {
+			continue
+		}
+		if known := index(); known != nil && len(known.boundaries) > 0 {
+			shards, found.position = append(shards, w.listRest(ctx, from, shard.Position, known.boundaries)...), ""
+			break
 		}
 	}
-	if ctx.Err() != nil {
-		return nil, errors.New("the store did not list its backups in time")
+	found.all = l.position == "" && found.position == ""
+	var read []string
+	doubt := "" // of a shard that is suspect by itself, whatever those after it say
+	listings := w.listings(shards, found.all, l)
+	for _, listing := range listings {
+		var gone []string
+		if err := w.record(func(now time.Time) {
+			findings := w.catalog.ObserveListing(w.location.Name, listing.Listing, now)
+			changed := w.catalog.ObserveChanges(w.location.Name, listing.Holds, listing.beside)
+			read, gone = slices.Concat(read, findings.Read, listing.changed, changed), findings.Gone
+			if found.suspicion = findings.Suspicion; listing.Suspicion != "" {
+				doubt = cmp.Or(doubt, findings.Suspicion)
+			}
+		}); err != nil {
+			return found, err
+		}
+		w.uncache(ctx, gone...)
 	}
-	return storeNames, nil
+	found.suspicion = cmp.Or(found.suspicion, doubt)
+	if known := index(); known != nil {
+		if read, err = w.putIndexed(known, read, listings); err != nil {
+			return found, err
+		}
+	}
+	found.watched = l.watched
+	var unwatched error
+	var replaced []string
+	if watched, ok := w.location.Layout.(layout.Watched); ok && !l.full && w.catalog.HasVersions(w.location.Name) {
+		var versions map[string]map[string]string
+		versions, found.watched, unwatched = watched.Watch(ctx, from, l.watched)
+		if errors.Is(unwatched, store.ErrDenied) { // as one folder may be, and the listing was allowed
+			klog.FromContext(ctx).V(2).Info("Not all of a storage location can be watched for metadata that is replaced", "reason", store.Reason(unwatched))
+			unwatched = nil
+		}
+		replaced = w.replaced(versions)
+		read = slices.Concat(read, replaced)
+	}
+	if err = w.readAll(ctx, from, slices.Compact(slices.Sorted(slices.Values(read)))); err != nil {
+		for _, name := range replaced {
+			delete(w.asked, name)
+		}
+	}
+	found.suspicion = cmp.Or(found.suspicion, w.catalog.Emptied(w.location.Name))
+	for _, shard := range shards {
+		if shard.Err != nil {
+			return found, shard.Err
+		}
+	}
+	return found, cmp.Or(err, unwatched)
 }
 
-// readAll reads backups, several at once. One that can't be read is recorded as
-// such. When the store itself fails, what was not read stays to be read by the
-// next refresh; after a row of failures the rest is not even tried. Those that it
-// refuses to show are no failures as long as it shows others.
-func (w *worker) readAll(ctx context.Context, from store.Reader, storeNames []string) error {
-	var row, failed atomic.Int32
-	var first atomic.Pointer[error]
-	var mu sync.Mutex
-	var denied []string // guarded by mu
-	// In no order, so that a row of refusals does not always begin at the same one.
-	storeNames = slices.Clone(storeNames)
-	rand.Shuffle(len(storeNames), func(i, j int) { storeNames[i], storeNames[j] = storeNames[j], storeNames[i] })
-	group, groupCtx := errgroup.WithContext(ctx)
-	group.SetLimit(w.options.Reads)
-	for _, storeName := range storeNames {
-		group.Go(func() error {
-			if int(row.Load()) >= w.options.Reads || groupCtx.Err() != nil {
-				failed.Add(1)
-				return nil
-			}
-			err := w.read(groupCtx, from, storeName, false)
-			switch {
-			case err == nil || errors.Is(err, store.ErrNotFound):
-				row.Store(0)
-				return nil
-			case errors.Is(err, errStopped):
-				return err
-			case errors.Is(err, store.ErrDenied):
-				mu.Lock()
-				denied = append(denied, storeName)
-				mu.Unlock()
-				if int(row.Load()) >= w.options.Reads-1 && w.showsOthers(groupCtx, from) {
-					row.Store(0)
-				} else {
-					row.Add(1)
-				}
-			default:
-				row.Add(1)
-				failed.Add(1)
-			}
-			first.CompareAndSwap(nil, &err)
-			return nil
-		})
+// replaced are the entries of which other versions are in the store than were read. Each version
+// is asked for once: a store may give another one with what is read than it lists.
+func (w *worker) replaced(versions map[string]map[string]string) []string {
+	var names []string
+	for name, present := range versions {
+		known := w.catalog.Versions(w.location.Name, name)
+		differs := false
+		for of, version := range present {
+			was, ok := known[of]
+			differs = differs || ok && was != version
+		}
+		switch {
+		case !differs:
+			delete(w.asked, name)
+		case !maps.Equal(w.asked[name], present):
+			w.asked[name] = present
+			names = append(names, name)
+		}
 	}
-	if err := group.Wait(); err != nil {
-		return err
+	return names
+}
+
+// listing is what shards yielded.
+type listing struct {
+	catalog.Listing
+	beside, changed []string
+}
+
+// listings are the shards that are complete, as one if all are.
+func (w *worker) listings(shards []layout.Shard, all bool, l level) []listing {
+	each := make([]listing, 0, len(shards))
+	var ofOthers []string
+	for _, shard := range shards {
+		ofOthers = append(ofOthers, shard.Beside...)
+	}
+	for _, shard := range shards {
+		if shard.Err != nil {
+			all = false
+			continue
+		}
+		next := listing{Listing: catalog.Listing{Holds: shard.Holds, Begun: l.begin, Suspicion: shard.Suspicion, Accepted: l.location.Accepted}, beside: slices.Clone(ofOthers)}
+		for _, entry := range shard.Entries {
+			next.Names = append(next.Names, entry.Name)
+			next.beside = append(next.beside, entry.Beside...)
+			if entry.Versions != nil && !maps.Equal(entry.Versions, w.catalog.Versions(w.location.Name, entry.Name)) {
+				next.changed = append(next.changed, entry.Name)
+			}
+		}
+		each = append(each, next)
+	}
+	if !all || slices.ContainsFunc(each, func(next listing) bool { return next.Suspicion != "" }) {
+		return each
+	}
+	whole := listing{Listing: catalog.Listing{Begun: l.begin, Accepted: l.location.Accepted}, beside: ofOthers}
+	for _, next := range each {
+		whole.Names = append(whole.Names, next.Names...)
+		whole.beside = append(whole.beside, next.beside[len(ofOthers):]...)
+		whole.changed = append(whole.changed, next.changed...)
+	}
+	return []listing{whole}
+}
+
+// readAll reads backups, as many at once as the store bears. One that can't be read is
+// recorded as such. When the store itself fails, what was not read is asked for again as long
+// as others can be read and none has taken all of its time, and stays for the next refresh
+// then; after a row of failures the rest is not even tried. Those that it refuses to show, or
+// does not yield in time, are no failures as long as it shows others.
+func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string) error {
+	const passes = 10
+	all := len(names)
+	var denied, slow []string
+	var first error
+	for range passes {
+		pass, err := w.readPass(ctx, from, names)
+		if err != nil {
+			return err
+		}
+		denied, slow = append(denied, pass.denied...), pass.slow
+		first = cmp.Or(first, pass.first)
+		progress := len(pass.failed) < len(names)-len(pass.denied)
+		if names = pass.failed; len(names) == 0 || !progress || len(slow) > 0 {
+			break
+		}
 	}
 	unread, err := w.readDenied(ctx, from, denied)
 	if errors.Is(err, errStopped) {
 		return err
 	}
-	all, why := int(failed.Load())+unread, first.Load()
-	if all == 0 || why == nil {
+	if len(slow) < w.options.Reads && len(slow) == len(names) && ctx.Err() == nil {
+		if names, err = w.readSlow(ctx, from, slow); err != nil {
+			return err
+		}
+	}
+	if unread += len(names); unread == 0 {
 		return ctx.Err()
 	}
-	return fmt.Errorf("%d of %d backups could not be read: %s", all, len(storeNames), store.Reason(*why))
+	return fmt.Errorf("%d of %d backups could not be read: %s", unread, all, store.Reason(first))
+}
+
+// pass is what came of reading backups.
+type pass struct {
+	failed, denied []string
+	slow           []string // those of failed that took all of their time
+	first          error    // of the store's
+}
+
+func (w *worker) readPass(ctx context.Context, from store.Ranger, names []string) (pass, error) {
+	var row atomic.Int32
+	var mu sync.Mutex
+	var p pass // guarded by mu
+	// In no order, so that a row of refusals does not always begin at the same one.
+	names = slices.Clone(names)
+	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	group, groupCtx := errgroup.WithContext(ctx)
+	for i, name := range names {
+		if err := w.limiter.enter(groupCtx, &w.limiter.readers); err != nil || int(row.Load()) >= w.options.Reads {
+			if err == nil {
+				w.limiter.leave(&w.limiter.readers)
+			}
+			mu.Lock()
+			p.failed = append(p.failed, names[i:]...)
+			mu.Unlock()
+			break
+		}
+		group.Go(func() error {
+			defer w.limiter.leave(&w.limiter.readers)
+			err := w.read(groupCtx, from, name, false)
+			if err == nil || errors.Is(err, store.ErrNotFound) {
+				row.Store(0)
+				return nil
+			}
+			if errors.Is(err, errStopped) {
+				return err
+			}
+			refused := errors.Is(err, store.ErrDenied)
+			if refused && int(row.Load()) >= w.options.Reads-1 && w.showsOthers(groupCtx, from) {
+				row.Store(0)
+			} else {
+				row.Add(1)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if errors.Is(err, context.DeadlineExceeded) {
+				p.slow = append(p.slow, name)
+			}
+			if p.first = cmp.Or(p.first, err); refused {
+				p.denied = append(p.denied, name)
+			} else {
+				p.failed = append(p.failed, name)
+			}
+			return nil
+		})
+	}
+	return p, group.Wait()
 }
 
 func (w *worker) readOne(ctx context.Context, storeName string) error {
@@ -305,5 +601,5 @@ func (w *worker) readOne(ctx context.Context, storeName string) error {
 		return err
 	}
 	defer done()
-	return w.read(ctx, opened, storeName, false)
+	return w.read(ctx, requests{opened, w}, storeName, false)
 }

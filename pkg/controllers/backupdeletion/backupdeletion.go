@@ -17,14 +17,20 @@
 //     then the other objects, the list of the snapshots, the owner of the folder, and
 //     last the record. What is in the store says what is left to do, so that a process
 //     may stop anywhere, and the next one goes on.
+//   - Nothing is removed of a backup that somebody holds, nor, for the reason that it has
+//     expired, of one that is kept for longer by now: a change that is recorded is looked for
+//     in the cluster, and then one in the store, before the first removal. One that is asked
+//     for later is told of the deletion (registry/backup.ExpirationREST).
 //   - What a deletion waits for is in the run's status and in an event, once. A
 //     store that is known not to answer is left alone until it does.
 package backupdeletion
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -48,6 +54,9 @@ const (
 	// less often, up to lastRetry.
 	firstRetry = time.Second
 	lastRetry  = 5 * time.Minute
+	// askAgain is after how long the removal of snapshots is asked for again: well before it may
+	// be forgotten, which it is after maintenance.MaxUpload.
+	askAgain = 12 * time.Hour
 	// One slow store must not delay the others.
 	workers = 4
 )
@@ -57,11 +66,16 @@ type Config struct {
 	// Namespace is the system namespace.
 	Namespace string
 
-	Runs engineclient.BackupRunsGetter
+	Runs     engineclient.BackupRunsGetter
+	Restores engineclient.RestoreRunsGetter
 	// Secrets with the credentials of the locations.
 	Secrets location.Secrets
-	// ClusterUID is that of package identity.
+	// Changes are those of expirations that may not be in the store yet.
+	Changes engineclient.ExpirationChangesGetter
+	// ClusterUID is that of package identity, and Keys are those that the cluster has signed
+	// with.
 	ClusterUID string
+	Keys       []string
 	// EnsureRepository makes a record of the repository of a namespace at a location, if
 	// there is none.
 	EnsureRepository func(ctx context.Context, namespace, location string) error
@@ -73,6 +87,7 @@ type Config struct {
 	RunInformer        engineinformers.BackupRunInformer
 	LocationInformer   engineinformers.StorageLocationInformer
 	RepositoryInformer engineinformers.VolumeRepositoryInformer
+	ChangeInformer     engineinformers.ExpirationChangeInformer
 }
 
 // Controller removes backups.
@@ -85,12 +100,17 @@ type Controller struct {
 	queue        *loop.Loop[string]
 	// open opens the store of a location; tests put one in its place that fails.
 	open func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error)
+
+	mu sync.Mutex
+	// asked are the removals of snapshots that this process has asked for.
+	asked map[request]answered
 }
 
 // New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:       config,
+		asked:        map[request]answered{},
 		runs:         config.Runs.BackupRuns(config.Namespace),
 		runLister:    config.RunInformer.Lister().BackupRuns(config.Namespace),
 		locations:    config.LocationInformer.Lister().StorageLocations(config.Namespace),
@@ -103,6 +123,15 @@ func New(config Config) (*Controller, error) {
 		},
 	}
 	return c, errors.Join(
+		c.queue.Watch(config.ChangeInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.ExpirationChange) {
+			if before != nil && after != nil && before.Generation == after.Generation {
+				return
+			}
+			// A deletion may wait for this, or, if there is none, nothing is done.
+			if run, err := c.runLister.Get(cmp.Or(after, before).Name); err == nil && removable(run) {
+				c.queue.Soon(run.Name)
+			}
+		})),
 		c.queue.Watch(config.RunInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.BackupRun) {
 			// Not our own writes, which say what a deletion waits for.
 			if after != nil && removable(after) && (before == nil || before.UID != after.UID || !removable(before)) {

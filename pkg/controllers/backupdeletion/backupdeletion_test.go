@@ -4,18 +4,23 @@
 package backupdeletion
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
@@ -166,6 +171,69 @@ func TestLocationGone(t *testing.T) {
 	})
 }
 
+// TestUnopened: a location that can't be opened is an obstacle, too.
+func TestUnopened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, t.TempDir())
+		location := newLocation("other", "")
+		location.Spec.Filesystem = nil
+		w.Create(location)
+		run := completed("a")
+		run.Spec.Backup.StorageLocation = "other"
+		w.Create(run)
+		w.start()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if run := w.run("a"); run == nil || !strings.Contains(run.Status.FailureReason, `the storage location "other" failed`) {
+			t.Errorf("the record is %+v", run)
+		}
+	})
+}
+
+// TestRecordUnknown: while it is not known whether the record is still there, nothing is
+// removed, and nothing is said; what can't be said is tried again.
+func TestRecordUnknown(t *testing.T) {
+	for name, c := range map[string]struct{ verb, subresource string }{
+		"read":    {verb: "get"},
+		"written": {verb: "update", subresource: "status"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, t.TempDir())
+				writeBackup(t, w.faulty, "a", uidOf("a"))
+				if c.verb == "update" {
+					w.faulty.Inject(storetest.Fault{Operation: storetest.Get, Err: store.ErrDenied})
+				}
+				w.Create(completed("a"))
+				refused := 0
+				w.Fault(func(action clienttesting.Action) enginetest.Fault {
+					if action.GetVerb() != c.verb || action.GetSubresource() != c.subresource || action.GetResource().Resource != "backupruns" {
+						return enginetest.Fault{}
+					}
+					if refused++; c.verb == "get" && refused%2 == 1 {
+						return enginetest.Fault{} // by which the deletion begins
+					}
+					return enginetest.Fault{Err: errors.New("the API server is away")}
+				})
+				w.start()
+				time.Sleep(time.Hour)
+				synctest.Wait()
+				w.expectWhole("a")
+				if refused < 6 || refused > 50 || w.faulty.Count(storetest.Delete) > 0 || len(w.announced()) > 0 {
+					t.Errorf("%d requests were answered or refused, %d removals begun", refused, w.faulty.Count(storetest.Delete))
+				}
+				w.Fault(nil)
+				w.faulty.Inject()
+				time.Sleep(lastRetry)
+				synctest.Wait()
+				if left := w.keys("a"); len(left) != 0 {
+					t.Errorf("there are still %q", left)
+				}
+			})
+		})
+	}
+}
+
 // TestDenied: what a store refuses is said with what to do, and tried again.
 func TestDenied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -277,4 +345,145 @@ func TestDeadStore(t *testing.T) {
 			t.Errorf("%d requests to the dead store by %d workers, want one or two of each", n, workers)
 		}
 	})
+}
+
+const heldUID types.UID = "0c7d5b1e-2f0a-4a57-9d0e-6f6b1a2f3c4d"
+
+// heldWorld has the signed backup "held", and says what of its expiration is changed.
+func heldWorld(t *testing.T) (*world, func(number int64, hold bool, until time.Time)) {
+	w := newWorld(t, t.TempDir())
+	key, err := format.NewSigningKey(rand.Reader)
+	must(t, err)
+	cluster := format.Cluster{SystemNamespace: system, UID: "this cluster", Key: key}
+	writeOwner(t, w.faulty, "held", heldUID)
+	for _, key := range append(sideFiles("held"), format.CopyKey("held")) {
+		w.put(key, "content")
+	}
+	writeVolumes(t, w.faulty, "held")
+	metadata, err := format.EncodeBackup(&v1alpha1.Backup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "held", UID: heldUID, CreationTimestamp: instant},
+		Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &instant, CompletionTimestamp: &instant,
+			Expiration: &instant},
+	}, nil, cluster)
+	must(t, err)
+	w.put(format.MetadataKey("held"), string(metadata))
+	return w, func(number int64, hold bool, until time.Time) {
+		change := format.Expiration{StoreName: "held", UID: heldUID, Number: number, Expiration: &metav1.Time{Time: until}, Timestamp: instant}
+		if hold {
+			change.Hold = &format.Hold{Requester: "jane", Timestamp: instant, Reason: "evidence"}
+		}
+		content, err := format.EncodeExpiration(change, cluster)
+		must(t, err)
+		w.put(format.ExpirationKey("held", heldUID, number), string(content))
+	}
+}
+
+func heldRun(expired bool) *enginev1alpha1.BackupRun {
+	run := completed("held")
+	run.UID = heldUID
+	run.Spec.Deletion.Expired = expired
+	return run
+}
+
+// Nothing of a backup goes while somebody holds it, or while it is kept for longer than
+// whoever found it expired knew, be that in the store or only recorded; and then all of it.
+func TestKept(t *testing.T) {
+	hold, release := true, false
+	later := metav1.NewTime(time.Now().Add(time.Hour))
+	recorded := func(w *world, change func(*enginev1alpha1.ExpirationChange)) {
+		record := &enginev1alpha1.ExpirationChange{
+			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "held", Generation: 1},
+			Spec:       enginev1alpha1.ExpirationChangeSpec{UID: heldUID, StorageLocation: "default"},
+		}
+		change(record)
+		_, err := w.EngineV1alpha1().ExpirationChanges(system).Create(w.Context(), record, metav1.CreateOptions{})
+		must(w, err)
+	}
+	for name, test := range map[string]struct {
+		expired bool
+		prepare func(w *world, change func(number int64, hold bool, until time.Time))
+		want    string // empty if it goes
+	}{
+		"held in the store": {prepare: func(_ *world, change func(int64, bool, time.Time)) {
+			change(1, false, instant.Time)
+			change(2, true, instant.Time)
+		}, want: "jane asked for that at 2023-11-14T22:13:20Z, saying: evidence"},
+		"a hold that is only recorded": {prepare: func(w *world, _ func(int64, bool, time.Time)) {
+			recorded(w, func(c *enginev1alpha1.ExpirationChange) {
+				c.Spec.Hold, c.Spec.Ask = &hold, enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "joe"}, Timestamp: instant}
+			})
+		}, want: "joe asked"},
+		"released in the store": {prepare: func(_ *world, change func(int64, bool, time.Time)) {
+			change(1, true, instant.Time)
+			change(2, false, instant.Time)
+		}},
+		"a release that is only recorded": {prepare: func(w *world, change func(int64, bool, time.Time)) {
+			change(1, true, instant.Time)
+			recorded(w, func(c *enginev1alpha1.ExpirationChange) { c.Spec.Hold = &release })
+		}},
+		"a record that is done and older than the store": {prepare: func(w *world, change func(int64, bool, time.Time)) {
+			change(1, false, instant.Time)
+			change(2, true, instant.Time)
+			recorded(w, func(c *enginev1alpha1.ExpirationChange) {
+				c.Spec.Hold, c.Status = &release, enginev1alpha1.ExpirationChangeStatus{ObservedGeneration: 1, Number: 1}
+			})
+		}, want: "jane asked"},
+		"a hold of another backup of this name": {prepare: func(w *world, _ func(int64, bool, time.Time)) {
+			recorded(w, func(c *enginev1alpha1.ExpirationChange) { c.Spec.Hold, c.Spec.UID = &hold, "1"+heldUID[1:] })
+		}},
+		"extended, and asked for since it had expired": {expired: true, prepare: func(_ *world, change func(int64, bool, time.Time)) {
+			change(1, false, later.Time)
+		}, want: "it is kept for longer now"},
+		"extended in a record": {expired: true, prepare: func(w *world, _ func(int64, bool, time.Time)) {
+			recorded(w, func(c *enginev1alpha1.ExpirationChange) { c.Spec.Expiration = &later })
+		}, want: "it is kept for longer now"},
+		"extended, and asked for by somebody": {prepare: func(_ *world, change func(int64, bool, time.Time)) {
+			change(1, false, later.Time)
+		}},
+		"expired as before": {expired: true, prepare: func(*world, func(int64, bool, time.Time)) {}},
+		"a hold that nobody has signed": {prepare: func(w *world, _ func(int64, bool, time.Time)) {
+			w.put(format.ExpirationKey("held", heldUID, 9), `{"kind":"BackupExpiration","spec":{"hold":{}}}`)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, change := heldWorld(t)
+			test.prepare(w, change)
+			w.Create(heldRun(test.expired))
+			w.start()
+			if test.want == "" {
+				w.waitGone("held")
+				left, err := os.ReadDir(filepath.Join(w.folder, "backups"))
+				if err != nil && !errors.Is(err, os.ErrNotExist) || len(left) > 0 {
+					t.Errorf("left are %v, %v", left, err)
+				}
+				return
+			}
+			if got := w.waitReason("held"); !strings.Contains(got, test.want) {
+				t.Errorf("it says %q", got)
+			}
+			w.expectWhole("held")
+			if _, err := os.Stat(filepath.Join(w.folder, "metadata")); err == nil {
+				t.Error("the removal of its snapshots was asked for")
+			}
+		})
+	}
+}
+
+// A store that does not show what was changed is no store without changes.
+func TestKeptUntilTheStoreSays(t *testing.T) {
+	w, change := heldWorld(t)
+	change(1, true, instant.Time)
+	for _, fault := range []storetest.Fault{
+		{Operation: storetest.Get, Key: format.ExpirationKey("held", heldUID, 1), Err: store.ErrDenied},
+		{Operation: storetest.List, Key: format.BackupsPrefix, Err: store.ErrUnavailable},
+	} {
+		w.faulty.Inject(fault)
+		w.Create(heldRun(false))
+		stop := w.start()
+		w.waitReason("held")
+		w.expectWhole("held")
+		stop()
+		w.faulty.Inject()
+		must(t, w.EngineV1alpha1().BackupRuns(system).Delete(t.Context(), "held", metav1.DeleteOptions{}))
+	}
 }

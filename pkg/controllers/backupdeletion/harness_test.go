@@ -134,6 +134,8 @@ func (w *world) startWith(target bucket) (stop func()) {
 	controller, err := New(Config{
 		Namespace:        system,
 		Runs:             w.EngineV1alpha1(),
+		Restores:         w.EngineV1alpha1(),
+		Changes:          w.EngineV1alpha1(),
 		Secrets:          w.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(system)),
 		ClusterUID:       "this cluster",
 		EnsureRepository: w.ensureRepository,
@@ -144,6 +146,7 @@ func (w *world) startWith(target bucket) (stop func()) {
 		LocationInformer: engine.StorageLocations(),
 
 		RepositoryInformer: engine.VolumeRepositories(),
+		ChangeInformer:     engine.ExpirationChanges(),
 	})
 	must(w, err)
 	controller.open = func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error) {
@@ -157,7 +160,7 @@ func (w *world) startWith(target bucket) (stop func()) {
 	records.StartWithContext(ctx)
 	records.WaitForCacheSync(ctx.Done())
 	// The fake forgets what happens before a watch.
-	w.eventually("the watches", func() bool { return w.Watches() >= before+3 })
+	w.eventually("the watches", func() bool { return w.Watches() >= before+4 })
 	// Else the controller polls for it, and begins only after some time.
 	w.eventually("the handlers have seen what there is", controller.queue.Synced)
 	var running sync.WaitGroup

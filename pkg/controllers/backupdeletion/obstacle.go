@@ -101,7 +101,7 @@ func (c *Controller) report(ctx context.Context, run *enginev1alpha1.BackupRun, 
 
 // backupReference is the Backup that people know a run by, for events.
 func backupReference(run *enginev1alpha1.BackupRun) *corev1.ObjectReference {
-	ref := records.BackupReference(run)
+	ref := records.Reference(run)
 	ref.UID = backupUID(run)
 	return ref
 }

@@ -52,6 +52,9 @@ func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) 
 	// A run that never began has written nothing, and a folder of its name belongs to
 	// somebody else.
 	if recordedAsStored(run) || run.Status.StartTimestamp != nil {
+		if err := c.unread(ctx, run); err != nil {
+			return err
+		}
 		err := c.removeStored(ctx, run)
 		if errors.Is(err, errRecordGone) {
 			return nil
@@ -70,6 +73,7 @@ func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) 
 	case err != nil:
 		return fmt.Errorf("removing BackupRun %s, whose backup is deleted: %w", run.Name, err)
 	}
+	c.forget(backupUID(run))
 	klog.FromContext(ctx).Info("Backup deleted", "backupRun", klog.KObj(run), "uid", backupUID(run), "requester", run.Spec.Deletion.Requester.Username)
 	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeNormal, "Deleted", "Delete", "The backup is deleted; what is left of its volumes goes with the next maintenance of their repositories, and the space comes back with later ones")
 	return nil
@@ -128,6 +132,9 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Stor
 		// The name was taken, so that nothing of this one was stored but snapshots.
 		return c.askForRemoval(ctx, target, deletion, run)
 	case err != nil:
+		return err
+	}
+	if err := c.kept(ctx, deletion, run); err != nil {
 		return err
 	}
 	if err := c.askForRemoval(ctx, target, deletion, run); err != nil {

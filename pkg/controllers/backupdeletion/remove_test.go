@@ -46,7 +46,7 @@ func TestWholeDeletion(t *testing.T) {
 		storetest.Attributes: 1,                               // the metadata
 		storetest.Get:        3 + 2,                           // the metadata, the owner, the list of volumes; and the owner after each listing
 		storetest.Delete:     1 + len(sideFiles("going")) + 3, // the metadata, the others, the copy, the list of volumes and the owner
-		storetest.List:       2 + 1,                           // and whether there is a repository that has no record
+		storetest.List:       2 + 1 + 2,                       // and whether there is a repository that has no record; and what was changed of its expiration, before and after
 		storetest.Put:        1,                               // that the snapshots are to go
 	}
 	if diff := cmp.Diff(want, w.faulty.Counts()); diff != "" {
@@ -203,8 +203,14 @@ type deletionCase struct {
 	of string
 	// left are so many objects of the folder that the deletion leaves.
 	left int
-	// says is why it waits, and not what it must not say.
+	// removals are so many repositories that are asked to remove snapshots, each of which has
+	// a record.
+	removals int
+	// says is why it waits, and not what it must not say. Empty is an error that is only
+	// tried again.
 	says, not string
+	// tried are so many removals that the store has refused.
+	tried int
 }
 
 // start begins the deletion, and returns what lies in the folder before.
@@ -267,17 +273,17 @@ func TestWhatIsRemoved(t *testing.T) {
 			volume.Spec.Pod.Namespace = app
 			writeVolumes(w, w.faulty, "a", volume)
 		}},
-		"snapshots that only the record tells of": {of: "failed", prepare: func(w *world, run *enginev1alpha1.BackupRun) {
+		"snapshots that only the record tells of": {of: "failed", removals: 2, prepare: func(w *world, run *enginev1alpha1.BackupRun) {
 			writeBackup(w, w.faulty, "failed", uidOf("failed"))
 			w.put(format.RepositoryPrefix("another")+"kopia.repository", "of the volumes of another namespace")
 			run.Status.LeftoverSnapshots = []string{"another", app, "without-a-repository"}
 		}},
-		"snapshots, and not the folder of a namesake": {of: "failed", prepare: func(w *world, run *enginev1alpha1.BackupRun) {
+		"snapshots, and not the folder of a namesake": {of: "failed", removals: 1, prepare: func(w *world, run *enginev1alpha1.BackupRun) {
 			writeBackup(w, w.faulty, "failed", "namesake")
 			unstored(run, app)
 		}, left: len(sideFiles("failed")) + 4},
 		// It was not uploaded in time, and perhaps later.
-		"the snapshot of a volume that is listed without one": {of: "failed", prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
+		"the snapshot of a volume that is listed without one": {of: "failed", removals: 1, prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
 			writeBackup(w, w.faulty, "failed", uidOf("failed"), "")
 		}},
 		"all when the repository is gone": {of: "going", prepare: func(w *world, _ *enginev1alpha1.BackupRun) { w.remove("kopia") }},
@@ -295,6 +301,11 @@ func TestWhatIsRemoved(t *testing.T) {
 			}
 			if slices.Contains(left, format.MetadataKey(name)) != (c.left == len(before)) {
 				t.Errorf("the metadata is with %q", left)
+			}
+			records, err := w.EngineV1alpha1().VolumeRepositories(system).List(t.Context(), metav1.ListOptions{})
+			must(t, err)
+			if asked := w.faulty.Count(storetest.Put); asked != c.removals || len(records.Items) != c.removals {
+				t.Errorf("%d removals of snapshots are asked for, of %d repositories, want %d", asked, len(records.Items), c.removals)
 			}
 			if c.of == "failed" {
 				w.expectSnapshots(map[string]bool{template.unlisted: false, template.going: true, template.staying: true})
@@ -354,6 +365,24 @@ func TestWhatIsKept(t *testing.T) {
 			w.faulty.Inject(storetest.Fault{Operation: storetest.List, Key: format.RepositoryPrefix(app), Err: store.ErrDenied})
 		}), says: store.ErrDenied.Error()},
 
+		"volumes of what can't be a namespace": {prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
+			writeBackup(w, w.faulty, "a", uidOf("a"))
+			volume := format.PodVolumeBackup{Status: format.PodVolumeBackupStatus{SnapshotID: "its-snapshot"}}
+			volume.Spec.UploaderType, volume.Spec.Pod.Namespace = "kopia", "../another"
+			writeVolumes(w, w.faulty, "a", volume)
+		}, says: "can't be one; remove " + format.PodVolumeBackupsKey("a") + " by hand"},
+		"a repository that can't get a record": {of: "going", prepare: func(w *world, _ *enginev1alpha1.BackupRun) {
+			w.Fault(func(action clienttesting.Action) enginetest.Fault {
+				if action.GetVerb() == "create" && action.GetResource().Resource == "volumerepositories" {
+					return enginetest.Fault{Err: errors.New("the API server is away")}
+				}
+				return enginetest.Fault{}
+			})
+		}},
+		"metadata that may not be removed": {prepare: stored(func(w *world) {
+			w.faulty.Inject(storetest.Fault{Operation: storetest.Delete, Key: format.MetadataKey("a"), Err: store.ErrDenied})
+		}), says: store.ErrDenied.Error(), tried: 1},
+
 		// Of a backup whose metadata Velero has replaced.
 		"a tarball that was replaced, too": {of: "going", prepare: beneath(func(w *world) { w.put(format.TarballKey("going"), "longer than it was") }), says: giveUp},
 		"what no copy names":               {of: "going", prepare: beneath(func(w *world) { w.put(format.CopyKey("going"), "{") }), says: giveUp},
@@ -364,10 +393,12 @@ func TestWhatIsKept(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, name, before := c.start(t)
-			if reason := w.waitReason(name); !strings.Contains(reason, c.says) || c.not != "" && strings.Contains(reason, c.not) {
+			if c.says == "" {
+				w.eventually("a second attempt", func() bool { return w.faulty.Count(storetest.Attributes) > 1 })
+			} else if reason := w.waitReason(name); !strings.Contains(reason, c.says) || c.not != "" && strings.Contains(reason, c.not) {
 				t.Errorf("the status says %q, want %q", reason, c.says)
 			}
-			if diff := cmp.Diff(before, w.keys(name)); diff != "" || w.faulty.Count(storetest.Delete) > 0 {
+			if diff := cmp.Diff(before, w.keys(name)); diff != "" || w.faulty.Count(storetest.Delete) > c.tried {
 				t.Errorf("%d removals (-before +now):\n%s", w.faulty.Count(storetest.Delete), diff)
 			}
 		})
@@ -538,5 +569,22 @@ func TestRecordReplaced(t *testing.T) {
 				w.expectWhole("a")
 			})
 		})
+	}
+}
+
+// A store that refuses a removal is not asked again and again to remove snapshots.
+func TestSnapshotsAreAskedForOnce(t *testing.T) {
+	w := newVolumeWorld(t)
+	w.Create(completed("going"))
+	w.faulty.Inject(storetest.Fault{Operation: storetest.Delete, Key: format.MetadataKey("going"), Err: store.ErrDenied})
+	w.start()
+	w.eventually("several attempts", func() bool { return w.faulty.Count(storetest.Delete) >= 3 })
+	if n := w.faulty.Count(storetest.Put); n != 1 {
+		t.Errorf("the removal of its snapshots was written %d times", n)
+	}
+	w.faulty.Inject()
+	w.waitGone("going")
+	if n := w.faulty.Count(storetest.Put); n != 1 {
+		t.Errorf("the removal of its snapshots was written %d times", n)
 	}
 }

@@ -6,8 +6,11 @@ package backupdeletion
 import (
 	"context"
 	"fmt"
+	"maps"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/klog/v2"
@@ -22,6 +25,11 @@ import (
 // they are to go: of those that it lists, by the namespace of their repository, and those
 // that its record knows of. The maintenance of the repository follows it.
 func (c *Controller) askForRemoval(ctx context.Context, target bucket, deletion *folder.Deletion, run *enginev1alpha1.BackupRun) error {
+	record, err := c.locations.Get(deletion.Location)
+	if err != nil {
+		return err
+	}
+	place := fmt.Sprintf("%s/%d", record.UID, record.Generation) // which may be another store after a change
 	for _, namespace := range sets.List(sets.KeySet(deletion.Snapshots).Insert(run.Status.LeftoverSnapshots...)) {
 		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
 			return refused("the backup lists volumes of the namespace %q, which can't be one; remove %s by hand to delete the backup and keep the data", namespace, format.PodVolumeBackupsKey(deletion.StoreName))
@@ -34,21 +42,64 @@ func (c *Controller) askForRemoval(ctx context.Context, target bucket, deletion 
 			klog.FromContext(ctx).Info("The repository of a deleted backup's volumes is gone already", "namespace", namespace, "storageLocation", deletion.Location)
 			continue
 		}
+		asked := request{deletion.UID, namespace, place}
+		if c.askedLately(asked, deletion.Snapshots[namespace]) {
+			continue
+		}
 		content, err := format.EncodeRemoval(format.Removal{
 			UID: deletion.UID, StoreName: deletion.StoreName, Snapshots: deletion.Snapshots[namespace], RequestedAt: c.Clock.Now().UTC(),
 		})
 		if err != nil {
 			return err
 		}
-		// Anew each time: an earlier one may be forgotten any moment.
+		// Anew by each process, and after some time: an earlier one may be forgotten.
 		err = deletion.Try(ctx, func(ctx context.Context) error {
 			return target.Put(ctx, format.RemovalKey(c.ClusterUID, namespace, deletion.UID), content)
 		})
 		if err != nil {
 			return err
 		}
+		c.mu.Lock()
+		c.asked[asked] = answered{c.Clock.Now(), len(deletion.Snapshots[namespace])}
+		c.mu.Unlock()
 	}
 	return nil
+}
+
+// request is a removal that was asked for, and answered when, and for how many snapshots that
+// the backup listed.
+type (
+	request struct {
+		uid       types.UID
+		namespace string
+		location  string
+	}
+	answered struct {
+		at     time.Time
+		listed int
+	}
+)
+
+// askedLately reports whether this process has asked for a removal so lately that it is
+// there: the maintenance forgets one when it is MaxUpload old. A list of snapshots that is
+// gone by now is in what was asked for.
+func (c *Controller) askedLately(of request, listed []string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	last, ok := c.asked[of]
+	elapsed := c.Clock.Since(last.at)
+	if ok && (elapsed < 0 || elapsed >= askAgain) {
+		delete(c.asked, of)
+		ok = false
+	}
+	return ok && len(listed) <= last.listed
+}
+
+// forget lets go of what was asked for about a backup that is gone.
+func (c *Controller) forget(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.asked, func(of request, _ answered) bool { return of.uid == uid })
 }
 
 // ensureMaintained makes sure that the repository of a namespace has a record, since those

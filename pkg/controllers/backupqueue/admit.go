@@ -39,11 +39,11 @@ type refusal struct {
 // tickets. It reports whether it has written. A record that can't be written holds nobody
 // else up.
 func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err error) {
-	for name := range c.unadmitted {
-		run := c.known[name]
+	for key := range c.unadmitted {
+		run := c.known[key]
 		end := c.endBefore(run)
 		if end == nil {
-			c.unadmitted.Delete(name)
+			c.unadmitted.Delete(key)
 			continue
 		}
 		if c.isRefused(run) {
@@ -51,7 +51,7 @@ func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err 
 		}
 		switch err := c.write(ctx, run, *end); {
 		case err == nil:
-			queueEnded.WithLabelValues(string(end.Phase)).Inc()
+			queueEnded.WithLabelValues(run.Asked().Kind, string(end.Phase)).Inc()
 			c.announceEnd(run, end)
 			written = true
 		case !c.refuse(ctx, run, err):
@@ -80,22 +80,22 @@ func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err 
 }
 
 // announceEnd says that a run has ended without having begun.
-func (c *Controller) announceEnd(run *enginev1alpha1.BackupRun, end *enginev1alpha1.BackupRunStatus) {
-	kind, note := corev1.EventTypeNormal, "The backup was "+end.FailureReason
+func (c *Controller) announceEnd(run record, end *enginev1alpha1.Standing) {
+	kind, note := corev1.EventTypeNormal, fmt.Sprintf("The %s was %s", records.ClassOf(run), end.FailureReason)
 	if end.Phase == v1alpha1.BackupPhaseFailedValidation {
-		kind, note = corev1.EventTypeWarning, "The backup is not valid: "+strings.Join(end.ValidationErrors, "; ")
+		kind, note = corev1.EventTypeWarning, fmt.Sprintf("The %s is not valid: %s", records.ClassOf(run), strings.Join(end.ValidationErrors, "; "))
 	}
-	c.Events.Eventf(records.BackupReference(run), nil, kind, string(end.Phase), "Backup", "%s", note)
+	c.Events.Eventf(records.Reference(run), nil, kind, string(end.Phase), run.Asked().Kind, "%s", note)
 }
 
 // isRefused reports whether a run was refused as it is, a moment ago.
-func (c *Controller) isRefused(run *enginev1alpha1.BackupRun) bool {
-	refusal, ok := c.refused[run.Name]
-	return ok && refusal.resourceVersion == run.ResourceVersion && c.Clock.Now().Before(refusal.until)
+func (c *Controller) isRefused(run record) bool {
+	refusal, ok := c.refused[keyOf(run)]
+	return ok && refusal.resourceVersion == run.GetResourceVersion() && c.Clock.Now().Before(refusal.until)
 }
 
 // refuse takes note of a write that failed, if that is about this record alone.
-func (c *Controller) refuse(ctx context.Context, run *enginev1alpha1.BackupRun, err error) bool {
+func (c *Controller) refuse(ctx context.Context, run record, err error) bool {
 	var answer apierrors.APIStatus
 	switch {
 	case apierrors.IsNotFound(err):
@@ -110,61 +110,66 @@ func (c *Controller) refuse(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	case errors.As(err, &answer) && answer.Status().Code >= http.StatusInternalServerError:
 		c.unsure = true // it may be written
 	}
-	c.refused[run.Name] = refusal{run.ResourceVersion, c.Clock.Now().Add(refusedRetry)}
+	c.refused[keyOf(run)] = refusal{run.GetResourceVersion(), c.Clock.Now().Add(refusedRetry)}
 	c.queue.AddAfter(theQueue, refusedRetry)
-	utilruntime.HandleErrorWithContext(ctx, err, "A record may not be written; its backup waits, and the others do not wait for it", "backupRun", klog.KObj(run))
-	c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Queue", "%v", err)
+	utilruntime.HandleErrorWithContext(ctx, err, "A record may not be written; what it stands for waits, and the others do not wait for it", "run", klog.KObj(run))
+	c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Queue", "%v", err)
 	return true
 }
 
 // endBefore is the end of a run that is not to begin; nil if there is no reason.
 // The API server creates none whose spec can't be used, so somebody wrote such a
 // record by hand.
-func (c *Controller) endBefore(run *enginev1alpha1.BackupRun) *enginev1alpha1.BackupRunStatus {
-	status := run.Status.DeepCopy()
-	status.CompletionTimestamp = &metav1.Time{Time: c.Clock.Now()}
+func (c *Controller) endBefore(run record) *enginev1alpha1.Standing {
+	end := run.Standing()
+	end.CompletionTimestamp = &metav1.Time{Time: c.Clock.Now()}
 	switch {
 	case !records.Unclaimed(run):
 		return nil
-	case run.Spec.Cancellation != nil:
-		status.Phase = v1alpha1.BackupPhaseCancelled
-		status.FailureReason = records.CancelledReason(run)
-		return status
-	case run.Status.Phase != "" && run.Status.Phase != v1alpha1.BackupPhaseNew:
+	case run.Asked().Cancellation != nil:
+		end.Phase = v1alpha1.BackupPhaseCancelled
+		end.FailureReason = records.CancelledReason(run)
+		return &end
+	case end.Phase != "" && end.Phase != v1alpha1.BackupPhaseNew:
 		return nil
 	}
 	errs := c.validate(run)
 	if len(errs) == 0 {
 		return nil
 	}
-	status.Phase = v1alpha1.BackupPhaseFailedValidation
+	end.Phase, end.ValidationErrors = v1alpha1.BackupPhaseFailedValidation, nil
 	for _, err := range errs {
-		status.ValidationErrors = append(status.ValidationErrors, err.Error())
+		end.ValidationErrors = append(end.ValidationErrors, err.Error())
 	}
-	return status
+	return &end
 }
 
-// validate checks a run as the API server checks the Backup that it stands for.
-// Its name is the backup's name in the store, which no two runs may write to.
-func (c *Controller) validate(run *enginev1alpha1.BackupRun) field.ErrorList {
-	errs := validation.ValidateBackup(run.AsBackup())
-	ref := run.Spec.BackupRef
-	if name := format.StoreName(ref.Namespace, ref.Name, c.Namespace); name != run.Name {
-		errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), ref.Name, fmt.Sprintf("its BackupRun must be called %q", name)))
+// validate checks a run as the API server checks the Backup or Restore that it stands
+// for. Its name is that in the store, which no two runs may write to.
+func (c *Controller) validate(run record) (errs field.ErrorList) {
+	switch run := run.(type) {
+	case *enginev1alpha1.BackupRun:
+		errs = validation.ValidateBackup(run.AsBackup())
+	case *enginev1alpha1.RestoreRun:
+		errs = validation.ValidateRestore(run.AsRestore())
+	}
+	ref := run.Asked().Ref
+	if name := format.StoreName(ref.Namespace, ref.Name, c.Namespace); name != run.GetName() {
+		errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), ref.Name, fmt.Sprintf("its %s must be called %q", c.kinds[records.ClassOf(run)].name, name)))
 	}
 	return errs
 }
 
-func (c *Controller) enqueue(ctx context.Context, run *enginev1alpha1.BackupRun, ticket int64) error {
+func (c *Controller) enqueue(ctx context.Context, run record, ticket int64) error {
 	c.planning.Lock()
 	c.planner.Remember(ticket) // its write may be done and the answer lost
 	c.planning.Unlock()
 	now := metav1.NewTime(c.Clock.Now())
-	status := *run.Status.DeepCopy()
-	status.Phase = v1alpha1.BackupPhaseQueued
-	status.Ticket = ticket
-	status.QueuedTimestamp = &now
-	return c.write(ctx, run, status)
+	queued := run.Standing()
+	queued.Phase = v1alpha1.BackupPhaseQueued
+	queued.Ticket = ticket
+	queued.QueuedTimestamp = &now
+	return c.write(ctx, run, queued)
 }
 
 // announce sends an event of each run that has got its place and waits, with what it
@@ -196,22 +201,21 @@ func (c *Controller) announce() {
 			break
 		}
 		entry = queue.Redact(entry, c.Namespace)
-		c.Events.Eventf(records.BackupReference(c.planner.Run(uid)), nil, corev1.EventTypeNormal, "Queued", "Queue",
-			"The backup waits at position %d: %s", entry.Position, entry.Message)
+		c.Events.Eventf(records.Reference(c.planner.Run(uid)), nil, corev1.EventTypeNormal, "Queued", "Queue",
+			"The %s waits at position %d: %s", entry.Class, entry.Position, entry.Message)
 	}
 	c.unannounced = later
 }
 
 // write changes a run's status if nobody has changed the run since the decision
 // was taken: the update carries its resourceVersion.
-func (c *Controller) write(ctx context.Context, run *enginev1alpha1.BackupRun, status enginev1alpha1.BackupRunStatus) error {
-	changed := run.DeepCopy()
-	changed.Status = status
-	updated, err := c.Runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+func (c *Controller) write(ctx context.Context, run record, standing enginev1alpha1.Standing) error {
+	kind := c.kinds[records.ClassOf(run)]
+	updated, err := kind.update(ctx, run.WithStanding(standing))
 	if err != nil {
-		return fmt.Errorf("making BackupRun %s %s: %w", run.Name, status.Phase, err)
+		return fmt.Errorf("making %s %s %s: %w", kind.name, run.GetName(), standing.Phase, err)
 	}
-	c.written[updated.Name] = updated
-	c.know(updated.Name, updated)
+	c.written[keyOf(run)] = updated
+	c.know(keyOf(run), updated)
 	return nil
 }

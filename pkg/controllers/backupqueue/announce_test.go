@@ -118,7 +118,7 @@ func TestEventsWithoutALedger(t *testing.T) {
 	enginetest.Each(t, map[string]string{"unreadable": "Warning LedgerUnreadable", "refused": "Warning LedgerRefused"}, func(t *testing.T, reason string) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), inPhase(newRun("runs", 1, "a"), running, 1))
 		controller := h.prepare(2)
-		go controller.Run(t.Context(), h)
+		go controller.Run(t.Context(), h, h.restores)
 		synctest.Wait()
 		if reason == "Warning LedgerUnreadable" {
 			h.setLedger(map[string]string{records.StartedKey: "garbage", records.LeaderKey: "process-1"})

@@ -1,15 +1,15 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backupqueue gives waiting runs their tickets and lets them start, by
-// the rules of pkg/queue. A ticket and a start are one write each; everything
-// else about the queue is computed.
+// Package backupqueue gives waiting runs, of backups and of restores, their tickets
+// and lets them start, by the rules of pkg/queue. A ticket and a start are one write
+// each; everything else about the queue is computed.
 //
 // # Two leaders
 //
 // Two processes that both believe that they lead, of which one may have been
-// paused for minutes, never let overlapping backups run at once, nor more than the
-// limit. A start is one write to one object: the ledger, in the ConfigMap
+// paused for minutes, never let overlapping runs run at once, nor more of a class than
+// its limit. A start is one write to one object: the ledger, in the ConfigMap
 // records.LedgerName, which lists the runs that were let start and have not ended. It
 // holds because
 //
@@ -68,6 +68,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -92,26 +93,28 @@ const (
 type Config struct {
 	// Namespace is the system namespace.
 	Namespace string
-	// Limit is how many backups may run at once: at least 1.
-	Limit int
+	// Limits are how many backups and restores may run at once: at least 1 each.
+	Limits queue.Slots
 	// Identity is this process, which leads.
 	Identity string
 	// Leads asks the cluster whether it does still: nil if so.
 	Leads      func(ctx context.Context) error
 	Runs       engineclient.BackupRunInterface
+	Restores   engineclient.RestoreRunInterface
 	ConfigMaps coreclient.ConfigMapInterface
 	Events     events.EventRecorder
 	Clock      clock.WithTicker
 
 	RunInformer       engineinformers.BackupRunInformer
+	RestoreInformer   engineinformers.RestoreRunInformer
 	LocationInformer  engineinformers.StorageLocationInformer
 	NamespaceInformer coreinformers.NamespaceInformer
 	// LedgerInformer knows the ConfigMap records.LedgerName.
 	LedgerInformer coreinformers.ConfigMapInformer
 }
 
-// Executor executes, in this process, what the queue lets start.
-type Executor interface {
+// Executor executes, in this process, what the queue lets start of one kind.
+type Executor[R any] interface {
 	// Start has a run claimed and executed that is in the ledger. It is called again and
 	// again until the run is claimed, and does not block.
 	Start(name string)
@@ -119,22 +122,21 @@ type Executor interface {
 	// for their claim until nothing of them is read any more: nil before they are known, and
 	// InProgress from before they are claimed. When a run whose record is gone is not worked
 	// on any more, the executor calls Changed.
-	Executing() map[string]*enginev1alpha1.BackupRun
+	Executing() map[string]R
 }
 
 // Controller decides on the queue.
 type Controller struct {
 	Config
-	runLister       enginelisters.BackupRunNamespaceLister
+	kinds           [2]*kind // by class
 	locationLister  enginelisters.StorageLocationNamespaceLister
 	namespaceLister corelisters.NamespaceLister
 	ledgerLister    corelisters.ConfigMapNamespaceLister
 	queue           *loop.Loop[string]
 
-	// changing guards changed: the names of the runs that have changed since the last
-	// decision.
+	// changing guards changed: the runs that have changed since the last decision.
 	changing sync.Mutex
-	changed  sets.Set[string]
+	changed  sets.Set[key]
 
 	// planning guards planner. The worker changes it; the metrics read it, too.
 	planning sync.Mutex
@@ -142,16 +144,15 @@ type Controller struct {
 
 	// The fields below belong to the one worker.
 
-	executor Executor
-	// known are the runs by name, as the planner has them.
-	known map[string]*enginev1alpha1.BackupRun
-	// unadmitted are the names of those that have changed since admit saw them.
-	unadmitted sets.Set[string]
-	// written are runs by name, as this controller last wrote or read them: the informer may
-	// not have seen that yet, and a decision must not be taken twice.
-	written map[string]*enginev1alpha1.BackupRun
-	// refused are the runs, by name, whose record may not be written.
-	refused map[string]refusal
+	// known are the runs as the planner has them.
+	known map[key]record
+	// unadmitted are those that have changed since admit saw them.
+	unadmitted sets.Set[key]
+	// written are runs as this controller last wrote or read them: the informer may not
+	// have seen that yet, and a decision must not be taken twice.
+	written map[key]record
+	// refused are the runs whose record may not be written.
+	refused map[key]refusal
 	// unsure is set when the fate of a write is unknown. The next decision is then
 	// taken on a list read from the cluster.
 	unsure bool
@@ -170,30 +171,38 @@ type Controller struct {
 
 // New returns a Controller.
 func New(config Config) (*Controller, error) {
-	planner, err := records.NewPlanner(config.Limit)
+	planner, err := records.NewPlanner(config.Limits)
 	if err != nil {
 		return nil, err
 	}
 	c := &Controller{
-		Config:          config,
-		runLister:       config.RunInformer.Lister().BackupRuns(config.Namespace),
+		Config: config,
+		kinds: [...]*kind{
+			queue.Backup: newKind[*enginev1alpha1.BackupRun, *enginev1alpha1.BackupRunList](
+				"BackupRun", config.Namespace, config.Runs, config.RunInformer.Informer().GetStore()),
+			queue.Restore: newKind[*enginev1alpha1.RestoreRun, *enginev1alpha1.RestoreRunList](
+				"RestoreRun", config.Namespace, config.Restores, config.RestoreInformer.Informer().GetStore()),
+		},
 		locationLister:  config.LocationInformer.Lister().StorageLocations(config.Namespace),
 		namespaceLister: config.NamespaceInformer.Lister(),
 		ledgerLister:    config.LedgerInformer.Lister().ConfigMaps(config.Namespace),
 		queue:           loop.New[string](loop.Config{Controller: "backupqueue", Clock: config.Clock}),
 
-		changed:    sets.New[string](),
+		changed:    sets.New[key](),
 		planner:    planner,
-		known:      map[string]*enginev1alpha1.BackupRun{},
-		unadmitted: sets.New[string](),
-		written:    map[string]*enginev1alpha1.BackupRun{},
-		refused:    map[string]refusal{},
+		known:      map[key]record{},
+		unadmitted: sets.New[key](),
+		written:    map[key]record{},
+		refused:    map[key]refusal{},
 		waitEvents: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(
 			float32(eventsAtOnce/backstop.Seconds()), eventsAtOnce, config.Clock),
 	}
 	registerMetrics(c)
 	return c, errors.Join(
 		c.queue.Watch(config.RunInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.BackupRun) {
+			c.Changed(cmp.Or(before, after).Name)
+		})),
+		c.queue.Watch(config.RestoreInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.RestoreRun) {
 			c.Changed(cmp.Or(before, after).Name)
 		})),
 		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(_, _ *enginev1alpha1.StorageLocation) { c.queue.Add(theQueue) })),
@@ -203,17 +212,18 @@ func New(config Config) (*Controller, error) {
 }
 
 // Run works until ctx ends.
-func (c *Controller) Run(ctx context.Context, executor Executor) {
-	c.executor = executor
+func (c *Controller) Run(ctx context.Context, backups Executor[*enginev1alpha1.BackupRun], restores Executor[*enginev1alpha1.RestoreRun]) {
+	executedBy(c.kinds[queue.Backup], backups)
+	executedBy(c.kinds[queue.Restore], restores)
 	c.queue.Add(theQueue)
 	c.queue.Run(ctx, func(ctx context.Context, _ string) error { return c.sync(ctx) })
 }
 
 // Changed wakes the queue when a run has changed, or is not worked on any more whose
-// record is gone.
+// record is gone. It may be of either class, and it costs nothing to look at both.
 func (c *Controller) Changed(name string) {
 	c.changing.Lock()
-	c.changed.Insert(name)
+	c.changed.Insert(key{queue.Backup, name}, key{queue.Restore, name})
 	c.changing.Unlock()
 	c.queue.Add(theQueue)
 }
@@ -251,8 +261,8 @@ func (c *Controller) step(ctx context.Context) error {
 		return err
 	}
 	for _, start := range d.holding {
-		if run := c.known[start.Name]; run != nil && records.Unclaimed(run) {
-			c.executor.Start(start.Name)
+		if run := c.known[startKey(start)]; run != nil && records.Unclaimed(run) {
+			c.kinds[start.Class()].start(start.Name)
 		}
 	}
 	if c.planner.Len() > 0 {

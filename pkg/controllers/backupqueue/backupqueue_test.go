@@ -153,7 +153,7 @@ func TestANewLeaderReadsTheCluster(t *testing.T) {
 		h.Create(inPhase(newRun("c", 3, "c"), ready, 3))
 		h.Create(inPhase(newRun("d", 4, "d"), running, 4))
 		h.Create(inPhase(newRun("e", 5, "a"), queued, 9))
-		go controller.Run(t.Context(), h)
+		go controller.Run(t.Context(), h, h.restores)
 		h.expect(queued, "a", "b", "e", "new")
 		if ticket := h.Run("new").Status.Ticket; ticket != 10 {
 			t.Errorf("the ticket after 9 is %d", ticket)
@@ -296,7 +296,7 @@ func TestWhatDoesNotWaitAnyMoreIsNotLetStart(t *testing.T) {
 		if strings.Contains(t.Name(), "unseen") {
 			h.Hold()
 		}
-		go c.Run(t.Context(), h)
+		go c.Run(t.Context(), h, h.restores)
 		h.expect(queued, "gone", "waits")
 		become(h)
 		h.mu.Lock()
@@ -323,13 +323,13 @@ func TestTheLimitIsPublished(t *testing.T) {
 		"changed":          {map[string]string{"concurrentBackups": "1", "started": "[]"}, 1},
 		"unreadable":       {map[string]string{"concurrentBackups": "many", "started": "[]", "leader": "process-1"}, 1},
 		"without a ledger": {map[string]string{"concurrentBackups": "1"}, 1},
-		"same":             {map[string]string{"concurrentBackups": "2", "started": "[]", "leader": "process-1"}, 0},
+		"same":             {map[string]string{"concurrentBackups": "2", "concurrentRestores": "2", "started": "[]", "leader": "process-1"}, 0},
 	}, func(t *testing.T, c settings) {
 		h := newHarness(t)
 		h.setLedger(c.before)
 		h.Kube.ClearActions()
 		h.start(2)
-		if got := h.LedgerObject().Data; got["concurrentBackups"] != "2" || got["started"] != "[]" {
+		if got := h.LedgerObject().Data; got["concurrentBackups"] != "2" || got["concurrentRestores"] != "2" || got["started"] != "[]" {
 			t.Errorf("the settings are %q", got)
 		}
 		if writes := h.Writes("configmaps"); len(writes) != c.writes {

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/cache"
 
-	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
@@ -76,59 +76,68 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 // version that this controller knows of: all runs now and then, and when in doubt.
 func (c *Controller) gather(ctx context.Context) error {
 	c.changing.Lock()
-	names := c.changed
-	c.changed = sets.New[string]()
+	keys := c.changed
+	c.changed = sets.New[key]()
 	c.changing.Unlock()
 	now := c.Clock.Now()
 	if all := c.unsure || !now.Before(c.nextCheck); all {
-		cached, err := c.runLister.List(labels.Everything())
-		if err != nil {
-			return err
+		for class, kind := range c.kinds {
+			for _, name := range kind.cached.ListKeys() {
+				_, name, _ = cache.SplitMetaNamespaceKey(name)
+				keys.Insert(key{queue.Class(class), name})
+			}
 		}
-		for _, run := range cached {
-			names.Insert(run.Name)
-		}
-		names = names.Union(sets.KeySet(c.known))
+		keys = keys.Union(sets.KeySet(c.known))
 		c.nextCheck = now.Add(backstop)
 	}
 	if c.unsure {
-		list, err := c.Runs.List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return fmt.Errorf("reading the runs: %w", err)
-		}
-		clear(c.written)
-		for i := range list.Items {
-			c.written[list.Items[i].Name] = &list.Items[i]
-		}
-	}
-	for name := range names.Union(sets.KeySet(c.written)) {
-		run, err := c.latest(ctx, name)
+		runs, err := c.list(ctx)
 		if err != nil {
 			return err
 		}
-		c.know(name, run)
+		clear(c.written)
+		for _, run := range runs {
+			c.written[keyOf(run)] = run
+		}
+	}
+	for key := range keys.Union(sets.KeySet(c.written)) {
+		run, err := c.latest(ctx, key)
+		if err != nil {
+			return err
+		}
+		c.know(key, run)
 	}
 	c.unsure = false
 	return nil
 }
 
+// list reads all runs from the cluster.
+func (c *Controller) list(ctx context.Context) (runs []record, err error) {
+	for _, kind := range c.kinds {
+		of, err := kind.list(ctx)
+		if err != nil {
+			return nil, err
+		}
+		runs = append(runs, of...)
+	}
+	return runs, nil
+}
+
 // latest is the latest version of a run that this controller knows of, or nil.
-func (c *Controller) latest(ctx context.Context, name string) (*enginev1alpha1.BackupRun, error) {
-	cached, err := c.runLister.Get(name)
-	if apierrors.IsNotFound(err) {
-		cached = nil
-	} else if err != nil {
+func (c *Controller) latest(ctx context.Context, key key) (record, error) {
+	cached, err := c.kinds[key.class].known(key.name)
+	if err != nil {
 		return nil, err
 	}
-	written := c.written[name]
+	written := c.written[key]
 	if written == nil {
 		return cached, nil
 	}
-	if cached != nil && cached.UID == written.UID {
+	if cached != nil && cached.GetUID() == written.GetUID() {
 		if newer(written, cached) {
 			return written, nil
 		}
-		delete(c.written, name)
+		delete(c.written, key)
 		return cached, nil
 	}
 	// Not in the informer: it has not seen the run yet, or it has seen it go. Only
@@ -141,41 +150,42 @@ func (c *Controller) latest(ctx context.Context, name string) (*enginev1alpha1.B
 
 // live is a run as it is in the cluster, or nil if it is gone: that counts until the
 // informer has seen it.
-func (c *Controller) live(ctx context.Context, run *enginev1alpha1.BackupRun) (*enginev1alpha1.BackupRun, error) {
-	live, err := c.Runs.Get(ctx, run.Name, metav1.GetOptions{})
+func (c *Controller) live(ctx context.Context, run record) (record, error) {
+	kind := c.kinds[records.ClassOf(run)]
+	live, err := kind.get(ctx, run.GetName())
 	switch {
-	case apierrors.IsNotFound(err), err == nil && live.UID != run.UID:
-		delete(c.written, run.Name)
+	case apierrors.IsNotFound(err), err == nil && live.GetUID() != run.GetUID():
+		delete(c.written, keyOf(run))
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("reading BackupRun %s: %w", run.Name, err)
+		return nil, fmt.Errorf("reading %s %s: %w", kind.name, run.GetName(), err)
 	}
-	c.written[run.Name] = live
+	c.written[keyOf(run)] = live
 	return live, nil
 }
 
 // know takes note of a run, or with nil that there is none of that name.
-func (c *Controller) know(name string, run *enginev1alpha1.BackupRun) {
-	before := c.known[name]
+func (c *Controller) know(key key, run record) {
+	before := c.known[key]
 	if run == before {
 		return
 	}
 	c.planning.Lock()
 	defer c.planning.Unlock()
-	if before != nil && (run == nil || run.UID != before.UID) {
-		c.planner.RemoveRun(before.UID)
+	if before != nil && (run == nil || run.GetUID() != before.GetUID()) {
+		c.planner.RemoveRun(before.GetUID())
 	}
 	if run == nil {
-		delete(c.known, name)
-		delete(c.refused, name)
-		c.unadmitted.Delete(name)
+		delete(c.known, key)
+		delete(c.refused, key)
+		c.unadmitted.Delete(key)
 		return
 	}
-	c.known[name] = run
-	c.unadmitted.Insert(name)
+	c.known[key] = run
+	c.unadmitted.Insert(key)
 	c.planner.UpdateRun(run, nil)
-	if before != nil && before.UID == run.UID && before.Status.Ticket == 0 && run.Status.Ticket != 0 {
-		c.unannounced = append(c.unannounced, run.UID)
+	if before != nil && before.GetUID() == run.GetUID() && before.Standing().Ticket == 0 && run.Standing().Ticket != 0 {
+		c.unannounced = append(c.unannounced, run.GetUID())
 	}
 }
 

@@ -27,6 +27,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -79,10 +80,32 @@ type harness struct {
 	// they were asked to start.
 	executing map[string]*enginev1alpha1.BackupRun
 	toStart   sets.Set[string]
+	// restores executes those, by whom nothing is known of backups.
+	restores *restorer
+}
+
+// restorer is the Executor of restores.
+type restorer struct {
+	mu        sync.Mutex
+	executing map[string]*enginev1alpha1.RestoreRun
+	toStart   sets.Set[string]
+}
+
+func (r *restorer) Start(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.toStart.Insert(name)
+}
+
+func (r *restorer) Executing() map[string]*enginev1alpha1.RestoreRun {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.executing)
 }
 
 func newHarness(t *testing.T, objects ...runtime.Object) *harness {
-	h := &harness{Queue: enginetest.NewQueue(t), executing: map[string]*enginev1alpha1.BackupRun{}, toStart: sets.New[string]()}
+	h := &harness{Queue: enginetest.NewQueue(t), executing: map[string]*enginev1alpha1.BackupRun{}, toStart: sets.New[string](),
+		restores: &restorer{toStart: sets.New[string]()}}
 	for _, obj := range objects {
 		h.Create(obj)
 	}
@@ -140,7 +163,7 @@ func (h *harness) setLedger(data map[string]string) {
 func (h *harness) start(limit int) {
 	h.Helper()
 	controller := h.prepare(limit)
-	go controller.Run(h.Context(), h)
+	go controller.Run(h.Context(), h, h.restores)
 	synctest.Wait()
 }
 
@@ -162,7 +185,7 @@ func (h *harness) prepare(limit int) *Controller {
 	objects := informers.NewSharedInformerFactory(h.Kube, 0)
 	controller, err := New(Config{
 		Namespace: system,
-		Limit:     limit,
+		Limits:    queue.Slots{limit, 2},
 		Identity:  name,
 		Leads: func(context.Context) error {
 			h.mu.Lock()
@@ -173,10 +196,12 @@ func (h *harness) prepare(limit int) *Controller {
 			return nil
 		},
 		Runs:              h.EngineV1alpha1().BackupRuns(system),
+		Restores:          h.EngineV1alpha1().RestoreRuns(system),
 		ConfigMaps:        h.Kube.CoreV1().ConfigMaps(system),
 		Events:            h.Events,
 		Clock:             clock.RealClock{},
 		RunInformer:       records.Engine().V1alpha1().BackupRuns(),
+		RestoreInformer:   records.Engine().V1alpha1().RestoreRuns(),
 		LocationInformer:  records.Engine().V1alpha1().StorageLocations(),
 		NamespaceInformer: objects.Core().V1().Namespaces(),
 		LedgerInformer:    objects.Core().V1().ConfigMaps(),
@@ -191,7 +216,8 @@ func (h *harness) prepare(limit int) *Controller {
 	records.WaitForCacheSync(h.Context().Done())
 	objects.WaitForCacheSync(h.Context().Done())
 	synctest.Wait() // for the watches: the fake forgets a deletion before a watch
-	controller.executor = h
+	executedBy(controller.kinds[queue.Backup], h)
+	executedBy(controller.kinds[queue.Restore], h.restores)
 	return controller
 }
 

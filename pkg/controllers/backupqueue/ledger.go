@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,7 +17,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
@@ -27,19 +25,19 @@ import (
 // about to find out about one of them whose record is gone.
 func (c *Controller) judge(starts []records.Start) (holding []records.Start, unknown bool) {
 	for _, start := range starts {
-		run := c.known[start.Name]
-		if run == nil || run.UID != start.UID {
+		run := c.known[startKey(start)]
+		if run == nil || run.GetUID() != start.UID {
 			// Its record is gone: when this process took the ledger over it read all runs,
 			// and each that it lets start it knows. It holds while it is read, as it was
 			// known then. Another one of its name waits.
-			executed, working := c.executor.Executing()[start.Name]
+			executed, working := c.kinds[start.Class()].executing()[start.Name]
 			switch {
-			case !working, executed != nil && executed.UID != start.UID:
+			case !working, executed != nil && executed.GetUID() != start.UID:
 				continue
 			case executed == nil:
 				unknown = true
 			default:
-				c.know(start.Name, executed)
+				c.know(startKey(start), executed)
 			}
 			run = executed
 		}
@@ -51,8 +49,8 @@ func (c *Controller) judge(starts []records.Start) (holding []records.Start, unk
 }
 
 // holds reports whether a run in the ledger holds its slot and what it overlaps.
-func holds(run *enginev1alpha1.BackupRun) bool {
-	return records.Unclaimed(run) || run.Status.Phase == v1alpha1.BackupPhaseInProgress
+func holds(run record) bool {
+	return records.Unclaimed(run) || run.Standing().Phase == v1alpha1.BackupPhaseInProgress
 }
 
 // writeStarts lets runs start, with the rest of the ledger as it was judged: one write,
@@ -61,20 +59,20 @@ func holds(run *enginev1alpha1.BackupRun) bool {
 // start, however late the informer is; that is known then, and it is decided anew.
 func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 	now := metav1.NewTime(c.Clock.Now())
-	var starts []*enginev1alpha1.BackupRun
+	var starts []record
 	for _, uid := range d.Start {
 		run := c.planner.Run(uid)
 		live, err := c.live(ctx, run)
 		if err != nil {
 			return err
 		}
-		if live == nil || live.Spec.Cancellation != nil || !records.Unclaimed(live) {
-			c.know(run.Name, live)
+		if live == nil || live.Asked().Cancellation != nil || !records.Unclaimed(live) {
+			c.know(keyOf(run), live)
 			c.queue.Add(theQueue)
 			continue
 		}
 		starts = append(starts, run)
-		d.holding = append(d.holding, records.Start{UID: run.UID, Name: run.Name, At: now})
+		d.holding = append(d.holding, records.StartOf(run, now))
 	}
 	if len(starts) == 0 {
 		return d.unreadable
@@ -87,9 +85,9 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 	if err != nil {
 		c.ledger = nil // whatever it is now
 		if records.Refused(err) {
-			c.Events.Eventf(d.ledger, nil, corev1.EventTypeWarning, "LedgerRefused", "Start", "No backup starts: %v", err)
+			c.Events.Eventf(d.ledger, nil, corev1.EventTypeWarning, "LedgerRefused", "Start", "Nothing starts: %v", err)
 		}
-		return fmt.Errorf("letting %d backups start: %w", len(starts), err)
+		return fmt.Errorf("letting %d runs start: %w", len(starts), err)
 	}
 	c.ledger = written
 	c.planning.Lock()
@@ -97,9 +95,10 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 	c.planning.Unlock()
 	for _, run := range starts {
 		waited := now.Sub(records.WaitingSince(run))
-		queueStarts.Inc()
-		queueWait.Observe(waited.Seconds())
-		klog.FromContext(ctx).Info("Backup left the queue", "backupRun", klog.KObj(run), "waited", waited.Round(time.Millisecond))
+		kind := run.Asked().Kind
+		queueStarts.WithLabelValues(kind).Inc()
+		queueWait.WithLabelValues(kind).Observe(waited.Seconds())
+		klog.FromContext(ctx).Info(kind+" left the queue", "run", klog.KObj(run), "waited", waited.Round(time.Millisecond))
 	}
 	return nil
 }
@@ -114,7 +113,7 @@ func (c *Controller) TakeBack(ctx context.Context, run types.UID) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("reading the ledger of started backups: %w", err)
+			return fmt.Errorf("reading the ledger of what was let start: %w", err)
 		}
 		starts, err := records.Ledger(ledger)
 		at := slices.IndexFunc(starts, func(start records.Start) bool { return start.UID == run })
@@ -156,7 +155,7 @@ func (c *Controller) readLedger(ctx context.Context) (*corev1.ConfigMap, error) 
 
 func (c *Controller) isMine(ledger *corev1.ConfigMap) bool {
 	_, err := records.Ledger(ledger)
-	return !errors.Is(err, records.ErrNoLedger) && records.Leader(ledger) == c.Identity && ledger.Data[records.ConcurrentBackupsKey] == strconv.Itoa(c.Limit)
+	return !errors.Is(err, records.ErrNoLedger) && records.Leader(ledger) == c.Identity && records.HasLimits(ledger, c.Limits)
 }
 
 // takeLedger makes this process the leader by the ledger as well. Whether it leads it
@@ -177,29 +176,31 @@ func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) 
 		ledger, err = c.ConfigMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.LedgerName}}, metav1.CreateOptions{})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the ledger of started backups: %w", err)
+		return nil, fmt.Errorf("reading the ledger of what was let start: %w", err)
 	}
 	if err := c.Leads(ctx); err != nil {
 		return nil, err
 	}
 	if _, err := records.Ledger(ledger); errors.Is(err, records.ErrNoLedger) {
-		list, err := c.Runs.List(ctx, metav1.ListOptions{})
+		runs, err := c.list(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("reading the runs: %w", err)
+			return nil, err
 		}
-		running := map[types.UID]*enginev1alpha1.BackupRun{}
-		for _, run := range c.executor.Executing() {
-			if run != nil {
-				running[run.UID] = run
+		running := map[types.UID]record{}
+		for _, kind := range c.kinds {
+			for _, run := range kind.executing() {
+				if run != nil {
+					running[run.GetUID()] = run
+				}
 			}
 		}
-		for i := range list.Items {
-			running[list.Items[i].UID] = &list.Items[i]
+		for _, run := range runs {
+			running[run.GetUID()] = run
 		}
 		var starts []records.Start
 		for _, run := range running {
-			if run.Status.Phase == v1alpha1.BackupPhaseInProgress {
-				starts = append(starts, records.Start{UID: run.UID, Name: run.Name, At: ptr.Deref(run.Status.StartTimestamp, metav1.Time{})})
+			if standing := run.Standing(); standing.Phase == v1alpha1.BackupPhaseInProgress {
+				starts = append(starts, records.StartOf(run, ptr.Deref(standing.StartTimestamp, metav1.Time{})))
 			}
 		}
 		slices.SortFunc(starts, func(a, b records.Start) int { return a.At.Compare(b.At.Time) })
@@ -209,10 +210,11 @@ func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) 
 	}
 	ledger = ledger.DeepCopy()
 	c.unsure = true // the leader before may have written what this informer has not seen
-	ledger.Data[records.LeaderKey], ledger.Data[records.ConcurrentBackupsKey] = c.Identity, strconv.Itoa(c.Limit)
+	ledger.Data[records.LeaderKey] = c.Identity
+	records.SetLimits(ledger, c.Limits)
 	ledger, err = c.ConfigMaps.Update(ctx, ledger, metav1.UpdateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("taking over the ledger of started backups: %w", err)
+		return nil, fmt.Errorf("taking over the ledger of what was let start: %w", err)
 	}
 	return ledger, nil
 }
@@ -223,5 +225,5 @@ func (c *Controller) reportUnreadable(ledger *corev1.ConfigMap, err error) {
 		return
 	}
 	c.unreadable = ledger.ResourceVersion
-	c.Events.Eventf(ledger, nil, corev1.EventTypeWarning, "LedgerUnreadable", "Start", "No backup starts: %v", err)
+	c.Events.Eventf(ledger, nil, corev1.EventTypeWarning, "LedgerUnreadable", "Start", "Nothing starts: %v", err)
 }

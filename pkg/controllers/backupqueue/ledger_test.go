@@ -73,7 +73,7 @@ func TestARunThatIsGoneHoldsUntilItHasStopped(t *testing.T) {
 			h.executing["gone"] = h.Run("gone")
 		}
 		c := h.prepare(3)
-		go c.Run(t.Context(), h)
+		go c.Run(t.Context(), h, h.restores)
 		h.expect(queued, "waits")
 		h.Remove("gone")
 		synctest.Wait()
@@ -100,7 +100,7 @@ func TestARunThatTheInformerHasNotSeen(t *testing.T) {
 		h.Hold()
 		h.Create(inPhase(newRun("unseen", 1, "a"), queued, 1))
 		h.WriteLedger(records.Start{UID: h.Run("unseen").UID, Name: "unseen"})
-		go controller.Run(t.Context(), h)
+		go controller.Run(t.Context(), h, h.restores)
 		h.expect(ready, "passes", "unseen")
 		h.expect(queued, "waits")
 	})
@@ -211,7 +211,7 @@ func TestALedgerThatMayNotBeWrittenIsReported(t *testing.T) {
 		})
 		h.start(1)
 		h.expect(queued, "a")
-		if event := <-h.Events.Events; !strings.Contains(event, "Warning LedgerRefused No backup starts: ") || !strings.Contains(event, "a policy denies it") {
+		if event := <-h.Events.Events; !strings.Contains(event, "Warning LedgerRefused Nothing starts: ") || !strings.Contains(event, "a policy denies it") {
 			t.Errorf("the event says %q", event)
 		}
 		h.Fault(nil)
@@ -225,7 +225,7 @@ func TestAStartIsTakenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("a", 1, "a"), newRun("b", 2, "b"))
 		c := h.prepare(2)
-		go c.Run(t.Context(), h)
+		go c.Run(t.Context(), h, h.restores)
 		h.expect(ready, "a", "b")
 		h.setAvailable("default", metav1.ConditionFalse)
 		synctest.Wait()

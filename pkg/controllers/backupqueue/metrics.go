@@ -4,6 +4,8 @@
 package backupqueue
 
 import (
+	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,48 +14,59 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue"
 )
 
 const subsystem = "holdfast_queue"
 
 var (
-	queueDepth = metrics.NewDesc(subsystem+"_backups",
-		"Backups by state: Running, Ready, Queued, or New if they have no place in the queue yet.", []string{"state"}, nil, metrics.ALPHA, "")
-	queueBlocked = metrics.NewDesc(subsystem+"_blocked_backups",
-		"Queued backups by the reason why they wait.", []string{"reason"}, nil, metrics.ALPHA, "")
+	queueDepth = descs("%ss",
+		"The %ss by state: Running, Ready, Queued, or New if they have no place in the queue yet.", "state")
+	queueBlocked = descs("blocked_%ss",
+		"The queued %ss by the reason why they wait.", "reason")
 	queueOldestWait = metrics.NewDesc(subsystem+"_oldest_wait_seconds",
-		"How long the oldest queued backup has been waiting.", nil, nil, metrics.ALPHA, "")
+		"How long the oldest queued backup or restore has been waiting.", nil, nil, metrics.ALPHA, "")
 	queueSlots = metrics.NewDesc(subsystem+"_slots",
 		"How many backups may run at once.", nil, nil, metrics.ALPHA, "")
+	queueRestoreSlots = metrics.NewDesc(subsystem+"_restore_slots",
+		"How many restores may run at once.", nil, nil, metrics.ALPHA, "")
 
-	queueWait = metrics.NewHistogram(&metrics.HistogramOpts{
+	queueWait = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Subsystem:      subsystem,
 		Name:           "wait_seconds",
-		Help:           "How long backups waited before they started.",
+		Help:           "How long backups and restores waited before they started, by kind.",
 		Buckets:        []float64{0.1, 1, 10, 60, 300, 900, 3600, 4 * 3600, 24 * 3600},
 		StabilityLevel: metrics.ALPHA,
-	})
-	queueStarts = metrics.NewCounter(&metrics.CounterOpts{
+	}, []string{"kind"})
+	queueStarts = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem:      subsystem,
 		Name:           "starts_total",
-		Help:           "Backups that were let start.",
+		Help:           "Backups and restores that were let start, by kind.",
 		StabilityLevel: metrics.ALPHA,
-	})
+	}, []string{"kind"})
 	queueEnded = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem:      subsystem,
 		Name:           "ended_total",
-		Help:           "Backups that ended before they started, by phase: Cancelled or FailedValidation.",
+		Help:           "Backups and restores that ended before they started, by kind and phase: Cancelled or FailedValidation.",
 		StabilityLevel: metrics.ALPHA,
-	}, []string{"phase"})
+	}, []string{"kind", "phase"})
 	queueDecision = metrics.NewHistogram(&metrics.HistogramOpts{
 		Subsystem:      subsystem,
 		Name:           "decision_duration_seconds",
-		Help:           "How long it took to decide which backups start, without the writes.",
+		Help:           "How long it took to decide what starts, without the writes.",
 		Buckets:        metrics.ExponentialBuckets(0.0001, 4, 8),
 		StabilityLevel: metrics.ALPHA,
 	})
 	register sync.Once
 )
+
+// descs describe one metric of each class, which has a label.
+func descs(name, help, label string) (descs [2]*metrics.Desc) {
+	for _, class := range []queue.Class{queue.Backup, queue.Restore} {
+		descs[class] = metrics.NewDesc(subsystem+"_"+fmt.Sprintf(name, class), fmt.Sprintf(help, class), []string{label}, nil, metrics.ALPHA, "")
+	}
+	return descs
+}
 
 // collector computes when it is asked what follows from the queue as it is then, so
 // that decisions don't pay for it and a wait grows while nothing happens.
@@ -75,7 +88,7 @@ func registerMetrics(c *Controller) {
 
 // DescribeWithStability is that of metrics.StableCollector.
 func (*collector) DescribeWithStability(descs chan<- *metrics.Desc) {
-	for _, desc := range []*metrics.Desc{queueDepth, queueBlocked, queueOldestWait, queueSlots} {
+	for _, desc := range slices.Concat(queueDepth[:], queueBlocked[:], []*metrics.Desc{queueOldestWait, queueSlots, queueRestoreSlots}) {
 		descs <- desc
 	}
 }
@@ -83,40 +96,49 @@ func (*collector) DescribeWithStability(descs chan<- *metrics.Desc) {
 // CollectWithStability is that of metrics.StableCollector.
 func (q *collector) CollectWithStability(found chan<- metrics.Metric) {
 	c := q.controller.Load()
-	depth := map[v1alpha1.QueueState]int{v1alpha1.QueueStateRunning: 0, v1alpha1.QueueStateReady: 0, v1alpha1.QueueStateQueued: 0}
-	blocked := map[v1alpha1.QueueReason]int{
-		v1alpha1.QueueReasonConcurrencyLimit:    0,
-		v1alpha1.QueueReasonNamespaceOverlap:    0,
-		v1alpha1.QueueReasonClusterScopeOverlap: 0,
-		v1alpha1.QueueReasonBehindOverlapping:   0,
-		v1alpha1.QueueReasonStorageUnavailable:  0,
-		v1alpha1.QueueReasonNextToStart:         0,
+	var of [2]struct {
+		depth   map[v1alpha1.QueueState]int
+		blocked map[v1alpha1.QueueReason]int
 	}
 	oldest := time.Duration(0)
+	for class := range of {
+		of[class].depth = map[v1alpha1.QueueState]int{v1alpha1.QueueStateRunning: 0, v1alpha1.QueueStateReady: 0, v1alpha1.QueueStateQueued: 0}
+		of[class].blocked = map[v1alpha1.QueueReason]int{
+			v1alpha1.QueueReasonConcurrencyLimit:    0,
+			v1alpha1.QueueReasonNamespaceOverlap:    0,
+			v1alpha1.QueueReasonClusterScopeOverlap: 0,
+			v1alpha1.QueueReasonBehindOverlapping:   0,
+			v1alpha1.QueueReasonStorageUnavailable:  0,
+			v1alpha1.QueueReasonNextToStart:         0,
+		}
+	}
 	now := c.Clock.Now()
 	c.planning.Lock()
 	for run, reason := range c.planner.Line() {
-		state := run.State()
+		state, of := run.State(), &of[run.Class]
 		switch {
 		case run.Phase == "" || run.Phase == v1alpha1.BackupPhaseNew:
 			state = "New"
 			oldest = max(oldest, now.Sub(run.WaitingSince))
 		case state == v1alpha1.QueueStateQueued:
-			blocked[reason]++
+			of.blocked[reason]++
 			oldest = max(oldest, now.Sub(run.WaitingSince))
 		}
-		depth[state]++
+		of.depth[state]++
 	}
 	c.planning.Unlock()
 	gauge := func(desc *metrics.Desc, value float64, labels ...string) {
 		found <- metrics.NewLazyConstMetric(desc, metrics.GaugeValue, value, labels...)
 	}
-	for state, n := range depth {
-		gauge(queueDepth, float64(n), string(state))
-	}
-	for reason, n := range blocked {
-		gauge(queueBlocked, float64(n), string(reason))
+	for class := range of {
+		for state, n := range of[class].depth {
+			gauge(queueDepth[class], float64(n), string(state))
+		}
+		for reason, n := range of[class].blocked {
+			gauge(queueBlocked[class], float64(n), string(reason))
+		}
 	}
 	gauge(queueOldestWait, oldest.Seconds())
-	gauge(queueSlots, float64(c.Limit))
+	gauge(queueSlots, float64(c.Limits[queue.Backup]))
+	gauge(queueRestoreSlots, float64(c.Limits[queue.Restore]))
 }

@@ -53,13 +53,13 @@ func TestMetricsFollowTheQueue(t *testing.T) {
 			t.Errorf("%v have ended before they started, want %v", got, before+1)
 		}
 		want := `
-# HELP holdfast_queue_backups [ALPHA] Backups by state: Running, Ready, Queued, or New if they have no place in the queue yet.
+# HELP holdfast_queue_backups [ALPHA] The backups by state: Running, Ready, Queued, or New if they have no place in the queue yet.
 # TYPE holdfast_queue_backups gauge
 holdfast_queue_backups{state="New"} 1
 holdfast_queue_backups{state="Queued"} 4
 holdfast_queue_backups{state="Ready"} 1
 holdfast_queue_backups{state="Running"} 1
-# HELP holdfast_queue_blocked_backups [ALPHA] Queued backups by the reason why they wait.
+# HELP holdfast_queue_blocked_backups [ALPHA] The queued backups by the reason why they wait.
 # TYPE holdfast_queue_blocked_backups gauge
 holdfast_queue_blocked_backups{reason="BehindOverlapping"} 1
 holdfast_queue_blocked_backups{reason="ClusterScopeOverlap"} 0
@@ -67,7 +67,7 @@ holdfast_queue_blocked_backups{reason="ConcurrencyLimit"} 1
 holdfast_queue_blocked_backups{reason="NamespaceOverlap"} 1
 holdfast_queue_blocked_backups{reason="NextToStart"} 0
 holdfast_queue_blocked_backups{reason="StorageUnavailable"} 1
-# HELP holdfast_queue_oldest_wait_seconds [ALPHA] How long the oldest queued backup has been waiting.
+# HELP holdfast_queue_oldest_wait_seconds [ALPHA] How long the oldest queued backup or restore has been waiting.
 # TYPE holdfast_queue_oldest_wait_seconds gauge
 holdfast_queue_oldest_wait_seconds 5
 # HELP holdfast_queue_slots [ALPHA] How many backups may run at once.
@@ -83,7 +83,7 @@ holdfast_queue_slots 2
 
 func endedBefore(t *testing.T) float64 {
 	t.Helper()
-	value, err := testutil.GetCounterMetricValue(queueEnded.WithLabelValues(string(v1alpha1.BackupPhaseCancelled)))
+	value, err := testutil.GetCounterMetricValue(queueEnded.WithLabelValues("Backup", string(v1alpha1.BackupPhaseCancelled)))
 	if err != nil {
 		t.Fatal(err)
 	}

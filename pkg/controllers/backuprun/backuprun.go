@@ -4,12 +4,14 @@
 // Package backuprun executes the runs that the queue has let start, and ends
 // those that a process before this one left behind.
 //
-// No run is executed twice. It is executed by the process that leads, after a
-// compare-and-swap of the run and a look at the ledger that came after it; see
+// No run is executed by two processes at once. It is executed by the process that leads,
+// after a compare-and-swap of the run and a look at the ledger that came after it; see
 // pkg/controllers/backupqueue for why that holds with two leaders. A run in progress
-// that another process has claimed was left behind: this one is ended at once, since
-// the cluster says, after the run was read, that this process leads, so that the other
-// one, which led when it claimed the run, has stopped.
+// that another process has claimed was left behind: this process claims it and executes it
+// anew, since the cluster says, after the run was read, that it leads, so that the other
+// one, which led when it claimed the run, has stopped. Each claim is an attempt with a
+// number of its own; what one that was only asleep still does, no other one's result holds:
+// see package backup. After MaxAttempts the run has failed.
 //
 // The queue, in the same process, is the only one that writes the ledger. It asks which
 // runs are worked on before it drops one whose record is gone.
@@ -52,6 +54,9 @@ const (
 	cancelTimeout = 5 * time.Second
 	// recheck is how often it is asked whether uploads have stopped.
 	recheck = 5 * time.Second
+	// MaxAttempts is how many processes execute a run, one after the other, before it is
+	// taken for what ends them.
+	MaxAttempts = 3
 	// DefaultVolumeTimeout is how long the upload of a volume may take unless it is set.
 	DefaultVolumeTimeout = 4 * time.Hour
 )
@@ -73,6 +78,10 @@ type Config struct {
 	AgentTimeout time.Duration
 	// Agents knows which nodes have one: liveness.Agents, but in tests.
 	Agents agents
+
+	// ResumeInProgress has a run that another process has left behind executed anew. Else
+	// it has failed.
+	ResumeInProgress bool
 
 	// Leads asks the cluster whether this process leads: nil if so.
 	Leads func(ctx context.Context) error
@@ -313,7 +322,7 @@ func (c *Controller) syncLeftBehind(ctx context.Context, key string) error {
 	if err := c.Leads(ctx); err != nil { // asked after the run was read
 		return err
 	}
-	return c.endLeftBehind(ctx, run)
+	return c.takeLeftBehind(ctx, run)
 }
 
 // read reads a run from the cluster, since each step is taken once. It is nil if

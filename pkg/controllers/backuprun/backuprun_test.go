@@ -45,7 +45,7 @@ func TestATinyBackupCostsTwoWrites(t *testing.T) {
 		run.Spec.Backup.TTL = metav1.Duration{Duration: ttl}
 		h := newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
 			claimed = run
-			return stored(done), volumes.Wait(ctx) // for none
+			return stored(done), volumes.Wait(ctx, nil) // for none
 		}}, run)
 		h.start(1)
 		h.expect("a", done, true)
@@ -153,7 +153,7 @@ func TestWhatIsDurableStands(t *testing.T) {
 }
 
 // Another process, which leads by now, claims a run first. It is left alone, and
-// ended when this process leads again.
+// made when this process leads again.
 func TestALostRaceForAClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{}, newRun("a", ready))
@@ -174,30 +174,52 @@ func TestALostRaceForAClaim(t *testing.T) {
 		h.Fault(nil)
 		h.setOutvoted(false)
 		time.Sleep(10 * time.Second)
-		h.expect("a", broken, true)
-		h.expectExecuted()
+		h.expect("a", done, true)
+		h.expectExecuted("a")
 	})
 }
 
-// Pitfalls 1 and 7: what was let start starts, what waits keeps its place, and only
-// what was in progress fails, saying why.
+// Pitfalls 1 and 7: what was let start starts, what waits keeps its place, and what was in
+// progress is made by the next process, or has failed and says why.
 func TestAfterACrash(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, &work{}, newRun("interrupted", running), newRun("let-start", ready), newRun("waits", queued))
+	type how struct {
+		failing  bool
+		attempts int32
+		phase    v1alpha1.BackupPhase
+		reason   string
+		told     string
+	}
+	enginetest.Each(t, map[string]how{
+		"an older version's": {phase: done, told: "Warning Resumed The controller stopped while the backup was in progress, and the next one makes it: attempt 2 of 3"},
+		"once":               {attempts: 1, phase: done, told: "Warning Resumed The controller stopped while the backup was in progress, and the next one makes it: attempt 2 of 3"},
+		"twice":              {attempts: 2, phase: done, told: "Warning Resumed The controller stopped while the backup was in progress, and the next one makes it: attempt 3 of 3"},
+		"three times":        {attempts: 3, phase: broken, reason: "the controller stopped 3 times while the backup was in progress: see the logs of its pods"},
+		"not wanted":         {attempts: 1, failing: true, phase: broken, reason: "the controller stopped while the backup was in progress"},
+	}, func(t *testing.T, c how) {
+		interrupted := newRun("interrupted", running)
+		interrupted.Status.Attempts = c.attempts
+		h := newHarness(t, &work{}, interrupted, newRun("let-start", ready), newRun("waits", queued))
+		h.failing = c.failing
 		begin := time.Now()
 		h.start(1)
-		h.expect("interrupted", broken, true)
-		if got, want := h.Run("interrupted").Status.FailureReason, "the controller stopped while the backup was in progress"; got != want {
-			t.Errorf("the reason is %q, want %q", got, want)
+		h.expect("interrupted", c.phase, true)
+		if got := h.Run("interrupted").Status.FailureReason; got != c.reason {
+			t.Errorf("the reason is %q, want %q", got, c.reason)
 		}
 		h.expect("let-start", done, true)
 		h.expect("waits", queued, false)
 		if h.writes("waits") != 0 {
 			t.Error("a queued run was written to")
 		}
-		h.expectExecuted("let-start")
+		told := c.told
+		if c.phase == broken {
+			h.expectExecuted("let-start")
+			told = "Warning Failed The backup has failed: " + c.reason
+		} else {
+			h.expectExecuted("interrupted", "let-start")
+		}
 		h.AtOnce(begin)
-		if events := h.Told(); !slices.Contains(events, "Warning Failed The backup has failed: the controller stopped while the backup was in progress") {
+		if events := h.Told(); !slices.Contains(events, told) {
 			t.Errorf("events: %q", events)
 		}
 	})
@@ -246,7 +268,7 @@ func TestAFailureThatIsNotStored(t *testing.T) {
 					return abandoned(phase, reason), nil
 				},
 			}, run)
-			if c.leftBehind {
+			if h.failing = true; c.leftBehind {
 				h.Create(newUpload("volume", run, "shop"))
 			}
 			h.start(1)

@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -30,10 +31,11 @@ func (h *harness) expectCancelled(name string, stored bool) {
 func TestCancellingStopsARunAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
-			if err := volumes.Submit(ctx, volumeOf("data")); err != nil {
+			data := volumeOf("data")
+			if err := volumes.Submit(ctx, data); err != nil {
 				t.Error(err)
 			}
-			err := volumes.Wait(ctx)
+			err := volumes.Wait(ctx, []*format.Volume{data})
 			return failed(err), err
 		}}, newRun("a", ready))
 		h.start(1)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +20,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -41,6 +43,7 @@ func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun, e
 	claimed := run.DeepCopy()
 	claimed.Status.Phase = v1alpha1.BackupPhaseInProgress
 	claimed.Status.Executor = c.Identity
+	claimed.Status.Attempts++ // also after a claim that came to nothing: no two have the same
 	claimed.Status.StartTimestamp = &now
 	if ttl := run.Spec.Backup.TTL.Duration; ttl > 0 {
 		expiration := metav1.NewTime(now.Add(ttl))
@@ -91,7 +94,7 @@ func (c *Controller) executeClaimed(ctx context.Context, run *enginev1alpha1.Bac
 // admission webhook does not want it: the backup keeps its slot until it may.
 func (c *Controller) tellRefused(run *enginev1alpha1.BackupRun, err error) {
 	if records.Refused(err) {
-		c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Backup",
+		c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeWarning, "RecordRefused", "Backup",
 			"The record of the backup may not be written, and it keeps its slot until it may: %v", err)
 	}
 }
@@ -100,7 +103,11 @@ func (c *Controller) tellRefused(run *enginev1alpha1.BackupRun, err error) {
 func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "backupRun", klog.KObj(run))
 	ctx, working := klog.NewContext(ctx, logger), klog.NewContext(e.working, logger)
-	volumes := &volumes{c: c, run: run, uploads: map[string]*upload{}, changed: make(chan struct{}), warned: sets.New[string](), namespaces: sets.New[string]()}
+	before, err := c.namespacesOfUploads(ctx, run)
+	if err != nil {
+		return err
+	}
+	volumes := &volumes{c: c, run: run, uploads: map[string]*upload{}, records: map[*format.Volume]string{}, changed: make(chan struct{}), warned: sets.New[string](), namespaces: before}
 	c.mu.Lock()
 	e.run, e.volumes = run, volumes
 	c.mu.Unlock()
@@ -109,23 +116,37 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	}
 
 	logger.Info("Backup started")
-	if start := run.Status.StartTimestamp; start != nil {
-		c.Events.Eventf(records.BackupReference(run), nil, corev1.EventTypeNormal, "Started", "Backup", "%s",
+	if run.Status.Attempts > 1 {
+		c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeWarning, "Resumed", "Backup",
+			"The controller stopped while the backup was in progress, and the next one makes it: attempt %d of %d", run.Status.Attempts, MaxAttempts)
+	} else if start := run.Status.StartTimestamp; start != nil {
+		c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeNormal, "Started", "Backup", "%s",
 			fmt.Sprintf("The backup has started; it waited %s", start.Sub(records.WaitingSince(run)).Round(time.Second)))
 	}
 	progress := &backup.Progress{}
-	latest := run
+	record := &record{c: c, run: run}
 	var reporting wait.Group
 	reportCtx, stopReporting := context.WithCancel(working)
-	reporting.StartWithContext(reportCtx, func(ctx context.Context) {
-		latest = c.reportProgress(ctx, run, progress, volumes)
-	})
-	outcome, err := c.Executor.Execute(working, run, volumes, progress)
+	reporting.StartWithContext(reportCtx, func(ctx context.Context) { record.reportProgress(ctx, progress, volumes) })
+	outcome, err := c.Executor.Execute(working, run, volumes, record, progress)
 	stopReporting()
 	reporting.Wait()
 	if ctx.Err() != nil {
-		// The process stops. The next one finds the run InProgress, and says so.
+		// The process stops. The next one finds the run InProgress, and goes on with it.
 		return ctx.Err()
+	}
+	takenOver := record.latest().Status.Executor != c.Identity
+	if errors.Is(err, backup.ErrTakenOver) && !takenOver {
+		// So the store says, which others may write to; nobody else ends the run if it is wrong.
+		live, failure := c.readAtLast(ctx, run.Name)
+		if failure != nil {
+			return failure
+		}
+		takenOver = live != nil && live.UID == run.UID && !c.claimed(live)
+	}
+	if takenOver {
+		logger.Info("Another controller, which took this one for dead, makes the backup")
+		return nil
 	}
 	namespaces := volumes.submitted()
 	if namespaces.Len() > 0 {
@@ -159,32 +180,84 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	case err != nil:
 		logger.Error(err, "Backup failed, and its failure is not stored yet")
 	}
-	return c.finish(ctx, latest, outcome, namespaces)
+	return c.finish(ctx, record.latest(), outcome, namespaces)
 }
 
-// reportProgress writes the progress of a run now and then, until ctx ends, and
-// returns the run as last written.
-func (c *Controller) reportProgress(ctx context.Context, run *enginev1alpha1.BackupRun, progress *backup.Progress, volumes *volumes) *enginev1alpha1.BackupRun {
+// record is the run that is executed, as it was last written. It is safe for concurrent use.
+type record struct {
+	c *Controller
+
+	mu  sync.Mutex
+	run *enginev1alpha1.BackupRun
+}
+
+func (r *record) latest() *enginev1alpha1.BackupRun {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.run
+}
+
+// write writes the status, if change reports that there is something to write. After an
+// error the run is read, for the next time.
+func (r *record) write(ctx context.Context, change func(*enginev1alpha1.BackupRunStatus) bool) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	changed := r.run.DeepCopy()
+	if changed.Status.Executor != r.c.Identity {
+		return backup.ErrTakenOver
+	}
+	if !change(&changed.Status) {
+		return nil
+	}
+	updated, err := r.c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	if err == nil {
+		r.run = updated
+		return nil
+	}
+	if live, err := r.c.runs.Get(ctx, r.run.Name, metav1.GetOptions{}); err == nil && live.UID == r.run.UID {
+		r.run = live
+	}
+	return err
+}
+
+// reportProgress writes the progress of the run now and then, until ctx ends.
+func (r *record) reportProgress(ctx context.Context, progress *backup.Progress, volumes *volumes) {
 	ticker := time.NewTicker(progressInterval)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return run
+			return
 		case <-ticker.C:
 		}
-		changed := run.DeepCopy()
-		if !setProgress(&changed.Status, progress, volumes) {
-			continue
-		}
-		updated, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+		err := r.write(ctx, func(status *enginev1alpha1.BackupRunStatus) bool { return setProgress(status, progress, volumes) })
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("Writing the progress failed", "err", err)
-			if live, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{}); err == nil && live.UID == run.UID {
-				run = live
-			}
-			continue
 		}
-		run = updated
+	}
+}
+
+// Pending implements PendingHooks. A run that another process has ended, or taken over,
+// gets none.
+func (r *record) Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error {
+	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 8}
+	for {
+		lost := false
+		err := r.write(ctx, func(status *enginev1alpha1.BackupRunStatus) bool {
+			lost = status.Phase != v1alpha1.BackupPhaseInProgress
+			status.PendingHooks = pods
+			return !lost
+		})
+		switch {
+		case lost, errors.Is(err, backup.ErrTakenOver):
+			return errors.New("another controller has taken over the backup")
+		case err == nil || ctx.Err() != nil || backoff.Steps <= 1:
+			return err
+		}
+		select {
+		case <-r.c.Clock.After(backoff.Step()):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }

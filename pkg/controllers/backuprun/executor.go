@@ -23,6 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/runlog"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -36,7 +37,10 @@ type executor interface {
 	Reach(ctx context.Context, run *enginev1alpha1.BackupRun) error
 	// Execute works on a run until it has ended or ctx ends. An error means that the
 	// outcome is not stored.
-	Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, progress *backup.Progress) (backup.Outcome, error)
+	Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error)
+	// RunPostHooks runs those that are pending in a run that is not executed any more; see
+	// backup.RunPostHooks.
+	RunPostHooks(ctx context.Context, run *enginev1alpha1.BackupRun) error
 	// Abandon ends in the store a run that is not executed any more, or finds that it
 	// had ended after all; see backup.Abandon.
 	Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error)
@@ -56,6 +60,15 @@ type Executor struct {
 	Locations enginelisters.StorageLocationNamespaceLister
 	Cluster   format.Cluster
 	Clock     clock.Clock
+	Pods      Pods
+	// Kube reads volume policies, and asks who may.
+	Kube kubernetes.Interface
+	// Leads is that of Config.
+	Leads func(ctx context.Context) error
+	// BlockWorkers is that of backup.Dependencies.
+	BlockWorkers int
+	// Logs has the logs of the runs while they are executed. Optional.
+	Logs *runlog.Logs
 }
 
 var _ executor = &Executor{}
@@ -92,19 +105,26 @@ func (e *Executor) Reach(ctx context.Context, run *enginev1alpha1.BackupRun) err
 }
 
 // Execute implements executor.
-func (e *Executor) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, progress *backup.Progress) (backup.Outcome, error) {
+func (e *Executor) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error) {
 	bucket, err := e.open(ctx, run)
 	if err != nil {
 		return failed(err), err
 	}
 	defer bucket.Close()
+	log, end := e.Logs.Begin(run.UID, e.Clock)
+	defer end()
 	outcome, err := backup.Run(ctx, e.request(run), backup.Dependencies{
-		Discovery: e.Discovery,
-		Client:    e.Client,
-		Store:     bucket,
-		Volumes:   volumes,
-		Clock:     e.Clock,
-		Progress:  progress,
+		Discovery:    e.Discovery,
+		Client:       e.Client,
+		Store:        bucket,
+		Volumes:      volumes,
+		Hooks:        runHooks{e.Pods, run, hooks, e.Leads},
+		Policies:     runPolicies{e.Kube, run.Spec.Requester},
+		Clock:        e.Clock,
+		Remover:      bucket,
+		Progress:     progress,
+		Log:          log,
+		BlockWorkers: e.BlockWorkers,
 	})
 	if errors.Is(err, backup.ErrNameTaken) {
 		if failure := backup.Release(ctx, e.request(run), backup.Dependencies{Store: bucket, Clock: e.Clock}, bucket); failure != nil {
@@ -112,6 +132,13 @@ func (e *Executor) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, v
 		}
 	}
 	return outcome, err
+}
+
+// RunPostHooks implements executor.
+func (e *Executor) RunPostHooks(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	return backup.RunPostHooks(ctx, e.request(run), backup.Dependencies{
+		Client: e.Client, Hooks: runHooks{e.Pods, run, nil, e.Leads}, Clock: e.Clock,
+	}, run.Status.PendingHooks)
 }
 
 // Abandon implements executor.
@@ -169,7 +196,7 @@ func (e *Executor) location(run *enginev1alpha1.BackupRun) (*enginev1alpha1.Stor
 }
 
 func (e *Executor) request(run *enginev1alpha1.BackupRun) backup.Request {
-	return backup.Request{Backup: run.AsBackup(), Cluster: e.Cluster}
+	return backup.Request{Backup: run.AsBackup(), Cluster: e.Cluster, Attempt: int(run.Status.Attempts)}
 }
 
 // failed is the outcome of a run that could not even reach its store.
@@ -195,6 +222,7 @@ func recordOutcome(status *enginev1alpha1.BackupRunStatus, outcome backup.Outcom
 	if ended.Progress != nil {
 		status.Progress = ended.Progress.DeepCopy()
 	}
+	status.HookStatus, status.PendingHooks = ended.HookStatus.DeepCopy(), nil
 	if ended.Volumes != nil {
 		status.Volumes = ended.Volumes.DeepCopy()
 	}

@@ -4,6 +4,7 @@
 package backuprun
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -44,6 +45,7 @@ func newExecutor(t *testing.T) (e *Executor, folder string) {
 		t.Fatal(err)
 	}
 	return &Executor{
+		Leads:     func(context.Context) error { return nil },
 		Locations: enginelisters.NewStorageLocationLister(records).StorageLocations(system),
 		Cluster:   format.Cluster{SystemNamespace: system, UID: "cluster"},
 		Clock:     clocktesting.NewFakeClock(now),
@@ -118,7 +120,7 @@ func TestALocationThatIsGone(t *testing.T) {
 	e, folder := newExecutor(t)
 	gone := newRun("a", ready)
 	gone.Spec.Backup.StorageLocation = "gone"
-	outcome, err := e.Execute(t.Context(), gone, nil, nil)
+	outcome, err := e.Execute(t.Context(), gone, nil, nil, nil)
 	const want = `the storage location "gone" does not exist any more`
 	if err == nil || err.Error() != want || outcome.Stored || outcome.Status.Phase != broken || outcome.Status.FailureReason != want {
 		t.Errorf("Execute: %v, %+v", err, outcome)

@@ -20,6 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
 // finish writes the end of a run, whose uploads have stopped, and in which namespaces
@@ -128,6 +129,63 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	return c.finish(ctx, run, outcome, namespaces)
 }
 
+// takeLeftBehind goes on with a run whose process is gone, or ends it.
+func (c *Controller) takeLeftBehind(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	resume := run.Status.Phase == v1alpha1.BackupPhaseInProgress && run.Spec.Cancellation == nil && c.ResumeInProgress && run.Status.Attempts < MaxAttempts
+	if resume {
+		if err := c.spoilUploads(ctx, run); err != nil {
+			return err
+		}
+	}
+	// What was stopped for the backup's sake goes on, before anything else.
+	run, err := c.runPendingHooks(ctx, run)
+	switch {
+	case err != nil:
+		return err
+	case resume:
+		return c.resume(ctx, run)
+	}
+	return c.endLeftBehind(ctx, run)
+}
+
+// resume claims a run that another process has left behind, so that it is executed anew. While
+// the store is away it waits in its slot: an attempt would fail at once, and stop uploads that
+// may have taken hours.
+func (c *Controller) resume(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	spoiled, stopped, err := c.removeSpoiled(ctx, run)
+	switch {
+	case err != nil:
+		return err
+	case !stopped:
+		c.leftBehind.AddAfter(run.Name, recheck)
+		return nil
+	}
+	if err := c.Executor.Reach(ctx, run); errors.Is(err, store.ErrUnavailable) {
+		klog.FromContext(ctx).Info("A backup that another process left behind waits, since its store does not answer", "backupRun", klog.KObj(run), "reason", err.Error())
+		c.leftBehind.AddAfter(run.Name, recheck)
+		return nil
+	}
+	ledger, err := c.ConfigMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("reading the ledger of started backups: %w", err)
+	}
+	if leader := records.Leader(ledger); leader != c.Identity {
+		return fmt.Errorf("the ledger of started backups is still that of the controller %q", leader)
+	}
+	claimed := run.DeepCopy()
+	claimed.Status.Executor = c.Identity
+	claimed.Status.Attempts = max(claimed.Status.Attempts, 1) + 1
+	if spoiled.Len() > 0 { // in case that the backup fails
+		claimed.Status.LeftoverSnapshots = sets.List(spoiled.Insert(run.Status.LeftoverSnapshots...))
+	}
+	if _, err := c.runs.UpdateStatus(ctx, claimed, metav1.UpdateOptions{}); err != nil {
+		c.tellRefused(run, err)
+		return fmt.Errorf("taking over BackupRun %s: %w", run.Name, err)
+	}
+	klog.FromContext(ctx).Info("Going on with a backup that another process left behind", "backupRun", klog.KObj(run), "executor", run.Status.Executor, "attempt", claimed.Status.Attempts)
+	return nil // it is executed when the informer shows it
+}
+
 // endLeftBehind ends a run whose process is gone.
 func (c *Controller) endLeftBehind(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	// A slot is free when nothing is read any more that belongs to it.
@@ -146,7 +204,14 @@ func (c *Controller) endLeftBehind(ctx context.Context, run *enginev1alpha1.Back
 	case run.Spec.Cancellation != nil:
 		return c.settle(ctx, run, namespaces, cancelTimeout, v1alpha1.BackupPhaseCancelled, records.CancelledReason(run))
 	}
-	return c.settle(ctx, run, namespaces, settleTimeout, v1alpha1.BackupPhaseFailed, "the controller stopped while the backup was in progress")
+	return c.settle(ctx, run, namespaces, settleTimeout, v1alpha1.BackupPhaseFailed, c.whyNotResumed(run))
+}
+
+func (c *Controller) whyNotResumed(run *enginev1alpha1.BackupRun) string {
+	if !c.ResumeInProgress {
+		return "the controller stopped while the backup was in progress"
+	}
+	return fmt.Sprintf("the controller stopped %d times while the backup was in progress: see the logs of its pods", run.Status.Attempts)
 }
 
 // announce tells people how a run ended.
@@ -162,7 +227,7 @@ func (c *Controller) announce(ctx context.Context, run *enginev1alpha1.BackupRun
 	case status.FailureReason != "":
 		note = "The backup has failed: " + status.FailureReason
 	}
-	c.Events.Eventf(records.BackupReference(run), nil, kind, string(status.Phase), "Backup", "%s", note)
+	c.Events.Eventf(records.Reference(run), nil, kind, string(status.Phase), "Backup", "%s", note)
 	klog.FromContext(ctx).Info("Backup ended", "backupRun", klog.KObj(run), "phase", status.Phase, "errors", status.Errors, "warnings", status.Warnings, "failureReason", status.FailureReason, "stored", outcome.Stored)
 	observeEnd(run, status)
 }

@@ -6,6 +6,7 @@ package backuprun
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -59,6 +60,11 @@ type work struct {
 	execute func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error)
 	abandon func(ctx context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error)
 
+	// hooks, if set, executes instead.
+	hooks func(ctx context.Context, hooks PendingHooks) (backup.Outcome, error)
+	// postHooks is what comes of pending post hooks.
+	postHooks error
+
 	discardSnapshots func(ctx context.Context, namespace string) error
 
 	// unreachable, if set, is why no store answers.
@@ -70,6 +76,8 @@ type work struct {
 	// snapshots are the runs and namespaces whose snapshots were to be removed.
 	snapshots []string
 	reasons   []string
+	// thawed are the runs whose pending post hooks were run, and for how many pods.
+	thawed []string
 	// checked are the locations whose condition was asked to be brought up to date.
 	checked []string
 }
@@ -87,7 +95,10 @@ func (w *work) checkLocation(_ context.Context, name string) error {
 	return nil
 }
 
-func (w *work) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, _ *backup.Progress) (backup.Outcome, error) {
+func (w *work) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, hooks PendingHooks, _ *backup.Progress) (backup.Outcome, error) {
+	if w.hooks != nil {
+		return w.hooks(ctx, hooks)
+	}
 	w.mu.Lock()
 	w.executed = append(w.executed, run.Name)
 	w.mu.Unlock()
@@ -110,6 +121,13 @@ func (w *work) Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, phase
 		return abandoned(phase, reason), nil
 	}
 	return w.abandon(ctx, run, phase, reason)
+}
+
+func (w *work) RunPostHooks(_ context.Context, run *enginev1alpha1.BackupRun) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.thawed = append(w.thawed, fmt.Sprintf("%s %d", run.Name, len(run.Status.PendingHooks)))
+	return w.postHooks
 }
 
 func abandoned(phase v1alpha1.BackupPhase, reason string) backup.Outcome {
@@ -162,6 +180,8 @@ type harness struct {
 	// agents of the nodes, and whether they do not obey.
 	agents   *fakeAgents
 	stubborn bool
+	// failing has what another process left behind fail.
+	failing bool
 
 	controller *Controller
 	// queue, if set, works in the same process. Else the harness stands for it.
@@ -188,6 +208,11 @@ func newHarness(t *testing.T, work *work, objects ...runtime.Object) *harness {
 // Create adds an object.
 func (h *harness) Create(obj runtime.Object) {
 	run, ok := obj.(*enginev1alpha1.BackupRun)
+	if ok && run.Status.Phase == running {
+		h.Cluster.Create(run)
+		h.WriteLedger(append(h.Ledger(), records.Start{UID: run.UID, Name: run.Name})...)
+		return
+	}
 	if !ok || run.Status.Phase != ready {
 		h.Cluster.Create(obj)
 		return
@@ -266,9 +291,9 @@ func (h *harness) start(workers int) *Controller {
 	if h.queue != nil {
 		var err error
 		h.queue, err = backupqueue.New(backupqueue.Config{
-			Namespace: system, Limit: workers, Identity: identity, Leads: h.leads,
-			Runs: engine.BackupRuns(system), ConfigMaps: h.Kube.CoreV1().ConfigMaps(system), Events: h, Clock: clock.RealClock{},
-			RunInformer: v1alpha1.BackupRuns(), LocationInformer: v1alpha1.StorageLocations(),
+			Namespace: system, Limits: [...]int{workers, 1}, Identity: identity, Leads: h.leads,
+			Runs: engine.BackupRuns(system), Restores: engine.RestoreRuns(system), ConfigMaps: h.Kube.CoreV1().ConfigMaps(system), Events: h, Clock: clock.RealClock{},
+			RunInformer: v1alpha1.BackupRuns(), RestoreInformer: v1alpha1.RestoreRuns(), LocationInformer: v1alpha1.StorageLocations(),
 			NamespaceInformer: objects.Core().V1().Namespaces(), LedgerInformer: objects.Core().V1().ConfigMaps(),
 		})
 		if err != nil {
@@ -285,6 +310,7 @@ func (h *harness) start(workers int) *Controller {
 		AgentTimeout:     agentTimeout,
 		Agents:           h.agents,
 		Leads:            h.leads,
+		ResumeInProgress: !h.failing,
 		Queue:            asked,
 		Engine:           engine,
 		ConfigMaps:       h.Kube.CoreV1().ConfigMaps(system),
@@ -314,14 +340,14 @@ func (h *harness) start(workers int) *Controller {
 	}()
 	h.controller = controller
 	if h.queue != nil {
-		go h.queue.Run(ctx, controller)
+		go h.queue.Run(ctx, controller, enginetest.NoRestores{})
 	} else {
 		for _, start := range h.Ledger() {
 			controller.Start(start.Name)
 		}
 	}
 	if !h.stubborn {
-		if _, err := v1alpha1.VolumeUploads().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: h.obey}); err != nil {
+		if _, err := v1alpha1.VolumeUploads().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) { h.obey(nil, obj) }, UpdateFunc: h.obey}); err != nil {
 			h.Fatal(err)
 		}
 	}

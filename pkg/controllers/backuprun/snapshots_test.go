@@ -135,6 +135,7 @@ func TestSnapshotsOfARunThatWasLeftBehind(t *testing.T) {
 		h := newHarness(t, &work{abandon: func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
 			return c.settle, nil
 		}}, run)
+		h.failing = true
 		volume := newUpload("volume", run, "shop")
 		volume.Status.Phase = enginev1alpha1.VolumePhaseCompleted
 		h.Create(volume)
@@ -203,6 +204,7 @@ func TestRemovingSnapshotsKeepsNobodyWaiting(t *testing.T) {
 			return ctx.Err()
 		}
 		h := newHarness(t, w, newRun("a", ready))
+		h.failing = true
 		h.start(1)
 		h.Cancel("a")
 		h.expectCancelled("a", true)

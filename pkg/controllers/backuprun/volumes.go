@@ -9,12 +9,14 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
@@ -43,8 +45,10 @@ type volumes struct {
 	run *enginev1alpha1.BackupRun
 
 	mu sync.Mutex
-	// uploads are those that were handed over, by the names of their records.
+	// uploads are those that were handed over, by the names of their records, and
+	// records are these names.
 	uploads map[string]*upload
+	records map[*format.Volume]string
 	// namespaces are those of all volumes that were submitted, also when no answer came.
 	namespaces sets.Set[string]
 	// changed is closed at the next change.
@@ -57,10 +61,20 @@ type volumes struct {
 type upload struct {
 	volume    *format.Volume
 	submitted time.Time
+	// record is the uid of its record, empty until that is known; early is what was seen
+	// until then. There may have been one of that name before, whose end is seen late.
+	record types.UID
+	early  []sighting
 	// begun is when the agent was seen to have begun; zero when it is to begin anew.
 	begun time.Time
 	// status is what the agent says, or that the volume was given up.
 	status enginev1alpha1.VolumeUploadStatus
+}
+
+// sighting is a record as it is, or was before it was deleted.
+type sighting struct {
+	record  *enginev1alpha1.VolumeUpload
+	deleted bool
 }
 
 var _ backup.Volumes = &volumes{}
@@ -95,13 +109,22 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 			ClusterUID:            v.c.ClusterUID,
 		},
 	}
+	if volume.Hooked {
+		record.Labels[enginev1alpha1.LabelHooked] = "true"
+	}
 	// It is known before its first event comes.
 	v.mu.Lock()
 	v.uploads[record.Name] = &upload{volume: volume, submitted: v.c.Clock.Now()}
+	v.records[volume] = record.Name
 	v.namespaces.Insert(volume.Pod.Namespace)
 	v.mu.Unlock()
-	_, err := v.c.uploads.Create(ctx, record, metav1.CreateOptions{})
-	if err == nil || apierrors.IsAlreadyExists(err) { // then an earlier answer was lost
+	known, err := v.c.uploads.Create(ctx, record, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		// An earlier answer was lost, or an earlier attempt has made it: it may even have ended.
+		known, err = v.c.uploads.Get(ctx, record.Name, metav1.GetOptions{})
+	}
+	if err == nil {
+		v.know(known)
 		return nil
 	}
 	v.mu.Lock()
@@ -126,9 +149,9 @@ func recordName(run *enginev1alpha1.BackupRun, volume *format.Volume) string {
 
 // Wait implements backup.Volumes. A volume is waited for while its node has an agent
 // that works.
-func (v *volumes) Wait(ctx context.Context) error {
+func (v *volumes) Wait(ctx context.Context, volumes []*format.Volume) error {
 	for {
-		waiting, next, changed := v.check()
+		waiting, next, changed := v.check(volumes)
 		if !waiting {
 			return nil
 		}
@@ -141,13 +164,17 @@ func (v *volumes) Wait(ctx context.Context) error {
 	}
 }
 
-// check gives up the volumes that are not to be waited for any longer, and reports
+// check gives up those of the volumes that are not to be waited for any longer, and reports
 // whether there are others, and when to look again: after a while, or at a change.
-func (v *volumes) check() (waiting bool, next time.Duration, changed <-chan struct{}) {
+func (v *volumes) check(volumes []*format.Volume) (waiting bool, next time.Duration, changed <-chan struct{}) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	next = volumeCheck
-	for _, u := range v.uploads {
+	for _, volume := range volumes {
+		u := v.uploads[v.records[volume]]
+		if u == nil {
+			continue // it was not submitted
+		}
 		if !u.status.Phase.Done() {
 			left, reason, failure := v.judge(u)
 			if reason == "" {
@@ -203,7 +230,7 @@ func (v *volumes) warn(u *upload) {
 		return
 	}
 	v.warned.Insert(node)
-	v.c.Events.Eventf(records.BackupReference(v.run), nil, corev1.EventTypeWarning, "AgentAbsent", "Backup",
+	v.c.Events.Eventf(records.Reference(v.run), nil, corev1.EventTypeWarning, "AgentAbsent", "Backup",
 		"The volumes on node %s wait for its agent, of which nothing was seen for %s; they are given up after %s", node, absence.Round(time.Second), v.c.AgentTimeout)
 }
 
@@ -228,14 +255,37 @@ func (v *volumes) absent() []string {
 	return all[:min(len(all), absentTold)]
 }
 
+// know takes note of which record is that of a volume, and of what was seen of it before.
+func (v *volumes) know(record *enginev1alpha1.VolumeUpload) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	u := v.uploads[record.Name]
+	seen := append([]sighting{{record, false}}, u.early...)
+	u.record, u.early = record.UID, nil
+	for _, s := range seen {
+		v.observeLocked(s)
+	}
+}
+
 // observe takes note of a record as it is, or was before it was deleted. What was given
 // up, or is done, stays so.
 func (v *volumes) observe(record *enginev1alpha1.VolumeUpload, deleted bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.observeLocked(sighting{record, deleted})
+}
+
+func (v *volumes) observeLocked(s sighting) {
 	v.wakeLocked()
+	record, deleted := s.record, s.deleted
 	u := v.uploads[record.Name]
-	if u == nil || u.status.Phase.Done() {
+	switch {
+	case u == nil || u.status.Phase.Done():
+		return
+	case u.record == "":
+		u.early = append(u.early, s)
+		return
+	case u.record != record.UID:
 		return
 	}
 	u.status = *record.Status.DeepCopy()
@@ -350,6 +400,87 @@ func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.Volu
 		err = nil // look again: it may have begun, or ended
 	}
 	return false, err
+}
+
+// spoilUploads has the uploads of volumes begin anew whose pods may have been frozen for them
+// by another process, and go on now: their data would be of a time before and after that. So do
+// those that have not ended and that hooks are about, which are run again: a pre hook may write
+// what is being read. It comes before the pods go on, and is found in the records until those
+// are removed.
+func (c *Controller) spoilUploads(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	frozen := sets.New[string]()
+	for _, pod := range run.Status.PendingHooks {
+		frozen.Insert(pod.Namespace) // pods of a namespace may share volumes
+	}
+	list, err := c.uploads.List(ctx, uploadsOf(run))
+	if err != nil {
+		return fmt.Errorf("reading which volumes of BackupRun %s are being uploaded: %w", run.Name, err)
+	}
+	for i := range list.Items {
+		record := &list.Items[i]
+		hooked := record.Labels[enginev1alpha1.LabelHooked] != "" && !record.Status.Phase.Done()
+		if !hooked && !frozen.Has(record.Spec.Pod.Namespace) || record.Spec.Cancel {
+			continue
+		}
+		var err error
+		if phase := record.Status.Phase; phase.Done() || phase == enginev1alpha1.VolumePhaseInProgress {
+			record.Spec.Cancel = true
+			_, err = c.uploads.Update(ctx, record, metav1.UpdateOptions{})
+		} else {
+			err = c.uploads.Delete(ctx, record.Name, metav1.DeleteOptions{
+				Preconditions: &metav1.Preconditions{UID: &record.UID, ResourceVersion: &record.ResourceVersion},
+			})
+		}
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("stopping the upload %s: %w", record.Name, err)
+		}
+	}
+	return nil
+}
+
+// removeSpoiled removes the records of the uploads of a run that are cancelled, once all of
+// them have stopped, and reports whether they have, and the namespaces of the volumes.
+func (c *Controller) removeSpoiled(ctx context.Context, run *enginev1alpha1.BackupRun) (namespaces sets.Set[string], all bool, err error) {
+	list, err := c.uploads.List(ctx, uploadsOf(run))
+	if err != nil {
+		return nil, false, fmt.Errorf("reading which volumes of BackupRun %s are being uploaded: %w", run.Name, err)
+	}
+	spoiled := slices.DeleteFunc(list.Items, func(record enginev1alpha1.VolumeUpload) bool { return !record.Spec.Cancel })
+	namespaces, all = sets.New[string](), true
+	for i := range spoiled {
+		stopped, err := c.stopUpload(ctx, &spoiled[i])
+		if err != nil {
+			return nil, false, fmt.Errorf("stopping the upload %s: %w", spoiled[i].Name, err)
+		}
+		namespaces.Insert(spoiled[i].Spec.Pod.Namespace)
+		all = all && stopped
+	}
+	if !all {
+		return nil, false, nil
+	}
+	for i := range spoiled {
+		err := c.uploads.Delete(ctx, spoiled[i].Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &spoiled[i].UID}})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, false, fmt.Errorf("removing the upload %s: %w", spoiled[i].Name, err)
+		}
+	}
+	return namespaces, true, nil
+}
+
+// namespacesOfUploads are those of the volumes that attempts before this one have handed over.
+func (c *Controller) namespacesOfUploads(ctx context.Context, run *enginev1alpha1.BackupRun) (sets.Set[string], error) {
+	namespaces := sets.New(run.Status.LeftoverSnapshots...)
+	if run.Status.Attempts <= 1 {
+		return namespaces, nil
+	}
+	list, err := c.uploads.List(ctx, uploadsOf(run))
+	if err != nil {
+		return nil, fmt.Errorf("reading which volumes of BackupRun %s are being uploaded: %w", run.Name, err)
+	}
+	for i := range list.Items {
+		namespaces.Insert(list.Items[i].Spec.Pod.Namespace)
+	}
+	return namespaces, nil
 }
 
 // removeUploads removes the records of a run's uploads, if there may be any. Those that

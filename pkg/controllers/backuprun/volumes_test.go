@@ -31,6 +31,7 @@ func volumeOf(volume string) *format.Volume {
 		Node:      "node-1",
 		Name:      volume,
 		ClaimName: "claim-of-" + volume, ClaimUID: types.UID("uid-of-claim"), PersistentVolume: "pv-of-" + volume,
+		Hooked: volume == "dump",
 	}
 }
 
@@ -51,7 +52,7 @@ func (b *backupOf) execute(ctx context.Context, _ *enginev1alpha1.BackupRun, vol
 		}
 		submitted = append(submitted, volume)
 	}
-	if b.err = volumes.Wait(ctx); b.err == nil {
+	if b.err = volumes.Wait(ctx, submitted); b.err == nil {
 		b.results = submitted
 	}
 	return stored(done), b.err
@@ -91,7 +92,7 @@ func (h *harness) removeUpload(volume string) {
 
 func TestVolumesAreHandedToTheirNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, &work{execute: (&backupOf{volumes: []string{"data"}}).execute}, newRun("a", ready))
+		h := newHarness(t, &work{execute: (&backupOf{volumes: []string{"data", "dump"}}).execute}, newRun("a", ready))
 		h.start(1)
 		record := h.uploads()["data"]
 		if record == nil {
@@ -107,6 +108,11 @@ func TestVolumesAreHandedToTheirNode(t *testing.T) {
 		}
 		if record.Labels[enginev1alpha1.LabelRun] != "uid-of-a" || record.Labels[enginev1alpha1.LabelNode] != "node-1" {
 			t.Errorf("labels: %v", record.Labels)
+		}
+		for volume, record := range h.uploads() {
+			if hooked := record.Labels[enginev1alpha1.LabelHooked] != ""; hooked != (volume == "dump") {
+				t.Errorf("hooks are about %s: %t", volume, hooked)
+			}
 		}
 		if owner := metav1.GetControllerOf(record); owner == nil || owner.UID != "uid-of-a" || owner.Kind != "BackupRun" {
 			t.Errorf("owner: %v", owner)

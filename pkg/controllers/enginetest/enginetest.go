@@ -129,10 +129,14 @@ func kindOf(obj runtime.Object) schema.GroupVersionKind {
 	switch obj.(type) {
 	case *enginev1alpha1.BackupRun:
 		return enginev1alpha1.SchemeGroupVersion.WithKind("BackupRun")
+	case *enginev1alpha1.RestoreRun:
+		return enginev1alpha1.SchemeGroupVersion.WithKind("RestoreRun")
 	case *enginev1alpha1.StorageLocation:
 		return enginev1alpha1.SchemeGroupVersion.WithKind("StorageLocation")
 	case *enginev1alpha1.VolumeUpload:
 		return enginev1alpha1.SchemeGroupVersion.WithKind("VolumeUpload")
+	case *enginev1alpha1.VolumeRestore:
+		return enginev1alpha1.SchemeGroupVersion.WithKind("VolumeRestore")
 	case *enginev1alpha1.VolumeRepository:
 		return enginev1alpha1.SchemeGroupVersion.WithKind("VolumeRepository")
 	}
@@ -342,6 +346,12 @@ func withStatus(current, changed runtime.Object) runtime.Object {
 	switch current := current.(type) {
 	case *enginev1alpha1.BackupRun:
 		current.Status = changed.(*enginev1alpha1.BackupRun).Status
+	case *enginev1alpha1.RestoreRun:
+		current.Status = changed.(*enginev1alpha1.RestoreRun).Status
+	case *enginev1alpha1.ExpirationChange:
+		current.Status = changed.(*enginev1alpha1.ExpirationChange).Status
+	case *enginev1alpha1.VolumeDeletion:
+		current.Status = changed.(*enginev1alpha1.VolumeDeletion).Status
 	case *enginev1alpha1.StorageLocation:
 		current.Status = changed.(*enginev1alpha1.StorageLocation).Status
 	case *enginev1alpha1.VolumeUpload:
@@ -382,22 +392,25 @@ func (c *server) deleteCollection(action clienttesting.DeleteCollectionActionImp
 		return err
 	}
 	gvr := action.GetResource()
-	if gvr.Resource != "volumeuploads" {
+	kinds := map[string]string{"volumeuploads": "VolumeUpload", "volumerestores": "VolumeRestore"}
+	if kinds[gvr.Resource] == "" {
 		return fmt.Errorf("enginetest does not delete collections of %s", gvr.Resource)
 	}
-	list, err := c.tracker.List(gvr, enginev1alpha1.SchemeGroupVersion.WithKind("VolumeUpload"), action.GetNamespace())
+	list, err := c.tracker.List(gvr, enginev1alpha1.SchemeGroupVersion.WithKind(kinds[gvr.Resource]), action.GetNamespace())
 	if err != nil {
 		return err
 	}
-	for _, record := range list.(*enginev1alpha1.VolumeUploadList).Items {
-		if selector.Matches(labels.Set(record.Labels)) {
-			if err := c.tracker.Delete(gvr, record.Namespace, record.Name); err != nil {
-				return err
-			}
-			c.observe(action, &record)
+	return meta.EachListItem(list, func(obj runtime.Object) error {
+		record, err := meta.Accessor(obj)
+		if err != nil || !selector.Matches(labels.Set(record.GetLabels())) {
+			return err
 		}
-	}
-	return nil
+		if err := c.tracker.Delete(gvr, record.GetNamespace(), record.GetName()); err != nil {
+			return err
+		}
+		c.observe(action, obj)
+		return nil
+	})
 }
 
 // nextVersion counts as the tracker does, so that the versions of objects and of

@@ -131,6 +131,15 @@ func Each[C any](t *testing.T, cases map[string]C, tell func(*testing.T, C)) {
 	}
 }
 
+// NoRestores executes none.
+type NoRestores struct{}
+
+// Start implements backupqueue.Executor.
+func (NoRestores) Start(string) {}
+
+// Executing implements backupqueue.Executor.
+func (NoRestores) Executing() map[string]*enginev1alpha1.RestoreRun { return nil }
+
 // Told returns the events that were recorded so far, and forgets them.
 func Told(recorder *events.FakeRecorder) (all []string) {
 	for {

@@ -53,15 +53,20 @@ func (b backups) List(ctx context.Context, options metav1.ListOptions) (*v1alpha
 }
 
 func (b backups) Snapshots(ctx context.Context, uid types.UID) ([]string, error) {
-	list := &v1alpha1.VolumeBackupList{}
-	err := b.client.Get().Resource("volumebackups").VersionedParams(&metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("spec.backupUID", string(uid)).String(),
-	}, scheme.ParameterCodec).Do(ctx).Into(list)
+	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.backupUID", string(uid)).String(), Limit: pageSize}
 	var ids []string
-	for i := range list.Items {
-		ids = append(ids, list.Items[i].Status.SnapshotID)
+	for {
+		list := &v1alpha1.VolumeBackupList{}
+		if err := b.client.Get().Resource("volumebackups").VersionedParams(&options, scheme.ParameterCodec).Do(ctx).Into(list); err != nil {
+			return nil, err
+		}
+		for i := range list.Items {
+			ids = append(ids, list.Items[i].Status.SnapshotID)
+		}
+		if options.Continue = list.Continue; options.Continue == "" {
+			return ids, nil
+		}
 	}
-	return ids, err
 }
 
 func (b backups) Delete(ctx context.Context, namespace, name string, deletion *v1alpha1.BackupDeletion) error {

@@ -25,6 +25,8 @@ type backup struct {
 	location   string
 	expiration time.Time // zero if it never expires
 	started    time.Time
+	// held is true if somebody holds it.
+	held bool
 	// deleting is true once somebody has asked for its deletion.
 	deleting bool
 	// good is true if it can be restored, as far as is known.
@@ -43,7 +45,7 @@ type scope struct {
 	filter string
 	// volumes is true if it takes volumes that no pod names.
 	volumes bool
-	// complete is true if nothing of it failed.
+	// complete is true if nothing of it failed, and no volume was deleted from it since.
 	complete bool
 }
 
@@ -67,13 +69,14 @@ func own(object *v1alpha1.Backup) (backup, bool) {
 		uid:            object.UID,
 		location:       object.Spec.StorageLocation,
 		deleting:       deleting,
+		held:           status.Hold != nil,
 		started:        object.CreationTimestamp.Time,
 		good: (phase == v1alpha1.BackupPhaseCompleted || phase == v1alpha1.BackupPhasePartiallyFailed) && !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionMetadataReplaced) &&
 			!meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionVolumesListed),
 		reach: reach{words(object.Spec.IncludedNamespaces), words(object.Spec.ExcludedNamespaces)},
 		scope: scopeOf(&object.Spec),
 	}
-	b.scope.complete = phase == v1alpha1.BackupPhaseCompleted
+	b.scope.complete = phase == v1alpha1.BackupPhaseCompleted && (status.Volumes == nil || status.Volumes.Deleted == 0)
 	if status.StartTimestamp != nil {
 		b.started = status.StartTimestamp.Time
 	}
@@ -90,6 +93,7 @@ func scopeOf(spec *v1alpha1.BackupSpec) scope {
 	volumes := filters.DefaultVolumesToFsBackup
 	filters.IncludedNamespaces, filters.ExcludedNamespaces = nil, nil
 	filters.TTL, filters.StorageLocation = metav1.Duration{}, ""
+	filters.OrderedResources = nil
 	filters.SnapshotVolumes, filters.DefaultVolumesToFsBackup, filters.IncludeClusterResources = nil, nil, nil
 	s := scope{volumes: volumes != nil && *volumes}
 	if plain, err := json.Marshal(v1alpha1.BackupSpec{}); err == nil {

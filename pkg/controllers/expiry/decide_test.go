@@ -44,6 +44,8 @@ func ended(phase v1alpha1.BackupPhase) func(*v1alpha1.Backup) {
 	return func(b *v1alpha1.Backup) { b.Status.Phase = phase }
 }
 
+func lacking(b *v1alpha1.Backup) { b.Status.Volumes = &v1alpha1.BackupVolumesProgress{Deleted: 1} }
+
 func withVolumes(b *v1alpha1.Backup) { yes := true; b.Spec.DefaultVolumesToFsBackup = &yes }
 
 func filtered(b *v1alpha1.Backup) { b.Spec.IncludedResources = []string{"configmaps"} }
@@ -93,6 +95,12 @@ func TestLastGood(t *testing.T) {
 			stored("a1", day(1), of("a"), ended(v1alpha1.BackupPhasePartiallyFailed)), stored("a2", day(2), of("a")),
 			stored("b1", day(1), of("b"), ended(v1alpha1.BackupPhasePartiallyFailed)), stored("b2", day(2), of("b"), ended(v1alpha1.BackupPhasePartiallyFailed)),
 		}, []string{"a2", "b2"}},
+		"one whose volumes were deleted stands in for none that has them": {[]*v1alpha1.Backup{
+			stored("a1", day(1), of("a")), stored("a2", day(2), of("a"), lacking), stored("b1", day(1), of("b"), lacking), stored("b2", day(2), of("b")),
+		}, []string{"a1", "a2", "b2"}},
+		"of what is left one stays": {[]*v1alpha1.Backup{
+			stored("a1", day(1), of("a"), lacking), stored("a2", day(2), of("a"), lacking),
+		}, []string{"a2"}},
 		"a namespace that is gone keeps none": {[]*v1alpha1.Backup{stored("x1", day(1), of("gone"))}, nil},
 		"what takes less stands in for nothing that took more": {[]*v1alpha1.Backup{
 			stored("whole", day(1), of("a"), withVolumes), stored("plain", day(2), of("a")), stored("some", day(3), of("a"), filtered),
@@ -154,7 +162,7 @@ func drawn(t *rapid.T) []backup {
 			ended(rapid.SampledFrom([]v1alpha1.BackupPhase{
 				v1alpha1.BackupPhaseCompleted, v1alpha1.BackupPhaseCompleted, v1alpha1.BackupPhasePartiallyFailed, v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseDeleting,
 			}).Draw(t, "phase")),
-			rapid.SampledFrom([]func(*v1alpha1.Backup){withVolumes, filtered, func(*v1alpha1.Backup) {}, func(b *v1alpha1.Backup) {
+			rapid.SampledFrom([]func(*v1alpha1.Backup){withVolumes, lacking, filtered, func(*v1alpha1.Backup) {}, func(b *v1alpha1.Backup) {
 				b.Spec.LabelSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
 			}}).Draw(t, "scope")))
 		if !ok {

@@ -13,7 +13,8 @@
 //   - Only this cluster's own backups expire, and none before its time.
 //   - The last good backup of a namespace that exists stays, unless that is switched
 //     off. lastGood says which that is.
-//   - None goes while a VolumeRestore reads it, or waits to.
+//   - None goes while a VolumeRestore reads it, or waits to, nor while somebody holds it. The
+//     time that counts is the one that was asked for last.
 //   - A location whose backups the API server does not know for certain at the moment
 //     (its store does not answer, or a listing is not believed) is left alone: none of its
 //     backups goes, and none of them lets another one go.
@@ -33,6 +34,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -69,6 +71,10 @@ const (
 	// be under way in a location: each has a record.
 	perLook  = 100
 	inFlight = 500
+	// mostWarnings is how long all warnings of an answer are at most that has them all.
+	mostWarnings = 3 << 10
+	// turn is the time in which backups are made anew that are made once a day.
+	turn = 25 * time.Hour
 	// refusalPause is how long a backup is left alone whose deletion was refused.
 	refusalPause = time.Hour
 )
@@ -202,6 +208,8 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 		switch namespace := last[b.uid]; {
 		case known[b.location] == nil || doubtful(b.location):
 			count(b, stateDoubtful)
+		case b.held:
+			count(b, stateHeld)
 		case namespace != "":
 			count(b, stateKept)
 			if told[b.uid] = true; !c.told[b.uid] {
@@ -216,8 +224,8 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	var going []backup
 	left := false
 	for name, location := range known {
-		present, deleting := tally(listed, name)
-		free, unaccepted := c.bound(ctx, location, due[name], present, now)
+		present, deleting, made := tally(listed, name, now)
+		free, unaccepted := c.bound(ctx, location, due[name], present, made, now)
 		if doubtful(name) {
 			continue // nothing is known of it that was not before
 		}
@@ -286,6 +294,9 @@ func (c *Controller) list(ctx context.Context) (listed []backup, warnings []stri
 			return nil, nil, err
 		}
 		warnings = append(warnings, said...)
+		if cut(said) {
+			warnings = append(warnings, "there may be more warnings than an answer has room for")
+		}
 		for i := range page.Items {
 			if b, ok := own(&page.Items[i]); ok {
 				listed = append(listed, b)
@@ -295,6 +306,16 @@ func (c *Controller) list(ctx context.Context) (listed []backup, warnings []stri
 			return listed, warnings, nil
 		}
 	}
+}
+
+// cut reports whether the API server may have left warnings out of an answer, or parts of
+// them, which it does beyond 4,096 characters.
+func cut(warnings []string) bool {
+	length := 0
+	for _, warning := range warnings {
+		length += utf8.RuneCountInString(warning)
+	}
+	return length > mostWarnings
 }
 
 // inDoubt says which locations the API server does not know the backups of for certain:
@@ -351,8 +372,9 @@ func (c *Controller) reading(ctx context.Context, wanted bool) (sets.Set[string]
 	return ids, nil
 }
 
-// tally counts the backups of a location, and those that are being deleted.
-func tally(listed []backup, location string) (present, deleting int) {
+// tally counts the backups of a location, those that are being deleted, and the good ones
+// that were made within a day or so.
+func tally(listed []backup, location string, now time.Time) (present, deleting, made int) {
 	for _, b := range listed {
 		switch {
 		case b.location != location:
@@ -360,14 +382,19 @@ func tally(listed []backup, location string) (present, deleting int) {
 			deleting++
 		default:
 			present++
+			if age := now.Sub(b.started); b.good && age >= 0 && age < turn && now.Before(b.expiration) {
+				made++
+			}
 		}
 	}
-	return present, deleting
+	return present, deleting, made
 }
 
 // bound splits what is due in a location into what may go, and what somebody must accept
-// before. present is how many backups the location has.
-func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.StorageLocation, due []backup, present int, now time.Time) (free, unaccepted []backup) {
+// before. present is how many backups the location has, of which made are new and
+// good: as many as have come may go, so that who makes all backups at one time of the day, and
+// keeps few of each, is not held up. A clock that is ahead has seen none of them made.
+func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.StorageLocation, due []backup, present, made int, now time.Time) (free, unaccepted []backup) {
 	until := accepted(ctx, location)
 	for _, b := range due {
 		if b.expiration.After(until) {
@@ -378,7 +405,9 @@ func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.Storage
 	}
 	gone := slices.DeleteFunc(c.gone[location.Name], func(at time.Time) bool { return now.Sub(at) >= time.Hour })
 	c.gone[location.Name] = gone
-	if len(due) > 0 && tooMany(len(gone)+len(due), len(gone)+present, c.Percent) {
+	n := len(gone) + len(due)
+	replaced := n <= made && !slices.ContainsFunc(due, func(b backup) bool { return now.Sub(b.started) < turn })
+	if len(due) > 0 && !replaced && tooMany(n, len(gone)+present, c.Percent) {
 		return free, unaccepted
 	}
 	return due, nil

@@ -150,6 +150,15 @@ func runs() *corev1.PodStatus {
 
 func said(message string) *corev1.PodStatus { return terminated(0, "Completed", message) }
 
+// maintained is the status of a pod that has maintained all repositories of its Job.
+func maintained(job batchv1.Job) *corev1.PodStatus {
+	var results []maintenance.Result
+	for _, name := range namesOf(&job) {
+		results = append(results, maintenance.Result{Repository: name, Kind: "quick"})
+	}
+	return said(maintenance.Message(results))
+}
+
 func terminated(code int32, reason, message string) *corev1.PodStatus {
 	return &corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
 		Name: containerName, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: reason, Message: message}},
@@ -170,6 +179,17 @@ func (h *harness) status(namespace string) engine.VolumeRepositoryStatus {
 // costs three writes, with those of the Lease five.
 func TestOutcomes(t *testing.T) {
 	good := maintenance.Result{Repository: "shop.default", Kind: "full", ReclaimedBytes: 42}.String()
+	stopped := maintenance.Result{Repository: "shop.default", Cancelled: true}.String()
+	evicted := func(status *corev1.PodStatus) *corev1.PodStatus {
+		status.Reason, status.Message = "Evicted", "low on memory"
+		return status
+	}
+	drained := func(status *corev1.PodStatus) *corev1.PodStatus {
+		status.Conditions = append(status.Conditions, corev1.PodCondition{
+			Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "EvictionByEvictionAPI", Message: "Eviction API: evicting",
+		})
+		return status
+	}
 	for name, c := range map[string]struct {
 		succeeded bool
 		status    *corev1.PodStatus
@@ -177,12 +197,15 @@ func TestOutcomes(t *testing.T) {
 		message   string
 		reclaimed int64
 	}{
-		"success":         {true, said(good), engine.MaintenanceSucceeded, "full", 42},
-		"success, no pod": {true, nil, engine.MaintenanceSucceeded, "", 0},
-		"failure":         {false, terminated(1, "Error", "the key does not open the repository"), engine.MaintenanceFailed, "the key does not open the repository", 0},
-		"out of memory":   {false, terminated(137, "OOMKilled", ""), engine.MaintenanceFailed, "OOMKilled: the process ended with 137", 0},
-		"evicted":         {false, &corev1.PodStatus{Reason: "Evicted", Message: "low on memory"}, engine.MaintenanceFailed, "Evicted: low on memory", 0},
-		"deadline":        {false, nil, engine.MaintenanceFailed, "what the Job says", 0},
+		"success":          {true, said(good), engine.MaintenanceSucceeded, "full", 42},
+		"success, no pod":  {true, nil, engine.MaintenanceFailed, "its pod is gone: it is not known what it came to", 0},
+		"told to stop":     {true, said(stopped), engine.MaintenanceFailed, "it was told to stop", 0},
+		"stopped, evicted": {true, evicted(said(stopped)), engine.MaintenanceFailed, "Evicted: low on memory: it was told to stop", 0},
+		"failed, drained":  {false, drained(terminated(137, "Error", "")), engine.MaintenanceFailed, "EvictionByEvictionAPI: Eviction API: evicting: the process ended with 137", 0},
+		"failure":          {false, terminated(1, "Error", "the key does not open the repository"), engine.MaintenanceFailed, "the key does not open the repository", 0},
+		"out of memory":    {false, terminated(137, "OOMKilled", ""), engine.MaintenanceFailed, "OOMKilled: the process ended with 137", 0},
+		"evicted":          {false, &corev1.PodStatus{Reason: "Evicted", Message: "low on memory"}, engine.MaintenanceFailed, "Evicted: low on memory", 0},
+		"deadline":         {false, nil, engine.MaintenanceFailed, "what the Job says", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -282,6 +305,45 @@ func TestUnschedulableAndDeleted(t *testing.T) {
 	})
 }
 
+// A pod that is evicted while it runs, and whose process ends well since it is told to stop,
+// is no success, and the eviction is told though the pod is gone by then.
+func TestEvicted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.repository("shop", metav1.ConditionTrue)
+		h.run()
+		defer func() { h.stop() }()
+		job := h.next()
+		pod := h.pod(job, runs())
+		h.stop() // what a controller begins with that takes over
+		h.run()
+		pod.DeletionTimestamp = new(metav1.Now())
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "EvictionByEvictionAPI", Message: "Eviction API: evicting"}}
+		if _, err := h.config.Pods.Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		job.Status.Terminating = new(int32(1))
+		stopping, err := h.config.Jobs.Update(t.Context(), &job, metav1.UpdateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if err := h.config.Pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		stopping.Status.Ready = new(int32(0)) // it is looked at once more
+		if stopping, err = h.config.Jobs.Update(t.Context(), stopping, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		h.end(*stopping, true, nil)
+		status := h.status("shop")
+		if want := "EvictionByEvictionAPI: Eviction API: evicting: it is not known what it came to"; len(status.RecentMaintenance) != 1 || status.Message != want || status.LastMaintenanceTime != nil {
+			t.Errorf("it says %+v, want %q", status, want)
+		}
+	})
+}
+
 // A controller that is killed in the middle finds its Jobs again, and what they have come to.
 func TestRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -346,11 +408,11 @@ func TestRequested(t *testing.T) {
 		if len(active) != 1 || active[0].Name != name {
 			t.Fatalf("there runs %v, want %s", active, name)
 		}
-		h.end(active[0], true, said(""))
+		h.end(active[0], true, maintained(active[0]))
 		running := h.next() // of a or b, at their time
 		time.Sleep(5 * time.Minute)
 		name = ask()
-		h.end(running, true, said(""))
+		h.end(running, true, maintained(running))
 		if active = h.active(); len(active) != 1 || active[0].Name != name {
 			t.Fatalf("there runs %v, want %s", active, name)
 		}
@@ -400,7 +462,11 @@ func TestManyRepositories(t *testing.T) {
 					h.pod(job, runs())
 				}
 				if !stuck(job) && !strings.HasPrefix(job.Annotations[annotationRepositories], "broken") {
-					h.end(job, job.Annotations[annotationRepositories] != "n4.default", said(""))
+					if job.Annotations[annotationRepositories] == "n4.default" {
+						h.end(job, false, terminated(1, "Error", "no"))
+					} else {
+						h.end(job, true, maintained(job))
+					}
 				}
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -46,9 +47,13 @@ func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepositor
 	}
 	where := repository.Location{Spec: stored.Spec, Secret: credentials}
 
-	key, err := c.key(ctx, record, where)
+	err = notGone(ctx, record, where)
+	var key repository.Key
 	if err == nil {
-		err = repository.Create(ctx, where, record.Spec.VolumeNamespace, key)
+		key, err = c.key(ctx, record, where)
+	}
+	if err == nil {
+		err = c.create(ctx, record, where, key)
 	}
 	switch {
 	case err == nil:
@@ -62,11 +67,105 @@ func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepositor
 		return notReady(engine.ReasonKeyMismatch, fmt.Sprintf(
 			"the key in the Secret %s in %s does not open the repository in the store: put the key there that the repository was made with",
 			engine.KeySecretName(record.Name), engine.KeysNamespace(c.Namespace))), err
-	case errors.Is(err, repository.ErrDamaged):
+	case errors.Is(err, repository.ErrDamaged) || errors.Is(err, errGone):
 		return notReady(engine.ReasonDamaged, err.Error()), err
 	default:
 		return notReady(engine.ReasonUnreachable, err.Error()), err
 	}
+}
+
+// Readable returns nil when a volume of a namespace can be restored from the repository in
+// a storage location: it exists there, and there is a key that opens it. Its record is made
+// if there is none, as for a backup of another cluster. No repository is made.
+func (c *Controller) Readable(ctx context.Context, volumeNamespace, locationName string) error {
+	name := engine.RepositoryName(volumeNamespace, locationName)
+	record, err := c.lister.Get(name)
+	if err == nil && meta.IsStatusConditionTrue(record.Status.Conditions, engine.ConditionReady) {
+		return nil
+	}
+	if apierrors.IsNotFound(err) {
+		if err := c.exists(ctx, volumeNamespace, locationName); err != nil {
+			return err
+		}
+	}
+	client := c.Repositories.VolumeRepositories(c.Namespace)
+	if err := EnsureRecord(ctx, client, volumeNamespace, locationName); err != nil {
+		return err
+	}
+	if record, err = client.Get(ctx, name, metav1.GetOptions{}); err != nil {
+		return fmt.Errorf("read VolumeRepository %s: %w", name, err)
+	}
+	condition, _ := c.prepare(ctx, record)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	// Its agents go by the record. Somebody else may have written it just now.
+	if err := c.write(ctx, record, condition); err != nil && !apierrors.IsConflict(err) {
+		return err
+	}
+	if condition.Status != metav1.ConditionTrue {
+		return fmt.Errorf("VolumeRepository %s: %s", name, condition.Message)
+	}
+	return nil
+}
+
+// exists fails unless the store has the repository of a namespace.
+func (c *Controller) exists(ctx context.Context, volumeNamespace, locationName string) error {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	stored, err := c.locations.Get(locationName)
+	if err != nil {
+		return fmt.Errorf("the storage location %q: %w", locationName, err)
+	}
+	credentials, err := location.Credentials(ctx, c.Secrets, stored)
+	if err != nil {
+		return err
+	}
+	exists, err := repository.Exists(ctx, repository.Location{Spec: stored.Spec, Secret: credentials}, volumeNamespace)
+	switch {
+	case err != nil:
+		return fmt.Errorf("looking for the repository of namespace %s in the storage location %q: %w", volumeNamespace, locationName, err)
+	case !exists:
+		return fmt.Errorf("the storage location %q has no repository of namespace %s: the data of its volumes is gone", locationName, volumeNamespace)
+	}
+	return nil
+}
+
+// errGone: a new repository in its place would hide that the data of all backups is gone.
+var errGone = errors.New("the repository is gone from the store: bring it back, or delete the VolumeRepository to begin a new one")
+
+// notGone fails with errGone if a repository that was there is in the store no more.
+func notGone(ctx context.Context, record *engine.VolumeRepository, where repository.Location) error {
+	ready := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady)
+	was := record.Status.LastMaintenanceTime != nil || ready != nil &&
+		(ready.Status == metav1.ConditionTrue || ready.Reason == engine.ReasonKeyMismatch || ready.Reason == engine.ReasonDamaged)
+	if !was {
+		return nil
+	}
+	exists, err := repository.Exists(ctx, where, record.Spec.VolumeNamespace)
+	if err == nil && !exists {
+		err = errGone
+	}
+	return err
+}
+
+// create makes sure that the repository is there. While its key is changed another one may
+// open it.
+func (c *Controller) create(ctx context.Context, record *engine.VolumeRepository, where repository.Location, key repository.Key) error {
+	err := repository.Create(ctx, where, record.Spec.VolumeNamespace, key)
+	if !errors.Is(err, repository.ErrWrongKey) {
+		return err
+	}
+	_, others, readErr := opener.Keys(ctx, c.Keys, record.Name)
+	if readErr != nil {
+		return readErr
+	}
+	for _, other := range others {
+		if err = repository.Create(ctx, where, record.Spec.VolumeNamespace, other); !errors.Is(err, repository.ErrWrongKey) {
+			break
+		}
+	}
+	return err
 }
 
 func notReady(reason, message string) metav1.Condition {

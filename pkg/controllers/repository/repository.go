@@ -8,7 +8,11 @@
 //   - A key is stored before the repository that it locks, is never replaced, and
 //     is never made for a repository that exists already.
 //   - A record is written on a change only. One that was Ready stays Ready while
-//     its store can't be reached.
+//     its store can't be reached, and is not opened again because this process or its
+//     location is back.
+//   - A repository whose key was lost, or replaced by another one, or that is gone
+//     from the store, says so when its maintenance has failed, and is tried from then
+//     on until it opens again. None is made in the place of one that was there.
 package repository
 
 import (
@@ -96,19 +100,42 @@ func New(config Config) (*Controller, error) {
 			Controller: "repository", Workers: workers, FirstRetry: firstRetry, LastRetry: lastRetry, Clock: config.Clock,
 		}),
 	}
+	registerMetrics(c)
 	return c, errors.Join(
 		c.queue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(func(before, after *engine.VolumeRepository) {
-			if before == nil { // updates are those of the status, which are our own
+			if after != nil && (before == nil && !wasFine(after) || before != nil && failedSince(before, after)) {
 				c.queue.Add(after.Name)
 			}
 		})),
 		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *engine.StorageLocation) {
-			if after != nil && (before == nil || before.Generation != after.Generation || before.Unavailable() != after.Unavailable()) {
+			if after == nil {
+				return
+			}
+			elsewhere := before != nil && before.Generation != after.Generation
+			if elsewhere || before == nil || before.Unavailable() != after.Unavailable() {
 				loop.Wake(c.queue, c.lister, func(record *engine.VolumeRepository) bool {
-					return record.Spec.BackupStorageLocation == after.Name
+					return record.Spec.BackupStorageLocation == after.Name && (elsewhere || !wasFine(record))
 				})
 			}
 		})))
+}
+
+// wasFine reports whether nothing is known to be wrong with a repository. It is not opened then
+// because this process begins, or its location is back: with a thousand of them a new
+// namespace's first backup would wait for all of these. What is wrong by now, its next backup
+// or maintenance finds out.
+func wasFine(record *engine.VolumeRepository) bool {
+	recent := record.Status.RecentMaintenance
+	return meta.IsStatusConditionTrue(record.Status.Conditions, engine.ConditionReady) &&
+		(len(recent) == 0 || recent[0].Result != engine.MaintenanceFailed)
+}
+
+// failedSince reports whether a maintenance has failed, for the want of its key or of the
+// repository maybe, which nobody else looks for while no backup is made.
+func failedSince(before, after *engine.VolumeRepository) bool {
+	recent := after.Status.RecentMaintenance
+	return len(recent) > 0 && recent[0].Result == engine.MaintenanceFailed &&
+		(len(before.Status.RecentMaintenance) == 0 || before.Status.RecentMaintenance[0] != recent[0])
 }
 
 // Run works until ctx ends.

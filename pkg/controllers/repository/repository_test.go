@@ -22,6 +22,8 @@ import (
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/clock"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -252,6 +254,14 @@ func (h *harness) damage() {
 	must(h.t, os.Remove(filepath.Join(h.folder, "kopia/app/kopia.repository.f")))
 }
 
+// lose moves the repository out of the store, and find brings it back.
+func (h *harness) lose() {
+	must(h.t, os.Rename(filepath.Join(h.folder, "kopia/app"), filepath.Join(h.folder, "app.away")))
+}
+func (h *harness) find() {
+	must(h.t, os.Rename(filepath.Join(h.folder, "app.away"), filepath.Join(h.folder, "kopia/app")))
+}
+
 func (h *harness) expectNoRepository() {
 	h.t.Helper()
 	if left, _ := os.ReadDir(filepath.Join(h.folder, "kopia")); len(left) != 0 {
@@ -300,6 +310,23 @@ func TestConditions(t *testing.T) {
 			{(*harness).expectNoRepository, missing},
 		}, 1, missing},
 		"damage": {[]step{{nothing, opened}, {(*harness).damage, engine.ReasonDamaged}}, 2, engine.ReasonDamaged},
+		// Nor is one made in the place of one that was there, and no key for it.
+		"it is gone, and comes back": {[]step{
+			{nothing, opened}, {(*harness).lose, engine.ReasonDamaged + "bring it back"}, {nothing, engine.ReasonDamaged},
+			{(*harness).loseKey, engine.ReasonDamaged}, {func(h *harness) { h.setKey(h.lost) }, engine.ReasonDamaged},
+			{(*harness).find, opened},
+		}, 3, engine.ReasonDamaged},
+		"it is gone when its location comes back": {[]step{
+			{nothing, opened}, {(*harness).goAway, opened}, {func(h *harness) { h.comeBack(); h.lose() }, engine.ReasonDamaged},
+		}, 2, engine.ReasonDamaged},
+		"it is gone, and was maintained": {[]step{
+			{func(h *harness) {
+				record := h.record()
+				record.Status.LastMaintenanceTime = &metav1.Time{Time: time.Now()}
+				_, err := h.engine.EngineV1alpha1().VolumeRepositories(system).UpdateStatus(h.t.Context(), record, metav1.UpdateOptions{})
+				must(h.t, err)
+			}, engine.ReasonDamaged},
+		}, 2, engine.ReasonDamaged},
 		// An outage costs no write for what was ready, and one for what was not.
 		"an outage, before and after": {[]step{
 			{(*harness).goAway, unreachable}, {nothing, unreachable}, {nothing, unreachable},
@@ -348,6 +375,49 @@ func TestConditions(t *testing.T) {
 	}
 }
 
+// TestMaintenanceWakes: a repository that was ready is looked at when its maintenance has
+// failed, and shows that its key is lost, or the repository itself.
+func TestMaintenanceWakes(t *testing.T) {
+	h := newHarness(t, record())
+	h.run()
+	h.expect(metav1.ConditionTrue, "Opened")
+	h.loseKey()
+	tell := func(result engine.MaintenanceResult) {
+		record := h.record()
+		record.Status.RecentMaintenance = append([]engine.MaintenanceRun{{Result: result, StartTimestamp: metav1.Now()}}, record.Status.RecentMaintenance...)
+		_, err := h.engine.EngineV1alpha1().VolumeRepositories(system).UpdateStatus(t.Context(), record, metav1.UpdateOptions{})
+		must(t, err)
+	}
+	tell(engine.MaintenanceSucceeded)
+	tell(engine.MaintenanceFailed)
+	h.expect(metav1.ConditionFalse, "KeyMissing")
+	want := `
+# HELP holdfast_repositories_not_ready [ALPHA] Repositories that can't be used, by why: KeyMissing, KeyMismatch and Damaged need somebody to act.
+# TYPE holdfast_repositories_not_ready gauge
+holdfast_repositories_not_ready{reason="Damaged"} 0
+holdfast_repositories_not_ready{reason="Invalid"} 0
+holdfast_repositories_not_ready{reason="KeyMismatch"} 0
+holdfast_repositories_not_ready{reason="KeyMissing"} 1
+holdfast_repositories_not_ready{reason="Unreachable"} 0
+`
+	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		return testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want), "holdfast_repositories_not_ready") == nil, nil
+	})
+	if err != nil {
+		t.Error(testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want), "holdfast_repositories_not_ready"))
+	}
+	h.setKey(h.lost)
+	h.expect(metav1.ConditionTrue, "Opened")
+
+	h.lose()
+	tell(engine.MaintenanceFailed)
+	h.expect(metav1.ConditionFalse, "Damaged")
+	// What the message says begins a new one.
+	must(t, h.engine.EngineV1alpha1().VolumeRepositories(system).Delete(t.Context(), name, metav1.DeleteOptions{}))
+	must(t, EnsureRecord(t.Context(), h.engine.EngineV1alpha1().VolumeRepositories(system), "app", "default"))
+	h.expect(metav1.ConditionTrue, "Opened")
+}
+
 // TestLocationWakes: a repository waits for its location without trying it.
 func TestLocationWakes(t *testing.T) {
 	h := newHarness(t, record())
@@ -368,6 +438,30 @@ func TestLocationWakes(t *testing.T) {
 	}
 	set(metav1.ConditionTrue)
 	h.expect(metav1.ConditionTrue, "Opened")
+}
+
+// TestWhatWasFineIsLeftAlone: a process that begins opens none that was ready, so that nobody's
+// new repository waits for those of all others; and one that is not, it does.
+func TestWhatWasFineIsLeftAlone(t *testing.T) {
+	fine := record()
+	meta.SetStatusCondition(&fine.Status.Conditions, metav1.Condition{Type: engine.ConditionReady, Status: metav1.ConditionTrue, Reason: "Opened"})
+	failed := fine.DeepCopy()
+	failed.Status.RecentMaintenance = []engine.MaintenanceRun{{Result: engine.MaintenanceFailed}}
+	if !wasFine(fine) || wasFine(failed) || wasFine(record()) {
+		t.Errorf("fine: %t, failed: %t, new: %t", wasFine(fine), wasFine(failed), wasFine(record()))
+	}
+	h := newHarness(t, fine)
+	h.run()
+	must(t, EnsureRecord(t.Context(), h.engine.EngineV1alpha1().VolumeRepositories(system), "other", "default"))
+	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		other, err := h.engine.EngineV1alpha1().VolumeRepositories(system).Get(ctx, engine.RepositoryName("other", "default"), metav1.GetOptions{})
+		return err == nil && meta.IsStatusConditionTrue(other.Status.Conditions, engine.ConditionReady), err
+	})
+	must(t, err)
+	// Whoever looks finds that it is gone from the store.
+	if record := h.record(); !wasFine(record) {
+		t.Errorf("the one that was fine was opened: %+v", record.Status.Conditions)
+	}
 }
 
 func TestLocationMissing(t *testing.T) {

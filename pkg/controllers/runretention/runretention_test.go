@@ -5,6 +5,8 @@ package runretention
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -206,6 +208,63 @@ func TestARemovalIsTriedAgain(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		if exists(t, cluster, "a") {
 			t.Error("it is kept")
+		}
+	})
+}
+
+// Of a namespace's restores only so many are kept: the newest that have ended, and all that
+// have not.
+func TestMostRestores(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		restore := func(namespace string, n int, phase v1alpha1.RestorePhase) *enginev1alpha1.RestoreRun {
+			name := fmt.Sprintf("%s.%s-%d", namespace, phase, n)
+			run := &enginev1alpha1.RestoreRun{
+				ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: strings.ToLower(name), UID: types.UID("uid of " + name)},
+				Spec:       enginev1alpha1.RestoreRunSpec{RestoreRef: v1alpha1.BackupReference{Namespace: namespace, Name: name}},
+				Status:     enginev1alpha1.RestoreRunStatus{Phase: phase},
+			}
+			if phase.Ended() {
+				run.Status.CompletionTimestamp = &metav1.Time{Time: time.Now().Add(time.Duration(n) * time.Second)}
+			}
+			return run
+		}
+		var objects []runtime.Object
+		for n := range MostRestores + 3 {
+			objects = append(objects, restore("shop", n, v1alpha1.RestorePhaseCompleted))
+		}
+		objects = append(objects, restore("shop", 0, v1alpha1.RestorePhaseInProgress), restore("other", 0, v1alpha1.RestorePhaseFailed))
+		cluster := enginetest.New(objects...)
+		records := engineinformers.NewSharedInformerFactory(cluster, 0)
+		controller, err := NewRestores(cluster.EngineV1alpha1(), records.Engine().V1alpha1().RestoreRuns(), clock.RealClock{}, DefaultRestoreRetention)
+		if err != nil {
+			t.Fatal(err)
+		}
+		records.StartWithContext(t.Context())
+		t.Cleanup(records.Shutdown)
+		records.WaitForCacheSync(t.Context().Done())
+		synctest.Wait()
+		go controller.Run(t.Context())
+		synctest.Wait()
+		left := func() []enginev1alpha1.RestoreRun {
+			synctest.Wait()
+			list, err := cluster.EngineV1alpha1().RestoreRuns(system).List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return list.Items
+		}
+		kept := left()
+		for _, run := range kept {
+			if name := run.Spec.RestoreRef.Name; name == "shop.Completed-0" || name == "shop.Completed-2" {
+				t.Errorf("%s is kept", name)
+			}
+		}
+		if len(kept) != MostRestores+2 {
+			t.Errorf("%d are kept", len(kept))
+		}
+		time.Sleep(DefaultRestoreRetention + time.Hour)
+		if kept := left(); len(kept) != 1 || kept[0].Status.Phase.Ended() {
+			t.Errorf("%d are kept for ever", len(kept))
 		}
 	})
 }

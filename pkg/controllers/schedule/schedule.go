@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,7 +44,9 @@ const (
 	// deletedAtOnce is how many backups of a schedule are deleted at a time: each has a record
 	// until it is gone from its store.
 	deletedAtOnce = 10
-	workers       = 4
+	// lasting is how long a backup may be asked for without an answer until that is said.
+	lasting = time.Minute
+	workers = 4
 )
 
 // Schedules are those that there are, with their records and the backups that they made.
@@ -143,7 +146,7 @@ func (c *Controller) sync(ctx context.Context, name types.NamespacedName) error 
 			return nil
 		}
 		if decision.Reason, decision.Message, err = c.ask(ctx, s, entry.Spec.Requester, decision.Due); err != nil {
-			return err
+			return errors.Join(err, c.notAnswered(ctx, s, entry, decision.Due, err))
 		}
 		if decision.Reason != "" {
 			decision.Missed++
@@ -204,6 +207,20 @@ func (c *Controller) ask(ctx context.Context, s *v1alpha1.Schedule, as enginev1a
 		return v1alpha1.ScheduleReasonInvalid, err.Error(), nil
 	}
 	return "", "", fmt.Errorf("asking for the backup %s: %w", backup.Name, err)
+}
+
+// notAnswered says, once for each due time, that its backup has been asked for in vain for
+// long. The time is not dealt with by that.
+func (c *Controller) notAnswered(ctx context.Context, s *v1alpha1.Schedule, entry *enginev1alpha1.ScheduleEntry, due time.Time, why error) error {
+	if c.Clock.Since(due) < lasting || ctx.Err() != nil {
+		return nil
+	}
+	begins := fmt.Sprintf("the backup of %s is asked for again and again: ", due.UTC().Format(time.RFC3339))
+	was := meta.FindStatusCondition(entry.Status.Conditions, v1alpha1.ConditionScheduled)
+	if was != nil && was.Reason == v1alpha1.ScheduleReasonNotAnswered && strings.HasPrefix(was.Message, begins) {
+		return nil
+	}
+	return c.record(ctx, s, entry, domain.Decision{Reason: v1alpha1.ScheduleReasonNotAnswered, Message: fmt.Sprintf("%s%.500s", begins, why.Error())}, nil)
 }
 
 // causeTooManyBackups is that of the refusal of a backup beyond a limit.
@@ -270,7 +287,7 @@ func (c *Controller) record(ctx context.Context, s *v1alpha1.Schedule, entry *en
 		scheduled.Status, scheduled.Reason, scheduled.Message = metav1.ConditionFalse, v1alpha1.ScheduleReasonPaused, "spec.paused is set"
 	case decision.Reason != "":
 		scheduled.Status, scheduled.Reason, scheduled.Message = metav1.ConditionFalse, decision.Reason, decision.Message
-	case decision.Due.IsZero() && was != nil && was.Reason != v1alpha1.ScheduleReasonPaused:
+	case decision.Due.IsZero() && was != nil && was.Reason != v1alpha1.ScheduleReasonPaused && was.Reason != v1alpha1.ScheduleReasonNotAnswered:
 		scheduled = *was // it says what came of the last time
 	}
 	meta.SetStatusCondition(&status.Conditions, scheduled)

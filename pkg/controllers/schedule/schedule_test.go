@@ -47,8 +47,9 @@ type world struct {
 	deleted []string
 	// forbidden and broken are what becomes of requests; lost are the answers to the next
 	// writes that don't arrive.
-	forbidden, broken, mayNotDelete, deletionsStay bool
-	lost                                           int
+	// unanswered breaks those about backups alone.
+	forbidden, broken, unanswered, mayNotDelete, deletionsStay bool
+	lost                                                       int
 }
 
 func newWorld(spec v1alpha1.ScheduleSpec, now time.Time) *world {
@@ -107,7 +108,7 @@ type asked struct{ *world }
 
 func (w asked) Create(_ context.Context, as enginev1alpha1.Requester, schedule types.UID, backup *v1alpha1.Backup) error {
 	switch {
-	case w.broken:
+	case w.broken || w.unanswered:
 		return apierrors.NewServiceUnavailable("broken")
 	case as.Username != "ann" || schedule != uid || backup.Labels[v1alpha1.LabelScheduleName] != name:
 		return fmt.Errorf("%s asks for %+v", as.Username, backup)
@@ -202,7 +203,7 @@ func bringUp(t interface{ Fatal(...any) }, c *Controller, v *view) {
 		if !errors.Is(err, errLost) && !apierrors.IsConflict(err) && !apierrors.IsServiceUnavailable(err) {
 			t.Fatal(err)
 		}
-		if v.broken {
+		if v.broken || v.unanswered && apierrors.IsServiceUnavailable(err) {
 			return
 		}
 		v.known = v.entry
@@ -231,6 +232,7 @@ func TestEachDueTime(t *testing.T) {
 
 		due := map[string]bool{} // each time, by the name of its backup
 		from := start            // up to where they are known
+		settled := start         // when all that was due was last dealt with
 		note := func() {
 			now, spec := w.clock.Now(), w.entry.Spec.Schedule
 			if !spec.Paused {
@@ -245,14 +247,19 @@ func TestEachDueTime(t *testing.T) {
 			from = now
 		}
 		settle := func() {
-			firstView.known, w.broken = w.entry, false
+			firstView.known, w.broken, w.unanswered = w.entry, false, false
 			bringUp(t, first, firstView)
 			note()
+			settled = w.clock.Now()
 		}
 		for range rapid.IntRange(5, 60).Draw(t, "steps") {
-			switch step := rapid.SampledFrom([]string{"wait", "wait", "wait", "work", "work", "other", "other", "lose", "break", "rights", "end", "edit", "pause", "learn"}).Draw(t, "step"); step {
+			switch step := rapid.SampledFrom([]string{"wait", "wait", "wait", "work", "work", "other", "other", "lose", "break", "unanswered", "rights", "end", "edit", "pause", "learn"}).Draw(t, "step"); step {
 			case "wait":
-				w.clock.SetTime(w.clock.Now().Add(time.Duration(rapid.SampledFrom([]int{1, 30, 59, 60, 61, 600, 1440, 5000, 20000}).Draw(t, "minutes")) * time.Minute))
+				wait := time.Duration(rapid.SampledFrom([]int{1, 30, 59, 60, 61, 600, 1440, 5000, 20000}).Draw(t, "minutes")) * time.Minute
+				if w.clock.Now().Add(wait).Sub(settled) > 900*time.Hour {
+					settle() // of times missed at once, up to a thousand are counted
+				}
+				w.clock.SetTime(w.clock.Now().Add(wait))
 			case "work":
 				bringUp(t, first, firstView)
 			case "other":
@@ -263,6 +270,8 @@ func TestEachDueTime(t *testing.T) {
 				w.lost = rapid.IntRange(0, 2).Draw(t, "answers")
 			case "break":
 				w.broken = !w.broken
+			case "unanswered":
+				w.unanswered = !w.unanswered
 			case "rights":
 				w.forbidden = !w.forbidden
 			case "end":
@@ -337,6 +346,27 @@ func TestWhyNot(t *testing.T) {
 	bringUp(t, c, v)
 	if len(w.made) != 1 || !meta.IsStatusConditionTrue(w.entry.Status.Conditions, v1alpha1.ConditionScheduled) {
 		t.Errorf("with one that answers again: %v, %+v", w.made, w.entry.Status)
+	}
+	for _, backup := range w.backups {
+		backup.Phase = v1alpha1.BackupPhaseCompleted
+	}
+	bringUp(t, c, v)
+	w.clock.Step(24 * time.Hour)
+	w.unanswered = true
+	bringUp(t, c, v)
+	said := meta.FindStatusCondition(w.entry.Status.Conditions, v1alpha1.ConditionScheduled)
+	if said == nil || said.Reason != v1alpha1.ScheduleReasonNotAnswered || said.Message != "the backup of 2026-05-07T00:00:00Z is asked for again and again: asking for the backup nightly-20260507000000: broken" || w.entry.Status.Missed != 0 {
+		t.Errorf("when backups can't be asked for it says %+v, %+v", said, w.entry.Status)
+	}
+	written := w.entry.ResourceVersion
+	bringUp(t, c, v)
+	if w.entry.ResourceVersion != written {
+		t.Error("what lasts is written again and again")
+	}
+	w.unanswered = false
+	bringUp(t, c, v)
+	if len(w.made) != 2 || !meta.IsStatusConditionTrue(w.entry.Status.Conditions, v1alpha1.ConditionScheduled) {
+		t.Errorf("when they can: %v, %+v", w.made, w.entry.Status)
 	}
 	before := w.entry.ResourceVersion
 	bringUp(t, c, v)

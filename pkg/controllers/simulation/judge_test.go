@@ -27,6 +27,7 @@ const (
 	returns       = "starts to take back"
 	unclaimed     = "starts taken back, or lost with the ledger"
 	givenBack     = "claims given back"
+	executedAgain = "executions of runs that were left behind"
 	takeovers     = "leaders"
 	lostLeases    = "processes that lost the Lease"
 	deletedByHand = "runs deleted by hand"

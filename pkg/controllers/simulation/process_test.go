@@ -22,9 +22,11 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/queue"
 )
 
 var (
@@ -75,18 +77,20 @@ func (w *world) launch() *process {
 	records := recorded.Engine().V1alpha1()
 	configMaps := w.Kube.CoreV1().ConfigMaps(system)
 	queue, err := backupqueue.New(backupqueue.Config{
-		Namespace: system, Limit: limit, Identity: p.name, Leads: leads,
+		Namespace: system, Limits: queue.Slots{limit, limit}, Identity: p.name, Leads: leads,
 		Runs:       linkedRuns{w.EngineV1alpha1().BackupRuns(system), link{p, queuePart}},
+		Restores:   w.EngineV1alpha1().RestoreRuns(system),
 		ConfigMaps: linkedConfigMaps{configMaps, link{p, queuePart}},
 		Events:     &events.FakeRecorder{}, Clock: clock.RealClock{},
-		RunInformer: records.BackupRuns(), LocationInformer: records.StorageLocations(),
+		RunInformer: records.BackupRuns(), RestoreInformer: records.RestoreRuns(), LocationInformer: records.StorageLocations(),
 		NamespaceInformer: objects.Core().V1().Namespaces(), LedgerInformer: objects.Core().V1().ConfigMaps(),
 	})
 	if err != nil {
 		w.Fatal(err)
 	}
 	executor, err := backuprun.New(backuprun.Config{
-		Namespace: system, Workers: limit, Identity: p.name, VolumeTimeout: time.Hour, AgentTimeout: time.Hour, Agents: noVolumes{}, Leads: leads, Queue: counting{queue, w.referee},
+		ResumeInProgress: true,
+		Namespace:        system, Workers: limit, Identity: p.name, VolumeTimeout: time.Hour, AgentTimeout: time.Hour, Agents: noVolumes{}, Leads: leads, Queue: counting{queue, w.referee},
 		Engine:     linkedEngine{w.EngineV1alpha1(), link{p, "executor"}},
 		ConfigMaps: linkedConfigMaps{configMaps, link{p, "executor"}},
 		Executor:   work{p}, CheckLocation: p.checkLocation,
@@ -112,7 +116,7 @@ func (w *world) launch() *process {
 	}
 	work := func(ctx context.Context) error {
 		var running sync.WaitGroup
-		for _, run := range []func(context.Context){func(ctx context.Context) { queue.Run(ctx, executor) }, executor.Run, retention.Run} {
+		for _, run := range []func(context.Context){func(ctx context.Context) { queue.Run(ctx, executor, enginetest.NoRestores{}) }, executor.Run, retention.Run} {
 			running.Go(func() { run(ctx) })
 		}
 		running.Wait()

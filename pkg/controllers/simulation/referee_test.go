@@ -24,6 +24,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -337,9 +338,15 @@ func (r *referee) executes(p *process, run *enginev1alpha1.BackupRun) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	t := r.runs[run.UID]
+	if r.reads(t) && t.executing != p {
+		r.violation("%s is executed by %s, and %s still reads it", t.name, p.name, t.executing.name)
+	}
 	t.executing = p
 	if t.executions++; t.executions > 1 {
-		r.violation("%s is executed again, by %s", t.name, p.name)
+		r.counts[executedAgain]++
+	}
+	if t.executions > backuprun.MaxAttempts {
+		r.violation("%s is executed for the %d. time, by %s", t.name, t.executions, p.name)
 	}
 	if _, started := r.ledger[run.UID]; r.elected == p.name && (!started || r.leader != p.name) {
 		r.violation("%s is executed by %s, and the ledger of %s has %t", t.name, p.name, r.leader, started)

@@ -170,6 +170,9 @@ func (w *world) rest() {
 	w.noticeDown()
 	w.setFaults(0)
 	w.revive()
+	// Until all know that the others have ended, and no write is on its way any more: a
+	// start that is made before keeps the ones that it believes to run.
+	time.Sleep(time.Minute)
 	w.Create(w.newRun("last"))
 	for begin := time.Now(); time.Since(begin) < stuck; {
 		time.Sleep(time.Minute)

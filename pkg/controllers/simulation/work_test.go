@@ -5,18 +5,19 @@ package simulation
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
+	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
 // lengthKey is the annotation of a run that says how long its work takes.
 const lengthKey = "length"
 
-var errUnreachable = errors.New("the store does not answer")
+var errUnreachable = store.ErrUnavailable
 
 // work stands for the engine: it takes its time, and has an outcome, which it
 // stores. All processes share the stores.
@@ -30,7 +31,7 @@ func (w work) Reach(_ context.Context, run *enginev1alpha1.BackupRun) error {
 	return nil
 }
 
-func (w work) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, _ backup.Volumes, _ *backup.Progress) (backup.Outcome, error) {
+func (w work) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, _ backup.Volumes, _ backuprun.PendingHooks, _ *backup.Progress) (backup.Outcome, error) {
 	w.world.referee.executes(w.process, run)
 	defer w.world.referee.stops(run)
 	length, err := time.ParseDuration(run.Spec.Annotations[lengthKey])
@@ -92,6 +93,9 @@ func (w *world) reachable(run *enginev1alpha1.BackupRun) bool {
 	defer w.mu.Unlock()
 	return !w.down || run.Spec.Backup.StorageLocation != flaky
 }
+
+// RunPostHooks has nothing to do: no run has hooks.
+func (w work) RunPostHooks(context.Context, *enginev1alpha1.BackupRun) error { return nil }
 
 // DiscardSnapshots has nothing to do: no run has volumes.
 func (w work) DiscardSnapshots(context.Context, *enginev1alpha1.BackupRun, string) error { return nil }

@@ -107,7 +107,7 @@ func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
 func (c *Controller) check(ctx context.Context, record *enginev1alpha1.StorageLocation) metav1.Condition {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	bucket, err := location.Open(ctx, c.secrets, record)
+	bucket, err := location.OpenAny(ctx, c.secrets, record)
 	if err != nil {
 		return unavailable(err, enginev1alpha1.ReasonInvalid)
 	}

@@ -61,7 +61,7 @@ func status(record *engine.VolumeRestore) volumework.Status {
 }
 
 func restore(ctx context.Context, r *repository.Repository, record *engine.VolumeRestore, folder string, p *datapath.Progress) (volumework.Result[*engine.VolumeRestore], error) {
-	restored, err := datapath.Restore(ctx, r, datapath.RestoreRequest{SnapshotID: record.Spec.SnapshotID, Path: folder}, p)
+	restored, err := datapath.Restore(ctx, r, datapath.RestoreRequest{SnapshotID: record.Spec.SnapshotID, Path: folder, Only: record.Spec.Paths}, p)
 	return volumework.Result[*engine.VolumeRestore]{Bytes: restored.TotalBytes, Files: restored.Files, Warnings: restored.Warnings}, err
 }
 

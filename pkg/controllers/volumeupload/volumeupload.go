@@ -69,6 +69,7 @@ func upload(ctx context.Context, r *repository.Repository, record *engine.Volume
 			ClaimUID:  record.Spec.ClaimUID,
 		},
 		Backup:     types.UID(record.Labels[engine.LabelRun]),
+		Record:     record.UID,
 		StoreName:  record.Spec.StoreName,
 		ClusterUID: record.Spec.ClusterUID,
 	}, p)

@@ -196,7 +196,10 @@ func New[T Record[T]](config Config, kind Kind[T], client Client[T], lister List
 			Secrets:      config.Secrets,
 			Keys:         config.Keys,
 			Options:      config.Options,
-			Clock:        config.Clock,
+			Indexes: func(ctx context.Context, bytes int64) (func(), error) {
+				return datapath.MemoryOf(ctx).Indexes(ctx, bytes)
+			},
+			Clock: config.Clock,
 		},
 		// One worker is enough: it only decides and writes, the manager runs the work.
 		queue: loop.New[string](loop.Config{Controller: kind.Name, Clock: config.Clock}),

@@ -25,11 +25,23 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunList":          schema_pkg_apis_engine_v1alpha1_BackupRunList(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunSpec":          schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunStatus":        schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.CatalogueStatus":        schema_pkg_apis_engine_v1alpha1_CatalogueStatus(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Deletion":               schema_pkg_apis_engine_v1alpha1_Deletion(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChange":       schema_pkg_apis_engine_v1alpha1_ExpirationChange(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeList":   schema_pkg_apis_engine_v1alpha1_ExpirationChangeList(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeSpec":   schema_pkg_apis_engine_v1alpha1_ExpirationChangeSpec(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeStatus": schema_pkg_apis_engine_v1alpha1_ExpirationChangeStatus(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation":     schema_pkg_apis_engine_v1alpha1_FilesystemLocation(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.HookedPod":              schema_pkg_apis_engine_v1alpha1_HookedPod(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation":       schema_pkg_apis_engine_v1alpha1_LonghornLocation(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceRun":         schema_pkg_apis_engine_v1alpha1_MaintenanceRun(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference":           schema_pkg_apis_engine_v1alpha1_PodReference(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester":              schema_pkg_apis_engine_v1alpha1_Requester(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRun":             schema_pkg_apis_engine_v1alpha1_RestoreRun(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRunList":         schema_pkg_apis_engine_v1alpha1_RestoreRunList(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRunSpec":         schema_pkg_apis_engine_v1alpha1_RestoreRunSpec(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRunStatus":       schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreSource":          schema_pkg_apis_engine_v1alpha1_RestoreSource(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location":             schema_pkg_apis_engine_v1alpha1_S3Location(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntry":          schema_pkg_apis_engine_v1alpha1_ScheduleEntry(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntryList":      schema_pkg_apis_engine_v1alpha1_ScheduleEntryList(ref),
@@ -41,6 +53,12 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationStatus":  schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StoredBackup":           schema_pkg_apis_engine_v1alpha1_StoredBackup(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster":         schema_pkg_apis_engine_v1alpha1_TrustedCluster(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletion":         schema_pkg_apis_engine_v1alpha1_VolumeDeletion(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionList":     schema_pkg_apis_engine_v1alpha1_VolumeDeletionList(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionRefusal":  schema_pkg_apis_engine_v1alpha1_VolumeDeletionRefusal(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionSpec":     schema_pkg_apis_engine_v1alpha1_VolumeDeletionSpec(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionStatus":   schema_pkg_apis_engine_v1alpha1_VolumeDeletionStatus(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionTarget":   schema_pkg_apis_engine_v1alpha1_VolumeDeletionTarget(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress":         schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepository":       schema_pkg_apis_engine_v1alpha1_VolumeRepository(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositoryList":   schema_pkg_apis_engine_v1alpha1_VolumeRepositoryList(ref),
@@ -54,10 +72,14 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUploadList":       schema_pkg_apis_engine_v1alpha1_VolumeUploadList(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUploadSpec":       schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUploadStatus":     schema_pkg_apis_engine_v1alpha1_VolumeUploadStatus(ref),
+		v1alpha1.BackedUpVolume{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_BackedUpVolume(ref),
 		v1alpha1.Backup{}.OpenAPIModelName():                                              schema_pkg_apis_holdfast_v1alpha1_Backup(ref),
 		v1alpha1.BackupCancellation{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_BackupCancellation(ref),
 		v1alpha1.BackupDeletion{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref),
 		v1alpha1.BackupDeletionPreconditions{}.OpenAPIModelName():                         schema_pkg_apis_holdfast_v1alpha1_BackupDeletionPreconditions(ref),
+		v1alpha1.BackupExpiration{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupExpiration(ref),
+		v1alpha1.BackupHold{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupHold(ref),
+		v1alpha1.BackupHooks{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_BackupHooks(ref),
 		v1alpha1.BackupList{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupList(ref),
 		v1alpha1.BackupOrigin{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref),
 		v1alpha1.BackupProgress{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_BackupProgress(ref),
@@ -66,6 +88,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.BackupQueueEntrySpec{}.OpenAPIModelName():                                schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntrySpec(ref),
 		v1alpha1.BackupQueueEntryStatus{}.OpenAPIModelName():                              schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref),
 		v1alpha1.BackupReference{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_BackupReference(ref),
+		v1alpha1.BackupResourceHook{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_BackupResourceHook(ref),
+		v1alpha1.BackupResourceHookSpec{}.OpenAPIModelName():                              schema_pkg_apis_holdfast_v1alpha1_BackupResourceHookSpec(ref),
 		v1alpha1.BackupSpec{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref),
 		v1alpha1.BackupStatus{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref),
 		v1alpha1.BackupVolume{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_BackupVolume(ref),
@@ -73,12 +97,31 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.BackupVolumeSpec{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupVolumeSpec(ref),
 		v1alpha1.BackupVolumeStatus{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref),
 		v1alpha1.BackupVolumesProgress{}.OpenAPIModelName():                               schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref),
+		v1alpha1.ExecHook{}.OpenAPIModelName():                                            schema_pkg_apis_holdfast_v1alpha1_ExecHook(ref),
+		v1alpha1.ExecRestoreHook{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_ExecRestoreHook(ref),
+		v1alpha1.HookStatus{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_HookStatus(ref),
+		v1alpha1.InitRestoreHook{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_InitRestoreHook(ref),
 		v1alpha1.MaintenanceRequest{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequest(ref),
 		v1alpha1.MaintenanceRequestStatus{}.OpenAPIModelName():                            schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequestStatus(ref),
 		v1alpha1.NodeAgent{}.OpenAPIModelName():                                           schema_pkg_apis_holdfast_v1alpha1_NodeAgent(ref),
 		v1alpha1.NodeAgentList{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_NodeAgentList(ref),
 		v1alpha1.NodeAgentStatus{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref),
 		v1alpha1.QueueBlocker{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref),
+		v1alpha1.ResourcePolicyReference{}.OpenAPIModelName():                             schema_pkg_apis_holdfast_v1alpha1_ResourcePolicyReference(ref),
+		v1alpha1.Restore{}.OpenAPIModelName():                                             schema_pkg_apis_holdfast_v1alpha1_Restore(ref),
+		v1alpha1.RestoreCancellation{}.OpenAPIModelName():                                 schema_pkg_apis_holdfast_v1alpha1_RestoreCancellation(ref),
+		v1alpha1.RestoreHooks{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_RestoreHooks(ref),
+		v1alpha1.RestoreList{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_RestoreList(ref),
+		v1alpha1.RestoreModifier{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_RestoreModifier(ref),
+		v1alpha1.RestoreObject{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_RestoreObject(ref),
+		v1alpha1.RestoreProgress{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_RestoreProgress(ref),
+		v1alpha1.RestoreResourceHook{}.OpenAPIModelName():                                 schema_pkg_apis_holdfast_v1alpha1_RestoreResourceHook(ref),
+		v1alpha1.RestoreResourceHookSpec{}.OpenAPIModelName():                             schema_pkg_apis_holdfast_v1alpha1_RestoreResourceHookSpec(ref),
+		v1alpha1.RestoreSpec{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref),
+		v1alpha1.RestoreStatus{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref),
+		v1alpha1.RestoreStatusSpec{}.OpenAPIModelName():                                   schema_pkg_apis_holdfast_v1alpha1_RestoreStatusSpec(ref),
+		v1alpha1.RestoreVolumesProgress{}.OpenAPIModelName():                              schema_pkg_apis_holdfast_v1alpha1_RestoreVolumesProgress(ref),
+		v1alpha1.RestoredBackup{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_RestoredBackup(ref),
 		v1alpha1.Schedule{}.OpenAPIModelName():                                            schema_pkg_apis_holdfast_v1alpha1_Schedule(ref),
 		v1alpha1.ScheduleKeep{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_ScheduleKeep(ref),
 		v1alpha1.ScheduleList{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_ScheduleList(ref),
@@ -88,11 +131,15 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.ScheduleTemplateMetadata{}.OpenAPIModelName():                            schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplateMetadata(ref),
 		v1alpha1.ScheduleTrigger{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_ScheduleTrigger(ref),
 		v1alpha1.ScheduledBackup{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_ScheduledBackup(ref),
+		v1alpha1.SyncRequest{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_SyncRequest(ref),
+		v1alpha1.SyncRequestStatus{}.OpenAPIModelName():                                   schema_pkg_apis_holdfast_v1alpha1_SyncRequestStatus(ref),
 		v1alpha1.VolumeBackup{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_VolumeBackup(ref),
 		v1alpha1.VolumeBackupList{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_VolumeBackupList(ref),
 		v1alpha1.VolumeBackupSpec{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref),
 		v1alpha1.VolumeBackupStatus{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref),
 		v1alpha1.VolumeCounts{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_VolumeCounts(ref),
+		v1alpha1.VolumeDeletion{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_VolumeDeletion(ref),
+		v1alpha1.VolumeDeletionPreconditions{}.OpenAPIModelName():                         schema_pkg_apis_holdfast_v1alpha1_VolumeDeletionPreconditions(ref),
 		resource.Quantity{}.OpenAPIModelName():                                            schema_apimachinery_pkg_api_resource_Quantity(ref),
 		v1.APIGroup{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_APIGroup(ref),
 		v1.APIGroupList{}.OpenAPIModelName():                                              schema_pkg_apis_meta_v1_APIGroupList(ref),
@@ -400,9 +447,16 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 					},
 					"executor": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The controller process that executes the run. A run that is InProgress by a process that is gone has failed.",
+							Description: "The controller process that executes the run. A run that is InProgress by a process that is gone is taken over by the next one.",
 							Type:        []string{"string"},
 							Format:      "",
+						},
+					},
+					"attempts": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many processes have claimed the run, the one that executes it included.",
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 					"startTimestamp": {
@@ -433,6 +487,30 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 						SchemaProps: spec.SchemaProps{
 							Description: "Volumes found and backed up.",
 							Ref:         ref(v1alpha1.BackupVolumesProgress{}.OpenAPIModelName()),
+						},
+					},
+					"hookStatus": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Hooks that were run.",
+							Ref:         ref(v1alpha1.HookStatus{}.OpenAPIModelName()),
+						},
+					},
+					"pendingHooks": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Pods that a hook may have been run in, and whose post hooks are still to be run. Whoever takes over from the executor runs them first.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference"),
+									},
+								},
+							},
 						},
 					},
 					"absentAgents": {
@@ -524,7 +602,42 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BackupProgress{}.OpenAPIModelName(), v1alpha1.BackupVolumesProgress{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference", v1alpha1.BackupProgress{}.OpenAPIModelName(), v1alpha1.BackupVolumesProgress{}.OpenAPIModelName(), v1alpha1.HookStatus{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_CatalogueStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "CatalogueStatus is what is known of what a store holds. It is written with a change of the conditions, and otherwise no more often than every ten minutes.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"backups": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many backups are known. While the location is Suspicious, how many were known before.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"lastListTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the latest listing of all was begun, as of this writing.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"syncRequest": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The annotation holdfast.io/sync-request as that listing has followed it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -554,12 +667,225 @@ func schema_pkg_apis_engine_v1alpha1_Deletion(ref common.ReferenceCallback) comm
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StoredBackup"),
 						},
 					},
+					"expired": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether it was asked for since the backup has expired, so that it waits if the backup turns out to be kept for longer.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 				},
 				Required: []string{"timestamp"},
 			},
 		},
 		Dependencies: []string{
 			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StoredBackup", v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_ExpirationChange(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExpirationChange is the record of a request to keep a stored backup for longer, or for less long, or to hold it. Its name is the backup's name in the store. The controller writes the change into the store, where it counts from then on; until that has been read, the record does. It is removed some time after that.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What was asked for last, and what was asked for before and is not in the store yet.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeSpec"),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether it is in the store.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeStatus"),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeStatus", v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_ExpirationChangeList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExpirationChangeList is a list of ExpirationChanges.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChange"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChange", v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_ExpirationChangeSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExpirationChangeSpec is the request.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"backupRef": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The Backup.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
+						},
+					},
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the Backup: another one of its name is not meant.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"storageLocation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Where the backup lies.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"ask": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who asked last, and when.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"expiration": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the backup is to expire. Absent if that does not change.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"hold": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the backup is held from now on. Absent if that does not change.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"backupRef", "uid", "storageLocation", "ask"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", v1alpha1.BackupReference{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_ExpirationChangeStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExpirationChangeStatus says what came of the request.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"observedGeneration": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The generation of the record that is done.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"number": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of the change in the store; 0 if it could not be made.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"timestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When it was done.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why it was not made, or waits.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -580,6 +906,105 @@ func schema_pkg_apis_engine_v1alpha1_FilesystemLocation(ref common.ReferenceCall
 					},
 				},
 				Required: []string{"path"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_HookedPod(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "HookedPod is a restored pod in which the commands of hooks were begun.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The pod's uid.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"ended": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether they have ended, and those of them that failed.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"failed": {
+						SchemaProps: spec.SchemaProps{
+							Type:   []string{"integer"},
+							Format: "int32",
+						},
+					},
+					"errors": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "What was told of those that failed: errors, and warnings.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"warnings": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"uid"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_LonghornLocation(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "LonghornLocation says how far a store that Longhorn writes is believed, and what may be done to it.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"trustNamespaces": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether volumes are listed in the namespaces that they name, and so belong to whoever has rights there. Nothing in such a store is signed: whoever may write to it can have anything listed in any namespace but the system namespace. By default all are listed in the system namespace.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"allowDeletion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether volumes and their backups may be deleted from the store. By default nothing in it is changed.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
 			},
 		},
 	}
@@ -720,7 +1145,447 @@ func schema_pkg_apis_engine_v1alpha1_Requester(ref common.ReferenceCallback) com
 							},
 						},
 					},
+					"extra": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What else the authenticator says of the user. Kept only where work is done later with the user's rights.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type: []string{"array"},
+										Items: &spec.SchemaOrArray{
+											Schema: &spec.Schema{
+												SchemaProps: spec.SchemaProps{
+													Type:   []string{"string"},
+													Format: "",
+												},
+											},
+										},
+									},
+								},
+							},
+						},
+					},
 				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_RestoreRun(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreRun is the record of a restore that waits, runs, or has ended lately. Its name is the Restore's for the system namespace, and NAMESPACE.NAME for any other; its uid and creationTimestamp are the Restore's. It is in the system namespace, where only Holdfast writes: it says with whose rights objects are written.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What was asked for, and by whom.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRunSpec"),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How far it is.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRunStatus"),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRunSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRunStatus", v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_RestoreRunList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreRunList is a list of RestoreRuns.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRun"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRun", v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_RestoreRunSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreRunSpec is the request. It does not change, except that it can be cancelled once.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"restoreRef": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The Restore that the run belongs to.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
+						},
+					},
+					"namespaceUID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the Restore's namespace when the Restore was asked for. Another namespace of that name has nothing to do with the run.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"labels": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Labels of the Restore.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"annotations": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Annotations of the Restore.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"requester": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who asked for the restore, with whose rights it writes, unless it is in the system namespace.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
+						},
+					},
+					"backup": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The backup, as it was found when the Restore was asked for.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreSource"),
+						},
+					},
+					"restore": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The Restore's spec, with its defaults filled in.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.RestoreSpec{}.OpenAPIModelName()),
+						},
+					},
+					"targetNamespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces that the restore writes to, sorted, as far as they were known when it was asked for: the words of the queue's rule. Empty means any.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"clusterScoped": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the restore writes cluster-scoped objects.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"cancellation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who asked for the run to be stopped, and when. It counts until the run has ended.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
+						},
+					},
+				},
+				Required: []string{"restoreRef", "backup", "restore"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreSource", v1alpha1.BackupReference{}.OpenAPIModelName(), v1alpha1.RestoreSpec{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreRunStatus is the state of a run.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"phase": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The restore's phase. Empty means New.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"ticket": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Order in the queue: lower goes first. Given once, when the run is queued.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"queuedTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the run was queued.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"executor": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The controller process that executes the run. Another one that leads goes on with it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"attempts": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How often a process has begun to execute the run.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"startTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When it began, the first time.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"completionTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the run ended.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"progress": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Objects to restore, and restored.",
+							Ref:         ref(v1alpha1.RestoreProgress{}.OpenAPIModelName()),
+						},
+					},
+					"volumes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Volumes to restore, and restored.",
+							Ref:         ref(v1alpha1.RestoreVolumesProgress{}.OpenAPIModelName()),
+						},
+					},
+					"hookStatus": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Commands that were to run in restored pods, and failed.",
+							Ref:         ref(v1alpha1.HookStatus{}.OpenAPIModelName()),
+						},
+					},
+					"hooked": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"uid",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The pods in which commands were begun. None is begun twice.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.HookedPod"),
+									},
+								},
+							},
+						},
+					},
+					"warnings": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of warnings.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"errors": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of errors.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"failureReason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why the run failed or was cancelled, in one sentence.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"validationErrors": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "What was wrong with the spec, for FailedValidation.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"stored": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the results are durable in the store, below restores/STORE-NAME/.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.HookedPod", v1alpha1.HookStatus{}.OpenAPIModelName(), v1alpha1.RestoreProgress{}.OpenAPIModelName(), v1alpha1.RestoreVolumesProgress{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_RestoreSource(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreSource is a backup in a store.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the Backup.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the Backup.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the Backup.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"storageLocation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the StorageLocation that holds it.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"storeName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the backup in the store.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"publicKey": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Public key with which the backup was signed when the Restore was asked for, by this cluster or one that the location trusts: Ed25519, in base64. Empty if nobody vouched for it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"namespace", "name", "storageLocation", "storeName"},
 			},
 		},
 	}
@@ -1109,6 +1974,19 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 							Format:      "",
 						},
 					},
+					"format": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How backups lie in the store: holdfast, or longhorn for one that Longhorn writes, whose backups are listed beside Holdfast's own. It does not change.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"longhorn": {
+						SchemaProps: spec.SchemaProps{
+							Description: "For the format longhorn.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation"),
+						},
+					},
 					"default": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Whether backups that name no location are stored here. At most one location should say so; of several, the first by name is taken.",
@@ -1153,12 +2031,24 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 							},
 						},
 					},
+					"pollInterval": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How often this store is looked at for what others have stored there, instead of --backupstore-poll-interval of the API server. 0s is never: what this cluster stores, and what a syncrequest asks for, is seen all the same.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
+					"syncRequest": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who has asked last for all of the store to be listed, and when. Create a syncrequest to ask.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
+						},
+					},
 				},
 				Required: []string{"provider"},
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster"},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster", v1.Duration{}.OpenAPIModelName()},
 	}
 }
 
@@ -1179,7 +2069,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Available, and ExpiryFrozen once more backups have expired than may within an hour.",
+							Description: "Conditions: Available, Synced, Suspicious, and ExpiryFrozen once more backups have expired than may within an hour.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1190,11 +2080,17 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 							},
 						},
 					},
+					"catalogue": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What is known of what the store holds.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.CatalogueStatus"),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1.Condition{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.CatalogueStatus", v1.Condition{}.OpenAPIModelName()},
 	}
 }
 
@@ -1280,6 +2176,310 @@ func schema_pkg_apis_engine_v1alpha1_TrustedCluster(ref common.ReferenceCallback
 					},
 				},
 				Required: []string{"name", "uid", "publicKey"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeDeletion(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeDeletion is the record of a request to delete backups of one volume: its whole history, or one. From when it is recorded they are not listed any more. The controller writes that into the store, beside each of the backups, and has the snapshots removed. The record is removed some time after that.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What was asked for. It does not change.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionSpec"),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How far it is.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionStatus"),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionStatus", v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeDeletionList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeDeletionList is a list of VolumeDeletions.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletion"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletion", v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeDeletionRefusal(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeDeletionRefusal says why a target can't be deleted.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"target": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Which one it is in spec.targets, from 0.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"target", "message"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeDeletionSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeDeletionSpec is the request.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"ask": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who asked, and when.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace that the volume was in when it was backed up.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"volume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What the volume is called there: the claim's name, or pod:POD:VOLUME.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"listedIn": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Where the volume is listed, for events.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"history": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether it is the whole history.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"targets": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The backups that it is deleted from.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionTarget"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"ask", "namespace", "volume", "targets"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionTarget"},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeDeletionStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeDeletionStatus says how far a deletion is.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"processed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many of the targets, from the first, are written into the store, or can't be.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"refused": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Those that can't be deleted, which are listed again.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionRefusal"),
+									},
+								},
+							},
+						},
+					},
+					"completionTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When all was written into the store, and the removal of the snapshots asked for there.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What it waits for.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionRefusal", v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_VolumeDeletionTarget(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeDeletionTarget is the volume in one backup.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"storageLocation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Where the backup lies.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"storeName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the backup in the store.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the backup: another one of its name is not meant.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"backupName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Longhorn's name of the backup, in a store of its format: storeName is that of the volume there, and there is no uid.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"repeat": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many volumes of this name come before it in the backup's list.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"storageLocation", "storeName", "uid"},
 			},
 		},
 	}
@@ -1727,6 +2927,25 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 							Format:      "",
 						},
 					},
+					"paths": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Paths in the volume of the files and folders to restore. Empty means all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 				},
 				Required: []string{"node", "pod", "volume", "backupStorageLocation", "repository", "snapshotID"},
 			},
@@ -2082,6 +3301,41 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadStatus(ref common.ReferenceCall
 	}
 }
 
+func schema_pkg_apis_holdfast_v1alpha1_BackedUpVolume(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackedUpVolume is what a store knows of a volume itself.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the persistent volume, or of the volume in its storage system.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"sizeBytes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Size of the volume, in bytes, however much of it is in use.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"creationTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the volume was made, or was first backed up.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName()},
+	}
+}
+
 func schema_pkg_apis_holdfast_v1alpha1_Backup(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -2234,6 +3488,138 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletionPreconditions(ref common.Re
 				},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_BackupExpiration(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupExpiration is the body of a POST to backups/NAME/expiration: it changes until when a stored backup of this cluster is kept. What it leaves out stays as it is.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata. The name, if set, must be the backup's.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the backup, so that no later one of its name is changed.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"expiration": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the backup is to expire: later than it would, or earlier.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"hold": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the backup is held: true keeps it from expiring and from being deleted until false releases it.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why, for whoever reads the backup's status.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.ObjectMeta{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_BackupHold(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupHold says who holds a backup.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"requester": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who asked for it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"timestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why, in the words of who asked.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"timestamp"},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_BackupHooks(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupHooks are commands to run in pods while they are backed up.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"resources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Which pods have which hooks. A pod has those of all that it matches.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.BackupResourceHookSpec{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.BackupResourceHookSpec{}.OpenAPIModelName()},
 	}
 }
 
@@ -2401,7 +3787,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntry(ref common.ReferenceCall
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupQueueEntry is one backup that waits, is about to start, or runs. It has the name, namespace and uid of its Backup, and is gone when the backup ends.",
+				Description: "BackupQueueEntry is one backup or restore that waits, is about to start, or runs. It has the name, namespace and uid of its Backup, and is gone when the backup ends. That of a Restore is called restore:NAME, since a Backup may have the same name.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -2420,7 +3806,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntry(ref common.ReferenceCall
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata: the Backup's.",
+							Description: "Standard object's metadata: the Backup's or the Restore's.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -2434,7 +3820,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntry(ref common.ReferenceCall
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Where the backup stands, and what it waits for.",
+							Description: "Where it stands, and what it waits for.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupQueueEntryStatus{}.OpenAPIModelName()),
 						},
@@ -2501,9 +3887,16 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntrySpec(ref common.Reference
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupQueueEntrySpec says what the waiting backup asked for.",
+				Description: "BackupQueueEntrySpec says what was asked for.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Backup or Restore.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"includedNamespaces": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -2511,7 +3904,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntrySpec(ref common.Reference
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces that the backup includes, in its own words. Empty means all.",
+							Description: "Namespaces that the backup includes, in its own words, or that the restore writes to. Empty means all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2551,7 +3944,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntrySpec(ref common.Reference
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked for the backup.",
+							Description: "Who asked for it.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2578,14 +3971,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 					},
 					"position": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Place among the queued of the whole cluster, from 1. Absent when the backup runs. Published with a short delay.",
+							Description: "Place among the queued of the whole cluster, from 1, restores first. Absent for one that runs. Published with a short delay.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why the backup waits: ConcurrencyLimit, NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping, StorageUnavailable or NextToStart; for one that runs, AgentAbsent if its volumes wait for the agents of nodes.",
+							Description: "Why it waits: ConcurrencyLimit, NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping, StorageUnavailable or NextToStart; for one that runs, AgentAbsent if its volumes wait for the agents of nodes.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2604,7 +3997,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The backups that it waits for. An entry outside the system namespace names only those of its own namespace.",
+							Description: "The backups and restores that it waits for. An entry outside the system namespace names only those of its own namespace.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2617,7 +4010,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 					},
 					"otherBlockers": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many further backups, elsewhere, it waits for.",
+							Description: "How many further ones, elsewhere, it waits for.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -2629,7 +4022,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The namespaces that it and its blockers both include.",
+							Description: "The namespaces that it and its blockers share.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2662,7 +4055,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 					},
 					"slotsInUse": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many backups run or are about to start, in the whole cluster. Only entries that do so themselves say that.",
+							Description: "How many of its kind run or are about to start, in the whole cluster. Only entries that do so themselves say that.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -2676,7 +4069,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 					},
 					"since": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Since when the backup waits; for a running one, since when it runs.",
+							Description: "Since when it waits; for a running one, since when it runs.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -2715,6 +4108,170 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupReference(ref common.ReferenceCallb
 				Required: []string{"namespace", "name"},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_BackupResourceHook(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupResourceHook is one hook.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"exec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "A command to run in a container.",
+							Ref:         ref(v1alpha1.ExecHook{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"exec"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ExecHook{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_BackupResourceHookSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupResourceHookSpec says which pods have which hooks.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name for the log.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"includedNamespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces of the pods, by name or pattern. Empty means all of the backup.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"excludedNamespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces whose pods are left out.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"includedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Resources that have the hooks. Only pods can; empty means those.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"excludedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Resources that do not have the hooks.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"labelSelector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Only pods with these labels have the hooks. Unset means all.",
+							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+					"pre": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Hooks to run before the data of the pod's volumes is read, in this order.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.BackupResourceHook{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"post": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Hooks to run after the data of the pod's volumes is read, in this order. They run also when a hook before them failed, and when the backup fails or is cancelled.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.BackupResourceHook{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.BackupResourceHook{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
 	}
 }
 
@@ -2922,6 +4479,34 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							Format:      "",
 						},
 					},
+					"resourcePolicy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "A ConfigMap with Velero's volume policies, in the backup's own namespace: they say of which volumes the files are backed up, and of which not, before the annotations of pods and defaultVolumesToFsBackup do. Whoever asks for the backup must have the right to get it.",
+							Ref:         ref(v1alpha1.ResourcePolicyReference{}.OpenAPIModelName()),
+						},
+					},
+					"orderedResources": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Objects to take before others of their resource, in this order: resources, as plural or plural.group, each with a list of names, or namespace/name, separated by commas. Pods that are named are one block: the hooks before of all of them run before the data of their volumes is read, in this order.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"hooks": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Commands to run in pods of the backup, before and after the data of their volumes is read. A pod can have annotations for that, which count instead. Both need the right of whoever asks for the backup to create pods/exec in the pod's namespace.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.BackupHooks{}.OpenAPIModelName()),
+						},
+					},
 					"ttl": {
 						SchemaProps: spec.SchemaProps{
 							Description: "How long the backup is kept, counted from its start. Default 720h, unless the cluster has another one. Then it expires: it is deleted, but for the last good one of a namespace.",
@@ -2939,7 +4524,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 			},
 		},
 		Dependencies: []string{
-			v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
 	}
 }
 
@@ -3012,8 +4597,21 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"expiration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the backup expires. Absent if it never does.",
+							Description: "When the backup expires, as was last asked for. Absent if it never does.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"hold": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why the backup neither expires nor can be deleted. Absent if nobody holds it.",
+							Ref:         ref(v1alpha1.BackupHold{}.OpenAPIModelName()),
+						},
+					},
+					"expirationChanges": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How often it was changed until when the backup is kept.",
+							Type:        []string{"integer"},
+							Format:      "int64",
 						},
 					},
 					"progress": {
@@ -3026,6 +4624,12 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 						SchemaProps: spec.SchemaProps{
 							Description: "How many volumes are found and backed up, and their bytes.",
 							Ref:         ref(v1alpha1.BackupVolumesProgress{}.OpenAPIModelName()),
+						},
+					},
+					"hookStatus": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many hooks were run, and how many of them failed.",
+							Ref:         ref(v1alpha1.HookStatus{}.OpenAPIModelName()),
 						},
 					},
 					"warnings": {
@@ -3085,7 +4689,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BackupOrigin{}.OpenAPIModelName(), v1alpha1.BackupProgress{}.OpenAPIModelName(), v1alpha1.BackupVolumesProgress{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+			v1alpha1.BackupHold{}.OpenAPIModelName(), v1alpha1.BackupOrigin{}.OpenAPIModelName(), v1alpha1.BackupProgress{}.OpenAPIModelName(), v1alpha1.BackupVolumesProgress{}.OpenAPIModelName(), v1alpha1.HookStatus{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -3093,7 +4697,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolume(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupVolume is a volume that at least one stored backup holds. It lives in the namespace of the volume claim and has the claim's name; a volume without a claim, such as an emptyDir, is named pod:POD:VOLUME.",
+				Description: "BackupVolume is a volume that at least one stored backup holds. It lives in the namespace of the volume claim and has the claim's name; a volume without a claim, such as an emptyDir, is named pod:POD:VOLUME, and one of which only its own name is known, volume:NAME.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3217,6 +4821,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeSpec(ref common.ReferenceCall
 							Format:      "",
 						},
 					},
+					"volumeName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the volume itself, if that is all that is known of it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 				},
 			},
 		},
@@ -3236,6 +4847,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
 					},
+					"lastVolumeBackup": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the VolumeBackup of the latest completed backup.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"lastBackupTimestamp": {
 						SchemaProps: spec.SchemaProps{
 							Description: "When the latest completed backup of the volume ended.",
@@ -3249,6 +4867,34 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 							Format:      "int64",
 						},
 					},
+					"dataStoredBytes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Bytes that all completed backups together have stored anew.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"volume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The volume itself, as the latest backup that tells of it knew it.",
+							Ref:         ref(v1alpha1.BackedUpVolume{}.OpenAPIModelName()),
+						},
+					},
+					"labels": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Labels that the store keeps with the latest completed backup.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 					"backups": {
 						SchemaProps: spec.SchemaProps{
 							Description: "How many completed backups of the volume are stored.",
@@ -3258,9 +4904,28 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 					},
 					"failures": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many attempts to back up the volume failed.",
+							Description: "How many other backups of the volume there are: they failed, can't be read, or are not known to have ended.",
 							Type:        []string{"integer"},
 							Format:      "int32",
+						},
+					},
+					"messages": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "What is wrong: with each backup since the latest completed one, the newest first, and with those that can't be read.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
 						},
 					},
 					"storageLocations": {
@@ -3286,7 +4951,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BackupReference{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+			v1alpha1.BackedUpVolume{}.OpenAPIModelName(), v1alpha1.BackupReference{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -3318,6 +4983,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref common.Referenc
 							Format:      "int32",
 						},
 					},
+					"deleted": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Volumes that were deleted from the backup since, which count nowhere else.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"totalBytes": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Size of the files in the volumes, in bytes.",
@@ -3335,6 +5007,196 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref common.Referenc
 				},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ExecHook(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExecHook is a command in a container of the pod.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"container": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Container to run the command in. Default: the pod's first.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"command": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The command, and its arguments.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"onError": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What to do when the command fails: Fail (default) does not read the data of the pod's volumes, runs none of its further pre hooks, and makes an error of it; Continue goes on, with a warning.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"timeout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How long the command may take. Default 30s, at most 4h.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"command"},
+			},
+		},
+		Dependencies: []string{
+			v1.Duration{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ExecRestoreHook(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExecRestoreHook is a command in a container of a restored pod.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"container": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Container to run the command in. Default: the pod's first.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"command": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The command, and its arguments.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"onError": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What to do when the command fails: Fail (default) runs none of the pod's further commands, and makes an error of it; Continue goes on, with a warning.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"execTimeout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How long the command may take. Default 30s, at most 4h.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
+					"waitTimeout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How long the container may take until it runs, counted from when all objects are there. Default 10m, at most 4h.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
+					"waitForReady": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the container has to be ready, too.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"command"},
+			},
+		},
+		Dependencies: []string{
+			v1.Duration{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_HookStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "HookStatus counts the hooks of a backup or restore.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"hooksAttempted": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Hooks that were to run.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"hooksFailed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Those of them that failed.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_InitRestoreHook(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "InitRestoreHook are init containers for restored pods.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"initContainers": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The containers, as in the spec of a pod. They come before those of the pod.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(runtime.RawExtension{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"timeout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Is not looked at, as in Velero: the containers may take as long as they need.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"initContainers"},
+			},
+		},
+		Dependencies: []string{
+			v1.Duration{}.OpenAPIModelName(), runtime.RawExtension{}.OpenAPIModelName()},
 	}
 }
 
@@ -3596,12 +5458,19 @@ func schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "QueueBlocker names a backup that another one waits for.",
+				Description: "QueueBlocker names a backup or restore that another one waits for.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Backup or Restore.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the backup.",
+							Description: "Its namespace.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -3609,7 +5478,7 @@ func schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref common.ReferenceCallback
 					},
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the backup.",
+							Description: "Its name.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -3617,6 +5486,1031 @@ func schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref common.ReferenceCallback
 					},
 				},
 				Required: []string{"namespace", "name"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ResourcePolicyReference(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ResourcePolicyReference names an object with volume policies.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"apiGroup": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Group of the object: none.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind of the object: configmap, in any case.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the object.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"kind", "name"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_Restore(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Restore brings objects and the data of volumes back from a backup. A Restore in the system namespace may write anywhere; in any other namespace it writes to that namespace, and to further ones if its creator may create restores there too, all of it with the creator's own rights. Restores have no delete verb, as backups have none.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata. The name must be a DNS label.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What to restore, and where to. It does not change after creation.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.RestoreSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How far the restore is, and what came of it. Computed on read.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.RestoreStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.RestoreSpec{}.OpenAPIModelName(), v1alpha1.RestoreStatus{}.OpenAPIModelName(), v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestoreCancellation(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreCancellation is the body of a POST to restores/NAME/cancel: it asks for a restore that waits or runs to be stopped. What it has written stays.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata. The name, if set, must be the restore's.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestoreHooks(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreHooks are what is done in pods after they were restored.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"resources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Which pods have which hooks. A pod has those of all that it matches.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.RestoreResourceHookSpec{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.RestoreResourceHookSpec{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestoreList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreList is a list of Restores.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The restores.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.Restore{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.Restore{}.OpenAPIModelName(), v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestoreModifier(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreModifier names a ConfigMap.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ConfigMap, or empty, which means the same.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the ConfigMap.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestoreObject(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreObject is one object of a backup.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"resource": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The object's resource, as plural or plural.group, such as deployments.apps.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the object in the backup. Empty for a cluster-scoped object.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the object.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"resource", "name"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestoreProgress(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreProgress counts objects.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"totalItems": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Objects to restore.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"itemsRestored": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Objects that are done: there, or given up with an error.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestoreResourceHook(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreResourceHook is one hook: exec or init.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"exec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "A command to run in a container.",
+							Ref:         ref(v1alpha1.ExecRestoreHook{}.OpenAPIModelName()),
+						},
+					},
+					"init": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Init containers to put before those of the pod.",
+							Ref:         ref(v1alpha1.InitRestoreHook{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ExecRestoreHook{}.OpenAPIModelName(), v1alpha1.InitRestoreHook{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestoreResourceHookSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreResourceHookSpec says which pods have which hooks.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name for the log.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"includedNamespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces of the pods in the backup, by name or pattern. Empty means all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"excludedNamespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces whose pods are left out.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"includedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Resources that have the hooks. Only pods can; empty means those.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"excludedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Resources that do not have the hooks.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"labelSelector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Labels of the pods. Unset means any.",
+							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+					"postHooks": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The hooks, in this order.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.RestoreResourceHook{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"name", "postHooks"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.RestoreResourceHook{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreSpec says what to restore. Its fields have the names and meanings of those of Velero's Restore, and some that it does not have; unknown ones are refused. A list may have 1000 words, 32 of them with a wildcard, and the whole spec 32 KiB.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"backupName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the Backup, of the Restore's namespace unless backupNamespace says another. Empty means the newest one that has not failed and holds what is asked for.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"backupNamespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the Backup. Only a Restore in the system namespace may name another one than its own.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"scheduleName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of a Schedule whose newest good backup is restored. Not to be combined with backupName.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"includedNamespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces of the backup to include, by name or pattern (*, ?, [ab]). Empty means all that the backup holds.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"excludedNamespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces of the backup to leave out, by name or pattern. Exclusion wins.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"includedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Resources to include, as plural, plural.group, or *. Empty means all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"excludedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Resources to leave out, as plural or plural.group. Exclusion wins.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"objects": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Only these objects of the backup, with what they need.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.RestoreObject{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"includeClusterResources": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether to include all cluster-scoped objects that the backup holds (true), none (false), or, unset, those that an included object needs, and all if no namespaces are named. Elsewhere than in the system namespace, only those that an included object needs and that its creator may create.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"labelSelector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Only objects with these labels are restored. Unset means all objects.",
+							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+					"orLabelSelectors": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Only objects that match at least one of these selectors are restored. Not to be combined with labelSelector.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1.LabelSelector{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"namespaceMapping": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces to restore into, by the namespace in the backup. Others keep their name.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"storageClassMapping": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Storage classes of the restored claims, by the class in the backup.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"imageMapping": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Images of the restored containers, by the image in the backup, or by what it begins with: docker.io/library maps docker.io/library/nginx:1 too. The longest one counts.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"hooks": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Init containers that restored pods get, and commands that run in their containers when those run. A pod can have annotations for that, which count instead. Commands need the right of whoever asks for the restore to create pods/exec in the pod's namespace.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.RestoreHooks{}.OpenAPIModelName()),
+						},
+					},
+					"existingResourcePolicy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What becomes of an object that exists and differs: none (default) keeps it, update changes it, recreate deletes and creates what can't be updated.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"existingVolumePolicy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What becomes of the data of a volume whose claim exists: with none (default) the restore is refused before anything is written; overwrite replaces files of the same name.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"restoreStatus": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Resources whose status is restored too. Unset means none.",
+							Ref:         ref(v1alpha1.RestoreStatusSpec{}.OpenAPIModelName()),
+						},
+					},
+					"preserveNodePorts": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether Services get the node ports that they had. Default false, which keeps those that their owner asked for.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"restorePVs": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether claims and the data of volumes are restored. Default true.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"volumesOnly": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether nothing but the data of volumes is restored, into claims that exist.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"paths": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Only these files and folders of the volume of the one claim that objects names, by their paths in the volume. They are written through a pod that uses the claim, if there is one, and replace files of the same name.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"resourceModifier": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ConfigMap of the Restore's namespace with rules that change objects before they are created, in Velero's format: JSON, merge or strategic merge patches.",
+							Ref:         ref(v1alpha1.RestoreModifier{}.OpenAPIModelName()),
+						},
+					},
+					"planOnly": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether nothing is written: the restore ends with its plan, which restores/NAME/plan shows.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.RestoreHooks{}.OpenAPIModelName(), v1alpha1.RestoreModifier{}.OpenAPIModelName(), v1alpha1.RestoreObject{}.OpenAPIModelName(), v1alpha1.RestoreStatusSpec{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreStatus is the state of a restore.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"phase": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The state in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed, PartiallyFailed, Failed, FailedValidation or Cancelled.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"queuePosition": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Place in the queue, from 1. Absent when the restore does not wait.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions: Queued, Complete, Succeeded.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"backup": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The backup that is restored.",
+							Ref:         ref(v1alpha1.RestoredBackup{}.OpenAPIModelName()),
+						},
+					},
+					"queuedTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the restore took its place in the queue.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"startTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the restore began.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"completionTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the restore ended.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"progress": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many objects are to be restored, and are.",
+							Ref:         ref(v1alpha1.RestoreProgress{}.OpenAPIModelName()),
+						},
+					},
+					"volumes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many volumes are to be restored, and are, and their bytes.",
+							Ref:         ref(v1alpha1.RestoreVolumesProgress{}.OpenAPIModelName()),
+						},
+					},
+					"hookStatus": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Commands that were to run in restored pods, and failed.",
+							Ref:         ref(v1alpha1.HookStatus{}.OpenAPIModelName()),
+						},
+					},
+					"warnings": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of warnings: about what is there, but differs. restores/NAME/results has the texts.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"errors": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of errors: about what was asked for and is not there. restores/NAME/results has the texts.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"failureReason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why the restore failed or was cancelled, in one sentence.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"validationErrors": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "What was wrong with the spec, for FailedValidation.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"requester": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who asked for the restore, as a cluster authenticated them that this one trusts.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"origin": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Where a restore comes from that its store remembers, and whether that is borne out; empty as long as this cluster has a record of the restore.",
+							Ref:         ref(v1alpha1.BackupOrigin{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.BackupOrigin{}.OpenAPIModelName(), v1alpha1.HookStatus{}.OpenAPIModelName(), v1alpha1.RestoreProgress{}.OpenAPIModelName(), v1alpha1.RestoreVolumesProgress{}.OpenAPIModelName(), v1alpha1.RestoredBackup{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestoreStatusSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreStatusSpec says which resources' status is restored.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"includedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Resources to include, as plural, plural.group, or *. Empty means all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"excludedResources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Resources to leave out.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestoreVolumesProgress(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreVolumesProgress counts volumes and their bytes.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"total": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Volumes to restore.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"completed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Volumes restored.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"failed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Volumes that failed.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"totalBytes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Bytes to write.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"bytesDone": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Bytes written so far.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestoredBackup(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoredBackup identifies the backup that a Restore restores.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the Backup.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the Backup.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the Backup.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"storageLocation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the StorageLocation that holds it.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"namespace", "name", "storageLocation"},
 			},
 		},
 	}
@@ -4113,6 +7007,34 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							Format:      "",
 						},
 					},
+					"resourcePolicy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "A ConfigMap with Velero's volume policies, in the backup's own namespace: they say of which volumes the files are backed up, and of which not, before the annotations of pods and defaultVolumesToFsBackup do. Whoever asks for the backup must have the right to get it.",
+							Ref:         ref(v1alpha1.ResourcePolicyReference{}.OpenAPIModelName()),
+						},
+					},
+					"orderedResources": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Objects to take before others of their resource, in this order: resources, as plural or plural.group, each with a list of names, or namespace/name, separated by commas. Pods that are named are one block: the hooks before of all of them run before the data of their volumes is read, in this order.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"hooks": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Commands to run in pods of the backup, before and after the data of their volumes is read. A pod can have annotations for that, which count instead. Both need the right of whoever asks for the backup to create pods/exec in the pod's namespace.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.BackupHooks{}.OpenAPIModelName()),
+						},
+					},
 					"ttl": {
 						SchemaProps: spec.SchemaProps{
 							Description: "How long the backup is kept, counted from its start. Default 720h, unless the cluster has another one. Then it expires: it is deleted, but for the last good one of a namespace.",
@@ -4130,7 +7052,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.ScheduleTemplateMetadata{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1alpha1.ScheduleTemplateMetadata{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
 	}
 }
 
@@ -4232,6 +7154,76 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduledBackup(ref common.ReferenceCallb
 		},
 		Dependencies: []string{
 			v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_SyncRequest(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "SyncRequest asks for all of a store to be listed now. It is no object that is kept: the answer to its creation says what to wait for.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata. The name is that of the StorageLocation, and the namespace that of the system.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The answer.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.SyncRequestStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.SyncRequestStatus{}.OpenAPIModelName(), v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_SyncRequestStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "SyncRequestStatus says what to wait for.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"generation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Generation of the StorageLocation: it is done when the condition Synced is True, and its observedGeneration is this one, or a later one.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The same for people.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
 	}
 }
 
@@ -4344,7 +7336,14 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref common.ReferenceCall
 				Properties: map[string]spec.Schema{
 					"volumeName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the BackupVolume: the claim's name, or pod:POD:VOLUME.",
+							Description: "Name of the BackupVolume: the claim's name, or pod:POD:VOLUME, or volume:NAME.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"backupName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name that it has in a store which has a backup for each volume, such as Longhorn's. It is in no Backup then.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4401,9 +7400,57 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"phase": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Completed or Failed.",
+							Description: "Completed, Failed, InProgress (it is not known to have ended), or Unreadable.",
 							Type:        []string{"string"},
 							Format:      "",
+						},
+					},
+					"method": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How its data was stored: kopia, restic by an old Velero, or longhorn.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"url": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Where it lies: store://LOCATION/kopia/NAMESPACE?snapshot=ID, or, in a store of Longhorn's, store://LOCATION/?backup=NAME&volume=NAME.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"snapshotName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the snapshot that it was made of.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"snapshotTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When that snapshot was made.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"volume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The volume itself.",
+							Ref:         ref(v1alpha1.BackedUpVolume{}.OpenAPIModelName()),
+						},
+					},
+					"labels": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Labels that the store keeps with it. Those that are labels in Kubernetes, too, are among the metadata's.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
 						},
 					},
 					"snapshotID": {
@@ -4448,7 +7495,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why it failed.",
+							Description: "Why it failed, or can't be read or restored.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4457,7 +7504,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 			},
 		},
 		Dependencies: []string{
-			v1.Time{}.OpenAPIModelName()},
+			v1alpha1.BackedUpVolume{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -4480,6 +7527,68 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeCounts(ref common.ReferenceCallback
 							Description: "Volumes that are backed up.",
 							Type:        []string{"integer"},
 							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_VolumeDeletion(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeDeletion is the body of a POST to backupvolumes/NAME/deletion, which deletes the whole history of a volume, and of one to volumebackups/NAME/deletion, which deletes one volume backup. The backups stay, without the volume. It can't be undone.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata. The name, if set, must be that of the volume, or of the volume backup.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"preconditions": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What must be true, or nothing is deleted.",
+							Ref:         ref(v1alpha1.VolumeDeletionPreconditions{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.VolumeDeletionPreconditions{}.OpenAPIModelName(), v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_VolumeDeletionPreconditions(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeDeletionPreconditions are what must be true of what is to be deleted.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the volume, or of the volume backup.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 				},

@@ -15,6 +15,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue"
 )
 
 // benchRecords are what the benchmarks of package queue call "names", as records:
@@ -61,7 +62,7 @@ func newBenchRecords(n int) benchRecords {
 }
 
 func (r benchRecords) planner(b *testing.B) *Planner {
-	p, err := NewPlanner(4)
+	p, err := NewPlanner(queue.Slots{4, 4})
 	if err != nil {
 		b.Fatal(err)
 	}

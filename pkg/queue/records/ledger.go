@@ -16,6 +16,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue"
 )
 
 const (
@@ -28,27 +29,31 @@ const (
 	// LeaderKey is its key for the controller process that writes it. The others of its
 	// writes came before, or fail.
 	LeaderKey = "leader"
-	// ConcurrentBackupsKey is its key for the number of slots.
-	ConcurrentBackupsKey = "concurrentBackups"
-	// DefaultConcurrentBackups is the number of slots unless it is set.
-	DefaultConcurrentBackups = 1
+	// ConcurrentBackupsKey and ConcurrentRestoresKey are its keys for the numbers of slots.
+	ConcurrentBackupsKey  = "concurrentBackups"
+	ConcurrentRestoresKey = "concurrentRestores"
+	// DefaultConcurrentBackups and DefaultConcurrentRestores are the numbers of slots
+	// unless they are set.
+	DefaultConcurrentBackups  = 1
+	DefaultConcurrentRestores = 4
 )
 
 // Start is one entry of the ledger: a run that was let start. It stays until the
 // run is known to have ended, or goes back into the queue.
 type Start struct {
-	// UID and Name are those of the BackupRun.
-	UID  types.UID `json:"uid"`
-	Name string    `json:"name"`
+	// UID and Name are those of the BackupRun, or of the RestoreRun if Restore is set.
+	UID     types.UID `json:"uid"`
+	Name    string    `json:"name"`
+	Restore bool      `json:"restore,omitempty"`
 	// At is when it was let start.
 	At metav1.Time `json:"at"`
 }
 
 var (
 	// ErrNoLedger says that there is no ledger.
-	ErrNoLedger = errors.New("there is no ledger of started backups")
+	ErrNoLedger = errors.New("there is no ledger of what was let start")
 	// ErrLedger says that the ledger can't be read.
-	ErrLedger = fmt.Errorf("the ledger of started backups can't be read: remove the key %q of the ConfigMap %s to have it written anew, and the backups that were let start and have not begun go back to their places", StartedKey, LedgerName)
+	ErrLedger = fmt.Errorf("the ledger of what was let start can't be read: remove the key %q of the ConfigMap %s to have it written anew, and the backups and restores that were let start and have not begun go back to their places", StartedKey, LedgerName)
 )
 
 // Ledger returns the runs that were let start. The error wraps ErrNoLedger or
@@ -109,23 +114,71 @@ func Leader(ledger *corev1.ConfigMap) string {
 	return ledger.Data[LeaderKey]
 }
 
-// Limit is the number of slots that the ledger tells; the default while there is none
+// DefaultLimits are the numbers of slots unless they are set.
+var DefaultLimits = queue.Slots{queue.Backup: DefaultConcurrentBackups, queue.Restore: DefaultConcurrentRestores}
+
+// limitKeys are where the ledger tells them.
+var limitKeys = [...]string{queue.Backup: ConcurrentBackupsKey, queue.Restore: ConcurrentRestoresKey}
+
+// Limits are the numbers of slots that the ledger tells; the default where there is none
 // that can be read.
-func Limit(ledger *corev1.ConfigMap) int {
-	if ledger != nil {
-		if n, err := strconv.Atoi(ledger.Data[ConcurrentBackupsKey]); err == nil && n >= 1 {
-			return n
+func Limits(ledger *corev1.ConfigMap) queue.Slots {
+	limits := DefaultLimits
+	for class, key := range limitKeys {
+		if ledger == nil {
+			break
+		}
+		if n, err := strconv.Atoi(ledger.Data[key]); err == nil && n >= 1 {
+			limits[class] = n
 		}
 	}
-	return DefaultConcurrentBackups
+	return limits
+}
+
+// SetLimits has the ledger tell the numbers of slots.
+func SetLimits(ledger *corev1.ConfigMap, limits queue.Slots) {
+	for class, key := range limitKeys {
+		ledger.Data[key] = strconv.Itoa(limits[class])
+	}
+}
+
+// HasLimits reports whether the ledger tells them.
+func HasLimits(ledger *corev1.ConfigMap, limits queue.Slots) bool {
+	for class, key := range limitKeys {
+		if ledger.Data[key] != strconv.Itoa(limits[class]) {
+			return false
+		}
+	}
+	return true
+}
+
+// StartOf is the entry of a run.
+func StartOf(run enginev1alpha1.QueuedRun, at metav1.Time) Start {
+	return Start{UID: run.GetUID(), Name: run.GetName(), Restore: ClassOf(run) == queue.Restore, At: at}
+}
+
+// Class is that of the run.
+func (s Start) Class() queue.Class {
+	if s.Restore {
+		return queue.Restore
+	}
+	return queue.Backup
+}
+
+// ClassOf is the class of a run.
+func ClassOf(run enginev1alpha1.QueuedRun) queue.Class {
+	if _, ok := run.(*enginev1alpha1.RestoreRun); ok {
+		return queue.Restore
+	}
+	return queue.Backup
 }
 
 // Unclaimed reports whether a run has not begun, be it in the ledger or not.
-func Unclaimed(run *enginev1alpha1.BackupRun) bool {
+func Unclaimed(run enginev1alpha1.QueuedRun) bool {
 	if run.Deleting() {
 		return false // it stands for a backup that has ended
 	}
-	switch run.Status.Phase {
+	switch run.Standing().Phase {
 	case "", v1alpha1.BackupPhaseNew, v1alpha1.BackupPhaseQueued, v1alpha1.BackupPhaseReadyToStart:
 		return true
 	}
@@ -134,33 +187,35 @@ func Unclaimed(run *enginev1alpha1.BackupRun) bool {
 
 // Phase is the phase of a run, given what the ledger holds: ReadyToStart is never
 // written, it is what an unclaimed run is that was let start.
-func Phase(run *enginev1alpha1.BackupRun, started sets.Set[types.UID]) v1alpha1.BackupPhase {
-	switch {
+func Phase(run enginev1alpha1.QueuedRun, started sets.Set[types.UID]) v1alpha1.BackupPhase {
+	switch phase := run.Standing().Phase; {
 	case run.Deleting():
 		return v1alpha1.BackupPhaseDeleting
-	case Unclaimed(run) && started.Has(run.UID):
+	case Unclaimed(run) && started.Has(run.GetUID()):
 		return v1alpha1.BackupPhaseReadyToStart
-	case run.Status.Phase == v1alpha1.BackupPhaseReadyToStart:
+	case phase == v1alpha1.BackupPhaseReadyToStart:
 		return v1alpha1.BackupPhaseQueued
+	default:
+		return phase
 	}
-	return run.Status.Phase
 }
 
 // CancelledReason says by whom a run was cancelled.
-func CancelledReason(run *enginev1alpha1.BackupRun) string {
-	if asked := run.Spec.Cancellation; asked != nil && asked.Requester.Username != "" {
+func CancelledReason(run enginev1alpha1.QueuedRun) string {
+	if asked := run.Asked().Cancellation; asked != nil && asked.Requester.Username != "" {
 		return "cancelled by " + asked.Requester.Username
 	}
 	return "cancelled"
 }
 
-// BackupReference is the Backup that people know a run by, for events.
-func BackupReference(run *enginev1alpha1.BackupRun) *corev1.ObjectReference {
+// Reference is the Backup or Restore that people know a run by, for events.
+func Reference(run enginev1alpha1.QueuedRun) *corev1.ObjectReference {
+	asked := run.Asked()
 	return &corev1.ObjectReference{
 		APIVersion: v1alpha1.SchemeGroupVersion.String(),
-		Kind:       "Backup",
-		Namespace:  run.Spec.BackupRef.Namespace,
-		Name:       run.Spec.BackupRef.Name,
-		UID:        run.UID,
+		Kind:       asked.Kind,
+		Namespace:  asked.Ref.Namespace,
+		Name:       asked.Ref.Name,
+		UID:        run.GetUID(),
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"github.com/holdfast-io/holdfast/pkg/queue"
+
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
@@ -25,7 +27,7 @@ func TestLedger(t *testing.T) {
 	if _, err := Ledger(nil); !errors.Is(err, ErrNoLedger) {
 		t.Errorf("without ledger: %v", err)
 	}
-	want := []Start{{UID: "uid-1", Name: "shop.daily", At: metav1.Unix(7, 0).Rfc3339Copy()}, {UID: "uid-2", Name: "b"}}
+	want := []Start{{UID: "uid-1", Name: "shop.daily", At: metav1.Unix(7, 0).Rfc3339Copy()}, {UID: "uid-2", Name: "b", Restore: true}}
 	written, err := WithLedger(ledger, want)
 	if err != nil {
 		t.Fatal(err)
@@ -34,8 +36,8 @@ func TestLedger(t *testing.T) {
 	if err != nil || len(got) != 2 || got[0].UID != "uid-1" || !got[0].At.Equal(&want[0].At) || got[1] != want[1] {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	if Limit(written) != 3 || len(ledger.Data) != 1 {
-		t.Errorf("the limit is %d, and the original %v", Limit(written), ledger.Data)
+	if Limits(written) != (queue.Slots{3, 4}) || len(ledger.Data) != 1 {
+		t.Errorf("the limits are %d, and the original %v", Limits(written), ledger.Data)
 	}
 	if uids := sets.List(Started(written)); !slices.Equal(uids, []types.UID{"uid-1", "uid-2"}) {
 		t.Errorf("started: %v", uids)

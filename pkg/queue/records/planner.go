@@ -25,21 +25,28 @@ import (
 type Planner struct {
 	*queue.Planner
 
-	runs     map[types.UID]*enginev1alpha1.BackupRun
-	named    map[string]int // how many of the runs have a name
+	runs     map[types.UID]enginev1alpha1.QueuedRun
+	named    map[place]int // how many of the runs have a name
 	selected map[types.UID]*Selection
 	started  sets.Set[types.UID]
-	loads    map[string]Load // by namespace of the Backup
+	loads    map[place]Load // by namespace of the Backups or Restores
 }
 
-// Selection is what a backup reads, as far as overlap goes. It does not change.
+// place is a name of a record, or the namespace of what it stands for.
+type place struct {
+	class queue.Class
+	name  string
+}
+
+// Selection is what a backup reads or a restore writes, as far as overlap goes. It does
+// not change.
 type Selection struct {
 	// Namespaces is nil if the lists can't be read: that overlaps everything.
 	Namespaces    *selection.Namespaces
 	ClusterScoped bool
 }
 
-// Load counts the records of a namespace's backups.
+// Load counts the records of a namespace's backups, or of its restores.
 type Load struct {
 	// Records are all of them, and Waiting those that have not begun and are to.
 	Records, Waiting int
@@ -47,35 +54,35 @@ type Load struct {
 
 // NewPlanner returns a Planner that knows of no records. Its error wraps
 // queue.ErrLimit.
-func NewPlanner(limit int) (*Planner, error) {
-	planner, err := queue.NewPlanner(limit)
+func NewPlanner(limits queue.Slots) (*Planner, error) {
+	planner, err := queue.NewPlanner(limits)
 	if err != nil {
 		return nil, err
 	}
 	return &Planner{
 		Planner:  planner,
-		runs:     map[types.UID]*enginev1alpha1.BackupRun{},
-		named:    map[string]int{},
+		runs:     map[types.UID]enginev1alpha1.QueuedRun{},
+		named:    map[place]int{},
 		selected: map[types.UID]*Selection{},
-		loads:    map[string]Load{},
+		loads:    map[place]Load{},
 	}, nil
 }
 
 // Run is the record with this uid as UpdateRun was last told of it, or nil.
-func (p *Planner) Run(uid types.UID) *enginev1alpha1.BackupRun { return p.runs[uid] }
+func (p *Planner) Run(uid types.UID) enginev1alpha1.QueuedRun { return p.runs[uid] }
 
 // Knows reports whether UpdateRun needs no Selection of this run: it was told before,
 // or the queue does not ask for it.
-func (p *Planner) Knows(run *enginev1alpha1.BackupRun) bool {
-	return p.selected[run.UID] != nil || !inQueue(run)
+func (p *Planner) Knows(run enginev1alpha1.QueuedRun) bool {
+	return p.selected[run.GetUID()] != nil || !inQueue(run)
 }
 
-// Load is what the backups of a namespace take up. The records named, which are being
-// created, count in any case.
-func (p *Planner) Load(namespace string, coming sets.Set[string]) Load {
-	load := p.loads[namespace]
+// Load is what the backups or restores of a namespace take up. The records named, which
+// are being created, count in any case.
+func (p *Planner) Load(class queue.Class, namespace string, coming sets.Set[string]) Load {
+	load := p.loads[place{class, namespace}]
 	for name := range coming {
-		if p.named[name] == 0 {
+		if p.named[place{class, name}] == 0 {
 			load.Records, load.Waiting = load.Records+1, load.Waiting+1
 		}
 	}
@@ -85,20 +92,21 @@ func (p *Planner) Load(namespace string, coming sets.Set[string]) Load {
 // UpdateRun takes note of a record, in place of what was known of it, and reports whether
 // the queue may be another one by that. What it selects is read from its spec unless it
 // is known or given: a caller with a lock that others wait for gives it.
-func (p *Planner) UpdateRun(run *enginev1alpha1.BackupRun, selected *Selection) bool {
-	if known := p.runs[run.UID]; known != nil {
+func (p *Planner) UpdateRun(run enginev1alpha1.QueuedRun, selected *Selection) bool {
+	uid := run.GetUID()
+	if known := p.runs[uid]; known != nil {
 		p.count(known, -1)
 	}
-	p.runs[run.UID] = run
+	p.runs[uid] = run
 	p.count(run, 1)
 	switch {
 	case !inQueue(run):
-		delete(p.selected, run.UID)
-	case p.selected[run.UID] != nil:
+		delete(p.selected, uid)
+	case p.selected[uid] != nil:
 	case selected != nil:
-		p.selected[run.UID] = selected
+		p.selected[uid] = selected
 	default:
-		p.selected[run.UID] = Select(&run.Spec.Backup)
+		p.selected[uid] = Select(run)
 	}
 	return p.Update(p.compile(run))
 }
@@ -115,14 +123,15 @@ func (p *Planner) RemoveRun(uid types.UID) bool {
 	return p.Remove(uid)
 }
 
-func (p *Planner) count(run *enginev1alpha1.BackupRun, n int) {
-	if p.named[run.Name] += n; p.named[run.Name] == 0 {
-		delete(p.named, run.Name)
+func (p *Planner) count(run enginev1alpha1.QueuedRun, n int) {
+	asked := run.Asked()
+	name, namespace := place{ClassOf(run), run.GetName()}, place{ClassOf(run), asked.Ref.Namespace}
+	if p.named[name] += n; p.named[name] == 0 {
+		delete(p.named, name)
 	}
-	namespace := run.Spec.BackupRef.Namespace
 	load := p.loads[namespace]
 	load.Records += n
-	if Unclaimed(run) && run.Spec.Cancellation == nil {
+	if Unclaimed(run) && asked.Cancellation == nil {
 		load.Waiting += n
 	}
 	if load == (Load{}) {
@@ -163,38 +172,47 @@ func (p *Planner) SetExistingNamespaces(namespaces []*corev1.Namespace) {
 }
 
 // compile is what the queue needs to know of a record.
-func (p *Planner) compile(run *enginev1alpha1.BackupRun) queue.Run {
+func (p *Planner) compile(run enginev1alpha1.QueuedRun) queue.Run {
+	asked := run.Asked()
 	result := queue.Run{
-		UID:       run.UID,
-		Namespace: run.Spec.BackupRef.Namespace,
-		Name:      run.Spec.BackupRef.Name,
+		Class:     ClassOf(run),
+		UID:       run.GetUID(),
+		Namespace: asked.Ref.Namespace,
+		Name:      asked.Ref.Name,
 		Phase:     Phase(run, p.started),
-		Cancelled: run.Spec.Cancellation != nil,
-		Ticket:    run.Status.Ticket,
-		CreatedAt: run.CreationTimestamp.Time,
-		Location:  run.Spec.Backup.StorageLocation,
+		Cancelled: asked.Cancellation != nil,
+		Ticket:    run.Standing().Ticket,
+		CreatedAt: run.GetCreationTimestamp().Time,
+		Location:  asked.Location,
 	}
 	if result.Phase != v1alpha1.BackupPhaseInProgress {
 		result.WaitingSince = WaitingSince(run)
 	}
 	if result.Phase == "" || result.Phase == v1alpha1.BackupPhaseNew {
 		// One that is no number is of no use, and 0 says so.
-		result.Version, _ = strconv.ParseUint(run.ResourceVersion, 10, 64)
+		result.Version, _ = strconv.ParseUint(run.GetResourceVersion(), 10, 64)
 	}
-	if selected := p.selected[run.UID]; selected != nil { // else only its ticket matters
+	if selected := p.selected[result.UID]; selected != nil { // else only its ticket matters
 		result.Selection, result.ClusterScoped = selected.Namespaces, selected.ClusterScoped
 	}
 	return result
 }
 
 // inQueue reports whether it matters to others what the run selects.
-func inQueue(run *enginev1alpha1.BackupRun) bool {
+func inQueue(run enginev1alpha1.QueuedRun) bool {
 	phase := Phase(run, nil)
 	return !phase.Ended() && phase != v1alpha1.BackupPhaseDeleting
 }
 
-// Select reads what a backup selects. Lists that can't be read overlap everything.
-func Select(spec *v1alpha1.BackupSpec) *Selection {
+// Select reads what a backup reads or a restore writes. Lists that can't be read overlap
+// everything.
+func Select(run enginev1alpha1.QueuedRun) *Selection {
+	if restore, ok := run.(*enginev1alpha1.RestoreRun); ok {
+		// On an error they are nil. No names mean any, as for a backup.
+		namespaces, _ := selection.ParseNamespaces(restore.Spec.TargetNamespaces, nil, nil)
+		return &Selection{Namespaces: namespaces, ClusterScoped: restore.Spec.ClusterScoped || namespaces == nil}
+	}
+	spec := &run.(*enginev1alpha1.BackupRun).Spec.Backup
 	namespaces, errs := selection.ParseNamespaces(spec.IncludedNamespaces, spec.ExcludedNamespaces, nil)
 	if len(errs) > 0 {
 		return &Selection{ClusterScoped: true}

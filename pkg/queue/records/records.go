@@ -34,8 +34,8 @@ func locationState(location *enginev1alpha1.StorageLocation) queue.LocationState
 // WaitingSince is when a run was queued. If it could not be queued for a while, for
 // instance since there was no controller, it is when it was created: both are exact
 // to a second.
-func WaitingSince(run *enginev1alpha1.BackupRun) time.Time {
-	created, queued := run.CreationTimestamp, run.Status.QueuedTimestamp
+func WaitingSince(run enginev1alpha1.QueuedRun) time.Time {
+	created, queued := run.GetCreationTimestamp(), run.Standing().QueuedTimestamp
 	if queued == nil || queued.Sub(created.Time) > time.Second {
 		return created.Time
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-func TestLimit(t *testing.T) {
+func TestLimits(t *testing.T) {
 	settings := func(value string) *corev1.ConfigMap {
 		return &corev1.ConfigMap{Data: map[string]string{ConcurrentBackupsKey: value}}
 	}
@@ -33,9 +33,13 @@ func TestLimit(t *testing.T) {
 		"none": {nil, 1}, "empty": {&corev1.ConfigMap{}, 1}, "four": {settings("4"), 4}, "one": {settings("1"), 1},
 		"zero": {settings("0"), 1}, "negative": {settings("-2"), 1}, "no number": {settings("many"), 1}, "too large": {settings("99999999999999999999"), 1},
 	} {
-		if got := Limit(c.settings); got != c.want {
-			t.Errorf("%s: the limit is %d, want %d", name, got, c.want)
+		if got := Limits(c.settings); got != (queue.Slots{c.want, 4}) {
+			t.Errorf("%s: the limits are %d, want %d and 4", name, got, c.want)
 		}
+	}
+	set := settings("1")
+	if SetLimits(set, queue.Slots{2, 3}); Limits(set) != (queue.Slots{2, 3}) || !HasLimits(set, queue.Slots{2, 3}) || HasLimits(set, queue.Slots{2, 4}) {
+		t.Errorf("set to 2 and 3 they are %d", Limits(set))
 	}
 }
 
@@ -79,7 +83,7 @@ func newRun(namespaces ...string) *enginev1alpha1.BackupRun {
 
 func newPlanner(t *testing.T) *Planner {
 	t.Helper()
-	planner, err := NewPlanner(1)
+	planner, err := NewPlanner(queue.Slots{1, 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,6 +115,63 @@ func TestRun(t *testing.T) {
 	run.Status.Phase = v1alpha1.BackupPhaseNew
 	if got := planner.compile(run).Version; got != 1234 {
 		t.Errorf("a new one has version %d", got)
+	}
+}
+
+func newRestore(namespaces ...string) *enginev1alpha1.RestoreRun {
+	return &enginev1alpha1.RestoreRun{
+		ObjectMeta: metav1.ObjectMeta{Name: "shop.daily", UID: "restore"},
+		Spec: enginev1alpha1.RestoreRunSpec{
+			RestoreRef:       v1alpha1.BackupReference{Namespace: "shop", Name: "daily"},
+			Backup:           enginev1alpha1.RestoreSource{RestoredBackup: v1alpha1.RestoredBackup{StorageLocation: "default"}},
+			TargetNamespaces: namespaces,
+		},
+	}
+}
+
+// A restore and a backup may have one name. They meet in the queue, by the namespaces
+// that the one writes to and the other reads.
+func TestRestoresStandInTheQueue(t *testing.T) {
+	planner := newPlanner(t)
+	planner.SetLocations(map[string]queue.LocationState{"default": {Available: true}})
+	backup, restore := newRun("shop"), newRestore("shop", "web")
+	backup.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseQueued, Ticket: 1}
+	restore.Status = enginev1alpha1.RestoreRunStatus{Phase: v1alpha1.RestorePhaseQueued, Ticket: 2}
+	planner.UpdateRun(backup, nil)
+	planner.UpdateRun(restore, nil)
+	if got := planner.Load(queue.Restore, "shop", nil); got != (Load{1, 1}) || planner.Load(queue.Backup, "shop", nil) != got {
+		t.Errorf("each counts by itself, and one is %+v", got)
+	}
+	if got := planner.Next(); len(got.Start) != 1 || got.Start[0] != "restore" {
+		t.Errorf("these start: %v", got.Start)
+	}
+	planner.SetStarted(sets.New[types.UID]("restore"))
+	for _, phase := range []v1alpha1.RestorePhase{v1alpha1.RestorePhaseQueued, v1alpha1.RestorePhaseInProgress} {
+		restore = restore.DeepCopy()
+		restore.Status.Phase = phase
+		planner.UpdateRun(restore, nil)
+		if got, _ := planner.Entry("uid"); len(planner.Next().Start) != 0 || len(got.Blockers) != 1 || got.Blockers[0].Class != queue.Restore {
+			t.Errorf("while the restore is %s: %+v", phase, got)
+		}
+	}
+	restore = restore.DeepCopy()
+	restore.Status.Phase = v1alpha1.RestorePhasePartiallyFailed
+	planner.UpdateRun(restore, nil)
+	if got := planner.Next(); len(got.Start) != 1 || got.Start[0] != "uid" {
+		t.Errorf("after it, these start: %v", got.Start)
+	}
+	for name, c := range map[string]struct {
+		run               *enginev1alpha1.RestoreRun
+		any, clusterScope bool
+	}{
+		"names":               {newRestore("shop"), false, false},
+		"none known":          {newRestore(), true, false},
+		"what cannot be read": {newRestore("shop["), true, true},
+	} {
+		got := Select(c.run)
+		if anything := got.Namespaces == nil || got.Namespaces.All(); anything != c.any || got.ClusterScoped != c.clusterScope {
+			t.Errorf("%s: %+v", name, got)
+		}
 	}
 }
 
@@ -168,7 +229,7 @@ func TestWhatARunSelectsIsReadOnce(t *testing.T) {
 	if planner.Knows(newRun("shop")) {
 		t.Error("it knows a run that it was never told of")
 	}
-	given := Select(&newRun("shop").Spec.Backup)
+	given := Select(newRun("shop"))
 	planner.UpdateRun(newRun("shop"), given)
 	for range 2 {
 		if !planner.Knows(newRun("shop")) || planner.selected["uid"] != given {
@@ -214,7 +275,7 @@ func TestLoad(t *testing.T) {
 	}
 	expect := func(step string, records, waiting int) {
 		t.Helper()
-		if got := planner.Load("shop", nil); got != (Load{Records: records, Waiting: waiting}) {
+		if got := planner.Load(queue.Backup, "shop", nil); got != (Load{Records: records, Waiting: waiting}) {
 			t.Errorf("%s: %+v", step, got)
 		}
 	}
@@ -232,7 +293,7 @@ func TestLoad(t *testing.T) {
 	run("a", phase(v1alpha1.BackupPhaseInProgress))
 	run("b", func(r *enginev1alpha1.BackupRun) { r.Spec.Cancellation = &enginev1alpha1.Ask{} })
 	expect("one begins, and one is cancelled", 5, 0)
-	if got := planner.Load("shop", sets.New("shop.a", "shop.new")); got != (Load{Records: 6, Waiting: 1}) {
+	if got := planner.Load(queue.Backup, "shop", sets.New("shop.a", "shop.new")); got != (Load{Records: 6, Waiting: 1}) {
 		t.Errorf("with one that is being created, and one that has been: %+v", got)
 	}
 	planner.RemoveRun("a")

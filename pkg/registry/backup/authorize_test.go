@@ -17,6 +17,9 @@ import (
 
 func TestForeignNamespaces(t *testing.T) {
 	yes := true
+	policies := func(spec *v1alpha1.BackupSpec) {
+		spec.ResourcePolicy = &v1alpha1.ResourcePolicyReference{Kind: "configmap", Name: "mine"}
+	}
 	cases := map[string]struct {
 		backup *v1alpha1.Backup
 		may    map[string]bool
@@ -42,6 +45,15 @@ func TestForeignNamespaces(t *testing.T) {
 		"cluster scope by name, denied": {
 			backup: with(newBackup("shop", "x"), func(spec *v1alpha1.BackupSpec) { spec.IncludedClusterScopedResources = []string{"clusterroles"} }),
 			may:    map[string]bool{"shop": true}, asked: []string{""}, denied: "spec asks for cluster-scoped resources",
+		},
+		"its policies": {
+			backup: with(newBackup("shop", "x"), policies), may: map[string]bool{"shop/mine": true}, asked: []string{"shop/mine"},
+		},
+		"its policies, denied": {
+			backup: with(newBackup("shop", "x"), policies), may: map[string]bool{"shop": true}, asked: []string{"shop/mine"}, denied: "may not get configmaps",
+		},
+		"an administrator's policies, denied": {
+			backup: with(newBackup(system, "x"), policies), may: map[string]bool{}, asked: []string{system + "/mine"}, denied: "spec.resourcePolicy names one of them",
 		},
 		"everything, by an administrator": {
 			backup: with(newBackup(system, "x", "shop", "*"), func(spec *v1alpha1.BackupSpec) { spec.IncludeClusterResources = &yes }),

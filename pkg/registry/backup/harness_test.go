@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -22,6 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
@@ -64,7 +66,7 @@ func loadingHarness(t *testing.T, may map[string]bool, locations ...*enginev1alp
 			t.Fatal(err)
 		}
 	}
-	planner, err := records.NewPlanner(1)
+	planner, err := records.NewPlanner(records.DefaultLimits)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +94,9 @@ func loadingHarness(t *testing.T, may map[string]bool, locations ...*enginev1alp
 				t.Error(err)
 			}
 		},
-		Load:   planner.Load,
+		Load: func(namespace string, coming sets.Set[string]) records.Load {
+			return planner.Load(queue.Backup, namespace, coming)
+		},
 		Limits: Limits{Waiting: 3, WaitingInSystem: 5},
 	})
 	if err != nil {
@@ -114,6 +118,14 @@ func location(name string, isDefault bool, available metav1.ConditionStatus) *en
 
 // authorize is the authorizer's answer to jane.
 func (h *harness) authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if a.GetVerb() == "get" && a.GetResource() == "configmaps" && a.GetAPIGroup() == "" && a.GetName() != "" {
+		asked := a.GetNamespace() + "/" + a.GetName()
+		h.asked = append(h.asked, asked)
+		if h.may[asked] {
+			return authorizer.DecisionAllow, "", nil
+		}
+		return authorizer.DecisionNoOpinion, "no role allows it", nil
+	}
 	if a.GetVerb() != "create" || a.GetAPIGroup() != "holdfast.io" || a.GetResource() != "backups" || !a.IsResourceRequest() || a.GetUser().GetName() != "jane" {
 		h.Errorf("asked about %+v", a)
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -72,20 +73,29 @@ func (k *kind) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
 
 // Check implements recorded.Kind. What can't be read has no scopes, so it is refused
 // in any case.
-func (k *kind) Check(ctx context.Context, backup *v1alpha1.Backup, requester user.Info) (scopes []recorded.Scope, err error) {
+func (k *kind) Check(ctx context.Context, backup *v1alpha1.Backup, requester user.Info) (_ *enginev1alpha1.BackupRun, scopes []recorded.Scope, err error) {
 	namespaces, unreadable := selection.ParseNamespaces(backup.Spec.IncludedNamespaces, backup.Spec.ExcludedNamespaces, nil)
 	resources, more := selection.ParseResources(validation.ResourceLists(&backup.Spec), namespaces, nil)
 	unreadable = append(unreadable, more...)
 	if len(unreadable) == 0 && backup.Namespace != k.systemNamespace {
 		right := recorded.Right{Verb: "create", Resource: v1alpha1.SchemeGroupVersion.WithResource(resource.Resource)}
 		if scopes, err = right.Authorize(ctx, k.authorizer, requester, backup.Name, scopesOf(backup, namespaces, resources)); err != nil {
-			return scopes, err
+			return nil, scopes, err
+		}
+	}
+	if policy := backup.Spec.ResourcePolicy; len(unreadable) == 0 && policy != nil {
+		right := recorded.Right{Verb: "get", Resource: corev1.SchemeGroupVersion.WithResource("configmaps"), Of: resource}
+		asked, err := right.Authorize(ctx, k.authorizer, requester, backup.Name, []recorded.Scope{
+			{Namespace: backup.Namespace, Name: policy.Name, Field: "spec.resourcePolicy", Because: "spec.resourcePolicy names one of them, which is read with their rights"}})
+		if scopes = append(scopes, asked...); err != nil {
+			return nil, scopes, err
 		}
 	}
 	if errs := k.faults(backup); len(errs)+len(unreadable) > 0 {
-		return scopes, apierrors.NewInvalid(v1alpha1.SchemeGroupVersion.WithKind("Backup").GroupKind(), backup.Name, errs)
+		return nil, scopes, apierrors.NewInvalid(v1alpha1.SchemeGroupVersion.WithKind("Backup").GroupKind(), backup.Name, errs)
 	}
-	return scopes, nil
+	run, err := k.record(ctx, backup, requester)
+	return run, scopes, err
 }
 
 // scopesOf lists what a backup of a tenant's namespace reaches outside of it. A
@@ -115,10 +125,12 @@ func (k *kind) faults(backup *v1alpha1.Backup) field.ErrorList {
 	at := field.NewPath("spec", "storageLocation")
 	if name := backup.Spec.StorageLocation; name == "" {
 		errs = append(errs, field.Required(at, "no storage location is marked as default: name one, or set spec.default on a StorageLocation"))
-	} else if _, err := k.locations.Get(name); err != nil {
+	} else if location, err := k.locations.Get(name); err != nil {
 		notFound := field.NotFound(at, name)
 		notFound.Detail = fmt.Sprintf("no such StorageLocation in namespace %q", k.systemNamespace)
 		errs = append(errs, notFound)
+	} else if location.Spec.IsLonghorn() {
+		errs = append(errs, field.Invalid(at, name, "Longhorn writes this store, and Holdfast makes no backups there: name a storage location of the format holdfast"))
 	}
 	return errs
 }
@@ -149,7 +161,7 @@ func (k *kind) defaultLocation() string {
 	}
 	var defaults []string
 	for _, location := range locations {
-		if location.Spec.Default {
+		if location.Spec.Default && !location.Spec.IsLonghorn() {
 			defaults = append(defaults, location.Name)
 		}
 	}
@@ -159,12 +171,13 @@ func (k *kind) defaultLocation() string {
 	return slices.Min(defaults)
 }
 
-// Record implements recorded.Kind.
-func (k *kind) Record(ctx context.Context, backup *v1alpha1.Backup, requester user.Info) (*enginev1alpha1.BackupRun, func(), error) {
+func (k *kind) record(ctx context.Context, backup *v1alpha1.Backup, requester user.Info) (*enginev1alpha1.BackupRun, error) {
 	uid, err := k.namespaceUID(ctx, backup.Namespace)
 	if err != nil {
-		return nil, nil, apierrors.NewInternalError(fmt.Errorf("reading the namespace of the backup: %w", err))
+		return nil, apierrors.NewInternalError(fmt.Errorf("reading the namespace of the backup: %w", err))
 	}
+	by := recorded.Requester(requester)
+	by.Extra = requester.GetExtra() // an authorizer may take the right to run hooks from it
 	run := &enginev1alpha1.BackupRun{
 		ObjectMeta: metav1.ObjectMeta{Name: format.StoreName(backup.Namespace, backup.Name, k.systemNamespace)},
 		Spec: enginev1alpha1.BackupRunSpec{
@@ -172,15 +185,19 @@ func (k *kind) Record(ctx context.Context, backup *v1alpha1.Backup, requester us
 			NamespaceUID: uid,
 			Labels:       backup.Labels,
 			Annotations:  backup.Annotations,
-			Requester:    recorded.Requester(requester),
+			Requester:    by,
 			Backup:       backup.Spec,
 		},
 	}
 	if by := requester.GetExtra()[recorded.ExtraScheduleUID]; len(by) == 1 {
 		run.Spec.ScheduleUID = types.UID(by[0])
 	}
-	done, err := k.limiter.admit(backup, run.Name)
-	return run, done, err
+	return run, nil
+}
+
+// Admit implements recorded.Kind.
+func (k *kind) Admit(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun) (func(), error) {
+	return k.limiter.admit(backup, run.Name)
 }
 
 // RecordName implements recorded.Kind.

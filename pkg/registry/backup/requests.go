@@ -61,6 +61,10 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 	if preconditions != nil && run != nil && k.Object(run).UID != backup.UID {
 		return nil, "", conflict(backup.Name, "it was replaced by another one meanwhile, with the uid %s", k.Object(run).UID)
 	}
+	if hold := backup.Status.Hold; hold != nil && backup.Status.Phase != v1alpha1.BackupPhaseDeleting {
+		return nil, "", conflict(backup.Name, "%s; release it first, by a POST to backups/%s/expiration", heldBy(hold), backup.Name)
+	}
+	expired := preconditions != nil && preconditions.Expired
 	switch {
 	case run != nil && run.Spec.Deletion != nil:
 		return nil, asked("to be deleted", &run.Spec.Deletion.Ask), nil
@@ -68,7 +72,7 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 		return nil, "", conflict(backup.Name, "it is %s: wait for its end, or POST to backups/%s/cancel first", run.Phase(), backup.Name)
 	case run != nil:
 		changed := run.DeepCopy()
-		changed.Spec.Deletion = &enginev1alpha1.Deletion{Ask: ask}
+		changed.Spec.Deletion = &enginev1alpha1.Deletion{Ask: ask, Expired: expired}
 		return changed, message, nil
 	case backup.Status.Phase == v1alpha1.BackupPhaseUnreadable:
 		return nil, "", conflict(backup.Name, "its metadata can't be read, so it is not certain what it is: look at its folder in the storage location %q, and remove that by hand", backup.Spec.StorageLocation)
@@ -91,7 +95,7 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 			Annotations: stored.Annotations,
 			// No requester: nobody has authenticated the one that the store names.
 			Backup: stored.Spec,
-			Deletion: &enginev1alpha1.Deletion{Ask: ask, Stored: &enginev1alpha1.StoredBackup{
+			Deletion: &enginev1alpha1.Deletion{Ask: ask, Expired: expired, Stored: &enginev1alpha1.StoredBackup{
 				UID: stored.UID, CreationTimestamp: stored.CreationTimestamp,
 			}},
 		},
@@ -120,6 +124,14 @@ func meets(backup *v1alpha1.Backup, preconditions *v1alpha1.BackupDeletionPrecon
 		return conflict(backup.Name, "it expires at %s, and here it is %s", expiration.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	return nil
+}
+
+func heldBy(hold *v1alpha1.BackupHold) string {
+	text := fmt.Sprintf("%s holds it since %s", hold.Requester, hold.Timestamp.UTC().Format(time.RFC3339))
+	if hold.Reason != "" {
+		text += " (" + hold.Reason + ")"
+	}
+	return text
 }
 
 func asked(what string, ask *enginev1alpha1.Ask) string {

@@ -49,6 +49,9 @@ var Resource = virtual.Resource[object]{
 		virtual.Number("Warnings", "Number of warnings.", func(b object) int32 { return b.Status.Warnings }),
 		virtual.Number("Errors", "Number of errors.", func(b object) int32 { return b.Status.Errors }),
 		virtual.Timed("Expires", "Until when the backup is to be kept.", func(b object, now time.Time) string {
+			if b.Status.Hold != nil {
+				return "held"
+			}
 			return virtual.Until(b.Status.Expiration, now)
 		}),
 		virtual.Timed("Age", "Time since the backup was asked for.", func(b object, now time.Time) string {

@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backupqueue defines the queue: one entry for each backup that waits, is
-// about to start, or runs.
+// Package backupqueue defines the queue: one entry for each backup or restore that waits,
+// is about to start, or runs.
 package backupqueue
 
 import (
@@ -29,30 +29,32 @@ var Resource = virtual.Resource[entry]{
 	Object:        &v1alpha1.BackupQueueEntry{},
 	List:          &v1alpha1.BackupQueueEntryList{},
 	Fields: map[string]func(entry) string{
+		"spec.kind":            kind,
 		"spec.storageLocation": storageLocation,
 		"spec.requester":       requester,
 		"status.state":         state,
 		"status.reason":        reason,
 	},
 	Columns: []virtual.Column[entry]{
-		virtual.Text("Pos", "Place among the waiting backups of the whole cluster.", func(e entry) string {
+		virtual.Text("Pos", "Place among those that wait, in the whole cluster: restores first.", func(e entry) string {
 			if e.Status.Position == 0 {
 				return ""
 			}
 			return fmt.Sprint(e.Status.Position)
 		}),
 		virtual.Name[entry](),
+		virtual.Text("Kind", "Backup or Restore.", kind),
 		virtual.Text("State", "Running, Ready or Queued.", state),
-		virtual.Text("Reason", "Why the backup waits, or its volumes do.", reason),
-		virtual.Text("Blocked-By", "The backups that it waits for.", blockers),
+		virtual.Text("Reason", "Why it waits, or its volumes do.", reason),
+		virtual.Text("Blocked-By", "What it waits for.", blockers),
 		virtual.Timed("Since", "How long it has been waiting, or running.", func(e entry, now time.Time) string {
 			return virtual.Since(e.Status.Since, now)
 		}),
-		virtual.Wide(virtual.Text("Namespaces", "The namespaces that it includes.", namespaces)),
+		virtual.Wide(virtual.Text("Namespaces", "The namespaces that a backup includes, or a restore writes to.", namespaces)),
 		virtual.Wide(virtual.Text("Conflict", "The namespaces that it shares with those it waits for.", func(e entry) string {
 			return strings.Join(e.Status.ConflictNamespaces, ",")
 		})),
-		virtual.Wide(virtual.Text("Slots", "How many backups run in the whole cluster, of how many that may; for one that does.", func(e entry) string {
+		virtual.Wide(virtual.Text("Slots", "How many of its kind run in the whole cluster, of how many that may; for one that does.", func(e entry) string {
 			if e.Status.SlotLimit == 0 {
 				return ""
 			}
@@ -62,11 +64,12 @@ var Resource = virtual.Resource[entry]{
 			return strings.Join(e.Status.AbsentAgents, ",")
 		})),
 		virtual.Wide(virtual.Text("Location", "The storage location.", storageLocation)),
-		virtual.Wide(virtual.Text("Requester", "Who asked for the backup.", requester)),
+		virtual.Wide(virtual.Text("Requester", "Who asked for it.", requester)),
 	},
 	Compare: compare,
 }
 
+func kind(e entry) string            { return e.Spec.Kind }
 func storageLocation(e entry) string { return e.Spec.StorageLocation }
 func requester(e entry) string       { return e.Spec.Requester }
 func state(e entry) string           { return string(e.Status.State) }
@@ -93,13 +96,16 @@ func blockers(e entry) string {
 		if blocker.Namespace != e.Namespace {
 			name = blocker.Namespace + "/" + name
 		}
+		if blocker.Kind == "Restore" {
+			name = "restore:" + name
+		}
 		names = append(names, name)
 	}
 	switch others := e.Status.OtherBlockers; {
 	case others == 1:
-		names = append(names, "another backup")
+		names = append(names, "another")
 	case others > 1:
-		names = append(names, fmt.Sprintf("%d other backups", others))
+		names = append(names, fmt.Sprintf("%d others", others))
 	}
 	return strings.Join(names, ",")
 }

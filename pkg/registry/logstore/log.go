@@ -126,7 +126,7 @@ func New[T Object](newObject func() T, options Options) *Log[T] {
 		l.clock = clock.RealClock{}
 	}
 	l.born = l.clock.Now()
-	l.rv = firstVersion(l.born)
+	l.rv = FirstVersion(l.born)
 	l.first = l.rv
 	l.history = history[T]{maxAge: options.HistoryAge, maxEvents: options.HistoryEvents, maxBytes: options.HistoryBytes, oldest: l.rv}
 	if l.history.maxAge == 0 {
@@ -142,10 +142,10 @@ func New[T Object](newObject func() T, options Options) *Log[T] {
 	return l
 }
 
-// firstVersion counts the birth of a log in units of 2^-20 s. The counter starts
+// FirstVersion counts the birth of a log in units of 2^-20 s. The counter starts
 // at the fraction of the second, so that a log that replaces another one within
 // a second does not issue its versions again.
-func firstVersion(birth time.Time) uint64 {
+func FirstVersion(birth time.Time) uint64 {
 	seconds := uint64(max(birth.Unix(), 0))
 	fraction := uint64(birth.Nanosecond()) << 20 / uint64(time.Second)
 	return max(seconds<<20+fraction, 1) // zero has a meaning of its own in requests
@@ -226,14 +226,18 @@ func (l *Log[T]) checkOpenLocked() error {
 
 // tooEarly answers a request that can't be answered before SetReady.
 func (l *Log[T]) tooEarly() error {
-	loading := l.options.Loading
+	return TooEarly(l.options.Resource, l.options.Loading, l.clock.Since(l.born))
+}
+
+// TooEarly answers a request for a resource that is being loaded since some time.
+func TooEarly(resource schema.GroupResource, loading string, since time.Duration) error {
 	if loading == "" {
 		loading = "its data"
 	}
 	// What took a second so far may well take another one.
-	retryAfter := min(max(l.clock.Since(l.born), time.Second), maxRetryAfter)
+	retryAfter := min(max(since, time.Second), maxRetryAfter)
 	return apierrors.NewTooManyRequests(
-		fmt.Sprintf("%s can't be served yet: the server is still loading %s; try again in a moment", l.options.Resource, loading),
+		fmt.Sprintf("%s can't be served yet: the server is still loading %s; try again in a moment", resource, loading),
 		int(retryAfter.Seconds()))
 }
 

@@ -4,9 +4,11 @@
 package logstore
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/storage"
 )
 
@@ -51,6 +53,36 @@ func (l *Log[T]) Replace(objs []T) (int, error) {
 		}
 	}
 	return l.commit(changes), nil
+}
+
+// Update stores objects like Apply, and removes those of the names that are gone, all in
+// one commit: whoever reads sees all of it or nothing. An object without a valid name or
+// namespace, or given twice, is left out, and the error names it.
+func (l *Log[T]) Update(set []T, gone []types.NamespacedName) (int, error) {
+	wanted := make([]change[T], 0, len(set))
+	seen := make(map[string]bool, len(set))
+	var errs []error
+	for _, obj := range set {
+		one, err := l.byKey([]T{obj})
+		if err == nil && seen[one[0].key] {
+			err = fmt.Errorf("%s %q of namespace %q is given twice", l.options.Resource, obj.GetName(), obj.GetNamespace())
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		seen[one[0].key] = true
+		wanted = append(wanted, one[0])
+	}
+	l.writers.Lock()
+	defer l.writers.Unlock()
+	var changes []change[T]
+	for _, name := range gone {
+		if key := l.key(name.Namespace, name.Name); l.lookup(key) != nil && !seen[key] {
+			changes = append(changes, change[T]{key: key, remove: true})
+		}
+	}
+	return l.commit(append(changes, l.differences(wanted, l.lookup)...)), errors.Join(errs...)
 }
 
 // Remove removes an object and reports whether it was there. The namespace is

@@ -127,12 +127,12 @@ func (l *Log[T]) stateFor(opts storage.ListOptions, exactly uint64, continueKey,
 		return none, 0, apierrors.NewResourceExpired(fmt.Sprintf(
 			"The resourceVersion for the provided list is too old. Version %d is not remembered; list without a resourceVersion.", exactly))
 	}
-	return none, 0, expiredContinue(continueKey, key)
+	return none, 0, ExpiredContinue(continueKey, key)
 }
 
-// expiredContinue answers a continue token whose version can't be served any more,
+// ExpiredContinue answers a continue token whose version can't be served any more,
 // with a token that goes on at the current version (rv -1, a convention of Kubernetes).
-func expiredContinue(continueKey, key string) error {
+func ExpiredContinue(continueKey, key string) error {
 	token, err := storage.EncodeContinue(continueKey, key, -1)
 	if err != nil {
 		return apierrors.NewResourceExpired(

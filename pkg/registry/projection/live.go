@@ -25,6 +25,10 @@ const storeDelay = 2 * time.Minute
 // Observe takes note of a run, as an informer or a client got it.
 func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	selected := p.selected(run)
+	if run.Deleting() {
+		// Its record may go while no server runs, so it is shown by that alone after a restart.
+		p.stores.refresher.Removed(run.Spec.Backup.StorageLocation, run.Name)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	known := p.runs.known(run)
@@ -67,6 +71,10 @@ func (p *Projector) removed(obj any) {
 		// passes that on, so it is told without the lock, and first: nobody is to see the
 		// backup as it was before.
 		p.stores.catalog.Remove(run.Spec.Backup.StorageLocation, run.Name)
+		p.stores.refresher.Removed(run.Spec.Backup.StorageLocation, run.Name)
+		if p.OnRefreshed != nil {
+			p.OnRefreshed()
+		}
 		if run.Status.FailureReason != "" {
 			p.stores.refresher.Nudge(run.Spec.Backup.StorageLocation) // it may have been given up
 		}
@@ -100,6 +108,9 @@ func (p *Projector) heardFrom(run *enginev1alpha1.BackupRun) time.Time {
 
 // asked takes note that a store has answered, or has not.
 func (p *Projector) asked(location string) {
+	if p.OnRefreshed != nil {
+		defer p.OnRefreshed()
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.askedLocked(location)
@@ -120,21 +131,40 @@ func (p *Projector) askedLocked(location string) {
 
 // selected reads what a run selects, unless that is known. That may take
 // milliseconds, for which nobody need wait.
-func (p *Projector) selected(run *enginev1alpha1.BackupRun) *records.Selection {
+func (p *Projector) selected(run enginev1alpha1.QueuedRun) *records.Selection {
 	p.mu.Lock()
 	known := p.queue.planner.Knows(run)
 	p.mu.Unlock()
 	if known {
 		return nil
 	}
-	return records.Select(&run.Spec.Backup)
+	return records.Select(run)
+}
+
+// restoreChanged takes note of the record of a restore, which stands in the queue.
+func (p *Projector) restoreChanged(run *enginev1alpha1.RestoreRun) {
+	selected := p.selected(run)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.queue.planner.UpdateRun(run, selected) {
+		p.queue.wake()
+	}
+}
+
+// restoreRemoved takes note that it is gone.
+func (p *Projector) restoreRemoved(run *enginev1alpha1.RestoreRun) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.queue.planner.RemoveRun(run.UID) {
+		p.queue.wake()
+	}
 }
 
 // Load is that of the planner.
 func (p *Projector) Load(namespace string, coming sets.Set[string]) records.Load {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.queue.planner.Load(namespace, coming)
+	return p.queue.planner.Load(queue.Backup, namespace, coming)
 }
 
 // projectLocked brings one backup in its log up to date: from its record, until
@@ -159,6 +189,7 @@ func (p *Projector) projectLocked(key backupKey) {
 		delete(p.runs.unread, key)
 		backup = stored
 	}
+	backup = p.changedLocked(backup)
 	if p.OnBackup != nil {
 		p.OnBackup(key, backup)
 	}

@@ -18,7 +18,7 @@
 // where a record meets the catalogue, queue.go the queue's publication, stored.go what
 // follows from a change of the catalogue, and trust.go who and where this cluster is.
 //
-// Locks are taken in this order: Projector.placing, those of the catalogue as it
+// Locks are taken in this order: Projector.placing and deleting, those of the catalogue as it
 // changes, Projector.mu, the catalogue's for a read, and a log's. So whoever holds mu
 // may read the catalogue, and must not change it.
 package projection
@@ -43,22 +43,34 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
+	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
 // Config is what a Projector needs.
 type Config struct {
 	// SystemNamespace is where the records live.
 	SystemNamespace string
-	// PollInterval is how often the stores are listed; zero means once.
+	// PollInterval is how often the stores are polled, unless they say it themselves; zero
+	// means that they are listed once, and when it is asked for.
 	PollInterval time.Duration
-	Clock        clock.WithTickerAndDelayedExecution
+	// CacheDir is a folder where what is read of the stores is kept for the next process;
+	// empty if it is not.
+	CacheDir string
+	Clock    clock.WithTickerAndDelayedExecution
 	// Secrets hold the credentials of the stores.
 	Secrets location.Secrets
 	// Authorizer tells who may list all backups, and so be told of the stores.
 	Authorizer authorizer.Authorizer
 
-	Runs       engineinformers.BackupRunInformer
+	Runs     engineinformers.BackupRunInformer
+	Restores engineinformers.RestoreRunInformer
+	// Changes are those of expirations that are not known to be in the store.
+	Changes engineinformers.ExpirationChangeInformer
+	// Deletions are those of volume backups that may not be in the store.
+	Deletions  engineinformers.VolumeDeletionInformer
 	Locations  engineinformers.StorageLocationInformer
 	Namespaces coreinformers.NamespaceInformer
 	// Ledger is an informer of the ConfigMap records.LedgerName alone.
@@ -66,18 +78,34 @@ type Config struct {
 	// Identity is an informer of the ConfigMap identity.Name alone.
 	Identity cache.SharedIndexInformer
 
+	// OnRefreshed, if set, is told that State may have another answer.
+	OnRefreshed func()
 	// OnBackup, if set, is told of each backup as it is shown from now on, or of nil when it
 	// is shown no more. It is called under a lock, and must not change the backup.
 	OnBackup func(name types.NamespacedName, backup *v1alpha1.Backup)
+	// OnRestores, if set, is told of the places of all restores in the queue, by uid, as
+	// they may be shown where the restores are. It is called under a lock, too.
+	OnRestores func(places map[types.UID]queue.Entry)
+	// Past, if set, shows restores whose records are gone.
+	Past PastRestores
+}
+
+// PastRestores are the restores that lie in the stores. It judges them by Judge, which may have
+// another answer when it is told of a namespace, or of all.
+type PastRestores interface {
+	SetLocations(stores map[string]string)
+	ReadStore(ctx context.Context, location, of string, from store.Reader) error
+	JudgeAgain(namespace string)
 }
 
 // Projector fills the logs.
 type Projector struct {
 	// The logs, one for each resource.
-	Backups       *logstore.Log[*v1alpha1.Backup]
-	Queue         *logstore.Log[*v1alpha1.BackupQueueEntry]
-	Volumes       *logstore.Log[*v1alpha1.BackupVolume]
-	VolumeBackups *logstore.Log[*v1alpha1.VolumeBackup]
+	Backups *logstore.Log[*v1alpha1.Backup]
+	Queue   *logstore.Log[*v1alpha1.BackupQueueEntry]
+	Volumes *logstore.Log[*v1alpha1.BackupVolume]
+	// VolumeBackups has no log: it reads the catalogue.
+	VolumeBackups *volumebackup.Storage
 
 	Config
 	stores stores
@@ -85,6 +113,11 @@ type Projector struct {
 	// started is true when the records are there. The stores are asked after that, so
 	// that the first answer of each is its word on all that the records say of it.
 	started atomic.Bool
+
+	// deleting guards deletions, the records of deletions of volume backups by uid, and is held
+	// until the catalogue knows of them.
+	deleting  sync.Mutex
+	deletions map[types.UID]*enginev1alpha1.VolumeDeletion
 
 	// placing is held from the look at the namespaces to the placing by them.
 	placing sync.Mutex
@@ -94,14 +127,19 @@ type Projector struct {
 	mu    sync.Mutex
 	runs  runs
 	queue publishedQueue
+	// changes are records of changes of expirations, by the uid of the backup.
+	changes map[types.UID]*enginev1alpha1.ExpirationChange
 }
 
 // New returns a Projector.
 func New(config Config) (*Projector, error) {
 	p := &Projector{
 		Config: config,
-		stores: stores{secrets: config.Secrets, authorizer: config.Authorizer},
+		stores: stores{secrets: config.Secrets, cacheDir: config.CacheDir, authorizer: config.Authorizer, past: config.Past},
 		runs:   newRuns(config.SystemNamespace),
+
+		changes:   map[types.UID]*enginev1alpha1.ExpirationChange{},
+		deletions: map[types.UID]*enginev1alpha1.VolumeDeletion{},
 	}
 	p.stores.catalog = catalog.New(config.SystemNamespace, p.storedChanged)
 	p.stores.refresher = refresh.New(p.stores.catalog, refresh.Options{
@@ -115,8 +153,10 @@ func New(config Config) (*Projector, error) {
 	}
 	p.Backups = logstore.New(func() *v1alpha1.Backup { return &v1alpha1.Backup{} }, options("backups", "the backups of the storage locations"))
 	p.Volumes = logstore.New(func() *v1alpha1.BackupVolume { return &v1alpha1.BackupVolume{} }, options("backupvolumes", "the volumes of the storage locations"))
-	p.VolumeBackups = logstore.New(func() *v1alpha1.VolumeBackup { return &v1alpha1.VolumeBackup{} }, options("volumebackups", "the volumes of the storage locations"))
-	queueOptions := options("backupqueues", "the records of the waiting backups")
+	p.VolumeBackups = volumebackup.NewStorage(p.stores.catalog, volumebackup.Options{
+		Loading: "the volumes of the storage locations", OnRead: p.stores.warn("volumebackups"), Clock: config.Clock,
+	})
+	queueOptions := options("backupqueues", "the records of what waits")
 	queueOptions.OnRead = nil // the queue has nothing to do with what is stored
 	p.Queue = logstore.New(func() *v1alpha1.BackupQueueEntry { return &v1alpha1.BackupQueueEntry{} }, queueOptions)
 
@@ -152,6 +192,24 @@ func New(config Config) (*Projector, error) {
 			UpdateFunc: p.changed,
 			DeleteFunc: p.removed,
 		}},
+		{config.Restores.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc: func(obj any) { p.restoreChanged(obj.(*enginev1alpha1.RestoreRun)) },
+			UpdateFunc: func(before, after any) {
+				was, is := before.(*enginev1alpha1.RestoreRun), after.(*enginev1alpha1.RestoreRun)
+				if was.UID != is.UID {
+					p.restoreRemoved(was)
+				}
+				p.restoreChanged(is)
+			},
+			DeleteFunc: func(obj any) {
+				if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+					obj = tombstone.Obj
+				}
+				if run, ok := obj.(*enginev1alpha1.RestoreRun); ok {
+					p.restoreRemoved(run)
+				}
+			},
+		}},
 		{config.Locations.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: relocate, UpdateFunc: relocated, DeleteFunc: relocate}},
 		{config.Namespaces.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, DeleteFunc: wake}},
 		{config.Namespaces.Informer(), cache.ResourceEventHandlerFuncs{
@@ -161,6 +219,22 @@ func New(config Config) (*Projector, error) {
 		}},
 		{config.Identity, cache.ResourceEventHandlerFuncs{AddFunc: identify, UpdateFunc: func(_, obj any) { identify(obj) }, DeleteFunc: identify}},
 		{config.Ledger, cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: func(_, obj any) { wake(obj) }, DeleteFunc: wake}},
+		{config.Changes.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { p.ObserveChange(obj.(*enginev1alpha1.ExpirationChange)) },
+			UpdateFunc: p.changeChanged,
+			DeleteFunc: p.changeGone,
+		}},
+		{config.Deletions.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc: func(obj any) { p.ObserveVolumeDeletion(obj.(*enginev1alpha1.VolumeDeletion)) },
+			UpdateFunc: func(before, after any) {
+				was, is := before.(*enginev1alpha1.VolumeDeletion), after.(*enginev1alpha1.VolumeDeletion)
+				if was.UID != is.UID {
+					p.volumeDeletionGone(was)
+				}
+				p.ObserveVolumeDeletion(is)
+			},
+			DeleteFunc: p.volumeDeletionGone,
+		}},
 	} {
 		registration, err := r.informer.AddEventHandler(r.handler)
 		if err != nil {
@@ -190,11 +264,10 @@ func (p *Projector) Run(ctx context.Context) {
 	if _, err := p.publish(); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Publishing the queue failed")
 	}
-	// Live work is served from here on, whatever the stores do.
+	// Live work is served from here on, whatever the stores do. Volumes are only in stores, so
+	// their lists wait for the first of them, see storedChanged.
 	p.Queue.SetReady()
 	p.Backups.Open()
-	p.Volumes.Open()
-	p.VolumeBackups.Open()
 	running.StartWithContext(ctx, p.awaitStores)
 	p.runQueue(ctx)
 }

@@ -48,6 +48,9 @@ func newFixture(t testing.TB, namespaces ...string) *fixture {
 		SystemNamespace: system,
 		Clock:           clock.RealClock{},
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
+		Restores:        engine.Engine().V1alpha1().RestoreRuns(),
+		Changes:         engine.Engine().V1alpha1().ExpirationChanges(),
+		Deletions:       engine.Engine().V1alpha1().VolumeDeletions(),
 		Locations:       engine.Engine().V1alpha1().StorageLocations(),
 		Namespaces:      kube.Core().V1().Namespaces(),
 		Ledger:          kube.Core().V1().ConfigMaps().Informer(),
@@ -456,9 +459,14 @@ func TestDeletingBackupIsShownUntilItsRecordGoes(t *testing.T) {
 	if events := f.mustPublish(); events != 0 {
 		t.Errorf("%d queue entries for a deletion", events)
 	}
+	told := 0
+	f.OnRefreshed = func() { told++ }
 	f.removed(run)
 	if f.backup("shop", "a") != nil || f.stores.catalog.Backup("shop", "a") != nil {
 		t.Error("the backup is listed after the record of its deletion is gone")
+	}
+	if told != 1 {
+		t.Errorf("told %d times that there are fewer backups", told)
 	}
 }
 

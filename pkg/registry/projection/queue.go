@@ -17,6 +17,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
@@ -51,7 +52,7 @@ type publishedQueue struct {
 }
 
 func newPublishedQueue(log *logstore.Log[*v1alpha1.BackupQueueEntry]) (publishedQueue, error) {
-	planner, err := records.NewPlanner(records.DefaultConcurrentBackups)
+	planner, err := records.NewPlanner(records.DefaultLimits)
 	return publishedQueue{log: log, planner: planner, entries: map[types.UID]queue.Entry{}, stale: make(chan struct{}, 1)}, err
 }
 
@@ -63,30 +64,43 @@ func (q *publishedQueue) wake() {
 }
 
 // publish computes the queue, and commits what changed in it. It returns the number of
-// changes in the log, and the runs whose backups show another place from now on.
-func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool) (events int, moved []*enginev1alpha1.BackupRun, err error) {
+// changes in the log, the runs whose backups show another place from now on, and the
+// places of the restores.
+func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool) (events int, moved []*enginev1alpha1.BackupRun, restores map[types.UID]queue.Entry, err error) {
 	plan := q.planner.Plan()
 	entries := make(map[types.UID]queue.Entry, len(plan.Entries))
+	restores = map[types.UID]queue.Entry{}
 	shown := make([]*v1alpha1.BackupQueueEntry, 0, len(plan.Entries))
 	for _, entry := range plan.Entries {
 		run := q.planner.Run(entry.UID)
 		key := runs.key(run)
-		if runs.byBackup[key] != run {
-			continue // another record says that it stands for this backup, too
+		backup, isBackup := run.(*enginev1alpha1.BackupRun)
+		if isBackup && runs.byBackup[key] != backup || !isBackup && run.GetName() != recordOf(run, runs.systemNamespace) {
+			continue // another record says that it stands for it, too
 		}
 		entry = queue.Redact(entry, runs.systemNamespace)
 		if ledgerUnreadable && entry.Reason == v1alpha1.QueueReasonNextToStart {
-			entry.Message = "starts when the ledger of started backups can be read again; an event of the ConfigMap " + records.LedgerName + " says more"
+			entry.Message = "starts when the ledger of what was let start can be read again; an event of the ConfigMap " + records.LedgerName + " says more"
 		}
-		if was := q.entries[entry.UID]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
-			moved = append(moved, run)
+		if isBackup {
+			if was := q.entries[entry.UID]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
+				moved = append(moved, backup)
+			}
+			entries[entry.UID] = entry
+		} else {
+			restores[entry.UID] = entry
 		}
-		entries[entry.UID] = entry
 		shown = append(shown, entryOf(key, run, entry, &plan))
 	}
 	q.entries = entries
 	events, err = q.log.Replace(shown)
-	return events, moved, err
+	return events, moved, restores, err
+}
+
+// recordOf is the name that the record of a run has, unless somebody made it by hand.
+func recordOf(run enginev1alpha1.QueuedRun, systemNamespace string) string {
+	ref := run.Asked().Ref
+	return format.StoreName(ref.Namespace, ref.Name, systemNamespace)
 }
 
 // runQueue publishes the queue whenever it may have changed, within the bounds
@@ -132,15 +146,18 @@ func (p *Projector) publish() (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	planner := p.queue.planner
-	if err := planner.SetLimit(records.Limit(ledger)); err != nil {
+	if err := planner.SetLimits(records.Limits(ledger)); err != nil {
 		return 0, err
 	}
 	planner.SetStarted(records.Started(ledger))
 	planner.SetStorageLocations(locations)
 	planner.SetExistingNamespaces(namespaces)
-	events, moved, err := p.queue.publish(&p.runs, unreadable)
+	events, moved, restores, err := p.queue.publish(&p.runs, unreadable)
 	for _, run := range moved {
 		p.projectLocked(p.runs.key(run))
+	}
+	if p.OnRestores != nil {
+		p.OnRestores(restores)
 	}
 	return events, err
 }
@@ -153,49 +170,62 @@ func (p *Projector) ledger() *corev1.ConfigMap {
 	return nil
 }
 
+// restorePrefix makes of a restore's name that of its entry. No backup has a name with a
+// colon, nor has what is shown in the system namespace for one.
+const restorePrefix = "restore:"
+
+// kindOf is what people know a run of a class by.
+func kindOf(class queue.Class) string {
+	if class == queue.Restore {
+		return "Restore"
+	}
+	return "Backup"
+}
+
 // entryOf is a place in the queue of a plan, as it may be shown. run is its record.
-func entryOf(at backupKey, run *enginev1alpha1.BackupRun, entry queue.Entry, plan *queue.Plan) *v1alpha1.BackupQueueEntry {
+func entryOf(at backupKey, run enginev1alpha1.QueuedRun, entry queue.Entry, plan *queue.Plan) *v1alpha1.BackupQueueEntry {
+	asked := run.Asked()
 	result := &v1alpha1.BackupQueueEntry{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         at.Namespace,
 			Name:              at.Name,
-			UID:               run.UID,
-			CreationTimestamp: run.CreationTimestamp,
-			Labels:            run.Spec.Labels,
+			UID:               entry.UID,
+			CreationTimestamp: run.GetCreationTimestamp(),
+			Labels:            asked.Labels,
 		},
-		Spec: v1alpha1.BackupQueueEntrySpec{
-			IncludedNamespaces: run.Spec.Backup.IncludedNamespaces,
-			ExcludedNamespaces: run.Spec.Backup.ExcludedNamespaces,
-			StorageLocation:    run.Spec.Backup.StorageLocation,
-			Requester:          run.Spec.Requester.Username,
-		},
+		Spec: v1alpha1.BackupQueueEntrySpec{Kind: asked.Kind, StorageLocation: asked.Location, Requester: asked.Requester},
 		Status: v1alpha1.BackupQueueEntryStatus{
 			State:              entry.State,
 			Position:           int32(entry.Position),
 			Reason:             entry.Reason,
 			Message:            entry.Message,
-			OtherBlockers:      int32(entry.OtherBlockers),
+			OtherBlockers:      int32(entry.OtherBlockers.Sum()),
 			ConflictNamespaces: entry.ConflictNamespaces,
 		},
 	}
 	if entry.State != v1alpha1.QueueStateQueued {
 		// Not in the others: each start would be a change of all that wait.
-		result.Status.SlotsInUse, result.Status.SlotLimit = int32(plan.SlotsInUse+len(plan.Start)), int32(plan.Limit)
+		result.Status.SlotsInUse, result.Status.SlotLimit = int32(plan.InUse[entry.Class]), int32(plan.Limits[entry.Class])
 	}
 	for _, blocker := range entry.Blockers {
-		result.Status.Blockers = append(result.Status.Blockers, v1alpha1.QueueBlocker{Namespace: blocker.Namespace, Name: blocker.Name})
+		result.Status.Blockers = append(result.Status.Blockers, v1alpha1.QueueBlocker{Kind: kindOf(blocker.Class), Namespace: blocker.Namespace, Name: blocker.Name})
 	}
-	if absent := run.Status.AbsentAgents; len(absent) > 0 && entry.State == v1alpha1.QueueStateRunning {
-		result.Status.AbsentAgents = absent
-		result.Status.Reason = v1alpha1.QueueReasonAgentAbsent
-		result.Status.Message = "its volumes wait for the agents of nodes of which nothing was seen for a while: " + strings.Join(absent, ", ")
+	switch run := run.(type) {
+	case *enginev1alpha1.RestoreRun:
+		result.Name = restorePrefix + at.Name
+		result.Spec.IncludedNamespaces = run.Spec.TargetNamespaces
+	case *enginev1alpha1.BackupRun:
+		result.Spec.IncludedNamespaces, result.Spec.ExcludedNamespaces = run.Spec.Backup.IncludedNamespaces, run.Spec.Backup.ExcludedNamespaces
+		if absent := run.Status.AbsentAgents; len(absent) > 0 && entry.State == v1alpha1.QueueStateRunning {
+			result.Status.AbsentAgents = absent
+			result.Status.Reason = v1alpha1.QueueReasonAgentAbsent
+			result.Status.Message = "its volumes wait for the agents of nodes of which nothing was seen for a while: " + strings.Join(absent, ", ")
+		}
 	}
-	switch {
-	case !entry.WaitingSince.IsZero():
-		since := metav1.NewTime(entry.WaitingSince)
-		result.Status.Since = &since
-	case run.Status.StartTimestamp != nil:
-		result.Status.Since = run.Status.StartTimestamp
+	if started := run.Standing().StartTimestamp; !entry.WaitingSince.IsZero() {
+		result.Status.Since = &metav1.Time{Time: entry.WaitingSince}
+	} else if started != nil {
+		result.Status.Since = started
 	}
 	return result
 }

@@ -6,6 +6,7 @@ package projection
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -175,7 +176,11 @@ func history(t *testing.T, rt *rapid.T) {
 		w.must(os.Mkdir(filepath.Join(w.root, location), 0o755))
 		w.addLocation(location)
 	}
-	p, stop := boot(t, w.clients, time.Minute)
+	cacheDir := ""
+	if rapid.Bool().Draw(rt, "with a cache") {
+		cacheDir = t.TempDir()
+	}
+	p, stop := bootOn(t, w.clients, time.Minute, nil, cacheDir)
 	synctest.Wait() // a fake client's watch lacks what happens between the list and it
 	defer func() { stop() }()
 	location := func(rt *rapid.T) string { return rapid.SampledFrom(locations).Draw(rt, "location") }
@@ -192,7 +197,13 @@ func history(t *testing.T, rt *rapid.T) {
 			w.must(os.Rename(w.folder(location), filepath.Join(w.root, location)))
 			delete(w.away, location)
 		}
-		time.Sleep(2*time.Hour + 10*time.Minute) // no doubt lasts longer
+		time.Sleep(5 * time.Minute)
+		for location := range w.places { // whatever is doubted
+			patch := fmt.Sprintf(`{"metadata":{"resourceVersion":%q,"annotations":{%q:%q}}}`, w.next(), enginev1alpha1.AnnotationAcceptLoss, time.Now().Format(time.RFC3339))
+			_, err := w.clients.EngineV1alpha1().StorageLocations(system).Patch(w.t.Context(), location, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+			w.must(err)
+		}
+		time.Sleep(5 * time.Minute)
 		before := shown(rt, p)
 		want := map[string]bool{}
 		for name, run := range w.runs {
@@ -215,7 +226,7 @@ func history(t *testing.T, rt *rapid.T) {
 			rt.Fatalf("what is there (-) and what is shown (+):\n%s", diff)
 		}
 		stop()
-		p, stop = boot(t, w.clients, time.Minute)
+		p, stop = bootOn(t, w.clients, time.Minute, nil, cacheDir)
 		synctest.Wait()
 		time.Sleep(5 * time.Minute)
 		if diff := cmp.Diff(before, shown(rt, p)); diff != "" {
@@ -326,8 +337,29 @@ func history(t *testing.T, rt *rapid.T) {
 		},
 		"restart": func(*rapid.T) {
 			stop()
-			p, stop = boot(t, w.clients, time.Minute)
+			p, stop = bootOn(t, w.clients, time.Minute, nil, cacheDir)
 			synctest.Wait()
+		},
+		"restart with a cache": func(rt *rapid.T) {
+			if cacheDir == "" {
+				rt.Skip("there is none")
+			}
+			time.Sleep(time.Second) // until it is served
+			before := shown(rt, p)
+			killed := rapid.Bool().Draw(rt, "by a kill")
+			if killed { // what is on disk now is all that is left
+				left := t.TempDir()
+				w.must(os.CopyFS(left, os.DirFS(cacheDir)))
+				cacheDir = left
+			}
+			stop()
+			p, stop = bootOn(t, w.clients, time.Minute, nil, cacheDir)
+			time.Sleep(time.Second)
+			for name := range shown(rt, p) {
+				if before[name] == "" && w.runs[name] == nil && !storedSomewhere(name) {
+					rt.Fatalf("%s is shown after a restart, and was not before (by a kill: %t)", name, killed)
+				}
+			}
 		},
 		"settle": settle,
 	})

@@ -50,15 +50,15 @@ func newRuns(systemNamespace string) runs {
 	}
 }
 
-// key is where a run's backup is shown: where it was asked for, unless the namespace
-// was made anew since. Then it is the administrator's, as what is stored.
-func (r *runs) key(run *enginev1alpha1.BackupRun) backupKey {
-	ref := run.Spec.BackupRef
-	present, exists := r.namespaces[ref.Namespace]
-	if exists && run.Spec.NamespaceUID != "" && run.Spec.NamespaceUID != present {
-		return backupKey{Namespace: r.systemNamespace, Name: run.Name}
+// key is where a run's backup or restore is shown: where it was asked for, unless the
+// namespace was made anew since. Then it is the administrator's, as what is stored.
+func (r *runs) key(run enginev1alpha1.QueuedRun) backupKey {
+	asked := run.Asked()
+	present, exists := r.namespaces[asked.Ref.Namespace]
+	if exists && asked.NamespaceUID != "" && asked.NamespaceUID != present {
+		return backupKey{Namespace: r.systemNamespace, Name: run.GetName()}
 	}
-	return backupKey{Namespace: ref.Namespace, Name: ref.Name}
+	return backupKey{Namespace: asked.Ref.Namespace, Name: asked.Ref.Name}
 }
 
 // known is the record that stands for the backup of a run, if it is one of the same

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/warning"
@@ -26,8 +28,11 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
@@ -48,25 +53,42 @@ func boot(t *testing.T, clientset *enginefake.Clientset, poll time.Duration) (*P
 
 func bootWith(t *testing.T, clientset *enginefake.Clientset, poll time.Duration, secrets location.Secrets) (*Projector, func()) {
 	t.Helper()
+	return bootOn(t, clientset, poll, secrets, "")
+}
+
+// bootOn keeps what is read in a folder, if there is one.
+func bootOn(t *testing.T, clientset *enginefake.Clientset, poll time.Duration, secrets location.Secrets, cacheDir string) (*Projector, func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	engine := engineinformers.NewSharedInformerFactory(clientset, 0)
 	kube := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
+	own := informers.NewSharedInformerFactory(kubefake.NewClientset(&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: clusteridentity.Name}, Data: map[string]string{clusteridentity.ClusterUIDKey: "here"},
+	}), 0)
+	if cacheDir == "" {
+		own = kube // of which nothing is kept
+	}
 	p, err := New(Config{
 		SystemNamespace: system,
 		PollInterval:    poll,
+		CacheDir:        cacheDir,
 		Secrets:         secrets,
 		Clock:           clock.RealClock{},
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
+		Restores:        engine.Engine().V1alpha1().RestoreRuns(),
+		Changes:         engine.Engine().V1alpha1().ExpirationChanges(),
+		Deletions:       engine.Engine().V1alpha1().VolumeDeletions(),
 		Locations:       engine.Engine().V1alpha1().StorageLocations(),
 		Namespaces:      kube.Core().V1().Namespaces(),
 		Ledger:          kube.Core().V1().ConfigMaps().Informer(),
-		Identity:        kube.Core().V1().ConfigMaps().Informer(),
+		Identity:        own.Core().V1().ConfigMaps().Informer(),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	engine.StartWithContext(ctx)
 	kube.StartWithContext(ctx)
+	own.StartWithContext(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -77,6 +99,7 @@ func bootWith(t *testing.T, clientset *enginefake.Clientset, poll time.Duration,
 		<-done
 		engine.Shutdown()
 		kube.Shutdown()
+		own.Shutdown()
 	}
 }
 
@@ -119,6 +142,23 @@ func (h hangs) Get(context.Context, string, metav1.GetOptions) (*corev1.Secret, 
 	return nil, errors.New("it is over")
 }
 
+// oneHangs are an empty location, and one whose Secret hangs.
+func oneHangs(t *testing.T) []runtime.Object {
+	return []runtime.Object{&enginev1alpha1.StorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
+		Spec: enginev1alpha1.StorageLocationSpec{
+			Provider:   enginev1alpha1.StorageProviderFilesystem,
+			Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()},
+		},
+	}, &enginev1alpha1.StorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "dead"},
+		Spec: enginev1alpha1.StorageLocationSpec{
+			Provider: enginev1alpha1.StorageProviderS3,
+			S3:       &enginev1alpha1.S3Location{Bucket: "b", CredentialsSecret: "hangs"},
+		},
+	}}
+}
+
 // Live work does not wait for a store that never answers, readiness does not wait for
 // ever, and until then nobody is told that he has seen all.
 func TestLiveWorkDoesNotWaitForStores(t *testing.T) {
@@ -126,19 +166,7 @@ func TestLiveWorkDoesNotWaitForStores(t *testing.T) {
 		end := make(chan struct{})
 		defer close(end)
 		run := (&fixture{t: t}).run(system, "live", running, "shop")
-		p, stop := bootWith(t, enginefake.NewSimpleClientset(run, &enginev1alpha1.StorageLocation{
-			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
-			Spec: enginev1alpha1.StorageLocationSpec{
-				Provider:   enginev1alpha1.StorageProviderFilesystem,
-				Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()},
-			},
-		}, &enginev1alpha1.StorageLocation{
-			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "dead"},
-			Spec: enginev1alpha1.StorageLocationSpec{
-				Provider: enginev1alpha1.StorageProviderS3,
-				S3:       &enginev1alpha1.S3Location{Bucket: "b", CredentialsSecret: "hangs"},
-			},
-		}), time.Minute, hangs{end})
+		p, stop := bootWith(t, enginefake.NewSimpleClientset(append(oneHangs(t), run)...), time.Minute, hangs{end})
 		defer func() { go stop() }() // it waits for what hangs
 
 		prefix := logstore.Prefix(v1alpha1.Resource("backups"))
@@ -202,7 +230,140 @@ func TestLiveWorkDoesNotWaitForStores(t *testing.T) {
 	})
 }
 
+// The lists of volumes are not served before there are some, or there are none for all that can
+// be known, and then in part.
+func TestVolumesAreServedFromTheFirstOneOn(t *testing.T) {
+	for _, some := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			end := make(chan struct{})
+			defer close(end)
+			p, stop := bootWith(t, enginefake.NewSimpleClientset(oneHangs(t)...), time.Minute, hangs{end})
+			defer func() { go stop() }() // it waits for what hangs
+			volumes, volumeBackups := &v1alpha1.BackupVolumeList{}, &v1alpha1.VolumeBackupList{}
+			lists := map[string]func(context.Context, storage.ListOptions) error{
+				"backupvolumes": func(ctx context.Context, options storage.ListOptions) error {
+					return p.Volumes.GetList(ctx, logstore.Prefix(v1alpha1.Resource("backupvolumes")), options, volumes)
+				},
+				"volumebackups": func(ctx context.Context, options storage.ListOptions) error {
+					return p.VolumeBackups.GetList(ctx, logstore.Prefix(v1alpha1.Resource("volumebackups")), options, volumeBackups)
+				},
+			}
+			options := storage.ListOptions{Recursive: true, Predicate: storage.Everything}
+			wait := func(when string) {
+				t.Helper()
+				for resource, list := range lists {
+					if err := list(t.Context(), options); !apierrors.IsTooManyRequests(err) {
+						t.Errorf("%s %s are answered with %v", when, resource, err)
+					}
+				}
+			}
+			time.Sleep(time.Second)
+			wait("before anything is there")
+			content := catalog.Content{Backup: storedOf((&fixture{t: t}).run(system, "daily", enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted, Stored: true}))}
+			p.stores.catalog.Put("default", "daily", content, time.Now())
+			wait("with a backup of no volume")
+			rows := 0
+			if some {
+				rows = 1
+				content.Volumes = []catalog.Volume{{Namespace: "shop", ClaimName: "data", State: v1alpha1.VolumeBackupCompleted}}
+				p.stores.catalog.Put("default", "daily", content, time.Now())
+			} else {
+				time.Sleep(time.Minute) // until nothing is expected of the store that hangs
+			}
+			for resource, list := range lists {
+				recorder := &recorder{}
+				err := list(warning.WithWarningRecorder(t.Context(), recorder), options)
+				if err != nil || len(recorder.texts) != 1 || recorder.texts[0] != incomplete {
+					t.Errorf("%s: %v, warnings %q", resource, err, recorder.texts)
+				}
+			}
+			if len(volumes.Items) != rows || len(volumeBackups.Items) != rows {
+				t.Errorf("there are %d and %d, not %d", len(volumes.Items), len(volumeBackups.Items), rows)
+			}
+		})
+	}
+}
+
+// Restores whose records are gone are judged again when what locations trust changes, and not by
+// each change of a location's status.
+func TestPastRestoresAreJudgedWhenTrustChanges(t *testing.T) {
+	f := newFixture(t)
+	judged := &judgedPast{}
+	f.stores.past = judged
+	location := &enginev1alpha1.StorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Name: "default"},
+		Spec:       enginev1alpha1.StorageLocationSpec{Filesystem: &enginev1alpha1.FilesystemLocation{Path: "/none"}},
+	}
+	for i, want := range []int{1, 1, 2} {
+		location = location.DeepCopy()
+		location.ResourceVersion = strconv.Itoa(i)
+		if i == 2 {
+			location.Spec.TrustedClusters = []enginev1alpha1.TrustedCluster{{Name: "there", UID: "there"}}
+		}
+		if err := f.stores.set([]*enginev1alpha1.StorageLocation{location}); err != nil {
+			t.Fatal(err)
+		}
+		if judged.times != want {
+			t.Errorf("change %d: they were judged %d times, want %d", i, judged.times, want)
+		}
+	}
+}
+
+type judgedPast struct {
+	PastRestores
+	times int
+}
+
+func (*judgedPast) SetLocations(map[string]string) {}
+func (p *judgedPast) JudgeAgain(string)            { p.times++ }
+
 // recorder keeps warnings.
 type recorder struct{ texts []string }
 
 func (r *recorder) AddWarning(_, text string) { r.texts = append(r.texts, text) }
+
+// What was asked for counts from when it is recorded, until the catalogue has it from the
+// store, and then what the store says.
+func TestChangesOfExpirationsAreShown(t *testing.T) {
+	f := newFixture(t, "shop")
+	run := f.run("shop", "daily", enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted, Stored: true})
+	at := func(year int) *metav1.Time { return &metav1.Time{Time: time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC)} }
+	put := func(changes ...format.Expiration) {
+		backup := storedOf(run)
+		backup.Status.Expiration = at(2030)
+		f.stores.catalog.Put("default", "shop.daily", catalog.Content{Backup: backup, Changes: changes}, time.Unix(1, 0))
+	}
+	expect := func(when string, year int, held bool) {
+		t.Helper()
+		backup, ok := f.Backups.GetObject("shop", "daily")
+		if !ok || backup.Status.Expiration.UTC().Year() != year || (backup.Status.Hold != nil) != held {
+			t.Errorf("%s it is shown as %+v", when, backup)
+		}
+	}
+	put()
+	expect("at first", 2030, false)
+	hold := true
+	record := &enginev1alpha1.ExpirationChange{
+		ObjectMeta: metav1.ObjectMeta{Name: "shop.daily", UID: "1", ResourceVersion: "1", Generation: 1},
+		Spec: enginev1alpha1.ExpirationChangeSpec{BackupRef: v1alpha1.BackupReference{Namespace: "shop", Name: "daily"}, UID: run.UID,
+			StorageLocation: "default", Hold: &hold, Expiration: at(2040)},
+	}
+	f.ObserveChange(record)
+	expect("when it is recorded", 2040, true)
+	done := record.DeepCopy()
+	done.ResourceVersion, done.Status = "2", enginev1alpha1.ExpirationChangeStatus{ObservedGeneration: 1, Number: 3}
+	f.ObserveChange(done)
+	f.ObserveChange(record) // late
+	expect("when it is in the store, unread", 2040, true)
+	put(format.Expiration{Number: 2, Expiration: at(2031), ClusterUID: "cluster", PublicKey: "key"})
+	expect("while an earlier one is read", 2040, true)
+	put(format.Expiration{Number: 4, Expiration: at(2050), ClusterUID: "cluster", PublicKey: "key"})
+	expect("when the store has a later one", 2050, false)
+	f.changeGone(done)
+	expect("without the record", 2050, false)
+
+	other := record.DeepCopy()
+	other.Spec.UID, other.UID = "another", "2"
+	f.ObserveChange(other)
+	expect("with a record of another backup of its name", 2050, false)
+}

@@ -20,6 +20,13 @@ func (p *Projector) identify() {
 		published = obj.(*corev1.ConfigMap)
 	}
 	p.stores.catalog.SetIdentity(clusteridentity.Of(published))
+	p.judgeAgain("")
+}
+
+func (p *Projector) judgeAgain(namespace string) {
+	if p.Past != nil {
+		p.Past.JudgeAgain(namespace)
+	}
 }
 
 // placeByNamespaces places everything by the namespaces that exist. Each change is
@@ -37,6 +44,7 @@ func (p *Projector) placeByNamespaces() {
 		uids[namespace.Name] = namespace.UID
 	}
 	p.stores.catalog.SetNamespaces(uids)
+	p.judgeAgain("")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.runs.namespaces = uids
@@ -63,6 +71,7 @@ func (p *Projector) setNamespace(name string, uid types.UID) {
 	p.placing.Lock()
 	defer p.placing.Unlock()
 	p.stores.catalog.SetNamespace(name, uid) // which passes on what it changes
+	p.judgeAgain(name)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.runs.setNamespace(name, uid) {

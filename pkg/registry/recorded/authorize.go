@@ -23,6 +23,8 @@ const authorizedAnnotation = "authorization.holdfast.io/further"
 type Scope struct {
 	// Namespace is empty for the whole cluster.
 	Namespace string
+	// Name is that of the one object that the right is asked for, or empty for all.
+	Name string
 	// Field is the one that asks for it, and Because says so to the requester.
 	Field, Because string
 }
@@ -31,6 +33,8 @@ type Scope struct {
 type Right struct {
 	Verb     string
 	Resource schema.GroupVersionResource
+	// Of is the resource of the object that is asked for; Resource itself if empty.
+	Of schema.GroupResource
 }
 
 // Authorize asks for a right in each of the scopes, in order. It returns those that it
@@ -43,6 +47,7 @@ func (r Right) Authorize(ctx context.Context, decider authorizer.Authorizer, req
 			User:            requester,
 			Verb:            r.Verb,
 			Namespace:       scope.Namespace,
+			Name:            scope.Name,
 			APIGroup:        r.Resource.Group,
 			APIVersion:      r.Resource.Version,
 			Resource:        r.Resource.Resource,
@@ -59,7 +64,11 @@ func (r Right) Authorize(ctx context.Context, decider authorizer.Authorizer, req
 		if reason != "" {
 			cause = fmt.Errorf("%w: %s", cause, reason)
 		}
-		forbidden := apierrors.NewForbidden(resource, name, cause)
+		of := r.Of
+		if of.Empty() {
+			of = resource
+		}
+		forbidden := apierrors.NewForbidden(of, name, cause)
 		forbidden.ErrStatus.Details.Causes = []metav1.StatusCause{{
 			Type:    metav1.CauseTypeFieldValueInvalid,
 			Field:   scope.Field,

@@ -44,12 +44,12 @@ type Kind[T, R logstore.Object] interface {
 	// Its Validate checks what costs no more than reading the request did.
 	rest.RESTCreateStrategy
 	names.NameGenerator
-	// Check answers what the requester may not create, and then what is wrong with it.
-	// It returns the scopes that it asked rights for.
-	Check(ctx context.Context, obj T, requester user.Info) ([]Scope, error)
-	// Record makes the record of an object that is to be created. done is to be called
+	// Check answers what the requester may not create, and what is wrong with it. It
+	// returns the record of what may be created, and the scopes that it asked rights for.
+	Check(ctx context.Context, obj T, requester user.Info) (record R, scopes []Scope, err error)
+	// Admit lets a record be created, unless there are too many. done is to be called
 	// when the record has been observed, or when there will be none.
-	Record(ctx context.Context, obj T, requester user.Info) (record R, done func(), err error)
+	Admit(obj T, record R) (done func(), err error)
 	// RecordName is the name of an object's record.
 	RecordName(object types.NamespacedName) string
 	// ObjectName names the object that a record was written for.
@@ -136,7 +136,7 @@ func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateOb
 	if err != nil {
 		return nil, err
 	}
-	scopes, err := r.Kind.Check(ctx, obj, requester)
+	record, scopes, err := r.Kind.Check(ctx, obj, requester)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateOb
 	if _, exists := r.Log.GetObject(obj.GetNamespace(), obj.GetName()); exists {
 		return nil, r.alreadyExists(obj.GetName())
 	}
-	record, done, err := r.Kind.Record(ctx, obj, requester)
+	done, err := r.Kind.Admit(obj, record)
 	if err != nil {
 		return nil, err
 	}
@@ -216,9 +216,8 @@ func requesterFrom(ctx context.Context) (user.Info, error) {
 const ExtraScheduleUID = "holdfast.io/schedule-uid"
 
 // Requester is a user as a record names them: who they are, for those who read it.
-// What else an authenticator says of them is left out. It has no bound, may tell which
-// credential was used, and nothing is decided by it later: all that a request needs
-// rights for is authorised before it is recorded.
+// What else an authenticator says of them is left out: it may tell which credential was
+// used. Only where something is asked for with their rights later is it added.
 func Requester(requester user.Info) enginev1alpha1.Requester {
 	return enginev1alpha1.Requester{
 		Username: requester.GetName(),

@@ -113,6 +113,7 @@ func TestOwnBackups(t *testing.T) {
 		"replaced": func(b *v1alpha1.Backup) {
 			b.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionMetadataReplaced, Status: metav1.ConditionTrue}}
 		},
+		"lacking": func(b *v1alpha1.Backup) { b.Status.Volumes = &v1alpha1.BackupVolumesProgress{Deleted: 1} },
 		"not-whole": func(b *v1alpha1.Backup) {
 			b.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionVolumesListed, Status: metav1.ConditionFalse}}
 		},

@@ -59,9 +59,12 @@ var Resource = virtual.Resource[object]{
 			}
 			return "false"
 		}),
-		virtual.Text("Why-Not", "Why there is no backup of the last time that one was due.", func(s object) string {
+		virtual.Text("Why-Not", "Why there is no backup of the last time that one was due, or else NotPruned if backups that no rule keeps can't be deleted.", func(s object) string {
 			if c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.ConditionScheduled); c != nil && c.Status == metav1.ConditionFalse && !s.Spec.Paused {
 				return c.Reason
+			}
+			if meta.IsStatusConditionFalse(s.Status.Conditions, v1alpha1.ConditionPruned) {
+				return "NotPruned"
 			}
 			return ""
 		}),

@@ -121,7 +121,7 @@ func (r *REST) check(ctx context.Context, s *v1alpha1.Schedule) error {
 	if errs := kind.Validate(ctx, backup); len(errs) > 0 {
 		return ofTemplate(invalid(s.Name, errs), s.Name)
 	}
-	_, err := kind.Check(ctx, backup, requester)
+	_, _, err := kind.Check(ctx, backup, requester)
 	return ofTemplate(err, s.Name)
 }
 

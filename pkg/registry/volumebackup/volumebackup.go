@@ -27,17 +27,19 @@ var Resource = virtual.Resource[backup]{
 		"spec.volumeName":       func(b backup) string { return b.Spec.VolumeName },
 		"spec.backup.name":      func(b backup) string { return b.Spec.Backup.Name },
 		"spec.backup.namespace": func(b backup) string { return b.Spec.Backup.Namespace },
+		"spec.backupName":       func(b backup) string { return b.Spec.BackupName },
 		"spec.backupUID":        func(b backup) string { return string(b.Spec.BackupUID) },
 		"spec.podName":          podName,
 		"spec.storageLocation":  storageLocation,
 		"status.phase":          phase,
 		"status.node":           node,
+		"status.method":         method,
 	},
 	Columns: []virtual.Column[backup]{
 		virtual.Name[backup](),
 		virtual.Text("Volume", "The volume.", func(b backup) string { return b.Spec.VolumeName }),
 		virtual.Text("Backup", "The backup that holds it.", holder),
-		virtual.Text("Status", "Completed or Failed.", phase),
+		virtual.Text("Status", "Completed, Failed, InProgress or Unreadable.", phase),
 		virtual.Text("Size", "Size of the volume's files.", func(b backup) string { return virtual.Bytes(b.Status.SizeBytes) }),
 		virtual.Text("New", "Bytes that were new since the backup before.", func(b backup) string { return virtual.Bytes(b.Status.IncrementalBytes) }),
 		virtual.Timed("Age", "Time since the upload ended.", func(b backup, now time.Time) string {
@@ -46,6 +48,7 @@ var Resource = virtual.Resource[backup]{
 		virtual.Wide(virtual.Text("Pod", "The pod through which the volume was read.", podName)),
 		virtual.Wide(virtual.Text("Node", "The node that read it.", node)),
 		virtual.Wide(virtual.Text("Location", "The storage location.", storageLocation)),
+		virtual.Wide(virtual.Text("Method", "How its data was stored.", method)),
 		virtual.Wide(virtual.Text("Snapshot", "Kopia's id of the snapshot.", func(b backup) string { return b.Status.SnapshotID })),
 	},
 }
@@ -54,14 +57,17 @@ func podName(b backup) string         { return b.Spec.PodName }
 func storageLocation(b backup) string { return b.Spec.StorageLocation }
 func phase(b backup) string           { return b.Status.Phase }
 func node(b backup) string            { return b.Status.Node }
+func method(b backup) string          { return b.Status.Method }
 
 // holder names the backup, with the namespace when it is another one.
 func holder(b backup) string {
 	switch ref := b.Spec.Backup; {
-	case ref.Namespace == b.Namespace:
+	case ref.Namespace == b.Namespace && ref.Name != "":
 		return ref.Name
 	case ref.Name != "":
 		return ref.Namespace + "/" + ref.Name
+	case b.Spec.BackupName != "":
+		return b.Spec.BackupName
 	}
 	return "another backup"
 }

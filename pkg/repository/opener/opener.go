@@ -28,17 +28,17 @@ var ErrNoKey = errors.New("the repository has no key")
 
 // OpenAt opens the repository of a namespace at a storage location, which may have no
 // record: a backup may be older than the cluster. It fails with ErrNoRepository if
-// there is none. The caller closes it.
-func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.StorageLocation, namespace string) (*repository.Repository, error) {
+// there is none. The cache may be nil. The caller closes the repository.
+func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.StorageLocation, namespace string, cache *repository.Cache) (*repository.Repository, error) {
 	credentials, err := location.Credentials(ctx, secrets, stored)
 	if err != nil {
 		return nil, err
 	}
 	where := repository.Location{Spec: stored.Spec, Secret: credentials}
-	key, err := Key(ctx, keys, engine.RepositoryName(namespace, stored.Name))
+	key, others, err := Keys(ctx, keys, engine.RepositoryName(namespace, stored.Name))
 	var opened *repository.Repository
 	if err == nil {
-		opened, err = repository.Open(ctx, where, namespace, key, repository.Options{})
+		opened, err = repository.Open(ctx, where, namespace, key, repository.Options{Others: others, Cache: cache})
 	}
 	if errors.Is(err, ErrNoKey) || errors.Is(err, repository.ErrNotInitialized) {
 		exists, existsErr := repository.Exists(ctx, where, namespace)
@@ -54,18 +54,31 @@ func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.
 
 // Key reads the key of a repository. It fails with ErrNoKey if there is none.
 func Key(ctx context.Context, keys location.Secrets, name string) (repository.Key, error) {
+	key, _, err := Keys(ctx, keys, name)
+	return key, err
+}
+
+// Keys reads the key of a repository, and those that may open it while that is changed.
+func Keys(ctx context.Context, keys location.Secrets, name string) (key repository.Key, others []repository.Key, err error) {
 	secretName := engine.KeySecretName(name)
 	secret, err := keys.Get(ctx, secretName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("%w: the Secret %s does not exist", ErrNoKey, secretName)
+		return "", nil, fmt.Errorf("%w: the Secret %s does not exist", ErrNoKey, secretName)
 	}
 	if err != nil {
-		return "", fmt.Errorf("read the key of VolumeRepository %s: %w", name, err)
+		return "", nil, fmt.Errorf("read the key of VolumeRepository %s: %w", name, err)
 	}
 	// Velero ignores space around a password, and so must who shares it.
-	key := strings.TrimSpace(string(secret.Data[engine.KeySecretKey]))
+	key = repository.Key(strings.TrimSpace(string(secret.Data[engine.KeySecretKey])))
 	if key == "" {
-		return "", fmt.Errorf("%w: the Secret %s lacks %s", ErrNoKey, secretName, engine.KeySecretKey)
+		return "", nil, fmt.Errorf("%w: the Secret %s lacks %s", ErrNoKey, secretName, engine.KeySecretKey)
 	}
-	return repository.Key(key), nil
+	for _, data := range []string{engine.NextKeySecretKey, engine.FormerKeysSecretKey} {
+		for line := range strings.Lines(string(secret.Data[data])) {
+			if other := strings.TrimSpace(line); other != "" {
+				others = append(others, repository.Key(other))
+			}
+		}
+	}
+	return key, others, nil
 }

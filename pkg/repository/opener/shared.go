@@ -48,7 +48,8 @@ var errNoAnswer = fmt.Errorf("the store has not answered within %s", openTimeout
 //   - Of those who come while it is being opened, one opens it. An opening that fails is not
 //     remembered, and one that nobody waits for any more is given up.
 //   - It is closed when its last use has ended and it was idle for a while, or has made room
-//     for others that are, or Run has ended.
+//     for others that are, or Run has ended. One whose indexes take memory that others need
+//     is closed at once.
 type Shared struct {
 	// Repositories and Locations of the system namespace.
 	Repositories enginelisters.VolumeRepositoryNamespaceLister
@@ -57,6 +58,9 @@ type Shared struct {
 	Secrets, Keys location.Secrets
 	// Options for every repository.
 	Options repository.Options
+	// Indexes waits until the indexes of a repository may take so many bytes, and returns what
+	// ends that; nil if nobody else needs the memory.
+	Indexes func(ctx context.Context, bytes int64) (done func(), err error)
 	Clock   clock.WithTicker
 
 	mu     sync.Mutex
@@ -70,6 +74,7 @@ type source struct {
 	Namespace string
 	Location  repository.Location
 	Key       string
+	Others    []repository.Key
 }
 
 // opening is of a repository that is open, or will be.
@@ -86,6 +91,10 @@ type opening struct {
 	// that was stored before is visible.
 	looking chan struct{}
 	seen    time.Time
+	// indexes gives back the memory that the indexes take from others; nil if they take none.
+	// It is set under looking, and measured once they were measured.
+	indexes  func()
+	measured bool
 
 	// users of it, or who wait for it, and since when there are none. The mutex of Shared
 	// guards them.
@@ -131,7 +140,7 @@ func (s *Shared) enter(ctx context.Context, name string, asked time.Time) (*open
 			s.leave(ctx, o, false)
 			return nil, o.err
 		}
-		if err = o.look(ctx, s.Clock, asked); err == nil {
+		if err = s.look(ctx, o, asked); err == nil {
 			return o, nil
 		}
 		s.leave(ctx, o, false)
@@ -156,7 +165,7 @@ func (s *Shared) source(ctx context.Context, name string) (source, error) {
 	if err != nil {
 		return source{}, err
 	}
-	key, err := Key(ctx, s.Keys, name)
+	key, others, err := Keys(ctx, s.Keys, name)
 	if err != nil {
 		return source{}, err
 	}
@@ -165,6 +174,7 @@ func (s *Shared) source(ctx context.Context, name string) (source, error) {
 		Namespace: record.Spec.VolumeNamespace,
 		Location:  repository.Location{Spec: stored.Spec, Secret: credentials},
 		Key:       string(key),
+		Others:    others,
 	}, nil
 }
 
@@ -203,7 +213,9 @@ func (s *Shared) join(ctx context.Context, name string, what source) (o *opening
 func (s *Shared) begin(ctx context.Context, o *opening, what source) {
 	defer o.cancel()
 	seen := s.Clock.Now()
-	opened, err := repository.Open(ctx, what.Location, what.Namespace, repository.Key(what.Key), s.Options)
+	options := s.Options
+	options.Others = what.Others
+	opened, err := repository.Open(ctx, what.Location, what.Namespace, repository.Key(what.Key), options)
 	if err != nil {
 		err = fmt.Errorf("VolumeRepository %s: %w", o.name, cmp.Or(context.Cause(ctx), err))
 	}
@@ -220,8 +232,9 @@ func (s *Shared) begin(ctx context.Context, o *opening, what source) {
 	}
 }
 
-// look makes visible what was stored before the moment asked.
-func (o *opening) look(ctx context.Context, clock clock.Clock, asked time.Time) error {
+// look makes visible what was stored before the moment asked, once the indexes may be in
+// memory.
+func (s *Shared) look(ctx context.Context, o *opening, asked time.Time) error {
 	ctx, stop := o.repository.While(ctx)
 	defer stop()
 	select {
@@ -232,12 +245,24 @@ func (o *opening) look(ctx context.Context, clock clock.Clock, asked time.Time) 
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	if !o.measured {
+		measuring, cancel := context.WithTimeoutCause(ctx, openTimeout, errNoAnswer)
+		bytes, err := o.repository.IndexBytes(measuring)
+		cancel()
+		if err != nil {
+			return err
+		}
+		if o.indexes, err = s.Indexes(ctx, bytes); err != nil {
+			return err
+		}
+		o.measured = true
+	}
 	if !o.seen.Before(asked) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, openTimeout, errNoAnswer)
 	defer cancel()
-	seen := clock.Now()
+	seen := s.Clock.Now()
 	if err := o.repository.Refresh(ctx); err != nil {
 		return err
 	}
@@ -250,7 +275,7 @@ func (s *Shared) leave(ctx context.Context, o *opening, good bool) {
 	s.mu.Lock()
 	o.users--
 	o.idle = s.Clock.Now()
-	if !good || o.users == 0 && o.repository == nil {
+	if !good || o.users == 0 && (o.repository == nil || o.indexes != nil) {
 		s.dropLocked(o)
 	}
 	unused := s.unusedLocked()
@@ -295,6 +320,9 @@ func (s *Shared) unusedLocked() (unused []*opening) {
 
 // close closes what nobody uses or will.
 func (o *opening) close(ctx context.Context) {
+	if o.indexes != nil {
+		defer o.indexes()
+	}
 	if err := o.repository.Close(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "A repository can't be closed", "repository", o.name)
 	}
@@ -305,13 +333,14 @@ func (o *opening) close(ctx context.Context) {
 func (s *Shared) Run(ctx context.Context) {
 	ticker := s.Clock.NewTicker(idleFor / 4)
 	defer ticker.Stop()
-	for ctx.Err() == nil {
+	for ending := false; !ending; { // the last turn must know that it is the last
 		select {
 		case <-ticker.C():
 		case <-ctx.Done():
 		}
+		ending = ctx.Err() != nil
 		s.mu.Lock()
-		s.ending = ctx.Err() != nil
+		s.ending = ending
 		unused := s.unusedLocked()
 		s.mu.Unlock()
 		for _, o := range unused {

@@ -86,6 +86,7 @@ func newFixture(t *testing.T, namespaces ...string) *fixture {
 		Secrets:      f.kube.CoreV1().Secrets(engine.CredentialsNamespace(system)),
 		Keys:         f.kube.CoreV1().Secrets(engine.KeysNamespace(system)),
 		Options:      repository.Options{WorkDir: f.workDir},
+		Indexes:      func(context.Context, int64) (func(), error) { return nil, nil },
 		Clock:        f.clock,
 	}
 	f.lists.Store(0)
@@ -432,5 +433,32 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A repository whose indexes take what others need is measured once for all who use it at
+// once, and closed when nobody does. Without that memory it is not used.
+func TestLargeIndexes(t *testing.T) {
+	f := newFixture(t)
+	must(t, f.use(app, put))
+	f.clock.Step(time.Hour)
+	must(t, f.use(app, nothing)) // with the index of what was put
+	before := f.open()
+	var measured, taken atomic.Int64
+	f.Indexes = func(_ context.Context, bytes int64) (func(), error) {
+		if measured.Add(1); bytes == 0 {
+			t.Error("the indexes have no bytes")
+		}
+		taken.Add(1)
+		return func() { taken.Add(-1) }, nil
+	}
+	f.Shared = &opener.Shared{Repositories: f.Repositories, Locations: f.Locations, Secrets: f.Secrets, Keys: f.Keys, Options: f.Options, Indexes: f.Indexes, Clock: f.clock}
+	must(t, f.use(app, func(context.Context, *repository.Repository) error { return f.use(app, nothing) }))
+	if measured.Load() != 1 || taken.Load() != 0 || f.open() != before {
+		t.Errorf("measured %d times, %d taken, %d open", measured.Load(), taken.Load(), f.open())
+	}
+	f.Indexes = func(context.Context, int64) (func(), error) { return nil, context.Canceled }
+	if err := f.use(app, nothing); !errors.Is(err, context.Canceled) || f.open() != before {
+		t.Errorf("without memory: %v, and %d are open", err, f.open())
 	}
 }

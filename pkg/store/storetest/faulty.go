@@ -256,6 +256,9 @@ func (r *faultyReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Version implements store.Versioned.
+func (r *faultyReader) Version() string { return store.VersionOf(r.ReadCloser) }
+
 func (r *faultyReader) Close() error {
 	r.once.Do(func() { r.faulty.enter(-1) })
 	return r.ReadCloser.Close()

@@ -111,6 +111,14 @@ func testReadAfterWrite(t *testing.T, s Store) {
 		if object.Key != "a/b.json" || object.Size != int64(len(content)) || object.ModTime.IsZero() || object.IsFolder {
 			t.Errorf("attributes after writing %q: %+v", content, object)
 		}
+		opened, err := s.Get(t.Context(), "a/b.json")
+		must(t, err)
+		if version := store.VersionOf(opened); version != "" && version != object.Version {
+			t.Errorf("what is read has the version %s, and its attributes %s", version, object.Version)
+		} else if listed := objects(t, s, "a/")[0].Version; version != "" && version != listed {
+			t.Errorf("what is read has the version %s, and is listed with %s", version, listed)
+		}
+		must(t, opened.Close())
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -242,6 +243,31 @@ func (l *Lab) save(role string, p process) error {
 
 func (l *Lab) processFile(role string) string {
 	return filepath.Join(l.Dir, "run", "holdfast-"+role+".json")
+}
+
+// Memory is how many bytes of a role are resident. Source: VmRSS in proc_pid_status(5).
+func (l *Lab) Memory(t *testing.T, role string) int64 { return l.memory(t, role, "VmRSS:") }
+
+// PeakMemory is the most that Memory has been. Source: VmHWM, as above.
+func (l *Lab) PeakMemory(t *testing.T, role string) int64 { return l.memory(t, role, "VmHWM:") }
+
+func (l *Lab) memory(t *testing.T, role, field string) int64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", l.pid(t, role)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if value, ok := strings.CutPrefix(line, field); ok {
+			kilobytes, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kilobytes << 10
+		}
+	}
+	t.Fatalf("%s has no %s", role, field)
+	return 0
 }
 
 func (l *Lab) pid(t *testing.T, role string) int {

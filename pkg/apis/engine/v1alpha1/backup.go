@@ -35,6 +35,7 @@ func (r *BackupRun) AsBackup() *holdfastv1alpha1.Backup {
 			Expiration:          status.Expiration.DeepCopy(),
 			Progress:            status.Progress.DeepCopy(),
 			Volumes:             status.Volumes.DeepCopy(),
+			HookStatus:          status.HookStatus.DeepCopy(),
 			Warnings:            status.Warnings,
 			Errors:              status.Errors,
 			FailureReason:       status.FailureReason,

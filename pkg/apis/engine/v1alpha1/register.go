@@ -30,11 +30,14 @@ func Resource(resource string) schema.GroupResource {
 func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion,
 		&BackupRun{}, &BackupRunList{},
+		&ExpirationChange{}, &ExpirationChangeList{},
+		&VolumeDeletion{}, &VolumeDeletionList{},
 		&VolumeUpload{}, &VolumeUploadList{},
 		&VolumeRestore{}, &VolumeRestoreList{},
 		&VolumeRepository{}, &VolumeRepositoryList{},
 		&StorageLocation{}, &StorageLocationList{},
 		&ScheduleEntry{}, &ScheduleEntryList{},
+		&RestoreRun{}, &RestoreRunList{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

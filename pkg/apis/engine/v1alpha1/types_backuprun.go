@@ -98,6 +98,10 @@ type Deletion struct {
 	// creation, and its phase.
 	// +optional
 	Stored *StoredBackup `json:"stored,omitempty"`
+	// Whether it was asked for since the backup has expired, so that it waits if the
+	// backup turns out to be kept for longer.
+	// +optional
+	Expired bool `json:"expired,omitempty"`
 }
 
 // StoredBackup identifies a backup in the store.
@@ -120,6 +124,11 @@ type Requester struct {
 	// +optional
 	// +listType=atomic
 	Groups []string `json:"groups,omitempty"`
+	// What else the authenticator says of the user. Kept only where work is done later
+	// with the user's rights.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=64
+	Extra map[string][]string `json:"extra,omitempty"`
 }
 
 // BackupRunStatus is the state of a run.
@@ -134,9 +143,13 @@ type BackupRunStatus struct {
 	// +optional
 	QueuedTimestamp *metav1.Time `json:"queuedTimestamp,omitempty"`
 	// The controller process that executes the run. A run that is InProgress by a
-	// process that is gone has failed.
+	// process that is gone is taken over by the next one.
 	// +optional
 	Executor string `json:"executor,omitempty"`
+	// How many processes have claimed the run, the one that executes it included.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Attempts int32 `json:"attempts,omitempty"`
 	// When reading began.
 	// +optional
 	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
@@ -152,6 +165,14 @@ type BackupRunStatus struct {
 	// Volumes found and backed up.
 	// +optional
 	Volumes *holdfastv1alpha1.BackupVolumesProgress `json:"volumes,omitempty"`
+	// Hooks that were run.
+	// +optional
+	HookStatus *holdfastv1alpha1.HookStatus `json:"hookStatus,omitempty"`
+	// Pods that a hook may have been run in, and whose post hooks are still to be run.
+	// Whoever takes over from the executor runs them first.
+	// +optional
+	// +listType=atomic
+	PendingHooks []PodReference `json:"pendingHooks,omitempty"`
 	// Nodes, the first ten, whose agents the run waits for though nothing was seen of them
 	// for a while.
 	// +optional

@@ -14,9 +14,12 @@ import (
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:path=storagelocations,singular=storagelocation,shortName=hfl,scope=Namespaced,categories=holdfast
 // +kubebuilder:printcolumn:name="Provider",type=string,JSONPath=`.spec.provider`
+// +kubebuilder:printcolumn:name="Format",type=string,JSONPath=`.spec.format`
 // +kubebuilder:printcolumn:name="Available",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].reason`
 // +kubebuilder:printcolumn:name="Default",type=boolean,JSONPath=`.spec.default`
+// +kubebuilder:printcolumn:name="Synced",type=string,JSONPath=`.status.conditions[?(@.type=="Synced")].status`
+// +kubebuilder:printcolumn:name="Backups",type=integer,JSONPath=`.status.catalogue.backups`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
 // StorageLocation is a store: where backups are kept.
@@ -52,12 +55,35 @@ const (
 	StorageProviderS3 StorageProvider = "s3"
 )
 
+// StorageFormat is how backups lie in a store.
+// +kubebuilder:validation:Enum=holdfast;longhorn
+type StorageFormat string
+
+const (
+	// StorageFormatHoldfast is Holdfast's own, which is Velero's. It is the default.
+	StorageFormatHoldfast StorageFormat = "holdfast"
+	// StorageFormatLonghorn is that of Longhorn's backup store. Its backups are listed, and
+	// nothing is written to it.
+	StorageFormatLonghorn StorageFormat = "longhorn"
+)
+
 // StorageLocationSpec says where a store is.
 // +kubebuilder:validation:XValidation:rule="(self.provider == 'filesystem') == has(self.filesystem)",message="filesystem must be set for the provider filesystem, and only then"
 // +kubebuilder:validation:XValidation:rule="(self.provider == 's3') == has(self.s3)",message="s3 must be set for the provider s3, and only then"
+// +kubebuilder:validation:XValidation:rule="!has(self.longhorn) || self.format == 'longhorn'",message="longhorn may be set for the format longhorn only"
+// +kubebuilder:validation:XValidation:rule="!(has(self.default) && self.default && self.format == 'longhorn')",message="a store of the format longhorn can't be the default: Holdfast makes no backups there"
+// +kubebuilder:validation:XValidation:rule="self.format == oldSelf.format",message="a location keeps its format: make another one"
 type StorageLocationSpec struct {
 	// Kind of the store: filesystem or s3.
 	Provider StorageProvider `json:"provider"`
+	// How backups lie in the store: holdfast, or longhorn for one that Longhorn writes,
+	// whose backups are listed beside Holdfast's own. It does not change.
+	// +optional
+	// +kubebuilder:default=holdfast
+	Format StorageFormat `json:"format,omitempty"`
+	// For the format longhorn.
+	// +optional
+	Longhorn *LonghornLocation `json:"longhorn,omitempty"`
 	// Whether backups that name no location are stored here. At most one location
 	// should say so; of several, the first by name is taken.
 	// +optional
@@ -81,6 +107,49 @@ type StorageLocationSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	TrustedClusters []TrustedCluster `json:"trustedClusters,omitempty"`
+	// How often this store is looked at for what others have stored there, instead of
+	// --backupstore-poll-interval of the API server. 0s is never: what this cluster stores,
+	// and what a syncrequest asks for, is seen all the same.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) == duration('0s') || duration(self) >= duration('1s')",message="it must be 0s, or 1s at least"
+	PollInterval *metav1.Duration `json:"pollInterval,omitempty"`
+	// Who has asked last for all of the store to be listed, and when. Create a syncrequest to
+	// ask.
+	// +optional
+	SyncRequest *Ask `json:"syncRequest,omitempty"`
+}
+
+// LonghornLocation says how far a store that Longhorn writes is believed, and what may be
+// done to it.
+type LonghornLocation struct {
+	// Whether volumes are listed in the namespaces that they name, and so belong to whoever
+	// has rights there. Nothing in such a store is signed: whoever may write to it can have
+	// anything listed in any namespace but the system namespace. By default all are listed
+	// in the system namespace.
+	// +optional
+	TrustNamespaces bool `json:"trustNamespaces,omitempty"`
+	// Whether volumes and their backups may be deleted from the store. By default nothing
+	// in it is changed.
+	// +optional
+	AllowDeletion bool `json:"allowDeletion,omitempty"`
+}
+
+// IsLonghorn reports whether the store is one that Longhorn writes.
+func (s *StorageLocationSpec) IsLonghorn() bool { return s.Format == StorageFormatLonghorn }
+
+const (
+	// AnnotationSync of a StorageLocation has all of the store listed when it changes, for
+	// those who write manifests only. status.catalogue.syncRequest has it when that is done.
+	AnnotationSync = "holdfast.io/sync-request"
+	// AnnotationAcceptLoss of a StorageLocation is an instant in RFC 3339: backups that were
+	// missing from the store then leave the lists, however many they are. It is not for the
+	// future.
+	AnnotationAcceptLoss = "holdfast.io/accept-loss-until"
+)
+
+// AllowsDeletion reports whether the store is Longhorn's, and may be deleted from.
+func (s *StorageLocationSpec) AllowsDeletion() bool {
+	return s.IsLonghorn() && s.Longhorn != nil && s.Longhorn.AllowDeletion
 }
 
 // AnnotationAcceptExpiry of a StorageLocation is an instant in RFC 3339: its backups that
@@ -173,23 +242,57 @@ const (
 	// ConditionExpiryFrozen is True while no backup expires, since more have than may
 	// within an hour; its message says how to accept that.
 	ConditionExpiryFrozen = "ExpiryFrozen"
+
+	// ConditionSynced is True while the catalogue has what the store holds, as of the last
+	// poll. Its observedGeneration is that of the location when all was listed last.
+	ConditionSynced = "Synced"
+	// ReasonListed: the store was listed, and what is new was read.
+	ReasonListed = "Listed"
+	// ReasonLoading: the store is being read for the first time.
+	ReasonLoading = "Loading"
+	// ReasonUnreadable: it could not be read; what is known is shown.
+	ReasonUnreadable = "Unreadable"
+	// ConditionSuspicious is True while the store lacks so many backups that none leaves the
+	// lists; its message says how many.
+	ConditionSuspicious = "Suspicious"
+	// ReasonBackupsMissing: the store lacks backups that are known.
+	ReasonBackupsMissing = "BackupsMissing"
+	// ReasonBackupsFound: it lacks none, or no more than may go.
+	ReasonBackupsFound = "BackupsFound"
 )
+
+// CatalogueStatus is what is known of what a store holds. It is written with a change of the
+// conditions, and otherwise no more often than every ten minutes.
+type CatalogueStatus struct {
+	// How many backups are known. While the location is Suspicious, how many were known before.
+	// +optional
+	Backups int32 `json:"backups,omitempty"`
+	// When the latest listing of all was begun, as of this writing.
+	// +optional
+	LastListTimestamp *metav1.Time `json:"lastListTimestamp,omitempty"`
+	// The annotation holdfast.io/sync-request as that listing has followed it.
+	// +optional
+	SyncRequest string `json:"syncRequest,omitempty"`
+}
 
 // StorageLocationStatus is the state of a store.
 type StorageLocationStatus struct {
-	// Conditions: Available, and ExpiryFrozen once more backups have expired than may
-	// within an hour.
+	// Conditions: Available, Synced, Suspicious, and ExpiryFrozen once more backups have
+	// expired than may within an hour.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// What is known of what the store holds.
+	// +optional
+	Catalogue *CatalogueStatus `json:"catalogue,omitempty"`
 }
 
 // +genclient
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:path=volumerepositories,singular=volumerepository,shortName=hfrepo,scope=Namespaced
+// +kubebuilder:resource:path=volumerepositories,singular=volumerepository,shortName={hfrepo,backuprepositories},scope=Namespaced
 // +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.volumeNamespace`
 // +kubebuilder:printcolumn:name="Location",type=string,JSONPath=`.spec.backupStorageLocation`
 // +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
@@ -253,7 +356,8 @@ const (
 	ReasonKeyMismatch = "KeyMismatch"
 	// ReasonKeyMissing: the repository exists and its key's Secret is gone.
 	ReasonKeyMissing = "KeyMissing"
-	// ReasonDamaged: the store has data of the repository, but not what opens it.
+	// ReasonDamaged: the store has data of the repository, but not what opens it; or it had
+	// the repository, and has nothing of it any more.
 	ReasonDamaged = "Damaged"
 )
 
@@ -276,11 +380,25 @@ func KeysNamespace(system string) string { return system + "-repositories" }
 // Leases of the repositories.
 func MaintenanceNamespace(system string) string { return system + "-maintenance" }
 
+// OwnNamespaces are those of Holdfast itself: what lies there says with whose rights is
+// written, and where backups are.
+func OwnNamespaces(system string) []string {
+	return []string{system, AgentsNamespace(system), CredentialsNamespace(system), KeysNamespace(system), MaintenanceNamespace(system)}
+}
+
 // KeySecretName is the name of the Secret with the key of a repository.
 func KeySecretName(repository string) string { return repository + ".key" }
 
 // KeySecretKey is the key of the repository's password in its Secret.
 const KeySecretKey = "repository-password"
+
+const (
+	// NextKeySecretKey is, in the same Secret, the password that the repository is about to
+	// get, or has got a moment ago.
+	NextKeySecretKey = "next-repository-password"
+	// FormerKeysSecretKey are, likewise, the last passwords that it had, one a line.
+	FormerKeysSecretKey = "former-repository-passwords"
+)
 
 // RepositoryTypeKopia is the only type of a repository.
 const RepositoryTypeKopia = "kopia"

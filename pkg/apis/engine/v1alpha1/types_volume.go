@@ -18,6 +18,9 @@ const (
 	// LabelNode names, on volume work, the node that is to do it, as NodeLabel gives
 	// it.
 	LabelNode = "engine.holdfast.io/node"
+	// LabelHooked marks a VolumeUpload whose data hooks of pods are about: whoever runs them
+	// again while it goes on has to have it begin anew.
+	LabelHooked = "engine.holdfast.io/hooked"
 )
 
 // NodeLabel is the value of LabelNode for a node: its name, or a digest of a name
@@ -235,6 +238,7 @@ type VolumeRestoreList struct {
 // +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository && self.snapshotID == oldSelf.snapshotID",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.waitVolume) == has(oldSelf.waitVolume) && (!has(self.waitVolume) || self.waitVolume == oldSelf.waitVolume)",message="the spec of a VolumeRestore does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.paths) == has(oldSelf.paths) && (!has(self.paths) || self.paths == oldSelf.paths)",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancel) || has(self.cancel) && self.cancel == oldSelf.cancel",message="a cancellation is not taken back"
 type VolumeRestoreSpec struct {
 	// Node that runs the pod.
@@ -263,6 +267,12 @@ type VolumeRestoreSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +optional
 	WaitVolume string `json:"waitVolume,omitempty"`
+	// Paths in the volume of the files and folders to restore. Empty means all.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=4096
+	Paths []string `json:"paths,omitempty"`
 }
 
 // VolumeRestoreStatus is the state of a restore.

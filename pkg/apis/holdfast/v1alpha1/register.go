@@ -29,13 +29,15 @@ func Resource(resource string) schema.GroupResource {
 
 func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion,
-		&Backup{}, &BackupList{}, &BackupCancellation{}, &BackupDeletion{},
+		&Backup{}, &BackupList{}, &BackupCancellation{}, &BackupDeletion{}, &BackupExpiration{}, &VolumeDeletion{},
 		&BackupQueueEntry{}, &BackupQueueEntryList{},
 		&BackupVolume{}, &BackupVolumeList{},
 		&VolumeBackup{}, &VolumeBackupList{},
 		&NodeAgent{}, &NodeAgentList{},
 		&MaintenanceRequest{},
+		&SyncRequest{},
 		&Schedule{}, &ScheduleList{}, &ScheduleTrigger{},
+		&Restore{}, &RestoreList{}, &RestoreCancellation{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

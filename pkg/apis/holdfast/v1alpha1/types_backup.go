@@ -129,6 +129,25 @@ type BackupSpec struct {
 	// backup.velero.io/backup-volumes-excludes does with true.
 	// +optional
 	DefaultVolumesToFsBackup *bool `json:"defaultVolumesToFsBackup,omitempty"`
+	// A ConfigMap with Velero's volume policies, in the backup's own namespace: they say
+	// of which volumes the files are backed up, and of which not, before the annotations
+	// of pods and defaultVolumesToFsBackup do. Whoever asks for the backup must have the
+	// right to get it.
+	// +optional
+	ResourcePolicy *ResourcePolicyReference `json:"resourcePolicy,omitempty"`
+	// Objects to take before others of their resource, in this order: resources, as
+	// plural or plural.group, each with a list of names, or namespace/name, separated by
+	// commas. Pods that are named are one block: the hooks before of all of them run
+	// before the data of their volumes is read, in this order.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=100
+	// +kubebuilder:validation:XValidation:rule="self.all(key, size(self[key]) <= 32768)",message="a list has at most 32 KiB"
+	OrderedResources map[string]string `json:"orderedResources,omitempty"`
+	// Commands to run in pods of the backup, before and after the data of their volumes
+	// is read. A pod can have annotations for that, which count instead. Both need the
+	// right of whoever asks for the backup to create pods/exec in the pod's namespace.
+	// +optional
+	Hooks BackupHooks `json:"hooks,omitzero"`
 	// How long the backup is kept, counted from its start. Default 720h, unless the
 	// cluster has another one. Then it expires: it is deleted, but for the last good one
 	// of a namespace.
@@ -139,6 +158,124 @@ type BackupSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	StorageLocation string `json:"storageLocation,omitempty"`
+}
+
+// ResourcePolicyReference names an object with volume policies.
+type ResourcePolicyReference struct {
+	// Group of the object: none.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	APIGroup *string `json:"apiGroup,omitempty"`
+	// Kind of the object: configmap, in any case.
+	// +kubebuilder:validation:MaxLength=253
+	Kind string `json:"kind"`
+	// Name of the object.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+}
+
+// BackupHooks are commands to run in pods while they are backed up.
+type BackupHooks struct {
+	// Which pods have which hooks. A pod has those of all that it matches.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Resources []BackupResourceHookSpec `json:"resources,omitempty"`
+}
+
+// BackupResourceHookSpec says which pods have which hooks.
+type BackupResourceHookSpec struct {
+	// Name for the log.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+	// Namespaces of the pods, by name or pattern. Empty means all of the backup.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MaxLength=253
+	IncludedNamespaces []string `json:"includedNamespaces,omitempty"`
+	// Namespaces whose pods are left out.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MaxLength=253
+	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
+	// Resources that have the hooks. Only pods can; empty means those.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MaxLength=253
+	IncludedResources []string `json:"includedResources,omitempty"`
+	// Resources that do not have the hooks.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MaxLength=253
+	ExcludedResources []string `json:"excludedResources,omitempty"`
+	// Only pods with these labels have the hooks. Unset means all.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="(!has(self.matchLabels) || size(self.matchLabels) <= 32) && (!has(self.matchExpressions) || size(self.matchExpressions) <= 32)",message="a selector has at most 32 labels and 32 expressions"
+	LabelSelector *metav1.LabelSelector `json:"labelSelector,omitempty"`
+	// Hooks to run before the data of the pod's volumes is read, in this order.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Pre []BackupResourceHook `json:"pre,omitempty"`
+	// Hooks to run after the data of the pod's volumes is read, in this order. They run
+	// also when a hook before them failed, and when the backup fails or is cancelled.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Post []BackupResourceHook `json:"post,omitempty"`
+}
+
+// BackupResourceHook is one hook.
+type BackupResourceHook struct {
+	// A command to run in a container.
+	Exec *ExecHook `json:"exec"`
+}
+
+// ExecHook is a command in a container of the pod.
+type ExecHook struct {
+	// Container to run the command in. Default: the pod's first.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Container string `json:"container,omitempty"`
+	// The command, and its arguments.
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MaxLength=32768
+	Command []string `json:"command"`
+	// What to do when the command fails: Fail (default) does not read the data of the
+	// pod's volumes, runs none of its further pre hooks, and makes an error of it;
+	// Continue goes on, with a warning.
+	// +optional
+	// +kubebuilder:validation:Enum=Continue;Fail
+	OnError HookErrorMode `json:"onError,omitempty"`
+	// How long the command may take. Default 30s, at most 4h.
+	// +optional
+	Timeout metav1.Duration `json:"timeout,omitempty"`
+}
+
+// HookErrorMode is what to do when a hook fails.
+type HookErrorMode string
+
+const (
+	// HookErrorModeContinue: the backup goes on.
+	HookErrorModeContinue HookErrorMode = "Continue"
+	// HookErrorModeFail: the data of the pod's volumes is not backed up.
+	HookErrorModeFail HookErrorMode = "Fail"
+)
+
+// HookStatus counts the hooks of a backup or restore.
+type HookStatus struct {
+	// Hooks that were to run.
+	// +optional
+	HooksAttempted int32 `json:"hooksAttempted,omitempty"`
+	// Those of them that failed.
+	// +optional
+	HooksFailed int32 `json:"hooksFailed,omitempty"`
 }
 
 // BackupPhase is the state of a backup in one word. Conditions are the contract
@@ -235,15 +372,24 @@ type BackupStatus struct {
 	// When the backup ended.
 	// +optional
 	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
-	// When the backup expires. Absent if it never does.
+	// When the backup expires, as was last asked for. Absent if it never does.
 	// +optional
 	Expiration *metav1.Time `json:"expiration,omitempty"`
+	// Why the backup neither expires nor can be deleted. Absent if nobody holds it.
+	// +optional
+	Hold *BackupHold `json:"hold,omitempty"`
+	// How often it was changed until when the backup is kept.
+	// +optional
+	ExpirationChanges int64 `json:"expirationChanges,omitempty"`
 	// How many objects are found and backed up.
 	// +optional
 	Progress *BackupProgress `json:"progress,omitempty"`
 	// How many volumes are found and backed up, and their bytes.
 	// +optional
 	Volumes *BackupVolumesProgress `json:"volumes,omitempty"`
+	// How many hooks were run, and how many of them failed.
+	// +optional
+	HookStatus *HookStatus `json:"hookStatus,omitempty"`
 	// Number of warnings; the texts are in the backup's results in the store.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`
@@ -263,6 +409,18 @@ type BackupStatus struct {
 	// Where the backup comes from, and whether that is borne out.
 	// +optional
 	Origin *BackupOrigin `json:"origin,omitempty"`
+}
+
+// BackupHold says who holds a backup.
+type BackupHold struct {
+	// Who asked for it.
+	// +optional
+	Requester string `json:"requester,omitempty"`
+	// When.
+	Timestamp metav1.Time `json:"timestamp"`
+	// Why, in the words of who asked.
+	// +optional
+	Reason string `json:"reason,omitempty"`
 }
 
 // BackupTrust says how far what a stored backup says of itself can be believed.
@@ -339,6 +497,9 @@ type BackupVolumesProgress struct {
 	// Volumes that failed.
 	// +optional
 	Failed int32 `json:"failed,omitempty"`
+	// Volumes that were deleted from the backup since, which count nowhere else.
+	// +optional
+	Deleted int32 `json:"deleted,omitempty"`
 	// Size of the files in the volumes, in bytes.
 	// +optional
 	TotalBytes int64 `json:"totalBytes,omitempty"`
@@ -386,4 +547,28 @@ type BackupDeletionPreconditions struct {
 	// clock of the API server.
 	// +optional
 	Expired bool `json:"expired,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// BackupExpiration is the body of a POST to backups/NAME/expiration: it changes until when
+// a stored backup of this cluster is kept. What it leaves out stays as it is.
+type BackupExpiration struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object's metadata. The name, if set, must be the backup's.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	// Uid of the backup, so that no later one of its name is changed.
+	// +optional
+	UID types.UID `json:"uid,omitempty"`
+	// When the backup is to expire: later than it would, or earlier.
+	// +optional
+	Expiration *metav1.Time `json:"expiration,omitempty"`
+	// Whether the backup is held: true keeps it from expiring and from being deleted until
+	// false releases it.
+	// +optional
+	Hold *bool `json:"hold,omitempty"`
+	// Why, for whoever reads the backup's status.
+	// +optional
+	Reason string `json:"reason,omitempty"`
 }

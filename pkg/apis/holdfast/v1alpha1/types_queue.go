@@ -13,18 +13,19 @@ import (
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +resourceName=backupqueues
 
-// BackupQueueEntry is one backup that waits, is about to start, or runs. It has
-// the name, namespace and uid of its Backup, and is gone when the backup ends.
+// BackupQueueEntry is one backup or restore that waits, is about to start, or runs. It
+// has the name, namespace and uid of its Backup, and is gone when the backup ends. That of
+// a Restore is called restore:NAME, since a Backup may have the same name.
 type BackupQueueEntry struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata: the Backup's.
+	// Standard object's metadata: the Backup's or the Restore's.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// What was asked for.
 	// +optional
 	Spec BackupQueueEntrySpec `json:"spec,omitempty"`
-	// Where the backup stands, and what it waits for.
+	// Where it stands, and what it waits for.
 	// +optional
 	Status BackupQueueEntryStatus `json:"status,omitempty"`
 }
@@ -41,9 +42,13 @@ type BackupQueueEntryList struct {
 	Items []BackupQueueEntry `json:"items"`
 }
 
-// BackupQueueEntrySpec says what the waiting backup asked for.
+// BackupQueueEntrySpec says what was asked for.
 type BackupQueueEntrySpec struct {
-	// Namespaces that the backup includes, in its own words. Empty means all.
+	// Backup or Restore.
+	// +optional
+	Kind string `json:"kind,omitempty"`
+	// Namespaces that the backup includes, in its own words, or that the restore writes to.
+	// Empty means all.
 	// +optional
 	// +listType=atomic
 	IncludedNamespaces []string `json:"includedNamespaces,omitempty"`
@@ -54,36 +59,36 @@ type BackupQueueEntrySpec struct {
 	// Name of the storage location.
 	// +optional
 	StorageLocation string `json:"storageLocation,omitempty"`
-	// Who asked for the backup.
+	// Who asked for it.
 	// +optional
 	Requester string `json:"requester,omitempty"`
 }
 
-// QueueState is where in the queue a backup stands.
+// QueueState is where in the queue a backup or restore stands.
 type QueueState string
 
 const (
-	// QueueStateRunning: the backup reads objects or volumes, and holds a slot.
+	// QueueStateRunning: it reads or writes objects or volumes, and holds a slot.
 	QueueStateRunning QueueState = "Running"
-	// QueueStateReady: the backup has a slot and is about to start.
+	// QueueStateReady: it has a slot and is about to start.
 	QueueStateReady QueueState = "Ready"
-	// QueueStateQueued: the backup waits.
+	// QueueStateQueued: it waits.
 	QueueStateQueued QueueState = "Queued"
 )
 
-// QueueReason says why a backup waits.
+// QueueReason says why a backup or restore waits.
 type QueueReason string
 
 const (
-	// QueueReasonConcurrencyLimit: as many backups run as may run at once.
+	// QueueReasonConcurrencyLimit: as many of its kind run as may run at once.
 	QueueReasonConcurrencyLimit QueueReason = "ConcurrencyLimit"
-	// QueueReasonNamespaceOverlap: a running backup includes one of its namespaces.
+	// QueueReasonNamespaceOverlap: one that runs reads or writes one of its namespaces.
 	QueueReasonNamespaceOverlap QueueReason = "NamespaceOverlap"
-	// QueueReasonClusterScopeOverlap: a running backup reads cluster-scoped
+	// QueueReasonClusterScopeOverlap: one that runs reads or writes cluster-scoped
 	// resources, as this one does.
 	QueueReasonClusterScopeOverlap QueueReason = "ClusterScopeOverlap"
-	// QueueReasonBehindOverlapping: a backup ahead of it in the queue overlaps it,
-	// and must run first.
+	// QueueReasonBehindOverlapping: one ahead of it in the queue overlaps it, and must
+	// run first.
 	QueueReasonBehindOverlapping QueueReason = "BehindOverlapping"
 	// QueueReasonStorageUnavailable: its storage location can't be reached. It
 	// starts by itself when the location is available again.
@@ -100,11 +105,11 @@ type BackupQueueEntryStatus struct {
 	// Running, Ready or Queued.
 	// +optional
 	State QueueState `json:"state,omitempty"`
-	// Place among the queued of the whole cluster, from 1. Absent when the backup
-	// runs. Published with a short delay.
+	// Place among the queued of the whole cluster, from 1, restores first. Absent for one
+	// that runs. Published with a short delay.
 	// +optional
 	Position int32 `json:"position,omitempty"`
-	// Why the backup waits: ConcurrencyLimit, NamespaceOverlap,
+	// Why it waits: ConcurrencyLimit, NamespaceOverlap,
 	// ClusterScopeOverlap, BehindOverlapping, StorageUnavailable or NextToStart; for
 	// one that runs, AgentAbsent if its volumes wait for the agents of nodes.
 	// +optional
@@ -112,15 +117,15 @@ type BackupQueueEntryStatus struct {
 	// The reason in one sentence.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// The backups that it waits for. An entry outside the system namespace names
-	// only those of its own namespace.
+	// The backups and restores that it waits for. An entry outside the system namespace
+	// names only those of its own namespace.
 	// +optional
 	// +listType=atomic
 	Blockers []QueueBlocker `json:"blockers,omitempty"`
-	// How many further backups, elsewhere, it waits for.
+	// How many further ones, elsewhere, it waits for.
 	// +optional
 	OtherBlockers int32 `json:"otherBlockers,omitempty"`
-	// The namespaces that it and its blockers both include.
+	// The namespaces that it and its blockers share.
 	// +optional
 	// +listType=atomic
 	ConflictNamespaces []string `json:"conflictNamespaces,omitempty"`
@@ -129,21 +134,24 @@ type BackupQueueEntryStatus struct {
 	// +optional
 	// +listType=atomic
 	AbsentAgents []string `json:"absentAgents,omitempty"`
-	// How many backups run or are about to start, in the whole cluster. Only entries that do so themselves say that.
+	// How many of its kind run or are about to start, in the whole cluster. Only entries that do so themselves say that.
 	// +optional
 	SlotsInUse int32 `json:"slotsInUse,omitempty"`
 	// How many may run at once; like slotsInUse.
 	// +optional
 	SlotLimit int32 `json:"slotLimit,omitempty"`
-	// Since when the backup waits; for a running one, since when it runs.
+	// Since when it waits; for a running one, since when it runs.
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
 }
 
-// QueueBlocker names a backup that another one waits for.
+// QueueBlocker names a backup or restore that another one waits for.
 type QueueBlocker struct {
-	// Namespace of the backup.
+	// Backup or Restore.
+	// +optional
+	Kind string `json:"kind,omitempty"`
+	// Its namespace.
 	Namespace string `json:"namespace"`
-	// Name of the backup.
+	// Its name.
 	Name string `json:"name"`
 }

@@ -144,6 +144,9 @@ const (
 	ScheduleReasonWaiting = "BackupWaits"
 	// ScheduleReasonTooLate: it was due longer ago than spec.startingDeadlineSeconds.
 	ScheduleReasonTooLate = "TooLate"
+	// ScheduleReasonNotAnswered: whether the backup is made is not known yet; it is asked for
+	// again and again.
+	ScheduleReasonNotAnswered = "NotAnswered"
 )
 
 // ScheduleStatus is what came of a schedule.

@@ -9,6 +9,11 @@
 package v1alpha1
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackedUpVolume) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackedUpVolume"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in Backup) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.Backup"
 }
@@ -26,6 +31,21 @@ func (in BackupDeletion) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in BackupDeletionPreconditions) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.BackupDeletionPreconditions"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupExpiration) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupExpiration"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupHold) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupHold"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupHooks) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupHooks"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -69,6 +89,16 @@ func (in BackupReference) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupResourceHook) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupResourceHook"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupResourceHookSpec) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupResourceHookSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in BackupSpec) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.BackupSpec"
 }
@@ -104,6 +134,26 @@ func (in BackupVolumesProgress) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ExecHook) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ExecHook"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ExecRestoreHook) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ExecRestoreHook"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in HookStatus) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.HookStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in InitRestoreHook) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.InitRestoreHook"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in MaintenanceRequest) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.MaintenanceRequest"
 }
@@ -131,6 +181,81 @@ func (in NodeAgentStatus) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in QueueBlocker) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.QueueBlocker"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ResourcePolicyReference) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ResourcePolicyReference"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in Restore) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.Restore"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoreCancellation) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestoreCancellation"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoreHooks) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestoreHooks"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoreList) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestoreList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoreModifier) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestoreModifier"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoreObject) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestoreObject"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoreProgress) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestoreProgress"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoreResourceHook) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestoreResourceHook"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoreResourceHookSpec) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestoreResourceHookSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoreSpec) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestoreSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoreStatus) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestoreStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoreStatusSpec) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestoreStatusSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoreVolumesProgress) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestoreVolumesProgress"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoredBackup) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestoredBackup"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -179,6 +304,16 @@ func (in ScheduledBackup) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in SyncRequest) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.SyncRequest"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in SyncRequestStatus) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.SyncRequestStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in VolumeBackup) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.VolumeBackup"
 }
@@ -201,4 +336,14 @@ func (in VolumeBackupStatus) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in VolumeCounts) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.VolumeCounts"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VolumeDeletion) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.VolumeDeletion"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VolumeDeletionPreconditions) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.VolumeDeletionPreconditions"
 }

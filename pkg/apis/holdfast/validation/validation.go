@@ -5,6 +5,7 @@
 package validation
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -29,6 +30,7 @@ const (
 	maxSelectors       = 32
 	maxRequirements    = 32
 	maxValues          = 100
+	maxOrdered         = 100
 )
 
 // ValidateBackup checks a Backup that is to be created. Whether its storage
@@ -46,19 +48,10 @@ func ValidateBackup(backup *v1alpha1.Backup) field.ErrorList {
 // looks at how much there is, and not at what it says, so that its cost is that of
 // reading the request.
 func ValidateBackupLimits(backup *v1alpha1.Backup) field.ErrorList {
-	metadata, at := field.NewPath("metadata"), field.NewPath("spec")
-	errs := atMost(len(backup.Labels), maxLabels, metadata.Child("labels"))
-	errs = append(errs, atMost(len(backup.Annotations), maxAnnotations, metadata.Child("annotations"))...)
-	size := 0
-	for key, value := range backup.Annotations {
-		size += len(key) + len(value)
-	}
-	if size > maxAnnotationsSize {
-		errs = append(errs, field.TooLong(metadata.Child("annotations"), "", maxAnnotationsSize))
-	}
-
+	at := field.NewPath("spec")
+	errs := validateMetadataLimits(&backup.ObjectMeta)
 	spec := &backup.Spec
-	size = len(spec.StorageLocation)
+	size := len(spec.StorageLocation)
 	for name, list := range map[string][]string{
 		"includedNamespaces":               spec.IncludedNamespaces,
 		"excludedNamespaces":               spec.ExcludedNamespaces,
@@ -74,8 +67,52 @@ func ValidateBackupLimits(backup *v1alpha1.Backup) field.ErrorList {
 			size += len(word)
 		}
 	}
-	errs = append(errs, atMost(len(spec.OrLabelSelectors), maxSelectors, at.Child("orLabelSelectors"))...)
-	for i, selector := range append([]*metav1.LabelSelector{spec.LabelSelector}, spec.OrLabelSelectors...) {
+	more, n := validateSelectorsLimits(spec.LabelSelector, spec.OrLabelSelectors, at)
+	errs, size = append(errs, more...), size+n
+	for word, names := range spec.OrderedResources {
+		size += len(word) + len(names)
+	}
+	if policy := spec.ResourcePolicy; policy != nil {
+		size += len(policy.Kind) + len(policy.Name)
+	}
+	errs = append(errs, atMost(len(spec.OrderedResources), maxOrdered, at.Child("orderedResources"))...)
+	more, n = validateHooksLimits(&spec.Hooks, at.Child("hooks"))
+	return sorted(append(append(errs, more...), atMostSize(size+n, at)...))
+}
+
+func sorted(errs field.ErrorList) field.ErrorList {
+	slices.SortFunc(errs, func(a, b *field.Error) int { return strings.Compare(a.Field, b.Field) })
+	return errs
+}
+
+func validateMetadataLimits(of *metav1.ObjectMeta) field.ErrorList {
+	at := field.NewPath("metadata")
+	errs := atMost(len(of.Labels), maxLabels, at.Child("labels"))
+	errs = append(errs, atMost(len(of.Annotations), maxAnnotations, at.Child("annotations"))...)
+	size := 0
+	for key, value := range of.Annotations {
+		size += len(key) + len(value)
+	}
+	if size > maxAnnotationsSize {
+		errs = append(errs, field.TooLong(at.Child("annotations"), "", maxAnnotationsSize))
+	}
+	return errs
+}
+
+// atMostSize bounds the words of a spec together.
+func atMostSize(size int, at *field.Path) field.ErrorList {
+	if size <= maxSpecSize {
+		return nil
+	}
+	tooLong := field.TooLong(at, "", maxSpecSize)
+	tooLong.Detail += ", counting the words of its lists, selectors and hooks"
+	return field.ErrorList{tooLong}
+}
+
+// validateSelectorsLimits returns the size of the selectors as well.
+func validateSelectorsLimits(one *metav1.LabelSelector, or []*metav1.LabelSelector, at *field.Path) (field.ErrorList, int) {
+	errs, size := atMost(len(or), maxSelectors, at.Child("orLabelSelectors")), 0
+	for i, selector := range append([]*metav1.LabelSelector{one}, or...) {
 		if selector == nil {
 			continue
 		}
@@ -86,13 +123,7 @@ func ValidateBackupLimits(backup *v1alpha1.Backup) field.ErrorList {
 		more, n := validateSelectorLimits(selector, path)
 		errs, size = append(errs, more...), size+n
 	}
-	if size > maxSpecSize {
-		tooLong := field.TooLong(at, "", maxSpecSize)
-		tooLong.Detail += ", counting the words of its lists and selectors"
-		errs = append(errs, tooLong)
-	}
-	slices.SortFunc(errs, func(a, b *field.Error) int { return strings.Compare(a.Field, b.Field) })
-	return errs
+	return errs, size
 }
 
 // validateSelectorLimits returns the size of the selector as well.
@@ -126,29 +157,51 @@ func ValidateBackupSpec(spec *v1alpha1.BackupSpec, at *field.Path) field.ErrorLi
 	_, more := selection.ParseResources(ResourceLists(spec), namespaces, at)
 	errs = append(errs, more...)
 
-	if spec.LabelSelector != nil {
-		errs = append(errs, validateSelector(spec.LabelSelector, at.Child("labelSelector"))...)
-		if len(spec.OrLabelSelectors) > 0 {
-			errs = append(errs, field.Forbidden(at.Child("orLabelSelectors"), "can't be combined with labelSelector: move that selector into the list"))
-		}
-	}
-	for i, selector := range spec.OrLabelSelectors {
-		path := at.Child("orLabelSelectors").Index(i)
-		if selector == nil {
-			errs = append(errs, field.Required(path, "an empty selector matches everything: leave the list out instead"))
-			continue
-		}
-		errs = append(errs, validateSelector(selector, path)...)
-	}
+	errs = append(errs, validateSelectors(spec.LabelSelector, spec.OrLabelSelectors, at)...)
 	if spec.SnapshotVolumes != nil && *spec.SnapshotVolumes {
 		errs = append(errs, field.Invalid(at.Child("snapshotVolumes"), true, "Holdfast takes no cloud snapshots of volumes: set false, and defaultVolumesToFsBackup to back up their files"))
 	}
+	if policy := spec.ResourcePolicy; policy != nil {
+		errs = append(errs, validateResourcePolicy(policy, at.Child("resourcePolicy"))...)
+	}
+	errs = append(errs, validateOrder(spec.OrderedResources, at.Child("orderedResources"))...)
+	errs = append(errs, validateHooks(&spec.Hooks, at.Child("hooks"))...)
 	if spec.TTL.Duration < 0 {
 		errs = append(errs, field.Invalid(at.Child("ttl"), spec.TTL.Duration.String(), "must not be negative"))
 	}
 	if spec.StorageLocation != "" {
 		for _, message := range apivalidation.NameIsDNSSubdomain(spec.StorageLocation, false) {
 			errs = append(errs, field.Invalid(at.Child("storageLocation"), spec.StorageLocation, message))
+		}
+	}
+	return errs
+}
+
+// validateResourcePolicy checks what can be seen without the ConfigMap.
+func validateResourcePolicy(policy *v1alpha1.ResourcePolicyReference, at *field.Path) (errs field.ErrorList) {
+	if policy.APIGroup != nil && *policy.APIGroup != "" {
+		errs = append(errs, field.Invalid(at.Child("apiGroup"), *policy.APIGroup, "a ConfigMap has no group: leave it out"))
+	}
+	if !strings.EqualFold(policy.Kind, "configmap") {
+		errs = append(errs, field.NotSupported(at.Child("kind"), policy.Kind, []string{"configmap"}))
+	}
+	for _, message := range apivalidation.NameIsDNSSubdomain(policy.Name, false) {
+		errs = append(errs, field.Invalid(at.Child("name"), policy.Name, message))
+	}
+	return errs
+}
+
+// validateOrder checks the order of objects. Which resources have namespaces is not for
+// this function to know.
+func validateOrder(order map[string]string, at *field.Path) (errs field.ErrorList) {
+	for _, word := range slices.Sorted(maps.Keys(order)) {
+		if word == "" || strings.ContainsAny(word, "*?[]/, ") {
+			errs = append(errs, field.Invalid(at.Key(word), word, "must be a resource, as plural or plural.group"))
+		}
+		for name := range strings.SplitSeq(order[word], ",") {
+			if name = strings.TrimSpace(name); strings.Count(name, "/") > 1 || strings.HasPrefix(name, "/") || strings.HasSuffix(name, "/") || strings.ContainsAny(name, "*?[] \t\n") {
+				errs = append(errs, field.Invalid(at.Key(word), name, "must be names, or namespace/name, separated by commas"))
+			}
 		}
 	}
 	return errs
@@ -165,6 +218,24 @@ func ResourceLists(spec *v1alpha1.BackupSpec) selection.ResourceLists {
 		IncludedNamespaceScopedResources: spec.IncludedNamespaceScopedResources,
 		ExcludedNamespaceScopedResources: spec.ExcludedNamespaceScopedResources,
 	}
+}
+
+func validateSelectors(one *metav1.LabelSelector, or []*metav1.LabelSelector, at *field.Path) (errs field.ErrorList) {
+	if one != nil {
+		errs = append(errs, validateSelector(one, at.Child("labelSelector"))...)
+		if len(or) > 0 {
+			errs = append(errs, field.Forbidden(at.Child("orLabelSelectors"), "can't be combined with labelSelector: move that selector into the list"))
+		}
+	}
+	for i, selector := range or {
+		path := at.Child("orLabelSelectors").Index(i)
+		if selector == nil {
+			errs = append(errs, field.Required(path, "an empty selector matches everything: leave the list out instead"))
+			continue
+		}
+		errs = append(errs, validateSelector(selector, path)...)
+	}
+	return errs
 }
 
 func validateSelector(selector *metav1.LabelSelector, at *field.Path) field.ErrorList {

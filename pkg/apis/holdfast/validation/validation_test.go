@@ -54,8 +54,37 @@ func TestValidateBackup(t *testing.T) {
 			b.Spec.LabelSelector, b.Spec.OrLabelSelectors = good, []*metav1.LabelSelector{good}
 		}, []string{"spec.orLabelSelectors: Forbidden"}},
 		"cloud snapshots": {func(b *v1alpha1.Backup) { b.Spec.SnapshotVolumes = &yes }, []string{"spec.snapshotVolumes: Invalid value"}},
-		"a negative ttl":  {func(b *v1alpha1.Backup) { b.Spec.TTL.Duration = -time.Second }, []string{"spec.ttl: Invalid value"}},
-		"a bad location":  {func(b *v1alpha1.Backup) { b.Spec.StorageLocation = "No/Name" }, []string{"spec.storageLocation: Invalid value"}},
+		"policies and order": {change: func(b *v1alpha1.Backup) {
+			b.Spec.ResourcePolicy = &v1alpha1.ResourcePolicyReference{APIGroup: new(string), Kind: "ConfigMap", Name: "mine"}
+			b.Spec.OrderedResources = map[string]string{"pods": "shop/a, shop/b,", "clusterroles.rbac.authorization.k8s.io": "system:node"}
+		}},
+		"bad policies and order": {func(b *v1alpha1.Backup) {
+			group := "apps"
+			b.Spec.ResourcePolicy = &v1alpha1.ResourcePolicyReference{APIGroup: &group, Kind: "Secret", Name: "a/b"}
+			b.Spec.OrderedResources = map[string]string{"": "x", "po*": "x", "pods": "a/b/c", "cm": "shop/*", "pv": "/x"}
+		}, []string{
+			"spec.orderedResources[]: Invalid value", "spec.orderedResources[cm]: Invalid value", "spec.orderedResources[po*]: Invalid value", "spec.orderedResources[pods]: Invalid value",
+			"spec.orderedResources[pv]: Invalid value",
+			"spec.resourcePolicy.apiGroup: Invalid value", "spec.resourcePolicy.kind: Unsupported value", "spec.resourcePolicy.name: Invalid value",
+		}},
+		"hooks": {change: func(b *v1alpha1.Backup) {
+			b.Spec.Hooks.Resources = []v1alpha1.BackupResourceHookSpec{{Name: "db", IncludedResources: []string{"pods"}, LabelSelector: good,
+				Pre:  []v1alpha1.BackupResourceHook{{Exec: &v1alpha1.ExecHook{Command: []string{"sync"}, OnError: "Continue"}}},
+				Post: []v1alpha1.BackupResourceHook{{Exec: &v1alpha1.ExecHook{Command: []string{"sync"}, Timeout: metav1.Duration{Duration: time.Hour}}}}}}
+		}},
+		"bad hooks": {func(b *v1alpha1.Backup) {
+			b.Spec.Hooks.Resources = []v1alpha1.BackupResourceHookSpec{
+				{LabelSelector: bad, IncludedNamespaces: []string{""}},
+				{Name: "x", Pre: []v1alpha1.BackupResourceHook{{}, {Exec: &v1alpha1.ExecHook{OnError: "Shrug", Timeout: metav1.Duration{Duration: -1}}}}},
+			}
+		}, []string{
+			"spec.hooks.resources[0].includedNamespaces[0]: Invalid value", "spec.hooks.resources[0].labelSelector.matchLabels: Invalid value",
+			"spec.hooks.resources[0].name: Required value", "spec.hooks.resources[0]: Required value",
+			"spec.hooks.resources[1].pre[0].exec: Required value", "spec.hooks.resources[1].pre[1].exec.command: Required value",
+			"spec.hooks.resources[1].pre[1].exec.onError: Unsupported value", "spec.hooks.resources[1].pre[1].exec.timeout: Invalid value",
+		}},
+		"a negative ttl": {func(b *v1alpha1.Backup) { b.Spec.TTL.Duration = -time.Second }, []string{"spec.ttl: Invalid value"}},
+		"a bad location": {func(b *v1alpha1.Backup) { b.Spec.StorageLocation = "No/Name" }, []string{"spec.storageLocation: Invalid value"}},
 		"several things": {func(b *v1alpha1.Backup) { b.Name, b.Spec.TTL.Duration, b.Spec.LabelSelector = "", -1, bad }, []string{
 			"metadata.name: Required value", "spec.labelSelector.matchLabels: Invalid value", "spec.ttl: Invalid value"}},
 	}
@@ -137,7 +166,14 @@ func TestLimits(t *testing.T) {
 		"a million words": {func(b *v1alpha1.Backup) {
 			b.Spec.IncludedNamespaces, b.Spec.ExcludedNamespaces = slices.Repeat([]string{"shop"}, 1e6), numbered("%d!", 1e6)
 		}, []string{"spec: Too long", "spec.excludedNamespaces: Too many", "spec.includedNamespaces: Too many"}},
-		"a long word":    {func(b *v1alpha1.Backup) { b.Spec.IncludedResources = []string{strings.Repeat("a", 254)} }, []string{"spec.includedResources[0]: Too long"}},
+		"a long word": {func(b *v1alpha1.Backup) { b.Spec.IncludedResources = []string{strings.Repeat("a", 254)} }, []string{"spec.includedResources[0]: Too long"}},
+		"many hooks": {func(b *v1alpha1.Backup) {
+			many := make([]v1alpha1.BackupResourceHook, 17)
+			b.Spec.Hooks.Resources = append(make([]v1alpha1.BackupResourceHookSpec, 16), v1alpha1.BackupResourceHookSpec{Pre: many, Post: many})
+		}, []string{"spec.hooks.resources: Too many", "spec.hooks.resources[16].post: Too many", "spec.hooks.resources[16].pre: Too many"}},
+		"a long hook": {func(b *v1alpha1.Backup) {
+			b.Spec.Hooks.Resources = []v1alpha1.BackupResourceHookSpec{{Name: "x", Pre: []v1alpha1.BackupResourceHook{{Exec: &v1alpha1.ExecHook{Command: []string{strings.Repeat("x", 32<<10)}}}}}}
+		}, []string{"spec: Too long"}},
 		"selectors":      {func(b *v1alpha1.Backup) { b.Spec.OrLabelSelectors = make([]*metav1.LabelSelector, 33) }, []string{"spec.orLabelSelectors: Too many"}},
 		"matched labels": {func(b *v1alpha1.Backup) { b.Spec.LabelSelector = &metav1.LabelSelector{MatchLabels: labelled(33, 1)} }, []string{"spec.labelSelector.matchLabels: Too many"}},
 		"expressions": {func(b *v1alpha1.Backup) {

@@ -42,10 +42,16 @@ func (f *sharedInformerFactory) ForResource(resource schema.GroupVersionResource
 	// Group=engine.holdfast.io, Version=v1alpha1
 	case v1alpha1.SchemeGroupVersion.WithResource("backupruns"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().BackupRuns().Informer()}, nil
+	case v1alpha1.SchemeGroupVersion.WithResource("expirationchanges"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().ExpirationChanges().Informer()}, nil
+	case v1alpha1.SchemeGroupVersion.WithResource("restoreruns"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().RestoreRuns().Informer()}, nil
 	case v1alpha1.SchemeGroupVersion.WithResource("scheduleentries"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().ScheduleEntries().Informer()}, nil
 	case v1alpha1.SchemeGroupVersion.WithResource("storagelocations"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().StorageLocations().Informer()}, nil
+	case v1alpha1.SchemeGroupVersion.WithResource("volumedeletions"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().VolumeDeletions().Informer()}, nil
 	case v1alpha1.SchemeGroupVersion.WithResource("volumerepositories"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().VolumeRepositories().Informer()}, nil
 	case v1alpha1.SchemeGroupVersion.WithResource("volumerestores"):

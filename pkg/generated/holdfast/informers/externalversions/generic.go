@@ -48,6 +48,8 @@ func (f *sharedInformerFactory) ForResource(resource schema.GroupVersionResource
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Holdfast().V1alpha1().BackupVolumes().Informer()}, nil
 	case v1alpha1.SchemeGroupVersion.WithResource("nodeagents"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Holdfast().V1alpha1().NodeAgents().Informer()}, nil
+	case v1alpha1.SchemeGroupVersion.WithResource("restores"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Holdfast().V1alpha1().Restores().Informer()}, nil
 	case v1alpha1.SchemeGroupVersion.WithResource("schedules"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Holdfast().V1alpha1().Schedules().Informer()}, nil
 

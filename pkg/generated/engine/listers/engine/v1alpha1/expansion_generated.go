@@ -13,6 +13,22 @@ type BackupRunListerExpansion interface{}
 // BackupRunNamespaceLister.
 type BackupRunNamespaceListerExpansion interface{}
 
+// ExpirationChangeListerExpansion allows custom methods to be added to
+// ExpirationChangeLister.
+type ExpirationChangeListerExpansion interface{}
+
+// ExpirationChangeNamespaceListerExpansion allows custom methods to be added to
+// ExpirationChangeNamespaceLister.
+type ExpirationChangeNamespaceListerExpansion interface{}
+
+// RestoreRunListerExpansion allows custom methods to be added to
+// RestoreRunLister.
+type RestoreRunListerExpansion interface{}
+
+// RestoreRunNamespaceListerExpansion allows custom methods to be added to
+// RestoreRunNamespaceLister.
+type RestoreRunNamespaceListerExpansion interface{}
+
 // ScheduleEntryListerExpansion allows custom methods to be added to
 // ScheduleEntryLister.
 type ScheduleEntryListerExpansion interface{}
@@ -28,6 +44,14 @@ type StorageLocationListerExpansion interface{}
 // StorageLocationNamespaceListerExpansion allows custom methods to be added to
 // StorageLocationNamespaceLister.
 type StorageLocationNamespaceListerExpansion interface{}
+
+// VolumeDeletionListerExpansion allows custom methods to be added to
+// VolumeDeletionLister.
+type VolumeDeletionListerExpansion interface{}
+
+// VolumeDeletionNamespaceListerExpansion allows custom methods to be added to
+// VolumeDeletionNamespaceLister.
+type VolumeDeletionNamespaceListerExpansion interface{}
 
 // VolumeRepositoryListerExpansion allows custom methods to be added to
 // VolumeRepositoryLister.

@@ -33,6 +33,14 @@ type BackupVolumeNamespaceListerExpansion interface{}
 // NodeAgentLister.
 type NodeAgentListerExpansion interface{}
 
+// RestoreListerExpansion allows custom methods to be added to
+// RestoreLister.
+type RestoreListerExpansion interface{}
+
+// RestoreNamespaceListerExpansion allows custom methods to be added to
+// RestoreNamespaceLister.
+type RestoreNamespaceListerExpansion interface{}
+
 // ScheduleListerExpansion allows custom methods to be added to
 // ScheduleLister.
 type ScheduleListerExpansion interface{}

@@ -13,10 +13,16 @@ import (
 type Interface interface {
 	// BackupRuns returns a BackupRunInformer.
 	BackupRuns() TypedBackupRunInformer
+	// ExpirationChanges returns a ExpirationChangeInformer.
+	ExpirationChanges() TypedExpirationChangeInformer
+	// RestoreRuns returns a RestoreRunInformer.
+	RestoreRuns() TypedRestoreRunInformer
 	// ScheduleEntries returns a ScheduleEntryInformer.
 	ScheduleEntries() TypedScheduleEntryInformer
 	// StorageLocations returns a StorageLocationInformer.
 	StorageLocations() TypedStorageLocationInformer
+	// VolumeDeletions returns a VolumeDeletionInformer.
+	VolumeDeletions() TypedVolumeDeletionInformer
 	// VolumeRepositories returns a VolumeRepositoryInformer.
 	VolumeRepositories() TypedVolumeRepositoryInformer
 	// VolumeRestores returns a VolumeRestoreInformer.
@@ -41,6 +47,16 @@ func (v *version) BackupRuns() TypedBackupRunInformer {
 	return &backupRunInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
 }
 
+// ExpirationChanges returns a TypedExpirationChangeInformer.
+func (v *version) ExpirationChanges() TypedExpirationChangeInformer {
+	return &expirationChangeInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
+}
+
+// RestoreRuns returns a TypedRestoreRunInformer.
+func (v *version) RestoreRuns() TypedRestoreRunInformer {
+	return &restoreRunInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
+}
+
 // ScheduleEntries returns a TypedScheduleEntryInformer.
 func (v *version) ScheduleEntries() TypedScheduleEntryInformer {
 	return &scheduleEntryInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
@@ -49,6 +65,11 @@ func (v *version) ScheduleEntries() TypedScheduleEntryInformer {
 // StorageLocations returns a TypedStorageLocationInformer.
 func (v *version) StorageLocations() TypedStorageLocationInformer {
 	return &storageLocationInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
+}
+
+// VolumeDeletions returns a TypedVolumeDeletionInformer.
+func (v *version) VolumeDeletions() TypedVolumeDeletionInformer {
+	return &volumeDeletionInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
 }
 
 // VolumeRepositories returns a TypedVolumeRepositoryInformer.

@@ -19,6 +19,8 @@ type Interface interface {
 	BackupVolumes() TypedBackupVolumeInformer
 	// NodeAgents returns a NodeAgentInformer.
 	NodeAgents() TypedNodeAgentInformer
+	// Restores returns a RestoreInformer.
+	Restores() TypedRestoreInformer
 	// Schedules returns a ScheduleInformer.
 	Schedules() TypedScheduleInformer
 }
@@ -52,6 +54,11 @@ func (v *version) BackupVolumes() TypedBackupVolumeInformer {
 // NodeAgents returns a TypedNodeAgentInformer.
 func (v *version) NodeAgents() TypedNodeAgentInformer {
 	return &nodeAgentInformer{factory: v.factory, tweakListOptions: v.tweakListOptions}
+}
+
+// Restores returns a TypedRestoreInformer.
+func (v *version) Restores() TypedRestoreInformer {
+	return &restoreInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
 }
 
 // Schedules returns a TypedScheduleInformer.

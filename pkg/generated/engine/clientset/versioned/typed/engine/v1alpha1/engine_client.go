@@ -16,8 +16,11 @@ import (
 type EngineV1alpha1Interface interface {
 	RESTClient() rest.Interface
 	BackupRunsGetter
+	ExpirationChangesGetter
+	RestoreRunsGetter
 	ScheduleEntriesGetter
 	StorageLocationsGetter
+	VolumeDeletionsGetter
 	VolumeRepositoriesGetter
 	VolumeRestoresGetter
 	VolumeUploadsGetter
@@ -32,12 +35,24 @@ func (c *EngineV1alpha1Client) BackupRuns(namespace string) BackupRunInterface {
 	return newBackupRuns(c, namespace)
 }
 
+func (c *EngineV1alpha1Client) ExpirationChanges(namespace string) ExpirationChangeInterface {
+	return newExpirationChanges(c, namespace)
+}
+
+func (c *EngineV1alpha1Client) RestoreRuns(namespace string) RestoreRunInterface {
+	return newRestoreRuns(c, namespace)
+}
+
 func (c *EngineV1alpha1Client) ScheduleEntries(namespace string) ScheduleEntryInterface {
 	return newScheduleEntries(c, namespace)
 }
 
 func (c *EngineV1alpha1Client) StorageLocations(namespace string) StorageLocationInterface {
 	return newStorageLocations(c, namespace)
+}
+
+func (c *EngineV1alpha1Client) VolumeDeletions(namespace string) VolumeDeletionInterface {
+	return newVolumeDeletions(c, namespace)
 }
 
 func (c *EngineV1alpha1Client) VolumeRepositories(namespace string) VolumeRepositoryInterface {

@@ -7,9 +7,15 @@ package v1alpha1
 
 type BackupRunExpansion interface{}
 
+type ExpirationChangeExpansion interface{}
+
+type RestoreRunExpansion interface{}
+
 type ScheduleEntryExpansion interface{}
 
 type StorageLocationExpansion interface{}
+
+type VolumeDeletionExpansion interface{}
 
 type VolumeRepositoryExpansion interface{}
 

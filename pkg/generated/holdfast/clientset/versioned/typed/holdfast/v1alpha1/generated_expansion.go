@@ -15,6 +15,10 @@ type MaintenanceRequestExpansion interface{}
 
 type NodeAgentExpansion interface{}
 
+type RestoreExpansion interface{}
+
 type ScheduleExpansion interface{}
+
+type SyncRequestExpansion interface{}
 
 type VolumeBackupExpansion interface{}

@@ -20,7 +20,9 @@ type HoldfastV1alpha1Interface interface {
 	BackupVolumesGetter
 	MaintenanceRequestsGetter
 	NodeAgentsGetter
+	RestoresGetter
 	SchedulesGetter
+	SyncRequestsGetter
 	VolumeBackupsGetter
 }
 
@@ -49,8 +51,16 @@ func (c *HoldfastV1alpha1Client) NodeAgents() NodeAgentInterface {
 	return newNodeAgents(c)
 }
 
+func (c *HoldfastV1alpha1Client) Restores(namespace string) RestoreInterface {
+	return newRestores(c, namespace)
+}
+
 func (c *HoldfastV1alpha1Client) Schedules(namespace string) ScheduleInterface {
 	return newSchedules(c, namespace)
+}
+
+func (c *HoldfastV1alpha1Client) SyncRequests(namespace string) SyncRequestInterface {
+	return newSyncRequests(c, namespace)
 }
 
 func (c *HoldfastV1alpha1Client) VolumeBackups(namespace string) VolumeBackupInterface {

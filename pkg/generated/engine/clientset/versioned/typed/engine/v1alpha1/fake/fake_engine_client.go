@@ -19,12 +19,24 @@ func (c *FakeEngineV1alpha1) BackupRuns(namespace string) v1alpha1.BackupRunInte
 	return newFakeBackupRuns(c, namespace)
 }
 
+func (c *FakeEngineV1alpha1) ExpirationChanges(namespace string) v1alpha1.ExpirationChangeInterface {
+	return newFakeExpirationChanges(c, namespace)
+}
+
+func (c *FakeEngineV1alpha1) RestoreRuns(namespace string) v1alpha1.RestoreRunInterface {
+	return newFakeRestoreRuns(c, namespace)
+}
+
 func (c *FakeEngineV1alpha1) ScheduleEntries(namespace string) v1alpha1.ScheduleEntryInterface {
 	return newFakeScheduleEntries(c, namespace)
 }
 
 func (c *FakeEngineV1alpha1) StorageLocations(namespace string) v1alpha1.StorageLocationInterface {
 	return newFakeStorageLocations(c, namespace)
+}
+
+func (c *FakeEngineV1alpha1) VolumeDeletions(namespace string) v1alpha1.VolumeDeletionInterface {
+	return newFakeVolumeDeletions(c, namespace)
 }
 
 func (c *FakeEngineV1alpha1) VolumeRepositories(namespace string) v1alpha1.VolumeRepositoryInterface {

@@ -35,8 +35,16 @@ func (c *FakeHoldfastV1alpha1) NodeAgents() v1alpha1.NodeAgentInterface {
 	return newFakeNodeAgents(c)
 }
 
+func (c *FakeHoldfastV1alpha1) Restores(namespace string) v1alpha1.RestoreInterface {
+	return newFakeRestores(c, namespace)
+}
+
 func (c *FakeHoldfastV1alpha1) Schedules(namespace string) v1alpha1.ScheduleInterface {
 	return newFakeSchedules(c, namespace)
+}
+
+func (c *FakeHoldfastV1alpha1) SyncRequests(namespace string) v1alpha1.SyncRequestInterface {
+	return newFakeSyncRequests(c, namespace)
 }
 
 func (c *FakeHoldfastV1alpha1) VolumeBackups(namespace string) v1alpha1.VolumeBackupInterface {

@@ -1,0 +1,93 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	holdfastv1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// +genclient
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=expirationchanges,singular=expirationchange,scope=Namespaced
+// +kubebuilder:printcolumn:name="Expiration",type=string,JSONPath=`.spec.expiration`
+// +kubebuilder:printcolumn:name="Hold",type=boolean,JSONPath=`.spec.hold`
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+
+// ExpirationChange is the record of a request to keep a stored backup for longer, or for
+// less long, or to hold it. Its name is the backup's name in the store. The controller
+// writes the change into the store, where it counts from then on; until that has been read,
+// the record does. It is removed some time after that.
+type ExpirationChange struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// What was asked for last, and what was asked for before and is not in the store yet.
+	Spec ExpirationChangeSpec `json:"spec"`
+	// Whether it is in the store.
+	// +optional
+	Status ExpirationChangeStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+
+// ExpirationChangeList is a list of ExpirationChanges.
+type ExpirationChangeList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []ExpirationChange `json:"items"`
+}
+
+// ExpirationChangeSpec is the request.
+type ExpirationChangeSpec struct {
+	// The Backup.
+	BackupRef holdfastv1alpha1.BackupReference `json:"backupRef"`
+	// Uid of the Backup: another one of its name is not meant.
+	UID types.UID `json:"uid"`
+	// Where the backup lies.
+	StorageLocation string `json:"storageLocation"`
+	// Who asked last, and when.
+	Ask Ask `json:"ask"`
+	// Why.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Reason string `json:"reason,omitempty"`
+	// When the backup is to expire. Absent if that does not change.
+	// +optional
+	Expiration *metav1.Time `json:"expiration,omitempty"`
+	// Whether the backup is held from now on. Absent if that does not change.
+	// +optional
+	Hold *bool `json:"hold,omitempty"`
+}
+
+// ExpirationChangeStatus says what came of the request.
+type ExpirationChangeStatus struct {
+	// The generation of the record that is done.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Number of the change in the store; 0 if it could not be made.
+	// +optional
+	Number int64 `json:"number,omitempty"`
+	// When it was done.
+	// +optional
+	Timestamp *metav1.Time `json:"timestamp,omitempty"`
+	// Why it was not made, or waits.
+	// +optional
+	Message string `json:"message,omitempty"`
+}
+
+// Done reports whether the change was made, or can't be.
+func (c *ExpirationChange) Done() bool { return c.Status.ObservedGeneration == c.Generation }
+
+// Counts reports whether the change counts for a backup of which so many changes are known
+// from its store.
+func (c *ExpirationChange) Counts(backup types.UID, known int64) bool {
+	return c.Spec.UID == backup && (!c.Done() || c.Status.Number > known)
+}

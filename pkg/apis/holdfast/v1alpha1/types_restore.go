@@ -1,0 +1,482 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// +genclient
+// +genclient:noStatus
+// +genclient:onlyVerbs=create,get,list,watch
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// Restore brings objects and the data of volumes back from a backup. A Restore in the
+// system namespace may write anywhere; in any other namespace it writes to that
+// namespace, and to further ones if its creator may create restores there too, all of it
+// with the creator's own rights. Restores have no delete verb, as backups have none.
+type Restore struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object's metadata. The name must be a DNS label.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// What to restore, and where to. It does not change after creation.
+	// +optional
+	Spec RestoreSpec `json:"spec,omitempty"`
+	// How far the restore is, and what came of it. Computed on read.
+	// +optional
+	Status RestoreStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// RestoreList is a list of Restores.
+type RestoreList struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard list metadata.
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	// The restores.
+	Items []Restore `json:"items"`
+}
+
+// ExistingResourcePolicy says what becomes of an object that exists and differs.
+// +kubebuilder:validation:Enum="";none;update;recreate
+type ExistingResourcePolicy string
+
+const (
+	// ExistingResourceNone: it stays as it is, with a warning.
+	ExistingResourceNone ExistingResourcePolicy = "none"
+	// ExistingResourceUpdate: it gets what differs, save what others changed since.
+	ExistingResourceUpdate ExistingResourcePolicy = "update"
+	// ExistingResourceRecreate: as update, and what can't be updated is deleted and
+	// created anew.
+	ExistingResourceRecreate ExistingResourcePolicy = "recreate"
+)
+
+// ExistingVolumePolicy says what becomes of the data of a volume whose claim exists.
+// +kubebuilder:validation:Enum="";none;overwrite
+type ExistingVolumePolicy string
+
+const (
+	// ExistingVolumeNone: the restore is refused before anything is written.
+	ExistingVolumeNone ExistingVolumePolicy = "none"
+	// ExistingVolumeOverwrite: files of the same name are replaced, others are kept.
+	ExistingVolumeOverwrite ExistingVolumePolicy = "overwrite"
+)
+
+// RestoreSpec says what to restore. Its fields have the names and meanings of those of
+// Velero's Restore, and some that it does not have; unknown ones are refused. A list may
+// have 1000 words, 32 of them with a wildcard, and the whole spec 32 KiB.
+type RestoreSpec struct {
+	// Name of the Backup, of the Restore's namespace unless backupNamespace says another.
+	// Empty means the newest one that has not failed and holds what is asked for.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	BackupName string `json:"backupName,omitempty"`
+	// Namespace of the Backup. Only a Restore in the system namespace may name another one
+	// than its own.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	BackupNamespace string `json:"backupNamespace,omitempty"`
+	// Name of a Schedule whose newest good backup is restored. Not to be combined with
+	// backupName.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	ScheduleName string `json:"scheduleName,omitempty"`
+	// Namespaces of the backup to include, by name or pattern (*, ?, [ab]). Empty means
+	// all that the backup holds.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
+	IncludedNamespaces []string `json:"includedNamespaces,omitempty"`
+	// Namespaces of the backup to leave out, by name or pattern. Exclusion wins.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
+	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
+	// Resources to include, as plural, plural.group, or *. Empty means all.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
+	IncludedResources []string `json:"includedResources,omitempty"`
+	// Resources to leave out, as plural or plural.group. Exclusion wins.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
+	ExcludedResources []string `json:"excludedResources,omitempty"`
+	// Only these objects of the backup, with what they need.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	Objects []RestoreObject `json:"objects,omitempty"`
+	// Whether to include all cluster-scoped objects that the backup holds (true), none
+	// (false), or, unset, those that an included object needs, and all if no namespaces
+	// are named. Elsewhere than in the system namespace, only those that an included
+	// object needs and that its creator may create.
+	// +optional
+	IncludeClusterResources *bool `json:"includeClusterResources,omitempty"`
+	// Only objects with these labels are restored. Unset means all objects.
+	// +optional
+	LabelSelector *metav1.LabelSelector `json:"labelSelector,omitempty"`
+	// Only objects that match at least one of these selectors are restored. Not to be
+	// combined with labelSelector.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	OrLabelSelectors []*metav1.LabelSelector `json:"orLabelSelectors,omitempty"`
+	// Namespaces to restore into, by the namespace in the backup. Others keep their name.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=1000
+	NamespaceMapping map[string]string `json:"namespaceMapping,omitempty"`
+	// Storage classes of the restored claims, by the class in the backup.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=100
+	StorageClassMapping map[string]string `json:"storageClassMapping,omitempty"`
+	// Images of the restored containers, by the image in the backup, or by what it begins
+	// with: docker.io/library maps docker.io/library/nginx:1 too. The longest one counts.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=100
+	ImageMapping map[string]string `json:"imageMapping,omitempty"`
+	// Init containers that restored pods get, and commands that run in their containers when
+	// those run. A pod can have annotations for that, which count instead. Commands need the
+	// right of whoever asks for the restore to create pods/exec in the pod's namespace.
+	// +optional
+	Hooks RestoreHooks `json:"hooks,omitzero"`
+	// What becomes of an object that exists and differs: none (default) keeps it, update
+	// changes it, recreate deletes and creates what can't be updated.
+	// +optional
+	ExistingResourcePolicy ExistingResourcePolicy `json:"existingResourcePolicy,omitempty"`
+	// What becomes of the data of a volume whose claim exists: with none (default) the
+	// restore is refused before anything is written; overwrite replaces files of the same
+	// name.
+	// +optional
+	ExistingVolumePolicy ExistingVolumePolicy `json:"existingVolumePolicy,omitempty"`
+	// Resources whose status is restored too. Unset means none.
+	// +optional
+	RestoreStatus *RestoreStatusSpec `json:"restoreStatus,omitempty"`
+	// Whether Services get the node ports that they had. Default false, which keeps those
+	// that their owner asked for.
+	// +optional
+	PreserveNodePorts *bool `json:"preserveNodePorts,omitempty"`
+	// Whether claims and the data of volumes are restored. Default true.
+	// +optional
+	RestorePVs *bool `json:"restorePVs,omitempty"`
+	// Whether nothing but the data of volumes is restored, into claims that exist.
+	// +optional
+	VolumesOnly bool `json:"volumesOnly,omitempty"`
+	// Only these files and folders of the volume of the one claim that objects names, by
+	// their paths in the volume. They are written through a pod that uses the claim, if there
+	// is one, and replace files of the same name.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=4096
+	Paths []string `json:"paths,omitempty"`
+	// ConfigMap of the Restore's namespace with rules that change objects before they are
+	// created, in Velero's format: JSON, merge or strategic merge patches.
+	// +optional
+	ResourceModifier *RestoreModifier `json:"resourceModifier,omitempty"`
+	// Whether nothing is written: the restore ends with its plan, which restores/NAME/plan
+	// shows.
+	// +optional
+	PlanOnly bool `json:"planOnly,omitempty"`
+}
+
+// RestoreHooks are what is done in pods after they were restored.
+type RestoreHooks struct {
+	// Which pods have which hooks. A pod has those of all that it matches.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Resources []RestoreResourceHookSpec `json:"resources,omitempty"`
+}
+
+// RestoreResourceHookSpec says which pods have which hooks.
+type RestoreResourceHookSpec struct {
+	// Name for the log.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+	// Namespaces of the pods in the backup, by name or pattern. Empty means all.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MaxLength=253
+	IncludedNamespaces []string `json:"includedNamespaces,omitempty"`
+	// Namespaces whose pods are left out.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MaxLength=253
+	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
+	// Resources that have the hooks. Only pods can; empty means those.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MaxLength=253
+	IncludedResources []string `json:"includedResources,omitempty"`
+	// Resources that do not have the hooks.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MaxLength=253
+	ExcludedResources []string `json:"excludedResources,omitempty"`
+	// Labels of the pods. Unset means any.
+	// +optional
+	LabelSelector *metav1.LabelSelector `json:"labelSelector,omitempty"`
+	// The hooks, in this order.
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	PostHooks []RestoreResourceHook `json:"postHooks"`
+}
+
+// RestoreResourceHook is one hook: exec or init.
+type RestoreResourceHook struct {
+	// A command to run in a container.
+	// +optional
+	Exec *ExecRestoreHook `json:"exec,omitempty"`
+	// Init containers to put before those of the pod.
+	// +optional
+	Init *InitRestoreHook `json:"init,omitempty"`
+}
+
+// ExecRestoreHook is a command in a container of a restored pod.
+type ExecRestoreHook struct {
+	// Container to run the command in. Default: the pod's first.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Container string `json:"container,omitempty"`
+	// The command, and its arguments.
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MaxLength=32768
+	Command []string `json:"command"`
+	// What to do when the command fails: Fail (default) runs none of the pod's further
+	// commands, and makes an error of it; Continue goes on, with a warning.
+	// +optional
+	// +kubebuilder:validation:Enum=Continue;Fail
+	OnError HookErrorMode `json:"onError,omitempty"`
+	// How long the command may take. Default 30s, at most 4h.
+	// +optional
+	ExecTimeout metav1.Duration `json:"execTimeout,omitempty"`
+	// How long the container may take until it runs, counted from when all objects are
+	// there. Default 10m, at most 4h.
+	// +optional
+	WaitTimeout metav1.Duration `json:"waitTimeout,omitempty"`
+	// Whether the container has to be ready, too.
+	// +optional
+	WaitForReady *bool `json:"waitForReady,omitempty"`
+}
+
+// InitRestoreHook are init containers for restored pods.
+type InitRestoreHook struct {
+	// The containers, as in the spec of a pod. They come before those of the pod.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:pruning:PreserveUnknownFields
+	InitContainers []runtime.RawExtension `json:"initContainers"`
+	// Is not looked at, as in Velero: the containers may take as long as they need.
+	// +optional
+	Timeout metav1.Duration `json:"timeout,omitempty"`
+}
+
+// RestoreObject is one object of a backup.
+type RestoreObject struct {
+	// The object's resource, as plural or plural.group, such as deployments.apps.
+	// +kubebuilder:validation:MaxLength=253
+	Resource string `json:"resource"`
+	// Namespace of the object in the backup. Empty for a cluster-scoped object.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace,omitempty"`
+	// Name of the object.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+}
+
+// RestoreStatusSpec says which resources' status is restored.
+type RestoreStatusSpec struct {
+	// Resources to include, as plural, plural.group, or *. Empty means all.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
+	IncludedResources []string `json:"includedResources,omitempty"`
+	// Resources to leave out.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
+	ExcludedResources []string `json:"excludedResources,omitempty"`
+}
+
+// RestoreModifier names a ConfigMap.
+type RestoreModifier struct {
+	// ConfigMap, or empty, which means the same.
+	// +optional
+	// +kubebuilder:validation:Enum="";ConfigMap;configmap
+	Kind string `json:"kind,omitempty"`
+	// Name of the ConfigMap.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+}
+
+// RestorePhase is the state of a restore in one word. Conditions are the contract for
+// programs.
+type RestorePhase string
+
+const (
+	// RestorePhaseNew: accepted, without a place in the queue yet.
+	RestorePhaseNew RestorePhase = "New"
+	// RestorePhaseFailedValidation: refused after creation; nothing was written.
+	RestorePhaseFailedValidation RestorePhase = "FailedValidation"
+	// RestorePhaseQueued: waiting, with a ticket.
+	RestorePhaseQueued RestorePhase = "Queued"
+	// RestorePhaseReadyToStart: has left the queue and holds a slot.
+	RestorePhaseReadyToStart RestorePhase = "ReadyToStart"
+	// RestorePhaseInProgress: objects and volumes are being written.
+	RestorePhaseInProgress RestorePhase = "InProgress"
+	// RestorePhaseCompleted: everything asked for is there.
+	RestorePhaseCompleted RestorePhase = "Completed"
+	// RestorePhasePartiallyFailed: some of what was asked for is not there, as
+	// status.errors counts.
+	RestorePhasePartiallyFailed RestorePhase = "PartiallyFailed"
+	// RestorePhaseFailed: ended before everything was tried.
+	RestorePhaseFailed RestorePhase = "Failed"
+	// RestorePhaseCancelling: asked to stop while it was running, and not stopped yet.
+	RestorePhaseCancelling RestorePhase = "Cancelling"
+	// RestorePhaseCancelled: stopped before its end because somebody asked for it; what it
+	// had written stays, and its results list that.
+	RestorePhaseCancelled RestorePhase = "Cancelled"
+)
+
+// Ended reports whether the phase is final.
+func (p RestorePhase) Ended() bool {
+	switch p {
+	case RestorePhaseFailedValidation, RestorePhaseCompleted, RestorePhasePartiallyFailed, RestorePhaseFailed, RestorePhaseCancelled:
+		return true
+	}
+	return false
+}
+
+// RestoreStatus is the state of a restore.
+type RestoreStatus struct {
+	// The state in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed,
+	// PartiallyFailed, Failed, FailedValidation or Cancelled.
+	// +optional
+	Phase RestorePhase `json:"phase,omitempty"`
+	// Place in the queue, from 1. Absent when the restore does not wait.
+	// +optional
+	QueuePosition int32 `json:"queuePosition,omitempty"`
+	// Conditions: Queued, Complete, Succeeded.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// The backup that is restored.
+	// +optional
+	Backup *RestoredBackup `json:"backup,omitempty"`
+	// When the restore took its place in the queue.
+	// +optional
+	QueuedTimestamp *metav1.Time `json:"queuedTimestamp,omitempty"`
+	// When the restore began.
+	// +optional
+	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
+	// When the restore ended.
+	// +optional
+	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
+	// How many objects are to be restored, and are.
+	// +optional
+	Progress *RestoreProgress `json:"progress,omitempty"`
+	// How many volumes are to be restored, and are, and their bytes.
+	// +optional
+	Volumes *RestoreVolumesProgress `json:"volumes,omitempty"`
+	// Commands that were to run in restored pods, and failed.
+	// +optional
+	HookStatus *HookStatus `json:"hookStatus,omitempty"`
+	// Number of warnings: about what is there, but differs. restores/NAME/results has the
+	// texts.
+	// +optional
+	Warnings int32 `json:"warnings,omitempty"`
+	// Number of errors: about what was asked for and is not there. restores/NAME/results
+	// has the texts.
+	// +optional
+	Errors int32 `json:"errors,omitempty"`
+	// Why the restore failed or was cancelled, in one sentence.
+	// +optional
+	FailureReason string `json:"failureReason,omitempty"`
+	// What was wrong with the spec, for FailedValidation.
+	// +optional
+	// +listType=atomic
+	ValidationErrors []string `json:"validationErrors,omitempty"`
+	// Who asked for the restore, as a cluster authenticated them that this one trusts.
+	// +optional
+	Requester string `json:"requester,omitempty"`
+	// Where a restore comes from that its store remembers, and whether that is borne out;
+	// empty as long as this cluster has a record of the restore.
+	// +optional
+	Origin *BackupOrigin `json:"origin,omitempty"`
+}
+
+// RestoredBackup identifies the backup that a Restore restores.
+type RestoredBackup struct {
+	// Namespace of the Backup.
+	Namespace string `json:"namespace"`
+	// Name of the Backup.
+	Name string `json:"name"`
+	// Uid of the Backup.
+	// +optional
+	UID types.UID `json:"uid,omitempty"`
+	// Name of the StorageLocation that holds it.
+	StorageLocation string `json:"storageLocation"`
+}
+
+// RestoreProgress counts objects.
+type RestoreProgress struct {
+	// Objects to restore.
+	// +optional
+	TotalItems int64 `json:"totalItems,omitempty"`
+	// Objects that are done: there, or given up with an error.
+	// +optional
+	ItemsRestored int64 `json:"itemsRestored,omitempty"`
+}
+
+// RestoreVolumesProgress counts volumes and their bytes.
+type RestoreVolumesProgress struct {
+	// Volumes to restore.
+	// +optional
+	Total int32 `json:"total,omitempty"`
+	// Volumes restored.
+	// +optional
+	Completed int32 `json:"completed,omitempty"`
+	// Volumes that failed.
+	// +optional
+	Failed int32 `json:"failed,omitempty"`
+	// Bytes to write.
+	// +optional
+	TotalBytes int64 `json:"totalBytes,omitempty"`
+	// Bytes written so far.
+	// +optional
+	BytesDone int64 `json:"bytesDone,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// RestoreCancellation is the body of a POST to restores/NAME/cancel: it asks for a
+// restore that waits or runs to be stopped. What it has written stays.
+type RestoreCancellation struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object's metadata. The name, if set, must be the restore's.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+}

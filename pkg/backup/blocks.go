@@ -1,0 +1,351 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// maxPending is in how many pods hooks are noted to run at a time: each note is a write of
+// a record, which is not to grow with the backup.
+const maxPending = 100
+
+// heldPod is what is kept of a pod until all are known: one with volumes to hand over,
+// or with hooks.
+type heldPod struct {
+	ref        engine.PodReference
+	node       string
+	notRunning string
+	volumes    []heldVolume
+	// claims are all of the pod's, also those that others are to give access to.
+	claims    []string
+	pre, post []hook
+	// ran is true once its hooks may have been run.
+	ran bool
+}
+
+// heldVolume is a volume whose data is to be read, through a claim or not.
+type heldVolume struct{ name, claim string }
+
+// block are pods that belong together, since they share claims: whichever of them gives
+// access to the data, the hooks of all are about it. Or the spec orders them.
+type block []*heldPod
+
+func (b block) hooked() bool {
+	for _, pod := range b {
+		if len(pod.pre)+len(pod.post) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// waiting are the pods of the block with post hooks, which wait for its volumes.
+func (b block) waiting() []engine.PodReference {
+	var pods []engine.PodReference
+	for _, pod := range b {
+		if len(pod.post) > 0 {
+			pods = append(pods, pod.ref)
+		}
+	}
+	return pods
+}
+
+// nodes are those that the block's volumes are read on.
+func (b block) nodes() sets.Set[string] {
+	nodes := sets.New[string]()
+	for _, pod := range b {
+		if len(pod.volumes) > 0 {
+			nodes.Insert(pod.node)
+		}
+	}
+	return nodes
+}
+
+// hold keeps a pod whose volumes were picked, if there is something to do for it.
+func (p *podVolumes) hold(pod *corev1.Pod, picked []corev1.Volume) {
+	held := &heldPod{
+		ref:        engine.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		node:       pod.Spec.NodeName,
+		notRunning: whyNotRunning(pod),
+	}
+	for i := range pod.Spec.Volumes {
+		if claim := claimOf(pod, &pod.Spec.Volumes[i]); claim != "" {
+			held.claims = append(held.claims, claim)
+		}
+	}
+	for i := range picked {
+		held.volumes = append(held.volumes, heldVolume{picked[i].Name, claimOf(pod, &picked[i])})
+	}
+	held.pre, held.post = p.hooks.of(pod)
+	if held.notRunning != "" && len(held.pre)+len(held.post) > 0 {
+		held.pre, held.post = nil, nil
+		p.log.write(slog.LevelInfo, "its hooks are not run: "+held.notRunning, subject{podsResource, pod.Namespace, pod.Name}.attrs()...)
+	}
+	if len(held.volumes)+len(held.pre)+len(held.post) > 0 {
+		p.held = append(p.held, held)
+	}
+}
+
+// blocks puts together the held pods that share claims, and those that the spec orders, as
+// Velero does.
+func (p *podVolumes) blocks() []block {
+	// Each pod points to one before it in its block, or to itself.
+	before := make([]int, len(p.held))
+	first := func(i int) int {
+		for before[i] != i {
+			before[i] = before[before[i]]
+			i = before[i]
+		}
+		return i
+	}
+	join := func(a, b int) {
+		a, b = first(a), first(b)
+		before[max(a, b)] = min(a, b)
+	}
+	of := map[types.NamespacedName]int{}
+	ordered, firstOrdered := p.order.places(podsResource), -1
+	for i, pod := range p.held {
+		before[i] = i
+		if _, named := ordered[types.NamespacedName{Namespace: pod.ref.Namespace, Name: pod.ref.Name}]; named {
+			if firstOrdered < 0 {
+				firstOrdered = i
+			}
+			join(i, firstOrdered)
+		}
+		for _, claim := range pod.claims {
+			key := types.NamespacedName{Namespace: pod.ref.Namespace, Name: claim}
+			if other, known := of[key]; known {
+				join(i, other)
+			} else {
+				of[key] = i
+			}
+		}
+	}
+	var blocks []block
+	places := map[int]int{}
+	for i, pod := range p.held {
+		place, known := places[first(i)]
+		if !known {
+			place = len(blocks)
+			places[first(i)], blocks = place, append(blocks, nil)
+		}
+		blocks[place] = append(blocks[place], pod)
+	}
+	return blocks
+}
+
+// takeBlocks hands over the volumes of the held pods; the rest, beside which all else is
+// read, does that for the blocks with hooks, and runs these. Whoever waits for a post hook
+// waits for the agent of its node; so what has no hooks comes after what has, if it is on
+// the same node.
+func (p *podVolumes) takeBlocks(ctx context.Context) (rest func(context.Context) error) {
+	var hooked, plain []block
+	busy := sets.New[string]()
+	for _, block := range p.blocks() {
+		if !block.hooked() {
+			plain = append(plain, block)
+			continue
+		}
+		hooked = append(hooked, block)
+		if len(block.waiting()) > 0 {
+			busy = busy.Union(block.nodes())
+		}
+	}
+	p.held = nil
+	var later []block
+	for _, block := range plain {
+		if busy.HasAny(block.nodes().UnsortedList()...) {
+			later = append(later, block)
+			continue
+		}
+		p.handOver(ctx, block)
+	}
+	return func(ctx context.Context) error {
+		if err := p.takeAllHooked(ctx, hooked); err != nil {
+			return err
+		}
+		for _, block := range later {
+			p.handOver(ctx, block)
+		}
+		return ctx.Err()
+	}
+}
+
+// takeAllHooked takes the blocks with hooks, in portions.
+func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
+	for len(hooked) > 0 && ctx.Err() == nil {
+		n := 0
+		var pending []engine.PodReference
+		asked := map[string]error{}
+		for ; n < len(hooked); n++ {
+			if n > 0 && len(pending)+len(hooked[n].waiting()) > maxPending {
+				break
+			}
+			p.dropForbidden(ctx, hooked[n], asked)
+			pending = append(pending, hooked[n].waiting()...)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := p.takeHooked(ctx, hooked[:n], pending); err != nil {
+			return err
+		}
+		hooked = hooked[n:]
+	}
+	return ctx.Err()
+}
+
+// dropForbidden leaves those hooks of a block that may be run. It comes before the post hooks
+// are noted: whoever finds the note runs them, and asks nobody.
+func (p *podVolumes) dropForbidden(ctx context.Context, block block, asked map[string]error) {
+	for _, pod := range block {
+		if len(pod.pre)+len(pod.post) == 0 || p.hooks.allowed(ctx, pod, asked) {
+			continue
+		}
+		if !pod.goesOn() {
+			p.refuse(pod, "its hooks failed")
+		}
+		pod.pre, pod.post = nil, nil
+	}
+}
+
+// takeHooked takes blocks with hooks, as many at a time as there are workers. Their post
+// hooks are noted before any hook runs, so that somebody runs them whatever becomes of
+// this process.
+func (p *podVolumes) takeHooked(ctx context.Context, blocks []block, pending []engine.PodReference) error {
+	if len(pending) > 0 {
+		if err := p.hooks.runner.Pending(ctx, pending); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			p.findings.fail(subject{}, fmt.Sprintf("the hooks of %d pods are not run, and the data of their volumes is not backed up: note which post hooks are to be run: %v", len(pending), err))
+			for _, block := range blocks {
+				for _, pod := range block {
+					p.refuse(pod, "its hooks could not be run")
+				}
+			}
+			return nil
+		}
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(p.blockWorkers)
+	for _, block := range blocks {
+		group.Go(func() error { return p.contain(func() error { return p.take(ctx, block) }) })
+	}
+	return group.Wait()
+}
+
+// take takes one block: the pre hooks of its pods, the data of their volumes, the post
+// hooks. These run in any case once a pre hook may have.
+func (p *podVolumes) take(ctx context.Context, block block) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	defer p.runPostHooks(ctx, block)
+	timed, cancel := timedHooks(ctx)
+	defer cancel()
+	for _, pod := range block {
+		if len(pod.pre)+len(pod.post) == 0 {
+			continue
+		}
+		pod.ran = true
+		ok := p.hooks.run(timed, preHook, pod.ref, pod.pre)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if !ok {
+			p.refuse(pod, "its hooks failed")
+		}
+	}
+	submitted := p.handOver(ctx, block)
+	if len(block.waiting()) == 0 {
+		return ctx.Err()
+	}
+	// What fails is told when all volumes are waited for.
+	_ = p.mover.Wait(ctx, submitted)
+	return ctx.Err()
+}
+
+// goesOn reports whether the data of the pod's volumes is read although its hooks may
+// not be run: none of them must.
+func (pod *heldPod) goesOn() bool {
+	for _, hook := range append(pod.pre[:len(pod.pre):len(pod.pre)], pod.post...) {
+		if !hook.goOn {
+			return false
+		}
+	}
+	return true
+}
+
+// timedHooks bounds what the hooks of one kind of a block take in all.
+func timedHooks(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, maxHookTimeout, fmt.Errorf("it and those before it, of pods that share claims, did not end within %s", maxHookTimeout))
+}
+
+// runPostHooks runs them also when ctx has ended, or ends meanwhile: they have
+// lastHooksTimeout from then on.
+func (p *podVolumes) runPostHooks(ctx context.Context, block block) {
+	detached, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stop(nil)
+	last := lastHooksTimeout
+	defer context.AfterFunc(ctx, func() {
+		time.AfterFunc(last, func() {
+			stop(fmt.Errorf("the backup was stopped, and the post hooks did not end within %s", last))
+		})
+	})()
+	timed, cancel := timedHooks(detached)
+	defer cancel()
+	for _, pod := range block {
+		if pod.ran {
+			p.hooks.run(timed, postHook, pod.ref, pod.post)
+		}
+	}
+}
+
+// refuse leaves out the data of a pod's volumes, through whichever pod it is read.
+func (p *podVolumes) refuse(pod *heldPod, reason string) {
+	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
+	for _, volume := range pod.volumes {
+		if volume.claim == "" {
+			p.skip(about, skippedVolume{volume.name, "", reason, false})
+		}
+	}
+	pod.volumes = nil
+	for _, claim := range pod.claims {
+		if of := p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: claim}]; of.unusable == "" {
+			of.unusable, of.known = "of the pod "+pod.ref.Name+", which has it as a volume: "+reason, true
+			p.skip(about, skippedVolume{"of the claim " + claim, claim, reason, false})
+		}
+	}
+}
+
+// handOver hands over the volumes of a block, and returns those that are on their way.
+func (p *podVolumes) handOver(ctx context.Context, block block) (submitted []*format.Volume) {
+	for _, pod := range block {
+		for _, volume := range pod.volumes {
+			if ctx.Err() != nil {
+				return submitted
+			}
+			if to := p.handOverVolume(ctx, pod, volume, block.hooked()); to != nil {
+				submitted = append(submitted, to)
+			}
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.submitted = append(p.submitted, submitted...)
+	return submitted
+}

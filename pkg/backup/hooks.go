@@ -1,0 +1,349 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/exec"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
+	podhooks "github.com/holdfast-io/holdfast/pkg/hooks"
+)
+
+const (
+	defaultHookTimeout = podhooks.DefaultTimeout
+	// maxHookTimeout bounds a hook, and all pre hooks and all post hooks of a block: whoever
+	// may annotate a pod is not to hold the backups of everybody.
+	maxHookTimeout = validation.MaxHookTimeout
+	// lastHooksWorkers is in how many pods at once the post hooks run that another process
+	// has left.
+	lastHooksWorkers = 16
+)
+
+// lastHooksTimeout is how long the post hooks of a block, or those that another
+// process has left, may take once nothing else is done for the backup any more.
+var lastHooksTimeout = 2 * time.Minute
+
+// hookDomains are the ends of the names of a pod's annotations, of which the first counts
+// that gives a command. Velero's have Velero's meaning.
+var hookDomains = []string{"hook.backup.holdfast.io/", "hook.backup.velero.io/"}
+
+// Hooks runs commands in pods for one backup.
+type Hooks interface {
+	// Allowed is nil if whoever asked for the backup may run commands in the pods of a
+	// namespace, and a NotAllowedError if not. Other errors say that it could not be asked.
+	Allowed(ctx context.Context, namespace string) error
+	// Pending notes, so that it outlives this process, in which pods hooks may run from
+	// now on, and whose post hooks are then to be run. Those of earlier calls have ended.
+	Pending(ctx context.Context, pods []engine.PodReference) error
+	// Exec runs a command in a container of a pod, and returns as much of its output as
+	// is kept. When ctx ends it returns, whatever the command does.
+	Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (output string, err error)
+}
+
+// NotAllowedError says who may not run commands in the pods of a namespace.
+type NotAllowedError string
+
+func (e NotAllowedError) Error() string { return string(e) }
+
+// hook is a command to run in a container of a pod.
+type hook struct {
+	// from is the annotation, or the name in the spec, that it is from.
+	from      string
+	container string
+	command   []string
+	// goOn says whether the data of the pod's volumes is read although the hook failed.
+	goOn    bool
+	timeout time.Duration
+	// problem says why it can't be run; empty if it can.
+	problem string
+}
+
+// hookRule is an entry of the spec's hooks.
+type hookRule struct {
+	name      string
+	selector  *podhooks.Selector
+	pre, post []holdfast.BackupResourceHook
+}
+
+// hooks knows which pods of a backup have which hooks, and runs them. It is safe for
+// concurrent use.
+type hooks struct {
+	rules    []hookRule
+	runner   Hooks
+	findings *findings
+	log      *logbook
+	retry    wait.Backoff
+
+	attempted, failed atomic.Int32
+}
+
+// parseHooks makes ready the hooks of a spec, which was validated.
+func parseHooks(spec *holdfast.BackupHooks) ([]hookRule, error) {
+	var rules []hookRule
+	for i := range spec.Resources {
+		of := &spec.Resources[i]
+		selector, err := podhooks.Words{
+			Name: of.Name, IncludedNamespaces: of.IncludedNamespaces, ExcludedNamespaces: of.ExcludedNamespaces,
+			IncludedResources: of.IncludedResources, ExcludedResources: of.ExcludedResources, LabelSelector: of.LabelSelector,
+		}.Parse()
+		if err != nil {
+			return nil, err
+		}
+		rules = append(rules, hookRule{of.Name, selector, of.Pre, of.Post})
+	}
+	return rules, nil
+}
+
+// of gives the hooks of a pod: those of its annotations, or else of the spec.
+func (h *hooks) of(pod *corev1.Pod) (pre, post []hook) {
+	pre, post = h.annotated(pod, "pre."), h.annotated(pod, "post.")
+	if pre == nil {
+		pre = h.annotated(pod, "") // as in Velero
+	}
+	byAnnotation := [2]bool{pre != nil, post != nil}
+	for _, rule := range h.rules {
+		if !rule.selector.Matches(pod) {
+			continue
+		}
+		if !byAnnotation[0] {
+			pre = append(pre, specified(pod, rule.name, rule.pre)...)
+		}
+		if !byAnnotation[1] {
+			post = append(post, specified(pod, rule.name, rule.post)...)
+		}
+	}
+	return pre, post
+}
+
+func specified(pod *corev1.Pod, name string, of []holdfast.BackupResourceHook) []hook {
+	var found []hook
+	for _, specified := range of {
+		if exec := specified.Exec; exec != nil {
+			found = append(found, newHook(pod, hook{
+				from: name, container: exec.Container, command: exec.Command,
+				goOn: exec.OnError == holdfast.HookErrorModeContinue, timeout: exec.Timeout.Duration,
+			}))
+		}
+	}
+	return found
+}
+
+// annotated is the hook of a pod's annotations with a prefix, or nil.
+func (h *hooks) annotated(pod *corev1.Pod, phase string) []hook {
+	for _, domain := range hookDomains {
+		prefix := phase + domain
+		command := pod.Annotations[prefix+"command"]
+		if command == "" {
+			continue
+		}
+		found := hook{
+			from: "of the annotation " + prefix + "command", container: pod.Annotations[prefix+"container"], command: podhooks.Command(command),
+			goOn: pod.Annotations[prefix+"on-error"] == string(holdfast.HookErrorModeContinue),
+		}
+		if text := pod.Annotations[prefix+"timeout"]; text != "" {
+			timeout, err := time.ParseDuration(text)
+			about := subject{podsResource, pod.Namespace, pod.Name}
+			switch {
+			case err != nil || timeout < 0:
+				h.findings.warn(about, fmt.Sprintf("the annotation %stimeout is no duration, such as 30s: the hook has %s", prefix, defaultHookTimeout))
+				timeout = 0
+			case timeout > maxHookTimeout:
+				h.findings.warn(about, fmt.Sprintf("the annotation %stimeout is too long: the hook has %s", prefix, maxHookTimeout))
+				timeout = maxHookTimeout
+			}
+			found.timeout = timeout
+		}
+		return []hook{newHook(pod, found)}
+	}
+	return nil
+}
+
+// newHook fills in the defaults.
+func newHook(pod *corev1.Pod, h hook) hook {
+	h.timeout = cmp.Or(h.timeout, defaultHookTimeout)
+	h.container, h.problem = podhooks.Container(pod, h.container, h.command)
+	return h
+}
+
+// allowed reports whether the hooks of a pod may be run. That they may not is as if
+// the first had failed. What is known of namespaces is in asked.
+func (h *hooks) allowed(ctx context.Context, pod *heldPod, asked map[string]error) bool {
+	err, known := asked[pod.ref.Namespace]
+	if !known {
+		retry := h.retry
+		for {
+			err = h.runner.Allowed(ctx, pod.ref.Namespace)
+			if _, told := errors.AsType[NotAllowedError](err); err == nil || told || !passing(err) || retry.Steps <= 1 || sleep(ctx, &retry) != nil {
+				break
+			}
+		}
+		asked[pod.ref.Namespace] = err
+	}
+	if err == nil || ctx.Err() != nil {
+		return err == nil
+	}
+	count := int32(len(pod.pre) + len(pod.post))
+	h.attempted.Add(count)
+	h.failed.Add(count)
+	h.tell(pod.ref, pod.goesOn(), fmt.Sprintf("its hooks were not run: %v", err))
+	return false
+}
+
+// run runs hooks of one pod, and reports whether all went well that must. Pre hooks end with
+// the first that must and does not; of post hooks each is tried.
+func (h *hooks) run(ctx context.Context, phase string, pod engine.PodReference, all []hook) bool {
+	ok := true
+	for _, hook := range all {
+		h.attempted.Add(1)
+		err := h.exec(ctx, phase, pod, hook)
+		if err == nil {
+			continue
+		}
+		h.failed.Add(1)
+		in := ""
+		if hook.container != "" {
+			in = " in container " + hook.container
+		}
+		h.tell(pod, hook.goOn, fmt.Sprintf("its %s hook %s failed%s: %v", phase, hook.from, in, err))
+		if ok = ok && hook.goOn; !ok && phase == preHook {
+			return false
+		}
+	}
+	return ok
+}
+
+const (
+	preHook  = "pre"
+	postHook = "post"
+)
+
+func (h *hooks) tell(pod engine.PodReference, goOn bool, text string) {
+	about := subject{podsResource, pod.Namespace, pod.Name}
+	if goOn {
+		h.findings.warn(about, text)
+		return
+	}
+	h.findings.fail(about, text)
+}
+
+func (h *hooks) exec(ctx context.Context, phase string, pod engine.PodReference, hook hook) error {
+	switch {
+	case hook.problem != "":
+		return errors.New(hook.problem)
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	timed, cancel := context.WithTimeout(ctx, hook.timeout)
+	defer cancel()
+	output, err := h.runner.Exec(timed, pod, hook.container, hook.command)
+	// What was frozen thaws also if the API server was away for a while.
+	for retry := h.retry; phase == postHook && unreached(err) && timed.Err() == nil && sleep(timed, &retry) == nil; {
+		output, err = h.runner.Exec(timed, pod, hook.container, hook.command)
+	}
+	attrs := append(subject{podsResource, pod.Namespace, pod.Name}.attrs(),
+		slog.String("hook", hook.from), slog.String("container", hook.container), slog.String("output", output))
+	h.log.write(slog.LevelInfo, "ran a "+phase+" hook", attrs...)
+	switch {
+	case err == nil || timed.Err() == nil:
+		return err
+	case ctx.Err() == nil:
+		return fmt.Errorf("it did not end within %s; the command may still run", hook.timeout)
+	}
+	return context.Cause(ctx)
+}
+
+// unreached reports whether a command may not have run, since the connection failed.
+func unreached(err error) bool {
+	_, ended := errors.AsType[exec.ExitError](err)
+	return err != nil && !ended && passing(err)
+}
+
+// counts is nil for a backup that has run no hook.
+func (h *hooks) counts() *holdfast.HookStatus {
+	if h == nil || h.attempted.Load() == 0 {
+		return nil
+	}
+	return &holdfast.HookStatus{HooksAttempted: h.attempted.Load(), HooksFailed: h.failed.Load()}
+}
+
+// RunPostHooks runs the post hooks that another process has left pending. Of the
+// dependencies it needs Client, Hooks and Clock. The error says which did not go well.
+func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods []engine.PodReference) error {
+	e := newExecution(ctx, request, deps)
+	rules, err := parseHooks(&request.Backup.Spec.Hooks)
+	if err != nil {
+		return err
+	}
+	h := &hooks{rules: rules, runner: deps.Hooks, findings: e.findings, log: e.log, retry: e.Retry}
+	lister := &lister{client: e.Client, retry: e.Retry}
+	var group errgroup.Group
+	group.SetLimit(lastHooksWorkers)
+	for _, ref := range pods {
+		group.Go(func() error {
+			// Each has its own time: one that hangs takes none from the others.
+			ctx, cancel := context.WithTimeout(ctx, lastHooksTimeout)
+			defer cancel()
+			pod, err := lister.pod(ctx, ref)
+			switch {
+			case err != nil:
+				h.findings.fail(subject{podsResource, ref.Namespace, ref.Name}, fmt.Sprintf("its post hooks were not run: read it: %v", err))
+			case pod == nil:
+				e.logger.Info("A pod is gone, and its post hooks with it", "pod", ref.Namespace+"/"+ref.Name)
+			default:
+				_, post := h.of(pod)
+				h.run(ctx, postHook, ref, post)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // what fails is among the findings
+	if failed, _ := e.findings.counts(); failed > 0 {
+		return errors.New(e.findings.told())
+	}
+	return nil
+}
+
+// pod reads a pod, by a list, since to get one is another right; it is nil if it is gone.
+func (l *lister) pod(ctx context.Context, ref engine.PodReference) (*corev1.Pod, error) {
+	r := resource{GroupVersionResource: corev1.SchemeGroupVersion.WithResource(podsResource.Resource)}
+	named := fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name).String()
+	var raw []byte
+	for retry := l.retry; ; {
+		result := l.request(r, ref.Namespace).Param("fieldSelector", named).Param("limit", strconv.Itoa(pageSize)).Do(ctx)
+		raw, _ = result.Raw()
+		err := result.Error()
+		if err == nil {
+			break
+		}
+		if !passing(err) || retry.Steps <= 1 || sleep(ctx, &retry) != nil {
+			return nil, err
+		}
+	}
+	var list corev1.PodList
+	if err := decode(raw, &list); err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(list.Items, func(pod corev1.Pod) bool { return pod.Name == ref.Name && pod.UID == ref.UID })
+	if i < 0 {
+		return nil, nil
+	}
+	return &list.Items[i], nil
+}

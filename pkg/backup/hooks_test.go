@@ -1,0 +1,450 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/exec"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// testHooks notes what is done, together with the volumes of its fixture.
+type testHooks struct {
+	allowed func(namespace string) error
+	pending func([]engine.PodReference) error
+	exec    func(ctx context.Context, what string) (string, error)
+
+	mu     sync.Mutex
+	events []string
+}
+
+func (h *testHooks) note(event string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.events = append(h.events, event)
+}
+
+func (h *testHooks) Allowed(_ context.Context, namespace string) error {
+	if h.allowed == nil {
+		return nil
+	}
+	return h.allowed(namespace)
+}
+
+func (h *testHooks) Pending(_ context.Context, pods []engine.PodReference) error {
+	var names []string
+	for _, pod := range pods {
+		names = append(names, pod.Name)
+	}
+	h.note("pending " + strings.Join(names, ","))
+	if h.pending == nil {
+		return nil
+	}
+	return h.pending(pods)
+}
+
+func (h *testHooks) Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (string, error) {
+	what := fmt.Sprintf("%s/%s: %s", pod.Name, container, strings.Join(command, " "))
+	h.note(what)
+	if h.exec == nil {
+		return "", nil
+	}
+	return h.exec(ctx, what)
+}
+
+// watched has the events of volumes among those of hooks.
+func (f *fixture) watched() *fixture {
+	f.volumes.submit = func(v *format.Volume) error { f.hooks.note("submit " + v.Pod.Name + "/" + v.Name); return nil }
+	f.volumes.result = func(v *format.Volume) engine.VolumeUploadStatus {
+		f.hooks.note("read " + v.Pod.Name + "/" + v.Name)
+		return engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted}
+	}
+	f.deps.BlockWorkers = 1
+	return f
+}
+
+// hookedPod is a running pod with containers c1 and c2, on a node.
+func hookedPod(name, node, labels, annotations string, volumes ...string) string {
+	pod := podWith(name, annotations, volumes...)
+	pod = strings.Replace(pod, `"containers":[{`, `"containers":[{"name":"c1"},{"name":"c2",`, 1)
+	pod = strings.Replace(pod, `"nodeName":"n1"`, fmt.Sprintf(`"nodeName":%q`, node), 1)
+	return strings.Replace(pod, `"annotations"`, fmt.Sprintf(`"labels":{%s},"annotations"`, labels), 1)
+}
+
+func execHook(command string, onError holdfast.HookErrorMode) holdfast.BackupResourceHook {
+	return holdfast.BackupResourceHook{Exec: &holdfast.ExecHook{Command: strings.Fields(command), OnError: onError}}
+}
+
+func dbHooks(onError holdfast.HookErrorMode) holdfast.BackupHooks {
+	return holdfast.BackupHooks{Resources: []holdfast.BackupResourceHookSpec{{
+		Name: "db", IncludedNamespaces: []string{"sh*"}, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}},
+		Pre: []holdfast.BackupResourceHook{execHook("freeze /d", onError)}, Post: []holdfast.BackupResourceHook{execHook("thaw /d", onError)},
+	}}}
+}
+
+const isDB = `"app":"db"`
+
+func hookedFixture(t *testing.T, hooks holdfast.BackupHooks, pods ...string) *fixture {
+	yes := true
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes, Hooks: hooks}).watched()
+	f.claims()
+	f.add("pods", pods...)
+	return f
+}
+
+// TestHooksEncloseTheData: what is read of a pod, through whichever pod its claims are read,
+// is read between its pre and its post hooks.
+func TestHooksEncloseTheData(t *testing.T) {
+	f := hookedFixture(t, dbHooks(""),
+		hookedPod("a", "n1", "", "", "d"+claimData),                 // gives access to the claim of the next
+		hookedPod("b", "n1", isDB, "", "d"+claimData, "e"+emptyDir), // has hooks
+		hookedPod("c", "n1", "", "", "e"+emptyDir),                  // would keep its node's agent busy
+		hookedPod("d", "n2", "", "", "e"+emptyDir))
+	outcome := f.run(t)
+	want := []string{
+		"submit d/e",
+		"pending b",
+		"b/c1: freeze /d", "submit a/d", "submit b/e", "read a/d", "read b/e", "b/c1: thaw /d",
+		"submit c/e",
+		"read d/e", "read a/d", "read b/e", "read c/e",
+	}
+	if diff := gocmp.Diff(want, f.hooks.events); diff != "" {
+		t.Errorf("what was done (-want +got):\n%s", diff)
+	}
+	for _, v := range f.volumes.submitted {
+		if about := v.Pod.Name == "a" || v.Pod.Name == "b"; v.Hooked != about {
+			t.Errorf("hooks are about %s/%s: %t", v.Pod.Name, v.Name, v.Hooked)
+		}
+	}
+	if want := (&holdfast.HookStatus{HooksAttempted: 2}); outcome.Status.Phase != holdfast.BackupPhaseCompleted || *outcome.Status.HookStatus != *want {
+		t.Errorf("the backup is %s with %+v", outcome.Status.Phase, outcome.Status.HookStatus)
+	}
+	if stored := f.stored(t); stored.Status.HookStatus == nil || stored.Status.HookStatus.HooksAttempted != 2 {
+		t.Errorf("stored: %+v", stored.Status.HookStatus)
+	}
+}
+
+func TestWhichHooksRun(t *testing.T) {
+	const velero = "hook.backup.velero.io/"
+	ours := func(phase, rest string) string {
+		return fmt.Sprintf("%q:%s", phase+".hook.backup.holdfast.io/"+rest[:strings.Index(rest, "=")], rest[strings.Index(rest, "=")+1:])
+	}
+	for name, test := range map[string]struct {
+		labels, annotations string
+		hooks               holdfast.BackupHooks
+		want                []string
+		warnings            []string
+	}{
+		"none":        {hooks: dbHooks("")},
+		"of the spec": {labels: isDB, hooks: dbHooks(""), want: []string{"c1: freeze /d", "c1: thaw /d"}},
+		"of Velero's annotations, with defaults": {
+			annotations: `"pre.` + velero + `command":"/bin/sync now","post.` + velero + `command":"[\"/bin/echo\",\"a b\"]"`,
+			want:        []string{"c1: /bin/sync now", "c1: /bin/echo a b"},
+		},
+		"of Velero's annotation without a phase": {annotations: `"` + velero + `command":"x","` + velero + `container":"c2"`, want: []string{"c2: x"}},
+		"of ours, before Velero's": {
+			annotations: ours("pre", `command="y"`) + "," + ours("pre", `container="c2"`) + `,"pre.` + velero + `command":"x"`,
+			want:        []string{"c2: y"},
+		},
+		"of annotations instead of the spec, each phase by itself": {
+			labels: isDB, hooks: dbHooks(""), annotations: ours("pre", `command="y"`), want: []string{"c1: y", "c1: thaw /d"},
+		},
+		"a list that is none is a word": {annotations: ours("pre", `command="[ -f /x ]"`), want: []string{"c1: [ -f /x ]"}},
+		"a timeout that is none": {
+			annotations: ours("pre", `command="y"`) + "," + ours("pre", `timeout="soon"`), want: []string{"c1: y"},
+			warnings: []string{"pods shop/p: the annotation pre.hook.backup.holdfast.io/timeout is no duration, such as 30s: the hook has 30s"},
+		},
+		"a timeout without end": {
+			annotations: ours("pre", `command="y"`) + "," + ours("pre", `timeout="87600h"`), want: []string{"c1: y"},
+			warnings: []string{"pods shop/p: the annotation pre.hook.backup.holdfast.io/timeout is too long: the hook has 4h0m0s"},
+		},
+		"of other resources": {labels: isDB, hooks: holdfast.BackupHooks{Resources: []holdfast.BackupResourceHookSpec{
+			{Name: "x", IncludedResources: []string{"deployments"}, Pre: []holdfast.BackupResourceHook{execHook("x", "")}},
+			{Name: "y", ExcludedResources: []string{"po"}, Pre: []holdfast.BackupResourceHook{execHook("y", "")}},
+			{Name: "z", IncludedResources: []string{"Pod"}, ExcludedNamespaces: []string{"shopping"}, Pre: []holdfast.BackupResourceHook{execHook("z1", ""), execHook("z2", "")}},
+			{Name: "other", IncludedNamespaces: []string{"other"}, Pre: []holdfast.BackupResourceHook{execHook("w", "")}},
+		}}, want: []string{"c1: z1", "c1: z2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := hookedFixture(t, test.hooks, hookedPod("p", "n1", test.labels, test.annotations))
+			f.request.Backup.Spec.DefaultVolumesToFsBackup = nil
+			f.run(t)
+			var ran []string
+			for _, event := range f.hooks.events {
+				if command, ok := strings.CutPrefix(event, "p/"); ok {
+					ran = append(ran, command)
+				}
+			}
+			if diff := gocmp.Diff(test.want, ran); diff != "" {
+				t.Errorf("ran (-want +got):\n%s", diff)
+			}
+			if diff := gocmp.Diff(test.warnings, f.results(t).Warnings.Namespaces["shop"]); diff != "" {
+				t.Errorf("warnings (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestHooksOfPodsThatDoNotRun: there is nobody to run a command in, and nothing to freeze.
+func TestHooksOfPodsThatDoNotRun(t *testing.T) {
+	f := hookedFixture(t, dbHooks(""), strings.Replace(hookedPod("p", "n1", isDB, ""), "Running", "Succeeded", 1))
+	if outcome := f.run(t); outcome.Status.HookStatus != nil || outcome.Status.Phase != holdfast.BackupPhaseCompleted || len(f.hooks.events) > 0 {
+		t.Errorf("%+v, %v", outcome.Status, f.hooks.events)
+	}
+}
+
+func TestHooksThatFail(t *testing.T) {
+	broken := exec.CodeExitError{Err: errors.New("command terminated with exit code 1"), Code: 1}
+	failing := func(which string) func(context.Context, string) (string, error) {
+		return func(_ context.Context, what string) (string, error) {
+			if strings.Contains(what, which) {
+				return "no such file", broken
+			}
+			return "", nil
+		}
+	}
+	for name, test := range map[string]struct {
+		onError          holdfast.HookErrorMode
+		hooks            *testHooks
+		timeout          time.Duration
+		want             []string
+		errors, warnings string
+		failed           int32
+	}{
+		"the pre hook": {
+			hooks: &testHooks{exec: failing("freeze")}, failed: 1,
+			want:   []string{"pending p", "p/c1: freeze /d", "p/c1: thaw /d", "submit plain/e", "read plain/e"},
+			errors: "pods shop/p: its pre hook db failed in container c1: command terminated with exit code 1",
+		},
+		"the pre hook, and the backup goes on": {
+			onError: holdfast.HookErrorModeContinue, hooks: &testHooks{exec: failing("freeze")}, failed: 1,
+			want:     []string{"pending p", "p/c1: freeze /d", "submit other/d", "submit p/e", "read other/d", "read p/e", "p/c1: thaw /d", "submit plain/e", "read other/d", "read p/e", "read plain/e"},
+			warnings: "pods shop/p: its pre hook db failed in container c1: command terminated with exit code 1",
+		},
+		"the post hook": {
+			hooks: &testHooks{exec: failing("thaw")}, failed: 1,
+			want:   []string{"pending p", "p/c1: freeze /d", "submit other/d", "submit p/e", "read other/d", "read p/e", "p/c1: thaw /d", "submit plain/e", "read other/d", "read p/e", "read plain/e"},
+			errors: "pods shop/p: its post hook db failed in container c1: command terminated with exit code 1",
+		},
+		"the right to run it": {
+			hooks: &testHooks{allowed: func(namespace string) error { return NotAllowedError("ada may not in " + namespace) }}, failed: 2,
+			want:   []string{"submit plain/e", "read plain/e"},
+			errors: "pods shop/p: its hooks were not run: ada may not in shop",
+		},
+		"the note that they are pending": {
+			hooks:  &testHooks{pending: func([]engine.PodReference) error { return errors.New("no") }},
+			want:   []string{"pending p", "submit plain/e", "read plain/e"},
+			errors: "the hooks of 1 pods are not run, and the data of their volumes is not backed up: note which post hooks are to be run: no",
+		},
+		"a command that hangs": {
+			hooks: &testHooks{exec: func(ctx context.Context, what string) (string, error) {
+				if !strings.Contains(what, "freeze") {
+					return "", nil
+				}
+				<-ctx.Done()
+				return "", ctx.Err()
+			}}, timeout: time.Millisecond, failed: 1,
+			want:   []string{"pending p", "p/c1: freeze /d", "p/c1: thaw /d", "submit plain/e", "read plain/e"},
+			errors: "pods shop/p: its pre hook db failed in container c1: it did not end within 1ms; the command may still run",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			hooks := dbHooks(test.onError)
+			hooks.Resources[0].Pre[0].Exec.Timeout.Duration = test.timeout
+			f := hookedFixture(t, hooks, hookedPod("other", "n1", "", "", "d"+claimData), hookedPod("p", "n1", isDB, "", "d"+claimData, "e"+emptyDir),
+				hookedPod("plain", "n1", "", "", "e"+emptyDir))
+			f.hooks.allowed, f.hooks.pending, f.hooks.exec = test.hooks.allowed, test.hooks.pending, test.hooks.exec
+			outcome := f.run(t)
+			if diff := gocmp.Diff(test.want, f.hooks.events); diff != "" {
+				t.Errorf("what was done (-want +got):\n%s", diff)
+			}
+			results := f.results(t)
+			if got := strings.Join(append(results.Errors.Velero, results.Errors.Namespaces["shop"]...), "\n"); got != test.errors {
+				t.Errorf("errors: %s", got)
+			}
+			warnings := slices.DeleteFunc(results.Warnings.Namespaces["shop"], func(text string) bool { return strings.HasPrefix(text, "persistentvolumeclaims") })
+			if got := strings.Join(warnings, "\n"); got != test.warnings {
+				t.Errorf("warnings: %s", got)
+			}
+			if status := outcome.Status.HookStatus; status == nil && test.failed > 0 || status != nil && status.HooksFailed != test.failed {
+				t.Errorf("hooks: %+v", status)
+			}
+			if !slices.Contains(f.items(t), "pods shop/p") {
+				t.Error("the pod itself is not in the backup")
+			}
+		})
+	}
+}
+
+// TestPostHooksRunAfterACancellation: whatever ends the backup, what was frozen thaws.
+func TestPostHooksRunAfterACancellation(t *testing.T) {
+	for name, at := range map[string]string{"in the pre hook": "freeze", "while the data is read": ""} {
+		t.Run(name, func(t *testing.T) {
+			f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, "", "e"+emptyDir), hookedPod("q", "n1", isDB, "", "e"+emptyDir))
+			ctx, cancel := context.WithCancel(t.Context())
+			f.hooks.exec = func(ctx context.Context, what string) (string, error) {
+				if at != "" && strings.Contains(what, at) {
+					cancel()
+				}
+				return "", ctx.Err()
+			}
+			f.volumes.wait = func(ctx context.Context) error { cancel(); return ctx.Err() }
+			if _, err := Run(ctx, f.request, f.deps); !errors.Is(err, context.Canceled) {
+				t.Fatalf("Run: %v", err)
+			}
+			if n := len(f.hooks.events); f.hooks.events[n-1] != "p/c1: thaw /d" || slices.Contains(f.hooks.events, "q/c1: freeze /d") {
+				t.Errorf("what was done: %q", f.hooks.events)
+			}
+		})
+	}
+}
+
+// TestPostHooksThatHangEndAfterACancellation: nor does the backup last with them, whether it
+// is cancelled before they run or while they do.
+func TestPostHooksThatHangEndAfterACancellation(t *testing.T) {
+	defer func(was time.Duration) { lastHooksTimeout = was }(lastHooksTimeout)
+	lastHooksTimeout = time.Millisecond
+	for _, at := range []string{"freeze", "thaw"} {
+		t.Run(at, func(t *testing.T) {
+			hooks := dbHooks("")
+			hooks.Resources[0].Post[0].Exec.Timeout.Duration = time.Hour
+			f := hookedFixture(t, hooks, hookedPod("p", "n1", isDB, "", "e"+emptyDir))
+			ctx, cancel := context.WithCancel(t.Context())
+			f.hooks.exec = func(ctx context.Context, what string) (string, error) {
+				if strings.Contains(what, at) {
+					cancel()
+				}
+				if strings.Contains(what, "thaw") {
+					<-ctx.Done()
+				}
+				return "", ctx.Err()
+			}
+			begun := time.Now()
+			if _, err := Run(ctx, f.request, f.deps); !errors.Is(err, context.Canceled) || time.Since(begun) > time.Minute {
+				t.Errorf("Run: %v after %s", err, time.Since(begun))
+			}
+			if want := []string{"p/c1: freeze /d", "p/c1: thaw /d"}; !slices.Equal(slices.DeleteFunc(f.hooks.events, func(e string) bool { return !strings.HasPrefix(e, "p/") }), want) {
+				t.Errorf("what was done: %q", f.hooks.events)
+			}
+		})
+	}
+}
+
+// TestHooksOfABlockAreBoundedTogether: many hooks that each keep to their time don't hold the backup for
+// days.
+func TestHooksOfABlockAreBoundedTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		runner := &testHooks{exec: func(ctx context.Context, what string) (string, error) {
+			<-ctx.Done()
+			return "", ctx.Err()
+		}}
+		log := newLogbook(clock.RealClock{})
+		p := &podVolumes{collector: &collector{hooks: &hooks{runner: runner, findings: &findings{log: log}, log: log}}}
+		slow := hook{from: "x", container: "c", command: []string{"sleep"}, timeout: 3 * time.Hour}
+		begun := time.Now()
+		p.runPostHooks(t.Context(), block{{post: []hook{slow, slow}, ran: true}, {post: []hook{slow}, ran: true}})
+		if took := time.Since(begun); took != maxHookTimeout || len(runner.events) != 2 {
+			t.Errorf("%s for %q", took, runner.events)
+		}
+	})
+}
+
+// TestHooksSurviveAMomentWithoutAPIServer: neither the question who may run them, nor what thaws, fails at once.
+func TestHooksSurviveAMomentWithoutAPIServer(t *testing.T) {
+	f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, "", "e"+emptyDir))
+	asked, thawed := 0, 0
+	away := errors.New("connection refused")
+	f.hooks.allowed = func(string) error {
+		if asked++; asked == 1 {
+			return away
+		}
+		return nil
+	}
+	f.hooks.exec = func(_ context.Context, what string) (string, error) {
+		if strings.Contains(what, "thaw") {
+			if thawed++; thawed < 3 {
+				return "", away
+			}
+		}
+		return "", nil
+	}
+	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || asked != 2 || thawed != 3 {
+		t.Errorf("%s, asked %d times, thawed %d times", outcome.Status.Phase, asked, thawed)
+	}
+}
+
+// TestManyHookedPodsAreNotedInPortions: the record does not grow with the backup.
+func TestManyHookedPodsAreNotedInPortions(t *testing.T) {
+	var pods []string
+	for i := range 2*maxPending + 1 {
+		pods = append(pods, hookedPod(fmt.Sprintf("p%03d", i), "n1", isDB, ""))
+	}
+	f := hookedFixture(t, dbHooks(""), pods...)
+	f.deps.BlockWorkers = 8
+	var portions []int
+	f.hooks.pending = func(pods []engine.PodReference) error { portions = append(portions, len(pods)); return nil }
+	if outcome := f.run(t); outcome.Status.HookStatus.HooksAttempted != 2*(2*maxPending+1) || !slices.Equal(portions, []int{maxPending, maxPending, 1}) {
+		t.Errorf("%+v in portions of %v", outcome.Status.HookStatus, portions)
+	}
+}
+
+func TestRunPostHooks(t *testing.T) {
+	f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, ""), hookedPod("again", "n1", isDB, ""), hookedPod("bad", "n1", isDB, ""))
+	f.hooks.exec = func(_ context.Context, what string) (string, error) {
+		if strings.HasPrefix(what, "bad") {
+			return "", exec.CodeExitError{Err: errors.New("exit code 1"), Code: 1}
+		}
+		return "", nil
+	}
+	err := RunPostHooks(t.Context(), f.request, f.deps, []engine.PodReference{
+		{Namespace: "shop", Name: "gone", UID: "uid-gone"}, {Namespace: "shop", Name: "again", UID: "another"},
+		{Namespace: "shop", Name: "bad", UID: "uid-bad"}, {Namespace: "shop", Name: "p", UID: "uid-p"},
+	})
+	if want := "pods shop/bad: its post hook db failed in container c1: exit code 1"; err == nil || err.Error() != want {
+		t.Errorf("error: %v", err)
+	}
+	slices.Sort(f.hooks.events)
+	if want := []string{"bad/c1: thaw /d", "p/c1: thaw /d"}; !slices.Equal(f.hooks.events, want) {
+		t.Errorf("ran %q", f.hooks.events)
+	}
+}
+
+// All that failed is told, as far as it fits.
+func TestToldFindings(t *testing.T) {
+	for n, want := range map[int]string{
+		0: "",
+		2: "pods shop/pod-0: broken; pods shop/pod-1: broken",
+	} {
+		if got := failures(n).told(); got != want {
+			t.Errorf("%d: %q", n, got)
+		}
+	}
+	if got := failures(1000).told(); len(got) > maxTold+50 || !strings.Contains(got, "pod-9: broken") || !strings.HasSuffix(got, " more") {
+		t.Errorf("%q", got)
+	}
+}
+
+func failures(n int) *findings {
+	f := &findings{log: newLogbook(clocktesting.NewFakeClock(start))}
+	for i := range n {
+		f.fail(subject{podsResource, "shop", fmt.Sprintf("pod-%d", i)}, "broken")
+	}
+	return f
+}

@@ -1,0 +1,156 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+)
+
+var (
+	serviceAccountsResource     = schema.GroupResource{Resource: "serviceaccounts"}
+	clusterRoleBindingsResource = schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterrolebindings"}
+)
+
+// neededKinds are the cluster-scoped kinds of which single objects come along with those
+// that refer to them, in the order of being read.
+var neededKinds = []struct {
+	schema.GroupKind
+	schema.GroupResource
+}{
+	{schema.GroupKind{Group: rbacv1.GroupName, Kind: "ClusterRole"}, schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}},
+	{schema.GroupKind{Group: "scheduling.k8s.io", Kind: "PriorityClass"}, schema.GroupResource{Group: "scheduling.k8s.io", Resource: "priorityclasses"}},
+	{schema.GroupKind{Group: "node.k8s.io", Kind: "RuntimeClass"}, schema.GroupResource{Group: "node.k8s.io", Resource: "runtimeclasses"}},
+	{schema.GroupKind{Group: "storage.k8s.io", Kind: "StorageClass"}, schema.GroupResource{Group: "storage.k8s.io", Resource: "storageclasses"}},
+	{schema.GroupKind{Group: "networking.k8s.io", Kind: "IngressClass"}, schema.GroupResource{Group: "networking.k8s.io", Resource: "ingressclasses"}},
+}
+
+// needs are what the objects in the backup refer to. The sink's mu guards them.
+type needs struct {
+	// reasons are why objects are needed, by resource and name.
+	reasons map[schema.GroupResource]map[string]string
+	// accounts are the service accounts in the backup.
+	accounts sets.Set[string]
+}
+
+func newNeeds() needs {
+	return needs{map[schema.GroupResource]map[string]string{}, sets.New[string]()}
+}
+
+// note takes what an object that is written needs.
+func (n needs) note(r resource, item *manifest.Item) {
+	if r.GroupResource() == serviceAccountsResource {
+		n.accounts.Insert(itemName(item.Namespace, item.Name))
+	}
+	for _, reference := range item.References {
+		for _, kind := range neededKinds {
+			if reference.APIGroup != kind.GroupKind.Group || reference.KindName != kind.Kind {
+				continue
+			}
+			if n.reasons[kind.GroupResource] == nil {
+				n.reasons[kind.GroupResource] = map[string]string{}
+			}
+			if _, known := n.reasons[kind.GroupResource][reference.Name]; !known {
+				n.reasons[kind.GroupResource][reference.Name] = fmt.Sprintf("the %s %s refers to it", item.KindName, itemName(item.Namespace, item.Name))
+			}
+		}
+	}
+}
+
+// missing are the reasons of what is needed of a resource and has not been met.
+func (s *sink) missing(gr schema.GroupResource) map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	missing := map[string]string{}
+	for name, reason := range s.needs.reasons[gr] {
+		if !s.seen[gr].Has(name) {
+			missing[name] = reason
+		}
+	}
+	return missing
+}
+
+// accounts are the service accounts that were written.
+func (s *sink) accounts() sets.Set[string] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.needs.accounts.Clone()
+}
+
+// readNeeded takes the cluster-scoped objects without which others do not work: what binds
+// their service accounts, and the roles and classes that they name. One list of a kind
+// finds all of it.
+func (c *collector) readNeeded(ctx context.Context) error {
+	accounts := c.sink.accounts()
+	everyBinding := c.wanted.Included(clusterRoleBindingsResource, false) && len(c.selectors) == 0
+	if len(accounts) > 0 && !everyBinding {
+		err := c.readSome(ctx, clusterRoleBindingsResource, func(h *head, raw []byte) string {
+			var binding struct {
+				Subjects []rbacv1.Subject `json:"subjects"`
+			}
+			if err := decode(raw, &binding); err != nil {
+				c.findings.fail(subject{clusterRoleBindingsResource, "", h.Metadata.Name}, err.Error())
+				return ""
+			}
+			for _, who := range binding.Subjects {
+				if name := itemName(who.Namespace, who.Name); who.Kind == rbacv1.ServiceAccountKind && accounts.Has(name) {
+					return "it binds the service account " + name
+				}
+			}
+			return ""
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for _, kind := range neededKinds {
+		missing := c.sink.missing(kind.GroupResource)
+		if len(missing) == 0 {
+			continue
+		}
+		if err := c.readSome(ctx, kind.GroupResource, func(h *head, _ []byte) string { return missing[h.Metadata.Name] }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readSome takes those objects of a cluster-scoped resource that have a reason, unless the
+// backup excludes them.
+func (c *collector) readSome(ctx context.Context, gr schema.GroupResource, reasonOf func(*head, []byte) string) error {
+	r, found := c.discovered.find(gr)
+	if !found || r.namespaced || !c.wanted.IncludedRelated(gr, false) {
+		return nil
+	}
+	err := c.lister.list(ctx, query{resource: r}, visitor{page: func(int64) {}, object: func(raw []byte) error {
+		h := &head{}
+		if err := decode(raw, h); err != nil {
+			c.findings.fail(subject{gr, "", ""}, err.Error())
+			return nil
+		}
+		reason := reasonOf(h, raw)
+		if reason == "" {
+			return nil
+		}
+		return c.addRelated(r, h, raw, reason)
+	}})
+	var fatal visitError
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.As(err, &fatal):
+		return fatal.error
+	default:
+		c.findings.fail(subject{gr, "", ""}, fmt.Sprintf("look for what objects in the backup need of it: list it: %v", err))
+	}
+	return nil
+}

@@ -1,0 +1,304 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+)
+
+// Policies reads the ConfigMap that a backup's spec.resourcePolicy names.
+type Policies interface {
+	// Policy gives its data with the rights of whoever asked for the backup: a
+	// NotAllowedError says that they have none.
+	Policy(ctx context.Context, namespace, name string) (map[string]string, error)
+}
+
+// action is what a volume policy does with the volumes that it matches.
+type action string
+
+const (
+	noAction       action = ""
+	skipAction     action = "skip"
+	filesAction    action = "fs-backup"
+	snapshotAction action = "snapshot"
+)
+
+// maxPolicies bounds what is looked at for each volume.
+const maxPolicies = 1000
+
+// sane bounds the quantities: whoever compares 1e1000000000 writes all of its digits down, in
+// gigabytes of memory and for minutes.
+var sane = regexp.MustCompile(`^[0-9]{1,18}(\.[0-9]{1,9})?(m|k|[MGTPE]|[KMGTPE]i)?$`)
+
+// whyNot says why the data of a volume is not read because of the action, or "". The user is
+// to know of a snapshot that they asked for.
+func (a action) whyNot() (reason string, asked bool) {
+	switch a {
+	case skipAction:
+		return "a volume policy skips it", false
+	case snapshotAction:
+		return "a volume policy wants a snapshot of it, and Holdfast takes none: use the action " + string(filesAction), true
+	}
+	return "", false
+}
+
+// policies are Velero's volume policies. The first that matches counts, before whatever the
+// pods and the spec say.
+type policies []volumePolicy
+
+type volumePolicy struct {
+	Conditions volumeConditions `json:"conditions"`
+	Action     struct {
+		Type       action         `json:"type"`
+		Parameters map[string]any `json:"parameters"`
+	} `json:"action"`
+
+	lower, upper apiresource.Quantity
+}
+
+// volumeConditions must all hold. Those that are not set do.
+type volumeConditions struct {
+	Capacity       string                              `json:"capacity"`
+	StorageClass   []string                            `json:"storageClass"`
+	NFS            *nfsTraits                          `json:"nfs"`
+	CSI            *csiTraits                          `json:"csi"`
+	VolumeTypes    []string                            `json:"volumeTypes"`
+	PVCLabels      map[string]string                   `json:"pvcLabels"`
+	PVCPhase       []corev1.PersistentVolumeClaimPhase `json:"pvcPhase"`
+	PVCVolumeMode  corev1.PersistentVolumeMode         `json:"pvcVolumeMode"`
+	PVCAccessModes []corev1.PersistentVolumeAccessMode `json:"pvcAccessModes"`
+}
+
+type nfsTraits struct {
+	Server string `json:"server"`
+	Path   string `json:"path"`
+}
+
+type csiTraits struct {
+	Driver           string            `json:"driver"`
+	VolumeAttributes map[string]string `json:"volumeAttributes"`
+}
+
+// volumeTraits are what policies look at: those of a persistent volume, if it is known, or
+// else of the pod's volume.
+type volumeTraits struct {
+	capacity     apiresource.Quantity
+	storageClass string
+	nfs          *nfsTraits
+	csi          *csiTraits
+	// kind is the field of the volume's source.
+	kind string
+}
+
+// claimTraits are those of a volume's claim, if it has one.
+type claimTraits struct {
+	Metadata struct {
+		Labels map[string]string `json:"labels"`
+	} `json:"metadata"`
+	Spec struct {
+		VolumeMode  *corev1.PersistentVolumeMode        `json:"volumeMode"`
+		AccessModes []corev1.PersistentVolumeAccessMode `json:"accessModes"`
+	} `json:"spec"`
+	Status struct {
+		Phase corev1.PersistentVolumeClaimPhase `json:"phase"`
+	} `json:"status"`
+}
+
+// parsePolicies reads the data of a ConfigMap. What is not known is refused by its name.
+func parsePolicies(data map[string]string) (policies, error) {
+	if len(data) != 1 {
+		return nil, fmt.Errorf("it has %d keys: it must have one, with the policies", len(data))
+	}
+	var document struct {
+		Version  string   `json:"version"`
+		Policies policies `json:"volumePolicies"`
+	}
+	for key, text := range data {
+		if err := yaml.UnmarshalStrict([]byte(text), &document); err != nil {
+			return nil, fmt.Errorf("%s: %w", key, err)
+		}
+	}
+	if document.Version != "v1" {
+		return nil, fmt.Errorf("its version is %q: it must be v1", document.Version)
+	}
+	if len(document.Policies) > maxPolicies {
+		return nil, fmt.Errorf("it has %d volumePolicies, and %d is the most", len(document.Policies), maxPolicies)
+	}
+	for i := range document.Policies {
+		if err := document.Policies[i].parse(); err != nil {
+			return nil, fmt.Errorf("volumePolicies[%d]: %w", i, err)
+		}
+	}
+	return document.Policies, nil
+}
+
+func (p *volumePolicy) parse() error {
+	if known := []action{skipAction, filesAction, snapshotAction}; !slices.Contains(known, p.Action.Type) {
+		return fmt.Errorf("action.type is %q: it must be one of %q", p.Action.Type, known)
+	}
+	if len(p.Action.Parameters) > 0 && p.Action.Type != snapshotAction {
+		return fmt.Errorf("action.parameters: the action %s has none", p.Action.Type)
+	}
+	if csi := p.Conditions.CSI; csi != nil && csi.Driver == "" && len(csi.VolumeAttributes) > 0 {
+		return errors.New("conditions.csi: volumeAttributes need a driver")
+	}
+	if p.Conditions.Capacity == "" {
+		return nil
+	}
+	lower, upper, two := strings.Cut(p.Conditions.Capacity, ",")
+	if !two {
+		return fmt.Errorf("conditions.capacity is %q: it must be two quantities with a comma between them, of which either may be empty", p.Conditions.Capacity)
+	}
+	for text, bound := range map[*string]*apiresource.Quantity{&lower: &p.lower, &upper: &p.upper} {
+		trimmed := strings.TrimSpace(*text)
+		if trimmed == "" {
+			continue
+		}
+		if !sane.MatchString(trimmed) {
+			return fmt.Errorf("conditions.capacity: %q is no quantity such as 10Gi", trimmed)
+		}
+		quantity, err := apiresource.ParseQuantity(trimmed)
+		if err != nil {
+			return fmt.Errorf("conditions.capacity: %q: %w", trimmed, err)
+		}
+		*bound = quantity
+	}
+	if !p.upper.IsZero() && p.lower.Cmp(p.upper) > 0 {
+		return errors.New("conditions.capacity: the lower bound is above the upper one")
+	}
+	return nil
+}
+
+// action is that of the first policy that matches. claim is nil for a volume without one.
+func (p policies) action(volume volumeTraits, claim *claimTraits) action {
+	if claim == nil {
+		claim = &claimTraits{}
+	}
+	for i := range p {
+		if p[i].matches(&volume, claim) {
+			return p[i].Action.Type
+		}
+	}
+	return noAction
+}
+
+func (p *volumePolicy) matches(volume *volumeTraits, claim *claimTraits) bool {
+	wanted := &p.Conditions
+	switch {
+	case volume.capacity.Cmp(p.lower) < 0, !p.upper.IsZero() && volume.capacity.Cmp(p.upper) > 0:
+	case len(wanted.StorageClass) > 0 && !slices.Contains(wanted.StorageClass, volume.storageClass):
+	case wanted.NFS != nil && !wanted.NFS.match(volume.nfs):
+	case wanted.CSI != nil && !wanted.CSI.match(volume.csi):
+	case len(wanted.VolumeTypes) > 0 && !slices.ContainsFunc(wanted.VolumeTypes, func(kind string) bool { return strings.EqualFold(kind, volume.kind) }):
+	case !isPart(wanted.PVCLabels, claim.Metadata.Labels):
+	case len(wanted.PVCPhase) > 0 && !slices.Contains(wanted.PVCPhase, claim.Status.Phase):
+	case wanted.PVCVolumeMode != "" && wanted.PVCVolumeMode != ptr.Deref(claim.Spec.VolumeMode, ""):
+	case len(wanted.PVCAccessModes) > 0 && !sameModes(wanted.PVCAccessModes, claim.Spec.AccessModes):
+	default:
+		return true
+	}
+	return false
+}
+
+func (n *nfsTraits) match(of *nfsTraits) bool {
+	return of != nil && (n.Server == "" || n.Server == of.Server) && (n.Path == "" || n.Path == of.Path)
+}
+
+func (c *csiTraits) match(of *csiTraits) bool {
+	return of != nil && (c.Driver == "" || c.Driver == of.Driver) && isPart(c.VolumeAttributes, of.VolumeAttributes)
+}
+
+func isPart(part, whole map[string]string) bool {
+	for key, value := range part {
+		if is, known := whole[key]; !known || is != value {
+			return false
+		}
+	}
+	return true
+}
+
+func sameModes(a, b []corev1.PersistentVolumeAccessMode) bool {
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(mode corev1.PersistentVolumeAccessMode) bool { return !slices.Contains(b, mode) })
+}
+
+// traitsOf are those of a persistent volume.
+func traitsOf(spec *corev1.PersistentVolumeSpec) volumeTraits {
+	source := &spec.PersistentVolumeSource
+	of := volumeTraits{capacity: spec.Capacity[corev1.ResourceStorage], storageClass: spec.StorageClassName, kind: sourceOf(source)}
+	if nfs := source.NFS; nfs != nil {
+		of.nfs = &nfsTraits{nfs.Server, nfs.Path}
+	}
+	if csi := source.CSI; csi != nil {
+		of.csi = &csiTraits{csi.Driver, csi.VolumeAttributes}
+	}
+	return of
+}
+
+// traitsInPod are those of a pod's volume.
+func traitsInPod(source *corev1.VolumeSource) volumeTraits {
+	of := volumeTraits{kind: sourceOf(source)}
+	if nfs := source.NFS; nfs != nil {
+		of.nfs = &nfsTraits{nfs.Server, nfs.Path}
+	}
+	if csi := source.CSI; csi != nil {
+		of.csi = &csiTraits{csi.Driver, csi.VolumeAttributes}
+	}
+	return of
+}
+
+// sourceOf is the name of the field that is set.
+func sourceOf(source any) string {
+	value := reflect.ValueOf(source).Elem()
+	for i := range value.NumField() {
+		if !value.Field(i).IsNil() {
+			name, _, _ := strings.Cut(value.Type().Field(i).Tag.Get("json"), ",")
+			return name
+		}
+	}
+	return ""
+}
+
+// readPolicies gives the backup's volume policies. Without them it is not known what the
+// backup is to hold, so the error is for the backup as a whole.
+func (e *execution) readPolicies(ctx context.Context) (policies, error) {
+	of := e.request.Backup.Spec.ResourcePolicy
+	if of == nil {
+		return nil, nil
+	}
+	namespace := e.request.Backup.Namespace
+	unusable := func(err error) error {
+		return fmt.Errorf("spec.resourcePolicy: the ConfigMap %s can't be used: %w", itemName(namespace, of.Name), err)
+	}
+	var data map[string]string
+	for retry := e.Retry; ; {
+		var err error
+		data, err = e.Policies.Policy(ctx, namespace, of.Name)
+		if err == nil {
+			break
+		}
+		_, told := errors.AsType[NotAllowedError](err)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if told || !passing(err) || retry.Steps <= 1 || sleep(ctx, &retry) != nil {
+			return nil, unusable(err)
+		}
+	}
+	found, err := parsePolicies(data)
+	if err != nil {
+		return nil, unusable(err)
+	}
+	return found, nil
+}

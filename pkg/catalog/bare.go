@@ -1,0 +1,84 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package catalog
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// missedVersions are no present ones, so that the entry is read with the next listing.
+var missedVersions = map[string]string{"backups": "missed"}
+
+// keepLocked gives the rows that were read of an entry that is no Backup, and behind them those
+// that were known and were not deleted here: what was read may be half a listing. One leaves
+// when it is missing again in what was read after another listing was begun. None does as long
+// as nothing at all is read, and the loss is not accepted.
+func (c *Catalog) keepLocked(e *entry, rows []row, now time.Time) []row {
+	there := map[string]bool{}
+	for i := range rows {
+		there[rows[i].backupName()] = true
+	}
+	for _, d := range c.deletions[BackupID{Location: e.location, StoreName: e.storeName}] {
+		there[d.backupName] = true // or need not be
+	}
+	lost := slices.DeleteFunc(slices.Clone(e.read), func(r row) bool { return there[r.backupName()] })
+	// One that has not ended may be the only one, and goes when it has failed.
+	emptied := len(rows) == 0 && slices.ContainsFunc(lost, func(r row) bool { return r.stateName() != holdfast.VolumeBackupInProgress })
+	switch {
+	case !emptied:
+		e.emptied = time.Time{}
+	case e.emptied.IsZero():
+		e.emptied = now
+	}
+	doubted := emptied && !e.lossAccepted
+	e.lossAccepted = false
+
+	missed := map[string]time.Time{}
+	lost = slices.DeleteFunc(lost, func(r row) bool {
+		since, again := e.missed[r.backupName()]
+		if !again {
+			since = now
+		}
+		if again && !doubted && e.listedAt.After(since) {
+			return true
+		}
+		missed[r.backupName()] = since
+		return false
+	})
+	if e.missed = missed; len(missed) == 0 {
+		e.missed, e.emptied = nil, time.Time{}
+	} else if !doubted {
+		e.versions = missedVersions
+	}
+	return slices.Concat(rows, lost)
+}
+
+// acceptsLoss reports whether all that is missing of an entry that is no Backup may go.
+func (e *entry) acceptsLoss(listing *Listing, now time.Time) bool {
+	return !e.emptied.IsZero() && !e.emptied.After(listing.Accepted) && !listing.Accepted.After(now)
+}
+
+// Emptied says that of some entries that are no Backups the store has nothing any more, which
+// is not believed; empty if there are none. It follows from what was read, not from a listing.
+func (c *Catalog) Emptied(location string) (suspicion string) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	emptied, known := 0, 0
+	for _, e := range c.locations[location] {
+		if len(e.rows) == 0 || !e.bare {
+			continue
+		}
+		if known++; !e.emptied.IsZero() {
+			emptied++
+		}
+	}
+	if emptied == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the store lacks all backups of %d of %d known volumes, which stay in the list until some are found again, or their loss is accepted", emptied, known)
+}

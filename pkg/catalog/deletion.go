@@ -1,0 +1,262 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package catalog
+
+import (
+	"cmp"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// BackupID identifies a backup in a store, or without a uid an entry that is no Backup.
+type BackupID struct {
+	Location, StoreName string
+	UID                 types.UID
+}
+
+// VolumeInBackup is one volume in one backup.
+type VolumeInBackup struct {
+	Backup BackupID
+	Volume format.VolumeID
+	// BackupName is that of the volume backup in an entry that is no Backup.
+	BackupName string
+}
+
+// deletion is that of a volume of a backup, which is recorded and may not be read from the
+// store yet.
+type deletion struct {
+	record types.UID
+	volume format.VolumeID
+	// backupName is that of the volume backup in an entry that is no Backup.
+	backupName string
+	// stored is true if it is in the store, and its record may be gone: it counts until it has
+	// been read there.
+	stored bool
+}
+
+// SetVolumeDeletion has volumes of backups not listed any more, for which a record says that
+// they are deleted, all of it each time. Of a record that is gone it is nil.
+func (c *Catalog) SetVolumeDeletion(record types.UID, deleted []VolumeInBackup) {
+	c.relist(c.changeDeletions(func() map[BackupID]bool {
+		concerned := map[BackupID]bool{}
+		for of := range c.recorded[record] {
+			c.deletions[of] = slices.DeleteFunc(c.deletions[of], func(d deletion) bool { return d.record == record })
+			concerned[of] = true
+		}
+		delete(c.recorded, record)
+		for _, d := range deleted {
+			if c.recorded[record] == nil {
+				c.recorded[record] = map[BackupID]bool{}
+			}
+			c.recorded[record][d.Backup] = true
+			c.deletions[d.Backup] = append(c.deletions[d.Backup], deletion{record: record, volume: d.Volume, backupName: d.BackupName})
+			concerned[d.Backup] = true
+		}
+		for of := range concerned {
+			if len(c.deletions[of]) == 0 {
+				delete(c.deletions, of)
+			}
+		}
+		return concerned
+	}))
+}
+
+// EndVolumeDeletion says that what a record said is in the store by now, which has the word on
+// it from then on, as soon as it was read again.
+func (c *Catalog) EndVolumeDeletion(record types.UID) {
+	c.relist(c.changeDeletions(func() map[BackupID]bool {
+		concerned := c.recorded[record]
+		for of := range concerned {
+			for i := range c.deletions[of] {
+				if d := &c.deletions[of][i]; d.record == record {
+					d.stored = true
+				}
+			}
+		}
+		delete(c.recorded, record)
+		return concerned
+	}))
+}
+
+// changeDeletions gives the entries of which something was changed.
+func (c *Catalog) changeDeletions(change func() map[BackupID]bool) []*entry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var entries []*entry
+	for of := range change() {
+		if e := c.locations[of.Location][of.StoreName]; e != nil && (e.bare && of.UID == "" || e.backup != nil && e.claims != nil && e.backup.UID == of.UID) {
+			entries = append(entries, e)
+		}
+	}
+	slices.SortFunc(entries, func(a, b *entry) int {
+		return cmp.Or(cmp.Compare(a.location, b.location), cmp.Compare(a.storeName, b.storeName))
+	})
+	return entries
+}
+
+// deletedLocked are those of the rows of an entry that are deleted: by what its store says,
+// which is given if anything of it is believed, or by a record; nil if none is. The backup
+// counts what is left.
+func (c *Catalog) deletedLocked(e *entry, backup *holdfast.Backup, rows []row, newest *format.Expiration) []bool {
+	deleted := map[format.VolumeID]bool{}
+	if newest != nil {
+		for _, d := range newest.Deleted {
+			deleted[d.VolumeID] = true
+		}
+	}
+	of := BackupID{e.location, e.storeName, backup.UID}
+	known := slices.DeleteFunc(c.deletions[of], func(d deletion) bool { return d.stored && deleted[d.volume] })
+	if len(known) > 0 {
+		c.deletions[of] = known
+	} else {
+		delete(c.deletions, of)
+	}
+	for _, d := range known {
+		deleted[d.volume] = true
+	}
+	var gone []bool
+	for i := range rows {
+		if len(deleted) > 0 && deleted[rows[i].id()] {
+			if gone == nil {
+				gone = make([]bool, len(rows))
+			}
+			gone[i] = true
+		}
+	}
+	backup.Status.Volumes = sum(rows, gone)
+	return gone
+}
+
+// leftLocked are the volume backups of an entry that is no Backup, without those that a record
+// says are deleted. One that the store has not any more needs no word on it.
+func (c *Catalog) leftLocked(e *entry) []row {
+	of := BackupID{Location: e.location, StoreName: e.storeName}
+	if len(c.deletions[of]) == 0 {
+		return e.read
+	}
+	there := map[string]bool{}
+	for i := range e.read {
+		there[e.read[i].backupName()] = true
+	}
+	deleted := map[string]bool{}
+	c.deletions[of] = slices.DeleteFunc(c.deletions[of], func(d deletion) bool { return d.stored && !there[d.backupName] })
+	for _, d := range c.deletions[of] {
+		deleted[d.backupName] = true
+	}
+	if len(deleted) == 0 {
+		delete(c.deletions, of)
+	}
+	return slices.DeleteFunc(slices.Clone(e.read), func(r row) bool { return deleted[r.backupName()] })
+}
+
+// isDeleted reports whether a row is one of those that are.
+func isDeleted(deleted []bool, i int) bool { return deleted != nil && deleted[i] }
+
+// staysInPlace reports whether an entry would be listed in the same place with another backup.
+func (e *entry) staysInPlace(backup *holdfast.Backup) bool {
+	if e.bare || backup == nil || e.backup == nil || e.held == nil {
+		return false
+	}
+	was, is := e.backup, backup
+	return was.Namespace == is.Namespace && was.Name == is.Name && was.UID == is.UID && was.CreationTimestamp.Equal(&is.CreationTimestamp) &&
+		e.rank() == (&entry{backup: backup}).rank()
+}
+
+// setDeletedLocked is setLocked of an entry that stays in its place with the same rows, of which
+// others may be deleted. The rest of them, which may be many, are left alone: what they need of
+// the backup is the same.
+func (c *Catalog) setDeletedLocked(e *entry, backup *holdfast.Backup, deleted []bool, changed *recorder) {
+	before := e.deleted
+	for i := range e.rows {
+		if isDeleted(deleted, i) && !isDeleted(before, i) {
+			c.unlistRowLocked(e, i, changed)
+		}
+	}
+	e.backup, e.deleted = backup, deleted
+	c.holdLocked(e)
+	changed.backups[nameOf(e.held.row)] = e.held.row
+	for i := range e.rows {
+		if !isDeleted(deleted, i) && isDeleted(before, i) {
+			c.listRowLocked(e, i, changed)
+		}
+	}
+}
+
+// id tells a volume from the others of its backup.
+func (r *row) id() format.VolumeID {
+	of := r.shape.Value()
+	return format.VolumeID{Namespace: of.namespace, Name: of.bareName(), Repeat: int32(r.repeat)}
+}
+
+// sum counts the volumes of a backup; nil if it has none.
+func sum(rows []row, deleted []bool) *holdfast.BackupVolumesProgress {
+	if len(rows) == 0 {
+		return nil
+	}
+	sum := &holdfast.BackupVolumesProgress{}
+	for i := range rows {
+		if isDeleted(deleted, i) {
+			sum.Deleted++
+			continue
+		}
+		r := &rows[i]
+		sum.Total++
+		sum.TotalBytes += r.size
+		sum.BytesDone += r.bytesDone()
+		if r.state == stateCompleted {
+			sum.Completed++
+		} else {
+			sum.Failed++
+		}
+	}
+	return sum
+}
+
+// HistoryItem is one volume backup of a volume.
+type HistoryItem struct {
+	VolumeInBackup
+	// Listed is its name as a VolumeBackup, and UID its uid.
+	Listed types.NamespacedName
+	UID    types.UID
+	// Of is the backup, as the catalogue lists it; nil if it is no Backup's.
+	Of *holdfast.Backup
+}
+
+// History is what is listed of a volume: by its name as a BackupVolume, which has the uid that
+// is given too, in the order of the backups' names in their stores.
+func (c *Catalog) History(namespace, name string) (items []HistoryItem, uid types.UID) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	of := types.NamespacedName{Namespace: namespace, Name: name}
+	listed, ok := c.volumes.Get(&volume{name: of})
+	if !ok {
+		return nil, ""
+	}
+	for _, m := range listed.members {
+		h, r := m.held, m.row()
+		object := h.volumeBackup(r, listed.name)
+		of := BackupID{Location: h.location, StoreName: h.storeName}
+		if h.backup != nil {
+			of.UID = h.backup.UID
+		}
+		items = append(items, HistoryItem{
+			VolumeInBackup: VolumeInBackup{Backup: of, Volume: r.id(), BackupName: r.backupName()},
+			Listed:         types.NamespacedName{Namespace: object.Namespace, Name: object.Name}, UID: object.UID,
+			// That of the row may be an earlier one of the same place.
+			Of: c.locations[h.location][h.storeName].held.row,
+		})
+	}
+	slices.SortFunc(items, func(a, b HistoryItem) int {
+		return cmp.Or(cmp.Compare(a.Backup.StoreName, b.Backup.StoreName), cmp.Compare(a.Backup.Location, b.Backup.Location), cmp.Compare(a.Volume.Repeat, b.Volume.Repeat))
+	})
+	return items, volumeUID(of)
+}
+
+func volumeUID(volume types.NamespacedName) types.UID {
+	return format.DerivedUID("volume", volume.Namespace, volume.Name)
+}

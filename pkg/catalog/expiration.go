@@ -1,0 +1,89 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package catalog
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// maxChanges is how many changes of one backup's expiration are read.
+const maxChanges = 100
+
+// ObserveChanges takes the keys of all changes of expirations that a listing has shown, after
+// ObserveListing, of the entries that holds names, or of all if it is nil, and gives the store names of the backups that are to be read again for them. A
+// change is an object that is never written again, so its key says whether it is known.
+func (c *Catalog) ObserveChanges(location string, holds func(name string) bool, keys []string) []string {
+	byBackup := map[string][]string{}
+	for _, key := range keys {
+		if storeName, _, _, ok := format.ParseExpirationKey(key); ok {
+			byBackup[storeName] = append(byBackup[storeName], key)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var read []string
+	for storeName, e := range c.locations[location] {
+		if holds != nil && !holds(storeName) {
+			continue
+		}
+		e.changesListed = byBackup[storeName]
+		if e.backup != nil && e.claims != nil && !slices.Equal(e.changesRead, changesOf(e.changesListed, e.backup.UID)) {
+			read = append(read, storeName)
+		}
+	}
+	slices.Sort(read)
+	return read
+}
+
+// Changes are the keys of the changes of a backup's expiration that are to be read with it,
+// as the last listing has shown them.
+func (c *Catalog) Changes(location, storeName string, backup types.UID) []string {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	e := c.locations[location][storeName]
+	if e == nil {
+		return nil
+	}
+	return changesOf(e.changesListed, backup)
+}
+
+func changesOf(keys []string, backup types.UID) []string {
+	newest := format.NewestFirst(slices.DeleteFunc(slices.Clone(keys), func(key string) bool {
+		_, uid, _, _ := format.ParseExpirationKey(key)
+		return uid != backup
+	}))
+	return newest[:min(len(newest), maxChanges)]
+}
+
+// applyChangesLocked has a backup expire as was last asked for. A change is believed if the
+// cluster that made the backup has made it: by its signature, with the key that has signed
+// the backup, or with another one that is known to be of that cluster. It gives the one that
+// counts; nil without one.
+func (c *Catalog) applyChangesLocked(e *entry, backup *holdfast.Backup) *format.Expiration {
+	status := &backup.Status
+	status.Expiration, status.Hold, status.ExpirationChanges = e.expiration, nil, 0
+	newest := format.Newest(e.changes, func(change *format.Expiration) bool {
+		if e.claims.Trust != "" || change.ClusterUID != e.claims.ClusterUID {
+			return false
+		}
+		if change.PublicKey == e.claims.PublicKey {
+			return true
+		}
+		verdict := c.trust.judge(e.location, &holdfast.BackupOrigin{ClusterUID: change.ClusterUID, PublicKey: change.PublicKey})
+		return verdict.own || len(verdict.grants) > 0
+	})
+	if newest == nil {
+		return nil
+	}
+	status.Expiration, status.ExpirationChanges = newest.Expiration, newest.Number
+	if hold := newest.Hold; hold != nil {
+		status.Hold = &holdfast.BackupHold{Requester: hold.Requester, Timestamp: hold.Timestamp, Reason: hold.Reason}
+	}
+	return newest
+}

@@ -1,0 +1,377 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package catalog
+
+import (
+	"cmp"
+	"iter"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/third_party/forked/golang/btree"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// History is all volume backups as they were at one version: by namespace, by volume, and
+// of each volume from the oldest to the newest. It never changes, and costs nothing to
+// take: the catalogue copies what it changes after that, if it would be changed here, too.
+type History struct {
+	// Version grows with every change of what is listed here.
+	Version uint64
+	// Copied is how many bytes the catalogue has copied since its beginning for the sake of
+	// what others hold: the difference between two is about what the earlier one takes.
+	Copied uint64
+	// Withdrawn is another one than that of an earlier History if something that the earlier
+	// one lists in a namespace is not to be seen there any more: it was made anew since, or
+	// the signer is not trusted for it.
+	Withdrawn uint64
+	floor     uint64
+	tree      *btree.BTree[*volume]
+}
+
+// Snapshot gives all volume backups as they are.
+func (c *Catalog) Snapshot() *History {
+	c.mu.RLock()
+	taken := c.taken
+	c.mu.RUnlock()
+	if taken != nil {
+		return taken
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.taken == nil {
+		c.epoch++
+		c.taken = &History{Version: c.version, Copied: c.copied, Withdrawn: c.withdrawn, floor: c.floor, tree: c.volumes.Clone()}
+	}
+	return c.taken
+}
+
+// Version is that of the present History.
+func (c *Catalog) Version() uint64 {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.version
+}
+
+// Begin lets no later History have a version below the given one, and none of its objects
+// a lower one either.
+func (c *Catalog) Begin(version uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.version = max(c.version+1, version)
+	c.floor = c.version
+	c.taken = nil
+}
+
+// Position is a place between two rows of a History. It says nothing of other namespaces.
+type Position struct {
+	Namespace, Volume string
+	// At is the time of the row before, and Skip how many of the volume's rows of that time
+	// are before.
+	At   uint32
+	Skip int
+}
+
+// Row is one volume backup of a History.
+type Row struct {
+	volume *volume
+	index  int
+	floor  uint64
+}
+
+// Rows gives the rows of a namespace, or of all if it is empty, from a position on, of the
+// volumes that are wanted.
+func (h *History) Rows(namespace string, from Position, wanted func(namespace, volume string) bool) iter.Seq[Row] {
+	return func(yield func(Row) bool) {
+		if from.Namespace == "" {
+			from.Namespace = namespace
+		}
+		h.tree.AscendGreaterOrEqual(&volume{name: types.NamespacedName{Namespace: from.Namespace, Name: from.Volume}}, func(v *volume) bool {
+			if namespace != "" && v.name.Namespace != namespace {
+				return false
+			}
+			if !wanted(v.name.Namespace, v.name.Name) {
+				return true
+			}
+			for i := v.first(from); i < len(v.members); i++ {
+				if !yield(Row{v, i, h.floor}) {
+					return false
+				}
+			}
+			return true
+		})
+	}
+}
+
+// Count counts the rows of a namespace, or of all, from a position on, to a bound at most.
+func (h *History) Count(namespace string, from Position, bound int) int {
+	if from.Namespace == "" {
+		from.Namespace = namespace
+	}
+	count := 0
+	h.tree.AscendGreaterOrEqual(&volume{name: types.NamespacedName{Namespace: from.Namespace, Name: from.Volume}}, func(v *volume) bool {
+		if namespace != "" && v.name.Namespace != namespace {
+			return false
+		}
+		count += len(v.members) - v.first(from)
+		return count < bound
+	})
+	return min(count, bound)
+}
+
+// VolumesOf are the names of the volumes that a row with a name may be of.
+func VolumesOf(name string) []string {
+	_, of, _ := strings.Cut(name, ":") // no name of a backup has one
+	candidates := []string{of}
+	if i := strings.LastIndex(of, ":"); i >= 0 {
+		candidates = append(candidates, of[:i]) // it may count repetitions
+	}
+	return candidates
+}
+
+// Find is the row with a name.
+func (h *History) Find(namespace, name string) (Row, bool) {
+	for _, candidate := range VolumesOf(name) {
+		v, ok := h.tree.Get(&volume{name: types.NamespacedName{Namespace: namespace, Name: candidate}})
+		if !ok {
+			continue
+		}
+		for i := range v.members {
+			if r := (Row{v, i, h.floor}); r.Name() == name {
+				return r, true
+			}
+		}
+	}
+	return Row{}, false
+}
+
+// first is the index of the first member behind a position.
+func (v *volume) first(from Position) int {
+	if v.name.Namespace != from.Namespace || v.name.Name != from.Volume {
+		return 0
+	}
+	at, _ := slices.BinarySearchFunc(v.members, from.At, func(m member, at uint32) int { return cmp.Compare(m.at, at) })
+	for skipped := 0; skipped < from.Skip && at < len(v.members) && v.members[at].at == from.At; skipped++ {
+		at++
+	}
+	return at
+}
+
+func (r Row) member() *member { return &r.volume.members[r.index] }
+func (r Row) held() *held     { return r.member().held }
+func (r Row) row() *row       { return r.member().row() }
+
+// After is the position behind the row.
+func (r Row) After() Position {
+	p := Position{Namespace: r.Namespace(), Volume: r.VolumeName(), At: r.member().at, Skip: 1}
+	for i := r.index - 1; i >= 0 && r.volume.members[i].at == p.At; i-- {
+		p.Skip++
+	}
+	return p
+}
+
+// Namespace is where it is listed.
+func (r Row) Namespace() string { return r.volume.name.Namespace }
+
+// VolumeName is that of the BackupVolume.
+func (r Row) VolumeName() string { return r.volume.name.Name }
+
+// Name is that of the object.
+func (r Row) Name() string { return r.held().objectName(r.row(), r.volume.name) }
+
+// Backup names the backup that holds it, as far as that may be named where it is listed.
+func (r Row) Backup() holdfast.BackupReference { return r.held().reference(r.Namespace()) }
+
+// BackupUID is that of the backup that holds it; empty if none does.
+func (r Row) BackupUID() string {
+	if row := r.held().row; row != nil {
+		return string(row.UID)
+	}
+	return ""
+}
+
+// BackupName is its own, if it is in no backup.
+func (r Row) BackupName() string { return r.row().backupName() }
+
+// StorageLocation is where it lies.
+func (r Row) StorageLocation() string { return r.held().location }
+
+// Phase is its state.
+func (r Row) Phase() string { return r.row().stateName() }
+
+// PodName is the pod's through which it was read.
+func (r Row) PodName() string { return r.row().shape.Value().podName }
+
+// Node is the one that read it.
+func (r Row) Node() string { return r.row().shape.Value().node }
+
+// Method is how its data was stored.
+func (r Row) Method() string { return r.row().shape.Value().method }
+
+// Labels are those of the object.
+func (r Row) Labels() map[string]string { return valid(r.row().shape.Value().labels.Map()) }
+
+// IsLike reports whether a row must have the same labels, node, pod and method as another one.
+func (r Row) IsLike(other Row) bool {
+	return other.volume != nil && r.row().shape == other.row().shape
+}
+
+// Version is the one at which it was listed.
+func (r Row) Version() uint64 { return max(r.held().version, r.floor) }
+
+// Object makes the object.
+func (r Row) Object() *holdfast.VolumeBackup { return r.held().volumeBackup(r.row(), r.volume.name) }
+
+// volume is what all entries together hold of one claim or pod volume.
+type volume struct {
+	name types.NamespacedName
+	// members are in order. When shared, a History has those up to now, too.
+	members []member
+	shared  bool
+	// epoch is the catalogue's when it was made: a later one means that a History has it.
+	epoch uint64
+	// loose is from which member on they are in no order yet, during a change; zero if all are.
+	loose int
+
+	// The rest follows from members. After a removal it is stale until recount.
+	stale     bool
+	locations []string // sorted, each once
+	completed int32
+	stored    int64  // bytes that the completed ones have added
+	last      member // the latest completed one; its held is nil if there is none
+	created   metav1.Time
+}
+
+const memberBytes = 16
+
+// member is one row of an entry.
+type member struct {
+	held  *held
+	index uint32
+	// at is that of the row, or of its entry, and the first thing that members are ordered by.
+	at uint32
+}
+
+func newMember(h *held, i int) member {
+	at := h.rows[i].at()
+	if at == 0 {
+		at = clamp(h.created(&h.rows[i]).Time)
+	}
+	return member{h, uint32(i), at}
+}
+
+func (m member) row() *row { return &m.held.rows[m.index] }
+
+// compareMembers orders them by their time; equal ones by what identifies them, so that
+// the order of reading does not matter.
+func compareMembers(a, b member) int {
+	if order := cmp.Compare(a.at, b.at); order != 0 {
+		return order
+	}
+	return cmp.Or(strings.Compare(a.held.storeName, b.held.storeName), strings.Compare(a.held.location, b.held.location), cmp.Compare(a.index, b.index))
+}
+
+// volumeLocked is the volume of a name, to be changed; a new one if there is none.
+func (c *Catalog) volumeLocked(name types.NamespacedName) *volume {
+	c.sought.name = name
+	v, ok := c.volumes.Get(&c.sought)
+	switch {
+	case !ok:
+		v = &volume{name: name, epoch: c.epoch}
+	case v.epoch == c.epoch:
+		return v
+	default:
+		changed := *v
+		changed.epoch, changed.shared = c.epoch, true
+		changed.locations = slices.Clone(v.locations)
+		v = &changed
+	}
+	c.volumes.ReplaceOrInsert(v)
+	return v
+}
+
+// addLocked adds a member behind the others, where most belong; settleLocked moves it.
+func (c *Catalog) addLocked(v *volume, m member) {
+	if last := len(v.members) - 1; last >= 0 && v.loose == 0 && compareMembers(v.members[last], m) > 0 {
+		v.loose = len(v.members)
+	}
+	// What is appended lies behind what others have of the array.
+	v.members = append(v.members, m)
+	if !v.stale { // else last may be a member that is gone
+		v.count(m)
+	}
+}
+
+// settleLocked brings a volume's members in order: those that were added are mostly neighbours.
+func (c *Catalog) settleLocked(v *volume) {
+	if v.loose == 0 {
+		return
+	}
+	c.ownLocked(v)
+	added := slices.Clone(v.members[v.loose:])
+	slices.SortFunc(added, compareMembers)
+	to, left := len(v.members), v.loose // merged behind to, and what of the others is before it
+	for _, m := range slices.Backward(added) {
+		if left > 0 && compareMembers(v.members[left-1], m) > 0 {
+			at, _ := slices.BinarySearchFunc(v.members[:left], m, compareMembers)
+			to -= copy(v.members[to-(left-at):to], v.members[at:left])
+			left = at
+		}
+		to--
+		v.members[to] = m
+	}
+	v.loose = 0
+}
+
+func (c *Catalog) removeLocked(m member, name types.NamespacedName) {
+	v := c.volumeLocked(name)
+	c.settleLocked(v)
+	c.ownLocked(v)
+	if at, found := slices.BinarySearchFunc(v.members, m, compareMembers); found {
+		v.members = slices.Delete(v.members, at, at+1)
+	}
+	v.stale = true
+	if len(v.members) == 0 {
+		c.volumes.Delete(v)
+	}
+}
+
+// ownLocked has a volume's members changed for nobody else.
+func (c *Catalog) ownLocked(v *volume) {
+	if v.shared {
+		v.members, v.shared = slices.Clone(v.members), false
+		c.copied += uint64(len(v.members)) * memberBytes
+	}
+}
+
+func (v *volume) recount() {
+	if !v.stale {
+		return
+	}
+	*v = volume{name: v.name, members: v.members, shared: v.shared, epoch: v.epoch}
+	for _, m := range v.members {
+		v.count(m)
+	}
+}
+
+func (v *volume) count(m member) {
+	if i, found := slices.BinarySearch(v.locations, m.held.location); !found {
+		v.locations = slices.Insert(v.locations, i, m.held.location)
+	}
+	r := m.row()
+	if created := m.held.created(r); v.created.IsZero() || !created.IsZero() && created.Before(&v.created) {
+		v.created = created
+	}
+	if r.state != stateCompleted {
+		return
+	}
+	v.completed++
+	v.stored += r.incremental
+	if v.last.held == nil || compareMembers(v.last, m) < 0 {
+		v.last = m
+	}
+}

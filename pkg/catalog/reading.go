@@ -1,0 +1,49 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package catalog
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// ChangesOf are those of the keys of changes of expirations that are to be read with a backup.
+func ChangesOf(keys []string, backup types.UID) []string { return changesOf(keys, backup) }
+
+// KnowsCluster reports whether a cluster is this one, or one that a location trusts.
+func (c *Catalog) KnowsCluster(location, clusterUID string) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return clusterUID != "" && (clusterUID == c.trust.identity.UID || slices.ContainsFunc(c.trust.clusters[location], func(trusted engine.TrustedCluster) bool {
+		return trusted.UID == clusterUID
+	}))
+}
+
+// KnowsKey reports whether a key is known to be this cluster's own, or that of one which a
+// location trusts.
+func (c *Catalog) KnowsKey(location, clusterUID, publicKey string) (own, trusted bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	verdict := c.trust.judge(location, &holdfast.BackupOrigin{ClusterUID: clusterUID, PublicKey: publicKey})
+	return verdict.own, len(verdict.grants) > 0
+}
+
+// ClusterUID is the uid of this cluster; empty if it is not known.
+func (c *Catalog) ClusterUID() string {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.trust.identity.UID
+}
+
+// Lists reports whether an entry of a location is listed.
+func (c *Catalog) Lists(location, storeName string) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	e := c.locations[location][storeName]
+	return e != nil && e.backup != nil
+}

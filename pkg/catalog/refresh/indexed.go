@@ -1,0 +1,335 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package refresh
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/catalog/index"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// A location of which nothing is known yet is read from the indexes that clusters keep in its
+// store, see package index: an entry counts if the listing has its name. What they say is
+// confirmed later, one backup at a time.
+
+// confirmPause is the time from one entry to the next that is confirmed: a thousand take
+// a quarter of an hour, and little of the store.
+const confirmPause = time.Second
+
+// batchRows is how many rows are put into the catalogue at once, about: whoever waits for its
+// lock does so for some milliseconds.
+const batchRows = 20_000
+
+// indexed is what the indexes in a store say.
+type indexed struct {
+	boundaries []string
+	fetched    index.Fetched
+}
+
+// readIndex begins to read the indexes, and gives them when they are found; nil if there is none.
+// When it was stopped, nothing is read any more.
+func (w *worker) readIndex(ctx context.Context, from store.Ranger) (_ func() *indexed, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	found := make(chan *indexed, 1)
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		opened, err := index.Open(ctx, from,
+			func(clusterUID string) bool { return w.catalog.KnowsCluster(w.location.Name, clusterUID) },
+			func(clusterUID, publicKey string) index.Standing {
+				own, trusted := w.catalog.KnowsKey(w.location.Name, clusterUID, publicKey)
+				switch {
+				case own:
+					return index.Own
+				case trusted:
+					return index.Others
+				}
+				return index.Ignored
+			})
+		if err != nil {
+			klog.FromContext(ctx).V(2).Info("The index of a storage location can't be read, so its backups are", "reason", store.Reason(err))
+		}
+		if err != nil || opened.Empty() {
+			found <- nil
+			return
+		}
+		fetched := opened.Fetch(ctx)
+		defer fetched.Wait()
+		found <- &indexed{opened.Boundaries(), fetched}
+	})
+	return sync.OnceValue(func() *indexed { return <-found }), func() { cancel(); reading.Wait() }
+}
+
+// putIndexed records those of the entries to be read that an index has, and gives the others.
+func (w *worker) putIndexed(known *indexed, read []string, listings []listing) ([]string, error) {
+	wanted := make(map[string]bool, len(read))
+	for _, name := range read {
+		wanted[name] = true
+	}
+	taken, err := w.putEntries(known.fetched.Entries(func(name string) bool { return wanted[name] }), true)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range taken {
+		delete(wanted, name)
+	}
+	for _, listing := range listings { // what lies beside them may be newer than the index
+		for _, name := range w.catalog.ObserveChanges(w.location.Name, listing.Holds, listing.beside) {
+			wanted[name] = true
+		}
+	}
+	w.unconfirmed.add(taken...)
+	return slices.DeleteFunc(slices.Concat(read, taken), func(name string) bool { return !wanted[name] }), nil
+}
+
+// putEntries records entries, and gives their names. What is new to the cache is added to it.
+func (w *worker) putEntries(entries iter.Seq[index.Entry], isNew bool) (taken []string, err error) {
+	var batch []catalog.Item
+	rows := 0
+	put := func() error {
+		if len(batch) == 0 {
+			return nil
+		}
+		err := w.record(func(now time.Time) { w.catalog.PutAll(w.location.Name, batch, now) })
+		if err != nil {
+			return err
+		}
+		for _, item := range batch {
+			taken = append(taken, item.StoreName)
+			if isNew {
+				w.cache(context.Background(), item.StoreName, item.Content)
+			}
+		}
+		batch, rows = nil, 0
+		return nil
+	}
+	for entry := range entries {
+		if !w.localise(&entry) {
+			continue
+		}
+		batch = append(batch, catalog.Item{StoreName: entry.StoreName, Content: entry.Content})
+		if rows += entry.Content.Rows(); rows >= batchRows || len(batch) >= batchRows/10 {
+			if err := put(); err != nil {
+				return taken, err
+			}
+		}
+	}
+	return taken, put()
+}
+
+// localise has an entry be of this location, whatever its name is to who has written the index.
+func (w *worker) localise(entry *index.Entry) bool {
+	backup := entry.Content.Backup
+	if backup == nil || backup.Name != entry.StoreName || backup.Status.Origin == nil {
+		return false
+	}
+	if backup.UID == format.DerivedUID("backup", backup.Spec.StorageLocation, entry.StoreName) {
+		backup.UID = format.DerivedUID("backup", w.location.Name, entry.StoreName)
+	}
+	backup.Namespace, backup.Spec.StorageLocation = w.options.SystemNamespace, w.location.Name
+	// Who confirms it reads all of it: the digest that an index gives says nothing of its rows.
+	entry.Content.Versions = nil
+	return true
+}
+
+// unconfirmed are entries that were taken from an index. A location that is opened anew keeps
+// them.
+type unconfirmed struct {
+	mu    sync.Mutex
+	names []string // guarded by mu
+	// added wakes those who confirm them.
+	added chan struct{}
+}
+
+func newUnconfirmed() *unconfirmed { return &unconfirmed{added: make(chan struct{}, 1)} }
+
+// take gives one of them, or none.
+func (u *unconfirmed) take() (name string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if last := len(u.names) - 1; last >= 0 {
+		name, u.names = u.names[last], u.names[:last]
+	}
+	return name
+}
+
+// add has names taken after all others, so that one that can't be confirmed holds up none.
+func (u *unconfirmed) add(names ...string) {
+	u.mu.Lock()
+	u.names = slices.Insert(u.names, 0, names...)
+	u.mu.Unlock()
+	select {
+	case u.added <- struct{}{}:
+	default:
+	}
+}
+
+// confirm reads what was taken from an index, until ctx ends. Then the store has said all of it.
+func (w *worker) confirm(ctx context.Context) {
+	pause := func(d time.Duration) bool {
+		select {
+		case <-w.options.Clock.After(d):
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	for ctx.Err() == nil {
+		for name := w.unconfirmed.take(); name != ""; name = w.unconfirmed.take() {
+			if !pause(confirmPause) {
+				w.unconfirmed.add(name)
+				return
+			}
+			if !w.confirmOne(ctx, name) {
+				w.unconfirmed.add(name)
+				pause(time.Minute)
+			}
+		}
+		select {
+		case <-w.unconfirmed.added:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// confirmOne reports whether the store has said what becomes of an entry. One that has gone
+// from a folder that is still listed leaves. What is not listed either, the listings judge: the
+// store may not be there at all.
+func (w *worker) confirmOne(ctx context.Context, name string) bool {
+	opened, done, err := w.use(ctx)
+	if err != nil {
+		return false
+	}
+	defer done()
+	from := requests{opened, w}
+	if err := w.read(ctx, from, name, false); !errors.Is(err, store.ErrNotFound) {
+		return err == nil
+	}
+	if w.catalog.IsMissing(w.location.Name, name) {
+		return true
+	}
+	if w.snapshot().LastFull.IsZero() || !w.showsOthers(ctx, from) ||
+		w.record(func(time.Time) { w.catalog.Remove(w.location.Name, name) }) != nil {
+		return false
+	}
+	w.uncache(ctx, name)
+	return true
+}
+
+// listRest lists what comes after a position, in ranges at once.
+func (w *worker) listRest(ctx context.Context, from store.Ranger, position string, boundaries []string) []layout.Shard {
+	starts := []string{position}
+	if parted, ok := w.location.Layout.(layout.Parted); ok {
+		for _, name := range boundaries {
+			if start := parted.Position(name); start > position {
+				starts = append(starts, start)
+			}
+		}
+	}
+	slices.Sort(starts)
+	starts = slices.Compact(starts)
+	ranges := make([][]layout.Shard, len(starts))
+	var running sync.WaitGroup
+	for i, start := range starts {
+		running.Go(func() {
+			for shard := range w.location.Layout.List(ctx, from, start) {
+				if i+1 < len(starts) && (shard.Position == "" || shard.Position >= starts[i+1]) {
+					shard = w.cut(shard, starts[i+1])
+					ranges[i] = append(ranges[i], shard)
+					return
+				}
+				ranges[i] = append(ranges[i], shard)
+			}
+		})
+	}
+	running.Wait()
+	return slices.Concat(ranges...)
+}
+
+// cut gives a shard without the entries behind a position. What lies beside them, but before it,
+// only this shard has.
+func (w *worker) cut(shard layout.Shard, last string) layout.Shard {
+	position, holds := w.location.Layout.(layout.Parted).Position, shard.Holds
+	shard.Entries = slices.DeleteFunc(shard.Entries, func(entry layout.Entry) bool {
+		behind := position(entry.Name) > last
+		for _, key := range entry.Beside {
+			if behind && key <= last {
+				shard.Beside = append(shard.Beside, key)
+			}
+		}
+		return behind
+	})
+	shard.Holds = func(name string) bool { return position(name) <= last && holds(name) }
+	shard.Position = last
+	return shard
+}
+
+// openCache shows what a former process has left. Until the store is listed, all of it is.
+func (w *worker) openCache(ctx context.Context) {
+	if w.location.Cache == nil {
+		return
+	}
+	entries, err := w.location.Cache.Open(ctx)
+	if err != nil {
+		w.cacheFailed(ctx, err)
+		return
+	}
+	if w.catalog.Len(w.location.Name) > 0 {
+		return // the location is opened anew
+	}
+	taken, err := w.putEntries(entries, false)
+	if err != nil {
+		return
+	}
+	if len(taken) == 0 {
+		return
+	}
+	w.mu.Lock()
+	w.state.Loaded, w.state.Cached, w.state.Backups = true, true, len(taken)
+	w.mu.Unlock()
+	w.unconfirmed.add(taken...)
+	w.options.Asked(w.location.Name)
+}
+
+func (w *worker) cache(ctx context.Context, name string, content catalog.Content) {
+	if w.location.Cache != nil {
+		w.cacheFailed(ctx, w.location.Cache.Add(ctx, name, content))
+	}
+}
+
+func (w *worker) uncache(ctx context.Context, names ...string) {
+	if w.location.Cache != nil {
+		w.cacheFailed(ctx, w.location.Cache.Remove(names...))
+	}
+}
+
+func (w *worker) writeCache(ctx context.Context) {
+	if w.location.Cache != nil {
+		w.cacheFailed(ctx, w.location.Cache.Write(ctx, w.lists))
+	}
+}
+
+func (w *worker) closeCache(ctx context.Context) {
+	if w.location.Cache != nil {
+		w.cacheFailed(ctx, w.location.Cache.Close(context.WithoutCancel(ctx), w.lists))
+	}
+}
+
+func (w *worker) lists(name string) bool { return w.catalog.Lists(w.location.Name, name) }
+
+func (w *worker) cacheFailed(ctx context.Context, err error) {
+	if err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Info("What is read is not kept on disk", "reason", err.Error())
+	}
+}

@@ -1,0 +1,230 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package longhorn reads stores that are laid out as Longhorn's backup store, see the package
+// longhorn of the format: an entry is the folder of a volume, of which nothing is listed but
+// its volume backups.
+//
+// Volumes lie two levels of folders deep, so it takes 1 + 256 + 65,536 requests at most to
+// find them, and one more for each to name its backups: that many can't be had for less,
+// since the data lies in between. Whether anything has changed follows from the names. What a
+// backup says is final once it has ended, so its file is read once, and only up to the list of
+// its blocks; the volume's own file is read again whenever the names have changed. It is
+// written a moment later than they are, so also once more when nothing has changed for an
+// hour.
+//
+// Whatever is wrong with one file is the trouble of one row: folders that are no volume's are
+// passed over, and a file that can't be read is a backup that says why. Nothing in such a store
+// is signed, so who may list a volume does not follow from what it says of its namespace, unless
+// the storage location says that it does.
+package longhorn
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"iter"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/utils/clock"
+
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
+	format "github.com/holdfast-io/holdfast/pkg/longhorn"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+const (
+	// atOnce is how many requests are under way at once, for a listing and for each entry.
+	atOnce = 64
+	// maxBackups is how many backups of one volume are looked at, in the order of names.
+	maxBackups = 100_000
+	// So long after the last backup the volume's own file is as it will stay, whatever the
+	// difference between the clocks.
+	settled = time.Hour
+)
+
+// Layout is that of one location.
+type Layout struct {
+	// TrustNamespaces says that volumes are listed in the namespaces that they name, and so
+	// belong to whoever has rights there.
+	TrustNamespaces bool
+	Clock           clock.PassiveClock
+}
+
+var _ layout.Layout = &Layout{}
+
+// List implements layout.Layout. A shard is one folder of the first level, and its position
+// the name of that. The first one is listed alone, and the others at once when they are asked for.
+func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[layout.Shard] {
+	return func(yield func(layout.Shard) bool) {
+		lister := lister{from: from, tokens: make(chan struct{}, atOnce)}
+		found, err := lister.list(ctx, format.VolumesPrefix, store.ListOptions{})
+		if err != nil {
+			yield(layout.Shard{Holds: holds(after, ""), Err: err})
+			return
+		}
+		var firsts []string
+		for _, object := range found {
+			if name := path.Base(object.Key); object.IsFolder && isSpread(name) && name > after {
+				firsts = append(firsts, name)
+			}
+		}
+		if len(firsts) == 0 {
+			yield(layout.Shard{Holds: holds(after, "")})
+			return
+		}
+		yieldAs := func(shard layout.Shard, i int) bool {
+			position := ""
+			if i < len(firsts)-1 {
+				position = firsts[i]
+			}
+			shard.Holds, shard.Position = holds(after, position), position
+			after = position
+			return yield(shard)
+		}
+		// Alone, since a poll asks for no other.
+		if !yieldAs(l.shard(ctx, &lister, firsts[0]), 0) {
+			return
+		}
+		var running sync.WaitGroup
+		defer running.Wait()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		shards := make([]chan layout.Shard, len(firsts))
+		for i := 1; i < len(firsts); i++ {
+			shards[i] = make(chan layout.Shard, 1)
+			running.Go(func() { shards[i] <- l.shard(ctx, &lister, firsts[i]) })
+		}
+		for i := 1; i < len(firsts); i++ {
+			if !yieldAs(<-shards[i], i) {
+				return
+			}
+		}
+	}
+}
+
+// holds tells the volumes in the folders after one of the first level and up to another; the
+// last, if empty.
+func holds(after, last string) func(name string) bool {
+	return func(name string) bool {
+		first := format.VolumeShard(name)
+		return first > after && (last == "" || first <= last)
+	}
+}
+
+// isSpread reports whether a folder is one of those over which volumes are spread.
+func isSpread(name string) bool {
+	return len(name) == 2 && strings.Trim(name, "0123456789abcdef") == ""
+}
+
+// shard lists the volumes in one folder of the first level.
+func (l *Layout) shard(ctx context.Context, lister *lister, first string) layout.Shard {
+	folder := format.VolumesPrefix + first + "/"
+	seconds, err := lister.list(ctx, folder, store.ListOptions{})
+	if err != nil {
+		return layout.Shard{Err: err}
+	}
+	var mu sync.Mutex
+	var shard layout.Shard // guarded by mu
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	for _, second := range seconds {
+		if !second.IsFolder || !isSpread(path.Base(second.Key)) {
+			continue
+		}
+		group.Go(func() error {
+			entries, err := l.entries(ctx, lister, second.Key)
+			mu.Lock()
+			defer mu.Unlock()
+			shard.Entries = append(shard.Entries, entries...)
+			return err
+		})
+	}
+	shard.Err = group.Wait()
+	slices.SortFunc(shard.Entries, func(a, b layout.Entry) int { return cmp.Compare(a.Name, b.Name) })
+	return shard
+}
+
+// entries lists the volumes in one folder of the second level. With an error, those that it
+// could list.
+func (l *Layout) entries(ctx context.Context, lister *lister, folder string) (entries []layout.Entry, failed error) {
+	objects, err := lister.list(ctx, folder, store.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, object := range objects {
+		name, ok := format.VolumeOf(object.Key)
+		if !ok || !object.IsFolder {
+			continue
+		}
+		backups, err := lister.backups(ctx, name)
+		switch {
+		case err == nil:
+			entries = append(entries, layout.Entry{Name: name, Versions: l.versions(backups)})
+		case errors.Is(err, store.ErrDenied): // whoever reads it finds out whose trouble that is
+			entries = append(entries, layout.Entry{Name: name})
+		default:
+			failed = err
+		}
+	}
+	return entries, failed
+}
+
+// versions stands for all that is read of an entry: it differs when backups have come or gone,
+// or their files were written anew, and once more when the volume's own has been since.
+func (l *Layout) versions(backups []store.Object) map[string]string {
+	sum := sha256.New()
+	var last time.Time
+	for _, object := range backups {
+		fmt.Fprintf(sum, "%q %q\n", object.Key, object.Version)
+		if object.ModTime.After(last) {
+			last = object.ModTime
+		}
+	}
+	version := hex.EncodeToString(sum.Sum(nil)[:16])
+	if l.Clock.Since(last) < settled {
+		version += " unsettled"
+	}
+	return map[string]string{"backups": version}
+}
+
+// lister lists one level of folders, so many at once.
+type lister struct {
+	from   store.Reader
+	tokens chan struct{}
+}
+
+func (l *lister) list(ctx context.Context, folder string, options store.ListOptions) (objects []store.Object, err error) {
+	select {
+	case l.tokens <- struct{}{}:
+		defer func() { <-l.tokens }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	for object, err := range l.from.List(ctx, folder, options) {
+		if err != nil {
+			return nil, err
+		}
+		if objects = append(objects, object); len(objects) == maxBackups {
+			break
+		}
+	}
+	return objects, nil
+}
+
+// backups lists the files of a volume's backups.
+func (l *lister) backups(ctx context.Context, volume string) ([]store.Object, error) {
+	objects, err := l.list(ctx, format.BackupsPrefix(volume), store.ListOptions{})
+	return slices.DeleteFunc(objects, func(object store.Object) bool {
+		_, ok := format.BackupOf(object.Key)
+		return !ok || object.IsFolder
+	}), err
+}

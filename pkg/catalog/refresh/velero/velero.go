@@ -1,0 +1,376 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package velero reads stores that are laid out as Velero's and Holdfast's are, see package
+// format: an entry is the folder of a backup, and changes of its expiration lie beside it.
+// One listing names the folders; a backup takes a reading of its metadata, and one of the
+// list of its volumes. Both are written once, but Velero writes metadata anew when its backup
+// goes on, and somebody may put another's in their place: that shows in another listing, of
+// all objects, of which a part is listed with each poll. When metadata is read again, and
+// names the list of volumes that is known, that is not.
+package velero
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"slices"
+	"strings"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// Layout is that of one location.
+type Layout struct {
+	// Location is the location's name.
+	Location string
+	// SystemNamespace is where backups that are not of a namespace's own are listed.
+	SystemNamespace string
+	Clock           clock.PassiveClock
+}
+
+var (
+	_ layout.Parted  = &Layout{}
+	_ layout.Watched = &Layout{}
+)
+
+// What Content.Versions has: the version of the metadata in the store, and the digest of the
+// list of volumes that it names.
+const (
+	versionMetadata = "metadata"
+	versionVolumes  = "volumes"
+	// reading changes when the same list is read to other volumes.
+	reading = "1 "
+)
+
+// pageSize is how many results a shard has, about: what S3 lists in one request.
+const pageSize = 1000
+
+// List implements layout.Layout. A shard is what one request lists, and its position the
+// last folder in it. It ends between no change and the folder of its backup, since the next one
+// would not see the change.
+func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[layout.Shard] {
+	return func(yield func(layout.Shard) bool) {
+		beside := map[string][]string{} // of entries to come: a change is listed before the folder
+		begin, last := after, ""
+		var shard layout.Shard
+		count, parts := 0, false // whether to end here would part a change from its folder
+		for object, err := range from.List(ctx, format.BackupsPrefix, store.ListOptions{StartAfter: behind(after)}) {
+			if err != nil {
+				shard.Holds, shard.Err = holds(begin, ""), err
+				yield(shard)
+				return
+			}
+			count++
+			if storeName, ok := format.StoreNameOf(object.Key); ok {
+				shard.Entries = append(shard.Entries, layout.Entry{Name: storeName, Beside: beside[storeName]})
+				delete(beside, storeName)
+				last, parts = object.Key, isBehindChange(storeName, beside)
+			} else if storeName, _, _, ok := format.ParseExpirationKey(object.Key); ok && !object.IsFolder {
+				beside[storeName] = append(beside[storeName], object.Key)
+			}
+			if count >= pageSize && last != "" && !parts {
+				shard.Holds, shard.Position = holds(begin, last), last
+				if !yield(shard) {
+					return
+				}
+				shard, count, begin, last = layout.Shard{}, 0, last, ""
+			}
+		}
+		shard.Holds = holds(begin, "")
+		yield(shard)
+	}
+}
+
+// isBehindChange reports whether a folder lies between a change and the folder of its backup, as
+// those of most backups a.b lie between the changes of a and the folder of a.
+func isBehindChange(name string, beside map[string][]string) bool {
+	for i, char := range name {
+		if char == '.' && len(beside[name[:i]]) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Position implements layout.Parted.
+func (l *Layout) Position(name string) string { return format.BackupPrefix(name) }
+
+// Watch implements layout.Watched.
+func (l *Layout) Watch(ctx context.Context, from store.Ranger, after string) (versions map[string]map[string]string, position string, err error) {
+	versions = map[string]map[string]string{}
+	count := 0
+	for object, err := range from.List(ctx, format.BackupsPrefix, store.ListOptions{Recursive: true, StartAfter: after}) {
+		if err != nil {
+			if errors.Is(err, store.ErrDenied) { // to one folder, maybe: so much is known
+				return versions, "", err
+			}
+			return nil, after, err
+		}
+		name, _, _ := strings.Cut(strings.TrimPrefix(object.Key, format.BackupsPrefix), "/")
+		if object.Key == format.MetadataKey(name) {
+			versions[name] = map[string]string{versionMetadata: object.Version}
+		}
+		if count++; count == pageSize {
+			return versions, object.Key, nil
+		}
+	}
+	return versions, "", nil
+}
+
+// holds tells the names of the folders after one key and up to another; the end, if empty.
+func holds(after, last string) func(name string) bool {
+	return func(name string) bool {
+		key := format.BackupPrefix(name)
+		return key > after && (last == "" || key <= last)
+	}
+}
+
+// behind is a key after all that lie in a folder, and before all that follow it.
+func behind(folder string) string {
+	if name, ok := strings.CutSuffix(folder, "/"); ok {
+		return name + string('/'+1)
+	}
+	return folder
+}
+
+// Probe implements layout.Layout.
+func (l *Layout) Probe(ctx context.Context, from store.Ranger, name string) error {
+	_, _, err := l.readMetadata(ctx, from, name, format.MetadataKey(name))
+	return err
+}
+
+// Read implements layout.Layout.
+func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known layout.Known) (content catalog.Content, err error) {
+	isStoreFailure := func(err error) bool {
+		return isStoreFailure(err) || !known.MayRead && errors.Is(err, store.ErrDenied)
+	}
+	backup, version, err := l.readMetadata(ctx, from, name, format.MetadataKey(name))
+	if errors.Is(err, format.ErrUnfinished) || err == nil && !isSigned(backup) {
+		ours, whole, copyErr := l.readCopy(ctx, from, name)
+		switch {
+		case isStoreFailure(copyErr):
+			return content, copyErr
+		case ours != nil && whole:
+			backup, err = ours, nil
+			content.Replaced = "velero-backup.json is another writer's by now, such as Velero's: this backup is what holdfast-backup.json says, and all of its objects have their sizes; let Velero use another prefix or other names"
+			klog.FromContext(ctx).Info("Somebody has replaced the metadata of a backup, which is served from its copy", "location", l.Location, "backup", name)
+		case ours != nil:
+			content.Replaced = fmt.Sprintf("somebody, such as Velero, has replaced the backup with the uid %s, of which not all objects are left; let Velero use another prefix or other names", ours.UID)
+			klog.FromContext(ctx).Info("Somebody has replaced a backup", "location", l.Location, "backup", name, "uid", ours.UID)
+		}
+	}
+	switch {
+	case errors.Is(err, store.ErrNotFound) || errors.Is(err, format.ErrUnfinished):
+		// A write is under way, or was given up. That is no fault.
+		return content, layout.ErrUnfinished
+	case isStoreFailure(err):
+		return content, err
+	case err != nil:
+		return content, &layout.UnreadableError{Reason: "velero-backup.json can't be read: " + store.Reason(err)}
+	}
+	content.Backup, content.ChangesRead = backup, known.Beside(backup.UID)
+	if content.Changes, err = l.readChanges(ctx, from, name, backup, content.ChangesRead); err != nil {
+		if known.MayRead && errors.Is(err, store.ErrDenied) { // a hold may be in it, so the backup is not to expire
+			err = &layout.UnreadableError{Reason: "a change of its expiration can't be read: " + store.Reason(err)}
+		}
+		return content, err
+	}
+	contents, err := format.TakeContents(backup)
+	list, named := contents.Of(format.PodVolumeBackupsKey(name))
+	if version != "" {
+		content.Versions = map[string]string{versionMetadata: version}
+		if named {
+			content.Versions[versionVolumes] = reading + list.SHA256
+		}
+	}
+	switch {
+	case err != nil || !named && isSigned(backup): // a list that the signature does not cover is not believed
+	case named && known.Versions[versionVolumes] == reading+list.SHA256:
+		content.Volumes = known.Volumes()
+	default:
+		content.Volumes, err = l.readVolumes(ctx, from, name, contents)
+	}
+	if err != nil {
+		delete(content.Versions, versionVolumes)
+	}
+	switch {
+	case errors.Is(err, errNotWhole):
+		// Its metadata has come after it was deleted, see package backup, or somebody has
+		// removed or replaced what lay beside it.
+		backup.Status.Phase = holdfast.BackupPhaseUnreadable
+		backup.Status.FailureReason = err.Error()
+		backup.Status.Conditions = format.EndConditions(&backup.Status)
+		content.Volumes = nil
+	case errors.Is(err, store.ErrNotFound): // a backup without one has no volumes
+	case isStoreFailure(err):
+		return content, err
+	case err != nil:
+		content.Volumes, content.VolumesError = nil, store.Reason(err)
+	}
+	return content, nil
+}
+
+// isStoreFailure tells a store that can't be asked from a file that is bad.
+func isStoreFailure(err error) bool {
+	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// isSigned reports whether metadata is as a Holdfast has signed it, in whichever
+// cluster. Whatever else it says of its cluster, others may have copied, or changed.
+func isSigned(backup *holdfast.Backup) bool {
+	return backup.Status.Origin.Trust == ""
+}
+
+// readCopy reads the copy of our metadata beside another writer's, and reports whether
+// what it names has its sizes in the store. It is nil if there is none to be used.
+func (l *Layout) readCopy(ctx context.Context, from store.Ranger, storeName string) (ours *holdfast.Backup, whole bool, err error) {
+	err = format.ErrUnfinished
+	for attempt := 1; attempt <= format.MaxAttemptKeys && errors.Is(err, format.ErrUnfinished); attempt++ {
+		ours, _, err = l.readMetadata(ctx, from, storeName, format.AttemptKey(storeName, attempt))
+	}
+	if err != nil || !isSigned(ours) {
+		return nil, false, err
+	}
+	if phase := ours.Status.Phase; phase != holdfast.BackupPhaseCompleted && phase != holdfast.BackupPhasePartiallyFailed {
+		return nil, false, nil // nothing of it is worth to be found again
+	}
+	contents, err := format.TakeContents(ours.DeepCopy())
+	if err != nil || len(contents) == 0 {
+		return nil, false, err
+	}
+	left := len(contents)
+	for object, err := range from.List(ctx, format.BackupPrefix(storeName), store.ListOptions{Recursive: true}) {
+		if err != nil {
+			return nil, false, err
+		}
+		if want, named := contents.Of(object.Key); named && want.Size == object.Size {
+			left--
+		}
+	}
+	return ours, left == 0, nil
+}
+
+// readMetadata gives the version of what it has read besides; empty if the store does not say.
+func (l *Layout) readMetadata(ctx context.Context, from store.Ranger, storeName, key string) (backup *holdfast.Backup, version string, err error) {
+	err = get(ctx, from, key, func(content io.Reader) error {
+		version = store.VersionOf(content)
+		data, err := io.ReadAll(io.LimitReader(content, format.MaxMetadataBytes+1))
+		if err != nil {
+			return err
+		}
+		backup, err = format.DecodeBackup(data, format.Place{
+			StoreName:       storeName,
+			Location:        l.Location,
+			SystemNamespace: l.SystemNamespace,
+			Now:             l.Clock.Now(),
+		})
+		return err
+	})
+	return backup, version, err
+}
+
+// maxSigners is of how many signers changes of one backup are kept, beside its own. A cluster
+// rarely has a new key.
+const maxSigners = 8
+
+// readChanges reads those changes of a backup's expiration that may count, the newest of each
+// signer in the name of the backup's cluster: each repeats what those before it have deleted, so
+// all of them would be a lot. The keys are the newest first, so whatever comes after one by the
+// signer of the backup, who is always believed, is of no consequence.
+//
+// One that is not as somebody has signed it is none. One that can't be had is the store's
+// failure, since a hold may be in it.
+func (l *Layout) readChanges(ctx context.Context, from store.Reader, storeName string, backup *holdfast.Backup, keys []string) (changes []format.Expiration, err error) {
+	if !isSigned(backup) {
+		return nil, nil // nobody's are believed
+	}
+	origin := backup.Status.Origin
+	for _, key := range keys {
+		var data []byte
+		err := get(ctx, from, key, func(content io.Reader) (err error) {
+			data, err = io.ReadAll(io.LimitReader(content, format.MaxExpirationBytes+1))
+			return err
+		})
+		if errors.Is(err, store.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		_, _, number, _ := format.ParseExpirationKey(key)
+		change, err := format.DecodeExpiration(data, storeName, backup.UID, number)
+		if err != nil {
+			klog.FromContext(ctx).Info("A change of the expiration of a backup is not believed", "location", l.Location, "key", key, "reason", err.Error())
+			continue
+		}
+		own := change.PublicKey == origin.PublicKey
+		switch {
+		case change.ClusterUID != origin.ClusterUID, !own && len(changes) >= maxSigners,
+			slices.ContainsFunc(changes, func(newer format.Expiration) bool { return newer.PublicKey == change.PublicKey }):
+			continue
+		}
+		changes = append(changes, *change)
+		if own {
+			break
+		}
+	}
+	return changes, nil
+}
+
+// errNotWhole says that the store does not have what the metadata names.
+var errNotWhole = errors.New("the backup is not whole")
+
+// readVolumes reads the list of volumes, and fails with errNotWhole if it is not the
+// one that the metadata names.
+func (l *Layout) readVolumes(ctx context.Context, from store.Ranger, storeName string, contents format.Contents) ([]catalog.Volume, error) {
+	key := format.PodVolumeBackupsKey(storeName)
+	want, named := contents.Of(key)
+	var volumes []catalog.Volume
+	err := get(ctx, from, key, func(content io.Reader) (err error) {
+		sum, size := sha256.New(), int64(0)
+		seen := io.TeeReader(content, writerFunc(func(p []byte) (int, error) {
+			size += int64(len(p))
+			return sum.Write(p)
+		}))
+		volumes, err = catalog.ReadVolumes(seen)
+		if !named || isStoreFailure(err) {
+			return err
+		}
+		if _, err := io.CopyN(io.Discard, seen, max(0, want.Size-size)+1); err != nil && err != io.EOF {
+			return err
+		}
+		if format.ContentOf(size, sum) != want {
+			return fmt.Errorf("%w: %s is not what was stored with it; delete it", errNotWhole, key)
+		}
+		return err
+	})
+	if named && errors.Is(err, store.ErrNotFound) {
+		err = fmt.Errorf("%w: %s, which was stored with it, is gone; delete it", errNotWhole, key)
+	}
+	return volumes, err
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// get reads an object.
+func get(ctx context.Context, from store.Reader, key string, read func(io.Reader) error) error {
+	content, err := from.Get(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer content.Close()
+	return read(content)
+}

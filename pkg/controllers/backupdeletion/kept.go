@@ -1,0 +1,66 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backupdeletion
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/folder"
+)
+
+// kept fails if somebody holds a backup of which nothing has been removed, or if it has not
+// expired though that is why it is to go. The cluster is asked before the store: a change
+// that was recorded is there until it is in the store.
+func (c *Controller) kept(ctx context.Context, deletion *folder.Deletion, run *enginev1alpha1.BackupRun) error {
+	recorded, err := c.Changes.ExpirationChanges(c.Namespace).Get(ctx, run.Name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("reading ExpirationChange %s: %w", run.Name, err)
+	}
+	backup := deletion.Stored
+	if backup == nil {
+		return nil // its removal has begun
+	}
+	newest, _, err := deletion.NewestExpiration(ctx, backup, c.ClusterUID, c.Keys)
+	if err != nil {
+		return err
+	}
+	var hold string
+	expiration := backup.Status.Expiration
+	if newest != nil {
+		if expiration = newest.Expiration; newest.Hold != nil {
+			hold = describe(newest.Hold.Requester, newest.Hold.Timestamp.Time, newest.Hold.Reason)
+		}
+	}
+	if recorded.Spec.UID == deletion.UID && !recorded.Done() {
+		if recorded.Spec.Expiration != nil {
+			expiration = recorded.Spec.Expiration
+		}
+		if recorded.Spec.Hold != nil {
+			if hold = ""; *recorded.Spec.Hold {
+				hold = describe(recorded.Spec.Ask.Requester.Username, recorded.Spec.Ask.Timestamp.Time, recorded.Spec.Reason)
+			}
+		}
+	}
+	switch {
+	case hold != "":
+		return &obstacle{attempted: true, text: fmt.Sprintf("the backup is held: %s. Nothing was removed, and it goes on when the backup is released; give the deletion up by removing the BackupRun %s", hold, run.Name)}
+	case run.Spec.Deletion.Expired && (expiration == nil || c.Clock.Now().Before(expiration.Time)):
+		return &obstacle{attempted: true, text: fmt.Sprintf("the backup has not expired, since it is kept for longer now. Nothing was removed; give the deletion up by removing the BackupRun %s", run.Name)}
+	}
+	return nil
+}
+
+func describe(requester string, since time.Time, reason string) string {
+	text := fmt.Sprintf("%s asked for that at %s", requester, since.UTC().Format(time.RFC3339))
+	if reason != "" {
+		text += ", saying: " + reason
+	}
+	return text
+}

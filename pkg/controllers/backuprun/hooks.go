@@ -1,0 +1,128 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/hooks"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
+)
+
+// PendingHooks notes whose post hooks are to be run: a record, but in tests.
+type PendingHooks interface {
+	Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error
+}
+
+// Pods runs commands in pods, and says who may.
+type Pods interface {
+	// MayExec is nil if somebody may run commands in the pods of a namespace.
+	MayExec(ctx context.Context, who enginev1alpha1.Requester, namespace string) error
+	// Exec is that of backup.Hooks.
+	Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error)
+}
+
+// runHooks are the hooks of a run. They have the rights of whoever asked for it.
+type runHooks struct {
+	Pods
+	run *enginev1alpha1.BackupRun
+	PendingHooks
+	leads func(context.Context) error
+}
+
+var _ backup.Hooks = runHooks{}
+
+// Allowed implements backup.Hooks.
+func (h runHooks) Allowed(ctx context.Context, namespace string) error {
+	return h.MayExec(ctx, h.run.Spec.Requester, namespace)
+}
+
+// Exec implements backup.Hooks. A process that does not lead any more leaves them to the one
+// that does, which runs those that are pending before it begins anew: to thaw a pod then could
+// meet the other one's data.
+func (h runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (string, error) {
+	if err := h.leads(ctx); errors.Is(err, liveness.ErrLost) {
+		return "", fmt.Errorf("another controller has taken over, and runs the hooks: %w", err)
+	}
+	return h.Pods.Exec(ctx, pod, container, command)
+}
+
+// PodsClient is the cluster's Pods.
+type PodsClient struct {
+	Kube   kubernetes.Interface
+	Config *rest.Config
+}
+
+var _ Pods = &PodsClient{}
+
+// MayExec implements Pods.
+func (p *PodsClient) MayExec(ctx context.Context, who enginev1alpha1.Requester, namespace string) error {
+	if who.Username == "" {
+		return backup.NotAllowedError("nobody is recorded as having asked for the backup, so nobody's right to run commands counts")
+	}
+	allowed, err := may(ctx, p.Kube, who, &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: "create", Resource: "pods", Subresource: "exec"})
+	switch {
+	case err != nil:
+		return fmt.Errorf("ask whether %s may run commands in pods of the namespace %s: %w", who.Username, namespace, err)
+	case !allowed:
+		return backup.NotAllowedError(fmt.Sprintf("%s, who asked for the backup, may not create pods/exec in the namespace %s", who.Username, namespace))
+	}
+	return nil
+}
+
+// may asks whether somebody has a right.
+func may(ctx context.Context, kube kubernetes.Interface, who enginev1alpha1.Requester, right *authorizationv1.ResourceAttributes) (bool, error) {
+	extra := map[string]authorizationv1.ExtraValue{}
+	for key, values := range who.Extra {
+		extra[key] = values
+	}
+	review, err := kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{User: who.Username, UID: who.UID, Groups: who.Groups, Extra: extra, ResourceAttributes: right},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return false, err
+	}
+	return review.Status.Allowed, nil
+}
+
+// Exec implements Pods.
+func (p *PodsClient) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (string, error) {
+	return (&hooks.Client{Kube: p.Kube, Config: p.Config}).Exec(ctx, pod, container, command)
+}
+
+// runPendingHooks runs the post hooks that another process has left pending, and writes
+// that they were.
+func (c *Controller) runPendingHooks(ctx context.Context, run *enginev1alpha1.BackupRun) (*enginev1alpha1.BackupRun, error) {
+	if len(run.Status.PendingHooks) == 0 {
+		return run, nil
+	}
+	klog.FromContext(ctx).Info("Running the post hooks that another process has left", "backupRun", klog.KObj(run), "pods", len(run.Status.PendingHooks))
+	if err := c.Executor.RunPostHooks(ctx, run); err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		klog.FromContext(ctx).Error(err, "A post hook that another process has left failed", "backupRun", klog.KObj(run))
+		c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeWarning, "PostHookFailed", "Backup",
+			"The controller stopped while the backup was in progress, and of the post hooks that were run then, these failed: %v", err)
+	}
+	changed := run.DeepCopy()
+	changed.Status.PendingHooks = nil
+	changed, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("writing that the post hooks of BackupRun %s were run: %w", run.Name, err)
+	}
+	return changed, nil
+}

@@ -1,0 +1,187 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
+)
+
+var frozen = []enginev1alpha1.PodReference{{Namespace: "shop", Name: "db", UID: "uid-db"}}
+
+// TestPendingHooksAreOnTheRecord: before a hook runs, its record says whose post hooks are
+// to be run, and at the end that there are none. That is one write more than without hooks.
+func TestPendingHooksAreOnTheRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var during []enginev1alpha1.PodReference
+		var h *harness
+		h = newHarness(t, &work{hooks: func(ctx context.Context, hooks PendingHooks) (backup.Outcome, error) {
+			if err := hooks.Pending(ctx, frozen); err != nil {
+				return backup.Outcome{}, err
+			}
+			during = h.Run("b").Status.PendingHooks
+			outcome := stored(v1alpha1.BackupPhaseCompleted)
+			outcome.Status.HookStatus = &v1alpha1.HookStatus{HooksAttempted: 2, HooksFailed: 1}
+			return outcome, nil
+		}}, newRun("b", ready))
+		h.start(1)
+		h.expect("b", v1alpha1.BackupPhaseCompleted, true)
+		status := h.Run("b").Status
+		if !slices.Equal(during, frozen) || len(status.PendingHooks) > 0 || status.HookStatus == nil || status.HookStatus.HooksFailed != 1 {
+			t.Errorf("pending were %v, and are %v; %+v", during, status.PendingHooks, status.HookStatus)
+		}
+		if n := h.writes("b"); n != 3 {
+			t.Errorf("%d writes of the record, want 3: the claim, the note, the end", n)
+		}
+	})
+}
+
+// TestNoHooksForTheOutvoted: a run that others have ended gets no new hooks.
+func TestNoHooksForTheOutvoted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var h *harness
+		var noted error
+		h = newHarness(t, &work{hooks: func(ctx context.Context, hooks PendingHooks) (backup.Outcome, error) {
+			run := h.Run("b")
+			run.Status.Phase = v1alpha1.BackupPhaseFailed
+			if _, err := h.EngineV1alpha1().BackupRuns(system).UpdateStatus(ctx, run, metav1.UpdateOptions{}); err != nil {
+				t.Error(err)
+			}
+			noted = hooks.Pending(ctx, frozen)
+			return stored(v1alpha1.BackupPhaseFailed), nil
+		}}, newRun("b", ready))
+		h.start(1)
+		time.Sleep(time.Minute)
+		h.expect("b", v1alpha1.BackupPhaseFailed, true)
+		if noted == nil || len(h.Run("b").Status.PendingHooks) > 0 {
+			t.Errorf("noted: %v", noted)
+		}
+	})
+}
+
+// TestPendingHooksOfADeadProcess: they are run before anything else is done, once, and a
+// failure of theirs is told.
+func TestPendingHooksOfADeadProcess(t *testing.T) {
+	for name, failure := range map[string]error{"well": nil, "not well": errors.New("exit code 1")} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				run := newRun("b", v1alpha1.BackupPhaseInProgress)
+				run.Status.PendingHooks = frozen
+				h := newHarness(t, &work{postHooks: failure}, run, newUpload("b-1", run, "shop"))
+				h.start(1)
+				time.Sleep(time.Minute)
+				h.expect("b", done, true)
+				if want := []string{"b 1"}; !slices.Equal(h.work.thawed, want) {
+					t.Errorf("the post hooks that were run: %q", h.work.thawed)
+				}
+				if left := h.Run("b").Status.PendingHooks; len(left) > 0 {
+					t.Errorf("still pending: %v", left)
+				}
+				told := slices.ContainsFunc(h.Told(), func(event string) bool { return strings.Contains(event, "PostHookFailed") })
+				if told != (failure != nil) {
+					t.Errorf("told: %t", told)
+				}
+			})
+		})
+	}
+}
+
+func TestMayExec(t *testing.T) {
+	kube := fake.NewClientset()
+	var asked authorizationv1.SubjectAccessReviewSpec
+	kube.PrependReactor("create", "subjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		review := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview)
+		asked = review.Spec
+		review.Status.Allowed = review.Spec.ResourceAttributes.Namespace == "shop"
+		return true, review, nil
+	})
+	pods := &PodsClient{Kube: kube}
+	ada := enginev1alpha1.Requester{Username: "ada", UID: "1", Groups: []string{"devs"}}
+	if err := pods.MayExec(t.Context(), ada, "shop"); err != nil {
+		t.Error(err)
+	}
+	if a := asked.ResourceAttributes; asked.User != "ada" || asked.UID != "1" || !slices.Equal(asked.Groups, ada.Groups) || a.Verb != "create" || a.Resource != "pods" || a.Subresource != "exec" {
+		t.Errorf("asked %+v", asked)
+	}
+	if err := pods.MayExec(t.Context(), ada, "bank"); err == nil || err.Error() != "ada, who asked for the backup, may not create pods/exec in the namespace bank" {
+		t.Errorf("another namespace: %v", err)
+	}
+	if err := pods.MayExec(t.Context(), enginev1alpha1.Requester{}, "shop"); err == nil {
+		t.Error("nobody may")
+	}
+}
+
+// TestPolicy: the ConfigMap is read if whoever asked for the backup may read that one.
+func TestPolicy(t *testing.T) {
+	kube := fake.NewClientset(
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "mine"}, Data: map[string]string{"a": "b"}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "other"}})
+	var asked authorizationv1.SubjectAccessReviewSpec
+	kube.PrependReactor("create", "subjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		review := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview)
+		asked = review.Spec
+		review.Status.Allowed = review.Spec.ResourceAttributes.Name != "other"
+		return true, review, nil
+	})
+	ada := runPolicies{kube, enginev1alpha1.Requester{Username: "ada", Groups: []string{"devs"}}}
+	if data, err := ada.Policy(t.Context(), "shop", "mine"); err != nil || data["a"] != "b" {
+		t.Errorf("read %v, %v", data, err)
+	}
+	if a := asked.ResourceAttributes; asked.User != "ada" || !slices.Equal(asked.Groups, []string{"devs"}) || a.Verb != "get" || a.Resource != "configmaps" || a.Group != "" || a.Namespace != "shop" || a.Name != "mine" {
+		t.Errorf("asked %+v", asked)
+	}
+	if _, err := ada.Policy(t.Context(), "shop", "none"); !apierrors.IsNotFound(err) {
+		t.Errorf("one that is not there: %v", err)
+	}
+	if data, err := ada.Policy(t.Context(), "shop", "other"); err == nil || err.Error() != "ada, who asked for the backup, may not get configmaps in the namespace shop" {
+		t.Errorf("another's: %v, %v", data, err)
+	}
+	if data, err := (runPolicies{kube: kube}).Policy(t.Context(), "shop", "mine"); err == nil {
+		t.Errorf("nobody reads %v", data)
+	}
+}
+
+// TestExecAsksForOnePod: a name that looks like a path reaches no other one, and a server
+// that speaks neither protocol is an error.
+func TestExecAsksForOnePod(t *testing.T) {
+	var asked []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.Method+" "+r.URL.Path+"?"+r.URL.RawQuery)
+		http.Error(w, "not today", http.StatusBadRequest)
+	}))
+	defer server.Close()
+	config := &rest.Config{Host: server.URL}
+	pods := &PodsClient{Kube: kubernetes.NewForConfigOrDie(config), Config: config}
+	for _, name := range []string{"..", "a/b", "a%2fb"} {
+		if _, err := pods.Exec(t.Context(), enginev1alpha1.PodReference{Namespace: "shop", Name: name}, "c", []string{"x"}); err == nil || len(asked) > 0 {
+			t.Errorf("%s: %v, asked %q", name, err, asked)
+		}
+	}
+	_, err := pods.Exec(t.Context(), frozen[0], "c", []string{"echo", "a b"})
+	const query = "/api/v1/namespaces/shop/pods/db/exec?command=echo&command=a+b&container=c&stderr=true&stdout=true"
+	if want := []string{"GET " + query, "POST " + query}; err == nil || !slices.Equal(asked, want) {
+		t.Errorf("%v, asked %q", err, asked)
+	}
+}

@@ -1,0 +1,306 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package leftovers removes from the stores, once a day, what processes that died have left
+// there and nobody asks for any more: the folders of backups that never ended and whose
+// records are gone, as after a record was removed by hand while the store did not answer, or
+// a cluster's state was brought back from a copy; what is told of restores of backups that are
+// gone; and what unfinished writes have left.
+//
+// What it promises:
+//   - It reads a listing first, and removes a folder by the steps of every other deletion
+//     (folder.Deletion), under the uid that the folder's owner has. So what it removes was
+//     that backup's.
+//   - A folder goes only if it is this cluster's by its owner, holds no metadata of a backup
+//     nor a copy of such, has no record of its name, and nothing in it has changed for MinAge. No
+//     backup takes so long.
+//   - A store that has lost much is doubted: if more than ten folders would go, and more than
+//     one in twenty, none does, and an event says so.
+//   - What is told of a restore goes only if it says that it is this cluster's and lies where
+//     that restore lies, the restore has no record, and its backup is known to be gone, by the
+//     same question that a sweep of snapshots asks (folder.Needs), by two passes of this process,
+//     a day apart. If the store has no backup at all it is doubted, and nothing goes. The
+//     metadata, which says all this, goes last.
+//   - Unfinished writes have no owner. What is older than MinAge has no writer any more,
+//     whosever it was, and what never became an object is needed by nobody.
+//
+// The snapshots of such a backup go by the maintenance of its repositories, which looks for
+// what no backup needs (pkg/maintenance).
+package leftovers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/folder"
+	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/maintenance"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+const (
+	// MinAge is how long nothing has changed in what is removed: longer than an upload may
+	// take, and with it a backup, by a day.
+	MinAge = maintenance.MaxUpload + 24*time.Hour
+	// A location is looked at soon after its controller has begun, and then once a day.
+	first    = 10 * time.Minute
+	interval = 24 * time.Hour
+	// What fails is tried again.
+	firstRetry = 10 * time.Minute
+	lastRetry  = 6 * time.Hour
+	// requestTimeout is how long a store may take for one request.
+	requestTimeout = time.Minute
+	// So many folders may go, or one of so many.
+	few, oneOf = 10, 20
+)
+
+// unfinishedIn are the folders of a location that Holdfast writes to. A bucket without a
+// prefix may hold what is others'.
+var unfinishedIn = []string{format.BackupsPrefix, format.RestoresPrefix, format.RepositoriesPrefix, format.HoldfastPrefix}
+
+// Config is what a Controller needs.
+type Config struct {
+	// Namespace is the system namespace, and ClusterUID this cluster's.
+	Namespace, ClusterUID string
+
+	Runs     engineclient.BackupRunInterface
+	Restores engineclient.RestoreRunInterface
+	// Secrets with the credentials of the locations.
+	Secrets location.Secrets
+	Events  events.EventRecorder
+	Clock   clock.WithTicker
+
+	LocationInformer engineinformers.StorageLocationInformer
+}
+
+// bucket is what is needed of a storage location.
+type bucket interface {
+	store.Reader
+	store.Remover
+	io.Closer
+	RemoveUnfinished(ctx context.Context, folder string, before time.Time) (int, error)
+}
+
+// Controller removes leftovers.
+type Controller struct {
+	Config
+	locations enginelisters.StorageLocationNamespaceLister
+	queue     *loop.Loop[string]
+	open      func(ctx context.Context, record *engine.StorageLocation) (bucket, error)
+	// of are the backups of the restores in each location that were read.
+	of map[string]map[string]restoredBackup
+}
+
+// New returns a Controller.
+func New(config Config) (*Controller, error) {
+	c := &Controller{
+		Config:    config,
+		of:        map[string]map[string]restoredBackup{},
+		locations: config.LocationInformer.Lister().StorageLocations(config.Namespace),
+		queue: loop.New[string](loop.Config{
+			Controller: "leftovers", FirstRetry: firstRetry, LastRetry: lastRetry, Clock: config.Clock,
+		}),
+		open: func(ctx context.Context, record *engine.StorageLocation) (bucket, error) {
+			return location.Open(ctx, config.Secrets, record)
+		},
+	}
+	return c, c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *engine.StorageLocation) {
+		if after != nil && (before == nil || before.UID != after.UID) {
+			c.queue.AddAfter(after.Name, first+time.Duration(rand.Int64N(int64(first))))
+		}
+	}))
+}
+
+// Run works until ctx ends, and returns when all work has stopped.
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
+
+func (c *Controller) sync(ctx context.Context, name string) error {
+	record, err := c.locations.Get(name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return err
+	case record.Spec.IsLonghorn():
+		return nil // nothing in it is ours, and that stays so
+	case !record.Unavailable():
+		if err := c.tidy(ctx, record); err != nil {
+			return fmt.Errorf("removing what was left in storage location %s: %w", name, err)
+		}
+	}
+	c.queue.AddAfter(name, interval-time.Duration(rand.Int64N(int64(interval/10))))
+	return nil
+}
+
+func (c *Controller) tidy(ctx context.Context, record *engine.StorageLocation) error {
+	target, err := c.open(ctx, record)
+	if err != nil {
+		return err
+	}
+	defer target.Close()
+	var failures []error
+	unfinished := 0
+	for _, in := range unfinishedIn {
+		n, err := target.RemoveUnfinished(ctx, in, c.Clock.Now().Add(-MinAge))
+		if errors.Is(err, store.ErrDenied) {
+			klog.FromContext(ctx).Info("The store does not let what is unfinished be removed: allow s3:ListBucketMultipartUploads and s3:AbortMultipartUpload", "storageLocation", record.Name, "err", err)
+			break
+		}
+		if errors.Is(err, errors.ErrUnsupported) {
+			klog.FromContext(ctx).Info("The store can't list what is unfinished: let a lifecycle rule of the bucket end incomplete uploads", "storageLocation", record.Name)
+			break
+		}
+		failures = append(failures, err)
+		unfinished += n
+	}
+	if unfinished > 0 {
+		c.tell(ctx, record, corev1.EventTypeNormal, "LeftoversRemoved", "What %d writes have left that never ended was removed from the store", unfinished)
+	}
+	found, finished, of, err := c.find(ctx, target)
+	if err != nil {
+		return errors.Join(append(failures, err)...)
+	}
+	if len(finished) > 0 {
+		failures = append(failures, c.tidyRestores(ctx, record, target, finished))
+	}
+	abandoned := make([]*folder.Deletion, 0, len(found))
+	for _, storeName := range found {
+		deletion, err := c.judge(ctx, record, target, storeName)
+		if err != nil {
+			failures = append(failures, err)
+		} else if deletion != nil {
+			abandoned = append(abandoned, deletion)
+		}
+	}
+	if len(abandoned) > few && len(abandoned)*oneOf > of {
+		c.tell(ctx, record, corev1.EventTypeWarning, "LeftoversDoubted", "%d of the %d folders of backups in the store have lost their backup, so the store is doubted and they stay: look at %s, and remove by hand what is not needed", len(abandoned), of, format.BackupPrefix(abandoned[0].StoreName))
+		return errors.Join(failures...)
+	}
+	for _, deletion := range abandoned {
+		if err := deletion.RemoveRest(ctx); err != nil {
+			failures = append(failures, fmt.Errorf("the folder of %s: %w", deletion.StoreName, err))
+			continue
+		}
+		c.tell(ctx, record, corev1.EventTypeNormal, "LeftoversRemoved", "The folder %s was removed from the store: its backup, with the uid %s, has never ended, and has no record", format.BackupPrefix(deletion.StoreName), deletion.UID)
+	}
+	return errors.Join(failures...)
+}
+
+// find lists the folders of backups that have no metadata and in which nothing is young, and
+// those that have metadata, and counts all.
+func (c *Controller) find(ctx context.Context, target bucket) (abandoned []string, finished sets.Set[string], of int, err error) {
+	finished = sets.Set[string]{}
+	var name string
+	var young, owned bool
+	end := func() {
+		if name != "" {
+			of++
+		}
+		if name != "" && owned && !finished.Has(name) && !young {
+			abandoned = append(abandoned, name)
+		}
+	}
+	for object, err := range target.List(ctx, format.BackupsPrefix, store.ListOptions{Recursive: true, Unfinished: true}) {
+		if err != nil {
+			return nil, nil, 0, err
+		}
+		inner, _, isFolder := strings.Cut(strings.TrimPrefix(object.Key, format.BackupsPrefix), "/")
+		if !isFolder || format.ValidateStoreName(inner) != nil {
+			continue // beside the folders
+		}
+		if inner != name {
+			end()
+			name, young, owned = inner, false, false
+		}
+		if object.Key == format.MetadataKey(name) || object.Key == format.CopyKey(name) {
+			finished.Insert(name)
+		}
+		owned = owned || object.Key == format.OwnerKey(name)
+		young = young || c.Clock.Since(object.ModTime) < MinAge
+	}
+	end()
+	return abandoned, finished, of, nil
+}
+
+// judge gives what removes a folder; nil if it stays.
+func (c *Controller) judge(ctx context.Context, record *engine.StorageLocation, target bucket, storeName string) (*folder.Deletion, error) {
+	of := c.folder(record, target, storeName)
+	logger := klog.FromContext(ctx).WithValues("storageLocation", record.Name, "folder", storeName)
+	owner, err := of.Owner(ctx)
+	switch {
+	case errors.Is(err, folder.ErrUnreadable) || errors.Is(err, store.ErrDenied):
+		logger.Info("It is not certain whose the folder of a backup is that never ended, so it stays", "err", err)
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case owner == nil || owner.ClusterUID != c.ClusterUID:
+		return nil, nil
+	}
+	of.UID = owner.UID
+	deletion := &folder.Deletion{Folder: of, Remover: target, Present: func() error { return c.unknown(ctx, storeName) }}
+	if err := deletion.Present(); errors.Is(err, errKnown) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	err = deletion.Look(ctx)
+	if refusal := (*folder.Refusal)(nil); errors.As(err, &refusal) || err == nil && deletion.Stored != nil {
+		logger.Info("The folder of a backup has changed, so it stays", "err", err)
+		return nil, nil
+	}
+	return deletion, err
+}
+
+func (c *Controller) folder(record *engine.StorageLocation, target bucket, storeName string) folder.Folder {
+	return folder.Folder{
+		Place: format.Place{StoreName: storeName, Location: record.Name},
+		Clock: c.Clock,
+		Store: target,
+		Try:   try,
+	}
+}
+
+// try makes a request in bounded time.
+func try(ctx context.Context, request func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return request(ctx)
+}
+
+var errKnown = errors.New("it has a record")
+
+// unknown fails unless there is no record of a backup of the name.
+func (c *Controller) unknown(ctx context.Context, storeName string) error {
+	_, err := c.Runs.Get(ctx, storeName, metav1.GetOptions{})
+	if err == nil {
+		return errKnown
+	}
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+func (c *Controller) tell(ctx context.Context, record *engine.StorageLocation, kind, reason, note string, args ...any) {
+	klog.FromContext(ctx).Info(fmt.Sprintf(note, args...), "storageLocation", record.Name)
+	c.Events.Eventf(record, nil, kind, reason, "Tidy", note, args...)
+}

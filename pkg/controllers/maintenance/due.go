@@ -1,0 +1,144 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package maintenance
+
+import (
+	"cmp"
+	"hash/fnv"
+	"slices"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+// canBeMaintained reports whether a maintenance has a chance.
+func (c *Controller) canBeMaintained(record *engine.VolumeRepository) bool {
+	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
+	return err == nil && !stored.Unavailable() && ready(record) && record.DeletionTimestamp == nil
+}
+
+// last is when the last maintenance began, or the record was made.
+func last(record *engine.VolumeRepository) (at time.Time, maintained bool) {
+	if recent := record.Status.RecentMaintenance; len(recent) > 0 {
+		return recent[0].StartTimestamp.Time, true
+	}
+	return record.CreationTimestamp.Time, false
+}
+
+// frequency is how often a repository is to be maintained.
+func (c *Controller) frequency(record *engine.VolumeRepository) time.Duration {
+	if own := record.Spec.MaintenanceFrequency; own != nil && own.Duration > 0 {
+		return own.Duration
+	}
+	return c.Frequency
+}
+
+// due is when a repository is to be maintained: before all others if somebody asks for it.
+func (c *Controller) due(record *engine.VolumeRepository) time.Time {
+	if _, waits := record.RequestedJob(); waits {
+		return time.Time{}
+	}
+	frequency := c.frequency(record)
+	since, maintained := last(record)
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(record.UID)) // it never fails
+	part := time.Duration(float64(frequency) * float64(hash.Sum32()) / (1 << 32))
+	if !maintained {
+		return since.Add(frequency + part)
+	}
+	return since.Add(frequency + part/10)
+}
+
+// running are the repositories with a Job that runs, by name, and how many Jobs those are.
+func (c *Controller) running() (repositories map[string]bool, count int, err error) {
+	all, err := c.jobs.List(labels.Everything())
+	if err != nil {
+		return nil, 0, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	repositories, known := map[string]bool{}, map[types.UID]bool{}
+	add := func(job *batchv1.Job) {
+		known[job.UID] = true
+		if ended, _, _ := finished(job); ended {
+			return
+		}
+		count++
+		for _, name := range namesOf(job) {
+			repositories[name] = true
+		}
+	}
+	for _, job := range all {
+		add(job)
+	}
+	for _, job := range c.made {
+		if !known[job.UID] && c.Clock.Since(job.CreationTimestamp.Time) < lookInterval { // then the informer knows it
+			add(job)
+		}
+	}
+	return repositories, count, nil
+}
+
+// first are the repositories that get the free places: those that are due for longest. Small
+// ones of a location share a Job, also with those that are due soon.
+func (c *Controller) first() (groups [][]*engine.VolumeRepository) {
+	running, count, err := c.running()
+	if err != nil || count >= c.Limit {
+		return nil
+	}
+	all, err := c.lister.List(labels.Everything())
+	if err != nil {
+		return nil
+	}
+	now := c.Clock.Now()
+	var waiting []*engine.VolumeRepository
+	for _, record := range all {
+		due := c.due(record)
+		if c.shares(record) {
+			due = due.Add(-c.frequency(record) / early)
+		}
+		if !running[record.Name] && !due.After(now) && c.canBeMaintained(record) {
+			waiting = append(waiting, record)
+		}
+	}
+	slices.SortFunc(waiting, func(a, b *engine.VolumeRepository) int {
+		return cmp.Or(c.due(a).Compare(c.due(b)), cmp.Compare(a.Name, b.Name))
+	})
+	shared := map[string]int{} // by location, the group that has room
+	for _, record := range waiting {
+		location, shares := record.Spec.BackupStorageLocation, c.shares(record)
+		group, found := shared[location]
+		switch {
+		case shares && found && len(groups[group]) < together:
+			groups[group] = append(groups[group], record)
+		case !c.due(record).After(now):
+			if shares {
+				shared[location] = len(groups)
+			}
+			groups = append(groups, []*engine.VolumeRepository{record})
+		}
+	}
+	return groups[:min(len(groups), c.Limit-count)]
+}
+
+// shares reports whether a repository may share a Job: it is small, nobody waits for it or has
+// said how it is to be maintained, and it has not failed the last time, when it may have kept
+// others waiting.
+func (c *Controller) shares(record *engine.VolumeRepository) bool {
+	recent, size := record.Status.RecentMaintenance, record.Status.Size
+	_, requested := record.RequestedJob()
+	return !requested && size != nil && size.Value() <= smallRepository &&
+		len(recent) > 0 && recent[0].Result == engine.MaintenanceSucceeded && !c.hasOwnSetting(record)
+}
+
+// next wakes those who get the free places.
+func (c *Controller) next() {
+	for _, group := range c.first() {
+		c.queue.Add(group[0].Name)
+	}
+}

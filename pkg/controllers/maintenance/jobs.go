@@ -1,0 +1,137 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package maintenance
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	batchv1 "k8s.io/api/batch/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+// jobsOf are the Jobs of a repository, the newest first.
+func (c *Controller) jobsOf(ctx context.Context, record *engine.VolumeRepository) ([]*batchv1.Job, error) {
+	found, err := c.JobInformer.Informer().GetIndexer().ByIndex(byRepositoryIndex, record.Name)
+	if err != nil {
+		return nil, err
+	}
+	var all []*batchv1.Job
+	for _, obj := range found {
+		if job := obj.(*batchv1.Job); isOf(job, record) {
+			all = append(all, job)
+		}
+	}
+	if err := c.lookForMade(ctx, record, all); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if made := c.made[record.UID]; made != nil {
+		if slices.ContainsFunc(all, func(job *batchv1.Job) bool { return job.UID == made.UID }) || c.gone[record.Name] != nil && c.gone[record.Name].UID == made.UID {
+			delete(c.made, record.UID)
+		} else {
+			all = append(all, made)
+		}
+	}
+	slices.SortFunc(all, func(a, b *batchv1.Job) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name))
+	})
+	return all, nil
+}
+
+// lookForMade asks for a Job that the informer should know by now, and does not: it was
+// deleted before the informer, which may have listed anew, had seen it.
+func (c *Controller) lookForMade(ctx context.Context, record *engine.VolumeRepository, all []*batchv1.Job) error {
+	c.mu.Lock()
+	made := c.made[record.UID]
+	c.mu.Unlock()
+	if made == nil || c.Clock.Since(made.CreationTimestamp.Time) < lookInterval || slices.ContainsFunc(all, func(job *batchv1.Job) bool { return job.UID == made.UID }) {
+		return nil
+	}
+	found, err := c.Jobs.Get(ctx, made.Name, metav1.GetOptions{})
+	switch {
+	case err != nil && !apierrors.IsNotFound(err):
+		return fmt.Errorf("looking for Job %s: %w", made.Name, err)
+	case err == nil && found.UID == made.UID:
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range namesOf(made) {
+		if c.gone[name] == nil {
+			c.gone[name] = made
+			c.queue.Add(name)
+		}
+	}
+	return nil
+}
+
+// clear deletes the Jobs that are not to be kept, with their pods.
+func (c *Controller) clear(ctx context.Context, record *engine.VolumeRepository, all []*batchv1.Job) error {
+	keep := c.Keep
+	if own := c.setting(record).Keep; own != nil {
+		keep = *own
+	}
+	for _, job := range all[min(len(all), keep):] {
+		if err := c.delete(ctx, job); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// delete deletes a Job when nobody needs to look at it any more. Whose record is the last to
+// tell of it comes here again.
+func (c *Controller) delete(ctx context.Context, job *batchv1.Job) error {
+	if !c.told(job) {
+		return nil
+	}
+	err := c.Jobs.Delete(ctx, job.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &job.UID}, PropagationPolicy: new(metav1.DeletePropagationBackground),
+	})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("deleting Job %s: %w", job.Name, err)
+	}
+	return nil
+}
+
+// start makes a Job.
+func (c *Controller) start(ctx context.Context, group []*engine.VolumeRepository) error {
+	own, err := c.Own(ctx)
+	if err != nil {
+		return fmt.Errorf("looking for the controller's own pod, which Jobs are to be like: %w", err)
+	}
+	setting, resources := c.setting(group[0]), c.Resources
+	if setting.parsed != nil {
+		resources = *setting.parsed
+	}
+	wanted := job(group, c.Namespace, own, resources, c.Timeout, c.LogFlags)
+	setting.apply(&wanted.Spec.Template)
+	made, err := c.Jobs.Create(ctx, wanted, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		made, err = c.Jobs.Get(ctx, wanted.Name, metav1.GetOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("making a Job that maintains VolumeRepository %s: %w", group[0].Name, err)
+	}
+	c.mu.Lock()
+	for _, record := range group {
+		if isOf(made, record) {
+			c.made[record.UID] = made
+		}
+	}
+	c.mu.Unlock()
+	klog.FromContext(ctx).V(2).Info("Maintaining repositories", "volumeRepositories", namesOf(made), "job", made.Name)
+	for _, record := range group {
+		c.queue.AddAfter(record.Name, lookInterval)
+	}
+	return nil
+}

@@ -1,0 +1,306 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package maintenance
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/maintenance"
+)
+
+// record writes what Jobs have ended with that the record does not tell of yet, and returns
+// one that still runs.
+func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository, all []*batchv1.Job) (recorded bool, running *batchv1.Job, err error) {
+	known := func(job *batchv1.Job) bool { return tells(record, job) }
+	changed := record.DeepCopy()
+	var ended []engine.MaintenanceRun
+	swept := map[string]int{} // snapshots, by the name of the Job
+	add := func(run engine.MaintenanceRun) {
+		ended = append(ended, run)
+		status := &changed.Status
+		status.RecentMaintenance = slices.Insert(status.RecentMaintenance, 0, run)
+		status.RecentMaintenance = status.RecentMaintenance[:min(len(status.RecentMaintenance), engine.MaxRecentMaintenance)]
+		if status.Message = ""; run.Result == engine.MaintenanceFailed {
+			status.Message = run.Message
+		} else {
+			status.LastMaintenanceTime = &run.CompleteTimestamp
+		}
+		var reclaimed int64
+		for _, run := range status.RecentMaintenance {
+			reclaimed += run.ReclaimedBytes
+		}
+		status.Reclaimed = rounded(reclaimed)
+	}
+	c.mu.Lock()
+	gone := c.gone[record.Name]
+	c.mu.Unlock()
+	if gone != nil && isOf(gone, record) && !known(gone) {
+		add(c.run(gone, engine.MaintenanceFailed, "somebody deleted the Job before it had ended"))
+	}
+	for _, job := range slices.Backward(all) {
+		over, _, _ := finished(job)
+		switch {
+		case over && known(job):
+		case known(job): // it was given up
+			if err := c.delete(ctx, job); err != nil {
+				return false, nil, err
+			}
+			running = job // until it is gone
+		case over:
+			run, said, err := c.outcome(ctx, record, job)
+			if err != nil {
+				return false, nil, err
+			}
+			swept[job.Name] = said.SweptSnapshots
+			if said.SizeBytes > 0 {
+				changed.Status.Size, changed.Status.Files = rounded(said.SizeBytes), said.Files
+			}
+			add(run)
+		default:
+			why, err := c.look(ctx, job)
+			if err != nil {
+				return false, nil, err
+			}
+			if why == "" {
+				running = job
+			} else {
+				add(c.run(job, engine.MaintenanceFailed, why))
+			}
+		}
+	}
+	if len(ended) > 0 {
+		_, err = c.Repositories.VolumeRepositories(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return false, nil, fmt.Errorf("writing what the maintenance of VolumeRepository %s has come to: %w", record.Name, err)
+		}
+	}
+	for _, run := range ended {
+		klog.FromContext(ctx).Info("Repository maintained", "volumeRepository", record.Name, "job", run.Job, "result", run.Result, "message", run.Message, "reclaimedBytes", run.ReclaimedBytes)
+		observe(record, run, swept[run.Job])
+		switch {
+		case run.Result == engine.MaintenanceFailed:
+			c.Events.Eventf(record, nil, corev1.EventTypeWarning, "MaintenanceFailed", "Maintain", "%s", run.Message)
+		case record.Status.Message != "":
+			c.Events.Eventf(record, nil, corev1.EventTypeNormal, "Maintained", "Maintain", "The Job %s has maintained it after a failure", run.Job)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone[record.Name] == gone {
+		delete(c.gone, record.Name)
+	}
+	return len(ended) > 0, running, nil
+}
+
+// tells reports whether a record tells what came of a Job.
+func tells(record *engine.VolumeRepository, job *batchv1.Job) bool {
+	recent := record.Status.RecentMaintenance
+	return slices.ContainsFunc(recent, func(run engine.MaintenanceRun) bool {
+		return run.Job == job.Name && !run.StartTimestamp.Time.Before(job.CreationTimestamp.Time)
+	}) || len(recent) > 0 && recent[0].StartTimestamp.After(job.CreationTimestamp.Time)
+}
+
+// told reports whether the records of all repositories of a Job tell what came of it.
+func (c *Controller) told(job *batchv1.Job) bool {
+	return !slices.ContainsFunc(namesOf(job), func(name string) bool {
+		record, err := c.lister.Get(name)
+		return err == nil && isOf(job, record) && !tells(record, job)
+	})
+}
+
+// run is a maintenance that has ended now, unless the Job says when.
+func (c *Controller) run(job *batchv1.Job, result engine.MaintenanceResult, message string) engine.MaintenanceRun {
+	ended := metav1.NewTime(c.Clock.Now())
+	if _, _, condition := finished(job); !condition.LastTransitionTime.IsZero() {
+		ended = condition.LastTransitionTime
+	}
+	return engine.MaintenanceRun{Result: result, Job: job.Name, StartTimestamp: job.CreationTimestamp, CompleteTimestamp: ended, Message: shortened(message)}
+}
+
+func shortened(message string) string {
+	if len(message) > longestMessage {
+		message = strings.ToValidUTF8(message[:longestMessage], "")
+	}
+	return message
+}
+
+// outcome is what a Job that has ended came to for a repository, by what its pod says. A Job
+// that has succeeded is no success of its own: a process that is told to stop, as that of a
+// pod that is evicted, ends well.
+func (c *Controller) outcome(ctx context.Context, record *engine.VolumeRepository, job *batchv1.Job) (run engine.MaintenanceRun, said maintenance.Result, err error) {
+	pod, err := c.podOf(ctx, job)
+	if err != nil {
+		return run, said, err
+	}
+	_, succeeded, condition := finished(job)
+	c.mu.Lock()
+	seen := c.seen[job.Name]
+	c.mu.Unlock()
+	why := ""
+	if pod != nil {
+		why = endOf(pod)
+	}
+	run = c.run(job, engine.MaintenanceFailed, why)
+	results := resultsOf(pod)
+	switch i := slices.IndexFunc(results, func(result maintenance.Result) bool { return result.Repository == record.Name }); {
+	case i >= 0:
+		said = results[i]
+		run.ReclaimedBytes = said.ReclaimedBytes
+		if run.Message = shortened(said.Summary()); said.Cancelled {
+			run.Message = shortened(joined(why, said.Summary()))
+		} else if said.Error == "" {
+			run.Result = engine.MaintenanceSucceeded
+		}
+	case run.Message != "":
+	case succeeded && pod == nil:
+		run.Message = joined(cmp.Or(seen, "its pod is gone"), "it is not known what it came to")
+	case succeeded:
+		run.Message = "its pod does not say what it came to"
+	default:
+		run.Message = joined(condition.Message, seen)
+	}
+	return run, said, nil
+}
+
+// joined are the texts that are not empty, with colons between.
+func joined(texts ...string) string {
+	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), ": ")
+}
+
+// rounded is a number of bytes that people can read.
+func rounded(bytes int64) *resource.Quantity {
+	unit := int64(1)
+	for bytes/unit >= 10<<10 {
+		unit <<= 10
+	}
+	return resource.NewQuantity((bytes+unit-1)/unit*unit, resource.BinarySI)
+}
+
+// podOf is the pod of a Job, or nil if there is none any more.
+func (c *Controller) podOf(ctx context.Context, job *batchv1.Job) (*corev1.Pod, error) {
+	pods, err := c.Pods.List(ctx, metav1.ListOptions{LabelSelector: labels.Set{batchv1.JobNameLabel: job.Name}.String()})
+	if err != nil {
+		return nil, fmt.Errorf("looking for the pod of Job %s: %w", job.Name, err)
+	}
+	if len(pods.Items) == 0 {
+		return nil, nil
+	}
+	return &pods.Items[0], nil
+}
+
+// resultsOf are what the process of a pod has said of each repository.
+func resultsOf(pod *corev1.Pod) (results []maintenance.Result) {
+	if pod == nil {
+		return nil
+	}
+	for _, container := range pod.Status.ContainerStatuses {
+		if ended := container.State.Terminated; ended != nil {
+			results = append(results, maintenance.Results(ended.Message)...)
+		}
+	}
+	return results
+}
+
+// endOf is what a pod ended with, or what keeps it from beginning.
+func endOf(pod *corev1.Pod) string {
+	var told []string
+	if pod.Status.Reason != "" || pod.Status.Message != "" { // as Evicted
+		told = append(told, joined(pod.Status.Reason, pod.Status.Message))
+	} else {
+		told = append(told, disruptionOf(pod))
+	}
+	for _, container := range pod.Status.ContainerStatuses {
+		switch state := container.State; {
+		case state.Terminated != nil && state.Terminated.ExitCode == 0:
+			return joined(told...) // it has said the rest
+		case state.Terminated != nil:
+			switch reason := state.Terminated.Reason; reason {
+			case "", "Error", "Completed":
+			default: // as OOMKilled
+				told = append(told, reason)
+			}
+			message := strings.TrimSpace(state.Terminated.Message)
+			if message == "" || len(maintenance.Results(message)) > 0 {
+				message = fmt.Sprintf("the process ended with %d", state.Terminated.ExitCode)
+			}
+			told = append(told, message)
+		case state.Waiting != nil && state.Waiting.Reason != "ContainerCreating":
+			told = append(told, joined(state.Waiting.Reason, state.Waiting.Message))
+		}
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
+			told = append(told, condition.Reason+": "+condition.Message)
+		}
+	}
+	return joined(told...)
+}
+
+// disruptionOf says who has a pod removed, if the cluster does: an eviction by its API, a
+// taint of the node, or a pod that goes before.
+func disruptionOf(pod *corev1.Pod) string {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.DisruptionTarget && condition.Status == corev1.ConditionTrue {
+			return joined(condition.Reason, condition.Message)
+		}
+	}
+	return ""
+}
+
+// look remembers what keeps the pod of a Job from beginning, or has it removed: at the end of
+// the Job it is gone.
+// If it has not begun for so long that the Job is to be given up, it returns why.
+func (c *Controller) look(ctx context.Context, job *batchv1.Job) (giveUp string, err error) {
+	age := c.Clock.Since(job.CreationTimestamp.Time)
+	c.mu.Lock()
+	begun := c.begun[job.UID]
+	c.mu.Unlock()
+	removed := ptr.Deref(job.Status.Terminating, 0) > 0
+	if !removed && (begun || age < lookInterval/2) {
+		return "", nil
+	}
+	pod, err := c.podOf(ctx, job)
+	if err != nil {
+		return "", err
+	}
+	why := "it has no pod"
+	if pod != nil {
+		why = endOf(pod)
+		begun = slices.ContainsFunc(pod.Status.ContainerStatuses, func(container corev1.ContainerStatus) bool {
+			return container.State.Running != nil || container.State.Terminated != nil
+		})
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case pod == nil:
+		c.seen[job.Name] = cmp.Or(c.seen[job.Name], why)
+	case pod.DeletionTimestamp != nil:
+		c.seen[job.Name] = cmp.Or(disruptionOf(pod), "somebody deleted its pod")
+	case !begun:
+		c.seen[job.Name] = why
+	}
+	switch {
+	case begun:
+		c.begun[job.UID] = true
+		return "", nil
+	case age < c.StartTimeout, removed && pod == nil: // it ends in a moment
+		return "", nil
+	}
+	return joined(fmt.Sprintf("it had not begun after %s", c.StartTimeout), why), nil
+}

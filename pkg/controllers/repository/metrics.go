@@ -1,0 +1,58 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package repository
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+var (
+	notReadyRepositories = metrics.NewDesc("holdfast_repositories_not_ready",
+		"Repositories that can't be used, by why: KeyMissing, KeyMismatch and Damaged need somebody to act.", []string{"reason"}, nil, metrics.ALPHA, "")
+	// reasons are all that are shown, so that what has ended is a zero.
+	reasons = []string{engine.ReasonKeyMissing, engine.ReasonKeyMismatch, engine.ReasonDamaged, engine.ReasonInvalid, engine.ReasonUnreachable}
+
+	register sync.Once
+	shown    repositories
+)
+
+// registerMetrics makes a controller the one whose repositories are shown.
+func registerMetrics(c *Controller) {
+	shown.controller.Store(c)
+	register.Do(func() { legacyregistry.CustomMustRegister(&shown) })
+}
+
+// repositories counts, when it is asked, the records as they are then.
+type repositories struct {
+	metrics.BaseStableCollector
+	controller atomic.Pointer[Controller]
+}
+
+// DescribeWithStability is that of metrics.StableCollector.
+func (*repositories) DescribeWithStability(descs chan<- *metrics.Desc) { descs <- notReadyRepositories }
+
+// CollectWithStability is that of metrics.StableCollector.
+func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
+	all, err := r.controller.Load().lister.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	counts := map[string]int{}
+	for _, record := range all {
+		if ready := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady); ready != nil {
+			counts[ready.Reason]++
+		}
+	}
+	for _, reason := range reasons {
+		found <- metrics.NewLazyConstMetric(notReadyRepositories, metrics.GaugeValue, float64(counts[reason]), reason)
+	}
+}

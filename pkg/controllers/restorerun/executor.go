@@ -1,0 +1,342 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restorerun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/folder"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/hooks"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/restore"
+	"github.com/holdfast-io/holdfast/pkg/restore/source"
+	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
+	"github.com/holdfast-io/holdfast/pkg/runlog"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+const (
+	// reachTimeout is how long a store may take to answer before a run waits for it.
+	reachTimeout = 10 * time.Second
+	// prepareTimeout is how long what a run needs may be away before the run fails.
+	prepareTimeout = 30 * time.Minute
+	// Account is the ServiceAccount of the system namespace with whose rights the restores of
+	// that namespace write.
+	Account = "holdfast-restore"
+)
+
+var errNoLocation = errors.New("does not exist any more")
+
+// Executor executes runs with pkg/restore.
+type Executor struct {
+	// Config is that of the controller, which impersonates with it.
+	Config *rest.Config
+	// Kube acts as the controller.
+	Kube      kubernetes.Interface
+	Client    rest.Interface
+	Discovery restore.Discovery
+	// Secrets with the credentials of the locations.
+	Secrets   location.Secrets
+	Locations enginelisters.StorageLocationNamespaceLister
+	Runs      engineclient.RestoreRunsGetter
+	// Namespace is the system namespace.
+	Namespace string
+	// Cluster is this one, and Keys are the public keys with which this
+	// cluster signs its backups, and has signed.
+	Cluster format.Cluster
+	Keys    []string
+	Clock   clock.PassiveClock
+	// Workers is how many objects of a restore are written at once.
+	Workers int
+	// Volumes brings data back; nil if that is not to be.
+	Volumes *volumes.Volumes
+	// Logs has the logs of the runs while they are executed. Optional.
+	Logs *runlog.Logs
+}
+
+var _ executor = &Executor{}
+
+// Reach implements executor.
+func (e *Executor) Reach(ctx context.Context, run *engine.RestoreRun) error {
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	bucket, err := e.open(ctx, run)
+	if err != nil {
+		return err
+	}
+	defer bucket.Close()
+	return bucket.Check(ctx)
+}
+
+// Execute implements executor.
+func (e *Executor) Execute(ctx context.Context, run *engine.RestoreRun, progress *Progress) *restore.Ended {
+	request := restore.Request{Run: run, SystemNamespace: e.Namespace}
+	deps, closeBucket, err := e.prepareAtLast(ctx, run)
+	if err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return restore.Fail(ctx, request, e.Clock, err)
+	}
+	defer closeBucket()
+	log, end := e.Logs.Begin(run.UID, e.Clock)
+	defer end()
+	deps.Log, deps.Progress = log, &progress.Progress
+	if deps.Volumes != nil {
+		progress.Volumes(deps.Volumes.Counts)
+	}
+	return restore.Run(ctx, request, deps)
+}
+
+// Stop implements executor.
+func (e *Executor) Stop(ctx context.Context, run *engine.RestoreRun) error {
+	if e.Volumes == nil {
+		return nil
+	}
+	acting, err := kubernetes.NewForConfig(e.actingFor(run))
+	if err != nil {
+		return err
+	}
+	data := e.Volumes.Restorer(run, acting.CoreV1())
+	defer data.Close()
+	return data.End(ctx)
+}
+
+// Forget implements executor.
+func (e *Executor) Forget(ctx context.Context, run *engine.RestoreRun) error {
+	if e.Volumes == nil {
+		return nil
+	}
+	return e.Volumes.Forget(ctx, run)
+}
+
+// Store implements executor.
+func (e *Executor) Store(ctx context.Context, run *engine.RestoreRun, ended *restore.Ended) error {
+	bucket, err := e.open(ctx, run)
+	if err != nil {
+		return err
+	}
+	defer bucket.Close()
+	asked := run.AsRestore()
+	asked.Status.Origin = &v1alpha1.BackupOrigin{NamespaceUID: run.Spec.NamespaceUID}
+	return ended.Store(ctx, bucket, asked, e.Cluster)
+}
+
+// prepareAtLast tries for a while: a store, or the cluster, may be away just now.
+func (e *Executor) prepareAtLast(ctx context.Context, run *engine.RestoreRun) (deps restore.Dependencies, closeBucket func(), err error) {
+	backoff := time.Second
+	for deadline := e.Clock.Now().Add(prepareTimeout); ; backoff = min(2*backoff, 30*time.Second) {
+		deps, closeBucket, err = e.prepare(ctx, run)
+		if err == nil || isFinal(err) || e.Clock.Now().After(deadline) {
+			return deps, closeBucket, err
+		}
+		klog.FromContext(ctx).Info("The restore can't be begun, or gone on with; it will be tried again", "err", err)
+		select {
+		case <-time.After(backoff):
+		case <-ctx.Done():
+			return deps, nil, ctx.Err()
+		}
+	}
+}
+
+// isFinal reports whether trying again is in vain.
+func isFinal(err error) bool {
+	var refused *restore.Refused
+	return errors.As(err, &refused) || errors.Is(err, source.ErrRefused) || errors.Is(err, source.ErrNoBackup) ||
+		errors.Is(err, store.ErrNotFound) || errors.Is(err, errNoLocation)
+}
+
+func (e *Executor) prepare(ctx context.Context, run *engine.RestoreRun) (deps restore.Dependencies, closeBucket func(), err error) {
+	bucket, err := e.open(ctx, run)
+	if err != nil {
+		return deps, nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = bucket.Close()
+		}
+	}()
+	from := &run.Spec.Backup
+	place := format.Place{StoreName: from.StoreName, Location: from.StorageLocation, SystemNamespace: e.Namespace, Now: e.Clock.Now()}
+	backup, err := source.Open(ctx, bucket, place, from.UID)
+	if err != nil {
+		return deps, nil, err
+	}
+	if err := e.trust(run, backup.Metadata); err != nil {
+		return deps, nil, err
+	}
+	if err := e.leaveOutDeleted(ctx, bucket, place, backup); err != nil {
+		return deps, nil, err
+	}
+	config := e.actingFor(run)
+	writing := e.writingFor(run)
+	requests := rest.CopyConfig(writing)
+	requests.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
+	writer, err := rest.UnversionedRESTClientFor(requests)
+	if err != nil {
+		return deps, nil, err
+	}
+	acting, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return deps, nil, err
+	}
+	deps = restore.Dependencies{
+		Backup:    backup,
+		Writer:    writer,
+		Reader:    e.Client,
+		Discovery: e.Discovery,
+		Allowed:   func(ctx context.Context, right restore.Right) (bool, error) { return e.allowed(ctx, run, right) },
+		Clock:     e.Clock,
+		Workers:   e.Workers,
+	}
+	if modifier := run.Spec.Restore.ResourceModifier; modifier != nil {
+		rules, err := acting.CoreV1().ConfigMaps(run.Spec.RestoreRef.Namespace).Get(ctx, modifier.Name, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
+			return deps, nil, fmt.Errorf("the resource modifier can't be read: %w", err)
+		}
+		if err != nil {
+			return deps, nil, &restore.Refused{Reasons: []string{fmt.Sprintf("the resource modifier can't be read: %v", err)}}
+		}
+		deps.Modifiers = rules.Data
+	}
+	deps.Hooks = &runHooks{Client: hooks.Client{Kube: acting, Config: config}, runs: e.Runs.RestoreRuns(e.Namespace), run: run}
+	if e.Volumes == nil {
+		return deps, func() { _ = bucket.Close() }, nil
+	}
+	holding, err := kubernetes.NewForConfig(writing)
+	if err != nil {
+		return deps, nil, err
+	}
+	data := e.Volumes.Restorer(run, holding.CoreV1())
+	deps.Volumes = data
+	return deps, func() { data.Close(); _ = bucket.Close() }, nil
+}
+
+// leaveOutDeleted marks the volumes of a backup that were deleted from it since, whose data is
+// not restored, nor an empty claim in its stead.
+func (e *Executor) leaveOutDeleted(ctx context.Context, bucket store.Reader, place format.Place, backup *source.Backup) error {
+	of := folder.Folder{Place: place, Clock: e.Clock, UID: backup.Metadata.UID, Store: bucket,
+		Try: func(ctx context.Context, request func(context.Context) error) error { return request(ctx) }}
+	newest, _, err := of.NewestExpiration(ctx, backup.Metadata, e.Cluster.UID, e.Keys)
+	if err != nil {
+		return fmt.Errorf("find out which volumes were deleted from the backup %s: %w", place.StoreName, err)
+	}
+	if newest != nil {
+		backup.Delete(newest.Deleted)
+	}
+	return nil
+}
+
+// actingFor is the configuration of clients with the rights of a restore.
+func (e *Executor) actingFor(run *engine.RestoreRun) *rest.Config {
+	config := rest.CopyConfig(e.Config)
+	config.WarningHandler = rest.NoWarnings{} // they would be the log of the controller
+	if run.Spec.RestoreRef.Namespace == e.Namespace {
+		config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + e.Namespace + ":" + Account}
+		return config
+	}
+	requester := run.Spec.Requester
+	config.Impersonate = rest.ImpersonationConfig{UserName: requester.Username, UID: requester.UID, Groups: requester.Groups, Extra: requester.Extra}
+	return config
+}
+
+// writingFor is as actingFor, behind a fence.
+func (e *Executor) writingFor(run *engine.RestoreRun) *rest.Config {
+	config := e.actingFor(run)
+	config.Wrap(liveness.Fence)
+	return config
+}
+
+// allowed asks the cluster what the requester of a restore may do.
+func (e *Executor) allowed(ctx context.Context, run *engine.RestoreRun, right restore.Right) (bool, error) {
+	requester := run.Spec.Requester
+	extra := map[string]authorizationv1.ExtraValue{}
+	for key, values := range requester.Extra {
+		extra[key] = values
+	}
+	review, err := e.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: requester.Username, UID: requester.UID, Groups: requester.Groups, Extra: extra,
+			ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Verb: right.Verb, Group: right.Group, Resource: right.Resource, Subresource: right.Subresource,
+				Namespace: right.Namespace, Name: right.Name,
+			},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return false, err
+	}
+	return review.Status.Allowed, nil
+}
+
+// trust refuses a backup that is not what it says. One whose signature does not fit nobody
+// restores; what is not signed by this cluster, or by one that the location trusts, only
+// the administrators do.
+func (e *Executor) trust(run *engine.RestoreRun, backup *v1alpha1.Backup) error {
+	origin := backup.Status.Origin
+	switch {
+	case origin == nil || origin.Trust == v1alpha1.BackupTrustForged:
+		message := "it has no origin"
+		if origin != nil {
+			message = origin.Message
+		}
+		return &restore.Refused{Reasons: []string{fmt.Sprintf("the backup %s is not as it was made: %s", run.Spec.Backup.StoreName, message)}}
+	case run.Spec.Backup.PublicKey != "" && (origin.Trust != "" || origin.PublicKey != run.Spec.Backup.PublicKey):
+		return &restore.Refused{Reasons: []string{fmt.Sprintf("the backup %s is not signed as it was when the restore was asked for: look at it, and ask again", run.Spec.Backup.StoreName)}}
+	case run.Spec.RestoreRef.Namespace == e.Namespace:
+		return nil
+	case run.Spec.Requester.Username == "":
+		return &restore.Refused{Reasons: []string{"nobody knows who asked for the restore, with whose rights it would write"}}
+	case origin.Trust == "" && origin.ClusterUID == e.Cluster.UID && slices.Contains(e.Keys, origin.PublicKey):
+		return nil
+	}
+	record, err := e.location(run)
+	if err != nil {
+		return err
+	}
+	if origin.Trust == "" && slices.ContainsFunc(record.Spec.TrustedClusters, func(trusted engine.TrustedCluster) bool {
+		return trusted.PublicKey == origin.PublicKey && trusted.UID == origin.ClusterUID &&
+			(len(trusted.Namespaces) == 0 || slices.Contains(trusted.Namespaces, run.Spec.RestoreRef.Namespace))
+	}) {
+		return nil
+	}
+	return &restore.Refused{Reasons: []string{fmt.Sprintf("the backup %s was not made by this cluster, nor by one that its storage location trusts: only a restore in the namespace %s takes it", run.Spec.Backup.StoreName, e.Namespace)}}
+}
+
+// open opens the run's storage location. The caller closes it.
+func (e *Executor) open(ctx context.Context, run *engine.RestoreRun) (*store.Bucket, error) {
+	record, err := e.location(run)
+	if err != nil {
+		return nil, err
+	}
+	return location.Open(ctx, e.Secrets, record)
+}
+
+func (e *Executor) location(run *engine.RestoreRun) (*engine.StorageLocation, error) {
+	name := run.Spec.Backup.StorageLocation
+	record, err := e.Locations.Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("the storage location %q %w", name, errNoLocation)
+	}
+	return record, err
+}

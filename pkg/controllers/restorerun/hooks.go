@@ -1,0 +1,137 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restorerun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/hooks"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/restore"
+)
+
+// maxHooked is in how many pods a restore runs commands: each is noted in its record.
+const maxHooked = 1000
+
+// runHooks runs the commands of a run in pods, and notes in its record where they were begun.
+// Only the process that the record names notes anything, so that of two that execute the run
+// one begins them.
+type runHooks struct {
+	hooks.Client
+	runs engineclient.RestoreRunInterface
+	// run is the run as it was claimed.
+	run *engine.RestoreRun
+
+	// mu keeps the writes of this process apart.
+	mu sync.Mutex
+}
+
+var _ restore.Hooks = &runHooks{}
+
+var errOthers = errors.New("another process has taken the restore over")
+
+// Begin implements restore.Hooks.
+func (h *runHooks) Begin(ctx context.Context, pod types.UID) (earlier *engine.HookedPod, err error) {
+	mine := false // an answer that was lost is none of an earlier process
+	err = h.note(ctx, func(status *engine.RestoreRunStatus) error {
+		i := slices.IndexFunc(status.Hooked, func(h engine.HookedPod) bool { return h.UID == pod })
+		if i >= 0 {
+			if !mine {
+				earlier = status.Hooked[i].DeepCopy()
+			}
+			return errNothing
+		}
+		if len(status.Hooked) >= maxHooked {
+			return fmt.Errorf("a restore runs commands in at most %d pods", maxHooked)
+		}
+		mine = true
+		status.Hooked = append(status.Hooked, engine.HookedPod{UID: pod})
+		return nil
+	})
+	return earlier, err
+}
+
+// Exec implements restore.Hooks. A process that was paused since Begin runs no command a second
+// time that another one, or a person, has seen to meanwhile.
+func (h *runHooks) Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (output string, err error) {
+	if !liveness.Holds(ctx) {
+		return "", liveness.ErrLost
+	}
+	return h.Client.Exec(ctx, pod, container, command)
+}
+
+// End implements restore.Hooks. Where the record has no room for the texts, it is noted all the
+// same that the commands have ended.
+func (h *runHooks) End(ctx context.Context, pod engine.HookedPod) error {
+	err := h.end(ctx, pod)
+	if isTooMuch(err) {
+		err = h.end(ctx, engine.HookedPod{UID: pod.UID, Ended: pod.Ended, Failed: pod.Failed})
+	}
+	return err
+}
+
+func (h *runHooks) end(ctx context.Context, pod engine.HookedPod) error {
+	return h.note(ctx, func(status *engine.RestoreRunStatus) error {
+		i := slices.IndexFunc(status.Hooked, func(h engine.HookedPod) bool { return h.UID == pod.UID })
+		if i < 0 {
+			return errNothing
+		}
+		status.Hooked[i] = pod
+		return nil
+	})
+}
+
+// errNothing says that there is nothing to write.
+var errNothing = errors.New("nothing")
+
+// isTooMuch reports whether a record would be larger than the API server, or its etcd, takes, or
+// is not valid. Trying again does not help.
+func isTooMuch(err error) bool {
+	return apierrors.IsRequestEntityTooLargeError(err) || apierrors.IsInvalid(err) ||
+		err != nil && (strings.Contains(err.Error(), "too large") || strings.Contains(err.Error(), "larger than max"))
+}
+
+// note changes the record. It tries for as long as ctx lasts, unless that is too much for the
+// record.
+func (h *runHooks) note(ctx context.Context, change func(*engine.RestoreRunStatus) error) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var final error
+	err := untilDone(ctx, func(ctx context.Context) (bool, error) {
+		live, err := h.runs.Get(ctx, h.run.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err), err == nil && (live.UID != h.run.UID || live.Status.Executor != h.run.Status.Executor || live.Status.Attempts != h.run.Status.Attempts):
+			final = errOthers
+			return true, nil
+		case err == nil:
+			if final = change(&live.Status); final != nil {
+				return true, nil
+			}
+			if _, err = h.runs.UpdateStatus(ctx, live, metav1.UpdateOptions{}); isTooMuch(err) {
+				final = err
+				return true, nil
+			}
+		}
+		if err != nil && !apierrors.IsConflict(err) {
+			klog.FromContext(ctx).Info("Noting the hooks of a restore failed; it will be tried again", "restoreRun", klog.KObj(h.run), "err", err)
+		}
+		return err == nil, nil
+	})
+	if final != nil && !errors.Is(final, errNothing) {
+		return final
+	}
+	return err
+}

@@ -1,0 +1,351 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restorerun
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/clock"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/pkg/restore"
+)
+
+const (
+	system   = enginetest.System
+	identity = "this process"
+)
+
+// work is a fake of the executor's. The zero value completes at once.
+type work struct {
+	execute     func(ctx context.Context) error
+	unreachable error
+
+	mu                                  sync.Mutex
+	executed, stops, forgotten, storing int
+	// unstopped and unstored are how often stopping and storing are to fail.
+	unstopped, unstored int
+	stored              []v1alpha1.RestorePhase
+}
+
+func (w *work) Reach(context.Context, *engine.RestoreRun) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.unreachable
+}
+
+func (w *work) Execute(ctx context.Context, run *engine.RestoreRun, _ *Progress) *restore.Ended {
+	w.mu.Lock()
+	w.executed++
+	w.mu.Unlock()
+	if w.execute != nil {
+		if err := w.execute(ctx); err != nil {
+			return restore.Fail(ctx, restore.Request{Run: run, SystemNamespace: system}, clock.RealClock{}, err)
+		}
+	}
+	return &restore.Ended{Status: v1alpha1.RestoreStatus{Phase: v1alpha1.RestorePhaseCompleted, CompletionTimestamp: new(metav1.Now())}}
+}
+
+func (w *work) Stop(context.Context, *engine.RestoreRun) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stops++; w.stops <= w.unstopped {
+		return errors.New("an agent does not answer")
+	}
+	return nil
+}
+
+func (w *work) Forget(context.Context, *engine.RestoreRun) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.forgotten++
+	return nil
+}
+
+func (w *work) Store(_ context.Context, _ *engine.RestoreRun, ended *restore.Ended) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.storing++; w.storing <= w.unstored {
+		return errors.New("the store does not answer")
+	}
+	w.stored = append(w.stored, ended.Status.Phase)
+	return nil
+}
+
+// harness runs a controller on a cluster with the run undo, which was let start.
+type harness struct {
+	*enginetest.Queue
+	work      *work
+	takenBack int
+}
+
+func newHarness(t *testing.T, w *work, change ...func(*engine.RestoreRun)) *harness {
+	h := &harness{Queue: enginetest.NewQueue(t), work: w}
+	run := &engine.RestoreRun{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "undo", UID: "uid-of-undo"},
+		Spec:       engine.RestoreRunSpec{RestoreRef: v1alpha1.BackupReference{Namespace: system, Name: "undo"}},
+		Status:     engine.RestoreRunStatus{Phase: v1alpha1.RestorePhaseQueued, Ticket: 1},
+	}
+	for _, c := range change {
+		c(run)
+	}
+	h.Create(run)
+	h.WriteLedger(records.Start{UID: run.UID, Name: run.Name})
+	ledger := h.LedgerObject()
+	ledger.Data[records.LeaderKey] = identity
+	if _, err := h.Kube.CoreV1().ConfigMaps(system).Update(t.Context(), ledger, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func (h *harness) TakeBack(context.Context, types.UID) error {
+	h.takenBack++
+	h.WriteLedger()
+	return nil
+}
+
+func (h *harness) Changed(string) {}
+
+func (h *harness) start() {
+	h.Helper()
+	controller := h.controller()
+	go controller.Run(h.Context())
+	controller.Start("undo")
+	time.Sleep(10 * time.Second) // the loop begins when informers have synced
+	synctest.Wait()
+}
+
+func (h *harness) controller() *Controller {
+	h.Helper()
+	factory := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
+	controller, err := New(Config{
+		Namespace: system, Workers: 1, Identity: identity, Queue: h, Engine: h.EngineV1alpha1(), ConfigMaps: h.Kube.CoreV1().ConfigMaps(system),
+		Leads: func(context.Context) error { return nil }, Executor: h.work, CheckLocation: func(context.Context, string) error { return nil },
+		Events: h.Events, Clock: clock.RealClock{}, RunInformer: factory.Engine().V1alpha1().RestoreRuns(),
+	})
+	if err != nil {
+		h.Fatal(err)
+	}
+	factory.StartWithContext(h.Context())
+	h.Cleanup(factory.Shutdown)
+	factory.WaitForCacheSync(h.Context().Done())
+	return controller
+}
+
+func (h *harness) run() *engine.RestoreRun {
+	h.Helper()
+	run, err := h.EngineV1alpha1().RestoreRuns(system).Get(h.Context(), "undo", metav1.GetOptions{})
+	if err != nil {
+		h.Fatal(err)
+	}
+	return run
+}
+
+// writes breaks the writes of a run's status of which which is true, so many times.
+func (h *harness) writes(times int, fault enginetest.Fault, which func(*engine.RestoreRun) bool) {
+	var mu sync.Mutex
+	h.Fault(func(action clienttesting.Action) enginetest.Fault {
+		update, ok := action.(clienttesting.UpdateAction)
+		if !ok {
+			return enginetest.Fault{}
+		}
+		run, ok := update.GetObject().(*engine.RestoreRun)
+		mu.Lock()
+		defer mu.Unlock()
+		if !ok || times == 0 || !which(run) {
+			return enginetest.Fault{}
+		}
+		times--
+		return fault
+	})
+}
+
+func hasEnded(run *engine.RestoreRun) bool { return run.Status.Phase.Ended() }
+func isClaimed(run *engine.RestoreRun) bool {
+	return run.Status.Phase == v1alpha1.RestorePhaseInProgress
+}
+
+// TestRetries: whatever is refused or lost, a run is executed to its end, once, and its end
+// stands in the store and in the record.
+func TestRetries(t *testing.T) {
+	down, conflict := errors.New("connection refused"), apierrors.NewConflict(engine.Resource("restoreruns"), "undo", errors.New("changed"))
+	for name, breaks := range map[string]func(h *harness){
+		"nothing":                      func(*harness) {},
+		"the claim is refused":         func(h *harness) { h.writes(3, enginetest.Fault{Err: down}, isClaimed) },
+		"the answer to it is lost":     func(h *harness) { h.writes(1, enginetest.Fault{Err: down, Lost: true}, isClaimed) },
+		"the end is refused":           func(h *harness) { h.writes(5, enginetest.Fault{Err: down}, hasEnded) },
+		"the end meets a conflict":     func(h *harness) { h.writes(2, enginetest.Fault{Err: conflict}, hasEnded) },
+		"the answer to it is lost too": func(h *harness) { h.writes(1, enginetest.Fault{Err: down, Lost: true}, hasEnded) },
+		"agents do not stop":           func(h *harness) { h.work.unstopped = 4 },
+		"the store is away":            func(h *harness) { h.work.unstored = 3 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, &work{})
+				breaks(h)
+				h.start()
+				time.Sleep(10 * time.Minute)
+				synctest.Wait()
+				run := h.run()
+				if run.Status.Phase != v1alpha1.RestorePhaseCompleted || !run.Status.Stored || run.Status.Attempts != 1 {
+					t.Errorf("it is %+v", run.Status)
+				}
+				if h.work.executed != 1 || len(h.work.stored) != 1 || h.work.forgotten != 1 {
+					t.Errorf("executed %d, stored %q, forgotten %d times", h.work.executed, h.work.stored, h.work.forgotten)
+				}
+			})
+		})
+	}
+}
+
+// TestGoneOnWith: a run that another process left is claimed and executed, but not more often
+// than any process survives.
+func TestGoneOnWith(t *testing.T) {
+	for attempts, phase := range map[int32]v1alpha1.RestorePhase{1: v1alpha1.RestorePhaseCompleted, maxAttempts: v1alpha1.RestorePhaseFailed} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, &work{}, func(run *engine.RestoreRun) {
+				run.Status.Phase, run.Status.Executor, run.Status.Attempts = v1alpha1.RestorePhaseInProgress, "a process before", attempts
+			})
+			h.start()
+			run := h.run()
+			if run.Status.Phase != phase || run.Status.Attempts != attempts+1 || run.Status.Executor != identity {
+				t.Errorf("after %d attempts: %+v", attempts, run.Status)
+			}
+		})
+	}
+}
+
+// TestTakenOver: what another process writes that has taken a run over goes on.
+func TestTakenOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var h *harness
+		h = newHarness(t, &work{execute: func(ctx context.Context) error {
+			run, err := h.EngineV1alpha1().RestoreRuns(system).Get(ctx, "undo", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			run.Status.Executor = "the next one"
+			_, err = h.EngineV1alpha1().RestoreRuns(system).UpdateStatus(ctx, run, metav1.UpdateOptions{})
+			h.WriteLedger() // the queue has it in its own
+			return err
+		}})
+		h.start()
+		if run := h.run(); h.work.executed != 1 || h.work.stops+h.work.storing+h.work.forgotten > 0 || run.Status.Executor != "the next one" || run.Status.Phase.Ended() {
+			t.Errorf("stopped %d times, stored %d times: %+v", h.work.stops, h.work.storing, run.Status)
+		}
+	})
+}
+
+// TestStoreThatIsAway: a run that has not begun goes back to its place.
+func TestStoreThatIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{unreachable: errors.New("no route to host")})
+		h.start()
+		if run := h.run(); run.Status.Phase != v1alpha1.RestorePhaseQueued || h.takenBack != 1 || h.work.executed > 0 {
+			t.Errorf("it is %s, taken back %d times, executed %d times", run.Status.Phase, h.takenBack, h.work.executed)
+		}
+	})
+}
+
+// TestCancel: a run stops when it is cancelled, also while the record can't be written, and is
+// Cancelled by whoever asked.
+func TestCancel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }})
+		h.start()
+		run := h.run()
+		run.Spec.Cancellation = &engine.Ask{Requester: engine.Requester{Username: "jane"}, Timestamp: metav1.Now()}
+		if _, err := h.EngineV1alpha1().RestoreRuns(system).Update(t.Context(), run, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		h.writes(3, enginetest.Fault{Err: errors.New("connection refused")}, hasEnded)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if run := h.run(); run.Status.Phase != v1alpha1.RestorePhaseCancelled || !strings.Contains(run.Status.FailureReason, "cancelled by jane") || !run.Status.Stored {
+			t.Errorf("it is %+v", run.Status)
+		}
+	})
+}
+
+// TestHooksAreBegunOnce: whatever is lost, the commands of a pod are begun by one process, and
+// what became of them is known to the next.
+func TestHooksAreBegunOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{}, func(run *engine.RestoreRun) {
+			run.Status.Phase, run.Status.Executor, run.Status.Attempts = v1alpha1.RestorePhaseInProgress, identity, 1
+		})
+		hooks := func() *runHooks { return &runHooks{runs: h.EngineV1alpha1().RestoreRuns(system), run: h.run()} }
+		first := hooks()
+		h.writes(2, enginetest.Fault{Err: errors.New("connection refused"), Lost: true}, isClaimed)
+		if earlier, err := first.Begin(t.Context(), "db"); earlier != nil || err != nil {
+			t.Fatalf("Begin, whose answer is lost: %+v, %v", earlier, err)
+		}
+		if earlier, err := first.Begin(t.Context(), "web"); earlier != nil || err != nil {
+			t.Fatalf("Begin of another one: %+v, %v", earlier, err)
+		}
+		if err := first.End(t.Context(), engine.HookedPod{UID: "web", Ended: true, Failed: 1, Errors: []string{"no"}}); err != nil {
+			t.Fatal(err)
+		}
+		run := h.run()
+		run.Status.Executor, run.Status.Attempts = "the next one", 2
+		if _, err := h.EngineV1alpha1().RestoreRuns(system).UpdateStatus(t.Context(), run, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := first.Begin(t.Context(), "more"); !errors.Is(err, errOthers) {
+			t.Errorf("Begin by who leads no more: %v", err)
+		}
+		next := hooks()
+		if earlier, err := next.Begin(t.Context(), "db"); err != nil || earlier == nil || earlier.Ended {
+			t.Errorf("what had not ended: %+v, %v", earlier, err)
+		}
+		if earlier, err := next.Begin(t.Context(), "web"); err != nil || earlier == nil || !earlier.Ended || earlier.Failed != 1 || earlier.Errors[0] != "no" {
+			t.Errorf("what had ended: %+v, %v", earlier, err)
+		}
+	})
+}
+
+// TestHooksThatTheRecordHasNoRoomFor: that they have ended is noted without their texts, and
+// what can't be noted at all holds nobody up.
+func TestHooksThatTheRecordHasNoRoomFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{}, func(run *engine.RestoreRun) {
+			run.Status.Phase, run.Status.Executor, run.Status.Attempts = v1alpha1.RestorePhaseInProgress, identity, 1
+		})
+		hooks := &runHooks{runs: h.EngineV1alpha1().RestoreRuns(system), run: h.run()}
+		if _, err := hooks.Begin(t.Context(), "db"); err != nil {
+			t.Fatal(err)
+		}
+		tooLarge := enginetest.Fault{Err: apierrors.NewInternalError(errors.New("etcdserver: request is too large"))}
+		h.writes(-1, tooLarge, func(run *engine.RestoreRun) bool { return len(run.Status.Hooked[0].Warnings) > 0 })
+		ended := engine.HookedPod{UID: "db", Ended: true, Failed: 1, Warnings: []string{"no"}}
+		if err := hooks.End(t.Context(), ended); err != nil {
+			t.Error(err)
+		}
+		if noted := h.run().Status.Hooked; len(noted) != 1 || !noted[0].Ended || noted[0].Failed != 1 {
+			t.Errorf("noted: %+v", noted)
+		}
+		h.writes(-1, tooLarge, isClaimed)
+		if _, err := hooks.Begin(t.Context(), "web"); !errors.Is(err, tooLarge.Err) {
+			t.Errorf("Begin: %v", err)
+		}
+		if err := hooks.End(t.Context(), ended); !errors.Is(err, tooLarge.Err) {
+			t.Errorf("End: %v", err)
+		}
+	})
+}

@@ -1,0 +1,112 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restorerun
+
+import (
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/restore"
+)
+
+// Progress is how far the execution of a run is. It is safe for concurrent use.
+type Progress struct {
+	restore.Progress
+
+	mu      sync.Mutex
+	volumes func() v1alpha1.RestoreVolumesProgress
+}
+
+// Volumes has the counts of volumes asked for.
+func (p *Progress) Volumes(counts func() v1alpha1.RestoreVolumesProgress) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.volumes = counts
+}
+
+// set writes the progress into a status, and reports whether that is news.
+func (p *Progress) set(status *engine.RestoreRunStatus) bool {
+	before := status.DeepCopy()
+	if objects := p.Objects(); objects != (v1alpha1.RestoreProgress{}) {
+		status.Progress = &objects
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.volumes != nil {
+		if counts := p.volumes(); counts.Total > 0 {
+			status.Volumes = &counts
+		}
+	}
+	return !equality.Semantic.DeepEqual(before, status)
+}
+
+// recordEnd writes the end of a run into its status.
+func recordEnd(status *engine.RestoreRunStatus, ended *restore.Ended, stored bool) {
+	end := &ended.Status
+	status.Phase, status.Stored = end.Phase, stored
+	status.Errors, status.Warnings = end.Errors, end.Warnings
+	status.FailureReason, status.ValidationErrors = end.FailureReason, end.ValidationErrors
+	status.CompletionTimestamp = end.CompletionTimestamp.DeepCopy()
+	status.HookStatus = end.HookStatus.DeepCopy()
+	if end.Progress != nil {
+		status.Progress = end.Progress.DeepCopy()
+	}
+	if end.Volumes != nil {
+		status.Volumes = end.Volumes.DeepCopy()
+	}
+}
+
+// reference is the Restore that people know a run by, for events.
+func reference(run *engine.RestoreRun) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
+		APIVersion: v1alpha1.SchemeGroupVersion.String(),
+		Kind:       "Restore",
+		Namespace:  run.Spec.RestoreRef.Namespace,
+		Name:       run.Spec.RestoreRef.Name,
+		UID:        run.UID,
+	}
+}
+
+// cancelledReason says by whom a run was cancelled.
+func cancelledReason(run *engine.RestoreRun) string {
+	if asked := run.Spec.Cancellation; asked != nil && asked.Requester.Username != "" {
+		return "cancelled by " + asked.Requester.Username
+	}
+	return "cancelled"
+}
+
+var (
+	restoresTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      "holdfast",
+		Name:           "restores_total",
+		Help:           "Restores that have started and ended, by phase: Completed, PartiallyFailed, Failed, FailedValidation or Cancelled.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"phase"})
+	restoreDuration = metrics.NewHistogram(&metrics.HistogramOpts{
+		Subsystem:      "holdfast",
+		Name:           "restore_duration_seconds",
+		Help:           "How long restores took from their first start to their end.",
+		Buckets:        []float64{0.1, 1, 10, 60, 300, 900, 3600, 4 * 3600, 24 * 3600},
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	register sync.Once
+)
+
+func registerMetrics() {
+	register.Do(func() { legacyregistry.MustRegister(restoresTotal, restoreDuration) })
+}
+
+func observeEnd(run *engine.RestoreRun, status *v1alpha1.RestoreStatus) {
+	restoresTotal.WithLabelValues(string(status.Phase)).Inc()
+	if start, end := run.Status.StartTimestamp, status.CompletionTimestamp; start != nil && end != nil {
+		restoreDuration.Observe(end.Sub(start.Time).Seconds())
+	}
+}

@@ -1,0 +1,68 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restorerun
+
+import (
+	"errors"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/restore"
+)
+
+// What was vouched for when the restore was asked for must be what is read; what nobody
+// vouches for, only the administrators restore; what is forged, nobody.
+func TestTrust(t *testing.T) {
+	locations := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	if err := locations.Add(&engine.StorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "default"},
+		Spec:       engine.StorageLocationSpec{TrustedClusters: []engine.TrustedCluster{{UID: "other", PublicKey: "trusted", Namespaces: []string{"shop"}}}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	e := &Executor{
+		Namespace: "holdfast", Cluster: format.Cluster{UID: "us"}, Keys: []string{"ours", "earlier"},
+		Locations: enginelisters.NewStorageLocationLister(locations).StorageLocations("holdfast"),
+	}
+	signed := func(key, cluster string) *v1alpha1.BackupOrigin {
+		return &v1alpha1.BackupOrigin{PublicKey: key, ClusterUID: cluster}
+	}
+	foreign := &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustForeign, ClusterUID: "us"}
+	for name, c := range map[string]struct {
+		namespace, vouched string
+		origin             *v1alpha1.BackupOrigin
+		want               bool
+	}{
+		"our own":             {"shop", "ours", signed("ours", "us"), true},
+		"with an earlier key": {"shop", "earlier", signed("earlier", "us"), true},
+		"of a cluster that is trusted with the namespace": {"shop", "trusted", signed("trusted", "other"), true},
+		"and with another one":                            {"blog", "trusted", signed("trusted", "other"), false},
+		"in another cluster's name":                       {"shop", "", signed("ours", "other"), false},
+		"in our name by another key":                      {"shop", "", signed("trusted", "us"), false},
+		"signed by another since":                         {"holdfast", "ours", signed("trusted", "other"), false},
+		"not signed any more":                             {"holdfast", "ours", foreign, false},
+		"never signed, for an administrator":              {"holdfast", "", foreign, true},
+		"never signed, for a tenant":                      {"shop", "", foreign, false},
+		"forged":                                          {"holdfast", "", &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustForged}, false},
+		"without an origin":                               {"holdfast", "", nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run := &engine.RestoreRun{Spec: engine.RestoreRunSpec{
+				RestoreRef: v1alpha1.BackupReference{Namespace: c.namespace, Name: "r"},
+				Requester:  engine.Requester{Username: "jane"},
+			}}
+			run.Spec.Backup.StorageLocation, run.Spec.Backup.PublicKey = "default", c.vouched
+			err := e.trust(run, &v1alpha1.Backup{Status: v1alpha1.BackupStatus{Origin: c.origin}})
+			if _, refused := errors.AsType[*restore.Refused](err); (err == nil) != c.want || !c.want && !refused {
+				t.Errorf("trust = %v, want it restored: %t", err, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,154 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// confined is a folder that is never left: not by a link either that a pod puts into it
+// while it is read or written.
+type confined struct {
+	*os.Root
+	top *os.File // the folder itself
+}
+
+func openConfined(dir string) (*confined, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the volume's folder: %w", err)
+	}
+	top, err := root.Open(".")
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open the volume's folder: %w", err), root.Close())
+	}
+	return &confined{Root: root, top: top}, nil
+}
+
+func (c *confined) Close() error { return errors.Join(c.top.Close(), c.Root.Close()) }
+
+// handle opens a file or folder, by one call of the kernel where that knows how to stay
+// inside of a folder. Where it doesn't, or there are links on the way, it is as os.Root does
+// it, folder by folder. A new file is its owner's alone.
+func (c *confined) handle(path string, flags int) (handle, error) {
+	how := unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
+	if flags&unix.O_CREAT != 0 {
+		how.Mode = newFileMode
+	}
+	fd, err := unix.Openat2(int(c.top.Fd()), path, &how)
+	if err == nil {
+		return handle{fd, path}, nil
+	}
+	file, err := c.OpenFile(path, flags, newFileMode)
+	if err != nil {
+		return handle{}, err
+	}
+	defer file.Close()
+	fd, err = unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	return handle{fd, path}, err
+}
+
+const newFileMode = 0o600
+
+// handle is a file or folder that is open. It is no os.File, which costs as much as a small
+// file does. It is closed once, when nobody uses it any more.
+type handle struct {
+	fd   int
+	path string // for errors
+}
+
+func (h handle) failed(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &os.PathError{Op: what, Path: h.path, Err: err}
+}
+
+// do makes a call of the kernel until no signal interrupts it, as os does for its own: file
+// systems of the network and of FUSE let signals in, and the scheduler sends some.
+func (h handle) do(what string, call func() error) error {
+	return h.failed(what, again(call))
+}
+
+func again(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+func (h handle) stat() (stat unix.Stat_t, err error) {
+	err = h.do("stat", func() error { return unix.Fstat(h.fd, &stat) })
+	return stat, err
+}
+
+// WriteAt implements io.WriterAt.
+func (h handle) WriteAt(b []byte, offset int64) (written int, err error) {
+	for written < len(b) && err == nil {
+		err = h.do("write", func() error {
+			n, err := unix.Pwrite(h.fd, b[written:], offset+int64(written))
+			written += max(n, 0)
+			if n == 0 && err == nil {
+				return io.ErrUnexpectedEOF // as os has it; nothing says that more is written the next time
+			}
+			return err
+		})
+	}
+	return written, err
+}
+
+// Truncate gives a file its size.
+func (h handle) Truncate(size int64) error {
+	return h.do("truncate", func() error { return unix.Ftruncate(h.fd, size) })
+}
+
+func (h handle) chown(user, group uint32) error {
+	return h.do("chown", func() error { return unix.Fchown(h.fd, int(user), int(group)) })
+}
+
+func (h handle) chmod(mode fs.FileMode) error {
+	bits := uint32(mode.Perm())
+	if mode&fs.ModeSetuid != 0 {
+		bits |= unix.S_ISUID
+	}
+	if mode&fs.ModeSetgid != 0 {
+		bits |= unix.S_ISGID
+	}
+	if mode&fs.ModeSticky != 0 {
+		bits |= unix.S_ISVTX
+	}
+	return h.do("chmod", func() error { return unix.Fchmod(h.fd, bits) })
+}
+
+// setTime sets the times of what is open, by which all that was written to it before is
+// written where the file system sets times by that: cp and tar rely on it, too.
+func (h handle) setTime(t time.Time) error {
+	at := unix.NsecToTimespec(t.UnixNano())
+	times := [2]unix.Timespec{at, at}
+	return h.do("chtimes", func() error {
+		// Without a path it is about the file itself.
+		if _, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(h.fd), 0, uintptr(unsafe.Pointer(&times)), 0, 0, 0); errno != 0 {
+			return errno
+		}
+		return nil
+	})
+}
+
+// close is not repeated: after a signal, too, Linux has closed it.
+func (h handle) close() error {
+	err := unix.Close(h.fd)
+	if errors.Is(err, unix.EINTR) {
+		return nil
+	}
+	return h.failed("close", err)
+}

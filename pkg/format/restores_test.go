@@ -1,0 +1,90 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package format
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// What is told of a restore says of which cluster it is, and can't be changed unseen; what the
+// requester has written in our name is not told.
+func TestRestoreMetadata(t *testing.T) {
+	key, err := ParseSigningKey(bytes.Repeat([]byte{7}, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster := Cluster{UID: "us", Key: key}
+	restore := &holdfast.Restore{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop", Name: "back", UID: "u",
+			Annotations: map[string]string{"team": "a", AnnotationClusterUID: "them", AnnotationSignature: "mine"},
+		},
+		Spec: holdfast.RestoreSpec{BackupName: "nightly"},
+		Status: holdfast.RestoreStatus{
+			Phase:  holdfast.RestorePhaseCompleted,
+			Backup: &holdfast.RestoredBackup{Namespace: "shop", Name: "nightly", UID: "b", StorageLocation: "default"},
+			Origin: &holdfast.BackupOrigin{NamespaceUID: "n"},
+		},
+	}
+	decode := func(data []byte) (*holdfast.Restore, *holdfast.BackupOrigin) {
+		t.Helper()
+		got, origin, err := DecodeRestore(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got, origin
+	}
+	encode := func(cluster Cluster) []byte {
+		t.Helper()
+		data, err := EncodeRestore(restore, cluster)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	data := encode(cluster)
+	got, origin := decode(data)
+	if diff := cmp.Diff(&holdfast.BackupOrigin{ClusterUID: "us", PublicKey: key.PublicKey(), Namespace: "shop", Name: "back", NamespaceUID: "n"}, origin); diff != "" {
+		t.Errorf("where it comes from (-want +got):\n%s", diff)
+	}
+	want := restore.DeepCopy()
+	want.TypeMeta = metav1.TypeMeta{APIVersion: "holdfast.io/v1alpha1", Kind: "Restore"}
+	want.Annotations = map[string]string{"team": "a"}
+	want.Status.Origin = nil // it is told apart from the rest
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what is told (-want +got):\n%s", diff)
+	}
+	for name, c := range map[string]struct {
+		data  []byte
+		trust holdfast.BackupTrust
+	}{
+		"another cluster":      {bytes.Replace(data, []byte(`"us"`), []byte(`"me"`), 1), holdfast.BackupTrustForged},
+		"another phase":        {bytes.Replace(data, []byte("Completed"), []byte("Failed"), 1), holdfast.BackupTrustForged},
+		"no key":               {encode(Cluster{UID: "us"}), holdfast.BackupTrustForeign},
+		"nobody knows whose":   {encode(Cluster{}), holdfast.BackupTrustForeign},
+		"written anew by hand": {[]byte(strings.ReplaceAll(string(data), ",", ", ")), ""},
+	} {
+		if _, origin := decode(c.data); origin.Trust != c.trust {
+			t.Errorf("%s: the trust is %q, not %q", name, origin.Trust, c.trust)
+		}
+	}
+	if _, _, err := DecodeRestore(bytes.Replace(data, []byte(`"Restore"`), []byte(`"Backup"`), 1)); err == nil {
+		t.Error("a Backup is taken for a Restore")
+	}
+	// A fraction has no canonical form: it is told all the same, and not signed.
+	restore.Spec.Hooks.Resources = []holdfast.RestoreResourceHookSpec{{PostHooks: []holdfast.RestoreResourceHook{{
+		Init: &holdfast.InitRestoreHook{InitContainers: []runtime.RawExtension{{Raw: []byte(`{"resources":{"limits":{"cpu":0.5}}}`)}}},
+	}}}}
+	if _, origin := decode(encode(cluster)); origin.Trust != holdfast.BackupTrustForeign || origin.ClusterUID != "us" {
+		t.Errorf("with a fraction it comes from %+v", origin)
+	}
+}

@@ -1,0 +1,101 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hooks has what the hooks of backups and of restores share: which pods they are
+// for, what of a pod's annotations is a command, and how that is run in a container.
+package hooks
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+const (
+	// DefaultTimeout is how long a command may take if nothing is said.
+	DefaultTimeout = 30 * time.Second
+	// maxCommand is what a command may have of bytes, all of its words together.
+	maxCommand = 16 << 10
+)
+
+var podsResource = schema.GroupResource{Resource: "pods"}
+
+// Words are those of an entry of a spec's hooks that say which pods it is for.
+type Words struct {
+	Name                                   string
+	IncludedNamespaces, ExcludedNamespaces []string
+	IncludedResources, ExcludedResources   []string
+	LabelSelector                          *metav1.LabelSelector
+}
+
+// Selector says which pods an entry is for.
+type Selector struct {
+	pods       bool
+	namespaces *selection.Namespaces
+	labels     labels.Selector
+}
+
+// Parse makes ready the words of a spec, which was validated.
+func (w Words) Parse() (*Selector, error) {
+	namespaces, problems := selection.ParseNamespaces(w.IncludedNamespaces, w.ExcludedNamespaces, nil)
+	resources, more := selection.ParseResources(selection.ResourceLists{IncludedResources: w.IncludedResources, ExcludedResources: w.ExcludedResources}, namespaces, nil)
+	if err := append(problems, more...).ToAggregate(); err != nil {
+		return nil, fmt.Errorf("the hooks %s: %w", w.Name, err)
+	}
+	selector := labels.Everything()
+	if w.LabelSelector != nil {
+		var err error
+		if selector, err = metav1.LabelSelectorAsSelector(w.LabelSelector); err != nil {
+			return nil, fmt.Errorf("the hooks %s: a label selector: %w", w.Name, err)
+		}
+	}
+	return &Selector{resources.Bind(resolvePods).Included(podsResource, true), namespaces, selector}, nil
+}
+
+// resolvePods knows pods alone: nothing else has containers.
+func resolvePods(word string) (schema.GroupResource, bool) {
+	return podsResource, slices.Contains([]string{"pods", "pod", "po"}, strings.ToLower(word))
+}
+
+// Matches reports whether a pod has the hooks.
+func (s *Selector) Matches(pod *corev1.Pod) bool {
+	return s.pods && s.namespaces.Match(pod.Namespace) && s.labels.Matches(labels.Set(pod.Labels))
+}
+
+// Command is what an annotation says: a list is JSON, all else is one word.
+func Command(annotation string) []string {
+	var words []string
+	if json.Unmarshal([]byte(annotation), &words) == nil && len(words) > 0 {
+		return words
+	}
+	return []string{annotation}
+}
+
+// Container is the container of a pod in which a command is to run: the first one if none is
+// named. The problem says why it can't be run there.
+func Container(pod *corev1.Pod, name string, command []string) (container, problem string) {
+	containers := slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers)
+	switch {
+	case len(strings.Join(command, " ")) > maxCommand:
+		return name, fmt.Sprintf("its command is longer than %d bytes", maxCommand)
+	case len(containers) == 0:
+		return name, "the pod has no container"
+	case name == "":
+		return containers[0].Name, ""
+	case len(utilvalidation.IsDNS1123Label(name)) > 0:
+		return "", "the name of its container can't be one"
+	case !slices.ContainsFunc(containers, func(c corev1.Container) bool { return c.Name == name }):
+		return name, fmt.Sprintf("the pod has no container %q", name)
+	}
+	return name, ""
+}

@@ -1,0 +1,66 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package longhorn
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strconv"
+)
+
+// VolumeEdit is what a deletion changes of volume.cfg. What is nil stays.
+type VolumeEdit struct {
+	LastBackup, LastBackupAt *string
+	Blocks                   *int64
+}
+
+// Apply changes volume.cfg, and leaves all else as it was, keys included that are not known
+// here, and their order.
+func (e VolumeEdit) Apply(config []byte) ([]byte, error) {
+	values := map[string]string{}
+	if e.LastBackup != nil {
+		values["LastBackupName"] = *e.LastBackup
+	}
+	if e.LastBackupAt != nil {
+		values["LastBackupAt"] = *e.LastBackupAt
+	}
+	if e.Blocks != nil {
+		values["BlockCount"] = strconv.FormatInt(*e.Blocks, 10)
+	}
+	var keys []string
+	var content []*json.RawMessage
+	if err := readObject(bytes.NewReader(config), func(key string) any {
+		keys, content = append(keys, key), append(content, &json.RawMessage{})
+		return content[len(content)-1]
+	}, nil); err != nil {
+		return nil, err
+	}
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		value, err := json.Marshal(values[key])
+		if err != nil {
+			return nil, err
+		}
+		i := slices.Index(keys, key)
+		if i < 0 {
+			keys, content = append(keys, key), append(content, &json.RawMessage{})
+			i = len(keys) - 1
+		}
+		*content[i] = value
+	}
+	var edited bytes.Buffer
+	for i, key := range keys {
+		name, err := json.Marshal(key)
+		if err != nil {
+			return nil, err
+		}
+		edited.WriteByte("{,"[min(i, 1)])
+		edited.Write(name)
+		edited.WriteByte(':')
+		edited.Write(*content[i])
+	}
+	edited.WriteByte('}')
+	return edited.Bytes(), nil
+}

@@ -1,0 +1,128 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package longhorn
+
+import (
+	"crypto/sha512"
+	"encoding/hex"
+	"strings"
+)
+
+const (
+	// VolumesPrefix is the folder of all volumes, two levels of folders above them.
+	VolumesPrefix = "backupstore/volumes/"
+	// ImagesPrefix is the folder of all backing images.
+	ImagesPrefix = "backupstore/backing-images/backing-images/"
+	// ImageBlocksPrefix is the folder of the blocks that all backing images share.
+	ImageBlocksPrefix = "backupstore/backing-images/blocks/"
+	// SystemBackupsPrefix is the folder of all backups of Longhorn's own objects.
+	SystemBackupsPrefix = "backupstore/system-backups/"
+	// ImagesVolume stands among the volumes, for the locks of all work on backing images. It
+	// is no volume.
+	ImagesVolume = "BACKINGIMAGE"
+)
+
+const (
+	backupBeginning = "backup_"
+	configEnd       = ".cfg"
+	blockEnd        = ".blk"
+	lockBeginning   = "lock-"
+	lockEnd         = ".lck"
+	maxNameBytes    = 253
+)
+
+// ValidName reports whether a volume, a backup or a backing image can have this name.
+func ValidName(name string) bool {
+	if len(name) < 2 || len(name) > maxNameBytes {
+		return false
+	}
+	for i := range len(name) {
+		c := name[i]
+		switch {
+		case 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9':
+		case i > 0 && (c == '_' || c == '.' || c == '-'):
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// hash is how the store hashes: the first half of SHA-512, in hex.
+func hash(text string) string {
+	sum := sha512.Sum512([]byte(text))
+	return hex.EncodeToString(sum[:sha512.Size/2])
+}
+
+// spread is the part of a key that spreads names over two levels of folders.
+func spread(hash string) string { return hash[:2] + "/" + hash[2:4] + "/" }
+
+// VolumePrefix is the folder of a volume.
+func VolumePrefix(volume string) string { return VolumesPrefix + spread(hash(volume)) + volume + "/" }
+
+// VolumeShard is the first level of folders that a volume lies below, two hex digits.
+func VolumeShard(volume string) string { return hash(volume)[:2] }
+
+// VolumeOf gives the volume whose folder this is. It is false for what is none: folders
+// with names that no volume can have, or that lie where nobody would look for them.
+func VolumeOf(folder string) (string, bool) {
+	name := strings.TrimSuffix(folder, "/")
+	name = name[strings.LastIndexByte(name, '/')+1:]
+	return name, ValidName(name) && name != ImagesVolume && VolumePrefix(name) == folder
+}
+
+// VolumeKey says of a volume what is known now.
+func VolumeKey(volume string) string { return VolumePrefix(volume) + "volume.cfg" }
+
+// BackupsPrefix is the folder of the backups of a volume.
+func BackupsPrefix(volume string) string { return VolumePrefix(volume) + "backups/" }
+
+// BackupKey is the file of a backup.
+func BackupKey(volume, backup string) string {
+	return BackupsPrefix(volume) + backupBeginning + backup + configEnd
+}
+
+// BackupOf gives the name of the backup with this key. It is false for keys of other things.
+func BackupOf(key string) (string, bool) {
+	file := key[strings.LastIndexByte(key, '/')+1:]
+	name, begins := strings.CutPrefix(file, backupBeginning)
+	name, ends := strings.CutSuffix(name, configEnd)
+	return name, begins && ends && ValidName(name)
+}
+
+// BlocksPrefix is the folder of the blocks of a volume.
+func BlocksPrefix(volume string) string { return VolumePrefix(volume) + "blocks/" }
+
+// ChecksumOf gives the checksum of the block with this key. It is false for keys of other
+// things.
+func ChecksumOf(key string) (Checksum, bool) {
+	file, ends := strings.CutSuffix(key[strings.LastIndexByte(key, '/')+1:], blockEnd)
+	var c Checksum
+	if !ends || len(file) != hex.EncodedLen(len(c)) {
+		return c, false
+	}
+	_, err := hex.Decode(c[:], []byte(file))
+	return c, err == nil
+}
+
+// BlockKey is where a block lies, in the folder of all of them.
+func BlockKey(blocksPrefix string, checksum Checksum) string {
+	name := hex.EncodeToString(checksum[:])
+	return blocksPrefix + spread(name) + name + blockEnd
+}
+
+// LocksPrefix is the folder of the locks of a volume.
+func LocksPrefix(volume string) string { return VolumePrefix(volume) + "locks/" }
+
+// LockKey is the file of a lock.
+func LockKey(volume, lock string) string { return LocksPrefix(volume) + lock + lockEnd }
+
+// LockOf gives the name of the lock with this key. It is false for keys of other things.
+func LockOf(key string) (string, bool) {
+	name, ends := strings.CutSuffix(key[strings.LastIndexByte(key, '/')+1:], lockEnd)
+	return name, ends && strings.HasPrefix(name, lockBeginning)
+}
+
+// ImageKey is the file of a backing image.
+func ImageKey(image string) string { return ImagesPrefix + image + "/backing-image.cfg" }

@@ -1,0 +1,181 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/client-go/util/retry"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
+)
+
+// maxReason is how long the reason of a change may be, in bytes.
+const maxReason = 1024
+
+// ExpirationREST serves backups/expiration: the POST is recorded as an ExpirationChange, and
+// counts from then on. The controller writes it into the store.
+//
+// A hold and a deletion that are asked for at once: each is recorded before its asker, or who
+// carries it out, looks for the other one. So either the deletion sees the hold before it
+// removes anything, or who asks for the hold is told of the deletion.
+type ExpirationREST struct {
+	Backups *REST
+	Changes engineclient.ExpirationChangeInterface
+	// Observe puts a change that was just recorded into the log.
+	Observe func(*enginev1alpha1.ExpirationChange)
+	Clock   clock.PassiveClock
+}
+
+var _ rest.NamedCreater = &ExpirationREST{}
+
+// New implements rest.Storage.
+func (r *ExpirationREST) New() runtime.Object { return &v1alpha1.BackupExpiration{} }
+
+// Destroy implements rest.Storage.
+func (r *ExpirationREST) Destroy() {}
+
+// Create implements rest.NamedCreater. It answers with a Status.
+func (r *ExpirationREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+	body := obj.(*v1alpha1.BackupExpiration)
+	if err := faultsOf(body, name); err != nil {
+		return nil, err
+	}
+	if validate != nil {
+		if err := validate(ctx, obj.DeepCopyObject()); err != nil {
+			return nil, err
+		}
+	}
+	requester, ok := genericapirequest.UserFrom(ctx)
+	if !ok {
+		return nil, apierrors.NewInternalError(fmt.Errorf("the request has no user"))
+	}
+	ask := enginev1alpha1.Ask{Requester: recorded.Requester(requester), Timestamp: metav1.NewTime(r.Clock.Now())}
+	var message string
+	raced := func(err error) bool { return apierrors.ReasonForError(err) == metav1.StatusReasonConflict }
+	err := retry.OnError(retry.DefaultRetry, raced, func() (err error) {
+		message, err = r.try(ctx, name, ask, body, options)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &metav1.Status{
+		Status: metav1.StatusSuccess, Code: http.StatusCreated, Message: message,
+		Details: &metav1.StatusDetails{Name: name, Group: resource.Group, Kind: resource.Resource},
+	}, nil
+}
+
+func faultsOf(body *v1alpha1.BackupExpiration, name string) error {
+	switch {
+	case body.Name != "" && body.Name != name:
+		return apierrors.NewBadRequest(fmt.Sprintf("metadata.name is %q, but the request is about the backup %q", body.Name, name))
+	case body.Expiration == nil && body.Hold == nil:
+		return apierrors.NewBadRequest("set expiration, or hold to true or false: the request changes nothing")
+	case body.Expiration != nil && (body.Expiration.IsZero() || body.Expiration.UTC().Year() > 9999):
+		return apierrors.NewBadRequest("expiration must be an instant in a year up to 9999")
+	case len(body.Reason) > maxReason:
+		return apierrors.NewBadRequest(fmt.Sprintf("reason has more than %d bytes", maxReason))
+	}
+	return nil
+}
+
+func (r *ExpirationREST) try(ctx context.Context, name string, ask enginev1alpha1.Ask, body *v1alpha1.BackupExpiration, options *metav1.CreateOptions) (string, error) {
+	found, err := r.Backups.Get(ctx, name, &metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	backup := found.(*v1alpha1.Backup)
+	if err := changeable(backup, body); err != nil {
+		return "", err
+	}
+	storeName := r.Backups.Kind.RecordName(types.NamespacedName{Namespace: backup.Namespace, Name: backup.Name})
+	if err := format.ValidateStoreName(storeName); err != nil {
+		return "", conflict(backup.Name, "another storage location has a backup of the same name")
+	}
+	wanted := &enginev1alpha1.ExpirationChange{
+		ObjectMeta: metav1.ObjectMeta{Name: storeName},
+		Spec: enginev1alpha1.ExpirationChangeSpec{
+			BackupRef: v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name}, UID: backup.UID,
+			StorageLocation: backup.Spec.StorageLocation, Ask: ask, Reason: body.Reason, Expiration: body.Expiration, Hold: body.Hold,
+		},
+	}
+	record, err := r.Changes.Get(ctx, storeName, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		record, err = r.Changes.Create(ctx, wanted, metav1.CreateOptions{DryRun: options.DryRun})
+		if apierrors.IsAlreadyExists(err) {
+			return "", apierrors.NewConflict(resource, name, err) // another request came first
+		}
+	case err == nil:
+		changed := record.DeepCopy()
+		changed.Spec = wanted.Spec
+		if earlier := &record.Spec; !record.Done() && earlier.UID == backup.UID {
+			// What was asked for before is not in the store yet, and is written with this.
+			if changed.Spec.Expiration == nil {
+				changed.Spec.Expiration = earlier.Expiration
+			}
+			if changed.Spec.Hold == nil {
+				changed.Spec.Hold, changed.Spec.Reason = earlier.Hold, earlier.Reason
+			}
+		}
+		record, err = r.Changes.Update(ctx, changed, metav1.UpdateOptions{DryRun: options.DryRun})
+	}
+	if err != nil {
+		return "", err
+	}
+	if len(options.DryRun) > 0 {
+		return "the backup's expiration would be changed", nil
+	}
+	r.Observe(record)
+	if body.Expiration == nil && !*body.Hold {
+		return "the backup is released", nil
+	}
+	// Whoever asked for the deletion before may not have heard of this.
+	run, err := r.Backups.Records.Get(ctx, storeName, metav1.GetOptions{})
+	switch {
+	case err == nil && run.Spec.Deletion != nil && r.Backups.Kind.Object(run).UID == backup.UID:
+		return "", conflict(backup.Name, "its deletion was asked for at %s: this is recorded, and holds the deletion if nothing of the backup has been removed yet", run.Spec.Deletion.Timestamp.UTC().Format(time.RFC3339))
+	case err != nil && !apierrors.IsNotFound(err):
+		return "", fmt.Errorf("the change is recorded, but whether the deletion of the backup was asked for before is not known: %w", err)
+	}
+	if body.Hold != nil && *body.Hold {
+		return "the backup is held: it neither expires nor can be deleted until it is released", nil
+	}
+	return "the backup expires at " + body.Expiration.UTC().Format(time.RFC3339), nil
+}
+
+// changeable fails if the expiration of a backup can't be changed.
+func changeable(backup *v1alpha1.Backup, body *v1alpha1.BackupExpiration) error {
+	status := &backup.Status
+	switch {
+	case body.UID != "" && body.UID != backup.UID:
+		return conflict(backup.Name, "its uid is %s, and the one that is meant has %s", backup.UID, body.UID)
+	case status.Phase == v1alpha1.BackupPhaseDeleting && body.Hold != nil && !*body.Hold && body.Expiration == nil:
+		return nil // so that its deletion, which waits, goes on
+	case status.Phase == v1alpha1.BackupPhaseDeleting:
+		return conflict(backup.Name, "it is being deleted")
+	case !status.Phase.Ended() || status.FormatVersion == "":
+		return conflict(backup.Name, "it is %s, and not in its store: wait for its end", status.Phase)
+	case status.Phase == v1alpha1.BackupPhaseUnreadable:
+		return conflict(backup.Name, "its metadata can't be read")
+	case status.Origin == nil || status.Origin.Trust != v1alpha1.BackupTrustOwn:
+		return conflict(backup.Name, "it is not one of this cluster's own, whose expiration alone can be changed here")
+	}
+	return nil
+}

@@ -1,0 +1,223 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package locationstatus writes what the catalogue knows of the storage locations into their
+// status: how many backups there are, and the conditions Synced and Suspicious. It writes when
+// a condition changes, or there are so many backups fewer that the next process would miss them,
+// and what else has changed ten minutes after the last writing at the earliest. When nothing has changed, it writes nothing: how fresh the catalogue is follows
+// from the condition and the interval of the polls, and a metric tells it.
+//
+// What it has written tells the next process how many backups were known.
+package locationstatus
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
+)
+
+const (
+	// quiet is how long changes of numbers alone wait after a writing.
+	quiet = 10 * time.Minute
+	// again is the pause after a failure.
+	again = 5 * time.Second
+)
+
+// Records is the client of the locations.
+type Records interface {
+	Get(ctx context.Context, name string, options metav1.GetOptions) (*enginev1alpha1.StorageLocation, error)
+	UpdateStatus(ctx context.Context, record *enginev1alpha1.StorageLocation, options metav1.UpdateOptions) (*enginev1alpha1.StorageLocation, error)
+}
+
+// Lister lists the locations.
+type Lister interface {
+	List(selector labels.Selector) ([]*enginev1alpha1.StorageLocation, error)
+}
+
+// Config is what a Writer needs.
+type Config struct {
+	Records Records
+	Lister  Lister
+	// State is how well the catalogue knows a location; false if it does not know it at all.
+	State  func(location string) (refresh.State, bool)
+	Events events.EventRecorder
+	Clock  clock.WithTicker
+}
+
+// Writer writes.
+type Writer struct {
+	Config
+	changed chan struct{}
+
+	mu      sync.Mutex
+	written map[string]time.Time // by location, when; guarded by mu
+}
+
+// New returns a Writer.
+func New(config Config) *Writer {
+	return &Writer{Config: config, changed: make(chan struct{}, 1), written: map[string]time.Time{}}
+}
+
+// Changed says that something may have changed.
+func (w *Writer) Changed() {
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Run writes until ctx ends. Only one process should, at a time: the one that is asked.
+func (w *Writer) Run(ctx context.Context) {
+	for {
+		due := w.writeAll(ctx)
+		var after <-chan time.Time
+		if due > 0 {
+			after = w.Clock.After(due)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.changed:
+		case <-after:
+		}
+	}
+}
+
+// writeAll writes what is due, and returns after which time to come again; zero for not
+// before something changes.
+func (w *Writer) writeAll(ctx context.Context) (due time.Duration) {
+	records, err := w.Lister.List(labels.Everything())
+	if err != nil {
+		return again
+	}
+	soonest := func(pause time.Duration) {
+		if due == 0 || pause < due {
+			due = pause
+		}
+	}
+	for _, record := range records {
+		state, known := w.State(record.Name)
+		if !known {
+			continue
+		}
+		want := Status(record, &state, w.Clock.Now())
+		if equality.Semantic.DeepEqual(want, &record.Status) {
+			continue
+		}
+		w.mu.Lock()
+		wait := w.written[record.Name].Add(quiet).Sub(w.Clock.Now())
+		w.mu.Unlock()
+		if wait > 0 && isNumbersOnly(want, &record.Status) && !isLoss(want, &record.Status) {
+			soonest(wait)
+			continue
+		}
+		if err := w.write(ctx, record.Name, &state); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "The status of a storage location could not be written; it will be tried again", "location", record.Name)
+			soonest(again)
+		}
+	}
+	return due
+}
+
+// isNumbersOnly reports whether two statuses have equal conditions, and what was asked for.
+func isNumbersOnly(a, b *enginev1alpha1.StorageLocationStatus) bool {
+	return equality.Semantic.DeepEqual(a.Conditions, b.Conditions) && b.Catalogue != nil && a.Catalogue.SyncRequest == b.Catalogue.SyncRequest
+}
+
+// isLoss reports whether a process that begins now would doubt that so many backups are gone.
+func isLoss(want, written *enginev1alpha1.StorageLocationStatus) bool {
+	return catalog.IsSuspicious(int(written.Catalogue.Backups), int(want.Catalogue.Backups))
+}
+
+// write writes the status, of the record as it is by now.
+func (w *Writer) write(ctx context.Context, name string, state *refresh.State) error {
+	record, err := w.Records.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading StorageLocation %s: %w", name, err)
+	}
+	want := Status(record, state, w.Clock.Now())
+	before := meta.IsStatusConditionTrue(record.Status.Conditions, enginev1alpha1.ConditionSuspicious)
+	if !equality.Semantic.DeepEqual(want, &record.Status) {
+		record.Status = *want
+		if record, err = w.Records.UpdateStatus(ctx, record, metav1.UpdateOptions{}); err != nil {
+			return fmt.Errorf("writing the status of StorageLocation %s: %w", name, err)
+		}
+	}
+	w.mu.Lock()
+	w.written[name] = w.Clock.Now()
+	w.mu.Unlock()
+	suspicious := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionSuspicious)
+	record.SetGroupVersionKind(enginev1alpha1.SchemeGroupVersion.WithKind("StorageLocation")) // of which events speak
+	switch {
+	case suspicious == nil:
+	case suspicious.Status == metav1.ConditionTrue && !before:
+		w.Events.Eventf(record, nil, corev1.EventTypeWarning, suspicious.Reason, "Sync", "%s", suspicious.Message)
+	case suspicious.Status != metav1.ConditionTrue && before:
+		w.Events.Eventf(record, nil, corev1.EventTypeNormal, suspicious.Reason, "Sync", "%s", suspicious.Message)
+	}
+	return nil
+}
+
+// Status is what the status of a location is to be.
+func Status(record *enginev1alpha1.StorageLocation, state *refresh.State, now time.Time) *enginev1alpha1.StorageLocationStatus {
+	status := record.Status.DeepCopy()
+	set := func(condition metav1.Condition) {
+		condition.ObservedGeneration = state.Synced.Generation
+		condition.LastTransitionTime = metav1.NewTime(now).Rfc3339Copy()
+		meta.SetStatusCondition(&status.Conditions, condition)
+	}
+	synced := metav1.Condition{Type: enginev1alpha1.ConditionSynced, Status: metav1.ConditionFalse}
+	switch {
+	case !state.Loaded:
+		if meta.FindStatusCondition(status.Conditions, enginev1alpha1.ConditionSynced) == nil {
+			synced.Reason, synced.Message = enginev1alpha1.ReasonLoading, "the store is being read for the first time; the lists have what was read by now"
+			set(synced)
+		}
+		return status
+	case state.LastError != "" && state.LastSuccess.IsZero():
+		synced.Reason, synced.Message = enginev1alpha1.ReasonUnreadable, fmt.Sprintf("the store could not be read since this server began: %s", state.LastError)
+	case state.LastError != "":
+		synced.Reason = enginev1alpha1.ReasonUnreadable
+		synced.Message = fmt.Sprintf("the lists show what it held at %s, since it could not be read: %s", state.LastSuccess.UTC().Format(time.RFC3339), state.LastError)
+	default:
+		synced.Status, synced.Reason, synced.Message = metav1.ConditionTrue, enginev1alpha1.ReasonListed, "the lists show what the store holds, as of the last poll"
+	}
+	set(synced)
+	if state.LastFull.IsZero() {
+		return status
+	}
+	catalogue := &enginev1alpha1.CatalogueStatus{LastListTimestamp: &metav1.Time{Time: state.LastFull.Truncate(time.Second)}, SyncRequest: state.Synced.Request, Backups: int32(state.Backups)}
+	suspicious := metav1.Condition{Type: enginev1alpha1.ConditionSuspicious, Status: metav1.ConditionFalse,
+		Reason: enginev1alpha1.ReasonBackupsFound, Message: "the store has the backups that are known"}
+	before := status.Catalogue
+	if state.Suspicion != "" {
+		suspicious.Status, suspicious.Reason, suspicious.Message = metav1.ConditionTrue, enginev1alpha1.ReasonBackupsMissing, state.Suspicion
+		if before != nil {
+			catalogue.Backups = max(catalogue.Backups, before.Backups)
+		}
+	}
+	set(suspicious)
+	// The instant alone is no change.
+	if before == nil || before.Backups != catalogue.Backups || before.SyncRequest != catalogue.SyncRequest {
+		status.Catalogue = catalogue
+	}
+	return status
+}

@@ -1,0 +1,75 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package projection
+
+import (
+	"k8s.io/apimachinery/pkg/types"
+	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/tools/cache"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// ObserveVolumeDeletion takes note of a deletion of volume backups, as an informer or a client
+// got it: from then on they are not listed. The informer has shown all of them before the
+// stores are read first, so a restart does not bring back what was deleted.
+func (p *Projector) ObserveVolumeDeletion(record *enginev1alpha1.VolumeDeletion) {
+	p.deleting.Lock()
+	defer p.deleting.Unlock()
+	known := p.deletions[record.UID]
+	if known != nil {
+		if order, err := utilresourceversion.CompareResourceVersion(record.ResourceVersion, known.ResourceVersion); err == nil && order <= 0 {
+			return
+		}
+	}
+	p.deletions[record.UID] = record
+	if known != nil && len(known.Status.Refused) == len(record.Status.Refused) {
+		return
+	}
+	refused := map[int]bool{}
+	for _, r := range record.Status.Refused {
+		refused[int(r.Target)] = true
+	}
+	deleted := make([]catalog.VolumeInBackup, 0, len(record.Spec.Targets))
+	for i, target := range record.Spec.Targets {
+		if !refused[i] {
+			deleted = append(deleted, catalog.VolumeInBackup{
+				Backup:     catalog.BackupID{Location: target.StorageLocation, StoreName: target.StoreName, UID: target.UID},
+				Volume:     format.VolumeID{Namespace: record.Spec.Namespace, Name: record.Spec.Volume, Repeat: target.Repeat},
+				BackupName: target.BackupName,
+			})
+		}
+	}
+	p.stores.catalog.SetVolumeDeletion(record.UID, deleted)
+}
+
+// volumeDeletionGone takes note that a record is gone. Of one that was carried out the stores
+// know; another one was given up.
+func (p *Projector) volumeDeletionGone(obj any) {
+	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = tombstone.Obj
+	}
+	record, ok := obj.(*enginev1alpha1.VolumeDeletion)
+	if !ok {
+		return
+	}
+	p.deleting.Lock()
+	defer p.deleting.Unlock()
+	delete(p.deletions, record.UID)
+	if record.Done() {
+		p.stores.catalog.EndVolumeDeletion(record.UID)
+		return
+	}
+	p.stores.catalog.SetVolumeDeletion(record.UID, nil)
+	for _, target := range record.Spec.Targets {
+		p.stores.refresher.Nudge(target.StorageLocation) // a part of it may be in the store
+	}
+}
+
+// VolumeHistory is what is listed of a volume, by its name as a BackupVolume, with its uid.
+func (p *Projector) VolumeHistory(namespace, name string) ([]catalog.HistoryItem, types.UID) {
+	return p.stores.catalog.History(namespace, name)
+}

@@ -1,0 +1,48 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package projection
+
+import (
+	"context"
+	"fmt"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// Stored is where a backup, as it was shown, lies: the location, and its store name there.
+// It is false if nothing of it is stored, or not yet, or another backup is shown by now.
+func (p *Projector) Stored(backup *v1alpha1.Backup) (location, storeName string, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := nameOf(backup)
+	stored, location, storeName := p.stores.catalog.Find(key.Namespace, key.Name)
+	if stored != nil && stored.UID == backup.UID {
+		return location, storeName, true
+	}
+	for _, run := range []*enginev1alpha1.BackupRun{p.runs.byBackup[key], p.runs.unread[key].run} {
+		if run != nil && run.Status.Stored && run.AsBackup().UID == backup.UID {
+			return run.Spec.Backup.StorageLocation, run.Name, true
+		}
+	}
+	return "", "", false
+}
+
+// Use gives the store of a location, open, until done is called.
+func (p *Projector) Use(ctx context.Context, location string) (from store.Ranger, done func(), err error) {
+	opened, done, err := p.stores.refresher.Use(ctx, location)
+	if err != nil {
+		return nil, nil, err
+	}
+	from, ok := opened.(store.Ranger)
+	if !ok {
+		done()
+		return nil, nil, fmt.Errorf("the store of the location %q can't be read in parts", location)
+	}
+	return from, done, nil
+}
+
+// MayKnow reports whether who asks may be told what is wrong with a store.
+func (p *Projector) MayKnow(ctx context.Context) bool { return p.stores.mayListAll(ctx, "backups") }

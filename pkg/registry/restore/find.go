@@ -1,0 +1,194 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/warning"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+// find finds the backup that a restore means. The field errors say what is wrong with
+// what the restore says of it.
+func (k *kind) find(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.Backup, field.ErrorList, error) {
+	ctx = genericapirequest.WithNamespace(ctx, restore.Spec.BackupNamespace)
+	if restore.Spec.BackupName == "" {
+		return k.newest(ctx, restore)
+	}
+	at, name := field.NewPath("spec", "backupName"), restore.Spec.BackupName
+	found, err := k.backups.Get(ctx, name, &metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		notFound := field.NotFound(at, name)
+		notFound.Detail = fmt.Sprintf("no such Backup in namespace %q", restore.Spec.BackupNamespace)
+		return nil, field.ErrorList{notFound}, nil
+	case err != nil:
+		return nil, nil, err
+	}
+	backup := found.(*v1alpha1.Backup)
+	if why := k.whyNot(backup); why != "" {
+		return nil, field.ErrorList{field.Invalid(at, name, why)}, nil
+	}
+	switch origin := backup.Status.Origin; {
+	case origin != nil && origin.Trust == v1alpha1.BackupTrustForeign:
+		warning.AddWarning(ctx, "", fmt.Sprintf("spec.backupName: nobody vouches for what is in %q: %s", name, origin.Message))
+	case backup.Status.Phase == v1alpha1.BackupPhasePartiallyFailed:
+		warning.AddWarning(ctx, "", incomplete("spec.backupName", backup))
+	}
+	return backup, nil, nil
+}
+
+func incomplete(field string, backup *v1alpha1.Backup) string {
+	return fmt.Sprintf("%s: the backup %q is PartiallyFailed: it lacks what its %d errors are about", field, backup.Name, backup.Status.Errors)
+}
+
+// whyNot says why a backup can't be restored, or "".
+func (k *kind) whyNot(backup *v1alpha1.Backup) string {
+	switch phase := backup.Status.Phase; {
+	case phase == v1alpha1.BackupPhaseUnreadable:
+		return "can't be read: " + backup.Status.FailureReason
+	case phase == v1alpha1.BackupPhaseDeleting:
+		return "is being deleted"
+	case !phase.Ended():
+		return fmt.Sprintf("is %s: wait for its end", phase)
+	case !good(backup):
+		return fmt.Sprintf("is %s, and holds nothing that could be restored", phase)
+	}
+	origin := backup.Status.Origin
+	if origin == nil {
+		return ""
+	}
+	switch {
+	case origin.Trust == v1alpha1.BackupTrustForged:
+		return "is forged: " + origin.Message
+	case origin.Trust == v1alpha1.BackupTrustForeign && backup.Namespace != k.systemNamespace:
+		return "is of an unknown origin: " + origin.Message
+	}
+	return ""
+}
+
+func good(backup *v1alpha1.Backup) bool {
+	return backup.Status.Phase == v1alpha1.BackupPhaseCompleted || backup.Status.Phase == v1alpha1.BackupPhasePartiallyFailed
+}
+
+// newest finds the newest good backup that holds what a restore asks for: of those that
+// a schedule made, if it names one. It takes none that nobody vouches for.
+func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.Backup, field.ErrorList, error) {
+	if err := k.ready(); err != nil {
+		return nil, nil, apierrors.NewServiceUnavailable(fmt.Sprintf("the newest backup is not known yet: %v: try again in a moment, or set spec.backupName", err))
+	}
+	at, selector := field.NewPath("spec", "backupName"), labels.Everything()
+	if name := restore.Spec.ScheduleName; name != "" {
+		at, selector = field.NewPath("spec", "scheduleName"), labels.SelectorFromSet(labels.Set{v1alpha1.LabelScheduleName: name})
+	}
+	list, err := k.backups.List(ctx, &internalversion.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return nil, nil, err
+	}
+	var newest *v1alpha1.Backup
+	lacking := 0
+	items := list.(*v1alpha1.BackupList).Items
+	for i := range items {
+		backup := &items[i]
+		switch {
+		case !good(backup) || k.whyNot(backup) != "" || backup.Status.Origin == nil || backup.Status.Origin.Trust == v1alpha1.BackupTrustForeign:
+		case !holdsAll(&backup.Spec, &backup.Status, &restore.Spec):
+			lacking++
+		case newest == nil || takenAt(newest).Before(takenAt(backup)):
+			newest = backup
+		}
+	}
+	if newest == nil {
+		why := fmt.Sprintf("there is no good backup in namespace %q", restore.Spec.BackupNamespace)
+		if restore.Spec.ScheduleName != "" {
+			why = fmt.Sprintf("there is no good backup of the schedule %q in namespace %q", restore.Spec.ScheduleName, restore.Spec.BackupNamespace)
+		}
+		if lacking > 0 {
+			why += fmt.Sprintf(" that holds all that is asked for (%d hold less): name one in spec.backupName", lacking)
+		}
+		value := restore.Spec.ScheduleName
+		return nil, field.ErrorList{field.Invalid(at, value, why)}, nil
+	}
+	if newest.Status.Phase == v1alpha1.BackupPhasePartiallyFailed {
+		warning.AddWarning(ctx, "", incomplete(at.String(), newest))
+	}
+	return newest, nil, nil
+}
+
+// takenAt is when a backup began to read.
+func takenAt(backup *v1alpha1.Backup) *metav1.Time {
+	if backup.Status.StartTimestamp != nil {
+		return backup.Status.StartTimestamp
+	}
+	return &backup.CreationTimestamp
+}
+
+// holdsAll reports whether a backup holds what a restore asks for, by what the two say:
+// the namespaces that it names, its resources, or all, and no selection of labels that it
+// does not have itself. A restore that names no backup is not to be given one of ConfigMaps
+// alone.
+func holdsAll(backup *v1alpha1.BackupSpec, status *v1alpha1.BackupStatus, restore *v1alpha1.RestoreSpec) bool {
+	held, errs := selection.ParseNamespaces(backup.IncludedNamespaces, backup.ExcludedNamespaces, nil)
+	if len(errs) > 0 {
+		return false
+	}
+	resources, errs := selection.ParseResources(validation.ResourceLists(backup), held, nil)
+	if len(errs) > 0 {
+		return false
+	}
+	if backup.LabelSelector != nil || len(backup.OrLabelSelectors) > 0 {
+		return false
+	}
+	if restore.VolumesOnly && (status.Volumes == nil || status.Volumes.Completed == 0) {
+		return false
+	}
+	asked, _ := selection.ParseNamespaces(restore.IncludedNamespaces, restore.ExcludedNamespaces, nil)
+	namespaces, words := slices.Clone(asked.Explicit()), restore.IncludedResources
+	for _, object := range restore.Objects {
+		if object.Namespace != "" {
+			namespaces = append(namespaces, object.Namespace)
+		}
+		words = append(slices.Clone(words), object.Resource)
+	}
+	if slices.ContainsFunc(namespaces, func(namespace string) bool { return !held.Match(namespace) }) ||
+		!selection.Overlaps(held, asked) {
+		return false
+	}
+	if restore.VolumesOnly {
+		return true
+	}
+	named := len(words) > 0
+	for _, word := range words {
+		if strings.ContainsAny(word, "*?[") {
+			named = false // any resource, to be careful
+			continue
+		}
+		gr := schema.ParseGroupResource(word)
+		if !resources.Included(gr, true) && !resources.Included(gr, false) {
+			return false
+		}
+	}
+	return named || everyResource(backup)
+}
+
+// everyResource reports whether a backup was not limited to some resources. What it left
+// out by name is not missed.
+func everyResource(backup *v1alpha1.BackupSpec) bool {
+	all := func(words []string) bool { return len(words) == 0 || slices.Contains(words, "*") }
+	return all(backup.IncludedResources) && all(backup.IncludedNamespaceScopedResources) && !slices.Contains(backup.ExcludedNamespaceScopedResources, "*")
+}

@@ -1,0 +1,299 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/lru"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/queue"
+	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+)
+
+// Publisher fills a log with the restores: their records, with their places in the queue.
+// A restore is shown where it was asked for, unless the namespace was made anew since:
+// then it is the administrator's, as a backup is. One whose record is gone is shown as its
+// store has it, see history.go.
+type Publisher struct {
+	// Log of the restores.
+	Log             *logstore.Log[object]
+	systemNamespace string
+	synced          []cache.InformerSynced
+
+	// mu is held from a change of the fields below to the commit of what follows from it.
+	mu sync.Mutex
+	// records are in their latest versions, by the namespace where each was asked for.
+	records map[string]map[types.UID]*enginev1alpha1.RestoreRun
+	// removed are the uids of the last records that were removed: the answer to a write
+	// may come after that.
+	removed *lru.Cache
+	// namespaces are those that exist.
+	namespaces map[string]types.UID
+	// places are those in the queue, as they may be shown.
+	places map[types.UID]queue.Entry
+	// stores tell the locations that there are from others of their names.
+	stores map[string]string
+	// past are the restores in the stores, by location and store name, and shownPast where
+	// those of a store name are shown.
+	past      map[string]map[string]*past
+	shownPast map[string]map[types.NamespacedName]bool
+	judge     Judge
+}
+
+// NewPublisher returns a Publisher of the records that one informer sees, where another
+// sees the namespaces. onRead is called on every Get and List, see logstore.Options.
+func NewPublisher(systemNamespace string, runs, namespaces cache.SharedIndexInformer, onRead func(context.Context)) (*Publisher, error) {
+	p := &Publisher{
+		Log: logstore.New(func() object { return &v1alpha1.Restore{} },
+			logstore.Options{Resource: Resource.GroupResource, Namespaced: true, Loading: "the restores", OnRead: onRead}),
+		systemNamespace: systemNamespace,
+		records:         map[string]map[types.UID]*enginev1alpha1.RestoreRun{},
+		removed:         lru.New(1000),
+		namespaces:      map[string]types.UID{},
+		past:            map[string]map[string]*past{},
+		shownPast:       map[string]map[types.NamespacedName]bool{},
+	}
+	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandlerFuncs{
+		runs: {
+			AddFunc: func(obj any) { p.Observe(obj.(*enginev1alpha1.RestoreRun)) },
+			UpdateFunc: func(before, after any) {
+				was, is := before.(*enginev1alpha1.RestoreRun), after.(*enginev1alpha1.RestoreRun)
+				if was.UID != is.UID {
+					p.forget(was)
+				}
+				p.Observe(is)
+			},
+			DeleteFunc: func(obj any) {
+				if run, ok := untombed(obj).(*enginev1alpha1.RestoreRun); ok {
+					p.forget(run)
+				}
+			},
+		},
+		namespaces: {
+			AddFunc:    func(obj any) { p.setNamespace(obj, true) },
+			UpdateFunc: func(_, obj any) { p.setNamespace(obj, true) },
+			DeleteFunc: func(obj any) { p.setNamespace(untombed(obj), false) },
+		},
+	} {
+		registration, err := informer.AddEventHandler(handler)
+		if err != nil {
+			return nil, err
+		}
+		p.synced = append(p.synced, registration.HasSynced)
+	}
+	return p, nil
+}
+
+func untombed(obj any) any {
+	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		return tombstone.Obj
+	}
+	return obj
+}
+
+// Run lets clients in when the records are there.
+func (p *Publisher) Run(ctx context.Context) {
+	if cache.WaitForNamedCacheSyncWithContext(ctx, p.synced...) {
+		p.Log.SetReady()
+	}
+}
+
+// Observe takes note of a record, as an informer or a client got it.
+func (p *Publisher) Observe(run *enginev1alpha1.RestoreRun) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	of := p.records[run.Spec.RestoreRef.Namespace]
+	if known := of[run.UID]; known != nil {
+		if order, err := utilresourceversion.CompareResourceVersion(run.ResourceVersion, known.ResourceVersion); err == nil && order <= 0 {
+			return
+		}
+	}
+	if _, removed := p.removed.Get(run.UID); removed {
+		return
+	}
+	if of == nil {
+		of = map[types.UID]*enginev1alpha1.RestoreRun{}
+		p.records[run.Spec.RestoreRef.Namespace] = of
+	}
+	of[run.UID] = run
+	p.showLocked(run)
+	p.showPastLocked(format.RestoreStoreName(run.Spec.RestoreRef.Namespace, run.Spec.RestoreRef.Name, p.systemNamespace, run.UID)) // no more
+}
+
+// forget takes note that a record is gone.
+func (p *Publisher) forget(run *enginev1alpha1.RestoreRun) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.removed.Add(run.UID, nil)
+	namespace := run.Spec.RestoreRef.Namespace
+	if delete(p.records[namespace], run.UID); len(p.records[namespace]) == 0 {
+		delete(p.records, namespace)
+	}
+	delete(p.places, run.UID)
+	p.hideLocked(p.placeOf(run), run.UID)
+	p.rememberLocked(run)
+}
+
+// Queued takes note of the places of all restores in the queue, as they may be shown
+// where the restores are. The caller keeps none of it.
+func (p *Publisher) Queued(places map[types.UID]queue.Entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.places
+	p.places = places
+	for _, of := range p.records {
+		for uid, run := range of {
+			was, is := before[uid], places[uid]
+			if was.State != is.State || was.Position != is.Position || was.Reason != is.Reason || was.Message != is.Message {
+				p.showLocked(run)
+			}
+		}
+	}
+}
+
+// setNamespace takes note that a namespace exists, or does not any more, and moves the
+// restores that were asked for in one of its name.
+func (p *Publisher) setNamespace(obj any, exists bool) {
+	namespace, ok := obj.(*corev1.Namespace)
+	if !ok {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	moved := map[*enginev1alpha1.RestoreRun]types.NamespacedName{}
+	for _, run := range p.records[namespace.Name] {
+		moved[run] = p.placeOf(run)
+	}
+	if exists {
+		p.namespaces[namespace.Name] = namespace.UID
+	} else {
+		delete(p.namespaces, namespace.Name)
+	}
+	for run, was := range moved {
+		if p.placeOf(run) != was {
+			p.hideLocked(was, run.UID)
+			p.showLocked(run)
+		}
+	}
+	p.judgeAgainLocked(namespace.Name)
+}
+
+// placeOf is where a record's restore is shown.
+func (p *Publisher) placeOf(run *enginev1alpha1.RestoreRun) types.NamespacedName {
+	ref := run.Spec.RestoreRef
+	present, exists := p.namespaces[ref.Namespace]
+	if exists && run.Spec.NamespaceUID != "" && run.Spec.NamespaceUID != present {
+		return types.NamespacedName{Namespace: p.systemNamespace, Name: run.Name}
+	}
+	return types.NamespacedName(ref)
+}
+
+func (p *Publisher) showLocked(run *enginev1alpha1.RestoreRun) {
+	var place *queue.Entry
+	if entry, ok := p.places[run.UID]; ok {
+		place = &entry
+	}
+	shown, at := restoreOf(run, place), p.placeOf(run)
+	shown.Namespace, shown.Name = at.Namespace, at.Name
+	if _, err := p.Log.Apply(shown); err != nil {
+		utilruntime.HandleError(err)
+	}
+}
+
+func (p *Publisher) hideLocked(at types.NamespacedName, uid types.UID) {
+	if shown, ok := p.Log.GetObject(at.Namespace, at.Name); ok && shown.UID == uid {
+		p.Log.Remove(at.Namespace, at.Name)
+	}
+}
+
+// load counts the records of a namespace's restores, and those that have not ended. Those
+// named, which are being created, count in any case.
+func (p *Publisher) load(namespace string, coming []string) (records, unfinished int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	named := map[string]bool{}
+	for _, run := range p.records[namespace] {
+		named[run.Name] = true
+		records++
+		if !run.Status.Phase.Ended() {
+			unfinished++
+		}
+	}
+	for _, name := range coming {
+		if !named[name] {
+			records, unfinished = records+1, unfinished+1
+		}
+	}
+	return records, unfinished
+}
+
+// restoreOf is the Restore that a run stands for. entry is its place in the queue as its
+// namespace may see it, or nil when it has none.
+func restoreOf(run *enginev1alpha1.RestoreRun, entry *queue.Entry) *v1alpha1.Restore {
+	restore := run.AsRestore()
+	status := &restore.Status
+	if status.Phase.Ended() {
+		status.Conditions = endConditions(restore)
+		return restore
+	}
+	since := restore.CreationTimestamp
+	complete := metav1.Condition{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionFalse,
+		Reason: string(status.Phase), LastTransitionTime: since}
+	queued := metav1.Condition{Type: v1alpha1.ConditionQueued, Status: metav1.ConditionTrue,
+		Reason: string(status.Phase), LastTransitionTime: since}
+	if status.QueuedTimestamp != nil {
+		queued.LastTransitionTime = *status.QueuedTimestamp
+	}
+	switch {
+	case status.Phase == v1alpha1.RestorePhaseNew:
+	case status.Phase == v1alpha1.RestorePhaseCancelling:
+		queued.Status = metav1.ConditionFalse
+		queued.LastTransitionTime = run.Spec.Cancellation.Timestamp
+		queued.Message = "asked to stop by " + run.Spec.Cancellation.Requester.Username
+	case status.Phase != v1alpha1.RestorePhaseQueued:
+		queued.Status = metav1.ConditionFalse
+		if status.StartTimestamp != nil {
+			queued.LastTransitionTime = *status.StartTimestamp
+		}
+	case entry != nil && entry.State == v1alpha1.QueueStateReady:
+		// Computed: the start of a run is in the queue's ledger.
+		status.Phase = v1alpha1.RestorePhaseReadyToStart
+		queued.Status, queued.Reason, complete.Reason = metav1.ConditionFalse, string(status.Phase), string(status.Phase)
+	case entry != nil:
+		status.QueuePosition = int32(entry.Position)
+		queued.Reason, queued.Message = string(entry.Reason), fmt.Sprintf("position %d: %s", entry.Position, entry.Message)
+	}
+	status.Conditions = []metav1.Condition{queued, complete}
+	return restore
+}
+
+// endConditions are those of a restore that has ended.
+func endConditions(restore *v1alpha1.Restore) []metav1.Condition {
+	status, at := &restore.Status, restore.CreationTimestamp
+	for _, t := range []*metav1.Time{status.StartTimestamp, status.CompletionTimestamp} {
+		if t != nil {
+			at = *t
+		}
+	}
+	succeeded := metav1.ConditionFalse
+	if status.Phase == v1alpha1.RestorePhaseCompleted {
+		succeeded = metav1.ConditionTrue
+	}
+	return []metav1.Condition{
+		{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: string(status.Phase), Message: status.FailureReason, LastTransitionTime: at},
+		{Type: v1alpha1.ConditionSucceeded, Status: succeeded, Reason: string(status.Phase), Message: status.FailureReason, LastTransitionTime: at},
+	}
+}

@@ -1,0 +1,59 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"fmt"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
+)
+
+// RequestREST serves a subresource of restores with the verb create: a request about a
+// restore.
+type RequestREST = recorded.RequestREST[*v1alpha1.Restore, *enginev1alpha1.RestoreRun]
+
+// NewCancelREST serves restores/cancel.
+func NewCancelREST(restores *REST, clock clock.PassiveClock) *RequestREST {
+	return &RequestREST{Objects: restores, Clock: clock, Body: &v1alpha1.RestoreCancellation{}, Record: cancel}
+}
+
+// cancel asks for a restore to be stopped.
+func cancel(restore *v1alpha1.Restore, run *enginev1alpha1.RestoreRun, ask enginev1alpha1.Ask, _ runtime.Object) (*enginev1alpha1.RestoreRun, string, error) {
+	switch {
+	case run == nil:
+		return nil, "", conflict(restore.Name, "it has ended already, as %s", restore.Status.Phase)
+	case run.Status.Phase.Ended():
+		return nil, "", conflict(restore.Name, "it has ended already, as %s", run.Status.Phase)
+	case run.Spec.Cancellation != nil:
+		asked := run.Spec.Cancellation
+		return nil, fmt.Sprintf("nothing to do: %s asked for the restore to stop at %s", asked.Requester.Username, asked.Timestamp.UTC().Format("2006-01-02T15:04:05Z")), nil
+	}
+	changed := run.DeepCopy()
+	changed.Spec.Cancellation = &ask
+	return changed, "the restore is asked to stop; what it has written stays", nil
+}
+
+// StatusReasonRestoreState is the reason of the refusal of a request that does not fit the
+// state of the restore.
+const StatusReasonRestoreState metav1.StatusReason = "RestoreState"
+
+// conflict refuses a request that does not fit the state of the restore. It is not the
+// kind of conflict that goes away by trying again.
+func conflict(name, format string, args ...any) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusConflict,
+		Reason:  StatusReasonRestoreState,
+		Message: fmt.Sprintf("restore %q: ", name) + fmt.Sprintf(format, args...),
+		Details: &metav1.StatusDetails{Name: name, Group: v1alpha1.GroupName, Kind: Resource.GroupResource.Resource},
+	}}
+}

@@ -1,0 +1,129 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
+)
+
+type object = *v1alpha1.Restore
+
+// Resource is what restores have in common with resources that can't be created.
+var Resource = virtual.Resource[object]{
+	GroupResource: v1alpha1.Resource("restores"),
+	Singular:      "restore",
+	ShortNames:    []string{"hfr"},
+	Categories:    []string{"holdfast"},
+	Namespaced:    true,
+	Object:        &v1alpha1.Restore{},
+	List:          &v1alpha1.RestoreList{},
+	Fields: map[string]func(object) string{
+		"spec.backupName":               func(r object) string { return r.Spec.BackupName },
+		"status.backup.name":            backupName,
+		"status.phase":                  phase,
+		"status.requester":              requester,
+		"status.backup.storageLocation": storageLocation,
+	},
+	Columns: []virtual.Column[object]{
+		virtual.Name[object](),
+		virtual.Text("Status", "The phase of the restore.", phase),
+		virtual.Text("Backup", "The backup that is restored.", backupName),
+		virtual.Text("Items", "Objects that are done, of those to restore.", func(r object) string {
+			if r.Status.Progress == nil {
+				return ""
+			}
+			return fmt.Sprintf("%d/%d", r.Status.Progress.ItemsRestored, r.Status.Progress.TotalItems)
+		}),
+		virtual.Text("Volumes", "Volumes that are done, of those to restore.", func(r object) string {
+			v := r.Status.Volumes
+			if v == nil || v.Total == 0 {
+				return ""
+			}
+			return fmt.Sprintf("%d/%d", v.Completed+v.Failed, v.Total)
+		}),
+		virtual.Number("Warnings", "Number of warnings: about what is there, but differs.", func(r object) int32 { return r.Status.Warnings }),
+		virtual.Number("Errors", "Number of errors: about what was asked for and is not there.", func(r object) int32 { return r.Status.Errors }),
+		virtual.Text("Queue", "Place in the queue.", func(r object) string {
+			if r.Status.QueuePosition == 0 {
+				return ""
+			}
+			return fmt.Sprint(r.Status.QueuePosition)
+		}),
+		virtual.Timed("Age", "Time since the restore was asked for.", func(r object, now time.Time) string {
+			return virtual.Age(&r.CreationTimestamp, now)
+		}),
+		virtual.Wide(virtual.Text("Reason", "Why the restore waits, or failed.", reason)),
+		virtual.Wide(virtual.Text("Data", "Bytes written into volumes.", func(r object) string {
+			if v := r.Status.Volumes; v == nil || v.Total == 0 {
+				return ""
+			}
+			return virtual.Bytes(r.Status.Volumes.BytesDone)
+		})),
+		virtual.Wide(virtual.Timed("Took", "Time from start to end.", took)),
+		virtual.Wide(virtual.Text("Location", "The storage location.", storageLocation)),
+		virtual.Wide(virtual.Text("Requester", "Who asked for the restore.", requester)),
+		virtual.Wide(virtual.Text("Origin", "Of a restore that its store remembers: whether it is this cluster's own, a trusted one's, foreign or forged.", func(r object) string {
+			if r.Status.Origin == nil {
+				return ""
+			}
+			return string(r.Status.Origin.Trust)
+		})),
+	},
+	// The newest restore of a namespace comes first.
+	Compare: func(a, b object) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), b.CreationTimestamp.Compare(a.CreationTimestamp.Time))
+	},
+}
+
+func phase(r object) string     { return string(r.Status.Phase) }
+func requester(r object) string { return r.Status.Requester }
+
+// backupName is that of the backup that was found.
+func backupName(r object) string {
+	if r.Status.Backup == nil {
+		return ""
+	}
+	if r.Status.Backup.Namespace != r.Namespace {
+		return r.Status.Backup.Namespace + "/" + r.Status.Backup.Name
+	}
+	return r.Status.Backup.Name
+}
+
+func storageLocation(r object) string {
+	if r.Status.Backup == nil {
+		return ""
+	}
+	return r.Status.Backup.StorageLocation
+}
+
+func took(r object, now time.Time) string {
+	start, end := r.Status.StartTimestamp, r.Status.CompletionTimestamp
+	switch {
+	case start.IsZero():
+		return ""
+	case end.IsZero():
+		return duration.HumanDuration(now.Sub(start.Time))
+	}
+	return duration.HumanDuration(end.Sub(start.Time))
+}
+
+// reason is why a restore waits, or why it failed.
+func reason(r object) string {
+	if queued := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionQueued); queued != nil && queued.Status == metav1.ConditionTrue {
+		return queued.Reason
+	}
+	if len(r.Status.ValidationErrors) > 0 {
+		return r.Status.ValidationErrors[0]
+	}
+	return r.Status.FailureReason
+}

@@ -1,0 +1,384 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package streamed serves what lies in a store, and the logs of what runs, as subresources
+// with the verb get, as a stream: with memory for a piece of it, however large it is.
+//
+// What a client has received is whole if the answer ended well. Before the first byte is
+// sent, whatever is wrong is a Status: a store that is away is a 503. After that, an answer
+// that can't be completed is broken off, and the client's connection with it.
+//
+// The log of what runs comes from the controller that writes it. It ends well also when it
+// breaks off, and says so in its last line: see sendRunning.
+//
+// An answer takes neither a seat among the requests that are answered at once, nor is its
+// time bounded (see LongRunning), so that there are bounds of its own: on the answers from
+// one location, on those to one user, on the time in which a store begins to answer, and on
+// the time in which a client takes a piece.
+package streamed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/klauspost/compress/gzip"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+const (
+	// perLocation is how many answers come from one location at once, and how many are the log
+	// of one run. A folder that hangs holds its own ones for ever, and those of no other
+	// location; who follows a run for hours keeps nobody from another one.
+	perLocation = 64
+	// perUser is how many go to one user at once.
+	perUser = 16
+	// beginTimeout is how long a store may take to begin to answer a request.
+	beginTimeout = 30 * time.Second
+	// takeTimeout is how long a client may take for a piece.
+	takeTimeout = time.Minute
+	// retrySeconds is when to come again for a seat.
+	retrySeconds = 1
+	pieceBytes   = 64 << 10
+)
+
+// ErrTooLarge says that something has more than its limit when it is decompressed.
+var ErrTooLarge = errors.New("it is too large")
+
+// Stores gives access to the stores of the storage locations.
+type Stores interface {
+	// Use gives the store of a location, open, until done is called.
+	Use(ctx context.Context, location string) (from store.Ranger, done func(), err error)
+	// MayKnow reports whether who asks may be told what is wrong with a store.
+	MayKnow(ctx context.Context) bool
+}
+
+// Answer is what a request is to be answered with.
+type Answer struct {
+	// What it is, for messages: the log of the backup "b".
+	What string
+	// Location is the name of the storage location that it comes from.
+	Location string
+	// ContentType is its media type.
+	ContentType string
+	// Missing is what to say if the store has no such object. Default: that it has none.
+	Missing string
+	// Write reads from the store and writes the answer. Its errors are told to the client
+	// if nothing has been written before: those of the API as they are.
+	Write func(ctx context.Context, from store.Ranger, to io.Writer) error
+	// Running is the run whose log it is, in place of Location, Missing and Write: there is
+	// nothing in the store yet.
+	Running *Running
+}
+
+// Streams sends answers, and bounds them together. The zero value with Stores is ready.
+type Streams struct {
+	Stores Stores
+
+	mu sync.Mutex
+	// taken are the seats, by location or run and by user; guarded by mu.
+	taken map[string]int
+}
+
+// REST serves a subresource.
+type REST struct {
+	*Streams
+	// Object is an empty object of the kind that it is a subresource of.
+	Object runtime.Object
+	// Parameters are the names of those that a request may have, once each.
+	Parameters []string
+	// Find says what to answer to a request about the object with a name, in the
+	// namespace of ctx. The store is asked for nothing yet.
+	Find func(ctx context.Context, name string, parameters url.Values) (*Answer, error)
+}
+
+var (
+	_ rest.Storage         = &REST{}
+	_ rest.Connecter       = &REST{}
+	_ rest.StorageMetadata = &REST{}
+)
+
+// New implements rest.Storage.
+func (r *REST) New() runtime.Object { return r.Object.DeepCopyObject() }
+
+// Destroy implements rest.Storage.
+func (r *REST) Destroy() {}
+
+// ConnectMethods implements rest.Connecter. By these, discovery has the verb get.
+func (r *REST) ConnectMethods() []string { return []string{http.MethodGet} }
+
+// NewConnectOptions implements rest.Connecter: the parameters are read by Connect.
+func (r *REST) NewConnectOptions() (runtime.Object, bool, string) { return nil, false, "" }
+
+// ProducesMIMETypes implements rest.StorageMetadata.
+func (r *REST) ProducesMIMETypes(string) []string { return nil }
+
+// ProducesObject implements rest.StorageMetadata.
+func (r *REST) ProducesObject(string) any { return "" }
+
+// Connect implements rest.Connecter.
+func (r *REST) Connect(ctx context.Context, name string, _ runtime.Object, responder rest.Responder) (http.Handler, error) {
+	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		parameters, err := r.parameters(request)
+		if err != nil {
+			responder.Error(err)
+			return
+		}
+		for tries := 1; ; tries++ {
+			answer, err := r.Find(ctx, name, parameters)
+			if err != nil {
+				responder.Error(err)
+				return
+			}
+			if answer.Running == nil {
+				r.send(ctx, w, answer, responder)
+				return
+			}
+			err = r.sendRunning(ctx, w, answer)
+			switch {
+			case err == nil || ctx.Err() != nil:
+				return
+			case !answer.Running.Follow || tries == followTries || !isPassing(err):
+				responder.Error(err)
+				return
+			}
+			// It ends just now, or another controller is about to take it over.
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(followInterval):
+			}
+		}
+	}), nil
+}
+
+// parameters refuses what is not known: a filter with a typing error would else show all.
+func (r *REST) parameters(request *http.Request) (url.Values, error) {
+	parameters, err := url.ParseQuery(request.URL.RawQuery)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("the query can't be read: %v", err))
+	}
+	for name, values := range parameters {
+		switch {
+		case name == "timeout": // kubectl's --request-timeout, which is kept by the client
+		case !slices.Contains(r.Parameters, name):
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("there is no parameter %q: there are %s", name, strings.Join(r.Parameters, ", ")))
+		case len(values) > 1:
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("the parameter %q is there %d times", name, len(values)))
+		}
+	}
+	return parameters, nil
+}
+
+func (s *Streams) send(ctx context.Context, w http.ResponseWriter, answer *Answer, responder rest.Responder) {
+	leave, err := s.seat(ctx, answer)
+	if err != nil {
+		responder.Error(err)
+		return
+	}
+	defer leave()
+	from, done, err := s.Stores.Use(ctx, answer.Location)
+	if err != nil {
+		responder.Error(s.explain(ctx, answer, fmt.Errorf("%w: %w", store.ErrUnavailable, err)))
+		return
+	}
+	defer done()
+	to := newBody(w, answer)
+	defer to.close()
+	err = answer.Write(ctx, prompt{from}, to)
+	switch {
+	case err == nil:
+		to.begin()
+	case to.begun:
+		// What was sent must not look whole.
+		panic(http.ErrAbortHandler)
+	case ctx.Err() == nil:
+		responder.Error(s.explain(ctx, answer, err))
+	}
+}
+
+// seat takes one for an answer, until leave is called.
+func (s *Streams) seat(ctx context.Context, answer *Answer) (leave func(), err error) {
+	source := fmt.Sprintf("the storage location %q", answer.Location)
+	if answer.Running != nil {
+		source = "the run " + string(answer.Running.UID)
+	}
+	user := "user "
+	if requester, ok := genericapirequest.UserFrom(ctx); ok {
+		user += requester.GetName()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.taken[user] >= perUser:
+		return nil, apierrors.NewTooManyRequests(fmt.Sprintf("%d answers are being sent to you already: wait for one to end", perUser), retrySeconds)
+	case s.taken[source] >= perLocation:
+		return nil, apierrors.NewTooManyRequests(fmt.Sprintf("%d answers from %s are being sent already: try again", perLocation, source), retrySeconds)
+	}
+	if s.taken == nil {
+		s.taken = map[string]int{}
+	}
+	s.taken[source]++
+	s.taken[user]++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, of := range []string{source, user} {
+			if s.taken[of]--; s.taken[of] == 0 {
+				delete(s.taken, of)
+			}
+		}
+	}, nil
+}
+
+// explain is an error for the client. What is wrong with a store is the business of those
+// who may list what it holds.
+func (s *Streams) explain(ctx context.Context, answer *Answer, err error) error {
+	if _, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return err
+	}
+	if errors.Is(err, store.ErrNotFound) {
+		message := answer.Missing
+		if message == "" {
+			message = fmt.Sprintf("the storage location %q does not have %s", answer.Location, answer.What)
+		}
+		return NotFound(message)
+	}
+	reason := ""
+	if s.Stores.MayKnow(ctx) {
+		reason = ": " + store.Reason(err)
+	}
+	if errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied) {
+		return apierrors.NewServiceUnavailable(fmt.Sprintf("%s lies in the storage location %q, which can't be read at the moment%s", answer.What, answer.Location, reason))
+	}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError,
+		Message: fmt.Sprintf("%s can't be read: what lies in the storage location %q is not what was stored there, or is damaged%s", answer.What, answer.Location, reason),
+	}}
+}
+
+// NotFound answers a request about something that is not there.
+func NotFound(message string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: message,
+	}}
+}
+
+// Gunzipped writes an object that is stored compressed. It fails with ErrTooLarge if it
+// has more than limit bytes then.
+func Gunzipped(key string, limit int64) func(context.Context, store.Ranger, io.Writer) error {
+	return func(ctx context.Context, from store.Ranger, to io.Writer) error {
+		compressed, err := from.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = compressed.Close() }()
+		plain, err := gzip.NewReader(compressed)
+		if err != nil {
+			return err
+		}
+		n, err := io.CopyBuffer(to, io.LimitReader(plain, limit+1), make([]byte, pieceBytes))
+		if err == nil && n > limit {
+			err = ErrTooLarge
+		}
+		return err
+	}
+}
+
+// body is that of an answer. Its header is sent with its first bytes.
+type body struct {
+	http.ResponseWriter
+	control     *http.ResponseController
+	contentType string
+	// prompt sends what is written at once, and has no deadline while nothing is.
+	prompt bool
+	begun  bool
+}
+
+func newBody(w http.ResponseWriter, answer *Answer) *body {
+	return &body{ResponseWriter: w, control: http.NewResponseController(w), contentType: answer.ContentType, prompt: answer.Running != nil}
+}
+
+func (b *body) begin() {
+	if !b.begun {
+		b.begun = true
+		b.Header().Set("Content-Type", b.contentType)
+		b.WriteHeader(http.StatusOK)
+	}
+}
+
+// Write implements io.Writer.
+func (b *body) Write(p []byte) (int, error) {
+	b.begin()
+	// Not every connection can be told; then the client is bounded by nothing but the seats.
+	_ = b.control.SetWriteDeadline(time.Now().Add(takeTimeout))
+	n, err := b.ResponseWriter.Write(p)
+	if err == nil && b.prompt {
+		err = b.control.Flush()
+		_ = b.control.SetWriteDeadline(time.Time{})
+	}
+	return n, err
+}
+
+// close lifts the deadline from the connection, which others use too.
+func (b *body) close() {
+	if b.begun {
+		_ = b.control.SetWriteDeadline(time.Time{})
+	}
+}
+
+// prompt is a store that begins to answer in bounded time.
+type prompt struct{ store.Ranger }
+
+// Get implements store.Reader.
+func (p prompt) Get(ctx context.Context, key string) (io.ReadCloser, error) {
+	return begin(ctx, func(ctx context.Context) (io.ReadCloser, error) { return p.Ranger.Get(ctx, key) })
+}
+
+// GetRange implements store.Ranger.
+func (p prompt) GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
+	return begin(ctx, func(ctx context.Context) (io.ReadCloser, error) {
+		return p.Ranger.GetRange(ctx, key, offset, length)
+	})
+}
+
+func begin(ctx context.Context, open func(context.Context) (io.ReadCloser, error)) (io.ReadCloser, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	late := time.AfterFunc(beginTimeout, func() { cancel(context.DeadlineExceeded) })
+	content, err := open(ctx)
+	if !late.Stop() && err == nil {
+		_ = content.Close()
+		err = context.DeadlineExceeded
+	}
+	if err != nil {
+		if context.Cause(ctx) == context.DeadlineExceeded {
+			err = fmt.Errorf("%w: it did not begin to answer within %s", store.ErrUnavailable, beginTimeout)
+		}
+		cancel(nil)
+		return nil, err
+	}
+	return &opened{content, cancel}, nil
+}
+
+type opened struct {
+	io.ReadCloser
+	cancel context.CancelCauseFunc
+}
+
+func (o *opened) Close() error {
+	defer o.cancel(nil)
+	return o.ReadCloser.Close()
+}

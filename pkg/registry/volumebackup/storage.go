@@ -1,0 +1,516 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebackup
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/utils/clock"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+)
+
+const (
+	// MaxItems is how many a list without a limit may have, and a page at most.
+	MaxItems = 10000
+	// countBound is how many of the rest of a list are counted.
+	countBound = 1 << 20
+
+	// What somebody pages through is kept for him so long after his last page, as long as
+	// there are so many versions at most, for which the catalogue has copied so much. However
+	// often he comes, it ends: what is gone is not to be seen for ever, nor to take memory.
+	keptAge      = 5 * time.Minute
+	keptMost     = 15 * time.Minute
+	keptVersions = 64
+	keptBytes    = 64 << 20
+
+	// The client's context is looked at once in so many rows.
+	rowsPerLook = 4096
+)
+
+// Histories are what a catalogue has.
+type Histories interface {
+	Snapshot() *catalog.History
+	Version() uint64
+	Begin(version uint64)
+}
+
+// Options of a Storage.
+type Options struct {
+	// Loading, OnRead: see logstore.Options.
+	Loading string
+	OnRead  func(context.Context)
+	Clock   clock.WithDelayedExecution
+}
+
+// Storage serves the volume backups of a catalogue, of which there may be a million: an
+// object is made when a page has it. It answers get and list, and nothing else, as a
+// logstore.Log would:
+//
+//  1. A resourceVersion grows with every change of the catalogue, and is begun by terms as a
+//     log's is. An object's is the one at which its backup was listed.
+//  2. All pages of a list are of one version, which is kept for 5 minutes after the last page
+//     that was asked for, 15 minutes in all, and not beyond the moment from which something in
+//     it is not to be seen any more where it is. A page of a version that is not kept any more,
+//     or never was, is 410 with a token that goes on at the present one; so is a list of
+//     exactly such a version, without a token.
+//  3. Before everything was read, it is as guarantee 4 of package logstore says.
+//  4. A page costs what it holds, and what has to be looked at for it: rows, not objects. The
+//     end of the client's context ends that. A list without a limit has MaxItems at most, or
+//     is an error that says so; a page has MaxItems at most, whatever its limit is.
+type Storage struct {
+	storage.Interface // none: no verb needs the rest of it
+
+	rows    Histories
+	options Options
+	prefix  string
+	born    time.Time
+
+	mu          sync.Mutex
+	open, ready bool
+	first       uint64           // the oldest version that a client may have seen
+	kept        map[uint64]*kept // by version
+	timed       bool             // whether forget will be called
+}
+
+type kept struct {
+	*catalog.History
+	// since is when it was last the present one, as far as somebody has looked.
+	since, used time.Time
+}
+
+func (k *kept) expired(now time.Time) bool {
+	return now.Sub(k.used) >= keptAge || now.Sub(k.since) >= keptMost
+}
+
+// NewStorage returns a Storage that lets nobody in before Open.
+func NewStorage(rows Histories, options Options) *Storage {
+	s := &Storage{
+		rows: rows, options: options, prefix: logstore.Prefix(Resource.GroupResource),
+		born: options.Clock.Now(), kept: map[uint64]*kept{},
+	}
+	rows.Begin(logstore.FirstVersion(s.born))
+	return s
+}
+
+// Open is as that of a log.
+func (s *Storage) Open() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.openLocked()
+}
+
+func (s *Storage) openLocked() {
+	if !s.open {
+		s.open, s.first = true, s.rows.Version()
+	}
+}
+
+// SetReady is as that of a log.
+func (s *Storage) SetReady() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.openLocked()
+	s.ready = true
+}
+
+// Begin is as that of a log.
+func (s *Storage) Begin(version uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rows.Begin(version)
+	s.first = s.rows.Version()
+	clear(s.kept)
+}
+
+// Version is the present one.
+func (s *Storage) Version() uint64 { return s.rows.Version() }
+
+// Versioner implements storage.Interface.
+func (s *Storage) Versioner() storage.Versioner { return storage.APIObjectVersioner{} }
+
+// ReadinessCheck implements storage.Interface.
+func (s *Storage) ReadinessCheck() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open {
+		return nil
+	}
+	return s.tooEarly()
+}
+
+func (s *Storage) tooEarly() error {
+	return logstore.TooEarly(Resource.GroupResource, s.options.Loading, s.options.Clock.Since(s.born))
+}
+
+func (s *Storage) isReady() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ready
+}
+
+// Get implements storage.Interface.
+func (s *Storage) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
+	if err := s.ReadinessCheck(); err != nil {
+		return err
+	}
+	ready := s.isReady() // before what is there is looked at
+	history, err := s.notOlder(opts.ResourceVersion)
+	if err != nil {
+		return err
+	}
+	namespace, name, _ := strings.Cut(strings.TrimPrefix(key, s.prefix), "/")
+	row, found := history.Find(namespace, name)
+	switch {
+	case !found && !ready:
+		return s.tooEarly() // it may be there
+	case !found:
+		return storage.NewKeyNotFoundError(key, int64(history.Version))
+	}
+	s.onRead(ctx)
+	*out.(*v1alpha1.VolumeBackup) = *object(row)
+	return nil
+}
+
+func object(row catalog.Row) *v1alpha1.VolumeBackup {
+	made := row.Object()
+	made.ResourceVersion = strconv.FormatUint(row.Version(), 10)
+	return made
+}
+
+// GetList implements storage.Interface.
+func (s *Storage) GetList(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
+	if err := s.ReadinessCheck(); err != nil {
+		return err
+	}
+	if opts.Recursive && !strings.HasSuffix(key, "/") {
+		key += "/"
+	}
+	// A token has the namespace in it: not every page of a list selected by one is asked for
+	// with the same key.
+	exactly, continueKey, err := storage.ValidateListOptions(s.prefix, s.Versioner(), opts)
+	if err != nil {
+		return err
+	}
+	history, past, err := s.historyFor(opts, uint64(exactly), continueKey)
+	if err != nil {
+		return err
+	}
+	s.onRead(ctx)
+	list := listObj.(*v1alpha1.VolumeBackupList)
+	namespace, name, _ := strings.Cut(strings.TrimPrefix(key, s.prefix), "/")
+	wanted := newMatcher(opts.Predicate.Label, opts.Predicate.Field)
+	if !opts.Recursive {
+		list.Items = []v1alpha1.VolumeBackup{}
+		if row, found := history.Find(namespace, name); found && wanted.volume(row.Namespace(), row.VolumeName()) && wanted.matches(row) {
+			list.Items = append(list.Items, *object(row))
+		}
+		return s.Versioner().UpdateList(list, history.Version, "", nil)
+	}
+	from, err := parsePosition(strings.TrimPrefix(continueKey, s.prefix), namespace)
+	if err != nil {
+		return err
+	}
+	rows, more, err := page(ctx, history, namespace, from, wanted, opts.Predicate.Limit)
+	if err != nil {
+		return err
+	}
+	list.Items = make([]v1alpha1.VolumeBackup, len(rows))
+	for i, row := range rows {
+		list.Items[i] = *object(row)
+	}
+	token, remaining := "", (*int64)(nil)
+	if more {
+		after := rows[len(rows)-1].After()
+		if token, err = storage.EncodeContinue(s.prefix+formatPosition(after), s.prefix, int64(history.Version)); err != nil {
+			return err
+		}
+		if opts.Predicate.Empty() {
+			if count := int64(history.Count(namespace, after, countBound)); count < countBound {
+				remaining = &count
+			}
+		}
+		if !past {
+			s.keep(history)
+		}
+	}
+	return s.Versioner().UpdateList(list, history.Version, token, remaining)
+}
+
+// page selects rows from a position on, and reports whether there are more.
+func page(ctx context.Context, history *catalog.History, namespace string, from catalog.Position, wanted *matcher, limit int64) (rows []catalog.Row, more bool, err error) {
+	most := MaxItems
+	if limit > 0 {
+		most = int(min(limit, MaxItems))
+	}
+	looked := 0
+	for row := range history.Rows(namespace, from, wanted.volume) {
+		if looked++; looked%rowsPerLook == 0 && ctx.Err() != nil {
+			return nil, false, ctx.Err()
+		}
+		if !wanted.matches(row) {
+			continue
+		}
+		if len(rows) == most {
+			if limit <= 0 {
+				return nil, false, apierrors.NewBadRequest(fmt.Sprintf("there are more than %d %s: list them with a limit, and go on with the continue token of each page until there is none "+
+					"(kubectl does so unless it is told --chunk-size=0), or select some by a namespace, a field selector or a label selector", MaxItems, Resource.GroupResource.Resource))
+			}
+			return rows, true, nil
+		}
+		rows = append(rows, row)
+	}
+	return rows, false, nil
+}
+
+// historyFor returns what a list is to be answered from: what is there now, or, if exactly
+// is not zero, at that version, and whether that is past.
+func (s *Storage) historyFor(opts storage.ListOptions, exactly uint64, continueKey string) (history *catalog.History, past bool, err error) {
+	s.mu.Lock()
+	ready, first := s.ready, s.first
+	s.mu.Unlock()
+	now := s.rows.Snapshot()
+	if exactly == 0 || exactly == now.Version {
+		if continueKey != "" {
+			return now, false, nil
+		}
+		if atLeast, err := s.version(opts.ResourceVersion); err == nil && opts.ResourceVersion != "" && atLeast < first && !ready {
+			return nil, false, s.tooEarly() // whoever asks so may know more than there is yet
+		}
+		history, err = s.notOlder(opts.ResourceVersion)
+		return history, false, err
+	}
+	if history := s.of(exactly, now.Withdrawn); history != nil {
+		return history, true, nil
+	}
+	switch {
+	case continueKey != "":
+		return nil, false, logstore.ExpiredContinue(continueKey, s.prefix)
+	case exactly > now.Version:
+		return nil, false, storage.NewTooLargeResourceVersionError(exactly, now.Version, 0)
+	}
+	return nil, false, apierrors.NewResourceExpired(fmt.Sprintf(
+		"The resourceVersion for the provided list is too old. Version %d is not remembered; list without a resourceVersion.", exactly))
+}
+
+// notOlder gives what is there now, if that is not older than a version.
+func (s *Storage) notOlder(version string) (*catalog.History, error) {
+	atLeast, err := s.version(version)
+	if err != nil {
+		return nil, err
+	}
+	history := s.rows.Snapshot()
+	if atLeast > history.Version {
+		return nil, storage.NewTooLargeResourceVersionError(atLeast, history.Version, 0)
+	}
+	return history, nil
+}
+
+func (s *Storage) version(text string) (uint64, error) {
+	version, err := s.Versioner().ParseResourceVersion(text)
+	if err != nil {
+		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resourceVersion %q: use one that a get or list returned", text))
+	}
+	return version, nil
+}
+
+func (s *Storage) onRead(ctx context.Context) {
+	if s.options.OnRead != nil {
+		s.options.OnRead(ctx)
+	}
+}
+
+// keep keeps what somebody will go on with, and what was the present one a moment ago.
+func (s *Storage) keep(history *catalog.History) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.options.Clock.Now()
+	if history.Version < s.first {
+		return // a term has begun meanwhile
+	}
+	s.kept[history.Version] = &kept{history, now, now}
+	s.forgetLocked(now, history.Copied)
+	s.timeLocked()
+}
+
+// timeLocked has forget called as long as there is something.
+func (s *Storage) timeLocked() {
+	if len(s.kept) > 0 && !s.timed {
+		s.timed = true
+		s.options.Clock.AfterFunc(keptAge, s.forget)
+	}
+}
+
+// of gives a version that is kept, or nil. So much has been withdrawn up to now.
+func (s *Storage) of(version, withdrawn uint64) *catalog.History {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k, now := s.kept[version], s.options.Clock.Now()
+	if k == nil || k.expired(now) || k.Withdrawn != withdrawn {
+		return nil
+	}
+	k.used = now
+	return k.History
+}
+
+// forget lets go of what nobody has used for long.
+func (s *Storage) forget() {
+	copied := s.rows.Snapshot().Copied
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.timed = false
+	s.forgetLocked(s.options.Clock.Now(), copied)
+	s.timeLocked()
+}
+
+func (s *Storage) forgetLocked(now time.Time, copied uint64) {
+	for {
+		var oldest *kept
+		for _, k := range s.kept {
+			if oldest == nil || k.Version < oldest.Version {
+				oldest = k
+			}
+			if k.expired(now) {
+				delete(s.kept, k.Version)
+			}
+		}
+		if oldest == nil || len(s.kept) <= keptVersions && copied-min(copied, oldest.Copied) <= keptBytes {
+			return
+		}
+		delete(s.kept, oldest.Version)
+	}
+}
+
+// A position is namespace/volume/time.skip in a continue token, which has to be a clean path.
+func formatPosition(p catalog.Position) string {
+	return fmt.Sprintf("%s/%s/%d.%d", p.Namespace, p.Volume, p.At, p.Skip)
+}
+
+func parsePosition(text, namespace string) (p catalog.Position, err error) {
+	if text == "" {
+		return p, nil
+	}
+	parts := strings.Split(text, "/")
+	if len(parts) == 3 {
+		p.Namespace, p.Volume = parts[0], parts[1]
+		_, err = fmt.Sscanf(parts[2], "%d.%d", &p.At, &p.Skip)
+	}
+	if len(parts) != 3 || err != nil || namespace != "" && p.Namespace != namespace {
+		return p, apierrors.NewBadRequest("invalid continue token: use one that a page of this list has returned")
+	}
+	return p, nil
+}
+
+// matcher selects rows, without making objects of them.
+type matcher struct {
+	// ofVolume are what is required of the volume, ofRow of the row, and ofAlike of what is the
+	// same in rows that are alike.
+	ofVolume, ofRow, ofAlike []requirement
+	labels                   labels.Selector
+	// volumes, if not nil, are those that a row of the wanted name may be of.
+	volumes func(volume string) bool
+	// latest is the row that was last asked about what is the same in those like it.
+	latest        catalog.Row
+	latestMatches bool
+}
+
+type requirement struct {
+	of      func(namespace, volume string) string
+	get     func(catalog.Row) string
+	value   string
+	differs bool
+}
+
+// rowFields are Resource.Fields, of rows.
+var rowFields = map[string]func(catalog.Row) string{
+	"metadata.name":         catalog.Row.Name,
+	"spec.backup.name":      func(r catalog.Row) string { return r.Backup().Name },
+	"spec.backup.namespace": func(r catalog.Row) string { return r.Backup().Namespace },
+	"spec.backupName":       catalog.Row.BackupName,
+	"spec.backupUID":        catalog.Row.BackupUID,
+	"spec.storageLocation":  catalog.Row.StorageLocation,
+	"status.phase":          catalog.Row.Phase,
+}
+
+// alikeFields are those that are the same in rows that are alike.
+var alikeFields = map[string]func(catalog.Row) string{
+	"spec.podName":  catalog.Row.PodName,
+	"status.node":   catalog.Row.Node,
+	"status.method": catalog.Row.Method,
+}
+
+var volumeFields = map[string]func(namespace, volume string) string{
+	"metadata.namespace": func(namespace, _ string) string { return namespace },
+	"spec.volumeName":    func(_, volume string) string { return volume },
+}
+
+func newMatcher(label labels.Selector, field fields.Selector) *matcher {
+	m := &matcher{}
+	if label != nil && !label.Empty() {
+		m.labels = label
+	}
+	if field == nil {
+		return m
+	}
+	for _, r := range field.Requirements() {
+		if r.Field == "metadata.name" && r.Operator != selection.NotEquals {
+			of := catalog.VolumesOf(r.Value)
+			m.volumes = func(volume string) bool { return slices.Contains(of, volume) }
+		}
+		of := requirement{value: r.Value, differs: r.Operator == selection.NotEquals}
+		if of.of = volumeFields[r.Field]; of.of != nil {
+			m.ofVolume = append(m.ofVolume, of)
+		} else if of.get = alikeFields[r.Field]; of.get != nil {
+			m.ofAlike = append(m.ofAlike, of)
+		} else {
+			of.get = rowFields[r.Field]
+			m.ofRow = append(m.ofRow, of)
+		}
+	}
+	return m
+}
+
+func (m *matcher) volume(namespace, volume string) bool {
+	for i := range m.ofVolume {
+		if r := &m.ofVolume[i]; (r.of(namespace, volume) == r.value) == r.differs {
+			return false
+		}
+	}
+	return m.volumes == nil || m.volumes(volume)
+}
+
+func (m *matcher) matches(row catalog.Row) bool {
+	if len(m.ofAlike) > 0 || m.labels != nil {
+		if !row.IsLike(m.latest) { // those of one volume mostly are
+			m.latest, m.latestMatches = row, meet(m.ofAlike, row) && (m.labels == nil || m.labels.Matches(labels.Set(row.Labels())))
+		}
+		if !m.latestMatches {
+			return false
+		}
+	}
+	return meet(m.ofRow, row)
+}
+
+func meet(all []requirement, row catalog.Row) bool {
+	for i := range all {
+		if r := &all[i]; r.get == nil || (r.get(row) == r.value) == r.differs {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,311 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package volumedeletion serves backupvolumes/deletion and volumebackups/deletion: a POST
+// deletes the whole history of a volume, or one volume backup. One record for each storage
+// location holds the request, with each backup that is meant; from then on they are not listed,
+// by any replica. The controller of that name carries it out.
+//
+// Who may do it: whoever has the right to this subresource in the namespace where the volume
+// is listed. A backup that is listed in another namespace, as an administrator's that holds the
+// volume of a tenant, is somebody else's: to take data from it needs the right to delete that
+// backup, which is create on backups/deletion in its namespace. Of a volume's history goes what
+// the requester may delete; the rest stays, and the answer counts it.
+package volumedeletion
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
+)
+
+// maxBytes is about how large the list of backups in a record may be, which etcd has to take.
+const maxBytes = 1 << 20
+
+// Config is what a REST needs.
+type Config struct {
+	// Ready fails while it is not known what the stores hold.
+	Ready func() error
+	// History is what is listed of a volume, by its name as a BackupVolume, with its uid.
+	History func(namespace, name string) ([]catalog.HistoryItem, types.UID)
+	// Backup is a backup as it is listed, with what is recorded of it.
+	Backup func(namespace, name string) (*v1alpha1.Backup, bool)
+	// AllowsDeletion reports whether a storage location of another format allows deletion.
+	AllowsDeletion func(location string) bool
+	// Deletions are the records.
+	Deletions engineclient.VolumeDeletionInterface
+	// Observe has what was just recorded not listed any more.
+	Observe    func(*enginev1alpha1.VolumeDeletion)
+	Authorizer authorizer.Authorizer
+	Clock      clock.PassiveClock
+}
+
+// REST serves the subresource of one resource.
+type REST struct {
+	Config
+	resource schema.GroupResource
+	// history is true if a volume's whole history is meant.
+	history bool
+	// items are those that a name means.
+	items func(ctx context.Context, namespace, name string) ([]catalog.HistoryItem, types.UID, error)
+}
+
+var _ rest.NamedCreater = &REST{}
+
+// NewHistoryREST serves backupvolumes/deletion.
+func NewHistoryREST(config Config) *REST {
+	resource := v1alpha1.Resource("backupvolumes")
+	return &REST{Config: config, resource: resource, history: true, items: func(_ context.Context, namespace, name string) ([]catalog.HistoryItem, types.UID, error) {
+		items, uid := config.History(namespace, name)
+		if len(items) == 0 {
+			return nil, "", apierrors.NewNotFound(resource, name)
+		}
+		return items, uid, nil
+	}}
+}
+
+// NewREST serves volumebackups/deletion. The volume backups are got from where they are listed.
+func NewREST(config Config, volumeBackups rest.Getter) *REST {
+	resource := v1alpha1.Resource("volumebackups")
+	return &REST{Config: config, resource: resource, items: func(ctx context.Context, namespace, name string) ([]catalog.HistoryItem, types.UID, error) {
+		found, err := volumeBackups.Get(ctx, name, &metav1.GetOptions{})
+		if err != nil {
+			return nil, "", err
+		}
+		items, _ := config.History(namespace, found.(*v1alpha1.VolumeBackup).Spec.VolumeName)
+		for _, item := range items {
+			if item.Listed.Name == name {
+				return []catalog.HistoryItem{item}, item.UID, nil
+			}
+		}
+		return nil, "", apierrors.NewNotFound(resource, name)
+	}}
+}
+
+// New implements rest.Storage.
+func (r *REST) New() runtime.Object { return &v1alpha1.VolumeDeletion{} }
+
+// Destroy implements rest.Storage.
+func (r *REST) Destroy() {}
+
+// Create implements rest.NamedCreater. It answers with a Status.
+func (r *REST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+	body := obj.(*v1alpha1.VolumeDeletion)
+	if body.Name != "" && body.Name != name {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("metadata.name is %q, but the request is about %q", body.Name, name))
+	}
+	if validate != nil {
+		if err := validate(ctx, obj.DeepCopyObject()); err != nil {
+			return nil, err
+		}
+	}
+	requester, ok := genericapirequest.UserFrom(ctx)
+	if !ok {
+		return nil, apierrors.NewInternalError(fmt.Errorf("the request has no user"))
+	}
+	if err := r.Ready(); err != nil {
+		return nil, apierrors.NewTooManyRequests(fmt.Sprintf("what is to be deleted is not known yet: %v", err), 1)
+	}
+	namespace := genericapirequest.NamespaceValue(ctx)
+	items, uid, err := r.items(ctx, namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	if p := body.Preconditions; p != nil && p.UID != "" && p.UID != uid {
+		return nil, r.conflict(name, fmt.Sprintf("its uid is %s, and the one that is to be deleted has %s", uid, p.UID))
+	}
+	chosen, err := r.choose(ctx, requester, namespace, items)
+	if err != nil {
+		return nil, err
+	}
+	if len(chosen.targets) == 0 {
+		if chosen.forbidden == len(items) {
+			return nil, apierrors.NewForbidden(r.resource, name, fmt.Errorf("user %q may not delete the data of backups of other namespaces, which hold it: that needs the right to create backups.holdfast.io/deletion there", requester.GetName()))
+		}
+		return nil, r.conflict(name, strings.Join(chosen.stays(), "; "))
+	}
+	ask := enginev1alpha1.Ask{Requester: recorded.Requester(requester), Timestamp: metav1.NewTime(r.Clock.Now())}
+	for _, targets := range chosen.byLocation() {
+		record := &enginev1alpha1.VolumeDeletion{
+			ObjectMeta: metav1.ObjectMeta{Name: string(uuid.NewUUID())},
+			Spec: enginev1alpha1.VolumeDeletionSpec{
+				Ask: ask, Namespace: items[0].Volume.Namespace, Volume: items[0].Volume.Name, ListedIn: namespace, History: r.history, Targets: targets,
+			},
+		}
+		record, err = r.Deletions.Create(ctx, record, metav1.CreateOptions{DryRun: options.DryRun})
+		switch {
+		case apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err):
+			return nil, err // the caller may try again, for what is still listed
+		case err != nil:
+			return nil, apierrors.NewInternalError(fmt.Errorf("recording the deletion: %w", err))
+		case len(options.DryRun) == 0:
+			r.Observe(record)
+		}
+	}
+	said := fmt.Sprintf("%d volume backups are deleted: their data goes with the maintenance of their repository", len(chosen.targets))
+	if len(chosen.targets) == 1 {
+		said = "the volume backup is deleted: its data goes with the maintenance of its repository"
+	}
+	if len(options.DryRun) > 0 {
+		said = fmt.Sprintf("%d volume backups would be deleted", len(chosen.targets))
+	}
+	return &metav1.Status{
+		Status: metav1.StatusSuccess, Code: http.StatusCreated, Message: strings.Join(append([]string{said}, chosen.stays()...), "; "),
+		Details: &metav1.StatusDetails{Name: name, Group: r.resource.Group, Kind: r.resource.Resource},
+	}, nil
+}
+
+// choice is what of a history is deleted, and what not.
+type choice struct {
+	targets []enginev1alpha1.VolumeDeletionTarget
+	size    int
+	// forbidden are those in backups of others, and later those that one record can't hold.
+	forbidden, later int
+	// refused are those of backups that are not to be changed, with the reasons, each once.
+	refused int
+	reasons []string
+}
+
+// stays says what is not deleted, and why.
+func (c *choice) stays() (said []string) {
+	if c.forbidden > 0 {
+		said = append(said, fmt.Sprintf("%d stay in backups of other namespaces, which need the right to create backups.holdfast.io/deletion there", c.forbidden))
+	}
+	if c.refused > 0 {
+		said = append(said, fmt.Sprintf("%d stay: %s", c.refused, strings.Join(c.reasons, "; ")))
+	}
+	if c.later > 0 {
+		said = append(said, fmt.Sprintf("ask again for %d more, which one request can't hold", c.later))
+	}
+	return said
+}
+
+func (c *choice) refuse(why string) {
+	c.refused++
+	if len(c.reasons) < maxReasons && !slices.Contains(c.reasons, why) {
+		c.reasons = append(c.reasons, why)
+	}
+}
+
+// add has a volume backup deleted, unless one record can't hold it.
+func (c *choice) add(item *catalog.HistoryItem) {
+	size := 100 + len(item.Backup.Location) + len(item.Backup.StoreName) + len(item.Backup.UID) + len(item.BackupName)
+	if len(c.targets) >= enginev1alpha1.MaxVolumeDeletionTargets || c.size+size > maxBytes {
+		c.later++
+		return
+	}
+	c.size += size
+	c.targets = append(c.targets, enginev1alpha1.VolumeDeletionTarget{
+		StorageLocation: item.Backup.Location, StoreName: item.Backup.StoreName, UID: item.Backup.UID, BackupName: item.BackupName, Repeat: item.Volume.Repeat,
+	})
+}
+
+// byLocation are the targets of each storage location, by its name: a store that does not answer
+// holds up only what lies there.
+func (c *choice) byLocation() [][]enginev1alpha1.VolumeDeletionTarget {
+	of := map[string][]enginev1alpha1.VolumeDeletionTarget{}
+	for _, target := range c.targets {
+		of[target.StorageLocation] = append(of[target.StorageLocation], target)
+	}
+	var targets [][]enginev1alpha1.VolumeDeletionTarget
+	for _, location := range slices.Sorted(maps.Keys(of)) {
+		targets = append(targets, of[location])
+	}
+	return targets
+}
+
+// maxReasons is how many different ones are told.
+const maxReasons = 10
+
+func (r *REST) choose(ctx context.Context, requester user.Info, namespace string, items []catalog.HistoryItem) (*choice, error) {
+	allowed := map[string]bool{namespace: true}
+	chosen := &choice{}
+	for i := range items {
+		item := &items[i]
+		if item.Of == nil && !r.AllowsDeletion(item.Backup.Location) {
+			chosen.refuse("the store of the storage location " + item.Backup.Location + " is Longhorn's, and only read unless spec.longhorn.allowDeletion says otherwise")
+			continue
+		}
+		if item.Of == nil {
+			chosen.add(item)
+			continue
+		}
+		of := types.NamespacedName{Namespace: item.Of.Namespace, Name: item.Of.Name}
+		may, known := allowed[of.Namespace]
+		if !known {
+			decision, _, err := r.Authorizer.Authorize(ctx, authorizer.AttributesRecord{
+				User: requester, Verb: "create", Namespace: of.Namespace, ResourceRequest: true,
+				APIGroup: v1alpha1.GroupName, APIVersion: v1alpha1.SchemeGroupVersion.Version, Resource: "backups", Subresource: "deletion",
+			})
+			if err != nil && decision != authorizer.DecisionAllow {
+				return nil, apierrors.NewInternalError(fmt.Errorf("checking whether %q may delete backups: %w", requester.GetName(), err))
+			}
+			may = decision == authorizer.DecisionAllow
+			allowed[of.Namespace] = may
+		}
+		if !may {
+			chosen.forbidden++
+			continue
+		}
+		backup := item.Of
+		if shown, ok := r.Backup(of.Namespace, of.Name); ok && shown.UID == backup.UID {
+			backup = shown
+		}
+		if why := whyNot(backup); why != "" {
+			chosen.refuse(why)
+			continue
+		}
+		chosen.add(item)
+	}
+	return chosen, nil
+}
+
+// whyNot says why nothing is deleted from a backup; empty if that may be.
+func whyNot(backup *v1alpha1.Backup) string {
+	status := &backup.Status
+	name := fmt.Sprintf("the backup %s/%s ", backup.Namespace, backup.Name)
+	switch {
+	case status.Phase == v1alpha1.BackupPhaseUnreadable:
+		return name + "can't be read"
+	case status.Phase == v1alpha1.BackupPhaseDeleting:
+		return name + "is being deleted"
+	case !status.Phase.Ended():
+		return name + "has not ended"
+	case status.Origin == nil || status.Origin.Trust != v1alpha1.BackupTrustOwn:
+		return name + "is not one of this cluster's own, which alone are changed here"
+	case status.Hold != nil:
+		return name + "is held by " + status.Hold.Requester + " since " + status.Hold.Timestamp.UTC().Format(time.RFC3339) + ": release it first"
+	}
+	return ""
+}
+
+// conflict refuses a request that does not fit how things are.
+func (r *REST) conflict(name, why string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusConflict, Reason: v1alpha1.StatusReasonBackupState,
+		Message: fmt.Sprintf("%s %q: nothing was deleted: %s", r.resource.Resource, name, why),
+		Details: &metav1.StatusDetails{Name: name, Group: r.resource.Group, Kind: r.resource.Resource},
+	}}
+}

@@ -1,0 +1,90 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package opener
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+)
+
+// mostFormer is how many former keys of a repository are kept.
+const mostFormer = 10
+
+// KeySecrets are the Secrets of the repositories' keys, to be changed.
+type KeySecrets interface {
+	location.Secrets
+	Update(ctx context.Context, secret *corev1.Secret, options metav1.UpdateOptions) (*corev1.Secret, error)
+}
+
+// Rotate gives a repository a new random key. One process at a time is to do that, under the
+// Lease of the repository's maintenance.
+//
+// Wherever it is stopped, the repository opens with a key that its Secret holds, and whoever
+// opens repositories here tries them all (Keys): the new key is in the Secret before the
+// repository has it, and it becomes the key when the repository opens with it. A rotation
+// that comes after one which was stopped goes on with the same new key. Former keys stay in
+// the Secret: should a process that was paused for as long write the old format once more,
+// the repository opens with one of them, and with no lost one.
+func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stored *engine.StorageLocation, namespace string) error {
+	credentials, err := location.Credentials(ctx, secrets, stored)
+	if err != nil {
+		return err
+	}
+	where := repository.Location{Spec: stored.Spec, Secret: credentials}
+	name := engine.RepositoryName(namespace, stored.Name)
+	key, others, err := Keys(ctx, keys, name)
+	if err != nil {
+		return err
+	}
+	secret, err := keys.Get(ctx, engine.KeySecretName(name), metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read the key of the repository: %w", err)
+	}
+	next := repository.Key(strings.TrimSpace(string(secret.Data[engine.NextKeySecretKey])))
+	if next == "" {
+		next = repository.NewKey()
+		changed := secret.DeepCopy()
+		changed.Data[engine.NextKeySecretKey] = []byte(next)
+		if secret, err = keys.Update(ctx, changed, metav1.UpdateOptions{}); err != nil {
+			return fmt.Errorf("store the next key of the repository: %w", err)
+		}
+	}
+	// The present one first; after a process that was paused it may be a former one.
+	err = repository.ErrWrongKey
+	for _, from := range append([]repository.Key{key}, others...) {
+		if err = repository.ChangeKey(ctx, where, namespace, from, next); !errors.Is(err, repository.ErrWrongKey) {
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	opened, err := repository.Open(ctx, where, namespace, next, repository.Options{})
+	if err != nil {
+		return fmt.Errorf("open the repository with its new key, which stays beside the old one in the Secret %s: %w", secret.Name, err)
+	}
+	if err := opened.Close(ctx); err != nil {
+		return err
+	}
+	changed := secret.DeepCopy()
+	former := append([]string{string(key)}, strings.Split(string(secret.Data[engine.FormerKeysSecretKey]), "\n")...)
+	former = slices.DeleteFunc(former, func(one string) bool { return one == "" || one == string(next) })
+	changed.Data[engine.FormerKeysSecretKey] = []byte(strings.Join(former[:min(len(former), mostFormer)], "\n"))
+	changed.Data[engine.KeySecretKey] = []byte(next)
+	delete(changed.Data, engine.NextKeySecretKey)
+	if _, err = keys.Update(ctx, changed, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("the repository has its new key, which is in the Secret %s as %s; making it the key there failed, so do it again: %w", secret.Name, engine.NextKeySecretKey, err)
+	}
+	return nil
+}

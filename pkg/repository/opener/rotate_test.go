@@ -1,0 +1,95 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package opener_test
+
+import (
+	"errors"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+	"github.com/holdfast-io/holdfast/pkg/repository/opener"
+)
+
+// Wherever a rotation ends, what the Secret holds opens the repository; when it is through,
+// the former key does not; and one that was stopped goes on.
+func TestRotate(t *testing.T) {
+	const name = "app.default"
+	stored := &engine.StorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
+		Spec:       engine.StorageLocationSpec{Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: t.TempDir()}},
+	}
+	where := repository.Location{Spec: stored.Spec}
+	must(t, repository.Create(t.Context(), where, app, password))
+	kube := kubefake.NewClientset(&corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: engine.KeysNamespace(system), Name: engine.KeySecretName(name)},
+		Data:       map[string][]byte{engine.KeySecretKey: []byte(password)},
+	})
+	keys := kube.CoreV1().Secrets(engine.KeysNamespace(system))
+	lost := errors.New("killed here")
+	fail, after := 0, false
+	kube.PrependReactor("update", "secrets", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if fail--; fail != 0 {
+			return false, nil, nil
+		}
+		if after { // it was carried out, and nobody heard of it
+			update := action.(clienttesting.UpdateAction)
+			if err := kube.Tracker().Update(update.GetResource(), update.GetObject(), update.GetNamespace()); err != nil {
+				return true, nil, err
+			}
+		}
+		return true, nil, lost
+	})
+	opens := func(when string) repository.Key {
+		t.Helper()
+		opened, err := opener.OpenAt(t.Context(), nil, keys, stored, app, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", when, err)
+		}
+		must(t, opened.Close(t.Context()))
+		key, err := opener.Key(t.Context(), keys, name)
+		must(t, err)
+		return key
+	}
+	for _, stop := range []struct {
+		at    int
+		after bool
+	}{{1, false}, {1, true}, {2, false}, {2, true}, {0, false}} {
+		before := opens("before")
+		fail, after = stop.at, stop.after
+		err := opener.Rotate(t.Context(), nil, keys, stored, app)
+		if stop.at > 0 && !errors.Is(err, lost) || stop.at == 0 && err != nil {
+			t.Fatalf("stopped at %+v: %v", stop, err)
+		}
+		fail = 0
+		opens("stopped")
+		must(t, opener.Rotate(t.Context(), nil, keys, stored, app))
+		key := opens("through")
+		if key == before || key == password {
+			t.Error("the key is as it was")
+		}
+		if _, err := repository.Open(t.Context(), where, app, before, repository.Options{}); !errors.Is(err, repository.ErrWrongKey) {
+			t.Errorf("with the former key: %v", err)
+		}
+		opened, err := repository.Open(t.Context(), where, app, key, repository.Options{})
+		must(t, err)
+		must(t, opened.Close(t.Context()))
+	}
+	// Somebody who slept since the first one writes what was then.
+	key, _, err := opener.Keys(t.Context(), keys, name)
+	must(t, err)
+	must(t, repository.ChangeKey(t.Context(), where, app, key, password))
+	opens("with a format of long ago")
+	must(t, opener.Rotate(t.Context(), nil, keys, stored, app))
+	opens("rotated since")
+	if _, err := repository.Open(t.Context(), where, app, password, repository.Options{}); !errors.Is(err, repository.ErrWrongKey) {
+		t.Errorf("with the first key: %v", err)
+	}
+}

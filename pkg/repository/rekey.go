@@ -1,0 +1,126 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package repository
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/blob/sharded"
+	"github.com/kopia/kopia/repo/format"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// ErrRetention: the repository says how long its blobs are retained, in a second object that
+// its key locks too.
+var ErrRetention = errors.New("the repository has an object kopia.blobcfg, which its key locks as well, and two objects can't be changed at once: change the key with Kopia's own command (kopia repository change-password)")
+
+// maxFormatBytes is the size beyond which a format is not read.
+const maxFormatBytes = 1 << 20
+
+// ChangeKey has the repository of a namespace opened by another key, and by the present one
+// no more. It fails with ErrWrongKey if neither opens it; if it is the other one already,
+// nothing is to be done. It does not look whether an upload is at work.
+//
+// What changes is one object, kopia.repository, by one write: so it opens with the one key or
+// with the other, wherever this is stopped. What is in it stays: the inner keys that encrypt
+// and name all contents are only locked anew.
+func ChangeKey(ctx context.Context, loc Location, namespace string, from, to Key) (err error) {
+	if to == "" {
+		return errors.New("the key of the repository is empty")
+	}
+	folder, err := folderOf(namespace)
+	if err != nil {
+		return err
+	}
+	bucket, err := store.Open(ctx, &loc.Spec, loc.Secret)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, bucket.Close()) }()
+	suffix := ""
+	if loc.Spec.Provider == engine.StorageProviderFilesystem {
+		suffix = sharded.CompleteBlobSuffix
+	}
+	_, err = bucket.Attributes(ctx, folder+format.KopiaBlobCfgBlobID+suffix)
+	switch {
+	case err == nil:
+		return ErrRetention
+	case !errors.Is(err, store.ErrNotFound):
+		return fmt.Errorf("look for the retention of the repository: %w", err)
+	}
+	key := folder + format.KopiaRepositoryBlobID + suffix
+	content, err := bucket.Get(ctx, key)
+	if errors.Is(err, store.ErrNotFound) {
+		return ErrNotInitialized
+	}
+	if err != nil {
+		return fmt.Errorf("read the repository's format: %w", err)
+	}
+	data, err := io.ReadAll(io.LimitReader(content, maxFormatBytes))
+	if err = errors.Join(err, content.Close()); err != nil {
+		return fmt.Errorf("read the repository's format: %w", err)
+	}
+	locked, err := relock(ctx, data, from, to)
+	if err != nil || locked == nil {
+		return err
+	}
+	if err := bucket.Put(ctx, key, locked); err != nil {
+		return fmt.Errorf("write the repository's format: %w", err)
+	}
+	return nil
+}
+
+// relock gives a format that another key locks; nil if it does already.
+func relock(ctx context.Context, data []byte, from, to Key) ([]byte, error) {
+	open := func(key Key) (*format.Manager, *formatOnly, error) {
+		st := &formatOnly{staging: staging{blobs: map[blob.ID][]byte{}}, data: data}
+		manager, err := format.NewManager(ctx, st, "", -1, string(key), time.Now)
+		if errors.Is(err, format.ErrInvalidPassword) {
+			err = ErrWrongKey
+		}
+		return manager, st, err
+	}
+	if _, _, err := open(to); !errors.Is(err, ErrWrongKey) {
+		return nil, err
+	}
+	manager, st, err := open(from)
+	if err != nil {
+		return nil, err
+	}
+	if err := manager.ChangePassword(ctx, string(to)); err != nil {
+		return nil, fmt.Errorf("lock the repository's format: %w", err)
+	}
+	return st.blobs[format.KopiaRepositoryBlobID], nil
+}
+
+// formatOnly is a storage in memory that has a repository's format, and keeps what is written.
+type formatOnly struct {
+	staging
+	data []byte
+}
+
+// GetBlob implements blob.Storage.
+func (f *formatOnly) GetBlob(_ context.Context, id blob.ID, _, _ int64, output blob.OutputBuffer) error {
+	if id != format.KopiaRepositoryBlobID {
+		return blob.ErrBlobNotFound
+	}
+	output.Reset()
+	_, err := output.Write(f.data)
+	return err
+}
+
+// GetMetadata implements blob.Storage.
+func (f *formatOnly) GetMetadata(_ context.Context, id blob.ID) (blob.Metadata, error) {
+	if id != format.KopiaRepositoryBlobID {
+		return blob.Metadata{}, blob.ErrBlobNotFound
+	}
+	return blob.Metadata{BlobID: id, Length: int64(len(f.data))}, nil
+}

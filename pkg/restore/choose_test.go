@@ -1,0 +1,190 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/restore/source"
+)
+
+// TestClaimsWithoutData: that a claim comes back empty is said, and what would start on one
+// whose data can't be restored is held back.
+func TestClaimsWithoutData(t *testing.T) {
+	bound := func(name string) map[string]any {
+		return obj("v1", "PersistentVolumeClaim", "a", name, with("pv-"+name, "spec", "volumeName"))
+	}
+	backup := backupOf(t, bound("idle"), bound("unknown"), bound("kept"), obj("v1", "PersistentVolumeClaim", "a", "pending"),
+		obj("v1", "PersistentVolume", "", "pv-kept", with("Retain", "spec", "persistentVolumeReclaimPolicy")))
+	backup.NotTaken = map[types.NamespacedName]string{{Namespace: "a", Name: "idle"}: "no pod runs"}
+	s := newFakeServer(t)
+	s.add("namespaces", obj("v1", "Namespace", "", "a"))
+	ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}))
+	want(t, ended, holdfast.RestorePhaseCompleted, "persistentvolumeclaims a/idle: it comes back empty, since the backup does not hold its data: no pod runs", "a/unknown: it comes back empty")
+	if ended.Status.Warnings != 2 {
+		results, _ := told(t, ended)
+		t.Errorf("warnings: %v", results.Warnings)
+	}
+
+	pod := obj("v1", "Pod", "a", "p", with([]any{map[string]any{"name": "v", "persistentVolumeClaim": map[string]any{"claimName": "snapshot"}}}, "spec", "volumes"))
+	backup = backupOf(t, bound("snapshot"), pod)
+	backup.Volumes = []source.Volume{{Volume: format.Volume{Pod: engine.PodReference{Namespace: "a"}, ClaimName: "snapshot"}, Problem: "it was backed up as CSISnapshot"}}
+	for _, live := range []bool{false, true} {
+		s = newFakeServer(t)
+		s.add("namespaces", obj("v1", "Namespace", "", "a"))
+		if live { // nothing would be written over
+			s.add("persistentvolumeclaims", bound("snapshot"))
+		}
+		want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{})), holdfast.RestorePhasePartiallyFailed, "its data is not in the backup: it was backed up as CSISnapshot", "would start without")
+		if s.get("pods", "a", "p") != nil {
+			t.Error("the pod was created")
+		}
+	}
+}
+
+// wantChosen fails the test unless just these objects of a backup are chosen, as KIND NAMESPACE/NAME.
+func wantChosen(t *testing.T, backup *source.Backup, spec holdfast.RestoreSpec, names ...string) *report {
+	t.Helper()
+	e := newExecution(t.Context(), request("r", spec), Dependencies{Backup: backup, Clock: clock.RealClock{}})
+	items, others, err := e.choose()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, item := range items {
+		got = append(got, item.KindName+" "+item.Namespace+"/"+item.Name)
+	}
+	slices.Sort(got)
+	slices.Sort(names)
+	if !slices.Equal(got, names) || len(items)+len(others) != len(backup.Items) {
+		t.Errorf("chosen are %q, not %q", got, names)
+	}
+	return e.report
+}
+
+// TestClaimsOfSets: a StatefulSet that is named brings its claims, to which it does not refer.
+func TestClaimsOfSets(t *testing.T) {
+	claim := func(namespace, name string) map[string]any {
+		return obj("v1", "PersistentVolumeClaim", namespace, name)
+	}
+	backup := backupOf(t, obj("apps/v1", "StatefulSet", "a", "web"), obj("apps/v1", "StatefulSet", "a", "my-web"),
+		claim("a", "data-web-0"), claim("a", "log-data-web-12"), claim("a", "data-my-web-0"), claim("a", "data-web"), claim("a", "web-0"), claim("b", "data-web-0"))
+	objects := []holdfast.RestoreObject{{Resource: "statefulsets", Namespace: "a", Name: "web"}}
+	wantChosen(t, backup, holdfast.RestoreSpec{Objects: objects}, "StatefulSet a/web", "PersistentVolumeClaim a/data-web-0", "PersistentVolumeClaim a/log-data-web-12")
+	wantChosen(t, backup, holdfast.RestoreSpec{Objects: objects, RestorePVs: new(bool)}, "StatefulSet a/web")
+}
+
+// wantTold fails the test unless these are what a report tells, each of one text.
+func wantTold(t *testing.T, r *report, errors, warnings []string) {
+	t.Helper()
+	_, _ = r.end()
+	for _, of := range []struct {
+		what        string
+		found       format.Messages
+		count, want int
+		texts       []string
+	}{{"errors", r.results.Errors, int(r.errors), len(errors), errors}, {"warnings", r.results.Warnings, int(r.warnings), len(warnings), warnings}} {
+		encoded, _ := json.Marshal(of.found)
+		if of.count != of.want {
+			t.Errorf("%d %s, not %d: %s", of.count, of.what, of.want, encoded)
+		}
+		for _, text := range of.texts {
+			if !strings.Contains(string(encoded), text) {
+				t.Errorf("the %s lack %q: %s", of.what, text, encoded)
+			}
+		}
+	}
+}
+
+// TestUnknownResources: words that mean nothing in the backup are not passed over.
+func TestUnknownResources(t *testing.T) {
+	backup := backupOf(t, obj("v1", "ConfigMap", "a", "c"), obj("v1", "Secret", "a", "s"), obj("apps/v1", "Deployment", "a", "d"))
+	wantTold(t, wantChosen(t, backup, holdfast.RestoreSpec{IncludedResources: []string{"ConfigMap", "deploy", "jobs.*", "deployments.apps"}, ExcludedResources: []string{"cm", "secrets"}},
+		"ConfigMap a/c", "Deployment a/d"), []string{"the backup holds no deploy:"}, []string{"the backup holds no cm,"})
+}
+
+// TestOwnObjects: what is Holdfast's own is no part of a restore of everything.
+func TestOwnObjects(t *testing.T) {
+	backup := backupOf(t, obj("v1", "Namespace", "", "holdfast"), obj("v1", "Secret", "holdfast", "s"), obj("v1", "ConfigMap", "holdfast-maintenance", "m"),
+		definition("engine.holdfast.io", "Run"), definition("example.com", "Widget"), obj("v1", "ConfigMap", "a", "c"))
+	report := wantChosen(t, backup, holdfast.RestoreSpec{}, "ConfigMap a/c", "CustomResourceDefinition /widgets.example.com")
+	wantTold(t, report, nil, []string{"3 objects of Holdfast's own namespaces are left out"})
+}
+
+// TestObjectsStayInTheirNamespaces: what a named object needs of namespaces that nobody named
+// is not taken.
+func TestObjectsStayInTheirNamespaces(t *testing.T) {
+	pv := obj("v1", "PersistentVolume", "", "pv", with(map[string]any{
+		"driver": "d", "volumeHandle": "h", "nodePublishSecretRef": map[string]any{"namespace": "b", "name": "key"},
+	}, "spec", "csi"))
+	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("v1", "Namespace", "", "b"), obj("v1", "Secret", "b", "key"), pv,
+		obj("v1", "PersistentVolumeClaim", "a", "data", with("pv", "spec", "volumeName")))
+	objects := []holdfast.RestoreObject{{Resource: "persistentvolumeclaims", Namespace: "a", Name: "data"}}
+	wantChosen(t, backup, holdfast.RestoreSpec{Objects: objects}, "PersistentVolumeClaim a/data", "PersistentVolume /pv", "Namespace /a")
+}
+
+// TestPlanShowsNoSecrets: nor does a modifier bring what a tenant's restore refuses.
+func TestPlanShowsNoSecrets(t *testing.T) {
+	s := newFakeServer(t)
+	s.add("namespaces", obj("v1", "Namespace", "", "a"))
+	s.add("secrets", obj("v1", "Secret", "a", "s", with("bGl2ZQ==", "data", "k")))
+	backup := backupOf(t, obj("v1", "Secret", "a", "s", with("b2xk", "data", "k")))
+	plan := want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{ExistingResourcePolicy: holdfast.ExistingResourceUpdate, PlanOnly: true})), holdfast.RestorePhaseCompleted)
+	if len(plan.Items) != 1 || plan.Items[0].Action != "update" || plan.Items[0].Diff != nil {
+		t.Errorf("planned: %+v", plan.Items)
+	}
+	s.add("serviceaccounts", obj("v1", "ServiceAccount", "a", "default")) // pods wait for it
+	r := request("r", holdfast.RestoreSpec{})
+	r.Run.Spec.RestoreRef.Namespace = "a"
+	ended := s.run(t.Context(), backupOf(t, obj("v1", "Pod", "a", "p", with("x", "spec", "nodeName"))), r, func(d *Dependencies) {
+		d.Allowed = func(context.Context, Right) (bool, error) { return true, nil }
+		d.Modifiers = map[string]string{"m": "version: v1\nresourceModifierRules:\n- conditions: {groupResource: pods}\n  patches:\n  - {operation: add, path: /spec/volumes, value: '[{\"name\":\"h\",\"hostPath\":{\"path\":\"/\"}}]'}\n"}
+	})
+	want(t, ended, holdfast.RestorePhasePartiallyFailed, refusedHostPath)
+	if s.writes > 0 {
+		t.Errorf("%d writes", s.writes)
+	}
+}
+
+// TestScratchOfOthers: a list that names a pod of another namespace by this one's uid has its
+// data in that namespace's repository, and gets it into no pod.
+func TestScratchOfOthers(t *testing.T) {
+	pod := obj("v1", "Pod", "a", "p")
+	backup := backupOf(t, pod)
+	uid := types.UID(backup.Items[0].UID)
+	for namespace, want := range map[string]int{"a": 1, "payroll": 0} {
+		e := newExecution(t.Context(), request("r", holdfast.RestoreSpec{}), Dependencies{Backup: backup, Clock: clock.RealClock{}})
+		volume := source.Volume{Volume: format.Volume{Pod: engine.PodReference{Namespace: namespace, UID: uid}, Name: "scratch"}}
+		e.scratch = map[types.UID][]*source.Volume{uid: {&volume}}
+		if got := e.scratchOf(backup.Items[0]); uid == "" || len(got) != want {
+			t.Errorf("of a pod of %s: %d volumes", namespace, len(got))
+		}
+	}
+}
+
+// TestPathsOfTenants: nobody has files written into a volume that they could not mount.
+func TestPathsOfTenants(t *testing.T) {
+	for namespace, want := range map[string]bool{"shop": false, "holdfast": true} {
+		for _, may := range []bool{true, false} {
+			r := request("r", holdfast.RestoreSpec{Paths: []string{"a"}})
+			r.Run.Spec.RestoreRef.Namespace = namespace
+			e := newExecution(t.Context(), r, Dependencies{Clock: clock.RealClock{}, Allowed: func(_ context.Context, right Right) (bool, error) {
+				return may && right == Right{Verb: "create", Resource: "pods", Namespace: "shop"}, nil
+			}})
+			if err := e.mayWrite(t.Context(), "shop"); (err == nil) != (may || want) {
+				t.Errorf("a restore in %s, may create pods: %t: %v", namespace, may, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,263 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+)
+
+const (
+	// fieldManager is under which name the fields of restored objects are managed.
+	fieldManager = "holdfast-restore"
+	// onlyMetadata asks for as little of an object as an answer needs to have.
+	onlyMetadata = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+	// pageSize is the size of the pages in which what exists is listed.
+	pageSize = 500
+)
+
+// retries bridge what ends soon by itself: a conflict, a server that is too busy or restarts.
+// Retry-After is obeyed by the client below. What has not even reached the server is tried
+// again for as long as this process leads.
+var retries = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 6, Cap: 5 * time.Second}
+
+// cluster makes the requests of a restore, with the rights of whoever its client acts for.
+type cluster struct {
+	client rest.Interface
+}
+
+// kind is a type of objects as the cluster serves it.
+type kind struct {
+	group, version, resource, kind string
+	namespaced                     bool
+	// status is true if it has the subresource, and promised if the cluster will only serve it
+	// when what is planned is done.
+	status, promised bool
+}
+
+// name is as in selections: plural.group.
+func (k *kind) name() string {
+	if k.group == "" {
+		return k.resource
+	}
+	return k.resource + "." + k.group
+}
+
+func (k *kind) apiVersion() string {
+	if k.group == "" {
+		return k.version
+	}
+	return k.group + "/" + k.version
+}
+
+// path is that of an object, of all objects of the kind in a namespace if the name is empty,
+// and of all that there are if the namespace is, too.
+func (k *kind) path(namespace, name, subresource string) string {
+	path := "/apis/" + k.group + "/" + k.version
+	if k.group == "" {
+		path = "/api/" + k.version
+	}
+	if k.namespaced && namespace != "" {
+		path += "/namespaces/" + namespace
+	}
+	path += "/" + k.resource
+	for _, part := range []string{name, subresource} {
+		if part != "" {
+			path += "/" + part // the client escapes it
+		}
+	}
+	return path
+}
+
+func (c *cluster) create(ctx context.Context, k *kind, o *unstructured.Unstructured, strict bool) (*metav1.PartialObjectMetadata, error) {
+	body, err := o.MarshalJSON()
+	if err != nil {
+		return nil, err
+	}
+	return c.metadata(ctx, func() *rest.Request {
+		request := c.client.Post().AbsPath(k.path(o.GetNamespace(), "", "")).Param("fieldManager", fieldManager)
+		if strict {
+			request.Param("fieldValidation", metav1.FieldValidationStrict)
+		}
+		return request.SetHeader("Content-Type", "application/json").Body(body)
+	})
+}
+
+// patch applies a merge patch, which has preconditions in its metadata.
+func (c *cluster) patch(ctx context.Context, k *kind, namespace, name, subresource string, patch []byte, dryRun bool) (*unstructured.Unstructured, error) {
+	var patched *unstructured.Unstructured
+	err := c.do(ctx, func() *rest.Request {
+		request := c.client.Patch(types.MergePatchType).AbsPath(k.path(namespace, name, subresource)).Param("fieldManager", fieldManager).Body(patch)
+		if dryRun {
+			request.Param("dryRun", metav1.DryRunAll)
+		}
+		return request
+	}, func(raw []byte) (err error) {
+		patched, err = parse(raw)
+		return err
+	})
+	return patched, err
+}
+
+func (c *cluster) delete(ctx context.Context, k *kind, live *unstructured.Unstructured) error {
+	uid, version := live.GetUID(), live.GetResourceVersion()
+	body, err := json.Marshal(metav1.DeleteOptions{
+		TypeMeta:          metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"},
+		Preconditions:     &metav1.Preconditions{UID: &uid, ResourceVersion: &version},
+		PropagationPolicy: new(metav1.DeletePropagationForeground),
+	})
+	if err != nil {
+		return err
+	}
+	return c.do(ctx, func() *rest.Request {
+		return c.client.Delete().AbsPath(k.path(live.GetNamespace(), live.GetName(), "")).SetHeader("Content-Type", "application/json").Body(body)
+	}, nil)
+}
+
+// get returns nil if there is no such object.
+func (c *cluster) get(ctx context.Context, k *kind, namespace, name string) (live *unstructured.Unstructured, err error) {
+	err = c.do(ctx, func() *rest.Request { return c.client.Get().AbsPath(k.path(namespace, name, "")) }, func(raw []byte) (err error) {
+		live, err = parse(raw)
+		return err
+	})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return live, err
+}
+
+// labelled returns the first page of the objects that have a label.
+func (c *cluster) labelled(ctx context.Context, k *kind, namespace, selector string) ([]json.RawMessage, error) {
+	page, _, err := c.page(ctx, k, namespace, map[string]string{"labelSelector": selector})
+	return page, err
+}
+
+// list returns a page of objects, as JSON, and how to go on; "" at the end.
+func (c *cluster) list(ctx context.Context, k *kind, namespace, fieldSelector, next string) (page []json.RawMessage, more string, err error) {
+	return c.page(ctx, k, namespace, map[string]string{"fieldSelector": fieldSelector, "continue": next})
+}
+
+// each passes all objects of a kind in a namespace, as JSON.
+func (c *cluster) each(ctx context.Context, k *kind, namespace string, pass func([]byte) error) error {
+	for next := ""; ; {
+		page, more, err := c.list(ctx, k, namespace, "", next)
+		if err != nil {
+			return err
+		}
+		for _, raw := range page {
+			if err := pass(raw); err != nil {
+				return err
+			}
+		}
+		if next = more; next == "" {
+			return nil
+		}
+	}
+}
+
+func (c *cluster) page(ctx context.Context, k *kind, namespace string, params map[string]string) (page []json.RawMessage, more string, err error) {
+	var list struct {
+		Metadata metav1.ListMeta   `json:"metadata"`
+		Items    []json.RawMessage `json:"items"`
+	}
+	err = c.do(ctx, func() *rest.Request {
+		request := c.client.Get().AbsPath(k.path(namespace, "", "")).Param("limit", strconv.Itoa(pageSize))
+		for name, value := range params {
+			if value != "" {
+				request.Param(name, value)
+			}
+		}
+		return request
+	}, func(raw []byte) error { return json.Unmarshal(raw, &list) })
+	return list.Items, list.Metadata.Continue, err
+}
+
+// metadata makes a request whose answer is an object of which only the metadata matters.
+func (c *cluster) metadata(ctx context.Context, request func() *rest.Request) (*metav1.PartialObjectMetadata, error) {
+	answer := &metav1.PartialObjectMetadata{}
+	err := c.do(ctx, func() *rest.Request { return request().SetHeader("Accept", onlyMetadata) },
+		func(raw []byte) error { return json.Unmarshal(raw, answer) })
+	return answer, err
+}
+
+// do makes a request until it is answered in earnest. Requests are made anew for each try.
+func (c *cluster) do(ctx context.Context, request func() *rest.Request, read func([]byte) error) error {
+	backoff := retries
+	for {
+		result := request().Do(ctx)
+		err := result.Error()
+		if err == nil {
+			if read == nil {
+				return nil
+			}
+			raw, err := result.Raw()
+			if err != nil {
+				return err
+			}
+			return read(raw)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case unreached(err):
+			backoff.Steps = max(backoff.Steps, 2)
+		case !passing(err) || backoff.Steps <= 1:
+			return err
+		}
+		if err := sleep(ctx, max(backoff.Step(), retryAfter(err))); err != nil {
+			return err
+		}
+	}
+}
+
+// unreached reports whether no server has answered.
+func unreached(err error) bool {
+	var answer apierrors.APIStatus
+	return !errors.As(err, &answer)
+}
+
+// passing reports whether an answer may be another one a little later.
+func passing(err error) bool {
+	var answer apierrors.APIStatus
+	if !errors.As(err, &answer) {
+		return false
+	}
+	switch answer.Status().Code {
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return true
+	}
+	return apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err)
+}
+
+func retryAfter(err error) time.Duration {
+	seconds, _ := apierrors.SuggestsClientDelay(err)
+	return min(time.Duration(seconds)*time.Second, 30*time.Second)
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func parse(raw []byte) (*unstructured.Unstructured, error) {
+	o := &unstructured.Unstructured{}
+	return o, o.UnmarshalJSON(raw)
+}

@@ -1,0 +1,200 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/restore/source"
+	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
+)
+
+// Volumes brings the data of claims back: a volumes.Restorer, but in tests.
+type Volumes interface {
+	// Claim returns when the data of a claim, which exists, is complete.
+	Claim(ctx context.Context, claim volumes.Claim) error
+	// Hold has a pod that is yet to be created wait for the data of its own volumes, and Pod
+	// returns when that is complete.
+	Hold(ctx context.Context, pod *unstructured.Unstructured, data []format.Volume) error
+	Pod(ctx context.Context, namespace, name string, data []format.Volume) error
+	Counts() holdfast.RestoreVolumesProgress
+}
+
+// volumeOf is the data that the backup has of a claim, or nil.
+func (e *execution) volumeOf(item *manifest.Item) *source.Volume {
+	if item.APIGroup != "" || item.KindName != "PersistentVolumeClaim" {
+		return nil
+	}
+	return e.volumes[types.NamespacedName{Namespace: item.Namespace, Name: item.Name}]
+}
+
+// hasData reports whether the data of an object, which is a claim then, is restored.
+func (e *execution) hasData(item *manifest.Item) bool {
+	return ptr.Deref(e.spec.RestorePVs, true) && e.volumeOf(item) != nil
+}
+
+func (e *execution) bytesOf(item *manifest.Item) int64 {
+	if !e.hasData(item) {
+		return 0
+	}
+	return e.volumeOf(item).Status.Progress.TotalBytes
+}
+
+// holdBack keeps what uses a claim from being created, since its data is not there: it
+// would start on an empty volume, and what it writes there would be taken for the data.
+func (e *execution) holdBack(claim *manifest.Item) {
+	e.holdBackUsers(manifest.Reference{KindName: claim.KindName, Namespace: claim.Namespace, Name: claim.Name})
+}
+
+func (e *execution) holdBackUsers(claim manifest.Reference) {
+	e.indexItems()
+	users := slices.Clone(e.users[claim])
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for len(users) > 0 {
+		user := users[len(users)-1]
+		users = users[:len(users)-1]
+		if e.held[user] != "" || user.Name == claim.Name && user.Namespace == claim.Namespace && user.KindName == claim.KindName {
+			continue
+		}
+		e.held[user] = claim.Namespace + "/" + claim.Name
+		for _, owner := range user.OwnerUIDs {
+			if owner := e.byUID[owner]; owner != nil {
+				users = append(users, owner)
+			}
+		}
+	}
+}
+
+// indexItems makes byUID and users.
+func (e *execution) indexItems() {
+	e.index.Do(func() {
+		e.byUID, e.users = map[string]*manifest.Item{}, map[manifest.Reference][]*manifest.Item{}
+		for _, item := range e.Backup.Items {
+			if item.UID != "" {
+				e.byUID[item.UID] = item
+			}
+			for _, reference := range item.References {
+				if reference.KindName == claimKind.kind {
+					e.users[reference] = append(e.users[reference], item)
+				}
+			}
+		}
+	})
+}
+
+// heldBack says why an object is not to be created; empty if it is.
+func (e *execution) heldBack(item *manifest.Item) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.held[item] == "" {
+		return ""
+	}
+	return fmt.Sprintf("it uses the claim %s, whose data is not there, and would start without: see what is wrong with that, and restore this again", e.held[item])
+}
+
+// restoreData returns when the data of a claim, which exists, is complete. Created says that
+// this restore has created the claim.
+func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about subject, created bool) (err error) {
+	defer func() {
+		if err != nil {
+			e.holdBack(item)
+		}
+	}()
+	volume := e.volumeOf(item)
+	if volume.Problem != "" {
+		return errors.New("its data is not in the backup: " + volume.Problem)
+	}
+	if !created {
+		if err := e.spare(ctx, item, about); err != nil {
+			return err
+		}
+	}
+	if e.Volumes == nil {
+		return errors.New("its data is not restored: this Holdfast restores no volumes")
+	}
+	claim := volumes.Claim{Namespace: about.namespace, Name: about.name, Data: volume.Volume, Paths: e.spec.Paths}
+	if err := e.mayWrite(ctx, about.namespace); err != nil {
+		return err
+	}
+	if pod := e.podOf(volume); pod != nil {
+		select {
+		case e.reads <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		content, err := e.Backup.Object(ctx, pod)
+		<-e.reads
+		if err != nil {
+			return fmt.Errorf("read the pod that used it: %w", err)
+		}
+		raw, err := json.Marshal(content.Object)
+		claim.Pod = &corev1.Pod{}
+		if err == nil {
+			err = json.Unmarshal(raw, claim.Pod)
+		}
+		if err != nil {
+			return fmt.Errorf("read the pod that used it: %w", err)
+		}
+	}
+	if e.fills(item) {
+		claim.Used = func(ctx context.Context) error { return e.used(ctx, about) }
+	}
+	if !created && e.fills(item) {
+		claim.Begin = func(ctx context.Context) error { return e.begin(ctx, item, about) }
+	}
+	if err := e.Volumes.Claim(ctx, claim); err != nil {
+		return err
+	}
+	again, err := e.complete(ctx, item, about)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case again: // weeks later, too, over what its users have written
+		return fmt.Errorf("its data is complete, but its annotation %s, by which a later restore would write all of it again, can't be removed: restore this again, or remove it by hand and restore what uses the claim: %w", format.AnnotationIncomplete, err)
+	default:
+		e.report.warn(about, fmt.Sprintf("its data is complete, but its annotation %s, by which a later restore would take it for a part, can't be removed: remove it by hand: %v", format.AnnotationIncomplete, err))
+	}
+	if len(claim.Paths) > 0 {
+		e.report.info(about, "written into its volume: "+strings.Join(claim.Paths, ", "))
+	}
+	return nil
+}
+
+// mayWrite says why a tenant may not have files written into a volume that a pod uses: whoever
+// may create pods could mount it.
+func (e *execution) mayWrite(ctx context.Context, namespace string) error {
+	if len(e.spec.Paths) == 0 || !e.request.tenant() {
+		return nil
+	}
+	allowed, err := e.allowed(ctx, Right{Verb: "create", Resource: "pods", Namespace: namespace})
+	if err == nil && !allowed {
+		err = fmt.Errorf("the requester of the restore may not create pods in the namespace %s, which would have the volume", namespace)
+	}
+	return err
+}
+
+// podOf is the pod through which a volume was read, if the backup has it.
+func (e *execution) podOf(volume *source.Volume) *manifest.Item {
+	for _, item := range e.Backup.Items {
+		if item.APIGroup == "" && item.KindName == "Pod" && item.Namespace == volume.Pod.Namespace && item.Name == volume.Pod.Name {
+			return item
+		}
+	}
+	return nil
+}

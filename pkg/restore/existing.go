@@ -1,0 +1,147 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+)
+
+// worthListing is how many objects of a kind in a namespace are looked for by a list, and
+// not one by one: so the requests for it stay below a fifth of the objects.
+const worthListing = 5
+
+// existing reads objects that are there by lists, page after page, as they are asked for
+// nearly in the order in which a server lists them. So memory has a few pages of each
+// list, however long it is; what is asked for out of order is read by itself.
+type existing struct {
+	cluster *cluster
+
+	mu    sync.Mutex
+	lists map[listKey]*listing
+}
+
+type listKey struct{ kind, namespace string }
+
+// listing is a list that is read as far as somebody has asked. Its mu is held while it is.
+type listing struct {
+	mu sync.Mutex
+	// pages are the last ones read.
+	pages []map[string]json.RawMessage
+	// from is the first name of pages, and to the last one; read is false before the first.
+	from, to string
+	read     bool
+	more     string
+	// refused is set when the requester may not list.
+	refused bool
+}
+
+const keptPages = 3
+
+// find returns an object, or nil if there is none.
+func (e *existing) find(ctx context.Context, k *kind, namespace, name string) (*unstructured.Unstructured, error) {
+	e.mu.Lock()
+	key := listKey{k.name(), namespace}
+	l := e.lists[key]
+	if l == nil {
+		l = &listing{}
+		e.lists[key] = l
+	}
+	e.mu.Unlock()
+	raw, known, err := l.find(ctx, e.cluster, k, namespace, name)
+	switch {
+	case err != nil:
+		return nil, err
+	case !known:
+		return e.cluster.get(ctx, k, namespace, name)
+	case raw == nil:
+		return nil, nil
+	}
+	live, err := parseItem(k, raw)
+	return live, err
+}
+
+func (l *listing) find(ctx context.Context, c *cluster, k *kind, namespace, name string) (raw json.RawMessage, known bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for !l.refused && (!l.read || l.more != "" && name > l.to) {
+		page, more, err := c.list(ctx, k, namespace, "", l.more)
+		switch {
+		case apierrors.IsForbidden(err), apierrors.IsMethodNotSupported(err), apierrors.IsResourceExpired(err):
+			l.refused = true // each is read by itself from here
+			continue
+		case err != nil:
+			return nil, false, err
+		}
+		if err := l.add(page, more); err != nil {
+			return nil, false, err
+		}
+	}
+	if l.refused || name < l.from {
+		return nil, false, nil
+	}
+	for _, page := range l.pages {
+		if raw := page[name]; raw != nil {
+			delete(page, name) // it is asked for once
+			return raw, true, nil
+		}
+	}
+	return nil, true, nil
+}
+
+func (l *listing) add(page []json.RawMessage, more string) error {
+	names := make(map[string]json.RawMessage, len(page))
+	first := ""
+	for _, raw := range page {
+		var head struct {
+			Metadata struct {
+				Name string `json:"name"`
+			} `json:"metadata"`
+		}
+		if err := json.Unmarshal(raw, &head); err != nil {
+			return err
+		}
+		if head.Metadata.Name < l.to {
+			// A server that lists in another order: then only what is read by itself is known.
+			l.refused = true
+			return nil
+		}
+		if first == "" {
+			first = head.Metadata.Name
+		}
+		l.to = head.Metadata.Name
+		names[l.to] = raw
+	}
+	l.read, l.more = true, more
+	if l.pages = append(l.pages, names); len(l.pages) > keptPages {
+		l.pages = l.pages[1:]
+		l.from = ""
+		for name := range l.pages[0] {
+			if l.from == "" || name < l.from {
+				l.from = name
+			}
+		}
+	}
+	return nil
+}
+
+// parseItem reads an item of a list, which of built-in kinds says neither kind nor version.
+func parseItem(k *kind, raw []byte) (*unstructured.Unstructured, error) {
+	o := &unstructured.Unstructured{}
+	if err := utiljson.Unmarshal(raw, &o.Object); err != nil {
+		return nil, err
+	}
+	if o.Object == nil {
+		return nil, errors.New("a list has an item that is null")
+	}
+	o.SetAPIVersion(k.apiVersion())
+	o.SetKind(k.kind)
+	return o, nil
+}

@@ -1,0 +1,391 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package graph
+
+import (
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+)
+
+// Order puts items in order. Others are what else the backup holds, and is not restored: it
+// tells who uses a claim through pods that are left to their controllers. hasData says of a
+// claim that its data is restored.
+func Order(items, others []*manifest.Item, hasData func(*manifest.Item) bool) *Graph {
+	b := newBuilder(items, others, hasData)
+	for i := range items {
+		b.place(int32(i))
+	}
+	for _, item := range others {
+		b.users(item, -1)
+	}
+	b.join()
+	return b.finish()
+}
+
+const (
+	rbacGroup       = "rbac.authorization.k8s.io"
+	admissionGroup  = "admissionregistration.k8s.io"
+	extensionsGroup = "apiextensions.k8s.io"
+	aggregatorGroup = "apiregistration.k8s.io"
+	flowGroup       = "flowcontrol.apiserver.k8s.io"
+	snapshotGroup   = "snapshot.storage.k8s.io"
+)
+
+// builder makes the edges.
+type builder struct {
+	items   []*manifest.Item
+	others  []*manifest.Item
+	hasData func(*manifest.Item) bool
+
+	nodes []Node
+	edges []edge
+
+	// byName finds an item that is restored, whatever its version, and byUID any.
+	byName map[manifest.Reference]int32
+	byUID  map[string]place
+	// finals is true if something comes after all else.
+	finals bool
+
+	joints   map[joint]int32
+	services map[int32]int32 // the node that waits for a Service to be ready
+	served   map[schema.GroupKind]int32
+	apis     map[schema.GroupVersion]int32
+}
+
+type edge struct {
+	before, after int32
+	strength      Strength
+}
+
+// place is an item, and its node if it is restored; else that is -1.
+type place struct {
+	item *manifest.Item
+	node int32
+}
+
+// joint is a node without an object, which stands for a rule.
+type joint struct {
+	of        string
+	namespace string
+}
+
+// The joints. All but the last are per namespace, or for the cluster.
+const (
+	accounts   = "accounts"   // the service accounts
+	foundation = "foundation" // all that workloads rely on
+	workloads  = "workloads"  // all that makes pods
+	classes    = "classes"    // storage classes and the like, of the cluster
+	contents   = "contents"   // contents of volume snapshots
+	levels     = "levels"     // priority levels
+	last       = "last"       // all but what would meddle with the others
+)
+
+func newBuilder(items, others []*manifest.Item, hasData func(*manifest.Item) bool) *builder {
+	b := &builder{
+		items: items, others: others, hasData: hasData,
+		nodes: make([]Node, len(items)), byName: make(map[manifest.Reference]int32, len(items)),
+		byUID: make(map[string]place, len(items)+len(others)), joints: map[joint]int32{},
+		services: map[int32]int32{}, served: map[schema.GroupKind]int32{}, apis: map[schema.GroupVersion]int32{},
+	}
+	for _, item := range others {
+		if item.UID != "" {
+			b.byUID[item.UID] = place{item, -1}
+		}
+	}
+	for i, item := range items {
+		b.nodes[i].Item = item
+		b.finals = b.finals || sortOf(item) == final
+		b.byName[manifest.Reference{APIGroup: item.APIGroup, KindName: item.KindName, Namespace: item.Namespace, Name: item.Name}] = int32(i)
+		if item.UID != "" {
+			b.byUID[item.UID] = place{item, int32(i)}
+		}
+	}
+	return b
+}
+
+func (b *builder) add(before, after int32, strength Strength) {
+	if before >= 0 && after >= 0 && before != after {
+		b.edges = append(b.edges, edge{before, after, strength})
+	}
+}
+
+// joint is the node of a rule, made when it is first asked for.
+func (b *builder) joint(of, namespace string) int32 {
+	at := joint{of, namespace}
+	node, ok := b.joints[at]
+	if !ok {
+		node = b.node(Node{})
+		b.joints[at] = node
+	}
+	return node
+}
+
+func (b *builder) node(n Node) int32 {
+	b.nodes = append(b.nodes, n)
+	return int32(len(b.nodes) - 1)
+}
+
+func (b *builder) find(group, kind, namespace, name string) int32 {
+	if node, ok := b.byName[manifest.Reference{APIGroup: group, KindName: kind, Namespace: namespace, Name: name}]; ok {
+		return node
+	}
+	return -1
+}
+
+// place makes the edges of an item.
+func (b *builder) place(node int32) {
+	item := b.items[node]
+	s := sortOf(item)
+	owned := b.owners(node)
+	if item.Namespace != "" {
+		b.add(b.find("", "Namespace", "", item.Namespace), node, Needs)
+	}
+	b.references(node)
+	b.users(item, node)
+	switch s {
+	case account:
+		b.feeds(node, accounts, item.Namespace, owned)
+		b.feeds(node, foundation, item.Namespace, owned)
+	case secret:
+		// The token of an account that is not there is deleted.
+		b.add(b.joint(accounts, item.Namespace), node, Rule)
+		b.feeds(node, foundation, item.Namespace, owned)
+	case base:
+		b.feeds(node, foundation, item.Namespace, owned)
+	case class:
+		b.feeds(node, classes, "", owned)
+	case workload, ordinary:
+		if item.Namespace != "" {
+			b.add(b.joint(foundation, item.Namespace), node, Rule)
+		} else if !builtIn(item.APIGroup) {
+			b.add(b.joint(classes, ""), node, Rule)
+		}
+		if s == workload {
+			b.feeds(node, workloads, item.Namespace, owned)
+		}
+	}
+	b.kind(node)
+	if gate := b.gate(item); gate >= 0 {
+		b.add(gate, node, Needs)
+	}
+}
+
+// feeds has an item come before a joint. Of what something else makes and owns that is not
+// said: it may be made late, and the owner may be behind the joint.
+func (b *builder) feeds(node int32, of, namespace string, owned bool) {
+	if !owned {
+		b.add(node, b.joint(of, namespace), Rule)
+	}
+}
+
+// owners makes the edges from the owners, and reports whether there is one.
+func (b *builder) owners(node int32) bool {
+	owned := false
+	for _, uid := range b.items[node].OwnerUIDs {
+		owner, ok := b.byUID[uid]
+		if !ok || owner.node < 0 || owner.node == node {
+			continue
+		}
+		owned = true
+		if b.items[node].KindName == "ControllerRevision" && b.items[node].APIGroup == "apps" {
+			// Controllers take on the revisions that they find, and make new ones
+			// otherwise. So they are there first, as somebody's orphans.
+			b.add(node, owner.node, Data)
+		}
+		b.add(owner.node, node, Owns)
+	}
+	return owned
+}
+
+// references makes the edges from what an item refers to.
+func (b *builder) references(node int32) {
+	item := b.items[node]
+	for _, r := range item.References {
+		target, ok := b.byName[r]
+		if !ok {
+			continue
+		}
+		switch {
+		case item.APIGroup == "" && item.KindName == "PersistentVolume" && r.KindName == "PersistentVolumeClaim":
+			// The claim refers to the volume too, and comes after it.
+		case item.APIGroup == "" && item.KindName == "ServiceAccount" && r.KindName == "Secret":
+			// Secrets come after accounts, for the sake of the tokens.
+		case item.APIGroup == extensionsGroup:
+			// Not the definition needs the service that converts, but the objects do.
+		case r.KindName == "PersistentVolumeClaim" && r.APIGroup == "" && b.hasData(b.items[target]):
+			// users has a stronger edge.
+		default:
+			b.add(target, node, Refers)
+		}
+	}
+	if item.APIGroup == rbacGroup && item.KindName == "ClusterRoleBinding" {
+		// So that operators have their rights when they start.
+		for _, r := range item.References {
+			if r.KindName == "ServiceAccount" && len(item.OwnerUIDs) == 0 {
+				b.add(node, b.joint(foundation, r.Namespace), Rule)
+			}
+		}
+	}
+}
+
+// maxDepth bounds the chain of owners that is followed.
+const maxDepth = 16
+
+// users has whoever uses a claim with data, and all who own that, come after the data.
+func (b *builder) users(item *manifest.Item, node int32) {
+	for _, r := range item.References {
+		if r.APIGroup != "" || r.KindName != "PersistentVolumeClaim" || item.KindName == "PersistentVolume" || item.KindName == "PersistentVolumeClaim" {
+			continue
+		}
+		claim := b.find("", "PersistentVolumeClaim", r.Namespace, r.Name)
+		if claim >= 0 && b.hasData(b.items[claim]) {
+			b.behind(claim, place{item, node}, 0)
+		}
+	}
+}
+
+// behind has a user of a claim come after it, and its owners. A pod that owns the claim
+// has made it, and is there before it.
+func (b *builder) behind(claim int32, user place, depth int) {
+	for _, owner := range b.items[claim].OwnerUIDs {
+		if user.item.UID == owner && user.item.UID != "" && user.item.KindName == "Pod" {
+			return
+		}
+	}
+	b.add(claim, user.node, Data)
+	if depth == maxDepth {
+		return
+	}
+	for _, uid := range user.item.OwnerUIDs {
+		if owner, ok := b.byUID[uid]; ok && owner.item != user.item {
+			b.behind(claim, owner, depth+1)
+		}
+	}
+}
+
+// kind makes the edges that a rule has for one kind.
+func (b *builder) kind(node int32) {
+	item := b.items[node]
+	switch (schema.GroupKind{Group: item.APIGroup, Kind: item.KindName}) {
+	case schema.GroupKind{Kind: "PersistentVolumeClaim"}:
+		b.claim(node)
+	case schema.GroupKind{Kind: "Endpoints"}:
+		// A Service without a selector has those that somebody wrote.
+		b.add(node, b.find("", "Service", item.Namespace, item.Name), Rule)
+	case schema.GroupKind{Group: snapshotGroup, Kind: "VolumeSnapshotContent"}:
+		b.add(node, b.joint(contents, ""), Rule)
+	case schema.GroupKind{Group: snapshotGroup, Kind: "VolumeSnapshot"}:
+		b.add(b.joint(contents, ""), node, Rule)
+	case schema.GroupKind{Group: flowGroup, Kind: "PriorityLevelConfiguration"}:
+		b.add(node, b.joint(levels, ""), Rule)
+	case schema.GroupKind{Group: flowGroup, Kind: "FlowSchema"}:
+		b.add(b.joint(levels, ""), node, Rule)
+	case schema.GroupKind{Group: aggregatorGroup, Kind: "APIService"}:
+		for _, r := range item.References {
+			b.add(b.ready(r), node, Rule)
+		}
+	}
+	if sortOf(item) == final {
+		b.add(b.joint(last, ""), node, Rule)
+		for _, r := range item.References {
+			b.add(b.ready(r), node, Rule)
+		}
+	} else if b.finals {
+		b.add(node, b.joint(last, ""), Rule)
+	}
+}
+
+// SetsOf are the names that the StatefulSet may have that would make a claim, the longest
+// first: claims are called TEMPLATE-SET-ORDINAL.
+func SetsOf(claim string) (sets []string) {
+	end := strings.LastIndexByte(claim, '-')
+	if end < 0 || end == len(claim)-1 || strings.Trim(claim[end+1:], "0123456789") != "" {
+		return nil
+	}
+	for at := range end {
+		if claim[at] == '-' {
+			sets = append(sets, claim[at+1:end])
+		}
+	}
+	return sets
+}
+
+// claim has a claim come before the StatefulSet that would make it, which is told by the name.
+func (b *builder) claim(node int32) {
+	item := b.items[node]
+	for _, name := range SetsOf(item.Name) {
+		set := b.find("apps", "StatefulSet", item.Namespace, name)
+		if set < 0 {
+			continue
+		}
+		if b.hasData(item) {
+			b.behind(node, place{b.items[set], set}, 0)
+		} else {
+			b.add(node, set, Rule)
+		}
+	}
+}
+
+// ready is the node that waits for a Service that is restored, or -1.
+func (b *builder) ready(r manifest.Reference) int32 {
+	if r.APIGroup != "" || r.KindName != "Service" {
+		return -1
+	}
+	service, ok := b.byName[r]
+	if !ok {
+		return -1
+	}
+	node, ok := b.services[service]
+	if !ok {
+		node = b.node(Node{Item: b.items[service], Wait: WaitReady})
+		b.services[service] = node
+		b.add(service, node, Needs)
+		b.add(b.joint(workloads, r.Namespace), node, Rule)
+	}
+	return node
+}
+
+// gate is the node that waits until objects of the item's kind can be created, if what
+// defines the kind is restored too; else it is -1.
+func (b *builder) gate(item *manifest.Item) int32 {
+	if builtIn(item.APIGroup) {
+		return -1
+	}
+	gk := schema.GroupKind{Group: item.APIGroup, Kind: item.KindName}
+	if node, ok := b.served[gk]; ok {
+		return node
+	}
+	definition := b.find(extensionsGroup, "CustomResourceDefinition", "", item.Resource+"."+item.APIGroup)
+	if definition < 0 {
+		definition = b.find(aggregatorGroup, "APIService", "", item.APIVersion+"."+item.APIGroup)
+	}
+	node := int32(-1)
+	if definition >= 0 {
+		node = b.node(Node{Item: b.items[definition], Wait: WaitServed})
+		b.add(definition, node, Needs)
+		for _, r := range b.items[definition].References {
+			b.add(b.ready(r), node, Rule)
+		}
+	}
+	b.served[gk] = node
+	return node
+}
+
+// join connects the joints that were made.
+func (b *builder) join() {
+	for at, node := range b.joints {
+		switch at.of {
+		case accounts:
+			b.add(b.find("", "Namespace", "", at.namespace), node, Needs)
+		case foundation:
+			b.add(b.find("", "Namespace", "", at.namespace), node, Needs)
+			if classes, ok := b.joints[joint{classes, ""}]; ok {
+				b.add(classes, node, Rule)
+			}
+		}
+	}
+}

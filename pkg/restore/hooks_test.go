@@ -1,0 +1,307 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
+)
+
+// testHooks is a record, and pods in which commands run.
+type testHooks struct {
+	mu     sync.Mutex
+	ran    []string
+	noted  map[types.UID]engine.HookedPod
+	failed map[string]bool // words that fail
+	during func()
+}
+
+func (h *testHooks) Begin(_ context.Context, pod types.UID) (*engine.HookedPod, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if earlier, ok := h.noted[pod]; ok {
+		return &earlier, nil
+	}
+	h.noted[pod] = engine.HookedPod{UID: pod}
+	return nil, nil
+}
+
+func (h *testHooks) End(_ context.Context, pod engine.HookedPod) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.noted[pod.UID] = pod
+	return nil
+}
+
+func (h *testHooks) Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (string, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ran = append(h.ran, fmt.Sprintf("%s/%s %s: %s", pod.Namespace, pod.Name, container, strings.Join(command, " ")))
+	if h.during != nil {
+		h.during()
+	}
+	if h.failed[command[0]] {
+		return "no", errors.New("exit code 1")
+	}
+	return "ok", ctx.Err()
+}
+
+func annotated(annotations map[string]any) func(map[string]any) {
+	return with(annotations, "metadata", "annotations")
+}
+
+func containers(names ...string) func(map[string]any) {
+	var all []any
+	for _, name := range names {
+		all = append(all, map[string]any{"name": name, "image": "app"})
+	}
+	return with(all, "spec", "containers")
+}
+
+// controlled makes an object one that another one controls.
+func controlled(by map[string]any) func(map[string]any) {
+	return func(o map[string]any) {
+		ownedBy(by)(o)
+		references := o["metadata"].(map[string]any)["ownerReferences"].([]any)
+		references[0].(map[string]any)["controller"] = true
+	}
+}
+
+func running(o map[string]any) {
+	var statuses []any
+	for _, c := range o["spec"].(map[string]any)["containers"].([]any) {
+		statuses = append(statuses, map[string]any{"name": c.(map[string]any)["name"], "state": map[string]any{"running": map[string]any{}}})
+	}
+	o["status"] = map[string]any{"containerStatuses": statuses}
+}
+
+// hookedServer starts what is created: lone pods run, and a Deployment has pods.
+func hookedServer(t *testing.T) *fakeServer {
+	s := newFakeServer(t)
+	for _, namespace := range []string{"shop", "copy"} {
+		s.add("serviceaccounts", obj("v1", "ServiceAccount", namespace, "default"))
+	}
+	s.fault = func(r *http.Request) (int, bool) {
+		if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, "/pods") {
+			return 0, false
+		}
+		for key, o := range s.objects {
+			if strings.HasPrefix(key, "pods/") && o["status"] == nil {
+				running(o)
+			}
+		}
+		for _, namespace := range []string{"shop", "copy"} {
+			web := s.objects["deployments.apps/"+namespace+"/web"]
+			if web == nil || s.objects["pods/"+namespace+"/web-new-1"] != nil {
+				continue
+			}
+			set := obj("apps/v1", "ReplicaSet", namespace, "web-new", controlled(web))
+			s.objects["replicasets.apps/"+namespace+"/web-new"] = set
+			for _, name := range []string{"web-new-1", "web-new-2"} {
+				s.objects["pods/"+namespace+"/"+name] = obj("v1", "Pod", namespace, name, containers("c"), controlled(set), running)
+			}
+		}
+		return 0, false
+	}
+	return s
+}
+
+func hookDependencies(h *testHooks, mayExec bool) func(*Dependencies) {
+	return func(d *Dependencies) {
+		d.Hooks = h
+		d.Allowed = func(_ context.Context, right Right) (bool, error) {
+			return mayExec && right == Right{Verb: "create", Resource: "pods", Subresource: "exec", Namespace: right.Namespace}, nil
+		}
+	}
+}
+
+func hookedObjects() []map[string]any {
+	web := obj("apps/v1", "Deployment", "shop", "web", with(int64(2), "spec", "replicas"))
+	set := obj("apps/v1", "ReplicaSet", "shop", "web-old", controlled(web), with(int64(2), "spec", "replicas"))
+	labelled := with(map[string]any{"app": "web"}, "metadata", "labels")
+	return []map[string]any{
+		obj("v1", "Namespace", "", "shop"), web, set,
+		obj("v1", "Pod", "shop", "web-old-1", containers("c"), labelled, controlled(set)),
+		obj("v1", "Pod", "shop", "web-old-2", containers("c"), labelled, controlled(set)),
+		obj("v1", "Pod", "shop", "db", containers("a", "b"), annotated(map[string]any{
+			"post.hook.restore.velero.io/command":         `["load","dump"]`,
+			"post.hook.restore.velero.io/container":       "b",
+			"init.hook.restore.velero.io/container-image": "prepare:1",
+			"init.hook.restore.velero.io/command":         `["prepare"]`,
+		})),
+		obj("v1", "Pod", "shop", "ended", containers("c"), labelled, with("Succeeded", "status", "phase")),
+	}
+}
+
+func webHooks(onError holdfast.HookErrorMode) holdfast.RestoreHooks {
+	exec := func(word string) holdfast.RestoreResourceHook {
+		return holdfast.RestoreResourceHook{Exec: &holdfast.ExecRestoreHook{Command: []string{word}, OnError: onError}}
+	}
+	return holdfast.RestoreHooks{Resources: []holdfast.RestoreResourceHookSpec{{
+		Name: "warm", IncludedNamespaces: []string{"shop"}, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+		PostHooks: []holdfast.RestoreResourceHook{exec("warm"), exec("check")},
+	}}}
+}
+
+// TestHooks: commands run once in each pod that the restore brings, be it by its controller,
+// in order; and not again in a restore that finds all there, or is gone on with.
+func TestHooks(t *testing.T) {
+	s, h := hookedServer(t), &testHooks{noted: map[types.UID]engine.HookedPod{}}
+	backup := backupOf(t, hookedObjects()...)
+	spec := holdfast.RestoreSpec{Hooks: webHooks(""), NamespaceMapping: map[string]string{"shop": "copy"}, ImageMapping: map[string]string{"prepare": "mirror/prepare"}}
+	ended := s.run(t.Context(), backup, request("r", spec), hookDependencies(h, true))
+	want(t, ended, holdfast.RestorePhaseCompleted)
+	slices.Sort(h.ran)
+	if diff := gocmp.Diff([]string{
+		"copy/db b: load dump",
+		"copy/web-new-1 c: check", "copy/web-new-1 c: warm", "copy/web-new-2 c: check", "copy/web-new-2 c: warm",
+	}, h.ran); diff != "" {
+		t.Error(diff)
+	}
+	if got := ended.Status.HookStatus; got == nil || got.HooksAttempted != 5 || got.HooksFailed != 0 {
+		t.Errorf("hooks %+v", got)
+	}
+	inits := s.get("pods", "copy", "db").Object["spec"].(map[string]any)["initContainers"]
+	if diff := gocmp.Diff([]any{map[string]any{"name": "holdfast-restore-hook", "image": "mirror/prepare:1", "command": []any{"prepare"}}}, inits); diff != "" {
+		t.Error(diff)
+	}
+
+	ran := len(h.ran)
+	s.run(t.Context(), backup, request("r", spec), hookDependencies(h, true)) // gone on with
+	s.writes = 0
+	second := s.run(t.Context(), backup, request("r2", spec), hookDependencies(h, true))
+	want(t, second, holdfast.RestorePhaseCompleted)
+	if len(h.ran) != ran || second.Status.HookStatus != nil || s.writes > 0 {
+		t.Errorf("ran %q, and wrote %d times", h.ran[ran:], s.writes)
+	}
+}
+
+// TestHooksThatFail: what fails is an error, unless it may; what nobody knows of is one, and
+// not run again.
+func TestHooksThatFail(t *testing.T) {
+	backup := backupOf(t, hookedObjects()...)
+	spec := func(onError holdfast.HookErrorMode) holdfast.RestoreSpec {
+		return holdfast.RestoreSpec{Hooks: webHooks(onError)}
+	}
+	record := func() *testHooks {
+		return &testHooks{noted: map[types.UID]engine.HookedPod{}, failed: map[string]bool{"warm": true}}
+	}
+	t.Run("must not", func(t *testing.T) {
+		s, h := hookedServer(t), record()
+		ended := s.run(t.Context(), backup, request("r", spec("")), hookDependencies(h, true))
+		want(t, ended, holdfast.RestorePhasePartiallyFailed, "its hook warm failed in pod web-new-1, container c: exit code 1; 1 further ones were not run")
+		if got := ended.Status.HookStatus; got.HooksAttempted != 5 || got.HooksFailed != 4 || ended.Status.Errors != 2 {
+			t.Errorf("%d errors, hooks %+v", ended.Status.Errors, got)
+		}
+		again := s.run(t.Context(), backup, request("r", spec("")), hookDependencies(h, true))
+		want(t, again, holdfast.RestorePhasePartiallyFailed, "its hook warm failed in pod web-new-2")
+		if *again.Status.HookStatus != *ended.Status.HookStatus || len(h.ran) != 3 {
+			t.Errorf("gone on with: %+v, ran %q", again.Status.HookStatus, h.ran)
+		}
+	})
+	t.Run("may", func(t *testing.T) {
+		s, h := hookedServer(t), record()
+		ended := s.run(t.Context(), backup, request("r", spec(holdfast.HookErrorModeContinue)), hookDependencies(h, true))
+		want(t, ended, holdfast.RestorePhaseCompleted, "its hook warm failed")
+		if got := ended.Status.HookStatus; got.HooksFailed != 2 || ended.Status.Warnings != 2 {
+			t.Errorf("%d warnings, hooks %+v", ended.Status.Warnings, got)
+		}
+	})
+	t.Run("may, several", func(t *testing.T) {
+		s, h := hookedServer(t), record()
+		h.failed["check"] = true
+		ended := s.run(t.Context(), backup, request("r", spec(holdfast.HookErrorModeContinue)), hookDependencies(h, true))
+		want(t, ended, holdfast.RestorePhaseCompleted, "its hook warm failed in pod web-new-1, container c: exit code 1; and 1 more failed, see the log")
+		if got := ended.Status.HookStatus; got.HooksFailed != 4 || ended.Status.Warnings != 2 {
+			t.Errorf("%d warnings, hooks %+v", ended.Status.Warnings, got)
+		}
+		for uid, noted := range h.noted {
+			if len(noted.Errors)+len(noted.Warnings) > 1 {
+				t.Errorf("of pod %s is noted: %+v", uid, noted)
+			}
+		}
+	})
+	t.Run("not allowed", func(t *testing.T) {
+		s, h := hookedServer(t), record()
+		want(t, s.run(t.Context(), backup, request("r", spec("")), hookDependencies(h, false)), holdfast.RestorePhasePartiallyFailed,
+			"its hooks were not run: the requester of the restore may not create pods/exec in the namespace shop")
+		if len(h.ran) > 0 {
+			t.Errorf("ran %q", h.ran)
+		}
+	})
+	t.Run("stopped", func(t *testing.T) {
+		s, h := hookedServer(t), record()
+		ctx, cancel := context.WithCancel(t.Context())
+		h.during = cancel
+		s.run(ctx, backup, request("r", spec("")), hookDependencies(h, true))
+		h.during = nil
+		ran := len(h.ran)
+		ended := s.run(t.Context(), backup, request("r", spec("")), hookDependencies(h, true))
+		want(t, ended, holdfast.RestorePhasePartiallyFailed, "and the controller stopped before they had ended: see what they have done")
+		for _, once := range h.ran[ran:] {
+			if slices.Contains(h.ran[:ran], once) {
+				t.Errorf("%s ran twice", once)
+			}
+		}
+	})
+	t.Run("no place for init containers", func(t *testing.T) {
+		s := hookedServer(t)
+		hooks := webHooks("")
+		hooks.Resources[0].PostHooks = []holdfast.RestoreResourceHook{{Init: &holdfast.InitRestoreHook{InitContainers: []runtime.RawExtension{{Raw: []byte(`{"name":"i","image":"i"}`)}}}}}
+		want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{Hooks: hooks}), hookDependencies(record(), true)), holdfast.RestorePhasePartiallyFailed,
+			"the init containers of its hooks are not in the pod that its ReplicaSet makes in its place")
+	})
+}
+
+// slowHooks run commands that never end.
+type slowHooks struct{ ran int }
+
+func (*slowHooks) Begin(context.Context, types.UID) (*engine.HookedPod, error) { return nil, nil }
+func (*slowHooks) End(context.Context, engine.HookedPod) error                 { return nil }
+func (h *slowHooks) Exec(ctx context.Context, _ engine.PodReference, _ string, _ []string) (string, error) {
+	h.ran++
+	<-ctx.Done()
+	return "", ctx.Err()
+}
+
+// TestHooksOfAPodAreBoundedTogether: many hooks that each keep to their time don't hold the
+// restore for weeks, whatever may fail of them.
+func TestHooksOfAPodAreBoundedTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := &slowHooks{}
+		clock := clocktesting.NewFakePassiveClock(time.Now()) // so that pods are looked at once
+		h := &podHooks{e: newExecution(t.Context(), request("r", holdfast.RestoreSpec{}), Dependencies{Clock: clock, Hooks: slow}), began: clock.Now()}
+		live := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db", UID: "db"}}
+		live.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		h.seen = map[string]seenPods{"shop": {at: clock.Now(), pods: []corev1.Pod{live}}}
+		c := command{from: "x", container: "c", words: []string{"sleep"}, goOn: true, timeout: 3 * time.Hour}
+		begun, outcome := time.Now(), &engine.HookedPod{}
+		h.commands(t.Context(), &hooked{about: subject{"pods", "shop", "db"}, commands: []command{c, c, c, c}}, &live, outcome)
+		if took := time.Since(begun); took != validation.MaxHookTimeout || slow.ran != 2 {
+			t.Errorf("%s for %d commands", took, slow.ran)
+		}
+		if outcome.Failed != 4 || len(outcome.Errors) != 1 || !strings.Contains(outcome.Errors[0], "have 4h0m0s together") || !strings.Contains(outcome.Errors[0], "2 further ones were not run") {
+			t.Errorf("noted: %+v", outcome)
+		}
+	})
+}

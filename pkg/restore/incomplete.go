@@ -1,0 +1,241 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/restore/object"
+)
+
+// A claim bears a mark from before the first of its data is written until the last is: one
+// that is created is created with it. So what a restore was stopped over is known for a part
+// by whoever comes later, and never taken for whole. The mark names the restore, so that no
+// process takes that of a later one away, and the data. A claim that a restore has made, and
+// that was never whole, holds nothing but that: a later restore of the same data goes on with
+// it by itself, unless a pod was found to use it meanwhile.
+
+// remarkPause is how much longer it is waited before each further attempt at a mark.
+const remarkPause = 200 * time.Millisecond
+
+// mark is what is written on a claim whose data is not complete.
+type mark struct {
+	// restore is the uid of the restore that writes, and snapshot what it writes.
+	restore, snapshot string
+	// made is true if the claim was empty before the first of its data.
+	made bool
+}
+
+func (m mark) String() string {
+	over := "over"
+	if m.made {
+		over = "new"
+	}
+	return strings.Join([]string{m.restore, over, m.snapshot}, " ")
+}
+
+// markOf reads the mark of a claim; nil if there is none. One that was written by hand stands
+// for data that nobody knows.
+func markOf(claim *unstructured.Unstructured) *mark {
+	text, ok := claim.GetAnnotations()[format.AnnotationIncomplete]
+	if !ok {
+		return nil
+	}
+	words := strings.SplitN(text, " ", 3)
+	if len(words) < 3 {
+		return &mark{}
+	}
+	return &mark{restore: words[0], made: words[1] == "new", snapshot: words[2]}
+}
+
+// fills reports whether the restore writes all of the data of an object, which is a claim then.
+func (e *execution) fills(item *manifest.Item) bool {
+	return !e.spec.PlanOnly && e.hasData(item) && e.volumeOf(item).Problem == "" && len(e.spec.Paths) == 0
+}
+
+func (e *execution) newMark(item *manifest.Item, made bool) mark {
+	return mark{restore: string(e.request.Run.UID), snapshot: e.volumeOf(item).Status.SnapshotID, made: made}
+}
+
+// isPart reports whether a claim holds nothing but a part of the data that is to be restored
+// into it.
+func (e *execution) isPart(item *manifest.Item, claim *unstructured.Unstructured) bool {
+	m := markOf(claim)
+	return m != nil && m.made && m.snapshot != "" && m.snapshot == e.volumeOf(item).Status.SnapshotID
+}
+
+// isHalf says why a claim that exists may not be used as it is, if its data may be a part and
+// is not restored; else it is empty.
+func (e *execution) isHalf(item *manifest.Item, claim *unstructured.Unstructured) string {
+	if item.APIGroup != "" || item.KindName != claimKind.kind || markOf(claim) == nil || e.hasData(item) {
+		return ""
+	}
+	return halfReason
+}
+
+// findHalves keeps what uses a claim from being created that is left out of the restore, and
+// may hold a part of its data.
+func (e *execution) findHalves(ctx context.Context, items []*manifest.Item) error {
+	chosen, looked := map[manifest.Reference]bool{}, map[manifest.Reference]bool{}
+	for _, item := range items {
+		if item.APIGroup != "" || item.KindName != claimKind.kind {
+			continue
+		}
+		chosen[manifest.Reference{KindName: item.KindName, Namespace: item.Namespace, Name: item.Name}] = true
+	}
+	here := &existing{cluster: e.reader, lists: map[listKey]*listing{}}
+	for _, item := range items {
+		for _, claim := range item.References {
+			if claim.APIGroup != "" || claim.KindName != claimKind.kind || chosen[claim] || looked[claim] {
+				continue
+			}
+			looked[claim] = true
+			live, err := here.find(ctx, claimKind, e.target(claim.Namespace), claim.Name)
+			if err != nil {
+				return fmt.Errorf("find out which claims are complete: %w", err)
+			}
+			if live != nil && markOf(live) != nil {
+				e.report.warn(subject{claimKind.resource, e.target(claim.Namespace), claim.Name}, halfReason)
+				e.holdBackUsers(claim)
+			}
+		}
+	}
+	return nil
+}
+
+const halfReason = "it may hold a part of the data of a restore that was stopped: restore it with its data, delete it, or, if you know better, remove its annotation " + format.AnnotationIncomplete
+
+// spare says why the data of a claim is not written that this restore has not created.
+func (e *execution) spare(ctx context.Context, item *manifest.Item, about subject) error {
+	if !e.sparesData() {
+		return nil
+	}
+	live, err := e.writer.get(ctx, claimKind, about.namespace, about.name)
+	switch {
+	case err != nil:
+		return fmt.Errorf("find out whether it is a part of an earlier restore: %w", err)
+	case live == nil:
+		return errors.New("the claim does not exist")
+	case e.isPart(item, live):
+		e.report.info(about, "an earlier restore has begun with its data: all of it is written again")
+		return nil
+	}
+	return errors.New("somebody has made it meanwhile, and its data would be written over: delete it, leave it out, or set existingVolumePolicy: overwrite")
+}
+
+// begin marks a claim that this restore has not created, before the first of its data is
+// written. One that holds a part of that is this restore's from here.
+func (e *execution) begin(ctx context.Context, item *manifest.Item, about subject) error {
+	err := e.remark(ctx, about, func(live *unstructured.Unstructured) (map[string]any, error) {
+		part := e.isPart(item, live)
+		if e.sparesData() && !part {
+			return nil, errors.New("it is another one than when it was looked at: restore this again")
+		}
+		next, earlier := e.newMark(item, part), markOf(live)
+		if earlier != nil && *earlier == next {
+			return nil, nil
+		}
+		annotations := map[string]any{format.AnnotationIncomplete: next.String()}
+		if part {
+			annotations[object.AnnotationRestoreUID] = next.restore
+		}
+		return annotations, nil
+	})
+	if err != nil && ctx.Err() == nil {
+		err = fmt.Errorf("it can't be marked as incomplete while its data is written: %w", err)
+	}
+	return err
+}
+
+// used notes on a claim with a mark that a pod uses it: it holds more than a part of the data
+// from here, though the pod may be gone when a later restore looks.
+func (e *execution) used(ctx context.Context, about subject) error {
+	err := e.remark(ctx, about, func(live *unstructured.Unstructured) (map[string]any, error) {
+		m := markOf(live)
+		if m == nil || !m.made {
+			return nil, nil
+		}
+		m.made = false
+		return map[string]any{format.AnnotationIncomplete: m.String()}, nil
+	})
+	if err != nil && ctx.Err() == nil {
+		err = fmt.Errorf("that can't be noted on the claim, and a later restore may write over what the pod has written: %w", err)
+	}
+	return err
+}
+
+// mayMark reports whether the restore may take the mark of a claim away that it creates. If
+// not, the mark never says that the claim was made for the data: it would stay, and a later
+// restore go on with what is in use.
+func (e *execution) mayMark(ctx context.Context, namespace string) (bool, error) {
+	if !e.request.tenant() {
+		return true, nil
+	}
+	for _, verb := range []string{"get", "patch"} {
+		if allowed, err := e.allowed(ctx, Right{Verb: verb, Resource: claimKind.resource, Namespace: namespace}); err != nil || !allowed {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// complete takes the mark away that this restore has set. If that fails, again says whether a
+// later restore would go on with the claim.
+func (e *execution) complete(ctx context.Context, item *manifest.Item, about subject) (again bool, err error) {
+	if !e.fills(item) {
+		return false, nil
+	}
+	if again, err = e.mayMark(ctx, about.namespace); err != nil {
+		again = true
+	}
+	err = e.remark(ctx, about, func(live *unstructured.Unstructured) (map[string]any, error) {
+		m := markOf(live)
+		if m == nil || m.restore != string(e.request.Run.UID) {
+			return nil, nil
+		}
+		again = m.made
+		return map[string]any{format.AnnotationIncomplete: nil}, nil
+	})
+	return again, err
+}
+
+// remark changes the annotations of a claim, in the version that the change was decided about.
+func (e *execution) remark(ctx context.Context, about subject, change func(live *unstructured.Unstructured) (map[string]any, error)) error {
+	for i := range attempts {
+		if err := sleep(ctx, time.Duration(i)*remarkPause); err != nil {
+			return err
+		}
+		live, err := e.writer.get(ctx, claimKind, about.namespace, about.name)
+		switch {
+		case err != nil:
+			return err
+		case live == nil:
+			return errors.New("the claim does not exist")
+		}
+		annotations, err := change(live)
+		if err != nil || len(annotations) == 0 {
+			return err
+		}
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+			"annotations": annotations, "uid": live.GetUID(), "resourceVersion": live.GetResourceVersion(),
+		}})
+		if err != nil {
+			return err
+		}
+		if _, err = e.writer.patch(ctx, claimKind, about.namespace, about.name, "", patch, false); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+	return fmt.Errorf("it changes all the time: %d times while it was marked", attempts)
+}

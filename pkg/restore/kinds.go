@@ -1,0 +1,183 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+)
+
+const (
+	// servedTimeout is how long a kind may take to be served after its definition was
+	// created. A cluster with several API servers waits five seconds by itself.
+	servedTimeout = time.Minute
+	// servedInterval is how often it is asked whether it is: no event tells it.
+	servedInterval = 100 * time.Millisecond
+)
+
+// Discovery is what this package needs of a discovery client.
+type Discovery interface {
+	ServerGroupsAndResourcesWithContext(ctx context.Context) ([]*metav1.APIGroup, []*metav1.APIResourceList, error)
+	ServerResourcesForGroupVersionWithContext(ctx context.Context, groupVersion string) (*metav1.APIResourceList, error)
+}
+
+// kinds are those that the cluster serves. It is safe for concurrent use.
+type kinds struct {
+	discovery Discovery
+
+	mu sync.Mutex
+	// served has the versions of each kind, that which the server prefers first.
+	served map[schema.GroupKind][]*kind
+	// failed are the groups, in a version, of which it is not known what they serve.
+	failed map[schema.GroupVersion]error
+}
+
+// discover asks for all kinds. A group that can't be discovered costs itself.
+func discover(ctx context.Context, client Discovery) (*kinds, error) {
+	groups, lists, err := client.ServerGroupsAndResourcesWithContext(ctx)
+	k := &kinds{discovery: client, served: map[schema.GroupKind][]*kind{}}
+	var partial *discovery.ErrGroupDiscoveryFailed
+	switch {
+	case errors.As(err, &partial):
+		k.failed = partial.Groups
+	case err != nil:
+		return nil, fmt.Errorf("discover what the cluster serves: %w", err)
+	}
+	preferred := map[string]string{}
+	for _, group := range groups {
+		preferred[group.Name] = group.PreferredVersion.GroupVersion
+	}
+	for _, first := range []bool{true, false} {
+		for _, list := range lists {
+			gv, err := schema.ParseGroupVersion(list.GroupVersion)
+			if err != nil {
+				return nil, fmt.Errorf("discover what the cluster serves: %w", err)
+			}
+			if (preferred[gv.Group] == list.GroupVersion) == first {
+				k.add(gv, list.APIResources)
+			}
+		}
+	}
+	return k, nil
+}
+
+func (k *kinds) add(gv schema.GroupVersion, resources []metav1.APIResource) {
+	for _, r := range resources {
+		if strings.Contains(r.Name, "/") || !slices.Contains(r.Verbs, "create") {
+			continue
+		}
+		gk := schema.GroupKind{Group: gv.Group, Kind: r.Kind}
+		if slices.ContainsFunc(k.served[gk], func(known *kind) bool { return known.version == gv.Version }) {
+			continue
+		}
+		k.served[gk] = append(k.served[gk], &kind{
+			group: gv.Group, version: gv.Version, resource: r.Name, kind: r.Kind, namespaced: r.Namespaced,
+			status: slices.ContainsFunc(resources, func(sub metav1.APIResource) bool { return sub.Name == r.Name+"/status" }),
+		})
+	}
+}
+
+// promise has a kind count as served whose definition is only planned to be there.
+func (k *kinds) promise(definition *unstructured.Unstructured) {
+	text := func(fields ...string) string {
+		value, _, _ := unstructured.NestedString(definition.Object, append([]string{"spec"}, fields...)...)
+		return value
+	}
+	gk := schema.GroupKind{Group: text("group"), Kind: text("names", "kind")}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, version := range servedVersions(definition) {
+		if !slices.ContainsFunc(k.served[gk], func(known *kind) bool { return known.version == version }) {
+			k.served[gk] = append(k.served[gk], &kind{
+				group: gk.Group, version: version, resource: text("names", "plural"), kind: gk.Kind, namespaced: text("scope") != "Cluster", promised: true,
+			})
+		}
+	}
+}
+
+// servedVersions are those that a CustomResourceDefinition has the cluster serve.
+func servedVersions(definition *unstructured.Unstructured) (names []string) {
+	versions, _, _ := unstructured.NestedSlice(definition.Object, "spec", "versions")
+	for _, version := range versions {
+		version, _ := version.(map[string]any)
+		name, _ := version["name"].(string)
+		if served, _ := version["served"].(bool); served {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// find gives the kind of an item, in its version if that is served, else in the one that the
+// server prefers.
+func (k *kinds) find(item *manifest.Item) (*kind, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	versions := k.served[schema.GroupKind{Group: item.APIGroup, Kind: item.KindName}]
+	for _, served := range versions {
+		if served.version == item.APIVersion {
+			return served, nil
+		}
+	}
+	if err := k.failed[schema.GroupVersion{Group: item.APIGroup, Version: item.APIVersion}]; err != nil {
+		return nil, fmt.Errorf("what the cluster serves of %s can't be found out: %w", item.GroupKind(), err)
+	}
+	if len(versions) == 0 {
+		return nil, fmt.Errorf("the cluster does not serve %s: install what defines it, and restore this again", item.GroupKind())
+	}
+	return versions[0], nil
+}
+
+// best is, of the versions in which a backup holds an item besides its own, the one that the
+// server prefers; "" if it serves the item's, none of them, or nobody knows.
+func (k *kinds) best(item *manifest.Item, versions []string) string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	served := k.served[schema.GroupKind{Group: item.APIGroup, Kind: item.KindName}]
+	if k.failed[schema.GroupVersion{Group: item.APIGroup, Version: item.APIVersion}] != nil ||
+		slices.ContainsFunc(served, func(known *kind) bool { return known.version == item.APIVersion }) {
+		return ""
+	}
+	for _, known := range served {
+		if slices.Contains(versions, known.version) {
+			return known.version
+		}
+	}
+	return ""
+}
+
+// awaitServed waits until a kind is served whose definition exists; any of the version if the
+// name is empty.
+func (k *kinds) awaitServed(ctx context.Context, gv schema.GroupVersion, name string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, servedTimeout, fmt.Errorf("%s is not served %s after what defines it was created", strings.TrimPrefix(name+" of "+gv.String(), " of "), servedTimeout))
+	defer cancel()
+	for {
+		list, err := k.discovery.ServerResourcesForGroupVersionWithContext(ctx, gv.String())
+		if err == nil && slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return name == "" || r.Name == name }) {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.add(gv, list.APIResources)
+			return nil
+		}
+		if err != nil && !apierrors.IsNotFound(err) && !passing(err) && !unreached(err) {
+			return err
+		}
+		if sleep(ctx, servedInterval) != nil {
+			return context.Cause(ctx)
+		}
+	}
+}

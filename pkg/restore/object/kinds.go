@@ -1,0 +1,335 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+)
+
+// kind does what the object's kind asks for.
+func (c *change) kind(resource schema.GroupResource, began bool) {
+	switch resource.String() {
+	case "namespaces":
+		c.removeLabels("kubernetes.io/metadata.name")
+		delete(c.object.Object, "spec")
+	case "pods":
+		c.pod()
+	case "services":
+		c.service()
+	case "persistentvolumeclaims":
+		c.claim()
+	case "persistentvolumes":
+		c.volume()
+	case "serviceaccounts":
+		c.account()
+	case "secrets":
+		c.secret()
+	case "jobs.batch":
+		c.job(began)
+	case "statefulsets.apps":
+		for _, template := range list(c.object.Object, "spec", "volumeClaimTemplates") {
+			delete(template, "status")
+			c.storageClass(template)
+		}
+	case "customresourcedefinitions.apiextensions.k8s.io":
+		// What v1beta1 allowed is only read by v1.
+		if set, _, _ := unstructured.NestedBool(c.object.Object, "spec", "preserveUnknownFields"); set {
+			unstructured.RemoveNestedField(c.object.Object, "spec", "preserveUnknownFields")
+		}
+	case "validatingwebhookconfigurations.admissionregistration.k8s.io", "mutatingwebhookconfigurations.admissionregistration.k8s.io":
+		for _, webhook := range list(c.object.Object, "webhooks") {
+			if effects := text(webhook, "sideEffects"); effects == "Unknown" || effects == "Some" {
+				webhook["sideEffects"] = "None"
+				c.warn("its webhook %s had the side effects %s, which only old versions of the API allow: it gets None", text(webhook, "name"), effects)
+			}
+		}
+	}
+}
+
+// list are the elements of a list that are objects: what is changed in them is changed in
+// the object.
+func list(object map[string]any, path ...string) []map[string]any {
+	value, _, _ := unstructured.NestedFieldNoCopy(object, path...)
+	elements, _ := value.([]any)
+	var objects []map[string]any
+	for _, element := range elements {
+		if fields, ok := element.(map[string]any); ok {
+			objects = append(objects, fields)
+		}
+	}
+	return objects
+}
+
+func text(object map[string]any, path ...string) string {
+	value, _, _ := unstructured.NestedString(object, path...)
+	return value
+}
+
+func nested(object map[string]any, path ...string) map[string]any {
+	value, _, _ := unstructured.NestedFieldNoCopy(object, path...)
+	fields, _ := value.(map[string]any)
+	return fields
+}
+
+// without leaves the elements out of a list whose names are among names; and the list, if
+// nothing is left.
+func without(object map[string]any, field string, drop func(element map[string]any) bool) {
+	elements, ok := object[field].([]any)
+	if !ok {
+		return
+	}
+	elements = slices.DeleteFunc(elements, func(element any) bool {
+		fields, ok := element.(map[string]any)
+		return ok && drop(fields)
+	})
+	if len(elements) == 0 {
+		delete(object, field)
+		return
+	}
+	object[field] = elements
+}
+
+// pod takes from a pod what was decided about it, and what others have put into it.
+func (c *change) pod() {
+	spec := nested(c.object.Object, "spec")
+	if spec == nil {
+		return
+	}
+	for _, field := range []string{"nodeName", "priority", "ephemeralContainers"} {
+		delete(spec, field)
+	}
+	account := text(spec, "serviceAccountName")
+	injected := c.injected()
+	dropped := sets.New[string]()
+	without(spec, "volumes", func(volume map[string]any) bool {
+		name := text(volume, "name")
+		// The admission adds the volume of the token again.
+		token := strings.HasPrefix(name, "kube-api-access-") && volume["projected"] != nil ||
+			account != "" && strings.HasPrefix(name, account+"-token-") && volume["secret"] != nil
+		if token || injected.volumes.Has(name) {
+			dropped.Insert(name)
+			return true
+		}
+		return false
+	})
+	for _, field := range []string{"initContainers", "containers"} {
+		without(spec, field, func(container map[string]any) bool { return injected.containers.Has(text(container, "name")) })
+		for _, container := range list(spec, field) {
+			without(container, "volumeMounts", func(mount map[string]any) bool { return dropped.Has(text(mount, "name")) })
+		}
+	}
+}
+
+type injection struct{ containers, volumes sets.Set[string] }
+
+// injected is what a service mesh has put into a pod, and will put into it again.
+func (c *change) injected() injection {
+	found := injection{sets.New[string](), sets.New[string]()}
+	annotations := c.object.GetAnnotations()
+	if status, ok := annotations["sidecar.istio.io/status"]; ok {
+		var names struct {
+			InitContainers, Containers, Volumes []string
+		}
+		if json.Unmarshal([]byte(status), &names) == nil {
+			found.containers.Insert(append(names.InitContainers, names.Containers...)...)
+			found.volumes.Insert(names.Volumes...)
+			c.removeAnnotations("sidecar.istio.io/status")
+		}
+	}
+	if _, ok := annotations["linkerd.io/proxy-version"]; ok {
+		found.containers.Insert("linkerd-proxy", "linkerd-init", "linkerd-network-validator")
+		found.volumes.Insert("linkerd-proxy-init-xtables-lock", "linkerd-identity-end-entity", "linkerd-identity-token")
+		c.removeAnnotations("linkerd.io/proxy-version", "linkerd.io/created-by", "linkerd.io/trust-root-sha256")
+	}
+	return found
+}
+
+// service takes from a Service the addresses and ports that were allotted to it.
+func (c *change) service() {
+	spec := nested(c.object.Object, "spec")
+	if spec == nil {
+		return
+	}
+	if text(spec, "clusterIP") != corev1.ClusterIPNone {
+		delete(spec, "clusterIP")
+		delete(spec, "clusterIPs")
+	}
+	if c.rules.nodePorts {
+		return
+	}
+	asked := c.askedPorts()
+	for _, port := range list(spec, "ports") {
+		if !asked.has(port) {
+			delete(port, "nodePort")
+		}
+	}
+	if !asked.healthCheck {
+		delete(spec, "healthCheckNodePort")
+	}
+}
+
+// askedPorts are those that whoever wrote the Service has asked for: they are in the
+// configuration that kubectl has stored, or some manager of fields other than the API
+// server's allocation names them.
+type askedPorts struct {
+	numbers     sets.Set[int64]
+	healthCheck bool
+}
+
+func (a *askedPorts) has(port map[string]any) bool {
+	number, _, _ := unstructured.NestedInt64(port, "nodePort")
+	return a.numbers.Has(number)
+}
+
+func (c *change) askedPorts() *askedPorts {
+	asked := &askedPorts{numbers: sets.New[int64]()}
+	if applied, ok := c.object.GetAnnotations()[corev1.LastAppliedConfigAnnotation]; ok {
+		var service corev1.Service
+		if json.Unmarshal([]byte(applied), &service) == nil {
+			for _, port := range service.Spec.Ports {
+				if port.NodePort != 0 {
+					asked.numbers.Insert(int64(port.NodePort))
+				}
+			}
+			asked.healthCheck = service.Spec.HealthCheckNodePort != 0
+		}
+		return asked
+	}
+	ports := fieldpath.MakePathOrDie("spec", "ports")
+	for _, entry := range c.managed {
+		set := &fieldpath.Set{}
+		if entry.FieldsV1 == nil || set.FromJSON(entry.FieldsV1.GetRawReader()) != nil {
+			continue
+		}
+		asked.healthCheck = asked.healthCheck || set.Has(fieldpath.MakePathOrDie("spec", "healthCheckNodePort"))
+		for _, port := range list(c.object.Object, "spec", "ports") {
+			number, _, _ := unstructured.NestedInt64(port, "nodePort")
+			protocol := text(port, "protocol")
+			if protocol == "" {
+				protocol = string(corev1.ProtocolTCP)
+			}
+			key := fieldpath.KeyByFields("port", port["port"], "protocol", protocol)
+			if set.Has(append(ports.Copy(), fieldpath.PathElement{Key: key}, fieldpath.PathElement{FieldName: new("nodePort")})) {
+				asked.numbers.Insert(number)
+			}
+		}
+	}
+	return asked
+}
+
+// claim takes from a claim its binding, unless its volume comes back too.
+func (c *change) claim() {
+	spec := nested(c.object.Object, "spec")
+	if spec == nil {
+		return
+	}
+	c.removeAnnotations("pv.kubernetes.io/bind-completed", "pv.kubernetes.io/bound-by-controller",
+		"volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner",
+		"volume.kubernetes.io/selected-node", "volume.kubernetes.io/storage-resizer")
+	hasData := c.rules.facts.HasData(c.object.GetNamespace(), c.object.GetName())
+	if volume := text(spec, "volumeName"); hasData || !c.rules.facts.Volume(volume) {
+		delete(spec, "volumeName")
+	}
+	if hasData {
+		// Its data comes from the backup, into a new volume.
+		for _, field := range []string{"dataSource", "dataSourceRef", "selector"} {
+			delete(spec, field)
+		}
+	}
+	c.storageClass(c.object.Object)
+}
+
+func (c *change) storageClass(claim map[string]any) {
+	const old = "volume.beta.kubernetes.io/storage-class"
+	spec := nested(claim, "spec")
+	if spec == nil || len(c.rules.storageClasses) == 0 {
+		return
+	}
+	if mapped, ok := c.rules.storageClasses[text(spec, "storageClassName")]; ok {
+		spec["storageClassName"] = mapped
+	}
+	annotations := nested(claim, "metadata", "annotations")
+	if mapped, ok := c.rules.storageClasses[text(annotations, old)]; ok && annotations[old] != nil {
+		annotations[old] = mapped
+	}
+}
+
+// volume has a PersistentVolume wait for its claim, which will be another one.
+func (c *change) volume() {
+	c.removeAnnotations("pv.kubernetes.io/bound-by-controller")
+	if reference := nested(c.object.Object, "spec", "claimRef"); reference != nil {
+		delete(reference, "uid")
+		delete(reference, "resourceVersion")
+		if namespace := c.rules.Namespace(text(reference, "namespace")); namespace != "" {
+			reference["namespace"] = namespace
+		}
+	}
+	if spec := nested(c.object.Object, "spec"); spec != nil {
+		if mapped, ok := c.rules.storageClasses[text(spec, "storageClassName")]; ok {
+			spec["storageClassName"] = mapped
+		}
+	}
+}
+
+func (c *change) account() {
+	name := c.object.GetName()
+	for _, field := range []string{"secrets", "imagePullSecrets"} {
+		without(c.object.Object, field, func(reference map[string]any) bool {
+			secret := text(reference, "name")
+			return strings.HasPrefix(secret, name+"-token-") || strings.HasPrefix(secret, name+"-dockercfg-")
+		})
+	}
+}
+
+// secret empties a token, which the server fills anew for the account as it is now.
+func (c *change) secret() {
+	if text(c.object.Object, "type") != string(corev1.SecretTypeServiceAccountToken) {
+		return
+	}
+	data := nested(c.object.Object, "data")
+	for _, field := range []string{corev1.ServiceAccountTokenKey, corev1.ServiceAccountRootCAKey, corev1.ServiceAccountNamespaceKey, "service-ca.crt"} {
+		delete(data, field)
+	}
+	if len(data) == 0 {
+		delete(c.object.Object, "data")
+	}
+	c.removeAnnotations(corev1.ServiceAccountUIDKey)
+	c.removeLabels("kubernetes.io/legacy-token-last-used", "kubernetes.io/legacy-token-invalid-since")
+}
+
+var jobLabels = []string{"controller-uid", "batch.kubernetes.io/controller-uid"}
+
+// job takes from a Job what ties it to its former pods. One that had begun would begin
+// anew, and do twice what it has done: it is suspended.
+func (c *change) job(began bool) {
+	spec := nested(c.object.Object, "spec")
+	if spec == nil {
+		return
+	}
+	if manual, _, _ := unstructured.NestedBool(spec, "manualSelector"); !manual {
+		delete(spec, "selector")
+		c.removeLabels(jobLabels...)
+		if template := nested(spec, "template"); template != nil {
+			removeNames(template, "labels", jobLabels)
+		}
+	}
+	if began {
+		spec["suspend"] = true
+		c.warn("it had begun when the backup was made, and is suspended, so that nothing is done twice: set spec.suspend to false to run it from its beginning")
+	}
+}
+
+// jobBegan reports whether an object is a Job that runs.
+func jobBegan(o *unstructured.Unstructured) bool {
+	suspended, _, _ := unstructured.NestedBool(o.Object, "spec", "suspend")
+	return o.GetKind() == "Job" && o.GroupVersionKind().Group == "batch" && !suspended && text(o.Object, "status", "startTime") != ""
+}

@@ -1,0 +1,359 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+func parse(t testing.TB, text string) *unstructured.Unstructured {
+	t.Helper()
+	encoded, err := yaml.YAMLToJSON([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := &unstructured.Unstructured{}
+	if err := o.UnmarshalJSON(encoded); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return o
+}
+
+func newRules(t testing.TB, spec holdfast.RestoreSpec, modifiers map[string]string, facts Facts) *Rules {
+	t.Helper()
+	var m *Modifiers
+	if modifiers != nil {
+		var err error
+		if m, err = ParseModifiers(modifiers); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := NewRules(&spec, m, facts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// owned finds the owners named in a map of uids.
+func owned(uids map[types.UID]types.UID) Owners {
+	return func(owner metav1.OwnerReference) (types.UID, bool) {
+		uid, ok := uids[owner.UID]
+		return uid, ok
+	}
+}
+
+// TestImages: the longest word counts, up to the end of a part, wherever containers are.
+func TestImages(t *testing.T) {
+	rules := newRules(t, holdfast.RestoreSpec{ImageMapping: map[string]string{
+		"docker.io": "mirror.local", "docker.io/library": "mirror.local/official", "app:1": "app:2", "data": "mirror.local/data",
+	}}, nil, Facts{})
+	o := parse(t, `{apiVersion: batch/v1, kind: CronJob, metadata: {name: nightly, namespace: shop}, spec: {jobTemplate: {spec: {template: {spec: {
+	  initContainers: [{name: a, image: "docker.io/library/nginx@sha256:1"}],
+	  containers: [{name: b, image: "docker.io/x/y:1"}, {name: c, image: "docker.io.evil/x"}, {name: d, image: "app:1"}, {name: e, image: "app:10"}, {name: f}],
+	  volumes: [{name: v, image: {reference: "data:1"}}]}}}}}}`)
+	desired, _, err := rules.Desired(o, schema.GroupResource{Group: "batch", Resource: "cronjobs"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := parse(t, `{apiVersion: batch/v1, kind: CronJob, metadata: {name: nightly, namespace: shop}, spec: {jobTemplate: {spec: {template: {spec: {
+	  initContainers: [{name: a, image: "mirror.local/official/nginx@sha256:1"}],
+	  containers: [{name: b, image: "mirror.local/x/y:1"}, {name: c, image: "docker.io.evil/x"}, {name: d, image: "app:2"}, {name: e, image: "app:10"}, {name: f}],
+	  volumes: [{name: v, image: {reference: "mirror.local/data:1"}}]}}}}}}`)
+	if diff := cmp.Diff(want.Object["spec"], desired.Object["spec"]); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestDesired(t *testing.T) {
+	for name, test := range map[string]struct {
+		spec      holdfast.RestoreSpec
+		facts     Facts
+		modifiers string
+		owners    map[types.UID]types.UID
+		resource  string
+		object    string
+		want      string
+		warnings  []string // parts of them
+		err       string
+	}{
+		"pitfall 22 and 23: what the server gives is left out": {
+			resource: "configmaps",
+			object: `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, generateName: a-, uid: u1, resourceVersion: "5", generation: 3,
+			  creationTimestamp: "2026-01-01T00:00:00Z", selfLink: /x, managedFields: [{manager: m, operation: Update}], labels: {l: v}, annotations: {n: v, holdfast.io/restore-uid: old}}, data: {k: v}}`,
+			want: `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, labels: {l: v}, annotations: {n: v, holdfast.io/original-uid: u1}}, data: {k: v}}`,
+		},
+		"pitfall 25: finalizers are left out, and strangers' are named": {
+			resource: "widgets.example.com",
+			object:   `{apiVersion: example.com/v1, kind: Widget, metadata: {name: a, namespace: shop, finalizers: [example.com/cleanup, foregroundDeletion]}, status: {phase: Ready}}`,
+			want:     `{apiVersion: example.com/v1, kind: Widget, metadata: {name: a, namespace: shop}}`,
+			warnings: []string{"finalizer example.com/cleanup"},
+		},
+		"pitfall 1: owners are rewritten, and unknown ones left out with their name": {
+			resource: "configmaps", owners: map[types.UID]types.UID{"o1": "new", "o3": ""},
+			object: `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, ownerReferences: [
+			  {apiVersion: apps/v1, kind: Deployment, name: web, uid: o1, controller: true}, {apiVersion: v1, kind: Pod, name: gone, uid: o2}, {apiVersion: v1, kind: Pod, name: later, uid: o3}]}}`,
+			want: `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, ownerReferences: [
+			  {apiVersion: apps/v1, kind: Deployment, name: web, uid: new, controller: true}]}}`,
+			warnings: []string{"Pod gone"},
+		},
+		"pitfall 11: addresses and allotted ports of a Service are left out": {
+			resource: "services",
+			object: `{apiVersion: v1, kind: Service, metadata: {name: a, namespace: shop}, spec: {clusterIP: 10.0.0.1, clusterIPs: [10.0.0.1], healthCheckNodePort: 31000, type: NodePort,
+			  ports: [{port: 80, protocol: TCP, nodePort: 30080}]}, status: {loadBalancer: {}}}`,
+			want: `{apiVersion: v1, kind: Service, metadata: {name: a, namespace: shop}, spec: {type: NodePort, ports: [{port: 80, protocol: TCP}]}}`,
+		},
+		"pitfall 11: a port that somebody asked for stays, and so does a Service without address": {
+			resource: "services",
+			object: `{apiVersion: v1, kind: Service, metadata: {name: a, namespace: shop, managedFields: [{manager: helm, operation: Update, fieldsType: FieldsV1,
+			    fieldsV1: {"f:spec": {"f:ports": {'k:{"port":80,"protocol":"TCP"}': {"f:nodePort": {}}}}}}]}, spec: {clusterIP: None,
+			  ports: [{port: 80, protocol: TCP, nodePort: 30080}, {port: 81, protocol: TCP, nodePort: 30081}]}}`,
+			want: `{apiVersion: v1, kind: Service, metadata: {name: a, namespace: shop}, spec: {clusterIP: None, ports: [{port: 80, protocol: TCP, nodePort: 30080}, {port: 81, protocol: TCP}]}}`,
+		},
+		"pitfall 7: a claim with data loses its binding and its source, and gets another class": {
+			resource: "persistentvolumeclaims", spec: holdfast.RestoreSpec{StorageClassMapping: map[string]string{"old": "new"}},
+			facts: Facts{HasData: func(namespace, name string) bool { return namespace == "shop" && name == "data" }, Volume: func(string) bool { return true }},
+			object: `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop, finalizers: [kubernetes.io/pvc-protection], annotations: {
+			  pv.kubernetes.io/bind-completed: "yes", volume.kubernetes.io/selected-node: n1, volume.kubernetes.io/storage-provisioner: p, mine: v}},
+			  spec: {storageClassName: old, volumeName: pv1, dataSource: {kind: VolumeSnapshot, name: s}, accessModes: [ReadWriteOnce]}, status: {phase: Bound}}`,
+			want: `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop, annotations: {mine: v}}, spec: {storageClassName: new, accessModes: [ReadWriteOnce]}}`,
+		},
+		"pitfall 8: claimRef and volumeName stay paired": {
+			resource: "persistentvolumeclaims", facts: Facts{Volume: func(name string) bool { return name == "pv1" }},
+			object: `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop}, spec: {volumeName: pv1}}`,
+			want:   `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop}, spec: {volumeName: pv1}}`,
+		},
+		"pitfall 8: a volume waits for the claim that will be": {
+			resource: "persistentvolumes",
+			object:   `{apiVersion: v1, kind: PersistentVolume, metadata: {name: pv1, annotations: {pv.kubernetes.io/bound-by-controller: "yes"}}, spec: {claimRef: {kind: PersistentVolumeClaim, namespace: shop, name: data, uid: u, resourceVersion: "1"}}}`,
+			want:     `{apiVersion: v1, kind: PersistentVolume, metadata: {name: pv1}, spec: {claimRef: {kind: PersistentVolumeClaim, namespace: shop, name: data}}}`,
+		},
+		"pitfall 19: tokens are minted anew": {
+			resource: "secrets",
+			object: `{apiVersion: v1, kind: Secret, type: kubernetes.io/service-account-token, metadata: {name: mine, namespace: shop, annotations: {kubernetes.io/service-account.name: bob, kubernetes.io/service-account.uid: u}},
+			  data: {token: eA==, ca.crt: eA==, namespace: eA==}}`,
+			want: `{apiVersion: v1, kind: Secret, type: kubernetes.io/service-account-token, metadata: {name: mine, namespace: shop, annotations: {kubernetes.io/service-account.name: bob}}}`,
+		},
+		"pitfall 19: a service account keeps its own secrets": {
+			resource: "serviceaccounts",
+			object:   `{apiVersion: v1, kind: ServiceAccount, metadata: {name: bob, namespace: shop}, secrets: [{name: bob-token-x1}, {name: mine}], imagePullSecrets: [{name: registry}, {name: bob-dockercfg-2}]}`,
+			want:     `{apiVersion: v1, kind: ServiceAccount, metadata: {name: bob, namespace: shop}, secrets: [{name: mine}], imagePullSecrets: [{name: registry}]}`,
+		},
+		"pitfall 17: a lone pod loses what was decided about it and put into it": {
+			resource: "pods",
+			object: `{apiVersion: v1, kind: Pod, metadata: {name: lone, namespace: shop, annotations: {sidecar.istio.io/status: '{"initContainers":["istio-init"],"containers":["istio-proxy"],"volumes":["istio-envoy"]}'}},
+			  spec: {nodeName: n1, priority: 5, serviceAccountName: bob, volumes: [{name: kube-api-access-x, projected: {}}, {name: istio-envoy, emptyDir: {}}, {name: data, emptyDir: {}}],
+			  initContainers: [{name: istio-init}], containers: [{name: app, volumeMounts: [{name: kube-api-access-x}, {name: data}]}, {name: istio-proxy}]}, status: {phase: Running}}`,
+			want: `{apiVersion: v1, kind: Pod, metadata: {name: lone, namespace: shop}, spec: {serviceAccountName: bob, volumes: [{name: data, emptyDir: {}}], containers: [{name: app, volumeMounts: [{name: data}]}]}}`,
+		},
+		"pitfall 24: a Job that had begun does not run again by itself": {
+			resource: "jobs.batch",
+			object: `{apiVersion: batch/v1, kind: Job, metadata: {name: j, namespace: shop, labels: {controller-uid: u, mine: v}}, spec: {selector: {matchLabels: {controller-uid: u}},
+			  template: {metadata: {labels: {controller-uid: u, batch.kubernetes.io/controller-uid: u, job-name: j}}}}, status: {startTime: "2026-01-01T00:00:00Z"}}`,
+			want:     `{apiVersion: batch/v1, kind: Job, metadata: {name: j, namespace: shop, labels: {mine: v}}, spec: {suspend: true, template: {metadata: {labels: {job-name: j}}}}}`,
+			warnings: []string{"suspended"},
+		},
+		"pitfall 25: subjects of bindings follow their namespaces": {
+			resource: "rolebindings.rbac.authorization.k8s.io", spec: holdfast.RestoreSpec{NamespaceMapping: map[string]string{"shop": "copy"}},
+			object: `{apiVersion: rbac.authorization.k8s.io/v1, kind: RoleBinding, metadata: {name: b, namespace: shop}, roleRef: {kind: Role, name: r}, subjects: [{kind: ServiceAccount, name: bob, namespace: shop}, {kind: ServiceAccount, name: eve, namespace: other}, {kind: User, name: u}]}`,
+			want:   `{apiVersion: rbac.authorization.k8s.io/v1, kind: RoleBinding, metadata: {name: b, namespace: copy}, roleRef: {kind: Role, name: r}, subjects: [{kind: ServiceAccount, name: bob, namespace: copy}, {kind: ServiceAccount, name: eve, namespace: other}, {kind: User, name: u}]}`,
+		},
+		"pitfall 25: what still names the old namespace is said": {
+			resource: "configmaps", spec: holdfast.RestoreSpec{NamespaceMapping: map[string]string{"shop": "copy"}},
+			object:   `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop}, data: {url: "http://db.shop.svc:80", other: shop}}`,
+			want:     `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: copy}, data: {url: "http://db.shop.svc:80", other: shop}}`,
+			warnings: []string{"still names shop, at data.url"},
+		},
+		"a namespace gets its new name": {
+			resource: "namespaces", spec: holdfast.RestoreSpec{NamespaceMapping: map[string]string{"shop": "copy"}},
+			object: `{apiVersion: v1, kind: Namespace, metadata: {name: shop, labels: {kubernetes.io/metadata.name: shop, team: a}}, spec: {finalizers: [kubernetes]}}`,
+			want:   `{apiVersion: v1, kind: Namespace, metadata: {name: copy, labels: {team: a}}}`,
+		},
+		"a modifier changes what meets its conditions": {
+			resource: "deployments.apps",
+			modifiers: `
+version: v1
+resourceModifierRules:
+- conditions: {groupResource: deployments.apps, resourceNameRegex: "^we", namespaces: [shop], labelSelector: {matchLabels: {app: web}}, matches: [{path: /spec/replicas, value: "3"}]}
+  patches: [{operation: replace, path: /spec/replicas, value: "1"}, {operation: add, path: /metadata/labels/n, value: "\"1\""}]
+- conditions: {groupResource: "*", matches: [{path: /spec/replicas, value: "7"}]}
+  patches: [{operation: remove, path: /spec}]
+- conditions: {groupResource: deployments.apps}
+  mergePatches: [{patchData: "metadata: {annotations: {a: b}}"}]
+- conditions: {groupResource: deployments.apps}
+  strategicPatches: [{patchData: "spec: {template: {spec: {containers: [{name: b, image: new}]}}}"}]
+`,
+			object: `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop, labels: {app: web}}, spec: {replicas: 3, template: {spec: {containers: [{name: a, image: i}, {name: b, image: i}]}}}}`,
+			want:   `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop, labels: {app: web, "n": "1"}, annotations: {a: b}}, spec: {replicas: 1, template: {spec: {containers: [{name: a, image: i}, {name: b, image: new}]}}}}`,
+		},
+		"an error of a modifier keeps the object back": {
+			resource:  "configmaps",
+			modifiers: `{version: v1, resourceModifierRules: [{conditions: {groupResource: configmaps}, patches: [{operation: remove, path: /data/none}]}]}`,
+			object:    `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop}, data: {k: v}}`,
+			err:       "resourceModifierRules[0]",
+		},
+		"a modifier makes no other object of it": {
+			resource:  "configmaps",
+			modifiers: `{version: v1, resourceModifierRules: [{conditions: {groupResource: configmaps}, mergePatches: [{patchData: '{"metadata": {"namespace": "kube-system"}}'}]}]}`,
+			object:    `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop}, data: {k: v}}`,
+			err:       "and not replace it",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var modifiers map[string]string
+			if test.modifiers != "" {
+				modifiers = map[string]string{"rules.yaml": test.modifiers}
+			}
+			rules := newRules(t, test.spec, modifiers, test.facts)
+			got, warnings, err := rules.Desired(parse(t, test.object), schema.ParseGroupResource(test.resource), owned(test.owners))
+			if test.err != "" {
+				if err == nil || !strings.Contains(err.Error(), test.err) {
+					t.Fatalf("error %v, want one with %q", err, test.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(parse(t, test.want).Object, got.Object); diff != "" {
+				t.Errorf("want -, got +:\n%s", diff)
+			}
+			if len(warnings) != len(test.warnings) {
+				t.Errorf("warnings %q, want %q", warnings, test.warnings)
+			}
+			for i := range min(len(warnings), len(test.warnings)) {
+				if !strings.Contains(warnings[i], test.warnings[i]) {
+					t.Errorf("warning %q, want one with %q", warnings[i], test.warnings[i])
+				}
+			}
+		})
+	}
+}
+
+func TestCompare(t *testing.T) {
+	const deployment = `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop, uid: u, resourceVersion: "7"%s}, spec: %s}`
+	object := func(metadata, spec string) string {
+		return strings.Replace(strings.Replace(deployment, "%s", metadata, 1), "%s", spec, 1)
+	}
+	for name, test := range map[string]struct {
+		base, live, desired      string
+		policy                   holdfast.ExistingResourcePolicy
+		action                   Action
+		differs, kept, immutable []string
+		patch                    string // without the preconditions
+	}{
+		"proof 7: defaults and additions of others make no difference": {
+			live: object(`, labels: {a: b, more: x}, annotations: {deployment.kubernetes.io/revision: "4"}`,
+				`{replicas: 2, progressDeadlineSeconds: 600, template: {spec: {dnsPolicy: ClusterFirst, containers: [{name: sidecar, image: s}, {name: a, image: i, imagePullPolicy: Always, ports: [{containerPort: 80, protocol: TCP}]}]}}}`),
+			desired: object(`, labels: {a: b}, annotations: {holdfast.io/restore-uid: r}`, `{replicas: 2, paused: null, template: {spec: {containers: [{name: a, image: i, ports: [{containerPort: 80}]}]}}}`),
+			policy:  holdfast.ExistingResourceUpdate, action: Equal,
+		},
+		"none keeps what differs": {
+			live: object("", "{replicas: 2}"), desired: object("", "{replicas: 3}"), action: Keep, differs: []string{"spec.replicas"},
+		},
+		"proof 8: update changes what differs, and no more": {
+			live:    object(`, annotations: {theirs: x}`, `{replicas: 2, template: {spec: {containers: [{name: a, image: i, env: [{name: X, value: "1"}]}, {name: theirs, image: t}]}}}`),
+			desired: object("", `{replicas: 2, template: {spec: {containers: [{name: a, image: new, env: [{name: X, value: "1"}]}]}}}`),
+			policy:  holdfast.ExistingResourceUpdate, action: Update, differs: []string{"spec.template.spec.containers[a].image"},
+			patch: `{"spec":{"template":{"spec":{"containers":[{"env":[{"name":"X","value":"1"}],"image":"new","name":"a"},{"image":"t","name":"theirs"}]}}}}`,
+		},
+		"pitfall 10: a field that can't be changed is named": {
+			live: object("", "{replicas: 2, selector: {matchLabels: {a: b}}}"), desired: object("", "{replicas: 3, selector: {matchLabels: {a: c}}}"),
+			policy: holdfast.ExistingResourceUpdate, action: Conflict, differs: []string{"spec.replicas", "spec.selector.matchLabels.a"}, immutable: []string{"spec.selector.matchLabels.a"},
+		},
+		"recreate for what can't be changed": {
+			live: object("", "{selector: {matchLabels: {a: b}}}"), desired: object("", "{selector: {matchLabels: {a: c}}}"),
+			policy: holdfast.ExistingResourceRecreate, action: Recreate, differs: []string{"spec.selector.matchLabels.a"}, immutable: []string{"spec.selector.matchLabels.a"},
+		},
+		"pitfall 10: what somebody applies, and what an autoscaler sets, is theirs": {
+			live: object(`, managedFields: [{manager: kube-controller-manager, operation: Update, subresource: scale, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:replicas": {}}}},
+			  {manager: flux, operation: Apply, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:template": {"f:spec": {"f:containers": {'k:{"name":"a"}': {"f:image": {}}}}}}}}]`,
+				`{replicas: 9, template: {spec: {containers: [{name: a, image: theirs}]}}}`),
+			desired: object("", `{replicas: 3, template: {spec: {containers: [{name: a, image: i}]}}}`),
+			policy:  holdfast.ExistingResourceUpdate, action: Keep,
+			differs: []string{"spec.replicas", "spec.template.spec.containers[a].image"},
+			kept:    []string{"spec.replicas (managed by kube-controller-manager)", "spec.template.spec.containers[a].image (managed by flux)"},
+		},
+		"three ways: what the last restore wrote is removed or changed, what others changed stays": {
+			base:    object(`, labels: {gone: x, changed: x}`, "{replicas: 3, paused: true, minReadySeconds: 1}"),
+			live:    object(`, labels: {gone: x, changed: y}`, "{replicas: 5, paused: true, minReadySeconds: 1}"),
+			desired: object("", "{replicas: 3, paused: false, minReadySeconds: 1}"),
+			policy:  holdfast.ExistingResourceUpdate, action: Update,
+			differs: []string{"metadata.labels.gone", "spec.paused", "spec.replicas"}, kept: []string{"spec.replicas (changed since the last restore)"},
+			patch: `{"metadata":{"labels":{"gone":null}},"spec":{"paused":false}}`,
+		},
+		"what belongs together is replaced together": {
+			live:    object("", "{strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1}}, template: {spec: {volumes: [{name: v, hostPath: {path: /x}}]}}}"),
+			desired: object("", "{strategy: {type: Recreate}, template: {spec: {volumes: [{name: v, emptyDir: {}}]}}}"),
+			policy:  holdfast.ExistingResourceUpdate, action: Update, differs: []string{"spec.strategy.type", "spec.template.spec.volumes[v].emptyDir"},
+			patch: `{"spec":{"strategy":{"rollingUpdate":null,"type":"Recreate"},"template":{"spec":{"volumes":[{"emptyDir":{},"name":"v"}]}}}}`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var base *unstructured.Unstructured
+			if test.base != "" {
+				base = parse(t, test.base)
+			}
+			live := parse(t, test.live)
+			before := live.DeepCopy()
+			got := Compare(base, live, parse(t, test.desired), test.policy)
+			if diff := cmp.Diff(before.Object, live.Object); diff != "" {
+				t.Errorf("the live object was changed:\n%s", diff)
+			}
+			if got.Action != test.action || !slices.Equal(got.Differs, test.differs) || !slices.Equal(got.Kept, test.kept) || !slices.Equal(got.Immutable, test.immutable) {
+				t.Errorf("got %s, differs %q, kept %q, immutable %q\nwant %s, %q, %q, %q", got.Action, got.Differs, got.Kept, got.Immutable, test.action, test.differs, test.kept, test.immutable)
+			}
+			if test.patch == "" {
+				if got.Patch != nil {
+					t.Errorf("patch %s", got.Patch)
+				}
+				return
+			}
+			var patch map[string]any
+			if err := json.Unmarshal(got.Patch, &patch); err != nil {
+				t.Fatal(err)
+			}
+			metadata := patch["metadata"].(map[string]any)
+			if metadata["uid"] != "u" || metadata["resourceVersion"] != "7" {
+				t.Errorf("the patch has the preconditions %v", metadata)
+			}
+			delete(metadata, "uid")
+			delete(metadata, "resourceVersion")
+			if len(metadata) == 0 {
+				delete(patch, "metadata")
+			}
+			encoded, _ := json.Marshal(patch)
+			if string(encoded) != test.patch {
+				t.Errorf("patch %s\nwant  %s", encoded, test.patch)
+			}
+		})
+	}
+}
+
+// A modifier whose patches copy an object into itself again and again would take all memory.
+func TestModifierThatGrows(t *testing.T) {
+	var patches string
+	for i := range 14 { // 16 MB
+		patches += fmt.Sprintf(", {operation: copy, from: /data, path: /data/x%d}", i)
+	}
+	rules := newRules(t, holdfast.RestoreSpec{}, map[string]string{"rules.yaml": `{version: v1, resourceModifierRules: [{conditions: {groupResource: configmaps}, patches: [` + patches[2:] + `]}]}`}, Facts{})
+	content := `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop}, data: {k: ` + strings.Repeat("v", 1000) + `}}`
+	_, _, err := rules.Desired(parse(t, content), schema.GroupResource{Resource: "configmaps"}, owned(nil))
+	if err == nil || !strings.Contains(err.Error(), "resourceModifierRules[0]") {
+		t.Errorf("it is an object: %v", err)
+	}
+}

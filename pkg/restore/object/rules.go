@@ -1,0 +1,269 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/selection"
+)
+
+const (
+	prefix = "holdfast.io/"
+	// AnnotationRestoreUID is the uid of the restore that created an object. One that
+	// exists with the uid of this restore was made by an earlier attempt.
+	AnnotationRestoreUID = prefix + "restore-uid"
+	// AnnotationOriginalUID is the uid that the object had in the backup.
+	AnnotationOriginalUID = prefix + "original-uid"
+
+	annotationRestoreStatus = "velero.io/restore-status"
+)
+
+// Rules are those of one restore. They do not change, and may be used at once by several.
+type Rules struct {
+	namespaces     map[string]string
+	storageClasses map[string]string
+	images         map[string]string
+	nodePorts      bool
+	status         *selection.Resources
+	modifiers      *Modifiers
+	facts          Facts
+}
+
+// Facts are what an object's fate depends on besides itself and the spec.
+type Facts struct {
+	// RestoreUID marks what is created. Optional.
+	RestoreUID types.UID
+	// HasData says of a claim of the backup that its data is restored: it gets a volume
+	// of its own. Nil means none.
+	HasData func(namespace, name string) bool
+	// Volume says of a PersistentVolume that it is restored too: its claim goes on
+	// naming it. Nil means none.
+	Volume func(name string) bool
+	// Restored says of an object of the backup, by its uid, that it is restored or, at the
+	// same place, exists: what it makes by itself is left to it. Nil means none.
+	Restored func(uid types.UID) bool
+}
+
+// NewRules compiles those of a spec that has been validated. Modifiers may be nil.
+func NewRules(spec *holdfast.RestoreSpec, modifiers *Modifiers, facts Facts) (*Rules, error) {
+	r := &Rules{
+		namespaces:     spec.NamespaceMapping,
+		storageClasses: spec.StorageClassMapping,
+		images:         spec.ImageMapping,
+		nodePorts:      spec.PreserveNodePorts != nil && *spec.PreserveNodePorts,
+		modifiers:      modifiers,
+		facts:          facts,
+	}
+	if facts.HasData == nil {
+		r.facts.HasData = func(string, string) bool { return false }
+	}
+	if facts.Volume == nil {
+		r.facts.Volume = func(string) bool { return false }
+	}
+	if facts.Restored == nil {
+		r.facts.Restored = func(types.UID) bool { return false }
+	}
+	if wanted := spec.RestoreStatus; wanted != nil {
+		everywhere, _ := selection.ParseNamespaces(nil, nil, nil)
+		status, errs := selection.ParseResources(selection.ResourceLists{
+			IncludedResources: wanted.IncludedResources, ExcludedResources: wanted.ExcludedResources,
+		}, everywhere, nil)
+		if len(errs) > 0 {
+			return nil, fmt.Errorf("spec.restoreStatus: %w", errs.ToAggregate())
+		}
+		r.status = status
+	}
+	return r, nil
+}
+
+// Namespace is where objects of a namespace of the backup are restored.
+func (r *Rules) Namespace(namespace string) string {
+	if mapped, ok := r.namespaces[namespace]; ok && namespace != "" {
+		return mapped
+	}
+	return namespace
+}
+
+// Owners finds who owns an object now, by an owner reference of the backup. It is false if
+// there is nobody. An empty uid means that the reference is added once the owner is there.
+type Owners func(owner metav1.OwnerReference) (types.UID, bool)
+
+// Desired gives the object that is created of one of the backup, which it changes. Resource
+// is its resource and group. The warnings say what is not as it was. With an error the
+// object must not be restored.
+func (r *Rules) Desired(o *unstructured.Unstructured, resource schema.GroupResource, owners Owners) (desired *unstructured.Unstructured, warnings []string, err error) {
+	c := &change{rules: r, object: o, original: o.GetUID(), managed: o.GetManagedFields()}
+	began := jobBegan(o)
+	c.reset()
+	c.kind(resource, began)
+	c.mapImages(resource)
+	before := identityOf(c.object)
+	if r.modifiers != nil {
+		if err := r.modifiers.apply(c.object, resource); err != nil {
+			return nil, nil, err
+		}
+	}
+	if after := identityOf(c.object); after != before {
+		return nil, nil, fmt.Errorf("the resource modifiers make %s of %s: they can change an object, and not replace it", after, before)
+	}
+	c.owners(owners)
+	c.mapNamespace()
+	c.mark()
+	return c.object, c.warnings, nil
+}
+
+type identity struct{ apiVersion, kind, namespace, name string }
+
+func (i identity) String() string {
+	return strings.TrimSpace(fmt.Sprintf("%s %s %s/%s", i.apiVersion, i.kind, i.namespace, i.name))
+}
+
+func identityOf(o *unstructured.Unstructured) identity {
+	return identity{o.GetAPIVersion(), o.GetKind(), o.GetNamespace(), o.GetName()}
+}
+
+// Status is the object's status in the backup, if it is to be restored, by a request of its
+// own after the creation; else nil. The object is as it was read.
+func (r *Rules) Status(o *unstructured.Unstructured, resource schema.GroupResource) map[string]any {
+	wanted := r.status != nil && r.status.Included(resource, o.GetNamespace() != "")
+	switch o.GetAnnotations()[annotationRestoreStatus] {
+	case "true":
+		wanted = true
+	case "false":
+		wanted = false
+	}
+	if !wanted {
+		return nil
+	}
+	status, _, _ := unstructured.NestedMap(o.Object, "status")
+	return status
+}
+
+// change makes an object of the backup the desired one.
+type change struct {
+	rules    *Rules
+	object   *unstructured.Unstructured
+	original types.UID
+	managed  []metav1.ManagedFieldsEntry
+	warnings []string
+}
+
+func (c *change) warn(text string, arguments ...any) {
+	c.warnings = append(c.warnings, fmt.Sprintf(text, arguments...))
+}
+
+// keptMetadata is what of an object's metadata is restored.
+var keptMetadata = []string{"name", "namespace", "labels", "annotations", "ownerReferences"}
+
+// volatile annotations are written by controllers, for themselves.
+var volatile = []string{
+	"deployment.kubernetes.io/revision",
+	"deprecated.daemonset.template.generation",
+	"control-plane.alpha.kubernetes.io/leader",
+	"endpoints.kubernetes.io/last-change-trigger-time",
+	"k8s.v1.cni.cncf.io/network-status",
+	"k8s.v1.cni.cncf.io/networks-status",
+	"k8s.ovn.org/pod-networks",
+	"cni.projectcalico.org/containerID",
+	"cni.projectcalico.org/podIP",
+	"cni.projectcalico.org/podIPs",
+	annotationRestoreStatus,
+}
+
+func (c *change) reset() {
+	o := c.object
+	for _, finalizer := range o.GetFinalizers() {
+		if domain, _, _ := strings.Cut(finalizer, "/"); !strings.HasSuffix(domain, "kubernetes.io") && strings.Contains(finalizer, "/") {
+			c.warn("its finalizer %s is left out: the controller that it belongs to adds it again", finalizer)
+		}
+	}
+	metadata, _ := o.Object["metadata"].(map[string]any)
+	kept := map[string]any{}
+	for _, field := range keptMetadata {
+		if value, ok := metadata[field]; ok {
+			kept[field] = value
+		}
+	}
+	o.Object["metadata"] = kept
+	delete(o.Object, "status")
+	for name := range o.GetAnnotations() {
+		if strings.HasPrefix(name, prefix) || slices.Contains(volatile, name) {
+			c.removeAnnotations(name)
+		}
+	}
+}
+
+func (c *change) removeAnnotations(names ...string) { c.removeNames("annotations", names) }
+func (c *change) removeLabels(names ...string)      { c.removeNames("labels", names) }
+
+func (c *change) removeNames(field string, names []string) {
+	removeNames(c.object.Object, field, names)
+}
+
+// removeNames removes entries of metadata, and the map if it is empty then.
+func removeNames(object map[string]any, field string, names []string) {
+	metadata, _ := object["metadata"].(map[string]any)
+	entries, ok := metadata[field].(map[string]any)
+	if !ok {
+		return
+	}
+	for _, name := range names {
+		delete(entries, name)
+	}
+	if len(entries) == 0 {
+		delete(metadata, field)
+	}
+}
+
+// owners gives the owner references their present uids.
+func (c *change) owners(owners Owners) {
+	references := c.object.GetOwnerReferences()
+	if len(references) == 0 {
+		return
+	}
+	var kept []metav1.OwnerReference
+	for _, reference := range references {
+		uid, ok := types.UID(""), false
+		if owners != nil {
+			uid, ok = owners(reference)
+		}
+		switch {
+		case !ok:
+			c.warn("its owner, the %s %s, is neither restored nor there: the reference to it is left out", reference.Kind, reference.Name)
+		case uid != "":
+			reference.UID = uid
+			kept = append(kept, reference)
+		}
+	}
+	c.object.SetOwnerReferences(kept)
+	if len(kept) == 0 {
+		unstructured.RemoveNestedField(c.object.Object, "metadata", "ownerReferences")
+	}
+}
+
+func (c *change) mark() {
+	annotations := maps.Clone(c.object.GetAnnotations())
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	if c.rules.facts.RestoreUID != "" {
+		annotations[AnnotationRestoreUID] = string(c.rules.facts.RestoreUID)
+	}
+	if c.original != "" {
+		annotations[AnnotationOriginalUID] = string(c.original)
+	}
+	if len(annotations) > 0 {
+		c.object.SetAnnotations(annotations)
+	}
+}

@@ -1,0 +1,187 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+)
+
+// neverRestored are resources whose objects say what a cluster is or does now.
+var neverRestored = map[string]string{
+	"nodes":                               "a node registers itself",
+	"events":                              "it tells what happened then",
+	"events.events.k8s.io":                "it tells what happened then",
+	"componentstatuses":                   "it is computed",
+	"bindings":                            "it is a request",
+	"leases.coordination.k8s.io":          "whoever holds it now writes it",
+	"csinodes.storage.k8s.io":             "a node registers itself",
+	"volumeattachments.storage.k8s.io":    "it is made when a volume is attached",
+	"csistoragecapacities.storage.k8s.io": "the driver of the storage publishes it",
+	"certificatesigningrequests.certificates.k8s.io": "it is a request",
+	"ipaddresses.networking.k8s.io":                  "it is made when an address is allotted",
+	"resourceslices.resource.k8s.io":                 "the driver of the devices publishes it",
+	"storageversions.internal.apiserver.k8s.io":      "the API server publishes it",
+	"ciliumendpoints.cilium.io":                      "its agent makes it for the pod",
+	"ciliumnodes.cilium.io":                          "its agent makes it for the node",
+	"backups.velero.io":                              "backups are listed from the store",
+	"restores.velero.io":                             "it tells what happened then",
+	"backuprepositories.velero.io":                   "it is made when it is needed",
+	"podvolumebackups.velero.io":                     "it tells what happened then",
+	"podvolumerestores.velero.io":                    "it tells what happened then",
+}
+
+// SkipItem says why an object is never restored, as far as its item tells; else it is "".
+func SkipItem(item *manifest.Item) string {
+	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
+	if why, ok := neverRestored[resource.String()]; ok {
+		return why
+	}
+	switch {
+	case item.APIGroup == "engine.holdfast.io":
+		return "it is a record of Holdfast, which makes it when it is needed"
+	case item.APIGroup == "holdfast.io":
+		return "backups and restores are listed from the store"
+	case item.APIGroup == "metrics.k8s.io":
+		return "it is computed"
+	}
+	labels := item.Labels
+	switch resource.String() {
+	case "endpoints", "endpointslices.discovery.k8s.io":
+		if labels["endpointslice.kubernetes.io/managed-by"] == "endpointslice-controller.k8s.io" ||
+			labels["endpointslice.kubernetes.io/managed-by"] == "endpointslicemirroring-controller.k8s.io" ||
+			labels["endpoints.kubernetes.io/managed-by"] == "endpoint-controller" {
+			return "Kubernetes makes it for the Service"
+		}
+		if item.Namespace == corev1.NamespaceDefault && item.Name == "kubernetes" {
+			return "the API server makes it"
+		}
+	case "services":
+		if item.Namespace == corev1.NamespaceDefault && item.Name == "kubernetes" {
+			return "the API server makes it"
+		}
+	case "configmaps":
+		switch item.Name {
+		case "kube-root-ca.crt", "openshift-service-ca.crt":
+			return "Kubernetes makes it in each namespace"
+		case "extension-apiserver-authentication":
+			if item.Namespace == "kube-system" {
+				return "the API server makes it"
+			}
+		}
+	case "customresourcedefinitions.apiextensions.k8s.io":
+		if strings.HasSuffix(item.Name, ".engine.holdfast.io") {
+			return "Holdfast's installation makes it"
+		}
+	case "apiservices.apiregistration.k8s.io":
+		if strings.HasSuffix(item.Name, ".holdfast.io") {
+			return "Holdfast's installation makes it"
+		}
+		if labels["kube-aggregator.kubernetes.io/automanaged"] != "" {
+			return "the API server makes it"
+		}
+	case "clusterroles.rbac.authorization.k8s.io", "clusterrolebindings.rbac.authorization.k8s.io",
+		"roles.rbac.authorization.k8s.io", "rolebindings.rbac.authorization.k8s.io":
+		if labels["kubernetes.io/bootstrapping"] == "rbac-defaults" {
+			return "the API server makes it"
+		}
+	case "priorityclasses.scheduling.k8s.io":
+		if strings.HasPrefix(item.Name, "system-") {
+			return "the API server makes it"
+		}
+	case "servicecidrs.networking.k8s.io":
+		if item.Name == "kubernetes" {
+			return "the API server makes it"
+		}
+	}
+	return ""
+}
+
+// Skip says why an object is not restored, as it was read; else it is "".
+func (r *Rules) Skip(o *unstructured.Unstructured, resource schema.GroupResource) string {
+	annotations := o.GetAnnotations()
+	switch resource.String() {
+	case "pods":
+		phase := corev1.PodPhase(text(o.Object, "status", "phase"))
+		switch {
+		case annotations[corev1.MirrorPodAnnotationKey] != "":
+			return "its node makes it, from a file"
+		case phase == corev1.PodSucceeded || phase == corev1.PodFailed:
+			return "it had ended"
+		}
+		return r.madeBy(o, "ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job")
+	case "replicasets.apps":
+		// What a Deployment keeps to go back to has no replicas.
+		if replicas, _, _ := unstructured.NestedInt64(o.Object, "spec", "replicas"); replicas > 0 {
+			return r.madeBy(o, "Deployment")
+		}
+	case "jobs.batch":
+		for _, condition := range list(o.Object, "status", "conditions") {
+			if kind := text(condition, "type"); (kind == "Complete" || kind == "Failed") && text(condition, "status") == "True" {
+				return "it had ended"
+			}
+		}
+		return r.madeBy(o, "CronJob")
+	case "endpoints":
+		if annotations["endpoints.kubernetes.io/last-change-trigger-time"] != "" {
+			return "Kubernetes makes it for the Service"
+		}
+	case "secrets":
+		account := annotations[corev1.ServiceAccountNameKey]
+		if text(o.Object, "type") == string(corev1.SecretTypeServiceAccountToken) && strings.HasPrefix(o.GetName(), account+"-token-") {
+			return "Kubernetes gives the service account new tokens"
+		}
+	case "flowschemas.flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations.flowcontrol.apiserver.k8s.io":
+		if annotations["apf.kubernetes.io/autoupdate-spec"] == "true" {
+			return "the API server makes it"
+		}
+	case "apiservices.apiregistration.k8s.io":
+		if nested(o.Object, "spec", "service") == nil {
+			return "the API server makes it"
+		}
+	case "persistentvolumes":
+		return r.skipVolume(o)
+	}
+	return ""
+}
+
+// madeBy says that a controller of one of these kinds, which is restored, makes the object.
+func (r *Rules) madeBy(o *unstructured.Unstructured, kinds ...string) string {
+	for _, owner := range o.GetOwnerReferences() {
+		if owner.Controller == nil || !*owner.Controller || !r.facts.Restored(types.UID(owner.UID)) {
+			continue
+		}
+		for _, kind := range kinds {
+			if owner.Kind == kind {
+				return "the " + kind + " " + owner.Name + " makes it"
+			}
+		}
+	}
+	return ""
+}
+
+// skipVolume says why a PersistentVolume is not restored: a volume must never have two
+// claims that write to it.
+func (r *Rules) skipVolume(o *unstructured.Unstructured) string {
+	claim := nested(o.Object, "spec", "claimRef")
+	if claim == nil {
+		return ""
+	}
+	namespace, name := text(claim, "namespace"), text(claim, "name")
+	switch {
+	case r.facts.HasData(namespace, name):
+		return "the data of its claim is restored into a new volume"
+	case text(o.Object, "spec", "persistentVolumeReclaimPolicy") != string(corev1.PersistentVolumeReclaimRetain):
+		return "its storage goes with its claim: the claim gets a new volume"
+	case r.Namespace(namespace) != namespace:
+		return "the claim in " + namespace + " may still use its storage: the one in " + r.Namespace(namespace) + " gets a new volume"
+	}
+	return ""
+}

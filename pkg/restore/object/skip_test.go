@@ -1,0 +1,65 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+)
+
+func TestSkip(t *testing.T) {
+	facts := Facts{
+		Restored: func(uid types.UID) bool { return uid == "there" },
+		HasData:  func(namespace, name string) bool { return namespace == "shop" && name == "data" },
+	}
+	spec := holdfast.RestoreSpec{NamespaceMapping: map[string]string{"moved": "copy"}}
+	for name, test := range map[string]struct{ resource, object, says string }{
+		"pitfall 6: a controller makes its pods":           {"pods", `{apiVersion: v1, kind: Pod, metadata: {name: a, ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: web-1, uid: there, controller: true}]}}`, "ReplicaSet web-1 makes it"},
+		"a pod whose controller is not restored":           {"pods", `{apiVersion: v1, kind: Pod, metadata: {name: a, ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: web-1, uid: gone, controller: true}]}}`, ""},
+		"a pod of an operator":                             {"pods", `{apiVersion: v1, kind: Pod, metadata: {name: a, ownerReferences: [{apiVersion: e/v1, kind: Cluster, name: db, uid: there, controller: true}]}}`, ""},
+		"a lone pod":                                       {"pods", `{apiVersion: v1, kind: Pod, metadata: {name: a}, status: {phase: Running}}`, ""},
+		"a pod that has ended":                             {"pods", `{apiVersion: v1, kind: Pod, metadata: {name: a}, status: {phase: Succeeded}}`, "had ended"},
+		"a mirror pod":                                     {"pods", `{apiVersion: v1, kind: Pod, metadata: {name: a, annotations: {kubernetes.io/config.mirror: x}}}`, "from a file"},
+		"pitfall 6: the current ReplicaSet":                {"replicasets.apps", `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, ownerReferences: [{kind: Deployment, name: web, uid: there, controller: true}]}, spec: {replicas: 3}}`, "Deployment web makes it"},
+		"a ReplicaSet to go back to":                       {"replicasets.apps", `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, ownerReferences: [{kind: Deployment, name: web, uid: there, controller: true}]}, spec: {replicas: 0}}`, ""},
+		"pitfall 24: a Job that has ended":                 {"jobs.batch", `{apiVersion: batch/v1, kind: Job, metadata: {name: a}, status: {conditions: [{type: Failed, status: "True"}]}}`, "had ended"},
+		"pitfall 24: a Job of a CronJob":                   {"jobs.batch", `{apiVersion: batch/v1, kind: Job, metadata: {name: a, ownerReferences: [{kind: CronJob, name: c, uid: there, controller: true}]}}`, "CronJob c makes it"},
+		"pitfall 24: a Job that waits":                     {"jobs.batch", `{apiVersion: batch/v1, kind: Job, metadata: {name: a}, status: {conditions: [{type: Suspended, status: "True"}]}}`, ""},
+		"pitfall 23: a Lease":                              {"leases.coordination.k8s.io", `{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: a}}`, "holds it"},
+		"pitfall 23: slices of a Service":                  {"endpointslices.discovery.k8s.io", `{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: a, labels: {endpointslice.kubernetes.io/managed-by: endpointslice-controller.k8s.io}}}`, "for the Service"},
+		"slices that somebody wrote":                       {"endpointslices.discovery.k8s.io", `{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: a}}`, ""},
+		"pitfall 23: the cluster's certificates":           {"configmaps", `{apiVersion: v1, kind: ConfigMap, metadata: {name: kube-root-ca.crt, namespace: shop}}`, "in each namespace"},
+		"pitfall 19: a token":                              {"secrets", `{apiVersion: v1, kind: Secret, type: kubernetes.io/service-account-token, metadata: {name: bob-token-x, annotations: {kubernetes.io/service-account.name: bob}}}`, "new tokens"},
+		"a token that somebody asked for":                  {"secrets", `{apiVersion: v1, kind: Secret, type: kubernetes.io/service-account-token, metadata: {name: mine, annotations: {kubernetes.io/service-account.name: bob}}}`, ""},
+		"pitfall 21: an APIService of the server itself":   {"apiservices.apiregistration.k8s.io", `{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.apps}, spec: {group: apps}}`, "API server"},
+		"pitfall 8: a volume whose data is restored":       {"persistentvolumes", `{apiVersion: v1, kind: PersistentVolume, metadata: {name: a}, spec: {persistentVolumeReclaimPolicy: Retain, claimRef: {namespace: shop, name: data}}}`, "into a new volume"},
+		"a volume that is kept":                            {"persistentvolumes", `{apiVersion: v1, kind: PersistentVolume, metadata: {name: a}, spec: {persistentVolumeReclaimPolicy: Retain, claimRef: {namespace: shop, name: other}}}`, ""},
+		"a volume that went with its claim":                {"persistentvolumes", `{apiVersion: v1, kind: PersistentVolume, metadata: {name: a}, spec: {persistentVolumeReclaimPolicy: Delete, claimRef: {namespace: shop, name: other}}}`, "gets a new volume"},
+		"pitfall 8: a volume of another namespace's claim": {"persistentvolumes", `{apiVersion: v1, kind: PersistentVolume, metadata: {name: a}, spec: {persistentVolumeReclaimPolicy: Retain, claimRef: {namespace: moved, name: other}}}`, "may still use"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := parse(t, test.object)
+			resource := schema.ParseGroupResource(test.resource)
+			got := SkipItem(itemOf(o, resource))
+			if got == "" {
+				got = newRules(t, spec, nil, facts).Skip(o, resource)
+			}
+			if test.says == "" && got != "" || !strings.Contains(got, test.says) {
+				t.Errorf("got %q, want %q", got, test.says)
+			}
+		})
+	}
+}
+
+func itemOf(o *unstructured.Unstructured, resource schema.GroupResource) *manifest.Item {
+	gvk := o.GroupVersionKind()
+	return &manifest.Item{APIGroup: gvk.Group, APIVersion: gvk.Version, KindName: gvk.Kind, Resource: resource.Resource, Namespace: o.GetNamespace(), Name: o.GetName(), Labels: o.GetLabels()}
+}

@@ -1,0 +1,554 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/restore/object"
+)
+
+// action is what becomes of an object.
+type action uint8
+
+const (
+	actionNone action = iota
+	actionCreate
+	actionUpdate
+	actionRecreate
+	actionSkip
+	actionConflict
+	actionRefused
+	actionError
+)
+
+var actionNames = [...]string{"", "create", "update", "recreate", "skip", "conflict", "refused", "error"}
+
+const extensionsGroup = "apiextensions.k8s.io"
+
+const (
+	// goneTimeout is how long an object that is being deleted may take to be gone.
+	goneTimeout = 30 * time.Second
+	// recreateTimeout is that where objects are recreated: then it may be this restore that
+	// has deleted it, also before it went on elsewhere, and it would be there no more. What
+	// depends on it goes first, and each pod may take its time to end.
+	recreateTimeout = 10 * time.Minute
+	// quotaTimeout is how long the usage of a new quota may take to be counted.
+	quotaTimeout = 30 * time.Second
+	// attempts bound how often an object is decided about anew since it changed meanwhile.
+	attempts = 5
+)
+
+// target is the namespace in the cluster of one in the backup.
+func (e *execution) target(namespace string) string {
+	if to, ok := e.spec.NamespaceMapping[namespace]; ok && namespace != "" {
+		return to
+	}
+	return namespace
+}
+
+func resourceOf(item *manifest.Item) string {
+	if item.APIGroup == "" {
+		return item.Resource
+	}
+	return item.Resource + "." + item.APIGroup
+}
+
+// subject is an item as it is called in the cluster.
+func (e *execution) subject(item *manifest.Item) subject {
+	s := subject{resourceOf(item), e.target(item.Namespace), item.Name}
+	if isNamespace(item) {
+		s.name = e.target(item.Name)
+	}
+	return s
+}
+
+func isNamespace(item *manifest.Item) bool {
+	return item.APIGroup == "" && item.KindName == "Namespace"
+}
+
+// give records what became of an object: actionError and actionRefused are errors,
+// actionConflict is a warning.
+func (e *execution) give(node int32, a action, about subject, reason string) {
+	e.decided(node, a, about, reason, nil)
+}
+
+func (e *execution) decided(node int32, a action, about subject, reason string, diff json.RawMessage) {
+	item := e.graph.Nodes[node].Item
+	e.outcomes[node] = a
+	switch a {
+	case actionError, actionRefused:
+		e.report.fail(about, reason)
+	case actionConflict:
+		e.report.warn(about, reason)
+	default:
+		text := actionNames[a]
+		if reason != "" {
+			text += ": " + reason
+		}
+		e.report.info(about, text)
+	}
+	if item.APIGroup == "" && item.KindName == "Secret" || e.request.tenant() && about.namespace != e.request.Run.Spec.RestoreRef.Namespace {
+		diff = nil // whoever reads the plan may not read that; the reason names the fields
+	}
+	e.report.planned(format.PlannedObject{
+		APIVersion: strings.TrimSuffix(item.GroupKind(), "/"+item.KindName), Kind: item.KindName,
+		Namespace: about.namespace, Name: about.name, Action: actionNames[a], Reason: reason, Diff: diff, Bytes: e.bytesOf(item),
+	})
+}
+
+// one restores an object, and releases what comes after it.
+func (e *execution) one(ctx context.Context, l *loop, t task) {
+	item := e.graph.Nodes[t.node].Item
+	about := e.subject(item)
+	live, ok := e.decide(ctx, t.node, item, about, t.content)
+	if ok && live == "" && e.spec.PlanOnly {
+		live = types.UID(item.UID) // what it will be nobody knows
+	}
+	if ok && live != "" && item.UID != "" {
+		e.mu.Lock()
+		e.uids[types.UID(item.UID)] = live
+		if a := e.outcomes[t.node]; a == actionCreate || a == actionRecreate {
+			e.made[types.UID(item.UID)] = true
+		}
+		e.mu.Unlock()
+	}
+	switch {
+	case !ok:
+		if e.hasData(item) {
+			e.holdBack(item)
+		}
+	case item.APIGroup == extensionsGroup && item.KindName == "CustomResourceDefinition":
+		if e.outcomes[t.node] != actionConflict { // else the cluster serves what is there, and not this
+			e.define(t.content)
+		}
+	case !e.spec.PlanOnly && e.hasData(item):
+		created := e.outcomes[t.node] == actionCreate
+		l.wait(ctx, t.node, item, func(ctx context.Context) error { return e.restoreData(ctx, item, about, created) })
+		return
+	case !e.spec.PlanOnly && len(e.scratchOf(item)) > 0:
+		if a := e.outcomes[t.node]; a == actionCreate || a == actionRecreate {
+			l.wait(ctx, t.node, item, func(ctx context.Context) error { return e.fill(ctx, item, about) })
+			return
+		}
+		e.report.warn(about, "it exists, so that its volumes without a claim are as they are: they are filled only in a pod that the restore creates")
+	}
+	l.done(ctx, t.node)
+}
+
+// decide brings an object about, or only finds out how. It is true if the object is there,
+// or is to be.
+func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item, about subject, content *unstructured.Unstructured) (types.UID, bool) {
+	k, err := e.kinds.find(item)
+	if err != nil {
+		e.give(node, actionError, about, err.Error())
+		return "", false
+	}
+	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
+	skipped := e.rules.Skip(content, resource)
+	inits := e.hooks.note(item, about, content, skipped)
+	if reason := skipped; reason != "" {
+		e.give(node, actionSkip, about, reason)
+		return "", false
+	}
+	if reason := e.heldBack(item); reason != "" {
+		e.give(node, actionError, about, reason)
+		return "", false
+	}
+	if a, reason := e.refuse(ctx, content, about); a != actionNone {
+		e.give(node, a, about, reason)
+		return "", false
+	}
+	if err := e.namespaces.await(ctx, e, item, about); err != nil {
+		e.give(node, actionError, about, err.Error())
+		return "", false
+	}
+	e.findOwners(ctx, item, content, about)
+	status := e.rules.Status(content, resource)
+	desired, warnings, err := e.rules.Desired(content, resource, e.ownersOf(item))
+	if err != nil {
+		e.give(node, actionError, about, err.Error())
+		return "", false
+	}
+	if err := withInits(desired, inits); err != nil {
+		e.give(node, actionError, about, err.Error())
+		return "", false
+	}
+	about.namespace, about.name = desired.GetNamespace(), desired.GetName()
+	if e.fills(item) {
+		made, err := e.mayMark(ctx, about.namespace)
+		if err != nil {
+			e.give(node, actionError, about, err.Error())
+			return "", false
+		}
+		annotations := desired.GetAnnotations()
+		if annotations == nil {
+			annotations = map[string]string{}
+		}
+		annotations[format.AnnotationIncomplete] = e.newMark(item, made).String()
+		desired.SetAnnotations(annotations)
+	}
+	if a, reason := e.refuse(ctx, desired, about); a != actionNone { // as a modifier leaves it
+		e.give(node, a, about, reason)
+		return "", false
+	}
+	converted := k.version != item.APIVersion
+	if converted {
+		desired.SetAPIVersion(k.apiVersion())
+	}
+	live, a, reason, diff, err := e.bring(ctx, k, item, about, desired, status, converted)
+	if err != nil {
+		if ctx.Err() == nil {
+			e.give(node, actionError, about, explain(err, converted, item, k))
+		}
+		return "", false
+	}
+	for _, warning := range warnings {
+		e.report.warn(about, warning)
+	}
+	if converted {
+		e.report.warn(about, fmt.Sprintf("the cluster does not serve it in version %s: its fields are all known in %s, in which it was written", item.APIVersion, k.apiVersion()))
+	}
+	if was := e.Backup.Instead(item); was != "" {
+		e.report.warn(about, fmt.Sprintf("the cluster does not serve it in version %s: it was written in %s, in which the backup holds it too", was, k.apiVersion()))
+	}
+	e.decided(node, a, about, reason, diff)
+	e.warnOfNoData(item, a, about, desired)
+	if a == actionRefused || a == actionError {
+		return live, false
+	}
+	return live, true
+}
+
+// isOurs reports whether this restore has made an object.
+func (e *execution) isOurs(live *unstructured.Unstructured) bool {
+	return live.GetAnnotations()[object.AnnotationRestoreUID] == string(e.request.Run.UID)
+}
+
+// bring creates an object, or decides about the one that is there.
+func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, about subject, desired *unstructured.Unstructured, status map[string]any, strict bool) (uid types.UID, a action, reason string, diff json.RawMessage, err error) {
+	look := e.looksFirst(k, about)
+	for range attempts {
+		var live *unstructured.Unstructured
+		if look {
+			if live, err = e.look(ctx, k, about); err != nil {
+				return "", 0, "", nil, err
+			}
+		}
+		if live == nil {
+			if a, reason := e.refuseChange(k); a != actionNone {
+				return "", a, reason, nil, nil
+			}
+		}
+		if live == nil && e.spec.VolumesOnly {
+			return "", 0, "", nil, errors.New("there is no such claim, and nothing but data is restored: leave out volumesOnly")
+		}
+		if live == nil && e.spec.PlanOnly {
+			return "", actionCreate, "", nil, nil
+		}
+		if live == nil {
+			if err := e.hold(ctx, k, desired); err != nil {
+				return "", 0, "", nil, err
+			}
+			created, err := e.create(ctx, k, about, desired, strict)
+			switch {
+			case err == nil:
+				return created.UID, actionCreate, "", nil, e.setStatus(ctx, k, about, status, created.UID)
+			case !apierrors.IsAlreadyExists(err):
+				if a, reason := e.mayBeThere(ctx, k, about, err); a != actionNone {
+					return "", a, reason, nil, nil
+				}
+				return "", 0, "", nil, err
+			}
+			e.namespaces.inhabited(about.namespace)
+			if live, err = e.cluster(k).get(ctx, k, about.namespace, about.name); err != nil {
+				return "", 0, "", nil, err
+			}
+		}
+		switch {
+		case live == nil: // gone meanwhile
+			continue
+		case e.spec.VolumesOnly:
+			return live.GetUID(), actionSkip, "only its data is restored", nil, nil
+		case e.isHalf(item, live) != "":
+			e.holdBack(item)
+			return live.GetUID(), actionError, e.isHalf(item, live), nil, nil
+		case e.isOurs(live):
+			return live.GetUID(), actionCreate, "", nil, e.setStatus(ctx, k, about, status, live.GetUID())
+		case live.GetDeletionTimestamp() != nil && !e.spec.PlanOnly:
+			if err := e.awaitGone(ctx, k, live); err != nil {
+				return "", 0, "", nil, err
+			}
+			continue
+		}
+		if live.GetAnnotations()[object.AnnotationRestoreUID] != "" { // it has waited, too
+			if err := e.hold(ctx, k, desired); err != nil {
+				return "", 0, "", nil, err
+			}
+		}
+		decision := object.Compare(nil, live, desired, e.spec.ExistingResourcePolicy)
+		a, reason, diff, again, err := e.carryOut(ctx, k, about, live, decision)
+		if err != nil || !again {
+			return live.GetUID(), a, reason, diff, err
+		}
+		look = true
+	}
+	return "", 0, "", nil, fmt.Errorf("it changes all the time: %d times while it was restored", attempts)
+}
+
+// looksFirst reports whether an object is probably there already, so that looking comes
+// before creating.
+func (e *execution) looksFirst(k *kind, about subject) bool {
+	if a, _ := e.refuseChange(k); a != actionNone {
+		return true
+	}
+	if e.namespaces.fresh(about.namespace) {
+		return false
+	}
+	return e.spec.PlanOnly || e.spec.VolumesOnly || e.groups[listKey{k.name(), about.namespace}] >= worthListing || e.namespaces.isInhabited(about.namespace)
+}
+
+// look reads an object, by lists if many of its kind are to be restored.
+func (e *execution) look(ctx context.Context, k *kind, about subject) (*unstructured.Unstructured, error) {
+	if k.promised {
+		return nil, nil
+	}
+	if e.groups[listKey{k.name(), about.namespace}] >= worthListing {
+		return e.here.find(ctx, k, about.namespace, about.name)
+	}
+	live, err := e.cluster(k).get(ctx, k, about.namespace, about.name)
+	if apierrors.IsForbidden(err) && !e.spec.PlanOnly {
+		return nil, nil // whether it is there creating it will tell
+	}
+	return live, err
+}
+
+// cluster makes the requests about objects of a kind that only read.
+func (e *execution) cluster(*kind) *cluster { return e.writer }
+
+// create creates an object, and gives way where the cluster wants something else.
+func (e *execution) create(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured, strict bool) (*metav1.PartialObjectMetadata, error) {
+	deadline := e.Clock.Now().Add(quotaTimeout)
+	for {
+		created, err := e.writer.create(ctx, k, desired, strict)
+		switch {
+		case err == nil:
+			return created, nil
+		case apierrors.IsConflict(err), apierrors.IsForbidden(err) && strings.Contains(err.Error(), "status unknown for quota"):
+			// The usage of a quota changes, or is not counted yet.
+		case apierrors.IsNotFound(err) && e.isDefined(k.group):
+			// One of several API servers serves the kind already, and another does not.
+		case apierrors.IsInvalid(err) && k.group == "" && k.kind == "Service" && strings.Contains(err.Error(), "already allocated") && withoutPorts(desired):
+			e.report.warn(about, "it has other node ports or addresses than in the backup, since those are taken: "+err.Error())
+			continue
+		default:
+			return nil, err
+		}
+		if e.Clock.Now().After(deadline) {
+			return nil, err
+		}
+		if err := sleep(ctx, 200*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// carryOut does what was decided about an object that is there. With again it is to be
+// decided anew.
+func (e *execution) carryOut(ctx context.Context, k *kind, about subject, live *unstructured.Unstructured, d object.Decision) (a action, reason string, diff json.RawMessage, again bool, err error) {
+	switch d.Action {
+	case object.Equal:
+		return actionSkip, "it is there, and equal", nil, false, nil
+	case object.Keep:
+		return actionConflict, differs(d), nil, false, nil
+	case object.Conflict:
+		advice := "delete it, or set existingResourcePolicy: recreate"
+		if goesWith(k) != "" {
+			advice = "change it by hand"
+		}
+		return actionError, "it is there, and fields differ that can't be changed: " + listed(d.Immutable) + ": " + advice, nil, false, nil
+	}
+	if a, reason := e.refuseChange(k); a != actionNone {
+		return a, reason, nil, false, nil
+	}
+	if d.Action == object.Recreate && goesWith(k) != "" {
+		return actionError, stays(k, d.Immutable), nil, false, nil
+	}
+	if e.spec.PlanOnly {
+		if d.Action == object.Update {
+			return actionUpdate, listed(d.Differs), d.Patch, false, nil
+		}
+		return actionRecreate, listed(d.Immutable), nil, false, nil
+	}
+	if d.Action == object.Update {
+		_, err = e.writer.patch(ctx, k, about.namespace, about.name, "", d.Patch, false)
+		switch {
+		case err == nil:
+			return actionUpdate, listed(d.Differs), d.Patch, false, nil
+		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+			return 0, "", nil, true, nil
+		case !apierrors.IsInvalid(err) || e.spec.ExistingResourcePolicy != holdfast.ExistingResourceRecreate:
+			return 0, "", nil, false, fmt.Errorf("it is there, and differs in %s, which can't be changed: %w", listed(d.Differs), err)
+		case goesWith(k) != "":
+			return 0, "", nil, false, fmt.Errorf("%s: %w", stays(k, d.Differs), err)
+		}
+	}
+	err = e.writer.delete(ctx, k, live)
+	if apierrors.IsConflict(err) {
+		return 0, "", nil, true, nil
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return 0, "", nil, false, fmt.Errorf("it can't be deleted to be created anew: %w", err)
+	}
+	return 0, "", nil, true, e.awaitGone(ctx, k, live)
+}
+
+// goesWith is what would be lost with an object of a kind that no restore deletes; empty for
+// all others.
+func goesWith(k *kind) string {
+	switch k.name() {
+	case "persistentvolumeclaims", "persistentvolumes":
+		return "its data"
+	case "namespaces":
+		return "all that is in it"
+	case "customresourcedefinitions." + extensionsGroup:
+		return "all objects of its kind"
+	}
+	return ""
+}
+
+func stays(k *kind, fields []string) string {
+	return fmt.Sprintf("it differs in %s, which can't be changed, and is not deleted, since %s would go with it: do that by hand", listed(fields), goesWith(k))
+}
+
+// differs says how an object differs that stays as it is.
+func differs(d object.Decision) string {
+	text := "it is there, and stays as it is, though it differs: " + listed(d.Differs)
+	if len(d.Kept) > 0 {
+		text += "; " + listed(d.Kept)
+	}
+	return text
+}
+
+const maxListed = 10
+
+func listed(fields []string) string {
+	if more := len(fields) - maxListed; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(fields[:maxListed], ", "), more)
+	}
+	return strings.Join(fields, ", ")
+}
+
+// awaitGone waits until an object is gone that is being deleted.
+func (e *execution) awaitGone(ctx context.Context, k *kind, live *unstructured.Unstructured) error {
+	timeout := goneTimeout
+	if e.spec.ExistingResourcePolicy == holdfast.ExistingResourceRecreate {
+		timeout = recreateTimeout
+	}
+	for deadline := e.Clock.Now().Add(timeout); ; {
+		found, err := e.writer.get(ctx, k, live.GetNamespace(), live.GetName())
+		if err != nil || found == nil || found.GetUID() != live.GetUID() {
+			return err
+		}
+		if e.Clock.Now().After(deadline) {
+			return fmt.Errorf("one of its name is being deleted, and is there after %s still: see what its finalizers %v wait for, and restore this again", timeout, found.GetFinalizers())
+		}
+		if err := sleep(ctx, 250*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// explain says what to do about an error, where that is known.
+func explain(err error, converted bool, item *manifest.Item, k *kind) string {
+	text := err.Error()
+	if converted {
+		text = fmt.Sprintf("the cluster does not serve it in version %s, and refuses it in %s: convert it by hand: %s", item.APIVersion, k.apiVersion(), text)
+	}
+	return text
+}
+
+// ownersOf finds the owners that an item has now.
+func (e *execution) ownersOf(item *manifest.Item) object.Owners {
+	return func(owner metav1.OwnerReference) (types.UID, bool) {
+		if e.later[[2]string{item.UID, string(owner.UID)}] && !e.mending {
+			return "", true
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		now := e.uids[owner.UID]
+		return now, now != ""
+	}
+}
+
+// findOwners looks for the owners of an object that are not part of the restore: what has
+// their kind and name now owns it.
+func (e *execution) findOwners(ctx context.Context, item *manifest.Item, content *unstructured.Unstructured, about subject) {
+	for _, owner := range content.GetOwnerReferences() {
+		e.mu.Lock()
+		_, known := e.uids[owner.UID]
+		e.mu.Unlock()
+		if known || e.later[[2]string{item.UID, string(owner.UID)}] {
+			continue
+		}
+		var live types.UID
+		gv, err := schema.ParseGroupVersion(owner.APIVersion)
+		if err != nil {
+			continue
+		}
+		k, err := e.kinds.find(&manifest.Item{APIGroup: gv.Group, APIVersion: gv.Version, KindName: owner.Kind})
+		if err == nil {
+			namespace := about.namespace
+			if !k.namespaced {
+				namespace = ""
+			}
+			found, err := e.writer.get(ctx, k, namespace, owner.Name)
+			if err == nil && found != nil && found.GetDeletionTimestamp() == nil {
+				live = found.GetUID()
+			}
+		}
+		e.mu.Lock()
+		if e.uids[owner.UID] == "" { // it may have been restored meanwhile
+			e.uids[owner.UID] = live
+		}
+		e.mu.Unlock()
+	}
+}
+
+// withoutPorts has a Service take other node ports and addresses, and reports whether it
+// asked for any.
+func withoutPorts(service *unstructured.Unstructured) (changed bool) {
+	ports, _, _ := unstructured.NestedSlice(service.Object, "spec", "ports")
+	for _, port := range ports {
+		if port, ok := port.(map[string]any); ok && port["nodePort"] != nil {
+			delete(port, "nodePort")
+			changed = true
+		}
+	}
+	if changed {
+		_ = unstructured.SetNestedSlice(service.Object, ports, "spec", "ports") // they came from there
+	}
+	spec, _ := service.Object["spec"].(map[string]any)
+	for _, field := range []string{"healthCheckNodePort", "clusterIP", "clusterIPs"} {
+		if value, ok := spec[field]; ok && value != "None" {
+			delete(spec, field)
+			changed = true
+		}
+	}
+	return changed
+}

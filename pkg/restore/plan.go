@@ -1,0 +1,225 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/restore/graph"
+	"github.com/holdfast-io/holdfast/pkg/restore/object"
+	"github.com/holdfast-io/holdfast/pkg/restore/source"
+)
+
+var claimKind = &kind{version: "v1", resource: "persistentvolumeclaims", kind: "PersistentVolumeClaim", namespaced: true}
+
+// run restores, or only plans to. An error means that not everything was tried.
+func (e *execution) run(ctx context.Context) (err error) {
+	for _, warning := range e.Backup.Warnings {
+		e.report.warn(subject{}, warning)
+	}
+	if e.kinds, err = discover(ctx, e.Discovery); err != nil {
+		return err
+	}
+	e.Backup.TakeVersions(e.kinds.best)
+	e.volumes = map[types.NamespacedName]*source.Volume{}
+	e.scratch = map[types.UID][]*source.Volume{}
+	for i := range e.Backup.Volumes {
+		volume := &e.Backup.Volumes[i]
+		if volume.ClaimName != "" {
+			e.volumes[volume.Claim()] = volume
+		} else if volume.Pod.UID != "" {
+			e.scratch[volume.Pod.UID] = append(e.scratch[volume.Pod.UID], volume)
+		}
+	}
+	if err := e.parseHooks(); err != nil {
+		return err
+	}
+	items, others, err := e.choose()
+	if err != nil {
+		return err
+	}
+	e.graph = graph.Order(items, others, e.hasData)
+	e.outcomes = make([]action, len(e.graph.Nodes))
+	for _, item := range items {
+		e.groups[listKey{resourceOf(item), e.target(item.Namespace)}]++
+	}
+	e.later = map[[2]string]bool{}
+	for _, cut := range e.graph.Cut {
+		if cut.Strength == graph.Owns {
+			e.later[[2]string{cut.After.UID, cut.Before.UID}] = true
+		}
+	}
+	if e.rules, err = e.compile(items); err != nil {
+		return err
+	}
+	e.Progress.total.Store(int64(len(items)))
+	if err := e.authorize(ctx); err != nil {
+		return err
+	}
+	if err := e.spareVolumes(ctx, items); err != nil {
+		return err
+	}
+	if err := e.findHalves(ctx, items); err != nil {
+		return err
+	}
+	e.report.info(subject{}, fmt.Sprintf("%d objects are to be restored from the backup %s", len(items), e.request.Run.Spec.Backup.StoreName))
+	if err := e.restoreAll(ctx); err != nil {
+		return err
+	}
+	if err := e.mend(ctx); err != nil {
+		return err
+	}
+	return e.hooks.run(ctx)
+}
+
+// sparesData reports whether data is only written into claims that the restore creates.
+func (e *execution) sparesData() bool {
+	return !e.spec.VolumesOnly && e.spec.ExistingVolumePolicy != holdfast.ExistingVolumeOverwrite
+}
+
+// spareVolumes refuses the restore if the data of a volume would be written over that
+// somebody uses.
+func (e *execution) spareVolumes(ctx context.Context, items []*manifest.Item) error {
+	if !e.sparesData() {
+		return nil
+	}
+	here := &existing{cluster: e.reader, lists: map[listKey]*listing{}}
+	var reasons []string
+	for _, item := range items {
+		if !e.hasData(item) || e.volumeOf(item).Problem != "" { // then nothing is written
+			continue
+		}
+		namespace := e.target(item.Namespace)
+		live, err := here.find(ctx, claimKind, namespace, item.Name)
+		if err != nil {
+			return fmt.Errorf("find out which claims exist: %w", err)
+		}
+		switch {
+		case live == nil || e.isOurs(live) || e.isPart(item, live):
+		case markOf(live) != nil:
+			reasons = append(reasons, fmt.Sprintf("the claim %s/%s holds a part of other data, over which an earlier restore was stopped, or was used since: delete it, leave it out, or set existingVolumePolicy: overwrite", namespace, item.Name))
+		case live.GetAnnotations()[object.AnnotationRestoreUID] != "":
+			reasons = append(reasons, fmt.Sprintf("the claim %s/%s exists with its data, since an earlier restore made it: leave it out, delete it, or set existingVolumePolicy: overwrite, which writes all of it again", namespace, item.Name))
+		default:
+			reasons = append(reasons, fmt.Sprintf("the claim %s/%s exists, and its data would be written over: delete it, leave it out, or set existingVolumePolicy: overwrite", namespace, item.Name))
+		}
+	}
+	if len(reasons) == 0 {
+		return nil
+	}
+	slices.Sort(reasons)
+	if more := len(reasons) - 20; more > 0 {
+		reasons = append(reasons[:20], fmt.Sprintf("and %d more", more))
+	}
+	return &Refused{Reasons: reasons}
+}
+
+// mend gives objects the owners that came after them, since they go round in a circle.
+func (e *execution) mend(ctx context.Context) error {
+	if e.spec.PlanOnly {
+		return nil
+	}
+	e.mending = true
+	for _, cut := range e.graph.Cut {
+		if cut.Strength != graph.Owns {
+			continue
+		}
+		about := e.subject(cut.After)
+		if err := e.own(ctx, cut.After, about); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			e.report.fail(about, "its owners, one of which it owns itself, are not set: "+err.Error())
+		}
+	}
+	return nil
+}
+
+func (e *execution) own(ctx context.Context, item *manifest.Item, about subject) error {
+	content, err := e.Backup.Object(ctx, item)
+	if err != nil {
+		return err
+	}
+	k, err := e.kinds.find(item)
+	if err != nil {
+		return err
+	}
+	desired, _, err := e.rules.Desired(content, schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}, e.ownersOf(item))
+	if err != nil {
+		return err
+	}
+	owners, found, _ := unstructured.NestedSlice(desired.Object, "metadata", "ownerReferences")
+	if !found {
+		return nil
+	}
+	for range attempts {
+		live, err := e.writer.get(ctx, k, about.namespace, about.name)
+		if err != nil || live == nil || !e.isOurs(live) || equality.Semantic.DeepEqual(live.GetOwnerReferences(), desired.GetOwnerReferences()) {
+			return err
+		}
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+			"ownerReferences": owners, "uid": live.GetUID(), "resourceVersion": live.GetResourceVersion(),
+		}})
+		if err != nil {
+			return err
+		}
+		if _, err = e.writer.patch(ctx, k, about.namespace, about.name, "", patch, false); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+	return fmt.Errorf("it changes all the time: %d times while they were set", attempts)
+}
+
+// setStatus gives an object that was created the status that it had.
+func (e *execution) setStatus(ctx context.Context, k *kind, about subject, status map[string]any, uid types.UID) error {
+	if status == nil || !k.status {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid}, "status": status})
+	if err != nil {
+		return err
+	}
+	if _, err := e.writer.patch(ctx, k, about.namespace, about.name, "status", patch, false); err != nil {
+		return fmt.Errorf("it is there, but its status could not be set: %w", err)
+	}
+	return nil
+}
+
+// compile makes the rules by which objects change.
+func (e *execution) compile(items []*manifest.Item) (*object.Rules, error) {
+	var modifiers *object.Modifiers
+	if e.Modifiers != nil {
+		var err error
+		if modifiers, err = object.ParseModifiers(e.Modifiers); err != nil {
+			return nil, &Refused{Reasons: []string{err.Error()}}
+		}
+	}
+	restored, persistent := make(map[types.UID]bool, len(items)), map[string]bool{}
+	for _, item := range items {
+		restored[types.UID(item.UID)] = item.UID != ""
+		if item.APIGroup == "" && item.KindName == "PersistentVolume" {
+			persistent[item.Name] = !e.request.tenant()
+		}
+	}
+	return object.NewRules(e.spec, modifiers, object.Facts{
+		RestoreUID: e.request.Run.UID,
+		HasData: func(namespace, name string) bool {
+			return ptr.Deref(e.spec.RestorePVs, true) && e.volumes[types.NamespacedName{Namespace: namespace, Name: name}] != nil
+		},
+		Volume:   func(name string) bool { return persistent[name] },
+		Restored: func(uid types.UID) bool { return restored[uid] },
+	})
+}

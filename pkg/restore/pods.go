@@ -1,0 +1,89 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/restore/object"
+	"github.com/holdfast-io/holdfast/pkg/restore/source"
+)
+
+// Volumes without a claim, such as emptyDirs, are filled through the pod that has them, if
+// the restore creates it: it waits for its data before its first container. A pod that its
+// controller makes anew has a new name, and its volumes are empty.
+
+// scratchOf are the volumes without a claim of which the backup has the data, of a pod.
+func (e *execution) scratchOf(item *manifest.Item) []*source.Volume {
+	if item.APIGroup != "" || item.KindName != "Pod" || !ptr.Deref(e.spec.RestorePVs, true) {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(e.scratch[types.UID(item.UID)]), func(volume *source.Volume) bool {
+		return volume.Pod.Namespace != item.Namespace
+	})
+}
+
+// warnOfEmpty says of a pod that its controller makes anew which volumes are empty then.
+func (e *execution) warnOfEmpty(item *manifest.Item) {
+	var names []string
+	for _, volume := range e.scratchOf(item) {
+		names = append(names, volume.Name)
+	}
+	if len(names) > 0 {
+		e.report.warn(e.subject(item), fmt.Sprintf("its volumes %s, which have no claim, are empty in the pod that its controller makes in its place: their data stays in the backup", strings.Join(names, ", ")))
+	}
+}
+
+// hold has an object, if it is a pod that is yet to be created, wait for its data.
+func (e *execution) hold(ctx context.Context, k *kind, pod *unstructured.Unstructured) error {
+	if k.group != "" || k.kind != "Pod" || e.Volumes == nil || !ptr.Deref(e.spec.RestorePVs, true) {
+		return nil
+	}
+	// What a list says of a pod of another namespace is in the repository of that.
+	data := dataOf(slices.DeleteFunc(slices.Clone(e.scratch[types.UID(pod.GetAnnotations()[object.AnnotationOriginalUID])]), func(volume *source.Volume) bool {
+		return e.target(volume.Pod.Namespace) != pod.GetNamespace()
+	}))
+	if len(data) == 0 {
+		return nil
+	}
+	return e.Volumes.Hold(ctx, pod, data)
+}
+
+// dataOf are the volumes whose data can be restored.
+func dataOf(volumes []*source.Volume) (data []format.Volume) {
+	for _, volume := range volumes {
+		if volume.Problem == "" {
+			data = append(data, volume.Volume)
+		}
+	}
+	return data
+}
+
+// fill returns when a pod that this restore has created has its data, and goes on.
+func (e *execution) fill(ctx context.Context, item *manifest.Item, about subject) error {
+	volumes := e.scratchOf(item)
+	for _, volume := range volumes {
+		if volume.Problem != "" {
+			e.report.fail(about, fmt.Sprintf("the data of its volume %s is not in the backup: %s", volume.Name, volume.Problem))
+		}
+	}
+	data := dataOf(volumes)
+	switch {
+	case len(data) == 0:
+		return nil
+	case e.Volumes == nil:
+		return errors.New("the data of its volumes is not restored: this Holdfast restores no volumes")
+	}
+	return e.Volumes.Pod(ctx, about.namespace, about.name, data)
+}

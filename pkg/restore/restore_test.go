@@ -1,0 +1,371 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"pgregory.net/rapid"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/restore/source"
+)
+
+// configMaps are objects of a namespace, and that.
+func configMaps(namespace string, n int) []map[string]any {
+	objects := []map[string]any{obj("v1", "Namespace", "", namespace)}
+	for i := range n {
+		objects = append(objects, obj("v1", "ConfigMap", namespace, fmt.Sprintf("c-%05d", i), with(fmt.Sprint(i), "data", "n")))
+	}
+	return objects
+}
+
+// TestRequests: one request for each object and little besides, and for a second restore
+// less than one read and no write. Proofs 7 and 19.
+func TestRequests(t *testing.T) {
+	const n = 2000
+	s := newFakeServer(t)
+	backup := backupOf(t, configMaps("a", n)...)
+	want(t, s.run(t.Context(), backup, request("r1", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted)
+	if s.writes != n+1 {
+		t.Errorf("%d writes of %d objects", s.writes, n+1)
+	}
+	if requests := s.count(); requests > n+n/5 {
+		t.Errorf("%d requests for %d objects", requests, n+1)
+	}
+	clear(s.requests)
+	s.writes = 0
+	plan := want(t, s.run(t.Context(), backup, request("r2", holdfast.RestoreSpec{ExistingResourcePolicy: holdfast.ExistingResourceUpdate})), holdfast.RestorePhaseCompleted)
+	if s.writes > 0 || s.count("POST", "PATCH", "DELETE") > 1 {
+		t.Errorf("the second restore wrote %d times, by %v", s.writes, s.requests)
+	}
+	if s.count() > n/50 {
+		t.Errorf("the second restore made %d requests", s.count())
+	}
+	for _, o := range plan.Items {
+		if o.Action != "skip" {
+			t.Fatalf("what is equal: %+v", o)
+		}
+	}
+}
+
+// TestOwners: proofs 2, 3 and 4.
+func TestOwners(t *testing.T) {
+	s := newFakeServer(t)
+	a := obj("v1", "ConfigMap", "a", "a")
+	b := obj("v1", "ConfigMap", "a", "b", ownedBy(a))
+	c := obj("v1", "ConfigMap", "a", "c", ownedBy(b))
+	ownedBy(c)(a) // in a circle
+	live := obj("v1", "Secret", "a", "live")
+	kept := obj("v1", "ConfigMap", "a", "kept", ownedBy(live))
+	stray := obj("v1", "ConfigMap", "a", "stray", ownedBy(obj("v1", "Secret", "a", "gone")))
+	s.add("namespaces", obj("v1", "Namespace", "", "a"))
+	s.add("secrets", obj("v1", "Secret", "a", "live", with("uid-now", "metadata", "uid")))
+	want(t, s.run(t.Context(), backupOf(t, a, b, c, kept, stray), request("r", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted, "the Secret gone, is neither restored nor there")
+	for of, owner := range map[string]string{"a": "c", "b": "a", "c": "b"} {
+		owners := s.get("configmaps", "a", of).GetOwnerReferences()
+		if len(owners) != 1 || owners[0].UID != s.get("configmaps", "a", owner).GetUID() {
+			t.Errorf("%s is owned by %v", of, owners)
+		}
+	}
+	if owners := s.get("configmaps", "a", "kept").GetOwnerReferences(); len(owners) != 1 || owners[0].UID != "uid-now" {
+		t.Errorf("what a live object owns is owned by %v", owners)
+	}
+	if owners := s.get("configmaps", "a", "stray").GetOwnerReferences(); len(owners) != 0 {
+		t.Errorf("what nobody owns is owned by %v", owners)
+	}
+}
+
+// definition is that of a kind.
+func definition(group, kind string) map[string]any {
+	return obj("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", strings.ToLower(kind)+"s."+group, with(map[string]any{
+		"group": group, "names": map[string]any{"plural": strings.ToLower(kind) + "s", "kind": kind},
+		"versions": []any{map[string]any{"name": "v1", "served": true, "storage": true}},
+	}, "spec"))
+}
+
+// TestPlan: what is planned is what is done, and planning writes nothing. Proofs 5 and 17.
+func TestPlan(t *testing.T) {
+	s := newFakeServer(t)
+	objects := append(configMaps("a", 30), definition("example.com", "Widget"), obj("example.com/v1", "Widget", "a", "w"))
+	objects = append(objects, obj("v1", "Secret", "a", "child", ownedBy(objects[len(objects)-1])), obj("old.example.com/v1", "Gone", "a", "g"))
+	backup := backupOf(t, objects...)
+	s.add("namespaces", obj("v1", "Namespace", "", "a"))
+	s.add("configmaps", obj("v1", "ConfigMap", "a", "c-00003", with("other", "data", "n")))
+	spec := holdfast.RestoreSpec{ExistingResourcePolicy: holdfast.ExistingResourceUpdate, PlanOnly: true}
+	planned := want(t, s.run(t.Context(), backup, request("p", spec)), holdfast.RestorePhasePartiallyFailed, "does not serve old.example.com/v1/Gone")
+	if s.writes > 0 {
+		t.Errorf("planning wrote %d times", s.writes)
+	}
+	spec.PlanOnly = false
+	done := want(t, s.run(t.Context(), backup, request("r", spec)), holdfast.RestorePhasePartiallyFailed, "does not serve old.example.com/v1/Gone")
+	if diff := cmp.Diff(actions(planned), actions(done)); diff != "" {
+		t.Errorf("-planned +done:\n%s", diff)
+	}
+	if o := s.get("configmaps", "a", "c-00003"); o.Object["data"].(map[string]any)["n"] != "3" {
+		t.Errorf("what was to be updated: %v", o)
+	}
+	if s.get("widgets.example.com", "a", "w") == nil {
+		t.Error("the object of a new kind is missing")
+	}
+}
+
+func actions(plan format.RestorePlan) map[string]string {
+	found := map[string]string{}
+	for _, o := range plan.Items {
+		found[o.Kind+" "+o.Namespace+"/"+o.Name] = o.Action
+	}
+	return found
+}
+
+// TestExisting: proof 8.
+func TestExisting(t *testing.T) {
+	for policy, wanted := range map[holdfast.ExistingResourcePolicy]string{"": "conflict", holdfast.ExistingResourceNone: "conflict", holdfast.ExistingResourceUpdate: "update"} {
+		s := newFakeServer(t)
+		s.add("namespaces", obj("v1", "Namespace", "", "a"))
+		s.add("configmaps", obj("v1", "ConfigMap", "a", "c", with("live", "data", "x"), with("theirs", "data", "y")))
+		backup := backupOf(t, obj("v1", "ConfigMap", "a", "c", with("old", "data", "x")))
+		plan := want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{ExistingResourcePolicy: policy})), holdfast.RestorePhaseCompleted)
+		if action := actions(plan)["ConfigMap a/c"]; action != wanted {
+			t.Errorf("%q: %s", policy, action)
+		}
+		data, _, _ := unstructured.NestedStringMap(s.get("configmaps", "a", "c").Object, "data")
+		expected := map[string]string{"x": "live", "y": "theirs"}
+		if wanted == "update" {
+			expected["x"] = "old"
+		}
+		if diff := cmp.Diff(expected, data); diff != "" {
+			t.Errorf("%q: (-want +got):\n%s", policy, diff)
+		}
+	}
+}
+
+// TestRecreate: what can't be changed is deleted and created, but for that with which data or
+// other objects would go; and a plan says so.
+func TestRecreate(t *testing.T) {
+	for _, planOnly := range []bool{true, false} {
+		s := newFakeServer(t)
+		s.add("namespaces", obj("v1", "Namespace", "", "a"))
+		s.add("configmaps", obj("v1", "ConfigMap", "a", "c", with("live", "data", "x"), with(true, "immutable")))
+		s.add("persistentvolumeclaims", obj("v1", "PersistentVolumeClaim", "a", "data", with("fast", "spec", "storageClassName")))
+		s.add("customresourcedefinitions.apiextensions.k8s.io", definition("example.com", "Widget"))
+		changed := definition("example.com", "Widget")
+		with("Gadget", "spec", "names", "kind")(changed)
+		backup := backupOf(t, obj("v1", "ConfigMap", "a", "c", with("old", "data", "x"), with(true, "immutable")),
+			obj("v1", "PersistentVolumeClaim", "a", "data", with("slow", "spec", "storageClassName")), changed)
+		plan := want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{ExistingResourcePolicy: holdfast.ExistingResourceRecreate, PlanOnly: planOnly})),
+			holdfast.RestorePhasePartiallyFailed, "its data would go with it", "all objects of its kind would go with it")
+		wanted := map[string]string{"ConfigMap a/c": "recreate", "PersistentVolumeClaim a/data": "error", "CustomResourceDefinition /widgets.example.com": "error"}
+		if !planOnly {
+			wanted["ConfigMap a/c"] = "create" // it has been deleted by then
+		}
+		if diff := cmp.Diff(wanted, actions(plan)); diff != "" {
+			t.Errorf("plan only %v: (-want +got):\n%s", planOnly, diff)
+		}
+		if deletes := s.count(http.MethodDelete); !planOnly && deletes != 1 || planOnly && deletes != 0 {
+			t.Errorf("plan only %v: %d objects were deleted", planOnly, deletes)
+		}
+	}
+}
+
+// TestDefinitionThatStays: what the backup's definition would have the cluster serve is not
+// waited for in vain where that of the cluster stays as it is.
+func TestDefinitionThatStays(t *testing.T) {
+	s := newFakeServer(t)
+	s.add("namespaces", obj("v1", "Namespace", "", "a"))
+	s.add("customresourcedefinitions.apiextensions.k8s.io", definition("example.com", "Widget"))
+	s.define(&unstructured.Unstructured{Object: definition("example.com", "Widget")})
+	old := definition("example.com", "Widget")
+	with([]any{map[string]any{"name": "v0", "served": true}}, "spec", "versions")(old)
+	want(t, s.run(t.Context(), backupOf(t, old, obj("example.com/v1", "Widget", "a", "w")), request("r", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted)
+}
+
+// TestTenants: what a tenant's restore refuses. Proof 18.
+func TestTenants(t *testing.T) {
+	hostPath := []any{map[string]any{"name": "h", "hostPath": map[string]any{"path": "/"}}}
+	for name, test := range map[string]struct {
+		object map[string]any
+		live   bool
+		phase  holdfast.RestorePhase
+		text   string
+	}{
+		"token":            {object: obj("v1", "Secret", "a", "t", with("kubernetes.io/service-account-token", "type")), phase: holdfast.RestorePhasePartiallyFailed, text: refusedToken},
+		"host path":        {object: obj("v1", "Pod", "a", "p", with(hostPath, "spec", "volumes")), phase: holdfast.RestorePhasePartiallyFailed, text: refusedHostPath},
+		"template":         {object: obj("apps/v1", "Deployment", "a", "d", with(hostPath, "spec", "template", "spec", "volumes")), phase: holdfast.RestorePhasePartiallyFailed, text: refusedHostPath},
+		"account":          {object: obj("v1", "Pod", "a", "p", with("powerful", "spec", "serviceAccountName")), phase: holdfast.RestorePhasePartiallyFailed, text: "may not impersonate"},
+		"binding":          {object: obj("rbac.authorization.k8s.io/v1", "RoleBinding", "a", "r"), phase: holdfast.RestorePhasePartiallyFailed, text: refusedBinding},
+		"binding as it is": {object: obj("rbac.authorization.k8s.io/v1", "RoleBinding", "a", "r"), live: true, phase: holdfast.RestorePhaseCompleted},
+		"namespace":        {object: obj("v1", "Namespace", "", "a", with("privileged", "metadata", "labels", "pod-security")), phase: holdfast.RestorePhaseCompleted},
+		"foreign":          {object: obj("v1", "ConfigMap", "b", "c"), phase: holdfast.RestorePhaseFailedValidation, text: ""},
+		"missing":          {object: obj("v1", "ConfigMap", "c", "c"), phase: holdfast.RestorePhaseFailedValidation, text: ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFakeServer(t)
+			s.add("namespaces", obj("v1", "Namespace", "", "a"))
+			s.add("namespaces", obj("v1", "Namespace", "", "b"))
+			if test.live {
+				s.add("rolebindings.rbac.authorization.k8s.io", obj("rbac.authorization.k8s.io/v1", "RoleBinding", "a", "r"))
+			}
+			request := request("r", holdfast.RestoreSpec{})
+			request.Run.Spec.RestoreRef.Namespace = "a"
+			ended := s.run(t.Context(), backupOf(t, obj("v1", "ConfigMap", "a", "plain"), test.object), request, func(d *Dependencies) {
+				d.Allowed = func(_ context.Context, right Right) (bool, error) {
+					return right.Resource == "restores" && right.Namespace != "b", nil
+				}
+			})
+			want(t, ended, test.phase, test.text)
+			wrote := 1
+			if test.phase == holdfast.RestorePhaseFailedValidation {
+				wrote = 0
+			}
+			if s.writes != wrote {
+				t.Errorf("%d writes: %v", s.writes, s.created)
+			}
+		})
+	}
+}
+
+// TestExistingVolumes: no data is written over without a word.
+func TestExistingVolumes(t *testing.T) {
+	s := newFakeServer(t)
+	s.add("namespaces", obj("v1", "Namespace", "", "a"))
+	s.add("persistentvolumeclaims", obj("v1", "PersistentVolumeClaim", "a", "data"))
+	backup := backupOf(t, obj("v1", "ConfigMap", "a", "c"), obj("v1", "PersistentVolumeClaim", "a", "data"))
+	backup.Volumes = append(backup.Volumes, source.Volume{Volume: format.Volume{Pod: engine.PodReference{Namespace: "a", Name: "p"}, ClaimName: "data"}})
+	ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}))
+	var refused *Refused
+	if !errors.As(ended.Err, &refused) || s.writes > 0 {
+		t.Errorf("%v, after %d writes", ended.Err, s.writes)
+	}
+}
+
+// TestClaimMadeMeanwhile: nor is that of a claim that somebody makes while the restore is
+// under way.
+func TestClaimMadeMeanwhile(t *testing.T) {
+	s := newFakeServer(t)
+	s.add("namespaces", obj("v1", "Namespace", "", "a"))
+	pod := obj("v1", "Pod", "a", "p", with([]any{map[string]any{"name": "v", "persistentVolumeClaim": map[string]any{"claimName": "data"}}}, "spec", "volumes"))
+	backup := backupOf(t, obj("v1", "PersistentVolumeClaim", "a", "data"), pod)
+	backup.Volumes = append(backup.Volumes, source.Volume{Volume: format.Volume{Pod: engine.PodReference{Namespace: "a", Name: "p"}, ClaimName: "data"}})
+	s.fault = func(r *http.Request) (int, bool) {
+		if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims") {
+			s.objects["persistentvolumeclaims/a/data"] = obj("v1", "PersistentVolumeClaim", "a", "data", with("theirs", "metadata", "uid"))
+		}
+		return 0, false
+	}
+	want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{})), holdfast.RestorePhasePartiallyFailed, "somebody has made it meanwhile", "it uses the claim a/data")
+	if s.writes > 0 {
+		t.Errorf("%d writes: %v", s.writes, s.created)
+	}
+}
+
+// TestRandomGraph restores random objects, with owners in every which way, while the server
+// fails, changes its mind, loses answers, and the process is stopped and begins anew:
+// everything is there in the end, was created once, has the right owners, and a second
+// restore writes nothing. Proofs 4, 7 and 16. TestKilledAtEveryRequest leaves none out.
+func TestRandomGraph(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		kinds := []string{"ConfigMap", "Secret", "ServiceAccount"}
+		objects := []map[string]any{obj("v1", "Namespace", "", "a")}
+		n := rapid.IntRange(1, 30).Draw(rt, "objects")
+		for i := range n {
+			objects = append(objects, obj("v1", rapid.SampledFrom(kinds).Draw(rt, "kind"), "a", fmt.Sprintf("o-%02d", i), with(fmt.Sprint(i), "data", "n")))
+		}
+		owners := map[int]int{}
+		for range rapid.IntRange(0, n).Draw(rt, "owners") {
+			of, owner := rapid.IntRange(1, n).Draw(rt, "of"), rapid.IntRange(1, n).Draw(rt, "owner")
+			if of != owner {
+				ownedBy(objects[owner])(objects[of])
+				owners[of] = owner
+			}
+		}
+		backup := backupOf(t, objects...)
+		s := newFakeServer(t)
+		defer s.server.Close()
+		if rapid.Bool().Draw(rt, "namespace exists") {
+			s.add("namespaces", obj("v1", "Namespace", "", "a"))
+		}
+		faults := rapid.SliceOfN(rapid.SampledFrom([]int{0, 0, 0, 0, 409, 429, 503, -1, -2}), 0, 50).Draw(rt, "faults")
+		faults = append(faults, 0, 0)
+		stops := rapid.SliceOfN(rapid.IntRange(1, 40), 0, 4).Draw(rt, "stops")
+		var at atomic.Int64
+		s.fault = func(r *http.Request) (int, bool) {
+			switch code := faults[int(at.Add(1))%len(faults)]; {
+			case code == -2:
+				return -1, true // the answer is lost
+			case code == http.StatusConflict && r.Method != http.MethodPatch:
+				return 0, false
+			default:
+				return code, false
+			}
+		}
+		req := request("r", holdfast.RestoreSpec{})
+		for _, stop := range stops {
+			ctx, cancel := context.WithCancel(context.Background())
+			var left atomic.Int64
+			left.Store(int64(stop))
+			inner := s.fault
+			s.mu.Lock()
+			s.fault = func(r *http.Request) (int, bool) {
+				if left.Add(-1) == 0 {
+					cancel()
+				}
+				return inner(r)
+			}
+			s.mu.Unlock()
+			s.run(ctx, backup, req)
+			cancel()
+			s.mu.Lock()
+			s.fault = inner
+			s.mu.Unlock()
+		}
+		ended := s.run(context.Background(), backup, req)
+		for range 5 { // one request may meet all faults in a row
+			if ended.Status.Phase == holdfast.RestorePhaseCompleted {
+				break
+			}
+			ended = s.run(context.Background(), backup, req)
+		}
+		results, _ := told(t, ended)
+		if ended.Status.Phase != holdfast.RestorePhaseCompleted {
+			rt.Fatalf("%+v %v", ended.Status, results)
+		}
+		uids := map[string]string{}
+		for _, o := range objects[1:] {
+			u := unstructured.Unstructured{Object: o}
+			live := s.get(plural(u.GetKind()), "a", u.GetName())
+			if live == nil {
+				rt.Fatalf("%s %s is missing", u.GetKind(), u.GetName())
+			}
+			uids[u.GetName()] = string(live.GetUID())
+		}
+		for key, times := range s.created {
+			if times != 1 {
+				rt.Errorf("%s was created %d times", key, times)
+			}
+		}
+		for of, owner := range owners {
+			u := unstructured.Unstructured{Object: objects[of]}
+			found := s.get(plural(u.GetKind()), "a", u.GetName()).GetOwnerReferences()
+			if len(found) != 1 || string(found[0].UID) != uids[fmt.Sprintf("o-%02d", owner-1)] {
+				rt.Errorf("%s is owned by %v, and not by o-%02d (%s)", u.GetName(), found, owner-1, uids[fmt.Sprintf("o-%02d", owner-1)])
+			}
+		}
+		s.writes = 0
+		s.run(context.Background(), backup, request("r2", holdfast.RestoreSpec{ExistingResourcePolicy: holdfast.ExistingResourceUpdate}))
+		if s.writes > 0 {
+			rt.Errorf("the second restore wrote %d times", s.writes)
+		}
+	})
+}

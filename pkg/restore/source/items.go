@@ -1,0 +1,195 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/validate/content"
+
+	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+const (
+	// MaxItems is how many objects of a backup are restored.
+	MaxItems = archive.MaxItems
+	// maxItemsBytes is about how much memory they may take.
+	maxItemsBytes = 1 << 30
+	// itemBytes is about what an item takes without its texts.
+	itemBytes = 256
+)
+
+// readItems has the items from the manifest, or else from the tarball.
+func (b *Backup) readItems(ctx context.Context, storeName string) error {
+	key := format.ManifestKey(storeName)
+	collected := collector{}
+	err := b.summed(ctx, key, func(r io.Reader) error {
+		for item, err := range manifest.Read(r) {
+			if err != nil {
+				return err
+			}
+			if !validPlace(item) {
+				return fmt.Errorf("%w: %s has no place in a tarball", manifest.ErrFormat, item)
+			}
+			if err := collected.add(item); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	switch {
+	case err == nil:
+		return b.take(&collected)
+	case errors.Is(err, store.ErrNotFound):
+		if _, ok := b.contents.Of(key); ok {
+			b.Warnings = append(b.Warnings, "the manifest of the backup is missing: its tarball was read instead")
+		}
+	case errors.Is(err, manifest.ErrFormat), errors.Is(err, errSum):
+		b.Warnings = append(b.Warnings, fmt.Sprintf("the manifest of the backup is not used, and its tarball was read instead: %v", err))
+	default:
+		return fmt.Errorf("read the manifest of the backup %s: %w", storeName, err)
+	}
+	collected = collector{}
+	b.others = map[spot][]*manifest.Item{}
+	if err := b.scan(ctx, collected.add, func(other *manifest.Item) error {
+		other.References, other.Labels, other.OwnerUIDs = nil, nil, nil // the one copy's count
+		b.others[spotOf(other)] = append(b.others[spotOf(other)], other)
+		return collected.count(other)
+	}); err != nil {
+		return fmt.Errorf("read the objects of the backup %s: %w", storeName, err)
+	}
+	return b.take(&collected)
+}
+
+// take has the items, and where their members begin.
+func (b *Backup) take(collected *collector) error {
+	if err := collected.sort(); err != nil {
+		return err
+	}
+	b.Items = collected.items
+	members := map[int64]struct{}{}
+	for _, item := range b.Items {
+		members[item.Place.Member] = struct{}{}
+	}
+	b.members = slices.Sorted(maps.Keys(members))
+	return nil
+}
+
+func validPlace(item *manifest.Item) bool {
+	return item.Resource != "" && item.Place.Member >= 0 && item.Place.Offset >= 0 && item.Size > 0 && item.Size <= MaxObjectBytes && item.SHA256 != ""
+}
+
+// collector keeps items, with as little memory as they need.
+type collector struct {
+	items []*manifest.Item
+	bytes int64
+	// words are the texts that many items share, and labels such sets of labels.
+	words  map[string]string
+	labels map[string]map[string]string
+}
+
+func (c *collector) add(item *manifest.Item) error {
+	for _, segment := range []string{item.APIGroup, item.APIVersion, item.Resource, item.Namespace, item.Name} {
+		if segment != "" && len(content.IsPathSegmentName(segment)) > 0 {
+			return refused("%s can't be the name of an object", identity(item))
+		}
+	}
+	for _, reference := range item.References {
+		c.bytes += int64(64 + len(reference.Name))
+	}
+	if item.Labels = c.shared(item.Labels); item.Labels != nil {
+		c.bytes += 8
+	}
+	if err := c.count(item); err != nil {
+		return err
+	}
+	for _, word := range []*string{&item.APIGroup, &item.APIVersion, &item.KindName, &item.Resource, &item.Namespace, &item.Reason} {
+		*word = c.word(*word)
+	}
+	for i := range item.References {
+		r := &item.References[i]
+		r.APIGroup, r.KindName, r.Namespace = c.word(r.APIGroup), c.word(r.KindName), c.word(r.Namespace)
+	}
+	item.Annotations = nil
+	c.items = append(c.items, item)
+	return nil
+}
+
+// count refuses what would take too much memory.
+func (c *collector) count(item *manifest.Item) error {
+	c.bytes += itemBytes + int64(len(item.Namespace)+len(item.Name)+len(item.UID)+len(item.SHA256)+48*len(item.OwnerUIDs))
+	if len(c.items) >= MaxItems || c.bytes > maxItemsBytes {
+		return refused("it has too many objects for one restore, more than %d, or ones that are too large", len(c.items))
+	}
+	return nil
+}
+
+func (c *collector) word(word string) string {
+	if word == "" {
+		return ""
+	}
+	if known, ok := c.words[word]; ok {
+		return known
+	}
+	if c.words == nil {
+		c.words = map[string]string{}
+	}
+	word = strings.Clone(word)
+	c.words[word] = word
+	c.bytes += int64(len(word)) + 48
+	return word
+}
+
+// shared is one map for all objects with the same labels.
+func (c *collector) shared(labels map[string]string) map[string]string {
+	if len(labels) == 0 {
+		return nil
+	}
+	var key strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		fmt.Fprintf(&key, "%q=%q,", name, labels[name])
+	}
+	if known, ok := c.labels[key.String()]; ok {
+		return known
+	}
+	if c.labels == nil {
+		c.labels = map[string]map[string]string{}
+	}
+	copied := make(map[string]string, len(labels))
+	for name, value := range labels {
+		copied[c.word(name)] = c.word(value)
+	}
+	c.labels[key.String()] = copied
+	c.bytes += int64(key.Len()) + 64*int64(len(labels)) + 64
+	return copied
+}
+
+// sort brings the items in order, and refuses those that are there twice.
+func (c *collector) sort() error {
+	slices.SortFunc(c.items, manifest.Compare)
+	for i := 1; i < len(c.items); i++ {
+		if manifest.Compare(c.items[i-1], c.items[i]) == 0 {
+			return refused("%s is in it twice", identity(c.items[i]))
+		}
+	}
+	return nil
+}
+
+func identity(item *manifest.Item) string {
+	resource := archive.Item{}
+	resource.Resource.Group, resource.Resource.Resource = item.APIGroup, item.Resource
+	if item.Namespace == "" {
+		return resource.Resource.String() + " " + item.Name
+	}
+	return resource.Resource.String() + " " + item.Namespace + "/" + item.Name
+}

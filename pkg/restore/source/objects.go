@@ -1,0 +1,176 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utiljson "sigs.k8s.io/json"
+
+	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+)
+
+const (
+	// MaxObjectBytes is the size beyond which an object is none: no API server takes one
+	// as large.
+	MaxObjectBytes = 16 << 20
+	// gapBytes of the tarball are read over, rather than making another request.
+	gapBytes = 4 << 20
+	// maxParts is how many requests are made at most to read less than all.
+	maxParts = 16
+)
+
+// Object is one object of a backup, as it was read.
+type Object struct {
+	Item *manifest.Item
+	// Content is the object's own: the caller may change it.
+	Content *unstructured.Unstructured
+}
+
+// ObjectsOf yields the objects of items, in the order of the tarball, and reads no more of
+// that than it must: parts of it, or all. An error with an item is about that object, which
+// is missing or not what it should be, and the next one follows; one without ends it.
+func (b *Backup) ObjectsOf(ctx context.Context, items []*manifest.Item) iter.Seq2[Object, error] {
+	return func(yield func(Object, error) bool) {
+		wanted := slices.SortedFunc(slices.Values(items), comparePlaces)
+		for _, part := range parts(wanted) {
+			if !b.readPart(ctx, part, yield) {
+				return
+			}
+		}
+	}
+}
+
+// Object reads one object.
+func (b *Backup) Object(ctx context.Context, item *manifest.Item) (*unstructured.Unstructured, error) {
+	var found *unstructured.Unstructured
+	err := fmt.Errorf("%s: %w", identity(item), io.ErrUnexpectedEOF)
+	b.readPart(ctx, []*manifest.Item{item}, func(object Object, failed error) bool {
+		found, err = object.Content, failed
+		return false
+	})
+	return found, err
+}
+
+func comparePlaces(a, b *manifest.Item) int {
+	return cmp.Or(cmp.Compare(a.Place.Member, b.Place.Member), cmp.Compare(a.Place.Offset, b.Place.Offset))
+}
+
+// parts are what lies so close together that one request reads it. Of very many, all is one.
+func parts(wanted []*manifest.Item) [][]*manifest.Item {
+	var parts [][]*manifest.Item
+	for i, item := range wanted {
+		if i == 0 || item.Place.Member-wanted[i-1].Place.Member > gapBytes {
+			parts = append(parts, nil)
+		}
+		parts[len(parts)-1] = append(parts[len(parts)-1], item)
+	}
+	if len(parts) > maxParts {
+		return [][]*manifest.Item{wanted}
+	}
+	return parts
+}
+
+// readPart reads items that one request reads. It is false when the caller has enough.
+func (b *Backup) readPart(ctx context.Context, part []*manifest.Item, yield func(Object, error) bool) bool {
+	first := part[0].Place
+	content, err := b.store.GetRange(ctx, b.key, first.Member, b.end(part[len(part)-1].Place)-first.Member)
+	if err != nil {
+		yield(Object{}, fmt.Errorf("read the objects of the backup: %w", err))
+		return false
+	}
+	defer func() { _ = content.Close() }()
+	entries, err := archive.NewReaderAt(content, first.Offset)
+	if err != nil {
+		yield(Object{}, refused("%w", err))
+		return false
+	}
+	var buffer bytes.Buffer
+	for _, item := range part {
+		object, err := b.find(entries, item, &buffer)
+		if errors.Is(err, errTarball) {
+			if ctx.Err() != nil {
+				err = ctx.Err()
+			}
+			yield(Object{}, fmt.Errorf("read %s: %w", identity(item), err))
+			return false
+		}
+		if !yield(Object{Item: item, Content: object}, err) {
+			return false
+		}
+	}
+	return true
+}
+
+// end is where the gzip member ends, or may end, that has an object's first copy: a member
+// ends in a second copy, and the next one has an object of its own.
+func (b *Backup) end(place manifest.Place) int64 {
+	i, _ := slices.BinarySearch(b.members, place.Member+1)
+	if i < len(b.members) && b.members[i] < b.size {
+		return b.members[i]
+	}
+	return max(b.size, place.Member+1)
+}
+
+// errTarball says that nothing more can be read.
+var errTarball = errors.New("the tarball can't be read to its end")
+
+// find goes on to an item, of which the first copy is meant, or that in another version.
+func (b *Backup) find(entries *archive.Reader, item *manifest.Item, buffer *bytes.Buffer) (*unstructured.Unstructured, error) {
+	version := "" // of the first copy's path
+	if b.instead[item] != "" {
+		version = item.APIVersion
+	}
+	for {
+		entry, err := entries.Next()
+		if errors.Is(err, io.EOF) {
+			return nil, refused("%w: %s is not in it", errTarball, identity(item))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", errTarball, err)
+		}
+		if entry.Preferred || entry.Version != version || entry.Name != item.Name || entry.Namespace != item.Namespace ||
+			entry.Resource != (schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}) {
+			continue
+		}
+		if entry.Size != item.Size {
+			return nil, refused("%s has %d bytes in the tarball, and %d by the manifest", identity(item), entry.Size, item.Size)
+		}
+		buffer.Reset()
+		if _, err := io.Copy(buffer, entries); err != nil {
+			return nil, fmt.Errorf("%w: %w", errTarball, err)
+		}
+		return decode(item, buffer.Bytes())
+	}
+}
+
+// decode reads an object, which must be its item's.
+func decode(item *manifest.Item, raw []byte) (*unstructured.Unstructured, error) {
+	if sum := sha256.Sum256(raw); hex.EncodeToString(sum[:]) != item.SHA256 {
+		return nil, refused("%s is not the object that the manifest speaks of: its digest differs", identity(item))
+	}
+	var content map[string]any
+	if err := utiljson.UnmarshalCaseSensitivePreserveInts(raw, &content); err != nil {
+		return nil, refused("%s is not JSON: %w", identity(item), err)
+	}
+	object := &unstructured.Unstructured{Object: content}
+	gvk := object.GroupVersionKind()
+	if gvk.Group != item.APIGroup || gvk.Version != item.APIVersion || gvk.Kind != item.KindName ||
+		object.GetName() != item.Name || object.GetNamespace() != item.Namespace || string(object.GetUID()) != item.UID {
+		return nil, refused("%s is, by its content, the %s %s/%s in version %s", identity(item), gvk.Kind, object.GetNamespace(), object.GetName(), gvk.GroupVersion())
+	}
+	return object, nil
+}

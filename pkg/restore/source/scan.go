@@ -1,0 +1,116 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utiljson "sigs.k8s.io/json"
+
+	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+)
+
+// head is what an item has of an object.
+type head struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Metadata   struct {
+		Name      string            `json:"name"`
+		Namespace string            `json:"namespace"`
+		UID       string            `json:"uid"`
+		Labels    map[string]string `json:"labels"`
+		Owners    []struct {
+			UID string `json:"uid"`
+		} `json:"ownerReferences"`
+	} `json:"metadata"`
+}
+
+// scan computes the items of the tarball, and those of their copies in other versions.
+func (b *Backup) scan(ctx context.Context, add, addOther func(*manifest.Item) error) error {
+	return b.summed(ctx, b.key, func(r io.Reader) error {
+		return scan(r, func(item *manifest.Item, _ []byte) error { return add(item) }, addOther)
+	})
+}
+
+// Scan computes the items of a tarball, in its order and in one pass, with memory for one
+// object, whose content is each's until it returns. Of versions of an object that other
+// writers add, the one counts which every restore reads. An error of each ends it.
+func Scan(tarball io.Reader, each func(item *manifest.Item, content []byte) error) error {
+	return scan(tarball, each, nil)
+}
+
+// scan is Scan, which passes copies in other versions to other, if that is not nil.
+func scan(tarball io.Reader, each func(item *manifest.Item, content []byte) error, other func(item *manifest.Item) error) error {
+	entries, err := archive.NewReader(tarball)
+	if err != nil {
+		return refused("%w", err)
+	}
+	var buffer bytes.Buffer
+	for {
+		entry, err := entries.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return refused("%w", err)
+		case entry.Versioned && (other == nil || entry.Preferred): // that has the one copy's version
+			continue
+		case entry.Size > MaxObjectBytes:
+			return refused("%s has %d bytes, more than an object has", entry.Path, entry.Size)
+		}
+		buffer.Reset()
+		if _, err := io.Copy(&buffer, entries); err != nil {
+			return refused("%s: %w", entry.Path, err)
+		}
+		item, err := describe(entry, buffer.Bytes())
+		if err != nil {
+			return err
+		}
+		item.Place.Offset = entry.Offset
+		if entry.Versioned {
+			if item.APIVersion != entry.Version {
+				return refused("%s is, by its content, of version %s", entry.Path, item.APIVersion)
+			}
+			if err := other(item); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := each(item, buffer.Bytes()); err != nil {
+			return err
+		}
+	}
+}
+
+// describe gives the item of an object, whose content must be what its path says.
+func describe(entry archive.Entry, raw []byte) (*manifest.Item, error) {
+	var h head
+	if err := utiljson.UnmarshalCaseSensitivePreserveInts(raw, &h); err != nil {
+		return nil, refused("%s: %w", entry.Path, err)
+	}
+	gv, err := schema.ParseGroupVersion(h.APIVersion)
+	if err != nil || gv.Version == "" || h.Kind == "" {
+		return nil, refused("%s has the apiVersion %q and the kind %q, which can't be", entry.Path, h.APIVersion, h.Kind)
+	}
+	if gv.Group != entry.Resource.Group || h.Metadata.Name != entry.Name || h.Metadata.Namespace != entry.Namespace {
+		return nil, refused("%s is, by its content, %q in the namespace %q and the group %q", entry.Path, h.Metadata.Name, h.Metadata.Namespace, gv.Group)
+	}
+	content := format.NewContent(raw)
+	item := &manifest.Item{
+		APIGroup: gv.Group, APIVersion: gv.Version, KindName: h.Kind, Resource: entry.Resource.Resource,
+		Namespace: entry.Namespace, Name: entry.Name, UID: h.Metadata.UID, Labels: h.Metadata.Labels,
+		References: manifest.ReferencesOf(schema.GroupKind{Group: gv.Group, Kind: h.Kind}, entry.Namespace, raw),
+		Size:       content.Size, SHA256: content.SHA256,
+	}
+	for _, owner := range h.Metadata.Owners {
+		item.OwnerUIDs = append(item.OwnerUIDs, owner.UID)
+	}
+	return item, nil
+}

@@ -1,0 +1,167 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// Store is what is asked of a store.
+type Store interface {
+	Get(ctx context.Context, key string) (io.ReadCloser, error)
+	GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
+	Attributes(ctx context.Context, key string) (store.Object, error)
+}
+
+// Errors of what was read, for errors.Is.
+var (
+	// ErrRefused says that a backup is not what a writer of backups makes.
+	ErrRefused = errors.New("the backup is damaged, or was made to do harm")
+	// ErrNoBackup says that there is no such backup, or none that can be restored.
+	ErrNoBackup = errors.New("there is no such backup to restore")
+)
+
+func refused(text string, arguments ...any) error {
+	return fmt.Errorf("%w: %w", ErrRefused, fmt.Errorf(text, arguments...))
+}
+
+// Backup is one that was opened.
+type Backup struct {
+	// Metadata is as format.DecodeBackup gives it.
+	Metadata *holdfast.Backup
+	// Items are its objects, in the order of manifest.Compare. Those without a manifest in
+	// the store have no reason. Their annotations are left out, for the memory.
+	Items []*manifest.Item
+	// Volumes are those whose data it has, or should have.
+	Volumes []Volume
+	// NotTaken are the claims whose data was left out of it, with the reason, if it says so.
+	NotTaken map[types.NamespacedName]string
+	// Warnings say what of the backup is not as it should be, though it can be restored.
+	Warnings []string
+
+	store    Store
+	key      string
+	contents format.Contents
+	size     int64   // of the tarball
+	members  []int64 // where its gzip members begin
+	// others are the copies of objects in other versions, and instead what was the version of
+	// an item that is read from one of these.
+	others  map[spot][]*manifest.Item
+	instead map[*manifest.Item]string
+}
+
+// Open reads what a backup is. With a uid it must be that backup; if the metadata is
+// another's, as when Velero has made a backup of the same name, the copy may be the one.
+func Open(ctx context.Context, bucket Store, place format.Place, uid types.UID) (*Backup, error) {
+	if err := format.ValidateStoreName(place.StoreName); err != nil {
+		return nil, err
+	}
+	b := &Backup{store: bucket, key: format.TarballKey(place.StoreName)}
+	if err := b.readMetadata(ctx, place, uid); err != nil {
+		return nil, err
+	}
+	tarball, err := bucket.Attributes(ctx, b.key)
+	if err != nil {
+		return nil, fmt.Errorf("find the objects of the backup %s: %w", place.StoreName, err)
+	}
+	b.size = tarball.Size
+	if want, ok := b.contents.Of(b.key); ok && want.Size != b.size {
+		return nil, refused("its tarball has %d bytes, and had %d when the backup was made", b.size, want.Size)
+	}
+	if err := b.readVolumes(ctx, place.StoreName); err != nil {
+		return nil, err
+	}
+	return b, b.readItems(ctx, place.StoreName)
+}
+
+func (b *Backup) readMetadata(ctx context.Context, place format.Place, uid types.UID) error {
+	var found error
+	keys := []string{format.MetadataKey(place.StoreName), format.CopyKey(place.StoreName)}
+	for i := 0; i < len(keys); i++ {
+		data, err := read(ctx, b.store, keys[i], format.MaxMetadataBytes)
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+			if found == nil {
+				found = fmt.Errorf("%w: %s has no metadata in the store", ErrNoBackup, place.StoreName)
+			}
+			continue
+		case err != nil:
+			return err
+		}
+		metadata, err := format.DecodeBackup(data, place)
+		if errors.Is(err, format.ErrUnfinished) && 1 <= i && i < format.MaxAttemptKeys {
+			keys = append(keys, format.AttemptKey(place.StoreName, i+1)) // of the attempt that took over
+			continue
+		}
+		if err != nil {
+			found = fmt.Errorf("%w: the metadata of %s: %w", ErrRefused, place.StoreName, err)
+			continue
+		}
+		if uid != "" && metadata.UID != uid {
+			found = fmt.Errorf("%w: what is in the store as %s is another backup by now, of uid %s", ErrNoBackup, place.StoreName, metadata.UID)
+			continue
+		}
+		if phase := metadata.Status.Phase; phase != holdfast.BackupPhaseCompleted && phase != holdfast.BackupPhasePartiallyFailed {
+			return fmt.Errorf("%w: the backup %s is %s", ErrNoBackup, place.StoreName, phase)
+		}
+		if b.contents, err = format.TakeContents(metadata); err != nil {
+			return refused("its metadata: %w", err)
+		}
+		b.Metadata = metadata
+		return nil
+	}
+	return found
+}
+
+// read reads a small object.
+func read(ctx context.Context, bucket Store, key string, limit int64) ([]byte, error) {
+	content, err := bucket.Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = content.Close() }()
+	return io.ReadAll(io.LimitReader(content, limit+1))
+}
+
+// errSum says that an object of a backup is not the one which the metadata speaks of.
+var errSum = errors.New("its digest is not the one in the metadata")
+
+// summed reads an object, and compares it with what the metadata says of it, if it does. The
+// comparison comes last: read must keep nothing if it fails.
+func (b *Backup) summed(ctx context.Context, key string, read func(io.Reader) error) error {
+	content, err := b.store.Get(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = content.Close() }()
+	want, known := b.contents.Of(key)
+	if !known {
+		return read(content)
+	}
+	sum := sha256.New()
+	tee := io.TeeReader(content, sum)
+	if err := read(tee); err != nil {
+		return err
+	}
+	if _, err := io.Copy(io.Discard, tee); err != nil {
+		return err
+	}
+	if hex.EncodeToString(sum.Sum(nil)) != strings.ToLower(want.SHA256) {
+		return errSum
+	}
+	return nil
+}

@@ -1,0 +1,173 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// labelClaimUID is Velero's label, and ours, of a claim's uid.
+const labelClaimUID = "velero.io/pvc-uid"
+
+// methodPodVolume is how files of volumes are backed up.
+const methodPodVolume = "PodVolumeBackup"
+
+// Volume is a volume of the backup. The snapshot is Status.SnapshotID, in the repository of
+// the namespace of its pod, of the backup's own location.
+type Volume struct {
+	format.Volume
+	// Problem says why its data can't be restored; it is empty if it can.
+	Problem string
+}
+
+// RepositoryNamespace is the namespace whose repository has the snapshot.
+func (v *Volume) RepositoryNamespace() string { return v.Pod.Namespace }
+
+// Claim is the claim whose data it is; the name is empty for a volume without one, which is
+// found by its pod.
+func (v *Volume) Claim() types.NamespacedName {
+	if v.ClaimName == "" {
+		return types.NamespacedName{}
+	}
+	return types.NamespacedName{Namespace: v.Pod.Namespace, Name: v.ClaimName}
+}
+
+// readVolumes reads which volume has which snapshot. What the persistent volumes were is in
+// another file, which is not needed and may be missing.
+func (b *Backup) readVolumes(ctx context.Context, storeName string) error {
+	key := format.PodVolumeBackupsKey(storeName)
+	err := b.summed(ctx, key, func(r io.Reader) error {
+		return format.ReadPodVolumeBackups(r, func(pvb format.PodVolumeBackup) error {
+			volume, err := newVolume(&pvb)
+			if err != nil {
+				return err
+			}
+			b.Volumes = append(b.Volumes, volume)
+			return nil
+		})
+	})
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		if _, ok := b.contents.Of(key); ok {
+			return refused("its list of volumes is missing")
+		}
+		b.join(ctx, storeName)
+		return nil
+	case errors.Is(err, errSum):
+		return refused("its list of volumes: %w", err)
+	case err != nil:
+		return fmt.Errorf("read the volumes of the backup %s: %w", storeName, err)
+	}
+	b.join(ctx, storeName)
+	return nil
+}
+
+// Delete says that volumes were deleted from the backup after it was stored, so that their data
+// can't be restored.
+func (b *Backup) Delete(volumes []format.DeletedVolume) {
+	deleted := map[format.VolumeID]*format.DeletedVolume{}
+	for i := range volumes {
+		deleted[volumes[i].VolumeID] = &volumes[i]
+	}
+	repeats := map[format.VolumeID]int32{}
+	for i := range b.Volumes {
+		v := &b.Volumes[i]
+		id := format.VolumeID{Namespace: v.Pod.Namespace, Name: format.VolumeName(v.ClaimName, v.Pod.Name, v.Name)}
+		repeat := repeats[id]
+		repeats[id]++
+		id.Repeat = repeat
+		if by := deleted[id]; by != nil {
+			v.Problem = fmt.Sprintf("its data was deleted from the backup: %s asked for that at %s", by.Requester, by.Timestamp.UTC().Format(time.RFC3339))
+		}
+	}
+}
+
+func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
+	v := Volume{Volume: format.Volume{
+		Pod:          engine.PodReference{Namespace: pvb.Spec.Pod.Namespace, Name: pvb.Spec.Pod.Name, UID: pvb.Spec.Pod.UID},
+		NamespaceUID: pvb.NamespaceUID(),
+		Node:         pvb.Spec.Node,
+		Name:         pvb.Spec.Volume,
+		ClaimName:    pvb.ClaimName(),
+		ClaimUID:     types.UID(cmp.Or(pvb.Labels[labelClaimUID], pvb.Spec.Tags["pvc-uid"])),
+		Status: engine.VolumeUploadStatus{
+			Phase:               pvb.Status.Phase,
+			SnapshotID:          pvb.Status.SnapshotID,
+			Path:                pvb.Status.Path,
+			Message:             pvb.Status.Message,
+			StartTimestamp:      pvb.Status.StartTimestamp,
+			CompletionTimestamp: pvb.Status.CompletionTimestamp,
+			Progress:            pvb.Status.Progress,
+			IncrementalBytes:    pvb.Status.IncrementalBytes,
+		},
+	}}
+	// They become names of objects, and folders of the store.
+	if len(validation.IsDNS1123Label(v.Pod.Namespace)) > 0 || len(validation.IsDNS1123Subdomain(v.Pod.Name)) > 0 ||
+		len(validation.IsDNS1123Label(v.Name)) > 0 || v.ClaimName != "" && len(validation.IsDNS1123Subdomain(v.ClaimName)) > 0 ||
+		strings.ContainsAny(v.Status.SnapshotID, "/\\ \n") {
+		return Volume{}, refused("its list of volumes names the volume %q of the pod %q in the namespace %q, of the claim %q, with the snapshot %q", v.Name, v.Pod.Name, v.Pod.Namespace, v.ClaimName, v.Status.SnapshotID)
+	}
+	switch {
+	case pvb.Spec.UploaderType != format.UploaderKopia:
+		v.Problem = fmt.Sprintf("it was uploaded with %q, and only what was uploaded with Kopia can be restored", pvb.Spec.UploaderType)
+	case v.Status.Phase != engine.VolumePhaseCompleted || v.Status.SnapshotID == "":
+		v.Problem = cmp.Or(v.Status.Message, "its backup has not succeeded")
+	}
+	return v, nil
+}
+
+// join adds what the list of volume information says: of the persistent volumes, and of the
+// claims whose data the backup does not hold as files.
+func (b *Backup) join(ctx context.Context, storeName string) {
+	var infos []format.VolumeInfo
+	err := b.summed(ctx, format.VolumeInfoKey(storeName), func(r io.Reader) (err error) {
+		infos, err = format.ReadVolumeInfo(r)
+		return err
+	})
+	if err != nil {
+		if !errors.Is(err, store.ErrNotFound) {
+			b.Warnings = append(b.Warnings, fmt.Sprintf("what the backup says of its persistent volumes can't be read: %v", err))
+		}
+		return
+	}
+	byClaim := map[types.NamespacedName]*format.VolumeInfo{}
+	for i := range infos {
+		info := &infos[i]
+		if len(validation.IsDNS1123Label(info.PVCNamespace)) == 0 && len(validation.IsDNS1123Subdomain(info.PVCName)) == 0 {
+			byClaim[types.NamespacedName{Namespace: info.PVCNamespace, Name: info.PVCName}] = info
+		}
+	}
+	for i := range b.Volumes {
+		v := &b.Volumes[i]
+		if info := byClaim[v.Claim()]; info != nil {
+			v.PersistentVolume = info.PVName
+			delete(byClaim, v.Claim())
+		}
+	}
+	b.NotTaken = map[types.NamespacedName]string{}
+	for claim, info := range byClaim {
+		switch {
+		case info.Skipped:
+			b.NotTaken[claim] = info.SkippedReason
+		case info.BackupMethod != "" && info.BackupMethod != methodPodVolume:
+			b.Volumes = append(b.Volumes, Volume{
+				Volume:  format.Volume{Pod: engine.PodReference{Namespace: claim.Namespace}, ClaimName: claim.Name, PersistentVolume: info.PVName},
+				Problem: fmt.Sprintf("it was backed up as %s, and only files of volumes can be restored", info.BackupMethod),
+			})
+		}
+	}
+}

@@ -1,0 +1,197 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// What a tenant's restore does not write, whatever its requester may do: the rights of
+// Kubernetes see the verb and the kind of an object, and in these the power lies in the
+// content. docs/security.md lists them; change both.
+const (
+	refusedVolume   = "a tenant's restore brings no persistent volume back: the claim gets a new one"
+	refusedToken    = "a tenant's restore brings no token of a ServiceAccount back: it would be a credential made for whoever restores; have a new one made"
+	refusedHostPath = "a tenant's restore brings back nothing that mounts a path of its node (hostPath): ask an administrator to restore it"
+	refusedBinding  = "a tenant's restore brings no binding of a role back, which may have been taken away on purpose: ask an administrator, or create it anew"
+	refusedAccount  = "its pods would run as the ServiceAccount %s, and the requester of the restore may not impersonate that"
+)
+
+// podSpecs are where kinds have the spec of pods.
+var podSpecs = map[schema.GroupKind][]string{
+	{Kind: "Pod"}:                               {"spec"},
+	{Kind: "PodTemplate"}:                       {"template", "spec"},
+	{Kind: "ReplicationController"}:             {"spec", "template", "spec"},
+	{Group: "apps", Kind: "Deployment"}:         {"spec", "template", "spec"},
+	{Group: "apps", Kind: "ReplicaSet"}:         {"spec", "template", "spec"},
+	{Group: "apps", Kind: "StatefulSet"}:        {"spec", "template", "spec"},
+	{Group: "apps", Kind: "DaemonSet"}:          {"spec", "template", "spec"},
+	{Group: "batch", Kind: "Job"}:               {"spec", "template", "spec"},
+	{Group: "batch", Kind: "CronJob"}:           {"spec", "jobTemplate", "spec", "template", "spec"},
+	{Group: "apps", Kind: "ControllerRevision"}: {"data", "spec", "template", "spec"},
+}
+
+// refuse says what a tenant's restore leaves out by rule; actionNone if it may try.
+func (e *execution) refuse(ctx context.Context, content *unstructured.Unstructured, about subject) (action, string) {
+	if !e.request.tenant() {
+		return actionNone, ""
+	}
+	gk := content.GroupVersionKind().GroupKind()
+	switch gk {
+	case schema.GroupKind{Kind: "Namespace"}:
+		return actionSkip, "a tenant's restore writes into namespaces that exist, and does not change them"
+	case schema.GroupKind{Kind: "PersistentVolume"}:
+		return actionSkip, refusedVolume
+	case schema.GroupKind{Kind: "Secret"}:
+		if kind, _, _ := unstructured.NestedString(content.Object, "type"); kind == string(corev1.SecretTypeServiceAccountToken) {
+			return actionRefused, refusedToken
+		}
+	case schema.GroupKind{Group: "rbac.authorization.k8s.io", Kind: "ClusterRoleBinding"}:
+		return actionRefused, refusedBinding
+	}
+	if path, ok := podSpecs[gk]; ok {
+		return e.refusePods(ctx, content, path, about)
+	}
+	return actionNone, ""
+}
+
+func (e *execution) refusePods(ctx context.Context, content *unstructured.Unstructured, path []string, about subject) (action, string) {
+	found, _, _ := unstructured.NestedMap(content.Object, path...)
+	var spec struct {
+		ServiceAccountName string `json:"serviceAccountName"`
+		ServiceAccount     string `json:"serviceAccount"` // means the same
+		Volumes            []struct {
+			HostPath *json.RawMessage `json:"hostPath"`
+		} `json:"volumes"`
+	}
+	raw, err := json.Marshal(found)
+	if err == nil {
+		err = json.Unmarshal(raw, &spec)
+	}
+	if err != nil {
+		return actionRefused, "the spec of its pods can't be read: " + err.Error()
+	}
+	for _, volume := range spec.Volumes {
+		if volume.HostPath != nil {
+			return actionRefused, refusedHostPath
+		}
+	}
+	if account := cmp.Or(spec.ServiceAccountName, spec.ServiceAccount); account != "" && account != "default" {
+		allowed, err := e.allowed(ctx, Right{Verb: "impersonate", Resource: "serviceaccounts", Namespace: about.namespace, Name: account})
+		if err != nil {
+			return actionError, err.Error()
+		}
+		if !allowed {
+			return actionRefused, fmt.Sprintf(refusedAccount, account)
+		}
+	}
+	return actionNone, ""
+}
+
+// refuseChange says what a tenant's restore neither creates nor changes, though it may be
+// there as it was.
+func (e *execution) refuseChange(k *kind) (action, string) {
+	if e.request.tenant() && k.group == "rbac.authorization.k8s.io" && k.kind == "RoleBinding" {
+		return actionRefused, refusedBinding
+	}
+	return actionNone, ""
+}
+
+// mayBeThere tells of an object that the requester may not create whether it is there: a
+// cluster-scoped one that others share needs no restoring.
+func (e *execution) mayBeThere(ctx context.Context, k *kind, about subject, failure error) (action, string) {
+	if !apierrors.IsForbidden(failure) || k.namespaced || !e.request.tenant() {
+		return actionNone, ""
+	}
+	page, _, err := e.reader.list(ctx, k, "", "metadata.name="+about.name, "")
+	if err != nil || len(page) == 0 {
+		return actionNone, ""
+	}
+	return actionSkip, "it is there, and the requester of the restore may not change it"
+}
+
+func (e *execution) allowed(ctx context.Context, right Right) (bool, error) {
+	if known, ok := e.rights.Load(right); ok {
+		return known.(bool), nil
+	}
+	allowed, err := e.Allowed(ctx, right)
+	if err != nil {
+		return false, fmt.Errorf("find out what the requester of the restore may do: %w", err)
+	}
+	e.rights.Store(right, allowed)
+	return allowed, nil
+}
+
+// authorize makes sure that the requester of a tenant's restore may restore from and to all
+// the namespaces that it takes, which exist. The API server has asked that when the restore
+// was created; it may have waited long since.
+func (e *execution) authorize(ctx context.Context) error {
+	if !e.request.tenant() {
+		return nil
+	}
+	spec := &e.request.Run.Spec
+	if spec.NamespaceUID != "" {
+		own, err := e.reader.get(ctx, namespaceKind, "", spec.RestoreRef.Namespace)
+		if err != nil {
+			return err
+		}
+		if own == nil || own.GetUID() != spec.NamespaceUID {
+			return &Refused{Reasons: []string{fmt.Sprintf("the namespace %s in which the restore was asked for is gone", spec.RestoreRef.Namespace)}}
+		}
+	}
+	from, to := map[string]bool{}, map[string]bool{}
+	for i := range e.graph.Nodes {
+		if item := e.graph.Nodes[i].Item; item != nil && item.Namespace != "" {
+			from[item.Namespace], to[e.target(item.Namespace)] = true, true
+		}
+	}
+	var reasons []string
+	for _, places := range []map[string]bool{from, to} {
+		for namespace := range places {
+			allowed, err := e.allowed(ctx, Right{Verb: "create", Group: "holdfast.io", Resource: "restores", Namespace: namespace})
+			if err != nil {
+				return err
+			}
+			if !allowed {
+				reasons = append(reasons, fmt.Sprintf("the requester may not create restores in the namespace %s", namespace))
+			}
+		}
+	}
+	for namespace := range from {
+		if e.target(namespace) == namespace {
+			continue
+		}
+		// Whoever may read the other namespace sees what was in this one.
+		allowed, err := e.allowed(ctx, Right{Verb: "get", Resource: "secrets", Namespace: namespace})
+		if err != nil {
+			return err
+		}
+		if !allowed {
+			reasons = append(reasons, fmt.Sprintf("the requester may not read the secrets of the namespace %s, which the restore would show in %s", namespace, e.target(namespace)))
+		}
+	}
+	for namespace := range to {
+		there, err := e.namespaces.settled(ctx, e, namespace)
+		switch {
+		case err != nil:
+			return err
+		case !there:
+			reasons = append(reasons, fmt.Sprintf("the namespace %s does not exist: only a restore in the system namespace creates namespaces", namespace))
+		}
+	}
+	if len(reasons) > 0 {
+		slices.Sort(reasons)
+		return &Refused{Reasons: slices.Compact(reasons)}
+	}
+	return nil
+}

@@ -1,0 +1,105 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumes
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+// End stops what of the restore is still being written, and removes its holders. It returns
+// nil when nothing is written any more, or an error when ctx ends before. It may be called
+// again, by any process. The records of what was written stay until Forget: a process that
+// goes on with the restore before its end is recorded must not write all anew.
+func (r *Restorer) End(ctx context.Context) error {
+	selector := ofRun(r.run)
+	for {
+		r.mu.Lock()
+		changed := r.change
+		r.mu.Unlock()
+		stopped, err := r.stopAll(ctx, selector)
+		if stopped {
+			break
+		}
+		if err != nil {
+			klog.FromContext(ctx).Info("Stopping the volumes of a restore failed; it will be tried again", "err", err)
+		}
+		select {
+		case <-changed:
+		case <-r.Clock.After(recheck):
+		case <-ctx.Done():
+			return fmt.Errorf("volumes of the restore may still be written to: %w", ctx.Err())
+		}
+	}
+	if err := r.removeHolders(ctx, selector); err != nil {
+		// Its requester may have lost the right to. A restore that never ends would be worse.
+		klog.FromContext(ctx).Info("Removing what held the claims of a restore failed; it is tried again every so often", "err", err)
+	}
+	return nil
+}
+
+// Forget removes the records of a restore whose end is recorded.
+func (v *Volumes) Forget(ctx context.Context, run *engine.RestoreRun) error {
+	if err := v.records.DeleteCollection(ctx, metav1.DeleteOptions{}, ofRun(run)); err != nil {
+		return fmt.Errorf("removing the records of the restore's volumes: %w", err)
+	}
+	return nil
+}
+
+func ofRun(run *engine.RestoreRun) metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: engine.LabelRestore + "=" + string(run.UID)}
+}
+
+// stopAll tells the agents to stop, and reports whether all have.
+func (r *Restorer) stopAll(ctx context.Context, selector metav1.ListOptions) (stopped bool, err error) {
+	list, err := r.records.List(ctx, selector)
+	if err != nil {
+		return false, fmt.Errorf("reading which volumes of RestoreRun %s are being written: %w", r.run.Name, err)
+	}
+	stopped = true
+	for i := range list.Items {
+		has, err := r.stop(ctx, &list.Items[i])
+		if err != nil {
+			return false, fmt.Errorf("stopping VolumeRestore %s: %w", list.Items[i].Name, err)
+		}
+		stopped = stopped && has
+	}
+	return stopped, nil
+}
+
+// stop tells the agent to stop a volume, and reports whether it has: when the agent says
+// so, or has been absent for so long that it works no more. One that has not begun never
+// will: it begins with a write of the record, which is gone.
+func (r *Restorer) stop(ctx context.Context, record *engine.VolumeRestore) (bool, error) {
+	node := record.Spec.Node
+	var err error
+	switch phase := record.Status.Phase; {
+	case phase.Done():
+		return true, nil
+	case phase != engine.VolumePhaseInProgress:
+		err = r.records.Delete(ctx, record.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &record.UID, ResourceVersion: &record.ResourceVersion},
+		})
+		if err == nil || apierrors.IsNotFound(err) {
+			return true, nil
+		}
+	case r.Agents.NodeGone(node, time.Time{}), r.Agents.Absence(node, time.Time{}) >= r.AgentTimeout:
+		return true, nil
+	case !record.Spec.Cancel:
+		record = record.DeepCopy()
+		record.Spec.Cancel = true
+		_, err = r.records.Update(ctx, record, metav1.UpdateOptions{})
+	}
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		err = nil // look again: it may have begun, or ended
+	}
+	return false, err
+}

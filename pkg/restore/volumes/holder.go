@@ -1,0 +1,394 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/restorewait"
+)
+
+const (
+	// holderPrefix begins the names of holders, and of no other pods.
+	holderPrefix = "holdfast-restore-"
+	// startTimeout is how long a pod may take until it runs: volumes are provisioned and
+	// attached before, and nodes started by an autoscaler.
+	startTimeout = 10 * time.Minute
+	// retryRefused is how often a holder is asked for again that a quota had no room for.
+	retryRefused = 5 * time.Second
+)
+
+// holder is the pod that holds a claim. Its only container waits until the agent says that
+// the data is complete, and ends; so a holder that nobody removes leaves its volume all the
+// same.
+func (r *Restorer) holder(image string, claim Claim, live *corev1.PersistentVolumeClaim) (*corev1.Pod, error) {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:      r.holderNames(live)[max(claim.try, 1)-1],
+			Namespace: live.Namespace,
+			Labels: map[string]string{
+				engine.LabelRestore:            string(r.run.UID),
+				"app.kubernetes.io/managed-by": "holdfast",
+				format.LabelExclude:            "true",
+				"sidecar.istio.io/inject":      "false",
+			},
+			Annotations: map[string]string{
+				"linkerd.io/inject": "disabled",
+				"cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+				"karpenter.sh/do-not-disrupt":                    "true",
+			},
+		},
+		Spec: corev1.PodSpec{
+			RestartPolicy:                 corev1.RestartPolicyOnFailure, // after a restart of its node, too
+			AutomountServiceAccountToken:  new(false),
+			EnableServiceLinks:            new(false),
+			TerminationGracePeriodSeconds: new(int64(1)),
+			SecurityContext:               &corev1.PodSecurityContext{},
+			Volumes: []corev1.Volume{{Name: dataVolume, VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: live.Name},
+			}}},
+		},
+	}
+	if claim.Pod != nil {
+		// Some clusters let pods of a namespace have no other user.
+		pod.Spec.SecurityContext.RunAsUser = userOf(claim.Pod)
+		pod.Spec.Tolerations = slices.Clone(claim.Pod.Spec.Tolerations)
+	}
+	if claim.avoid != "" { // unless there is no other one
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+			Weight: 100,
+			Preference: corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{
+				Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpNotIn, Values: []string{claim.avoid},
+			}}},
+		}}}}
+	}
+	if _, err := restorewait.Add(pod, image, []string{dataVolume}); err != nil {
+		return nil, err
+	}
+	container := pod.Spec.InitContainers[0]
+	// The kubelet mounts what a container mounts.
+	container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: dataVolume, MountPath: "/" + dataVolume, ReadOnly: true})
+	pod.Spec.InitContainers, pod.Spec.Containers = nil, []corev1.Container{container}
+	return pod, nil
+}
+
+// userOf is the user that a pod runs as, or nil if it does not say.
+func userOf(pod *corev1.Pod) *int64 {
+	if of := pod.Spec.SecurityContext; of != nil && of.RunAsUser != nil {
+		return of.RunAsUser
+	}
+	for _, c := range pod.Spec.Containers {
+		if c.SecurityContext != nil && c.SecurityContext.RunAsUser != nil {
+			return c.SecurityContext.RunAsUser
+		}
+	}
+	return nil
+}
+
+// hold returns the holder of a claim when it runs, so that the volume is mounted.
+func (r *Restorer) hold(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim) (*corev1.Pod, error) {
+	image, err := r.Image(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("finding out which image the pod that holds the claim has: %w", err)
+	}
+	pod, err := r.holder(image, claim, live)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if live.Spec.VolumeName == "" {
+		// The node that it goes to decides where the volume is made.
+		mates := matesOf(claim)
+		if err := r.lockBinding(ctx, claim, mates); err != nil {
+			return nil, err
+		}
+		defer r.unlockBinding(claim, mates)
+		if err := r.place(ctx, pod, claim, mates); err != nil {
+			return nil, err
+		}
+	}
+	created, err := r.create(ctx, pod)
+	if err != nil {
+		return nil, err
+	}
+	if !holds(created, r.run.UID, live.Name) {
+		return nil, fmt.Errorf("there is a pod %s that does not hold the claim: delete it, and restore again", created.Name)
+	}
+	return r.running(ctx, created)
+}
+
+// create creates a holder, or finds the one that is there. What a quota refuses, it may let
+// through when others have gone.
+func (r *Restorer) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
+	pods := r.pods.Pods(pod.Namespace)
+	for {
+		created, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+		switch {
+		case err == nil:
+			return created, nil
+		case apierrors.IsAlreadyExists(err):
+			found, err := r.find(ctx, pod.Namespace, pod.Name)
+			if err != nil || found != nil && found.DeletionTimestamp == nil {
+				return found, err
+			}
+		case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
+		case apierrors.IsTooManyRequests(err), apierrors.IsServerTimeout(err), apierrors.IsInternalError(err):
+		default:
+			return nil, fmt.Errorf("creating the pod that holds the claim while its data is written: %w", err)
+		}
+		select {
+		case <-r.Clock.After(retryRefused):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the pod that holds the claim could not be created for %s: %w", startTimeout, err)
+		}
+	}
+}
+
+// find is a pod by name, or nil, by a list: who restores may create pods, and the
+// controller may list them.
+func (r *Restorer) find(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	list, err := r.Kube.CoreV1().Pods(namespace).List(ctx, named(name))
+	if err != nil {
+		return nil, fmt.Errorf("looking for pod %s/%s: %w", namespace, name, err)
+	}
+	for i := range list.Items {
+		if list.Items[i].Name == name {
+			return &list.Items[i], nil
+		}
+	}
+	return nil, nil
+}
+
+func named(name string) metav1.ListOptions {
+	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()}
+}
+
+// holds reports whether a pod is the holder of a claim, of this restore.
+func holds(pod *corev1.Pod, restore types.UID, claim string) bool {
+	return pod.Labels[engine.LabelRestore] == string(restore) && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.Name == dataVolume && v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim && !v.PersistentVolumeClaim.ReadOnly
+	})
+}
+
+// waitVolume is where a pod waits to be told of its volumes.
+func waitVolume(pod *corev1.Pod) (string, error) {
+	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for _, c := range containers {
+			if len(c.Args) == 0 || c.Args[0] != restorewait.Command {
+				continue
+			}
+			for _, mount := range c.VolumeMounts {
+				if mount.MountPath == restorewait.Dir {
+					return mount.Name, nil
+				}
+			}
+		}
+	}
+	return "", fmt.Errorf("pod %s/%s has no container that waits for its volumes", pod.Namespace, pod.Name)
+}
+
+// running returns a pod when the container that waits in it runs, or has ended.
+func (r *Restorer) running(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
+	return r.until(ctx, pod, func(live *corev1.Pod) (bool, error) {
+		for _, statuses := range [][]corev1.ContainerStatus{live.Status.InitContainerStatuses, live.Status.ContainerStatuses} {
+			for _, status := range statuses {
+				if status.State.Running != nil || status.State.Terminated != nil || status.LastTerminationState.Terminated != nil {
+					return live.Spec.NodeName != "", nil
+				}
+			}
+		}
+		if live.Status.Phase == corev1.PodFailed {
+			return false, fmt.Errorf("pod %s failed before its volumes were there: %s", live.Name, live.Status.Message)
+		}
+		return false, nil
+	})
+}
+
+// until returns a pod as soon as it is as the condition says, by its events. When ctx ends
+// before, the error says what the pod waits for.
+func (r *Restorer) until(ctx context.Context, pod *corev1.Pod, condition func(*corev1.Pod) (bool, error)) (*corev1.Pod, error) {
+	pods := r.Kube.CoreV1().Pods(pod.Namespace)
+	last := pod
+	watching, stop := context.WithCancel(ctx)
+	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = named(pod.Name).FieldSelector
+			return pods.List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = named(pod.Name).FieldSelector
+			return pods.Watch(ctx, options)
+		},
+	}, r.Kube), &corev1.Pod{}, 0, cache.Indexers{})
+	verdict := make(chan error, 1)
+	// One event comes after the other.
+	look := func(object any, deleted bool) {
+		if tombstone, ok := object.(cache.DeletedFinalStateUnknown); ok {
+			object = tombstone.Obj
+		}
+		live, ok := object.(*corev1.Pod)
+		if !ok || live.Name != pod.Name || len(verdict) > 0 {
+			return
+		}
+		var done bool
+		var err error
+		switch {
+		case live.UID != pod.UID: // one before it, or after
+			err = r.still(watching, pod)
+		case deleted, live.DeletionTimestamp != nil:
+			err = errPodGone
+		default:
+			last = live
+			done, err = condition(live)
+		}
+		if done || err != nil {
+			verdict <- err
+		}
+	}
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { look(object, false) },
+		UpdateFunc: func(_, object any) { look(object, false) },
+		DeleteFunc: func(object any) { look(object, true) },
+	})
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	var running wait.Group
+	running.StartWithContext(watching, informer.RunWithContext)
+	if cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) && len(informer.GetStore().ListKeys()) == 0 {
+		err = r.still(ctx, pod)
+	}
+	if err == nil {
+		select {
+		case err = <-verdict:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	}
+	stop()
+	running.Wait()
+	switch {
+	case err == nil:
+		return last, nil
+	case errors.Is(err, errPodGone):
+		return nil, fmt.Errorf("pod %s was deleted before its volumes were restored: %w", pod.Name, errPodGone)
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("pod %s did not start within %s%s", pod.Name, startTimeout, r.why(context.WithoutCancel(ctx), last))
+	}
+	return nil, err
+}
+
+// still fails if a pod is gone. What a watch begins with may be older than the pod.
+func (r *Restorer) still(ctx context.Context, pod *corev1.Pod) error {
+	found, err := r.find(ctx, pod.Namespace, pod.Name)
+	if err == nil && (found == nil || found.UID != pod.UID) {
+		err = errPodGone
+	}
+	return err
+}
+
+var errPodGone = errors.New("the pod is gone")
+
+// why says what a pod waits for, as far as it is known.
+func (r *Restorer) why(ctx context.Context, pod *corev1.Pod) string {
+	ctx, cancel := context.WithTimeout(ctx, recheck)
+	defer cancel()
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			return ": it is on no node: " + c.Message
+		}
+	}
+	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for _, status := range statuses {
+			if w := status.State.Waiting; w != nil && w.Message != "" {
+				return ": " + w.Reason + ": " + w.Message
+			}
+		}
+	}
+	// What keeps a volume from being mounted is only in events.
+	list, err := r.Kube.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String(),
+	})
+	if err != nil {
+		return ""
+	}
+	text, at := "", time.Time{}
+	for _, e := range list.Items {
+		seen := e.LastTimestamp.Time
+		if seen.IsZero() {
+			seen = e.EventTime.Time
+		}
+		if e.InvolvedObject.UID == pod.UID && e.Type == corev1.EventTypeWarning && !seen.Before(at) {
+			text, at = ": "+e.Reason+": "+e.Message, seen
+		}
+	}
+	return text
+}
+
+// release removes the holders of a claim, if they are there.
+func (r *Restorer) release(ctx context.Context, live *corev1.PersistentVolumeClaim) error {
+	list, err := r.Kube.CoreV1().Pods(live.Namespace).List(ctx, ofRun(r.run))
+	if err != nil {
+		return fmt.Errorf("looking for the pod that held the claim: %w", err)
+	}
+	var errs []error
+	for i := range list.Items {
+		if pod := &list.Items[i]; r.isHolder(pod.Name, live) && holds(pod, r.run.UID, live.Name) {
+			errs = append(errs, r.removeHolder(ctx, pod))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// holderNames are those of a claim's holders, by how often it was held: one on a node that is
+// gone may never go itself.
+func (r *Restorer) holderNames(live *corev1.PersistentVolumeClaim) []string {
+	name := holderPrefix + r.digest(string(live.UID))
+	return []string{name, name + "-2"}
+}
+
+// heldAnew has a process go on where another one had begun to hold a claim anew: the first
+// holder may never go, and the second one must not be held beside another first.
+func (r *Restorer) heldAnew(ctx context.Context, claim *Claim, live *corev1.PersistentVolumeClaim) error {
+	list, err := r.Kube.CoreV1().Pods(live.Namespace).List(ctx, ofRun(r.run))
+	if err != nil {
+		return fmt.Errorf("looking for the pod that holds the claim: %w", err)
+	}
+	names := r.holderNames(live)
+	for i := range list.Items {
+		pod := &list.Items[i]
+		switch leaves := pod.DeletionTimestamp != nil; {
+		case !holds(pod, r.run.UID, live.Name):
+		case pod.Name == names[0] && leaves:
+			claim.try, claim.avoid = tries, pod.Spec.NodeName
+		case pod.Name == names[1] && !leaves:
+			claim.try = tries
+		}
+	}
+	return nil
+}
+
+// isHolder reports whether a name is that of a claim's holder.
+func (r *Restorer) isHolder(name string, live *corev1.PersistentVolumeClaim) bool {
+	return slices.Contains(r.holderNames(live), name)
+}

@@ -1,0 +1,144 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumes
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Where the first pod of a claim is scheduled, the volume is made. That pod is a holder,
+// and so it goes where the pods of the workload may go: by their node selector and their
+// required affinity to nodes, and where the claims that they use together can be used
+// together, one after the other.
+
+// matesOf are the other claims that the pod of a claim uses.
+func matesOf(claim Claim) []string {
+	if claim.Pod == nil {
+		return nil
+	}
+	var mates []string
+	for _, v := range claim.Pod.Spec.Volumes {
+		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName != claim.Name {
+			mates = append(mates, v.PersistentVolumeClaim.ClaimName)
+		}
+	}
+	return mates
+}
+
+// place says where the holder of a claim that is not bound may go.
+func (r *Restorer) place(ctx context.Context, pod *corev1.Pod, claim Claim, mates []string) error {
+	var terms []corev1.NodeSelectorTerm
+	if of := claim.Pod; of != nil && !pinned(of) {
+		pod.Spec.NodeSelector = maps.Clone(of.Spec.NodeSelector)
+		if a := of.Spec.Affinity; a != nil && a.NodeAffinity != nil {
+			terms = both(terms, a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution)
+		}
+	}
+	for _, mate := range mates {
+		required, err := r.reach(ctx, claim.Namespace, mate)
+		if err != nil {
+			return err
+		}
+		terms = both(terms, required)
+	}
+	if len(terms) > 0 {
+		if pod.Spec.Affinity == nil {
+			pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{}}
+		}
+		pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: terms}
+	}
+	return nil
+}
+
+// pinned reports whether a pod has its node by its controller: one of the old cluster.
+func pinned(pod *corev1.Pod) bool {
+	owner := metav1.GetControllerOf(pod)
+	return owner != nil && (owner.Kind == "DaemonSet" || owner.Kind == "Node")
+}
+
+// reach is where the volume of a claim can be used; nil is everywhere, or not known yet.
+func (r *Restorer) reach(ctx context.Context, namespace, claim string) (*corev1.NodeSelector, error) {
+	live, err := r.Kube.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, claim, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && live.Spec.VolumeName == "" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading claim %s, which is used together with it: %w", claim, err)
+	}
+	volume, err := r.Kube.CoreV1().PersistentVolumes().Get(ctx, live.Spec.VolumeName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && volume.Spec.NodeAffinity == nil {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the volume of claim %s, which is used together with it: %w", claim, err)
+	}
+	return volume.Spec.NodeAffinity.Required, nil
+}
+
+// maxTerms bounds the terms of an affinity. Beyond that the further ones say nothing.
+const maxTerms = 100
+
+// both is what fulfils terms, of which one suffices, and those of a selector as well.
+func both(terms []corev1.NodeSelectorTerm, selector *corev1.NodeSelector) []corev1.NodeSelectorTerm {
+	switch {
+	case selector == nil || len(selector.NodeSelectorTerms) == 0, len(terms)*len(selector.NodeSelectorTerms) > maxTerms:
+		return terms
+	case len(terms) == 0:
+		return slices.Clone(selector.NodeSelectorTerms)
+	}
+	var product []corev1.NodeSelectorTerm
+	for _, a := range terms {
+		for _, b := range selector.NodeSelectorTerms {
+			product = append(product, corev1.NodeSelectorTerm{
+				MatchExpressions: slices.Concat(a.MatchExpressions, b.MatchExpressions),
+				MatchFields:      slices.Concat(a.MatchFields, b.MatchFields),
+			})
+		}
+	}
+	return product
+}
+
+// lockBinding returns when no other claim is being bound that is used together with this
+// one, or with one of its mates.
+func (r *Restorer) lockBinding(ctx context.Context, claim Claim, mates []string) error {
+	for {
+		r.mu.Lock()
+		free, changed := true, r.change
+		for _, name := range append(mates, claim.Name) {
+			if _, taken := r.binding[claim.Namespace+"/"+name]; taken {
+				free = false
+			}
+		}
+		if free {
+			for _, name := range append(mates, claim.Name) {
+				r.binding[claim.Namespace+"/"+name] = struct{}{}
+			}
+		}
+		r.mu.Unlock()
+		if free {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("claims that are used together with it were not bound within %s", startTimeout)
+		}
+	}
+}
+
+func (r *Restorer) unlockBinding(claim Claim, mates []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, name := range append(mates, claim.Name) {
+		delete(r.binding, claim.Namespace+"/"+name)
+	}
+	r.wakeLocked()
+}

@@ -1,0 +1,141 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/restorewait"
+)
+
+// Hold has a pod that is yet to be created wait until these of its volumes are restored,
+// which have no claim. It is created as it is then, and its data brought by Pod.
+func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, data []format.Volume) error {
+	image, err := r.Image(ctx)
+	if err != nil {
+		return fmt.Errorf("finding out which image the container has that waits for the volumes: %w", err)
+	}
+	var typed corev1.Pod
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(pod.Object, &typed); err != nil {
+		return fmt.Errorf("reading the pod: %w", err)
+	}
+	if _, err := restorewait.Add(&typed, image, namesOf(data)); err != nil {
+		return err
+	}
+	changed, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&corev1.Pod{Spec: corev1.PodSpec{
+		InitContainers: typed.Spec.InitContainers, Volumes: typed.Spec.Volumes,
+	}})
+	if err != nil {
+		return err
+	}
+	for _, field := range []string{"initContainers", "volumes"} {
+		value, _, _ := unstructured.NestedSlice(changed, "spec", field)
+		if err := unstructured.SetNestedSlice(pod.Object, value, "spec", field); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func namesOf(data []format.Volume) (names []string) {
+	for i := range data {
+		names = append(names, data[i].Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Pod returns nil when the data of volumes of a pod is complete, which Hold has prepared and
+// which exists now, and it has been let go on. An error means that it does not start.
+func (r *Restorer) Pod(ctx context.Context, namespace, name string, data []format.Volume) error {
+	if err := r.pod(ctx, namespace, name, data); err != nil {
+		return fmt.Errorf("the volumes of pod %s/%s: %w", namespace, name, err)
+	}
+	return nil
+}
+
+func (r *Restorer) pod(ctx context.Context, namespace, name string, data []format.Volume) error {
+	for i := range data {
+		if err := r.readable(ctx, data[i]); err != nil {
+			return fmt.Errorf("volume %s: %w", data[i].Name, err)
+		}
+	}
+	pod, err := r.find(ctx, namespace, name)
+	switch {
+	case err != nil:
+		return err
+	case pod == nil:
+		return errors.New("the pod does not exist")
+	}
+	if _, err := waitVolume(pod); err != nil {
+		return err
+	}
+	if goesOn(pod) {
+		return nil // an earlier process has brought it here
+	}
+	starting, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if pod, err = r.running(starting, pod); err != nil {
+		return err
+	}
+	var records []*engine.VolumeRestore
+	for i := range data {
+		name := r.recordName(string(pod.UID) + "/" + data[i].Name)
+		record, err := r.records.Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			record, err = r.submit(ctx, name, pod, data[i], data[i].Name, "", nil)
+		}
+		if err != nil {
+			return fmt.Errorf("volume %s: %w", data[i].Name, err)
+		}
+		r.know(record)
+		records = append(records, record)
+	}
+	var errs []error
+	for i, record := range records {
+		if err := r.await(ctx, record); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			errs = append(errs, fmt.Errorf("volume %s: %w", data[i].Name, err))
+		}
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	// The agent tells it from the records, which Forget removes.
+	going, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	_, err = r.until(going, pod, func(live *corev1.Pod) (bool, error) { return goesOn(live), nil })
+	return err
+}
+
+// goesOn reports whether the container that waits in a pod has ended well.
+func goesOn(pod *corev1.Pod) bool {
+	waiting := sets.New[string]()
+	for _, c := range pod.Spec.InitContainers {
+		if len(c.Args) > 0 && c.Args[0] == restorewait.Command {
+			waiting.Insert(c.Name)
+		}
+	}
+	for _, status := range pod.Status.InitContainerStatuses {
+		if ended := status.State.Terminated; waiting.Has(status.Name) && (ended == nil || ended.ExitCode != 0) {
+			return false
+		}
+		waiting.Delete(status.Name)
+	}
+	return waiting.Len() == 0
+}

@@ -1,0 +1,194 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumes
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// lone is a pod with an emptyDir, as it is before it is created.
+func lone(t *testing.T) *unstructured.Unstructured {
+	t.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "lone", Namespace: "shop"},
+		Spec: corev1.PodSpec{
+			InitContainers: []corev1.Container{{Name: "own", Image: "a"}},
+			Containers:     []corev1.Container{{Name: "app", Image: "b"}},
+			Volumes:        []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
+		},
+	}
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &unstructured.Unstructured{Object: object}
+}
+
+func scratch() []format.Volume {
+	return []format.Volume{{
+		Pod: engine.PodReference{Namespace: "origin", Name: "lone"}, Name: "scratch",
+		Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "k1"},
+	}}
+}
+
+// create creates the pod.
+func (h *harness) create(object *unstructured.Unstructured) {
+	h.Helper()
+	pod := &corev1.Pod{}
+	err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, pod)
+	if err == nil {
+		_, err = h.Kube.CoreV1().Pods("shop").Create(h.Context(), pod, metav1.CreateOptions{})
+	}
+	if err != nil {
+		h.Fatal(err)
+	}
+}
+
+// goOn ends the container that waits, as it does when the agent has told it so.
+func (h *harness) goOn(code int32) {
+	h.Helper()
+	pod, err := h.Kube.CoreV1().Pods("shop").Get(h.Context(), "lone", metav1.GetOptions{})
+	if err == nil {
+		pod.Status.InitContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code}}
+		_, err = h.Kube.CoreV1().Pods("shop").Update(h.Context(), pod, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		h.Fatal(err)
+	}
+}
+
+// TestPod: a pod waits before its own containers, and Pod has its data brought, until it
+// goes on. The same again writes nothing.
+func TestPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		r := h.restorer()
+		object := lone(t)
+		if err := r.Hold(t.Context(), object, scratch()); err != nil {
+			t.Fatal(err)
+		}
+		if names, _, _ := unstructured.NestedSlice(object.Object, "spec", "initContainers"); len(names) != 2 {
+			t.Fatalf("init containers: %v", names)
+		}
+		h.create(object)
+		result := make(chan error, 1)
+		go func() { result <- r.Pod(t.Context(), "shop", "lone", scratch()) }()
+		if _, yes := ended(result); yes {
+			t.Fatal("it has ended, and the pod has not gone on")
+		}
+		records := h.records()
+		if len(records) != 1 || records[0].Spec.Volume != "scratch" || records[0].Spec.PersistentVolume != "" || records[0].Spec.WaitVolume != "holdfast-restore" {
+			t.Fatalf("records: %+v", records)
+		}
+		h.goOn(0)
+		if err, _ := ended(result); err != nil {
+			t.Error(err)
+		}
+		h.ClearActions()
+		if err := h.restorer().Pod(t.Context(), "shop", "lone", scratch()); err != nil || len(h.Writes("volumerestores")) > 0 {
+			t.Errorf("the second time: %v, %v", err, h.Writes("volumerestores"))
+		}
+	})
+}
+
+// TestPodThatDoesNotStart: what its volumes lack is said, and within a bound.
+func TestPodThatDoesNotStart(t *testing.T) {
+	for name, test := range map[string]struct {
+		break_ func(h *harness)
+		want   string
+		after  time.Duration
+	}{
+		"a volume fails":        {func(h *harness) { h.agent = failed("no space left") }, "volume scratch: no space left", 0},
+		"it is on no node":      {func(h *harness) { h.kubelet = unschedulable(h) }, "it is on no node", startTimeout},
+		"it is deleted":         {func(h *harness) { h.agent = nil; go func() { time.Sleep(time.Minute); h.deletePod("lone") }() }, "has begun and ended no other one", volumeTimeout},
+		"deleted while it goes": {func(h *harness) { go func() { time.Sleep(time.Minute); h.deletePod("lone") }() }, "was deleted before its volumes were restored", time.Minute},
+		"it never goes on":      {func(*harness) {}, "did not start within", startTimeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t)
+				r := h.restorer()
+				object := lone(t)
+				if err := r.Hold(t.Context(), object, scratch()); err != nil {
+					t.Fatal(err)
+				}
+				test.break_(h)
+				h.create(object)
+				begun := time.Now()
+				err := r.Pod(t.Context(), "shop", "lone", scratch())
+				if err == nil || !strings.Contains(err.Error(), test.want) {
+					t.Errorf("got %v, want %q", err, test.want)
+				}
+				if took := time.Since(begun); took < test.after || took > test.after+time.Minute {
+					t.Errorf("it took %s, want %s", took, test.after)
+				}
+			})
+		})
+	}
+}
+
+// TestPodOfSomebodyElse: a pod that waits for nothing is not one that Hold has prepared.
+func TestPodOfSomebodyElse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.create(lone(t))
+		if err := h.restorer().Pod(t.Context(), "shop", "lone", scratch()); err == nil || len(h.records()) > 0 {
+			t.Errorf("got %v, %d records", err, len(h.records()))
+		}
+	})
+}
+
+func (h *harness) deletePod(name string) {
+	if err := h.Kube.CoreV1().Pods("shop").Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+		h.Error(err)
+	}
+}
+
+// TestSweep removes what restores have left that have ended or are gone, and nothing else.
+func TestSweep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.agent = inProgress
+		v := h.volumes()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		r := v.Restorer(h.run, h.Kube.CoreV1())
+		defer r.Close()
+		begin(ctx, r, h.claim("data"))
+		other := lone(t) // with our label, which anybody may set
+		other.SetLabels(map[string]string{engine.LabelRestore: "another"})
+		h.create(other)
+		if _, err := h.EngineV1alpha1().RestoreRuns(system).Create(t.Context(), h.run.DeepCopy(), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		settle()
+		look := func(when string, pods, records int) {
+			t.Helper()
+			if err := v.sweep(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if p, r := len(h.livePods()), len(h.records()); p != pods || r != records {
+				t.Errorf("%s: %d pods and %d records, want %d and %d", when, p, r, pods, records)
+			}
+		}
+		look("while it goes on", 2, 1)
+		cancel()
+		if err := h.EngineV1alpha1().RestoreRuns(system).Delete(t.Context(), h.run.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		look("when it is gone", 1, 0)
+	})
+}

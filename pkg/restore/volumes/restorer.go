@@ -1,0 +1,507 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumes
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+const (
+	// recheck is how often it is looked whether a volume can still be waited for.
+	recheck = 10 * time.Second
+	// dataVolume is the name of the claim's volume in its holder.
+	dataVolume = "data"
+)
+
+// Restorer brings the data of one restore back. It is safe for concurrent use.
+type Restorer struct {
+	*Volumes
+	run   *engine.RestoreRun
+	pods  corev1client.PodsGetter
+	slots chan struct{} // of holders
+
+	mu sync.Mutex
+	// works are the volumes that were asked for, by the names of their records.
+	works map[string]*work
+	// binding are the claims that wait for a node, and those that are used with them.
+	binding map[string]struct{}
+	// change is closed at the next change.
+	change chan struct{}
+}
+
+// work is what is known of a volume that was asked for.
+type work struct {
+	uid       types.UID
+	node      string
+	submitted time.Time
+	// begun is when the agent was seen to have begun; zero when it is to begin anew.
+	begun time.Time
+	// lost is true if it was given up since its node or agent went away.
+	lost bool
+	// status is what the agent says, or that the volume was given up.
+	status engine.VolumeRestoreStatus
+}
+
+// Claim is a claim whose data is to be brought back.
+type Claim struct {
+	// Namespace and Name of the claim, which exists in the cluster.
+	Namespace, Name string
+	// Data is what the backup has of it.
+	Data format.Volume
+	// Pod is the pod of the backup through which it was read, as it was, or nil: what uses
+	// the claim again may run where that could.
+	Pod *corev1.Pod
+	// Paths are the files and folders that are written; all if there is none. They are
+	// written through a pod that uses the claim, if there is one.
+	Paths []string
+	// Begin is called before the first of the data is written, but for paths through a pod that
+	// uses the claim; nothing is if it fails. Optional. It may be called again.
+	Begin func(ctx context.Context) error
+	// Used is called when a pod was found to use the claim, so that nothing is written.
+	// Optional.
+	Used func(ctx context.Context) error
+
+	// try is how often it was held, and avoid the node where that came to nothing.
+	try   int
+	avoid string
+}
+
+// Claim returns nil when the data of a claim is complete. An error means that it is not:
+// what uses the claim would start on what is there. It may be called again, for the same
+// claim too. When ctx ends, what was asked for goes on until End, or until another process
+// calls Claim for it.
+func (r *Restorer) Claim(ctx context.Context, claim Claim) error {
+	if err := r.claim(ctx, claim); err != nil {
+		return fmt.Errorf("the data of claim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
+	return nil
+}
+
+// tries is how often a claim is held, elsewhere if that can be, since its holder or the agent of
+// its node went away.
+const tries = 2
+
+// lostError says that a node went away, or its agent.
+type lostError string
+
+func (e lostError) Error() string { return string(e) }
+
+func (r *Restorer) claim(ctx context.Context, claim Claim) error {
+	if err := r.readable(ctx, claim.Data); err != nil {
+		return err
+	}
+	for claim.try = 1; ; claim.try++ {
+		lost, err := r.tryClaim(ctx, &claim)
+		if !lost || claim.try == tries || ctx.Err() != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("The data of a claim is written anew, since its node or the pod that held it went away", "claim", klog.KRef(claim.Namespace, claim.Name), "try", claim.try, "err", err)
+	}
+}
+
+// tryClaim is lost if what was asked for can be asked for again: nothing of it is left then.
+func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err error) {
+	live, err := r.live(ctx, *claim)
+	if err != nil {
+		return false, err
+	}
+	name := r.recordName(string(live.UID))
+	record, err := r.records.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		record = nil
+	case err != nil:
+		return false, fmt.Errorf("reading VolumeRestore %s: %w", name, err)
+	case record.Status.Phase.Done():
+		r.know(record)
+		return false, errors.Join(outcome(record.Status), r.release(ctx, live))
+	}
+	if record == nil && claim.try == 1 {
+		if err := r.heldAnew(ctx, claim, live); err != nil {
+			return false, err
+		}
+	}
+	select {
+	case r.slots <- struct{}{}:
+		defer func() { <-r.slots }()
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+	if record == nil {
+		user, err := r.user(ctx, live)
+		switch {
+		case err != nil:
+			return false, err
+		case user != nil && len(claim.Paths) == 0:
+			err := fmt.Errorf("the pod %s uses the claim: scale down what it belongs to, or delete it, and restore again, with existingVolumePolicy: overwrite if what it has written may go", user.Name)
+			if claim.Used != nil {
+				err = errors.Join(err, claim.Used(ctx))
+			}
+			return false, err
+		case user != nil:
+			return false, r.intoPod(ctx, name, *claim, live, user)
+		}
+		holder, err := r.hold(ctx, *claim, live)
+		if err != nil {
+			if ctx.Err() != nil {
+				return false, ctx.Err()
+			}
+			return errors.Is(err, errPodGone), errors.Join(err, r.release(ctx, live))
+		}
+		if live, err = r.live(ctx, *claim); err != nil {
+			return false, err
+		}
+		if claim.Begin != nil {
+			if err := claim.Begin(ctx); err != nil {
+				return false, errors.Join(err, r.release(ctx, live))
+			}
+		}
+		if record, err = r.submit(ctx, name, holder, claim.Data, dataVolume, live.Spec.VolumeName, claim.Paths); err != nil {
+			return false, err
+		}
+	}
+	r.know(record)
+	if err := r.await(ctx, record); err != nil {
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+		_, lost = errors.AsType[lostError](err)
+		if lost = lost && r.isHolder(record.Spec.Pod.Name, live) || r.isUnheld(ctx, record, live); lost && claim.try < tries {
+			claim.avoid, lost = record.Spec.Node, r.forget(ctx, record)
+		}
+		return lost, errors.Join(err, r.release(ctx, live))
+	}
+	return false, r.release(ctx, live)
+}
+
+// isUnheld reports whether the holder went away that a record was about, as when its node is
+// drained, and the agent has stopped.
+func (r *Restorer) isUnheld(ctx context.Context, record *engine.VolumeRestore, live *corev1.PersistentVolumeClaim) bool {
+	if !r.isHolder(record.Spec.Pod.Name, live) {
+		return false
+	}
+	if said, err := r.records.Get(ctx, record.Name, metav1.GetOptions{}); err != nil || !said.Status.Phase.Done() {
+		return false
+	}
+	pod, err := r.find(ctx, live.Namespace, record.Spec.Pod.Name)
+	return err == nil && (pod == nil || pod.UID != record.Spec.Pod.UID || pod.DeletionTimestamp != nil)
+}
+
+// forget removes a record that nobody works on any more, and reports whether it has: its agent
+// has said so, or is absent for so long that it works no more, and stops when it is gone.
+func (r *Restorer) forget(ctx context.Context, record *engine.VolumeRestore) bool {
+	r.mu.Lock()
+	delete(r.works, record.Name) // or its removal would be a failure
+	r.mu.Unlock()
+	err := r.records.Delete(ctx, record.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &record.UID}})
+	if err != nil && !apierrors.IsNotFound(err) {
+		klog.FromContext(ctx).Info("Removing a volume that was given up failed", "volumeRestore", record.Name, "err", err)
+		r.know(record)
+		return false
+	}
+	return true
+}
+
+// readable says why the data of a volume can't be read.
+func (r *Restorer) readable(ctx context.Context, data format.Volume) error {
+	if !cache.WaitForCacheSync(ctx.Done(), r.synced) {
+		return ctx.Err()
+	}
+	if data.Status.Phase != engine.VolumePhaseCompleted || data.Status.SnapshotID == "" {
+		why := ""
+		if data.Status.Message != "" {
+			why = ": " + data.Status.Message
+		}
+		return errors.New("is not in the backup" + why)
+	}
+	return r.Repository(ctx, data.Pod.Namespace, r.run.Spec.Backup.StorageLocation)
+}
+
+// live is the claim in the cluster.
+func (r *Restorer) live(ctx context.Context, claim Claim) (*corev1.PersistentVolumeClaim, error) {
+	live, err := r.Kube.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, errors.New("the claim does not exist")
+	case err != nil:
+		return nil, fmt.Errorf("reading the claim: %w", err)
+	case live.DeletionTimestamp != nil:
+		return nil, errors.New("the claim is being deleted")
+	case live.Spec.VolumeMode != nil && *live.Spec.VolumeMode == corev1.PersistentVolumeBlock:
+		return nil, errors.New("the claim is of a block device, and only files can be restored")
+	}
+	return live, nil
+}
+
+// user is a pod that uses a claim, or nil: one that runs, if there is. Beneath it, files would
+// change, or it would have started without them.
+func (r *Restorer) user(ctx context.Context, claim *corev1.PersistentVolumeClaim) (user *corev1.Pod, err error) {
+	list, err := r.Kube.CoreV1().Pods(claim.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("looking for pods that use the claim: %w", err)
+	}
+	for i := range list.Items {
+		pod := &list.Items[i]
+		ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+		if ended || holds(pod, r.run.UID, claim.Name) || volumeOf(pod, claim.Name) == "" {
+			continue
+		}
+		if user == nil || user.Status.Phase != corev1.PodRunning {
+			user = pod
+		}
+	}
+	return user, nil
+}
+
+// volumeOf is the name of a pod's volume that is a claim, or "".
+func volumeOf(pod *corev1.Pod, claim string) string {
+	for _, v := range pod.Spec.Volumes {
+		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim ||
+			v.Ephemeral != nil && pod.Name+"-"+v.Name == claim {
+			return v.Name
+		}
+	}
+	return ""
+}
+
+// intoPod writes into a claim that a pod uses.
+func (r *Restorer) intoPod(ctx context.Context, name string, claim Claim, live *corev1.PersistentVolumeClaim, pod *corev1.Pod) error {
+	if pod.Status.Phase != corev1.PodRunning {
+		return fmt.Errorf("the pod %s uses the claim, and does not run yet: restore again when it does", pod.Name)
+	}
+	record, err := r.submit(ctx, name, pod, claim.Data, volumeOf(pod, live.Name), live.Spec.VolumeName, claim.Paths)
+	if err != nil {
+		return err
+	}
+	r.know(record)
+	return r.await(ctx, record)
+}
+
+// recordName is the same for the same volume of the same restore.
+func (r *Restorer) recordName(target string) string {
+	return r.run.Name + "-" + r.digest(target)
+}
+
+func (r *Restorer) digest(target string) string {
+	sum := sha256.Sum256([]byte(string(r.run.UID) + "/" + target))
+	return hex.EncodeToString(sum[:8])
+}
+
+// submit asks the agent of the pod's node for a volume.
+func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, data format.Volume, volume, persistentVolume string, paths []string) (*engine.VolumeRestore, error) {
+	waits, err := waitVolume(pod)
+	switch {
+	case len(paths) > 0 && !strings.HasPrefix(pod.Name, holderPrefix):
+		waits = "" // it has what it waited for
+	case err != nil:
+		return nil, err
+	}
+	location := r.run.Spec.Backup.StorageLocation
+	record := &engine.VolumeRestore{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name,
+			Labels: map[string]string{
+				engine.LabelRestore: string(r.run.UID),
+				engine.LabelNode:    engine.NodeLabel(pod.Spec.NodeName),
+			},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(r.run, engine.SchemeGroupVersion.WithKind("RestoreRun"))},
+		},
+		Spec: engine.VolumeRestoreSpec{
+			Node:                  pod.Spec.NodeName,
+			Pod:                   engine.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+			Volume:                volume,
+			PersistentVolume:      persistentVolume,
+			BackupStorageLocation: location,
+			Repository:            engine.RepositoryName(data.Pod.Namespace, location),
+			SnapshotID:            data.Status.SnapshotID,
+			WaitVolume:            waits,
+			Paths:                 paths,
+		},
+	}
+	created, err := r.records.Create(ctx, record, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) { // by another process, or an earlier answer was lost
+		created, err = r.records.Get(ctx, name, metav1.GetOptions{})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("asking the agent of node %s for volume %s of pod %s/%s: %w", pod.Spec.NodeName, volume, pod.Namespace, pod.Name, err)
+	}
+	return created, nil
+}
+
+// know takes a record into account whose events are to come.
+func (r *Restorer) know(record *engine.VolumeRestore) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w := r.works[record.Name]
+	if w == nil || w.uid != record.UID {
+		w = &work{uid: record.UID, node: record.Spec.Node, submitted: r.Clock.Now()}
+		r.works[record.Name] = w
+	}
+	r.noteLocked(w, record)
+	// What its informer saw before counts as well.
+	if seen, err := r.RecordInformer.Lister().VolumeRestores(r.Namespace).Get(record.Name); err == nil && seen.UID == record.UID {
+		r.noteLocked(w, seen)
+	}
+}
+
+// observe takes note of a record as it is, or was before it was deleted.
+func (r *Restorer) observe(record *engine.VolumeRestore, deleted bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.wakeLocked()
+	w := r.works[record.Name]
+	if w == nil || w.uid != record.UID { // one of that name was forgotten before
+		return
+	}
+	r.noteLocked(w, record)
+	if deleted && !w.status.Phase.Done() {
+		w.status.Phase, w.status.Message = engine.VolumePhaseFailed, "the VolumeRestore was deleted before it had ended"
+	}
+}
+
+// noteLocked takes a status over. What was given up, or is done, stays so.
+func (r *Restorer) noteLocked(w *work, record *engine.VolumeRestore) {
+	if w.status.Phase.Done() {
+		return
+	}
+	w.status = *record.Status.DeepCopy()
+	switch {
+	case w.status.Phase != engine.VolumePhaseInProgress:
+		w.begun = time.Time{}
+	case w.begun.IsZero():
+		w.begun = r.Clock.Now()
+	}
+}
+
+// wakeLocked has those look again who wait.
+func (r *Restorer) wakeLocked() {
+	close(r.change)
+	r.change = make(chan struct{})
+}
+
+// await returns when a record has ended, and how. It is waited for while its node has an
+// agent that works; one that is given up is stopped.
+func (r *Restorer) await(ctx context.Context, record *engine.VolumeRestore) error {
+	for {
+		r.mu.Lock()
+		w := r.works[record.Name]
+		next, failure := time.Duration(0), ""
+		if !w.status.Phase.Done() {
+			if next, w.lost, failure = r.judge(w); failure != "" {
+				w.status.Phase, w.status.Message = engine.VolumePhaseFailed, failure
+			}
+		}
+		status, lost, changed := w.status, w.lost, r.change
+		r.mu.Unlock()
+		if status.Phase.Done() {
+			if failure != "" {
+				// What it can't do now, End does.
+				if err := r.abandon(ctx, record.Name); err != nil {
+					klog.FromContext(ctx).Info("Stopping a volume that was given up failed", "volumeRestore", record.Name, "err", err)
+				}
+			}
+			if err := outcome(status); err == nil || !lost {
+				return err
+			}
+			return lostError(status.Message)
+		}
+		select {
+		case <-changed:
+		case <-r.Clock.After(min(next, recheck)):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// abandon has a volume stopped that was given up.
+func (r *Restorer) abandon(ctx context.Context, name string) error {
+	record, err := r.records.Get(ctx, name, metav1.GetOptions{})
+	if err == nil {
+		_, err = r.stop(ctx, record)
+	}
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// outcome is what a record's end means.
+func outcome(status engine.VolumeRestoreStatus) error {
+	switch {
+	case status.Phase == engine.VolumePhaseCompleted:
+		return nil
+	case status.Message == "":
+		return errors.New("could not be restored, and nobody knows why")
+	}
+	return errors.New(status.Message)
+}
+
+// judge says how long to wait for a volume until looking again, or why it is given up.
+func (r *Restorer) judge(w *work) (left time.Duration, lost bool, failure string) {
+	absence := r.Agents.Absence(w.node, w.submitted)
+	switch {
+	case r.Agents.NodeGone(w.node, w.submitted):
+		return 0, true, fmt.Sprintf("the node %q does not exist any more", w.node)
+	case absence >= r.AgentTimeout:
+		return 0, true, fmt.Sprintf("node %q has had no agent for %s: is the pod of the DaemonSet holdfast-node-agent running there?", w.node, absence.Round(time.Second))
+	}
+	begun, since := !w.begun.IsZero(), w.begun
+	if !begun {
+		since = w.submitted
+		if active, ok := r.active.Load(w.node); ok && active.(time.Time).After(since) {
+			since = active.(time.Time)
+		}
+	}
+	left = r.VolumeTimeout - r.Clock.Since(since)
+	switch {
+	case left > 0:
+		return min(left, r.AgentTimeout-absence), false, ""
+	case begun:
+		return 0, false, fmt.Sprintf("the volume was not restored within %s after that had begun", r.VolumeTimeout)
+	}
+	why := ""
+	if w.status.Message != "" {
+		why = ": it " + w.status.Message
+	}
+	return 0, false, fmt.Sprintf("the restore has not begun, and the agent of node %q has begun and ended no other one for %s%s", w.node, r.VolumeTimeout, why)
+}
+
+// Counts sums up the volumes that were asked for so far.
+func (r *Restorer) Counts() holdfast.RestoreVolumesProgress {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var sum holdfast.RestoreVolumesProgress
+	for _, w := range r.works {
+		sum.Total++
+		switch w.status.Phase {
+		case engine.VolumePhaseCompleted:
+			sum.Completed++
+		case engine.VolumePhaseFailed:
+			sum.Failed++
+		}
+		sum.TotalBytes += w.status.Progress.TotalBytes
+		sum.BytesDone += w.status.Progress.BytesDone
+	}
+	return sum
+}

@@ -1,0 +1,108 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+// sweepInterval is how often it is looked for what restores have left behind.
+const sweepInterval = 10 * time.Minute
+
+// Run removes, until ctx ends, the holders and records of restores that have ended or were
+// removed: their End may not have been reached.
+func (v *Volumes) Run(ctx context.Context) {
+	for {
+		if err := v.sweep(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Info("Removing what ended restores of volumes have left failed; it will be tried again", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-v.Clock.After(sweepInterval):
+		}
+	}
+}
+
+func (v *Volumes) sweep(ctx context.Context) error {
+	selector := metav1.ListOptions{LabelSelector: engine.LabelRestore}
+	records, err := v.records.List(ctx, selector)
+	if err != nil {
+		return fmt.Errorf("reading the records of restored volumes: %w", err)
+	}
+	pods, err := v.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, selector)
+	if err != nil {
+		return fmt.Errorf("looking for pods that hold claims: %w", err)
+	}
+	if len(records.Items)+len(pods.Items) == 0 {
+		return nil
+	}
+	// After what they have made, so that none is missing of which something was seen.
+	runs, err := v.Runs.RestoreRuns(v.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("reading which restores go on: %w", err)
+	}
+	live := sets.New[types.UID]()
+	for i := range runs.Items {
+		if !runs.Items[i].Status.Phase.Ended() {
+			live.Insert(runs.Items[i].UID)
+		}
+	}
+	var errs []error
+	for i := range records.Items {
+		record := &records.Items[i]
+		if live.Has(types.UID(record.Labels[engine.LabelRestore])) {
+			continue
+		}
+		err := v.records.Delete(ctx, record.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &record.UID}})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			errs = append(errs, fmt.Errorf("removing VolumeRestore %s: %w", record.Name, err))
+		}
+	}
+	for i := range pods.Items {
+		if !live.Has(types.UID(pods.Items[i].Labels[engine.LabelRestore])) {
+			errs = append(errs, v.removeHolder(ctx, &pods.Items[i]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeHolders removes the pods of a restore that hold claims.
+func (v *Volumes) removeHolders(ctx context.Context, restore metav1.ListOptions) error {
+	list, err := v.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, restore)
+	if err != nil {
+		return fmt.Errorf("looking for pods that hold claims: %w", err)
+	}
+	var errs []error
+	for i := range list.Items {
+		errs = append(errs, v.removeHolder(ctx, &list.Items[i]))
+	}
+	return errors.Join(errs...)
+}
+
+// removeHolder removes a pod that holds a claim. Of pods that only have our label, it
+// removes none: a name stays what it was.
+func (v *Volumes) removeHolder(ctx context.Context, pod *corev1.Pod) error {
+	if !strings.HasPrefix(pod.Name, holderPrefix) {
+		return nil
+	}
+	err := v.Removing.Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("removing pod %s/%s, which held a claim: %w", pod.Namespace, pod.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,279 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
+
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/restore/graph"
+	"github.com/holdfast-io/holdfast/pkg/restore/object"
+)
+
+const (
+	// terminatingTimeout is how long a namespace may take to be gone that is being deleted.
+	terminatingTimeout = 2 * time.Minute
+	// accountTimeout is how long a new namespace may be without the ServiceAccount default.
+	accountTimeout = 30 * time.Second
+	// endpointsTimeout is how long the Service behind a webhook or an aggregated API may be
+	// without an endpoint.
+	endpointsTimeout = 2 * time.Minute
+	pollInterval     = 500 * time.Millisecond
+)
+
+var (
+	namespaceKind = &kind{version: "v1", resource: "namespaces", kind: "Namespace"}
+	accountKind   = &kind{version: "v1", resource: "serviceaccounts", kind: "ServiceAccount", namespaced: true}
+	slicesKind    = &kind{group: "discovery.k8s.io", version: "v1", resource: "endpointslices", kind: "EndpointSlice", namespaced: true}
+)
+
+// onces are waits that are made once each, and whose outcome stands.
+type onces struct {
+	mu    sync.Mutex
+	known map[string]*onceWait
+}
+
+type onceWait struct {
+	once sync.Once
+	err  error
+}
+
+func (o *onces) do(key string, wait func() error) error {
+	o.mu.Lock()
+	if o.known == nil {
+		o.known = map[string]*onceWait{}
+	}
+	w := o.known[key]
+	if w == nil {
+		w = &onceWait{}
+		o.known[key] = w
+	}
+	o.mu.Unlock()
+	w.once.Do(func() { w.err = wait() })
+	return w.err
+}
+
+func (o *onces) started(key string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.known[key] != nil
+}
+
+// namespaces are those that the restore writes to. Each is looked at once, and waited for
+// once if it is being deleted.
+type namespaces struct {
+	onces
+	mu sync.Mutex
+	// new are those that this attempt has found absent; full those that were seen to hold
+	// objects of the backup.
+	new, full map[string]bool
+}
+
+// fresh reports whether a namespace was not there before this attempt.
+func (n *namespaces) fresh(name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return name != "" && n.new[name]
+}
+
+func (n *namespaces) isInhabited(name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.full[name]
+}
+
+func (n *namespaces) inhabited(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.full == nil {
+		n.full = map[string]bool{}
+	}
+	n.full[name] = true
+	delete(n.new, name)
+}
+
+// await returns when the namespace of an object is there, or, for a namespace, when none of
+// its name is being deleted.
+func (n *namespaces) await(ctx context.Context, e *execution, item *manifest.Item, about subject) error {
+	switch {
+	case isNamespace(item):
+		return n.do("/"+about.name, func() error { _, err := n.settled(ctx, e, about.name); return err })
+	case about.namespace == "":
+		return nil
+	}
+	err := n.do(about.namespace, func() error { return n.ensure(ctx, e, about.namespace) })
+	if err == nil && item.APIGroup == "" && item.KindName == "Pod" && !e.spec.PlanOnly {
+		err = e.accounts.do(about.namespace, func() error { return e.awaitAccount(ctx, about.namespace) })
+	}
+	return err
+}
+
+// settled waits until a namespace is not being deleted, and reports whether there is one.
+func (n *namespaces) settled(ctx context.Context, e *execution, name string) (bool, error) {
+	for deadline := e.Clock.Now().Add(terminatingTimeout); ; {
+		live, err := e.reader.get(ctx, namespaceKind, "", name)
+		switch {
+		case err != nil:
+			return false, fmt.Errorf("find the namespace %s: %w", name, err)
+		case live == nil:
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			if n.new == nil {
+				n.new = map[string]bool{}
+			}
+			n.new[name] = true
+			return false, nil
+		case live.GetDeletionTimestamp() == nil:
+			return true, nil
+		case e.Clock.Now().After(deadline) || e.spec.PlanOnly:
+			return false, fmt.Errorf("the namespace %s is being deleted: see what its conditions say that it waits for, and restore this again when it is gone", name)
+		}
+		if err := sleep(ctx, pollInterval); err != nil {
+			return false, err
+		}
+	}
+}
+
+// ensure makes a namespace that is not part of the restore.
+func (n *namespaces) ensure(ctx context.Context, e *execution, name string) error {
+	if n.started("/" + name) { // it is part of the restore, and came before
+		return n.do("/"+name, nil)
+	}
+	there, err := n.settled(ctx, e, name)
+	switch {
+	case err != nil || there:
+		return err
+	case e.request.tenant():
+		return fmt.Errorf("the namespace %s does not exist, and only an administrator's restore creates namespaces", name)
+	case e.spec.PlanOnly:
+		return nil
+	}
+	bare := &unstructured.Unstructured{Object: map[string]any{}}
+	bare.SetName(name)
+	bare.SetAPIVersion("v1")
+	bare.SetKind("Namespace")
+	bare.SetAnnotations(map[string]string{object.AnnotationRestoreUID: string(e.request.Run.UID)})
+	if _, err := e.writer.create(ctx, namespaceKind, bare, false); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create the namespace %s: %w", name, err)
+	}
+	e.report.warn(subject{resource: "namespaces", name: name}, "it was created without labels and annotations, since the restore does not include it")
+	return nil
+}
+
+// awaitAccount waits until pods can be created in a namespace, which takes its default
+// account.
+func (e *execution) awaitAccount(ctx context.Context, namespace string) error {
+	for deadline := e.Clock.Now().Add(accountTimeout); ; {
+		page, _, err := e.reader.list(ctx, accountKind, namespace, "metadata.name=default", "")
+		if err != nil {
+			return fmt.Errorf("find the ServiceAccount default: %w", err)
+		}
+		if len(page) > 0 || e.Clock.Now().After(deadline) {
+			return nil // creating a pod says what is missing
+		}
+		if err := sleep(ctx, pollInterval); err != nil {
+			return err
+		}
+	}
+}
+
+// await waits for what a node stands for.
+func (e *execution) await(ctx context.Context, node *graph.Node) error {
+	if e.spec.PlanOnly {
+		return nil
+	}
+	about := e.subject(node.Item)
+	switch node.Wait {
+	case graph.WaitServed:
+		if node.Item.APIGroup != extensionsGroup { // an APIService, called VERSION.GROUP
+			version, group, _ := strings.Cut(about.name, ".")
+			return e.kinds.awaitServed(ctx, schema.GroupVersion{Group: group, Version: version}, "")
+		}
+		return e.awaitServed(ctx, about.name)
+	case graph.WaitReady:
+		if err := e.awaitEndpoint(ctx, about.namespace, about.name); err != nil && ctx.Err() == nil {
+			e.report.warn(about, err.Error())
+		}
+	}
+	return nil
+}
+
+// define notes what a definition, which is there, has the cluster serve.
+func (e *execution) define(content *unstructured.Unstructured) {
+	if e.spec.PlanOnly {
+		e.kinds.promise(content)
+		return
+	}
+	group, _, _ := unstructured.NestedString(content.Object, "spec", "group")
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.defined[group] = true
+	e.definitions[content.GetName()] = servedVersions(content)
+}
+
+func (e *execution) isDefined(group string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.defined[group]
+}
+
+// awaitServed waits until the versions of a definition are served.
+func (e *execution) awaitServed(ctx context.Context, name string) error {
+	e.mu.Lock()
+	versions := e.definitions[name]
+	e.mu.Unlock()
+	plural, group, _ := strings.Cut(name, ".")
+	for _, version := range versions {
+		if err := e.kinds.awaitServed(ctx, schema.GroupVersion{Group: group, Version: version}, plural); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitEndpoint waits until a Service answers, before the cluster depends on it.
+func (e *execution) awaitEndpoint(ctx context.Context, namespace, name string) error {
+	for deadline := e.Clock.Now().Add(endpointsTimeout); ; {
+		ready, err := e.hasEndpoint(ctx, namespace, name)
+		if err != nil || ready {
+			return err
+		}
+		if e.Clock.Now().After(deadline) {
+			return fmt.Errorf("it has had no ready endpoint for %s: until it has, the requests to the cluster fail that go to it", endpointsTimeout)
+		}
+		if err := sleep(ctx, pollInterval); err != nil {
+			return err
+		}
+	}
+}
+
+func (e *execution) hasEndpoint(ctx context.Context, namespace, name string) (bool, error) {
+	page, err := e.reader.labelled(ctx, slicesKind, namespace, "kubernetes.io/service-name="+name)
+	if err != nil {
+		return false, fmt.Errorf("find its endpoints: %w", err)
+	}
+	for _, raw := range page {
+		var slice discoveryv1.EndpointSlice
+		if err := json.Unmarshal(raw, &slice); err != nil {
+			return false, err
+		}
+		for _, endpoint := range slice.Endpoints {
+			if ptr.Deref(endpoint.Conditions.Ready, true) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}

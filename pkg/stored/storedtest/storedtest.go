@@ -1,0 +1,99 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package storedtest writes backups for tests, without a cluster that they are made of.
+package storedtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// Object is one to be stored.
+type Object struct {
+	// Kind, as Item.GroupKind has it, and Resource, its name in paths.
+	Kind, Resource  string
+	Namespace, Name string
+	Labels          map[string]string
+	// Content is its JSON. Default: what identifies it.
+	Content []byte
+}
+
+// Items are those that a backup of these objects has in its manifest, in the order given.
+// The tarball is written to tarball.
+func Items(t testing.TB, tarball io.Writer, objects []Object) []*manifest.Item {
+	t.Helper()
+	w, err := archive.NewWriter(tarball, time.Unix(1, 0), "uid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var items []*manifest.Item
+	for _, o := range objects {
+		parts := strings.Split(o.Kind, "/")
+		group, version, kind := strings.Join(parts[:len(parts)-2], "/"), parts[len(parts)-2], parts[len(parts)-1]
+		if o.Content == nil {
+			labels, err := json.Marshal(o.Labels)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.Content = fmt.Appendf(nil, `{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"namespace":%q,"labels":%s}}`,
+				schema.GroupVersion{Group: group, Version: version}, kind, o.Name, o.Namespace, labels)
+		}
+		place, err := w.WriteItem(archive.Item{
+			Resource: schema.GroupResource{Group: group, Resource: o.Resource}, Version: version, Namespace: o.Namespace, Name: o.Name,
+		}, o.Content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		content := format.NewContent(o.Content)
+		items = append(items, &manifest.Item{
+			APIGroup: group, APIVersion: version, KindName: kind, Resource: o.Resource, Namespace: o.Namespace, Name: o.Name,
+			UID: fmt.Sprint("uid-", len(items)), Labels: o.Labels, Size: content.Size, SHA256: content.SHA256, Place: manifest.Place(place),
+		})
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return items
+}
+
+// Manifest is the document of items.
+func Manifest(t testing.TB, items []*manifest.Item) []byte {
+	t.Helper()
+	var w manifest.Writer
+	for _, item := range items {
+		if err := w.Add(item); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var document bytes.Buffer
+	if _, err := w.WriteTo(&document); err != nil {
+		t.Fatal(err)
+	}
+	return document.Bytes()
+}
+
+// Write stores the tarball and the manifest of a backup.
+func Write(t testing.TB, to store.Writer, storeName string, objects ...Object) {
+	t.Helper()
+	var tarball bytes.Buffer
+	document := Manifest(t, Items(t, &tarball, objects))
+	for key, content := range map[string][]byte{format.TarballKey(storeName): tarball.Bytes(), format.ManifestKey(storeName): document} {
+		if err := to.Put(context.WithoutCancel(t.Context()), key, content); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
