@@ -240,12 +240,20 @@ func (o *controllerOptions) run(ctx context.Context) error {
 			address := net.JoinHostPort(o.advertise.String(), strconv.Itoa(o.serving.Port()))
 			publishing.Go(func() { shown.Publish(ctx, kube.CoreV1().Secrets(o.client.namespace), address, leads) })
 		}
-		return o.work(ctx, config, kube, identity, leads, logs)
+		return o.work(ctx, config, identity, leads, logs)
 	})
 }
 
-// work runs the controllers until ctx ends, and returns when all have stopped.
-func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube kubernetes.Interface, identity string, leads func(context.Context) error, logs *runlog.Logs) error {
+// work runs the controllers until ctx ends, and returns when all have stopped. None of their
+// requests leaves a process that was paused, and wakes up when another one has its work: it
+// would else go on for a moment, and have an agent upload a volume of a backup that has ended.
+func (o *controllerOptions) work(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs) error {
+	config = rest.CopyConfig(config)
+	config.Wrap(liveness.Fence)
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
 	engine, err := engineclient.NewForConfig(config)
 	if err != nil {
 		return err
@@ -396,7 +404,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, kube 
 	if err != nil {
 		return err
 	}
-	restoredVolumes, err := o.restoreVolumes(config, kube, engineRecords, repositories, agents)
+	restoredVolumes, err := o.restoreVolumes(config, kube, engine.EngineV1alpha1(), engineRecords, repositories, agents)
 	if err != nil {
 		return err
 	}

@@ -43,14 +43,8 @@ func ownPod(ctx context.Context, kube kubernetes.Interface, system string) (*cor
 }
 
 // restoreVolumes makes what brings the data of volumes back.
-func (o *controllerOptions) restoreVolumes(config *rest.Config, kube kubernetes.Interface, records engineinformers.Interface, repositories *repository.Controller, agents *liveness.Agents) (*volumes.Volumes, error) {
-	fenced := rest.CopyConfig(config)
-	fenced.Wrap(liveness.Fence)
-	engine, err := engineclient.NewForConfig(fenced)
-	if err != nil {
-		return nil, err
-	}
-	removing := rest.CopyConfig(fenced)
+func (o *controllerOptions) restoreVolumes(config *rest.Config, kube kubernetes.Interface, engine engineclient.EngineV1alpha1Interface, records engineinformers.Interface, repositories *repository.Controller, agents *liveness.Agents) (*volumes.Volumes, error) {
+	removing := rest.CopyConfig(config)
 	removing.Impersonate = rest.ImpersonationConfig{UserName: fmt.Sprintf("system:serviceaccount:%s:holdfast-restore", o.client.namespace)}
 	remover, err := kubernetes.NewForConfig(removing)
 	if err != nil {

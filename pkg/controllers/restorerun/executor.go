@@ -26,7 +26,6 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/hooks"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/restore"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
@@ -49,7 +48,8 @@ var errNoLocation = errors.New("does not exist any more")
 
 // Executor executes runs with pkg/restore.
 type Executor struct {
-	// Config is that of the controller, which impersonates with it.
+	// Config is that of the controller, which impersonates with it. Its transport is to send
+	// nothing once another process may have the work: see liveness.Fence.
 	Config *rest.Config
 	// Kube acts as the controller.
 	Kube      kubernetes.Interface
@@ -189,8 +189,7 @@ func (e *Executor) prepare(ctx context.Context, run *engine.RestoreRun) (deps re
 		return deps, nil, err
 	}
 	config := e.actingFor(run)
-	writing := e.writingFor(run)
-	requests := rest.CopyConfig(writing)
+	requests := rest.CopyConfig(config)
 	requests.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
 	writer, err := rest.UnversionedRESTClientFor(requests)
 	if err != nil {
@@ -223,11 +222,7 @@ func (e *Executor) prepare(ctx context.Context, run *engine.RestoreRun) (deps re
 	if e.Volumes == nil {
 		return deps, func() { _ = bucket.Close() }, nil
 	}
-	holding, err := kubernetes.NewForConfig(writing)
-	if err != nil {
-		return deps, nil, err
-	}
-	data := e.Volumes.Restorer(run, holding.CoreV1())
+	data := e.Volumes.Restorer(run, acting.CoreV1())
 	deps.Volumes = data
 	return deps, func() { data.Close(); _ = bucket.Close() }, nil
 }
@@ -257,13 +252,6 @@ func (e *Executor) actingFor(run *engine.RestoreRun) *rest.Config {
 	}
 	requester := run.Spec.Requester
 	config.Impersonate = rest.ImpersonationConfig{UserName: requester.Username, UID: requester.UID, Groups: requester.Groups, Extra: requester.Extra}
-	return config
-}
-
-// writingFor is as actingFor, behind a fence.
-func (e *Executor) writingFor(run *engine.RestoreRun) *rest.Config {
-	config := e.actingFor(run)
-	config.Wrap(liveness.Fence)
 	return config
 }
 
