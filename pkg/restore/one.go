@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -240,6 +241,14 @@ func (e *execution) isOurs(live *unstructured.Unstructured) bool {
 	return live.GetAnnotations()[object.AnnotationRestoreUID] == string(e.request.Run.UID)
 }
 
+// ownedAs reports whether an object has all owners of another one.
+func ownedAs(live, desired *unstructured.Unstructured) bool {
+	owners := live.GetOwnerReferences()
+	return !slices.ContainsFunc(desired.GetOwnerReferences(), func(wanted metav1.OwnerReference) bool {
+		return !slices.ContainsFunc(owners, func(owner metav1.OwnerReference) bool { return owner.UID == wanted.UID })
+	})
+}
+
 // bring creates an object, or decides about the one that is there.
 func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, about subject, desired *unstructured.Unstructured, status map[string]any, strict bool) (uid types.UID, a action, reason string, diff json.RawMessage, err error) {
 	look := e.looksFirst(k, about)
@@ -289,6 +298,12 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			e.holdBack(item)
 			return live.GetUID(), actionError, e.isHalf(item, live), nil, nil
 		case e.isOurs(live):
+			// An attempt before this one may have failed to restore an owner.
+			if !e.spec.PlanOnly && !ownedAs(live, desired) {
+				if err := e.setOwners(ctx, k, about, desired); err != nil {
+					return "", 0, "", nil, fmt.Errorf("it is there, but its owners could not be set: %w", err)
+				}
+			}
 			return live.GetUID(), actionCreate, "", nil, e.setStatus(ctx, k, about, status, live.GetUID())
 		case live.GetDeletionTimestamp() != nil && !e.spec.PlanOnly:
 			if err := e.awaitGone(ctx, k, live); err != nil {

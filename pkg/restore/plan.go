@@ -161,6 +161,12 @@ func (e *execution) own(ctx context.Context, item *manifest.Item, about subject)
 	if err != nil {
 		return err
 	}
+	return e.setOwners(ctx, k, about, desired)
+}
+
+// setOwners gives an object that this restore has made the owners of the desired one, if that
+// has any.
+func (e *execution) setOwners(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured) error {
 	owners, found, _ := unstructured.NestedSlice(desired.Object, "metadata", "ownerReferences")
 	if !found {
 		return nil

@@ -87,6 +87,26 @@ func TestOwners(t *testing.T) {
 	}
 }
 
+// TestOwnerOfALaterAttempt: what was created while its owner could not be is owned all the same,
+// once an attempt after that has created the owner.
+func TestOwnerOfALaterAttempt(t *testing.T) {
+	s := newFakeServer(t)
+	owner := obj("v1", "Secret", "a", "owner")
+	backup := backupOf(t, obj("v1", "Namespace", "", "a"), owner, obj("v1", "ConfigMap", "a", "owned", ownedBy(owner)))
+	s.fault = func(r *http.Request) (int, bool) {
+		if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/secrets") {
+			return http.StatusUnprocessableEntity, false
+		}
+		return 0, false
+	}
+	want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{})), holdfast.RestorePhasePartiallyFailed, "the Secret owner, is neither restored nor there")
+	s.fault = nil
+	want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted)
+	if owners := s.get("configmaps", "a", "owned").GetOwnerReferences(); len(owners) != 1 || owners[0].UID != s.get("secrets", "a", "owner").GetUID() {
+		t.Errorf("it is owned by %v", owners)
+	}
+}
+
 // definition is that of a kind.
 func definition(group, kind string) map[string]any {
 	return obj("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", strings.ToLower(kind)+"s."+group, with(map[string]any{
