@@ -400,20 +400,15 @@ func (c CompletedConfig) New() (*Server, error) {
 			Backups: backups, Changes: c.client.engine.EngineV1alpha1().ExpirationChanges(c.extra.SystemNamespace),
 			Observe: projector.ObserveChange, Clock: clock.RealClock{},
 		},
-		"maintenancerequests": &maintenancerequest.REST{
-			System: c.extra.SystemNamespace, Records: c.client.engine.EngineV1alpha1().VolumeRepositories(c.extra.SystemNamespace), Clock: clock.RealClock{},
-		},
-		"syncrequests": &syncrequest.REST{
-			System: c.extra.SystemNamespace, Records: c.client.engine.EngineV1alpha1().StorageLocations(c.extra.SystemNamespace),
-			Awaits: projector.Awaits, Clock: clock.RealClock{},
-		},
-		"schedules":         scheduleREST,
-		"restores":          restoreREST,
-		"restores/cancel":   restore.NewCancelREST(restoreREST, clock.RealClock{}),
-		"restores/log":      restored.Log(),
-		"restores/plan":     restored.Plan(),
-		"restores/results":  restored.Results(),
-		"schedules/trigger": schedule.NewTriggerREST(scheduleREST, asking.trigger),
+		"maintenancerequests": maintenancerequest.New(c.extra.SystemNamespace, c.client.engine.EngineV1alpha1().VolumeRepositories(c.extra.SystemNamespace), clock.RealClock{}),
+		"syncrequests":        syncrequest.New(c.extra.SystemNamespace, c.client.engine.EngineV1alpha1().StorageLocations(c.extra.SystemNamespace), projector.Awaits, clock.RealClock{}),
+		"schedules":           scheduleREST,
+		"restores":            restoreREST,
+		"restores/cancel":     restore.NewCancelREST(restoreREST, clock.RealClock{}),
+		"restores/log":        restored.Log(),
+		"restores/plan":       restored.Plan(),
+		"restores/results":    restored.Results(),
+		"schedules/trigger":   schedule.NewTriggerREST(scheduleREST, asking.trigger),
 	}
 	if err := generic.InstallAPIGroup(&group); err != nil {
 		return nil, err

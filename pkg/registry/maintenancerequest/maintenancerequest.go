@@ -15,10 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -32,71 +28,23 @@ type Records interface {
 	Update(ctx context.Context, record *enginev1alpha1.VolumeRepository, options metav1.UpdateOptions) (*enginev1alpha1.VolumeRepository, error)
 }
 
-// REST creates requests.
-type REST struct {
-	// System is the namespace of the records.
-	System  string
-	Records Records
-	Clock   clock.PassiveClock
+// New serves the requests for the repositories whose records are in the system namespace.
+func New(system string, records Records, clock clock.PassiveClock) *recorded.AskREST[*v1alpha1.MaintenanceRequest] {
+	return &recorded.AskREST[*v1alpha1.MaintenanceRequest]{
+		Singular: "maintenancerequest", System: system, Records: "repositories", NamedAfter: "VolumeRepository: NAMESPACE.LOCATION", Clock: clock,
+		Empty: func(meta metav1.ObjectMeta) *v1alpha1.MaintenanceRequest {
+			return &v1alpha1.MaintenanceRequest{ObjectMeta: meta}
+		},
+		Ask: func(ctx context.Context, request *v1alpha1.MaintenanceRequest, ask enginev1alpha1.Ask, options *metav1.CreateOptions) (err error) {
+			request.Status, err = write(ctx, records, system, request.Name, ask, options)
+			return err
+		},
+	}
 }
 
-var (
-	_ rest.Creater              = &REST{}
-	_ rest.Scoper               = &REST{}
-	_ rest.SingularNameProvider = &REST{}
-)
-
-// New implements rest.Storage.
-func (r *REST) New() runtime.Object { return &v1alpha1.MaintenanceRequest{} }
-
-// Destroy implements rest.Storage.
-func (r *REST) Destroy() {}
-
-// NamespaceScoped implements rest.Scoper.
-func (r *REST) NamespaceScoped() bool { return true }
-
-// GetSingularName implements rest.SingularNameProvider.
-func (r *REST) GetSingularName() string { return "maintenancerequest" }
-
-// Create implements rest.Creater.
-func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
-	request, ok := obj.(*v1alpha1.MaintenanceRequest)
-	if !ok {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a MaintenanceRequest: %T", obj))
-	}
-	switch namespace := genericapirequest.NamespaceValue(ctx); {
-	case namespace != r.System:
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("repositories are in the namespace %s, not in %s", r.System, namespace))
-	case request.Name == "":
-		return nil, apierrors.NewBadRequest("metadata.name must be that of a VolumeRepository: NAMESPACE.LOCATION")
-	}
-	requester, ok := genericapirequest.UserFrom(ctx)
-	if !ok {
-		return nil, apierrors.NewInternalError(fmt.Errorf("the request has no user"))
-	}
-	request = request.DeepCopy()
-	request.Namespace, request.Status = r.System, v1alpha1.MaintenanceRequestStatus{}
-	rest.FillObjectMetaSystemFields(request)
-	if validate != nil {
-		if err := validate(ctx, request.DeepCopyObject()); err != nil {
-			return nil, err
-		}
-	}
-	ask := enginev1alpha1.Ask{Requester: recorded.Requester(requester), Timestamp: metav1.NewTime(r.Clock.Now()).Rfc3339Copy()}
-	raced := func(err error) bool { return apierrors.ReasonForError(err) == metav1.StatusReasonConflict }
-	err := retry.OnError(retry.DefaultRetry, raced, func() (err error) {
-		request.Status, err = r.ask(ctx, request.Name, ask, options)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return request, nil
-}
-
-// ask writes a request into the record, unless one waits.
-func (r *REST) ask(ctx context.Context, name string, ask enginev1alpha1.Ask, options *metav1.CreateOptions) (answer v1alpha1.MaintenanceRequestStatus, err error) {
-	record, err := r.Records.Get(ctx, name, metav1.GetOptions{})
+// write writes a request into the record, unless one waits.
+func write(ctx context.Context, records Records, system, name string, ask enginev1alpha1.Ask, options *metav1.CreateOptions) (answer v1alpha1.MaintenanceRequestStatus, err error) {
+	record, err := records.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return answer, err
 	}
@@ -110,7 +58,7 @@ func (r *REST) ask(ctx context.Context, name string, ask enginev1alpha1.Ask, opt
 			Message: fmt.Sprintf("the repository %s can't be maintained: %s", name, because),
 		}}
 	}
-	answer.JobNamespace = enginev1alpha1.MaintenanceNamespace(r.System)
+	answer.JobNamespace = enginev1alpha1.MaintenanceNamespace(system)
 	job, waits := record.RequestedJob()
 	if waits {
 		asked := record.Spec.MaintenanceRequest
@@ -120,7 +68,7 @@ func (r *REST) ask(ctx context.Context, name string, ask enginev1alpha1.Ask, opt
 	}
 	record = record.DeepCopy()
 	record.Spec.MaintenanceRequest = &ask
-	if record, err = r.Records.Update(ctx, record, metav1.UpdateOptions{DryRun: options.DryRun}); err != nil {
+	if record, err = records.Update(ctx, record, metav1.UpdateOptions{DryRun: options.DryRun}); err != nil {
 		return answer, err
 	}
 	answer.Job, _ = record.RequestedJob()

@@ -34,7 +34,7 @@ func TestCreate(t *testing.T) {
 	cluster := enginetest.New(record("shop.default", metav1.ConditionTrue), record("broken.default", metav1.ConditionFalse))
 	records := cluster.EngineV1alpha1().VolumeRepositories("holdfast")
 	clock := clocktesting.NewFakePassiveClock(time.Unix(1000, 500))
-	storage := &REST{System: "holdfast", Records: records, Clock: clock}
+	storage := New("holdfast", records, clock)
 	ask := func(namespace, name string, options metav1.CreateOptions) (v1alpha1.MaintenanceRequestStatus, error) {
 		ctx := genericapirequest.WithUser(genericapirequest.WithNamespace(t.Context(), namespace), &user.DefaultInfo{Name: "jane"})
 		answer, err := storage.Create(ctx, &v1alpha1.MaintenanceRequest{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil, &options)

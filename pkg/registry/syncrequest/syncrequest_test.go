@@ -26,10 +26,7 @@ func TestCreate(t *testing.T) {
 	cluster := enginetest.New(&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "default", Generation: 4}})
 	records := cluster.EngineV1alpha1().StorageLocations("holdfast")
 	awaits := false
-	storage := &REST{
-		System: "holdfast", Records: records, Clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 500)),
-		Awaits: func(*enginev1alpha1.StorageLocation) bool { return awaits },
-	}
+	storage := New("holdfast", records, func(*enginev1alpha1.StorageLocation) bool { return awaits }, clocktesting.NewFakePassiveClock(time.Unix(1000, 500)))
 	ask := func(namespace, name string) (v1alpha1.SyncRequestStatus, error) {
 		ctx := genericapirequest.WithUser(genericapirequest.WithNamespace(t.Context(), namespace), &user.DefaultInfo{Name: "jane"})
 		answer, err := storage.Create(ctx, &v1alpha1.SyncRequest{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil, &metav1.CreateOptions{})
