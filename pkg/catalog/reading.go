@@ -45,5 +45,5 @@ func (c *Catalog) Lists(location, storeName string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	e := c.locations[location][storeName]
-	return e != nil && e.backup != nil
+	return e != nil && e.known()
 }

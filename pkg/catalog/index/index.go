@@ -270,13 +270,14 @@ func (f *fetched) entries(want func(storeName string) bool) (entries []Entry) {
 
 // bears reports whether the head's word counts for an entry.
 func (o *opened) bears(entry *Entry) bool {
-	if format.ValidateStoreName(entry.StoreName) != nil || !Indexable(&entry.Content) {
+	backup := entry.Content.Backup
+	// One without a Backup is a folder of another layout, which has names of its own.
+	if backup != nil && format.ValidateStoreName(entry.StoreName) != nil || !Indexable(&entry.Content) {
 		return false
 	}
 	if o.standing == Own {
 		return true
 	}
-	backup := entry.Content.Backup
 	if backup == nil || backup.Status.Origin == nil {
 		return false
 	}

@@ -131,7 +131,10 @@ func (w *worker) putEntries(entries iter.Seq[index.Entry], isNew bool) (taken []
 // localise has an entry be of this location, whatever its name is to who has written the index.
 func (w *worker) localise(entry *index.Entry) bool {
 	backup := entry.Content.Backup
-	if backup == nil || backup.Name != entry.StoreName || backup.Status.Origin == nil {
+	if backup == nil { // its versions are all that need be the same
+		return !w.location.Indexed
+	}
+	if backup.Name != entry.StoreName || backup.Status.Origin == nil {
 		return false
 	}
 	if backup.UID == format.DerivedUID("backup", backup.Spec.StorageLocation, entry.StoreName) {
@@ -298,14 +301,24 @@ func (w *worker) openCache(ctx context.Context) {
 	w.mu.Lock()
 	w.state.Loaded, w.state.Cached, w.state.Backups = true, true, len(taken)
 	w.mu.Unlock()
-	w.unconfirmed.add(taken...)
+	if w.location.Indexed {
+		w.unconfirmed.add(taken...)
+	}
 	w.options.Asked(w.location.Name)
 }
 
 func (w *worker) cache(ctx context.Context, name string, content catalog.Content) {
-	if w.location.Cache != nil {
-		w.cacheFailed(ctx, w.location.Cache.Add(ctx, name, content))
+	if w.location.Cache == nil {
+		return
 	}
+	if content.Backup == nil { // what is listed of it may be more than was read last
+		shown := w.catalog.EntryVolumes(w.location.Name, name)
+		if len(shown) > content.Rows() {
+			content.Versions = nil // so that the next process misses the same
+		}
+		content.Volumes, content.Packed = shown, catalog.Rows{}
+	}
+	w.cacheFailed(ctx, w.location.Cache.Add(ctx, name, content))
 }
 
 func (w *worker) uncache(ctx context.Context, names ...string) {

@@ -12,7 +12,8 @@
 //  2. A poll lists one shard of a location, which is one request, and goes on from there with
 //     the next poll. Of a store of a thousand backups it sees everything. With a second request
 //     it lists a part of what was read, and so finds what was replaced since, in time.
-//  3. A full listing lists all of them: at first, every hour, and when it is asked for.
+//  3. A full listing lists all of them: at first, every hour, and when it is asked for. Polls go
+//     on after it where they were.
 //
 // What is new in a listing is read. How much is asked of a store at once, the store decides:
 // more and more, until it can't answer.

@@ -308,7 +308,9 @@ func (w *worker) refresh(ctx context.Context) error {
 		w.state.LastError = store.Reason(err)
 	} else {
 		w.state.LastSuccess, w.state.Suspicion = l.begin, found.suspicion
-		w.state.position, w.state.watched = found.position, found.watched
+		if w.state.watched = found.watched; !l.full { // polls go on where the last one was
+			w.state.position = found.position
+		}
 		w.state.Cached = w.state.Cached && !found.all
 		if found.all {
 			w.state.LastFull, w.state.Synced = l.begin, l.location.Asked

@@ -44,6 +44,17 @@ func (p *Projector) ObserveVolumeDeletion(record *enginev1alpha1.VolumeDeletion)
 		}
 	}
 	p.stores.catalog.SetVolumeDeletion(record.UID, deleted)
+	p.uncacheFolders(record)
+}
+
+// uncacheFolders has the next process not show, from what is kept for it, what is deleted from
+// entries that are no Backups: nothing lies beside them that says so.
+func (p *Projector) uncacheFolders(record *enginev1alpha1.VolumeDeletion) {
+	for _, target := range record.Spec.Targets {
+		if target.BackupName != "" {
+			p.stores.refresher.Removed(target.StorageLocation, target.StoreName)
+		}
+	}
 }
 
 // volumeDeletionGone takes note that a record is gone. Of one that was carried out the stores
@@ -61,6 +72,7 @@ func (p *Projector) volumeDeletionGone(obj any) {
 	delete(p.deletions, record.UID)
 	if record.Done() {
 		p.stores.catalog.EndVolumeDeletion(record.UID)
+		p.uncacheFolders(record) // it may have been read again before it was deleted
 		return
 	}
 	p.stores.catalog.SetVolumeDeletion(record.UID, nil)

@@ -97,7 +97,7 @@ func (s *stores) set(records []*enginev1alpha1.StorageLocation) error {
 // cache keeps what is read of a location on disk; nil without a folder for it.
 func (s *stores) cache(record *enginev1alpha1.StorageLocation) refresh.Cache {
 	cluster := s.catalog.ClusterUID()
-	if s.cacheDir == "" || cluster == "" || record.Spec.IsLonghorn() {
+	if s.cacheDir == "" || cluster == "" {
 		return nil
 	}
 	return local.New(s.cacheDir, record.Name+" "+identity(&record.Spec), cluster, clock.RealClock{})
