@@ -231,7 +231,7 @@ func TestPut(t *testing.T) {
 	if diff := cmp.Diff(wantScratch, c.VolumeBackups()[1]); diff != "" {
 		t.Errorf("volume backup (-want +got):\n%s", diff)
 	}
-	wantStatus := holdfast.VolumeBackupStatus{Phase: "Completed", URL: "store://default/kopia/shop?snapshot=snapshot-100", SnapshotID: "snapshot-100", SizeBytes: 100, IncrementalBytes: 1, Node: "node", StartTimestamp: &begun, CompletionTimestamp: &when}
+	wantStatus := holdfast.VolumeBackupStatus{Phase: "Completed", URL: "store://default/kopia/shop?snapshot=snapshot-100", SnapshotID: "snapshot-100", SnapshotName: "snapshot-100", SnapshotTimestamp: &begun, SizeBytes: 100, IncrementalBytes: 1, Node: "node", StartTimestamp: &begun, CompletionTimestamp: &when}
 	if diff := cmp.Diff(wantStatus, c.VolumeBackups()[0].Status); diff != "" {
 		t.Errorf("volume backup (-want +got):\n%s", diff)
 	}

@@ -406,8 +406,8 @@ func (h *held) volumeBackup(r *row, volume types.NamespacedName) *holdfast.Volum
 			Method:              v.Method,
 			URL:                 h.url(&v),
 			SnapshotID:          v.SnapshotID,
-			SnapshotName:        v.SnapshotName,
-			SnapshotTimestamp:   optional(v.SnapshotCreated),
+			SnapshotName:        cmp.Or(v.SnapshotName, v.SnapshotID),
+			SnapshotTimestamp:   optional(v.snapshotCreated()),
 			Volume:              v.itself(),
 			Labels:              labels,
 			SizeBytes:           v.SizeBytes,
@@ -441,6 +441,14 @@ func (h *held) url(v *Volume) string {
 		return ""
 	}
 	return u.String()
+}
+
+// snapshotCreated is when the snapshot was made. Kopia's is as of when the upload began.
+func (v *Volume) snapshotCreated() metav1.Time {
+	if v.SnapshotCreated.IsZero() && v.SnapshotID != "" {
+		return v.Start
+	}
+	return v.SnapshotCreated
 }
 
 // itself is what is known of the volume itself; nil if that is nothing.

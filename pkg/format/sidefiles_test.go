@@ -212,12 +212,21 @@ var readers = map[string]func(io.Reader) (int, error){
 		results, err := ReadResults(r)
 		return results.Errors.Count() + results.Warnings.Count(), err
 	},
-	"resource list": func(r io.Reader) (int, error) { list, err := ReadResourceList(r); return len(list), err },
-	"volume info":   func(r io.Reader) (int, error) { list, err := ReadVolumeInfo(r); return len(list), err },
+	"resource list":    func(r io.Reader) (int, error) { list, err := ReadResourceList(r); return len(list), err },
+	"volume info":      func(r io.Reader) (int, error) { list, err := ReadVolumeInfo(r); return len(list), err },
+	"volume infos":     func(r io.Reader) (int, error) { return counted(r, ReadVolumeInfos) },
+	"native snapshots": func(r io.Reader) (int, error) { return counted(r, ReadNativeSnapshots) },
+	"CSI snapshots":    func(r io.Reader) (int, error) { return counted(r, ReadCSISnapshots) },
 	"pod volume backups": func(r io.Reader) (int, error) {
 		list, err := readPodVolumeBackups(r)
 		return len(list), err
 	},
+}
+
+// counted reads a list one by one.
+func counted[T any](r io.Reader, read func(io.Reader, func(T) error) error) (count int, err error) {
+	err = read(r, func(T) error { count++; return nil })
+	return count, err
 }
 
 func TestReadersBearNull(t *testing.T) {

@@ -257,6 +257,10 @@ type VolumeInfo struct {
 	Result                string             `json:"result,omitempty"`
 	PVBInfo               *PodVolumeInfo     `json:"pvbInfo,omitempty"`
 	PVInfo                *PersistentVolInfo `json:"pvInfo,omitempty"`
+	// Of volumes that Velero stored by a snapshot.
+	CSISnapshotInfo    *CSISnapshotInfo    `json:"csiSnapshotInfo,omitempty"`
+	DataMovementInfo   *DataMovementInfo   `json:"snapshotDataMovementInfo,omitempty"`
+	NativeSnapshotInfo *NativeSnapshotInfo `json:"nativeSnapshotInfo,omitempty"`
 }
 
 // PodVolumeInfo repeats a PodVolumeBackup in a VolumeInfo.

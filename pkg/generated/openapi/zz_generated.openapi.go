@@ -7421,14 +7421,14 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 					},
 					"snapshotName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the snapshot that it was made of.",
+							Description: "Name of the snapshot that it was made of; of one that Kopia has stored, which reads the volume as it is, Kopia's id of it.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"snapshotTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When that snapshot was made.",
+							Description: "When that snapshot was made, or Kopia began to read.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},

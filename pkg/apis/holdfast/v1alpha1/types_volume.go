@@ -194,10 +194,11 @@ type VolumeBackupStatus struct {
 	// of Longhorn's, store://LOCATION/?backup=NAME&volume=NAME.
 	// +optional
 	URL string `json:"url,omitempty"`
-	// Name of the snapshot that it was made of.
+	// Name of the snapshot that it was made of; of one that Kopia has stored, which reads the volume
+	// as it is, Kopia's id of it.
 	// +optional
 	SnapshotName string `json:"snapshotName,omitempty"`
-	// When that snapshot was made.
+	// When that snapshot was made, or Kopia began to read.
 	// +optional
 	SnapshotTimestamp *metav1.Time `json:"snapshotTimestamp,omitempty"`
 	// The volume itself.

@@ -4,13 +4,14 @@
 // Package velero reads stores that are laid out as Velero's and Holdfast's are, see package
 // format: an entry is the folder of a backup, and changes of its expiration lie beside it.
 // One listing names the folders; a backup takes a reading of its metadata, and one of the
-// list of its volumes. Both are written once, but Velero writes metadata anew when its backup
+// list of its volumes; one of Velero's, one to three more of its lists of snapshots. Both are written once, but Velero writes metadata anew when its backup
 // goes on, and somebody may put another's in their place: that shows in another listing, of
 // all objects, of which a part is listed with each poll. When metadata is read again, and
 // names the list of volumes that is known, that is not.
 package velero
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -218,7 +219,46 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	case err != nil:
 		content.Volumes, content.VolumesError = nil, store.Reason(err)
 	}
+	if !isSigned(backup) { // Holdfast makes no snapshots
+		snapshots, err := l.readSnapshots(ctx, from, name)
+		if err != nil && isStoreFailure(err) {
+			return content, err
+		}
+		if err != nil {
+			content.VolumesError = cmp.Or(content.VolumesError, store.Reason(err))
+		}
+		content.Volumes = append(content.Volumes, snapshots...)
+	}
 	return content, nil
+}
+
+// readSnapshots reads which volumes Velero has stored by snapshots. Since version 1.13 one list
+// says so, before that each way to make them had one.
+func (l *Layout) readSnapshots(ctx context.Context, from store.Ranger, storeName string) (volumes []catalog.Volume, err error) {
+	type list struct {
+		key  string
+		read func(io.Reader) ([]catalog.Volume, error)
+	}
+	take := func(of list) (err error) {
+		var found []catalog.Volume
+		err = get(ctx, from, of.key, func(content io.Reader) (err error) {
+			found, err = of.read(content)
+			return err
+		})
+		if err == nil {
+			volumes = append(volumes, found...)
+		}
+		return err
+	}
+	if err := take(list{format.VolumeInfoKey(storeName), catalog.ReadVolumeInfos}); !errors.Is(err, store.ErrNotFound) {
+		return volumes, err
+	}
+	for _, of := range []list{{format.VolumeSnapshotsKey(storeName), catalog.ReadNativeSnapshots}, {format.CSISnapshotsKey(storeName), catalog.ReadCSISnapshots}} {
+		if err := take(of); err != nil && !errors.Is(err, store.ErrNotFound) {
+			return volumes, err
+		}
+	}
+	return volumes, nil
 }
 
 // isStoreFailure tells a store that can't be asked from a file that is bad.

@@ -1,0 +1,121 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package catalog
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// Methods of volumes that Velero has stored by a snapshot. Holdfast restores none of them.
+const (
+	methodCSI    = "csi-snapshot"
+	methodMoved  = "csi-snapshot-moved"
+	methodNative = "native-snapshot"
+)
+
+var notRestored = map[string]string{
+	methodCSI:    "Velero has made a CSI snapshot of it, which lies in the volume's storage and which Holdfast does not restore",
+	methodMoved:  "Velero has uploaded it from a CSI snapshot, which Holdfast does not restore",
+	methodNative: "Velero has made a snapshot of it through a cloud's API, which lies there and which Holdfast does not restore",
+}
+
+// ReadVolumeInfos reads which volumes Velero has stored by snapshots, as the object of
+// format.VolumeInfoKey says since version 1.13. Those that it uploaded from pods are not among
+// them: the list that ReadVolumes reads has more of them.
+func ReadVolumeInfos(r io.Reader) (volumes []Volume, err error) {
+	err = format.ReadVolumeInfos(r, func(info format.VolumeInfo) error {
+		v := Volume{Namespace: info.PVCNamespace, ClaimName: info.PVCName, VolumeName: info.PVName}
+		switch {
+		case info.Skipped:
+			return nil
+		case info.BackupMethod == format.MethodNativeSnapshot:
+			v.Method = methodNative
+			if native := info.NativeSnapshotInfo; native != nil {
+				v.SnapshotName = native.SnapshotHandle
+			}
+		case info.BackupMethod != format.MethodCSISnapshot:
+			return nil
+		case info.SnapshotDataMoved:
+			v.Method = methodMoved
+			if moved := info.DataMovementInfo; moved != nil {
+				v.SizeBytes, v.IncrementalBytes = moved.Size, moved.IncrementalSize
+				if moved.UploaderType == format.UploaderKopia {
+					v.SnapshotID = moved.SnapshotHandle
+				}
+			}
+		default:
+			v.Method = methodCSI
+		}
+		if csi := info.CSISnapshotInfo; csi != nil {
+			v.SnapshotName, v.VolumeSize = cmp.Or(csi.VSCName, csi.SnapshotHandle), csi.Size
+		}
+		if info.StartTimestamp != nil {
+			v.Start = *info.StartTimestamp
+		}
+		if info.CompletionTimestamp != nil {
+			v.Completion = *info.CompletionTimestamp
+		}
+		return appendSnapshot(&volumes, &v, info.Failed(), "")
+	})
+	return volumes, err
+}
+
+// ReadNativeSnapshots reads the object of format.VolumeSnapshotsKey, which names no claims.
+func ReadNativeSnapshots(r io.Reader) (volumes []Volume, err error) {
+	err = format.ReadNativeSnapshots(r, func(s format.NativeSnapshot) error {
+		v := Volume{VolumeName: s.Spec.PersistentVolumeName, SnapshotName: s.Status.ProviderSnapshotID, Method: methodNative}
+		return appendSnapshot(&volumes, &v, s.Failed(), "")
+	})
+	return volumes, err
+}
+
+// ReadCSISnapshots reads the object of format.CSISnapshotsKey, which names no volumes.
+func ReadCSISnapshots(r io.Reader) (volumes []Volume, err error) {
+	err = format.ReadCSISnapshots(r, func(s format.CSISnapshot) error {
+		v := Volume{Namespace: s.Namespace, ClaimName: s.Spec.Source.ClaimName, SnapshotName: s.Name, Method: methodCSI}
+		if at := s.Status.CreationTime; at != nil {
+			v.SnapshotCreated, v.Start, v.Completion = *at, *at, *at
+		}
+		if size := s.Status.RestoreSize; size != nil {
+			v.VolumeSize = size.Value()
+		}
+		failure := ""
+		if s.Status.Error != nil {
+			failure = s.Status.Error.Message
+		}
+		return appendSnapshot(&volumes, &v, failure != "", failure)
+	})
+	return volumes, err
+}
+
+// appendSnapshot adds a volume, if it has a name.
+func appendSnapshot(volumes *[]Volume, v *Volume, failed bool, failure string) error {
+	if v.ClaimName == "" {
+		v.Namespace = "" // a volume by its own name belongs to none
+		if v.VolumeName == "" {
+			return nil
+		}
+	}
+	if v.ClaimName != "" && (len(validation.IsDNS1123Label(v.Namespace)) > 0 || len(validation.IsDNS1123Subdomain(v.ClaimName)) > 0) ||
+		v.VolumeName != "" && !validVolumeName(v.VolumeName) {
+		return fmt.Errorf("it names a volume that can't exist: %q, claim %q in namespace %q", v.VolumeName, v.ClaimName, v.Namespace)
+	}
+	v.Namespace, v.ClaimName, v.VolumeName, v.Method = intern(v.Namespace), intern(v.ClaimName), intern(v.VolumeName), intern(v.Method)
+	v.VolumeSize, v.SizeBytes = max(v.VolumeSize, 0), max(v.SizeBytes, 0)
+	v.IncrementalBytes = min(max(v.IncrementalBytes, 0), v.SizeBytes)
+	v.State, v.Message = holdfast.VolumeBackupCompleted, notRestored[v.Method]
+	v.BytesDone = v.SizeBytes
+	if failed {
+		v.State, v.Message, v.BytesDone = holdfast.VolumeBackupFailed, intern(cmp.Or(failure, "Velero says that its snapshot, or the upload of that, has failed")), 0
+	}
+	*volumes = append(*volumes, *v)
+	return nil
+}
