@@ -5,6 +5,7 @@ package refresh_test
 
 import (
 	"context"
+	"flag"
 	"io"
 	"iter"
 	"sync"
@@ -132,9 +133,12 @@ func BenchmarkLonghorn(b *testing.B) {
 	}
 }
 
+var longhornVolumes = flag.Int("longhorn.volumes", 150, "how many volumes of 20 backups TestLonghornTakesWhatItsRequestsTake reads")
+
 // By the time of a bubble, in which nothing but the store takes any.
 func TestLonghornTakesWhatItsRequestsTake(t *testing.T) {
-	const volumes, backups = 150, 20
+	const backups = 20
+	volumes := *longhornVolumes
 	s := longhornStore(t, volumes, backups)
 	synctest.Test(t, func(t *testing.T) {
 		l := loadLonghorn(t, t.Context(), s, volumes, backups)
