@@ -4,6 +4,9 @@
 package main
 
 import (
+	"os"
+	"runtime/debug"
+
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-io/holdfast/pkg/apiserver"
@@ -17,6 +20,11 @@ func newAPIServerCommand() *cobra.Command {
 		RunE: func(command *cobra.Command, _ []string) error {
 			if err := options.Validate(); err != nil {
 				return err
+			}
+			if os.Getenv("GOGC") == "" {
+				// Most of the heap is the rows of the catalogue, which live on. By default the rest
+				// could grow to as much again before it is collected.
+				debug.SetGCPercent(40)
 			}
 			config, err := options.Config()
 			if err != nil {
