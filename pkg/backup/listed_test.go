@@ -62,7 +62,7 @@ func TestVolumesAreListedAsTheyWere(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got []string
-			for row := range c.Snapshot().Rows("", catalog.Position{}, func(string, string) bool { return true }) {
+			for row := range c.Snapshot().Rows("", catalog.Position{}, func(catalog.VolumeRows) bool { return true }) {
 				if object := row.Object(); parsed.Matches(labels.Set(object.Labels)) {
 					name, _, _ := strings.Cut(object.Spec.VolumeName, "@")
 					got = append(got, name)

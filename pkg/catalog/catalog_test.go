@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -141,6 +142,16 @@ func checkHistory(t *testing.T, c *Catalog) {
 			}
 		}
 		last = row
+		of := row.OfVolume()
+		for _, phase := range states {
+			has := slices.ContainsFunc(row.volume.members, func(m member) bool { return m.row().state == stateOdd || m.row().stateName() == phase })
+			if of.HasPhase(phase) != has {
+				t.Errorf("%s/%s has rows in the phase %s: %t, and says otherwise", object.Namespace, of.Name(), phase, has)
+			}
+		}
+		if !of.MayBeAlike(func(l Likeness) bool { return l == row.Likeness() }) {
+			t.Errorf("%s/%s is like no row of its volume", object.Namespace, object.Name)
+		}
 		if name := object.Namespace + "/" + object.Name; found[name] || uids[object.UID] {
 			t.Errorf("%s, %s is there twice", name, object.UID)
 		} else {
@@ -149,7 +160,7 @@ func checkHistory(t *testing.T, c *Catalog) {
 	}
 }
 
-func everything(string, string) bool { return true }
+func everything(VolumeRows) bool { return true }
 
 func compare[T metav1.Object](t *testing.T, what string, want map[types.NamespacedName]T, list []T) {
 	t.Helper()

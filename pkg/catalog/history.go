@@ -8,6 +8,7 @@ import (
 	"iter"
 	"slices"
 	"strings"
+	"unique"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -83,9 +84,46 @@ type Row struct {
 	floor  uint64
 }
 
+// VolumeRows are all rows of one volume.
+type VolumeRows struct{ volume *volume }
+
+// Namespace is where they are listed.
+func (v VolumeRows) Namespace() string { return v.volume.name.Namespace }
+
+// Name is that of the BackupVolume.
+func (v VolumeRows) Name() string { return v.volume.name.Name }
+
+// HasPhase reports whether one of them is in a phase.
+func (v VolumeRows) HasPhase(phase string) bool {
+	i := slices.Index(states, phase)
+	return v.volume.states>>oddState&1 == 1 || i >= 0 && v.volume.states>>i&1 == 1
+}
+
+// MayBeAlike reports whether one of them may have a likeness that is wanted. It costs the
+// different ones that there are, of which a volume has few.
+func (v VolumeRows) MayBeAlike(wanted func(Likeness) bool) bool {
+	return v.volume.varied || slices.ContainsFunc(v.volume.shapes, func(s unique.Handle[shape]) bool { return wanted(Likeness{s}) })
+}
+
+// Likeness is what is the same in many rows, mostly in all of one volume. Equal ones are
+// those of rows that are alike.
+type Likeness struct{ shape unique.Handle[shape] }
+
+// PodName is the pod's through which they were read.
+func (l Likeness) PodName() string { return l.shape.Value().podName }
+
+// Node is the one that read them.
+func (l Likeness) Node() string { return l.shape.Value().node }
+
+// Method is how their data was stored.
+func (l Likeness) Method() string { return l.shape.Value().method }
+
+// Labels are those of the objects.
+func (l Likeness) Labels() map[string]string { return valid(l.shape.Value().labels.Map()) }
+
 // Rows gives the rows of a namespace, or of all if it is empty, from a position on, of the
 // volumes that are wanted.
-func (h *History) Rows(namespace string, from Position, wanted func(namespace, volume string) bool) iter.Seq[Row] {
+func (h *History) Rows(namespace string, from Position, wanted func(VolumeRows) bool) iter.Seq[Row] {
 	return func(yield func(Row) bool) {
 		if from.Namespace == "" {
 			from.Namespace = namespace
@@ -94,7 +132,7 @@ func (h *History) Rows(namespace string, from Position, wanted func(namespace, v
 			if namespace != "" && v.name.Namespace != namespace {
 				return false
 			}
-			if !wanted(v.name.Namespace, v.name.Name) {
+			if !wanted(VolumeRows{v}) {
 				return true
 			}
 			for i := v.first(from); i < len(v.members); i++ {
@@ -203,22 +241,11 @@ func (r Row) StorageLocation() string { return r.held().location }
 // Phase is its state.
 func (r Row) Phase() string { return r.row().stateName() }
 
-// PodName is the pod's through which it was read.
-func (r Row) PodName() string { return r.row().shape.Value().podName }
+// Likeness is what it has in common with others.
+func (r Row) Likeness() Likeness { return Likeness{r.row().shape} }
 
-// Node is the one that read it.
-func (r Row) Node() string { return r.row().shape.Value().node }
-
-// Method is how its data was stored.
-func (r Row) Method() string { return r.row().shape.Value().method }
-
-// Labels are those of the object.
-func (r Row) Labels() map[string]string { return valid(r.row().shape.Value().labels.Map()) }
-
-// IsLike reports whether a row must have the same labels, node, pod and method as another one.
-func (r Row) IsLike(other Row) bool {
-	return other.volume != nil && r.row().shape == other.row().shape
-}
+// OfVolume are all rows of its volume.
+func (r Row) OfVolume() VolumeRows { return VolumeRows{r.volume} }
 
 // Version is the one at which it was listed.
 func (r Row) Version() uint64 { return max(r.held().version, r.floor) }
@@ -244,7 +271,20 @@ type volume struct {
 	stored    int64  // bytes that the completed ones have added
 	last      member // the latest completed one; its held is nil if there is none
 	created   metav1.Time
+	// states has a bit for each index of states that a row has, and oddState for any other one.
+	states uint8
+	// shapes are those of the rows, each once, unless they are varied, which is more than
+	// maxShapes.
+	shapes []unique.Handle[shape]
+	varied bool
 }
+
+const (
+	oddState = 7
+	// maxShapes is how many a volume has that was read on as many nodes, or failed for as many
+	// reasons: to look at more of them would be as costly as to look at the rows.
+	maxShapes = 16
+)
 
 const memberBytes = 16
 
@@ -365,6 +405,14 @@ func (v *volume) count(m member) {
 	r := m.row()
 	if created := m.held.created(r); v.created.IsZero() || !created.IsZero() && created.Before(&v.created) {
 		v.created = created
+	}
+	v.states |= 1 << min(r.state, oddState)
+	if !v.varied && !slices.Contains(v.shapes, r.shape) {
+		if v.varied = len(v.shapes) == maxShapes; v.varied {
+			v.shapes = nil
+		} else { // somebody else may have the array
+			v.shapes = append(slices.Clip(v.shapes), r.shape)
+		}
 	}
 	if r.state != stateCompleted {
 		return

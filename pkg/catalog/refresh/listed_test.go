@@ -52,7 +52,7 @@ func (l *listed) Volumes() []*holdfast.BackupVolume {
 
 func (l *listed) VolumeBackups() []*holdfast.VolumeBackup {
 	var all []*holdfast.VolumeBackup
-	for row := range l.Snapshot().Rows("", catalog.Position{}, func(string, string) bool { return true }) {
+	for row := range l.Snapshot().Rows("", catalog.Position{}, func(catalog.VolumeRows) bool { return true }) {
 		all = append(all, row.Object())
 	}
 	return all

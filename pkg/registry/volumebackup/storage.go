@@ -39,8 +39,8 @@ const (
 	keptVersions = 64
 	keptBytes    = 64 << 20
 
-	// The client's context is looked at once in so many rows.
-	rowsPerLook = 4096
+	// The client's context is looked at once in so many rows and volumes.
+	rowsPerLook = 1024
 )
 
 // Histories are what a catalogue has.
@@ -217,7 +217,7 @@ func (s *Storage) GetList(ctx context.Context, key string, opts storage.ListOpti
 	wanted := newMatcher(opts.Predicate.Label, opts.Predicate.Field)
 	if !opts.Recursive {
 		list.Items = []v1alpha1.VolumeBackup{}
-		if row, found := history.Find(namespace, name); found && wanted.volume(row.Namespace(), row.VolumeName()) && wanted.matches(row) {
+		if row, found := history.Find(namespace, name); found && wanted.volume(row.OfVolume()) && wanted.matches(row) {
 			list.Items = append(list.Items, *object(row))
 		}
 		return s.Versioner().UpdateList(list, history.Version, "", nil)
@@ -258,9 +258,14 @@ func page(ctx context.Context, history *catalog.History, namespace string, from 
 	if limit > 0 {
 		most = int(min(limit, MaxItems))
 	}
-	looked := 0
-	for row := range history.Rows(namespace, from, wanted.volume) {
-		if looked++; looked%rowsPerLook == 0 && ctx.Err() != nil {
+	looked, ended := 0, false
+	look := func() bool {
+		looked++
+		ended = ended || looked%rowsPerLook == 0 && ctx.Err() != nil
+		return ended
+	}
+	for row := range history.Rows(namespace, from, func(of catalog.VolumeRows) bool { return look() || wanted.volume(of) }) {
+		if look() {
 			return nil, false, ctx.Err()
 		}
 		if !wanted.matches(row) {
@@ -418,22 +423,36 @@ func parsePosition(text, namespace string) (p catalog.Position, err error) {
 
 // matcher selects rows, without making objects of them.
 type matcher struct {
-	// ofVolume are what is required of the volume, ofRow of the row, and ofAlike of what is the
-	// same in rows that are alike.
-	ofVolume, ofRow, ofAlike []requirement
-	labels                   labels.Selector
+	// ofVolume are what is required of the volume, ofRow of the row, and ofAlike, with labels,
+	// of what is the same in rows that are alike.
+	ofVolume []requirement[catalog.VolumeRows]
+	ofRow    []requirement[catalog.Row]
+	ofAlike  []requirement[catalog.Likeness]
+	labels   labels.Selector
+	// unknown is true if a field is required that there is not: nothing matches.
+	unknown bool
+	// phase, if not empty, is the one that is wanted.
+	phase string
 	// volumes, if not nil, are those that a row of the wanted name may be of.
 	volumes func(volume string) bool
-	// latest is the row that was last asked about what is the same in those like it.
-	latest        catalog.Row
+	// latest is what was last asked about that is the same in rows that are alike.
+	latest        catalog.Likeness
 	latestMatches bool
 }
 
-type requirement struct {
-	of      func(namespace, volume string) string
-	get     func(catalog.Row) string
+type requirement[T any] struct {
+	get     func(T) string
 	value   string
 	differs bool
+}
+
+// add adds a requirement of a field, if it is one of these.
+func add[T any](to *[]requirement[T], of map[string]func(T) string, r fields.Requirement) bool {
+	get := of[r.Field]
+	if get != nil {
+		*to = append(*to, requirement[T]{get, r.Value, r.Operator == selection.NotEquals})
+	}
+	return get != nil
 }
 
 // rowFields are Resource.Fields, of rows.
@@ -448,15 +467,15 @@ var rowFields = map[string]func(catalog.Row) string{
 }
 
 // alikeFields are those that are the same in rows that are alike.
-var alikeFields = map[string]func(catalog.Row) string{
-	"spec.podName":  catalog.Row.PodName,
-	"status.node":   catalog.Row.Node,
-	"status.method": catalog.Row.Method,
+var alikeFields = map[string]func(catalog.Likeness) string{
+	"spec.podName":  catalog.Likeness.PodName,
+	"status.node":   catalog.Likeness.Node,
+	"status.method": catalog.Likeness.Method,
 }
 
-var volumeFields = map[string]func(namespace, volume string) string{
-	"metadata.namespace": func(namespace, _ string) string { return namespace },
-	"spec.volumeName":    func(_, volume string) string { return volume },
+var volumeFields = map[string]func(catalog.VolumeRows) string{
+	"metadata.namespace": catalog.VolumeRows.Namespace,
+	"spec.volumeName":    catalog.VolumeRows.Name,
 }
 
 func newMatcher(label labels.Selector, field fields.Selector) *matcher {
@@ -468,47 +487,45 @@ func newMatcher(label labels.Selector, field fields.Selector) *matcher {
 		return m
 	}
 	for _, r := range field.Requirements() {
-		if r.Field == "metadata.name" && r.Operator != selection.NotEquals {
-			of := catalog.VolumesOf(r.Value)
-			m.volumes = func(volume string) bool { return slices.Contains(of, volume) }
+		if r.Operator != selection.NotEquals {
+			switch r.Field {
+			case "metadata.name":
+				of := catalog.VolumesOf(r.Value)
+				m.volumes = func(volume string) bool { return slices.Contains(of, volume) }
+			case "status.phase":
+				m.phase = r.Value
+			}
 		}
-		of := requirement{value: r.Value, differs: r.Operator == selection.NotEquals}
-		if of.of = volumeFields[r.Field]; of.of != nil {
-			m.ofVolume = append(m.ofVolume, of)
-		} else if of.get = alikeFields[r.Field]; of.get != nil {
-			m.ofAlike = append(m.ofAlike, of)
-		} else {
-			of.get = rowFields[r.Field]
-			m.ofRow = append(m.ofRow, of)
+		if !add(&m.ofVolume, volumeFields, r) && !add(&m.ofAlike, alikeFields, r) && !add(&m.ofRow, rowFields, r) {
+			m.unknown = true
 		}
 	}
 	return m
 }
 
-func (m *matcher) volume(namespace, volume string) bool {
-	for i := range m.ofVolume {
-		if r := &m.ofVolume[i]; (r.of(namespace, volume) == r.value) == r.differs {
-			return false
-		}
-	}
-	return m.volumes == nil || m.volumes(volume)
+// volume reports whether a volume may have rows that match. Most of what selects few rows is told
+// here, without a look at them.
+func (m *matcher) volume(of catalog.VolumeRows) bool {
+	return !m.unknown && meet(m.ofVolume, of) && (m.volumes == nil || m.volumes(of.Name())) &&
+		(m.phase == "" || of.HasPhase(m.phase)) && (!m.looksAlike() || of.MayBeAlike(m.alike))
 }
 
 func (m *matcher) matches(row catalog.Row) bool {
-	if len(m.ofAlike) > 0 || m.labels != nil {
-		if !row.IsLike(m.latest) { // those of one volume mostly are
-			m.latest, m.latestMatches = row, meet(m.ofAlike, row) && (m.labels == nil || m.labels.Matches(labels.Set(row.Labels())))
-		}
-		if !m.latestMatches {
-			return false
-		}
-	}
-	return meet(m.ofRow, row)
+	return (!m.looksAlike() || m.alike(row.Likeness())) && meet(m.ofRow, row)
 }
 
-func meet(all []requirement, row catalog.Row) bool {
+func (m *matcher) looksAlike() bool { return len(m.ofAlike) > 0 || m.labels != nil }
+
+func (m *matcher) alike(of catalog.Likeness) bool {
+	if of != m.latest { // those of one volume mostly are
+		m.latest, m.latestMatches = of, meet(m.ofAlike, of) && (m.labels == nil || m.labels.Matches(labels.Set(of.Labels())))
+	}
+	return m.latestMatches
+}
+
+func meet[T any](all []requirement[T], of T) bool {
 	for i := range all {
-		if r := &all[i]; r.get == nil || (r.get(row) == r.value) == r.differs {
+		if r := &all[i]; (r.get(of) == r.value) == r.differs {
 			return false
 		}
 	}

@@ -313,7 +313,7 @@ func TestBeforeAllIsRead(t *testing.T) {
 		return err
 	}
 	var known string
-	for row := range f.catalog.Snapshot().Rows("", catalog.Position{}, func(string, string) bool { return true }) {
+	for row := range f.catalog.Snapshot().Rows("", catalog.Position{}, func(catalog.VolumeRows) bool { return true }) {
 		known = row.Name()
 	}
 	if _, err := f.list("", internalversion.ListOptions{}); !apierrors.IsTooManyRequests(err) || !apierrors.IsTooManyRequests(get(known)) {
@@ -350,6 +350,11 @@ func TestSelectors(t *testing.T) {
 	f.catalog.Put("long", "pvc-1", catalog.Content{Trusted: true, Volumes: []catalog.Volume{
 		{Namespace: "namespace-000", ClaimName: "data-0003", BackupName: "b1", Method: "longhorn", State: v1alpha1.VolumeBackupInProgress, Created: at},
 	}}, t0)
+	moved := make([]catalog.Volume, 20) // through more nodes than a volume's are told apart
+	for i := range moved {
+		moved[i] = catalog.Volume{Namespace: "namespace-000", ClaimName: "data-moved", BackupName: fmt.Sprintf("m%02d", i), Node: fmt.Sprintf("another-%02d", i), State: v1alpha1.VolumeBackupCompleted, Created: at}
+	}
+	f.catalog.Put("long", "pvc-2", catalog.Content{Trusted: true, Volumes: moved}, t0)
 	all := f.mustList("", internalversion.ListOptions{}).Items
 	names := volumebackup.Resource.Selectable()
 	values := map[string]map[string]bool{}
@@ -370,6 +375,7 @@ func TestSelectors(t *testing.T) {
 			}
 		}
 	}
+	values["status.node"]["another-18"] = true
 	for _, field := range names {
 		for value := range values[field] {
 			for _, selector := range []fields.Selector{fields.OneTermEqualSelector(field, value), fields.OneTermNotEqualSelector(field, value)} {
@@ -386,7 +392,7 @@ func TestSelectors(t *testing.T) {
 			}
 		}
 	}
-	for text, want := range map[string]int{"tier=gold": 180, "tier!=gold": 181, "tier in (gold,silver)": 360, "!tier": 1} {
+	for text, want := range map[string]int{"tier=gold": 180, "tier!=gold": 201, "tier in (gold,silver)": 360, "!tier": 21} {
 		selector, err := labels.Parse(text)
 		if err != nil {
 			t.Fatal(err)
@@ -419,8 +425,10 @@ func TestTooManyForOneAnswer(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := f.served.List(ctx, &internalversion.ListOptions{Limit: 1, FieldSelector: fields.OneTermEqualSelector("status.node", "nowhere")}); err == nil {
-		t.Error("the list goes on when nobody waits for it")
+	for _, field := range []string{"status.node", "spec.backupUID"} { // volumes are looked at, and rows
+		if _, err := f.served.List(ctx, &internalversion.ListOptions{Limit: 1, FieldSelector: fields.OneTermEqualSelector(field, "nowhere")}); err == nil {
+			t.Errorf("the list by %s goes on when nobody waits for it", field)
+		}
 	}
 }
 

@@ -47,7 +47,7 @@ func newLab(t *testing.T, inner *store.Bucket) *lab {
 			t.Errorf("%s is listed as a Backup", changes.Backups.Set[0].Name)
 		}
 		clear(l.rows)
-		for row := range l.catalog.Snapshot().Rows("", catalog.Position{}, func(string, string) bool { return true }) {
+		for row := range l.catalog.Snapshot().Rows("", catalog.Position{}, func(catalog.VolumeRows) bool { return true }) {
 			l.rows[row.Namespace()+"/"+row.Name()] = row.Object()
 		}
 		for _, name := range changes.Volumes.Gone {
