@@ -102,6 +102,9 @@ func (i *Item) String() string {
 
 // Compare orders items as a manifest does.
 func Compare(a, b *Item) int {
+	if a.APIGroup == b.APIGroup && a.APIVersion == b.APIVersion && a.KindName == b.KindName && a.Namespace == b.Namespace {
+		return cmp.Compare(a.Name, b.Name) // as nearly all are, and without making texts
+	}
 	return cmp.Or(cmp.Compare(a.GroupKind(), b.GroupKind()), cmp.Compare(a.key(), b.key()))
 }
 

@@ -112,9 +112,12 @@ func decode(line []byte) (*Item, error) {
 	if len(line) == 0 {
 		return nil, nil
 	}
-	item := &Item{}
-	if err := json.Unmarshal(line, item); err != nil {
-		return nil, fmt.Errorf("%w: an item: %w", ErrFormat, err)
+	item, ok := decodePlain(line)
+	if !ok {
+		item = &Item{}
+		if err := json.Unmarshal(line, item); err != nil {
+			return nil, fmt.Errorf("%w: an item: %w", ErrFormat, err)
+		}
 	}
 	if item.APIVersion == "" || item.KindName == "" || item.Name == "" {
 		return nil, fmt.Errorf("%w: an item has no version, kind or name", ErrFormat)

@@ -126,7 +126,12 @@ func (e *execution) newChooser() (*chooser, error) {
 		return nil, &Refused{Reasons: []string{err.Error()}}
 	}
 	words := map[string]schema.GroupResource{}
-	for _, item := range e.Backup.Items {
+	for i, item := range e.Backup.Items {
+		if i > 0 {
+			if before := e.Backup.Items[i-1]; before.APIGroup == item.APIGroup && before.Resource == item.Resource && before.KindName == item.KindName {
+				continue
+			}
+		}
 		gr := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
 		for _, word := range []string{item.Resource, strings.ToLower(item.KindName)} {
 			for _, word := range []string{word, word + "." + item.APIGroup} {
@@ -205,17 +210,20 @@ func (c *chooser) addNeeded(all []*manifest.Item, chosen map[*manifest.Item]bool
 	byName, byUID := map[manifest.Reference]*manifest.Item{}, map[string]*manifest.Item{}
 	var left []*manifest.Item
 	for _, item := range all {
+		if chosen[item] {
+			left = append(left, item)
+		}
+		if item.Namespace != "" && !c.named[item.Namespace] {
+			continue // never added, and most of a large backup
+		}
 		byName[manifest.Reference{APIGroup: item.APIGroup, KindName: item.KindName, Namespace: item.Namespace, Name: item.Name}] = item
 		if item.UID != "" {
 			byUID[item.UID] = item
 		}
-		if chosen[item] {
-			left = append(left, item)
-		}
 	}
 	claims := c.claimsOfSets(all, byName)
 	add := func(item *manifest.Item) {
-		if item == nil || chosen[item] || object.SkipItem(item) != "" || item.Namespace != "" && !c.named[item.Namespace] || c.isOwn(item) {
+		if item == nil || chosen[item] || object.SkipItem(item) != "" || c.isOwn(item) {
 			return
 		}
 		if isNamespace(item) && len(c.named) > 0 && !c.named[item.Name] {

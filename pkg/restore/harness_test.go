@@ -402,6 +402,16 @@ func plural(kind string) string {
 // backupOf is a backup that holds objects.
 func backupOf(t testing.TB, objects ...map[string]any) *source.Backup {
 	t.Helper()
+	opened, err := source.Open(t.Context(), stored(t, objects...), format.Place{StoreName: "b", Location: "default", SystemNamespace: "holdfast", Now: time.Now()}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return opened
+}
+
+// stored is a store with a backup b that holds objects.
+func stored(t testing.TB, objects ...map[string]any) memory {
+	t.Helper()
 	var tarball bytes.Buffer
 	start := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
 	backup := &holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "b", UID: "backup-uid", CreationTimestamp: start}}
@@ -446,12 +456,7 @@ func backupOf(t testing.TB, objects ...map[string]any) *source.Backup {
 	if err != nil {
 		t.Fatal(err)
 	}
-	opened, err := source.Open(t.Context(), memory{format.TarballKey("b"): tarball.Bytes(), format.ManifestKey("b"): list.Bytes(), format.MetadataKey("b"): metadata},
-		format.Place{StoreName: "b", Location: "default", SystemNamespace: "holdfast", Now: start.Time}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return opened
+	return memory{format.TarballKey("b"): tarball.Bytes(), format.ManifestKey("b"): list.Bytes(), format.MetadataKey("b"): metadata}
 }
 
 // request is one for a restore of the system namespace.

@@ -4,6 +4,7 @@
 package graph
 
 import (
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -15,6 +16,9 @@ import (
 // tells who uses a claim through pods that are left to their controllers. hasData says of a
 // claim that its data is restored.
 func Order(items, others []*manifest.Item, hasData func(*manifest.Item) bool) *Graph {
+	if !slices.ContainsFunc(items, hasData) {
+		others = nil // of a backup of very many, one object is ordered at once
+	}
 	b := newBuilder(items, others, hasData)
 	for i := range items {
 		b.place(int32(i))

@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/validate/content"
@@ -77,11 +78,14 @@ func (b *Backup) take(collected *collector) error {
 		return err
 	}
 	b.Items = collected.items
-	members := map[int64]struct{}{}
+	b.members = nil
 	for _, item := range b.Items {
-		members[item.Place.Member] = struct{}{}
+		if n := len(b.members); n == 0 || b.members[n-1] != item.Place.Member { // many follow each other
+			b.members = append(b.members, item.Place.Member)
+		}
 	}
-	b.members = slices.Sorted(maps.Keys(members))
+	slices.Sort(b.members)
+	b.members = slices.Compact(b.members)
 	return nil
 }
 
@@ -96,6 +100,9 @@ type collector struct {
 	// words are the texts that many items share, and labels such sets of labels.
 	words  map[string]string
 	labels map[string]map[string]string
+	// names and key are those of the labels that are looked for.
+	names []string
+	key   []byte
 }
 
 func (c *collector) add(item *manifest.Item) error {
@@ -155,11 +162,13 @@ func (c *collector) shared(labels map[string]string) map[string]string {
 	if len(labels) == 0 {
 		return nil
 	}
-	var key strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(labels)) {
-		fmt.Fprintf(&key, "%q=%q,", name, labels[name])
+	c.names = slices.AppendSeq(c.names[:0], maps.Keys(labels))
+	slices.Sort(c.names)
+	c.key = c.key[:0]
+	for _, name := range c.names {
+		c.key = append(strconv.AppendQuote(append(strconv.AppendQuote(c.key, name), '='), labels[name]), ',')
 	}
-	if known, ok := c.labels[key.String()]; ok {
+	if known, ok := c.labels[string(c.key)]; ok {
 		return known
 	}
 	if c.labels == nil {
@@ -169,14 +178,16 @@ func (c *collector) shared(labels map[string]string) map[string]string {
 	for name, value := range labels {
 		copied[c.word(name)] = c.word(value)
 	}
-	c.labels[key.String()] = copied
-	c.bytes += int64(key.Len()) + 64*int64(len(labels)) + 64
+	c.labels[string(c.key)] = copied
+	c.bytes += int64(len(c.key)) + 64*int64(len(labels)) + 64
 	return copied
 }
 
 // sort brings the items in order, and refuses those that are there twice.
 func (c *collector) sort() error {
-	slices.SortFunc(c.items, manifest.Compare)
+	if !slices.IsSortedFunc(c.items, manifest.Compare) { // a manifest is
+		slices.SortFunc(c.items, manifest.Compare)
+	}
 	for i := 1; i < len(c.items); i++ {
 		if manifest.Compare(c.items[i-1], c.items[i]) == 0 {
 			return refused("%s is in it twice", identity(c.items[i]))

@@ -19,6 +19,9 @@ func spotOf(item *manifest.Item) spot {
 // best gives, of those that it gets; in theirs if that is "".
 func (b *Backup) TakeVersions(best func(item *manifest.Item, versions []string) string) {
 	b.instead = map[*manifest.Item]string{}
+	if len(b.others) == 0 {
+		return
+	}
 	for _, item := range b.Items {
 		others := b.others[spotOf(item)]
 		if len(others) == 0 {
