@@ -486,7 +486,7 @@ func (c *Controller) storeLate(ctx context.Context, run *engine.RestoreRun) erro
 		return nil
 	}
 	stored := run.DeepCopy()
-	stored.Status.Stored = true
+	recordEnd(&stored.Status, late.ended, true) // what another process has stored before stands
 	if _, err := c.runs.UpdateStatus(ctx, stored, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("writing that the end of RestoreRun %s is stored: %w", run.Name, err)
 	}

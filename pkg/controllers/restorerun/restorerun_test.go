@@ -41,6 +41,8 @@ type work struct {
 	// unstopped and unstored are how often stopping and storing are to fail.
 	unstopped, unstored int
 	stored              []v1alpha1.RestorePhase
+	// before is what another process has stored, if one has.
+	before v1alpha1.RestorePhase
 }
 
 func (w *work) Reach(context.Context, *engine.RestoreRun) error {
@@ -82,6 +84,9 @@ func (w *work) Store(_ context.Context, _ *engine.RestoreRun, ended *restore.End
 	defer w.mu.Unlock()
 	if w.storing++; w.storing <= w.unstored {
 		return errors.New("the store does not answer")
+	}
+	if w.before != "" {
+		ended.Status.Phase = w.before
 	}
 	w.stored = append(w.stored, ended.Status.Phase)
 	return nil
@@ -179,6 +184,20 @@ func (h *harness) writes(times int, fault enginetest.Fault, which func(*engine.R
 func hasEnded(run *engine.RestoreRun) bool { return run.Status.Phase.Ended() }
 func isClaimed(run *engine.RestoreRun) bool {
 	return run.Status.Phase == v1alpha1.RestorePhaseInProgress
+}
+
+// TestAnotherEndIsStored: where another process has stored how a run ended, the record says that
+// in the end, though the store did not answer when this one wrote it.
+func TestAnotherEndIsStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{unstored: 1, before: v1alpha1.RestorePhasePartiallyFailed})
+		h.start()
+		time.Sleep(2 * storeRetry)
+		synctest.Wait()
+		if status := h.run().Status; status.Phase != v1alpha1.RestorePhasePartiallyFailed || !status.Stored {
+			t.Errorf("the record says %s, stored: %t", status.Phase, status.Stored)
+		}
+	})
 }
 
 // TestRetries: whatever is refused or lost, a run is executed to its end, once, and its end
