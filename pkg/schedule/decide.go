@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
@@ -23,6 +25,8 @@ type Backup struct {
 	// somebody has changed until when it is kept: no
 	// rule counts it, so that it drives out no other one, and none lets it go.
 	Exempt bool
+	// ByHand is true for one that was asked for by hand.
+	ByHand bool
 	// Created is when it was asked for, and Ended when it ended, if it has.
 	Created, Ended time.Time
 }
@@ -43,10 +47,67 @@ type State struct {
 	// Since is from when on something can be due, and Dealt the last time that was dealt
 	// with.
 	Since, Dealt time.Time
+	// Unsettled are the times before Since that were not dealt with by then, if any.
+	Unsettled *enginev1alpha1.UnsettledTimes
 	// Deadline is how late a backup may be asked for; zero is no limit.
 	Deadline time.Duration
 	// Backups are those that the schedule made.
 	Backups []Backup
+}
+
+// StateOf is what a schedule with that uid has come to by its record.
+func StateOf(entry *enginev1alpha1.ScheduleEntry, uid types.UID, backups []Backup) (State, error) {
+	spec := &entry.Spec.Schedule
+	timing, err := Parse(spec.Schedule, spec.TimeZone, uid)
+	state := State{Timing: timing, Paused: spec.Paused, Since: entry.Spec.Since.Time, Unsettled: entry.Spec.Unsettled, Backups: backups}
+	if dealt := entry.Status.LastDueTimestamp; dealt != nil {
+		state.Dealt = dealt.Time
+	}
+	if seconds := spec.StartingDeadlineSeconds; seconds != nil {
+		state.Deadline = time.Duration(*seconds) * time.Second
+	}
+	return state, err
+}
+
+// Move has the times of a schedule begin anew at an instant, before its record gets those of
+// a change: what was due until then, and was not dealt with, is unsettled.
+func Move(entry *enginev1alpha1.ScheduleEntry, uid types.UID, now time.Time) {
+	state, err := StateOf(entry, uid, nil)
+	left := state.unsettled(now)
+	if base := state.base(now); err == nil && !state.Paused && !base.IsZero() {
+		if last, n := state.Timing.Last(base, now); n > 0 {
+			if left == nil {
+				left = &enginev1alpha1.UnsettledTimes{After: metav1.NewTime(base)}
+			}
+			left = &enginev1alpha1.UnsettledTimes{After: left.After, Last: metav1.NewTime(last), Count: left.Count + n}
+		}
+	}
+	entry.Spec.Unsettled, entry.Spec.Since = left, metav1.NewTime(now)
+}
+
+// unsettled are the times before the last change that are to be dealt with; nil if none are:
+// they go first, so that whatever was dealt with after the first of them has ended them.
+func (s *State) unsettled(now time.Time) *enginev1alpha1.UnsettledTimes {
+	if left := s.Unsettled; left != nil && !s.Dealt.After(left.After.Time) && !left.Last.After(now.Add(skew)) {
+		return left
+	}
+	return nil
+}
+
+// base is the instant after which something is due; zero if what is recorded lies in a future
+// that was none.
+func (s *State) base(now time.Time) time.Time {
+	base := s.Since
+	if base.After(now.Add(skew)) {
+		base = time.Time{}
+	}
+	if s.Dealt.After(base) {
+		base = s.Dealt
+	}
+	if base.After(now.Add(skew)) {
+		return time.Time{}
+	}
+	return base
 }
 
 // Decision is what is to be done.
@@ -54,7 +115,8 @@ type Decision struct {
 	// Due is the time that is to be dealt with; zero when there is none.
 	Due time.Time
 	// Reason and Message say why there is to be no backup for it; empty when one is to
-	// be asked for.
+	// be asked for. With ScheduleReasonChanged there may be one nevertheless: it was asked for
+	// by somebody who did not get to record it.
 	Reason, Message string
 	// Missed are the times, of those up to Due, that have no backup of their own.
 	Missed int64
@@ -73,18 +135,15 @@ const skew = time.Minute
 // future that has turned out to be none is due again: the name of its backup is the same,
 // so there is no second one.
 func Decide(state State, now time.Time) Decision {
+	if left := state.unsettled(now); left != nil {
+		return state.settle(left)
+	}
 	if state.Paused {
 		return Decision{}
 	}
 	decision := Decision{Next: state.Timing.Next(now)}
-	base := state.Since
-	if base.After(now.Add(skew)) {
-		base = time.Time{}
-	}
-	if state.Dealt.After(base) {
-		base = state.Dealt
-	}
-	if base.IsZero() || base.After(now.Add(skew)) {
+	base := state.base(now)
+	if base.IsZero() {
 		decision.Dealt = now
 		return decision
 	}
@@ -116,6 +175,19 @@ func Decide(state State, now time.Time) Decision {
 		return decision
 	}
 	decision.Missed++
+	return decision
+}
+
+// settle deals with what was due before a change. It is not made up: the schedule is another
+// one.
+func (s *State) settle(left *enginev1alpha1.UnsettledTimes) Decision {
+	decision := Decision{Due: left.Last.Time, Missed: left.Count, Reason: v1alpha1.ScheduleReasonChanged}
+	for i := range s.Backups {
+		if backup := &s.Backups[i]; !backup.ByHand && backup.Due.After(left.After.Time) && backup.Due.Before(decision.Due) && decision.Missed > 1 {
+			decision.Missed--
+		}
+	}
+	decision.Message = fmt.Sprintf("the backup of %s had not been asked for when the schedule was changed", stamp(decision.Due))
 	return decision
 }
 

@@ -124,19 +124,22 @@ func (c *Controller) sync(ctx context.Context, name types.NamespacedName) error 
 		c.queue.AddAfter(name, maxWait) // somebody's finalizer may outlive the namespace
 		return nil
 	}
-	timing, err := domain.Parse(s.Spec.Schedule, s.Spec.TimeZone, s.UID)
+	state, err := domain.StateOf(entry, s.UID, backups)
 	if err != nil {
 		return c.record(ctx, s, entry, domain.Decision{Reason: v1alpha1.ScheduleReasonInvalid, Message: err.Error()}, nil)
 	}
-	state := domain.State{Timing: timing, Paused: s.Spec.Paused, Since: entry.Spec.Since.Time, Backups: backups}
-	if dealt := entry.Status.LastDueTimestamp; dealt != nil {
-		state.Dealt = dealt.Time
-	}
-	if seconds := s.Spec.StartingDeadlineSeconds; seconds != nil {
-		state.Deadline = time.Duration(*seconds) * time.Second
-	}
 	decision := domain.Decide(state, c.Clock.Now())
-	if !decision.Due.IsZero() && decision.Reason == "" {
+	switch {
+	case decision.Reason == v1alpha1.ScheduleReasonChanged:
+		switch by, err := c.Backups.MadeBy(ctx, s.Namespace, domain.BackupName(s.Name, decision.Due)); {
+		case err != nil:
+			return fmt.Errorf("asking whether there is a backup of %s: %w", decision.Due, err)
+		case by == s.UID:
+			decision.Reason, decision.Message = "", ""
+			decision.Missed--
+		}
+		defer c.queue.Add(name) // and now by what it says since then
+	case !decision.Due.IsZero() && decision.Reason == "":
 		// Another process may have decided otherwise, and what is known of that come late.
 		if live, err := c.Entries.Get(ctx, entry.Name, metav1.GetOptions{}); err != nil {
 			return fmt.Errorf("reading ScheduleEntry %s: %w", entry.Name, err)
@@ -152,7 +155,7 @@ func (c *Controller) sync(ctx context.Context, name types.NamespacedName) error 
 			decision.Missed++
 		}
 	}
-	if err := c.record(ctx, s, entry, decision, c.prune(ctx, s, entry.Spec.Requester, backups, timing)); err != nil {
+	if err := c.record(ctx, s, entry, decision, c.prune(ctx, s, entry.Spec.Requester, backups, state.Timing)); err != nil {
 		return err
 	}
 	wait := maxWait

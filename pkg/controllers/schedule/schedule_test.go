@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -123,6 +124,9 @@ func (w asked) Create(_ context.Context, as enginev1alpha1.Requester, schedule t
 }
 
 func (w asked) MadeBy(_ context.Context, _, name string) (types.UID, error) {
+	if w.broken || w.unanswered {
+		return "", apierrors.NewServiceUnavailable("broken")
+	}
 	if w.backups[name] != nil {
 		return uid, nil
 	}
@@ -279,17 +283,21 @@ func TestEachDueTime(t *testing.T) {
 					backup.Phase = v1alpha1.BackupPhaseCompleted
 				}
 			case "edit", "pause":
-				settle()
+				if rapid.Bool().Draw(t, "in order") {
+					settle()
+				} else {
+					note() // whatever has come of what was due
+				}
 				paused := w.entry.Spec.Schedule.Paused != (step == "pause")
 				text, zone := w.entry.Spec.Schedule.Schedule, w.entry.Spec.Schedule.TimeZone
 				if step == "edit" {
 					text, zone = schedules.Draw(t, "schedule"), zones.Draw(t, "zone")
 				}
+				w.entry = w.entry.DeepCopy()
+				domain.Move(w.entry, uid, w.clock.Now())
 				w.edit(func(spec *enginev1alpha1.ScheduleEntrySpec) {
 					spec.Schedule.Paused, spec.Schedule.Schedule, spec.Schedule.TimeZone = paused, text, zone
-					spec.Since = metav1.NewTime(w.clock.Now())
 				})
-				firstView.known, secondView.known = w.entry, w.entry
 			}
 		}
 		settle()
@@ -410,6 +418,51 @@ func TestClockThatWasAhead(t *testing.T) {
 	bringUp(t, c, v)
 	if len(w.made) != 1 {
 		t.Errorf("made: %v", w.made)
+	}
+}
+
+// TestEditedBeforeItWasDealtWith: what was due before a change, and was not asked for, is counted
+// and told, also of a schedule that is paused by that; what was asked for is no such thing.
+func TestEditedBeforeItWasDealtWith(t *testing.T) {
+	for name, asked := range map[string]bool{"not asked for": false, "asked for, and not recorded": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(v1alpha1.ScheduleSpec{Schedule: "@hourly"}, noon)
+			c, v := w.controller()
+			w.clock.Step(2 * time.Hour)
+			last := domain.BackupName("nightly", w.clock.Now())
+			if w.broken = !asked; asked {
+				w.lost = 1
+				if err := c.sync(t.Context(), types.NamespacedName{Namespace: namespace, Name: "nightly"}); !errors.Is(err, errLost) || w.made[last] != 1 {
+					t.Fatalf("asking: %v, %v", err, w.made)
+				}
+			}
+			for _, change := range []func(*v1alpha1.ScheduleSpec){
+				func(s *v1alpha1.ScheduleSpec) { s.Schedule = "@daily" },
+				func(s *v1alpha1.ScheduleSpec) { s.Paused = true },
+			} {
+				w.entry = w.entry.DeepCopy()
+				domain.Move(w.entry, uid, w.clock.Now())
+				w.edit(func(spec *enginev1alpha1.ScheduleEntrySpec) { change(&spec.Schedule) })
+				w.clock.Step(time.Second)
+			}
+			w.broken, v.known = false, w.entry
+			bringUp(t, c, v)
+			bringUp(t, c, v)
+			want := int64(2)
+			if asked {
+				want = 1 // that of 13:00 had none when that of 14:00 was asked for
+			}
+			if status := w.entry.Status; status.Missed != want || status.LastDueTimestamp == nil || domain.BackupName("nightly", status.LastDueTimestamp.Time) != last {
+				t.Errorf("%d are missed up to %s, want %d up to %s", status.Missed, status.LastDueTimestamp, want, last)
+			}
+			told := false
+			for len(c.Events.(*events.FakeRecorder).Events) > 0 {
+				told = told || strings.Contains(<-c.Events.(*events.FakeRecorder).Events, v1alpha1.ScheduleReasonChanged)
+			}
+			if told == asked {
+				t.Errorf("whether an event tells of it: %t", told)
+			}
+		})
 	}
 }
 

@@ -53,6 +53,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationStatus":  schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StoredBackup":           schema_pkg_apis_engine_v1alpha1_StoredBackup(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster":         schema_pkg_apis_engine_v1alpha1_TrustedCluster(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.UnsettledTimes":         schema_pkg_apis_engine_v1alpha1_UnsettledTimes(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletion":         schema_pkg_apis_engine_v1alpha1_VolumeDeletion(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionList":     schema_pkg_apis_engine_v1alpha1_VolumeDeletionList(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionRefusal":  schema_pkg_apis_engine_v1alpha1_VolumeDeletionRefusal(ref),
@@ -1788,6 +1789,12 @@ func schema_pkg_apis_engine_v1alpha1_ScheduleEntrySpec(ref common.ReferenceCallb
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
+					"unsettled": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What had been due before a change moved the times, and was not dealt with by then.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.UnsettledTimes"),
+						},
+					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
 							Description: "The Schedule's metadata, in JSON, with who manages which field: it is another object's than the record's own.",
@@ -1808,7 +1815,7 @@ func schema_pkg_apis_engine_v1alpha1_ScheduleEntrySpec(ref common.ReferenceCallb
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester", v1alpha1.BackupReference{}.OpenAPIModelName(), v1alpha1.ScheduleSpec{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.UnsettledTimes", v1alpha1.BackupReference{}.OpenAPIModelName(), v1alpha1.ScheduleSpec{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -2178,6 +2185,42 @@ func schema_pkg_apis_engine_v1alpha1_TrustedCluster(ref common.ReferenceCallback
 				Required: []string{"name", "uid", "publicKey"},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_UnsettledTimes(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "UnsettledTimes are times at which backups were due, by what a schedule said before.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"after": {
+						SchemaProps: spec.SchemaProps{
+							Description: "All of them are after this one.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"last": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The last of them.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"count": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many they are.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
+				Required: []string{"after", "last", "count"},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName()},
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
+	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
 // written is a log whose clients' writes go into the records. Each is decided on the record
@@ -178,7 +179,7 @@ func (w *written) GuaranteedUpdate(ctx context.Context, key string, dst runtime.
 			}
 		}
 		if moved(&before.Spec, &after.Spec) {
-			changed.Spec.Since = metav1.NewTime(w.publisher.clock.Now())
+			domain.Move(changed, before.UID, w.publisher.clock.Now())
 		}
 		if err := keep(after, changed); err != nil {
 			return err

@@ -56,12 +56,25 @@ type ScheduleEntrySpec struct {
 	// From when on something can be due: when the schedule was made, or when a change
 	// of it moved the times.
 	Since metav1.Time `json:"since"`
+	// What had been due before a change moved the times, and was not dealt with by then.
+	// +optional
+	Unsettled *UnsettledTimes `json:"unsettled,omitempty"`
 	// The Schedule's metadata, in JSON, with who manages which field: it is another
 	// object's than the record's own.
 	// +kubebuilder:validation:MaxLength=524288
 	Metadata string `json:"metadata"`
 	// The Schedule's spec.
 	Schedule holdfastv1alpha1.ScheduleSpec `json:"schedule"`
+}
+
+// UnsettledTimes are times at which backups were due, by what a schedule said before.
+type UnsettledTimes struct {
+	// All of them are after this one.
+	After metav1.Time `json:"after"`
+	// The last of them.
+	Last metav1.Time `json:"last"`
+	// How many they are.
+	Count int64 `json:"count"`
 }
 
 // ScheduleEntryStatus says what was due.

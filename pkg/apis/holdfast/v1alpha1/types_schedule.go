@@ -144,6 +144,8 @@ const (
 	ScheduleReasonWaiting = "BackupWaits"
 	// ScheduleReasonTooLate: it was due longer ago than spec.startingDeadlineSeconds.
 	ScheduleReasonTooLate = "TooLate"
+	// ScheduleReasonChanged: the schedule was changed before the backup could be asked for.
+	ScheduleReasonChanged = "Changed"
 	// ScheduleReasonNotAnswered: whether the backup is made is not known yet; it is asked for
 	// again and again.
 	ScheduleReasonNotAnswered = "NotAnswered"
