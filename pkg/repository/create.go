@@ -12,6 +12,7 @@ import (
 	"iter"
 	"math"
 	"strings"
+	"time"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
@@ -171,7 +172,44 @@ func newFormat(ctx context.Context, namespace string, key Key) ([]byte, error) {
 	if err := repo.Initialize(ctx, staged, opts, string(key)); err != nil {
 		return nil, err
 	}
-	return staged.blobs[format.KopiaRepositoryBlobID], nil
+	return shortenEpochs(ctx, staged.blobs[format.KopiaRepositoryBlobID], key)
+}
+
+// Each upload writes an index or two, which each opening reads one by one until a maintenance
+// has put together those of an epoch: that is when there are two later ones. So there are always
+// those of two epochs at least, and each of Kopia's lasts for a day.
+const (
+	minEpoch = 6 * time.Hour
+	// rangeEpochs are put together once more, and stay: a week's, as with Kopia's default.
+	rangeEpochs = 28
+)
+
+// shortenEpochs changes the format of a new repository. Kopia's initialisation takes no such
+// wish.
+func shortenEpochs(ctx context.Context, data []byte, key Key) ([]byte, error) {
+	st := &formatOnly{staging: staging{blobs: map[blob.ID][]byte{}}, data: data}
+	manager, err := format.NewManager(ctx, st, "", -1, string(key), time.Now)
+	if err != nil {
+		return nil, err
+	}
+	parameters, err := manager.GetMutableParameters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	retention, err := manager.BlobCfgBlob(ctx)
+	if err != nil {
+		return nil, err
+	}
+	features, err := manager.RequiredFeatures(ctx)
+	if err != nil {
+		return nil, err
+	}
+	parameters.EpochParameters.MinEpochDuration = minEpoch
+	parameters.EpochParameters.FullCheckpointFrequency = rangeEpochs
+	if err := manager.SetParameters(ctx, parameters, retention, features); err != nil {
+		return nil, err
+	}
+	return st.blobs[format.KopiaRepositoryBlobID], nil
 }
 
 // staging is an empty storage in memory. It has what Kopia's initialisation uses.

@@ -222,6 +222,38 @@ func TestMaintenanceBesideAnUpload(t *testing.T) {
 	}
 }
 
+// With 60 uploads a day an opening reads few indexes, at any time between the full maintenances
+// too: those of two to three epochs, and one for each epoch before.
+func TestIndexesStayFew(t *testing.T) {
+	const perDay, days = 60, 3
+	w := newWorld(t)
+	agent, maintainer := w.open(), w.open()
+	dir := t.TempDir()
+	id := ""
+	mostRead, mostStored := 0, 0
+	for hour := range days * 24 {
+		uploads := perDay*(hour+1)/24 - perDay*hour/24
+		for range uploads {
+			random(t, dir, 1, 100)
+			id = w.upload(agent, "data", dir)
+			w.Advance(time.Hour / time.Duration(uploads))
+		}
+		if _, err := maintainer.Maintain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		read, stored := repository.IndexBlobs(t, maintainer)
+		mostRead, mostStored = max(mostRead, read), max(mostStored, stored)
+	}
+	t.Logf("of %d uploads: an opening reads %d indexes at most, and the store holds %d", perDay*days, mostRead, mostStored)
+	if mostRead > perDay*4/3 {
+		t.Errorf("of %d uploads a day an opening reads up to %d indexes", perDay, mostRead)
+	}
+	if mostStored > perDay*3 {
+		t.Errorf("of %d uploads a day the store holds up to %d indexes", perDay, mostStored)
+	}
+	w.expectRestored(map[string]map[string]string{id: contents(t, dir)})
+}
+
 func TestMaintenanceRefuses(t *testing.T) {
 	t.Run("another owner", func(t *testing.T) {
 		w := newWorld(t)

@@ -113,6 +113,22 @@ func (s *movedStorage) ListBlobs(ctx context.Context, prefix blob.ID, callback f
 	return s.storage.ListBlobs(ctx, prefix, func(found blob.Metadata) error { return callback(s.at(found)) })
 }
 
+// IndexBlobs are how many indexes an opening of a repository reads, and how many lie in its store.
+func IndexBlobs(t *testing.T, r *Repository) (read, stored int) {
+	t.Helper()
+	if err := r.direct.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, all := range []bool{false, true} {
+		blobs, err := r.direct.IndexBlobs(t.Context(), all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		read, stored = stored, len(blobs)
+	}
+	return read, stored
+}
+
 // SetMaintenance says who maintains a repository, and how often in full.
 func SetMaintenance(t *testing.T, r *Repository, owner string, full time.Duration) {
 	t.Helper()
