@@ -165,6 +165,10 @@ func TestAlerts(t *testing.T) {
 			targets: []scrape{{"slots": always(2), "overdue_repositories": "0x9 1x30"}},
 			fires:   map[string]string{"HoldfastRepositoriesNotMaintained": "15-40"},
 		},
+		"a repository has snapshots of too many backups that are missing": {
+			targets: []scrape{{"slots": always(2), "doubted_repositories": "0x9 2x30"}},
+			fires:   map[string]string{"HoldfastSnapshotsDoubted": "15-40"},
+		},
 		"a key is lost": {
 			targets: []scrape{{"slots": always(2), "KeyMissing": "0x9 1x30"}},
 			fires:   map[string]string{"HoldfastRepositoryUnusable": "20-40"},

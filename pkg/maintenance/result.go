@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
 // Result is what came of the maintenance of one repository. In a Job's pod it is a line of
@@ -54,6 +56,17 @@ func (r Result) String() string {
 	return string(line)
 }
 
+// Full reports whether it was a full maintenance, which looks for missing backups.
+func (r Result) Full() bool { return r.Kind == string(repository.MaintenanceFull) }
+
+// Doubt says why snapshots stay of backups that are missing; empty if there are none.
+func (r Result) Doubt() string {
+	if r.MissingBackups == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d backups with snapshots are missing from the store, too many to be believed: bring them back, or have their snapshots removed by holdfast repo-maintenance --accept-missing-backups", r.MissingBackups)
+}
+
 // Summary says what was done, or why it failed.
 func (r Result) Summary() string {
 	switch {
@@ -62,7 +75,7 @@ func (r Result) Summary() string {
 	case r.Cancelled:
 		return "it was told to stop"
 	case r.MissingBackups > 0:
-		return fmt.Sprintf("%s; %d backups with snapshots are missing from the store, too many to be believed: bring them back, or have their snapshots removed by holdfast repo-maintenance --accept-missing-backups", r.Kind, r.MissingBackups)
+		return r.Kind + "; " + r.Doubt()
 	case r.ClockSkewSeconds != 0:
 		return fmt.Sprintf("%s; the clock of the store is ahead by %d s", r.Kind, r.ClockSkewSeconds)
 	}

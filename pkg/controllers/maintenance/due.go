@@ -5,11 +5,16 @@ package maintenance
 
 import (
 	"cmp"
+	"context"
+	"fmt"
 	"hash/fnv"
 	"slices"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -20,6 +25,53 @@ import (
 func (c *Controller) canBeMaintained(record *engine.VolumeRepository) bool {
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
 	return err == nil && !stored.Unavailable() && ready(record) && record.DeletionTimestamp == nil
+}
+
+// wait says of a repository that is due, and has no place, what it waits for: when it has waited
+// for another period, or a minute if somebody has asked for it, while this process was there. So
+// neither a short wait nor a restart costs writes.
+func (c *Controller) wait(ctx context.Context, record *engine.VolumeRepository) error {
+	if record.DeletionTimestamp != nil {
+		return nil
+	}
+	since, patience := c.due(record), max(c.frequency(record), leastPatience)
+	if _, requested := record.RequestedJob(); requested {
+		since, patience = record.Spec.MaintenanceRequest.Timestamp.Time, lookInterval
+	}
+	if since.Before(c.began) {
+		since = c.began
+	}
+	now := c.Clock.Now()
+	if left := since.Add(patience).Sub(now); left > 0 {
+		c.queue.AddAfter(record.Name, left)
+		return nil
+	}
+	changed := record.DeepCopy()
+	if !meta.SetStatusCondition(&changed.Status.Conditions, metav1.Condition{
+		Type: engine.ConditionMaintained, Status: metav1.ConditionFalse, Reason: engine.ReasonWaiting, Message: c.waitsFor(record),
+		ObservedGeneration: record.Generation, LastTransitionTime: metav1.NewTime(now),
+	}) {
+		return nil
+	}
+	_, err := c.Repositories.VolumeRepositories(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("writing what the maintenance of VolumeRepository %s waits for: %w", record.Name, err)
+	}
+	return nil
+}
+
+// waitsFor is what a repository waits for that is due.
+func (c *Controller) waitsFor(record *engine.VolumeRepository) string {
+	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
+	switch {
+	case c.Limit == 0:
+		return "It is due, but --concurrent-maintenance-jobs of the controller is 0, so that none is maintained"
+	case err != nil || stored.Unavailable():
+		return "It is due, and waits until its storage location is available"
+	case !ready(record):
+		return "It is due, and waits until it can be opened: see the condition Ready"
+	}
+	return "It is due, and waits for the end of another maintenance: --concurrent-maintenance-jobs of the controller says how many run at once"
 }
 
 // last is when the last maintenance began, or the record was made.
@@ -88,7 +140,7 @@ func (c *Controller) running() (repositories map[string]bool, count int, err err
 // ones of a location share a Job, also with those that are due soon.
 func (c *Controller) first() (groups [][]*engine.VolumeRepository) {
 	running, count, err := c.running()
-	if err != nil || count >= c.Limit {
+	if err != nil || count >= c.Limit { // which may be 0
 		return nil
 	}
 	all, err := c.lister.List(labels.Everything())

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
@@ -22,6 +23,10 @@ const (
 	// LabelRepository names, on a Job and its pod, the only VolumeRepository that it maintains:
 	// by its uid, as its name may be too long for a label.
 	LabelRepository = "engine.holdfast.io/repository-uid"
+	// LabelPrefix and the namespace of a repository are a label of each Job that maintains it,
+	// and of its pod, also beside others. Its value is the storage location, if it is short
+	// enough for one.
+	LabelPrefix = "repository.holdfast.io/"
 	// containerName is that of the only container.
 	containerName = "repo-maintenance"
 	// account is the service account of the pods.
@@ -79,6 +84,11 @@ func job(group []*engine.VolumeRepository, system string, own *corev1.Pod, resou
 	var names []string
 	for _, record := range group {
 		names = append(names, record.Name)
+		location := record.Spec.BackupStorageLocation
+		if len(location) > validation.LabelValueMaxLength {
+			location = ""
+		}
+		labels[LabelPrefix+record.Spec.VolumeNamespace] = location
 		args = append(args, "--repo-name="+record.Spec.VolumeNamespace)
 	}
 	if len(group) == 1 {

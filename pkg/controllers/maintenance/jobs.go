@@ -13,21 +13,16 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 // jobsOf are the Jobs of a repository, the newest first.
 func (c *Controller) jobsOf(ctx context.Context, record *engine.VolumeRepository) ([]*batchv1.Job, error) {
-	found, err := c.JobInformer.Informer().GetIndexer().ByIndex(byRepositoryIndex, record.Name)
+	all, err := c.knownJobsOf(record)
 	if err != nil {
 		return nil, err
-	}
-	var all []*batchv1.Job
-	for _, obj := range found {
-		if job := obj.(*batchv1.Job); isOf(job, record) {
-			all = append(all, job)
-		}
 	}
 	if err := c.lookForMade(ctx, record, all); err != nil {
 		return nil, err
@@ -39,12 +34,28 @@ func (c *Controller) jobsOf(ctx context.Context, record *engine.VolumeRepository
 			delete(c.made, record.UID)
 		} else {
 			all = append(all, made)
+			newestFirst(all)
 		}
 	}
-	slices.SortFunc(all, func(a, b *batchv1.Job) int {
+	return all, nil
+}
+
+// knownJobsOf are those that the informer knows, the newest first.
+func (c *Controller) knownJobsOf(record *engine.VolumeRepository) (all []*batchv1.Job, err error) {
+	found, err := c.JobInformer.Informer().GetIndexer().ByIndex(byRepositoryIndex, record.Name)
+	for _, obj := range found {
+		if job := obj.(*batchv1.Job); isOf(job, record) {
+			all = append(all, job)
+		}
+	}
+	newestFirst(all)
+	return all, err
+}
+
+func newestFirst(jobs []*batchv1.Job) {
+	slices.SortFunc(jobs, func(a, b *batchv1.Job) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name))
 	})
-	return all, nil
 }
 
 // lookForMade asks for a Job that the informer should know by now, and does not: it was
@@ -74,18 +85,36 @@ func (c *Controller) lookForMade(ctx context.Context, record *engine.VolumeRepos
 	return nil
 }
 
-// clear deletes the Jobs that are not to be kept, with their pods.
+// clear deletes the Jobs that are not to be kept, with their pods. One that is another
+// repository's, too, stays until that does not keep it either, whose turn it is then.
 func (c *Controller) clear(ctx context.Context, record *engine.VolumeRepository, all []*batchv1.Job) error {
-	keep := c.Keep
-	if own := c.setting(record).Keep; own != nil {
-		keep = *own
-	}
-	for _, job := range all[min(len(all), keep):] {
+	for _, job := range all[min(len(all), c.keep(record)):] {
+		if c.isKept(job) {
+			continue
+		}
 		if err := c.delete(ctx, job); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// keep is how many Jobs of a repository are kept.
+func (c *Controller) keep(record *engine.VolumeRepository) int {
+	return ptr.Deref(c.setting(record).Keep, c.Keep)
+}
+
+// isKept reports whether a Job is one of those that one of its repositories keeps.
+func (c *Controller) isKept(job *batchv1.Job) bool {
+	return slices.ContainsFunc(namesOf(job), func(name string) bool {
+		record, err := c.lister.Get(name)
+		if err != nil {
+			return false
+		}
+		all, err := c.knownJobsOf(record)
+		kept := all[:min(len(all), c.keep(record))]
+		return err != nil || slices.ContainsFunc(kept, func(one *batchv1.Job) bool { return one.UID == job.UID })
+	})
 }
 
 // delete deletes a Job when nobody needs to look at it any more. Whose record is the last to

@@ -5,28 +5,37 @@
 // came of it into its VolumeRepository.
 //
 // What it promises:
+//
 //   - A repository is maintained by one Job at a time, also when the controller restarts
 //     in the middle: the Jobs are its only memory of what runs, and the name of a Job
 //     follows from the maintenance before.
+//
 //   - A repository is due a period after its last maintenance began, whatever came of that: a
 //     failure waits like a success. Up to a tenth of the period is added, another part for
 //     each repository, and up to a whole one for a new one, so that they don't come all at
 //     once. One that somebody asks to maintain is due at once, and goes first.
+//
 //   - Small repositories of one location share a Job, up to ten, for which one may come before
 //     its time by a fifth of its period. Each has a result of its own. One that hangs is given up
 //     after 5 minutes; and whoever has failed, for whatever reason, is maintained alone the
 //     next time, so that it keeps nobody waiting twice.
+//
 //   - No more Jobs run at once than the limit says; those that are due for longest go first.
+//
 //   - Nothing is waited for: a Job that never ends takes one place of the limit until its
 //     deadline, and one that can't begin for a few minutes: then it is given up, which the
 //     record tells before the Job is deleted, so that it is told if we are killed between.
+//
 //   - A Job whose pod was killed, evicted or never scheduled, or that somebody has deleted, is
 //     told as what it was. Only what a process says makes a success: one that is told to stop,
 //     as that of a pod that is evicted, ends well too.
 //
+//   - A Job stays with its log as long as it is one of the last of any of its repositories.
+//
 // A maintenance costs five writes, of which those that share a Job share two: the Job is made,
 // the record is written when it has ended, and the Job is deleted, with two for the Lease
-// (pkg/maintenance).
+// (pkg/maintenance). One that is late by a whole period costs one more, which says what it waits
+// for.
 package maintenance
 
 import (
@@ -71,6 +80,9 @@ const (
 	DefaultStartTimeout = 10 * time.Minute
 	// lookInterval is how often the pod of a Job that has not begun is looked at.
 	lookInterval = time.Minute
+	// leastPatience is how long a repository waits at least, if nobody has asked for it, until it
+	// says so.
+	leastPatience = 5 * time.Minute
 	// longestMessage is how much of a message is kept.
 	longestMessage = 1024
 	// together is how many repositories share a Job at most: the message of its container
@@ -138,6 +150,8 @@ type Controller struct {
 	begun map[types.UID]bool
 	// settings are what the administrator's ConfigMap says.
 	settings settings
+	// began is when this process did.
+	began time.Time
 }
 
 // New returns a Controller.
@@ -153,6 +167,7 @@ func New(config Config) (*Controller, error) {
 		gone:  map[string]*batchv1.Job{},
 		seen:  map[string]string{},
 		begun: map[types.UID]bool{},
+		began: config.Clock.Now(),
 	}
 	registerMetrics(c)
 	var configMaps error
@@ -247,9 +262,6 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	if err := c.clear(ctx, record, all); err != nil {
 		return err
 	}
-	if c.Limit == 0 || !c.canBeMaintained(record) {
-		return nil // what it waits for wakes it
-	}
 	due := c.due(record)
 	if wait := due.Sub(c.Clock.Now()); wait > 0 {
 		c.queue.AddAfter(name, wait)
@@ -260,5 +272,5 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 			return c.start(ctx, group)
 		}
 	}
-	return nil // the end of another Job wakes it
+	return c.wait(ctx, record) // what it waits for wakes it, as the end of another Job
 }

@@ -15,8 +15,10 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
@@ -165,6 +167,26 @@ func terminated(code int32, reason, message string) *corev1.PodStatus {
 	}}}
 }
 
+// ask asks for the maintenance of a repository, and returns the name of its Job.
+func (h *harness) ask(namespace string) string {
+	h.t.Helper()
+	records := h.config.Repositories.VolumeRepositories(system)
+	record, err := records.Get(h.t.Context(), namespace+".default", metav1.GetOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	record.Spec.MaintenanceRequest = &engine.Ask{Timestamp: metav1.NewTime(time.Now())}
+	record.Generation++
+	if record, err = records.Update(h.t.Context(), record, metav1.UpdateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+	name, waits := record.RequestedJob()
+	if !waits {
+		h.t.Fatal("the request does not wait")
+	}
+	return name
+}
+
 func (h *harness) status(namespace string) engine.VolumeRepositoryStatus {
 	h.t.Helper()
 	synctest.Wait()
@@ -234,6 +256,10 @@ func TestOutcomes(t *testing.T) {
 				}
 				if failed := c.result == engine.MaintenanceFailed; failed != (status.LastMaintenanceTime == nil) || failed && status.Message != c.message || !failed && status.Message != "" {
 					t.Errorf("the status is %+v", status)
+				}
+				condition := meta.FindStatusCondition(status.Conditions, engine.ConditionMaintained)
+				if condition == nil || condition.Reason != string(c.result) || condition.Message != c.message || (condition.Status == metav1.ConditionTrue) != (c.result == engine.MaintenanceSucceeded) {
+					t.Errorf("the condition is %+v", condition)
 				}
 				if writes := len(h.cluster.Writes("volumerepositories")); writes != 1 {
 					t.Errorf("%d writes of the record", writes)
@@ -386,23 +412,7 @@ func TestRequested(t *testing.T) {
 		}
 		h.run()
 		defer h.stop()
-		ask := func() string {
-			t.Helper()
-			record, err := h.config.Repositories.VolumeRepositories(system).Get(t.Context(), "shop.default", metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			record.Spec.MaintenanceRequest = &engine.Ask{Timestamp: metav1.NewTime(time.Now())}
-			record.Generation++
-			if record, err = h.config.Repositories.VolumeRepositories(system).Update(t.Context(), record, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			name, waits := record.RequestedJob()
-			if !waits {
-				t.Fatal("the request does not wait")
-			}
-			return name
-		}
+		ask := func() string { return h.ask("shop") }
 		name := ask()
 		active := h.active()
 		if len(active) != 1 || active[0].Name != name {
@@ -577,6 +587,189 @@ func TestShared(t *testing.T) {
 		for i := 1; i < len(sizes["n1.default"]); i++ {
 			if one := sizes["n1.default"]; one[i] > 1 && one[i-1] > 1 {
 				t.Errorf("after a failure it was not alone: %v", one)
+			}
+		}
+	})
+}
+
+// What is late says what it waits for, with one write; a short wait, and a restart, cost none.
+func TestWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.config.Limit = 1
+		h.repository("a", metav1.ConditionTrue)
+		h.repository("b", metav1.ConditionTrue)
+		h.run()
+		defer func() { h.stop() }()
+		running := h.next()
+		h.pod(running, runs())
+		other := "a"
+		if slices.Contains(namesOf(&running), "a.default") {
+			other = "b"
+		}
+		condition := func() metav1.Condition {
+			t.Helper()
+			found := meta.FindStatusCondition(h.status(other).Conditions, engine.ConditionMaintained)
+			if found == nil {
+				return metav1.Condition{}
+			}
+			return *found
+		}
+		// It is due an hour later at the latest, and late an hour after that.
+		time.Sleep(55 * time.Minute)
+		h.stop()
+		h.run()
+		time.Sleep(59 * time.Minute)
+		if c := condition(); c.Reason != "" || len(h.cluster.Writes("volumerepositories")) != 0 {
+			t.Fatalf("it is late too early: %+v", c)
+		}
+		time.Sleep(time.Hour)
+		if c := condition(); c.Status != metav1.ConditionFalse || c.Reason != engine.ReasonWaiting || !strings.Contains(c.Message, "waits for the end of another maintenance") {
+			t.Fatalf("the condition is %+v", c)
+		}
+		time.Sleep(time.Hour)
+		if writes := len(h.cluster.Writes("volumerepositories")); writes != 1 {
+			t.Errorf("it costs %d writes", writes)
+		}
+		h.end(running, false, nil)
+		running = h.next()
+		h.end(running, true, maintained(running))
+		if c := condition(); c.Status != metav1.ConditionTrue || c.Reason != "Succeeded" {
+			t.Errorf("in the end the condition is %+v", c)
+		}
+
+		// One that somebody has asked for says so soon.
+		for running = h.next(); slices.Contains(namesOf(&running), other+".default"); running = h.next() {
+			h.end(running, true, maintained(running))
+		}
+		h.ask(other)
+		time.Sleep(lookInterval - time.Second)
+		if c := condition(); c.Status != metav1.ConditionTrue || c.ObservedGeneration != 0 {
+			t.Errorf("a moment after it was asked for, the condition is %+v", c)
+		}
+		time.Sleep(2 * time.Second)
+		if c := condition(); c.Reason != engine.ReasonWaiting || c.ObservedGeneration != 1 {
+			t.Errorf("a minute after it was asked for, the condition is %+v", c)
+		}
+	})
+	for message, change := range map[string]func(*Controller, *engine.VolumeRepository){
+		"--concurrent-maintenance-jobs of the controller is 0": func(c *Controller, _ *engine.VolumeRepository) { c.Limit = 0 },
+		"until its storage location is available":              func(_ *Controller, r *engine.VolumeRepository) { r.Spec.BackupStorageLocation = "gone" },
+		"see the condition Ready":                              func(_ *Controller, r *engine.VolumeRepository) { r.Status.Conditions = nil },
+	} {
+		h := newHarness(t)
+		informers := engineinformers.NewSharedInformerFactory(h.cluster, 0).Engine().V1alpha1().StorageLocations()
+		if err := informers.Informer().GetStore().Add(&engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}); err != nil {
+			t.Fatal(err)
+		}
+		c := &Controller{Config: h.config, locations: informers.Lister().StorageLocations(system)}
+		record := &engine.VolumeRepository{Spec: engine.VolumeRepositorySpec{BackupStorageLocation: "default"}}
+		record.Status.Conditions = []metav1.Condition{{Type: engine.ConditionReady, Status: metav1.ConditionTrue}}
+		if change(c, record); !strings.Contains(c.waitsFor(record), message) {
+			t.Errorf("it waits for %q, want %q", c.waitsFor(record), message)
+		}
+	}
+}
+
+// Who waits for the condition Maintained after a request waits for what was asked for: until
+// then its observedGeneration is behind.
+func TestMaintainedIsOfTheRequest(t *testing.T) {
+	c := &Controller{Config: Config{Clock: clock.RealClock{}}}
+	record := &engine.VolumeRepository{ObjectMeta: metav1.ObjectMeta{Generation: 5}}
+	record.Status.RecentMaintenance = []engine.MaintenanceRun{{Job: "another", Result: engine.MaintenanceSucceeded}}
+	if got := c.maintained(record).ObservedGeneration; got != 5 {
+		t.Errorf("nobody has asked, and it is of generation %d", got)
+	}
+	record.Spec.MaintenanceRequest = &engine.Ask{Timestamp: metav1.NewTime(time.Unix(100, 0))}
+	if got := c.maintained(record).ObservedGeneration; got != 4 {
+		t.Errorf("what was asked for waits, and it is of generation %d", got)
+	}
+	record.Status.RecentMaintenance[0].Job, _ = record.RequestedJob()
+	if got := c.maintained(record).ObservedGeneration; got != 5 {
+		t.Errorf("what was asked for has ended, and it is of generation %d", got)
+	}
+}
+
+// A shared Job stays with its log as long as it is one of the last of any of its repositories,
+// and is found by each.
+func TestSharedJobsStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.config.Keep = 2
+		h.repository("a", metav1.ConditionTrue)
+		h.repository("b", metav1.ConditionTrue)
+		h.run()
+		defer h.stop()
+		shared := h.next()
+		for len(namesOf(&shared)) == 1 {
+			h.end(shared, true, said(maintenance.Result{Repository: namesOf(&shared)[0], Kind: "full", SizeBytes: 1000}.String()))
+			shared = h.next()
+		}
+		h.end(shared, true, maintained(shared))
+		stays := func() bool {
+			t.Helper()
+			return slices.ContainsFunc(h.jobs(), func(job batchv1.Job) bool { return job.UID == shared.UID && job.Name == shared.Name })
+		}
+		for _, namespace := range []string{"a", "b"} {
+			found, err := h.config.Jobs.List(t.Context(), metav1.ListOptions{LabelSelector: labels.Set{LabelPrefix + namespace: "default"}.String()})
+			if err != nil || !slices.ContainsFunc(found.Items, func(job batchv1.Job) bool { return job.Name == shared.Name }) {
+				t.Errorf("of %s there are %d Jobs, %v", namespace, len(found.Items), err)
+			}
+		}
+		for _, namespace := range []string{"a", "a", "a", "b", "b"} {
+			if !stays() {
+				t.Fatal("it has lost its log")
+			}
+			time.Sleep(2 * time.Second) // of which names are made
+			name := h.ask(namespace)
+			for _, job := range h.active() {
+				if job.Name != name {
+					t.Fatalf("there runs %s, want %s", job.Name, name)
+				}
+				h.end(job, true, maintained(job))
+			}
+		}
+		if stays() {
+			t.Error("it is none of the last of any, and stays")
+		}
+		if jobs := h.jobs(); len(jobs) != 4 {
+			t.Errorf("%d Jobs are left", len(jobs))
+		}
+	})
+}
+
+// A sweep that doubts the store says so by an event and in the record, until a full maintenance
+// has nothing to doubt; quick ones don't look.
+func TestDoubted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		recorder := events.NewFakeRecorder(100)
+		h.config.Events = recorder
+		h.repository("shop", metav1.ConditionTrue)
+		h.run()
+		defer h.stop()
+		for i, c := range []struct {
+			result maintenance.Result
+			want   int32
+			event  bool
+		}{
+			{maintenance.Result{Kind: "full", MissingBackups: 7}, 7, true},
+			{maintenance.Result{Kind: "quick"}, 7, false},
+			{maintenance.Result{Kind: "full", Error: "the store is gone"}, 7, false},
+			{maintenance.Result{Kind: "full", MissingBackups: 8, Error: "the store is gone"}, 8, true},
+			{maintenance.Result{Kind: "full"}, 0, false},
+		} {
+			c.result.Repository = "shop.default"
+			h.end(h.next(), c.result.Error == "", said(c.result.String()))
+			if got := h.status("shop").MissingBackups; got != c.want {
+				t.Errorf("%d: %d backups are missing, want %d", i, got, c.want)
+			}
+			told := false
+			for len(recorder.Events) > 0 {
+				told = strings.HasPrefix(<-recorder.Events, "Warning SnapshotsDoubted Nothing was removed: ") || told
+			}
+			if told != c.event {
+				t.Errorf("%d: an event was made: %t", i, told)
 			}
 		}
 	})

@@ -39,6 +39,9 @@ var (
 	overdue = metrics.NewDesc(subsystem+"_overdue_repositories",
 		"Repositories that have not been maintained with success for three of their periods.", nil, nil, metrics.ALPHA, "")
 
+	doubted = metrics.NewDesc(subsystem+"_doubted_repositories",
+		"Repositories with snapshots of so many backups that are missing from the store that they stay.", nil, nil, metrics.ALPHA, "")
+
 	register sync.Once
 	shown    repositories
 )
@@ -66,6 +69,7 @@ type repositories struct {
 func (*repositories) DescribeWithStability(descs chan<- *metrics.Desc) {
 	descs <- oldest
 	descs <- overdue
+	descs <- doubted
 }
 
 // overduePeriods is after how many periods a repository should have been maintained.
@@ -78,8 +82,11 @@ func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
 	if err != nil {
 		return
 	}
-	longest, late := time.Duration(0), 0
+	longest, late, doubts := time.Duration(0), 0, 0
 	for _, record := range all {
+		if record.Status.MissingBackups > 0 {
+			doubts++
+		}
 		if c.Limit == 0 || record.DeletionTimestamp != nil {
 			continue // it is not to be maintained
 		}
@@ -95,6 +102,7 @@ func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
 	}
 	found <- metrics.NewLazyConstMetric(oldest, metrics.GaugeValue, longest.Seconds())
 	found <- metrics.NewLazyConstMetric(overdue, metrics.GaugeValue, float64(late))
+	found <- metrics.NewLazyConstMetric(doubted, metrics.GaugeValue, float64(doubts))
 }
 
 // observe counts a maintenance that the record tells of now.

@@ -7,12 +7,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -29,7 +31,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 	known := func(job *batchv1.Job) bool { return tells(record, job) }
 	changed := record.DeepCopy()
 	var ended []engine.MaintenanceRun
-	swept := map[string]int{} // snapshots, by the name of the Job
+	results := map[string]maintenance.Result{} // by the name of the Job
 	add := func(run engine.MaintenanceRun) {
 		ended = append(ended, run)
 		status := &changed.Status
@@ -66,7 +68,10 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 			if err != nil {
 				return false, nil, err
 			}
-			swept[job.Name] = said.SweptSnapshots
+			results[job.Name] = said
+			if said.MissingBackups > 0 || said.Full() && run.Result == engine.MaintenanceSucceeded {
+				changed.Status.MissingBackups = int32(min(said.MissingBackups, math.MaxInt32))
+			}
 			if said.SizeBytes > 0 {
 				changed.Status.Size, changed.Status.Files = rounded(said.SizeBytes), said.Files
 			}
@@ -84,6 +89,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 		}
 	}
 	if len(ended) > 0 {
+		meta.SetStatusCondition(&changed.Status.Conditions, c.maintained(changed))
 		_, err = c.Repositories.VolumeRepositories(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return false, nil, fmt.Errorf("writing what the maintenance of VolumeRepository %s has come to: %w", record.Name, err)
@@ -91,7 +97,11 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 	}
 	for _, run := range ended {
 		klog.FromContext(ctx).Info("Repository maintained", "volumeRepository", record.Name, "job", run.Job, "result", run.Result, "message", run.Message, "reclaimedBytes", run.ReclaimedBytes)
-		observe(record, run, swept[run.Job])
+		said := results[run.Job]
+		observe(record, run, said.SweptSnapshots)
+		if doubt := said.Doubt(); doubt != "" {
+			c.Events.Eventf(record, nil, corev1.EventTypeWarning, "SnapshotsDoubted", "Maintain", "Nothing was removed: %s", doubt)
+		}
 		switch {
 		case run.Result == engine.MaintenanceFailed:
 			c.Events.Eventf(record, nil, corev1.EventTypeWarning, "MaintenanceFailed", "Maintain", "%s", run.Message)
@@ -105,6 +115,22 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 		delete(c.gone, record.Name)
 	}
 	return len(ended) > 0, running, nil
+}
+
+// maintained is the condition Maintained of a record that tells of all that has ended.
+func (c *Controller) maintained(record *engine.VolumeRepository) metav1.Condition {
+	last := record.Status.RecentMaintenance[0]
+	condition := metav1.Condition{
+		Type: engine.ConditionMaintained, Status: metav1.ConditionTrue, Reason: string(last.Result), Message: last.Message,
+		ObservedGeneration: record.Generation, LastTransitionTime: metav1.NewTime(c.Clock.Now()),
+	}
+	if last.Result != engine.MaintenanceSucceeded {
+		condition.Status = metav1.ConditionFalse
+	}
+	if _, waits := record.RequestedJob(); waits {
+		condition.ObservedGeneration-- // so that who has asked can wait for it
+	}
+	return condition
 }
 
 // tells reports whether a record tells what came of a Job.

@@ -2768,6 +2768,13 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 							},
 						},
 					},
+					"missingBackups": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many backups with snapshots there were missing from the store as of the last full maintenance, too many to be believed, so that their snapshots stay.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"conditions": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -2778,7 +2785,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Ready.",
+							Description: "Conditions: Ready, Maintained.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

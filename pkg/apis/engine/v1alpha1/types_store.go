@@ -301,7 +301,10 @@ type StorageLocationStatus struct {
 // +kubebuilder:printcolumn:name="Last Maintenance",type=date,JSONPath=`.status.lastMaintenanceTime`
 // +kubebuilder:printcolumn:name="Last Result",type=string,JSONPath=`.status.recentMaintenance[0].result`
 // +kubebuilder:printcolumn:name="Reclaimed",type=string,JSONPath=`.status.reclaimed`
-// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.message`
+// +kubebuilder:printcolumn:name="Maintained",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Maintained")].reason`
+// +kubebuilder:printcolumn:name="Last Job",type=string,priority=1,JSONPath=`.status.recentMaintenance[0].job`
+// +kubebuilder:printcolumn:name="Missing Backups",type=integer,priority=1,JSONPath=`.status.missingBackups`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Maintained")].message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
 // VolumeRepository is a Kopia repository: the data of one namespace's volumes in
@@ -359,6 +362,14 @@ const (
 	// ReasonDamaged: the store has data of the repository, but not what opens it; or it had
 	// the repository, and has nothing of it any more.
 	ReasonDamaged = "Damaged"
+
+	// ConditionMaintained is True if the last maintenance succeeded, and the next one is not
+	// late. It is missing until the first one has ended. Its observedGeneration is behind while
+	// a maintenance that somebody has asked for has not ended.
+	ConditionMaintained = "Maintained"
+	// ReasonWaiting: it has been due for a period, or asked for, and the message says what it
+	// waits for. Else the reason is the last MaintenanceResult.
+	ReasonWaiting = "Waiting"
 )
 
 // Secrets lie beside the system namespace, each kind in a namespace of its own,
@@ -465,7 +476,11 @@ type VolumeRepositoryStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=25
 	RecentMaintenance []MaintenanceRun `json:"recentMaintenance,omitempty"`
-	// Conditions: Ready.
+	// How many backups with snapshots there were missing from the store as of the last full
+	// maintenance, too many to be believed, so that their snapshots stay.
+	// +optional
+	MissingBackups int32 `json:"missingBackups,omitempty"`
+	// Conditions: Ready, Maintained.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
