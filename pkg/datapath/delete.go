@@ -26,8 +26,9 @@ type Snapshot struct {
 	StoreName, ClusterUID string
 	// Saved is when it was stored, by the clock of who did.
 	Saved time.Time
-
-	extras string
+	// Extras is the id of the snapshot that this one needs beside it, for what Kopia has no
+	// place for; empty without. No backup lists it.
+	Extras string
 }
 
 // Snapshots are all of a repository, with what uploads have stored on their way.
@@ -41,7 +42,7 @@ func Snapshots(ctx context.Context, r *repository.Repository) (all []Snapshot, e
 		all = append(all, Snapshot{
 			ID: string(entry.ID), Backup: types.UID(entry.Labels[tagBackup]), Saved: entry.ModTime,
 			StoreName: entry.Labels[tagStoreName], ClusterUID: entry.Labels[tagCluster],
-			extras: entry.Labels[tagExtras],
+			Extras: entry.Labels[tagExtras],
 		})
 	}
 	return all, nil
@@ -69,7 +70,7 @@ func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string
 			found = append(found, manifest.ID(id))
 			delete(there, id)
 		}
-		return snapshot.extras
+		return snapshot.Extras
 	}
 	for _, id := range ids {
 		add(add(id))

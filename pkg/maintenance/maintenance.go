@@ -42,6 +42,29 @@
 // if all backups were missing, or more than one and a twentieth, none do, and the Result says
 // so, until somebody accepts it.
 //
+// Why no snapshot goes that a stored backup lists, though it ended without others. A controller
+// that was paused may hand over a volume when another one has ended the backup, and the agent
+// uploads it: a snapshot for a backup that is there, which nobody can restore, since nobody lists
+// it. It goes like those of a missing backup, a day later and within the same bounds, if all of
+// this holds:
+//   - The backup has ended, restorable. Before that there is no metadata, and its owner's
+//     snapshots stay, whatever lists there are.
+//   - Its metadata, read after the snapshots were listed, is that of this uid and this folder,
+//     signed by a key of this cluster, as this cluster's. A copy of another backup's, one that
+//     was made up, another writer's in its place, or what can't be read proves nothing, and
+//     everything stays.
+//   - The list of its volumes is the one whose digest that metadata has. There is no other one
+//     for this uid: the metadata that is published, and the copies of earlier attempts, are
+//     created once, and who goes on with a backup revokes those before or carries them through
+//     (package backup). So what it does not list it never will.
+//   - Each snapshot that the list has in this repository is there. Else somebody has repaired,
+//     moved or rewritten snapshots, whose ids change by that, and the list does not say which.
+//   - The snapshot was saved after the backup's end. All that a backup lists was saved before,
+//     so the list is not all that protects it; and a checkpoint of an upload that failed stays
+//     for the next backup's.
+//
+// What a listed snapshot needs beside it, its extended attributes, stays with it.
+//
 // Why it is safe beside uploads and restores. Nobody waits for anybody, and no Lease
 // excludes the agents; it is safe by Kopia's intervals (SafetyFull), which stay as they
 // are. Removing takes three steps: a full maintenance marks a content that no snapshot

@@ -36,8 +36,8 @@ type Result struct {
 	SweptSnapshots int `json:"sweptSnapshots,omitempty"`
 	// WaitingBackups are to be deleted, and are still there, or may be.
 	WaitingBackups int `json:"waitingBackups,omitempty"`
-	// MissingBackups are not in the store, and nobody has asked for that: too many to be
-	// believed, so that their snapshots stay.
+	// MissingBackups are not in the store, and nobody has asked for that, or have snapshots
+	// that they don't list: too many to be believed, so that these stay.
 	MissingBackups int `json:"missingBackups,omitempty"`
 	// ClockSkewSeconds is how far the store's clock is ahead.
 	ClockSkewSeconds int64 `json:"clockSkewSeconds,omitempty"`
@@ -64,7 +64,7 @@ func (r Result) Doubt() string {
 	if r.MissingBackups == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d backups with snapshots are missing from the store, too many to be believed: bring them back, or have their snapshots removed by holdfast repo-maintenance --accept-missing-backups", r.MissingBackups)
+	return fmt.Sprintf("%d backups with snapshots are missing from the store, or do not list them, too many to be believed: bring them back, or have these snapshots removed by holdfast repo-maintenance --accept-missing-backups", r.MissingBackups)
 }
 
 // Summary says what was done, or why it failed.

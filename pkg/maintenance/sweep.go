@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -42,7 +44,8 @@ const (
 
 // sweep removes from the repository of a namespace the snapshots of backups that are
 // deleted, or have failed or were cancelled: those for which the store holds a removal,
-// and those that are missing. And those of volumes that were deleted from backups.
+// and those that are missing. And those of volumes that were deleted from backups, and those
+// that were saved for a backup when it had ended without them.
 type sweep struct {
 	store      bucket
 	repository *repository.Repository
@@ -67,7 +70,8 @@ type swept struct {
 	backups, snapshots int
 	// waiting are removals of backups that are still there.
 	waiting int
-	// missing are backups that are not in the store, too many to be believed.
+	// missing are backups that are not in the store, or have snapshots that they don't list, too
+	// many to be believed.
 	missing int
 }
 
@@ -171,14 +175,14 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 			return done, err
 		}
 		if missing.tooMany() && !s.accept {
-			klog.FromContext(ctx).Info("Too many backups are missing from the store to be believed, so their snapshots stay", "missing", len(missing.snapshots), "of", missing.of)
+			klog.FromContext(ctx).Info("Too many backups are missing from the store, or don't list their snapshots, to be believed, so these stay", "missing", len(missing.snapshots), "of", missing.of)
 			done.missing = len(missing.snapshots)
 			missing.snapshots = nil
 		}
 		for uid, its := range missing.snapshots {
 			ids = append(ids, its...)
 			backups++
-			klog.FromContext(ctx).Info("The snapshots of a backup go that is missing from the store", "uid", uid, "snapshots", len(its), "dryRun", s.dryRun)
+			klog.FromContext(ctx).Info("Snapshots go whose backup is missing from the store, or ended without them", "uid", uid, "snapshots", len(its), "dryRun", s.dryRun)
 		}
 	}
 	if err := flush(); err != nil {
@@ -286,10 +290,10 @@ func (r *removal) means(snapshot datapath.Snapshot) bool {
 	return snapshot.Backup == r.UID && (snapshot.StoreName == "" || snapshot.StoreName == r.StoreName)
 }
 
-// missing are backups of this cluster that the store has not, though nobody has asked for
-// the removal of their snapshots.
+// missing are backups of this cluster that the store has not, or that don't list all that was
+// saved for them, though nobody has asked for the removal of their snapshots.
 type missing struct {
-	// snapshots by the uid of their backup, and of how many backups.
+	// snapshots that nobody needs by the uid of their backup, and of how many backups.
 	snapshots map[types.UID][]string
 	of        int
 }
@@ -307,7 +311,7 @@ func (s *sweep) findMissing(ctx context.Context, requested []removal, all []data
 	for _, r := range requested {
 		known[r.UID] = r
 	}
-	found.snapshots = map[types.UID][]string{}
+	snapshots := map[types.UID][]datapath.Snapshot{}
 	of := map[types.UID]string{}
 	young := sets.New[types.UID]()
 	for _, snapshot := range all {
@@ -315,25 +319,96 @@ func (s *sweep) findMissing(ctx context.Context, requested []removal, all []data
 			continue
 		}
 		of[snapshot.Backup] = snapshot.StoreName
-		found.snapshots[snapshot.Backup] = append(found.snapshots[snapshot.Backup], snapshot.ID)
+		snapshots[snapshot.Backup] = append(snapshots[snapshot.Backup], snapshot)
 		if s.clock.Since(snapshot.Saved) < minAge {
 			young.Insert(snapshot.Backup)
 		}
 	}
-	found.of = len(of)
+	found = missing{snapshots: map[types.UID][]string{}, of: len(of)}
+	var mu sync.Mutex
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(atOnce)
 	for uid, name := range of {
-		needed := young.Has(uid)
-		if !needed {
-			needed, err = s.needs(ctx, removal{Removal: format.Removal{UID: uid, StoreName: name}})
-			if err != nil && !isBackups(err) {
-				return missing{}, err
+		if young.Has(uid) {
+			continue
+		}
+		group.Go(func() error {
+			ids, err := s.unneeded(groupCtx, removal{Removal: format.Removal{UID: uid, StoreName: name}}, snapshots[uid])
+			switch {
+			case isBackups(err):
+				klog.FromContext(ctx).Info("It is not certain which snapshots a backup needs, so they stay", "backup", name, "uid", uid, "err", err)
+			case err != nil:
+				return err
+			case len(ids) > 0:
+				mu.Lock()
+				defer mu.Unlock()
+				found.snapshots[uid] = ids
 			}
-		}
-		if needed {
-			delete(found.snapshots, uid)
-		}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return missing{}, err
 	}
 	return found, nil
+}
+
+// unneeded are the snapshots of a backup that nobody needs: all if it is gone, or has ended
+// without any, and those that came too late if it is stored.
+func (s *sweep) unneeded(ctx context.Context, r removal, its []datapath.Snapshot) (ids []string, err error) {
+	of := s.folder(r)
+	backup, err := of.Metadata(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if backup != nil && backup.UID == r.UID && (backup.Status.Phase == holdfast.BackupPhaseCompleted || backup.Status.Phase == holdfast.BackupPhasePartiallyFailed) {
+		return s.late(ctx, of, backup, its)
+	}
+	if needed, err := of.Needs(ctx); needed || err != nil {
+		return nil, err
+	}
+	for _, snapshot := range its {
+		ids = append(ids, snapshot.ID)
+	}
+	return ids, nil
+}
+
+// late are the snapshots that were saved for a backup after it had ended, and that it does not
+// list. Its word counts if this cluster has signed it, with the digest of the list, and if the
+// list is about the repository as it is: one with a snapshot that is not there knows nothing of
+// those that somebody has put in its place, as Kopia's own repair does.
+func (s *sweep) late(ctx context.Context, of folder.Folder, backup *holdfast.Backup, its []datapath.Snapshot) (ids []string, err error) {
+	origin, ended := backup.Status.Origin, backup.Status.CompletionTimestamp
+	if origin == nil || origin.Trust != "" || origin.ClusterUID != s.cluster || !slices.Contains(s.keys, origin.PublicKey) || ended.IsZero() {
+		return nil, nil
+	}
+	its = slices.DeleteFunc(its, func(snapshot datapath.Snapshot) bool { return !snapshot.Saved.After(ended.Time) })
+	if len(its) == 0 { // as almost always, which spares the reading of the list
+		return nil, nil
+	}
+	listed, err := of.Volumes(ctx, backup)
+	if errors.Is(err, folder.ErrNoList) || err == nil && listed == nil {
+		klog.FromContext(ctx).Info("The list of a backup's volumes can't be believed, so its snapshots stay", "backup", of.StoreName, "uid", of.UID, "err", err)
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	needed := sets.New[string]()
+	for volume, id := range listed {
+		snapshot, there := s.byID[id]
+		if id != "" && volume.Namespace == s.namespace && !there {
+			klog.FromContext(ctx).Info("A backup lists a snapshot that is not in the repository, so its others stay", "backup", of.StoreName, "uid", of.UID, "snapshot", id)
+			return nil, nil
+		}
+		needed.Insert(id, snapshot.Extras)
+	}
+	for _, snapshot := range its {
+		if !needed.Has(snapshot.ID) {
+			ids = append(ids, snapshot.ID)
+		}
+	}
+	return ids, nil
 }
 
 // requested are the objects in which removals of this cluster for the repository lie. They are
