@@ -228,18 +228,18 @@ func (b *blobBackend) remove(ctx context.Context, key string) error {
 	return err
 }
 
-func (b *blobBackend) removeUnfinished(ctx context.Context, folder string, before time.Time) (removed int, err error) {
+func (b *blobBackend) removeUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error) {
 	if b.s3 == nil {
-		return 0, nil // it has none that could be seen
+		return nil, nil // it has none that could be seen
 	}
 	uploads := s3.NewListMultipartUploadsPaginator(b.s3, &s3.ListMultipartUploadsInput{Bucket: aws.String(b.name), Prefix: aws.String(folder)})
 	for uploads.HasMorePages() {
 		page, err := uploads.NextPage(ctx)
 		if status(err) == http.StatusNotImplemented {
-			return removed, errors.ErrUnsupported
+			return keys, errors.ErrUnsupported
 		}
 		if err != nil {
-			return removed, err
+			return keys, err
 		}
 		for _, upload := range page.Uploads {
 			if !strings.HasPrefix(aws.ToString(upload.Key), folder) {
@@ -248,14 +248,16 @@ func (b *blobBackend) removeUnfinished(ctx context.Context, folder string, befor
 			if upload.Initiated == nil || !upload.Initiated.Before(before) {
 				continue
 			}
-			_, err := b.s3.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: aws.String(b.name), Key: upload.Key, UploadId: upload.UploadId})
-			if gone := (*s3types.NoSuchUpload)(nil); err != nil && !errors.As(err, &gone) {
-				return removed, err
+			if !dryRun {
+				_, err := b.s3.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: aws.String(b.name), Key: upload.Key, UploadId: upload.UploadId})
+				if gone := (*s3types.NoSuchUpload)(nil); err != nil && !errors.As(err, &gone) {
+					return keys, err
+				}
 			}
-			removed++
+			keys = append(keys, aws.ToString(upload.Key))
 		}
 	}
-	return removed, nil
+	return keys, nil
 }
 
 func (b *blobBackend) folder(key string) (backend, string, error) { return b, key, nil }

@@ -40,8 +40,9 @@ type backend interface {
 	// delete fails with ErrChanged if the object has another version.
 	delete(ctx context.Context, key, version string) error
 	remove(ctx context.Context, key string) error
-	// removeUnfinished removes what writes have left that were begun before.
-	removeUnfinished(ctx context.Context, folder string, before time.Time) (removed int, err error)
+	// removeUnfinished removes what writes have left that were begun before, unless dryRun, and
+	// returns the keys of that.
+	removeUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error)
 	// folder is what a Bucket of a folder works on, and the prefix of its keys.
 	folder(key string) (backend, string, error)
 	// check makes the cheapest request that proves that the store answers.
@@ -256,14 +257,17 @@ func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error
 // RemoveUnfinished removes below a folder what writes have left that were begun before an
 // instant, by the store's clock, and have not ended: of writers that died, if nobody takes
 // that long. In a folder store these are files that no listing shows by itself, in S3 parts
-// of objects, which no listing shows at all, and which are paid for. It returns how many they
-// were, and fails with errors.ErrUnsupported if the store can't tell.
-func (b *Bucket) RemoveUnfinished(ctx context.Context, folder string, before time.Time) (removed int, err error) {
+// of objects, which no listing shows at all, and which are paid for. It returns their keys, and
+// in a dry run removes nothing. It fails with errors.ErrUnsupported if the store can't tell.
+func (b *Bucket) RemoveUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error) {
 	if err := b.checkFolder(ctx, folder); err != nil {
-		return 0, err
+		return nil, err
 	}
-	removed, err = b.backend.removeUnfinished(ctx, b.prefix+folder, before)
-	return removed, explain("remove what is unfinished in", folder, err)
+	keys, err = b.backend.removeUnfinished(ctx, b.prefix+folder, before, dryRun)
+	for i, key := range keys {
+		keys[i] = strings.TrimPrefix(key, b.prefix)
+	}
+	return keys, explain("remove what is unfinished in", folder, err)
 }
 
 // Delete implements Remover.

@@ -370,24 +370,26 @@ func removeEmptyFolders(root opened, folder string) {
 	}
 }
 
-func (f *filesystemBackend) removeUnfinished(ctx context.Context, folder string, before time.Time) (removed int, err error) {
+func (f *filesystemBackend) removeUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error) {
 	for object, err := range f.list(ctx, folder, ListOptions{Recursive: true, Unfinished: true}) {
 		if err != nil {
-			return removed, err
+			return keys, err
 		}
 		if !isTemporary(path.Base(object.Key)) || !object.ModTime.Before(before) {
 			continue
 		}
-		err := f.delete(ctx, object.Key, object.Version)
-		switch {
-		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrChanged):
-			continue // its writer lives
-		case err != nil:
-			return removed, err
+		if !dryRun {
+			err := f.delete(ctx, object.Key, object.Version)
+			switch {
+			case errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrChanged):
+				continue // its writer lives
+			case err != nil:
+				return keys, err
+			}
 		}
-		removed++
+		keys = append(keys, object.Key)
 	}
-	return removed, nil
+	return keys, nil
 }
 
 func isTemporary(name string) bool {

@@ -102,12 +102,17 @@ func TestUnfinishedAsListed(t *testing.T) {
 	})
 	location.Prefix = "one"
 	s := storetest.Open(t, location, secret)
-	n, err := s.RemoveUnfinished(t.Context(), "folder/", time.Now())
-	if want := []string{"one/folder/object"}; err != nil || n != 1 || !slices.Equal(aborted, want) {
-		t.Errorf("%d were removed, %v, with an error of %v; want %v", n, aborted, err, want)
+	for _, dryRun := range []bool{true, false} {
+		keys, err := s.RemoveUnfinished(t.Context(), "folder/", time.Now(), dryRun)
+		if want := []string{"folder/object"}; err != nil || !slices.Equal(keys, want) || dryRun && len(aborted) > 0 {
+			t.Errorf("in a dry run: %t: removed were %q, %q, with an error of %v; want %q", dryRun, keys, aborted, err, want)
+		}
+	}
+	if want := []string{"one/folder/object"}; !slices.Equal(aborted, want) {
+		t.Errorf("aborted were %q, want %q", aborted, want)
 	}
 	unsupported = true
-	if _, err := s.RemoveUnfinished(t.Context(), "folder/", time.Now()); !errors.Is(err, errors.ErrUnsupported) || errors.Is(err, store.ErrUnavailable) {
+	if _, err := s.RemoveUnfinished(t.Context(), "folder/", time.Now(), false); !errors.Is(err, errors.ErrUnsupported) || errors.Is(err, store.ErrUnavailable) {
 		t.Errorf("of a store that can't list it says %v", err)
 	}
 }
@@ -129,9 +134,14 @@ func TestRemoveUnfinished(t *testing.T) {
 			must(t, err)
 			remove := func(folder string, before time.Duration) int {
 				t.Helper()
-				removed, err := s.RemoveUnfinished(t.Context(), folder, time.Now().Add(before))
+				would, err := s.RemoveUnfinished(t.Context(), folder, time.Now().Add(before), true)
 				must(t, err)
-				return removed
+				removed, err := s.RemoveUnfinished(t.Context(), folder, time.Now().Add(before), false)
+				must(t, err)
+				if len(would) > len(removed) { // another one may have begun in between
+					t.Errorf("a dry run names %q, and then %q go", would, removed)
+				}
+				return len(removed)
 			}
 			if n := remove("folder/", -time.Hour) + remove("other/", time.Hour); n != 0 {
 				t.Errorf("%d that are young, or elsewhere, were removed", n)

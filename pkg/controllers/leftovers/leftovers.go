@@ -97,7 +97,7 @@ type bucket interface {
 	store.Reader
 	store.Remover
 	io.Closer
-	RemoveUnfinished(ctx context.Context, folder string, before time.Time) (int, error)
+	RemoveUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error)
 }
 
 // Controller removes leftovers.
@@ -108,21 +108,47 @@ type Controller struct {
 	open      func(ctx context.Context, record *engine.StorageLocation) (bucket, error)
 	// of are the backups of the restores in each location that were read.
 	of map[string]map[string]restoredBackup
+	// report, if it is set, is told what would go, and nothing does.
+	report func(Leftover)
 }
 
-// New returns a Controller.
-func New(config Config) (*Controller, error) {
-	c := &Controller{
-		Config:    config,
-		of:        map[string]map[string]restoredBackup{},
-		locations: config.LocationInformer.Lister().StorageLocations(config.Namespace),
-		queue: loop.New[string](loop.Config{
-			Controller: "leftovers", FirstRetry: firstRetry, LastRetry: lastRetry, Clock: config.Clock,
-		}),
+// Leftover is what is removed from a store, or would be.
+type Leftover struct {
+	// Key is that of an object, or with a slash at its end that of a folder; empty if Reason is
+	// about all of them.
+	Key string `json:"key,omitempty"`
+	// Reason says why it goes, or why nothing does.
+	Reason string `json:"reason"`
+}
+
+// List reports what a Controller would remove from a storage location now, and removes nothing.
+// What is told of restores it removes when it finds that a second time, a day later. Of the
+// Config no informer, clock or recorder of events is needed.
+func List(ctx context.Context, config Config, record *engine.StorageLocation, report func(Leftover)) error {
+	if record.Spec.IsLonghorn() {
+		return fmt.Errorf("the storage location %s is Longhorn's, so nothing in it is ever removed", record.Name)
+	}
+	config.Clock = clock.RealClock{}
+	return with(config, report).tidy(ctx, record)
+}
+
+func with(config Config, report func(Leftover)) *Controller {
+	return &Controller{
+		Config: config, report: report,
+		of: map[string]map[string]restoredBackup{},
 		open: func(ctx context.Context, record *engine.StorageLocation) (bucket, error) {
 			return location.Open(ctx, config.Secrets, record)
 		},
 	}
+}
+
+// New returns a Controller.
+func New(config Config) (*Controller, error) {
+	c := with(config, nil)
+	c.locations = config.LocationInformer.Lister().StorageLocations(config.Namespace)
+	c.queue = loop.New[string](loop.Config{
+		Controller: "leftovers", FirstRetry: firstRetry, LastRetry: lastRetry, Clock: config.Clock,
+	})
 	return c, c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *engine.StorageLocation) {
 		if after != nil && (before == nil || before.UID != after.UID) {
 			c.queue.AddAfter(after.Name, first+time.Duration(rand.Int64N(int64(first))))
@@ -160,7 +186,7 @@ func (c *Controller) tidy(ctx context.Context, record *engine.StorageLocation) e
 	var failures []error
 	unfinished := 0
 	for _, in := range unfinishedIn {
-		n, err := target.RemoveUnfinished(ctx, in, c.Clock.Now().Add(-MinAge))
+		keys, err := target.RemoveUnfinished(ctx, in, c.Clock.Now().Add(-MinAge), c.report != nil)
 		if errors.Is(err, store.ErrDenied) {
 			klog.FromContext(ctx).Info("The store does not let what is unfinished be removed: allow s3:ListBucketMultipartUploads and s3:AbortMultipartUpload", "storageLocation", record.Name, "err", err)
 			break
@@ -170,9 +196,12 @@ func (c *Controller) tidy(ctx context.Context, record *engine.StorageLocation) e
 			break
 		}
 		failures = append(failures, err)
-		unfinished += n
+		for _, key := range keys {
+			c.would(key, "its write has never ended")
+		}
+		unfinished += len(keys)
 	}
-	if unfinished > 0 {
+	if unfinished > 0 && c.report == nil {
 		c.tell(ctx, record, corev1.EventTypeNormal, "LeftoversRemoved", "What %d writes have left that never ended was removed from the store", unfinished)
 	}
 	found, finished, of, err := c.find(ctx, target)
@@ -192,10 +221,14 @@ func (c *Controller) tidy(ctx context.Context, record *engine.StorageLocation) e
 		}
 	}
 	if len(abandoned) > few && len(abandoned)*oneOf > of {
+		c.would("", fmt.Sprintf("%d of the %d folders of backups have lost their backup, so the store is doubted and they stay", len(abandoned), of))
 		c.tell(ctx, record, corev1.EventTypeWarning, "LeftoversDoubted", "%d of the %d folders of backups in the store have lost their backup, so the store is doubted and they stay: look at %s, and remove by hand what is not needed", len(abandoned), of, format.BackupPrefix(abandoned[0].StoreName))
 		return errors.Join(failures...)
 	}
 	for _, deletion := range abandoned {
+		if c.would(format.BackupPrefix(deletion.StoreName), fmt.Sprintf("its backup, with the uid %s, has never ended, and has no record", deletion.UID)) {
+			continue
+		}
 		if err := deletion.RemoveRest(ctx); err != nil {
 			failures = append(failures, fmt.Errorf("the folder of %s: %w", deletion.StoreName, err))
 			continue
@@ -300,7 +333,18 @@ func (c *Controller) unknown(ctx context.Context, storeName string) error {
 	return err
 }
 
+// would reports what would go, and whether it stays therefore.
+func (c *Controller) would(key, reason string) bool {
+	if c.report != nil {
+		c.report(Leftover{Key: key, Reason: reason})
+	}
+	return c.report != nil
+}
+
 func (c *Controller) tell(ctx context.Context, record *engine.StorageLocation, kind, reason, note string, args ...any) {
+	if c.report != nil {
+		return
+	}
 	klog.FromContext(ctx).Info(fmt.Sprintf(note, args...), "storageLocation", record.Name)
 	c.Events.Eventf(record, nil, kind, reason, "Tidy", note, args...)
 }

@@ -73,6 +73,20 @@ func (h *harness) tidyUp() {
 	must(h.t, h.tidy(h.t.Context(), &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}))
 }
 
+// would is what a dry run says, which removes nothing and makes no event.
+func (h *harness) would() (all []Leftover) {
+	h.t.Helper()
+	h.report = func(leftover Leftover) { all = append(all, leftover) }
+	known := h.of
+	h.of = map[string]map[string]restoredBackup{}
+	h.tidyUp()
+	h.report, h.of = nil, known
+	if len(h.events.Events) > 0 {
+		h.t.Errorf("a dry run makes the event %s", <-h.events.Events)
+	}
+	return all
+}
+
 // A store that does not list what is unfinished has its folders looked through, and that is no
 // failure.
 func TestUnfinishedUnknown(t *testing.T) {
@@ -93,8 +107,8 @@ type unlisted struct {
 	err error
 }
 
-func (u unlisted) RemoveUnfinished(context.Context, string, time.Time) (int, error) {
-	return 0, fmt.Errorf("it can't: %w", u.err)
+func (u unlisted) RemoveUnfinished(context.Context, string, time.Time, bool) ([]string, error) {
+	return nil, fmt.Errorf("it can't: %w", u.err)
 }
 
 // lent is not closed by who it is lent to.
@@ -144,6 +158,10 @@ func TestTidy(t *testing.T) {
 		t.Errorf("an event: %s", <-h.events.Events)
 	}
 	h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
+	if got, want := h.would(), []Leftover{{"backups/abandoned/", "its backup, with the uid 1, has never ended, and has no record"}}; !slices.Equal(got, want) {
+		t.Errorf("a dry run says %v, want %v", got, want)
+	}
+	h.expect(all...)
 	h.tidyUp()
 	h.expect(all[1:]...)
 	if event := <-h.events.Events; !strings.Contains(event, "LeftoversRemoved") || !strings.Contains(event, "backups/abandoned/") {
@@ -175,6 +193,9 @@ func TestDoubt(t *testing.T) {
 	h.folder("last", ours("last"))
 	all := h.left()
 	h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
+	if got := h.would(); len(got) != 1 || got[0].Key != "" || !strings.Contains(got[0].Reason, "11 of the 11 folders") {
+		t.Errorf("a dry run says %v", got)
+	}
 	h.tidyUp()
 	h.expect(all...)
 	if event := <-h.events.Events; !strings.Contains(event, "LeftoversDoubted") {
@@ -212,6 +233,9 @@ func TestUnfinished(t *testing.T) {
 		t.Error("what is still written was removed")
 	}
 	h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
+	if got := h.would(); len(got) != 1 || !strings.HasPrefix(got[0].Key, "backups/whole/.holdfast-") || unfinished() != 1 {
+		t.Errorf("a dry run says %v, and leaves %d", got, unfinished())
+	}
 	h.tidyUp()
 	if unfinished() != 0 {
 		t.Error("what was left unfinished is still there")

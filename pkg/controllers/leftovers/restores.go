@@ -83,6 +83,7 @@ func (c *Controller) tidyRestores(ctx context.Context, record *engine.StorageLoc
 			of.goneSince = time.Time{}
 		case of.goneSince.IsZero():
 			of.goneSince = c.Clock.Now()
+			c.would(format.RestoresPrefix+at.name+"/", "its backup is gone, and so is its record; it goes when that is found again a day later")
 		case c.Clock.Since(of.goneSince) >= goneFor:
 			if err = c.removeRestore(ctx, target, at); err == nil {
 				removed++

@@ -124,6 +124,9 @@ func TestTidyRestoresInPart(t *testing.T) {
 	must(t, h.store.Delete(t.Context(), log))
 	h.folder("there", ours("1"), format.MetadataKey("there"))
 	h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
+	if got := h.would(); len(got) != 1 || got[0].Key != format.RestoresPrefix+name+"/" || len(h.restores()) != 1 {
+		t.Errorf("a dry run says %v, and leaves %v", got, h.restores())
+	}
 	h.tidyUp()
 	h.clock.Step(interval)
 	h.tidyUp()
