@@ -4,6 +4,7 @@
 package integration
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
+	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -86,6 +88,68 @@ func TestMaintenance(t *testing.T) {
 		if !apierrors.IsNotFound(err) {
 			t.Errorf("the Lease is still there: %v", err)
 		}
+	}
+}
+
+// TestRepositoryKey: what the command exports opens the repository; after a rotation it does no
+// more, and the new key does. What was stored before comes back, and backups go on.
+func TestRepositoryKey(t *testing.T) {
+	t.Parallel()
+	namespace, backup := lab.Namespace(t, "locked"), labtest.Name("before")
+	pod, folder := lab.PodWithClaim(t, namespace, labtest.Node)
+	fill(t, folder)
+	files := tree(t, folder)
+	store := func(backup string) {
+		t.Helper()
+		lab.Create(t, labtest.System, backup, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, DefaultVolumesToFsBackup: new(true)})
+		lab.AwaitCompleted(t, backup)
+		lab.AwaitRunGone(t, backup)
+	}
+	store(backup)
+	location, err := lab.Engine.EngineV1alpha1().StorageLocations(labtest.System).Get(t.Context(), "default", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := func(name string) string {
+		t.Helper()
+		output, err := lab.Program(t, "repo-key", name, "--repo-name="+namespace, "--backup-storage-location=default", "--kubeconfig="+lab.Kubeconfig())
+		if err != nil {
+			t.Fatalf("repo-key %s: %v", name, err)
+		}
+		return strings.TrimSpace(output)
+	}
+	open := func(key string) error {
+		opened, err := repository.Open(t.Context(), repository.Location{Spec: location.Spec}, namespace, repository.Key(key), repository.Options{})
+		if err == nil {
+			err = opened.Close(t.Context())
+		}
+		return err
+	}
+	before := command("export")
+	if err := open(before); err != nil {
+		t.Errorf("with the key that was exported: %v", err)
+	}
+	if said := command("rotate"); !strings.Contains(said, enginev1alpha1.RepositoryName(namespace, "default")+" has a new key") {
+		t.Errorf("rotating says %s", said)
+	}
+	if err := open(before); !errors.Is(err, repository.ErrWrongKey) {
+		t.Errorf("with the former key: %v", err)
+	}
+	after := command("export")
+	if err := open(after); err != nil || after == before {
+		t.Errorf("with the new key: %v", err)
+	}
+	store(labtest.Name("after"))
+	if _, message, err := maintain(t, "--repo-name="+namespace, "--backup-storage-location=default"); err != nil {
+		t.Errorf("maintaining it: %v, %s", err, message)
+	}
+	empty(t, folder)
+	restore(t, pod, namespace+"-data", volumeHistory(t, namespace, backup).Status.SnapshotID)
+	if diff := cmp.Diff(files, tree(t, folder)); diff != "" {
+		t.Errorf("what came back differs (-before +after):\n%s", diff)
+	}
+	if stdout, err := lab.Program(t, "repo-key", "export", "--repo-name=nowhere", "--backup-storage-location=default", "--kubeconfig="+lab.Kubeconfig()); err == nil || stdout != "" {
+		t.Errorf("of a repository that does not exist it prints %q, with the error %v", stdout, err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -17,7 +18,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -363,6 +367,99 @@ func TestScheduleOfADeletedNamespace(t *testing.T) {
 	}
 	if _, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), s.Status.LastBackup.Name, metav1.GetOptions{}); err != nil {
 		t.Errorf("its backup: %v", err)
+	}
+}
+
+// TestKilledAtTheDueSecond: processes are killed at the very second at which a backup is due,
+// and when it has just been asked for. Each due time has one backup, or is counted as missed.
+func TestKilledAtTheDueSecond(t *testing.T) {
+	namespace, mark := lab.Namespace(t, "second"), lab.AuditMark(t)
+	apply(t, "system:admin", fmt.Sprintf(scheduleManifest, "each", namespace, "{schedule: '* * * * *'}"), "--as-group=system:masters")
+	begun := awaitSchedule(t, namespace, "each", "its next time", func(s *v1alpha1.Schedule) bool { return s.Status.NextDueTimestamp != nil }).CreationTimestamp
+	nextMinute := func() time.Time {
+		due := time.Now().Truncate(time.Minute).Add(time.Minute)
+		select {
+		case <-time.After(time.Until(due)):
+		case <-t.Context().Done():
+			t.Fatal(t.Context().Err())
+		}
+		return due
+	}
+	dealtWith := func(due time.Time) {
+		awaitSchedule(t, namespace, "each", "the backup of "+due.String(), func(s *v1alpha1.Schedule) bool {
+			return s.Status.LastDueTimestamp != nil && !s.Status.LastDueTimestamp.Time.Before(due)
+		})
+	}
+
+	due := nextMinute()
+	lab.Kill(t, labtest.APIServer)
+	lab.Start(t, labtest.APIServer)
+	dealtWith(due)
+	awaitSchedule(t, namespace, "each", "the end of its backup", func(s *v1alpha1.Schedule) bool {
+		return s.Status.LastBackup != nil && s.Status.LastBackup.Phase == v1alpha1.BackupPhaseCompleted
+	})
+
+	runs, err := lab.Engine.EngineV1alpha1().BackupRuns(labtest.System).Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer runs.Stop()
+	due = nextMinute()
+	lab.Kill(t, labtest.Controller)
+	// On a slow machine an earlier one may still wait, so that there is a reason and no backup.
+	asked, late := false, time.After(20*time.Second)
+	for ended := false; !asked && !ended; {
+		select {
+		case event := <-runs.ResultChan():
+			run, ok := event.Object.(*enginev1alpha1.BackupRun)
+			asked = ok && run.Name == format.StoreName(namespace, domain.BackupName("each", due), labtest.System)
+			ended = event.Object == nil
+		case <-late:
+			ended = true
+		}
+	}
+	t.Logf("whether the backup of %s had been asked for: %t", due, asked)
+	lab.Kill(t, labtest.APIServer)
+	lab.Start(t, labtest.Controller)
+	lab.Start(t, labtest.APIServer)
+	dealtWith(due)
+
+	lab.Kubectl(t, "patch", "schedule", "each", "-n", namespace, "--type=merge", `-p={"spec":{"paused":true}}`)
+	entry, err := lab.Engine.EngineV1alpha1().ScheduleEntries(labtest.System).Get(t.Context(), namespace+".each", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := entry.Spec.Since.Unix()/60 - begun.Unix()/60
+	var backups *v1alpha1.BackupList
+	labtest.Eventually(t, fmt.Sprintf("a backup or a reason for each of %d due times", want), func() error {
+		s, err := lab.Holdfast.HoldfastV1alpha1().Schedules(namespace).Get(t.Context(), "each", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if backups, err = lab.Holdfast.HoldfastV1alpha1().Backups(namespace).List(t.Context(), metav1.ListOptions{}); err != nil {
+			return err
+		}
+		if made := int64(len(backups.Items)); made+s.Status.Missed != want {
+			return fmt.Errorf("%d were made, and %d missed", made, s.Status.Missed)
+		}
+		return nil
+	})
+	labtest.Eventually(t, "that each was asked for once", func() error {
+		made := map[string]int{}
+		for _, write := range lab.WritesSince(t, mark) {
+			if ref := write.ObjectRef; write.Verb == "create" && ref.Resource == "backupruns" && write.ResponseStatus.Code == http.StatusCreated {
+				made[ref.Name]++
+			}
+		}
+		for _, backup := range backups.Items {
+			if n := made[format.StoreName(namespace, backup.Name, labtest.System)]; n != 1 {
+				return fmt.Errorf("%s was made %d times", backup.Name, n)
+			}
+		}
+		return nil
+	})
+	if asked && !slices.ContainsFunc(backups.Items, func(b v1alpha1.Backup) bool { return b.Name == domain.BackupName("each", due) }) {
+		t.Errorf("the backup of %s, which was asked for, is not there", due)
 	}
 }
 
