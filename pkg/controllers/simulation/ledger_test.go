@@ -91,6 +91,9 @@ func (r *referee) started(by string, start records.Start, t *tracked) {
 		r.violation("%s let %s start, which is not queued", by, start.Name)
 		return
 	}
+	if start.Restore != t.restore {
+		r.violation("%s let %s start as what it is not", by, start.Name)
+	}
 	p := r.processes[by]
 	p.mu.Lock()
 	knew, read := p.knew, p.read
@@ -99,7 +102,7 @@ func (r *referee) started(by string, start records.Start, t *tracked) {
 		r.violation("%s let %s start, which it had found %s, cancelled: %t", by, t.name, t.phase, t.cancelled)
 	}
 	for other, ahead := range r.waiting {
-		if _, ready := r.ledger[other]; ready || ahead.ticket >= t.ticket || !ahead.overlaps(t) {
+		if _, ready := r.ledger[other]; ready || !ahead.precedes(t) || !ahead.overlaps(t) {
 			continue
 		}
 		if ahead.queuedBy == by || ahead.queuedAt.Before(knew) {

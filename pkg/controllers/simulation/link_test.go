@@ -47,6 +47,10 @@ func (e linkedEngine) BackupRuns(namespace string) engineclient.BackupRunInterfa
 	return linkedRuns{e.EngineV1alpha1Interface.BackupRuns(namespace), e.link}
 }
 
+func (e linkedEngine) RestoreRuns(namespace string) engineclient.RestoreRunInterface {
+	return linkedRestores{e.EngineV1alpha1Interface.RestoreRuns(namespace), e.link}
+}
+
 type linkedRuns struct {
 	engineclient.BackupRunInterface
 	link
@@ -73,6 +77,34 @@ func (r linkedRuns) UpdateStatus(ctx context.Context, run *enginev1alpha1.Backup
 
 func (r linkedRuns) Delete(ctx context.Context, name string, options metav1.DeleteOptions) error {
 	return r.carry("delete", "backupruns", func() error { return r.BackupRunInterface.Delete(ctx, name, options) })
+}
+
+type linkedRestores struct {
+	engineclient.RestoreRunInterface
+	link
+}
+
+func (r linkedRestores) Get(ctx context.Context, name string, options metav1.GetOptions) (*enginev1alpha1.RestoreRun, error) {
+	return carry(r.link, "get", "restoreruns", func() (*enginev1alpha1.RestoreRun, error) {
+		return r.RestoreRunInterface.Get(ctx, name, options)
+	})
+}
+
+func (r linkedRestores) List(ctx context.Context, options metav1.ListOptions) (*enginev1alpha1.RestoreRunList, error) {
+	return carry(r.link, "list", "restoreruns", func() (*enginev1alpha1.RestoreRunList, error) {
+		return r.RestoreRunInterface.List(ctx, options)
+	})
+}
+
+func (r linkedRestores) UpdateStatus(ctx context.Context, run *enginev1alpha1.RestoreRun, options metav1.UpdateOptions) (*enginev1alpha1.RestoreRun, error) {
+	options.FieldManager = r.manager()
+	return carry(r.link, "update", "restoreruns", func() (*enginev1alpha1.RestoreRun, error) {
+		return r.RestoreRunInterface.UpdateStatus(ctx, run, options)
+	})
+}
+
+func (r linkedRestores) Delete(ctx context.Context, name string, options metav1.DeleteOptions) error {
+	return r.carry("delete", "restoreruns", func() error { return r.RestoreRunInterface.Delete(ctx, name, options) })
 }
 
 type linkedConfigMaps struct {

@@ -22,7 +22,7 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
-	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
@@ -35,7 +35,7 @@ var (
 )
 
 // process is a controller process, which works once it is elected: the queue, the
-// executor, and the retention of records.
+// executors, and the retention of records.
 type process struct {
 	world   *world
 	name    string
@@ -79,7 +79,7 @@ func (w *world) launch() *process {
 	queue, err := backupqueue.New(backupqueue.Config{
 		Namespace: system, Limits: queue.Slots{limit, limit}, Identity: p.name, Leads: leads,
 		Runs:       linkedRuns{w.EngineV1alpha1().BackupRuns(system), link{p, queuePart}},
-		Restores:   w.EngineV1alpha1().RestoreRuns(system),
+		Restores:   linkedRestores{w.EngineV1alpha1().RestoreRuns(system), link{p, queuePart}},
 		ConfigMaps: linkedConfigMaps{configMaps, link{p, queuePart}},
 		Events:     &events.FakeRecorder{}, Clock: clock.RealClock{},
 		RunInformer: records.BackupRuns(), RestoreInformer: records.RestoreRuns(), LocationInformer: records.StorageLocations(),
@@ -101,7 +101,22 @@ func (w *world) launch() *process {
 	if err != nil {
 		w.Fatal(err)
 	}
+	restores, err := restorerun.New(restorerun.Config{
+		Namespace: system, Workers: limit, Identity: p.name, Leads: leads, Queue: counting{queue, w.referee},
+		Engine:     linkedEngine{w.EngineV1alpha1(), link{p, "restorer"}},
+		ConfigMaps: linkedConfigMaps{configMaps, link{p, "restorer"}},
+		Executor:   restoring{p}, CheckLocation: p.checkLocation,
+		Events: &events.FakeRecorder{}, Clock: clock.RealClock{},
+		RunInformer: records.RestoreRuns(),
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
 	retention, err := runretention.New(linkedEngine{w.EngineV1alpha1(), link{p, "retention"}}, records.BackupRuns(), clock.RealClock{}, kept)
+	if err != nil {
+		w.Fatal(err)
+	}
+	restoreRetention, err := runretention.NewRestores(linkedEngine{w.EngineV1alpha1(), link{p, "retention"}}, records.RestoreRuns(), clock.RealClock{}, kept)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -116,7 +131,7 @@ func (w *world) launch() *process {
 	}
 	work := func(ctx context.Context) error {
 		var running sync.WaitGroup
-		for _, run := range []func(context.Context){func(ctx context.Context) { queue.Run(ctx, executor, enginetest.NoRestores{}) }, executor.Run, retention.Run} {
+		for _, run := range []func(context.Context){func(ctx context.Context) { queue.Run(ctx, executor, restores) }, executor.Run, restores.Run, retention.Run, restoreRetention.Run} {
 			running.Go(func() { run(ctx) })
 		}
 		running.Wait()

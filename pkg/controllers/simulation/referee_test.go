@@ -4,6 +4,7 @@
 package simulation
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -59,7 +60,8 @@ type referee struct {
 
 // tracked is the truth about a run.
 type tracked struct {
-	name string
+	name    string
+	restore bool
 	// namespaces has a bit for each name of the universe that it selects.
 	namespaces    uint64
 	clusterScoped bool
@@ -121,6 +123,15 @@ func (t *tracked) overlaps(other *tracked) bool {
 	return t.namespaces&other.namespaces != 0 || t.clusterScoped && other.clusterScoped
 }
 
+// precedes reports whether a run comes before another one in the queue: restores come before
+// backups.
+func (t *tracked) precedes(other *tracked) bool {
+	if t.restore != other.restore {
+		return t.restore
+	}
+	return t.ticket < other.ticket
+}
+
 func (r *referee) violation(format string, args ...any) {
 	if len(r.violations) < 10 {
 		r.violations = append(r.violations, fmt.Sprintf("%s: ", time.Now().Format("15:04:05.000"))+fmt.Sprintf(format, args...))
@@ -167,9 +178,9 @@ func (r *referee) observe(action clienttesting.Action, obj runtime.Object) {
 	by, part, _ := strings.Cut(manager, " ")
 	removed := action.GetVerb() == "delete"
 	switch obj := obj.(type) {
-	case *enginev1alpha1.BackupRun:
+	case enginev1alpha1.QueuedRun:
 		if removed {
-			r.runDeleted(r.runs[obj.UID], obj.UID)
+			r.runDeleted(r.runs[obj.GetUID()], obj.GetUID())
 		} else {
 			r.runWritten(by, part, obj)
 		}
@@ -216,16 +227,30 @@ func order(phase v1alpha1.BackupPhase) int {
 	return -1 // never written
 }
 
-func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
-	t := r.runs[run.UID]
+func (r *referee) runWritten(by, part string, run enginev1alpha1.QueuedRun) {
+	t := r.runs[run.GetUID()]
 	if t == nil {
-		spec := &run.Spec.Backup
-		t = &tracked{name: run.Name, created: run.CreationTimestamp.Time}
-		t.namespaces, t.valid = selects(spec.IncludedNamespaces, spec.ExcludedNamespaces)
-		t.clusterScoped = spec.IncludeClusterResources != nil && *spec.IncludeClusterResources
-		r.runs[run.UID], r.present[run.UID] = t, t
+		t = &tracked{name: run.GetName(), created: run.GetCreationTimestamp().Time}
+		switch run := run.(type) {
+		case *enginev1alpha1.BackupRun:
+			spec := &run.Spec.Backup
+			t.namespaces, t.valid = selects(spec.IncludedNamespaces, spec.ExcludedNamespaces)
+			t.clusterScoped = spec.IncludeClusterResources != nil && *spec.IncludeClusterResources
+		case *enginev1alpha1.RestoreRun:
+			t.restore = true
+			t.namespaces, t.valid = selects(run.Spec.TargetNamespaces, nil)
+			t.clusterScoped = run.Spec.ClusterScoped
+		}
+		r.runs[run.GetUID()], r.present[run.GetUID()] = t, t
 	}
-	status := &run.Status
+	status := run.Standing()
+	executor, stored := "", false
+	switch run := run.(type) {
+	case *enginev1alpha1.BackupRun:
+		executor, stored = run.Status.Executor, run.Status.Stored
+	case *enginev1alpha1.RestoreRun:
+		executor, stored = run.Status.Executor, run.Status.Stored
+	}
 	if status.Ticket != t.ticket {
 		r.ticketGiven(by, t, status.Ticket)
 	}
@@ -241,8 +266,8 @@ func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
 	if order(status.Phase) > 1 {
 		t.begins()
 	}
-	if status.Phase == v1alpha1.BackupPhaseInProgress && t.phase != status.Phase && status.Executor != by {
-		r.violation("%s was claimed by %s for %s", t.name, by, status.Executor)
+	if status.Phase == v1alpha1.BackupPhaseInProgress && t.phase != status.Phase && executor != by {
+		r.violation("%s was claimed by %s for %s", t.name, by, executor)
 	}
 	if status.Phase.Ended() && !t.phase.Ended() {
 		t.ends++
@@ -251,17 +276,17 @@ func (r *referee) runWritten(by, part string, run *enginev1alpha1.BackupRun) {
 			r.counts[endWrites]++
 		}
 	}
-	if p := status.Phase; p != t.phase && (p == v1alpha1.BackupPhaseFailedValidation || p == v1alpha1.BackupPhaseCancelled && status.StartTimestamp == nil) {
+	if p := status.Phase; p != t.phase && !t.restore && (p == v1alpha1.BackupPhaseFailedValidation || p == v1alpha1.BackupPhaseCancelled && status.StartTimestamp == nil) {
 		r.litter = append(r.litter, t.name)
 	}
-	t.phase, t.stored = status.Phase, status.Stored
-	if t.cancelled = run.Spec.Cancellation != nil; t.cancelled && t.cancelledAt.IsZero() {
+	t.phase, t.stored = status.Phase, stored
+	if t.cancelled = run.Asked().Cancellation != nil; t.cancelled && t.cancelledAt.IsZero() {
 		t.cancelledAt = time.Now()
 	}
-	t.version, _ = strconv.Atoi(run.ResourceVersion)
-	keep(r.left, run.UID, t, !t.phase.Ended())
-	keep(r.fresh, run.UID, t, t.phase == "" && t.valid && !t.cancelled)
-	keep(r.waiting, run.UID, t, t.phase == v1alpha1.BackupPhaseQueued && !t.cancelled)
+	t.version, _ = strconv.Atoi(run.GetResourceVersion())
+	keep(r.left, run.GetUID(), t, !t.phase.Ended())
+	keep(r.fresh, run.GetUID(), t, t.phase == "" && t.valid && !t.cancelled)
+	keep(r.waiting, run.GetUID(), t, t.phase == v1alpha1.BackupPhaseQueued && !t.cancelled)
 	r.mostWaiting = max(r.mostWaiting, len(r.waiting))
 	r.checkActive()
 }
@@ -287,6 +312,9 @@ func (r *referee) ticketGiven(by string, t *tracked, ticket int64) {
 		}
 	}
 	for _, other := range r.fresh {
+		if other.restore != t.restore {
+			continue // seen by other watches, and restores come first anyway
+		}
 		if before := other.created.Compare(t.created); before < 0 || before == 0 && other.version < t.version {
 			r.violation("%s gave %s a ticket before %s, which is older", by, t.name, other.name)
 		}
@@ -306,8 +334,14 @@ func (r *referee) checkActive() {
 }
 
 func (r *referee) checkTogether(how string, active []*tracked) {
-	if len(active) > limit {
-		r.violation("%d run at once, %s", len(active), how)
+	restores := 0
+	for _, t := range active {
+		if t.restore {
+			restores++
+		}
+	}
+	if restores > limit || len(active)-restores > limit {
+		r.violation("%d backups and %d restores run at once, %s", len(active)-restores, restores, how)
 	}
 	for i, t := range active {
 		for _, other := range active[:i] {
@@ -334,10 +368,10 @@ func (r *referee) abandons(p *process, run *enginev1alpha1.BackupRun) {
 }
 
 // executes is called when a run begins to be executed.
-func (r *referee) executes(p *process, run *enginev1alpha1.BackupRun) {
+func (r *referee) executes(p *process, run enginev1alpha1.QueuedRun) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	t := r.runs[run.UID]
+	t := r.runs[run.GetUID()]
 	if r.reads(t) && t.executing != p {
 		r.violation("%s is executed by %s, and %s still reads it", t.name, p.name, t.executing.name)
 	}
@@ -345,14 +379,18 @@ func (r *referee) executes(p *process, run *enginev1alpha1.BackupRun) {
 	if t.executions++; t.executions > 1 {
 		r.counts[executedAgain]++
 	}
-	if t.executions > backuprun.MaxAttempts {
+	most := backuprun.MaxAttempts
+	if t.restore {
+		most = restoreAttempts
+	}
+	if t.executions > most {
 		r.violation("%s is executed for the %d. time, by %s", t.name, t.executions, p.name)
 	}
-	if _, started := r.ledger[run.UID]; r.elected == p.name && (!started || r.leader != p.name) {
+	if _, started := r.ledger[run.GetUID()]; r.elected == p.name && (!started || r.leader != p.name) {
 		r.violation("%s is executed by %s, and the ledger of %s has %t", t.name, p.name, r.leader, started)
 	}
 	var reading []*tracked
-	r.reading[run.UID] = t
+	r.reading[run.GetUID()] = t
 	for _, t := range r.reading {
 		if r.reads(t) {
 			reading = append(reading, t)
@@ -361,11 +399,14 @@ func (r *referee) executes(p *process, run *enginev1alpha1.BackupRun) {
 	r.checkTogether("really", reading)
 }
 
-func (r *referee) stops(run *enginev1alpha1.BackupRun) {
+// stops is called when a process executes a run no more. Another one may have taken it over.
+func (r *referee) stops(p *process, run enginev1alpha1.QueuedRun) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.runs[run.UID].executing = nil
-	delete(r.reading, run.UID)
+	if t := r.runs[run.GetUID()]; t.executing == p {
+		t.executing = nil
+		delete(r.reading, run.GetUID())
+	}
 }
 
 func (r *referee) violated() bool {
@@ -381,11 +422,11 @@ func (r *referee) last() time.Time {
 	return r.lastEnd
 }
 
-// pick returns the name of a run that has not ended: each phase as likely.
-func (r *referee) pick(random *rand.Rand) (string, bool) {
+// pick returns a run that has not ended, or nil: each phase as likely.
+func (r *referee) pick(random *rand.Rand) *tracked {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var kinds [3][]string
+	var kinds [3][]*tracked
 	for uid, t := range r.left {
 		kind := 0
 		if _, started := r.ledger[uid]; t.phase == v1alpha1.BackupPhaseInProgress {
@@ -393,14 +434,14 @@ func (r *referee) pick(random *rand.Rand) (string, bool) {
 		} else if started {
 			kind = 1
 		}
-		kinds[kind] = append(kinds[kind], t.name)
+		kinds[kind] = append(kinds[kind], t)
 	}
-	names := kinds[random.IntN(len(kinds))]
-	slices.Sort(names)
-	if len(names) == 0 {
-		return "", false
+	runs := kinds[random.IntN(len(kinds))]
+	slices.SortFunc(runs, func(a, b *tracked) int { return cmp.Compare(a.name, b.name) })
+	if len(runs) == 0 {
+		return nil
 	}
-	return names[random.IntN(len(names))], true
+	return runs[random.IntN(len(runs))]
 }
 
 func (r *referee) takeLitter() []string {

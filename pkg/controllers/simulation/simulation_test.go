@@ -2,18 +2,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package simulation runs the controllers of the queue through a few bad days: 10,000
-// backups of random namespaces and lengths, by processes that are killed, paused and
+// backups and restores of random namespaces and lengths, by processes that are killed, paused and
 // doubled, over a network that loses and delays what they send. Only the engine's
 // work is a fake. A referee sees every write as it is made, and judges it by the
 // true state:
 //
 //  1. What is in the ledger and has not ended never overlaps, and is never more than
-//     the limit; nor is what is really being read.
-//  2. Nothing overtakes what it overlaps and what its process knows to wait.
+//     the limits; nor is what is really being read and written. So no restore runs beside
+//     a backup of its namespaces.
+//  2. Nothing overtakes what it overlaps and what its process knows to wait, but restores
+//     overtake backups.
 //  3. Tickets are given once, in order of creation, and only grow.
 //  4. The ledger is written by the process that it names, and names one after the
 //     other.
-//  5. A run is executed by the process that the ledger names, once at most, and ends
+//  5. A run is executed by the process that the ledger names, by one at a time, and ends
 //     once; nobody ends what another process still reads; what is stored stands. It
 //     leaves the ledger when it has ended, is not executed, or was removed and is not
 //     read any more.
@@ -48,7 +50,7 @@ import (
 
 var (
 	seed    = flag.Uint64("simulation.seed", 0, "the story to tell again; 0 is a new one")
-	backups = flag.Int("simulation.backups", 10_000, "how many backups there are")
+	backups = flag.Int("simulation.backups", 10_000, "how many backups and restores there are")
 )
 
 const (
@@ -58,6 +60,8 @@ const (
 	kept = 10 * time.Second
 	// stable and flaky are the storage locations.
 	stable, flaky = "stable", "flaky"
+	// restoreAttempts is by how many processes a restore is executed at most.
+	restoreAttempts = 10
 	// stuck is how long nothing may end while runs are left.
 	stuck = 30 * time.Minute
 )
@@ -194,21 +198,52 @@ func (w *world) create() time.Duration {
 	}
 	for range min(n, *backups-w.created) {
 		w.created++
-		w.Create(w.newRun(fmt.Sprintf("run-%05d-%d", w.random.IntN(100_000), w.created)))
+		name := fmt.Sprintf("run-%05d-%d", w.random.IntN(100_000), w.created)
+		if w.random.IntN(4) == 0 {
+			w.Create(w.newRestore(name))
+		} else {
+			w.Create(w.newRun(name))
+		}
 	}
 	return pause
 }
 
-func (w *world) newRun(name string) *enginev1alpha1.BackupRun {
+// length is how long the work of a run takes.
+func (w *world) length() string {
 	length := time.Duration(w.random.ExpFloat64() * float64(5*time.Second))
 	if w.random.IntN(200) == 0 {
 		length = time.Minute + w.upTo(4*time.Minute)
 	}
+	return length.String()
+}
+
+func (w *world) newRestore(name string) *enginev1alpha1.RestoreRun {
+	run := &enginev1alpha1.RestoreRun{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: format.StoreName(system, name, system)},
+		Spec: enginev1alpha1.RestoreRunSpec{
+			RestoreRef:    v1alpha1.BackupReference{Namespace: system, Name: name},
+			Annotations:   map[string]string{lengthKey: w.length()},
+			Backup:        enginev1alpha1.RestoreSource{RestoredBackup: v1alpha1.RestoredBackup{StorageLocation: stable}},
+			ClusterScoped: w.random.IntN(40) == 0,
+		},
+	}
+	if w.random.IntN(4) == 0 {
+		run.Spec.Backup.StorageLocation = flaky
+	}
+	if w.random.IntN(500) > 0 { // else all
+		for range 1 + w.random.IntN(3) {
+			run.Spec.TargetNamespaces = append(run.Spec.TargetNamespaces, universe[w.random.IntN(len(universe))])
+		}
+	}
+	return run
+}
+
+func (w *world) newRun(name string) *enginev1alpha1.BackupRun {
 	run := &enginev1alpha1.BackupRun{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: format.StoreName(system, name, system)},
 		Spec: enginev1alpha1.BackupRunSpec{
 			BackupRef:   v1alpha1.BackupReference{Namespace: system, Name: name},
-			Annotations: map[string]string{lengthKey: length.String()},
+			Annotations: map[string]string{lengthKey: w.length()},
 			Backup:      v1alpha1.BackupSpec{StorageLocation: stable},
 		},
 	}
@@ -247,16 +282,27 @@ func (w *world) newRun(name string) *enginev1alpha1.BackupRun {
 // meddle does something to a run that has not ended, or to the ledger's ConfigMap.
 func (w *world) meddle() {
 	w.Helper()
-	runs := w.EngineV1alpha1().BackupRuns(system)
-	name, ok := w.referee.pick(w.random)
-	if !ok {
+	picked := w.referee.pick(w.random)
+	if picked == nil {
 		return
 	}
 	act := w.random.IntN(8)
+	change := func(run enginev1alpha1.QueuedRun) {
+		asked := &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}, Timestamp: metav1.Now()}
+		switch run := run.(type) {
+		case *enginev1alpha1.BackupRun:
+			run.Spec.Cancellation = asked
+		case *enginev1alpha1.RestoreRun:
+			run.Spec.Cancellation = asked
+		}
+	}
+	if act == 3 {
+		change = func(run enginev1alpha1.QueuedRun) {
+			run.SetAnnotations(map[string]string{"touched": time.Now().String()})
+		}
+	}
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		switch {
-		case act < 2:
-			return runs.Delete(w.Context(), name, metav1.DeleteOptions{})
 		case act == 2:
 			configMaps := w.Kube.CoreV1().ConfigMaps(system)
 			if w.random.IntN(4) == 0 {
@@ -269,18 +315,10 @@ func (w *world) meddle() {
 			metav1.SetMetaDataAnnotation(&ledger.ObjectMeta, "touched", time.Now().String())
 			_, err = configMaps.Update(w.Context(), ledger, metav1.UpdateOptions{})
 			return err
+		case picked.restore:
+			return meddleWith(w.Context(), w.EngineV1alpha1().RestoreRuns(system), picked.name, act < 2, change)
 		}
-		run, err := runs.Get(w.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if act == 3 {
-			metav1.SetMetaDataAnnotation(&run.ObjectMeta, "touched", time.Now().String())
-		} else {
-			run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}, Timestamp: metav1.Now()}
-		}
-		_, err = runs.Update(w.Context(), run, metav1.UpdateOptions{})
-		return err
+		return meddleWith(w.Context(), w.EngineV1alpha1().BackupRuns(system), picked.name, act < 2, change)
 	})
 	if err != nil && !apierrors.IsNotFound(err) {
 		w.Fatal(err)
@@ -288,6 +326,25 @@ func (w *world) meddle() {
 	if err == nil {
 		w.referee.count([]string{deletedByHand, deletedByHand, touched, touched, cancelledRuns, cancelledRuns, cancelledRuns, cancelledRuns}[act], 1)
 	}
+}
+
+// meddleWith deletes or changes a record.
+func meddleWith[R enginev1alpha1.QueuedRun](ctx context.Context, runs interface {
+	Get(ctx context.Context, name string, options metav1.GetOptions) (R, error)
+	Update(ctx context.Context, run R, options metav1.UpdateOptions) (R, error)
+	Delete(ctx context.Context, name string, options metav1.DeleteOptions) error
+}, name string, remove bool, change func(enginev1alpha1.QueuedRun),
+) error {
+	if remove {
+		return runs.Delete(ctx, name, metav1.DeleteOptions{})
+	}
+	run, err := runs.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	change(run)
+	_, err = runs.Update(ctx, run, metav1.UpdateOptions{})
+	return err
 }
 
 // tidy removes the records that are kept for long, since nothing else tells of their
