@@ -39,6 +39,10 @@
 //     removed as that version or not at all (store.Remover). So a process that sleeps
 //     before a removal removes nothing of a later backup of the name. No two backups
 //     have an object of the same bytes: format.Mark.
+//   - What agents save counts only if the list of volumes names it, which is stored before
+//     the end is decided. A process that wakes up asks no agent for anything: liveness.Fence.
+//     What it had asked for before may be saved after the end; nobody lists that, and the
+//     maintenance removes it.
 //
 // What remains: the metadata of a process that slept, or a request of it that was on
 // its way, from its last look at the owner until somebody else had ended its backup
