@@ -224,7 +224,7 @@ func TestMaintenanceBesideAnUpload(t *testing.T) {
 
 // With 60 uploads a day an opening reads few indexes, at any time between the full maintenances
 // too: those of two to three epochs, and one for each epoch before.
-func TestIndexesStayFew(t *testing.T) {
+func TestMaintenanceKeepsIndexesFew(t *testing.T) {
 	const perDay, days = 60, 3
 	w := newWorld(t)
 	agent, maintainer := w.open(), w.open()
