@@ -271,7 +271,7 @@ func BenchmarkReclaimed(b *testing.B) {
 		before := w.size()
 		w.remove(goes...)
 		runs, last := 0, before
-		for run := 1; run <= 7; run++ {
+		for run := 1; run <= 10; run++ {
 			w.Advance(25 * time.Hour)
 			w.maintain()
 			if now := w.size(); last-now > size/10 {
