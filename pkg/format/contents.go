@@ -78,11 +78,16 @@ func (c Contents) Set(key string, content Content) { c[path.Base(key)] = content
 // TakeContents removes from a decoded backup the annotation with its contents, which
 // is of no use to people, and returns them. They are nil for a backup without.
 func TakeContents(backup *holdfast.Backup) (Contents, error) {
-	encoded, ok := backup.Annotations[AnnotationContents]
+	contents, err := contentsOf(backup.Annotations)
+	delete(backup.Annotations, AnnotationContents)
+	return contents, err
+}
+
+func contentsOf(annotations map[string]string) (Contents, error) {
+	encoded, ok := annotations[AnnotationContents]
 	if !ok {
 		return nil, nil
 	}
-	delete(backup.Annotations, AnnotationContents)
 	var contents Contents
 	if err := json.Unmarshal([]byte(encoded), &contents); err != nil {
 		return nil, fmt.Errorf("the annotation %s is not the JSON of contents: %w", AnnotationContents, err)

@@ -32,11 +32,11 @@ var decoders = []func(data []byte) any{
 		return [...]any{*head, string(newest)}
 	},
 	func(data []byte) any {
-		restore, origin, err := DecodeRestore(data)
+		restore, contents, origin, err := DecodeRestore(data)
 		if err != nil || origin.Trust != "" || origin.PublicKey != key.PublicKey() {
 			return nil
 		}
-		return [...]any{*restore, *origin}
+		return [...]any{*restore, contents, *origin}
 	},
 }
 
@@ -57,7 +57,7 @@ func signed(tb testing.TB) (all [][]byte) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "back", UID: "u", Annotations: map[string]string{"team": "a"}},
 		Spec:       holdfast.RestoreSpec{BackupName: "daily"},
 		Status:     holdfast.RestoreStatus{Phase: holdfast.RestorePhaseCompleted},
-	}, cluster))
+	}, Contents{"restore-x-logs.gz": NewContent([]byte("log"))}, cluster))
 	return all
 }
 

@@ -99,11 +99,11 @@ type RestorePlan struct {
 // ReadRestorePlan reads the content of RestorePlanKey.
 func ReadRestorePlan(r io.Reader) (RestorePlan, error) { return readJSON[RestorePlan](r) }
 
-// EncodeRestore writes the content of RestoreMetadataKey, which says of which cluster it is and
-// is signed as the metadata of a backup is. Without a key it is not signed, nor if it has no
+// EncodeRestore writes the content of RestoreMetadataKey, which says of which cluster it is, and
+// what the restore's other objects hold, and is signed as the metadata of a backup is. Without a key it is not signed, nor if it has no
 // canonical form, as with a fraction in a container of the spec's hooks: then no reader
 // believes it.
-func EncodeRestore(restore *holdfast.Restore, cluster Cluster) ([]byte, error) {
+func EncodeRestore(restore *holdfast.Restore, contents Contents, cluster Cluster) ([]byte, error) {
 	restore = restore.DeepCopy()
 	restore.TypeMeta = metav1.TypeMeta{APIVersion: holdfast.SchemeGroupVersion.String(), Kind: restoreKind}
 	restore.ManagedFields = nil
@@ -120,6 +120,13 @@ func EncodeRestore(restore *holdfast.Restore, cluster Cluster) ([]byte, error) {
 		annotations[AnnotationOriginNamespaceUID] = string(origin.NamespaceUID)
 	}
 	restore.Status.Origin = nil // readers derive it
+	if contents != nil {
+		encoded, err := json.Marshal(contents)
+		if err != nil {
+			return nil, err
+		}
+		annotations[AnnotationContents] = string(encoded)
+	}
 	if cluster.Key == nil {
 		return json.Marshal(restore)
 	}
@@ -139,35 +146,39 @@ func EncodeRestore(restore *holdfast.Restore, cluster Cluster) ([]byte, error) {
 	return json.Marshal(restore)
 }
 
-// DecodeRestore reads the content of RestoreMetadataKey, and of which cluster it says to be. As
-// with DecodeBackup the trust of that is Foreign if it is not signed, Forged if it is not as it
+// DecodeRestore reads the content of RestoreMetadataKey, what it says of the restore's other
+// objects, nil if nothing, and of which cluster it says to be. As with DecodeBackup the trust of that is Foreign if it is not signed, Forged if it is not as it
 // was signed, and else empty: the reader knows whose the key is.
-func DecodeRestore(data []byte) (*holdfast.Restore, *holdfast.BackupOrigin, error) {
+func DecodeRestore(data []byte) (*holdfast.Restore, Contents, *holdfast.BackupOrigin, error) {
 	if len(data) > MaxMetadataBytes {
-		return nil, nil, fmt.Errorf("the metadata has more than %d bytes", MaxMetadataBytes)
+		return nil, nil, nil, fmt.Errorf("the metadata has more than %d bytes", MaxMetadataBytes)
 	}
 	restore := &holdfast.Restore{}
 	if err := json.Unmarshal(data, restore); err != nil {
-		return nil, nil, fmt.Errorf("the metadata is not the JSON of a restore: %w", err)
+		return nil, nil, nil, fmt.Errorf("the metadata is not the JSON of a restore: %w", err)
 	}
 	origin, canonical := originOf(data, restore.Annotations)
 	if canonical != nil { // what was verified is what counts
 		restore = &holdfast.Restore{}
 		if err := json.Unmarshal(canonical, restore); err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 	}
 	if restore.APIVersion != holdfast.SchemeGroupVersion.String() || restore.Kind != restoreKind {
-		return nil, nil, fmt.Errorf("the metadata is of kind %q in %q, not of kind %s in %s", restore.Kind, restore.APIVersion, restoreKind, holdfast.SchemeGroupVersion)
+		return nil, nil, nil, fmt.Errorf("the metadata is of kind %q in %q, not of kind %s in %s", restore.Kind, restore.APIVersion, restoreKind, holdfast.SchemeGroupVersion)
 	}
 	origin.ClusterUID, origin.PublicKey = restore.Annotations[AnnotationClusterUID], restore.Annotations[AnnotationPublicKey]
 	origin.Namespace, origin.Name = restore.Namespace, restore.Name
 	origin.NamespaceUID = types.UID(restore.Annotations[AnnotationOriginNamespaceUID])
+	contents, err := contentsOf(restore.Annotations)
+	if err != nil {
+		return nil, nil, nil, err
+	}
 	maps.DeleteFunc(restore.Annotations, isOurs)
 	if len(restore.Annotations) == 0 {
 		restore.Annotations = nil
 	}
-	return restore, origin, nil
+	return restore, contents, origin, nil
 }
 
 // restoreKind is the kind in RestoreMetadataKey. That and the version stand first in the

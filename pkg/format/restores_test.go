@@ -26,7 +26,7 @@ func TestRestoreMetadata(t *testing.T) {
 	restore := &holdfast.Restore{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: "back", UID: "u",
-			Annotations: map[string]string{"team": "a", AnnotationClusterUID: "them", AnnotationSignature: "mine"},
+			Annotations: map[string]string{"team": "a", AnnotationClusterUID: "them", AnnotationSignature: "mine", AnnotationContents: "mine"},
 		},
 		Spec: holdfast.RestoreSpec{BackupName: "nightly"},
 		Status: holdfast.RestoreStatus{
@@ -35,17 +35,22 @@ func TestRestoreMetadata(t *testing.T) {
 			Origin: &holdfast.BackupOrigin{NamespaceUID: "n"},
 		},
 	}
+	contents := Contents{}
+	contents.Set(RestoreLogKey("shop.back-0123456789"), NewContent([]byte("log")))
 	decode := func(data []byte) (*holdfast.Restore, *holdfast.BackupOrigin) {
 		t.Helper()
-		got, origin, err := DecodeRestore(data)
+		got, gotContents, origin, err := DecodeRestore(data)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if diff := cmp.Diff(contents, gotContents); diff != "" && origin.Trust != holdfast.BackupTrustForged {
+			t.Errorf("what its objects hold (-want +got):\n%s", diff)
 		}
 		return got, origin
 	}
 	encode := func(cluster Cluster) []byte {
 		t.Helper()
-		data, err := EncodeRestore(restore, cluster)
+		data, err := EncodeRestore(restore, contents, cluster)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,16 +74,20 @@ func TestRestoreMetadata(t *testing.T) {
 	}{
 		"another cluster":      {bytes.Replace(data, []byte(`"us"`), []byte(`"me"`), 1), holdfast.BackupTrustForged},
 		"another phase":        {bytes.Replace(data, []byte("Completed"), []byte("Failed"), 1), holdfast.BackupTrustForged},
+		"another log":          {bytes.Replace(data, []byte(contents["restore-shop.back-0123456789-logs.gz"].SHA256), []byte(NewContent(nil).SHA256), 1), holdfast.BackupTrustForged},
 		"no key":               {encode(Cluster{UID: "us"}), holdfast.BackupTrustForeign},
 		"nobody knows whose":   {encode(Cluster{}), holdfast.BackupTrustForeign},
-		"written anew by hand": {[]byte(strings.ReplaceAll(string(data), ",", ", ")), ""},
+		"written anew by hand": {[]byte(strings.ReplaceAll(string(data), `,"`, `, "`)), ""},
 	} {
 		if _, origin := decode(c.data); origin.Trust != c.trust {
 			t.Errorf("%s: the trust is %q, not %q", name, origin.Trust, c.trust)
 		}
 	}
-	if _, _, err := DecodeRestore(bytes.Replace(data, []byte(`"Restore"`), []byte(`"Backup"`), 1)); err == nil {
+	if _, _, _, err := DecodeRestore(bytes.Replace(data, []byte(`"Restore"`), []byte(`"Backup"`), 1)); err == nil {
 		t.Error("a Backup is taken for a Restore")
+	}
+	if _, _, _, err := DecodeRestore([]byte(`{"apiVersion":"holdfast.io/v1alpha1","kind":"Restore","metadata":{"annotations":{"` + AnnotationContents + `":"["}}}`)); err == nil {
+		t.Error("contents that are none are read")
 	}
 	// A fraction has no canonical form: it is told all the same, and not signed.
 	restore.Spec.Hooks.Resources = []holdfast.RestoreResourceHookSpec{{PostHooks: []holdfast.RestoreResourceHook{{

@@ -381,6 +381,9 @@ type Ended struct {
 	Status holdfast.RestoreStatus
 	// Refused, or why not everything was tried, or nil.
 	Err error
+	// Digests are those of its objects in the store, by the last segments of their keys, once it
+	// is stored: SHA-256 in hexadecimal.
+	Digests map[string]string
 	// files are the content of the objects in the store, but for that of the metadata.
 	files []file
 	name  string

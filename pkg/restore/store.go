@@ -30,31 +30,46 @@ func (e *Ended) Cancelled(reason string) {
 // Store writes what is to be told of a restore, and that it has ended last, by a conditional
 // write: of two processes that have executed it, one's word stands, and the other's status
 // becomes that. It may be called again.
+//
+// That word names the files by their digests. A write of the other process that arrives after it
+// makes a file unreadable, as one of somebody else does: it must have been on its way when its
+// process lost the lead, and have taken longer than the rest of the restore.
 func (e *Ended) Store(ctx context.Context, to Store, restore *holdfast.Restore, cluster format.Cluster) error {
 	// Until the metadata is there nobody reads these. Two processes that both write them have
 	// found the same cluster, and each file is whole.
 	if stored, err := e.stored(ctx, to); stored || err != nil {
 		return err
 	}
+	contents := format.Contents{}
 	for _, f := range e.files {
 		if err := to.Put(ctx, f.key, f.content); err != nil {
 			return err
 		}
+		contents.Set(f.key, format.NewContent(f.content))
 	}
 	restore = restore.DeepCopy()
 	status := &restore.Status
 	status.Phase, status.FailureReason, status.ValidationErrors = e.Status.Phase, e.Status.FailureReason, e.Status.ValidationErrors
 	status.Errors, status.Warnings = e.Status.Errors, e.Status.Warnings
 	status.Progress, status.Volumes, status.CompletionTimestamp = e.Status.Progress, e.Status.Volumes, e.Status.CompletionTimestamp
-	metadata, err := format.EncodeRestore(restore, cluster)
+	metadata, err := format.EncodeRestore(restore, contents, cluster)
 	if err != nil {
 		return err
 	}
 	err = to.Create(ctx, format.RestoreMetadataKey(e.name), metadata)
 	if errors.Is(err, store.ErrExists) {
 		_, err = e.stored(ctx, to)
+		return err
 	}
+	e.setDigests(contents)
 	return err
+}
+
+func (e *Ended) setDigests(contents format.Contents) {
+	e.Digests = make(map[string]string, len(contents))
+	for name, content := range contents {
+		e.Digests[name] = content.SHA256
+	}
 }
 
 // stored takes the status that is stored, if one is.
@@ -71,11 +86,12 @@ func (e *Ended) stored(ctx context.Context, from Store) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	restore, _, err := format.DecodeRestore(data)
+	restore, contents, _, err := format.DecodeRestore(data)
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", format.RestoreMetadataKey(e.name), err)
 	}
 	e.Status = restore.Status
+	e.setDigests(contents)
 	return true, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -250,6 +251,19 @@ func TestRestoresOutliveTheirRecords(t *testing.T) {
 		}
 	}
 
+	// Somebody puts the plan in the place of the results.
+	content := func(key string) string { return filepath.Join(lab.Dir, "store", key) }
+	plan, err := os.ReadFile(content(format.RestorePlanKey(storeName)))
+	if err == nil {
+		err = os.WriteFile(content(format.RestoreResultsKey(storeName)), plan, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stdout, stderr, err := lab.TryKubectl(t, "", "get", "--raw", restorePath(orchard, past, "results"), "--as="+ann); err == nil || !strings.Contains(stderr, "not what was stored there") {
+		t.Errorf("results that were replaced: %v: %s%s", err, stdout, stderr)
+	}
+
 	// The same in a store that another cluster writes to, and a listing finds.
 	location, folder := lab.Location(t, "past")
 	stranger := anotherCluster(t)
@@ -258,7 +272,7 @@ func TestRestoresOutliveTheirRecords(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: orchard, Name: "theirs", UID: "uid-there", CreationTimestamp: ended},
 		Status: v1alpha1.RestoreStatus{Phase: v1alpha1.RestorePhaseCompleted, CompletionTimestamp: &ended, Requester: "root-of-another",
 			Backup: &v1alpha1.RestoredBackup{Namespace: orchard, Name: "daily", StorageLocation: "there"}},
-	}, stranger)
+	}, nil, stranger)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -135,7 +135,7 @@ func (c *Controller) restored(ctx context.Context, target bucket, name string) (
 	if err != nil {
 		return of, err
 	}
-	restore, origin, err := format.DecodeRestore(data)
+	restore, _, origin, err := format.DecodeRestore(data)
 	if err != nil {
 		klog.FromContext(ctx).Info("It is not certain of which backup a restore was, so what is told of it stays", "restore", name, "err", err)
 		return of, nil

@@ -33,7 +33,7 @@ func (h *harness) restored(folder, name, of, clusterUID string) string {
 	if folder == "" {
 		folder = format.RestoreStoreName(restore.Namespace, restore.Name, system, restore.UID)
 	}
-	data, err := format.EncodeRestore(restore, format.Cluster{UID: clusterUID})
+	data, err := format.EncodeRestore(restore, nil, format.Cluster{UID: clusterUID})
 	must(h.t, err)
 	for key, content := range map[string][]byte{
 		format.RestoreLogKey(folder): []byte("log"), format.RestorePlanKey(folder): nil, format.RestoreMetadataKey(folder): data,

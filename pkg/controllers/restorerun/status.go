@@ -50,7 +50,7 @@ func (p *Progress) set(status *engine.RestoreRunStatus) bool {
 // recordEnd writes the end of a run into its status.
 func recordEnd(status *engine.RestoreRunStatus, ended *restore.Ended, stored bool) {
 	end := &ended.Status
-	status.Phase, status.Stored = end.Phase, stored
+	status.Phase, status.Stored, status.Digests = end.Phase, stored, ended.Digests
 	status.Errors, status.Warnings = end.Errors, end.Warnings
 	status.FailureReason, status.ValidationErrors = end.FailureReason, end.ValidationErrors
 	status.CompletionTimestamp = end.CompletionTimestamp.DeepCopy()

@@ -1524,6 +1524,21 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallba
 							Format:      "",
 						},
 					},
+					"digests": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The digests of what is stored, by file: SHA-256 in hexadecimal.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 				},
 			},
 		},

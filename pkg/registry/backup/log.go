@@ -64,7 +64,7 @@ func (c *Contents) file(subresource, contentType string, key func(storeName stri
 				return nil, err
 			}
 			answer.ContentType = contentType
-			answer.Write = streamed.Gunzipped(key(storeName), limit)
+			answer.Write = streamed.Gunzipped(key(storeName), limit, "")
 			return answer, nil
 		},
 	}

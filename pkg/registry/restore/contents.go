@@ -25,6 +25,8 @@ type Contents struct {
 	Streams  *streamed.Streams
 	// SystemNamespace is where the records live.
 	SystemNamespace string
+	// Digest gives the SHA-256 of an object of a restore by its key, or nothing if that is not known.
+	Digest func(restore *v1alpha1.Restore, key string) string
 	// Running has the logs of restores that are executed.
 	Running streamed.Logs
 }
@@ -67,13 +69,13 @@ func (c *Contents) file(subresource, contentType string, key func(storeName stri
 				return &streamed.Answer{What: what, ContentType: contentType, Running: &streamed.Running{Logs: running, UID: restore.UID, Follow: follow}}, err
 			}
 			location := storageLocation(restore)
-			storeName := storeNameOf(restore, c.SystemNamespace)
+			key := key(storeNameOf(restore, c.SystemNamespace))
 			return &streamed.Answer{
 				What:        what,
 				Location:    location,
 				ContentType: contentType,
 				Missing:     fmt.Sprintf("the restore %q, which ended as %s, has no %s in the storage location %q: it did not begin, its end could not be stored yet, or somebody has removed it", name, restore.Status.Phase, subresource, location),
-				Write:       streamed.Gunzipped(key(storeName), limit),
+				Write:       streamed.Gunzipped(key, limit, c.Digest(restore, key)),
 			}, nil
 		},
 	}

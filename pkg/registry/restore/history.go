@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -51,7 +52,10 @@ type past struct {
 	// claims are as format.DecodeRestore gives them. Those of a restore whose record is gone,
 	// as this server has seen it, are Own.
 	claims *v1alpha1.BackupOrigin
-	bytes  int64
+	// digests are those of its other objects, by the last segments of their keys, as its metadata
+	// has them; of one that was stored without there are none.
+	digests map[string]string
+	bytes   int64
 	// missing is true if the latest listing has lacked it.
 	missing bool
 }
@@ -280,7 +284,7 @@ func readPast(ctx context.Context, from store.Reader, storeName string) (*past, 
 	if err != nil {
 		return nil, err
 	}
-	restore, claims, err := format.DecodeRestore(data)
+	restore, contents, claims, err := format.DecodeRestore(data)
 	if err == nil && !restore.Status.Phase.Ended() {
 		err = fmt.Errorf("it has the phase %q", restore.Status.Phase)
 	}
@@ -291,7 +295,11 @@ func readPast(ctx context.Context, from store.Reader, storeName string) (*past, 
 		klog.FromContext(ctx).Info("What lies in a store as a restore is none", "restore", storeName, "reason", err.Error())
 		return &past{}, nil
 	}
-	return &past{restore: restore, claims: claims, bytes: int64(len(data))}, nil
+	digests := make(map[string]string, len(contents))
+	for name, content := range contents {
+		digests[name] = content.SHA256
+	}
+	return &past{restore: restore, claims: claims, digests: digests, bytes: int64(len(data))}, nil
 }
 
 // rememberLocked takes a restore whose record is gone for what its store has.
@@ -300,7 +308,7 @@ func (p *Publisher) rememberLocked(run *enginev1alpha1.RestoreRun) {
 	ref := run.Spec.RestoreRef
 	name := format.RestoreStoreName(ref.Namespace, ref.Name, p.systemNamespace, run.UID)
 	if of := p.past[location]; of != nil && run.Status.Stored && run.Status.Phase.Ended() && of[name] == nil {
-		of[name] = &past{restore: run.AsRestore(), claims: &v1alpha1.BackupOrigin{
+		of[name] = &past{restore: run.AsRestore(), digests: run.Status.Digests, claims: &v1alpha1.BackupOrigin{
 			Trust: v1alpha1.BackupTrustOwn, Namespace: ref.Namespace, NamespaceUID: run.Spec.NamespaceUID, Name: ref.Name,
 		}}
 	}
@@ -369,6 +377,22 @@ func (p *Publisher) pastOf(location, storeName string, e *past) *v1alpha1.Restor
 	status.Backup.StorageLocation = location // as it is called here
 	status.Conditions = endConditions(restore)
 	return restore
+}
+
+// Digest is that of an object of an ended restore by its key, as its record or the metadata in its
+// store has it; empty if neither does.
+func (p *Publisher) Digest(restore *v1alpha1.Restore, key string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, of := range p.records {
+		if run := of[restore.UID]; run != nil && run.Status.Digests != nil {
+			return run.Status.Digests[path.Base(key)]
+		}
+	}
+	if e := p.past[storageLocation(restore)][storeNameOf(restore, p.systemNamespace)]; e != nil {
+		return e.digests[path.Base(key)]
+	}
+	return ""
 }
 
 // storeNameOf is the name in its store of a restore that is shown.

@@ -67,14 +67,16 @@ func (h *history) put(cluster format.Cluster, ns, name string, uid, namespaceUID
 			Origin: &v1alpha1.BackupOrigin{NamespaceUID: namespaceUID},
 		},
 	}
-	data, err := format.EncodeRestore(restore, cluster)
+	storeName := format.RestoreStoreName(ns, name, cluster.SystemNamespace, uid)
+	contents := format.Contents{}
+	contents.Set(format.RestoreLogKey(storeName), format.NewContent([]byte("log of "+name)))
+	data, err := format.EncodeRestore(restore, contents, cluster)
 	if err != nil {
 		h.Fatal(err)
 	}
 	for _, f := range change {
 		data = f(data)
 	}
-	storeName := format.RestoreStoreName(ns, name, cluster.SystemNamespace, uid)
 	if err := h.store.Put(h.Context(), format.RestoreMetadataKey(storeName), data); err != nil {
 		h.Fatal(err)
 	}
@@ -130,7 +132,7 @@ func TestPast(t *testing.T) {
 	unsigned := h.put(format.Cluster{SystemNamespace: system, UID: "us"}, "shop", "unsigned", "uid-4", "shop-now")
 	h.put(us, "shop", "unended", "uid-5", "shop-now", func(data []byte) []byte { return bytes.Replace(data, []byte("Completed"), []byte("Queued"), 1) })
 	// What is copied to another name is no restore, nor is what is none.
-	data, err := format.EncodeRestore(&v1alpha1.Restore{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "back", UID: "uid-of-back"}, Status: v1alpha1.RestoreStatus{Phase: "Completed"}}, us)
+	data, err := format.EncodeRestore(&v1alpha1.Restore{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "back", UID: "uid-of-back"}, Status: v1alpha1.RestoreStatus{Phase: "Completed"}}, nil, us)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,6 +166,9 @@ func TestPast(t *testing.T) {
 		if got := storeNameOf(restore, system); got != own {
 			t.Errorf("its files are looked for at %s", got)
 		}
+	}
+	if got := h.publisher.Digest(past, format.RestoreLogKey(own)); got != format.NewContent([]byte("log of back")).SHA256 {
+		t.Errorf("its log is said to have the digest %q", got)
 	}
 	if err := second(cancel(past, nil, enginev1alpha1.Ask{}, nil)); err == nil || !strings.Contains(err.Error(), "has ended already") {
 		t.Errorf("it is asked to stop: %v", err)
@@ -225,12 +230,21 @@ func TestPastOfARecord(t *testing.T) {
 		stored bool
 		want   []string
 	}{{false, nil}, {true, []string{"shop/" + tail(format.RestoreStoreName("shop", "back", system, "uid-of-back"))}}} {
-		run := record(1, "shop-now", enginev1alpha1.RestoreRunStatus{Phase: "Failed", Stored: c.stored})
+		run := record(1, "shop-now", enginev1alpha1.RestoreRunStatus{Phase: "Failed", Stored: c.stored, Digests: map[string]string{"a": "digest"}})
 		run.Spec.Requester.Username = "ann"
 		h.publisher.removed.Clear()
 		h.publisher.Observe(run)
 		h.want("recorded", map[string]string{"shop/back": "recorded"})
+		if shown, _ := h.publisher.Log.GetObject("shop", "back"); h.publisher.Digest(shown, "restores/b/a") != "digest" {
+			t.Error("the digests of what it has stored are not known")
+		}
 		h.publisher.forget(run)
+		for _, name := range c.want {
+			namespace, name, _ := strings.Cut(name, "/")
+			if shown, _ := h.publisher.Log.GetObject(namespace, name); h.publisher.Digest(shown, "restores/b/a") != "digest" {
+				t.Error("they are not known without the record")
+			}
+		}
 		if got := slices.Sorted(maps.Keys(h.shown())); !slices.Equal(got, c.want) {
 			t.Errorf("stored: %t: %v", c.stored, got)
 		}

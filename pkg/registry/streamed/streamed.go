@@ -18,7 +18,10 @@
 package streamed
 
 import (
+	"bufio"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -53,10 +56,15 @@ const (
 	// retrySeconds is when to come again for a seat.
 	retrySeconds = 1
 	pieceBytes   = 64 << 10
+	// checkedBytes is how much is read before anything of it is sent.
+	checkedBytes = 256 << 10
 )
 
 // ErrTooLarge says that something has more than its limit when it is decompressed.
 var ErrTooLarge = errors.New("it is too large")
+
+// ErrReplaced says that something is not what was stored there.
+var ErrReplaced = errors.New("somebody has replaced it, or a process that had not noticed yet that another one had taken its work over")
 
 // Stores gives access to the stores of the storage locations.
 type Stores interface {
@@ -278,23 +286,42 @@ func NotFound(message string) error {
 }
 
 // Gunzipped writes an object that is stored compressed. It fails with ErrTooLarge if it
-// has more than limit bytes then.
-func Gunzipped(key string, limit int64) func(context.Context, store.Ranger, io.Writer) error {
+// has more than limit bytes then, and with ErrReplaced if its SHA-256 as it is stored is not
+// digest, unless that is empty. Of a large one that may show at its end only.
+func Gunzipped(key string, limit int64, digest string) func(context.Context, store.Ranger, io.Writer) error {
 	return func(ctx context.Context, from store.Ranger, to io.Writer) error {
-		compressed, err := from.Get(ctx, key)
+		stored, err := from.Get(ctx, key)
 		if err != nil {
 			return err
 		}
-		defer func() { _ = compressed.Close() }()
+		defer func() { _ = stored.Close() }()
+		sum := sha256.New()
+		compressed := bufio.NewReaderSize(io.TeeReader(stored, sum), checkedBytes)
+		verify := func() error {
+			if digest != "" && hex.EncodeToString(sum.Sum(nil)) != digest {
+				return ErrReplaced
+			}
+			return nil
+		}
+		if _, err := compressed.Peek(checkedBytes); errors.Is(err, io.EOF) { // all of it is here
+			if err := verify(); err != nil {
+				return err
+			}
+		} else if err != nil {
+			return err
+		}
 		plain, err := gzip.NewReader(compressed)
 		if err != nil {
 			return err
 		}
 		n, err := io.CopyBuffer(to, io.LimitReader(plain, limit+1), make([]byte, pieceBytes))
-		if err == nil && n > limit {
-			err = ErrTooLarge
+		if err != nil {
+			return err
 		}
-		return err
+		if n > limit {
+			return ErrTooLarge
+		}
+		return verify() // gzip reads up to the end, for a further member
 	}
 }
 

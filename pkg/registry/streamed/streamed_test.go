@@ -7,9 +7,12 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -39,6 +42,7 @@ type fixture struct {
 	openErr error
 	mayKnow bool
 	limit   int64
+	digest  string
 	handler http.Handler
 	using   sync.WaitGroup
 }
@@ -59,7 +63,7 @@ func newFixture(t *testing.T) *fixture {
 	rest := &REST{
 		Streams: &Streams{Stores: f}, Object: &v1alpha1.Backup{}, Parameters: []string{"follow"},
 		Find: func(_ context.Context, name string, _ url.Values) (*Answer, error) {
-			return &Answer{What: "the log of " + name, Location: "default", ContentType: "text/plain", Write: Gunzipped(name, f.limit)}, nil
+			return &Answer{What: "the log of " + name, Location: "default", ContentType: "text/plain", Write: Gunzipped(name, f.limit, f.digest)}, nil
 		},
 	}
 	f.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -151,6 +155,50 @@ type failing struct {
 
 func (f failing) Get(context.Context, string) (io.ReadCloser, error) { return nil, f.err }
 
+func digestOf(content []byte) string {
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:])
+}
+
+// Nothing is sent of a small object that was replaced, and what is sent of a large one does not
+// look whole.
+func TestWhatWasReplaced(t *testing.T) {
+	f := newFixture(t)
+	f.mayKnow = true
+	f.digest = digestOf(f.put("small", "line\n"))
+	if code, text := f.get("/small"); code != http.StatusOK || text != "line\n" {
+		t.Errorf("as it was stored: %d %q", code, text)
+	}
+	f.put("small", "lies\n")
+	if code, text := f.get("/small"); code != http.StatusInternalServerError || !strings.Contains(text, "is not what was stored there") || !strings.Contains(text, "somebody has replaced it") {
+		t.Errorf("replaced: %d %q", code, text)
+	}
+
+	random := rand.NewChaCha8([32]byte{})
+	text := make([]byte, 3*checkedBytes) // which does not compress
+	_, _ = random.Read(text)
+	f.digest = digestOf(f.put("large", string(text)))
+	server := httptest.NewServer(f.handler)
+	defer server.Close()
+	get := func() ([]byte, error) {
+		response, err := server.Client().Get(server.URL + "/large")
+		if err != nil {
+			return nil, err
+		}
+		defer response.Body.Close()
+		return io.ReadAll(response.Body)
+	}
+	if got, err := get(); err != nil || !bytes.Equal(got, text) {
+		t.Errorf("as it was stored: %d of %d bytes: %v", len(got), len(text), err)
+	}
+	text[len(text)-1]++
+	f.put("large", string(text))
+	if got, err := get(); err == nil {
+		t.Errorf("replaced, it seems whole with %d bytes", len(got))
+	}
+	f.using.Wait()
+}
+
 // An answer that is cut short, or has more than it may, does not look whole.
 func TestWhatIsCutShortDoesNotLookWhole(t *testing.T) {
 	f := newFixture(t)
@@ -179,6 +227,11 @@ func TestWhatIsCutShortDoesNotLookWhole(t *testing.T) {
 		t.Errorf("beyond the limit, it seems whole with %d bytes", len(got))
 	}
 	f.limit = 1 << 30
+	f.digest = digestOf(compressed)
+	if got, err := get(); got != text || err != nil {
+		t.Errorf("as it was stored, %d of %d bytes: %v", len(got), len(text), err)
+	}
+	f.digest = ""
 	if err := f.bucket.Put(t.Context(), "b", compressed[:len(compressed)-9]); err != nil {
 		t.Fatal(err)
 	}

@@ -157,6 +157,10 @@ type RestoreRunStatus struct {
 	// Whether the results are durable in the store, below restores/STORE-NAME/.
 	// +optional
 	Stored bool `json:"stored,omitempty"`
+	// The digests of what is stored, by file: SHA-256 in hexadecimal.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=16
+	Digests map[string]string `json:"digests,omitempty"`
 }
 
 // HookedPod is a restored pod in which the commands of hooks were begun.

@@ -628,6 +628,13 @@ func (in *RestoreRunStatus) DeepCopyInto(out *RestoreRunStatus) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.Digests != nil {
+		in, out := &in.Digests, &out.Digests
+		*out = make(map[string]string, len(*in))
+		for key, val := range *in {
+			(*out)[key] = val
+		}
+	}
 	return
 }
 
