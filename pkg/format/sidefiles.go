@@ -24,7 +24,7 @@ const (
 )
 
 // ErrTooLarge says that a side file has more than its limit.
-var ErrTooLarge = errors.New("the file is too large")
+var ErrTooLarge = errors.New("the file is too large: make several backups, each of some namespaces")
 
 // Messages are the texts of one kind, by where they arose.
 type Messages struct {
@@ -57,7 +57,7 @@ type Results struct {
 type ResourceList map[string][]string
 
 // WriteResults writes the content of ResultsKey.
-func WriteResults(w io.Writer, results Results) error { return writeJSON(w, results) }
+func WriteResults(w io.Writer, results Results) error { return writeJSON(w, MaxSideFileBytes, results) }
 
 // ReadResults reads the content of ResultsKey.
 func ReadResults(r io.Reader) (Results, error) { return readJSON[Results](r) }
@@ -68,7 +68,7 @@ func WriteResourceList(w io.Writer, list ResourceList) error {
 	for kind, names := range list {
 		sorted[kind] = slices.Sorted(slices.Values(names))
 	}
-	return writeJSON(w, sorted)
+	return writeJSON(w, MaxSideFileBytes, sorted)
 }
 
 // ReadResourceList reads the content of ResourceListKey.
@@ -76,13 +76,13 @@ func ReadResourceList(r io.Reader) (ResourceList, error) { return readJSON[Resou
 
 // WriteEmptyList writes the content of a side file that holds a list, here an
 // empty one: of VolumeSnapshotsKey and ItemOperationsKey.
-func WriteEmptyList(w io.Writer) error { return writeJSON(w, []struct{}{}) }
+func WriteEmptyList(w io.Writer) error { return writeJSON(w, MaxSideFileBytes, []struct{}{}) }
 
 // writeJSON sets no name and no time in the gzip header, so that equal values
-// give equal bytes.
-func writeJSON(w io.Writer, value any) error {
+// give equal bytes. It fails with ErrTooLarge for what a reader with this limit refuses.
+func writeJSON(w io.Writer, limit int64, value any) error {
 	compressed := gzip.NewWriter(w)
-	if err := json.NewEncoder(compressed).Encode(value); err != nil {
+	if err := json.NewEncoder(&limitedWriter{compressed, limit}).Encode(value); err != nil {
 		return err
 	}
 	return compressed.Close()
@@ -138,6 +138,19 @@ func readCompressed(r io.Reader, limit int64, decode func(*json.Decoder) error) 
 		return fmt.Errorf("the file does not end as it should: %w", err)
 	}
 	return nil
+}
+
+// limitedWriter fails where limitedReader does.
+type limitedWriter struct {
+	w    io.Writer
+	left int64
+}
+
+func (l *limitedWriter) Write(p []byte) (int, error) {
+	if l.left -= int64(len(p)); l.left <= 0 {
+		return 0, ErrTooLarge
+	}
+	return l.w.Write(p)
 }
 
 // limitedReader fails beyond its limit, where io.LimitReader would end.

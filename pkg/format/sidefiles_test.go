@@ -6,6 +6,7 @@ package format
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -286,6 +287,32 @@ func TestReadersAreBounded(t *testing.T) {
 	_ = pipe.Close()
 	if !errors.Is(err, ErrTooLarge) || seen == 0 || seen > MaxVolumesBytes>>10 {
 		t.Errorf("after %d elements: %v", seen, err)
+	}
+}
+
+// TestNothingIsWrittenThatIsNotRead: a file beyond a reader's limit is none.
+func TestNothingIsWrittenThatIsNotRead(t *testing.T) {
+	const text = "some text"
+	size := int64(len(text) + len("\"\"\n"))
+	for limit := size - 1; limit <= size+1; limit++ {
+		var whole, bounded bytes.Buffer
+		if err := writeJSON(&whole, 1<<20, text); err != nil {
+			t.Fatal(err)
+		}
+		read := readCompressed(&whole, limit, func(decoder *json.Decoder) error { return decoder.Decode(new(string)) })
+		if written := writeJSON(&bounded, limit, text); errors.Is(written, ErrTooLarge) != errors.Is(read, ErrTooLarge) {
+			t.Errorf("%d bytes with the limit %d: written with %v, read with %v", size, limit, written, read)
+		}
+	}
+	volumes := make([]PodVolumeBackup, 65)
+	for i := range volumes {
+		volumes[i].Status.Message = strings.Repeat("x", MaxVolumesBytes/64)
+	}
+	if err := WritePodVolumeBackups(io.Discard, volumes); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("a list of volumes that nobody reads: %v", err)
+	}
+	if err := WriteVolumeInfo(io.Discard, make([]VolumeInfo, 1000)); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -232,7 +232,7 @@ func NewPodVolumeBackup(backup *holdfast.Backup, storeName string, volume Volume
 
 // WritePodVolumeBackups writes the content of PodVolumeBackupsKey.
 func WritePodVolumeBackups(w io.Writer, volumes []PodVolumeBackup) error {
-	return writeJSON(w, volumes)
+	return writeJSON(w, MaxVolumesBytes, volumes)
 }
 
 // ReadPodVolumeBackups reads the content of PodVolumeBackupsKey one by one, so
@@ -317,7 +317,9 @@ func NewVolumeInfo(volume Volume) VolumeInfo {
 }
 
 // WriteVolumeInfo writes the content of VolumeInfoKey.
-func WriteVolumeInfo(w io.Writer, volumes []VolumeInfo) error { return writeJSON(w, volumes) }
+func WriteVolumeInfo(w io.Writer, volumes []VolumeInfo) error {
+	return writeJSON(w, MaxSideFileBytes, volumes)
+}
 
 // ReadVolumeInfo reads the content of VolumeInfoKey.
 func ReadVolumeInfo(r io.Reader) ([]VolumeInfo, error) { return readJSON[[]VolumeInfo](r) }

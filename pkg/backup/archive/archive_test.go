@@ -271,6 +271,9 @@ func TestItemsThatCannotBeAPath(t *testing.T) {
 		func(i *Item) { i.Version = "" },
 		func(i *Item) { i.Resource.Resource = "" },
 		func(i *Item) { i.Resource.Group = "../x" },
+		func(i *Item) { i.Resource.Group = ".." },
+		func(i *Item) { i.Name = "a%b" },
+		func(i *Item) { i.Namespace = "a%b" },
 	} {
 		item := items[1]
 		change(&item)

@@ -273,13 +273,16 @@ func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 // validate refuses what would leave its folder. An API server allows no such
 // name; an aggregated one might.
 func (i Item) validate() error {
-	ok := isSegment(i.Resource.Resource) && isSegment(i.Version) && isSegment(i.Name) &&
-		(i.Namespace == "" || isSegment(i.Namespace)) && !strings.Contains(i.Resource.Group, "/")
+	ok := isName(i.Resource.Resource) && isName(i.Version) && isName(i.Name) &&
+		(i.Namespace == "" || isName(i.Namespace)) && (i.Resource.Group == "" || isName(i.Resource.Group))
 	if !ok {
 		return fmt.Errorf("%w: %s %q in namespace %q, version %q", ErrItem, i.Resource, i.Name, i.Namespace, i.Version)
 	}
 	return nil
 }
+
+// isName is as API servers have it. A restore refuses all of a backup with another one.
+func isName(s string) bool { return isSegment(s) && !strings.Contains(s, "%") }
 
 func isSegment(s string) bool {
 	return s != "" && s != "." && s != ".." && !strings.ContainsAny(s, "/\x00")

@@ -26,14 +26,16 @@ const (
 	MaxItems = archive.MaxItems
 	// maxItemsBytes is about how much memory they may take.
 	maxItemsBytes = 1 << 30
-	// itemBytes is about what an item takes without its texts.
-	itemBytes = 256
+	// itemBytes is about what an item takes without its texts, and plainBytes at most without
+	// labels, owners and references: names and digests have bounds.
+	itemBytes  = 256
+	plainBytes = 700
 )
 
 // readItems has the items from the manifest, or else from the tarball.
 func (b *Backup) readItems(ctx context.Context, storeName string) error {
 	key := format.ManifestKey(storeName)
-	collected := collector{}
+	collected := collector{room: roomForExtras}
 	err := b.summed(ctx, key, func(r io.Reader) error {
 		for item, err := range manifest.Read(r) {
 			if err != nil {
@@ -60,7 +62,7 @@ func (b *Backup) readItems(ctx context.Context, storeName string) error {
 	default:
 		return fmt.Errorf("read the manifest of the backup %s: %w", storeName, err)
 	}
-	collected = collector{}
+	collected = collector{room: roomForExtras}
 	b.others = map[spot][]*manifest.Item{}
 	if err := b.scan(ctx, collected.add, func(other *manifest.Item) error {
 		other.References, other.Labels, other.OwnerUIDs = nil, nil, nil // the one copy's count
@@ -76,6 +78,9 @@ func (b *Backup) readItems(ctx context.Context, storeName string) error {
 func (b *Backup) take(collected *collector) error {
 	if err := collected.sort(); err != nil {
 		return err
+	}
+	if collected.shortened > 0 {
+		b.Warnings = append(b.Warnings, fmt.Sprintf("the labels, owners and references of %d objects are not known, since they are too many: a labelSelector leaves these objects out, and they are not restored in the order of what they refer to", collected.shortened))
 	}
 	b.Items = collected.items
 	b.members = nil
@@ -103,7 +108,19 @@ type collector struct {
 	// names and key are those of the labels that are looked for.
 	names []string
 	key   []byte
+	// room is what is left for labels, owners and references, and shortened counts the items whose
+	// own ones are not kept.
+	room      int64
+	shortened int
 }
+
+// roomForExtras is about how much memory labels, owners and references may take, so that there is
+// some for as many objects as there may be: no backup is refused for what somebody has written
+// into labels.
+const roomForExtras = maxItemsBytes - MaxItems*plainBytes - 32<<20
+
+// maxExtras is how many of them one object may have.
+const maxExtras = 10_000
 
 func (c *collector) add(item *manifest.Item) error {
 	for _, segment := range []string{item.APIGroup, item.APIVersion, item.Resource, item.Namespace, item.Name} {
@@ -111,21 +128,30 @@ func (c *collector) add(item *manifest.Item) error {
 			return refused("%s can't be the name of an object", identity(item))
 		}
 	}
+	if c.room <= 0 || len(item.Labels)+len(item.OwnerUIDs)+len(item.References) > maxExtras {
+		item.Labels, item.OwnerUIDs, item.References, item.Shortened = nil, nil, nil, true
+	}
+	if item.Shortened {
+		c.shortened++
+	}
+	before := c.bytes
+	c.bytes += 48 * int64(len(item.OwnerUIDs))
 	for _, reference := range item.References {
 		c.bytes += int64(64 + len(reference.Name))
 	}
 	if item.Labels = c.shared(item.Labels); item.Labels != nil {
 		c.bytes += 8
 	}
+	for i := range item.References {
+		r := &item.References[i]
+		r.APIGroup, r.KindName, r.Namespace = c.word(r.APIGroup), c.word(r.KindName), c.word(r.Namespace)
+	}
+	c.room -= c.bytes - before
 	if err := c.count(item); err != nil {
 		return err
 	}
 	for _, word := range []*string{&item.APIGroup, &item.APIVersion, &item.KindName, &item.Resource, &item.Namespace, &item.Reason} {
 		*word = c.word(*word)
-	}
-	for i := range item.References {
-		r := &item.References[i]
-		r.APIGroup, r.KindName, r.Namespace = c.word(r.APIGroup), c.word(r.KindName), c.word(r.Namespace)
 	}
 	item.Annotations = nil
 	c.items = append(c.items, item)
@@ -134,9 +160,9 @@ func (c *collector) add(item *manifest.Item) error {
 
 // count refuses what would take too much memory.
 func (c *collector) count(item *manifest.Item) error {
-	c.bytes += itemBytes + int64(len(item.Namespace)+len(item.Name)+len(item.UID)+len(item.SHA256)+48*len(item.OwnerUIDs))
+	c.bytes += itemBytes + int64(len(item.Namespace)+len(item.Name)+len(item.UID)+len(item.SHA256))
 	if len(c.items) >= MaxItems || c.bytes > maxItemsBytes {
-		return refused("it has too many objects for one restore, more than %d, or ones that are too large", len(c.items))
+		return refused("it has too many objects for one restore, more than %d, or ones whose names are too long", len(c.items))
 	}
 	return nil
 }
