@@ -131,6 +131,8 @@ type ExtraConfig struct {
 	BackupTTL time.Duration
 	// SchedulesPerNamespace is how many a namespace may have; zero is no limit.
 	SchedulesPerNamespace int
+	// VolumeDeletionsPerNamespace is how many may be under way at once; zero is no limit.
+	VolumeDeletionsPerNamespace int
 	// AdvertiseAddress and Port are where kube-apiserver reaches this replica. Without
 	// an address, the EndpointSlice of the Service is left to others.
 	AdvertiseAddress net.IP
@@ -379,6 +381,10 @@ func (c CompletedConfig) New() (*Server, error) {
 		Observe:    projector.ObserveVolumeDeletion,
 		Authorizer: c.generic.Authorization.Authorizer,
 		Clock:      clock.RealClock{},
+
+		SystemNamespace: c.extra.SystemNamespace,
+		Limit:           c.extra.VolumeDeletionsPerNamespace,
+		Load:            projector.LoadOfVolumeDeletions,
 	}
 	group := genericapiserver.NewDefaultAPIGroupInfo(v1alpha1.GroupName, Scheme, metav1.ParameterCodec, Codecs)
 	group.NegotiatedSerializer = withoutProtobuf{Codecs}

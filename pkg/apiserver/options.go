@@ -39,6 +39,7 @@ type Options struct {
 	restores        restore.Limits
 	backupTTL       time.Duration
 	schedules       int
+	volumeDeletions int
 	advertise       net.IP
 }
 
@@ -52,6 +53,7 @@ func NewOptions() *Options {
 		restores:        restore.Limits{Unfinished: 10, UnfinishedInSystem: 1000},
 		backupTTL:       backup.DefaultTTL,
 		schedules:       100,
+		volumeDeletions: 1000,
 	}
 	o.recommended.Etcd = nil // nothing that is served here is stored in etcd
 	o.recommended.SecureServing.BindPort = 8443
@@ -75,6 +77,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.restores.UnfinishedInSystem, "unfinished-restores-in-system-namespace", o.restores.UnfinishedInSystem, "The same for the restores of the system namespace.")
 	flags.DurationVar(&o.backupTTL, "default-backup-ttl", o.backupTTL, "How long a backup is kept that does not say so in spec.ttl.")
 	flags.IntVar(&o.schedules, "schedules-per-namespace", o.schedules, "How many schedules a namespace may have; another one is refused. 0 is no limit.")
+	flags.IntVar(&o.volumeDeletions, "volume-deletions-per-namespace", o.volumeDeletions, "How many deletions of volumes and volume backups of one namespace may be under way at once; another one is refused. All their records, which stay for a day, may be ten times as many. 0 is no limit. The system namespace has none.")
 	flags.IPVar(&o.advertise, "advertise-address", o.advertise, "The address at which kube-apiserver reaches this replica: a pod's own. While the replica serves, it is the only one in the EndpointSlice of the Service "+serviceName+". Empty leaves the EndpointSlice to others, such as where a Service of type ExternalName leads here.")
 	flags.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", o.shutdownDelay, "How long to go on answering after being told to stop, while /readyz says no. Requests for backups are then refused with 503 and Retry-After, and find their way to another replica.")
 	flags.StringVar(&o.cacheDir, "catalog-cache-dir", o.cacheDir, "A folder on disk where what is read of the stores is kept, so that it is there at once after a restart. Empty keeps it in memory only.")
@@ -101,6 +104,9 @@ func (o *Options) Validate() error {
 	}
 	if o.schedules < 0 {
 		errs = append(errs, fmt.Errorf("--schedules-per-namespace must not be negative, but is %d", o.schedules))
+	}
+	if o.volumeDeletions < 0 {
+		errs = append(errs, fmt.Errorf("--volume-deletions-per-namespace must not be negative, but is %d", o.volumeDeletions))
 	}
 	if o.backupTTL < time.Second {
 		errs = append(errs, fmt.Errorf("--default-backup-ttl must be at least 1s, but is %s", o.backupTTL))
@@ -143,7 +149,7 @@ func (o *Options) Config() (*Config, error) {
 	return &Config{
 		Generic: generic,
 		Extra: ExtraConfig{
-			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, CacheDir: o.cacheDir, Limits: o.limits, RestoreLimits: o.restores, BackupTTL: o.backupTTL, SchedulesPerNamespace: o.schedules,
+			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, CacheDir: o.cacheDir, Limits: o.limits, RestoreLimits: o.restores, BackupTTL: o.backupTTL, SchedulesPerNamespace: o.schedules, VolumeDeletionsPerNamespace: o.volumeDeletions,
 			AdvertiseAddress: o.advertise, Port: o.recommended.SecureServing.BindPort,
 		},
 	}, nil

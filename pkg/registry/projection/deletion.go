@@ -81,6 +81,23 @@ func (p *Projector) volumeDeletionGone(obj any) {
 	}
 }
 
+// LoadOfVolumeDeletions counts the records of deletions of what is listed in a namespace, and those
+// that are not carried out yet.
+func (p *Projector) LoadOfVolumeDeletions(namespace string) (records, unfinished int) {
+	p.deleting.Lock()
+	defer p.deleting.Unlock()
+	for _, record := range p.deletions {
+		if record.Spec.ListedIn != namespace {
+			continue
+		}
+		records++
+		if !record.Done() {
+			unfinished++
+		}
+	}
+	return records, unfinished
+}
+
 // VolumeHistory is what is listed of a volume, by its name as a BackupVolume, with its uid.
 func (p *Projector) VolumeHistory(namespace, name string) ([]catalog.HistoryItem, types.UID) {
 	return p.stores.catalog.History(namespace, name)

@@ -15,6 +15,7 @@ package volumedeletion
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -60,7 +61,22 @@ type Config struct {
 	Observe    func(*enginev1alpha1.VolumeDeletion)
 	Authorizer authorizer.Authorizer
 	Clock      clock.PassiveClock
+	// SystemNamespace is where the records live. It has no limit: it is the administrator's.
+	SystemNamespace string
+	// Limit is how many deletions of what is listed in one namespace may be under way at once, where
+	// no quota of that namespace counts them; zero is no limit. Requests that are answered at the
+	// same moment may exceed it together.
+	Limit int
+	// Load counts the records of a namespace, and those that are not carried out yet.
+	Load func(namespace string) (records, unfinished int)
 }
+
+// recordsPerUnfinished bounds all records of a namespace, in multiples of its limit: they stay for
+// a day when they are carried out.
+const recordsPerUnfinished = 10
+
+// CauseTooManyDeletions is the cause in the answer to a request that is beyond the limit.
+const CauseTooManyDeletions metav1.CauseType = "TooManyVolumeDeletions"
 
 // REST serves the subresource of one resource.
 type REST struct {
@@ -147,7 +163,11 @@ func (r *REST) Create(ctx context.Context, name string, obj runtime.Object, vali
 		return nil, r.conflict(name, strings.Join(chosen.stays(), "; "))
 	}
 	ask := enginev1alpha1.Ask{Requester: recorded.Requester(requester), Timestamp: metav1.NewTime(r.Clock.Now())}
-	for _, targets := range chosen.byLocation() {
+	locations := chosen.byLocation()
+	if err := r.admit(namespace, name, len(locations)); err != nil {
+		return nil, err
+	}
+	for _, targets := range locations {
 		record := &enginev1alpha1.VolumeDeletion{
 			ObjectMeta: metav1.ObjectMeta{Name: string(uuid.NewUUID())},
 			Spec: enginev1alpha1.VolumeDeletionSpec{
@@ -175,6 +195,26 @@ func (r *REST) Create(ctx context.Context, name string, obj runtime.Object, vali
 		Status: metav1.StatusSuccess, Code: http.StatusCreated, Message: strings.Join(append([]string{said}, chosen.stays()...), "; "),
 		Details: &metav1.StatusDetails{Name: name, Group: r.resource.Group, Kind: r.resource.Resource},
 	}, nil
+}
+
+// admit lets so many records be made, or answers Forbidden, as a quota does.
+func (r *REST) admit(namespace, name string, more int) error {
+	if r.Limit <= 0 || namespace == r.SystemNamespace {
+		return nil
+	}
+	const flag = "--volume-deletions-per-namespace"
+	why := ""
+	switch records, unfinished := r.Load(namespace); {
+	case unfinished+more > r.Limit:
+		why = fmt.Sprintf("%d deletions of volumes of the namespace %q are under way, this one would be %d more, and at most %d may be (%s of the API server): wait until some are carried out", unfinished, namespace, more, r.Limit, flag)
+	case records+more > r.Limit*recordsPerUnfinished:
+		why = fmt.Sprintf("there are %d records of deletions of volumes of the namespace %q, this would be %d more, and at most %d may be (%d times %s of the API server): they stay for a day. The whole history of a volume goes with one, by a POST to backupvolumes/NAME/deletion", records, namespace, more, r.Limit*recordsPerUnfinished, recordsPerUnfinished, flag)
+	default:
+		return nil
+	}
+	err := apierrors.NewForbidden(r.resource, name, errors.New(why))
+	err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: CauseTooManyDeletions, Message: why}}
+	return err
 }
 
 // choice is what of a history is deleted, and what not.

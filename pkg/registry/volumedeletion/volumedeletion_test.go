@@ -110,6 +110,48 @@ func targets(d *enginev1alpha1.VolumeDeletion) (names []string) {
 	return names
 }
 
+// TestLimit: what is recorded of a namespace's deletions is bounded, each location counts, and the
+// answer names the limit.
+func TestLimit(t *testing.T) {
+	w := newWorld(t)
+	w.add("shop", "a", nil)
+	w.add("shop", "b", nil)
+	w.items[1].Backup.Location = "archive"
+	var records, unfinished int
+	w.Limit, w.SystemNamespace = 5, system
+	w.Load = func(namespace string) (int, int) {
+		if namespace != "shop" {
+			t.Errorf("the records of %q are counted", namespace)
+		}
+		return records, unfinished
+	}
+	for _, c := range []struct {
+		records, unfinished int
+		refused             string
+	}{
+		{unfinished: 3, records: 48},
+		{unfinished: 4, records: 4, refused: `4 deletions of volumes of the namespace "shop" are under way, this one would be 2 more, and at most 5 may be (--volume-deletions-per-namespace`},
+		{unfinished: 0, records: 49, refused: `at most 50 may be (10 times --volume-deletions-per-namespace`},
+	} {
+		records, unfinished, w.observed = c.records, c.unfinished, nil
+		_, err := w.ask(NewHistoryREST(w.Config), "data", &v1alpha1.VolumeDeletion{})
+		switch {
+		case c.refused == "" && (err != nil || len(w.observed) != 2):
+			t.Errorf("%d of %d: %v", c.unfinished, c.records, err)
+		case c.refused != "" && (!apierrors.IsForbidden(err) || !apierrors.HasStatusCause(err, CauseTooManyDeletions) || !strings.Contains(err.Error(), c.refused) || len(w.observed) > 0):
+			t.Errorf("%d of %d: %v, and %d are recorded", c.unfinished, c.records, err, len(w.observed))
+		}
+	}
+	w.Limit = 0
+	if _, err := w.ask(NewHistoryREST(w.Config), "data", &v1alpha1.VolumeDeletion{}); err != nil {
+		t.Errorf("without a limit: %v", err)
+	}
+	w.Limit, w.SystemNamespace = 1, "shop"
+	if _, err := w.ask(NewHistoryREST(w.Config), "data", &v1alpha1.VolumeDeletion{}); err != nil {
+		t.Errorf("in the system namespace: %v", err)
+	}
+}
+
 // TestWhatOfAHistoryGoes: what the requester may delete, of the backups from which something may
 // be, by one record for each location; the rest stays, and is counted, and not named to those whose it is not.
 func TestWhatOfAHistoryGoes(t *testing.T) {
