@@ -36,8 +36,8 @@ var (
 	fenceCount = flag.Int("fence.count", 25, "how many stories are told of each store")
 )
 
-// TestTwoClustersOneLocation: processes of two clusters execute, abandon and delete
-// backups of the same names in one location. Each request to the store waits for its
+// TestTwoClustersOneLocation: processes of two clusters execute, take over, abandon and
+// delete backups of the same names in one location. Each request to the store waits for its
 // turn, which may never come in its process's life, or after that. Whatever they do,
 // what is listed at the end is whole and was made by the cluster that it names, and
 // what was stored and not deleted is still there.
@@ -75,13 +75,17 @@ type attempt struct {
 
 	mu             sync.Mutex
 	stored         v1alpha1.BackupPhase // as somebody was told
+	completedBy    int                  // the attempt that was told first that it is Completed
 	deletionBegins bool
 	deleted        bool // by one that lived to see the end of it
 }
 
-func (a *attempt) note(outcome backup.Outcome) {
+func (a *attempt) note(outcome backup.Outcome, number int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if outcome.Stored && a.stored == "" && outcome.Status.Phase == v1alpha1.BackupPhaseCompleted {
+		a.completedBy = number
+	}
 	if outcome.Stored {
 		a.stored = outcome.Status.Phase
 	}
@@ -116,26 +120,41 @@ func tell(t *testing.T, target storetest.Store, seed uint64, counts map[string]i
 }
 
 // execute is the life of a backup: it is executed by one process, which others may
-// take for dead, ended by those, and deleted by two at once.
+// take for dead that make further attempts, ended by those, and deleted by two at once.
 func (s *stage) execute(a *attempt, target storetest.Store, client rest.Interface, random *rand.Rand) {
 	clock := clocktesting.NewFakePassiveClock(instant.Time)
 	deps := func(p *actor) backup.Dependencies {
-		return backup.Dependencies{Discovery: fenceDiscovery{}, Client: client, Store: p, Volumes: noVolumes{}, Clock: clock, Workers: 1,
+		return backup.Dependencies{Discovery: fenceDiscovery{}, Client: client, Store: p, Remover: p, Volumes: noVolumes{}, Clock: clock, Workers: 1,
 			Retry: wait.Backoff{Duration: time.Nanosecond, Steps: 2}}
 	}
-	run := func(p *actor) {
-		ctx, cancel := context.WithCancel(context.Background())
-		defer cancel()
-		if p.random.IntN(3) == 0 {
-			p.cancelAt, p.cancel = p.random.IntN(25), cancel
-		}
-		outcome, err := backup.Run(ctx, a.request, deps(p))
-		a.note(outcome)
-		if errors.Is(err, backup.ErrNameTaken) && !p.dead {
-			_ = backup.Release(context.Background(), a.request, deps(p), p)
+	run := func(number int) func(*actor) {
+		return func(p *actor) {
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			if p.random.IntN(3) == 0 {
+				p.cancelAt, p.cancel = p.random.IntN(25), cancel
+			}
+			if number > 1 {
+				p.idle(p.random.IntN(30))
+			}
+			request := a.request
+			request.Attempt = number
+			outcome, err := backup.Run(ctx, request, deps(p))
+			a.note(outcome, number)
+			if errors.Is(err, backup.ErrNameTaken) && !p.dead {
+				_ = backup.Release(context.Background(), request, deps(p), p)
+			}
 		}
 	}
-	s.beginActor(target, random.Uint64(), run)
+	s.beginActor(target, random.Uint64(), run(1))
+	attempts := 1 + random.IntN(3)
+	for number := 2; number <= attempts; number++ {
+		if random.IntN(2) == 0 { // the next one comes while this one still lives
+			s.beginActor(target, random.Uint64(), run(number))
+		} else {
+			s.await(target, random.Uint64(), run(number))
+		}
+	}
 	for range 1 + random.IntN(2) {
 		phase := v1alpha1.BackupPhaseFailed
 		if random.IntN(2) == 0 {
@@ -144,7 +163,7 @@ func (s *stage) execute(a *attempt, target storetest.Store, client rest.Interfac
 		s.await(target, random.Uint64(), func(p *actor) {
 			p.idle(random.IntN(40))
 			outcome, _ := backup.Abandon(context.Background(), a.request, deps(p), p, phase, "somebody wanted that")
-			a.note(outcome)
+			a.note(outcome, 0)
 		})
 	}
 	if random.IntN(3) == 0 {
@@ -227,6 +246,9 @@ func judgeFence(t *testing.T, target storetest.Store, all []*attempt, counts map
 			t.Errorf("%s was stored as %s, and is not there: %q is", a.request.Backup.UID, a.stored, listed)
 		}
 		counts["ended "+string(a.stored)]++
+		if a.completedBy > 0 {
+			counts[fmt.Sprintf("completed by attempt %d", a.completedBy)]++
+		}
 	}
 }
 
