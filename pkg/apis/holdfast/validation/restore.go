@@ -35,7 +35,7 @@ const (
 func ValidateRestoreLimits(restore *v1alpha1.Restore) field.ErrorList {
 	spec, at := &restore.Spec, field.NewPath("spec")
 	errs := validateMetadataLimits(&restore.ObjectMeta)
-	size := len(spec.BackupName) + len(spec.BackupNamespace) + len(spec.ScheduleName)
+	size := len(spec.BackupName) + len(spec.BackupNamespace) + len(spec.ScheduleName) + len(spec.ExistingResourcePolicy) + len(spec.ExistingVolumePolicy)
 	list := func(words []string, at *field.Path) {
 		errs = append(errs, selection.CheckList(words, at)...)
 		for _, word := range words {
@@ -68,7 +68,7 @@ func ValidateRestoreLimits(restore *v1alpha1.Restore) field.ErrorList {
 		size += len(object.Resource) + len(object.Namespace) + len(object.Name)
 	}
 	if spec.ResourceModifier != nil {
-		size += len(spec.ResourceModifier.Name)
+		size += len(spec.ResourceModifier.Kind) + len(spec.ResourceModifier.Name)
 	}
 	more, n := validateRestoreHooksLimits(&spec.Hooks, at.Child("hooks"))
 	errs, size = append(errs, more...), size+n

@@ -26,14 +26,15 @@ const (
 // makes.
 func ValidateSchedule(s *v1alpha1.Schedule) field.ErrorList {
 	metadata, at := field.NewPath("metadata"), field.NewPath("spec")
+	if errs := validateMetadataLimits(&s.ObjectMeta); len(errs) > 0 {
+		return errs
+	}
 	errs := apivalidation.ValidateObjectMeta(&s.ObjectMeta, true, apivalidation.NameIsDNSLabel, metadata)
 	if len(s.Name) > schedule.MaxNameLength {
 		tooLong := field.TooLong(metadata.Child("name"), "", schedule.MaxNameLength)
 		tooLong.Detail += ", since its backups are named after it and their time"
 		errs = append(errs, tooLong)
 	}
-	errs = append(errs, atMost(len(s.Labels), maxLabels, metadata.Child("labels"))...)
-	errs = append(errs, atMost(len(s.Annotations), maxAnnotations, metadata.Child("annotations"))...)
 	errs = append(errs, validateTiming(s, at)...)
 	labels := at.Child("template", "metadata", "labels")
 	errs = append(errs, atMost(len(s.Spec.Template.Metadata.Labels), maxLabels-1, labels)...)

@@ -74,6 +74,9 @@ func ValidateBackupLimits(backup *v1alpha1.Backup) field.ErrorList {
 	}
 	if policy := spec.ResourcePolicy; policy != nil {
 		size += len(policy.Kind) + len(policy.Name)
+		if policy.APIGroup != nil {
+			size += len(*policy.APIGroup)
+		}
 	}
 	errs = append(errs, atMost(len(spec.OrderedResources), maxOrdered, at.Child("orderedResources"))...)
 	more, n = validateHooksLimits(&spec.Hooks, at.Child("hooks"))
