@@ -60,13 +60,68 @@ func isKept(attribute string) bool {
 }
 
 // extras collects what Kopia has no place for, while a volume is walked. Its memory
-// follows the number of files that have some.
+// follows the number of files that have some, within extrasMemory.
 type extras struct {
 	notes *notes
 
 	mu         sync.Mutex
+	held       held
 	attributes map[string]map[string][]byte
 	names      map[inode][]string
+}
+
+const (
+	// extrasMemory is how much memory the extras of a volume may take, about: those of a million
+	// files and more, if many have the same attributes.
+	extrasMemory = 256 << 20
+	// extraMemory is what one takes besides its path and its attributes, and attributeMemory what
+	// an attribute does that is not shared.
+	extraMemory, attributeMemory = 128, 256
+	// maxShared is how many sets of attributes are looked for among those that come: files that
+	// somebody has given access share them, checksums of files are of one file each.
+	maxShared = 1000
+)
+
+// errExtras: it is better that one volume fails than that the agent has no memory for any.
+var errExtras = fmt.Errorf("its files have more extended attributes and further names than %d MiB of memory hold: remove those that nobody needs, or divide what it has among several volumes", extrasMemory>>20)
+
+// held counts what the extras of a volume take, and has those attributes once that many files have.
+type held struct {
+	bytes  int
+	shared map[string]map[string][]byte
+}
+
+// take counts an extra, and gives its attributes as they are to be kept.
+func (h *held) take(rel string, attributes map[string][]byte) (map[string][]byte, error) {
+	h.bytes += extraMemory + len(rel)
+	if len(attributes) > 0 {
+		var key []byte
+		bytes := 0
+		for _, name := range slices.Sorted(maps.Keys(attributes)) {
+			value := attributes[name]
+			bytes += attributeMemory + len(name) + len(value)
+			key = fmt.Appendf(key, "%s\x00%d\x00%s", name, len(value), value)
+		}
+		if same := h.shared[string(key)]; same != nil {
+			return same, h.full()
+		}
+		if len(h.shared) < maxShared {
+			if h.shared == nil {
+				h.shared = map[string]map[string][]byte{}
+			}
+			h.shared[string(key)] = attributes
+			bytes += len(key)
+		}
+		h.bytes += bytes
+	}
+	return attributes, h.full()
+}
+
+func (h *held) full() error {
+	if h.bytes > extrasMemory {
+		return errExtras
+	}
+	return nil
 }
 
 // inode tells the files of a volume apart.
@@ -102,6 +157,9 @@ func (x *extras) observe(folder *os.File, name, rel string, info os.FileInfo) er
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if attributes, err = x.held.take(rel, attributes); err != nil {
+		return err
+	}
 	if len(attributes) > 0 {
 		x.attributes[rel] = attributes
 	}
@@ -194,10 +252,6 @@ func grown(space []byte, read func([]byte) (int, error)) ([]byte, error) {
 func (x *extras) lines() []extra {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	all := map[string]*extra{}
-	for rel, attributes := range x.attributes {
-		all[rel] = &extra{Path: rel, Attributes: attributes}
-	}
 	var groups [][]string
 	for _, names := range x.names {
 		slices.Sort(names)
@@ -206,18 +260,21 @@ func (x *extras) lines() []extra {
 		}
 	}
 	slices.SortFunc(groups, slices.Compare)
+	numbers := map[string]int{}
 	for i, names := range groups {
 		for _, rel := range names {
-			if all[rel] == nil {
-				all[rel] = &extra{Path: rel}
-			}
-			all[rel].Link = i + 1
+			numbers[rel] = i + 1
 		}
 	}
-	lines := make([]extra, 0, len(all))
-	for _, rel := range slices.Sorted(maps.Keys(all)) {
-		lines = append(lines, *all[rel])
+	lines := make([]extra, 0, len(x.attributes)+len(numbers))
+	for rel, attributes := range x.attributes {
+		lines = append(lines, extra{rel, attributes, numbers[rel]})
+		delete(numbers, rel)
 	}
+	for rel, number := range numbers {
+		lines = append(lines, extra{Path: rel, Link: number})
+	}
+	slices.SortFunc(lines, func(a, b extra) int { return strings.Compare(a.Path, b.Path) })
 	return lines
 }
 
@@ -290,11 +347,15 @@ func loadExtras(ctx context.Context, r repo.Repository, of *snapshot.Manifest) (
 	}
 	defer content.Close()
 	all := map[string]extra{}
+	var held held
 	for decoder := json.NewDecoder(bufio.NewReader(content)); ; {
 		var line extra
 		if err := decoder.Decode(&line); errors.Is(err, io.EOF) {
 			return all, nil
 		} else if err != nil {
+			return nil, err
+		}
+		if line.Attributes, err = held.take(line.Path, line.Attributes); err != nil {
 			return nil, err
 		}
 		all[line.Path] = line

@@ -6,6 +6,8 @@ package datapath
 import (
 	"context"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"net/http"
@@ -17,6 +19,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/kopia/kopia/repo"
@@ -308,6 +311,50 @@ func TestLinksOfAChangingFile(t *testing.T) {
 		if got, err := os.ReadFile(filepath.Join(target, name)); err != nil || string(got) != content {
 			t.Errorf("%s holds %q, %v", name, got, err)
 		}
+	}
+}
+
+// What the extras of a volume take is counted: files with the same attributes share them, and
+// beyond the bound the volume fails.
+func TestExtrasHaveABound(t *testing.T) {
+	dir := t.TempDir()
+	const files = 100
+	for i := range files {
+		name := fmt.Sprintf("file-%03d", i)
+		write(t, filepath.Join(dir, name), "")
+		setAttribute(t, filepath.Join(dir, name), "user.team", strings.Repeat("x", 1000))
+	}
+	folder, err := os.Open(dir)
+	must(t, err)
+	defer folder.Close()
+	x := newExtras(&notes{})
+	observe := func(name string) error {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		must(t, err)
+		return x.observe(folder, name, name, info)
+	}
+	var last map[string][]byte
+	for i := range files {
+		name := fmt.Sprintf("file-%03d", i)
+		must(t, observe(name))
+		if kept := x.attributes[name]; last != nil && unsafe.SliceData(kept["user.team"]) != unsafe.SliceData(last["user.team"]) {
+			t.Fatalf("%s has attributes of its own", name)
+		}
+		last = x.attributes[name]
+	}
+	if most := files*(extraMemory+len("file-000")) + 2*1000 + 2*attributeMemory; x.held.bytes > most {
+		t.Errorf("the same attributes of %d files count as %d bytes, more than %d", files, x.held.bytes, most)
+	}
+	write(t, filepath.Join(dir, "own"), "")
+	setAttribute(t, filepath.Join(dir, "own"), "user.team", "y")
+	before := x.held.bytes
+	must(t, observe("own"))
+	if got := x.held.bytes - before; got < extraMemory+attributeMemory || string(x.attributes["own"]["user.team"]) != "y" {
+		t.Errorf("attributes of one file, %q, count as %d bytes", x.attributes["own"], got)
+	}
+	x.held.bytes = extrasMemory
+	if err := observe("file-000"); !errors.Is(err, errExtras) {
+		t.Errorf("one more file than the bound: %v", err)
 	}
 }
 

@@ -55,8 +55,6 @@ type output struct {
 	// the other ones, which are made at the end.
 	written map[int][]written
 	links   []link
-	// times are those of the folders, and not kept before links are known.
-	times map[string]time.Time
 }
 
 // written is the first name with a content. Names whose contents were not the same when
@@ -137,14 +135,6 @@ func (o *output) FinishDirectory(_ context.Context, rel string, dir fs.Entry) er
 	f, err := o.openFolder(name(rel))
 	if err != nil {
 		return err
-	}
-	if len(o.extras) > 0 {
-		o.mu.Lock()
-		if o.times == nil {
-			o.times = map[string]time.Time{}
-		}
-		o.times[name(rel)] = dir.ModTime()
-		o.mu.Unlock()
 	}
 	return o.finish(f, name(rel), dir)
 }
@@ -320,20 +310,28 @@ func (o *output) isLink(rel string, file fs.File) bool {
 	return false
 }
 
-// makeLinks gives files their further names, and the folders of these their times.
+// makeLinks gives files their further names, and the folders of these the times that they had
+// before.
 func (o *output) makeLinks(ctx context.Context) error {
-	changed := map[string]bool{}
+	times := map[string]time.Time{}
 	for _, l := range o.links {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		folder := path.Dir(l.to)
+		if _, known := times[folder]; !known {
+			info, err := o.root.Stat(folder)
+			if err != nil {
+				return fmt.Errorf("make %q another name of %q: %w", l.to, l.from, err)
+			}
+			times[folder] = info.ModTime()
+		}
 		if err := o.replace(l.to, func() error { return o.root.Link(l.from, l.to) }); err != nil {
 			return fmt.Errorf("make %q another name of %q: %w", l.to, l.from, err)
 		}
-		changed[path.Dir(l.to)] = true
 	}
-	for folder := range changed {
-		if err := o.permitted(o.root.Chtimes(folder, o.times[folder], o.times[folder]), folder, "did not get its time"); err != nil {
+	for folder, at := range times {
+		if err := o.permitted(o.root.Chtimes(folder, at, at), folder, "did not get its time"); err != nil {
 			return err
 		}
 	}
