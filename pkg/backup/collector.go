@@ -19,7 +19,6 @@ import (
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
@@ -101,14 +100,20 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	group.Go(func() error { return c.contain(func() error { return takeRest(groupCtx) }) })
 	readers, readersCtx := errgroup.WithContext(groupCtx)
 	readers.SetLimit(c.workers)
-	for _, r := range selected {
+	few := make([]batch, len(selected))
+	for i, r := range selected {
 		if gr := r.GroupResource(); gr != namespacesResource && ordered[gr] == nil {
 			readers.Go(func() error {
-				return c.contain(func() error { return c.read(readersCtx, r, c.visitObject) })
+				return c.contain(func() error { return c.readTogether(readersCtx, r, &few[i]) })
 			})
 		}
 	}
-	group.Go(readers.Wait)
+	group.Go(func() error {
+		if err := readers.Wait(); err != nil {
+			return err
+		}
+		return c.contain(func() error { return c.writeAll(few) })
+	})
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
@@ -135,8 +140,8 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	c.existing = map[string]types.UID{}
 	var selected []string
 	take := func(raw []byte) error {
-		var h head
-		if err := decode(raw, &h); err != nil {
+		h, err := headOf(raw)
+		if err != nil {
 			return err
 		}
 		name := h.Metadata.Name
@@ -157,7 +162,7 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 		if !c.wanted.Included(namespacesResource, false) || !byLabel {
 			return nil
 		}
-		return c.addRelated(r, &h, raw, itself)
+		return c.addRelated(r, h, raw, itself)
 	}
 	visit := visitor{page: func(int64) {}, object: take}
 	if err := c.readOrdered(ctx, r, []string{""}, func(query) visitor { return visit }); err != nil {
@@ -259,8 +264,8 @@ func (c *collector) counted(ctx context.Context, q query, take visit) visitor {
 				announced--
 				c.progress.found.Add(-1)
 			}
-			var h head
-			if err := decode(raw, &h); err != nil {
+			h, err := headOf(raw)
+			if err != nil {
 				c.findings.fail(subject{q.resource.GroupResource(), q.namespace, ""}, err.Error())
 				return nil
 			}
@@ -277,7 +282,7 @@ func (c *collector) counted(ctx context.Context, q query, take visit) visitor {
 				c.log.write(slog.LevelInfo, reason, about.attrs()...)
 				return nil
 			}
-			return take(ctx, q.resource, &h, raw)
+			return take(ctx, q.resource, h, raw)
 		},
 	}
 }
@@ -286,22 +291,81 @@ func (c *collector) inScope(namespace string) bool {
 	return c.namespaces.Match(namespace) && !c.labelled.Has(namespace)
 }
 
-func (c *collector) visitObject(_ context.Context, r resource, h *head, raw []byte) error {
-	return c.add(r, h, raw, itself)
-}
-
 // itself is the reason of an object that the spec selects.
 const itself = ""
 
 // add puts an object into the tarball. The reason is why it was taken.
 func (c *collector) add(r resource, h *head, raw []byte, reason string) error {
+	var alone batch
+	if err := c.addTo(&alone, r, h, raw, reason); err != nil {
+		return err
+	}
+	return c.write(&alone)
+}
+
+// batch are objects that go into the tarball next to each other.
+type batch struct {
+	objects []*object
+	stored  []byte
+}
+
+// What is like each other takes less space next to each other. So much of a resource is written
+// at once, which is some times as far as a compressor looks back.
+const (
+	batchBytes   = 128 << 10
+	batchObjects = pageSize
+	// fewBytes is how much a batch may take that waits until all resources are read, so that it
+	// comes in their order.
+	fewBytes = 32 << 10
+)
+
+func (b *batch) full() bool { return len(b.stored) >= batchBytes || len(b.objects) >= batchObjects }
+
+// readTogether lists the selected objects of one resource, beside others that do so, and writes
+// them in batches. If there are few at the end, they are left in the batch.
+func (c *collector) readTogether(ctx context.Context, r resource, together *batch) error {
+	err := c.read(ctx, r, func(_ context.Context, r resource, h *head, raw []byte) error {
+		if err := c.addTo(together, r, h, raw, itself); err != nil || !together.full() {
+			return err
+		}
+		return c.write(together)
+	})
+	if err != nil || cap(together.stored) <= fewBytes {
+		return err
+	}
+	return c.write(together)
+}
+
+func (c *collector) addTo(b *batch, r resource, h *head, raw []byte, reason string) error {
 	c.progress.found.Add(1)
-	err := c.sink.write(r, h, raw, reason)
-	if errors.Is(err, archive.ErrItem) {
-		c.findings.fail(subject{r.GroupResource(), h.Metadata.Namespace, h.Metadata.Name}, err.Error())
-		return nil
+	o, stored, err := newObject(b.stored, r, h, raw, reason)
+	if err != nil {
+		return err
+	}
+	b.objects, b.stored = append(b.objects, o), stored
+	return nil
+}
+
+// write puts a batch into the tarball, and empties it.
+func (c *collector) write(b *batch) error {
+	err := c.sink.write(b.objects, func(o *object, err error) {
+		c.findings.fail(subject{o.GroupResource(), o.item.Namespace, o.item.Name}, err.Error())
+	})
+	clear(b.objects)
+	b.objects, b.stored = b.objects[:0], b.stored[:0]
+	if cap(b.stored) > 4*batchBytes { // of an object that is as large
+		b.stored = nil
 	}
 	return err
+}
+
+func (c *collector) writeAll(batches []batch) error {
+	for i := range batches {
+		if err := c.write(&batches[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // related are the resources of which single objects come along with others.
@@ -383,7 +447,6 @@ const (
 func (c *collector) fetch(ctx context.Context, r resource, namespace, name string, expected bool) (*head, []byte, error) {
 	about := subject{r.GroupResource(), namespace, name}
 	raw, err := c.lister.get(ctx, r, namespace, name)
-	h := &head{}
 	switch {
 	case ctx.Err() != nil:
 		return nil, nil, ctx.Err()
@@ -396,7 +459,8 @@ func (c *collector) fetch(ctx context.Context, r resource, namespace, name strin
 		c.findings.fail(about, fmt.Sprintf("read it: %v", err))
 		return nil, nil, nil
 	}
-	if err := decode(raw, h); err != nil {
+	h, err := headOf(raw)
+	if err != nil {
 		c.findings.fail(about, err.Error())
 		return nil, nil, nil
 	}

@@ -59,7 +59,7 @@ type pageInfo struct {
 
 // visitor takes the objects of a list.
 type visitor struct {
-	// object gets each object's JSON, valid until it returns. An object may come
+	// object gets each object's JSON, valid as such, and kept until it returns. An object may come
 	// twice, when a page had to be read again. An error ends the list.
 	object func(raw []byte) error
 	// page is called at the end of each page with the number of objects to come,
@@ -187,13 +187,16 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 	}
 }
 
-// get reads one object.
+// get reads one object, which is valid JSON.
 func (l *lister) get(ctx context.Context, r resource, namespace, name string) ([]byte, error) {
 	retry := l.retry
 	for {
 		result := l.request(r, namespace).Suffix(name).Do(ctx)
 		raw, _ := result.Raw()
 		err := result.Error() // which, unlike that of Raw, is what the server says
+		if err == nil && !json.Valid(raw) {
+			return nil, errors.New("the server's answer is no JSON")
+		}
 		if err == nil || ctx.Err() != nil || !passing(err) || retry.Steps <= 1 {
 			return raw, err
 		}
@@ -249,59 +252,40 @@ func (r *reading) page(ctx context.Context, token string, visit func([]byte) err
 // decodePage hands over the objects of a list as they arrive. The server may
 // send the list's fields in any order.
 func decodePage(r io.Reader, info *pageInfo, object func(raw []byte) error) error {
-	decoder := json.NewDecoder(r)
-	if err := expect(decoder, json.Delim('{')); err != nil {
-		return err
-	}
-	var raw json.RawMessage
-	for decoder.More() {
-		key, err := decoder.Token()
-		if err != nil {
-			return fmt.Errorf("read a list: %w", err)
+	s := newScanner(r)
+	err := s.members(func(name string) error {
+		if name == "items" {
+			return decodeItems(s, object)
 		}
-		switch key {
-		case "metadata":
-			err = decoder.Decode(info)
-		case "items":
-			err = decodeItems(decoder, &raw, object)
-		default:
-			err = decoder.Decode(&raw)
-		}
-		if err != nil {
-			return fmt.Errorf("read a list: %w", err)
-		}
-	}
-	return expect(decoder, json.Delim('}'))
-}
-
-func decodeItems(decoder *json.Decoder, raw *json.RawMessage, object func(raw []byte) error) error {
-	start, err := decoder.Token()
-	if err != nil || start == nil {
-		return err
-	}
-	if start != json.Delim('[') {
-		return fmt.Errorf("%w: its items start with %v", errMalformed, start)
-	}
-	for decoder.More() {
-		if err := decoder.Decode(raw); err != nil {
+		raw, err := s.raw()
+		if err != nil || name != "metadata" {
 			return err
 		}
-		if err := object(*raw); err != nil {
-			return err
-		}
-	}
-	_, err = decoder.Token()
-	return err
-}
-
-func expect(decoder *json.Decoder, want json.Delim) error {
-	switch got, err := decoder.Token(); {
-	case err != nil:
+		return json.Unmarshal(raw, info)
+	})
+	if err != nil {
 		return fmt.Errorf("read a list: %w", err)
-	case got != want:
-		return fmt.Errorf("%w: found %v instead of %v", errMalformed, got, want)
 	}
 	return nil
+}
+
+func decodeItems(s *scanner, object func(raw []byte) error) error {
+	c, err := s.token()
+	switch {
+	case err != nil:
+		return err
+	case c == 'n':
+		return s.word("ull")
+	case c != '[':
+		return fmt.Errorf("%w: its items start with %q", errMalformed, c)
+	}
+	return s.each(']', func() error {
+		raw, err := s.raw()
+		if err != nil {
+			return err
+		}
+		return object(raw)
+	})
 }
 
 // continueOf is the token for the rest of an expired list. What it leads to is of

@@ -131,8 +131,8 @@ func (c *collector) readSome(ctx context.Context, gr schema.GroupResource, reaso
 		return nil
 	}
 	err := c.lister.list(ctx, query{resource: r}, visitor{page: func(int64) {}, object: func(raw []byte) error {
-		h := &head{}
-		if err := decode(raw, h); err != nil {
+		h, err := headOf(raw)
+		if err != nil {
 			c.findings.fail(subject{gr, "", ""}, err.Error())
 			return nil
 		}

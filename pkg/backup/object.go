@@ -17,24 +17,87 @@ import (
 // head is what the reading looks at in every object. All else stays as the
 // server wrote it.
 type head struct {
-	APIVersion string   `json:"apiVersion"`
-	Kind       string   `json:"kind"`
-	Metadata   headMeta `json:"metadata"`
+	APIVersion string
+	Kind       string
+	Metadata   headMeta
 
 	// original is what was removed from the object, as a merge patch.
 	original json.RawMessage
 }
 
 type headMeta struct {
-	Name              string            `json:"name"`
-	Namespace         string            `json:"namespace"`
-	UID               types.UID         `json:"uid"`
-	DeletionTimestamp string            `json:"deletionTimestamp"`
-	Labels            map[string]string `json:"labels"`
-	Annotations       map[string]string `json:"annotations"`
-	Owners            []struct {
-		UID string `json:"uid"`
-	} `json:"ownerReferences"`
+	Name              string
+	Namespace         string
+	UID               types.UID
+	DeletionTimestamp string
+	Labels            map[string]string
+	Annotations       map[string]string
+	// Owners are their UIDs.
+	Owners []string
+}
+
+// headOf reads the head of an object that is valid JSON. Unlike encoding/json it tells the case
+// of names, as the API does: custom resources may have a field Metadata of their own.
+func headOf(raw []byte) (*head, error) {
+	h := &head{}
+	return h, eachField(raw, func(name, value []byte) error {
+		switch string(name) {
+		case "apiVersion":
+			return readText(value, &h.APIVersion)
+		case "kind":
+			return readText(value, &h.Kind)
+		case "metadata":
+			return eachField(value, h.Metadata.read)
+		}
+		return nil
+	})
+}
+
+// read takes a field of the metadata.
+func (m *headMeta) read(name, value []byte) error {
+	switch string(name) {
+	case "name":
+		return readText(value, &m.Name)
+	case "namespace":
+		return readText(value, &m.Namespace)
+	case "uid":
+		return readText(value, (*string)(&m.UID))
+	case "deletionTimestamp":
+		return readText(value, &m.DeletionTimestamp)
+	case "labels":
+		return readTexts(value, &m.Labels)
+	case "annotations":
+		return readTexts(value, &m.Annotations)
+	case "ownerReferences":
+		var owners []struct {
+			UID string `json:"uid"`
+		}
+		if err := decode(value, &owners); err != nil {
+			return err
+		}
+		m.Owners = nil
+		for _, owner := range owners {
+			m.Owners = append(m.Owners, owner.UID)
+		}
+	}
+	return nil
+}
+
+func readTexts(raw []byte, into *map[string]string) error {
+	if raw[0] == 'n' {
+		*into = nil
+	}
+	return eachField(raw, func(name, value []byte) error {
+		var text string
+		if err := readText(value, &text); err != nil {
+			return err
+		}
+		if *into == nil {
+			*into = map[string]string{}
+		}
+		(*into)[string(name)] = text
+		return nil
+	})
 }
 
 // whyLeftOut says why the object itself does not want to be backed up, or "".
@@ -48,8 +111,7 @@ func (h *head) whyLeftOut() string {
 	return ""
 }
 
-// decode reads part of an object. Unlike encoding/json it tells the case of
-// names, as the API does: custom resources may have a field Metadata of their own.
+// decode reads part of an object, and tells the case of names as headOf does.
 func decode(raw []byte, into any) error {
 	if err := utiljson.UnmarshalCaseSensitivePreserveInts(raw, into); err != nil {
 		return fmt.Errorf("read an object: %w", err)
@@ -57,38 +119,31 @@ func decode(raw []byte, into any) error {
 	return nil
 }
 
-// content is the object as it is stored: compact, and with the kind and version
-// that the items of a list of built-in types lack. It may share raw's memory, or
-// use that of buffer.
-func content(raw []byte, h *head, r resource, buffer *bytes.Buffer) ([]byte, error) {
+// appendContent appends the object as it is stored: compact, and with the kind and version
+// that the items of a list of built-in types lack.
+func appendContent(to, raw []byte, h *head, r resource) ([]byte, error) {
 	raw = bytes.TrimSpace(raw)
 	// A JSON string has no line break, so this finds what a server has indented.
-	buffer.Reset()
 	if bytes.IndexByte(raw, '\n') >= 0 {
-		if err := json.Compact(buffer, raw); err != nil {
-			return nil, fmt.Errorf("read an object: %w", err)
+		var compact bytes.Buffer
+		if err := json.Compact(&compact, raw); err != nil {
+			return to, fmt.Errorf("read an object: %w", err)
 		}
-		raw = bytes.Clone(buffer.Bytes())
-		buffer.Reset()
+		raw = compact.Bytes()
 	}
 	if h.APIVersion != "" && h.Kind != "" {
-		return raw, nil
+		return append(to, raw...), nil
 	}
 	// Kinds and versions need no escaping. The object has a name, so that more
 	// follows the brace.
-	buffer.WriteByte('{')
+	to = append(to, '{')
 	for _, field := range []struct{ name, has, lacks string }{
 		{"apiVersion", h.APIVersion, r.apiVersion},
 		{"kind", h.Kind, r.kind},
 	} {
 		if field.has == "" {
-			buffer.WriteByte('"')
-			buffer.WriteString(field.name)
-			buffer.WriteString(`":"`)
-			buffer.WriteString(field.lacks)
-			buffer.WriteString(`",`)
+			to = append(append(append(append(append(to, '"'), field.name...), `":"`...), field.lacks...), `",`...)
 		}
 	}
-	buffer.Write(raw[1:])
-	return buffer.Bytes(), nil
+	return append(to, raw[1:]...), nil
 }

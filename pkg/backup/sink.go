@@ -4,7 +4,7 @@
 package backup
 
 import (
-	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -42,7 +42,6 @@ type sink struct {
 	mu       sync.Mutex
 	archive  *archive.Writer
 	manifest *manifest.Writer
-	buffer   bytes.Buffer
 	list     format.ResourceList
 	// seen are the names of the resources that are being read, or that others
 	// refer to.
@@ -93,21 +92,47 @@ func (s *sink) forget(r resource) {
 	delete(s.seen, r.GroupResource())
 }
 
-// write adds an object, that was taken for a reason. An error means that the tarball is
-// broken.
-func (s *sink) write(r resource, h *head, raw []byte, reason string) error {
+// object is one as it goes into the backup.
+type object struct {
+	resource
+	stored []byte
+	// item describes it, but for its place.
+	item *manifest.Item
+}
+
+// newObject is an object that was taken for a reason. It is appended to the given bytes.
+func newObject(to []byte, r resource, h *head, raw []byte, reason string) (*object, []byte, error) {
+	begin := len(to)
+	to, err := appendContent(to, raw, h, r)
+	if err != nil {
+		return nil, to, err
+	}
+	stored := to[begin:]
+	return &object{r, stored, describe(r, h, stored, reason)}, to, nil
+}
+
+// write adds objects, next to each other, and tells of those that can't be in a tarball. An
+// error means that the tarball is broken.
+func (s *sink) write(objects []*object, refused func(*object, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	stored, err := content(raw, h, r, &s.buffer)
-	if err != nil {
-		return err
+	for _, o := range objects {
+		switch err := s.writeLocked(o); {
+		case errors.Is(err, archive.ErrItem):
+			refused(o, err)
+		case err != nil:
+			return err
+		}
 	}
-	namespace, name := h.Metadata.Namespace, h.Metadata.Name
+	return nil
+}
+
+func (s *sink) writeLocked(o *object) error {
+	r, namespace, name := o.resource, o.item.Namespace, o.item.Name
 	item := archive.Item{Resource: r.GroupResource(), Version: r.Version, Namespace: namespace, Name: name}
-	described := describe(r, h, stored, reason)
-	err = s.archive.Add(item, stored, func(position archive.Position) {
-		described.Place = manifest.Place(position)
-		if err := s.manifest.Add(described); err != nil && s.failed == nil {
+	err := s.archive.Add(item, o.stored, func(position archive.Position) {
+		o.item.Place = manifest.Place(position)
+		if err := s.manifest.Add(o.item); err != nil && s.failed == nil {
 			s.failed = fmt.Errorf("describe the backup's objects: %w", err)
 		}
 	})
@@ -117,7 +142,7 @@ func (s *sink) write(r resource, h *head, raw []byte, reason string) error {
 	if s.failed != nil {
 		return s.failed
 	}
-	s.needs.note(r, described)
+	s.needs.note(r, o.item)
 	key := itemName(namespace, name)
 	s.list[r.listKey] = append(s.list[r.listKey], key)
 	if namespace != "" {
@@ -125,8 +150,8 @@ func (s *sink) write(r resource, h *head, raw []byte, reason string) error {
 	}
 	s.progress.written.Add(1)
 	attrs := subject{r.GroupResource(), namespace, name}.attrs()
-	if reason != itself {
-		attrs = append(attrs, slog.String("reason", reason))
+	if o.item.Reason != itself {
+		attrs = append(attrs, slog.String("reason", o.item.Reason))
 	}
 	s.log.write(slog.LevelInfo, "backed up", attrs...)
 	return nil
@@ -170,7 +195,7 @@ func describe(r resource, h *head, stored []byte, reason string) *manifest.Item 
 	item := &manifest.Item{
 		APIGroup: r.Group, APIVersion: r.Version, KindName: r.kind, Resource: r.Resource,
 		Namespace: h.Metadata.Namespace, Name: h.Metadata.Name, UID: string(h.Metadata.UID),
-		Labels: h.Metadata.Labels, Annotations: h.Metadata.Annotations,
+		Labels: h.Metadata.Labels, Annotations: h.Metadata.Annotations, OwnerUIDs: h.Metadata.Owners,
 		References: manifest.ReferencesOf(schema.GroupKind{Group: r.Group, Kind: r.kind}, h.Metadata.Namespace, stored),
 		Size:       content.Size, SHA256: content.SHA256, Reason: reason, Original: h.original,
 	}
@@ -179,9 +204,6 @@ func describe(r resource, h *head, stored []byte, reason string) *manifest.Item 
 	delete(item.Annotations, corev1.LastAppliedConfigAnnotation)
 	if r.GroupResource() == secretsResource {
 		item.Annotations = nil
-	}
-	for _, owner := range h.Metadata.Owners {
-		item.OwnerUIDs = append(item.OwnerUIDs, owner.UID)
 	}
 	return item
 }

@@ -411,7 +411,7 @@ func TestCutBetweenMembers(t *testing.T) {
 			t.Errorf("cut at %d the error is %v", position.Member, err)
 		}
 	}
-	if cuts < 5 {
+	if cuts < 4 {
 		t.Errorf("there are only %d members", cuts)
 	}
 }

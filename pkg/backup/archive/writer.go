@@ -31,8 +31,9 @@ const (
 	entryMode         = 0o755
 	typicalPathLength = 160
 	// memberBytes is how much of the tarball a gzip member holds, at least: what is read,
-	// and decompressed, to read one object. A new one costs some hundred bytes.
-	memberBytes = 512 << 10
+	// and decompressed, to read one object. A new one costs some hundred bytes: with half of that
+	// a tarball is larger than Velero's.
+	memberBytes = 1 << 20
 )
 
 // Item identifies an object in a tarball.
