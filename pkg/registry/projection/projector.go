@@ -152,7 +152,11 @@ func New(config Config) (*Projector, error) {
 		return logstore.Options{Resource: v1alpha1.Resource(resource), Namespaced: true, Loading: loading, OnRead: p.stores.warn(resource)}
 	}
 	p.Backups = logstore.New(func() *v1alpha1.Backup { return &v1alpha1.Backup{} }, options("backups", "the backups of the storage locations"))
-	p.Volumes = logstore.New(func() *v1alpha1.BackupVolume { return &v1alpha1.BackupVolume{} }, options("backupvolumes", "the volumes of the storage locations"))
+	volumeOptions := options("backupvolumes", "the volumes of the storage locations")
+	// A first load changes each volume with each of its backups: who watches then, and is behind
+	// by more than this, lists again.
+	volumeOptions.HistoryBytes = 24 << 20
+	p.Volumes = logstore.New(func() *v1alpha1.BackupVolume { return &v1alpha1.BackupVolume{} }, volumeOptions)
 	p.VolumeBackups = volumebackup.NewStorage(p.stores.catalog, volumebackup.Options{
 		Loading: "the volumes of the storage locations", OnRead: p.stores.warn("volumebackups"), Clock: config.Clock,
 	})
