@@ -291,6 +291,7 @@ func TestSweepOfTheLate(t *testing.T) {
 		list   []format.PodVolumeBackup
 		bytes  []byte // of the list, instead of its own
 		unsaid bool   // the metadata names no list
+		forged bool   // it is changed after it was signed
 	}
 	put := func(name string, s stored) {
 		t.Helper()
@@ -305,6 +306,9 @@ func TestSweepOfTheLate(t *testing.T) {
 			Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhasePartiallyFailed, StartTimestamp: &past, CompletionTimestamp: &s.ended},
 		}, contents, s.by)
 		must(t, err)
+		if s.forged {
+			metadata = bytes.Replace(metadata, []byte("PartiallyFailed"), []byte("Completed"), 1)
+		}
 		must(t, w.Put(t.Context(), format.MetadataKey(name), metadata))
 		content := list.Bytes()
 		if s.bytes != nil {
@@ -336,6 +340,7 @@ func TestSweepOfTheLate(t *testing.T) {
 	for name, change := range map[string]func(*stored){
 		"running":         func(s *stored) { s.name = "" },
 		"unsigned":        func(s *stored) { s.by.Key = nil },
+		"forged":          func(s *stored) { s.forged = true },
 		"a-strangers":     func(s *stored) { s.by.Key = stranger },
 		"another-cluster": func(s *stored) { s.by.UID = "another-cluster" },
 		"copied":          func(s *stored) { s.name = "late" },
