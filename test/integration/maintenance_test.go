@@ -191,16 +191,15 @@ func TestMaintenanceJobs(t *testing.T) {
 	if err != nil || answer.Status.Job == "" {
 		t.Fatalf("asking for it now says %+v, with the error %v", answer, err)
 	}
-	labtest.Eventually(t, "the maintenance that was asked for: "+answer.Status.Message, func() error {
-		record, err := records.Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if status = record.Status; status.RecentMaintenance[0].Job != answer.Status.Job {
-			return fmt.Errorf("it tells of %+v", status.RecentMaintenance)
-		}
-		return nil
-	})
+	// The condition is True of the maintenances before, which are not those that are waited for.
+	lab.Kubectl(t, "wait", "--for=condition=Maintained", "--timeout=2m", "-n", labtest.System, "backuprepositories/"+name)
+	record, err := records.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status = record.Status; status.RecentMaintenance[0].Job != answer.Status.Job {
+		t.Errorf("kubectl wait has not waited for %q: it tells of %+v", answer.Status.Message, status.RecentMaintenance)
+	}
 	request.Name = "nothing.default"
 	if _, err := lab.Holdfast.HoldfastV1alpha1().MaintenanceRequests(labtest.System).Create(t.Context(), request, metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("asking for one that does not exist: %v", err)
@@ -222,5 +221,8 @@ func TestMaintenanceJobs(t *testing.T) {
 	if ended := len(status.RecentMaintenance); written < ended || written > ended+1 { // another one may have ended meanwhile
 		t.Errorf("%d maintenances cost %d writes of the record", ended, written)
 	}
-	t.Log(lab.Kubectl(t, "get", "hfrepo", "-n", labtest.System, name))
+	t.Log(lab.Kubectl(t, "get", "hfrepo", "-o", "wide", "-n", labtest.System, name))
+	if jobs := lab.Kubectl(t, "get", "jobs", "-o", "name", "-n", enginev1alpha1.MaintenanceNamespace(labtest.System), "-l", "repository.holdfast.io/"+namespace+"=default"); !strings.Contains(jobs, answer.Status.Job) {
+		t.Errorf("by the label of the repository there are %s", jobs)
+	}
 }
