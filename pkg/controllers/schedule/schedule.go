@@ -66,7 +66,8 @@ type Backups interface {
 	Create(ctx context.Context, as enginev1alpha1.Requester, schedule types.UID, backup *v1alpha1.Backup) error
 	// Delete asks for the deletion of the one with this uid.
 	Delete(ctx context.Context, as enginev1alpha1.Requester, namespace, name string, uid types.UID) error
-	// MadeBy is the uid of the schedule that made a backup, empty if none did.
+	// MadeBy is the uid of the schedule that made a backup, empty if none did. Of a backup that
+	// is not there the error is NotFound.
 	MadeBy(ctx context.Context, namespace, name string) (types.UID, error)
 }
 
@@ -132,13 +133,14 @@ func (c *Controller) sync(ctx context.Context, name types.NamespacedName) error 
 	switch {
 	case decision.Reason == v1alpha1.ScheduleReasonChanged:
 		switch by, err := c.Backups.MadeBy(ctx, s.Namespace, domain.BackupName(s.Name, decision.Due)); {
+		case apierrors.IsNotFound(err):
 		case err != nil:
 			return fmt.Errorf("asking whether there is a backup of %s: %w", decision.Due, err)
 		case by == s.UID:
 			decision.Reason, decision.Message = "", ""
 			decision.Missed--
 		}
-		defer c.queue.Add(name) // and now by what it says since then
+		decision.Next = c.Clock.Now() // and then by what it says since the change
 	case !decision.Due.IsZero() && decision.Reason == "":
 		// Another process may have decided otherwise, and what is known of that come late.
 		if live, err := c.Entries.Get(ctx, entry.Name, metav1.GetOptions{}); err != nil {

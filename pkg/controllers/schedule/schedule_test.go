@@ -127,10 +127,13 @@ func (w asked) MadeBy(_ context.Context, _, name string) (types.UID, error) {
 	if w.broken || w.unanswered {
 		return "", apierrors.NewServiceUnavailable("broken")
 	}
-	if w.backups[name] != nil {
+	switch {
+	case w.backups[name] != nil:
 		return uid, nil
+	case w.foreign[name]:
+		return "", nil
 	}
-	return "", nil
+	return "", apierrors.NewNotFound(v1alpha1.Resource("backups"), name)
 }
 
 func (d asked) Delete(_ context.Context, _ enginev1alpha1.Requester, _, name string, _ types.UID) error {
