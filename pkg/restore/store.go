@@ -52,6 +52,7 @@ func (e *Ended) Store(ctx context.Context, to Store, restore *holdfast.Restore, 
 	status.Phase, status.FailureReason, status.ValidationErrors = e.Status.Phase, e.Status.FailureReason, e.Status.ValidationErrors
 	status.Errors, status.Warnings = e.Status.Errors, e.Status.Warnings
 	status.Progress, status.Volumes, status.CompletionTimestamp = e.Status.Progress, e.Status.Volumes, e.Status.CompletionTimestamp
+	status.HookStatus = e.Status.HookStatus
 	metadata, err := format.EncodeRestore(restore, contents, cluster)
 	if err != nil {
 		return err

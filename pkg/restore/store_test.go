@@ -27,6 +27,7 @@ func TestStoredOnce(t *testing.T) {
 	bucket, cluster := storetest.Memory(t), format.Cluster{UID: "us", Key: key}
 	request := request("r1", holdfast.RestoreSpec{})
 	first := Fail(t.Context(), request, clock.RealClock{}, errors.New("the first reason"))
+	first.Status.HookStatus = &holdfast.HookStatus{HooksAttempted: 3, HooksFailed: 1}
 	second := Fail(t.Context(), request, clock.RealClock{}, errors.New("another reason"))
 	for _, ended := range []*Ended{first, second} {
 		if err := ended.Store(t.Context(), bucket, request.Run.AsRestore(), cluster); err != nil {
@@ -34,6 +35,9 @@ func TestStoredOnce(t *testing.T) {
 		}
 		if ended.Status.FailureReason != "the first reason" {
 			t.Errorf("it ended for %s", ended.Status.FailureReason)
+		}
+		if hooks := ended.Status.HookStatus; hooks == nil || *hooks != *first.Status.HookStatus {
+			t.Errorf("it ran the hooks %+v", hooks)
 		}
 		for _, f := range first.files {
 			stored, err := bucket.Get(t.Context(), f.key)
