@@ -351,6 +351,15 @@ func TestBadThings(t *testing.T) {
 		if len(l.rows) != 6+5 || len(l.volumes) != 3 {
 			t.Errorf("%d volume backups of %d volumes: %v", len(l.rows), len(l.volumes), slices.Sorted(maps.Keys(l.rows)))
 		}
+
+		// A volume.cfg that comes back is read, however long nothing else has changed.
+		l.clock.Step(2 * time.Hour)
+		l.refresh()
+		longhorntest.Put(t, inner, []longhorntest.File{{Key: format.VolumeKey(gone), Content: []byte(`{"Name":"` + gone + `"}`)}})
+		l.refresh()
+		if row := l.rows["holdfast/"+gone+"."+longhorntest.BackupName(2, 0)+":volume:"+gone]; row == nil || row.Status.Message != "" {
+			t.Errorf("with its volume.cfg it is %+v", row)
+		}
 	})
 }
 

@@ -98,6 +98,9 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 		return content, err
 	}
 	describe(name, volume, trouble, content.Volumes)
+	if trouble != "" { // no version says that the file is there, or whole, by now
+		content.Versions = map[string]string{"backups": "incomplete"}
+	}
 	return content, nil
 }
 
