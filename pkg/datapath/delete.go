@@ -49,7 +49,8 @@ func Snapshots(ctx context.Context, r *repository.Repository) (all []Snapshot, e
 }
 
 // DeleteSnapshots removes snapshots from a repository, by Kopia's ids. One that is
-// not there counts as removed, so it may be repeated; what is not a snapshot stays.
+// not there counts as removed, so it may be repeated; what is not a snapshot stays. What one
+// needs beside it goes with it, unless another one that stays needs it, too: a copy has its tags.
 // The space of their data comes back with the repository's maintenance, and a
 // restore that has begun is not disturbed before.
 func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string) (err error) {
@@ -59,8 +60,10 @@ func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string
 		return err
 	}
 	there := make(map[string]Snapshot, len(all))
+	neededBy := map[string]int{} // how many that stay, by the id of what they need beside them
 	for _, snapshot := range all {
 		there[snapshot.ID] = snapshot
+		neededBy[snapshot.Extras]++
 	}
 	var found []manifest.ID
 	// add returns what lies beside the snapshot, or "".
@@ -69,11 +72,14 @@ func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string
 		if ok {
 			found = append(found, manifest.ID(id))
 			delete(there, id)
+			neededBy[snapshot.Extras]--
 		}
 		return snapshot.Extras
 	}
 	for _, id := range ids {
-		add(add(id))
+		if beside := add(id); neededBy[beside] == 0 {
+			add(beside)
+		}
 	}
 	if len(found) == 0 {
 		return nil

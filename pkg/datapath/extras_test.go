@@ -253,6 +253,21 @@ func TestExtrasLiveWithTheirSnapshot(t *testing.T) {
 	if ids, err := snapshotsOf(t.Context(), r, "backup"); err != nil || len(ids) != 2 {
 		t.Errorf("the snapshots are %v, %v, want 2", ids, err)
 	}
+	// Kopia's command copies a snapshot with its tags. What lies beside both goes with the last one.
+	var copied manifest.ID
+	must(t, repo.WriteSession(t.Context(), direct, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		man, err := snapshot.LoadSnapshot(ctx, w, manifest.ID(uploaded.SnapshotID))
+		if err != nil {
+			return err
+		}
+		man.Source.Path += "-copied"
+		copied, err = snapshot.SaveSnapshot(ctx, w, man)
+		return err
+	}))
+	must(t, DeleteSnapshots(t.Context(), r, []string{string(copied)}))
+	if left := s.snapshots(t); len(left) != 2 {
+		t.Errorf("%d snapshots are left when a copy has gone, want 2", len(left))
+	}
 	must(t, DeleteSnapshots(t.Context(), r, []string{uploaded.SnapshotID}))
 	if left := s.snapshots(t); len(left) != 0 {
 		t.Errorf("%d snapshots are left", len(left))

@@ -63,7 +63,9 @@
 //     so the list is not all that protects it; and a checkpoint of an upload that failed stays
 //     for the next backup's.
 //
-// What a listed snapshot needs beside it, its extended attributes, stays with it.
+// What a listed snapshot needs beside it, its extended attributes, stays with it, also if a copy
+// of the snapshot goes, which says that it needs the same. If the snapshots of one backup name
+// several folders, they all stay.
 //
 // Why it is safe beside uploads and restores. Nobody waits for anybody, and no Lease
 // excludes the agents; it is safe by Kopia's intervals (SafetyFull), which stay as they

@@ -313,15 +313,18 @@ func (s *sweep) findMissing(ctx context.Context, requested []removal, all []data
 	}
 	snapshots := map[types.UID][]datapath.Snapshot{}
 	of := map[types.UID]string{}
-	young := sets.New[types.UID]()
+	stay := sets.New[types.UID]()
 	for _, snapshot := range all {
 		if r, asked := known[snapshot.Backup]; snapshot.Backup == "" || asked && r.means(snapshot) || snapshot.ClusterUID != s.cluster || format.ValidateStoreName(snapshot.StoreName) != nil {
 			continue
 		}
+		if name, known := of[snapshot.Backup]; known && name != snapshot.StoreName {
+			stay.Insert(snapshot.Backup) // nobody knows which folder to ask
+		}
 		of[snapshot.Backup] = snapshot.StoreName
 		snapshots[snapshot.Backup] = append(snapshots[snapshot.Backup], snapshot)
 		if s.clock.Since(snapshot.Saved) < minAge {
-			young.Insert(snapshot.Backup)
+			stay.Insert(snapshot.Backup)
 		}
 	}
 	found = missing{snapshots: map[types.UID][]string{}, of: len(of)}
@@ -329,7 +332,7 @@ func (s *sweep) findMissing(ctx context.Context, requested []removal, all []data
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)
 	for uid, name := range of {
-		if young.Has(uid) {
+		if stay.Has(uid) {
 			continue
 		}
 		group.Go(func() error {
@@ -382,7 +385,8 @@ func (s *sweep) late(ctx context.Context, of folder.Folder, backup *holdfast.Bac
 	if origin == nil || origin.Trust != "" || origin.ClusterUID != s.cluster || !slices.Contains(s.keys, origin.PublicKey) || ended.IsZero() {
 		return nil, nil
 	}
-	its = slices.DeleteFunc(its, func(snapshot datapath.Snapshot) bool { return !snapshot.Saved.After(ended.Time) })
+	// The end is stored in whole seconds: the last one that it lists may have been saved in its own.
+	its = slices.DeleteFunc(its, func(snapshot datapath.Snapshot) bool { return snapshot.Saved.Before(ended.Add(time.Second)) })
 	if len(its) == 0 { // as almost always, which spares the reading of the list
 		return nil, nil
 	}

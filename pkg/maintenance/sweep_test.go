@@ -236,7 +236,7 @@ func TestSweepOfTheMissing(t *testing.T) {
 	run(swept{}, append([]string{"lost"}, others...)...)
 	w.sweep.missing = true
 	run(swept{}, append([]string{"lost"}, others...)...) // since it is young
-	w.sweep.clock = clocktesting.NewFakePassiveClock(time.Now().Add(minAge + time.Minute))
+	w.sweep.clock = clocktesting.NewFakePassiveClock(time.Now().Add(minAge + time.Hour))
 	run(swept{missing: 1}, append([]string{"lost"}, others...)...) // since it is all there is
 
 	for _, name := range []string{"running", "stored", "unreadable"} {
@@ -246,6 +246,8 @@ func TestSweepOfTheMissing(t *testing.T) {
 	w.own("stored")
 	w.end("stored", v1alpha1.BackupPhaseCompleted)
 	must(t, w.Put(t.Context(), format.MetadataKey("unreadable"), []byte("{")))
+	// It says that it was made for a backup that is stored, and names another folder.
+	w.ids["astray"] = w.uploadFor("astray", "stored", cluster, false)
 	w.Inject(storetest.Fault{Operation: storetest.Get, Key: format.OwnerKey("lost"), Err: store.ErrDenied})
 	if done, err := w.sweep.run(t.Context()); err != nil || done != (swept{}) {
 		t.Errorf("of one that is denied it says %+v, %v", done, err)
@@ -255,7 +257,7 @@ func TestSweepOfTheMissing(t *testing.T) {
 		t.Errorf("of a store that does not answer it says %+v, %v", done, err)
 	}
 	w.Inject()
-	stay := slices.Sorted(slices.Values(append([]string{"running", "stored", "unreadable"}, others...)))
+	stay := slices.Sorted(slices.Values(append([]string{"astray", "running", "stored", "unreadable"}, others...)))
 	run(swept{backups: 1, snapshots: 1}, stay...)
 	run(swept{}, stay...)
 
@@ -374,7 +376,7 @@ func TestSweepOfTheLate(t *testing.T) {
 		}
 	}
 	run(swept{}, all) // since it is young
-	w.sweep.clock = clocktesting.NewFakePassiveClock(time.Now().Add(minAge + time.Minute))
+	w.sweep.clock = clocktesting.NewFakePassiveClock(time.Now().Add(minAge + time.Hour))
 	list := format.PodVolumeBackupsKey("late")
 	w.Inject(storetest.Fault{Operation: storetest.Get, Key: list, Err: store.ErrDenied})
 	run(swept{}, all)
@@ -390,6 +392,18 @@ func TestSweepOfTheLate(t *testing.T) {
 	must(t, err)
 	if len(snapshots) != 2*len(stay) {
 		t.Errorf("%d snapshots are left of %d volumes", len(snapshots), len(stay))
+	}
+
+	// The list is read only if there are some that were saved after the second of the end.
+	of := w.sweep.folder(removal{Removal: format.Removal{UID: "late", StoreName: "late"}})
+	metadata, err := of.Metadata(t.Context())
+	must(t, err)
+	for after, lists := range map[time.Duration]int{time.Second - 1: 0, time.Second: 1} {
+		w.Reset()
+		ids, err := w.sweep.late(t.Context(), of, metadata, []datapath.Snapshot{{ID: "another", Saved: past.Add(after)}})
+		if got := w.Count(storetest.Get); err != nil || len(ids) != lists || got != lists {
+			t.Errorf("%s after its end: %q go, %v, with %d GETs, want %d", after, ids, err, got, lists)
+		}
 	}
 
 	// So many have some that rather the lists are to be doubted; until somebody says that it is so.

@@ -40,7 +40,7 @@ var (
 		"Repositories that have not been maintained with success for three of their periods.", nil, nil, metrics.ALPHA, "")
 
 	doubted = metrics.NewDesc(subsystem+"_doubted_repositories",
-		"Repositories with snapshots of so many backups that are missing from the store that they stay.", nil, nil, metrics.ALPHA, "")
+		"Repositories with snapshots of so many backups that are missing from the store, or don't list them, that they stay.", nil, nil, metrics.ALPHA, "")
 
 	register sync.Once
 	shown    repositories

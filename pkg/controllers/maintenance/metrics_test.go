@@ -37,7 +37,7 @@ func TestMetrics(t *testing.T) {
 			t.Fatalf("%d have failed", failed)
 		}
 		want := `
-# HELP holdfast_repo_maintenance_doubted_repositories [ALPHA] Repositories with snapshots of so many backups that are missing from the store that they stay.
+# HELP holdfast_repo_maintenance_doubted_repositories [ALPHA] Repositories with snapshots of so many backups that are missing from the store, or don't list them, that they stay.
 # TYPE holdfast_repo_maintenance_doubted_repositories gauge
 holdfast_repo_maintenance_doubted_repositories 1
 # HELP holdfast_repo_maintenance_failed_total [ALPHA] Maintenances of repositories that have failed.

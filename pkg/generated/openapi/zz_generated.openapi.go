@@ -2785,7 +2785,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 					},
 					"missingBackups": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many backups with snapshots there were missing from the store as of the last full maintenance, too many to be believed, so that their snapshots stay.",
+							Description: "How many backups with snapshots were missing from the store, or did not list them, as of the last full maintenance: too many to be believed, so that these snapshots stay.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},

@@ -476,8 +476,8 @@ type VolumeRepositoryStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=25
 	RecentMaintenance []MaintenanceRun `json:"recentMaintenance,omitempty"`
-	// How many backups with snapshots there were missing from the store as of the last full
-	// maintenance, too many to be believed, so that their snapshots stay.
+	// How many backups with snapshots were missing from the store, or did not list them, as of the
+	// last full maintenance: too many to be believed, so that these snapshots stay.
 	// +optional
 	MissingBackups int32 `json:"missingBackups,omitempty"`
 	// Conditions: Ready, Maintained.
