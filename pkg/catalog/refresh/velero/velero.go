@@ -197,7 +197,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	}
 	switch {
 	case err != nil || !named && isSigned(backup): // a list that the signature does not cover is not believed
-	case named && known.Versions[versionVolumes] == reading+list.SHA256:
+	case named && isSigned(backup) && known.Versions[versionVolumes] == reading+list.SHA256: // else what is known has snapshots, too
 		content.Volumes = known.Volumes()
 	default:
 		content.Volumes, err = l.readVolumes(ctx, from, name, contents)
