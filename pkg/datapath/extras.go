@@ -77,18 +77,24 @@ const (
 	// extraMemory is what one takes besides its path and its attributes, and attributeMemory what
 	// an attribute does that is not shared.
 	extraMemory, attributeMemory = 128, 256
-	// maxShared is how many sets of attributes are looked for among those that come: files that
-	// somebody has given access share them, checksums of files are of one file each.
+	// maxShared is how many sets of attributes are looked for among those that come, before it
+	// begins anew: files that somebody has given access share them, checksums of files are of one
+	// file each.
 	maxShared = 1000
+	// restoredMemory is how much they may take while a volume is restored: files come in another
+	// order then, and share less, or more. What was uploaded has room.
+	restoredMemory = 2 * extrasMemory
 )
 
 // errExtras: it is better that one volume fails than that the agent has no memory for any.
 var errExtras = fmt.Errorf("its files have more extended attributes and further names than %d MiB of memory hold: remove those that nobody needs, or divide what it has among several volumes", extrasMemory>>20)
 
-// held counts what the extras of a volume take, and has those attributes once that many files have.
+// held counts what the extras of a volume take, most at the most, and has those attributes once
+// that many files have.
 type held struct {
-	bytes  int
-	shared map[string]map[string][]byte
+	bytes, most int
+	shared      map[string]map[string][]byte
+	keys        int // bytes of those of shared
 }
 
 // take counts an extra, and gives its attributes as they are to be kept.
@@ -105,20 +111,19 @@ func (h *held) take(rel string, attributes map[string][]byte) (map[string][]byte
 		if same := h.shared[string(key)]; same != nil {
 			return same, h.full()
 		}
-		if len(h.shared) < maxShared {
-			if h.shared == nil {
-				h.shared = map[string]map[string][]byte{}
-			}
-			h.shared[string(key)] = attributes
-			bytes += len(key)
+		if h.shared == nil || len(h.shared) == maxShared {
+			h.shared = map[string]map[string][]byte{} // those of many files will be back soon
+			h.bytes, h.keys = h.bytes-h.keys, 0
 		}
-		h.bytes += bytes
+		h.shared[string(key)] = attributes
+		h.keys += len(key)
+		h.bytes += bytes + len(key)
 	}
 	return attributes, h.full()
 }
 
 func (h *held) full() error {
-	if h.bytes > extrasMemory {
+	if h.bytes > h.most {
 		return errExtras
 	}
 	return nil
@@ -128,7 +133,7 @@ func (h *held) full() error {
 type inode struct{ device, number uint64 }
 
 func newExtras(notes *notes) *extras {
-	return &extras{notes: notes, attributes: map[string]map[string][]byte{}, names: map[inode][]string{}}
+	return &extras{notes: notes, held: held{most: extrasMemory}, attributes: map[string]map[string][]byte{}, names: map[inode][]string{}}
 }
 
 // folderPath is how a folder that is open can be reached by name, wherever it is by now.
@@ -325,8 +330,9 @@ func (x *extras) save(ctx context.Context, w repo.RepositoryWriter, of *snapshot
 // errNoExtras: the repository lacks what the tag of a snapshot names.
 var errNoExtras = errors.New("the extended attributes and hard links of the snapshot are gone from the repository")
 
-// loadExtras reads what was saved beside a snapshot, by path; nil if nothing was.
-func loadExtras(ctx context.Context, r repo.Repository, of *snapshot.Manifest) (map[string]extra, error) {
+// loadExtras reads what was saved beside a snapshot, by path; nil if nothing was. What most bytes
+// of memory do not hold is left out, with a note: the files come back without it.
+func loadExtras(ctx context.Context, r repo.Repository, of *snapshot.Manifest, most int, notes *notes) (map[string]extra, error) {
 	id := of.Tags[tagExtras]
 	if id == "" {
 		return nil, nil
@@ -347,7 +353,7 @@ func loadExtras(ctx context.Context, r repo.Repository, of *snapshot.Manifest) (
 	}
 	defer content.Close()
 	all := map[string]extra{}
-	var held held
+	held := held{most: most}
 	for decoder := json.NewDecoder(bufio.NewReader(content)); ; {
 		var line extra
 		if err := decoder.Decode(&line); errors.Is(err, io.EOF) {
@@ -356,7 +362,8 @@ func loadExtras(ctx context.Context, r repo.Repository, of *snapshot.Manifest) (
 			return nil, err
 		}
 		if line.Attributes, err = held.take(line.Path, line.Attributes); err != nil {
-			return nil, err
+			notes.add(line.Path, fmt.Sprintf("and what comes after it by name did not get extended attributes and hard links: those of the volume take more than %d MiB of memory", most>>20))
+			return all, nil
 		}
 		all[line.Path] = line
 	}

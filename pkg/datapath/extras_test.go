@@ -175,7 +175,7 @@ func extrasOf(t *testing.T, s store, id string) object.ID {
 	r := s.client(t).Kopia()
 	man, err := snapshot.LoadSnapshot(t.Context(), r, manifest.ID(id))
 	must(t, err)
-	all, err := loadExtras(t.Context(), r, man)
+	all, err := loadExtras(t.Context(), r, man, restoredMemory, &notes{})
 	must(t, err)
 	for path, line := range all {
 		if path == "half" || line.Link == 0 && len(line.Attributes) == 0 {
@@ -370,6 +370,61 @@ func TestExtrasHaveABound(t *testing.T) {
 	x.held.bytes = extrasMemory
 	if err := observe("file-000"); !errors.Is(err, errExtras) {
 		t.Errorf("one more file than the bound: %v", err)
+	}
+}
+
+// What an upload has taken has room in a restore, in whatever order it comes: attributes that
+// many files have are shared even after many that one file has.
+func TestExtrasInAnotherOrder(t *testing.T) {
+	const files = 20_000
+	names, own := make([]string, files), func(i int) map[string][]byte {
+		return map[string][]byte{"user.sum": fmt.Appendf(nil, "%032d", i)}
+	}
+	everybodys := map[string][]byte{"user.acl": make([]byte, 10_000)}
+	var first, last held
+	first.most, last.most = extrasMemory, extrasMemory
+	for i := range names {
+		names[i] = fmt.Sprintf("file-%05d", i)
+	}
+	take := func(h *held, name string, attributes map[string][]byte) {
+		t.Helper()
+		_, err := h.take(name, attributes)
+		must(t, err)
+	}
+	for _, name := range names {
+		take(&first, name, everybodys)
+	}
+	for i, name := range names {
+		take(&first, name, own(i))
+	}
+	for i, name := range names {
+		take(&last, name, own(i))
+	}
+	for _, name := range names {
+		take(&last, name, everybodys)
+	}
+	if last.bytes > first.bytes*3/2 {
+		t.Errorf("they take %d bytes, and %d in another order", first.bytes, last.bytes)
+	}
+}
+
+// What has more extras than a restore has memory for comes back without some of them.
+func TestMoreExtrasThanARestoreHolds(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	write(t, filepath.Join(dir, "a"), "x")
+	r := s.client(t)
+	uploaded, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web}, new(Progress))
+	must(t, err)
+	id := addExtras(t, r, uploaded.SnapshotID, &extras{attributes: map[string]map[string][]byte{
+		"a": {"user.a": []byte("1")}, "b": {"user.a": []byte("2")}, "c": {"user.a": []byte("3")},
+	}})
+	man, err := snapshot.LoadSnapshot(t.Context(), r.Kopia(), manifest.ID(id))
+	must(t, err)
+	var told notes
+	all, err := loadExtras(t.Context(), r.Kopia(), man, 2*(extraMemory+attributeMemory+100), &told)
+	must(t, err)
+	if warnings := told.warnings(); len(all) != 2 || string(all["b"].Attributes["user.a"]) != "2" || warnings.Count != 1 || !strings.Contains(warnings.First[0], `"c" and what comes after it`) {
+		t.Errorf("there are %v, with the warnings %v", all, warnings)
 	}
 }
 

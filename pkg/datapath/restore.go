@@ -79,7 +79,7 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	}
 	defer root.Close()
 	out := &output{root: root, beside: len(req.Only) > 0, snapshot: req.SnapshotID, progress: p, readers: semaphore.NewWeighted(MemoryOf(ctx).readers(partReaders))}
-	switch out.extras, err = loadExtras(ctx, r.Kopia(), man); {
+	switch out.extras, err = loadExtras(ctx, r.Kopia(), man, restoredMemory, &out.notes); {
 	case errors.Is(err, errNoExtras):
 		out.notes.add(".", "did not get its extended attributes and hard links: they are gone from the repository")
 	case err != nil:
