@@ -35,7 +35,7 @@ const (
 // readItems has the items from the manifest, or else from the tarball.
 func (b *Backup) readItems(ctx context.Context, storeName string) error {
 	key := format.ManifestKey(storeName)
-	collected := collector{room: roomForExtras}
+	collected := b.newCollector()
 	err := b.summed(ctx, key, func(r io.Reader) error {
 		for item, err := range manifest.Read(r) {
 			if err != nil {
@@ -62,7 +62,7 @@ func (b *Backup) readItems(ctx context.Context, storeName string) error {
 	default:
 		return fmt.Errorf("read the manifest of the backup %s: %w", storeName, err)
 	}
-	collected = collector{room: roomForExtras}
+	collected = b.newCollector()
 	b.others = map[spot][]*manifest.Item{}
 	if err := b.scan(ctx, collected.add, func(other *manifest.Item) error {
 		other.References, other.Labels, other.OwnerUIDs = nil, nil, nil // the one copy's count
@@ -108,16 +108,27 @@ type collector struct {
 	// names and key are those of the labels that are looked for.
 	names []string
 	key   []byte
-	// room is what is left for labels, owners and references, and shortened counts the items whose
-	// own ones are not kept.
-	room      int64
-	shortened int
+	// expected is how many items there are to be. Labels, owners and references are kept while
+	// the rest of these have room within most bytes, so that no backup is refused for what somebody
+	// has written into labels. Shortened counts the items whose own ones are not kept.
+	expected, most int64
+	shortened      int
 }
 
-// roomForExtras is about how much memory labels, owners and references may take, so that there is
-// some for as many objects as there may be: no backup is refused for what somebody has written
-// into labels.
-const roomForExtras = maxItemsBytes - MaxItems*plainBytes - 32<<20
+// newCollector expects what the backup says that it has: if it has more, it is refused if these
+// do not have room.
+func (b *Backup) newCollector() collector {
+	expected := int64(MaxItems)
+	if p := b.Metadata.Status.Progress; p != nil && p.ItemsBackedUp > 0 {
+		expected = min(expected, p.ItemsBackedUp)
+	}
+	return collector{expected: expected, most: maxItemsBytes - 32<<20}
+}
+
+// hasRoom reports whether there is some for the labels, owners and references of one more item.
+func (c *collector) hasRoom() bool {
+	return c.bytes+plainBytes*max(c.expected-int64(len(c.items)), 1) <= c.most
+}
 
 // maxExtras is how many of them one object may have.
 const maxExtras = 10_000
@@ -128,13 +139,12 @@ func (c *collector) add(item *manifest.Item) error {
 			return refused("%s can't be the name of an object", identity(item))
 		}
 	}
-	if c.room <= 0 || len(item.Labels)+len(item.OwnerUIDs)+len(item.References) > maxExtras {
+	if !c.hasRoom() || len(item.Labels)+len(item.OwnerUIDs)+len(item.References) > maxExtras {
 		item.Labels, item.OwnerUIDs, item.References, item.Shortened = nil, nil, nil, true
 	}
 	if item.Shortened {
 		c.shortened++
 	}
-	before := c.bytes
 	c.bytes += 48 * int64(len(item.OwnerUIDs))
 	for _, reference := range item.References {
 		c.bytes += int64(64 + len(reference.Name))
@@ -146,7 +156,6 @@ func (c *collector) add(item *manifest.Item) error {
 		r := &item.References[i]
 		r.APIGroup, r.KindName, r.Namespace = c.word(r.APIGroup), c.word(r.KindName), c.word(r.Namespace)
 	}
-	c.room -= c.bytes - before
 	if err := c.count(item); err != nil {
 		return err
 	}

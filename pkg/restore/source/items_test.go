@@ -39,22 +39,44 @@ func TestWhatIsWrittenIntoLabels(t *testing.T) {
 		t.Errorf("an object takes %d bytes", each)
 	}
 
-	const count, room = 1000, 50_000
-	c = collector{room: room}
-	for i := range count {
-		labels := map[string]string{}
-		for j := range 10 {
-			labels[fmt.Sprintf("l%d-%d", i, j)] = "v"
+	// As many as are expected, whose labels do not all have room, or do.
+	const count = 1000
+	fill := func(most int64) *collector {
+		c := &collector{expected: count, most: most}
+		for i := range count {
+			labels := map[string]string{}
+			for j := range 10 {
+				labels[fmt.Sprintf("l%d-%d", i, j)] = "v"
+			}
+			check(t, c.add(&manifest.Item{APIVersion: "v1", KindName: "ConfigMap", Resource: "configmaps", Namespace: "shop", Name: fmt.Sprint(i), Labels: labels,
+				OwnerUIDs: []string{"x"}, References: []manifest.Reference{{KindName: "Secret", Name: "s"}}}))
 		}
-		check(t, c.add(&manifest.Item{APIVersion: "v1", KindName: "ConfigMap", Resource: "configmaps", Namespace: "shop", Name: fmt.Sprint(i), Labels: labels,
-			OwnerUIDs: []string{"x"}, References: []manifest.Reference{{KindName: "Secret", Name: "s"}}}))
+		return c
 	}
-	if c.bytes > room+5000+count*plainBytes || c.shortened == 0 || c.shortened == count {
-		t.Errorf("they take %d bytes, %d of them without labels", c.bytes, c.shortened)
+	whole := fill(1 << 30)
+	if whole.shortened > 0 || whole.bytes < count*plainBytes {
+		t.Fatalf("with room for all %d items are without labels, and take %d bytes", whole.shortened, whole.bytes)
 	}
-	first, last := c.items[0], c.items[count-1]
-	if len(first.Labels) != 10 || first.Shortened || last.Labels != nil || last.OwnerUIDs != nil || last.References != nil || !last.Shortened {
-		t.Errorf("the first is %+v, the last %+v", first, last)
+	if c := fill(whole.bytes + plainBytes); c.shortened > 0 {
+		t.Errorf("%d items are without labels, though all have room", c.shortened)
+	}
+	const most = count*plainBytes + 5000
+	short := fill(most)
+	if short.bytes > most+5000 || short.shortened == 0 || short.shortened == count {
+		t.Errorf("they take %d bytes, %d of them without labels", short.bytes, short.shortened)
+	}
+	without := 0
+	for i, item := range short.items {
+		switch {
+		case !item.Shortened && len(item.Labels) == 10 && len(item.OwnerUIDs) == 1 && len(item.References) == 1:
+		case item.Shortened && item.Labels == nil && item.OwnerUIDs == nil && item.References == nil && i > 0:
+			without++
+		default:
+			t.Errorf("item %d is %+v", i, item)
+		}
+	}
+	if without != short.shortened {
+		t.Errorf("%d are without labels, and %d counted", without, short.shortened)
 	}
 
 	bucket := storetest.Memory(t)
