@@ -133,6 +133,12 @@ func TestAWorkerOpensAndCloses(t *testing.T) {
 			t.Errorf("%s is %v, want %v", metric.name, got, metric.want)
 		}
 	}
+	// One that is to end while it waits for its turn to read has nothing to say of the store.
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if err := w.readAll(ended, bucket, []string{"a"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("it ends with %v", err)
+	}
 	for range 2 {
 		w.close(t.Context())
 		if _, _, err := w.use(t.Context()); !errors.Is(err, errStopped) {

@@ -537,6 +537,9 @@ func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string)
 	if unread += len(names); unread == 0 {
 		return ctx.Err()
 	}
+	if first == nil { // none was asked for: this worker is to end
+		return cmp.Or(ctx.Err(), errStopped)
+	}
 	return fmt.Errorf("%d of %d backups could not be read: %s", unread, all, store.Reason(first))
 }
 
@@ -594,7 +597,8 @@ func (w *worker) readPass(ctx context.Context, from store.Ranger, names []string
 			return nil
 		})
 	}
-	return p, group.Wait()
+	err := group.Wait()
+	return p, err
 }
 
 func (w *worker) readOne(ctx context.Context, storeName string) error {
