@@ -58,7 +58,7 @@ echo "test: the alerts, in Prometheus's engine"
 # Tests that end processes come one after the other; they wait for most of the time.
 echo "test: integration, on three Kubernetes of its own, and a short campaign on two others, all at once"
 kills='Kill|Unfinished'
-waits='NodeAgents|BadNetwork|ThatNeverAnswers|Replicas|Rights'
+waits='NodeAgents|BadNetwork|ThatNeverAnswers|Replicas|Rights|NothingForeign|RandomGraphs'
 side_by_side <<END
 go test -count=1 -timeout 20m -run '${kills}' ./test/integration
 go test -count=1 -timeout 20m -run '${waits}' -skip '${kills}' ./test/integration

@@ -305,7 +305,9 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 				}
 			}
 			return live.GetUID(), actionCreate, "", nil, e.setStatus(ctx, k, about, status, live.GetUID())
-		case live.GetDeletionTimestamp() != nil && !e.spec.PlanOnly:
+		case live.GetDeletionTimestamp() != nil && e.spec.PlanOnly:
+			return "", actionCreate, "one of its name is being deleted, and is waited for", nil, nil
+		case live.GetDeletionTimestamp() != nil:
 			if err := e.awaitGone(ctx, k, live); err != nil {
 				return "", 0, "", nil, err
 			}

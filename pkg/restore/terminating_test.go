@@ -61,3 +61,15 @@ func TestTerminatingNamespace(t *testing.T) {
 		})
 	}
 }
+
+// TestPlanOfWhatIsBeingDeleted: it says what the restore will do, which waits for the end of what
+// is there, and creates it anew.
+func TestPlanOfWhatIsBeingDeleted(t *testing.T) {
+	s := newFakeServer(t)
+	s.add("namespaces", obj("v1", "Namespace", "", "a"))
+	s.add("configmaps", obj("v1", "ConfigMap", "a", "c", with("2026-01-02T03:04:05Z", "metadata", "deletionTimestamp")))
+	plan := want(t, s.run(t.Context(), backupOf(t, obj("v1", "ConfigMap", "a", "c")), request("r", holdfast.RestoreSpec{PlanOnly: true})), holdfast.RestorePhaseCompleted)
+	if action := actions(plan)["ConfigMap a/c"]; action != "create" {
+		t.Errorf("what is planned: %s", action)
+	}
+}
