@@ -161,10 +161,12 @@ func TestNoInterval(t *testing.T) {
 		f.reset()
 		pass(1000 * time.Hour)
 		f.wantRequests("default", map[storetest.Operation]int{})
+		// The first listing ends after all five have asked, however the two take turns.
+		f.stores["default"].Inject(storetest.Fault{Operation: storetest.List, Delay: time.Second})
 		for range 5 {
 			f.refresher.Nudge("default")
 		}
-		settle()
+		pass(time.Minute)
 		f.wantBackups("a b")
 		if listings := f.stores["default"].Count(storetest.List); listings > 2 {
 			t.Errorf("%d listings for nudges at once", listings)
