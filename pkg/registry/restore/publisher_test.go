@@ -67,7 +67,7 @@ func TestARestoreIsOneObject(t *testing.T) {
 		select {
 		case event := <-watcher.ResultChan():
 			return event.Type, event.Object.(*v1alpha1.Restore)
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("there is no event")
 			return "", nil
 		}
