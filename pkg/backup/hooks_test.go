@@ -320,7 +320,7 @@ func TestPostHooksRunAfterACancellation(t *testing.T) {
 // is cancelled before they run or while they do.
 func TestPostHooksThatHangEndAfterACancellation(t *testing.T) {
 	defer func(was time.Duration) { lastHooksTimeout = was }(lastHooksTimeout)
-	lastHooksTimeout = time.Millisecond
+	lastHooksTimeout = time.Second
 	for _, at := range []string{"freeze", "thaw"} {
 		t.Run(at, func(t *testing.T) {
 			hooks := dbHooks("")

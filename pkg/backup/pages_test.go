@@ -461,7 +461,7 @@ func TestProgressCountsWhatIsAnnounced(t *testing.T) {
 			if strings.HasSuffix(r.URL.Path, "/configmaps") {
 				// A page is asked for while the one before it is read.
 				total := func() int64 { return f.deps.Progress.Objects().TotalItems }
-				for end := time.Now().Add(5 * time.Second); len(seen) < len(test.want) && total() != test.want[len(seen)] && time.Now().Before(end); {
+				for end := time.Now().Add(time.Minute); len(seen) < len(test.want) && total() != test.want[len(seen)] && time.Now().Before(end); {
 					time.Sleep(time.Millisecond)
 				}
 				seen = append(seen, total())

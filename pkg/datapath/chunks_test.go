@@ -157,7 +157,7 @@ func TestPartsAtOnce(t *testing.T) {
 	file := make([]byte, 100<<20)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(file)
 	write(t, filepath.Join(dir, "large.img"), string(file))
-	const enough = 3
+	const enough = 2
 	var once sync.Once
 	together := make(chan struct{})
 	s.onPut = func(underWay int64) {

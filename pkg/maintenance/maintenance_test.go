@@ -76,7 +76,8 @@ func TestMaintain(t *testing.T) {
 		if result.Error != "" || result.Kind != want || result.Repository != "shop.default" || result.Cancelled || result.Ended.Before(result.Started) {
 			t.Errorf("it says %s, want a %s one", result, want)
 		}
-		if writes := len(cluster.Writes("leases")) - before; writes != 2 {
+		// On a machine that is very slow it is renewed meanwhile.
+		if writes := len(cluster.Writes("leases")) - before; writes != 2 && result.Ended.Sub(result.Started) < 15*time.Second {
 			t.Errorf("it costs %d writes", writes)
 		}
 	}

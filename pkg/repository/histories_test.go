@@ -31,6 +31,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/test/story"
 )
 
 const clusterUID = "this-cluster"
@@ -270,16 +271,14 @@ func (h *history) one(of map[string]map[string]string) string {
 
 // Random histories of backups, cancels, kills, deletions and expiries: after each maintenance
 // every backup that is listed, or still runs, is there, byte for byte; and when all are gone
-// the space is back after six full ones. Kopia's command, where there is one, finds all of it
+// the space is back after seven full ones. Kopia's command, where there is one, finds all of it
 // healthy.
 func TestMaintenanceHistories(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
 	steps := 40
 	if kopia != "" {
 		steps = 150
 	}
-	h := newHistory(t, seed)
+	h := newHistory(t, story.Seed(t))
 	h.change()
 	counts := map[string]int{}
 	for range steps {
@@ -347,7 +346,7 @@ func TestMaintenanceHistories(t *testing.T) {
 	h.settle()
 	// Of those that have vanished too many may be missing to be believed.
 	h.maintainer.AcceptMissing = true
-	for run := 1; run <= 6; run++ {
+	for run := 1; run <= 7; run++ {
 		h.Advance(25 * time.Hour)
 		h.settle()
 		result := h.maintain()
@@ -360,6 +359,6 @@ func TestMaintenanceHistories(t *testing.T) {
 	}
 	h.verify()
 	if left := h.size(); left > 200<<10 {
-		t.Errorf("nothing is listed, and %d bytes are left after six full maintenances", left)
+		t.Errorf("nothing is listed, and %d bytes are left after seven full maintenances", left)
 	}
 }

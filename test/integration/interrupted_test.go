@@ -26,6 +26,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
+	"github.com/holdfast-io/holdfast/test/story"
 )
 
 var agentKills = flag.Int("integration.agent-kills", 6, "how often TestAgentKilledAgainAndAgain kills the agent at least, half of that in the middle of uploads")
@@ -38,8 +39,7 @@ const attemptsOfVolumes = 3
 // Failed after the stated attempts, which it says; nothing seems to have failed in between,
 // no snapshot is left that nobody knows of, and the next work begins at once.
 func TestAgentKilledAgainAndAgain(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("the seed is %d", seed)
+	seed := story.Seed(t)
 	c := &agentCampaign{random: rand.New(rand.NewPCG(seed, seed)), dead: map[string]bool{}}
 	for range 3 {
 		namespace := lab.Namespace(t, "struck")

@@ -105,7 +105,7 @@ func (h *harm) harass(ctx context.Context, c *cluster, process string, random *r
 		}
 		if !c.Running(process) {
 			signal = 0 // it has ended by itself, late
-		} else if err := c.Signal(process, signal); err != nil {
+		} else if err := c.Signal(process, signal); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("%s: %w", process, err)
 		}
 		switch signal {
@@ -118,7 +118,7 @@ func (h *harm) harass(ctx context.Context, c *cluster, process string, random *r
 				longest = longPause
 			}
 			pause(ctx, between(random, 0, longest))
-			if err := c.Signal(process, syscall.SIGCONT); err != nil {
+			if err := c.Signal(process, syscall.SIGCONT); err != nil && !errors.Is(err, syscall.ESRCH) {
 				return fmt.Errorf("%s: %w", process, err)
 			}
 			continue // if it has lost its Lease, it ends soon

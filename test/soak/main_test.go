@@ -20,7 +20,6 @@ import (
 var (
 	duration = flag.Duration("soak.duration", 20*time.Second, "how long the bad time lasts at least")
 	kills    = flag.Int("soak.kills", 2, "how often each role is killed at least, in both clusters together")
-	seed     = flag.Uint64("soak.seed", uint64(time.Now().UnixNano()), "what the random choices follow from; when what happens also depends on the machine")
 )
 
 // slots is how many backups may run at once in a cluster.

@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/test/integration/history"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
+	"github.com/holdfast-io/holdfast/test/story"
 )
 
 // locations are in both clusters, and the same store in both.
@@ -29,7 +30,6 @@ var locations = []string{"folder", "bucket"}
 
 // TestTwoClustersOneStore is the campaign.
 func TestTwoClustersOneStore(t *testing.T) {
-	t.Logf("seed %d", *seed)
 	clusters := []*cluster{newCluster(t, labs[0], "a"), newCluster(t, labs[1], "b")}
 	stores := map[string]*enginev1alpha1.StorageLocationSpec{
 		"folder": {Provider: enginev1alpha1.StorageProviderFilesystem, Prefix: "shared", Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()}},
@@ -94,10 +94,10 @@ func badTime(t *testing.T, clusters []*cluster, sky *network) *harm {
 	h := &harm{kills: map[string]int{}, pauses: map[string]int{}, deaths: map[string]int{}}
 	ctx, stop := context.WithCancel(t.Context())
 	var people, trouble sync.WaitGroup
-	stream := uint64(0)
+	seed, stream := story.Seed(t), uint64(0)
 	random := func() *rand.Rand {
 		stream++
-		return rand.New(rand.NewPCG(*seed, stream))
+		return rand.New(rand.NewPCG(seed, stream))
 	}
 	bad, endOfTrouble := context.WithCancel(ctx)
 	weatherRandom := random()

@@ -29,10 +29,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
+	"github.com/holdfast-io/holdfast/test/story"
 )
 
 var (
-	fenceSeed  = flag.Uint64("fence.seed", 0, "the story to tell again; 0 is a new one")
 	fenceCount = flag.Int("fence.count", 25, "how many stories are told of each store")
 )
 
@@ -42,10 +42,7 @@ var (
 // what is listed at the end is whole and was made by the cluster that it names, and
 // what was stored and not deleted is still there.
 func TestTwoClustersOneLocation(t *testing.T) {
-	if *fenceSeed == 0 {
-		*fenceSeed = rand.Uint64()
-	}
-	t.Logf("to tell it again: -fence.seed=%d", *fenceSeed)
+	seed := story.Seed(t)
 	for name, open := range map[string]func() storetest.Store{
 		"folder": func() storetest.Store { return storetest.Filesystem(t) },
 		"S3": func() storetest.Store {
@@ -55,10 +52,10 @@ func TestTwoClustersOneLocation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			counts := map[string]int{}
-			for story := range *fenceCount {
-				tell(t, open(), *fenceSeed+uint64(story), counts)
+			for i := range *fenceCount {
+				tell(t, open(), seed+uint64(i), counts)
 				if t.Failed() {
-					t.Fatalf("the seed of this one is %d", *fenceSeed+uint64(story))
+					t.Fatalf("the seed of this one is %d", seed+uint64(i))
 				}
 			}
 			t.Logf("%v", counts)

@@ -285,8 +285,8 @@ func TestAsMuchAsTheStoreBears(t *testing.T) {
 		refused     int
 	}{
 		{bears: 1000, peak: 128, within: 12 * time.Second},
-		{bears: 40, peak: 80, within: 40 * time.Second, refused: 100},
-		{bears: 5, peak: 20, within: 250 * time.Second, refused: 250},
+		{bears: 40, peak: 104, within: 40 * time.Second, refused: 100},
+		{bears: 5, peak: 21, within: 250 * time.Second, refused: 250},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			const backups = 400

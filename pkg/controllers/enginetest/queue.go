@@ -57,9 +57,17 @@ func (q *Queue) Update(run *enginev1alpha1.BackupRun) {
 func (q *Queue) Cancel(names ...string) {
 	q.Helper()
 	for _, name := range names {
-		run := q.Run(name)
-		run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}, Timestamp: metav1.Now()}
-		q.Update(run)
+		for { // until no controller has written meanwhile
+			run := q.Run(name)
+			run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}, Timestamp: metav1.Now()}
+			_, err := q.EngineV1alpha1().BackupRuns(System).Update(q.Context(), run, metav1.UpdateOptions{})
+			if err == nil {
+				break
+			}
+			if !apierrors.IsConflict(err) {
+				q.Fatal(err)
+			}
+		}
 	}
 }
 

@@ -46,10 +46,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/test/story"
 )
 
 var (
-	seed    = flag.Uint64("simulation.seed", 0, "the story to tell again; 0 is a new one")
 	backups = flag.Int("simulation.backups", 10_000, "how many backups and restores there are")
 )
 
@@ -89,12 +89,9 @@ type world struct {
 // runs overlap, none is executed twice, and no write replaces what another one has written
 // meanwhile.
 func TestSimulation(t *testing.T) {
-	if *seed == 0 {
-		*seed = rand.Uint64()
-	}
-	t.Logf("to tell it again: -simulation.seed=%d", *seed)
+	seed := story.Seed(t)
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, *seed)
+		w := newWorld(t, seed)
 		if w.live() {
 			w.rest()
 		}

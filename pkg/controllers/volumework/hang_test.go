@@ -108,7 +108,7 @@ func TestMountThatAnswers(t *testing.T) {
 	h.expect("long", engine.VolumePhaseInProgress)
 	for range 12 {
 		fake.Step(30 * time.Second)
-		time.Sleep(30 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond)
 	}
 	close(end)
 	h.expect("long", engine.VolumePhaseCompleted)

@@ -91,7 +91,7 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 	h := &harness{
 		t:        t,
 		podsDir:  t.TempDir(),
-		events:   events.NewFakeRecorder(20),
+		events:   events.NewFakeRecorder(10_000),
 		location: locationIn(store),
 		key:      template.key,
 	}

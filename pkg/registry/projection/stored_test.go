@@ -217,6 +217,7 @@ func TestLiveWorkDoesNotWaitForStores(t *testing.T) {
 		if event := <-watcher.ResultChan(); event.Type != watch.Bookmark || time.Since(begin) < 20*time.Second {
 			t.Errorf("after %s there is %v", time.Since(begin), event)
 		}
+		synctest.Wait() // the other resources
 		if waited := time.Since(begin); waited > time.Minute || p.Ready() != nil {
 			t.Errorf("after %s: %v", waited, p.Ready())
 		}

@@ -84,6 +84,13 @@ func TestInformers(t *testing.T) {
 				waitFor(t, informer, before)
 			}
 
+			// What is gone from the informers' stores is told a little later.
+			if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+				return deletions.Load() == int64(150*len(informers)), nil
+			}); err != nil {
+				t.Fatalf("%d deletions were told: %v", deletions.Load(), err)
+			}
+
 			// The new server has lost some objects, has new ones, and never issued a
 			// version that the informers know.
 			after := newPodLog(logstore.Options{Loading: "the pods"})

@@ -135,7 +135,7 @@ func (f *fixture) open() int {
 
 func (f *fixture) eventually(what string, done func() bool) {
 	f.t.Helper()
-	for range 1000 {
+	for range 12_000 {
 		if done() {
 			return
 		}
@@ -182,7 +182,9 @@ func TestShared(t *testing.T) {
 	asked := f.clock.Now()
 	var users, most atomic.Int64
 	work := func(ctx context.Context, r *repository.Repository) error {
-		most.Store(max(most.Load(), users.Add(1)))
+		now := users.Add(1)
+		for old := most.Load(); now > old && !most.CompareAndSwap(old, now); old = most.Load() {
+		}
 		defer users.Add(-1)
 		return put(ctx, r)
 	}
@@ -342,10 +344,13 @@ func (f *fixture) wipe() {
 func TestSharedWhileItIsOpened(t *testing.T) {
 	f := newFixture(t)
 	asked, answer := make(chan struct{}, 100), make(chan int)
+	var handling atomic.Int32
 	f.answer(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, "/kopia.repository") {
 			return false
 		}
+		handling.Add(1)
+		defer handling.Add(-1)
 		asked <- struct{}{}
 		status := 0
 		select {
@@ -367,7 +372,7 @@ func TestSharedWhileItIsOpened(t *testing.T) {
 	if err := <-results; !errors.Is(err, context.Canceled) {
 		t.Errorf("the only one is told %v", err)
 	}
-	f.eventually("what nobody waits for goes on", func() bool { return f.open() == 0 })
+	f.eventually("what nobody waits for goes on", func() bool { return f.open() == 0 && handling.Load() == 0 })
 
 	first, cancel = context.WithCancel(t.Context())
 	use(first)

@@ -53,9 +53,14 @@ func start(t *testing.T) *process {
 func TestLogOfAnotherProcess(t *testing.T) {
 	secrets := fake.NewClientset().CoreV1().Secrets("holdfast")
 	client := &Client{Secrets: secrets}
-	read := func(follow bool) (string, error) {
+	read := func() (string, error) {
 		var text bytes.Buffer
-		err := client.Copy(t.Context(), "u", follow, &text)
+		err := client.Copy(t.Context(), "u", false, &text)
+		return text.String(), err
+	}
+	follow := func(then func()) (string, error) {
+		text := &arrival{then: then}
+		err := client.Copy(t.Context(), "u", true, text)
 		return text.String(), err
 	}
 	expect := func(err, want error) {
@@ -64,23 +69,22 @@ func TestLogOfAnotherProcess(t *testing.T) {
 			t.Errorf("got the error %v, not %v", err, want)
 		}
 	}
-	_, err := read(false)
+	_, err := read()
 	expect(err, ErrUnreachable)
 
 	first := start(t)
 	if err := first.server.publish(t.Context(), secrets, first.address, leads); err != nil {
 		t.Fatal(err)
 	}
-	_, err = read(false)
+	_, err = read()
 	expect(err, ErrNotExecuted)
 
 	log, end := first.logs.Begin("u", clock.RealClock{})
 	log.Write(slog.LevelInfo, "line")
-	if text, err := read(false); err != nil || !strings.Contains(text, "line") {
+	if text, err := read(); err != nil || !strings.Contains(text, "line") {
 		t.Errorf("the log so far is %q, %v", text, err)
 	}
-	time.AfterFunc(100*time.Millisecond, func() { log.Write(slog.LevelInfo, "last"); log.End() })
-	if text, err := read(true); err != nil || !strings.Contains(text, "line") || !strings.Contains(text, "last") {
+	if text, err := follow(func() { log.Write(slog.LevelInfo, "last"); log.End() }); err != nil || !strings.Contains(text, "line") || !strings.Contains(text, "last") {
 		t.Errorf("the log is %q, %v", text, err)
 	}
 	end()
@@ -92,8 +96,7 @@ func TestLogOfAnotherProcess(t *testing.T) {
 	} {
 		log, end := first.logs.Begin("u", clock.RealClock{})
 		log.Write(slog.LevelInfo, "line")
-		time.AfterFunc(100*time.Millisecond, func() { stop(end) })
-		text, err := read(true)
+		text, err := follow(func() { stop(end) })
 		if expect(err, ErrBroken); !strings.Contains(text, "line") {
 			t.Errorf("before it broke off it was %q", text)
 		}
@@ -124,13 +127,28 @@ func TestLogOfAnotherProcess(t *testing.T) {
 	if _, err := secrets.Update(t.Context(), published, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = read(false)
+	_, err = read()
 	expect(err, ErrUnreachable)
 	published.Data[tokenKey], published.Data[addressKey] = []byte(second.server.token), []byte(first.address)
 	if _, err := secrets.Update(t.Context(), published, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = read(false); !errors.Is(err, ErrUnreachable) || !strings.Contains(err.Error(), "certificate") {
+	if _, err = read(); !errors.Is(err, ErrUnreachable) || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a process with another certificate was asked: %v", err)
 	}
+}
+
+// arrival is what a follower has; then is called when the line has come.
+type arrival struct {
+	bytes.Buffer
+	then func()
+}
+
+func (a *arrival) Write(p []byte) (int, error) {
+	n, err := a.Buffer.Write(p)
+	if a.then != nil && bytes.Contains(a.Bytes(), []byte("line")) {
+		go a.then()
+		a.then = nil
+	}
+	return n, err
 }
