@@ -114,7 +114,7 @@ func TestLogOfAnotherProcess(t *testing.T) {
 	defer end()
 	log.Write(slog.LevelInfo, "second attempt")
 	log.End()
-	if text, err := read(true); err != nil || !strings.Contains(text, "second attempt") {
+	if text, err := follow(nil); err != nil || !strings.Contains(text, "second attempt") {
 		t.Errorf("the next attempt's log is %q, %v", text, err)
 	}
 
