@@ -21,8 +21,10 @@ const (
 	// maxTexts bounds the texts of each kind in the results. Further ones are counted, and
 	// are in the log.
 	maxTexts = 10_000
-	// maxTextBytes bounds each of them.
-	maxTextBytes = 4 << 10
+	// maxTextBytes bounds each of them, and maxResultsBytes all of them as JSON, which nobody
+	// reads if it is longer.
+	maxTextBytes    = 4 << 10
+	maxResultsBytes = format.MaxSideFileBytes / 2
 	// maxPlanBytes bounds the compressed plan of a restore in memory. A line takes some ten
 	// bytes.
 	maxPlanBytes = 16 << 20
@@ -38,7 +40,9 @@ type report struct {
 	// unplanned are the objects that the plan had no room for.
 	unplanned int
 
-	results          format.Results
+	results format.Results
+	// room is how many more bytes of JSON these may have.
+	room             int
 	errors, warnings int32
 }
 
@@ -65,7 +69,7 @@ func (s subject) String() string {
 }
 
 func newReport(log *runlog.Log) *report {
-	r := &report{log: log}
+	r := &report{log: log, room: maxResultsBytes}
 	r.plan.gzip, _ = gzip.NewWriterLevel(&r.plan.Buffer, gzip.BestSpeed) // the level is valid
 	_, _ = r.plan.gzip.Write([]byte(`{"items":[`))                       // a buffer takes everything
 	return r
@@ -97,9 +101,11 @@ func (r *report) record(messages *format.Messages, count *int32, level slog.Leve
 		text = strings.ToValidUTF8(text[:maxTextBytes], "") + "..."
 	}
 	r.write(level, about, text)
-	if *count++; *count > maxTexts {
+	encoded, _ := json.Marshal([]string{about.namespace, about.String(), text}) // all strings have JSON
+	if *count++; *count > maxTexts || len(encoded) > r.room {
 		return
 	}
+	r.room -= len(encoded)
 	if about == (subject{}) {
 		messages.Velero = append(messages.Velero, text)
 		return

@@ -148,12 +148,15 @@ type execution struct {
 	namespaces namespaces
 	accounts   onces
 	rights     sync.Map
-	// byUID are the items by their uids, and users by the claims that they use, once index is
-	// made: only a restore that misses data, or has hooks in pods of Deployments, needs them.
+	// byUID are the items by their uids, users by the claims that they use, and suspects, which may
+	// use any, by their namespaces, once index is made: only a restore that misses data, or has
+	// hooks in pods of Deployments, needs them.
 	index sync.Once
 	byUID map[string]*manifest.Item
 	users map[manifest.Reference][]*manifest.Item
-	hooks *podHooks
+
+	suspects map[string][]*manifest.Item
+	hooks    *podHooks
 	// reads bounds how many pods are read at once to restore the data of their claims.
 	reads chan struct{}
 
@@ -384,6 +387,8 @@ type Ended struct {
 	// Digests are those of its objects in the store, by the last segments of their keys, once it
 	// is stored: SHA-256 in hexadecimal.
 	Digests map[string]string
+	// Replaced says what was in the store instead of the end, and was overwritten; mostly empty.
+	Replaced string
 	// files are the content of the objects in the store, but for that of the metadata.
 	files []file
 	name  string
@@ -399,6 +404,7 @@ func (e *execution) end(err error) *Ended {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		e.report.fail(subject{}, err.Error())
 	}
+	list := e.resourceList()
 	log, plan := e.report.end()
 	status := holdfast.RestoreStatus{Phase: holdfast.RestorePhaseCompleted}
 	objects := e.Progress.Objects()
@@ -423,7 +429,7 @@ func (e *execution) end(err error) *Ended {
 	return &Ended{Status: status, Err: err, name: name, files: []file{
 		{format.RestoreLogKey(name), log},
 		{format.RestorePlanKey(name), plan},
-		{format.RestoreResourceListKey(name), e.resourceList()},
+		{format.RestoreResourceListKey(name), list},
 		{format.RestoreResultsKey(name), e.results()},
 	}}
 }

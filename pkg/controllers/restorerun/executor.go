@@ -139,7 +139,7 @@ func (e *Executor) Store(ctx context.Context, run *engine.RestoreRun, ended *res
 	defer bucket.Close()
 	asked := run.AsRestore()
 	asked.Status.Origin = &v1alpha1.BackupOrigin{NamespaceUID: run.Spec.NamespaceUID}
-	return ended.Store(ctx, bucket, asked, e.Cluster)
+	return ended.Store(ctx, bucket, asked, e.Cluster, e.Keys)
 }
 
 // prepareAtLast tries for a while: a store, or the cluster, may be away just now.

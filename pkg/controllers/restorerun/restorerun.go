@@ -405,6 +405,7 @@ func (c *Controller) execute(ctx context.Context, run *engine.RestoreRun, e *exe
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	c.tellReplaced(ctx, latest, ended)
 	if stored != nil {
 		logger.Info("What is to be told of the restore will be stored when its store answers", "err", stored)
 	}
@@ -485,6 +486,7 @@ func (c *Controller) storeLate(ctx context.Context, run *engine.RestoreRun) erro
 		klog.FromContext(ctx).Info("The store of the restore does not answer still", "restoreRun", klog.KObj(run), "err", err)
 		return nil
 	}
+	c.tellReplaced(ctx, run, late.ended)
 	stored := run.DeepCopy()
 	recordEnd(&stored.Status, late.ended, true) // what another process has stored before stands
 	if _, err := c.runs.UpdateStatus(ctx, stored, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
@@ -494,6 +496,16 @@ func (c *Controller) storeLate(ctx context.Context, run *engine.RestoreRun) erro
 	defer c.mu.Unlock()
 	delete(c.unstored, run.Name)
 	return nil
+}
+
+// tellReplaced says that the store had something else in the place of the end of a run.
+func (c *Controller) tellReplaced(ctx context.Context, run *engine.RestoreRun, ended *restore.Ended) {
+	if ended.Replaced == "" {
+		return
+	}
+	klog.FromContext(ctx).Info("The end of a restore was overwritten in its store, since it was another's", "restoreRun", klog.KObj(run), "reason", ended.Replaced)
+	c.Events.Eventf(reference(run), nil, corev1.EventTypeWarning, "EndReplaced", "Restore", "%s", ended.Replaced)
+	ended.Replaced = ""
 }
 
 // untilDone tries at once, and again and again until it is done, fails, or ctx ends.

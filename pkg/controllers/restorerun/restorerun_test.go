@@ -43,6 +43,8 @@ type work struct {
 	stored              []v1alpha1.RestorePhase
 	// before is what another process has stored, if one has.
 	before v1alpha1.RestorePhase
+	// replaced is what is said of what somebody else has put there.
+	replaced string
 }
 
 func (w *work) Reach(context.Context, *engine.RestoreRun) error {
@@ -87,6 +89,9 @@ func (w *work) Store(_ context.Context, _ *engine.RestoreRun, ended *restore.End
 	}
 	if w.before != "" {
 		ended.Status.Phase = w.before
+	}
+	if len(w.stored) == 0 {
+		ended.Replaced = w.replaced
 	}
 	w.stored = append(w.stored, ended.Status.Phase)
 	ended.Digests = map[string]string{"log": "digest"}
@@ -199,6 +204,32 @@ func TestAnotherEndIsStored(t *testing.T) {
 			t.Errorf("the record says %s, stored: %t", status.Phase, status.Stored)
 		}
 	})
+}
+
+// TestOverwrittenEndIsTold: what was overwritten in the store is told once, and changes no end.
+func TestOverwrittenEndIsTold(t *testing.T) {
+	for name, unstored := range map[string]int{"at once": 0, "late": 1} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, &work{unstored: unstored, replaced: "somebody writes there"})
+				h.start()
+				time.Sleep(2 * storeRetry)
+				synctest.Wait()
+				if status := h.run().Status; status.Phase != v1alpha1.RestorePhaseCompleted || !status.Stored {
+					t.Errorf("the record says %s, stored: %t", status.Phase, status.Stored)
+				}
+				told := 0
+				for _, event := range h.Told() {
+					if strings.Contains(event, "EndReplaced somebody writes there") {
+						told++
+					}
+				}
+				if told != 1 {
+					t.Errorf("it is told %d times", told)
+				}
+			})
+		})
+	}
 }
 
 // TestRetries: whatever is refused or lost, a run is executed to its end, once, and its end
