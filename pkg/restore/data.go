@@ -19,6 +19,7 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/restore/graph"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
 )
@@ -62,7 +63,7 @@ func (e *execution) holdBack(claim *manifest.Item) {
 
 func (e *execution) holdBackUsers(claim manifest.Reference) {
 	e.indexItems()
-	users := slices.Clone(e.users[claim])
+	users := slices.Concat(e.users[claim], e.suspects[claim.Namespace])
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for len(users) > 0 {
@@ -80,9 +81,10 @@ func (e *execution) holdBackUsers(claim manifest.Reference) {
 	}
 }
 
-// indexItems makes byUID and users.
+// indexItems makes byUID, users and suspects.
 func (e *execution) indexItems() {
 	e.index.Do(func() {
+		e.suspects = graph.Suspects(e.Backup.Items)
 		e.byUID, e.users = map[string]*manifest.Item{}, map[manifest.Reference][]*manifest.Item{}
 		for _, item := range e.Backup.Items {
 			if item.UID != "" {
@@ -104,7 +106,11 @@ func (e *execution) heldBack(item *manifest.Item) string {
 	if e.held[item] == "" {
 		return ""
 	}
-	return fmt.Sprintf("it uses the claim %s, whose data is not there, and would start without: see what is wrong with that, and restore this again", e.held[item])
+	uses := "uses"
+	if slices.Contains(e.suspects[item.Namespace], item) {
+		uses = "may use"
+	}
+	return fmt.Sprintf("it %s the claim %s, whose data is not there, and would start without: see what is wrong with that, and restore this again", uses, e.held[item])
 }
 
 // restoreData returns when the data of a claim, which exists, is complete. Created says that

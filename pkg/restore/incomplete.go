@@ -16,6 +16,7 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/restore/graph"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
@@ -110,6 +111,31 @@ func (e *execution) findHalves(ctx context.Context, items []*manifest.Item) erro
 				e.holdBackUsers(claim)
 			}
 		}
+	}
+	for namespace := range graph.Suspects(items) {
+		if err := e.findHalvesOf(ctx, namespace, chosen); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// findHalvesOf does that for what may use any claim of a namespace, but for those that are restored.
+func (e *execution) findHalvesOf(ctx context.Context, namespace string, known map[manifest.Reference]bool) error {
+	err := e.reader.each(ctx, claimKind, e.target(namespace), func(raw []byte) error {
+		live, err := parseItem(claimKind, raw)
+		if err != nil {
+			return err
+		}
+		claim := manifest.Reference{KindName: claimKind.kind, Namespace: namespace, Name: live.GetName()}
+		if markOf(live) != nil && !known[claim] {
+			e.report.warn(subject{claimKind.resource, e.target(namespace), claim.Name}, halfReason)
+			e.holdBackUsers(claim)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("find out which claims are complete: %w", err)
 	}
 	return nil
 }

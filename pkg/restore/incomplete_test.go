@@ -308,3 +308,46 @@ func (d *disk) killedAt(t *testing.T, backup *source.Backup, uid string, n int, 
 	d.server.fault = nil
 	return n <= 0
 }
+
+// TestWhatMayUseAClaim: a pod whose references had no room starts neither before the data of the
+// claims of its namespace is whole, nor without.
+func TestWhatMayUseAClaim(t *testing.T) {
+	backupOf := func(t *testing.T) *source.Backup {
+		backup := claimWithPod(t, "k-1")
+		for _, item := range backup.Items {
+			if item.KindName == "Pod" {
+				item.References, item.OwnerUIDs, item.Labels, item.Shortened = nil, nil, nil, true
+			}
+		}
+		return backup
+	}
+	t.Run("whole", func(t *testing.T) {
+		d := newDisk(t)
+		d.half = func() error {
+			if d.server.get("pods", "a", "p") != nil {
+				t.Error("the pod is there before the data")
+			}
+			return nil
+		}
+		want(t, d.run(t, t.Context(), backupOf(t), "r1", holdfast.RestoreSpec{}), holdfast.RestorePhaseCompleted)
+		if d.server.get("pods", "a", "p") == nil {
+			t.Error("there is no pod")
+		}
+	})
+	t.Run("missing", func(t *testing.T) {
+		d := newDisk(t)
+		d.half = func() error { return errors.New("no space") }
+		want(t, d.run(t, t.Context(), backupOf(t), "r1", holdfast.RestoreSpec{}), holdfast.RestorePhasePartiallyFailed, "no space", "it may use the claim a/data, whose data is not there")
+		if d.server.get("pods", "a", "p") != nil {
+			t.Error("the pod was created")
+		}
+	})
+	t.Run("left out of the restore", func(t *testing.T) {
+		d := newDisk(t)
+		cancelled(t, d, backupOf(t), "r1", holdfast.RestoreSpec{})
+		want(t, d.run(t, t.Context(), backupOf(t), "r2", holdfast.RestoreSpec{IncludedResources: []string{"pods"}}), holdfast.RestorePhasePartiallyFailed, "it may hold a part", "it may use the claim a/data")
+		if d.server.get("pods", "a", "p") != nil {
+			t.Error("the pod was created")
+		}
+	})
+}

@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// parseItem reads RESOURCE[.GROUP] KIND NAMESPACE/NAME [owner=UID]... [ref=GROUP/KIND/NAMESPACE/NAME]...;
+// parseItem reads RESOURCE[.GROUP] KIND NAMESPACE/NAME [short] [owner=UID]... [ref=GROUP/KIND/NAMESPACE/NAME]...;
 // the uid is the name.
 func parseItem(t testing.TB, line string) *manifest.Item {
 	t.Helper()
@@ -28,6 +28,10 @@ func parseItem(t testing.TB, line string) *manifest.Item {
 	}
 	item.UID = item.KindName + ":" + item.Name
 	for _, word := range words[3:] {
+		if word == "short" {
+			item.Shortened = true
+			continue
+		}
 		if owner, ok := strings.CutPrefix(word, "owner="); ok {
 			item.OwnerUIDs = append(item.OwnerUIDs, owner)
 			continue
@@ -146,6 +150,25 @@ func TestOrder(t *testing.T) {
 			others: "pods Pod shop/db-1 owner=Cluster:db ref=/PersistentVolumeClaim/shop/data",
 			data:   "data",
 			before: []string{"PersistentVolumeClaim:data<Cluster:db"}, cut: []string{"Cluster:db<PersistentVolumeClaim:data 2"},
+		},
+		"what may use any claim, since its references had no room, after the data of all": {
+			items: `persistentvolumeclaims PersistentVolumeClaim shop/a
+			  persistentvolumeclaims PersistentVolumeClaim shop/b owner=Deployment:web
+			  persistentvolumeclaims PersistentVolumeClaim shop/web-tmp owner=Pod:web
+			  deployments.apps Deployment shop/web short
+			  pods Pod shop/web short
+			  apps.example.com App shop/app
+			  services Service shop/web short`,
+			data: "a b web-tmp",
+			before: []string{"PersistentVolumeClaim:a<Deployment:web", "PersistentVolumeClaim:b<Deployment:web", "PersistentVolumeClaim:a<Pod:web",
+				"PersistentVolumeClaim:a<App:app", "Pod:web<PersistentVolumeClaim:web-tmp"},
+			cut: []string{"Deployment:web<PersistentVolumeClaim:b 2"},
+		},
+		"the object behind a pod whose owner had no room": {
+			items:  "persistentvolumeclaims PersistentVolumeClaim shop/data\nclusters.pg.example.com Cluster shop/db",
+			others: "pods Pod shop/db-1 short",
+			data:   "data",
+			before: []string{"PersistentVolumeClaim:data<Cluster:db"},
 		},
 		"a volume before its claim": {
 			items: `persistentvolumeclaims PersistentVolumeClaim shop/data ref=/PersistentVolume//pv

@@ -26,6 +26,7 @@ func Order(items, others []*manifest.Item, hasData func(*manifest.Item) bool) *G
 	for _, item := range others {
 		b.users(item, -1)
 	}
+	b.suspects()
 	b.join()
 	return b.finish()
 }
@@ -85,6 +86,7 @@ const (
 	classes    = "classes"    // storage classes and the like, of the cluster
 	contents   = "contents"   // contents of volume snapshots
 	levels     = "levels"     // priority levels
+	data       = "data"       // the data of all claims
 	last       = "last"       // all but what would meddle with the others
 )
 
@@ -267,6 +269,56 @@ func (b *builder) behind(claim int32, user place, depth int) {
 	for _, uid := range user.item.OwnerUIDs {
 		if owner, ok := b.byUID[uid]; ok && owner.item != user.item {
 			b.behind(claim, owner, depth+1)
+		}
+	}
+}
+
+// Suspects are, by their namespaces, the items that may use any claim there: what makes pods, and
+// has lost its references for want of room; and the objects of other groups beside it, since
+// who owns it is not known either.
+func Suspects(of ...[]*manifest.Item) map[string][]*manifest.Item {
+	suspects := map[string][]*manifest.Item{}
+	for _, items := range of {
+		for _, item := range items {
+			if item.Shortened && item.Namespace != "" && (sortOf(item) == workload || !builtIn(item.APIGroup)) {
+				suspects[item.Namespace] = nil
+			}
+		}
+	}
+	if len(suspects) == 0 {
+		return nil
+	}
+	for _, items := range of {
+		for _, item := range items {
+			if found, ok := suspects[item.Namespace]; ok && (item.Shortened && sortOf(item) == workload || !builtIn(item.APIGroup)) {
+				suspects[item.Namespace] = append(found, item)
+			}
+		}
+	}
+	return suspects
+}
+
+// suspects has those come after the data of all claims of their namespace, but for claims that
+// pods have made: these are used by no others.
+func (b *builder) suspects() {
+	suspects := Suspects(b.items, b.others)
+	if len(suspects) == 0 {
+		return
+	}
+	for node, item := range b.items {
+		if _, ok := suspects[item.Namespace]; !ok || item.APIGroup != "" || item.KindName != "PersistentVolumeClaim" || !b.hasData(item) {
+			continue
+		}
+		if !slices.ContainsFunc(item.OwnerUIDs, func(uid string) bool { return b.byUID[uid].item != nil && b.byUID[uid].item.KindName == "Pod" }) {
+			b.add(int32(node), b.joint(data, item.Namespace), Data)
+		}
+	}
+	for namespace, items := range suspects {
+		joint, ok := b.joints[joint{data, namespace}]
+		for _, item := range items {
+			if ok {
+				b.add(joint, b.find(item.APIGroup, item.KindName, item.Namespace, item.Name), Data)
+			}
 		}
 	}
 }

@@ -80,7 +80,7 @@ func (b *Backup) take(collected *collector) error {
 		return err
 	}
 	if collected.shortened > 0 {
-		b.Warnings = append(b.Warnings, fmt.Sprintf("the labels, owners and references of %d objects are not known, since they are too many: a labelSelector leaves these objects out, and they are not restored in the order of what they refer to", collected.shortened))
+		b.Warnings = append(b.Warnings, fmt.Sprintf("the labels, owners and references of %d objects are not known, since they are too many: a labelSelector leaves these objects out, and they are not restored in the order of what they refer to, but for what may use claims, which waits for the data of all claims of its namespace", collected.shortened))
 	}
 	b.Items = collected.items
 	b.members = nil
