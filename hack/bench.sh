@@ -4,7 +4,7 @@
 
 # Measures Holdfast on a Kubernetes of its own, and prints counts, and ratios
 # against Velero, Kopia or a limit: docs/performance.md says what they mean.
-# Usage: hack/bench.sh [plan|queue|objects|restore|served|catalogue|custom|maintenance|volume|files|far|list]...   without arguments all of them
+# Usage: hack/bench.sh [plan|queue|objects|restore|claims|served|catalogue|custom|maintenance|volume|files|far|list]...   without arguments all of them
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -96,6 +96,18 @@ restore() {
   go test ./pkg/restore/source -run '^$' -benchtime 1x -bench '^BenchmarkLarge$' | measure large-restore
 }
 
+# In a lab of its own, with real nodes.
+claims() {
+  say "100 claims of 10 MB with their Deployments, on two nodes: backed up, lost and restored"
+  if [[ "$(id -u)" -ne 0 ]]; then
+    echo "bench: left out, since real nodes need root" >&2
+    return 0
+  fi
+  lab down >/dev/null
+  hack/e2e.sh '-test.run=^$' '-test.bench=^BenchmarkClaims$' -test.benchtime=1x | tee "${results}/claims" | measure claims
+  fresh_lab
+}
+
 served() {
   say "A manifest of a million items, and one object of a store 20 ms away"
   {
@@ -182,11 +194,11 @@ go build -C hack/bench/kopia -trimpath -o "${bin}/bench-kopia" .
 mkdir -p "${results}"
 : >"${results}/rows"
 fresh_lab
-for benchmark in "${@:-plan queue objects restore served catalogue custom maintenance volume files far list}"; do
+for benchmark in "${@:-plan queue objects restore claims served catalogue custom maintenance volume files far list}"; do
   for one in ${benchmark}; do
     case "${one}" in
-    plan | queue | objects | restore | served | catalogue | custom | maintenance | volume | files | far | list) "${one}" ;;
-    *) echo "bench: there is no benchmark ${one}; there are plan, queue, objects, restore, served, catalogue, custom, maintenance, volume, files, far and list" >&2; exit 2 ;;
+    plan | queue | objects | restore | claims | served | catalogue | custom | maintenance | volume | files | far | list) "${one}" ;;
+    *) echo "bench: there is no benchmark ${one}; there are plan, queue, objects, restore, claims, served, catalogue, custom, maintenance, volume, files, far and list" >&2; exit 2 ;;
     esac
   done
 done

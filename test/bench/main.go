@@ -109,6 +109,8 @@ func command() *cobra.Command {
 	far := reading("far", "Read what BenchmarkFarStore and BenchmarkVolumes of pkg/datapath print", measureFar)
 	files := reading("files", "Read what BenchmarkFiles, BenchmarkPeakMemory and BenchmarkFreedSlot of pkg/datapath print", measureFiles)
 
+	claims := reading("claims", "Read what BenchmarkClaims of test/e2e prints", measureClaims)
+
 	served := reading("served", "Read what BenchmarkMillion of pkg/manifest and BenchmarkObject of pkg/stored print", measureServed)
 
 	catalogue := reading("catalogue", "Read what the benchmarks of pkg/catalog/refresh and pkg/registry/volumebackup print", measureCatalogue)
@@ -144,6 +146,6 @@ func command() *cobra.Command {
 	}
 	customs.Flags().IntVar(&custom, "objects", 100000, "how many custom resources")
 
-	root.AddCommand(plan, queue, list, object, tarball, restore, largeRestore, volume, far, files, served, catalogue, customs, maintenance, table)
+	root.AddCommand(plan, queue, list, object, tarball, restore, largeRestore, claims, volume, far, files, served, catalogue, customs, maintenance, table)
 	return root
 }

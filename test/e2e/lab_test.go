@@ -57,7 +57,7 @@ func (c *cluster) show(ctx context.Context, args ...string) error {
 }
 
 // must fails the test unless kubectl succeeds, and returns what it prints.
-func (c *cluster) must(t *testing.T, args ...string) string {
+func (c *cluster) must(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := c.kubectl(t.Context(), "", args...)
 	if err != nil {
@@ -75,7 +75,7 @@ func (c *cluster) mustShow(t *testing.T, args ...string) {
 }
 
 // create creates what manifests say.
-func (c *cluster) create(t *testing.T, manifests string) {
+func (c *cluster) create(t testing.TB, manifests string) {
 	t.Helper()
 	if _, err := c.kubectl(t.Context(), manifests, "create", "-f", "-"); err != nil {
 		t.Fatal(err)

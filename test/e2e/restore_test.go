@@ -34,7 +34,7 @@ else
 fi`
 
 // storageClasses have volumes that are folders of a node, and are bound by the first pod.
-func storageClasses(t *testing.T, volumes int, names ...string) {
+func storageClasses(t testing.TB, volumes int, names ...string) {
 	t.Helper()
 	var all strings.Builder
 	for _, class := range names {
