@@ -50,6 +50,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
@@ -104,6 +105,7 @@ type controllerOptions struct {
 	volumeTimeout    time.Duration
 	agentTimeout     time.Duration
 	blockWorkers     int
+	hostPathRoots    []string
 	resume           bool
 	maintenance      maintenanceOptions
 	expiry           expiryOptions
@@ -168,6 +170,7 @@ func newControllerCommand() *cobra.Command {
 	flags.DurationVar(&options.volumeTimeout, "pod-volume-timeout", options.volumeTimeout, "How long the backup of one volume may take from its start. As long may the agent of a node begin and end no volume while others wait for it.")
 	flags.DurationVar(&options.agentTimeout, "node-agent-timeout", options.agentTimeout, "How long a node may be without an agent before the volumes of backups that wait for it are given up.")
 	flags.IntVar(&options.blockWorkers, "item-block-worker-count", options.blockWorkers, "How many groups of pods with hooks, pods that share volumes being one group, each backup takes at once: from the pre hooks until the volumes are read and the post hooks have run.")
+	flags.StringSliceVar(&options.hostPathRoots, "host-path-roots", nil, "Folders of the nodes, separated by commas. Persistent volumes of type hostPath that lie below one are backed up, by agents that have the same flag; others are left out.")
 	flags.BoolVar(&options.resume, "resume-in-progress", true, "Go on with backups that another controller was executing when it stopped: anew, with the volumes that are uploaded. Else they have failed.")
 	return role(command)
 }
@@ -196,6 +199,9 @@ func (o *controllerOptions) validate() error {
 	}
 	if o.agentTimeout < liveness.MinAgentTimeout {
 		errs = append(errs, fmt.Errorf("--node-agent-timeout must be at least %s, in which an agent without a connection stops, but is %s", liveness.MinAgentTimeout, o.agentTimeout))
+	}
+	if err := hostpath.Roots(o.hostPathRoots).Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("--host-path-roots: %w", err))
 	}
 	return errors.Join(append(errs, o.maintenance.validate(), o.expiry.validate())...)
 }
@@ -343,17 +349,18 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 		Engine:           engine.EngineV1alpha1(),
 		ConfigMaps:       configMaps,
 		Executor: &backuprun.Executor{
-			Discovery:    discovery.ToServerResourcesInterfaceWithContext(kube.Discovery()),
-			Client:       client,
-			Secrets:      credentials,
-			Locations:    engineRecords.StorageLocations().Lister().StorageLocations(o.client.namespace),
-			Cluster:      cluster,
-			Clock:        clock.RealClock{},
-			Pods:         &backuprun.PodsClient{Kube: kube, Config: config},
-			Kube:         kube,
-			BlockWorkers: o.blockWorkers,
-			Leads:        leads,
-			Logs:         logs,
+			Discovery:     discovery.ToServerResourcesInterfaceWithContext(kube.Discovery()),
+			Client:        client,
+			Secrets:       credentials,
+			Locations:     engineRecords.StorageLocations().Lister().StorageLocations(o.client.namespace),
+			Cluster:       cluster,
+			Clock:         clock.RealClock{},
+			Pods:          &backuprun.PodsClient{Kube: kube, Config: config},
+			Kube:          kube,
+			BlockWorkers:  o.blockWorkers,
+			HostPathRoots: o.hostPathRoots,
+			Leads:         leads,
+			Logs:          logs,
 		},
 		CheckLocation:    checkLocation,
 		Events:           recorder,

@@ -38,6 +38,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/serving"
@@ -49,10 +50,12 @@ type nodeAgentOptions struct {
 	serving     *serving.Options
 	node        string
 	hostPodsDir string
-	cacheDir    string
-	cacheLimit  string
-	configMap   string
-	memory      string
+	// hostPathRoots are seen here as on the node.
+	hostPathRoots []string
+	cacheDir      string
+	cacheLimit    string
+	configMap     string
+	memory        string
 }
 
 // leastCache is the least limit of the cache: three packs of 20 MB.
@@ -80,6 +83,7 @@ func newNodeAgentCommand() *cobra.Command {
 	options.serving.AddFlags(flags)
 	flags.StringVar(&options.node, "node-name", options.node, "Name of the node. Default: the environment variable NODE_NAME.")
 	flags.StringVar(&options.hostPodsDir, "host-pods-dir", options.hostPodsDir, "The kubelet's folder of pods, as mounted here.")
+	flags.StringSliceVar(&options.hostPathRoots, "host-path-roots", nil, "Folders of the node, separated by commas, each mounted here at the same path. Persistent volumes of type hostPath are read and written below them, and nowhere else. Default: none.")
 	flags.StringVar(&options.cacheDir, "cache-dir", options.cacheDir, "Folder for what is read of repositories again and again. It may be kept for the next agent of the node. Empty means none.")
 	flags.StringVar(&options.cacheLimit, "cache-limit", options.cacheLimit, "How much of the disk the folder takes at most, for all repositories together, as a quantity of at least 64Mi. What was not read for the longest time makes room.")
 	flags.StringVar(&options.memory, "memory-limit", options.memory, "How much memory to take at most, as a quantity of at least 256Mi. Default: 90 % of the container's limit, if it has one. The environment variable GOMEMLIMIT goes before both.")
@@ -102,6 +106,9 @@ func (o *nodeAgentOptions) validate() error {
 	}
 	if !filepath.IsAbs(o.hostPodsDir) {
 		errs = append(errs, fmt.Errorf("--host-pods-dir must be an absolute path, but is %q", o.hostPodsDir))
+	}
+	if err := hostpath.Roots(o.hostPathRoots).Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("--host-path-roots: %w", err))
 	}
 	return errors.Join(errs...)
 }
@@ -178,6 +185,7 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 		Identity:           identity,
 		Namespace:          o.client.namespace,
 		PodsDir:            o.hostPodsDir,
+		HostPathRoots:      o.hostPathRoots,
 		Manager:            manager,
 		Secrets:            kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
 		Keys:               kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace)),

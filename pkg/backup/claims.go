@@ -51,7 +51,8 @@ type pendingWarning struct {
 // persistentVolume is what is kept of a persistent volume. A nil one could not
 // be read.
 type persistentVolume struct {
-	hostPath      bool
+	// hostPath is the path of a folder of a node, or "".
+	hostPath      string
 	reclaimPolicy corev1.PersistentVolumeReclaimPolicy
 	labels        map[string]string
 	capacity      int64
@@ -98,7 +99,7 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 			CreationTimestamp metav1.Time       `json:"creationTimestamp"`
 		} `json:"metadata"`
 		Spec struct {
-			HostPath      *struct{}                            `json:"hostPath"`
+			HostPath      corev1.HostPathVolumeSource          `json:"hostPath"`
 			ReclaimPolicy corev1.PersistentVolumeReclaimPolicy `json:"persistentVolumeReclaimPolicy"`
 			Capacity      corev1.ResourceList                  `json:"capacity"`
 		} `json:"spec"`
@@ -107,7 +108,7 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 		return nil, err
 	}
 	kept := &persistentVolume{
-		hostPath: object.Spec.HostPath != nil, reclaimPolicy: object.Spec.ReclaimPolicy, labels: object.Metadata.Labels,
+		hostPath: object.Spec.HostPath.Path, reclaimPolicy: object.Spec.ReclaimPolicy, labels: object.Metadata.Labels,
 		capacity: object.Spec.Capacity.Storage().Value(), created: object.Metadata.CreationTimestamp,
 	}
 	if len(p.policies) > 0 {
@@ -191,8 +192,8 @@ func (p *podVolumes) keepClaim(ctx context.Context, h *head, raw []byte) (*claim
 	}
 	kept.volume = object.Spec.VolumeName
 	volume, err := p.persistentVolume(ctx, kept.volume, "the claim "+itemName(h.Metadata.Namespace, h.Metadata.Name)+" is bound to it")
-	if volume != nil && volume.hostPath {
-		kept.unusable = "its persistent volume is of type hostPath, which the agent can't reach"
+	if volume != nil && volume.hostPath != "" && p.hostPathRoots.Over(volume.hostPath) == "" {
+		kept.unusable = "its persistent volume is of type hostPath, and not below the controller's --host-path-roots"
 	}
 	p.decide(kept, volume, raw)
 	return kept, err
@@ -324,6 +325,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 		to.ClaimUID, to.ClaimLabels, to.PersistentVolume = of.uid, of.labels, of.volume
 		if kept := p.persistentVolumes[of.volume]; kept != nil {
 			to.ReclaimPolicy, to.Labels, to.Capacity, to.Created = kept.reclaimPolicy, kept.labels, kept.capacity, kept.created
+			to.HostPath = kept.hostPath
 		}
 	}
 	if reason := pod.notRunning; reason != "" {

@@ -20,6 +20,7 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
@@ -39,8 +40,10 @@ type collector struct {
 	order      order
 	lister     *lister
 	mover      Volumes
-	workers    int
-	hooks      *hooks
+	// hostPathRoots are those of Dependencies.
+	hostPathRoots hostpath.Roots
+	workers       int
+	hooks         *hooks
 	// blockWorkers is how many blocks with hooks are taken at a time.
 	blockWorkers int
 	// contain runs what another goroutine does for the backup.

@@ -194,7 +194,7 @@ func TestWhatPoliciesDo(t *testing.T) {
 			pods: []string{podWith("p", "", "a"+emptyDir, "data"+claimData, "idle"+claimIdle, "w"+claimPending, `e "persistentVolumeClaim":{"claimName":"eph-temp"}`)},
 			want: []string{"p/data", "p/e", "p/idle"},
 			warnings: []string{
-				"persistentvolumeclaims shop/local: the data of the claim is not backed up: its persistent volume is of type hostPath, which the agent can't reach",
+				"persistentvolumeclaims shop/local: the data of the claim is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
 			},
 		},
 		"annotations for what does not match": {
@@ -202,7 +202,7 @@ func TestWhatPoliciesDo(t *testing.T) {
 			pods:   []string{podWith("p", include+`"a,data"`, "a"+emptyDir, "b"+emptyDir, "data"+claimData)},
 			want:   []string{"p/a"},
 			skipped: map[string]string{"pv-data": "a volume policy skips it", "pv-idle": "a volume policy skips it", "pv-temp": "a volume policy skips it",
-				"pv-local": "its persistent volume is of type hostPath, which the agent can't reach"},
+				"pv-local": "its persistent volume is of type hostPath, and not below the controller's --host-path-roots"},
 		},
 		"annotations do not undo a policy": {
 			policy: policy("volumeTypes:[emptyDir]: fs-backup"),
@@ -217,13 +217,13 @@ func TestWhatPoliciesDo(t *testing.T) {
 				"pods shop/p: the data of volume data is not backed up: a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
 				"pods shop/p: the data of volume e is not backed up: a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
 				"pods shop/p: the data of volume idle is not backed up: a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
-				"pods shop/p: the data of volume l is not backed up: its persistent volume is of type hostPath, which the agent can't reach",
+				"pods shop/p: the data of volume l is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
 			},
 			skipped: map[string]string{
 				"pv-data":  "a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
 				"pv-idle":  "a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
 				"pv-temp":  "a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
-				"pv-local": "its persistent volume is of type hostPath, which the agent can't reach",
+				"pv-local": "its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
 			},
 		},
 		"a snapshot of what no pod has": {

@@ -25,6 +25,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 	"github.com/holdfast-io/holdfast/pkg/selection"
@@ -76,6 +77,9 @@ type Dependencies struct {
 	Client  rest.Interface
 	Store   Store
 	Volumes Volumes
+	// HostPathRoots are the folders of nodes below which persistent volumes of type hostPath
+	// are handed over.
+	HostPathRoots hostpath.Roots
 	// Hooks runs commands in pods.
 	Hooks Hooks
 	// Policies reads the volume policies of a backup that names some.
@@ -287,23 +291,24 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 	}
 	found.report(spec, e.findings)
 	return &collector{
-		spec:         spec,
-		namespaces:   namespaces,
-		wanted:       wanted.Bind(found.resolve),
-		selectors:    selectors,
-		discovered:   found,
-		policies:     policies,
-		order:        found.orderOf(spec, e.findings),
-		lister:       &lister{client: e.Client, retry: e.Retry},
-		mover:        e.Volumes,
-		workers:      e.Workers,
-		hooks:        e.hooks,
-		blockWorkers: e.BlockWorkers,
-		findings:     e.findings,
-		log:          e.log,
-		progress:     e.Progress,
-		contain:      e.contain,
-		own:          ownNamespaces(e.request.Cluster.SystemNamespace),
+		spec:          spec,
+		namespaces:    namespaces,
+		wanted:        wanted.Bind(found.resolve),
+		selectors:     selectors,
+		discovered:    found,
+		policies:      policies,
+		order:         found.orderOf(spec, e.findings),
+		lister:        &lister{client: e.Client, retry: e.Retry},
+		mover:         e.Volumes,
+		workers:       e.Workers,
+		hooks:         e.hooks,
+		blockWorkers:  e.BlockWorkers,
+		hostPathRoots: e.HostPathRoots,
+		findings:      e.findings,
+		log:           e.log,
+		progress:      e.Progress,
+		contain:       e.contain,
+		own:           ownNamespaces(e.request.Cluster.SystemNamespace),
 	}, nil
 }
 

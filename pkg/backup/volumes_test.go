@@ -161,7 +161,7 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 			byDefault: true,
 			pods:      []string{podWith("p", "", "l"+claimLocal, "w"+claimPending, "private"+claimPrivate)},
 			warnings: []string{
-				"pods shop/p: the data of volume l is not backed up: its persistent volume is of type hostPath, which the agent can't reach",
+				"pods shop/p: the data of volume l is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
 				"pods shop/p: the data of volume w is not backed up: the claim is not bound",
 			},
 		},
@@ -254,7 +254,7 @@ func TestClaimsThatNoPodUses(t *testing.T) {
 			want: []string{
 				"persistentvolumeclaims shop/eph-temp: the data of the claim is not backed up: no running pod of the backup uses the claim, and files are read through one",
 				"persistentvolumeclaims shop/idle: the data of the claim is not backed up: no running pod of the backup uses the claim, and files are read through one",
-				"persistentvolumeclaims shop/local: the data of the claim is not backed up: its persistent volume is of type hostPath, which the agent can't reach",
+				"persistentvolumeclaims shop/local: the data of the claim is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
 			},
 		},
 		"not those that a pod excludes, or that were warned of with their pod": {
@@ -282,6 +282,26 @@ func TestClaimsThatNoPodUses(t *testing.T) {
 				t.Errorf("warnings (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestHostPathVolumes: a persistent volume of type hostPath is handed over with its path below
+// a root, and left out elsewhere; hostPath volumes of pods are left out below a root too.
+func TestHostPathVolumes(t *testing.T) {
+	yes := true
+	for root, want := range map[string][]string{"/": nil, "/dat": nil, "/data/deeper": nil, "/data": {"local /data"}} {
+		f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+		f.deps.HostPathRoots = []string{root}
+		f.claims()
+		f.add("pods", podWith("p", "", "local"+claimLocal, `host "hostPath":{"path":"/data"}`))
+		f.run(t)
+		var got []string
+		for _, volume := range f.volumes.submitted {
+			got = append(got, volume.Name+" "+volume.HostPath)
+		}
+		if diff := gocmp.Diff(want, got); diff != "" {
+			t.Errorf("below %s handed over (-want +got):\n%s", root, diff)
+		}
 	}
 }
 
@@ -341,7 +361,7 @@ func TestVolumesThatFail(t *testing.T) {
 	}
 	wantWarnings := []string{
 		"persistentvolumeclaims shop/eph-temp: the data of the claim is not backed up: no running pod of the backup uses the claim, and files are read through one",
-		"persistentvolumeclaims shop/local: the data of the claim is not backed up: its persistent volume is of type hostPath, which the agent can't reach",
+		"persistentvolumeclaims shop/local: the data of the claim is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
 		"pods shop/p: volume scratch: 2 files could not be read: a socket",
 	}
 	if diff := gocmp.Diff(wantWarnings, results.Warnings.Namespaces["shop"]); diff != "" {
@@ -360,7 +380,7 @@ func TestVolumesThatFail(t *testing.T) {
 	}
 	want := map[string]string{
 		"pv-data": "failed", "pv-idle": "failed", "": "succeeded",
-		"pv-local": "its persistent volume is of type hostPath, which the agent can't reach in zone a",
+		"pv-local": "its persistent volume is of type hostPath, and not below the controller's --host-path-roots in zone a",
 		"pv-temp":  "no running pod of the backup uses the claim, and files are read through one",
 	}
 	if diff := gocmp.Diff(want, got); diff != "" {
@@ -387,7 +407,7 @@ func TestVolumesThatAreLeftOut(t *testing.T) {
 	want := map[string]string{
 		"pv-data":  "the pod's annotation backup.holdfast.io/backup-volumes-excludes excludes it",
 		"pv-idle":  "succeeded",
-		"pv-local": "its persistent volume is of type hostPath, which the agent can't reach",
+		"pv-local": "its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
 		"pv-temp":  "no pod selects it for the backup of its files",
 	}
 	if diff := gocmp.Diff(want, got); diff != "" {

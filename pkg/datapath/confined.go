@@ -19,19 +19,39 @@ import (
 // while it is read or written.
 type confined struct {
 	*os.Root
-	top *os.File // the folder itself
+	top    *os.File // the folder itself
+	folder Folder
 }
 
-func openConfined(dir string) (*confined, error) {
-	root, err := os.OpenRoot(dir)
+func openConfined(folder Folder) (*confined, error) {
+	top, err := folder.open()
 	if err != nil {
 		return nil, fmt.Errorf("open the volume's folder: %w", err)
 	}
-	top, err := root.Open(".")
+	// What was opened, whatever is at its path by now.
+	root, err := os.OpenRoot(folderPath(top))
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open the volume's folder: %w", err), root.Close())
+		return nil, errors.Join(fmt.Errorf("open the volume's folder: %w", err), top.Close())
 	}
-	return &confined{Root: root, top: top}, nil
+	return &confined{Root: root, top: top, folder: folder}, nil
+}
+
+// stillThere fails if the folder that was opened is no longer at its path.
+func (c *confined) stillThere() error {
+	opened, err := c.top.Stat()
+	if err != nil {
+		return err
+	}
+	there, err := c.folder.open()
+	if err != nil {
+		return err
+	}
+	defer there.Close()
+	now, err := there.Stat()
+	if err == nil && !os.SameFile(opened, now) {
+		err = errors.New("another folder took its place")
+	}
+	return err
 }
 
 func (c *confined) Close() error { return errors.Join(c.top.Close(), c.Root.Close()) }

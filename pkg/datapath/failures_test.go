@@ -137,7 +137,7 @@ func TestUploadFolderIsWholeOrFails(t *testing.T) {
 				ctx, cancel := context.WithCancel(ctx)
 				defer cancel()
 				var n notes
-				vol, err := openVolume(test.dir, &n)
+				vol, err := openVolume(Folder{Path: test.dir}, &n)
 				must(t, err)
 				defer vol.close()
 				folder, err := vol.folder()
@@ -183,7 +183,7 @@ func TestVanishedIsAWarning(t *testing.T) {
 	must(t, os.Symlink("stays", filepath.Join(dir, "link")))
 	newStore(t).inSession(t, func(ctx context.Context, w repo.RepositoryWriter) {
 		var n notes
-		vol, err := openVolume(dir, &n)
+		vol, err := openVolume(Folder{Path: dir}, &n)
 		must(t, err)
 		defer vol.close()
 		folder, err := vol.folder()
@@ -209,7 +209,7 @@ func TestVanishedIsAWarning(t *testing.T) {
 	})
 
 	// What can't be read is neither gone nor empty.
-	vol, err := openVolume(dir, &notes{})
+	vol, err := openVolume(Folder{Path: dir}, &notes{})
 	must(t, err)
 	folder, err := vol.folder()
 	must(t, err)
@@ -477,7 +477,7 @@ func (noFile) Size() int64 { return 0 }
 // What could not be restored is an error, at whichever step that was.
 func TestOutputFails(t *testing.T) {
 	target := t.TempDir()
-	root, err := openConfined(target)
+	root, err := openConfined(Folder{Path: target})
 	must(t, err)
 	defer root.Close()
 	write(t, filepath.Join(target, "file"), "content")
@@ -516,7 +516,7 @@ func TestOutputFails(t *testing.T) {
 		}, os.ErrExist},
 		"what is no lack of permission": {func() error { return o.permitted(errBad, "file", "is bad") }, errBad},
 		"the disk": {func() error {
-			other, err := openConfined(target)
+			other, err := openConfined(Folder{Path: target})
 			must(t, err)
 			must(t, other.Close())
 			return (&output{root: other}).Close(ctx)
@@ -591,7 +591,7 @@ func TestMeasureLater(t *testing.T) {
 		"a volume that went away": {func(vol *volume) { vol.close() }, measureAfter + time.Millisecond, 0},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			vol, err := openVolume(dir, &notes{})
+			vol, err := openVolume(Folder{Path: dir}, &notes{})
 			must(t, err)
 			defer vol.close()
 			test.prepare(vol)

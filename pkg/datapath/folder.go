@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -26,6 +27,45 @@ const (
 var podPlugins = []string{
 	"kubernetes.io~empty-dir", "kubernetes.io~secret", "kubernetes.io~configmap",
 	"kubernetes.io~downward-api", "kubernetes.io~projected", "kubernetes.io~git-repo",
+}
+
+// Folder is where a volume lies on this node.
+type Folder struct {
+	// Path of the folder.
+	Path string
+	// Root is a folder that it is, or lies below. No link leads from there to it: whoever
+	// may write below a root of volumes of type hostPath could lead elsewhere by one. Empty
+	// for a folder that the kubelet has made, where only the node's administrator writes.
+	Root string
+}
+
+// open opens the folder itself.
+func (f Folder) open() (*os.File, error) {
+	if f.Root == "" {
+		return os.OpenFile(f.Path, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	}
+	root, err := os.Open(f.Root)
+	if err != nil {
+		return nil, fmt.Errorf("%w: is it mounted into the agent's pod, at the same path?", err)
+	}
+	defer root.Close()
+	below, err := filepath.Rel(f.Root, f.Path)
+	if err != nil {
+		return nil, err
+	}
+	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
+	fd := -1
+	err = again(func() (err error) {
+		fd, err = unix.Openat2(int(root.Fd()), below, &how)
+		return err
+	})
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		return nil, fmt.Errorf("%s is reached by a symbolic link, and none is followed below %s of --host-path-roots", f.Path, f.Root)
+	case err != nil:
+		return nil, &os.PathError{Op: "open", Path: f.Path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), f.Path), nil
 }
 
 // VolumeFolder finds the folder of a pod's volume on this node, below the kubelet's
@@ -61,7 +101,7 @@ func VolumeFolder(podsDir string, pod types.UID, volume, persistentVolume string
 	}
 	switch {
 	case len(found) == 0:
-		return "", fmt.Errorf("volume %q has no folder %q below %s: hostPath and block volumes have none, and are not supported", volume, name, volumes)
+		return "", fmt.Errorf("volume %q has no folder %q below %s: hostPath volumes of pods and block volumes have none, and are not supported", volume, name, volumes)
 	case len(found) > 1:
 		return "", fmt.Errorf("volume %q has several folders %q below %s: %s", volume, name, volumes, strings.Join(found, ", "))
 	}

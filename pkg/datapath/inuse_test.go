@@ -27,7 +27,7 @@ func TestVolumeInUse(t *testing.T) {
 	write(t, secret, "of the node")
 
 	var n notes
-	vol, err := openVolume(dir, &n)
+	vol, err := openVolume(Folder{Path: dir}, &n)
 	must(t, err)
 	defer vol.close()
 	root, err := vol.folder()

@@ -34,8 +34,8 @@ var ErrSnapshotNotFound = errors.New("the repository has no such snapshot")
 type RestoreRequest struct {
 	// SnapshotID is Kopia's id of the snapshot.
 	SnapshotID string
-	// Path of the volume's folder, which must exist.
-	Path string
+	// Path and Root of the volume's folder, which must exist: see Folder. Root is optional.
+	Path, Root string
 	// Only are the paths in the volume of the files and folders to restore; all if there is
 	// none. What lies beside them stays as it is, and a file that is there until it is replaced
 	// by the complete one.
@@ -73,7 +73,7 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	bytes, files := sizeOf(parts)
 	p.SetTotal(bytes, files)
 
-	root, err := openConfined(req.Path)
+	root, err := openConfined(Folder{req.Path, req.Root})
 	if err != nil {
 		return RestoreResult{}, err
 	}
@@ -89,7 +89,7 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	if err := walk.run(ctx, parts); err != nil {
 		return RestoreResult{}, fmt.Errorf("restore snapshot %s: %w", req.SnapshotID, err)
 	}
-	if err := stillThere(root.Root); err != nil {
+	if err := root.stillThere(); err != nil {
 		return RestoreResult{}, fmt.Errorf("the volume went away while it was written: %w", err)
 	}
 	if walk.files != files {

@@ -76,8 +76,8 @@ func (s Source) info(options repo.ClientOptions, requester string) snapshot.Sour
 
 // UploadRequest says what to upload.
 type UploadRequest struct {
-	// Path of the volume's folder.
-	Path string
+	// Path and Root of the volume's folder: see Folder. Root is optional.
+	Path, Root string
 	// Source is whose folder it is. The newest snapshot of the same claim, or else
 	// of the same source, spares the reading of files that have not changed.
 	Source Source
@@ -130,7 +130,7 @@ const measureAfter = 5 * time.Second
 func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p *Progress) (_ UploadResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	var notes notes
-	vol, err := openVolume(req.Path, &notes)
+	vol, err := openVolume(Folder{req.Path, req.Root}, &notes)
 	if err != nil {
 		return UploadResult{}, err
 	}

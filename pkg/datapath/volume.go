@@ -32,8 +32,8 @@ type volume struct {
 	read   atomic.Int64 // bytes of files
 }
 
-func openVolume(dir string, notes *notes) (*volume, error) {
-	root, err := openConfined(dir)
+func openVolume(folder Folder, notes *notes) (*volume, error) {
+	root, err := openConfined(folder)
 	if err != nil {
 		return nil, err
 	}
@@ -58,23 +58,10 @@ func (v *volume) folder() (fs.Directory, error) {
 // stillThere fails if the volume has gone: what was read of it is then what its removal
 // had left.
 func (v *volume) stillThere() error {
-	if err := stillThere(v.root.Root); err != nil {
+	if err := v.root.stillThere(); err != nil {
 		return fmt.Errorf("the volume went away while it was read: %w", err)
 	}
 	return nil
-}
-
-// stillThere fails if the folder that was opened is no longer at its path.
-func stillThere(root *os.Root) error {
-	opened, err := root.Stat(".")
-	if err != nil {
-		return err
-	}
-	now, err := os.Stat(root.Name())
-	if err == nil && !os.SameFile(opened, now) {
-		err = errors.New("another folder took its place")
-	}
-	return err
 }
 
 // size adds up the sizes of the files, as far as they can be seen, and counts them.

@@ -57,6 +57,8 @@ type Volume struct {
 	ClaimName        string
 	ClaimUID         types.UID
 	PersistentVolume string
+	// HostPath is the path on the node of a persistent volume of that type, or "".
+	HostPath string
 	// ClaimLabels are the claim's.
 	ClaimLabels map[string]string
 	// ReclaimPolicy, Labels, Capacity in bytes and Created are those of the persistent volume.

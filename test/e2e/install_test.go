@@ -48,9 +48,13 @@ patches:
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --run-retention=2s}
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --concurrent-maintenance-jobs=10}
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --maintenance-job-start-timeout=45s}
+    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --host-path-roots=%[5]s}
 - target: {kind: DaemonSet, name: holdfast-node-agent}
   patch: |
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --host-pods-dir=/host_pods/$(NODE_NAME)/kubelet/pods}
+    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --host-path-roots=%[5]s}
+    - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: volumes, mountPath: %[5]q, mountPropagation: HostToContainer}}
+    - {op: add, path: /spec/template/spec/volumes/-, value: {name: volumes, hostPath: {path: %[5]q, type: DirectoryOrCreate}}}
 - patch: |
     apiVersion: apps/v1
     kind: DaemonSet
@@ -97,7 +101,7 @@ func (c *cluster) writeOverlay() error {
 	if artifacts, err = filepath.Rel(c.path("overlay"), artifacts); err != nil {
 		return err
 	}
-	text := fmt.Sprintf(overlay, artifacts, base64.StdEncoding.EncodeToString(certificate), c.path("nodes"), c.path("cache"))
+	text := fmt.Sprintf(overlay, artifacts, base64.StdEncoding.EncodeToString(certificate), c.path("nodes"), c.path("cache"), c.path("volumes"))
 	if err := os.MkdirAll(c.path("overlay"), 0o700); err != nil {
 		return err
 	}

@@ -36,6 +36,12 @@ fi`
 // storageClasses have volumes that are folders of a node, and are bound by the first pod.
 func storageClasses(t testing.TB, volumes int, names ...string) {
 	t.Helper()
+	storageClassesOf(t, "local", volumes, names...)
+}
+
+// storageClassesOf is storageClasses with volumes of a type.
+func storageClassesOf(t *testing.T, source string, volumes int, names ...string) {
+	t.Helper()
 	var all strings.Builder
 	for _, class := range names {
 		fmt.Fprintf(&all, `apiVersion: storage.k8s.io/v1
@@ -60,13 +66,13 @@ spec:
   accessModes: [ReadWriteOnce]
   persistentVolumeReclaimPolicy: Retain
   storageClassName: %s
-  local: {path: %q}
+  %s: {path: %q}
   nodeAffinity:
     required:
       nodeSelectorTerms:
       - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%s]}]
 ---
-`, name, class, folder, node)
+`, name, class, source, folder, node)
 		}
 	}
 	lab.create(t, all.String())

@@ -84,6 +84,53 @@ spec:
 	}
 }
 
+// TestHostPathVolumes: a claim whose persistent volume is a folder of its node (hostPath) comes
+// back into another such one, and single files into the pod that uses it.
+func TestHostPathVolumes(t *testing.T) {
+	step("A pod with a claim that is a folder of its node loses its namespace")
+	storageClassesOf(t, "hostPath", 4, "folders")
+	lab.create(t, `apiVersion: v1
+kind: Namespace
+metadata: {name: folders}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data, namespace: folders}
+spec: {accessModes: [ReadWriteOnce], storageClassName: folders, resources: {requests: {storage: 1Gi}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: app, namespace: folders}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: app, image: "holdfast.io/lab-busybox:dev", command: [sleep, "1000000"], volumeMounts: [{name: data, mountPath: /data}]}
+  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]
+---
+`)
+	ready := func() { lab.must(t, "wait", "--for=condition=Ready", "--timeout=120s", "-n", "folders", "pod/app") }
+	ready()
+	lab.exec(t, "folders", "app", "cd /data; mkdir deep; echo a >deep/a; echo b >b; chown 1234:5678 deep/a; chmod 640 deep/a")
+	lab.create(t, backup("folders", "folders"))
+	awaitEnd(t, "Completed", "folders")
+	volume := lab.must(t, "get", "pvc/data", "-n", "folders", "-o", "jsonpath={.spec.volumeName}")
+	lab.must(t, "delete", "namespace", "folders", "--timeout=120s")
+	restoreBackup(t, "folders", "folders", "")
+	ready()
+	if now := lab.must(t, "get", "pvc/data", "-n", "folders", "-o", "jsonpath={.spec.volumeName}"); now == volume {
+		t.Errorf("the claim has its old volume %s", now)
+	}
+	const look = "cd /data; cat deep/a b; stat -c '%a %u:%g' deep/a"
+	if got := lab.exec(t, "folders", "app", look); got != "a\nb\n640 1234:5678\n" {
+		t.Errorf("in the pod there is\n%s", got)
+	}
+	lab.exec(t, "folders", "app", "echo spoilt >/data/deep/a; echo later >/data/b")
+	restoreBackup(t, "folders-files", "folders", "objects: [{resource: persistentvolumeclaims, namespace: folders, name: data}], paths: [deep/a]")
+	if got := lab.exec(t, "folders", "app", look); got != "a\nlater\n640 1234:5678\n" {
+		t.Errorf("in the pod there is\n%s", got)
+	}
+}
+
 // TestRestoreOfVelero (proof 20): a claim of a backup that Velero 1.18.1 has made comes back with
 // its data, from Velero's repository, whose password is given as a Secret.
 func TestRestoreOfVelero(t *testing.T) {

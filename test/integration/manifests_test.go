@@ -11,10 +11,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
@@ -62,20 +65,7 @@ func TestLeasesComeFirst(t *testing.T) {
 // TestDeletionByAdmins: the component adds deletion to the cluster's role admin.
 func TestDeletionByAdmins(t *testing.T) {
 	t.Parallel()
-	components, err := filepath.Abs(filepath.Join(artifacts, "components", "deletion-by-admins"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	relative := func(path string) string {
-		path, err := filepath.Rel(dir, path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	write(t, filepath.Join(dir, "kustomization.yaml"),
-		"resources: ["+relative(filepath.Dir(filepath.Dir(components)))+"]\ncomponents: ["+relative(components)+"]\n")
+	dir := withComponent(t, "deletion-by-admins")
 	for _, object := range objectsIn(t, lab.Kubectl(t, "kustomize", dir)) {
 		metadata := object["metadata"].(map[string]any)
 		if object["kind"] != "ClusterRole" || metadata["name"] != "holdfast-admin" {
@@ -87,6 +77,38 @@ func TestDeletionByAdmins(t *testing.T) {
 		return
 	}
 	t.Error("there is no ClusterRole holdfast-admin")
+}
+
+// TestHostPathVolumes: the component gives the controller and the agents the same root, which
+// the agents have mounted at its own path.
+func TestHostPathVolumes(t *testing.T) {
+	t.Parallel()
+	const root = "/opt/local-path-provisioner"
+	dir := withComponent(t, "host-path-volumes")
+	if _, stderr, err := lab.TryKubectl(t, "", "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-k", dir); err != nil || strings.Contains(stderr, "Warning") {
+		t.Errorf("%v: %s", err, stderr)
+	}
+	told := 0
+	for _, object := range objectsIn(t, lab.Kubectl(t, "kustomize", dir)) {
+		var workload appsv1.DaemonSet // or a Deployment
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object, &workload); err != nil || len(workload.Spec.Template.Spec.Containers) == 0 {
+			continue
+		}
+		pod := workload.Spec.Template.Spec
+		if slices.Contains(pod.Containers[0].Args, "--host-path-roots="+root) {
+			told++
+		}
+		if workload.Name != "holdfast-node-agent" {
+			continue
+		}
+		mount, volume := pod.Containers[0].VolumeMounts[len(pod.Containers[0].VolumeMounts)-1], pod.Volumes[len(pod.Volumes)-1]
+		if mount.Name != volume.Name || mount.MountPath != root || volume.HostPath == nil || volume.HostPath.Path != root {
+			t.Errorf("the agents have %+v as %+v", volume, mount)
+		}
+	}
+	if told != 2 {
+		t.Errorf("%d workloads know the root", told)
+	}
 }
 
 // TestAnotherSystemNamespace runs the command by which docs/install.md puts Holdfast
@@ -144,6 +166,25 @@ func TestAnotherSystemNamespace(t *testing.T) {
 	if found == 0 {
 		t.Error("nothing has the new name")
 	}
+}
+
+// withComponent is the folder of a kustomization of the manifests with one of the components.
+func withComponent(t *testing.T, name string) string {
+	t.Helper()
+	dir := t.TempDir()
+	relative := func(path string) string {
+		path, err := filepath.Abs(path)
+		if err == nil {
+			path, err = filepath.Rel(dir, path)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	write(t, filepath.Join(dir, "kustomization.yaml"),
+		"resources: ["+relative(artifacts)+"]\ncomponents: ["+relative(filepath.Join(artifacts, "components", name))+"]\n")
+	return dir
 }
 
 func objectsIn(t *testing.T, manifests string) []map[string]any {

@@ -79,6 +79,41 @@ func TestFilesComeBack(t *testing.T) {
 	}
 }
 
+// TestHostPathClaim: a claim whose persistent volume is a folder of its node is backed up and
+// restored below the roots of --host-path-roots, and the path in a record does not change.
+func TestHostPathClaim(t *testing.T) {
+	t.Parallel()
+	namespace := lab.Namespace(t, "hostpath")
+	pod, folder := lab.PodWithHostPath(t, namespace, labtest.Node)
+	fill(t, folder)
+	before := tree(t, folder)
+	name := labtest.Name("hostpath")
+	lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, DefaultVolumesToFsBackup: new(true)})
+	backup := lab.AwaitCompleted(t, name)
+	lab.AwaitRunGone(t, name)
+	if volumes := backup.Status.Volumes; volumes == nil || volumes.Total != 1 || volumes.Completed != 1 || backup.Status.Warnings != 0 {
+		t.Errorf("the backup has volumes %+v and %d warnings", volumes, backup.Status.Warnings)
+	}
+	empty(t, folder)
+	record := restoreOf("default", pod, namespace+"-data", volumeHistory(t, namespace, name).Status.SnapshotID)
+	record.Spec.HostPath = folder
+	awaitRestore(t, record)
+	if diff := cmp.Diff(before, tree(t, folder)); diff != "" {
+		t.Errorf("what came back differs (-before +after):\n%s", diff)
+	}
+	records := lab.Engine.EngineV1alpha1().VolumeRestores(labtest.System)
+	for _, path := range []string{"", "/etc"} {
+		record, err := records.Get(t.Context(), record.Name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		record.Spec.HostPath = path
+		if _, err := records.Update(t.Context(), record, metav1.UpdateOptions{}); !apierrors.IsInvalid(err) {
+			t.Errorf("the path becomes %q: %v", path, err)
+		}
+	}
+}
+
 // TestVolumeWithoutClaim: an emptyDir is backed up and listed by its pod.
 func TestVolumeWithoutClaim(t *testing.T) {
 	t.Parallel()

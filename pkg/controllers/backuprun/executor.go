@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -67,6 +68,8 @@ type Executor struct {
 	Leads func(ctx context.Context) error
 	// BlockWorkers is that of backup.Dependencies.
 	BlockWorkers int
+	// HostPathRoots are those of backup.Dependencies.
+	HostPathRoots hostpath.Roots
 	// Logs has the logs of the runs while they are executed. Optional.
 	Logs *runlog.Logs
 }
@@ -114,17 +117,18 @@ func (e *Executor) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, v
 	log, end := e.Logs.Begin(run.UID, e.Clock)
 	defer end()
 	outcome, err := backup.Run(ctx, e.request(run), backup.Dependencies{
-		Discovery:    e.Discovery,
-		Client:       e.Client,
-		Store:        bucket,
-		Volumes:      volumes,
-		Hooks:        runHooks{e.Pods, run, hooks, e.Leads},
-		Policies:     runPolicies{e.Kube, run.Spec.Requester},
-		Clock:        e.Clock,
-		Remover:      bucket,
-		Progress:     progress,
-		Log:          log,
-		BlockWorkers: e.BlockWorkers,
+		Discovery:     e.Discovery,
+		Client:        e.Client,
+		Store:         bucket,
+		Volumes:       volumes,
+		Hooks:         runHooks{e.Pods, run, hooks, e.Leads},
+		Policies:      runPolicies{e.Kube, run.Spec.Requester},
+		Clock:         e.Clock,
+		Remover:       bucket,
+		Progress:      progress,
+		Log:           log,
+		BlockWorkers:  e.BlockWorkers,
+		HostPathRoots: e.HostPathRoots,
 	})
 	if errors.Is(err, backup.ErrNameTaken) {
 		if failure := backup.Release(ctx, e.request(run), backup.Dependencies{Store: bucket, Clock: e.Clock}, bucket); failure != nil {

@@ -103,6 +103,7 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 			ClaimName:             volume.ClaimName,
 			ClaimUID:              volume.ClaimUID,
 			PersistentVolume:      volume.PersistentVolume,
+			HostPath:              volume.HostPath,
 			BackupStorageLocation: location,
 			Repository:            enginev1alpha1.RepositoryName(volume.Pod.Namespace, location),
 			StoreName:             v.run.Name,

@@ -30,7 +30,7 @@ func volumeOf(volume string) *format.Volume {
 		Pod:       enginev1alpha1.PodReference{Namespace: "shop", Name: "web", UID: types.UID("uid-of-web")},
 		Node:      "node-1",
 		Name:      volume,
-		ClaimName: "claim-of-" + volume, ClaimUID: types.UID("uid-of-claim"), PersistentVolume: "pv-of-" + volume,
+		ClaimName: "claim-of-" + volume, ClaimUID: types.UID("uid-of-claim"), PersistentVolume: "pv-of-" + volume, HostPath: "/of/" + volume,
 		Hooked: volume == "dump",
 	}
 }
@@ -100,7 +100,7 @@ func TestVolumesAreHandedToTheirNode(t *testing.T) {
 		}
 		want := enginev1alpha1.VolumeUploadSpec{
 			Node: "node-1", Pod: enginev1alpha1.PodReference{Namespace: "shop", Name: "web", UID: "uid-of-web"},
-			Volume: "data", ClaimName: "claim-of-data", ClaimUID: "uid-of-claim", PersistentVolume: "pv-of-data",
+			Volume: "data", ClaimName: "claim-of-data", ClaimUID: "uid-of-claim", PersistentVolume: "pv-of-data", HostPath: "/of/data",
 			BackupStorageLocation: "default", Repository: "shop.default", StoreName: "a", ClusterUID: "cluster",
 		}
 		if record.Spec != want {

@@ -44,6 +44,7 @@ func target(record *engine.VolumeRestore) volumework.Target {
 		Pod:              record.Spec.Pod.UID,
 		Volume:           record.Spec.Volume,
 		PersistentVolume: record.Spec.PersistentVolume,
+		HostPath:         record.Spec.HostPath,
 		Repository:       record.Spec.Repository,
 	}
 }
@@ -60,8 +61,8 @@ func status(record *engine.VolumeRestore) volumework.Status {
 	}
 }
 
-func restore(ctx context.Context, r *repository.Repository, record *engine.VolumeRestore, folder string, p *datapath.Progress) (volumework.Result[*engine.VolumeRestore], error) {
-	restored, err := datapath.Restore(ctx, r, datapath.RestoreRequest{SnapshotID: record.Spec.SnapshotID, Path: folder, Only: record.Spec.Paths}, p)
+func restore(ctx context.Context, r *repository.Repository, record *engine.VolumeRestore, folder datapath.Folder, p *datapath.Progress) (volumework.Result[*engine.VolumeRestore], error) {
+	restored, err := datapath.Restore(ctx, r, datapath.RestoreRequest{SnapshotID: record.Spec.SnapshotID, Path: folder.Path, Root: folder.Root, Only: record.Spec.Paths}, p)
 	return volumework.Result[*engine.VolumeRestore]{Bytes: restored.TotalBytes, Files: restored.Files, Warnings: restored.Warnings}, err
 }
 

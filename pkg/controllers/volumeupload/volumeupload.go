@@ -42,6 +42,7 @@ func target(record *engine.VolumeUpload) volumework.Target {
 		Pod:              record.Spec.Pod.UID,
 		Volume:           record.Spec.Volume,
 		PersistentVolume: record.Spec.PersistentVolume,
+		HostPath:         record.Spec.HostPath,
 		Repository:       record.Spec.Repository,
 	}
 }
@@ -58,9 +59,10 @@ func status(record *engine.VolumeUpload) volumework.Status {
 	}
 }
 
-func upload(ctx context.Context, r *repository.Repository, record *engine.VolumeUpload, folder string, p *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error) {
+func upload(ctx context.Context, r *repository.Repository, record *engine.VolumeUpload, folder datapath.Folder, p *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error) {
 	uploaded, err := datapath.Upload(ctx, r, datapath.UploadRequest{
-		Path: folder,
+		Path: folder.Path,
+		Root: folder.Root,
 		Source: datapath.Source{
 			Namespace: record.Spec.Pod.Namespace,
 			Pod:       record.Spec.Pod.Name,
@@ -79,7 +81,7 @@ func upload(ctx context.Context, r *repository.Repository, record *engine.Volume
 		Warnings: uploaded.Warnings,
 		Apply: func(record *engine.VolumeUpload) {
 			record.Status.SnapshotID = uploaded.SnapshotID
-			record.Status.Path = folder
+			record.Status.Path = folder.Path
 			record.Status.IncrementalBytes = uploaded.IncrementalBytes
 			record.Status.Warnings = int32(min(uploaded.Warnings.Count, 1<<31-1))
 		},

@@ -195,7 +195,7 @@ func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volu
 			return volumework.Status{Phase: &s.Phase, Message: &s.Message, Progress: &s.Progress, Start: &s.StartTimestamp, Completion: &s.CompletionTimestamp, Attempts: &s.Attempts, Agent: &s.Agent}
 		},
 		Cancelled: func(r *engine.VolumeUpload) bool { return r.Spec.Cancel },
-		Move: func(ctx context.Context, _ *repository.Repository, _ *engine.VolumeUpload, _ string, p *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error) {
+		Move: func(ctx context.Context, _ *repository.Repository, _ *engine.VolumeUpload, _ datapath.Folder, p *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error) {
 			return move(ctx, p)
 		},
 	}, h.engine.EngineV1alpha1().VolumeUploads(system), informer.Lister().VolumeUploads(system), informer.Informer())

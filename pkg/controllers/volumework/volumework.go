@@ -46,6 +46,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
@@ -85,7 +86,7 @@ type Kind[T Record[T]] struct {
 	// Cancelled reports whether the record's work is to stop.
 	Cancelled func(T) bool
 	// Move moves the data, and returns how to add the result to the record.
-	Move func(ctx context.Context, r *repository.Repository, record T, folder string, p *datapath.Progress) (Result[T], error)
+	Move func(ctx context.Context, r *repository.Repository, record T, folder datapath.Folder, p *datapath.Progress) (Result[T], error)
 	// Ended is called for a record that is Completed or Failed: when it has become so, and
 	// for each one when an agent starts. An error is worth another attempt. Optional.
 	Ended func(T) error
@@ -96,7 +97,9 @@ type Target struct {
 	Node                     string
 	Pod                      types.UID
 	Volume, PersistentVolume string
-	Repository               string
+	// HostPath is the path of a persistent volume that is a folder of the node, or "".
+	HostPath   string
+	Repository string
 }
 
 // Status is what the statuses of both kinds have in common.
@@ -132,6 +135,9 @@ type Config struct {
 	Namespace string
 	// PodsDir is the kubelet's folder of pods, as this process sees it.
 	PodsDir string
+	// HostPathRoots are the folders of the node, as this process sees them too, below which
+	// it works in persistent volumes of type hostPath.
+	HostPathRoots hostpath.Roots
 	// Manager of the node's work. Its owner stops it.
 	Manager *datapath.Manager
 	// Secrets with the credentials of the locations, and Keys of the repositories.

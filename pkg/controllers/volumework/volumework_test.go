@@ -535,6 +535,74 @@ func TestProgress(t *testing.T) {
 	}
 }
 
+// TestHostPath: a persistent volume that is a folder of the node goes there and back below a
+// root, and nowhere else.
+func TestHostPath(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	root, outside := t.TempDir(), t.TempDir()
+	h.config.HostPathRoots = []string{root}
+	for _, dir := range []string{filepath.Join(root, "from"), filepath.Join(root, "to"), filepath.Join(outside, "from")} {
+		must(t, os.Mkdir(dir, 0o755))
+	}
+	must(t, os.WriteFile(filepath.Join(root, "from/file"), []byte("content"), 0o640))
+	must(t, os.Symlink(outside, filepath.Join(root, "link")))
+	h.startBackups()
+	h.startRestores()
+	upload := func(name, path string) *engine.VolumeUpload {
+		record := h.backup(name, types.UID(name), "data")
+		record.Spec.PersistentVolume, record.Spec.HostPath = "pv", path
+		h.create(record)
+		return record
+	}
+	restore := func(name, path string) engine.VolumeRestoreStatus {
+		records := h.engine.EngineV1alpha1().VolumeRestores(system)
+		_, err := records.Create(t.Context(), &engine.VolumeRestore{
+			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, UID: types.UID(name)},
+			Spec: engine.VolumeRestoreSpec{
+				Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "data", PersistentVolume: "pv", HostPath: path,
+				BackupStorageLocation: "default", Repository: repo, SnapshotID: h.get("good").Status.SnapshotID,
+			},
+		}, metav1.CreateOptions{})
+		must(t, err)
+		var status engine.VolumeRestoreStatus
+		h.eventually(func() bool {
+			record, err := records.Get(t.Context(), name, metav1.GetOptions{})
+			must(t, err)
+			status = record.Status
+			return status.Phase.Done()
+		}, func() string { return fmt.Sprintf("%s is %+v", name, status) })
+		return status
+	}
+	upload("good", root+"//from/")
+	if got := h.expect("good", engine.VolumePhaseCompleted).Status; got.Progress.BytesDone != 7 {
+		t.Errorf("the status is %+v", got)
+	}
+	if got := restore("back", filepath.Join(root, "to")); got.Phase != engine.VolumePhaseCompleted {
+		t.Errorf("the restore is %+v", got)
+	}
+	if content, err := os.ReadFile(filepath.Join(root, "to/file")); err != nil || string(content) != "content" {
+		t.Errorf("restored is %q, %v", content, err)
+	}
+	for name, test := range map[string]struct{ path, problem string }{
+		"uncovered": {filepath.Join(outside, "from"), "not below the --host-path-roots of the agent of node node-1"},
+		"above":     {filepath.Dir(root), "not below the --host-path-roots"},
+		"back-out":  {root + "/../" + filepath.Base(outside), "not below the --host-path-roots"},
+		"linked":    {filepath.Join(root, "link/from"), "symbolic link"},
+	} {
+		upload(name, test.path)
+		if got := h.expect(name, engine.VolumePhaseFailed).Status.Message; !strings.Contains(got, test.problem) {
+			t.Errorf("%s: the message is %q, want %q in it", name, got, test.problem)
+		}
+		if got := restore(name, test.path); got.Phase != engine.VolumePhaseFailed || !strings.Contains(got.Message, test.problem) {
+			t.Errorf("%s: the restore is %+v, want %q in it", name, got, test.problem)
+		}
+	}
+	if entries, err := os.ReadDir(filepath.Join(outside, "from")); err != nil || len(entries) != 0 {
+		t.Errorf("outside there are %v, %v", entries, err)
+	}
+}
+
 func TestBadInput(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
 	h.ready(metav1.ConditionTrue, engine.ReasonOpened)

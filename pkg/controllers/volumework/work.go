@@ -240,11 +240,11 @@ func (c *Controller[T]) move(ctx context.Context, asked time.Time, record T, p *
 
 func (c *Controller[T]) try(ctx context.Context, asked time.Time, record T, p *datapath.Progress, found chan<- string) (result Result[T], err error) {
 	target := c.kind.Target(record)
-	folder, err := datapath.VolumeFolder(c.PodsDir, target.Pod, target.Volume, target.PersistentVolume)
+	folder, err := c.folder(target)
 	if err != nil {
 		return result, err
 	}
-	found <- folder
+	found <- folder.Path
 	err = c.repositories.Use(ctx, target.Repository, asked, func(ctx context.Context, r *repository.Repository) (err error) {
 		if result, err = c.kind.Move(ctx, r, record, folder, p); err == nil && result.Undo != nil {
 			err = c.undoUnknown(ctx, record, result)
@@ -252,6 +252,19 @@ func (c *Controller[T]) try(ctx context.Context, asked time.Time, record T, p *d
 		return err
 	})
 	return result, err
+}
+
+// folder finds the folder of a volume.
+func (c *Controller[T]) folder(target Target) (folder datapath.Folder, err error) {
+	if target.HostPath == "" {
+		folder.Path, err = datapath.VolumeFolder(c.PodsDir, target.Pod, target.Volume, target.PersistentVolume)
+		return folder, err
+	}
+	folder = datapath.Folder{Path: target.HostPath, Root: c.HostPathRoots.Over(target.HostPath)}
+	if folder.Root == "" {
+		return folder, fmt.Errorf("the persistent volume is of type hostPath, and not below the --host-path-roots of the agent of node %s", c.Node)
+	}
+	return folder, nil
 }
 
 // undoUnknown takes back what was stored for a record that is gone or cancelled. Whoever

@@ -2954,6 +2954,13 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 							Format:      "",
 						},
 					},
+					"hostPath": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Path on the node of a PersistentVolume of type hostPath. The kubelet makes no folder for such a one, and the agent works below its --host-path-roots only.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"backupStorageLocation": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Name of the storage location.",
@@ -3227,6 +3234,13 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 					"persistentVolume": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Name of the PersistentVolume that the claim is bound to: the volume's folder on the node. Empty for a volume without a claim, whose folder has its own name.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"hostPath": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Path on the node of a PersistentVolume of type hostPath. The kubelet makes no folder for such a one, and the agent works below its --host-path-roots only.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

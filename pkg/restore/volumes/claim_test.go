@@ -85,6 +85,38 @@ func TestClaim(t *testing.T) {
 	})
 }
 
+// TestHostPath: of a persistent volume of type hostPath the agent is told the path, which only
+// an administrator can have written.
+func TestHostPath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		for name, source := range map[string]corev1.PersistentVolumeSource{
+			"pv-of-data":  {HostPath: &corev1.HostPathVolumeSource{Path: "/opt/data"}},
+			"pv-of-other": {Local: &corev1.LocalVolumeSource{Path: "/opt/other"}},
+		} {
+			_, err := h.Kube.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
+				ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source},
+			}, metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		r := h.restorer()
+		for _, name := range []string{"data", "other"} {
+			if err := r.Claim(t.Context(), h.claim(name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got := map[string]string{}
+		for _, record := range h.records() {
+			got[record.Spec.PersistentVolume] = record.Spec.HostPath
+		}
+		if diff := gocmp.Diff(map[string]string{"pv-of-data": "/opt/data", "pv-of-other": ""}, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
 // TestBegin: Begin comes before the agent is asked, and nothing is left where it fails.
 func TestBegin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -316,6 +316,10 @@ func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, dat
 	case err != nil:
 		return nil, err
 	}
+	hostPath, err := r.hostPath(ctx, persistentVolume)
+	if err != nil {
+		return nil, err
+	}
 	location := r.run.Spec.Backup.StorageLocation
 	record := &engine.VolumeRestore{
 		ObjectMeta: metav1.ObjectMeta{
@@ -331,6 +335,7 @@ func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, dat
 			Pod:                   engine.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 			Volume:                volume,
 			PersistentVolume:      persistentVolume,
+			HostPath:              hostPath,
 			BackupStorageLocation: location,
 			Repository:            engine.RepositoryName(data.Pod.Namespace, location),
 			SnapshotID:            data.Status.SnapshotID,
@@ -346,6 +351,21 @@ func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, dat
 		return nil, fmt.Errorf("asking the agent of node %s for volume %s of pod %s/%s: %w", pod.Spec.NodeName, volume, pod.Namespace, pod.Name, err)
 	}
 	return created, nil
+}
+
+// hostPath is the path of a persistent volume that is a folder of its node, or "".
+func (r *Restorer) hostPath(ctx context.Context, name string) (string, error) {
+	if name == "" {
+		return "", nil
+	}
+	volume, err := r.Kube.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && volume.Spec.HostPath == nil:
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("reading the persistent volume of the claim: %w", err)
+	}
+	return volume.Spec.HostPath.Path, nil
 }
 
 // know takes a record into account whose events are to come.

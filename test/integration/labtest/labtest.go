@@ -158,8 +158,12 @@ func start(ctx context.Context, options Options) (*Lab, error) {
 func (l *Lab) up(ctx context.Context) error {
 	return l.lab(ctx, "holdfast", "up", "--holdfast", filepath.Join(l.bin, "holdfast"),
 		"--artifacts", filepath.Join(l.options.Root, "artifacts"),
-		"--apiserver-flags", l.options.APIServerFlags, "--controller-flags", l.options.ControllerFlags)
+		"--apiserver-flags", l.options.APIServerFlags,
+		"--controller-flags", l.options.ControllerFlags+" --host-path-roots="+l.hostPaths(), "--agent-flags", "--host-path-roots="+l.hostPaths())
 }
+
+// hostPaths is the folder below which persistent volumes of type hostPath are backed up.
+func (l *Lab) hostPaths() string { return filepath.Join(l.Dir, "hostpaths") }
 
 func (l *Lab) down() error {
 	// Also after an interrupt.

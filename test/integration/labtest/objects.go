@@ -90,6 +90,23 @@ func (l *Lab) Pod(t *testing.T, namespace, node string) (pod *corev1.Pod, folder
 // PodWithClaim is like Pod, with the volume content of the claim data.
 func (l *Lab) PodWithClaim(t *testing.T, namespace, node string) (pod *corev1.Pod, folder string) {
 	t.Helper()
+	pod = l.podWithClaim(t, namespace, node, corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: "/unused"}})
+	return pod, l.volumeFolder(t, pod, "kubernetes.io~local-volume", namespace+"-data")
+}
+
+// PodWithHostPath is like PodWithClaim, with a persistent volume of type hostPath, for which
+// the kubelet makes no folder.
+func (l *Lab) PodWithHostPath(t *testing.T, namespace, node string) (pod *corev1.Pod, folder string) {
+	t.Helper()
+	folder = filepath.Join(l.hostPaths(), namespace)
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return l.podWithClaim(t, namespace, node, corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: folder}}), folder
+}
+
+func (l *Lab) podWithClaim(t *testing.T, namespace, node string, source corev1.PersistentVolumeSource) *corev1.Pod {
+	t.Helper()
 	volume := namespace + "-data"
 	capacity := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 	volumes, claims := l.Kube.CoreV1().PersistentVolumes(), l.Kube.CoreV1().PersistentVolumeClaims(namespace)
@@ -99,7 +116,7 @@ func (l *Lab) PodWithClaim(t *testing.T, namespace, node string) (pod *corev1.Po
 			Capacity:                      capacity,
 			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			PersistentVolumeSource:        corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: "/unused"}},
+			PersistentVolumeSource:        source,
 			ClaimRef:                      &corev1.ObjectReference{Namespace: namespace, Name: "data"},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
@@ -133,10 +150,9 @@ func (l *Lab) PodWithClaim(t *testing.T, namespace, node string) (pod *corev1.Po
 		}
 		return err
 	})
-	pod = l.pod(t, namespace, node, corev1.Volume{Name: "content", VolumeSource: corev1.VolumeSource{
+	return l.pod(t, namespace, node, corev1.Volume{Name: "content", VolumeSource: corev1.VolumeSource{
 		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
 	}})
-	return pod, l.volumeFolder(t, pod, "kubernetes.io~local-volume", volume)
 }
 
 // pod makes a pod as it would be when a kubelet ran it. Its deletion does not

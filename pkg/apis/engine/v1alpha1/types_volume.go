@@ -123,6 +123,7 @@ type VolumeUploadList struct {
 // +kubebuilder:validation:XValidation:rule="has(self.claimName) == has(oldSelf.claimName) && (!has(self.claimName) || self.claimName == oldSelf.claimName)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.claimUID) == has(oldSelf.claimUID) && (!has(self.claimUID) || self.claimUID == oldSelf.claimUID)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a VolumeUpload does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.hostPath) == has(oldSelf.hostPath) && (!has(self.hostPath) || self.hostPath == oldSelf.hostPath)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancel) || has(self.cancel) && self.cancel == oldSelf.cancel",message="a cancellation is not taken back"
 type VolumeUploadSpec struct {
 	// Node that runs the pod.
@@ -141,6 +142,11 @@ type VolumeUploadSpec struct {
 	// on the node. Empty for a volume without a claim, whose folder has its own name.
 	// +optional
 	PersistentVolume string `json:"persistentVolume,omitempty"`
+	// Path on the node of a PersistentVolume of type hostPath. The kubelet makes no folder
+	// for such a one, and the agent works below its --host-path-roots only.
+	// +kubebuilder:validation:MaxLength=4096
+	// +optional
+	HostPath string `json:"hostPath,omitempty"`
 	// Name of the storage location.
 	BackupStorageLocation string `json:"backupStorageLocation"`
 	// Name of the VolumeRepository: the repository of the pod's namespace.
@@ -237,6 +243,7 @@ type VolumeRestoreList struct {
 // it can be cancelled once.
 // +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository && self.snapshotID == oldSelf.snapshotID",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a VolumeRestore does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.hostPath) == has(oldSelf.hostPath) && (!has(self.hostPath) || self.hostPath == oldSelf.hostPath)",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.waitVolume) == has(oldSelf.waitVolume) && (!has(self.waitVolume) || self.waitVolume == oldSelf.waitVolume)",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.paths) == has(oldSelf.paths) && (!has(self.paths) || self.paths == oldSelf.paths)",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancel) || has(self.cancel) && self.cancel == oldSelf.cancel",message="a cancellation is not taken back"
@@ -251,6 +258,11 @@ type VolumeRestoreSpec struct {
 	// folder on the node. Empty for a volume without a claim.
 	// +optional
 	PersistentVolume string `json:"persistentVolume,omitempty"`
+	// Path on the node of a PersistentVolume of type hostPath. The kubelet makes no folder
+	// for such a one, and the agent works below its --host-path-roots only.
+	// +kubebuilder:validation:MaxLength=4096
+	// +optional
+	HostPath string `json:"hostPath,omitempty"`
 	// Name of the storage location.
 	BackupStorageLocation string `json:"backupStorageLocation"`
 	// Name of the VolumeRepository that holds the snapshot.
