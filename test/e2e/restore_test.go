@@ -40,7 +40,7 @@ func storageClasses(t testing.TB, volumes int, names ...string) {
 }
 
 // storageClassesOf is storageClasses with volumes of a type.
-func storageClassesOf(t *testing.T, source string, volumes int, names ...string) {
+func storageClassesOf(t testing.TB, source string, volumes int, names ...string) {
 	t.Helper()
 	var all strings.Builder
 	for _, class := range names {
