@@ -53,7 +53,7 @@ patches:
   patch: |
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --host-pods-dir=/host_pods/$(NODE_NAME)/kubelet/pods}
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --host-path-roots=%[5]s}
-    - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: volumes, mountPath: %[5]q, mountPropagation: HostToContainer}}
+    - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: volumes, mountPath: %[5]q}}
     - {op: add, path: /spec/template/spec/volumes/-, value: {name: volumes, hostPath: {path: %[5]q, type: DirectoryOrCreate}}}
 - patch: |
     apiVersion: apps/v1
