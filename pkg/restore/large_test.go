@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
@@ -36,7 +38,7 @@ func (c *counting) GetRange(ctx context.Context, key string, offset, length int6
 
 // oneOf restores one Secret, which needs nothing but its namespace, of a backup, and returns how
 // many allocations that took: to open the backup, and then.
-func oneOf(t testing.TB, store *counting, namespace string) (opening, restoring uint64) {
+func oneOf(t testing.TB, store *counting, namespace string) (backup *source.Backup, opening, restoring uint64) {
 	t.Helper()
 	s := newFakeServer(t)
 	defer s.server.Close()
@@ -47,14 +49,17 @@ func oneOf(t testing.TB, store *counting, namespace string) (opening, restoring 
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&opened)
-	spec := holdfast.RestoreSpec{Objects: []holdfast.RestoreObject{{Resource: "secrets", Namespace: namespace, Name: "wanted"}}}
-	ended := s.run(t.Context(), backup, request("r", spec))
+	ended := s.run(t.Context(), backup, request("r", wanted(namespace)))
 	runtime.ReadMemStats(&after)
 	want(t, ended, holdfast.RestorePhaseCompleted)
 	if s.writes != 2 || s.get("secrets", namespace, "wanted") == nil {
 		t.Fatalf("%d writes: %v", s.writes, s.created)
 	}
-	return opened.Mallocs - before.Mallocs, after.Mallocs - opened.Mallocs
+	return backup, opened.Mallocs - before.Mallocs, after.Mallocs - opened.Mallocs
+}
+
+func wanted(namespace string) holdfast.RestoreSpec {
+	return holdfast.RestoreSpec{Objects: []holdfast.RestoreObject{{Resource: "secrets", Namespace: namespace, Name: "wanted"}}}
 }
 
 // many is a backup of very many objects, of which one is wanted.
@@ -69,11 +74,11 @@ func many(t testing.TB, n int) (*counting, string) {
 }
 
 // TestOneOfMany: to restore one object of many, the manifest is read once and a part of the
-// tarball for each object that is restored, and of the others little is made.
+// tarball for each object that is restored, and of the others little is made, and no index.
 func TestOneOfMany(t *testing.T) {
 	const n = 20_000
 	store, in := many(t, n)
-	opening, restoring := oneOf(t, store, in)
+	backup, opening, restoring := oneOf(t, store, in)
 	t.Logf("%d requests, %d bytes of %d; %.2f and then %.3f allocations for each object", store.requests.Load(), store.ranged.Load(), len(store.memory[format.TarballKey("b")]), float64(opening)/n, float64(restoring)/n)
 	// The metadata, the volumes by three names, the manifest, and two objects.
 	if requests := store.requests.Load(); requests > 8 {
@@ -84,6 +89,22 @@ func TestOneOfMany(t *testing.T) {
 	}
 	if restoring > n/2 {
 		t.Errorf("restoring one object took %d allocations in a backup of %d", restoring, n)
+	}
+
+	// Indexes of all objects take few allocations, and some 300 bytes for each; a list of them
+	// takes some 40, as it grows.
+	e := newExecution(t.Context(), request("r", wanted(in)), Dependencies{Backup: backup, Clock: clock.RealClock{}})
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	items, others, err := e.choose()
+	runtime.ReadMemStats(&after)
+	if err != nil || len(items) != 2 || len(items)+len(others) < n {
+		t.Fatalf("%d objects are chosen, %d are not: %v", len(items), len(others), err)
+	}
+	bytes := float64(after.TotalAlloc-before.TotalAlloc) / n
+	t.Logf("choosing takes %.0f bytes for each object", bytes)
+	if bytes > 100 {
+		t.Errorf("choosing takes %.0f bytes for each object", bytes)
 	}
 }
 
