@@ -110,7 +110,8 @@ func TestEndOfOthers(t *testing.T) {
 		"of another restore of ours": {end("another", holdfast.RestorePhaseFailed, us), false},
 		"no end":                     {end(uid, holdfast.RestorePhaseInProgress, us), false},
 		"forged":                     {bytes.Replace(signed, []byte("another end"), []byte("a forged end"), 1), false},
-		"no JSON":                    {[]byte("\xff" + strings.Repeat("x", 2000)), false},
+		"no JSON":                    {[]byte("\xff"), false},
+		"of another kind":            {[]byte(`{"kind":"` + strings.Repeat("ü", 2000) + `"}`), false},
 		"nothing":                    {nil, false},
 		"too large":                  {bytes.Repeat([]byte(" "), format.MaxMetadataBytes+1), false},
 	} {
