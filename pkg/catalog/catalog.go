@@ -116,6 +116,8 @@ type entry struct {
 	replaced bool
 	// versions are those of what was read, as Content.Versions.
 	versions map[string]string
+	// digests are Content.Digests.
+	digests Digests
 
 	// shadowed is true if another location's entry comes first of those with the store
 	// name; this one then bears its location's name behind its own.
@@ -166,6 +168,17 @@ type Content struct {
 	// Versions are those of the objects that this was read from, by what the layout calls
 	// them; nil if it tells by other means whether the entry is to be read again.
 	Versions map[string]string
+	// Digests are those of a backup's files, as its signed metadata has them; empty where it
+	// has none.
+	Digests Digests `json:",omitzero"`
+}
+
+// Digests are the SHA-256 of files of a backup as they are stored, in hexadecimal. An empty one
+// is not known.
+type Digests struct {
+	Log      string `json:",omitempty"`
+	Results  string `json:",omitempty"`
+	Manifest string `json:",omitempty"`
 }
 
 // Rows is how many volumes there are.
@@ -220,7 +233,7 @@ func (c *Catalog) putLocked(e *entry, content *Content, rows []row, now time.Tim
 	e.missingSince, e.suspect = time.Time{}, false
 	e.recordedAt = now
 	e.retryAt = time.Time{}
-	e.replaced, e.versions = content.Replaced != "", content.Versions
+	e.replaced, e.versions, e.digests = content.Replaced != "", content.Versions, content.Digests
 	if content.VolumesError == "" {
 		e.attempts = 0
 	} else {
@@ -369,22 +382,22 @@ func (c *Catalog) Readable(location string) string {
 
 // Backup is the backup that is listed under a name, or nil.
 func (c *Catalog) Backup(namespace, name string) *holdfast.Backup {
-	backup, _, _ := c.Find(namespace, name)
+	backup, _, _, _ := c.Find(namespace, name)
 	return backup
 }
 
-// Find is the backup that is listed under a name, the location that it lies in, and its
-// store name there; nil if there is none.
-func (c *Catalog) Find(namespace, name string) (backup *holdfast.Backup, location, storeName string) {
+// Find is the backup that is listed under a name, the location that it lies in, its
+// store name there, and what is known of its files; nil if there is none.
+func (c *Catalog) Find(namespace, name string) (backup *holdfast.Backup, location, storeName string, digests Digests) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	bare, _, _ := strings.Cut(name, "@") // no name of a backup has one
 	for _, e := range c.rows[group{storeName: format.StoreName(namespace, bare, c.systemNamespace)}] {
 		if row := e.held.row; row.Namespace == namespace && row.Name == name {
-			return row, e.location, e.storeName
+			return row, e.location, e.storeName, e.digests
 		}
 	}
-	return nil, "", ""
+	return nil, "", "", Digests{}
 }
 
 // change runs do under the locks, and tells of what it changed.

@@ -8,12 +8,16 @@
 // What a manifest says is the word of whoever can write to the store. An object's bytes are
 // given out only if they are what the manifest says, and lie at the very path of the
 // resource, namespace and name that were asked for: so nobody gets one thing by the right
-// to another.
+// to another. A manifest that is small, or read as a whole, is believed only if its digest is
+// the one that the signed metadata has, where that is known.
 package stored
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -28,26 +32,89 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ErrDamaged says that an object's bytes are not those that the manifest describes.
-var ErrDamaged = errors.New("the object is not what the manifest says")
+var (
+	// ErrDamaged says that an object's bytes are not those that the manifest describes.
+	ErrDamaged = errors.New("the object is not what the manifest says")
+	// ErrManifest says that the manifest is not the one that the metadata names.
+	ErrManifest = errors.New("the manifest is not the one that the backup was stored with: somebody has replaced or removed it")
+)
+
+// wholeBytes is up to which size a manifest is read as a whole, and compared with its digest:
+// that of some 15,000 items.
+const wholeBytes = 1 << 20
 
 // Backup is one in its store.
 type Backup struct {
 	Store     store.Ranger
 	StoreName string
+	// ManifestDigest is the SHA-256 of the manifest as it is stored, in hexadecimal; empty if
+	// that is not known.
+	ManifestDigest string
 }
 
 // Index reads the index of the manifest, in two requests. It fails with store.ErrNotFound
-// if the backup has none.
+// if the backup has none. A small manifest is read with it, and fails with ErrManifest if it has
+// another digest than it should; a large one is not compared.
 func (b Backup) Index(ctx context.Context) (*manifest.Index, error) {
 	key := format.ManifestKey(b.StoreName)
 	found, err := b.Store.Attributes(ctx, key)
 	if err != nil {
+		return nil, b.lacking(err)
+	}
+	if found.Size == 0 || found.Size > wholeBytes {
+		return manifest.ReadIndex(ctx, func(ctx context.Context, offset, length int64) (io.ReadCloser, error) {
+			return b.Store.GetRange(ctx, key, offset, length)
+		}, found.Size)
+	}
+	content, err := b.Store.GetRange(ctx, key, 0, found.Size)
+	if err != nil {
+		return nil, b.lacking(err)
+	}
+	defer func() { _ = content.Close() }()
+	whole, err := io.ReadAll(io.LimitReader(content, wholeBytes))
+	if err != nil {
 		return nil, err
 	}
-	return manifest.ReadIndex(ctx, func(ctx context.Context, offset, length int64) (io.ReadCloser, error) {
-		return b.Store.GetRange(ctx, key, offset, length)
-	}, found.Size)
+	if b.ManifestDigest != "" && format.NewContent(whole).SHA256 != b.ManifestDigest {
+		return nil, ErrManifest
+	}
+	return manifest.ReadIndex(ctx, func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+		return io.NopCloser(io.NewSectionReader(bytes.NewReader(whole), offset, length)), nil
+	}, int64(len(whole)))
+}
+
+// lacking is why a manifest can't be read. One that the backup was stored with does not just
+// lack.
+func (b Backup) lacking(err error) error {
+	if b.ManifestDigest != "" && errors.Is(err, store.ErrNotFound) {
+		return ErrManifest
+	}
+	return err
+}
+
+// Items yields all items of the manifest, with memory for one of them, in one request. It fails
+// with ErrManifest at its end if the manifest has another digest than it should.
+func (b Backup) Items(ctx context.Context) manifest.Sequence {
+	return func(yield func(*manifest.Item, error) bool) {
+		content, err := b.Store.Get(ctx, format.ManifestKey(b.StoreName))
+		if err != nil {
+			yield(nil, b.lacking(err))
+			return
+		}
+		defer func() { _ = content.Close() }()
+		sum := sha256.New()
+		seen := io.TeeReader(content, sum)
+		for item, err := range manifest.Read(seen) {
+			if !yield(item, err) || err != nil {
+				return
+			}
+		}
+		if _, err := io.Copy(io.Discard, seen); err != nil {
+			yield(nil, err)
+		} else if b.ManifestDigest != "" && hex.EncodeToString(sum.Sum(nil)) != b.ManifestDigest {
+			yield(nil, ErrManifest)
+		}
+	}
 }
 
 // errEnough ends a scan.

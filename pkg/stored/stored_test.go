@@ -153,6 +153,71 @@ func TestHostileManifest(t *testing.T) {
 	}
 }
 
+// TestManifestOfItsDigest: a manifest that was replaced or removed is not read, neither for one
+// object nor as a whole, and a large one not as a whole.
+func TestManifestOfItsDigest(t *testing.T) {
+	large, random := make([]storedtest.Object, 500), rand.NewChaCha8([32]byte{})
+	for i := range large {
+		noise := make([]byte, 3<<10)
+		_, _ = random.Read(noise)
+		large[i] = storedtest.Object{
+			Kind: "v1/ConfigMap", Resource: "configmaps", Namespace: "shop", Name: fmt.Sprint("large-", i), Content: fmt.Append(nil, i),
+			Labels: map[string]string{"noise": hex.EncodeToString(noise)},
+		}
+	}
+	for name, objects := range map[string][]storedtest.Object{
+		"small": {{Kind: "v1/ConfigMap", Resource: "configmaps", Namespace: "shop", Name: "a"}},
+		"large": large,
+	} {
+		var tarball bytes.Buffer
+		items := storedtest.Items(t, &tarball, objects)
+		document := storedtest.Manifest(t, items)
+		if isLarge := len(document) > 1<<20; isLarge != (name == "large") {
+			t.Fatalf("the %s manifest has %d bytes", name, len(document))
+		}
+		items[0].Reason = "changed"
+		changed := storedtest.Manifest(t, items)
+		for what, c := range map[string]struct {
+			stored         []byte
+			known          bool
+			object, listed error
+		}{
+			"as it was stored":           {stored: document, known: true},
+			"replaced":                   {stored: changed, known: true, object: stored.ErrManifest, listed: stored.ErrManifest},
+			"replaced, and not known":    {stored: changed},
+			"removed":                    {known: true, object: stored.ErrManifest, listed: stored.ErrManifest},
+			"never there, and not known": {object: store.ErrNotFound, listed: store.ErrNotFound},
+		} {
+			if name == "large" && what == "replaced" {
+				c.object = nil // it costs more than an object is worth
+			}
+			bucket := storetest.Memory(t)
+			if c.stored != nil {
+				if err := errors.Join(bucket.Put(t.Context(), format.ManifestKey("b"), c.stored), bucket.Put(t.Context(), format.TarballKey("b"), tarball.Bytes())); err != nil {
+					t.Fatal(err)
+				}
+			}
+			from := stored.Backup{Store: bucket, StoreName: "b"}
+			if c.known {
+				from.ManifestDigest = format.NewContent(document).SHA256
+			}
+			if got, err := find(t.Context(), from, objects[len(objects)-1]); !errors.Is(err, c.object) || (err == nil) != (len(got) > 0) {
+				t.Errorf("%s, %s: an object is %q, %v", name, what, got, err)
+			}
+			var err error
+			count := 0
+			for _, err = range from.Items(t.Context()) {
+				if err == nil {
+					count++
+				}
+			}
+			if !errors.Is(err, c.listed) || err == nil && count != len(objects) {
+				t.Errorf("%s, %s: %d items of %d, %v", name, what, count, len(objects), err)
+			}
+		}
+	}
+}
+
 // Whatever lies in the store, an object that is given out is the one that was asked for, as
 // the manifest describes it.
 func FuzzObject(f *testing.F) {

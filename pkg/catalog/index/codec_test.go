@@ -82,6 +82,7 @@ func TestInverse(t *testing.T) {
 				Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted, Origin: &holdfast.BackupOrigin{PublicKey: "k"}, Expiration: &at},
 			},
 			Volumes:     rapid.SliceOfN(volume, 0, 20).Draw(t, "volumes"),
+			Digests:     catalog.Digests{Log: rapid.String().Draw(t, "log"), Manifest: "m"},
 			Changes:     []format.Expiration{{StoreName: "a", Number: rapid.Int64().Draw(t, "number"), Timestamp: at}},
 			ChangesRead: []string{"a", "b"},
 			Versions:    map[string]string{"x": "y"},

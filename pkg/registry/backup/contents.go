@@ -50,7 +50,7 @@ func (c *Contents) Manifest() *streamed.REST {
 			if err != nil {
 				return nil, err
 			}
-			backup, answer, storeName, err := c.held(ctx, name, "manifest")
+			backup, answer, from, err := c.held(ctx, name, "manifest")
 			if err != nil {
 				return nil, err
 			}
@@ -67,8 +67,9 @@ func (c *Contents) Manifest() *streamed.REST {
 			if asked.lines {
 				answer.ContentType = "application/x-ndjson"
 			}
-			answer.Write = func(ctx context.Context, from store.Ranger, to io.Writer) error {
-				items, err := asked.items(ctx, stored.Backup{Store: from, StoreName: storeName})
+			answer.Write = func(ctx context.Context, location store.Ranger, to io.Writer) error {
+				from.Store = location
+				items, err := asked.items(ctx, from)
 				if err != nil {
 					return err
 				}
@@ -91,7 +92,7 @@ func (c *Contents) Objects() *streamed.REST {
 			if kind == "" || object == "" {
 				return nil, apierrors.NewBadRequest("the parameters kind and name say which object is meant, and namespace for one in a namespace: ?kind=Deployment&namespace=shop&name=web")
 			}
-			backup, answer, storeName, err := c.held(ctx, name, "objects")
+			backup, answer, from, err := c.held(ctx, name, "objects")
 			if err != nil {
 				return nil, err
 			}
@@ -104,8 +105,9 @@ func (c *Contents) Objects() *streamed.REST {
 			}
 			answer.What = fmt.Sprintf("%s %q of the backup %q", kind, strings.TrimPrefix(namespace+"/"+object, "/"), name)
 			answer.ContentType = "application/json"
-			answer.Write = func(ctx context.Context, from store.Ranger, to io.Writer) error {
-				content, err := reader.object(ctx, stored.Backup{Store: from, StoreName: storeName}, kind, namespace, object)
+			answer.Write = func(ctx context.Context, location store.Ranger, to io.Writer) error {
+				from.Store = location
+				content, err := reader.object(ctx, from, kind, namespace, object)
 				if err != nil {
 					return err
 				}
@@ -117,19 +119,19 @@ func (c *Contents) Objects() *streamed.REST {
 	}
 }
 
-// held is a backup that can be restored, and so holds objects.
-func (c *Contents) held(ctx context.Context, name, subresource string) (*v1alpha1.Backup, *streamed.Answer, string, error) {
+// held is a backup that can be restored, and so holds objects. Where it lies has no store yet.
+func (c *Contents) held(ctx context.Context, name, subresource string) (*v1alpha1.Backup, *streamed.Answer, stored.Backup, error) {
 	backup, err := c.ending().Find(ctx, name, subresource, nil)
 	if err != nil {
-		return nil, nil, "", err
+		return nil, nil, stored.Backup{}, err
 	}
 	switch backup.Status.Phase {
 	case v1alpha1.BackupPhaseCompleted, v1alpha1.BackupPhasePartiallyFailed:
 	default:
-		return nil, nil, "", streamed.NotFound(fmt.Sprintf("the backup %q has no %s: it is %s, and holds no objects that could be restored", name, subresource, backup.Status.Phase))
+		return nil, nil, stored.Backup{}, streamed.NotFound(fmt.Sprintf("the backup %q has no %s: it is %s, and holds no objects that could be restored", name, subresource, backup.Status.Phase))
 	}
-	answer, storeName, err := c.answer(backup, subresource)
-	return backup, answer, storeName, err
+	answer, storeName, digests, err := c.answer(backup, subresource)
+	return backup, answer, stored.Backup{StoreName: storeName, ManifestDigest: digests.Manifest}, err
 }
 
 // reader is who asks for what a backup holds.
@@ -353,6 +355,9 @@ func parseFilter(parameters url.Values) (*filter, error) {
 
 // items are those of a backup that match the filter, apart from its limit.
 func (f *filter) items(ctx context.Context, from stored.Backup) (manifest.Sequence, error) {
+	if f.kind == "" && f.limit == 0 && from.ManifestDigest != "" {
+		return f.of(from.Items(ctx)), nil
+	}
 	index, err := from.Index(ctx)
 	var all manifest.Sequence
 	switch {
@@ -371,6 +376,11 @@ func (f *filter) items(ctx context.Context, from stored.Backup) (manifest.Sequen
 	default:
 		all = index.Read(ctx, kindsOf(index, f.kind)...)
 	}
+	return f.of(all), nil
+}
+
+// of are the items that match.
+func (f *filter) of(all manifest.Sequence) manifest.Sequence {
 	return func(yield func(*manifest.Item, error) bool) {
 		for item, err := range all {
 			if err == nil && !f.matches(item) {
@@ -380,7 +390,7 @@ func (f *filter) items(ctx context.Context, from stored.Backup) (manifest.Sequen
 				return
 			}
 		}
-	}, nil
+	}
 }
 
 func (f *filter) matches(item *manifest.Item) bool {

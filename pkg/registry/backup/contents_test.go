@@ -4,10 +4,13 @@
 package backup
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -20,6 +23,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
@@ -37,6 +41,8 @@ type library struct {
 	rights []string
 	broken bool
 	asked  []string
+	// digests are what is known of the backup's files.
+	digests catalog.Digests
 }
 
 func (l *library) Use(context.Context, string) (store.Ranger, func(), error) {
@@ -92,8 +98,8 @@ func newLibrary(t *testing.T) *library {
 			t.Fatal(err)
 		}
 	}
-	l.contents = &Contents{Backups: l.REST, Streams: &streamed.Streams{Stores: l}, Stored: func(b *v1alpha1.Backup) (string, string, bool) {
-		return "default", b.Name, b.Name != "refused"
+	l.contents = &Contents{Backups: l.REST, Streams: &streamed.Streams{Stores: l}, Stored: func(b *v1alpha1.Backup) (string, string, catalog.Digests, bool) {
+		return "default", b.Name, l.digests, b.Name != "refused"
 	}}
 	return l
 }
@@ -246,6 +252,65 @@ func TestObjectsNeedTheRightToThem(t *testing.T) {
 	if code, got := l.get(l.contents.Manifest(), "all", ""); code != 500 || strings.Contains(got, "items") {
 		t.Errorf("with a broken authorizer: %d %s", code, got)
 	}
+}
+
+// TestWhatSomebodyHasReplaced: whatever lies in the store in place of what a backup was stored
+// with is not shown.
+func TestWhatSomebodyHasReplaced(t *testing.T) {
+	l := newLibrary(t)
+	l.rights = []string{"* backups/manifest", "* backups/objects", "* configmaps"}
+	zipped := func(text string) []byte {
+		var compressed bytes.Buffer
+		w := gzip.NewWriter(&compressed)
+		if _, err := w.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return compressed.Bytes()
+	}
+	put := func(key string, content []byte) string {
+		if err := l.bucket.Put(t.Context(), key, content); err != nil {
+			t.Fatal(err)
+		}
+		return format.NewContent(content).SHA256
+	}
+	digests := catalog.Digests{
+		Log: put(format.LogKey("all"), zipped("true")), Results: put(format.ResultsKey("all"), zipped("{}")),
+		Manifest: put(format.ManifestKey("all"), storedtest.Manifest(t, storedtest.Items(t, io.Discard, held))),
+	}
+	requests := []struct {
+		rest         *streamed.REST
+		query, shown string
+	}{
+		{l.contents.Log(), "", "true"},
+		{l.contents.Results(), "", "{}"},
+		{l.contents.Manifest(), "", "conf"},
+		{l.contents.Manifest(), "format=ndjson", "conf"},
+		{l.contents.Manifest(), "kind=ConfigMap", "conf"},
+		{l.contents.Manifest(), "name=conf&limit=1", "conf"},
+		{l.contents.Objects(), "kind=ConfigMap&namespace=shop&name=conf", "conf"},
+	}
+	check := func(what string, want int) {
+		t.Helper()
+		for i, r := range requests {
+			code, text := l.get(r.rest, "all", r.query)
+			if code != want || want == 200 && !strings.Contains(text, r.shown) || want != 200 && !strings.Contains(text, "is not what was stored there") {
+				t.Errorf("%s, request %d: %d %s", what, i, code, text)
+			}
+		}
+	}
+	l.digests = digests
+	check("as it was stored", 200)
+	put(format.LogKey("all"), zipped("true, changed"))
+	put(format.ResultsKey("all"), zipped("{},"))
+	items := storedtest.Items(t, io.Discard, held)
+	items[0].Reason = "changed"
+	put(format.ManifestKey("all"), storedtest.Manifest(t, items))
+	check("changed", 500)
+	l.digests = catalog.Digests{}
+	check("changed, of which nothing is known", 200)
 }
 
 func TestContentsOfBackupsThatHaveNone(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"net/url"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
 )
@@ -20,25 +21,28 @@ const maxLogBytes = 4 << 30
 type Contents struct {
 	Backups *REST
 	Streams *streamed.Streams
-	// Stored says where a backup lies; it is false if nothing of it is stored.
-	Stored func(*v1alpha1.Backup) (location, storeName string, ok bool)
+	// Stored says where a backup lies, and which files it has there, as far as that is known;
+	// it is false if nothing of it is stored.
+	Stored func(*v1alpha1.Backup) (location, storeName string, digests catalog.Digests, ok bool)
 	// Running has the logs of backups that are executed.
 	Running streamed.Logs
 }
 
 // Log serves backups/log: the backup's own log, while it is written and when it is stored.
 func (c *Contents) Log() *streamed.REST {
-	return c.file("log", "text/plain; charset=utf-8", format.LogKey, maxLogBytes, c.Running)
+	digest := func(of catalog.Digests) string { return of.Log }
+	return c.file("log", "text/plain; charset=utf-8", format.LogKey, digest, maxLogBytes, c.Running)
 }
 
 // Results serves backups/results: the texts of its errors and warnings, by namespace.
 func (c *Contents) Results() *streamed.REST {
-	return c.file("results", "application/json", format.ResultsKey, format.MaxSideFileBytes, nil)
+	digest := func(of catalog.Digests) string { return of.Results }
+	return c.file("results", "application/json", format.ResultsKey, digest, format.MaxSideFileBytes, nil)
 }
 
 // file serves a file of a backup as it is stored, decompressed. What there is of it before is
 // served from running, if that is not nil.
-func (c *Contents) file(subresource, contentType string, key func(storeName string) string, limit int64, running streamed.Logs) *streamed.REST {
+func (c *Contents) file(subresource, contentType string, key func(storeName string) string, digest func(catalog.Digests) string, limit int64, running streamed.Logs) *streamed.REST {
 	return &streamed.REST{
 		Streams:    c.Streams,
 		Object:     &v1alpha1.Backup{},
@@ -59,12 +63,12 @@ func (c *Contents) file(subresource, contentType string, key func(storeName stri
 					Running: &streamed.Running{Logs: running, UID: backup.UID, Follow: follow},
 				}, err
 			}
-			answer, storeName, err := c.answer(backup, subresource)
+			answer, storeName, digests, err := c.answer(backup, subresource)
 			if err != nil {
 				return nil, err
 			}
 			answer.ContentType = contentType
-			answer.Write = streamed.Gunzipped(key(storeName), limit, "")
+			answer.Write = streamed.Gunzipped(key(storeName), limit, digest(digests))
 			return answer, nil
 		},
 	}
@@ -91,14 +95,14 @@ func hasEnded(backup *v1alpha1.Backup) bool {
 }
 
 // answer is one about something of a backup that has ended.
-func (c *Contents) answer(backup *v1alpha1.Backup, subresource string) (answer *streamed.Answer, storeName string, err error) {
-	location, storeName, ok := c.Stored(backup)
+func (c *Contents) answer(backup *v1alpha1.Backup, subresource string) (answer *streamed.Answer, storeName string, digests catalog.Digests, err error) {
+	location, storeName, digests, ok := c.Stored(backup)
 	if !ok {
-		return nil, "", streamed.NotFound(fmt.Sprintf("the backup %q has no %s: it ended as %s, and nothing of it is stored", backup.Name, subresource, backup.Status.Phase))
+		return nil, "", digests, streamed.NotFound(fmt.Sprintf("the backup %q has no %s: it ended as %s, and nothing of it is stored", backup.Name, subresource, backup.Status.Phase))
 	}
 	return &streamed.Answer{
 		What:     what(backup, subresource),
 		Location: location,
 		Missing:  fmt.Sprintf("the backup %q has no %s in the storage location %q: its writer has stored none, or somebody has removed it", backup.Name, subresource, location),
-	}, storeName, nil
+	}, storeName, digests, nil
 }

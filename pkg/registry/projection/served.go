@@ -9,25 +9,27 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Stored is where a backup, as it was shown, lies: the location, and its store name there.
+// Stored is where a backup, as it was shown, lies: the location, and its store name there;
+// and what is known of its files, as soon as its metadata was read.
 // It is false if nothing of it is stored, or not yet, or another backup is shown by now.
-func (p *Projector) Stored(backup *v1alpha1.Backup) (location, storeName string, ok bool) {
+func (p *Projector) Stored(backup *v1alpha1.Backup) (location, storeName string, digests catalog.Digests, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key := nameOf(backup)
-	stored, location, storeName := p.stores.catalog.Find(key.Namespace, key.Name)
+	stored, location, storeName, digests := p.stores.catalog.Find(key.Namespace, key.Name)
 	if stored != nil && stored.UID == backup.UID {
-		return location, storeName, true
+		return location, storeName, digests, true
 	}
 	for _, run := range []*enginev1alpha1.BackupRun{p.runs.byBackup[key], p.runs.unread[key].run} {
 		if run != nil && run.Status.Stored && run.AsBackup().UID == backup.UID {
-			return run.Spec.Backup.StorageLocation, run.Name, true
+			return run.Spec.Backup.StorageLocation, run.Name, catalog.Digests{}, true
 		}
 	}
-	return "", "", false
+	return "", "", catalog.Digests{}, false
 }
 
 // Use gives the store of a location, open, until done is called.

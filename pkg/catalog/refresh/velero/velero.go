@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"path"
 	"slices"
 	"strings"
 
@@ -189,6 +190,13 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	}
 	contents, err := format.TakeContents(backup)
 	list, named := contents.Of(format.PodVolumeBackupsKey(name))
+	if isSigned(backup) {
+		content.Digests = catalog.Digests{
+			Log:      contents[path.Base(format.LogKey(name))].SHA256,
+			Results:  contents[path.Base(format.ResultsKey(name))].SHA256,
+			Manifest: contents[path.Base(format.ManifestKey(name))].SHA256,
+		}
+	}
 	if version != "" {
 		content.Versions = map[string]string{versionMetadata: version}
 		if named {

@@ -4,14 +4,18 @@
 package velero
 
 import (
+	"bytes"
 	"crypto/rand"
 	"slices"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -81,5 +85,52 @@ func TestFewChangesAreRead(t *testing.T) {
 				t.Errorf("%d are read, want %d", reads, test.reads)
 			}
 		})
+	}
+}
+
+// TestDigestsOfWhatIsSigned: what metadata says of the other files is known of it only as far as
+// it was signed.
+func TestDigestsOfWhatIsSigned(t *testing.T) {
+	key, err := format.NewSigningKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := metav1.Unix(1_700_000_000, 0)
+	contents := format.Contents{}
+	for _, of := range []string{format.LogKey("b"), format.ResultsKey("b"), format.ManifestKey("b")} {
+		contents.Set(of, format.NewContent([]byte(of)))
+	}
+	of := func(key string) string { return format.NewContent([]byte(key)).SHA256 }
+	all := catalog.Digests{Log: of(format.LogKey("b")), Results: of(format.ResultsKey("b")), Manifest: of(format.ManifestKey("b"))}
+	for name, test := range map[string]struct {
+		key      *format.SigningKey
+		contents format.Contents
+		change   string
+		want     catalog.Digests
+	}{
+		"signed":                      {key: key, contents: contents, want: all},
+		"signed, with a log after it": {key: key, contents: format.Contents{"manifest.json.gz": contents["manifest.json.gz"]}, want: catalog.Digests{Manifest: all.Manifest}},
+		"signed, without any":         {key: key},
+		"changed":                     {key: key, contents: contents, change: "changed"},
+		"not signed":                  {contents: contents},
+	} {
+		backup := &holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "b", UID: "uid", CreationTimestamp: at}}
+		backup.Status = holdfast.BackupStatus{Phase: holdfast.BackupPhaseFailed, FailureReason: "original", StartTimestamp: &at, CompletionTimestamp: &at}
+		metadata, err := format.EncodeBackup(backup, test.contents, format.Cluster{SystemNamespace: "holdfast", UID: "cluster", Key: test.key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if test.change != "" {
+			metadata = bytes.ReplaceAll(metadata, []byte("original"), []byte(test.change))
+		}
+		from := storetest.Memory(t)
+		if err := from.Put(t.Context(), format.MetadataKey("b"), metadata); err != nil {
+			t.Fatal(err)
+		}
+		l := &Layout{Location: "default", SystemNamespace: "holdfast", Clock: clocktesting.NewFakeClock(at.Time)}
+		got, err := l.Read(t.Context(), from, "b", layout.Known{Beside: func(types.UID) []string { return nil }})
+		if err != nil || got.Digests != test.want {
+			t.Errorf("%s: got %+v, %v", name, got.Digests, err)
+		}
 	}
 }
