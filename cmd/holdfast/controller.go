@@ -20,7 +20,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -47,6 +46,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
 	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumedeletion"
+	"github.com/holdfast-io/holdfast/pkg/discovered"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
@@ -270,6 +270,10 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 	if err != nil {
 		return err
 	}
+	served, err := discovered.New(config)
+	if err != nil {
+		return err
+	}
 	cluster, err := backuprun.Cluster(ctx, kube, o.client.namespace)
 	if err != nil {
 		return err
@@ -349,7 +353,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 		Engine:           engine.EngineV1alpha1(),
 		ConfigMaps:       configMaps,
 		Executor: &backuprun.Executor{
-			Discovery:     discovery.ToServerResourcesInterfaceWithContext(kube.Discovery()),
+			Discovery:     served,
 			Client:        client,
 			Secrets:       credentials,
 			Locations:     engineRecords.StorageLocations().Lister().StorageLocations(o.client.namespace),
