@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 
 	"github.com/klauspost/compress/gzip"
 )
@@ -56,12 +57,18 @@ type member struct {
 	compressed []byte
 }
 
+// compressors are kept, for what one allocates is far more than what most manifests take.
+var compressors = sync.Pool{New: func() any {
+	compressor, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) // the level is valid
+	return compressor
+}}
+
 // Add takes an item. Its identity must be new. Of one that is larger than 32 KiB as JSON
 // all is left out that the object has made as large, and Shortened says so.
 func (w *Writer) Add(item *Item) error {
 	if w.sections == nil {
 		w.sections = map[string]*section{}
-		w.compressor, _ = gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) // the level is valid
+		w.compressor = compressors.Get().(*gzip.Writer)
 	}
 	kind := item.GroupKind()
 	s := w.sections[kind]
@@ -234,8 +241,13 @@ func (w *Writer) Size() int {
 // WriteTo writes the document. Nothing can be added after that.
 func (w *Writer) WriteTo(to io.Writer) (int64, error) {
 	if w.compressor == nil {
-		w.compressor, _ = gzip.NewWriterLevel(io.Discard, gzip.BestSpeed)
+		w.compressor = compressors.Get().(*gzip.Writer)
 	}
+	defer func() {
+		w.compressor.Reset(io.Discard) // so that it keeps nothing of what was written
+		compressors.Put(w.compressor)
+		w.compressor = nil
+	}()
 	out := &counter{w: to}
 	write := func(compressed []byte, err error) error {
 		if err == nil {

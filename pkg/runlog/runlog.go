@@ -58,10 +58,24 @@ type Log struct {
 	changed chan struct{}
 }
 
+// compressors are kept, for what one allocates is far more than what most logs take.
+var compressors = sync.Pool{New: func() any {
+	compressor, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) // the level is valid
+	return compressor
+}}
+
+// releaseLocked gives up what no line needs any more.
+func (l *Log) releaseLocked() {
+	l.compressed.Reset(io.Discard) // so that it keeps nothing of the log
+	compressors.Put(l.compressed)
+	l.compressed, l.handler = nil, nil
+}
+
 // New returns an empty log.
 func New(clock clock.PassiveClock) *Log {
 	l := &Log{clock: clock}
-	l.compressed, _ = gzip.NewWriterLevel(&l.buffer, gzip.BestSpeed) // the level is valid
+	l.compressed = compressors.Get().(*gzip.Writer)
+	l.compressed.Reset(&l.buffer)
 	l.handler = slog.NewTextHandler(l.compressed, &slog.HandlerOptions{Level: slog.LevelInfo})
 	return l
 }
@@ -105,6 +119,7 @@ func (l *Log) End() []byte {
 			l.writeLocked(slog.LevelWarn, "the log was too long: lines were left out", slog.Int("lines", l.leftOut))
 		}
 		_ = l.compressed.Close() // a buffer takes everything
+		l.releaseLocked()
 		l.over, l.ended, l.flushed, l.readable = true, true, true, l.buffer.Len()
 		l.tellLocked()
 	}
@@ -117,6 +132,7 @@ func (l *Log) Break() {
 	defer l.mu.Unlock()
 	if !l.over {
 		l.flushLocked()
+		l.releaseLocked()
 		l.over = true
 		l.tellLocked()
 	}
