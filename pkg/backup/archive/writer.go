@@ -95,7 +95,7 @@ type Position struct{ Member, Offset int64 }
 
 // level stores the same bytes in no more than the standard library's default, which Velero has, at
 // half of the time of the levels beyond. Objects of many kinds, which come mixed here, take some
-// percent more (TestSizeOfTheTarball in pkg/backup).
+// percent more (TestSizeOfManyKinds in pkg/backup).
 const level = 6
 
 // maxParallel bounds how many members of one tarball are compressed at a time.
