@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -205,4 +206,42 @@ func newBackup(name, of string) *v1alpha1.Backup {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
 		Spec:       v1alpha1.BackupSpec{IncludedNamespaces: []string{of}},
 	}
+}
+
+// eachRequest tells how often kube-apiserver was asked for what, by its metrics.
+func (l *lab) eachRequest(ctx context.Context, found func(verb, resource string, times int)) error {
+	raw, err := l.kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return err
+	}
+	lines := bufio.NewScanner(bytes.NewReader(raw))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		labels, ok := strings.CutPrefix(lines.Text(), "apiserver_request_total{")
+		if !ok {
+			continue
+		}
+		of := func(label string) string {
+			_, after, _ := strings.Cut(","+labels, ","+label+`="`)
+			value, _, _ := strings.Cut(after, `"`)
+			return value
+		}
+		value, err := strconv.ParseFloat(labels[strings.LastIndexByte(labels, ' ')+1:], 64)
+		if err != nil {
+			return fmt.Errorf("%s: %w", lines.Text(), err)
+		}
+		found(of("verb"), of("resource"), int(value))
+	}
+	return lines.Err()
+}
+
+// requestsMade is how many requests kube-apiserver has had so far, apart from watches and from
+// the renewal of Leases, which go on with backups or without.
+func (l *lab) requestsMade(ctx context.Context) (total int, err error) {
+	err = l.eachRequest(ctx, func(verb, resource string, times int) {
+		if verb != "WATCH" && (resource != "leases" || verb == "LIST") {
+			total += times
+		}
+	})
+	return total, err
 }

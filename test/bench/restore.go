@@ -4,13 +4,9 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -153,38 +149,19 @@ func (l *lab) restore(ctx context.Context, name string, spec v1alpha1.RestoreSpe
 
 // requests counts, by the API server's metrics, those for what a restore here is about.
 func (l *lab) requests(ctx context.Context) (reads, writes int, err error) {
-	raw, err := l.kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return 0, 0, err
-	}
-	lines := bufio.NewScanner(bytes.NewReader(raw))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		labels, ok := strings.CutPrefix(lines.Text(), "apiserver_request_total{")
-		if !ok {
-			continue
-		}
-		of := func(label string) string {
-			_, after, _ := strings.Cut(","+labels, ","+label+`="`)
-			value, _, _ := strings.Cut(after, `"`)
-			return value
-		}
-		switch of("resource") {
+	err = l.eachRequest(ctx, func(verb, resource string, times int) {
+		switch resource {
 		case "configmaps", "secrets", "namespaces", "serviceaccounts":
 		default:
-			continue
+			return
 		}
-		value, err := strconv.ParseFloat(labels[strings.LastIndexByte(labels, ' ')+1:], 64)
-		if err != nil {
-			return 0, 0, fmt.Errorf("%s: %w", lines.Text(), err)
-		}
-		switch of("verb") {
+		switch verb {
 		case "GET", "LIST":
-			reads += int(value)
+			reads += times
 		case "WATCH":
 		default:
-			writes += int(value)
+			writes += times
 		}
-	}
-	return reads, writes, lines.Err()
+	})
+	return reads, writes, err
 }
