@@ -18,6 +18,7 @@ import (
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/hostpath"
 )
 
 // claim is what is kept of a volume claim.
@@ -52,7 +53,11 @@ type pendingWarning struct {
 // be read.
 type persistentVolume struct {
 	// hostPath is the path of a folder of a node, or "".
-	hostPath      string
+	hostPath string
+	// claim is the uid of the claim that it is bound to.
+	claim types.UID
+	// nodes are those where it is.
+	nodes         *corev1.VolumeNodeAffinity
 	reclaimPolicy corev1.PersistentVolumeReclaimPolicy
 	labels        map[string]string
 	capacity      int64
@@ -100,6 +105,8 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 		} `json:"metadata"`
 		Spec struct {
 			HostPath      corev1.HostPathVolumeSource          `json:"hostPath"`
+			ClaimRef      corev1.ObjectReference               `json:"claimRef"`
+			NodeAffinity  *corev1.VolumeNodeAffinity           `json:"nodeAffinity"`
 			ReclaimPolicy corev1.PersistentVolumeReclaimPolicy `json:"persistentVolumeReclaimPolicy"`
 			Capacity      corev1.ResourceList                  `json:"capacity"`
 		} `json:"spec"`
@@ -108,7 +115,7 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 		return nil, err
 	}
 	kept := &persistentVolume{
-		hostPath: object.Spec.HostPath.Path, reclaimPolicy: object.Spec.ReclaimPolicy, labels: object.Metadata.Labels,
+		hostPath: object.Spec.HostPath.Path, claim: object.Spec.ClaimRef.UID, nodes: object.Spec.NodeAffinity, reclaimPolicy: object.Spec.ReclaimPolicy, labels: object.Metadata.Labels,
 		capacity: object.Spec.Capacity.Storage().Value(), created: object.Metadata.CreationTimestamp,
 	}
 	if len(p.policies) > 0 {
@@ -192,8 +199,13 @@ func (p *podVolumes) keepClaim(ctx context.Context, h *head, raw []byte) (*claim
 	}
 	kept.volume = object.Spec.VolumeName
 	volume, err := p.persistentVolume(ctx, kept.volume, "the claim "+itemName(h.Metadata.Namespace, h.Metadata.Name)+" is bound to it")
-	if volume != nil && volume.hostPath != "" && p.hostPathRoots.Over(volume.hostPath) == "" {
-		kept.unusable = "its persistent volume is of type hostPath, and not below the controller's --host-path-roots"
+	if volume != nil && volume.hostPath != "" {
+		switch {
+		case p.hostPathRoots.Over(volume.hostPath) == "":
+			kept.unusable = "its persistent volume is of type hostPath, and not below the controller's --host-path-roots"
+		case volume.claim != kept.uid:
+			kept.unusable = "its persistent volume is bound to another claim"
+		}
 	}
 	p.decide(kept, volume, raw)
 	return kept, err
@@ -286,8 +298,55 @@ func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []by
 			p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: s.claim}].skipped = s.reason
 		}
 	}
-	p.hold(&pod, picked)
+	here := picked[:0]
+	for _, volume := range picked {
+		of := p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claimOf(&pod, &volume)}]
+		why, err := p.notHere(ctx, of, pod.Spec.NodeName)
+		switch {
+		case err != nil:
+			return err
+		case why != "":
+			p.skip(about, skippedVolume{volume.Name, claimOf(&pod, &volume), why, true})
+			of.skipped = why
+		default:
+			here = append(here, volume)
+		}
+	}
+	p.hold(&pod, here)
 	return ctx.Err()
+}
+
+// notHere says why a claim, or none, is not to be read on the node of a pod, or "". The kubelet mounts
+// no volume of another node, but a folder of type hostPath it does not mount: a pod that goes on
+// while its claim is made anew is on a node where the path is somebody else's.
+func (p *podVolumes) notHere(ctx context.Context, of *claim, name string) (string, error) {
+	if of == nil || name == "" {
+		return "", nil
+	}
+	kept := p.persistentVolumes[of.volume]
+	if kept == nil || kept.hostPath == "" || kept.nodes == nil {
+		return "", nil
+	}
+	const unknown = "its persistent volume is of type hostPath, and it is not known whether it is on the pod's node"
+	r, found := p.discovered.find(nodesResource)
+	if !found {
+		return unknown, nil
+	}
+	_, raw, err := p.fetch(ctx, r, "", name, true)
+	if raw == nil {
+		return unknown, err
+	}
+	var node corev1.Node
+	if err := decode(raw, &node); err != nil {
+		return unknown + ": " + err.Error(), nil
+	}
+	switch on, err := hostpath.On(kept.nodes, &node); {
+	case err != nil:
+		return unknown + ": " + err.Error(), nil
+	case !on:
+		return "its persistent volume is of type hostPath, and on another node than the pod", nil
+	}
+	return "", nil
 }
 
 func (p *podVolumes) skip(about subject, s skippedVolume) {

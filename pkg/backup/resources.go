@@ -48,6 +48,7 @@ func newResource(gv schema.GroupVersion, served *metav1.APIResource) resource {
 
 var (
 	namespacesResource        = schema.GroupResource{Resource: "namespaces"}
+	nodesResource             = schema.GroupResource{Resource: "nodes"}
 	persistentVolumesResource = schema.GroupResource{Resource: "persistentvolumes"}
 	claimsResource            = schema.GroupResource{Resource: "persistentvolumeclaims"}
 	podsResource              = schema.GroupResource{Resource: "pods"}

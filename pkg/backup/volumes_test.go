@@ -55,7 +55,7 @@ func (f *fixture) claims() {
 	}
 	f.add("namespaces", namespace("shop", ""))
 	f.add("persistentvolumes", `{"metadata":{"name":"pv-data"},"spec":{"csi":{}}}`, `{"metadata":{"name":"pv-idle"},"spec":{"csi":{}}}`,
-		`{"metadata":{"name":"pv-local","labels":{"zone":"a"}},"spec":{"hostPath":{"path":"/data"}}}`, `{"metadata":{"name":"pv-private"},"spec":{"csi":{}}}`,
+		`{"metadata":{"name":"pv-local","labels":{"zone":"a"}},"spec":{"claimRef":{"uid":"claim-local"},"hostPath":{"path":"/data"}}}`, `{"metadata":{"name":"pv-private"},"spec":{"csi":{}}}`,
 		`{"metadata":{"name":"pv-temp"},"spec":{"csi":{}}}`)
 	f.add("persistentvolumeclaims", bound("data", "pv-data", ""), bound("idle", "pv-idle", ""), bound("local", "pv-local", ""),
 		bound("private", "pv-private", `"velero.io/exclude-from-backup":"true"`), bound("eph-temp", "pv-temp", ""),
@@ -301,6 +301,43 @@ func TestHostPathVolumes(t *testing.T) {
 		}
 		if diff := gocmp.Diff(want, got); diff != "" {
 			t.Errorf("below %s handed over (-want +got):\n%s", root, diff)
+		}
+	}
+}
+
+// What no kubelet has made sure of: that a folder of a node is the claim's, and on the pod's node.
+func TestHostPathVolumesOfOthers(t *testing.T) {
+	yes := true
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f.deps.HostPathRoots = []string{"/data"}
+	f.claims()
+	f.add("nodes", `{"metadata":{"name":"n1","labels":{"kubernetes.io/hostname":"host-1"}}}`)
+	var volumes []string
+	for name, spec := range map[string]string{
+		"here":    `"nodeAffinity":{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"kubernetes.io/hostname","operator":"In","values":["host-1"]}]}]}},"claimRef":{"uid":"claim-here"}`,
+		"there":   `"nodeAffinity":{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"kubernetes.io/hostname","operator":"In","values":["host-2"]}]}]}},"claimRef":{"uid":"claim-there"}`,
+		"broken":  `"nodeAffinity":{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"kubernetes.io/hostname","operator":"Is"}]}]}},"claimRef":{"uid":"claim-broken"}`,
+		"foreign": `"claimRef":{"uid":"claim-of-another"}`,
+		"of-none": `"capacity":{}`,
+	} {
+		f.add("persistentvolumes", fmt.Sprintf(`{"metadata":{"name":"pv-of-%s"},"spec":{%s,"hostPath":{"path":"/data/%s"}}}`, name, spec, name))
+		f.add("persistentvolumeclaims", fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"shop","uid":"claim-%s"},"spec":{"volumeName":"pv-of-%s"},"status":{"phase":"Bound"}}`, name, name, name))
+		volumes = append(volumes, fmt.Sprintf(`%s "persistentVolumeClaim":{"claimName":%q}`, name, name))
+	}
+	f.add("pods", podWith("p", "", volumes...))
+	f.run(t)
+	if got := f.volumes.submitted; len(got) != 1 || got[0].HostPath != "/data/here" {
+		t.Errorf("handed over are %+v", got)
+	}
+	warnings := strings.Join(f.results(t).Warnings.Namespaces["shop"], "\n")
+	for _, want := range []string{
+		"volume there is not backed up: its persistent volume is of type hostPath, and on another node than the pod",
+		"volume broken is not backed up: its persistent volume is of type hostPath, and it is not known whether it is on the pod's node",
+		"volume foreign is not backed up: its persistent volume is bound to another claim",
+		"volume of-none is not backed up: its persistent volume is bound to another claim",
+	} {
+		if !strings.Contains(warnings, want) {
+			t.Errorf("no warning says %q:\n%s", want, warnings)
 		}
 	}
 }

@@ -68,23 +68,42 @@ func (f Folder) open() (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Path), nil
 }
 
+// segment fails for what can't be a part of a path.
+func segment(what, name string) error {
+	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
+		return fmt.Errorf("the %s %q can't be the name of a folder", what, name)
+	}
+	return nil
+}
+
+// PodFolder finds the folder of a pod's volumes on this node, and what is in it: one folder for
+// each plugin. A pod that has left this node has none.
+func PodFolder(podsDir string, pod types.UID) (path string, plugins []os.DirEntry, err error) {
+	if err := segment("uid of the pod", string(pod)); err != nil {
+		return "", nil, err
+	}
+	path = filepath.Join(podsDir, string(pod), "volumes")
+	plugins, err = os.ReadDir(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", nil, fmt.Errorf("the pod has no folder on this node (%s): is it still running here?", path)
+	case err != nil:
+		return "", nil, fmt.Errorf("look for the pod's volumes: %w", err)
+	}
+	return path, plugins, nil
+}
+
 // VolumeFolder finds the folder of a pod's volume on this node, below the kubelet's
 // folder of pods: UID/volumes/PLUGIN/NAME, with the name of the PersistentVolume
 // or, without one, of the volume. Source: the kubelet's GetPodVolumeDir.
 func VolumeFolder(podsDir string, pod types.UID, volume, persistentVolume string) (string, error) {
 	name := cmp.Or(persistentVolume, volume)
-	for what, segment := range map[string]string{"uid of the pod": string(pod), "name of the volume": name} {
-		if segment == "" || segment == "." || segment == ".." || strings.ContainsAny(segment, "/\x00") {
-			return "", fmt.Errorf("the %s %q can't be the name of a folder", what, segment)
-		}
+	if err := segment("name of the volume", name); err != nil {
+		return "", err
 	}
-	volumes := filepath.Join(podsDir, string(pod), "volumes")
-	plugins, err := os.ReadDir(volumes)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("the pod has no folder on this node (%s): is it still running here?", volumes)
-	}
+	volumes, plugins, err := PodFolder(podsDir, pod)
 	if err != nil {
-		return "", fmt.Errorf("look for the pod's volumes: %w", err)
+		return "", err
 	}
 
 	var found []string

@@ -10,6 +10,9 @@ import (
 	"fmt"
 	"path"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
 // Roots are folders of nodes.
@@ -26,17 +29,31 @@ func (r Roots) Validate() error {
 	return nil
 }
 
-// Over is the root that a path of a node is, or lies below, or "": the deepest, which is what
-// is mounted there. A path that goes back by .. lies nowhere.
+// Over is the root that a path of a node is, or lies below, or "": the shallowest, since
+// whoever writes between two roots could lead from one to the other elsewhere. A path that
+// goes back by .. lies nowhere.
 func (r Roots) Over(folder string) (over string) {
 	if strings.Contains("/"+folder+"/", "/../") {
 		return ""
 	}
 	folder = path.Clean(folder)
 	for _, root := range r {
-		if (folder == root || strings.HasPrefix(folder, root+"/")) && len(root) > len(over) {
+		if (folder == root || strings.HasPrefix(folder, root+"/")) && (over == "" || len(root) < len(over)) {
 			over = root
 		}
 	}
 	return over
+}
+
+// On reports whether a persistent volume lies on a node. Of a volume that the kubelet mounts it
+// has made sure; the same path on another node is another volume.
+func On(volume *corev1.VolumeNodeAffinity, node *corev1.Node) (bool, error) {
+	if volume == nil || volume.Required == nil {
+		return true, nil
+	}
+	selector, err := nodeaffinity.NewNodeSelector(volume.Required)
+	if err != nil {
+		return false, fmt.Errorf("the node affinity of the persistent volume: %w", err)
+	}
+	return selector.Match(node), nil
 }

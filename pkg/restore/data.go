@@ -58,25 +58,38 @@ func (e *execution) bytesOf(item *manifest.Item) int64 {
 // holdBack keeps what uses a claim from being created, since its data is not there: it
 // would start on an empty volume, and what it writes there would be taken for the data.
 func (e *execution) holdBack(claim *manifest.Item) {
-	e.holdBackUsers(manifest.Reference{KindName: claim.KindName, Namespace: claim.Namespace, Name: claim.Name})
+	e.indexItems()
+	ofPod := slices.ContainsFunc(claim.OwnerUIDs, func(uid string) bool { return e.byUID[uid] != nil && e.byUID[uid].KindName == "Pod" })
+	e.holdBackUsers(manifest.Reference{KindName: claim.KindName, Namespace: claim.Namespace, Name: claim.Name}, ofPod)
 }
 
-func (e *execution) holdBackUsers(claim manifest.Reference) {
+// holdBackUsers does so for what uses a claim, and what owns that, which would make it anew; and
+// for what may use it, which nothing does but its pod if a pod has made the claim.
+func (e *execution) holdBackUsers(claim manifest.Reference, ofPod bool) {
 	e.indexItems()
-	users := slices.Concat(e.users[claim], e.suspects[claim.Namespace])
+	uses, mayUse := "uses the claim "+claim.Namespace+"/"+claim.Name, "may use the claim "+claim.Namespace+"/"+claim.Name
+	users := slices.Clone(e.users[claim])
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for len(users) > 0 {
 		user := users[len(users)-1]
 		users = users[:len(users)-1]
-		if e.held[user] != "" || user.Name == claim.Name && user.Namespace == claim.Namespace && user.KindName == claim.KindName {
+		if strings.HasPrefix(e.held[user], "uses") || user.Name == claim.Name && user.Namespace == claim.Namespace && user.KindName == claim.KindName {
 			continue
 		}
-		e.held[user] = claim.Namespace + "/" + claim.Name
+		e.held[user] = uses
 		for _, owner := range user.OwnerUIDs {
 			if owner := e.byUID[owner]; owner != nil {
 				users = append(users, owner)
 			}
+		}
+	}
+	if ofPod {
+		return
+	}
+	for _, suspect := range e.suspects[claim.Namespace] {
+		if e.held[suspect] == "" {
+			e.held[suspect] = mayUse
 		}
 	}
 }
@@ -106,11 +119,7 @@ func (e *execution) heldBack(item *manifest.Item) string {
 	if e.held[item] == "" {
 		return ""
 	}
-	uses := "uses"
-	if slices.Contains(e.suspects[item.Namespace], item) {
-		uses = "may use"
-	}
-	return fmt.Sprintf("it %s the claim %s, whose data is not there, and would start without: see what is wrong with that, and restore this again", uses, e.held[item])
+	return fmt.Sprintf("it %s, whose data is not there, and would start without: see what is wrong with that, and restore this again", e.held[item])
 }
 
 // restoreData returns when the data of a claim, which exists, is complete. Created says that

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -108,7 +109,7 @@ func (e *execution) findHalves(ctx context.Context, items []*manifest.Item) erro
 			}
 			if live != nil && markOf(live) != nil {
 				e.report.warn(subject{claimKind.resource, e.target(claim.Namespace), claim.Name}, halfReason)
-				e.holdBackUsers(claim)
+				e.holdBackUsers(claim, ofPod(live))
 			}
 		}
 	}
@@ -118,6 +119,12 @@ func (e *execution) findHalves(ctx context.Context, items []*manifest.Item) erro
 		}
 	}
 	return nil
+}
+
+// ofPod reports whether a pod has made a claim, for itself.
+func ofPod(claim *unstructured.Unstructured) bool {
+	owner := metav1.GetControllerOfNoCopy(claim)
+	return owner != nil && owner.Kind == "Pod"
 }
 
 // findHalvesOf does that for what may use any claim of a namespace, but for those that are restored.
@@ -130,7 +137,7 @@ func (e *execution) findHalvesOf(ctx context.Context, namespace string, known ma
 		claim := manifest.Reference{KindName: claimKind.kind, Namespace: namespace, Name: live.GetName()}
 		if markOf(live) != nil && !known[claim] {
 			e.report.warn(subject{claimKind.resource, e.target(namespace), claim.Name}, halfReason)
-			e.holdBackUsers(claim)
+			e.holdBackUsers(claim, ofPod(live))
 		}
 		return nil
 	})

@@ -86,10 +86,10 @@ func (d *disk) Counts() holdfast.RestoreVolumesProgress {
 }
 
 // claimWithPod is a backup of a claim with its data, and of a pod that uses it.
-func claimWithPod(t *testing.T, snapshot string) *source.Backup {
+func claimWithPod(t *testing.T, snapshot string, more ...map[string]any) *source.Backup {
 	t.Helper()
 	pod := obj("v1", "Pod", "a", "p", with([]any{map[string]any{"name": "v", "persistentVolumeClaim": map[string]any{"claimName": "data"}}}, "spec", "volumes"))
-	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("v1", "PersistentVolumeClaim", "a", "data"), pod)
+	backup := backupOf(t, append(more, obj("v1", "Namespace", "", "a"), obj("v1", "PersistentVolumeClaim", "a", "data"), pod)...)
 	volume := source.Volume{Volume: format.Volume{Pod: engine.PodReference{Namespace: "a", Name: "p"}, ClaimName: "data"}}
 	volume.Status = engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: snapshot}
 	backup.Volumes = append(backup.Volumes, volume)
@@ -312,8 +312,8 @@ func (d *disk) killedAt(t *testing.T, backup *source.Backup, uid string, n int, 
 // TestWhatMayUseAClaim: a pod whose references had no room starts neither before the data of the
 // claims of its namespace is whole, nor without.
 func TestWhatMayUseAClaim(t *testing.T) {
-	backupOf := func(t *testing.T) *source.Backup {
-		backup := claimWithPod(t, "k-1")
+	backupOf := func(t *testing.T, more ...map[string]any) *source.Backup {
+		backup := claimWithPod(t, "k-1", more...)
 		for _, item := range backup.Items {
 			if item.KindName == "Pod" {
 				item.References, item.OwnerUIDs, item.Labels, item.Shortened = nil, nil, nil, true
@@ -337,9 +337,15 @@ func TestWhatMayUseAClaim(t *testing.T) {
 	t.Run("missing", func(t *testing.T) {
 		d := newDisk(t)
 		d.half = func() error { return errors.New("no space") }
-		want(t, d.run(t, t.Context(), backupOf(t), "r1", holdfast.RestoreSpec{}), holdfast.RestorePhasePartiallyFailed, "no space", "it may use the claim a/data, whose data is not there")
+		// It comes after the data, since it owns what may use the claim; and it comes all the same.
+		free := obj("v1", "ConfigMap", "a", "free")
+		backup := backupOf(t, free, obj("example.com/v1", "Widget", "a", "w", ownedBy(free)))
+		want(t, d.run(t, t.Context(), backup, "r1", holdfast.RestoreSpec{}), holdfast.RestorePhasePartiallyFailed, "no space", "it may use the claim a/data, whose data is not there")
 		if d.server.get("pods", "a", "p") != nil {
 			t.Error("the pod was created")
+		}
+		if d.server.get("configmaps", "a", "free") == nil {
+			t.Error("what a suspect belongs to was held back, too")
 		}
 	})
 	t.Run("left out of the restore", func(t *testing.T) {

@@ -542,6 +542,7 @@ func TestHostPath(t *testing.T) {
 	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
 	root, outside := t.TempDir(), t.TempDir()
 	h.config.HostPathRoots = []string{root}
+	h.volume("of-the-pod")
 	for _, dir := range []string{filepath.Join(root, "from"), filepath.Join(root, "to"), filepath.Join(outside, "from")} {
 		must(t, os.Mkdir(dir, 0o755))
 	}
@@ -597,6 +598,12 @@ func TestHostPath(t *testing.T) {
 		if got := restore(name, test.path); got.Phase != engine.VolumePhaseFailed || !strings.Contains(got.Message, test.problem) {
 			t.Errorf("%s: the restore is %+v, want %q in it", name, got, test.problem)
 		}
+	}
+	left := h.backup("left", "left", "data")
+	left.Spec.PersistentVolume, left.Spec.HostPath, left.Spec.Pod.UID = "pv", filepath.Join(root, "from"), "of-a-pod-that-has-left"
+	h.create(left)
+	if got := h.expect("left", engine.VolumePhaseFailed).Status.Message; !strings.Contains(got, "is it still running here?") {
+		t.Errorf("of a pod that has left the message is %q", got)
 	}
 	if entries, err := os.ReadDir(filepath.Join(outside, "from")); err != nil || len(entries) != 0 {
 		t.Errorf("outside there are %v, %v", entries, err)

@@ -260,6 +260,10 @@ func (c *Controller[T]) folder(target Target) (folder datapath.Folder, err error
 		folder.Path, err = datapath.VolumeFolder(c.PodsDir, target.Pod, target.Volume, target.PersistentVolume)
 		return folder, err
 	}
+	// A volume may be somebody else's when the pod is gone that gave access to it.
+	if _, _, err := datapath.PodFolder(c.PodsDir, target.Pod); err != nil {
+		return folder, err
+	}
 	folder = datapath.Folder{Path: target.HostPath, Root: c.HostPathRoots.Over(target.HostPath)}
 	if folder.Root == "" {
 		return folder, fmt.Errorf("the persistent volume is of type hostPath, and not below the --host-path-roots of the agent of node %s", c.Node)

@@ -95,7 +95,9 @@ func TestHostPath(t *testing.T) {
 			"pv-of-other": {Local: &corev1.LocalVolumeSource{Path: "/opt/other"}},
 		} {
 			_, err := h.Kube.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
-				ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source},
+				ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
+					PersistentVolumeSource: source, ClaimRef: &corev1.ObjectReference{Namespace: "shop", Name: "data", UID: "uid-of-data"},
+				},
 			}, metav1.CreateOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -115,6 +117,73 @@ func TestHostPath(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	})
+}
+
+// TestHostPathOfOthers: a claim that only names a persistent volume, and a pod that only names a
+// node, reach no folder there.
+func TestHostPathOfOthers(t *testing.T) {
+	on := func(host string) *corev1.VolumeNodeAffinity {
+		return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{host}}},
+		}}}}
+	}
+	ours := &corev1.ObjectReference{Namespace: "shop", Name: "data", UID: "uid-of-data"}
+	for name, test := range map[string]struct {
+		phase   corev1.PersistentVolumeClaimPhase
+		ref     *corev1.ObjectReference
+		nodes   *corev1.VolumeNodeAffinity
+		node    string
+		problem string
+	}{
+		"ours":                   {corev1.ClaimBound, ours, on("host-1"), "node-1", ""},
+		"not bound":              {corev1.ClaimPending, ours, nil, "node-1", "not bound to the persistent volume"},
+		"of nobody":              {corev1.ClaimBound, nil, nil, "node-1", "not bound to the persistent volume"},
+		"of an earlier claim":    {corev1.ClaimBound, &corev1.ObjectReference{Namespace: "shop", Name: "data", UID: "before"}, nil, "node-1", "not bound to the persistent volume"},
+		"of another namespace":   {corev1.ClaimBound, &corev1.ObjectReference{Namespace: "vault", Name: "data", UID: "uid-of-data"}, nil, "node-1", "not bound to the persistent volume"},
+		"on another node":        {corev1.ClaimBound, ours, on("host-2"), "node-1", "a folder of another node than node-1"},
+		"on a node that is gone": {corev1.ClaimBound, ours, nil, "node-9", "nodes \"node-9\" not found"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				must := func(err error) {
+					t.Helper()
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				h := newHarness(t)
+				h.kubelet = func(*corev1.Pod) bool { return false } // the pod is where it says
+				claim := h.claim("data")
+				claim.Paths = []string{"file"}
+				live, err := h.Kube.CoreV1().PersistentVolumeClaims("shop").Get(t.Context(), "data", metav1.GetOptions{})
+				must(err)
+				live.Spec.VolumeName, live.Status.Phase = "pv", test.phase
+				_, err = h.Kube.CoreV1().PersistentVolumeClaims("shop").Update(t.Context(), live, metav1.UpdateOptions{})
+				must(err)
+				_, err = h.Kube.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
+					PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/opt/data"}}, ClaimRef: test.ref, NodeAffinity: test.nodes,
+				}}, metav1.CreateOptions{})
+				must(err)
+				_, err = h.Kube.CoreV1().Pods("shop").Create(t.Context(), &corev1.Pod{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "idle", UID: "uid-of-idle"},
+					Spec: corev1.PodSpec{NodeName: test.node, Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+						PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+					}}}},
+					Status: corev1.PodStatus{Phase: corev1.PodRunning},
+				}, metav1.CreateOptions{})
+				must(err)
+				err = h.restorer().Claim(t.Context(), claim)
+				switch records := h.records(); {
+				case test.problem == "":
+					if err != nil || len(records) != 1 || records[0].Spec.HostPath != "/opt/data" {
+						t.Errorf("%v, with the records %+v", err, records)
+					}
+				case err == nil || !strings.Contains(err.Error(), test.problem) || len(records) > 0:
+					t.Errorf("%v, with the records %+v", err, records)
+				}
+			})
+		})
+	}
 }
 
 // TestBegin: Begin comes before the agent is asked, and nothing is left where it fails.

@@ -97,6 +97,10 @@ func newHarness(t *testing.T) *harness {
 		},
 	}
 	h.run.Spec.Backup.StorageLocation = "default"
+	_, err := h.Kube.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: h.node, Labels: map[string]string{corev1.LabelHostname: "host-1"}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	h.serve()
 	return h
 }
@@ -180,7 +184,7 @@ func (h *harness) start(pod *corev1.Pod) {
 		claim := found.(*corev1.PersistentVolumeClaim)
 		claims := h.Kube.CoreV1().PersistentVolumeClaims(pod.Namespace)
 		if claim.Spec.VolumeName == "" {
-			claim.Spec.VolumeName = "pv-of-" + claim.Name
+			claim.Spec.VolumeName, claim.Status.Phase = "pv-of-"+claim.Name, corev1.ClaimBound
 			if _, err := claims.Update(ctx, claim, metav1.UpdateOptions{}); err != nil {
 				h.Error(err)
 			}

@@ -96,7 +96,7 @@ func (r *Restorer) pod(ctx context.Context, namespace, name string, data []forma
 		name := r.recordName(string(pod.UID) + "/" + data[i].Name)
 		record, err := r.records.Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			record, err = r.submit(ctx, name, pod, data[i], data[i].Name, "", nil)
+			record, err = r.submit(ctx, name, pod, data[i], data[i].Name, nil, nil)
 		}
 		if err != nil {
 			return fmt.Errorf("volume %s: %w", data[i].Name, err)

@@ -24,6 +24,7 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/hostpath"
 )
 
 const (
@@ -168,15 +169,19 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 			}
 			return errors.Is(err, errPodGone), errors.Join(err, r.release(ctx, live))
 		}
+		held := live.UID
 		if live, err = r.live(ctx, *claim); err != nil {
 			return false, err
+		}
+		if live.UID != held {
+			return false, errors.New("the claim was deleted and made anew meanwhile: restore again")
 		}
 		if claim.Begin != nil {
 			if err := claim.Begin(ctx); err != nil {
 				return false, errors.Join(err, r.release(ctx, live))
 			}
 		}
-		if record, err = r.submit(ctx, name, holder, claim.Data, dataVolume, live.Spec.VolumeName, claim.Paths); err != nil {
+		if record, err = r.submit(ctx, name, holder, claim.Data, dataVolume, live, claim.Paths); err != nil {
 			return false, err
 		}
 	}
@@ -289,7 +294,7 @@ func (r *Restorer) intoPod(ctx context.Context, name string, claim Claim, live *
 	if pod.Status.Phase != corev1.PodRunning {
 		return fmt.Errorf("the pod %s uses the claim, and does not run yet: restore again when it does", pod.Name)
 	}
-	record, err := r.submit(ctx, name, pod, claim.Data, volumeOf(pod, live.Name), live.Spec.VolumeName, claim.Paths)
+	record, err := r.submit(ctx, name, pod, claim.Data, volumeOf(pod, live.Name), live, claim.Paths)
 	if err != nil {
 		return err
 	}
@@ -308,7 +313,7 @@ func (r *Restorer) digest(target string) string {
 }
 
 // submit asks the agent of the pod's node for a volume.
-func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, data format.Volume, volume, persistentVolume string, paths []string) (*engine.VolumeRestore, error) {
+func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, data format.Volume, volume string, claim *corev1.PersistentVolumeClaim, paths []string) (*engine.VolumeRestore, error) {
 	waits, err := waitVolume(pod)
 	switch {
 	case len(paths) > 0 && !strings.HasPrefix(pod.Name, holderPrefix):
@@ -316,9 +321,12 @@ func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, dat
 	case err != nil:
 		return nil, err
 	}
-	hostPath, err := r.hostPath(ctx, persistentVolume)
-	if err != nil {
-		return nil, err
+	var persistentVolume, hostPath string
+	if claim != nil {
+		persistentVolume = claim.Spec.VolumeName
+		if hostPath, err = r.hostPath(ctx, claim, pod.Spec.NodeName); err != nil {
+			return nil, err
+		}
 	}
 	location := r.run.Spec.Backup.StorageLocation
 	record := &engine.VolumeRestore{
@@ -353,17 +361,34 @@ func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, dat
 	return created, nil
 }
 
-// hostPath is the path of a persistent volume that is a folder of its node, or "".
-func (r *Restorer) hostPath(ctx context.Context, name string) (string, error) {
-	if name == "" {
+// hostPath is the path of a claim's persistent volume on a node, if it is a folder of nodes,
+// or "". Others are written where a kubelet has mounted them, which has made sure that the
+// volume is the claim's, and on this node: what a claim that is not bound names is its owner's
+// own text, and any pod can name a node.
+func (r *Restorer) hostPath(ctx context.Context, claim *corev1.PersistentVolumeClaim, node string) (string, error) {
+	if claim.Spec.VolumeName == "" {
 		return "", nil
 	}
-	volume, err := r.Kube.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	volume, err := r.Kube.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && volume.Spec.HostPath == nil:
 		return "", nil
 	case err != nil:
 		return "", fmt.Errorf("reading the persistent volume of the claim: %w", err)
+	}
+	ref := volume.Spec.ClaimRef
+	if claim.Status.Phase != corev1.ClaimBound || ref == nil || ref.UID != claim.UID || ref.Namespace != claim.Namespace || ref.Name != claim.Name {
+		return "", fmt.Errorf("the claim is not bound to the persistent volume %s that it names", volume.Name)
+	}
+	of, err := r.Kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return "", fmt.Errorf("reading the pod's node: %w", err)
+	}
+	switch on, err := hostpath.On(volume.Spec.NodeAffinity, of); {
+	case err != nil:
+		return "", err
+	case !on:
+		return "", fmt.Errorf("the persistent volume %s is a folder of another node than %s, where the pod is", volume.Name, node)
 	}
 	return volume.Spec.HostPath.Path, nil
 }
