@@ -95,14 +95,16 @@ func (l *Lab) PodWithClaim(t *testing.T, namespace, node string) (pod *corev1.Po
 }
 
 // PodWithHostPath is like PodWithClaim, with a persistent volume of type hostPath, for which
-// the kubelet makes no folder.
+// the kubelet makes no folder, but for what else each pod has.
 func (l *Lab) PodWithHostPath(t *testing.T, namespace, node string) (pod *corev1.Pod, folder string) {
 	t.Helper()
 	folder = filepath.Join(l.hostPaths(), namespace)
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return l.podWithClaim(t, namespace, node, corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: folder}}), folder
+	pod = l.podWithClaim(t, namespace, node, corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: folder}})
+	l.volumeFolder(t, pod, "kubernetes.io~projected", "kube-api-access")
+	return pod, folder
 }
 
 func (l *Lab) podWithClaim(t *testing.T, namespace, node string, source corev1.PersistentVolumeSource) *corev1.Pod {
