@@ -382,8 +382,12 @@ func Abandon(ctx context.Context, request Request, deps Dependencies, remover st
 	if err != nil || restorable(outcome.Status.Phase) {
 		return outcome, err
 	}
-	if err := e.clean(ctx, remover); err != nil {
+	contents, err := e.clean(ctx, remover)
+	if err != nil {
 		return outcome, fmt.Errorf("remove what the backup does not need: %w", err)
+	}
+	if _, told := contents.Of(format.LogKey(e.storeName)); told {
+		return outcome, nil // by the one that has stored the end
 	}
 	if err := e.storeReport(ctx, outcome.Status.Phase); err != nil {
 		e.logger.Info("The backup has ended, and its log could not be stored", "err", err)
@@ -413,22 +417,22 @@ func (e *execution) abandon(ctx context.Context, phase holdfast.BackupPhase, rea
 
 // clean removes from the folder of a backup that can't be restored all but what the
 // metadata names, and what says that it is so. Listed first and asked for its owner
-// then, the folder was the backup's when what is removed was in it.
-func (e *execution) clean(ctx context.Context, remover store.Remover) error {
+// then, the folder was the backup's when what is removed was in it. It returns what is named.
+func (e *execution) clean(ctx context.Context, remover store.Remover) (format.Contents, error) {
 	found, err := e.metadata(ctx)
 	if err != nil || found == nil {
-		return err
+		return nil, err
 	}
 	contents, err := format.TakeContents(found)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	objects, err := e.folder.List(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := e.owns(ctx); err != nil {
-		return err
+		return nil, err
 	}
 	for _, object := range objects {
 		_, named := contents.Of(object.Key)
@@ -440,10 +444,10 @@ func (e *execution) clean(ctx context.Context, remover store.Remover) error {
 			continue
 		}
 		if err := e.folder.Remove(ctx, remover, object); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return contents, nil
 }
 
 // Release gives up the folder of a backup that was refused its name at its end: it

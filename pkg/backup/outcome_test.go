@@ -730,7 +730,14 @@ func TestMetadataThatCannotBeMade(t *testing.T) {
 
 // What the metadata of a failed backup names stays as it was written.
 func TestAbandonOfAFailedBackup(t *testing.T) {
+	for attempt, removals := range map[int]int{1: 2, 3: 4} { // later attempts have revoked those before
+		abandonOfAFailedBackup(t, attempt, removals)
+	}
+}
+
+func abandonOfAFailedBackup(t *testing.T, attempt, removals int) {
 	f := shopOf(t, 3)
+	f.request.Attempt = attempt
 	f.resources = nil
 	f.run(t)
 	if err := f.store.Put(t.Context(), format.TarballKey("b"), []byte("half")); err != nil {
@@ -741,7 +748,7 @@ func TestAbandonOfAFailedBackup(t *testing.T) {
 	if outcome, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); err != nil || !outcome.Stored {
 		t.Errorf("got %+v, %v", outcome, err)
 	}
-	if f.store.Count(storetest.Delete) != 2 || slices.Contains(f.keys(t), format.TarballKey("b")) || f.text(t, format.LogKey("b")) != log {
+	if f.store.Count(storetest.Delete) != removals || slices.Contains(f.keys(t), format.TarballKey("b")) || f.text(t, format.LogKey("b")) != log {
 		t.Errorf("%v is in the store, after %v", f.keys(t), f.store.Counts())
 	}
 }

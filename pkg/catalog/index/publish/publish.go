@@ -399,11 +399,15 @@ func (w *worker) read(ctx context.Context, entries []layout.Entry, mayRead bool)
 	return first
 }
 
+// entryVersion is the version of what an entry has of a backup: since 2 the digests of what is signed.
+// Entries of another version are read and written once more.
+const entryVersion = "2"
+
 // stamp stands for what lies beside a folder.
 func stamp(beside []string) string {
 	if len(beside) == 0 {
-		return ""
+		return entryVersion
 	}
 	sum := sha256.Sum256([]byte(strings.Join(slices.Sorted(slices.Values(beside)), "\n")))
-	return hex.EncodeToString(sum[:8])
+	return entryVersion + "-" + hex.EncodeToString(sum[:8])
 }
