@@ -18,17 +18,17 @@ var missedVersions = map[string]string{"backups": "missed"}
 // that were known and were not deleted here: what was read may be half a listing. One leaves
 // when it is missing again in what was read after another listing was begun. None does as long
 // as nothing at all is read, and the loss is not accepted.
-func (c *Catalog) keepLocked(e *entry, rows []row, now time.Time) []row {
+func (c *Catalog) keepLocked(e *entry, rows *packedRows, now time.Time) *packedRows {
 	there := map[string]bool{}
-	for i := range rows {
-		there[rows[i].backupName()] = true
+	for i := range rows.len() {
+		there[rows.at(i).backupName()] = true
 	}
 	for _, d := range c.deletions[BackupID{Location: e.location, StoreName: e.storeName}] {
 		there[d.backupName] = true // or need not be
 	}
-	lost := slices.DeleteFunc(slices.Clone(e.read), func(r row) bool { return there[r.backupName()] })
+	lost := slices.DeleteFunc(e.read.unpack(), func(r row) bool { return there[r.backupName()] })
 	// One that has not ended may be the only one, and goes when it has failed.
-	emptied := len(rows) == 0 && slices.ContainsFunc(lost, func(r row) bool { return r.stateName() != holdfast.VolumeBackupInProgress })
+	emptied := rows.len() == 0 && slices.ContainsFunc(lost, func(r row) bool { return r.stateName() != holdfast.VolumeBackupInProgress })
 	switch {
 	case !emptied:
 		e.emptied = time.Time{}
@@ -55,7 +55,10 @@ func (c *Catalog) keepLocked(e *entry, rows []row, now time.Time) []row {
 	} else if !doubted {
 		e.versions = missedVersions
 	}
-	return slices.Concat(rows, lost)
+	if len(lost) == 0 {
+		return rows
+	}
+	return pack(slices.Concat(rows.unpack(), lost))
 }
 
 // acceptsLoss reports whether all that is missing of an entry that is no Backup may go.
@@ -70,7 +73,7 @@ func (c *Catalog) Emptied(location string) (suspicion string) {
 	defer c.mu.RUnlock()
 	emptied, known := 0, 0
 	for _, e := range c.locations[location] {
-		if len(e.rows) == 0 || !e.bare {
+		if e.rows.len() == 0 || !e.bare {
 			continue
 		}
 		if known++; !e.emptied.IsZero() {

@@ -88,7 +88,7 @@ type entry struct {
 	// backup is as stored, in its place, or a stand-in for one that can't be read. It is
 	// nil while the folder holds no finished backup, and if the entry is bare.
 	backup *holdfast.Backup
-	rows   []row
+	rows   *packedRows
 	// deleted are those of the rows that are not listed, since they were deleted from the
 	// backup; nil if none is.
 	deleted []bool
@@ -96,7 +96,7 @@ type entry struct {
 	// all that is listed of it.
 	bare bool
 	// read are the rows with those that are deleted, if it is bare.
-	read []row
+	read *packedRows
 	// missed are those of read that the store lacked when it was read last, by the backups'
 	// names, and since when; nil if there are none.
 	missed map[string]time.Time
@@ -216,7 +216,7 @@ type Item struct {
 
 // PutAll is Put of several, as one change: whatever follows from all of them is made once.
 func (c *Catalog) PutAll(location string, items []Item, now time.Time) {
-	rows := make([][]row, len(items)) // made without a lock
+	rows := make([]*packedRows, len(items)) // made without a lock
 	for i := range items {
 		if rows[i] = items[i].Content.Packed.rows; rows[i] == nil {
 			rows[i] = new(Packer).Pack(items[i].Content.Volumes).rows
@@ -229,7 +229,7 @@ func (c *Catalog) PutAll(location string, items []Item, now time.Time) {
 	})
 }
 
-func (c *Catalog) putLocked(e *entry, content *Content, rows []row, now time.Time, changed *recorder) {
+func (c *Catalog) putLocked(e *entry, content *Content, rows *packedRows, now time.Time, changed *recorder) {
 	e.missingSince, e.suspect = time.Time{}, false
 	e.recordedAt = now
 	e.retryAt = time.Time{}
@@ -241,10 +241,10 @@ func (c *Catalog) putLocked(e *entry, content *Content, rows []row, now time.Tim
 	}
 	if content.Backup == nil {
 		e.claims, e.expiration, e.changes, e.changesRead = nil, nil, nil, nil
-		e.read = c.keepLocked(e, rows, now)
-		for i := range e.read {
-			e.read[i].displaced = !content.Trusted || e.read[i].shape.Value().namespace == c.systemNamespace
-		}
+		read := c.keepLocked(e, rows, now)
+		e.read = read.displace(func(i int) bool {
+			return !content.Trusted || read.shape(i).Value().namespace == c.systemNamespace
+		})
 		c.setLocked(e, nil, c.leftLocked(e), nil, true, changed)
 		return
 	}
@@ -443,8 +443,8 @@ func (e *entry) group() group { return group{e.storeName, e.bare} }
 // setLocked gives an entry another content; a nil backup is none, unless it is bare. All
 // rows that change are taken away first, and listed anew afterwards, since one may get
 // the name that another one had.
-func (c *Catalog) setLocked(e *entry, backup *holdfast.Backup, rows []row, deleted []bool, bare bool, changed *recorder) {
-	same := e.bare == bare && equalRows(e.rows, rows)
+func (c *Catalog) setLocked(e *entry, backup *holdfast.Backup, rows *packedRows, deleted []bool, bare bool, changed *recorder) {
+	same := e.bare == bare && e.rows.equal(rows)
 	if same && slices.Equal(e.deleted, deleted) && equality.Semantic.DeepEqual(e.backup, backup) {
 		return
 	}
@@ -500,7 +500,7 @@ func (c *Catalog) unlistLocked(e *entry, changed *recorder) {
 	if e.held.row != nil {
 		changed.backups[nameOf(e.held.row)] = nil
 	}
-	for i := range e.held.rows {
+	for i := range e.held.rows.len() {
 		if !isDeleted(e.deleted, i) {
 			c.unlistRowLocked(e, i, changed)
 		}
@@ -509,7 +509,7 @@ func (c *Catalog) unlistLocked(e *entry, changed *recorder) {
 }
 
 func (c *Catalog) unlistRowLocked(e *entry, i int, changed *recorder) {
-	name := e.held.rows[i].volumeName(c.systemNamespace)
+	name := e.held.rows.at(i).volumeName(c.systemNamespace)
 	changed.volumes[name] = true
 	clear(changed.added) // this may have been the last one of a volume
 	c.removeLocked(newMember(e.held, i), name)
@@ -520,7 +520,7 @@ func (c *Catalog) listLocked(e *entry, changed *recorder) {
 	if e.held.row != nil {
 		changed.backups[nameOf(e.held.row)] = e.held.row
 	}
-	for i := range e.rows {
+	for i := range e.rows.len() {
 		if !isDeleted(e.deleted, i) {
 			c.listRowLocked(e, i, changed)
 		}
@@ -543,7 +543,7 @@ func (c *Catalog) holdLocked(e *entry) {
 }
 
 func (c *Catalog) listRowLocked(e *entry, i int, changed *recorder) {
-	r := &e.rows[i]
+	r := e.rows.at(i)
 	of := kind{r.shape, r.displaced}
 	v := changed.added[of]
 	if v == nil {

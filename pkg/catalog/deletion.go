@@ -102,7 +102,7 @@ func (c *Catalog) changeDeletions(change func() map[BackupID]bool) []*entry {
 // deletedLocked are those of the rows of an entry that are deleted: by what its store says,
 // which is given if anything of it is believed, or by a record; nil if none is. The backup
 // counts what is left.
-func (c *Catalog) deletedLocked(e *entry, backup *holdfast.Backup, rows []row, newest *format.Expiration) []bool {
+func (c *Catalog) deletedLocked(e *entry, backup *holdfast.Backup, rows *packedRows, newest *format.Expiration) []bool {
 	deleted := map[format.VolumeID]bool{}
 	if newest != nil {
 		for _, d := range newest.Deleted {
@@ -120,10 +120,10 @@ func (c *Catalog) deletedLocked(e *entry, backup *holdfast.Backup, rows []row, n
 		deleted[d.volume] = true
 	}
 	var gone []bool
-	for i := range rows {
-		if len(deleted) > 0 && deleted[rows[i].id()] {
+	for i := range rows.len() {
+		if len(deleted) > 0 && deleted[rows.at(i).id()] {
 			if gone == nil {
-				gone = make([]bool, len(rows))
+				gone = make([]bool, rows.len())
 			}
 			gone[i] = true
 		}
@@ -134,14 +134,14 @@ func (c *Catalog) deletedLocked(e *entry, backup *holdfast.Backup, rows []row, n
 
 // leftLocked are the volume backups of an entry that is no Backup, without those that a record
 // says are deleted. One that the store has not any more needs no word on it.
-func (c *Catalog) leftLocked(e *entry) []row {
+func (c *Catalog) leftLocked(e *entry) *packedRows {
 	of := BackupID{Location: e.location, StoreName: e.storeName}
 	if len(c.deletions[of]) == 0 {
 		return e.read
 	}
 	there := map[string]bool{}
-	for i := range e.read {
-		there[e.read[i].backupName()] = true
+	for i := range e.read.len() {
+		there[e.read.at(i).backupName()] = true
 	}
 	deleted := map[string]bool{}
 	c.deletions[of] = slices.DeleteFunc(c.deletions[of], func(d deletion) bool { return d.stored && !there[d.backupName] })
@@ -151,7 +151,11 @@ func (c *Catalog) leftLocked(e *entry) []row {
 	if len(deleted) == 0 {
 		delete(c.deletions, of)
 	}
-	return slices.DeleteFunc(slices.Clone(e.read), func(r row) bool { return deleted[r.backupName()] })
+	left := slices.DeleteFunc(e.read.unpack(), func(r row) bool { return deleted[r.backupName()] })
+	if len(left) == e.read.len() {
+		return e.read
+	}
+	return pack(left)
 }
 
 // isDeleted reports whether a row is one of those that are.
@@ -172,7 +176,7 @@ func (e *entry) staysInPlace(backup *holdfast.Backup) bool {
 // the backup is the same.
 func (c *Catalog) setDeletedLocked(e *entry, backup *holdfast.Backup, deleted []bool, changed *recorder) {
 	before := e.deleted
-	for i := range e.rows {
+	for i := range e.rows.len() {
 		if isDeleted(deleted, i) && !isDeleted(before, i) {
 			c.unlistRowLocked(e, i, changed)
 		}
@@ -180,7 +184,7 @@ func (c *Catalog) setDeletedLocked(e *entry, backup *holdfast.Backup, deleted []
 	e.backup, e.deleted = backup, deleted
 	c.holdLocked(e)
 	changed.backups[nameOf(e.held.row)] = e.held.row
-	for i := range e.rows {
+	for i := range e.rows.len() {
 		if !isDeleted(deleted, i) && isDeleted(before, i) {
 			c.listRowLocked(e, i, changed)
 		}
@@ -188,23 +192,23 @@ func (c *Catalog) setDeletedLocked(e *entry, backup *holdfast.Backup, deleted []
 }
 
 // id tells a volume from the others of its backup.
-func (r *row) id() format.VolumeID {
+func (r row) id() format.VolumeID {
 	of := r.shape.Value()
 	return format.VolumeID{Namespace: of.namespace, Name: of.bareName(), Repeat: int32(r.repeat)}
 }
 
 // sum counts the volumes of a backup; nil if it has none.
-func sum(rows []row, deleted []bool) *holdfast.BackupVolumesProgress {
-	if len(rows) == 0 {
+func sum(rows *packedRows, deleted []bool) *holdfast.BackupVolumesProgress {
+	if rows.len() == 0 {
 		return nil
 	}
 	sum := &holdfast.BackupVolumesProgress{}
-	for i := range rows {
+	for i := range rows.len() {
 		if isDeleted(deleted, i) {
 			sum.Deleted++
 			continue
 		}
-		r := &rows[i]
+		r := rows.at(i)
 		sum.Total++
 		sum.TotalBytes += r.size
 		sum.BytesDone += r.bytesDone()

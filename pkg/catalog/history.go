@@ -201,7 +201,7 @@ func (v *volume) first(from Position) int {
 
 func (r Row) member() *member { return &r.volume.members[r.index] }
 func (r Row) held() *held     { return r.member().held }
-func (r Row) row() *row       { return r.member().row() }
+func (r Row) row() row        { return r.member().row() }
 
 // After is the position behind the row.
 func (r Row) After() Position {
@@ -242,7 +242,7 @@ func (r Row) StorageLocation() string { return r.held().location }
 func (r Row) Phase() string { return r.row().stateName() }
 
 // Likeness is what it has in common with others.
-func (r Row) Likeness() Likeness { return Likeness{r.row().shape} }
+func (r Row) Likeness() Likeness { return Likeness{r.held().rows.shape(int(r.member().index))} }
 
 // OfVolume are all rows of its volume.
 func (r Row) OfVolume() VolumeRows { return VolumeRows{r.volume} }
@@ -297,14 +297,15 @@ type member struct {
 }
 
 func newMember(h *held, i int) member {
-	at := h.rows[i].at()
+	r := h.rows.at(i)
+	at := r.at()
 	if at == 0 {
-		at = clamp(h.created(&h.rows[i]).Time)
+		at = clamp(h.created(r).Time)
 	}
 	return member{h, uint32(i), at}
 }
 
-func (m member) row() *row { return &m.held.rows[m.index] }
+func (m member) row() row { return m.held.rows.at(int(m.index)) }
 
 // compareMembers orders them by their time; equal ones by what identifies them, so that
 // the order of reading does not matter.

@@ -4,9 +4,11 @@
 package catalog
 
 import (
+	"cmp"
 	"encoding/hex"
 	"math"
 	"slices"
+	"sync"
 	"time"
 	"unique"
 
@@ -15,8 +17,8 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// row is a volume backup at rest. There may be a million, so it has what differs in each
-// of them; what does not is in a shape, and what most lack is in an oddity.
+// row is a volume backup, as packedRows have it: what differs in each is in itself, what does
+// not is in a shape, and what most lack is in an oddity.
 type row struct {
 	shape unique.Handle[shape]
 	odd   *oddity
@@ -47,6 +49,190 @@ type oddity struct {
 	backupName, snapshotName, snapshotID, state string
 	bytesDone                                   int64 // what differs from the size
 	created, snapshotCreated, started, ended    time.Time
+	// What a cell has no room for.
+	size, incremental int64
+	repeat            uint32
+}
+
+// packedRows are the rows of an entry at rest. There may be a million of them, so that what
+// differs in each has no pointers, and so is never looked at when memory is collected. They
+// never change. Nil are none.
+type packedRows struct {
+	cells []cell
+	// shapes are those of the rows, or that of all of them. Lists of the same volumes share them.
+	shapes []unique.Handle[shape]
+	// odd are the rows that have an oddity, in order.
+	odd []oddRow
+}
+
+// cell is what is different in each row, see there. A size that it has no room for is in the
+// oddity, and so is a repetition.
+type cell struct {
+	snapshot          [16]byte
+	size, incremental size
+	started, ended    uint32
+	state             uint8
+	displaced         bool
+}
+
+// size is a number of bytes below 2^48, without the alignment of an int64.
+type size [3]uint16
+
+type oddRow struct {
+	index uint32
+	oddity
+}
+
+func packSize(n int64) (s size, ok bool) {
+	if n < 0 || n >= 1<<48 {
+		return size{}, false
+	}
+	return size{uint16(n), uint16(n >> 16), uint16(n >> 32)}, true
+}
+
+func (s size) bytes() int64 { return int64(s[0]) | int64(s[1])<<16 | int64(s[2])<<32 }
+
+// pack gives rows at rest.
+func pack(rows []row) *packedRows {
+	packed := &packedRows{cells: make([]cell, len(rows)), shapes: sharedShapes(rows)}
+	for i := range rows {
+		r, to := &rows[i], &packed.cells[i]
+		*to = cell{snapshot: r.snapshot, started: r.started, ended: r.ended, state: r.state, displaced: r.displaced}
+		var odd oddity
+		if r.odd != nil {
+			odd = *r.odd
+		}
+		odd.size, odd.incremental, odd.repeat = 0, 0, r.repeat
+		var ok bool
+		if to.size, ok = packSize(r.size); !ok {
+			odd.size = r.size
+		}
+		if to.incremental, ok = packSize(r.incremental); !ok {
+			odd.incremental = r.incremental
+		}
+		if odd != (oddity{}) {
+			packed.odd = append(packed.odd, oddRow{uint32(i), odd})
+		}
+	}
+	packed.odd = slices.Clip(packed.odd)
+	return packed
+}
+
+func (p *packedRows) len() int {
+	if p == nil {
+		return 0
+	}
+	return len(p.cells)
+}
+
+// shape is that of the row with an index.
+func (p *packedRows) shape(i int) unique.Handle[shape] { return p.shapes[min(i, len(p.shapes)-1)] }
+
+// at is the row with an index.
+func (p *packedRows) at(i int) row {
+	of := &p.cells[i]
+	r := row{
+		shape: p.shape(i), snapshot: of.snapshot, size: of.size.bytes(), incremental: of.incremental.bytes(),
+		started: of.started, ended: of.ended, state: of.state, displaced: of.displaced,
+	}
+	if r.odd = p.oddity(i); r.odd != nil {
+		r.size, r.incremental, r.repeat = r.size+r.odd.size, r.incremental+r.odd.incremental, r.odd.repeat
+	}
+	return r
+}
+
+func (p *packedRows) oddity(i int) *oddity {
+	switch len(p.odd) {
+	case 0:
+		return nil
+	case len(p.cells):
+		return &p.odd[i].oddity
+	}
+	at, found := slices.BinarySearchFunc(p.odd, uint32(i), func(odd oddRow, i uint32) int { return cmp.Compare(odd.index, i) })
+	if !found {
+		return nil
+	}
+	return &p.odd[at].oddity
+}
+
+// unpack gives all rows.
+func (p *packedRows) unpack() []row {
+	rows := make([]row, p.len())
+	for i := range rows {
+		rows[i] = p.at(i)
+	}
+	return rows
+}
+
+// displace gives the same rows, of which those are displaced that are told by their indexes.
+func (p *packedRows) displace(isDisplaced func(i int) bool) *packedRows {
+	displaced := p
+	for i := range p.len() {
+		is := isDisplaced(i)
+		if is == displaced.cells[i].displaced {
+			continue
+		}
+		if displaced == p {
+			changed := *p
+			changed.cells = slices.Clone(p.cells)
+			displaced = &changed
+		}
+		displaced.cells[i].displaced = is
+	}
+	return displaced
+}
+
+func (p *packedRows) equal(other *packedRows) bool {
+	if p == other || p.len()+other.len() == 0 {
+		return true
+	}
+	return p.len() == other.len() && slices.Equal(p.cells, other.cells) && slices.Equal(p.shapes, other.shapes) && slices.Equal(p.odd, other.odd)
+}
+
+// knownShapes keeps lists of shapes, by the first of each: mostly, every backup of a schedule
+// has the volumes of the one before.
+var knownShapes struct {
+	mu    sync.Mutex
+	lists map[unique.Handle[shape]][]unique.Handle[shape] // guarded by mu
+	kept  int                                             // shapes in all lists; guarded by mu
+}
+
+// maxKnownShapes is how many are kept at most, of which each takes 8 bytes.
+const maxKnownShapes = 256 << 10
+
+// sharedShapes are the shapes of rows, or that of all of them, in a list that others have, too.
+func sharedShapes(rows []row) []unique.Handle[shape] {
+	if len(rows) == 0 {
+		return nil
+	}
+	first, distinct := rows[0].shape, len(rows)
+	if !slices.ContainsFunc(rows, func(r row) bool { return r.shape != first }) {
+		distinct = 1
+	}
+	knownShapes.mu.Lock()
+	defer knownShapes.mu.Unlock()
+	known := knownShapes.lists[first]
+	if len(known) == distinct && sameShapes(known, rows) {
+		return known
+	}
+	shapes := make([]unique.Handle[shape], distinct)
+	for i := range shapes {
+		shapes[i] = rows[i].shape
+	}
+	if knownShapes.kept += distinct - len(known); knownShapes.lists == nil || knownShapes.kept > maxKnownShapes {
+		knownShapes.lists, knownShapes.kept = map[unique.Handle[shape]][]unique.Handle[shape]{}, distinct
+	}
+	knownShapes.lists[first] = shapes
+	return shapes
+}
+
+func sameShapes(shapes []unique.Handle[shape], rows []row) bool {
+	for i := range shapes {
+		if shapes[i] != rows[i].shape {
+			return false
+		}
+	}
+	return true
 }
 
 var states = []string{holdfast.VolumeBackupCompleted, holdfast.VolumeBackupFailed, holdfast.VolumeBackupInProgress, holdfast.VolumeBackupUnreadable}
@@ -91,7 +277,7 @@ func newRow(v *Volume, like *row) row {
 }
 
 // volume is the volume backup that was packed. It shares its strings.
-func (r *row) volume() Volume {
+func (r row) volume() Volume {
 	s := r.shape.Value()
 	v := Volume{
 		Namespace: s.namespace, NamespaceUID: s.namespaceUID, ClaimName: s.claimName, PodName: s.podName, PodVolume: s.podVolume,
@@ -120,21 +306,21 @@ func (r *row) volume() Volume {
 	return v
 }
 
-func (r *row) stateName() string {
+func (r row) stateName() string {
 	if r.state == stateOdd {
 		return r.odd.state
 	}
 	return states[r.state]
 }
 
-func (r *row) bytesDone() int64 {
+func (r row) bytesDone() int64 {
 	if r.odd == nil {
 		return r.size
 	}
 	return r.size + r.odd.bytesDone
 }
 
-func (r *row) backupName() string {
+func (r row) backupName() string {
 	if r.odd == nil {
 		return ""
 	}
@@ -143,7 +329,7 @@ func (r *row) backupName() string {
 
 // at is when it ended, or began if that is not known, in seconds since 1970; zero if
 // neither is.
-func (r *row) at() uint32 {
+func (r row) at() uint32 {
 	for _, seconds := range []uint32{r.ended, r.started} {
 		if seconds != 0 {
 			return seconds
@@ -158,19 +344,6 @@ func (r *row) at() uint32 {
 		}
 	}
 	return 0
-}
-
-func (r *row) equal(other *row) bool {
-	a, b := *r, *other
-	if (a.odd == nil) != (b.odd == nil) || a.odd != nil && *a.odd != *b.odd {
-		return false
-	}
-	a.odd, b.odd = nil, nil
-	return a == b
-}
-
-func equalRows(a, b []row) bool {
-	return slices.EqualFunc(a, b, func(x, y row) bool { return x.equal(&y) })
 }
 
 func packID(s string) (id [16]byte, ok bool) {
@@ -217,13 +390,13 @@ func unpackTime(seconds uint32) metav1.Time {
 func clamp(t time.Time) uint32 { return uint32(min(max(t.Unix(), 0), math.MaxUint32)) }
 
 // Rows are volume backups at rest. They never change.
-type Rows struct{ rows []row }
+type Rows struct{ rows *packedRows }
 
 // Len is how many there are.
-func (r Rows) Len() int { return len(r.rows) }
+func (r Rows) Len() int { return r.rows.len() }
 
 // Volumes are a copy of them as they were packed.
-func (r Rows) Volumes() []Volume { return unpacked(r.rows) }
+func (r Rows) Volumes() []Volume { return r.rows.volumes() }
 
 // Packer packs the volumes of entries. What follows another entry of the same volumes costs
 // least. It is not safe for concurrent use.
@@ -256,13 +429,13 @@ func (p *Packer) Pack(volumes []Volume) Rows {
 		}
 	}
 	p.before = rows
-	return Rows{rows}
+	return Rows{pack(rows)}
 }
 
-func unpacked(rows []row) []Volume {
-	volumes := make([]Volume, len(rows))
-	for i := range rows {
-		volumes[i] = rows[i].volume()
+func (p *packedRows) volumes() []Volume {
+	volumes := make([]Volume, p.len())
+	for i := range volumes {
+		volumes[i] = p.at(i).volume()
 	}
 	return volumes
 }

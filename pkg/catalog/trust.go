@@ -124,8 +124,8 @@ func (c *Catalog) relist(entries []*entry) {
 				c.setLocked(e, nil, c.leftLocked(e), nil, true, changed)
 			case e.backup != nil && e.claims != nil:
 				backup, rows, deleted := c.placeLocked(e, e.backup, e.rows)
-				for i := range rows {
-					if rows[i].displaced && !e.rows[i].displaced {
+				for i := range rows.len() {
+					if rows.cells[i].displaced && !e.rows.cells[i].displaced {
 						c.withdrawn++
 						break
 					}
@@ -139,8 +139,8 @@ func (c *Catalog) relist(entries []*entry) {
 // isOf reports whether an entry has a volume of a namespace.
 func (e *entry) isOf(namespace string) bool {
 	var before unique.Handle[shape]
-	for i := range e.rows {
-		if shape := e.rows[i].shape; shape != before {
+	for i := range e.rows.len() {
+		if shape := e.rows.shape(i); shape != before {
 			if before = shape; shape.Value().namespace == namespace {
 				return true
 			}
@@ -152,7 +152,7 @@ func (e *entry) isOf(namespace string) bool {
 // placeLocked gives a backup, and its volumes, the place where they are listed, and those that
 // are deleted, which are not. It follows from the entry's claims and what is trusted, whatever
 // their places were.
-func (c *Catalog) placeLocked(e *entry, backup *holdfast.Backup, rows []row) (*holdfast.Backup, []row, []bool) {
+func (c *Catalog) placeLocked(e *entry, backup *holdfast.Backup, rows *packedRows) (*holdfast.Backup, *packedRows, []bool) {
 	verdict := c.trust.judge(e.location, e.claims)
 	placed := *backup
 	placed.Namespace, placed.Name = c.systemNamespace, e.storeName
@@ -177,16 +177,10 @@ func (c *Catalog) placeLocked(e *entry, backup *holdfast.Backup, rows []row) (*h
 		placed.Status.Requester = e.claims.ClaimedRequester
 	}
 
-	copied := false
-	for i := range rows {
-		of := rows[i].shape.Value()
-		if displaced := !c.reachesLocked(&verdict, of.namespace, types.UID(of.namespaceUID)); displaced != rows[i].displaced {
-			if !copied {
-				rows, copied = slices.Clone(rows), true
-			}
-			rows[i].displaced = displaced
-		}
-	}
+	rows = rows.displace(func(i int) bool {
+		of := rows.shape(i).Value()
+		return !c.reachesLocked(&verdict, of.namespace, types.UID(of.namespaceUID))
+	})
 	return &placed, rows, c.deletedLocked(e, &placed, rows, newest)
 }
 

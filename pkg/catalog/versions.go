@@ -34,9 +34,9 @@ func (c *Catalog) EntryVolumes(location, name string) []Volume {
 	defer c.mu.RUnlock()
 	if e := c.locations[location][name]; e != nil {
 		if e.bare {
-			return unpacked(e.read)
+			return e.read.volumes()
 		}
-		return unpacked(e.rows)
+		return e.rows.volumes()
 	}
 	return nil
 }

@@ -254,7 +254,7 @@ func (s *shape) bareName() string { return bareName(s.claimName, s.podName, s.po
 
 // volumeName is that of the BackupVolume where a row is listed. In the system namespace
 // it says of which namespace the volume was; no claim's name has an @.
-func (r *row) volumeName(systemNamespace string) types.NamespacedName {
+func (r row) volumeName(systemNamespace string) types.NamespacedName {
 	s := r.shape.Value()
 	switch {
 	case s.namespace == "":
@@ -325,7 +325,7 @@ type held struct {
 	bare, shadowed                       bool
 	// backup is as stored, in its place, and row as it is listed; nil if it is bare.
 	backup, row *holdfast.Backup
-	rows        []row
+	rows        *packedRows
 	// version is the one at which it was listed.
 	version uint64
 }
@@ -353,7 +353,7 @@ func (h *held) pseudonym() string {
 }
 
 // objectName is that of a volume backup of a volume.
-func (h *held) objectName(r *row, volume types.NamespacedName) string {
+func (h *held) objectName(r row, volume types.NamespacedName) string {
 	name := h.storeName
 	if h.bare {
 		name += "." + r.backupName()
@@ -372,7 +372,7 @@ func (h *held) objectName(r *row, volume types.NamespacedName) string {
 }
 
 // created is when a volume backup was asked for.
-func (h *held) created(r *row) metav1.Time {
+func (h *held) created(r row) metav1.Time {
 	switch {
 	case !h.bare:
 		return h.backup.CreationTimestamp
@@ -383,7 +383,7 @@ func (h *held) created(r *row) metav1.Time {
 }
 
 // volumeBackup makes the object of a row.
-func (h *held) volumeBackup(r *row, volume types.NamespacedName) *holdfast.VolumeBackup {
+func (h *held) volumeBackup(r row, volume types.NamespacedName) *holdfast.VolumeBackup {
 	v := r.volume()
 	labels := v.Labels.Map()
 	object := &holdfast.VolumeBackup{
