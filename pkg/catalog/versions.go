@@ -30,13 +30,18 @@ func (c *Catalog) HasVersions(location string) bool {
 // EntryVolumes are a copy of the volumes of one entry, as they were put, with
 // those that are deleted.
 func (c *Catalog) EntryVolumes(location, name string) []Volume {
+	return c.EntryRows(location, name).Volumes()
+}
+
+// EntryRows are the same, at rest.
+func (c *Catalog) EntryRows(location, name string) Rows {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	if e := c.locations[location][name]; e != nil {
 		if e.bare {
-			return e.read.volumes()
+			return Rows{e.read}
 		}
-		return e.rows.volumes()
+		return Rows{e.rows}
 	}
-	return nil
+	return Rows{}
 }

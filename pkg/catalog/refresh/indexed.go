@@ -105,6 +105,7 @@ func (w *worker) putEntries(entries iter.Seq[index.Entry], isNew bool) (taken []
 		if err != nil {
 			return err
 		}
+		w.rows.Add(int64(rows))
 		for _, item := range batch {
 			taken = append(taken, item.StoreName)
 			if isNew {
@@ -312,11 +313,11 @@ func (w *worker) cache(ctx context.Context, name string, content catalog.Content
 		return
 	}
 	if content.Backup == nil { // what is listed of it may be more than was read last
-		shown := w.catalog.EntryVolumes(w.location.Name, name)
-		if len(shown) > content.Rows() {
+		shown := w.catalog.EntryRows(w.location.Name, name)
+		if shown.Len() > content.Rows() {
 			content.Versions = nil // so that the next process misses the same
 		}
-		content.Volumes, content.Packed = shown, catalog.Rows{}
+		content.Packed = shown
 	}
 	w.cacheFailed(ctx, w.location.Cache.Add(ctx, name, content))
 }

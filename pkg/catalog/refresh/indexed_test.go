@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"path/filepath"
 	"strings"
@@ -428,5 +429,39 @@ func TestWhatCannotBeConfirmed(t *testing.T) {
 		next.refresher.SetLocations([]refresh.Location{location})
 		pass(time.Hour)
 		next.wantBackups("a-denied b c z-denied")
+	})
+}
+
+// keeper is a cache that writes nothing.
+type keeper struct{ kept []catalog.Content }
+
+func (k *keeper) Open(context.Context) (iter.Seq[index.Entry], error) {
+	return func(func(index.Entry) bool) {}, nil
+}
+
+func (k *keeper) Add(_ context.Context, _ string, content catalog.Content) error {
+	k.kept = append(k.kept, content)
+	return nil
+}
+
+func (k *keeper) Remove(...string) error                         { return nil }
+func (k *keeper) Write(context.Context, func(string) bool) error { return nil }
+func (k *keeper) Close(context.Context, func(string) bool) error { return nil }
+
+// What a cache keeps until it is written are rows as the catalogue has them, and not what was
+// read, which takes ten times as much.
+func TestACacheKeepsRowsAtRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, refresh.Options{Interval: interval})
+		location, k := f.location("default"), &keeper{}
+		f.store("default", "a")
+		location.Cache = k
+		f.refresher.SetLocations([]refresh.Location{location})
+		f.run()
+		settle()
+		f.stop()
+		if len(k.kept) != 1 || k.kept[0].Volumes != nil || k.kept[0].Packed.Len() != 1 {
+			t.Errorf("it was given %+v", k.kept)
+		}
 	})
 }

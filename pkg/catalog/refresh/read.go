@@ -41,9 +41,12 @@ func (w *worker) read(ctx context.Context, from store.Ranger, name string, reada
 	if err != nil {
 		return err
 	}
+	// The cache keeps the same rows as the catalogue, until it writes them.
+	content.Packed, content.Volumes = new(catalog.Packer).Pack(content.Volumes), nil
 	if err := w.record(func(now time.Time) { w.catalog.Put(location, name, content, now) }); err != nil {
 		return err
 	}
+	w.rows.Add(int64(content.Rows()))
 	w.cache(ctx, name, content)
 	return nil
 }

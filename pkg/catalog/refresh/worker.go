@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -47,6 +48,9 @@ type worker struct {
 	// alive is when the store last yielded something, in nanoseconds since 1970.
 	alive atomic.Int64
 
+	// rows counts those that were put into the catalogue since the last refresh.
+	rows atomic.Int64
+
 	mu    sync.Mutex
 	state State // guarded by mu
 	// wanted is the location as it is by now; what it is read with stays. Guarded by mu.
@@ -67,6 +71,10 @@ type worker struct {
 	beside     chan struct{}
 	lastBeside time.Time
 }
+
+// manyRows is how many rows a refresh puts into the catalogue for what that has left in memory to
+// be given back at once: the next load of that size may be far.
+const manyRows = 100_000
 
 var errStopped = errors.New("the storage location was changed or removed meanwhile")
 
@@ -300,6 +308,9 @@ func (w *worker) refresh(ctx context.Context) error {
 	}
 	logger := klog.FromContext(ctx)
 	count := w.catalog.Len(w.location.Name)
+	if w.rows.Swap(0) >= manyRows {
+		debug.FreeOSMemory()
+	}
 	w.mu.Lock()
 	before := w.state
 	w.state.Loaded, w.state.LastError, w.state.Backups = true, "", count
