@@ -127,6 +127,9 @@ func (l *Log[T]) differences(wanted []change[T], stored func(key string) *entry[
 		if e != nil && same(e.obj, w.obj) {
 			continue
 		}
+		if e != nil {
+			w.key = e.key // one string for all versions
+		}
 		if e != nil && e.obj.GetUID() != w.obj.GetUID() {
 			changes = append(changes, change[T]{key: w.key, remove: true})
 		}

@@ -155,7 +155,7 @@ func New(config Config) (*Projector, error) {
 	volumeOptions := options("backupvolumes", "the volumes of the storage locations")
 	// A first load changes each volume with each of its backups: who watches then, and is behind
 	// by more than this, lists again.
-	volumeOptions.HistoryBytes = 24 << 20
+	volumeOptions.HistoryBytes = 8 << 20
 	p.Volumes = logstore.New(func() *v1alpha1.BackupVolume { return &v1alpha1.BackupVolume{} }, volumeOptions)
 	p.VolumeBackups = volumebackup.NewStorage(p.stores.catalog, volumebackup.Options{
 		Loading: "the volumes of the storage locations", OnRead: p.stores.warn("volumebackups"), Clock: config.Clock,
