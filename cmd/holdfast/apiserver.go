@@ -22,9 +22,7 @@ func newAPIServerCommand() *cobra.Command {
 				return err
 			}
 			if os.Getenv("GOGC") == "" {
-				// Most of the heap is the rows of the catalogue, which live on. By default the rest
-				// could grow to as much again before it is collected.
-				debug.SetGCPercent(40)
+				debug.SetGCPercent(apiserver.GCPercent)
 			}
 			config, err := options.Config()
 			if err != nil {

@@ -237,6 +237,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		return nil, err
 	}
 	var statuses *locationstatus.Writer
+	var room garbage
 	projector, err = projection.New(projection.Config{
 		SystemNamespace: c.extra.SystemNamespace,
 		PollInterval:    c.extra.PollInterval,
@@ -252,7 +253,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		Namespaces:      c.client.informers.Core().V1().Namespaces(),
 		Ledger:          ledger.Core().V1().ConfigMaps().Informer(),
 		Identity:        published.Core().V1().ConfigMaps().Informer(),
-		OnRefreshed:     func() { statuses.Changed() },
+		OnRefreshed:     func() { statuses.Changed(); room.allow(projector.Resting()) },
 		OnBackup:        schedules.OnBackup,
 		OnRestores:      restores.Queued,
 		Past:            restores,

@@ -75,6 +75,8 @@ type Catalog struct {
 	// has taken it. epoch counts those, and copied is what they have cost. Guarded by mu.
 	version, floor, epoch, copied uint64
 	taken                         *History
+	// resting is Resting; guarded by mu.
+	resting int64
 	// withdrawn counts how often rows have left a namespace of somebody who may read it no
 	// more; guarded by mu.
 	withdrawn uint64
@@ -329,6 +331,14 @@ func (c *Catalog) Len(location string) int {
 	return count
 }
 
+// Resting is how many bytes of all rows have no pointers, so that a collection of memory has
+// nothing to look at in them.
+func (c *Catalog) Resting() int64 {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.resting
+}
+
 // Replaced is the number of backups in a location whose metadata somebody has replaced.
 func (c *Catalog) Replaced(location string) int {
 	c.mu.RLock()
@@ -462,6 +472,7 @@ func (c *Catalog) setLocked(e *entry, backup *holdfast.Backup, rows *packedRows,
 		c.rows[of] = slices.DeleteFunc(c.rows[of], func(other *entry) bool { return other == e })
 		c.shadowLocked(of, relist, changed)
 	}
+	c.resting += int64(rows.len()-e.rows.len()) * cellBytes
 	e.backup, e.rows, e.deleted, e.bare = backup, rows, deleted, bare
 	if e.known() {
 		of := e.group()

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -206,6 +207,13 @@ func TestBytesOfARow(t *testing.T) {
 	t.Logf("%.0f bytes for a row, all in", each)
 	if each > limit {
 		t.Errorf("a row takes %.0f bytes, and %d is the limit", each, limit)
+	}
+	if got := c.Resting(); got != backups*volumes*cellBytes || cellBytes != unsafe.Sizeof(cell{}) {
+		t.Errorf("%d bytes of the rows rest; a cell has %d", got, unsafe.Sizeof(cell{}))
+	}
+	c.Remove("default", "daily-000007")
+	if got := c.Resting(); got != (backups-1)*volumes*cellBytes {
+		t.Errorf("without one of the backups %d bytes of the rows rest", got)
 	}
 	runtime.KeepAlive(c)
 }

@@ -67,13 +67,15 @@ type packedRows struct {
 
 // cell is what is different in each row, see there. A size that it has no room for is in the
 // oddity, and so is a repetition.
-type cell struct {
+type cell struct { // of cellBytes
 	snapshot          [16]byte
 	size, incremental size
 	started, ended    uint32
 	state             uint8
 	displaced         bool
 }
+
+const cellBytes = 40
 
 // size is a number of bytes below 2^48, without the alignment of an int64.
 type size [3]uint16
@@ -198,7 +200,7 @@ var knownShapes struct {
 }
 
 // maxKnownShapes is how many are kept at most, of which each takes 8 bytes.
-const maxKnownShapes = 256 << 10
+const maxKnownShapes = 64 << 10
 
 // sharedShapes are the shapes of rows, or that of all of them, in a list that others have, too.
 func sharedShapes(rows []row) []unique.Handle[shape] {

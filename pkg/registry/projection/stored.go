@@ -157,6 +157,9 @@ func (p *Projector) Judge(location string, claims *v1alpha1.BackupOrigin) (v1alp
 	return p.stores.catalog.Judge(location, claims)
 }
 
+// Resting is as that of the catalogue.
+func (p *Projector) Resting() int64 { return p.stores.catalog.Resting() }
+
 // State is how well the catalogue knows a location; false if it is none.
 func (p *Projector) State(location string) (refresh.State, bool) {
 	return p.stores.refresher.State(location)
