@@ -309,10 +309,13 @@ func (r row) volume() Volume {
 }
 
 func (r row) stateName() string {
-	if r.state == stateOdd {
-		return r.odd.state
+	switch {
+	case r.state != stateOdd:
+		return states[r.state]
+	case r.odd == nil: // it has none
+		return ""
 	}
-	return states[r.state]
+	return r.odd.state
 }
 
 func (r row) bytesDone() int64 {
