@@ -199,7 +199,8 @@ var knownShapes struct {
 	kept  int                                             // shapes in all lists; guarded by mu
 }
 
-// maxKnownShapes is how many are kept at most, of which each takes 8 bytes.
+// maxKnownShapes is how many are kept at most, some 300 bytes each where nothing else has them
+// any more.
 const maxKnownShapes = 64 << 10
 
 // sharedShapes are the shapes of rows, or that of all of them, in a list that others have, too.

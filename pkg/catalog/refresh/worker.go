@@ -66,6 +66,9 @@ type worker struct {
 	// than were read, by name; refresh alone uses that.
 	asked map[string]map[string]string
 
+	// freed is when memory was last given back; refresh alone uses that.
+	freed time.Time
+
 	// beside wakes who reads what lies beside the backups, and lastBeside is when it last did;
 	// refresh alone uses that.
 	beside     chan struct{}
@@ -308,7 +311,9 @@ func (w *worker) refresh(ctx context.Context) error {
 	}
 	logger := klog.FromContext(ctx)
 	count := w.catalog.Len(w.location.Name)
-	if w.rows.Swap(0) >= manyRows {
+	// Who reads entries anew that have many rows, as Longhorn's do, makes little garbage of them each time.
+	if w.rows.Swap(0) >= manyRows && !l.begin.Before(w.freed.Add(w.options.FullInterval)) {
+		w.freed = l.begin
 		debug.FreeOSMemory()
 	}
 	w.mu.Lock()
