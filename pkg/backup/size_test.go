@@ -107,7 +107,7 @@ func manyKinds(t *testing.T, f *fixture, set *kinds.Set) []packed {
 		at := metav1.NewTime(start.Local())
 		object.SetManagedFields([]metav1.ManagedFieldsEntry{{
 			Manager: "kinds.test", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: object.GetAPIVersion(), Time: &at,
-			FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: fields},
+			FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(string(fields)),
 		}})
 		object.SetUID(types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:16])))
 		object.SetResourceVersion(fmt.Sprint(1000 + len(all)))
