@@ -7,7 +7,7 @@
 //
 // Volumes lie two levels of folders deep, so it takes 1 + 256 + 65,536 requests at most to
 // find them, and one more for each to name its backups: that many can't be had for less,
-// since the data lies in between. Whether anything has changed follows from the names. What a
+// since the data lies in between. One volume alone is found in one. Whether anything has changed follows from the names. What a
 // backup says is final once it has ended, so its file is read once, and only up to the list of
 // its blocks; the volume's own file is read again whenever the names have changed. It is
 // written a moment later than they are, so also once more when nothing has changed for an
@@ -44,6 +44,8 @@ import (
 const (
 	// atOnce is how many requests are under way at once, for a listing and for each entry.
 	atOnce = 64
+	// maxPassed is how much that is no volume's a poll passes over.
+	maxPassed = 1000
 	// maxBackups is how many backups of one volume are looked at, in the order of names.
 	maxBackups = 100_000
 	// So long after the last backup the volume's own file is as it will stay, whatever the
@@ -61,11 +63,22 @@ type Layout struct {
 
 var _ layout.Layout = &Layout{}
 
-// List implements layout.Layout. A shard is one folder of the first level, and its position
-// the name of that. The first one is listed alone, and the others at once when they are asked for.
+// List implements layout.Layout. The first shard is one volume, which takes a request for each
+// 1,000 backups; the others are the folders of the first level, which are listed at once when
+// they are asked for. Who polls asks for the first alone.
 func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[layout.Shard] {
 	return func(yield func(layout.Shard) bool) {
 		lister := lister{from: from, tokens: make(chan struct{}, atOnce)}
+		switch first, err := l.next(ctx, from, after); {
+		case errors.Is(err, store.ErrDenied): // as one folder may be, which is found out below
+		case err != nil:
+			yield(layout.Shard{Holds: holds(after, ""), Err: err})
+			return
+		case !yield(first) || first.Position == "":
+			return
+		default:
+			after = first.Position
+		}
 		found, err := lister.list(ctx, format.VolumesPrefix, store.ListOptions{})
 		if err != nil {
 			yield(layout.Shard{Holds: holds(after, ""), Err: err})
@@ -73,25 +86,13 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 		}
 		var firsts []string
 		for _, object := range found {
-			if name := path.Base(object.Key); object.IsFolder && isSpread(name) && name > after {
-				firsts = append(firsts, name)
+			folder := path.Base(object.Key) + "/"
+			if object.IsFolder && isSpread(path.Base(object.Key)) && (folder > after || strings.HasPrefix(after, folder)) {
+				firsts = append(firsts, folder)
 			}
 		}
 		if len(firsts) == 0 {
 			yield(layout.Shard{Holds: holds(after, "")})
-			return
-		}
-		yieldAs := func(shard layout.Shard, i int) bool {
-			position := ""
-			if i < len(firsts)-1 {
-				position = firsts[i]
-			}
-			shard.Holds, shard.Position = holds(after, position), position
-			after = position
-			return yield(shard)
-		}
-		// Alone, since a poll asks for no other.
-		if !yieldAs(l.shard(ctx, &lister, firsts[0]), 0) {
 			return
 		}
 		var running sync.WaitGroup
@@ -99,25 +100,80 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		shards := make([]chan layout.Shard, len(firsts))
-		for i := 1; i < len(firsts); i++ {
+		for i := range firsts {
 			shards[i] = make(chan layout.Shard, 1)
 			running.Go(func() { shards[i] <- l.shard(ctx, &lister, firsts[i]) })
 		}
-		for i := 1; i < len(firsts); i++ {
-			if !yieldAs(<-shards[i], i) {
+		for i := range firsts {
+			shard, position := <-shards[i], ""
+			if i < len(firsts)-1 {
+				position = past(firsts[i])
+			}
+			shard.Holds, shard.Position = holds(after, position), position
+			shard.Entries = slices.DeleteFunc(shard.Entries, func(entry layout.Entry) bool { return !shard.Holds(entry.Name) })
+			if after = position; !yield(shard) {
 				return
 			}
 		}
 	}
 }
 
-// holds tells the volumes in the folders after one of the first level and up to another; the
-// last, if empty.
+// A position is behind all keys of a folder, and before those of the next: what is listed after
+// it begins there.
+func past(folder string) string { return strings.TrimSuffix(folder, "/") + string('/'+1) }
+
+// holds tells the volumes after a position and up to another; the last, if empty.
 func holds(after, last string) func(name string) bool {
 	return func(name string) bool {
-		first := format.VolumeShard(name)
-		return first > after && (last == "" || first <= last)
+		folder := strings.TrimPrefix(format.VolumePrefix(name), format.VolumesPrefix)
+		return folder > after && (last == "" || folder <= last)
 	}
+}
+
+// next lists the volume that follows a position: of its folder all backups come before the blocks.
+// It is the last shard if there is none. What is no volume is passed over; so much of it that a
+// request shows nothing else is a shard of its own.
+func (l *Layout) next(ctx context.Context, from store.Reader, after string) (layout.Shard, error) {
+	options := store.ListOptions{Recursive: true}
+	if after != "" {
+		options.StartAfter = format.VolumesPrefix + after
+	}
+	volume, folder, position, passed := "", "", "", 0
+	var backups []store.Object
+	for object, err := range from.List(ctx, format.VolumesPrefix, options) {
+		if err != nil {
+			return layout.Shard{}, err
+		}
+		key := strings.TrimPrefix(object.Key, format.VolumesPrefix)
+		parts := strings.SplitN(key, "/", 4)
+		of := strings.Join(parts[:len(parts)-1], "/") + "/"
+		if volume == "" {
+			name, ok := format.VolumeOf(format.VolumesPrefix + of)
+			if !ok {
+				if passed++; passed == maxPassed {
+					position = key
+					break
+				}
+				continue
+			}
+			volume, folder, position = name, of, past(of)
+		}
+		file, isBackup := "", false
+		if len(parts) == 4 {
+			file, isBackup = strings.CutPrefix(parts[3], "backups/")
+		}
+		if of != folder || !isBackup && parts[3] > "backups/" || len(backups) == maxBackups {
+			break
+		}
+		if _, ok := format.BackupOf(object.Key); isBackup && ok && !strings.Contains(file, "/") {
+			backups = append(backups, object)
+		}
+	}
+	shard := layout.Shard{Holds: holds(after, position), Position: position}
+	if volume != "" {
+		shard.Entries = []layout.Entry{{Name: volume, Versions: l.versions(backups)}}
+	}
+	return shard, nil
 }
 
 // isSpread reports whether a folder is one of those over which volumes are spread.
@@ -127,8 +183,7 @@ func isSpread(name string) bool {
 
 // shard lists the volumes in one folder of the first level.
 func (l *Layout) shard(ctx context.Context, lister *lister, first string) layout.Shard {
-	folder := format.VolumesPrefix + first + "/"
-	seconds, err := lister.list(ctx, folder, store.ListOptions{})
+	seconds, err := lister.list(ctx, format.VolumesPrefix+first, store.ListOptions{})
 	if err != nil {
 		return layout.Shard{Err: err}
 	}
@@ -149,7 +204,9 @@ func (l *Layout) shard(ctx context.Context, lister *lister, first string) layout
 		})
 	}
 	shard.Err = group.Wait()
-	slices.SortFunc(shard.Entries, func(a, b layout.Entry) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(shard.Entries, func(a, b layout.Entry) int {
+		return cmp.Compare(format.VolumePrefix(a.Name), format.VolumePrefix(b.Name))
+	})
 	return shard
 }
 

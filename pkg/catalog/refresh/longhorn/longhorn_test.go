@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"path"
 	"slices"
@@ -287,8 +288,12 @@ func TestHalfAListing(t *testing.T) {
 	l := newLab(t, storetest.Memory(t))
 	longhorntest.Generate(t, l.inner, longhorntest.Shape{Volumes: 3, Backups: 4, Blocks: 1})
 	l.refresh()
+	last := "" // the first one is listed otherwise
+	for _, entry := range l.list() {
+		last = entry.Name
+	}
 	for _, after := range []int{0, 2} {
-		l.store.Inject(storetest.Fault{Operation: storetest.List, Key: format.BackupsPrefix(longhorntest.VolumeName(1)), Truncate: true, After: after})
+		l.store.Inject(storetest.Fault{Operation: storetest.List, Key: format.BackupsPrefix(last), Truncate: true, After: after})
 		l.clock.Step(time.Minute)
 		if read := l.refresh(); len(read) != 1 || len(l.rows) != 12 || (l.catalog.Emptied("lh") != "") != (after == 0) {
 			t.Errorf("after %d of a listing there are %d, for %v; said is %q", after, len(l.rows), read, l.catalog.Emptied("lh"))
@@ -417,22 +422,34 @@ func TestStoreFailures(t *testing.T) {
 	}
 }
 
-// A listing can go on from each of its positions, and takes no more requests than there are
-// folders in what is asked for.
-func TestListsFromAPosition(t *testing.T) {
-	l := newLab(t, storetest.Memory(t))
-	longhorntest.Generate(t, l.inner, longhorntest.Shape{Volumes: 40, Backups: 1, Blocks: 1})
+// A listing can go on from each of its positions, and one request shows one volume, whatever is
+// beside it.
+func TestListsFromAPosition(t *testing.T) { stores(t, listsFromAPosition) }
+
+func listsFromAPosition(t *testing.T, inner *store.Bucket) {
+	l := newLab(t, inner)
+	longhorntest.Generate(t, l.inner, longhorntest.Shape{Volumes: 40, Backups: 3, Blocks: 2})
+	beside := format.VolumePrefix(longhorntest.VolumeName(7))
+	for _, key := range []string{
+		format.VolumesPrefix + "a-file", format.VolumesPrefix + "00/a-file", format.VolumesPrefix + "zz/zz/zz/zz",
+		beside + "a-file", beside + "backups/deeper/backup_b.cfg", beside + "backups/notes", path.Dir(path.Dir(beside)) + "/misplaced/volume.cfg",
+	} {
+		if err := l.inner.Put(t.Context(), key, []byte("{}")); err != nil {
+			t.Fatal(err)
+		}
+	}
 	all := l.list()
 	var pieces []layout.Entry
 	for after := ""; ; {
 		l.store.Reset()
 		for shard := range l.layout.List(t.Context(), l.from(), after) {
-			seconds := map[string]bool{}
-			for _, entry := range shard.Entries {
-				seconds[path.Dir(path.Dir(format.VolumePrefix(entry.Name)))] = true
+			if made := l.store.Count(storetest.List); made != 1 || len(shard.Entries) != 1 && shard.Position != "" {
+				t.Errorf("%d requests for %d volumes after %q", made, len(shard.Entries), after)
 			}
-			if made, most := l.store.Count(storetest.List), 2+len(seconds)+len(shard.Entries); made > most {
-				t.Errorf("%d requests for the volumes after %q, not %d", made, after, most)
+			for _, entry := range shard.Entries {
+				if !shard.Holds(entry.Name) {
+					t.Errorf("%s is in a part that does not hold it", entry.Name)
+				}
 			}
 			pieces, after = append(pieces, shard.Entries...), shard.Position
 			break
@@ -442,8 +459,66 @@ func TestListsFromAPosition(t *testing.T) {
 		}
 	}
 	if len(all) != 40 || fmt.Sprint(pieces) != fmt.Sprint(all) {
-		t.Errorf("%d in one go, %d piece by piece", len(all), len(pieces))
+		t.Errorf("%d in one go, %d piece by piece:\n%v\n%v", len(all), len(pieces), all, pieces)
 	}
+}
+
+// However much there is that is no volume's, a listing gets past it.
+func TestPassesOver(t *testing.T) {
+	l := newLab(t, storetest.Memory(t))
+	longhorntest.Generate(t, l.inner, longhorntest.Shape{Volumes: 3, Backups: 1, Blocks: 1})
+	for i := range 2500 {
+		if err := l.inner.Put(t.Context(), fmt.Sprintf("%s00/00/no-volume/%04d", format.VolumesPrefix, i), []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	found, polls := 0, 0
+	for after := ""; ; polls++ {
+		for shard := range l.layout.List(t.Context(), l.from(), after) {
+			if shard.Err != nil || shard.Position != "" && shard.Position <= after {
+				t.Fatalf("after %q comes %+v", after, shard)
+			}
+			found, after = found+len(shard.Entries), shard.Position
+			break
+		}
+		if after == "" {
+			break
+		}
+	}
+	if found != 3 || polls != 5 {
+		t.Errorf("%d volumes in %d polls", found, polls)
+	}
+	if all := l.list(); len(all) != 3 {
+		t.Errorf("%d volumes in one go", len(all))
+	}
+}
+
+// A folder that may not be listed is the trouble of its volume alone.
+func TestAFolderThatIsDenied(t *testing.T) {
+	l := newLab(t, storetest.Memory(t))
+	longhorntest.Generate(t, l.inner, longhorntest.Shape{Volumes: 3, Backups: 1, Blocks: 1})
+	found := 0
+	for shard := range l.layout.List(t.Context(), levelByLevel{l.from()}, "") {
+		if found += len(shard.Entries); shard.Err != nil {
+			t.Error(shard.Err)
+		}
+	}
+	if found != 3 {
+		t.Errorf("%d volumes", found)
+	}
+}
+
+// levelByLevel is a store of which a folder may not be listed, which a listing of all below meets.
+type levelByLevel struct{ store.Ranger }
+
+func (l levelByLevel) List(ctx context.Context, folder string, options store.ListOptions) iter.Seq2[store.Object, error] {
+	if options.Recursive {
+		return func(yield func(store.Object, error) bool) { yield(store.Object{}, store.ErrDenied) }
+	}
+	return l.Ranger.List(ctx, folder, options)
+}
+
+func TestListsAnEmptyStore(t *testing.T) {
 	empty := newLab(t, storetest.Memory(t))
 	for shard := range empty.layout.List(t.Context(), empty.from(), "") {
 		if shard.Err != nil || len(shard.Entries) > 0 || !shard.Holds("db-data") || shard.Position != "" {
