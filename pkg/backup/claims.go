@@ -74,6 +74,7 @@ type podVolumes struct {
 	*collector
 	claims            map[types.NamespacedName]*claim
 	persistentVolumes map[string]*persistentVolume
+	nodes             map[string]*corev1.Node
 	// held are the pods to take when all are known.
 	held []*heldPod
 
@@ -86,6 +87,7 @@ func newPodVolumes(c *collector) *podVolumes {
 		collector:         c,
 		claims:            map[types.NamespacedName]*claim{},
 		persistentVolumes: map[string]*persistentVolume{},
+		nodes:             map[string]*corev1.Node{},
 	}
 }
 
@@ -300,6 +302,10 @@ func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []by
 	}
 	here := picked[:0]
 	for _, volume := range picked {
+		if whyNotRunning(&pod) != "" { // which is told
+			here = append(here, volume)
+			continue
+		}
 		of := p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claimOf(&pod, &volume)}]
 		why, err := p.notHere(ctx, of, pod.Spec.NodeName)
 		switch {
@@ -332,15 +338,19 @@ func (p *podVolumes) notHere(ctx context.Context, of *claim, name string) (strin
 	if !found {
 		return unknown, nil
 	}
-	_, raw, err := p.fetch(ctx, r, "", name, true)
-	if raw == nil {
-		return unknown, err
+	node := p.nodes[name]
+	if node == nil {
+		_, raw, err := p.fetch(ctx, r, "", name, true)
+		if raw == nil {
+			return unknown, err
+		}
+		node = &corev1.Node{}
+		if err := decode(raw, node); err != nil {
+			return unknown + ": " + err.Error(), nil
+		}
+		p.nodes[name] = node
 	}
-	var node corev1.Node
-	if err := decode(raw, &node); err != nil {
-		return unknown + ": " + err.Error(), nil
-	}
-	switch on, err := hostpath.On(kept.nodes, &node); {
+	switch on, err := hostpath.On(kept.nodes, node); {
 	case err != nil:
 		return unknown + ": " + err.Error(), nil
 	case !on:

@@ -34,6 +34,8 @@ const (
 	dataVolume = "data"
 )
 
+var errRemade = errors.New("the claim was deleted and made anew meanwhile: restore again")
+
 // Restorer brings the data of one restore back. It is safe for concurrent use.
 type Restorer struct {
 	*Volumes
@@ -160,7 +162,14 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 			}
 			return false, err
 		case user != nil:
-			return false, r.intoPod(ctx, name, *claim, live, user)
+			again, err := r.live(ctx, *claim) // it may have waited long for its turn
+			if err == nil && again.UID != live.UID {
+				err = errRemade
+			}
+			if err != nil {
+				return false, err
+			}
+			return false, r.intoPod(ctx, name, *claim, again, user)
 		}
 		holder, err := r.hold(ctx, *claim, live)
 		if err != nil {
@@ -174,7 +183,7 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 			return false, err
 		}
 		if live.UID != held {
-			return false, errors.New("the claim was deleted and made anew meanwhile: restore again")
+			return false, errRemade
 		}
 		if claim.Begin != nil {
 			if err := claim.Begin(ctx); err != nil {

@@ -69,14 +69,11 @@ var _ layout.Layout = &Layout{}
 func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[layout.Shard] {
 	return func(yield func(layout.Shard) bool) {
 		lister := lister{from: from, tokens: make(chan struct{}, atOnce)}
-		switch first, err := l.next(ctx, from, after); {
-		case errors.Is(err, store.ErrDenied): // as one folder may be, which is found out below
-		case err != nil:
-			yield(layout.Shard{Holds: holds(after, ""), Err: err})
-			return
-		case !yield(first) || first.Position == "":
-			return
-		default:
+		// It looks into folders of blocks, too, and what is wrong with those does not matter.
+		if first, err := l.next(ctx, from, after); err == nil {
+			if !yield(first) || first.Position == "" {
+				return
+			}
 			after = first.Position
 		}
 		found, err := lister.list(ctx, format.VolumesPrefix, store.ListOptions{})
@@ -95,23 +92,31 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 			yield(layout.Shard{Holds: holds(after, "")})
 			return
 		}
-		var running sync.WaitGroup
-		defer running.Wait()
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		shards := make([]chan layout.Shard, len(firsts))
-		for i := range firsts {
-			shards[i] = make(chan layout.Shard, 1)
-			running.Go(func() { shards[i] <- l.shard(ctx, &lister, firsts[i]) })
-		}
-		for i := range firsts {
-			shard, position := <-shards[i], ""
+		yieldAs := func(shard layout.Shard, i int) bool {
+			position := ""
 			if i < len(firsts)-1 {
 				position = past(firsts[i])
 			}
 			shard.Holds, shard.Position = holds(after, position), position
 			shard.Entries = slices.DeleteFunc(shard.Entries, func(entry layout.Entry) bool { return !shard.Holds(entry.Name) })
-			if after = position; !yield(shard) {
+			after = position
+			return yield(shard)
+		}
+		// Alone, since a poll that found no volume by itself asks for no other.
+		if !yieldAs(l.shard(ctx, &lister, firsts[0]), 0) {
+			return
+		}
+		var running sync.WaitGroup
+		defer running.Wait()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		shards := make([]chan layout.Shard, len(firsts))
+		for i := 1; i < len(firsts); i++ {
+			shards[i] = make(chan layout.Shard, 1)
+			running.Go(func() { shards[i] <- l.shard(ctx, &lister, firsts[i]) })
+		}
+		for i := 1; i < len(firsts); i++ {
+			if !yieldAs(<-shards[i], i) {
 				return
 			}
 		}
@@ -132,7 +137,8 @@ func holds(after, last string) func(name string) bool {
 
 // next lists the volume that follows a position: of its folder all backups come before the blocks.
 // It is the last shard if there is none. What is no volume is passed over; so much of it that a
-// request shows nothing else is a shard of its own.
+// request shows nothing else is a shard of its own. It holds no volume but the one: a folder
+// without files is listed by its level alone.
 func (l *Layout) next(ctx context.Context, from store.Reader, after string) (layout.Shard, error) {
 	options := store.ListOptions{Recursive: true}
 	if after != "" {
@@ -150,11 +156,13 @@ func (l *Layout) next(ctx context.Context, from store.Reader, after string) (lay
 		if volume == "" {
 			name, ok := format.VolumeOf(format.VolumesPrefix + of)
 			if !ok {
-				if passed++; passed == maxPassed {
-					position = key
-					break
+				if passed++; passed < maxPassed {
+					continue
 				}
-				continue
+				if position = key; len(parts) == 4 {
+					position = past(of)
+				}
+				break
 			}
 			volume, folder, position = name, of, past(of)
 		}
@@ -169,7 +177,7 @@ func (l *Layout) next(ctx context.Context, from store.Reader, after string) (lay
 			backups = append(backups, object)
 		}
 	}
-	shard := layout.Shard{Holds: holds(after, position), Position: position}
+	shard := layout.Shard{Holds: func(name string) bool { return name == volume }, Position: position}
 	if volume != "" {
 		shard.Entries = []layout.Entry{{Name: volume, Versions: l.versions(backups)}}
 	}
