@@ -329,6 +329,9 @@ func TestHostPathVolumesOfOthers(t *testing.T) {
 	if got := f.volumes.submitted; len(got) != 1 || got[0].HostPath != "/data/here" {
 		t.Errorf("handed over are %+v", got)
 	}
+	if made := f.requested("/api/v1/nodes/n1"); made != 1 {
+		t.Errorf("the node is read %d times", made)
+	}
 	warnings := strings.Join(f.results(t).Warnings.Namespaces["shop"], "\n")
 	for _, want := range []string{
 		"volume there is not backed up: its persistent volume is of type hostPath, and on another node than the pod",

@@ -186,6 +186,41 @@ func TestHostPathOfOthers(t *testing.T) {
 	}
 }
 
+// TestClaimMadeAnew: what waited for its turn writes into no other claim of that name.
+func TestClaimMadeAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		claim := h.claim("data")
+		claim.Paths = []string{"file"}
+		if _, err := h.Kube.CoreV1().Pods("shop").Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-of-web"},
+			Spec: corev1.PodSpec{NodeName: "node-1", Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+			}}}},
+			Status: corev1.PodStatus{Phase: corev1.PodRunning},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		r := h.restorer()
+		for range cap(r.slots) {
+			r.slots <- struct{}{}
+		}
+		result := begin(t.Context(), r, claim)
+		time.Sleep(time.Minute) // in a bubble: it waits for its turn
+		claims := h.Kube.CoreV1().PersistentVolumeClaims("shop")
+		if err := claims.Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := claims.Create(t.Context(), &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data", Namespace: "shop", UID: "another"}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		<-r.slots
+		if err := <-result; !errors.Is(err, errRemade) || len(h.records()) > 0 {
+			t.Errorf("%v, with the records %+v", err, h.records())
+		}
+	})
+}
+
 // TestBegin: Begin comes before the agent is asked, and nothing is left where it fails.
 func TestBegin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
