@@ -110,54 +110,60 @@ func TestAWarmRestartOfLonghorns(t *testing.T) {
 	})
 }
 
-// folders takes note of the folders that each refresh has listed on the first level.
-type folders struct {
+// starts takes note of where each refresh begins to list, and whether it goes on to list all.
+type starts struct {
 	*storetest.Faulty
-	mu     sync.Mutex
-	listed [][]string // guarded by mu
+	mu    sync.Mutex
+	after []string // guarded by mu
+	full  []bool   // guarded by mu
 }
 
-func (f *folders) List(ctx context.Context, folder string, options store.ListOptions) iter.Seq2[store.Object, error] {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	name := strings.TrimPrefix(folder, format.VolumesPrefix)
-	switch last := len(f.listed) - 1; {
-	case name == "":
-		f.listed = append(f.listed, nil)
-	case strings.Count(name, "/") == 1:
-		f.listed[last] = append(f.listed[last], name)
+func (s *starts) List(ctx context.Context, folder string, options store.ListOptions) iter.Seq2[store.Object, error] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case options.Recursive:
+		s.after, s.full = append(s.after, options.StartAfter), append(s.full, false)
+	case folder == format.VolumesPrefix:
+		s.full[len(s.full)-1] = true
 	}
-	return f.Faulty.List(ctx, folder, options)
+	return s.Faulty.List(ctx, folder, options)
 }
 
-func (f *folders) Close() error { return nil }
+func (s *starts) Close() error { return nil }
 
-// Polls go from folder to folder, whatever full listings come between, so that each has its turn.
+// Polls go from volume to volume, whatever full listings come between, so that each has its turn.
 func TestPollsGoOnAfterAFullListing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, refresh.Options{Interval: interval, FullInterval: 5 * interval / 2})
 		location := f.location("lh")
 		location.Layout = &longhorn.Layout{Clock: clock.RealClock{}}
-		longhorntest.Generate(t, f.stores["lh"], longhorntest.Shape{Volumes: 6, Backups: 1, Blocks: 1})
-		of := &folders{Faulty: f.stores["lh"]}
+		const volumes = 6
+		longhorntest.Generate(t, f.stores["lh"], longhorntest.Shape{Volumes: volumes, Backups: 1, Blocks: 1})
+		of := &starts{Faulty: f.stores["lh"]}
 		location.Open = func(context.Context) (refresh.Store, error) { return of, nil }
 		f.refresher.SetLocations([]refresh.Location{location})
 		f.run()
-		pass(40 * interval)
+		pass(60 * interval)
 		f.stop()
-		all := slices.Sorted(slices.Values(of.listed[0]))
+		// A round begins with the first volume, and ends with a poll that finds no more.
+		round := []string{""}
+		for i := range volumes {
+			round = append(round, strings.TrimSuffix(format.VolumePrefix(longhorntest.VolumeName(i)), "/")+"0")
+		}
+		slices.Sort(round)
 		polls, full := 0, 0
-		for _, listed := range of.listed {
-			if len(listed) == len(all) {
+		for i, after := range of.after {
+			if of.full[i] {
 				full++
 				continue
 			}
-			if want := all[polls%len(all)]; len(listed) != 1 || listed[0] != want {
-				t.Fatalf("the poll %d has listed %v, not %s", polls, listed, want)
+			if want := round[polls%len(round)]; after != want {
+				t.Fatalf("the poll %d has begun after %q, not %q", polls, after, want)
 			}
 			polls++
 		}
-		if polls < 2*len(all) || full < 5 {
+		if polls < 2*len(round) || full < 5 {
 			t.Errorf("there were %d polls and %d full listings", polls, full)
 		}
 	})
