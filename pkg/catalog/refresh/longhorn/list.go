@@ -7,8 +7,9 @@
 //
 // Volumes lie two levels of folders deep, so it takes 1 + 256 + 65,536 requests at most to
 // find them, and one more for each to name its backups: that many can't be had for less,
-// since the data lies in between. One volume alone is found in one. Whether anything has changed follows from the names. What a
-// backup says is final once it has ended, so its file is read once, and only up to the list of
+// since the data lies in between. One volume alone is found in one.
+//
+// Whether anything has changed follows from the names. What a backup says is final once it has ended, so its file is read once, and only up to the list of
 // its blocks; the volume's own file is read again whenever the names have changed. It is
 // written a moment later than they are, so also once more when nothing has changed for an
 // hour.
