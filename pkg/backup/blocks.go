@@ -4,9 +4,11 @@
 package backup
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -67,7 +69,7 @@ func (b block) waiting() []engine.PodReference {
 func (b block) nodes() sets.Set[string] {
 	nodes := sets.New[string]()
 	for _, pod := range b {
-		if len(pod.volumes) > 0 {
+		if len(pod.volumes) > 0 && pod.notRunning == "" {
 			nodes.Insert(pod.node)
 		}
 	}
@@ -184,8 +186,12 @@ func (p *podVolumes) takeBlocks(ctx context.Context) (rest func(context.Context)
 	}
 }
 
-// takeAllHooked takes the blocks with hooks, in portions.
+// takeAllHooked takes the blocks with hooks, in portions: first those that wait for their
+// volumes, which are not to lie behind the others' then.
 func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
+	slices.SortStableFunc(hooked, func(a, b block) int {
+		return cmp.Compare(min(len(b.waiting()), 1), min(len(a.waiting()), 1))
+	})
 	for len(hooked) > 0 && ctx.Err() == nil {
 		n := 0
 		var pending []engine.PodReference
@@ -222,7 +228,8 @@ func (p *podVolumes) dropForbidden(ctx context.Context, block block, asked map[s
 	}
 }
 
-// takeHooked takes blocks with hooks, as many at a time as there are workers. Their post
+// takeHooked takes blocks with hooks, as many at a time as there are workers, and of those
+// that wait for volumes of a node one. Their post
 // hooks are noted before any hook runs, so that somebody runs them whatever becomes of
 // this process.
 func (p *podVolumes) takeHooked(ctx context.Context, blocks []block, pending []engine.PodReference) error {
@@ -241,11 +248,41 @@ func (p *podVolumes) takeHooked(ctx context.Context, blocks []block, pending []e
 		}
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(p.blockWorkers)
-	for _, block := range blocks {
-		group.Go(func() error { return p.contain(func() error { return p.take(ctx, block) }) })
+	left, frozen := slices.Clone(blocks), sets.New[string]()
+	ended := make(chan sets.Set[string], p.blockWorkers)
+	for working := 0; len(left) > 0 || working > 0; {
+		if i := next(left, frozen); i >= 0 && working < p.blockWorkers {
+			block, holds := left[i], sets.New[string]()
+			if len(block.waiting()) > 0 {
+				holds = block.nodes()
+			}
+			left, frozen, working = slices.Delete(left, i, i+1), frozen.Union(holds), working+1
+			group.Go(func() error {
+				defer func() { ended <- holds }()
+				return p.contain(func() error { return p.take(ctx, block) })
+			})
+			continue
+		}
+		frozen, working = frozen.Difference(<-ended), working-1
 	}
 	return group.Wait()
+}
+
+// next is the place of the first block that may be taken now, or -1: none while pods wait,
+// frozen perhaps, for the data of its nodes, or blocks before it are to. An agent reads few
+// volumes at a time, and each more that is asked for keeps the others frozen for longer.
+func next(left []block, frozen sets.Set[string]) int {
+	frozen = frozen.Clone()
+	for i, block := range left {
+		nodes := block.nodes()
+		if !frozen.HasAny(nodes.UnsortedList()...) {
+			return i
+		}
+		if len(block.waiting()) > 0 {
+			frozen = frozen.Union(nodes)
+		}
+	}
+	return -1
 }
 
 // take takes one block: the pre hooks of its pods, the data of their volumes, the post

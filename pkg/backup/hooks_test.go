@@ -143,6 +143,62 @@ func TestHooksEncloseTheData(t *testing.T) {
 
 func TestWhichHooksRun(t *testing.T) {
 	const velero = "hook.backup.velero.io/"
+// TestOnePodOfANodeIsFrozen: an agent reads one volume at a time, and who waits behind another
+// pod's would be frozen for nothing. Other nodes' go on beside.
+func TestOnePodOfANodeIsFrozen(t *testing.T) {
+	for name, volumes := range map[string]int{"a volume": 1, "1,000 volumes": 1000} {
+		t.Run(name, func(t *testing.T) {
+			var many []string
+			for i := range volumes {
+				many = append(many, fmt.Sprintf("v%d", i)+emptyDir)
+			}
+			hooks := dbHooks("")
+			hooks.Resources = append(hooks.Resources, holdfast.BackupResourceHookSpec{
+				Name: "dump", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "dump"}},
+				Pre: []holdfast.BackupResourceHook{execHook("dump", "")},
+			})
+			f := hookedFixture(t, hooks,
+				hookedPod("a-dump", "n1", `"app":"dump"`, "", "e"+emptyDir), // waits for nothing, and comes after those that do
+				hookedPod("b", "n1", isDB, "", many...),
+				hookedPod("c", "n1", isDB, "", "e"+emptyDir),
+				hookedPod("d", "n2", isDB, "", "e"+emptyDir),
+				hookedPod("e", "n1", isDB, "")) // has nothing to be read
+			f.deps.BlockWorkers = 4
+			var once sync.Map
+			frozen := func(pod string) chan struct{} {
+				is, _ := once.LoadOrStore(pod, make(chan struct{}))
+				return is.(chan struct{})
+			}
+			f.hooks.exec = func(_ context.Context, what string) (string, error) {
+				if pod, rest, _ := strings.Cut(what, "/"); strings.Contains(rest, "freeze") {
+					close(frozen(pod))
+				}
+				return "", nil
+			}
+			f.volumes.result = func(v *format.Volume) engine.VolumeUploadStatus {
+				f.hooks.note("read " + v.Pod.Name + "/" + v.Name)
+				// The two nodes' pods are frozen at the same time, and so is one without volumes.
+				for _, other := range map[string][]string{"b": {"d", "e"}, "d": {"b"}}[v.Pod.Name] {
+					select {
+					case <-frozen(other):
+					case <-time.After(time.Minute):
+						t.Errorf("%s waits for %s", other, v.Pod.Name)
+					}
+				}
+				return engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted}
+			}
+			f.run(t)
+			at := func(event string) int { return slices.Index(f.hooks.events, event) }
+			if thawed := at("b/c1: thaw /d"); thawed < 0 || thawed > at("c/c1: freeze /d") || thawed > at("submit c/e") {
+				t.Errorf("c is frozen while b is read: %q", f.hooks.events)
+			}
+			if thawed := at("c/c1: thaw /d"); thawed < 0 || thawed > at("submit a-dump/e") {
+				t.Errorf("c is frozen while a-dump is read: %q", f.hooks.events)
+			}
+		})
+	}
+}
+
 	ours := func(phase, rest string) string {
 		return fmt.Sprintf("%q:%s", phase+".hook.backup.holdfast.io/"+rest[:strings.Index(rest, "=")], rest[strings.Index(rest, "=")+1:])
 	}
