@@ -29,10 +29,12 @@ import (
 
 const (
 	defaultHookTimeout = podhooks.DefaultTimeout
-	// maxHookTimeout bounds a hook, and all pre hooks and all post hooks of a block: whoever
-	// may annotate a pod is not to hold the backups of everybody.
+	// maxHookTimeout bounds a hook, and all pre hooks and all post hooks of a block.
 	maxHookTimeout = validation.MaxHookTimeout
 	// lastHooksWorkers is in how many pods at once the post hooks run that another process
+	// maxAnnotatedTimeout bounds a hook of an annotation: whoever may annotate a pod is not to
+	// hold a worker of the backups of everybody for hours. A spec is written by who waits.
+	maxAnnotatedTimeout = 10 * time.Minute
 	// has left.
 	lastHooksWorkers = 16
 )
@@ -165,9 +167,9 @@ func (h *hooks) annotated(pod *corev1.Pod, phase string) []hook {
 			case err != nil || timeout < 0:
 				h.findings.warn(about, fmt.Sprintf("the annotation %stimeout is no duration, such as 30s: the hook has %s", prefix, defaultHookTimeout))
 				timeout = 0
-			case timeout > maxHookTimeout:
-				h.findings.warn(about, fmt.Sprintf("the annotation %stimeout is too long: the hook has %s", prefix, maxHookTimeout))
-				timeout = maxHookTimeout
+			case timeout > maxAnnotatedTimeout:
+				h.findings.warn(about, fmt.Sprintf("the annotation %stimeout is too long: the hook has %s; one of the backup's spec may have up to %s", prefix, maxAnnotatedTimeout, maxHookTimeout))
+				timeout = maxAnnotatedTimeout
 			}
 			found.timeout = timeout
 		}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/exec"
 	"k8s.io/utils/clock"
@@ -23,6 +24,7 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	podhooks "github.com/holdfast-io/holdfast/pkg/hooks"
 )
 
 // testHooks notes what is done, together with the volumes of its fixture.
@@ -229,8 +231,9 @@ func TestOnePodOfANodeIsFrozen(t *testing.T) {
 		},
 		"a timeout without end": {
 			annotations: ours("pre", `command="y"`) + "," + ours("pre", `timeout="87600h"`), want: []string{"c1: y"},
-			warnings: []string{"pods shop/p: the annotation pre.hook.backup.holdfast.io/timeout is too long: the hook has 4h0m0s"},
+			warnings: []string{"pods shop/p: the annotation pre.hook.backup.holdfast.io/timeout is too long: the hook has 10m0s; one of the backup's spec may have up to 4h0m0s"},
 		},
+		"a timeout that is just right": {annotations: ours("pre", `command="y"`) + "," + ours("pre", `timeout="10m"`), want: []string{"c1: y"}},
 		"of other resources": {labels: isDB, hooks: holdfast.BackupHooks{Resources: []holdfast.BackupResourceHookSpec{
 			{Name: "x", IncludedResources: []string{"deployments"}, Pre: []holdfast.BackupResourceHook{execHook("x", "")}},
 			{Name: "y", ExcludedResources: []string{"po"}, Pre: []holdfast.BackupResourceHook{execHook("y", "")}},
@@ -255,6 +258,24 @@ func TestOnePodOfANodeIsFrozen(t *testing.T) {
 				t.Errorf("warnings (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestTimeoutsOfAnnotations: who may annotate a pod holds no worker for hours, who writes the spec may.
+func TestTimeoutsOfAnnotations(t *testing.T) {
+	all, err := podhooks.Words{}.Parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &hooks{findings: &findings{log: newLogbook(clock.RealClock{})}, rules: []hookRule{{name: "db", selector: all, post: []holdfast.BackupResourceHook{
+		{Exec: &holdfast.ExecHook{Command: []string{"thaw"}, Timeout: metav1.Duration{Duration: 4 * time.Hour}}},
+	}}}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p", Annotations: map[string]string{
+		"pre.hook.backup.velero.io/command": "freeze", "pre.hook.backup.velero.io/timeout": "4h",
+	}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}}}
+	pre, post := h.of(pod)
+	if len(pre) != 1 || pre[0].timeout != 10*time.Minute || len(post) != 1 || post[0].timeout != 4*time.Hour {
+		t.Errorf("%+v, %+v", pre, post)
 	}
 }
 
