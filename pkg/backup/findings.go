@@ -140,9 +140,6 @@ func (f *findings) counts() (errors, warnings int32) {
 	return f.errors, f.warnings
 }
 
-// maxTold is how much of the errors fits into an Event.
-const maxTold = 800
-
 // told are the errors in one line, as many as fit, and how many do not.
 func (f *findings) told() string {
 	f.mu.Lock()
@@ -152,6 +149,14 @@ func (f *findings) told() string {
 	for _, namespace := range slices.Sorted(maps.Keys(errors.Namespaces)) {
 		all = append(all, errors.Namespaces[namespace]...)
 	}
+	return told(all)
+}
+
+// maxTold is how much of several texts fits into an Event.
+const maxTold = 800
+
+// told are texts in one line, as many as fit, and how many do not.
+func told(all []string) string {
 	told := ""
 	for i, text := range all {
 		if i > 0 && len(told)+len(text) > maxTold {

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,10 +32,10 @@ const (
 	defaultHookTimeout = podhooks.DefaultTimeout
 	// maxHookTimeout bounds a hook, and all pre hooks and all post hooks of a block.
 	maxHookTimeout = validation.MaxHookTimeout
-	// lastHooksWorkers is in how many pods at once the post hooks run that another process
 	// maxAnnotatedTimeout bounds a hook of an annotation: whoever may annotate a pod is not to
 	// hold a worker of the backups of everybody for hours. A spec is written by who waits.
 	maxAnnotatedTimeout = 10 * time.Minute
+	// lastHooksWorkers is in how many pods at once the post hooks run that another process
 	// has left.
 	lastHooksWorkers = 16
 )
@@ -95,6 +96,10 @@ type hooks struct {
 	retry    wait.Backoff
 
 	attempted, failed atomic.Int32
+
+	mu sync.Mutex
+	// notThawed says which post hooks failed.
+	notThawed []string
 }
 
 // parseHooks makes ready the hooks of a spec, which was validated.
@@ -224,7 +229,13 @@ func (h *hooks) run(ctx context.Context, phase string, pod engine.PodReference, 
 		if hook.container != "" {
 			in = " in container " + hook.container
 		}
-		h.tell(pod, hook.goOn, fmt.Sprintf("its %s hook %s failed%s: %v", phase, hook.from, in, err))
+		text := fmt.Sprintf("its %s hook %s failed%s: %v", phase, hook.from, in, err)
+		h.tell(pod, hook.goOn, text)
+		if phase == postHook {
+			h.mu.Lock()
+			h.notThawed = append(h.notThawed, fmt.Sprintf("%s: %s", subject{podsResource, pod.Namespace, pod.Name}, text))
+			h.mu.Unlock()
+		}
 		if ok = ok && hook.goOn; !ok && phase == preHook {
 			return false
 		}
@@ -284,6 +295,16 @@ func (h *hooks) counts() *holdfast.HookStatus {
 		return nil
 	}
 	return &holdfast.HookStatus{HooksAttempted: h.attempted.Load(), HooksFailed: h.failed.Load()}
+}
+
+// failedPostHooks says in one line which post hooks failed; empty if none did.
+func (h *hooks) failedPostHooks() string {
+	if h == nil {
+		return ""
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return told(h.notThawed)
 }
 
 // RunPostHooks runs the post hooks that another process has left pending. Of the

@@ -143,8 +143,6 @@ func TestHooksEncloseTheData(t *testing.T) {
 	}
 }
 
-func TestWhichHooksRun(t *testing.T) {
-	const velero = "hook.backup.velero.io/"
 // TestOnePodOfANodeIsFrozen: an agent reads one volume at a time, and who waits behind another
 // pod's would be frozen for nothing. Other nodes' go on beside.
 func TestOnePodOfANodeIsFrozen(t *testing.T) {
@@ -201,6 +199,8 @@ func TestOnePodOfANodeIsFrozen(t *testing.T) {
 	}
 }
 
+func TestWhichHooksRun(t *testing.T) {
+	const velero = "hook.backup.velero.io/"
 	ours := func(phase, rest string) string {
 		return fmt.Sprintf("%q:%s", phase+".hook.backup.holdfast.io/"+rest[:strings.Index(rest, "=")], rest[strings.Index(rest, "=")+1:])
 	}
@@ -383,13 +383,39 @@ func TestPostHooksRunAfterACancellation(t *testing.T) {
 				return "", ctx.Err()
 			}
 			f.volumes.wait = func(ctx context.Context) error { cancel(); return ctx.Err() }
-			if _, err := Run(ctx, f.request, f.deps); !errors.Is(err, context.Canceled) {
-				t.Fatalf("Run: %v", err)
+			outcome, err := Run(ctx, f.request, f.deps)
+			if !errors.Is(err, context.Canceled) || outcome.FailedPostHooks != "" {
+				t.Fatalf("Run: %v, %q", err, outcome.FailedPostHooks)
 			}
 			if n := len(f.hooks.events); f.hooks.events[n-1] != "p/c1: thaw /d" || slices.Contains(f.hooks.events, "q/c1: freeze /d") {
 				t.Errorf("what was done: %q", f.hooks.events)
 			}
 		})
+	}
+}
+
+// TestPostHooksThatFailAfterACancellation: the outcome says which, and the counts are stored by whoever ends
+// the backup.
+func TestPostHooksThatFailAfterACancellation(t *testing.T) {
+	f := hookedFixture(t, dbHooks(holdfast.HookErrorModeContinue), hookedPod("p", "n1", isDB, "", "e"+emptyDir))
+	ctx, cancel := context.WithCancel(t.Context())
+	f.hooks.exec = func(_ context.Context, what string) (string, error) {
+		if strings.Contains(what, "thaw") {
+			return "", exec.CodeExitError{Err: errors.New("exit code 1"), Code: 1}
+		}
+		return "", nil
+	}
+	f.volumes.wait = func(ctx context.Context) error { cancel(); return ctx.Err() }
+	outcome, err := Run(ctx, f.request, f.deps)
+	if want := "pods shop/p: its post hook db failed in container c1: exit code 1"; !errors.Is(err, context.Canceled) || outcome.FailedPostHooks != want {
+		t.Fatalf("Run: %v, %q", err, outcome.FailedPostHooks)
+	}
+	f.request.Backup.Status.HookStatus = outcome.Status.HookStatus
+	if _, err := Abandon(t.Context(), f.request, f.deps, f.store, holdfast.BackupPhaseCancelled, "cancelled by ada"); err != nil {
+		t.Fatal(err)
+	}
+	if status := f.stored(t).Status.HookStatus; status == nil || *status != (holdfast.HookStatus{HooksAttempted: 2, HooksFailed: 1}) {
+		t.Errorf("stored: %+v", status)
 	}
 }
 

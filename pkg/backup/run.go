@@ -109,6 +109,9 @@ type Outcome struct {
 	// Stored is true when velero-backup.json is in the store, so that the outcome
 	// is durable.
 	Stored bool
+	// FailedPostHooks says in one line which post hooks failed, so that pods may still be
+	// frozen; empty if none did. What is stored says it too.
+	FailedPostHooks string
 }
 
 // Run executes a backup and returns when it has ended. What can't be read is in
@@ -131,6 +134,7 @@ func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, erro
 	e.logger.V(2).Info("Backup started")
 	e.log.write(slog.LevelInfo, "the backup has started", slog.String("backup", e.storeName))
 	outcome, err := e.end(ctx, e.contain(func() error { return e.read(ctx) }))
+	outcome.FailedPostHooks = e.hooks.failedPostHooks()
 	e.logger.V(2).Info("Backup ended", "phase", outcome.Status.Phase, "errors", outcome.Status.Errors, "warnings", outcome.Status.Warnings, "stored", outcome.Stored)
 	return outcome, err
 }
@@ -346,7 +350,9 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 	objects.TotalItems = objects.ItemsBackedUp
 	status.Progress = &objects
 	status.Volumes = volumesProgress(e.volumes)
-	status.HookStatus = e.hooks.counts()
+	if counts := e.hooks.counts(); counts != nil {
+		status.HookStatus = counts
+	}
 	status.CompletionTimestamp = &metav1.Time{Time: e.Clock.Now()}
 	if ttl := e.request.Backup.Spec.TTL.Duration; status.Expiration == nil && status.StartTimestamp != nil && ttl > 0 {
 		status.Expiration = &metav1.Time{Time: status.StartTimestamp.Add(ttl)}

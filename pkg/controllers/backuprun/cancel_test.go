@@ -5,6 +5,7 @@ package backuprun
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -62,6 +63,42 @@ func TestCancellingStopsARunAtOnce(t *testing.T) {
 		time.Sleep(time.Hour)
 		if h.writes("a") != 3+1 { // claim, end, and that the snapshots are removed; and the request
 			t.Errorf("%d writes", h.writes("a"))
+		}
+	})
+}
+
+// A post hook that fails after the cancellation leaves a pod frozen, and there are no results to
+// say so.
+func TestPostHooksOfACancelledBackupThatFail(t *testing.T) {
+	enginetest.Each(t, map[string]error{"the store is told": nil, "the store does not answer": errors.New("away")}, func(t *testing.T, away error) {
+		ended := v1alpha1.HookStatus{HooksAttempted: 2, HooksFailed: 1}
+		stops := 0
+		h := newHarness(t, &work{execute: func(ctx context.Context, _ *enginev1alpha1.BackupRun, _ backup.Volumes) (backup.Outcome, error) {
+			<-ctx.Done()
+			outcome := failed(ctx.Err())
+			outcome.Status.HookStatus, outcome.FailedPostHooks = ended.DeepCopy(), "pods shop/db: its post hook thaw failed"
+			return outcome, ctx.Err()
+		}, abandon: func(_ context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
+			outcome := abandoned(phase, reason)
+			outcome.Status.HookStatus = run.AsBackup().Status.HookStatus
+			if stops++; stops == 1 && away != nil {
+				return failed(away), away
+			}
+			return outcome, nil
+		}}, newRun("a", ready))
+		h.start(1)
+		h.Told()
+		h.Cancel("a")
+		time.Sleep(time.Minute)
+		h.expectCancelled("a", true)
+		if status := h.Run("a").Status.HookStatus; status == nil || *status != ended {
+			t.Errorf("the hooks: %+v", status)
+		}
+		if events := h.Told(); !slices.Equal(events, []string{
+			"Warning PostHookFailed The backup was stopped, and of the post hooks that were run then, these failed: pods shop/db: its post hook thaw failed",
+			"Normal Cancelled The backup was cancelled by jane",
+		}) {
+			t.Errorf("events: %q", events)
 		}
 	})
 }

@@ -159,6 +159,9 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 		}
 	}
 	if working.Err() != nil {
+		if !outcome.Stored && outcome.FailedPostHooks != "" {
+			c.tellPostHooks(run, "The backup was stopped, and of the post hooks that were run then, these failed: "+outcome.FailedPostHooks)
+		}
 		live, err := c.readAtLast(ctx, run.Name)
 		switch {
 		case err != nil:
@@ -171,6 +174,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 			c.removeUploads(ctx, run, namespaces)
 			return nil
 		case !outcome.Stored && live.Spec.Cancellation != nil:
+			live.Status.HookStatus = outcome.Status.HookStatus
 			return c.settle(ctx, live, namespaces, cancelTimeout, v1alpha1.BackupPhaseCancelled, records.CancelledReason(live))
 		}
 	}

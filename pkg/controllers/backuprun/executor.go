@@ -226,7 +226,10 @@ func recordOutcome(status *enginev1alpha1.BackupRunStatus, outcome backup.Outcom
 	if ended.Progress != nil {
 		status.Progress = ended.Progress.DeepCopy()
 	}
-	status.HookStatus, status.PendingHooks = ended.HookStatus.DeepCopy(), nil
+	status.PendingHooks = nil
+	if ended.HookStatus != nil {
+		status.HookStatus = ended.HookStatus.DeepCopy()
+	}
 	if ended.Volumes != nil {
 		status.Volumes = ended.Volumes.DeepCopy()
 	}

@@ -123,7 +123,7 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, 
 		return fmt.Errorf("storing the end of BackupRun %s: %w", run.Name, err)
 	case err != nil:
 		// It is to be done again, so it must not seem to have been.
-		outcome = backup.Outcome{Status: v1alpha1.BackupStatus{Phase: phase, FailureReason: reason}}
+		outcome = backup.Outcome{Status: v1alpha1.BackupStatus{Phase: phase, FailureReason: reason, HookStatus: run.Status.HookStatus}}
 		klog.FromContext(ctx).Info("How the backup ended will be stored when its store answers", "backupRun", klog.KObj(run), "err", err)
 	}
 	return c.finish(ctx, run, outcome, namespaces)

@@ -115,8 +115,7 @@ func (c *Controller) runPendingHooks(ctx context.Context, run *enginev1alpha1.Ba
 			return nil, ctx.Err()
 		}
 		klog.FromContext(ctx).Error(err, "A post hook that another process has left failed", "backupRun", klog.KObj(run))
-		c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeWarning, "PostHookFailed", "Backup",
-			"The controller stopped while the backup was in progress, and of the post hooks that were run then, these failed: %v", err)
+		c.tellPostHooks(run, "The controller stopped while the backup was in progress, and of the post hooks that were run then, these failed: "+err.Error())
 	}
 	changed := run.DeepCopy()
 	changed.Status.PendingHooks = nil
@@ -125,4 +124,9 @@ func (c *Controller) runPendingHooks(ctx context.Context, run *enginev1alpha1.Ba
 		return nil, fmt.Errorf("writing that the post hooks of BackupRun %s were run: %w", run.Name, err)
 	}
 	return changed, nil
+}
+
+// tellPostHooks tells people that pods may still be frozen, when no results of a backup will.
+func (c *Controller) tellPostHooks(run *enginev1alpha1.BackupRun, note string) {
+	c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeWarning, "PostHookFailed", "Backup", "%s", note)
 }
