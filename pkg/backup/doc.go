@@ -40,8 +40,8 @@
 //     before a removal removes nothing of a later backup of the name. No two backups
 //     have an object of the same bytes: format.Mark.
 //   - What agents save counts only if the list of volumes names it, which is stored before
-//     the end is decided. A process that wakes up asks no agent for anything: liveness.Fence.
-//     What it had asked for before may be saved after the end; nobody lists that, and the
+//     the end is decided. A process that wakes up asks no agent for anything: liveness.Fence, by
+//     which all clients of the controllers go (TestAPausedControllerSendsNothing). What it had asked for before may be saved after the end; nobody lists that, and the
 //     maintenance removes it.
 //
 // What remains: the metadata of a process that slept, or a request of it that was on
