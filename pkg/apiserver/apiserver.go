@@ -19,7 +19,6 @@ import (
 	"github.com/google/uuid"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -36,6 +35,7 @@ import (
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/events"
@@ -274,18 +274,9 @@ func (c CompletedConfig) New() (*Server, error) {
 		return nil, err
 	}
 
-	liveNamespaceUID := func(ctx context.Context, name string) (types.UID, error) {
-		namespace, err := c.client.kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return "", err
-		}
-		return namespace.UID, nil
-	}
-	namespaceUID := func(ctx context.Context, name string) (types.UID, error) {
+	namespaceUID := namespaceUIDs(c.client.kube.CoreV1().Namespaces())
+	seenNamespaceUID := func(_ context.Context, name string) (types.UID, error) {
 		namespace, err := c.client.informers.Core().V1().Namespaces().Lister().Get(name)
-		if apierrors.IsNotFound(err) {
-			return liveNamespaceUID(ctx, name)
-		}
 		if err != nil {
 			return "", err
 		}
@@ -326,7 +317,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		SystemNamespace: c.extra.SystemNamespace,
 		Publisher:       schedules,
 		Entries:         c.client.engine.EngineV1alpha1().ScheduleEntries(c.extra.SystemNamespace),
-		NamespaceUID:    liveNamespaceUID,
+		NamespaceUID:    namespaceUID,
 		Backups:         backups,
 		Authorizer:      c.generic.Authorization.Authorizer,
 		Limit:           c.extra.SchedulesPerNamespace,
@@ -349,8 +340,8 @@ func (c CompletedConfig) New() (*Server, error) {
 		Schedules:        schedules,
 		Backups:          asking,
 		Entries:          c.client.engine.EngineV1alpha1().ScheduleEntries(c.extra.SystemNamespace),
-		NamespaceUID:     namespaceUID,
-		LiveNamespaceUID: liveNamespaceUID,
+		NamespaceUID:     seenNamespaceUID,
+		LiveNamespaceUID: namespaceUID,
 		Ready:            func() bool { return projector.Ready() == nil },
 		Events:           recorder,
 		Clock:            clock.RealClock{},
@@ -532,6 +523,19 @@ func (s *Server) Run(ctx context.Context) error {
 	leading.Wait()
 	awaitLast(&projecting)
 	return errors.Join(err, lost)
+}
+
+// namespaceUIDs finds out which namespace has a name now. That costs a request for each
+// creation, and an informer may not have heard yet that the namespace was removed and made anew:
+// what its new owner creates would be its predecessor's for good.
+func namespaceUIDs(namespaces corev1client.NamespaceInterface) func(context.Context, string) (types.UID, error) {
+	return func(ctx context.Context, name string) (types.UID, error) {
+		namespace, err := namespaces.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		return namespace.UID, nil
+	}
 }
 
 // lastWrite is how long what was read may take to be written at the end.
