@@ -52,7 +52,9 @@
 // which the catalogue reads anyway and finds missing. Deleting it again removes it, and
 // only it, if the folder is another backup's by then; that one, if it was running, has
 // lost its name, and fails. Likewise one object of a sleeping process may come to lie in
-// an empty folder or in that of a running backup, which fails then. A store that ignores
-// If-None-Match has none of these promises. Velero knows no owners and replaces metadata
+// an empty folder or in that of a running backup, which fails then. In a folder store a removal
+// takes a file aside to see which one it is, and puts back what it does not mean: who creates
+// the same key in that moment has it, and the object that was there, of a backup that runs,
+// is gone, so that this backup fails. A store that ignores If-None-Match has none of these promises. Velero knows no owners and replaces metadata
 // without looking: format.CopyKey.
 package backup
