@@ -167,7 +167,7 @@ func newControllerCommand() *cobra.Command {
 	flags.DurationVar(&options.runRetention, "run-retention", options.runRetention, "How long the record of a backup is kept after its result is stored.")
 	flags.DurationVar(&options.restoreRetention, "restore-retention", options.restoreRetention, "How long a restore is listed after its end, which is how long its record is kept.")
 	flags.IntVar(&options.restoreWorkers, "restore-workers", options.restoreWorkers, "How many objects of a restore are written at once.")
-	flags.DurationVar(&options.volumeTimeout, "pod-volume-timeout", options.volumeTimeout, "How long the backup of one volume may take from its start. As long may the agent of a node begin and end no volume while others wait for it.")
+	flags.DurationVar(&options.volumeTimeout, "pod-volume-timeout", options.volumeTimeout, "How long the backup of one volume may take from its start. As long may the agent of a node begin and end no volume, of backups and restores, while others wait for it.")
 	flags.DurationVar(&options.agentTimeout, "node-agent-timeout", options.agentTimeout, "How long a node may be without an agent before the volumes of backups that wait for it are given up.")
 	flags.IntVar(&options.blockWorkers, "item-block-worker-count", options.blockWorkers, "How many groups of pods with hooks, pods that share volumes being one group, each backup takes at once: from the pre hooks until the volumes are read and the post hooks have run.")
 	flags.StringSliceVar(&options.hostPathRoots, "host-path-roots", nil, "Folders of the nodes, separated by commas. Persistent volumes of type hostPath that lie below one are backed up, by agents that have the same flag; others are left out.")

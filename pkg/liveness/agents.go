@@ -31,9 +31,10 @@ const (
 	forgetAgents = time.Hour
 )
 
-// Agents knows which nodes have an agent, from informers alone. It is safe for
-// concurrent use.
+// Agents knows which nodes have an agent, from informers alone, and what those do whose
+// records somebody shows it. It is safe for concurrent use.
 type Agents struct {
+	Activity
 	clock  clock.Clock
 	began  time.Time
 	nodes  cache.Store

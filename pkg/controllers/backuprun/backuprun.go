@@ -72,7 +72,8 @@ type Config struct {
 	// Identity is this process, and no other, not even one of the same pod.
 	Identity string
 	// VolumeTimeout is how long the upload of a volume may take from its start, and how
-	// long a node's agent may begin and end none while volumes wait for it.
+	// long a node's agent may begin and end nothing while volumes wait for it: twice that and
+	// AgentTimeout while it has something in progress.
 	VolumeTimeout time.Duration
 	// AgentTimeout is how long a node may be without an agent.
 	AgentTimeout time.Duration
@@ -121,6 +122,9 @@ type agents interface {
 	Absence(node string, since time.Time) time.Duration
 	// NodeGone reports whether there is no such node, given since when it was heard of.
 	NodeGone(node string, since time.Time) bool
+	// Saw and Idle are those of liveness.Activity.
+	Saw(node string, record types.UID, inProgress, changed bool, now time.Time)
+	Idle(node string, since, now time.Time) (idle time.Duration, busy bool)
 }
 
 // Controller executes runs.
@@ -129,8 +133,6 @@ type Controller struct {
 	runs      engineclient.BackupRunInterface
 	uploads   engineclient.VolumeUploadInterface
 	runLister enginelisters.BackupRunNamespaceLister
-	// active is when an upload began or ended on a node, by name, the last time.
-	active sync.Map
 	// queue has the runs to execute, leftBehind those that another process did not
 	// end, and leftoverSnapshots those that have ended and whose snapshots are to be
 	// removed. A store that does not answer can make each of the latter two take long,

@@ -28,6 +28,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -373,6 +374,7 @@ func (h *harness) tellStopped(record *enginev1alpha1.VolumeUpload) {
 
 // fakeAgents are those of all nodes, and there are all nodes, but for exceptions.
 type fakeAgents struct {
+	liveness.Activity
 	mu      sync.Mutex
 	absent  map[string]time.Time // since when
 	gone    sets.Set[string]

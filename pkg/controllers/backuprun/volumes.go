@@ -69,6 +69,8 @@ type upload struct {
 	begun time.Time
 	// status is what the agent says, or that the volume was given up.
 	status enginev1alpha1.VolumeUploadStatus
+	// stop is true from when it is given up until its agent is told.
+	stop bool
 }
 
 // sighting is a record as it is, or was before it was deleted.
@@ -149,10 +151,13 @@ func recordName(run *enginev1alpha1.BackupRun, volume *format.Volume) string {
 }
 
 // Wait implements backup.Volumes. A volume is waited for while its node has an agent
-// that works.
+// that works; one that is given up is stopped, since others wait for its slot.
 func (v *volumes) Wait(ctx context.Context, volumes []*format.Volume) error {
 	for {
-		waiting, next, changed := v.check(volumes)
+		waiting, givenUp, next, changed := v.check(volumes)
+		for _, u := range givenUp {
+			v.abandon(ctx, u)
+		}
 		if !waiting {
 			return nil
 		}
@@ -165,9 +170,10 @@ func (v *volumes) Wait(ctx context.Context, volumes []*format.Volume) error {
 	}
 }
 
-// check gives up those of the volumes that are not to be waited for any longer, and reports
-// whether there are others, and when to look again: after a while, or at a change.
-func (v *volumes) check(volumes []*format.Volume) (waiting bool, next time.Duration, changed <-chan struct{}) {
+// check gives up those of the volumes that are not to be waited for any longer, and returns
+// those whose agents are to be told. It reports whether there are others, and when to look
+// again: after a while, or at a change.
+func (v *volumes) check(volumes []*format.Volume) (waiting bool, givenUp []*upload, next time.Duration, changed <-chan struct{}) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	next = volumeCheck
@@ -185,10 +191,32 @@ func (v *volumes) check(volumes []*format.Volume) (waiting bool, next time.Durat
 			}
 			volumesGivenUp.WithLabelValues(reason).Inc()
 			v.fail(u, failure)
+			u.stop = true
+		}
+		if u.stop {
+			givenUp = append(givenUp, u)
 		}
 		u.volume.Status = u.status
 	}
-	return waiting, next, v.changed
+	return waiting, givenUp, next, v.changed
+}
+
+// abandon has an upload stopped that was given up. If that can't be done now, the next check
+// finds it again, and the end of the run does it at last.
+func (v *volumes) abandon(ctx context.Context, u *upload) {
+	record, err := v.c.uploads.Get(ctx, recordName(v.run, u.volume), metav1.GetOptions{})
+	told := apierrors.IsNotFound(err) || err == nil && record.Spec.Cancel
+	if err == nil && !told {
+		told, err = v.c.stopUpload(ctx, record)
+	}
+	switch {
+	case told:
+		v.mu.Lock()
+		u.stop = false
+		v.mu.Unlock()
+	case err != nil:
+		klog.FromContext(ctx).Info("Stopping the upload of a volume that was given up failed; it will be tried again", "volume", u.volume.Name, "pod", klog.KRef(u.volume.Pod.Namespace, u.volume.Pod.Name), "err", err)
+	}
 }
 
 // judge says how long to wait for a volume until looking again, or why it is given up.
@@ -201,14 +229,16 @@ func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) 
 	case absence >= v.c.AgentTimeout:
 		return 0, "AgentGone", fmt.Sprintf("node %q has had no agent for %s: is the pod of the DaemonSet holdfast-node-agent running there?", node, absence.Round(time.Second))
 	}
-	begun, since := !u.begun.IsZero(), u.begun
-	if !begun {
-		since = u.submitted
-		if active, ok := v.c.active.Load(node); ok && active.(time.Time).After(since) {
-			since = active.(time.Time)
-		}
+	begun, now := !u.begun.IsZero(), v.c.Clock.Now()
+	idle, busy := v.c.Agents.Idle(node, u.submitted, now)
+	switch {
+	case begun:
+		left = v.c.VolumeTimeout - now.Sub(u.begun)
+	case busy: // that has its own time, and then that of stopping
+		left = 2*v.c.VolumeTimeout + v.c.AgentTimeout - idle
+	default:
+		left = v.c.VolumeTimeout - idle
 	}
-	left = v.c.VolumeTimeout - v.c.Clock.Since(since)
 	switch {
 	case left > 0:
 		return min(left, v.c.AgentTimeout-absence), "", ""
@@ -219,7 +249,7 @@ func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) 
 	if u.status.Message != "" {
 		why = ": it " + u.status.Message
 	}
-	return 0, "NeverBegun", fmt.Sprintf("the upload has not begun, and the agent of node %q has begun and ended no other one for %s%s", node, v.c.VolumeTimeout, why)
+	return 0, "NeverBegun", fmt.Sprintf("the upload has not begun, and the agent of node %q has begun and ended no other one for %s%s", node, idle.Round(time.Second), why)
 }
 
 // warn tells people when a volume waits for an agent that is absent for a while, once
@@ -503,9 +533,11 @@ func uploadsOf(run *enginev1alpha1.BackupRun) metav1.ListOptions {
 // uploadChanged passes a change of an upload to the run that it belongs to.
 func (c *Controller) uploadChanged(before, after *enginev1alpha1.VolumeUpload) {
 	record := cmp.Or(after, before)
-	if before != nil && after != nil && before.Status.Phase != after.Status.Phase {
-		c.active.Store(record.Spec.Node, c.Clock.Now())
+	if before != nil && before.UID != record.UID {
+		c.Agents.Saw(before.Spec.Node, before.UID, false, false, c.Clock.Now())
 	}
+	c.Agents.Saw(record.Spec.Node, record.UID, after != nil && after.Status.Phase == enginev1alpha1.VolumePhaseInProgress,
+		before != nil && before.Status.Phase != record.Status.Phase, c.Clock.Now())
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, e := range c.working {

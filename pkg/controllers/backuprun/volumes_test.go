@@ -204,6 +204,27 @@ func TestVolumesEndOneWayOrTheOther(t *testing.T) {
 			phase: enginev1alpha1.VolumePhaseFailed, after: 6*volumeTimeout - 5*time.Minute,
 			message: `the agent of node "node-1" has begun and ended no other one for 1h0m0s: it waits for VolumeRepository shop.default`,
 		},
+		"behind restores, and then nothing happens": {
+			agent: func(h *harness) {
+				for range 3 {
+					h.agents.Saw("node-1", "a restore", true, true, time.Now())
+					time.Sleep(volumeTimeout + time.Minute)
+					h.expect("a", running, false)
+					h.agents.Saw("node-1", "a restore", false, true, time.Now())
+				}
+				time.Sleep(volumeTimeout)
+			},
+			phase: enginev1alpha1.VolumePhaseFailed, after: 4*volumeTimeout + 3*time.Minute,
+			message: `the agent of node "node-1" has begun and ended no other one for 1h0m0s`,
+		},
+		"behind one that nobody ends": {
+			agent: func(h *harness) {
+				h.agents.Saw("node-1", "a restore", true, true, time.Now())
+				time.Sleep(2*volumeTimeout + agentTimeout)
+			},
+			phase: enginev1alpha1.VolumePhaseFailed, after: 2*volumeTimeout + agentTimeout,
+			message: `the agent of node "node-1" has begun and ended no other one for 2h5m0s`,
+		},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -230,6 +251,43 @@ func TestVolumesEndOneWayOrTheOther(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A volume over its time is stopped while its run goes on, so that those have their turn
+// that wait for its slot: none of them is given up at the same moment.
+func TestAVolumeOverItsTimeGivesItsSlotBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &backupOf{volumes: []string{"slow", "next", "last"}}
+		h := newHarness(t, &work{execute: b.execute}, newRun("a", ready))
+		conflicts := 2 // the agent writes to the record, too
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if action.Matches("update", "volumeuploads") && action.GetSubresource() == "" && conflicts > 0 {
+				conflicts--
+				return enginetest.Fault{Err: apierrors.NewConflict(v1alpha1.Resource("volumeuploads"), "slow", errors.New("it was changed"))}
+			}
+			return enginetest.Fault{}
+		})
+		h.start(1)
+		h.report("slow", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+		time.Sleep(volumeTimeout + 2*volumeCheck)
+		if slow := h.uploads()["slow"]; !slow.Spec.Cancel || slow.Status.Phase != enginev1alpha1.VolumePhaseFailed {
+			t.Fatalf("after its time its agent was told nothing: %+v", slow)
+		}
+		for _, volume := range []string{"next", "last"} {
+			h.report(volume, enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+			time.Sleep(volumeTimeout - time.Minute)
+			h.report(volume, enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
+		}
+		h.expect("a", done, true)
+		var got []string
+		for _, result := range b.results {
+			got = append(got, result.Name+" "+string(result.Status.Phase)+" "+result.Status.Message)
+		}
+		want := []string{"slow Failed the volume was not uploaded within 1h0m0s after its upload had begun", "next Completed ", "last Completed "}
+		if !slices.Equal(got, want) {
+			t.Errorf("results: %q, want %q", got, want)
+		}
+	})
 }
 
 // Pitfall 21: a run that is cancelled holds its slot and its namespaces until its

@@ -339,6 +339,15 @@ func TestClaimThatCannotBe(t *testing.T) {
 		"node gone":  {func(h *harness, _ *Claim) { h.agent = nil; h.agents.remove("node-1") }, "does not exist any more", 0},
 		"it hangs":   {func(h *harness, _ *Claim) { h.agent = inProgress }, "was not restored within 1h0m0s", volumeTimeout},
 		"never done": {func(h *harness, _ *Claim) { h.agent = nil }, "has begun and ended no other one for 1h0m0s", volumeTimeout},
+		"never done, after a backup of another volume": {func(h *harness, _ *Claim) {
+			h.agent = nil
+			h.agents.Saw("node-1", "an upload", true, true, time.Now())
+			time.AfterFunc(volumeTimeout+time.Minute, func() { h.agents.Saw("node-1", "an upload", false, true, time.Now()) })
+		}, "has begun and ended no other one for 1h0m0s", 2*volumeTimeout + time.Minute},
+		"never done, behind one that nobody ends": {func(h *harness, _ *Claim) {
+			h.agent = nil
+			h.agents.Saw("node-1", "an upload", true, true, time.Now())
+		}, "has begun and ended no other one for 2h5m0s", 2*volumeTimeout + agentTimeout},
 		"a pod uses it": {func(h *harness, _ *Claim) {
 			h.kubelet = func(*corev1.Pod) bool { return false }
 			_, err := h.Kube.CoreV1().Pods("shop").Create(h.Context(), &corev1.Pod{

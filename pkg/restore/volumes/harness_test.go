@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 )
 
 const (
@@ -32,6 +33,7 @@ const (
 
 // agents are the nodes' agents, as the controller knows them.
 type agents struct {
+	liveness.Activity
 	mu   sync.Mutex
 	left map[string]time.Time
 	gone map[string]bool

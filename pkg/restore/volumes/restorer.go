@@ -488,16 +488,21 @@ func (r *Restorer) await(ctx context.Context, record *engine.VolumeRestore) erro
 	}
 }
 
-// abandon has a volume stopped that was given up.
+// abandon has a volume stopped that was given up, since others wait for its slot.
 func (r *Restorer) abandon(ctx context.Context, name string) error {
-	record, err := r.records.Get(ctx, name, metav1.GetOptions{})
-	if err == nil {
-		_, err = r.stop(ctx, record)
+	for range 3 { // its agent writes to the record, too
+		record, err := r.records.Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || err == nil && record.Spec.Cancel {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if stopped, err := r.stop(ctx, record); err != nil || stopped {
+			return err
+		}
 	}
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
+	return nil
 }
 
 // outcome is what a record's end means.
@@ -520,14 +525,16 @@ func (r *Restorer) judge(w *work) (left time.Duration, lost bool, failure string
 	case absence >= r.AgentTimeout:
 		return 0, true, fmt.Sprintf("node %q has had no agent for %s: is the pod of the DaemonSet holdfast-node-agent running there?", w.node, absence.Round(time.Second))
 	}
-	begun, since := !w.begun.IsZero(), w.begun
-	if !begun {
-		since = w.submitted
-		if active, ok := r.active.Load(w.node); ok && active.(time.Time).After(since) {
-			since = active.(time.Time)
-		}
+	begun, now := !w.begun.IsZero(), r.Clock.Now()
+	idle, busy := r.Agents.Idle(w.node, w.submitted, now)
+	switch {
+	case begun:
+		left = r.VolumeTimeout - now.Sub(w.begun)
+	case busy: // that has its own time, and then that of stopping
+		left = 2*r.VolumeTimeout + r.AgentTimeout - idle
+	default:
+		left = r.VolumeTimeout - idle
 	}
-	left = r.VolumeTimeout - r.Clock.Since(since)
 	switch {
 	case left > 0:
 		return min(left, r.AgentTimeout-absence), false, ""
@@ -538,7 +545,7 @@ func (r *Restorer) judge(w *work) (left time.Duration, lost bool, failure string
 	if w.status.Message != "" {
 		why = ": it " + w.status.Message
 	}
-	return 0, false, fmt.Sprintf("the restore has not begun, and the agent of node %q has begun and ended no other one for %s%s", w.node, r.VolumeTimeout, why)
+	return 0, false, fmt.Sprintf("the restore has not begun, and the agent of node %q has begun and ended no other one for %s%s", w.node, idle.Round(time.Second), why)
 }
 
 // Counts sums up the volumes that were asked for so far.

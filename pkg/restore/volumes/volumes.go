@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -30,6 +31,9 @@ type Agents interface {
 	Absence(node string, since time.Time) time.Duration
 	// NodeGone reports whether there is no such node, given when something of it was heard.
 	NodeGone(node string, since time.Time) bool
+	// Saw and Idle are those of liveness.Activity.
+	Saw(node string, record types.UID, inProgress, changed bool, now time.Time)
+	Idle(node string, since, now time.Time) (idle time.Duration, busy bool)
 }
 
 // Config is what all restores share.
@@ -42,8 +46,9 @@ type Config struct {
 	// Holders is how many claims of a restore are held at once.
 	Holders int
 	// VolumeTimeout is how long the restore of one volume may take from its start. As long
-	// may the agent of a node begin and end none while others wait for it. AgentTimeout is
-	// how long a node may be without an agent.
+	// may the agent of a node begin and end nothing while others wait for it, and twice as long
+	// and AgentTimeout while it has something in progress. AgentTimeout is how long a node may be
+	// without an agent.
 	VolumeTimeout, AgentTimeout time.Duration
 	Agents                      Agents
 	// Repository returns when the repository of a namespace in a storage location can be
@@ -66,8 +71,6 @@ type Volumes struct {
 	Config
 	records engineclient.VolumeRestoreInterface
 	synced  cache.InformerSynced
-	// active is when the agent of a node was seen to begin or end a record the last time.
-	active sync.Map
 
 	mu        sync.Mutex
 	restorers map[*Restorer]struct{}
@@ -98,9 +101,12 @@ func (v *Volumes) changed(before, after any, deleted bool) {
 	if !ok {
 		return
 	}
-	if old, ok := before.(*engine.VolumeRestore); ok && old.Status.Phase != record.Status.Phase {
-		v.active.Store(record.Spec.Node, v.Clock.Now())
+	old, ok := before.(*engine.VolumeRestore)
+	if ok && old.UID != record.UID {
+		v.Agents.Saw(old.Spec.Node, old.UID, false, false, v.Clock.Now())
 	}
+	v.Agents.Saw(record.Spec.Node, record.UID, !deleted && record.Status.Phase == engine.VolumePhaseInProgress,
+		ok && old.Status.Phase != record.Status.Phase, v.Clock.Now())
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for r := range v.restorers {
