@@ -361,7 +361,7 @@ func (c *Controller[T]) start(ctx context.Context, record T) error {
 	if !c.Manager.Submit(datapath.Work{
 		Key:   c.key(w),
 		Class: c.kind.Class,
-		Run:   record.GetLabels()[engine.LabelRun],
+		Run:   cmp.Or(record.GetLabels()[engine.LabelRun], record.GetLabels()[engine.LabelRestore]),
 		Asked: record.GetCreationTimestamp().Time,
 		Do:    func(ctx context.Context) { c.run(ctx, w) },
 	}) {

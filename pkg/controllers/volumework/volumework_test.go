@@ -28,6 +28,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/volumerestore"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 )
@@ -240,6 +241,42 @@ func TestOrderAfterARestart(t *testing.T) {
 		h.expect(name, engine.VolumePhaseInProgress)
 		<-calls
 		h.expect(name, engine.VolumePhaseCompleted)
+	}
+}
+
+// TestRestoresTakeTurns: a restore of many volumes does not hold up another one's.
+func TestRestoresTakeTurns(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.manager.SetLimit(0)
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	for i, name := range []string{"a1", "a2", "a3", "b1", "b2"} {
+		_, err := h.engine.EngineV1alpha1().VolumeRestores(system).Create(t.Context(), &engine.VolumeRestore{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: system, Name: name, UID: types.UID(name), CreationTimestamp: metav1.Unix(int64(100+i), 0),
+				Labels: map[string]string{engine.LabelNode: node, engine.LabelRestore: name[:1]},
+			},
+			Spec: engine.VolumeRestoreSpec{
+				Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "missing",
+				BackupStorageLocation: "default", Repository: repo,
+			},
+		}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	begun := make(chan string, 10)
+	h.engine.Observe(func(action clienttesting.Action, obj runtime.Object) {
+		if record, ok := obj.(*engine.VolumeRestore); ok && action.GetSubresource() == "status" && record.Status.Phase == engine.VolumePhaseInProgress {
+			begun <- record.Name
+		}
+	})
+	c, err := volumerestore.New(h.config, h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeRestores())
+	must(t, err)
+	h.start(c.Run)
+	h.eventually(c.HasSynced, func() string { return "it does not know of all" })
+	h.manager.SetLimit(1) // each fails at once: there is no such volume
+	for _, want := range []string{"a1", "b1", "a2", "b2", "a3"} {
+		if got := <-begun; got != want {
+			t.Errorf("%s has its turn, want %s", got, want)
+		}
 	}
 }
 
