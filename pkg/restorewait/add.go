@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -29,10 +30,10 @@ const (
 	nobody = 65532
 )
 
-// Add has a pod that is yet to be created wait until these of its volumes are restored,
-// and returns the name of the emptyDir for Tell. What an earlier restore had added goes.
-// The image's entrypoint is the holdfast program.
-func Add(pod *corev1.Pod, image string, volumes []string) (waitVolume string, err error) {
+// Add has a pod that is yet to be created wait until these of its volumes are restored, for
+// so long at most, and returns the name of the emptyDir for Tell. What an earlier restore had
+// added goes. The image's entrypoint is the holdfast program.
+func Add(pod *corev1.Pod, image string, volumes []string, timeout time.Duration) (waitVolume string, err error) {
 	if len(volumes) == 0 || image == "" {
 		return "", errors.New("an image and at least one volume are needed")
 	}
@@ -46,7 +47,7 @@ func Add(pod *corev1.Pod, image string, volumes []string) (waitVolume string, er
 	waitVolume = unused(volumeName, func(name string) bool {
 		return slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })
 	})
-	args := []string{Command}
+	args := []string{Command, "--timeout=" + timeout.String()}
 	for _, name := range volumes {
 		args = append(args, "--volume="+name)
 	}

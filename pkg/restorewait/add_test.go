@@ -5,6 +5,7 @@ package restorewait
 
 import (
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -32,7 +33,7 @@ func web(volumes ...string) *corev1.Pod {
 
 func mustAdd(t *testing.T, pod *corev1.Pod, volumes ...string) string {
 	t.Helper()
-	name, err := Add(pod, image, volumes)
+	name, err := Add(pod, image, volumes, 48*time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +50,7 @@ func TestAdd(t *testing.T) {
 	want := web("data", "logs")
 	want.Spec.InitContainers = append([]corev1.Container{{
 		Name: "holdfast-restore-wait", Image: image, ImagePullPolicy: "IfNotPresent",
-		Args:      []string{"restore-wait", "--volume=data", "--volume=logs"},
+		Args:      []string{"restore-wait", "--timeout=48h0m0s", "--volume=data", "--volume=logs"},
 		Resources: corev1.ResourceRequirements{Requests: resources, Limits: resources},
 		SecurityContext: &corev1.SecurityContext{
 			AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true), RunAsNonRoot: new(true), RunAsUser: new(int64(65532)),
@@ -124,9 +125,9 @@ func TestUser(t *testing.T) {
 
 func TestAddRefuses(t *testing.T) {
 	for name, err := range map[string]error{
-		"no volume":            errOf(Add(web("data"), image, nil)),
-		"no image":             errOf(Add(web("data"), "", []string{"data"})),
-		"a volume that is not": errOf(Add(web("data"), image, []string{"other"})),
+		"no volume":            errOf(Add(web("data"), image, nil, time.Hour)),
+		"no image":             errOf(Add(web("data"), "", []string{"data"}, time.Hour)),
+		"a volume that is not": errOf(Add(web("data"), image, []string{"other"}, time.Hour)),
 	} {
 		if err == nil {
 			t.Errorf("%s: there is no error", name)

@@ -15,8 +15,10 @@ import (
 )
 
 const (
-	// DefaultTimeout is how long a pod waits.
-	DefaultTimeout = 4 * time.Hour
+	// DefaultTimeout is how long a pod waits unless it is told: its volumes may be the last of
+	// many of its node, and who asked for them says when they can't be had. A pod that is not
+	// restarted has failed for good.
+	DefaultTimeout = 48 * time.Hour
 	// lookInterval is how often it looks, and sayInterval how often it says at most what
 	// it waits for.
 	lookInterval = 200 * time.Millisecond

@@ -48,7 +48,7 @@ func TestRestoreWait(t *testing.T) {
 			}},
 		},
 	}
-	waitVolume, err := restorewait.Add(pod, "holdfast.io/holdfast:dev", []string{"data"})
+	waitVolume, err := restorewait.Add(pod, "holdfast.io/holdfast:dev", []string{"data"}, restorewait.DefaultTimeout)
 	if err != nil {
 		t.Fatal(err)
 	}

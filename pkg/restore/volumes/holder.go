@@ -80,7 +80,7 @@ func (r *Restorer) holder(image string, claim Claim, live *corev1.PersistentVolu
 			}}},
 		}}}}
 	}
-	if _, err := restorewait.Add(pod, image, []string{dataVolume}); err != nil {
+	if _, err := restorewait.Add(pod, image, []string{dataVolume}, r.waitTimeout()); err != nil {
 		return nil, err
 	}
 	container := pod.Spec.InitContainers[0]

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,7 +33,7 @@ func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, dat
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(pod.Object, &typed); err != nil {
 		return fmt.Errorf("reading the pod: %w", err)
 	}
-	if _, err := restorewait.Add(&typed, image, namesOf(data)); err != nil {
+	if _, err := restorewait.Add(&typed, image, namesOf(data), r.waitTimeout()); err != nil {
 		return err
 	}
 	changed, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&corev1.Pod{Spec: corev1.PodSpec{
@@ -48,6 +49,13 @@ func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, dat
 		}
 	}
 	return nil
+}
+
+// waitTimeout is how long a pod waits for its volumes when nobody says what became of them.
+// Whoever asked for them gives them up long before, so it is for many of a node that take
+// their turns: a pod that is not restarted has failed for good.
+func (r *Restorer) waitTimeout() time.Duration {
+	return max(restorewait.DefaultTimeout, 12*r.VolumeTimeout)
 }
 
 func namesOf(data []format.Volume) (names []string) {

@@ -5,6 +5,8 @@ package volumes
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -102,6 +104,28 @@ func TestPod(t *testing.T) {
 			t.Errorf("the second time: %v, %v", err, h.Writes("volumerestores"))
 		}
 	})
+}
+
+// TestHowLongAPodWaits: longer than any volume of its node takes, and than those before it,
+// since a pod that is not restarted has failed for good.
+func TestHowLongAPodWaits(t *testing.T) {
+	for timeout, want := range map[time.Duration]string{time.Hour: "--timeout=48h0m0s", 4 * time.Hour: "--timeout=48h0m0s", 40 * time.Hour: "--timeout=480h0m0s"} {
+		r := &Restorer{run: &engine.RestoreRun{}, Volumes: &Volumes{Config: Config{
+			VolumeTimeout: timeout, Image: func(context.Context) (string, error) { return "example.com/holdfast:v1", nil },
+		}}}
+		object := lone(t)
+		if err := r.Hold(t.Context(), object, scratch()); err != nil {
+			t.Fatal(err)
+		}
+		containers, _, _ := unstructured.NestedSlice(object.Object, "spec", "initContainers")
+		if args := fmt.Sprint(containers[0].(map[string]any)["args"]); !strings.Contains(args, want) {
+			t.Errorf("with --pod-volume-timeout=%s it waits by %s, want %s", timeout, args, want)
+		}
+		holder, err := r.holder("example.com/holdfast:v1", Claim{}, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data"}})
+		if err != nil || !slices.Contains(holder.Spec.Containers[0].Args, want) {
+			t.Errorf("with --pod-volume-timeout=%s what holds a claim waits by %v, %v", timeout, holder.Spec.Containers[0].Args, err)
+		}
+	}
 }
 
 // TestPodThatDoesNotStart: what its volumes lack is said, and within a bound.
