@@ -17,7 +17,9 @@
 // A mistake in a part of the document leaves that part as it was before, so that an edit
 // that went wrong takes no node's limit away. The parts are globalConfig and the list
 // perNodeConfig, which is one part since its rules have no names. Where there is no
-// before, globalConfig is 1, and the list is its rules without those that are wrong.
+// before, globalConfig is 1, and the list is its rules without those that are wrong. A part
+// that is missing beside a key that is not known stays as it was, too: the key may be its
+// name misspelt.
 package loadconcurrency
 
 import (
@@ -85,27 +87,38 @@ func (c Config) Update(data map[string]string) (Config, error) {
 
 func (c Config) update(text []byte) (Config, error) {
 	var document struct {
-		LoadConcurrency struct {
-			GlobalConfig  json.RawMessage   `json:"globalConfig"`
-			PerNodeConfig []json.RawMessage `json:"perNodeConfig"`
-		} `json:"loadConcurrency"`
+		LoadConcurrency json.RawMessage `json:"loadConcurrency"`
 	}
-	unknown, err := sigsjson.UnmarshalStrict(text, &document)
+	var parts struct {
+		GlobalConfig  json.RawMessage   `json:"globalConfig"`
+		PerNodeConfig []json.RawMessage `json:"perNodeConfig"`
+	}
+	// errs are the mistakes beside the parts, or above them if they are all missing.
+	errs, err := sigsjson.UnmarshalStrict(text, &document)
+	misspelt := len(errs) > 0
+	if err == nil && len(document.LoadConcurrency) > 0 {
+		var inner []error
+		inner, err = sigsjson.UnmarshalStrict(document.LoadConcurrency, &parts)
+		errs, misspelt = append(errs, inner...), len(inner) > 0
+	}
 	if err != nil {
 		return c, fmt.Errorf("it is not the JSON that is expected: %w", err)
 	}
-	errs := unknown
-	global, err := globalConfig(document.LoadConcurrency.GlobalConfig)
-	if err == nil {
-		c.global = global
-	} else {
+	if len(parts.GlobalConfig) > 0 || !misspelt {
+		global, err := globalConfig(parts.GlobalConfig)
+		if err == nil {
+			c.global = global
+		}
 		errs = append(errs, err)
 	}
-	rules, err := perNodeConfig(document.LoadConcurrency.PerNodeConfig)
-	if err == nil || !c.listed {
-		c.rules, c.listed = rules, err == nil
+	if parts.PerNodeConfig != nil || !misspelt {
+		rules, err := perNodeConfig(parts.PerNodeConfig)
+		if err == nil || !c.listed {
+			c.rules, c.listed = rules, err == nil
+		}
+		errs = append(errs, err)
 	}
-	return c, errors.Join(append(errs, err)...)
+	return c, errors.Join(errs...)
 }
 
 func globalConfig(text json.RawMessage) (int, error) {
