@@ -5,6 +5,7 @@ package main
 
 import (
 	"encoding/json"
+	"math"
 	"sync"
 	"time"
 
@@ -69,7 +70,7 @@ func (r *agentReport) statusLocked() v1alpha1.NodeAgentStatus {
 	meta.SetStatusCondition(&r.conditions, configured)
 	status := v1alpha1.NodeAgentStatus{
 		Conditions:     r.conditions,
-		Limit:          int32(limit.Limit),
+		Limit:          int32(min(limit.Limit, math.MaxInt32)),
 		LimitSource:    limit.Source,
 		Running:        counts(load.Running[datapath.ClassRestore], load.Running[datapath.ClassBackup]),
 		Waiting:        counts(load.Waiting[datapath.ClassRestore], load.Waiting[datapath.ClassBackup]),

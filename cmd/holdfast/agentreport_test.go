@@ -5,6 +5,7 @@ package main
 
 import (
 	"encoding/json"
+	"math"
 	"testing"
 	"time"
 
@@ -61,5 +62,9 @@ func TestAgentReport(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("after %s (-want +got):\n%s", step.after, diff)
 		}
+	}
+	limit.Limit = 1 << 31 // numbers have no upper end, but the status has
+	if got := report.statusLocked().Limit; got != math.MaxInt32 {
+		t.Errorf("the limit is said to be %d", got)
 	}
 }

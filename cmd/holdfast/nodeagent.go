@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -170,7 +169,7 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 		engineinformers.WithTweakListOptions(func(options *metav1.ListOptions) {
 			options.LabelSelector = labels.Set{enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(o.node)}.String()
 		}))
-	working, most := ctx, math.MaxInt
+	working, most := ctx, 0
 	if memory > 0 {
 		debug.SetMemoryLimit(memory)
 		bound := datapath.NewMemory(memory)
@@ -205,7 +204,7 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 	}
 	nodes := metadatainformer.NewFilteredMetadataInformer(metadata, corev1.SchemeGroupVersion.WithResource("nodes"), "", 0, cache.Indexers{},
 		func(options *metav1.ListOptions) { options.FieldSelector = "metadata.name=" + o.node }).Informer()
-	limits := nodelimit.Config{Nodes: nodes, SetLimit: func(limit int) { manager.SetLimit(min(limit, most)) }, Events: recorder}
+	limits := nodelimit.Config{Nodes: nodes, SetLimit: manager.SetLimit, Most: most, Events: recorder}
 	configMaps := oneConfigMap(kube, o.client.namespace, o.configMap)
 	if o.configMap != "" {
 		limits.ConfigMaps = configMaps.Core().V1().ConfigMaps().Informer()

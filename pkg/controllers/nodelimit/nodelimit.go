@@ -36,6 +36,8 @@ type Config struct {
 	ConfigMaps cache.SharedIndexInformer
 	// Nodes is an informer of this node alone, of whichever kind of object.
 	Nodes cache.SharedIndexInformer
+	// Most is what the agent's memory allows; 0 is no bound.
+	Most int
 	// SetLimit sets the limit of the manager.
 	SetLimit func(int)
 	Events   events.EventRecorder
@@ -44,7 +46,7 @@ type Config struct {
 // State is the limit in force.
 type State struct {
 	Limit int
-	// Source is what says so: see loadconcurrency.Config.
+	// Source is what says so: see loadconcurrency.Config; or "memory".
 	Source string
 	// Problem is what is wrong with the ConfigMap, or with reading it; empty if nothing is.
 	Problem string
@@ -133,6 +135,9 @@ func (c *Controller) update() {
 		after.Problem = unreadProblem
 	}
 	after.Limit, after.Source = c.limits.Limit(c.nodeLabels())
+	if c.Most > 0 && after.Limit > c.Most {
+		after.Limit, after.Source = c.Most, "memory"
+	}
 	if after == c.state {
 		return
 	}

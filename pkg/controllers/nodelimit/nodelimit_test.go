@@ -31,6 +31,7 @@ func TestFollowsChanges(t *testing.T) {
 			ConfigMaps: factory.Core().V1().ConfigMaps().Informer(),
 			Nodes:      factory.Core().V1().Nodes().Informer(),
 			SetLimit:   func(limit int) { limits = append(limits, limit) },
+			Most:       6,
 			Events:     recorder,
 		})
 		if err != nil {
@@ -87,6 +88,8 @@ func TestFollowsChanges(t *testing.T) {
 			{"a mistake", func() { write(update, `{"loadConcurrency": {"globalConfig": 0, `+rules+`}}`) }, 2, "globalConfig", "globalConfig: must be"},
 			{"a label back", func() { label("big") }, 5, "perNodeConfig[0]", "globalConfig: must be"},
 			{"mended", func() { write(update, `{"loadConcurrency": {"globalConfig": 3}}`) }, 3, "globalConfig", ""},
+			{"more than the memory allows", func() { write(update, `{"loadConcurrency": {"globalConfig": 7}}`) }, 6, "memory", ""},
+			{"as much as it allows", func() { write(update, `{"loadConcurrency": {"globalConfig": 6}}`) }, 6, "globalConfig", ""},
 			{"no ConfigMap", func() { _ = configMaps.Delete(ctx, "agents", metav1.DeleteOptions{}) }, 1, "default", ""},
 		} {
 			step.do()
