@@ -62,17 +62,18 @@ func (r opened) Close() error {
 
 func openFilesystem(folder string) (*filesystemBackend, error) {
 	if !filepath.IsAbs(folder) {
-		return nil, fmt.Errorf("the storage location's spec.filesystem.path %q must be absolute", folder)
+		return nil, errors.New("the storage location's spec.filesystem.path must be absolute")
 	}
 	f := &filesystemBackend{path: folder}
 	root, err := f.root()
 	if err != nil {
-		return nil, explain("open", folder, err)
+		return nil, explain("open", "", err)
 	}
 	return f, root.Close()
 }
 
-// root fails if the folder is not there.
+// root fails if the folder is not there. Where it should be is the administrator's: tenants
+// read why their backups have failed.
 func (f *filesystemBackend) root() (opened, error) {
 	if f.open != nil {
 		return opened{f.open, true}, nil
@@ -86,7 +87,7 @@ func (f *filesystemBackend) root() (opened, error) {
 		root, err = os.OpenRoot(f.path)
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return opened{}, &opError{operation: "open", key: f.path, reason: "the folder of the storage location does not exist: make or mount it", kind: ErrUnavailable, cause: err}
+		return opened{}, &opError{operation: "open", reason: "the folder of the storage location does not exist: make or mount it", kind: ErrUnavailable, cause: err}
 	}
 	return opened{Root: root}, err
 }

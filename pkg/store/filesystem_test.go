@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -41,6 +42,10 @@ func TestFilesystemGone(t *testing.T) {
 	if err := os.Remove(folder); err != nil {
 		t.Fatal(err)
 	}
+	location := filesystem(folder)
+	if again, err := store.Open(t.Context(), &location, nil); err == nil || strings.Contains(err.Error(), folder) {
+		t.Errorf("it opens as %v, with the error %v", again, err)
+	}
 	ctx := t.Context()
 	_, attributesErr := bucket.Attributes(ctx, "a")
 	_, writerErr := bucket.NewWriter(ctx, "a")
@@ -51,6 +56,9 @@ func TestFilesystemGone(t *testing.T) {
 	} {
 		if !errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrNotFound) {
 			t.Errorf("%s: %v", operation, err)
+		}
+		if strings.Contains(err.Error(), folder) {
+			t.Errorf("%s says where the folder is: %v", operation, err)
 		}
 	}
 	if _, err := os.Stat(folder); err == nil {

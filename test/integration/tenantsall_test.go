@@ -8,19 +8,21 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
 // TestTenantsAreToldNothingForeign follows what two tenants are sent of every resource and
 // subresource that discovery has, byte by byte, while each has schedules, restores and volumes, and
-// one of them a backup under way whose log they follow. TestTenantsSeeNothingForeign
+// one of them a backup under way whose log they follow, and one whose store goes. TestTenantsSeeNothingForeign
 // has the queue and a store that is away.
 func TestTenantsAreToldNothingForeign(t *testing.T) {
 	ann, bob := labtest.Name("ann"), labtest.Name("bob")
@@ -118,6 +120,47 @@ func TestTenantsAreToldNothingForeign(t *testing.T) {
 		}
 		return nil
 	})
+
+	// One of Ann's whose store goes: where that is is the administrator's.
+	ruin, spoilt := lab.Namespace(t, "ruin"), labtest.Name("spoilt")
+	location, folder := lab.Location(t, "ruin")
+	foreign[ann], foreign[bob] = append(foreign[ann], folder), append(foreign[bob], folder, ruin, spoilt)
+	lab.Grant(t, ann, "edit", ruin)
+	lab.Pod(t, ruin, labtest.Unattended)
+	for _, path := range []string{api + "/namespaces/" + ruin + "/backups?watch=1", "/api/v1/namespaces/" + ruin + "/events?watch=1"} {
+		streams[ann] = append(streams[ann], lab.Watch(t, ann, path, ""))
+	}
+	ofRuin, err := as(t, ann).HoldfastV1alpha1().Backups(ruin).Create(t.Context(), &v1alpha1.Backup{
+		ObjectMeta: metav1.ObjectMeta{Name: spoilt}, Spec: v1alpha1.BackupSpec{StorageLocation: location, DefaultVolumesToFsBackup: new(true)}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	uploads, itsUploads := lab.Engine.EngineV1alpha1().VolumeUploads(labtest.System), metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(ofRuin.UID)}
+	labtest.Eventually(t, "the volume of "+spoilt+" to wait for an agent", func() error {
+		list, err := uploads.List(t.Context(), itsUploads)
+		if err == nil && len(list.Items) != 1 {
+			err = fmt.Errorf("it has %d VolumeUploads", len(list.Items))
+		}
+		return err
+	})
+	if err := os.Rename(folder, folder+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := uploads.DeleteCollection(t.Context(), metav1.DeleteOptions{}, itsUploads); err != nil {
+		t.Fatal(err)
+	}
+	failed := lab.AwaitPhase(t, ruin, spoilt, v1alpha1.BackupPhaseFailed)
+	if !strings.Contains(failed.Status.FailureReason, "the folder of the storage location does not exist") {
+		t.Errorf("it failed for the reason %q", failed.Status.FailureReason)
+	}
+	for _, path := range []string{api + "/namespaces/" + ruin + "/backups", requestPath(ruin, spoilt, "log"), requestPath(ruin, spoilt, "results"), requestPath(ruin, spoilt, "manifest")} {
+		answer := lab.RequestAs(t, ann, http.MethodGet, path, "")
+		clean(ann, "the answer to "+path, fmt.Sprintf("%v %s", answer.Header, answer.Body))
+	}
+	if err := os.Rename(folder+".away", folder); err != nil {
+		t.Fatal(err)
+	}
+	lab.AwaitRunGone(t, ruin+"."+spoilt)
 
 	everything := func() {
 		t.Helper()
