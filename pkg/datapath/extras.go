@@ -19,6 +19,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"unicode/utf8"
 	"unsafe"
 
 	"github.com/kopia/kopia/repo"
@@ -154,6 +155,12 @@ func (x *extras) observe(folder *os.File, name, rel string, info os.FileInfo) er
 		x.notes.add(rel, "has extended attributes that could not be read")
 	case err != nil:
 		return fmt.Errorf("read the extended attributes of %q: %w", rel, err)
+	}
+	for attribute := range attributes {
+		if !utf8.ValidString(attribute) { // JSON would alter it
+			x.notes.add(rel, fmt.Sprintf("has the extended attribute %q, whose name is not UTF-8, and which was left out", attribute))
+			delete(attributes, attribute)
+		}
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	linked := ok && info.Mode().IsRegular() && stat.Nlink > 1

@@ -168,6 +168,24 @@ func TestExtendedAttributesAndHardLinks(t *testing.T) {
 	}
 }
 
+// TestAttributeWhoseNameIsNotUTF8: it would come back with another name, so it is left out,
+// which is said; the others are kept.
+func TestAttributeWhoseNameIsNotUTF8(t *testing.T) {
+	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
+	write(t, filepath.Join(dir, "file"), "content")
+	setAttribute(t, filepath.Join(dir, "file"), "user.good", "kept")
+	want := attributesBelow(t, dir)
+	setAttribute(t, filepath.Join(dir, "file"), "user.\xff", "left out")
+	uploaded := s.upload(t, dir, web)
+	if w := uploaded.Warnings; w.Count != 1 || !strings.Contains(w.String(), `"file" has the extended attribute "user.\xff", whose name is not UTF-8`) {
+		t.Errorf("the warnings are %+v", w)
+	}
+	s.restore(t, uploaded.SnapshotID, target)
+	if diff := cmp.Diff(want, attributesBelow(t, target)); diff != "" {
+		t.Errorf("the attributes differ (-want +got):\n%s", diff)
+	}
+}
+
 // extrasOf returns the object with what lies beside a snapshot, of which there are no
 // lines that nobody needs.
 func extrasOf(t *testing.T, s store, id string) object.ID {
