@@ -20,8 +20,10 @@ import (
 // TestVolumeInUse changes files between listing, opening and closing.
 func TestVolumeInUse(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"removed", "grows", "rewritten", "cut", "replaced", "still", "parts", "folder/x"} {
+	at := time.Now().Add(-time.Hour)
+	for _, name := range []string{"removed", "grows", "rewritten", "cut", "replaced", "still", "parts", "renamed", "new mode", "folder/x"} {
 		write(t, filepath.Join(dir, name), "content")
+		must(t, os.Chtimes(filepath.Join(dir, name), at, at))
 	}
 	secret := filepath.Join(t.TempDir(), "secret")
 	write(t, secret, "of the node")
@@ -66,7 +68,6 @@ func TestVolumeInUse(t *testing.T) {
 	if w := n.warnings(); w.Count != 0 {
 		t.Errorf("there are warnings already: %v", w)
 	}
-	at := time.Now().Add(-time.Hour)
 	for _, change := range []struct {
 		name, content string
 		at            time.Time
@@ -77,7 +78,6 @@ func TestVolumeInUse(t *testing.T) {
 		{"still", "content", at},
 	} {
 		path := filepath.Join(dir, change.name)
-		must(t, os.Chtimes(path, at, at))
 		r, err := open(change.name)
 		must(t, err)
 		must(t, os.WriteFile(path, []byte(change.content), 0o644))
@@ -93,6 +93,18 @@ func TestVolumeInUse(t *testing.T) {
 	}
 	if w := n.warnings(); w.Count != 4 || !slices.Equal(w.First, []string{`"grows" changed while it was read`, `"rewritten" changed while it was read`, `"cut" changed while it was read`, `"parts" changed while it was read`}) {
 		t.Errorf("the warnings are %+v", w)
+	}
+	// Before it is opened: what was listed is stored with it.
+	write(t, filepath.Join(dir, "new"), "content")
+	must(t, os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "renamed")))
+	must(t, os.Chmod(filepath.Join(dir, "new mode"), 0o600))
+	for i, name := range []string{"renamed", "new mode"} {
+		r, err := open(name)
+		must(t, err)
+		must(t, r.Close())
+		if w := n.warnings(); w.Count != 5+i {
+			t.Errorf("%s: the warnings are %+v", name, w)
+		}
 	}
 
 	must(t, vol.stillThere())

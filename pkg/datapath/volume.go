@@ -147,7 +147,7 @@ func (d *volumeDir) entry(path string, info os.FileInfo) fs.Entry {
 	case os.ModeSymlink:
 		return &volumeLink{e}
 	case 0:
-		return &volumeFile{volumeEntry: e}
+		return &volumeFile{e}
 	default:
 		d.volume.notes.add(e.path, "is not a file, a folder or a link, and was left out")
 		return nil
@@ -219,12 +219,7 @@ type volumeError struct {
 
 func (e *volumeError) ErrorInfo() error { return e.err }
 
-type volumeFile struct {
-	volumeEntry
-	// first is what the file was when it was opened first: a large one is read in parts, each
-	// of which opens it.
-	first atomic.Pointer[unix.Stat_t]
-}
+type volumeFile struct{ volumeEntry }
 
 func (f *volumeFile) Open(ctx context.Context) (_ fs.Reader, err error) {
 	done, err := MemoryOf(ctx).file(ctx)
@@ -248,8 +243,16 @@ func (f *volumeFile) Open(ctx context.Context) (_ fs.Reader, err error) {
 	if err != nil {
 		return nil, errors.Join(err, r.handle.close())
 	}
-	f.first.CompareAndSwap(nil, &r.opened)
 	return r, nil
+}
+
+// isStill reports whether a file that was read is what was listed, of which its mode, owner
+// and time are stored. A large file is read in parts, each of which opens it. That it may be
+// another one does not matter then, and some file systems give a file several numbers.
+func (f *volumeFile) isStill(read *unix.Stat_t) bool {
+	listed, ok := f.Sys().(*syscall.Stat_t)
+	return ok && read.Size == listed.Size && read.Mtim == unix.Timespec(listed.Mtim) &&
+		read.Mode == listed.Mode && read.Uid == listed.Uid && read.Gid == listed.Gid
 }
 
 // volumeReader reads a file.
@@ -290,12 +293,12 @@ func (r *volumeReader) Seek(offset int64, whence int) (int64, error) {
 
 func (r *volumeReader) Entry() (fs.Entry, error) { return r.entry, nil }
 
-// Close notes a file that was written to since it was opened first: its bytes may be
-// of different moments.
+// Close notes a file that was written to, or replaced, since it was listed: its bytes may be of
+// different moments.
 func (r *volumeReader) Close() error {
 	defer r.done()
 	closed, err := r.stat()
-	if first := r.entry.first.Load(); err == nil && (closed.Size != first.Size || closed.Mtim != first.Mtim) {
+	if err == nil && !r.entry.isStill(&closed) {
 		r.entry.volume.notes.add(r.entry.path, "changed while it was read")
 	}
 	err = errors.Join(err, r.handle.close())
