@@ -452,7 +452,7 @@ func (p *podVolumes) conclude() []*format.Volume {
 		case status.Phase == engine.VolumePhaseFailed:
 			p.findings.fail(about, fmt.Sprintf("volume %s could not be uploaded: %s", volume.Name, status.Message))
 		case status.Warnings > 0:
-			p.findings.warn(about, fmt.Sprintf("volume %s: %d files could not be read: %s", volume.Name, status.Warnings, status.Message))
+			p.findings.warn(about, fmt.Sprintf("volume %s: %d warnings about its files: %s", volume.Name, status.Warnings, status.Message))
 		}
 	}
 	return p.submitted

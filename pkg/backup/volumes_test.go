@@ -402,7 +402,7 @@ func TestVolumesThatFail(t *testing.T) {
 	wantWarnings := []string{
 		"persistentvolumeclaims shop/eph-temp: the data of the claim is not backed up: no running pod of the backup uses the claim, and files are read through one",
 		"persistentvolumeclaims shop/local: the data of the claim is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
-		"pods shop/p: volume scratch: 2 files could not be read: a socket",
+		"pods shop/p: volume scratch: 2 warnings about its files: a socket",
 	}
 	if diff := gocmp.Diff(wantWarnings, results.Warnings.Namespaces["shop"]); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"k8s.io/klog/v2"
 )
 
 // Progress counts the bytes and files of one upload or restore. Its zero value is ready;
@@ -63,7 +65,7 @@ func (w Warnings) String() string {
 	}
 	text := strings.Join(w.First, "; ")
 	if more := w.Count - len(w.First); more > 0 {
-		text += fmt.Sprintf("; and %d more", more)
+		text += fmt.Sprintf("; and %d more, which the log of the node's agent names", more)
 	}
 	return text
 }
@@ -73,10 +75,14 @@ const (
 	warningsKept = 5
 	// warningsTold bounds the memory for telling repeated warnings apart.
 	warningsTold = 10_000
+	// warningsLogged is how many of the warnings of a volume are in the log.
+	warningsLogged = 1000
 )
 
 // notes collects warnings, each file and problem once.
 type notes struct {
+	logger klog.Logger // of each of them; the zero value has none
+
 	mu    sync.Mutex
 	count int
 	seen  map[string]bool
@@ -97,6 +103,12 @@ func (n *notes) add(path, problem string) {
 		n.seen[note] = true
 	}
 	n.count++
+	switch {
+	case n.count <= warningsLogged:
+		n.logger.Info("A warning about a file of a volume", "file", path, "problem", problem)
+	case n.count == warningsLogged+1:
+		n.logger.Info("The further warnings about files of the volume are not logged", "logged", warningsLogged)
+	}
 	if len(n.first) < warningsKept {
 		n.first = append(n.first, note)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/kopia/kopia/snapshot/snapshotfs"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
+	"k8s.io/klog/v2"
 
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
@@ -79,6 +80,7 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	}
 	defer root.Close()
 	out := &output{root: root, beside: len(req.Only) > 0, snapshot: req.SnapshotID, progress: p, readers: semaphore.NewWeighted(MemoryOf(ctx).readers(partReaders))}
+	out.notes.logger = klog.FromContext(ctx)
 	switch out.extras, err = loadExtras(ctx, r.Kopia(), man, restoredMemory, &out.notes); {
 	case errors.Is(err, errNoExtras):
 		out.notes.add(".", "did not get its extended attributes and hard links: they are gone from the repository")

@@ -23,6 +23,7 @@ import (
 	"github.com/kopia/kopia/snapshot/policy"
 	"github.com/kopia/kopia/snapshot/upload"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
@@ -129,7 +130,7 @@ const measureAfter = 5 * time.Second
 // Upload stores a folder as a snapshot. When it fails, no snapshot is visible.
 func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p *Progress) (_ UploadResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
-	var notes notes
+	notes := notes{logger: klog.FromContext(ctx)}
 	vol, err := openVolume(Folder{req.Path, req.Root}, &notes)
 	if err != nil {
 		return UploadResult{}, err
