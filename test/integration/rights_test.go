@@ -53,7 +53,8 @@ func (r right) String() string {
 // everywhere is the place of rights that hold in all namespaces and outside of them.
 const everywhere = "cluster"
 
-// accounts are those of the roles, and the namespaces of their pods.
+// accounts are those of the roles, and the namespaces of their pods: all service accounts that
+// there are in Holdfast's namespaces, but for those that Kubernetes makes in each.
 var accounts = map[string]string{
 	"holdfast-controller":       labtest.System,
 	"holdfast-apiserver":        labtest.System,
@@ -72,8 +73,23 @@ func TestRights(t *testing.T) {
 	t.Parallel()
 	documented := documentedRights(t, "account")
 	granted := sets.New[right]()
-	for account, namespace := range accounts {
-		granted.Insert(rightsOf(t, account, namespace)...)
+	all, err := lab.Kube.CoreV1().ServiceAccounts(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]string{}
+	for _, account := range all.Items {
+		if account.Namespace != labtest.System && !strings.HasPrefix(account.Namespace, labtest.System+"-") {
+			continue
+		}
+		// Who is not in the table has no rights.
+		granted.Insert(rightsOf(t, account.Name, account.Namespace)...)
+		if account.Name != "default" {
+			found[account.Name] = account.Namespace
+		}
+	}
+	if !maps.Equal(found, accounts) {
+		t.Errorf("the service accounts are %v, and these are asked about: %v", found, accounts)
 	}
 	if compare(t, documented, granted) {
 		askForEach(t, documented)
