@@ -133,7 +133,7 @@ func TestUsersWriteNothingBelowThePrefix(t *testing.T) {
 		backup.Status.Requester, backup.Status.QueuedTimestamp, backup.Status.Origin = "", nil, nil
 		for _, key := range []string{
 			AnnotationOriginNamespace, AnnotationOriginNamespaceUID, AnnotationOriginName, AnnotationClusterUID, AnnotationRequester,
-			AnnotationQueuedAt, AnnotationPhase, AnnotationContents, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut, "holdfast.io/", "holdfast.io/of-a-later-release",
+			AnnotationQueuedAt, AnnotationPhase, AnnotationContents, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut, AnnotationScheduleUID, "holdfast.io/", "holdfast.io/of-a-later-release",
 		} {
 			backup.Annotations[key] = "forged"
 		}
@@ -157,9 +157,14 @@ func TestBackupRoundTrip(t *testing.T) {
 	completed := endedBackup()
 	completed.Status.Phase, completed.Status.FailureReason = holdfast.BackupPhaseCompleted, ""
 	completed.Status.Conditions = EndConditions(&completed.Status)
+	scheduled := endedBackup()
+	scheduled.Status.Origin.ScheduleUID = "schedule-uid"
+	scheduled.Status.HookStatus = &holdfast.HookStatus{HooksAttempted: 2, HooksFailed: 1}
 	lacking := completed.DeepCopy()
-	lacking.Status.Conditions = append(lacking.Status.Conditions, SecretsLeftOut(&lacking.Status, "2 Secrets"))
-	for name, backup := range map[string]*holdfast.Backup{"tenant": tenant, "system": system, "failed": failed, "completed": completed, "lacking": lacking} {
+	lacking.Status.Conditions = append(lacking.Status.Conditions, metav1.Condition{
+		Type: holdfast.ConditionSecretsLeftOut, Status: metav1.ConditionTrue, Reason: "OwnNamespaces", Message: "2 Secrets", LastTransitionTime: *lacking.Status.CompletionTimestamp,
+	})
+	for name, backup := range map[string]*holdfast.Backup{"tenant": tenant, "system": system, "failed": failed, "completed": completed, "scheduled": scheduled, "lacking": lacking} {
 		before := backup.DeepCopy()
 		data, err := EncodeBackup(backup, nil, cluster)
 		if err != nil {
@@ -184,6 +189,7 @@ func TestBackupRoundTrip(t *testing.T) {
 		want.Status.Origin = &holdfast.BackupOrigin{
 			ClusterUID: "cluster-uid", PublicKey: key.PublicKey(),
 			Namespace: backup.Namespace, NamespaceUID: "shop-uid", Name: "daily", ClaimedRequester: "alice@example.com",
+			ScheduleUID: backup.Status.Origin.ScheduleUID,
 		}
 		want.Annotations = map[string]string{
 			"note":               "kept",

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
+	"errors"
 	"io"
 	"testing"
 
@@ -113,4 +114,17 @@ func TestMark(t *testing.T) {
 	if content, err := io.ReadAll(r); err != nil || string(content) != "[]\n" || r.Comment != "one" {
 		t.Errorf("got %q, %q, %v", content, r.Comment, err)
 	}
+}
+
+// What takes the place of the copy of an earlier attempt is the metadata of this backup, and
+// of one that is not finished, at any time: so nobody takes it for the copy.
+func TestRevocation(t *testing.T) {
+	data, err := EncodeRevocation("shop.daily", "u")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := DecodeBackup(data, Place{StoreName: "shop.daily", SystemNamespace: "holdfast", Now: now.AddDate(100, 0, 0)}); !errors.Is(err, ErrUnfinished) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	golden(t, "revocation.json", indented(t, data))
 }

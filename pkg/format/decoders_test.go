@@ -5,6 +5,7 @@ package format
 
 import (
 	"bytes"
+	"encoding/json"
 	"reflect"
 	"testing"
 
@@ -49,9 +50,7 @@ func signed(tb testing.TB) (all [][]byte) {
 		}
 		all = append(all, data)
 	}
-	change := aChange()
-	change.Deleted = []DeletedVolume{{VolumeID: VolumeID{Namespace: "shop", Name: "data"}, SnapshotID: "0123", Requester: "jane", Timestamp: change.Timestamp}}
-	add(EncodeExpiration(change, cluster))
+	add(EncodeExpiration(aChange(), cluster))
 	add(EncodeIndexHead(IndexHead{Segments: []IndexSegment{NewIndexSegment([]byte("x"), 1, 2)}, Boundaries: []string{"a", "b"}}, []byte("newest\nof all"), cluster))
 	add(EncodeRestore(&holdfast.Restore{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "back", UID: "u", Annotations: map[string]string{"team": "a"}},
@@ -59,6 +58,29 @@ func signed(tb testing.TB) (all [][]byte) {
 		Status:     holdfast.RestoreStatus{Phase: holdfast.RestorePhaseCompleted},
 	}, Contents{"restore-x-logs.gz": NewContent([]byte("log"))}, cluster))
 	return all
+}
+
+// signedAnew is a document with a change that our key has signed, as one of a later release.
+func signedAnew(tb testing.TB, data []byte, change func(document map[string]any)) []byte {
+	tb.Helper()
+	var document map[string]any
+	if err := json.Unmarshal(data, &document); err != nil {
+		tb.Fatal(err)
+	}
+	annotations := document["metadata"].(map[string]any)["annotations"].(map[string]any)
+	delete(annotations, AnnotationSignature)
+	change(document)
+	plain, err := json.Marshal(document)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if annotations[AnnotationSignature], err = key.sign(plain); err != nil {
+		tb.Fatal(err)
+	}
+	if data, err = json.Marshal(document); err != nil {
+		tb.Fatal(err)
+	}
+	return data
 }
 
 // Whatever lies where one of these is read is refused, or is of the kind and within the bounds;

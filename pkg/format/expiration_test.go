@@ -20,7 +20,8 @@ func aChange() Expiration {
 	until := metav1.NewTime(time.Date(2031, 5, 6, 7, 8, 9, 0, time.UTC))
 	return Expiration{
 		StoreName: "shop.daily", UID: expiringUID, Number: 3, Expiration: &until, Requester: "jane", Request: "u/1", Timestamp: metav1.NewTime(now.Truncate(time.Second).UTC()),
-		Hold: &Hold{Requester: "joe", Timestamp: metav1.NewTime(time.Unix(9, 0).UTC()), Reason: "case \"7\" <é>"},
+		Hold:    &Hold{Requester: "joe", Timestamp: metav1.NewTime(time.Unix(9, 0).UTC()), Reason: "case \"7\" <é>"},
+		Deleted: []DeletedVolume{{VolumeID: VolumeID{Namespace: "shop", Name: "data", Repeat: 1}, SnapshotID: "0123", Requester: "jim", Timestamp: metav1.NewTime(time.Unix(8, 0).UTC())}},
 	}
 }
 
@@ -36,7 +37,9 @@ func TestExpirationRoundTrip(t *testing.T) {
 	}
 	want := change
 	want.ClusterUID, want.PublicKey = cluster.UID, cluster.Key.PublicKey()
-	got.Expiration.Time, got.Timestamp.Time, got.Hold.Timestamp.Time = got.Expiration.UTC(), got.Timestamp.UTC(), got.Hold.Timestamp.UTC()
+	for _, instant := range []*metav1.Time{got.Expiration, &got.Timestamp, &got.Hold.Timestamp, &got.Deleted[0].Timestamp} {
+		instant.Time = instant.UTC()
+	}
 	if !reflect.DeepEqual(*got, want) {
 		t.Errorf("got %+v, want %+v", *got, want)
 	}
@@ -64,6 +67,15 @@ func TestExpirationsAreNotMadeUp(t *testing.T) {
 		},
 		"a backup": func() (*Expiration, error) {
 			return DecodeExpiration(signedMetadata(t), change.StoreName, change.UID, change.Number)
+		},
+		"of another kind": func() (*Expiration, error) {
+			return DecodeExpiration(signedAnew(t, data, func(document map[string]any) { document["kind"] = "BackupRemoval" }), change.StoreName, change.UID, change.Number)
+		},
+		"of another version": func() (*Expiration, error) {
+			return DecodeExpiration(signedAnew(t, data, func(document map[string]any) { document["apiVersion"] = "holdfast.io/v2" }), change.StoreName, change.UID, change.Number)
+		},
+		"with fields of other types": func() (*Expiration, error) {
+			return DecodeExpiration(signedAnew(t, data, func(document map[string]any) { document["spec"].(map[string]any)["requester"] = 7 }), change.StoreName, change.UID, change.Number)
 		},
 		"too long": func() (*Expiration, error) {
 			return DecodeExpiration(append(data, make([]byte, MaxExpirationBytes)...), change.StoreName, change.UID, change.Number)
@@ -111,5 +123,38 @@ func TestExpirationKeys(t *testing.T) {
 	keys := []string{ExpirationKey("a", expiringUID, 9), ExpirationKey("a", expiringUID, 10), ExpirationKey("a", expiringUID, 2)}
 	if got, want := NewestFirst(keys), []string{keys[1], keys[0], keys[2]}; !slices.Equal(got, want) {
 		t.Errorf("in the order %q", got)
+	}
+}
+
+// A change that is as long as one may be is read, and a longer one is not written.
+func TestExpirationsHaveALength(t *testing.T) {
+	change := aChange()
+	data, err := EncodeExpiration(change, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change.Requester += strings.Repeat("x", MaxExpirationBytes-len(data))
+	if data, err = EncodeExpiration(change, cluster); err != nil || len(data) != MaxExpirationBytes {
+		t.Fatalf("%d bytes: %v", len(data), err)
+	}
+	if _, err := DecodeExpiration(data, change.StoreName, change.UID, change.Number); err != nil {
+		t.Error(err)
+	}
+	if _, err := DecodeExpiration(append(data, '\n'), change.StoreName, change.UID, change.Number); err == nil {
+		t.Error("a longer one is read")
+	}
+	change.Requester += "x"
+	if _, err := EncodeExpiration(change, cluster); err == nil {
+		t.Error("a longer one is written")
+	}
+}
+
+// The greatest number counts, wherever it stands, and only among those that are believed.
+func TestNewest(t *testing.T) {
+	changes := []Expiration{{Number: 2, ClusterUID: "us"}, {Number: 4, ClusterUID: "us"}, {Number: 10, ClusterUID: "them"}, {Number: 3, ClusterUID: "us"}}
+	for cluster, want := range map[string]*Expiration{"us": &changes[1], "them": &changes[2], "nobody": nil} {
+		if got := Newest(changes, func(c *Expiration) bool { return c.ClusterUID == cluster }); got != want {
+			t.Errorf("of %s: %+v, not %+v", cluster, got, want)
+		}
 	}
 }

@@ -135,9 +135,10 @@ func EncodeIndexHead(head IndexHead, newest []byte, cluster Cluster) ([]byte, er
 	if err != nil {
 		return nil, err
 	}
+	line := len(data)
 	data = append(append(data, '\n'), newest...)
-	if len(data) > MaxIndexHeadBytes || len(head.Segments) > MaxIndexSegments {
-		return nil, fmt.Errorf("the head of the index has %d bytes and %d segments, which is more than is read", len(data), len(head.Segments))
+	if line > maxIndexDocumentBytes || len(data) > MaxIndexHeadBytes || len(head.Segments) > MaxIndexSegments {
+		return nil, fmt.Errorf("the head of the index has %d bytes, %d of them in its first line, and %d segments, which is more than is read", len(data), line, len(head.Segments))
 	}
 	return data, nil
 }
@@ -169,7 +170,7 @@ func DecodeIndexHead(data []byte, clusterUID string) (head *IndexHead, newest []
 		return nil, nil, fmt.Errorf("it has %d segments", len(stored.Spec.Segments))
 	}
 	for _, segment := range stored.Spec.Segments {
-		if _, _, digest, ok := ParseIndexKey(IndexSegmentKey(clusterUID, segment.SHA256)); !ok || digest == "" {
+		if _, _, _, ok := ParseIndexKey(IndexSegmentKey(clusterUID, segment.SHA256)); !ok {
 			return nil, nil, fmt.Errorf("%q is not the name of a segment", segment.SHA256)
 		}
 	}

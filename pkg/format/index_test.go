@@ -24,7 +24,7 @@ func TestIndexKeys(t *testing.T) {
 	if IndexHeadKey("here", 9) >= IndexHeadKey("here", 10) {
 		t.Error("heads are not listed in the order of their numbers")
 	}
-	for _, key := range []string{"", IndexesPrefix, IndexPrefix("here"), IndexPrefix("a/b") + "head-0000000000000001", IndexPrefix("here") + "head-f000000000000001", IndexPrefix("here") + "segment-x", "head-0000000000000001"} {
+	for _, key := range []string{"", IndexesPrefix, IndexPrefix("here"), IndexPrefix("a/b") + "head-0000000000000001", IndexPrefix("here") + "head-f000000000000001", IndexPrefix("here") + "segment-x", "head-0000000000000001", "here/head-0000000000000001"} {
 		if _, _, _, ok := ParseIndexKey(key); ok {
 			t.Errorf("%q is a key of an index", key)
 		}
@@ -59,7 +59,95 @@ func TestIndexHead(t *testing.T) {
 			t.Fatalf("it can be cut at %d", i)
 		}
 	}
-	if _, err := EncodeIndexHead(want, nil, Cluster{UID: "here"}); err == nil {
-		t.Error("it needs no key")
+	for name, cluster := range map[string]Cluster{"key": {UID: "here"}, "uid": {Key: key}} {
+		if _, err := EncodeIndexHead(want, nil, cluster); err == nil {
+			t.Errorf("it needs no %s", name)
+		}
+	}
+}
+
+// What our key has signed is a head only with the kind, the version and the names of one.
+func TestIndexHeadsAreNoOtherDocuments(t *testing.T) {
+	data, err := EncodeIndexHead(IndexHead{Segments: []IndexSegment{NewIndexSegment([]byte("x"), 1, 2)}}, nil, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := bytes.TrimSuffix(data, []byte("\n"))
+	spec := func(document map[string]any) map[string]any { return document["spec"].(map[string]any) }
+	for name, change := range map[string]func(map[string]any){
+		"kind":    func(document map[string]any) { document["kind"] = "BackupExpiration" },
+		"version": func(document map[string]any) { document["apiVersion"] = "holdfast.io/v2" },
+		"types":   func(document map[string]any) { spec(document)["boundaries"] = "a" },
+		"segments": func(document map[string]any) {
+			spec(document)["segments"].([]any)[0].(map[string]any)["sha256"] = "../../backups/x"
+		},
+	} {
+		if head, _, err := DecodeIndexHead(append(signedAnew(t, line, change), '\n'), cluster.UID); err == nil {
+			t.Errorf("with another %s it is %+v", name, head)
+		}
+	}
+	if _, _, err := DecodeIndexHead(append(signedAnew(t, line, func(map[string]any) {}), '\n'), cluster.UID); err != nil {
+		t.Error(err)
+	}
+	if _, _, err := DecodeIndexHead(line, cluster.UID); err == nil {
+		t.Error("it needs no end of its line")
+	}
+}
+
+// Nothing is written that is not read.
+func TestIndexHeadsAreBounded(t *testing.T) {
+	segments := make([]IndexSegment, MaxIndexSegments+1)
+	for i := range segments {
+		segments[i] = NewIndexSegment(nil, i, i)
+	}
+	head := IndexHead{Segments: segments[1:]}
+	empty, err := EncodeIndexHead(head, nil, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The longest: the line says its size with seven more digits.
+	newest := make([]byte, MaxIndexHeadBytes-len(empty)-7)
+	longest, err := EncodeIndexHead(head, newest, cluster)
+	if err != nil || len(longest) != MaxIndexHeadBytes {
+		t.Fatalf("%d bytes: %v", len(longest), err)
+	}
+	if got, _, err := DecodeIndexHead(longest, cluster.UID); err != nil || len(got.Segments) != MaxIndexSegments {
+		t.Error(err)
+	}
+	if _, err := EncodeIndexHead(head, append(newest, 0), cluster); err == nil {
+		t.Error("one of more bytes is written")
+	}
+	if _, err := EncodeIndexHead(IndexHead{Segments: segments}, nil, cluster); err == nil {
+		t.Error("one of more segments is written")
+	}
+	line := bytes.TrimSuffix(empty, []byte("\n"))
+	more := signedAnew(t, line, func(document map[string]any) {
+		spec := document["spec"].(map[string]any)
+		spec["segments"] = append(spec["segments"].([]any), spec["segments"].([]any)[0])
+	})
+	if _, _, err := DecodeIndexHead(append(more, '\n'), cluster.UID); err == nil {
+		t.Error("one of more segments is read")
+	}
+	short, err := EncodeIndexHead(IndexHead{Boundaries: []string{"a"}}, nil, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("a", maxIndexDocumentBytes-len(short)+2) // as long as a line may be, without its end
+	longest, err = EncodeIndexHead(IndexHead{Boundaries: []string{long}}, nil, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := DecodeIndexHead(longest, cluster.UID); err != nil || len(longest) != maxIndexDocumentBytes+1 {
+		t.Errorf("a line of %d bytes: %v", len(longest)-1, err)
+	}
+	if _, err := EncodeIndexHead(IndexHead{Boundaries: []string{long + "a"}}, nil, cluster); err == nil {
+		t.Error("one with a longer line is written")
+	}
+}
+
+func TestIndexSegment(t *testing.T) {
+	segment := NewIndexSegment([]byte("all"), 2, 3)
+	if segment.Size != 3 || segment.Entries != 2 || segment.Rows != 3 || !segment.Bears([]byte("all")) || segment.Bears([]byte("aLl")) {
+		t.Errorf("%+v", segment)
 	}
 }

@@ -20,6 +20,28 @@ func TestKeys(t *testing.T) {
 	golden(t, "keys.txt", []byte(strings.Join(keys, "\n")+"\n"))
 }
 
+func TestAttemptKeys(t *testing.T) {
+	for attempt, want := range map[int]string{0: CopyKey("n.b"), 1: CopyKey("n.b"), 2: "backups/n.b/holdfast-backup-2.json", MaxAttemptKeys: "backups/n.b/holdfast-backup-100.json"} {
+		if got := AttemptKey("n.b", attempt); got != want || !IsAttemptKey("n.b", got) || IsAttemptKey("n", got) {
+			t.Errorf("attempt %d: %s", attempt, got)
+		}
+	}
+	for _, key := range []string{OwnerKey("n.b"), MetadataKey("n.b"), "backups/n.b/holdfast-backup/x.json", "backups/n.b/holdfast-backup-2", "holdfast-backup.json"} {
+		if IsAttemptKey("n.b", key) {
+			t.Errorf("%s is that of an attempt", key)
+		}
+	}
+}
+
+func TestRemovalKeysDiffer(t *testing.T) {
+	if of := RemovalKey("c", "n", "u"); IsVolumeRemovalKey(of) {
+		t.Errorf("%s is one of volumes", of)
+	}
+	if of := VolumeRemovalKey("c", "volumes-n", "u"); !IsVolumeRemovalKey(of) {
+		t.Errorf("%s is none of volumes", of)
+	}
+}
+
 func TestStoreName(t *testing.T) {
 	if got := StoreName("holdfast", "daily", "holdfast"); got != "daily" {
 		t.Errorf("system namespace: %s", got)

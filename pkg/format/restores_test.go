@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
@@ -25,7 +26,7 @@ func TestRestoreMetadata(t *testing.T) {
 	cluster := Cluster{UID: "us", Key: key}
 	restore := &holdfast.Restore{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "shop", Name: "back", UID: "u",
+			Namespace: "shop", Name: "back", UID: "u", ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}},
 			Annotations: map[string]string{"team": "a", AnnotationClusterUID: "them", AnnotationSignature: "mine", AnnotationContents: "mine"},
 		},
 		Spec: holdfast.RestoreSpec{BackupName: "nightly"},
@@ -56,7 +57,11 @@ func TestRestoreMetadata(t *testing.T) {
 		}
 		return data
 	}
+	before := restore.DeepCopy()
 	data := encode(cluster)
+	if diff := cmp.Diff(before, restore); diff != "" {
+		t.Errorf("encoding changes it:\n%s", diff)
+	}
 	got, origin := decode(data)
 	if diff := cmp.Diff(&holdfast.BackupOrigin{ClusterUID: "us", PublicKey: key.PublicKey(), Namespace: "shop", Name: "back", NamespaceUID: "n"}, origin); diff != "" {
 		t.Errorf("where it comes from (-want +got):\n%s", diff)
@@ -64,7 +69,7 @@ func TestRestoreMetadata(t *testing.T) {
 	want := restore.DeepCopy()
 	want.TypeMeta = metav1.TypeMeta{APIVersion: "holdfast.io/v1alpha1", Kind: "Restore"}
 	want.Annotations = map[string]string{"team": "a"}
-	want.Status.Origin = nil // it is told apart from the rest
+	want.ManagedFields, want.Status.Origin = nil, nil // the latter is told apart from the rest
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("what is told (-want +got):\n%s", diff)
 	}
@@ -83,8 +88,18 @@ func TestRestoreMetadata(t *testing.T) {
 			t.Errorf("%s: the trust is %q, not %q", name, origin.Trust, c.trust)
 		}
 	}
-	if _, _, _, err := DecodeRestore(bytes.Replace(data, []byte(`"Restore"`), []byte(`"Backup"`), 1)); err == nil {
-		t.Error("a Backup is taken for a Restore")
+	// A name that comes twice has a last value, which is what was signed.
+	if got, origin := decode(bytes.Replace(data, []byte(`"status":{`), []byte(`"status":{"failureReason":"made up"},"status":{`), 1)); origin.Trust != "" || got.Status.FailureReason != "" {
+		t.Errorf("what was not verified is read: %q, %+v", got.Status.FailureReason, origin)
+	}
+	for name, data := range map[string][]byte{
+		"a Backup":               bytes.Replace(data, []byte(`"Restore"`), []byte(`"Backup"`), 1),
+		"one of another version": bytes.Replace(data, []byte(`holdfast.io/v1alpha1`), []byte(`holdfast.io/v1alpha2`), 1),
+		"a text":                 []byte(`{"apiVersion":"holdfast.io/v1alpha1","kind":"Restore","spec":"text"}`),
+	} {
+		if got, _, _, err := DecodeRestore(data); err == nil {
+			t.Errorf("%s is taken for a Restore: %+v", name, got)
+		}
 	}
 	if _, _, _, err := DecodeRestore([]byte(`{"apiVersion":"holdfast.io/v1alpha1","kind":"Restore","metadata":{"annotations":{"` + AnnotationContents + `":"["}}}`)); err == nil {
 		t.Error("contents that are none are read")
@@ -95,5 +110,49 @@ func TestRestoreMetadata(t *testing.T) {
 	}}}}
 	if _, origin := decode(encode(cluster)); origin.Trust != holdfast.BackupTrustForeign || origin.ClusterUID != "us" {
 		t.Errorf("with a fraction it comes from %+v", origin)
+	}
+}
+
+func TestRestoreWithoutAnnotations(t *testing.T) {
+	restore := &holdfast.Restore{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "back", UID: "u"}}
+	data, err := EncodeRestore(restore, nil, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, contents, _, err := DecodeRestore(data)
+	if err != nil || got.Annotations != nil || contents != nil {
+		t.Errorf("%v, %v, %v", got, contents, err)
+	}
+}
+
+// Which folders hold what is told of restores, and of which one: others are left alone.
+func TestRestoreStoreNames(t *testing.T) {
+	name := RestoreStoreName("shop", "back", "holdfast", "u")
+	if got, ok := RestoreStoreNameOf(RestoresPrefix + name + "/"); !ok || got != name {
+		t.Errorf("%s: %q, %v", name, got, ok)
+	}
+	for _, folder := range []string{
+		RestoresPrefix + name, RestoresPrefix + "shop.back/", RestoresPrefix + name + "/x/", RestoresPrefix + "../" + name + "/", RestoresPrefix + "Shop-0123456789/", RestoresPrefix + "-0123456789/",
+	} {
+		if got, ok := RestoreStoreNameOf(folder); ok {
+			t.Errorf("%s is that of the restore %q", folder, got)
+		}
+	}
+	restore := func(namespace, name string, uid types.UID) *holdfast.Restore {
+		return &holdfast.Restore{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid}}
+	}
+	of := restore("shop", "back", "u")
+	for storeName, want := range map[string]bool{
+		name: true, RestoreStoreName("shop", "back", "shop", "u"): true, // if shop is the system namespace
+		RestoreStoreName("shop", "back", "", "v"): false, RestoreStoreName("shop", "other", "", "u"): false, "shop.back": false,
+	} {
+		if got := IsRestoreStoreName(storeName, of); got != want {
+			t.Errorf("%s: %v", storeName, got)
+		}
+	}
+	for _, lacking := range []*holdfast.Restore{restore("", "back", "u"), restore("shop", "", "u"), restore("shop", "back", "")} {
+		if storeName := RestoreStoreName(lacking.Namespace, lacking.Name, "", lacking.UID); IsRestoreStoreName(storeName, lacking) {
+			t.Errorf("%s is that of %s/%s with the uid %q", storeName, lacking.Namespace, lacking.Name, lacking.UID)
+		}
 	}
 }

@@ -384,9 +384,54 @@ func TestVolumeItself(t *testing.T) {
 	for i := range 300 {
 		volume.ClaimLabels[fmt.Sprintf("label-%d", i)] = strings.Repeat("x", 63)
 	}
-	want.Labels = nil
+	want.Labels = nil // and nobody reads them
+	labels, err := json.Marshal(VolumeItself{Name: "pvc-1234", Labels: volume.ClaimLabels})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(VolumeItself{}, DecodeVolumeItself(string(labels))); diff != "" {
+		t.Errorf("with too many labels, -want +got:\n%s", diff)
+	}
 	if diff := cmp.Diff(want, read()); diff != "" {
 		t.Errorf("with many labels, -want +got:\n%s", diff)
+	}
+}
+
+func TestVolumeNames(t *testing.T) {
+	for want, got := range map[string]string{"data": VolumeName("data", "web-0", "v"), "pod:web-0:v": VolumeName("", "web-0", "v")} {
+		if got != want {
+			t.Errorf("%s, not %s", got, want)
+		}
+	}
+}
+
+// What Velero's lists say was not backed up.
+func TestSnapshotsThatFailed(t *testing.T) {
+	for name, c := range map[string]struct {
+		info VolumeInfo
+		want bool
+	}{
+		"nothing is said":     {VolumeInfo{}, false},
+		"succeeded":           {VolumeInfo{Result: "succeeded"}, false},
+		"failed":              {VolumeInfo{Result: resultFailed}, true},
+		"moved":               {VolumeInfo{SnapshotDataMoved: true, DataMovementInfo: &DataMovementInfo{Phase: phaseCompleted}}, false},
+		"moved, and no phase": {VolumeInfo{SnapshotDataMoved: true, DataMovementInfo: &DataMovementInfo{}}, false},
+		"moved, and no more":  {VolumeInfo{SnapshotDataMoved: true}, false},
+		"not moved":           {VolumeInfo{SnapshotDataMoved: true, DataMovementInfo: &DataMovementInfo{Phase: "Cancelled"}}, true},
+		"not to be moved":     {VolumeInfo{DataMovementInfo: &DataMovementInfo{Phase: "Cancelled"}}, false},
+		"native":              {VolumeInfo{NativeSnapshotInfo: &NativeSnapshotInfo{Phase: phaseCompleted}}, false},
+		"native, failed":      {VolumeInfo{NativeSnapshotInfo: &NativeSnapshotInfo{Phase: phaseFailed}}, true},
+	} {
+		if got := c.info.Failed(); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	var native NativeSnapshot
+	if native.Failed() {
+		t.Error("a snapshot without a phase has failed")
+	}
+	if native.Status.Phase = phaseFailed; !native.Failed() {
+		t.Error("a snapshot that has failed has not")
 	}
 }
 

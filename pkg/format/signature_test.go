@@ -152,6 +152,15 @@ func TestForged(t *testing.T) {
 	}
 }
 
+// What is no document is not as anybody has signed it.
+func TestNoDocumentIsSigned(t *testing.T) {
+	for _, data := range []string{"", "{", "null", "{}", string(signedMetadata(t)) + "{}"} {
+		if canonical, err := verify([]byte(data)); err == nil || canonical != nil {
+			t.Errorf("%s is believed as %s", data, canonical)
+		}
+	}
+}
+
 // A key has one form, in which it is looked for among those that are trusted: another
 // one of the same bytes is no key.
 func TestKeysHaveOneForm(t *testing.T) {
