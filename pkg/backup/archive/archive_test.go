@@ -94,10 +94,24 @@ func TestSameItemsGiveSameBytes(t *testing.T) {
 	if !bytes.Equal(write(t, at), write(t, at)) {
 		t.Error("two tarballs of the same items differ")
 	}
+	var other bytes.Buffer
+	w, err := NewWriter(&other, at, "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, item := range items {
+		if _, err := w.WriteItem(item, fmt.Appendf(nil, `{"n":%d}`, i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil || bytes.Equal(other.Bytes(), write(t, at)) {
+		t.Errorf("the tarballs of two backups are the same, %v", err)
+	}
 }
 
 func TestReaderGivesBackWhatWasWritten(t *testing.T) {
-	reader, err := NewReader(bytes.NewReader(write(t, at)))
+	whole := write(t, at)
+	reader, err := NewReader(bytes.NewReader(whole))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,9 +121,17 @@ func TestReaderGivesBackWhatWasWritten(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := item
+			want, path := item, item.appendPath(nil, item.Version+preferredSuffix)
 			if !versioned {
-				want.Version = ""
+				want.Version, path = "", item.appendPath(nil, "")
+			}
+			if entry.Path != string(path) {
+				t.Errorf("%+v lies at %s", want, entry.Path)
+			}
+			if there, err := NewReaderAt(bytes.NewReader(whole), entry.Offset); err != nil {
+				t.Error(err)
+			} else if again, err := there.Next(); err != nil || again != entry {
+				t.Errorf("at %d lies %+v, %v, not %+v", entry.Offset, again, err, entry)
 			}
 			if entry.Item != want || entry.Versioned != versioned || entry.Preferred != versioned {
 				t.Errorf("got %+v, not %+v", entry, want)
@@ -160,6 +182,7 @@ func TestReaderSkipsWhatIsNoItem(t *testing.T) {
 	reader, err := NewReader(bytes.NewReader(tarball(t,
 		file("metadata/version"), file("metadata/other"), tar.Header{Name: "resources/", Typeflag: tar.TypeDir},
 		tar.Header{Name: "resources/pods/cluster/link.json", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"},
+		file("resources"), file("resources/pods"), file("resources/pods/a.json"), file("plugins/pods/cluster/a.json"),
 		file("resources/pods/namespaces/a.json"), file("resources/pods/cluster/a/b.json"), file("resources/pods/cluster/a.yaml"), file("resources/pods/cluster/.json"),
 		file("resources/pods/namespaces//a.json"), file("resources/pods/v1-preferredversion/namespaces//a.json"),
 		file("resources/pods/namespaces/./a.json"), file("resources//cluster/a.json"), file("resources/pods//cluster/a.json"), file("resources/pods/cluster/...json"),
@@ -221,6 +244,7 @@ func TestNothingIsWrittenThatReadersRefuse(t *testing.T) {
 	}
 	content = bytes.Repeat([]byte("x"), 1<<20)
 	const count = 300
+	w.left = count
 	for i := range count {
 		item := items[0]
 		item.Name = fmt.Sprint("bomb-", i)
@@ -231,7 +255,6 @@ func TestNothingIsWrittenThatReadersRefuse(t *testing.T) {
 	if err := w.Add(items[0], make([]byte, MaxObjectBytes+1), func(Position) {}); !errors.Is(err, ErrItem) {
 		t.Errorf("a huge object: %v", err)
 	}
-	w.left = 0
 	if err := w.Add(items[0], nil, func(Position) {}); !errors.Is(err, ErrTooMany) {
 		t.Errorf("one too many: %v", err)
 	}
@@ -251,10 +274,153 @@ func TestNothingIsWrittenThatReadersRefuse(t *testing.T) {
 	}
 }
 
+// An object is read by itself from where it lies, and nothing else is taken for it.
+func TestReadObject(t *testing.T) {
+	random := rand.NewChaCha8([32]byte{})
+	contents, positions := make([][]byte, len(items)), make([]Position, len(items))
+	var buffer bytes.Buffer
+	w, err := NewWriter(&buffer, at, "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, item := range items {
+		contents[i] = make([]byte, memberBytes*2/5)
+		if _, err := random.Read(contents[i]); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Add(item, contents[i], func(at Position) { positions[i] = at }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	whole := buffer.Bytes()
+	for i, item := range items {
+		at, size := positions[i], int64(len(contents[i]))
+		bytesOf, err := PartBytes(at.Offset, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		part := whole[at.Member:min(at.Member+bytesOf, int64(len(whole)))]
+		if got, err := ReadObject(bytes.NewReader(part), at.Offset, item, size); err != nil || !bytes.Equal(got, contents[i]) {
+			t.Errorf("%+v: %d bytes, %v", item, len(got), err)
+		}
+		another := item
+		another.Name += "x"
+		for name, read := range map[string]func() ([]byte, error){
+			"another object": func() ([]byte, error) { return ReadObject(bytes.NewReader(part), at.Offset, another, size) },
+			"a shorter one":  func() ([]byte, error) { return ReadObject(bytes.NewReader(part), at.Offset, item, size-1) },
+			"a longer one":   func() ([]byte, error) { return ReadObject(bytes.NewReader(part), at.Offset, item, size+1) },
+			"another place":  func() ([]byte, error) { return ReadObject(bytes.NewReader(part), at.Offset+blockBytes, item, size) },
+			"a cut part":     func() ([]byte, error) { return ReadObject(bytes.NewReader(part[:len(part)/9]), at.Offset, item, size) },
+			"no gzip":        func() ([]byte, error) { return ReadObject(bytes.NewReader(part[1:]), at.Offset, item, size) },
+			"after its end":  func() ([]byte, error) { return ReadObject(bytes.NewReader(part), 1<<30, item, size) },
+		} {
+			if got, err := read(); !errors.Is(err, ErrPlace) {
+				t.Errorf("%s: %d bytes, %v", name, len(got), err)
+			}
+		}
+	}
+	if positions[len(items)-1].Member == positions[0].Member {
+		t.Error("all are in one member")
+	}
+}
+
+// What lies behind something else is not where it should be.
+func TestObjectBehindAFolder(t *testing.T) {
+	item := Item{Resource: schema.GroupResource{Resource: "pods"}, Namespace: "shop", Name: "x"}
+	part := tarball(t, tar.Header{Name: "resources/", Typeflag: tar.TypeDir}, tar.Header{Name: "resources/pods/namespaces/shop/x.json", Typeflag: tar.TypeReg})
+	if _, err := ReadObject(bytes.NewReader(part), blockBytes, item, 0); err != nil {
+		t.Error(err)
+	}
+	if _, err := ReadObject(bytes.NewReader(part), 0, item, 0); !errors.Is(err, ErrPlace) {
+		t.Errorf("it is read before it begins: %v", err)
+	}
+}
+
+// A manifest may say anything: no more is read than an object can have.
+func TestPartsAreBounded(t *testing.T) {
+	for place, ok := range map[[2]int64]bool{
+		{0, 0}: true, {4 * MaxObjectBytes, MaxObjectBytes}: true,
+		{-1, 0}: false, {0, -1}: false, {4*MaxObjectBytes + 1, 0}: false, {0, MaxObjectBytes + 1}: false,
+	} {
+		got, err := PartBytes(place[0], place[1])
+		if ok && (err != nil || got < place[0]+place[1]) || !ok && (!errors.Is(err, ErrPlace) || got != 0) {
+			t.Errorf("%d bytes from %d: %d bytes are read, %v", place[1], place[0], got, err)
+		}
+	}
+}
+
 func TestLimitIsAnError(t *testing.T) {
 	limited := &limitedReader{r: strings.NewReader("12345"), left: 3}
 	if got, err := io.ReadAll(limited); string(got) != "123" || !errors.Is(err, ErrTooLarge) {
 		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+// What decompresses to far more than a backup does is not read to its end.
+func TestBombsAreAnError(t *testing.T) {
+	for name, c := range map[string]struct {
+		read, compressed int64
+		want             error
+	}{
+		"not much yet":      {ratioFrom, 0, nil},
+		"much alike":        {maxRatio << 21, 1 << 21, nil},
+		"far too much":      {maxRatio<<21 + 1, 1 << 21, ErrBomb},
+		"from the start on": {ratioFrom + 1, 0, ErrBomb},
+	} {
+		in := &countingReader{r: strings.NewReader("12345"), read: c.compressed}
+		limited := &limitedReader{r: in, left: MaxBytes, read: c.read, in: in}
+		n, err := limited.Read(make([]byte, 3))
+		if !errors.Is(err, c.want) || err == nil && (n != 3 || limited.read != c.read+3 || limited.left != MaxBytes-3 || in.read != c.compressed+3) {
+			t.Errorf("%s: %d bytes, %v", name, n, err)
+		}
+	}
+	reader, err := NewReader(bytes.NewReader(write(t, at)))
+	if err == nil {
+		_, err = reader.Next()
+	}
+	if err != nil || reader.plain.in == nil || reader.plain.in.read == 0 || reader.plain.left >= MaxBytes {
+		t.Errorf("a reader counts %+v, %v", reader.plain, err)
+	}
+}
+
+var errFull = errors.New("it is full")
+
+// full takes so many writes.
+type full struct{ left int }
+
+func (f *full) Write(p []byte) (int, error) {
+	if f.left--; f.left < 0 {
+		return 0, errFull
+	}
+	return len(p), nil
+}
+
+// A tarball whose store fails is never ended well, whichever part is lost.
+func TestFailuresAreTold(t *testing.T) {
+	content := bytes.Repeat([]byte("0123456789"), memberBytes/50)
+	written := func(store *full) (placed int, err error) {
+		w, err := NewWriter(store, at, "b")
+		for i := 0; err == nil && i < 8; i++ {
+			item := items[0]
+			item.Name = fmt.Sprint("c", i)
+			err = w.Add(item, content, func(Position) { placed++ })
+		}
+		if closing := w.Close(); err == nil || closing == nil {
+			err = closing
+		}
+		return placed, err
+	}
+	store := &full{left: 1000}
+	if placed, err := written(store); err != nil || placed != 8 {
+		t.Fatalf("%d objects: %v", placed, err)
+	}
+	for writes := range 1000 - store.left {
+		if placed, err := written(&full{left: writes}); !errors.Is(err, errFull) {
+			t.Errorf("after %d writes, and with %d objects: %v", writes, placed, err)
+		}
 	}
 }
 
@@ -374,6 +540,10 @@ func TestCutBetweenMembers(t *testing.T) {
 			positions[i], err = w.WriteItem(item, content)
 		} else {
 			err = w.Add(item, content, func(position Position) { positions[i] = position })
+		}
+		if err == nil { // no member ends behind the header of what has no content
+			item.Name = fmt.Sprint("empty-", i)
+			err = w.Add(item, nil, func(Position) {})
 		}
 		if err != nil {
 			t.Fatal(err)
