@@ -110,9 +110,14 @@ func (s *scene) fail(what string, fault storetest.Fault) {
 // store stores a backup as the executor does.
 func (s *scene) store(uid types.UID, volumes ...format.PodVolumeBackup) {
 	s.Helper()
+	s.storeBy(format.Cluster{SystemNamespace: system}, uid, volumes...)
+}
+
+func (s *scene) storeBy(cluster format.Cluster, uid types.UID, volumes ...format.PodVolumeBackup) {
+	s.Helper()
 	backup := &v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "a", UID: uid, CreationTimestamp: instant},
-		Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &instant, CompletionTimestamp: &instant},
+		Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &instant, CompletionTimestamp: &instant, Expiration: &instant},
 	}
 	s.own(uid)
 	var list bytes.Buffer
@@ -122,7 +127,7 @@ func (s *scene) store(uid types.UID, volumes ...format.PodVolumeBackup) {
 		s.put(what, content)
 		contents.Set(keys[what], format.NewContent([]byte(content)))
 	}
-	metadata, err := format.EncodeBackup(backup, contents, format.Cluster{SystemNamespace: system})
+	metadata, err := format.EncodeBackup(backup, contents, cluster)
 	must(s, err)
 	s.put("metadata", string(metadata))
 	s.put("copy", string(metadata))
@@ -272,6 +277,9 @@ func TestDeletion(t *testing.T) {
 				return nil
 			}
 		}), removed: "metadata results", err: errGone, snapshots: map[string][]string{"app": {"one"}}},
+		"its metadata can't be removed": {prepare: stored(func(s *scene) {
+			s.Inject(storetest.Fault{Operation: storetest.Delete, Key: keys["metadata"], Err: store.ErrDenied})
+		}), err: store.ErrDenied, snapshots: map[string][]string{"app": {"one"}}},
 		"a removal fails": {prepare: stored(func(s *scene) {
 			s.Inject(storetest.Fault{Operation: storetest.Delete, Key: keys["tarball"], Err: store.ErrDenied})
 		}), removed: "metadata results", err: store.ErrDenied, snapshots: map[string][]string{"app": {"one"}}},
@@ -284,6 +292,12 @@ func TestDeletion(t *testing.T) {
 		"its owner goes away": {prepare: stored(func(s *scene) {
 			s.then = func(string) { s.fail("owner", storetest.Fault{Err: store.ErrUnavailable}) }
 		}), removed: "metadata", err: store.ErrUnavailable, snapshots: map[string][]string{"app": {"one"}}},
+		"its changes can't be seen": {prepare: stored(func(s *scene) {
+			s.Inject(storetest.Fault{Operation: storetest.List, Key: format.BackupsPrefix, Err: store.ErrDenied})
+		}), removed: "metadata", err: store.ErrDenied, snapshots: map[string][]string{"app": {"one"}}},
+		"it alone can't be seen": {prepare: stored(func(s *scene) {
+			s.Inject(storetest.Fault{Operation: storetest.List, Key: format.BackupPrefix("a"), Err: store.ErrDenied})
+		}), removed: "metadata", err: store.ErrDenied, snapshots: map[string][]string{"app": {"one"}}},
 		"the folder can't be seen then": {prepare: stored(func(s *scene) { s.Inject(storetest.Fault{Operation: storetest.List, Err: store.ErrDenied}) }),
 			removed: "metadata", err: store.ErrDenied, snapshots: map[string][]string{"app": {"one"}}},
 		"Velero's metadata comes": {prepare: stored(func(s *scene) {
@@ -326,6 +340,9 @@ func TestDeletion(t *testing.T) {
 			}
 			if removed := strings.Join(s.removed, " "); removed != test.removed {
 				t.Errorf("removed %q, want %q", removed, test.removed)
+			}
+			if found := d.Stored != nil && d.Stored.UID == mine; (test.removed == whole || test.removed == beneath) && !found {
+				t.Errorf("what was found in the store is %v", d.Stored)
 			}
 			if !maps.EqualFunc(d.Snapshots, test.snapshots, slices.Equal) {
 				t.Errorf("the snapshots are %q, want %q", d.Snapshots, test.snapshots)

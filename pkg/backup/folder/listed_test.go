@@ -6,6 +6,7 @@ package folder_test
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -39,8 +40,13 @@ func TestNeeds(t *testing.T) {
 			s.store(mine)
 			s.remove("owner")
 		}, "true"},
-		"it lies in another's folder":     {func(s *scene) { s.store(mine); s.own("another") }, "true"},
-		"it has failed":                   {func(s *scene) { s.store(mine); end(s, "Failed") }, "false"},
+		"it lies in another's folder": {func(s *scene) { s.store(mine); s.own("another") }, "true"},
+		"it has failed":               {func(s *scene) { s.store(mine); end(s, "Failed") }, "false"},
+		"it was cancelled": {func(s *scene) {
+			s.store(mine)
+			s.put("metadata", strings.Replace(string(s.metadata()), `"annotations":{`, `"annotations":{"`+format.AnnotationPhase+`":"Cancelled",`, 1))
+			end(s, "Failed")
+		}, "false"},
 		"it is being deleted":             {func(s *scene) { s.store(mine); s.remove("metadata") }, "true"},
 		"another one":                     {func(s *scene) { s.store("another") }, "false"},
 		"another one runs":                {func(s *scene) { s.own("another"); s.put("copy", "{") }, "false"},
