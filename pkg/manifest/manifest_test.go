@@ -395,6 +395,139 @@ func TestBombs(t *testing.T) {
 	}
 }
 
+// An index names members that lie in the document, one behind the other and in order.
+func TestIndexesThatAreNone(t *testing.T) {
+	const first = `{"kind":"a","first":"/a","at":10,"size":5}`
+	entry := func(kind, first string, at, size int64) string {
+		encoded, err := json.Marshal(indexEntry{kind, first, at, size})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(encoded)
+	}
+	for name, c := range map[string]struct {
+		encoded string
+		entries int // or -1
+	}{
+		"none":                   {`[]`, 0},
+		"one":                    {`[` + first + `]`, 1},
+		"up to its end":          {`[` + first + `,` + entry("a", "/b", 15, 85) + `]`, 2},
+		"of two kinds":           {`[` + first + `,` + entry("b", "/a", 20, 5) + `]`, 2},
+		"as large as one may be": {`[` + entry("a", "/a", 10, maxIndexBytes) + `]`, 1},
+		"larger":                 {`[` + entry("a", "/a", 10, maxIndexBytes+1) + `]`, -1},
+		"beyond its end":         {`[` + first + `,` + entry("a", "/b", 15, 2*maxIndexBytes) + `]`, -1},
+		"across the one before":  {`[` + first + `,` + entry("a", "/b", 14, 5) + `]`, -1},
+		"before the beginning":   {`[` + entry("a", "/a", -1, 5) + `]`, -1},
+		"empty":                  {`[` + entry("a", "/a", 10, 0) + `]`, -1},
+		"of less than nothing":   {`[` + entry("a", "/a", 10, -5) + `]`, -1},
+		"of no kind":             {`[` + entry("", "/a", 10, 5) + `]`, -1},
+		"twice the same":         {`[` + first + `,` + entry("a", "/a", 20, 5) + `]`, -1},
+		"names in no order":      {`[` + entry("a", "/b", 10, 5) + `,` + entry("a", "/a", 20, 5) + `]`, -1},
+		"kinds in no order":      {`[` + entry("b", "/a", 10, 5) + `,` + entry("a", "/b", 20, 5) + `]`, -1},
+		"no list":                {`{"a":` + first + `}`, -1},
+		"nothing":                {``, -1},
+		"no entries":             {`["a"]`, -1},
+		"without an end":         {`[` + first, -1},
+	} {
+		end := int64(100)
+		if strings.HasPrefix(name, "as large") || name == "larger" {
+			end = 10 + maxIndexBytes + 1
+		}
+		members, err := decodeIndex(c.encoded, end)
+		if (err != nil) != (c.entries < 0) || len(members) != max(0, c.entries) {
+			t.Errorf("%s: %v, %v", name, members, err)
+		}
+	}
+}
+
+// An answer that fails or is not whole is an error: it does not say that an item is not there.
+func TestPartsThatAreNotWhole(t *testing.T) {
+	var items []*Item
+	for i := range 3000 {
+		item := kinds[1]
+		item.Name, item.SHA256 = fmt.Sprintf("o%06d", i), strings.Repeat("ab", 32)
+		items = append(items, &item)
+	}
+	document := encode(t, items)
+	size := int64(len(document))
+	whole := func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+		return io.NopCloser(io.NewSectionReader(bytes.NewReader(document), offset, length)), nil
+	}
+	index, err := ReadIndex(t.Context(), whole, size)
+	if err != nil || len(index.members) < 3 {
+		t.Fatalf("%d members, %v", len(index.members), err)
+	}
+	errAway := errors.New("the store is away")
+	away := func(context.Context, int64, int64) (io.ReadCloser, error) { return nil, errAway }
+	if _, err := ReadIndex(t.Context(), away, size); !errors.Is(err, errAway) {
+		t.Errorf("the index: %v", err)
+	}
+	for name, found := range map[string]*Index{
+		"away": {away, index.members},
+		"cut short": {func(ctx context.Context, offset, length int64) (io.ReadCloser, error) {
+			return whole(ctx, offset, length-1)
+		}, index.members},
+		"elsewhere": {func(ctx context.Context, offset, length int64) (io.ReadCloser, error) {
+			return whole(ctx, offset+1, length)
+		}, index.members},
+		"of another kind": {whole, func() []indexEntry {
+			members := slices.Clone(index.members)
+			for i := range members {
+				members[i].Kind = "z"
+			}
+			return members
+		}()},
+		"of an earlier kind": {whole, func() []indexEntry {
+			members := slices.Clone(index.members)
+			for i := range members {
+				members[i].Kind = "a"
+			}
+			return members
+		}()},
+	} {
+		if item, err := found.Find(t.Context(), found.members[0].Kind, "", "x"); err == nil {
+			t.Errorf("%s: Find: %v", name, item)
+		}
+		var err error
+		for _, err = range found.Read(t.Context(), found.Kinds()...) {
+		}
+		if err == nil {
+			t.Errorf("%s: all are read", name)
+		}
+	}
+	// Of some members the first ones come, each of them whole.
+	last := index.members[len(index.members)-1]
+	some := &Index{func(ctx context.Context, offset, _ int64) (io.ReadCloser, error) {
+		return whole(ctx, offset, last.At-offset)
+	}, index.members}
+	for _, err = range some.Read(t.Context(), index.Kinds()...) {
+	}
+	if !errors.Is(err, ErrFormat) {
+		t.Errorf("without the last member: %v", err)
+	}
+
+	for name, at := range map[string]int64{"before it": -1, "behind it": size - footerBytes + 1, "elsewhere": 1} {
+		changed := append(bytes.Clone(document[:size-footerBytes]), footer(at)...)
+		if _, err := ReadIndex(t.Context(), func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+			return io.NopCloser(io.NewSectionReader(bytes.NewReader(changed), offset, length)), nil
+		}, size); !errors.Is(err, ErrFormat) {
+			t.Errorf("an index %s: %v", name, err)
+		}
+	}
+	for _, length := range []int64{0, footerBytes - 1, footerBytes, size - 1, size + 1} {
+		if _, err := ReadIndex(t.Context(), whole, length); !errors.Is(err, ErrFormat) {
+			t.Errorf("of %d bytes: %v", length, err)
+		}
+	}
+	changed := bytes.Clone(document)
+	changed[size-1] ^= 1
+	if _, err := ReadIndex(t.Context(), func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+		return io.NopCloser(io.NewSectionReader(bytes.NewReader(changed), offset, length)), nil
+	}, size); !errors.Is(err, ErrFormat) {
+		t.Errorf("with another end: %v", err)
+	}
+}
+
 func FuzzRead(f *testing.F) {
 	item := kinds[1]
 	item.Name = "x"

@@ -28,7 +28,7 @@ func TestDecodePlain(t *testing.T) {
 	if item, ok := decodePlain(line); !ok || !cmp.Equal(full, item, cmpopts.IgnoreFields(Item{}, "Manifest")) {
 		t.Errorf("an item as nearly all are: %t %+v", ok, item)
 	}
-	tokens := []string{`{`, `}`, `[`, `]`, `,`, `:`, `"`, `\`, ` `, "\n", "\x00", "ü", "\xff", `null`, `true`, `0`, `01`, `-1`, `1.5`, `1e3`, `9223372036854775808`, `999999999999999999`,
+	tokens := []string{`{`, `}`, `[`, `]`, `,`, `:`, `"`, `\`, ` `, "\n", "\x00", "ü", "\x80", "\xff", `null`, `true`, `0`, `01`, `-1`, `1.5`, `1e3`, `9223372036854775808`, `999999999999999999`,
 		`"name":"other"`, `"Name":"other"`, `"labels":{"a":"b"}`, `"labels":{}`, `"labels":null`, `"owners":["x"]`, `"owners":[]`, `"owners":[null]`, `"references":[{}]`, `"references":[{"kind":"K","kind":"L"}]`,
 		`"place":{"member":2}`, `"place":{"offset":2,"x":1}`, `"size":7`, `"size":"7"`, `"original":{"a":1}`, `"shortened":true`, `"other":1`, `"a":"b"`}
 	tokens = append(tokens, "")
