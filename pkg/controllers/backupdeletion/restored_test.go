@@ -4,15 +4,18 @@
 package backupdeletion
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 )
 
 // TestWhileItIsRestored: a backup is not deleted while a restore reads it, or is to, and is
@@ -34,6 +37,10 @@ func TestWhileItIsRestored(t *testing.T) {
 		restore("another", "b", location, v1alpha1.RestorePhaseInProgress)
 		restore("elsewhere", "a", "other", v1alpha1.RestorePhaseInProgress)
 		restore("ended", "a", location, v1alpha1.RestorePhaseCompleted)
+		ofEarlier := restore("of-an-earlier-one", "a", location, v1alpha1.RestorePhaseInProgress)
+		ofEarlier.Spec.Backup.UID = uidOf("earlier")
+		_, err := restores.Update(t.Context(), ofEarlier, metav1.UpdateOptions{})
+		must(t, err)
 
 		writeBackup(t, w.faulty, "a", uidOf("a"))
 		w.Create(completed("a"))
@@ -44,7 +51,7 @@ func TestWhileItIsRestored(t *testing.T) {
 			t.Fatalf("the record is %v, and there is %q", run, w.keys("a"))
 		}
 		reading.Status.Phase = v1alpha1.RestorePhaseCancelled
-		_, err := restores.Update(t.Context(), reading, metav1.UpdateOptions{})
+		_, err = restores.Update(t.Context(), reading, metav1.UpdateOptions{})
 		must(t, err)
 		time.Sleep(lastRetry)
 		synctest.Wait()
@@ -52,4 +59,37 @@ func TestWhileItIsRestored(t *testing.T) {
 			t.Errorf("there are still the record %v and %q", w.run("a"), w.keys("a"))
 		}
 	})
+}
+
+// TestWhatIsNotKnown: while the cluster does not say whether somebody holds a backup or reads it,
+// nothing of it goes.
+func TestWhatIsNotKnown(t *testing.T) {
+	for verb, resource := range map[string]string{"get": "expirationchanges", "list": "restoreruns"} {
+		t.Run(resource, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, t.TempDir())
+				w.Fault(func(action clienttesting.Action) enginetest.Fault {
+					if action.Matches(verb, resource) {
+						return enginetest.Fault{Err: errors.New("it is denied")}
+					}
+					return enginetest.Fault{}
+				})
+				writeBackup(t, w.faulty, "a", uidOf("a"))
+				before := len(w.keys("a"))
+				w.Create(completed("a"))
+				w.start()
+				time.Sleep(time.Hour)
+				synctest.Wait()
+				if w.run("a") == nil || len(w.keys("a")) != before {
+					t.Fatalf("the record is %v, and there is %q", w.run("a"), w.keys("a"))
+				}
+				w.Fault(nil)
+				time.Sleep(lastRetry)
+				synctest.Wait()
+				if w.run("a") != nil || len(w.keys("a")) != 0 {
+					t.Errorf("there are still the record %v and %q", w.run("a"), w.keys("a"))
+				}
+			})
+		})
+	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
@@ -161,7 +162,7 @@ func TestChanges(t *testing.T) {
 		if newest == nil || last != int64(i+1) || newest.Number != last || !newest.Expiration.Time.Equal(step.until) || (newest.Hold != nil) != step.held || newest.Requester != "jane" {
 			t.Fatalf("step %d: %+v, %d", i, newest, last)
 		}
-		if step.held && (newest.Hold.Reason != "evidence" || newest.Hold.Requester != "jane") {
+		if step.held && (newest.Hold.Reason != "evidence" || newest.Hold.Requester != "jane" || !newest.Hold.Timestamp.Equal(&instant)) {
 			t.Errorf("it is held: %+v", newest.Hold)
 		}
 		if record := w.record(); !record.Done() || record.Status.Number != last {
@@ -249,7 +250,101 @@ func TestChangesThatWait(t *testing.T) {
 	if record := w.record(); !record.Done() || record.Status.Number != 0 || record.Counts(record.Spec.UID, 0) {
 		t.Errorf("of a backup that is gone it says %+v", record.Status)
 	}
+	if told := enginetest.Told(w.events); len(told) == 0 || !strings.Contains(told[len(told)-1], "ExpirationNotChanged") {
+		t.Errorf("told %q", told)
+	}
 	if _, last := w.newest(); last != 1 {
 		t.Errorf("another backup has %d changes", last)
+	}
+}
+
+// A store that is away says nothing of the backup: what is asked for waits, however long.
+func TestChangesThatWaitForALocation(t *testing.T) {
+	w := newWorld(t)
+	w.ask(hold(true))
+	w.clock.Step(10 * appears)
+	wait := func(why string) {
+		t.Helper()
+		if err := w.sync(t.Context(), "shop.daily"); err == nil || w.record().Done() || w.store.Count(storetest.Create) != 0 {
+			t.Errorf("%s: %v, %+v", why, err, w.record().Status)
+		}
+	}
+	locations := w.LocationInformer.Informer().GetStore()
+	record := &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}
+	away := record.DeepCopy()
+	away.Status.Conditions = []metav1.Condition{{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionFalse, Message: "no answer"}}
+	must(t, locations.Update(away))
+	wait("it is not available")
+	must(t, locations.Delete(away))
+	wait("it does not exist")
+	must(t, locations.Add(record))
+	open := w.open
+	w.open = func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error) { return nil, store.ErrDenied }
+	wait("it can't be opened")
+	w.open = open
+	must(t, w.sync(t.Context(), "shop.daily"))
+	if newest, _ := w.newest(); newest == nil || newest.Hold == nil {
+		t.Errorf("it stands at %+v", newest)
+	}
+}
+
+// What can't be written ever is said to be so: at once if there are too many changes, and after
+// a while if the backup can't be read.
+func TestChangesThatAreNotMade(t *testing.T) {
+	for name, c := range map[string]struct {
+		prepare func(w *world)
+		waits   bool
+	}{
+		"too many": {func(w *world) {
+			must(w, w.store.Put(w.Context(), format.ExpirationKey("shop.daily", uid, format.MaxExpirations), []byte("{}")))
+		}, false},
+		"unreadable": {func(w *world) { must(w, w.store.Put(w.Context(), format.MetadataKey("shop.daily"), []byte("{"))) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			c.prepare(w)
+			w.ask(hold(true))
+			err := w.sync(t.Context(), "shop.daily")
+			if (err != nil) != c.waits || w.record().Done() == c.waits {
+				t.Errorf("at first: %v, %+v", err, w.record().Status)
+			}
+			w.clock.Step(appears)
+			must(t, w.sync(t.Context(), "shop.daily"))
+			if record := w.record(); !record.Done() || record.Status.Number != 0 || record.Status.Message == "" {
+				t.Errorf("it says %+v", record.Status)
+			}
+			if told := enginetest.Told(w.events); !strings.Contains(told[len(told)-1], "ExpirationNotChanged") {
+				t.Errorf("told %q", told)
+			}
+		})
+	}
+}
+
+// removing is a client beside which somebody acts before a removal.
+type removing struct {
+	engineclient.ExpirationChangeInterface
+	before func()
+}
+
+func (r removing) Delete(ctx context.Context, name string, options metav1.DeleteOptions) error {
+	r.before()
+	return r.ExpirationChangeInterface.Delete(ctx, name, options)
+}
+
+// What is asked for when the record of an earlier request is about to go is not lost with it.
+func TestARequestAtTheLastMoment(t *testing.T) {
+	w := newWorld(t)
+	w.ask(hold(true))
+	must(t, w.sync(t.Context(), "shop.daily"))
+	w.clock.Step(retention)
+	client := w.Changes
+	w.Changes = removing{client, func() { w.ask(hold(false)) }}
+	if err := w.sync(t.Context(), "shop.daily"); err == nil {
+		t.Error("it is removed")
+	}
+	w.Changes = client
+	must(t, w.sync(t.Context(), "shop.daily"))
+	if newest, last := w.newest(); last != 2 || newest.Hold != nil {
+		t.Errorf("it stands at %+v, %d", newest, last)
 	}
 }
