@@ -307,7 +307,8 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 	keys := kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace))
 
 	broadcaster := newBroadcaster(kube)
-	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+	// Also of what goes on for a while when the process is told to stop.
+	if err := broadcaster.StartRecordingToSinkWithContext(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
 	defer broadcaster.Shutdown()

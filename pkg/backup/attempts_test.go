@@ -142,6 +142,76 @@ func TestAttemptAfterAKill(t *testing.T) {
 	}
 }
 
+// A process that is told to stop ends a backup of which everything is read, for as long as it may;
+// any other one it leaves as one that is killed does.
+func TestToldToStopBeforeEachWrite(t *testing.T) {
+	_, writes, err := shopOf(t, 3).attempt(t.Context(), 1, goOn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := 0
+	for at := 1; at <= writes; at++ {
+		f := shopOf(t, 3)
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		f.deps.Ending = t.Context()
+		read, intime := false, false
+		f.volumes.wait = func(context.Context) error { read = true; return nil }
+		outcome, _, err := f.attempt(ctx, 1, func(n int) error {
+			if n == at {
+				intime = read
+				stop()
+			}
+			return nil
+		})
+		switch {
+		case !intime:
+			if err == nil || outcome.Stored || slices.Contains(f.keys(t), format.MetadataKey("b")) {
+				t.Errorf("before write %d: %+v, %v, in the store is %v", at, outcome, err, f.keys(t))
+			}
+			outcome, _, err = f.attempt(t.Context(), 2, goOn)
+		default:
+			ended++
+		}
+		if err != nil || !outcome.Stored || outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+			t.Errorf("before write %d, in time %t: %+v, %v", at, intime, outcome, err)
+		}
+		f.wantWhole(t)
+		f.wantConfigMaps(t, 3)
+	}
+	if ended == 0 || ended == writes {
+		t.Errorf("of %d %d ended", writes, ended)
+	}
+}
+
+// The time that a process has then ends, too.
+func TestToldToStopForGood(t *testing.T) {
+	f := shopOf(t, 3)
+	ctx, stop := context.WithCancel(t.Context())
+	ending, end := context.WithCancel(t.Context())
+	f.deps.Ending = ending
+	f.volumes.wait = func(context.Context) error { stop(); return nil }
+	outcome, _, err := f.attempt(ctx, 1, goOn)
+	if !errors.Is(err, context.Canceled) || outcome.Stored {
+		t.Errorf("told while it reads: %+v, %v", outcome, err)
+	}
+	f.volumes.wait = nil
+	outcome, _, err = f.attempt(t.Context(), 2, func(n int) error {
+		if slices.Contains(f.keys(t), format.TarballKey("b")) {
+			end()
+		}
+		return nil
+	})
+	if !errors.Is(err, context.Canceled) || outcome.Stored || slices.Contains(f.keys(t), format.MetadataKey("b")) {
+		t.Errorf("no time is left: %+v, %v", outcome, err)
+	}
+	f.deps.Ending = nil
+	if outcome, _, err = f.attempt(t.Context(), 3, goOn); err != nil || outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+		t.Errorf("the next one: %+v, %v", outcome, err)
+	}
+	f.wantWhole(t)
+}
+
 // An attempt that has decided the backup may have been killed in the middle of its last write:
 // what that has left goes with the attempt that finds it decided.
 func TestDecidedAndUnfinished(t *testing.T) {

@@ -96,6 +96,9 @@ type Dependencies struct {
 	// BlockWorkers is the number of blocks of pods with hooks that are taken at once.
 	// Default DefaultBlockWorkers.
 	BlockWorkers int
+	// Ending is the context of what is left to do when everything was read: it may last a
+	// little longer than that of Run, if that ends in between. Optional.
+	Ending context.Context
 	// Retry says how often, and after which delays, a request to the API server or
 	// the store is tried again when it failed in passing. Default: 6 tries in 15 s.
 	Retry wait.Backoff
@@ -120,8 +123,9 @@ type Outcome struct {
 //
 // The error is for an outcome that is not stored: the store refuses it
 // (the outcome is Failed), a backup of another uid has the name in the store
-// (nothing of this one is visible), a later attempt has taken over (ErrTakenOver), or ctx ended (nothing of this backup is visible in the
-// store, apart from its owner, and side files if it was about to end). A backup that
+// (nothing of this one is visible), a later attempt has taken over (ErrTakenOver), or ctx ended, and once everything was
+// read deps.Ending (nothing of this backup is visible in the store, apart from its owner,
+// and side files if it was about to end). A backup that
 // an earlier call, or another process, has ended is returned as it is.
 func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
@@ -133,7 +137,12 @@ func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, erro
 	}
 	e.logger.V(2).Info("Backup started")
 	e.log.write(slog.LevelInfo, "the backup has started", slog.String("backup", e.storeName))
-	outcome, err := e.end(ctx, e.contain(func() error { return e.read(ctx) }))
+	ending := e.Ending
+	failure := e.contain(func() error { return e.read(ctx) })
+	if failure != nil {
+		ending = ctx // it may have failed since that has ended
+	}
+	outcome, err := e.end(ending, failure)
 	outcome.FailedPostHooks = e.hooks.failedPostHooks()
 	e.logger.V(2).Info("Backup ended", "phase", outcome.Status.Phase, "errors", outcome.Status.Errors, "warnings", outcome.Status.Warnings, "stored", outcome.Stored)
 	return outcome, err
@@ -176,6 +185,9 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 	if deps.Log == nil {
 		deps.Log = runlog.New(deps.Clock)
 	}
+	if deps.Ending == nil {
+		deps.Ending = ctx
+	}
 	e := &execution{
 		Dependencies: deps,
 		request:      request,
@@ -216,7 +228,7 @@ func (e *execution) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	tarball, err := e.Store.NewWriter(ctx, format.TarballKey(e.storeName))
+	tarball, err := e.Store.NewWriter(e.Ending, format.TarballKey(e.storeName))
 	if err != nil {
 		return err
 	}
@@ -246,6 +258,8 @@ func (e *execution) read(ctx context.Context) error {
 	if err != nil {
 		e.findings.fail(subject{}, fmt.Sprintf("wait for the volumes: %v", err))
 	}
+	// Everything is read.
+	ctx = e.Ending
 	e.list, e.volumes, e.skipped = collector.sink.list, volumes.conclude(), volumes.notTaken()
 	if err := e.removeEarlier(ctx, false); err != nil { // once more: an attempt before may have woken up
 		return err

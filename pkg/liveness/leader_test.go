@@ -110,6 +110,71 @@ func TestHolds(t *testing.T) {
 	})
 }
 
+// What is nearly done may end after the process was told to stop, and nobody else leads before it
+// has; but not without the Lease.
+func TestLasting(t *testing.T) {
+	const longer = 20 * time.Second
+	for name, test := range map[string]struct {
+		told, loses bool
+		lasts       time.Duration
+	}{
+		"told to stop": {true, false, longer}, "the Lease is lost": {false, true, 0}, "told to stop, and the Lease is lost": {true, true, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, leases := setUp()
+				ctx, stop := context.WithCancel(t.Context())
+				began, ended := make(chan context.Context), make(chan error, 1)
+				go func() {
+					ended <- liveness.Lead(ctx, leases, "first", clock.RealClock{}, func(ctx context.Context) error {
+						lasting, release := liveness.Lasting(ctx, longer)
+						defer release()
+						began <- lasting
+						<-lasting.Done()
+						return nil
+					})
+				}()
+				lasting := <-began
+				second := campaign(t, leases, "second")
+				time.Sleep(time.Minute)
+				if lasting.Err() != nil || !liveness.Holds(lasting) {
+					t.Error("it has ended, and nobody has told it to")
+				}
+				begin := time.Now()
+				if test.told {
+					stop()
+				}
+				if test.loses {
+					if err := leases.Delete(t.Context(), liveness.LeaderLease, metav1.DeleteOptions{}); err != nil {
+						t.Error(err)
+					}
+				}
+				for lasting.Err() == nil {
+					if !test.loses && second.leads() {
+						t.Fatal("another one leads before it has ended")
+					}
+					time.Sleep(100 * time.Millisecond)
+					synctest.Wait()
+				}
+				// The loss of a Lease is seen when it is to be renewed.
+				if took := time.Since(begin); took < test.lasts || took > test.lasts+3*time.Second {
+					t.Errorf("it lasted %s, not %s", took, test.lasts)
+				}
+				if err := <-ended; errors.Is(err, liveness.ErrLost) == test.told {
+					t.Errorf("it ended with %v", err)
+				}
+				stop()
+				time.Sleep(time.Minute)
+				if !second.leads() {
+					t.Error("nobody leads")
+				}
+				second.end()
+				<-second.ended
+			})
+		})
+	}
+}
+
 func TestOneLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, leases := setUp()

@@ -10,7 +10,8 @@
 //     compare-and-swap against the renewal. So whoever held it before has stopped, or
 //     will the moment it looks at its clock.
 //  3. A process that ends in the regular way gives the Lease back after its work has
-//     ended. The next one need not wait for it to expire.
+//     ended, also what goes on for a while after it was told to end (Lasting). The next one
+//     need not wait for it to expire.
 //  4. A process leads once in its life. One that has lost its Lease never renews it,
 //     nor makes it anew.
 //
@@ -76,6 +77,8 @@ type lease struct {
 	clock  clock.WithDelayedExecution
 
 	held *coordinationv1.Lease // as it was written last
+	// lost ends when the Lease is lost.
+	lost context.Context
 	// renewed is when the last renewal was sent that was answered.
 	renewed atomic.Pointer[time.Time]
 }
@@ -146,24 +149,28 @@ func isHolder(lease *coordinationv1.Lease, identity string) bool {
 // is then ErrLost, unless ctx has ended too.
 func (l *lease) hold(ctx context.Context, taken time.Time, work func(context.Context) error) error {
 	l.renewed.Store(&taken)
+	lost, lose := context.WithCancelCause(context.Background())
+	defer lose(nil)
+	l.lost = lost
 	working, stop := context.WithCancelCause(context.WithValue(ctx, leaseKey{}, l))
 	defer stop(nil)
 	// Renewing goes on until the work has stopped, whatever it was told.
 	renewing, ended := context.WithCancel(context.WithoutCancel(ctx))
 	defer ended()
 	var holder sync.WaitGroup
-	var lost error
+	var failure error
 	holder.Go(func() {
-		if lost = l.keep(renewing, taken); lost != nil {
-			stop(lost)
+		if failure = l.keep(renewing, taken); failure != nil {
+			lose(failure)
+			stop(failure)
 		}
 	})
 	err := work(working)
 	ended()
 	holder.Wait()
-	if lost != nil {
+	if failure != nil {
 		if ctx.Err() == nil {
-			return errors.Join(lost, err)
+			return errors.Join(failure, err)
 		}
 		return err
 	}
@@ -220,6 +227,23 @@ type leaseKey struct{}
 func Holds(ctx context.Context) bool {
 	l, ok := ctx.Value(leaseKey{}).(*lease)
 	return !ok || elapsed(*l.renewed.Load(), l.clock.Now()) < l.deadline
+}
+
+// Lasting is a context for what is nearly done when ctx ends: it ends so much later, but at once
+// when the Lease is lost that is held for the work. That is not given back before the work has
+// ended, so nobody else has begun it meanwhile. The caller ends it when all is done.
+func Lasting(ctx context.Context, longer time.Duration) (context.Context, context.CancelFunc) {
+	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	forget := []func() bool{context.AfterFunc(ctx, func() { time.AfterFunc(longer, cancel) })}
+	if l, ok := ctx.Value(leaseKey{}).(*lease); ok {
+		forget = append(forget, context.AfterFunc(l.lost, cancel))
+	}
+	return lasting, func() {
+		for _, forget := range forget {
+			forget()
+		}
+		cancel()
+	}
 }
 
 // elapsed is the time between two looks at the clock of this process: the longer one

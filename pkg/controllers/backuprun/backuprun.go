@@ -11,7 +11,9 @@
 // anew, since the cluster says, after the run was read, that it leads, so that the other
 // one, which led when it claimed the run, has stopped. Each claim is an attempt with a
 // number of its own; what one that was only asleep still does, no other one's result holds:
-// see package backup. After MaxAttempts the run has failed.
+// see package backup. After MaxAttempts the run has failed. A process that is told to stop
+// gives its runs back, and such an attempt does not count; what is all read by then it
+// stores, before it gives its Lease back.
 //
 // The queue, in the same process, is the only one that writes the ledger. It asks which
 // runs are worked on before it drops one whose record is gone.
@@ -38,6 +40,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -54,8 +57,14 @@ const (
 	cancelTimeout = 5 * time.Second
 	// recheck is how often it is asked whether uploads have stopped.
 	recheck = 5 * time.Second
+	// lastTime is how long a run whose objects and volumes are all read may take to be stored
+	// when the process is told to stop. It is shorter than the terminationGracePeriodSeconds
+	// of the controller's pod, the default of 30 s.
+	lastTime = 20 * time.Second
+	// giveBackTimeout is how long it may take to write that a run is given back.
+	giveBackTimeout = 3 * time.Second
 	// MaxAttempts is how many processes execute a run, one after the other, before it is
-	// taken for what ends them.
+	// taken for what ends them. Those don't count that were told to stop.
 	MaxAttempts = 3
 	// DefaultVolumeTimeout is how long the upload of a volume may take unless it is set.
 	DefaultVolumeTimeout = 4 * time.Hour
@@ -154,6 +163,9 @@ type execution struct {
 	// working ends, by stop, when the run is cancelled or its record is gone.
 	working context.Context
 	stop    context.CancelFunc
+	// lasting goes on for lastTime when the process is told to stop, unless its Lease is lost,
+	// and ending does so too, but ends with working by stop.
+	lasting, ending context.Context
 }
 
 // New returns a Controller.
@@ -258,9 +270,12 @@ func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
+	lasting, release := liveness.Lasting(ctx, lastTime)
+	defer release()
+	ending, end := context.WithCancel(lasting)
 	working, stop := context.WithCancel(ctx)
-	defer stop()
-	e := &execution{working: working, stop: stop}
+	e := &execution{working: working, stop: func() { stop(); end() }, lasting: lasting, ending: ending}
+	defer e.stop()
 	c.mu.Lock()
 	c.working[name] = e
 	c.mu.Unlock()

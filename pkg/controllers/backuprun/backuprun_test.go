@@ -21,6 +21,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -455,8 +456,99 @@ func TestShutdownLeavesTheRunToTheNextProcess(t *testing.T) {
 		<-h.stopped
 		h.expect("a", running, false)
 		h.expectExecuted("a")
-		if h.writes("a") != 1 {
+		if h.writes("a") != 2 { // claim, and that it is given back
 			t.Errorf("%d writes", h.writes("a"))
+		}
+		if status := h.Run("a").Status; status.Attempts != 1 || status.GivenBack != 1 || status.Executor != identity {
+			t.Errorf("%+v", status)
+		}
+	})
+}
+
+// What is all read when the process is told to stop may end, for as long as its pod has; and the
+// process stops after that.
+func TestShutdownWaitsForWhatIsNearlyDone(t *testing.T) {
+	for name, test := range map[string]struct {
+		takes     time.Duration
+		cancelled bool
+		phase     v1alpha1.BackupPhase
+	}{
+		"in time": {19 * time.Second, false, done}, "too late": {time.Hour, false, running}, "but not if it is cancelled": {19 * time.Second, true, cancelled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, &work{end: func(ctx, ending context.Context) (backup.Outcome, error) {
+					<-ctx.Done()
+					select {
+					case <-ending.Done():
+						return failed(ending.Err()), ending.Err()
+					case <-time.After(test.takes):
+						return stored(done), nil
+					}
+				}}, newRun("a", ready))
+				h.start(1)
+				begin := time.Now()
+				if test.cancelled {
+					h.Cancel("a")
+				} else {
+					h.stop()
+					<-h.stopped
+				}
+				synctest.Wait()
+				if took, want := time.Since(begin), map[v1alpha1.BackupPhase]time.Duration{done: test.takes, running: lastTime}[test.phase]; took != want {
+					t.Errorf("it took %s, want %s", took, want)
+				}
+				h.expect("a", test.phase, test.phase != running)
+				if status := h.Run("a").Status; (status.GivenBack != 0) != (test.phase == running) {
+					t.Errorf("%+v", status)
+				}
+			})
+		})
+	}
+}
+
+// A process that stops since it may have been taken for dead gives nothing back: that is not the
+// run's process any more.
+func TestALostLeaseIsNoShutdown(t *testing.T) {
+	for name, cause := range map[string]error{"lost": liveness.ErrLost, "told to stop": nil} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, &work{}, newRun("a", running))
+				r := &record{c: &Controller{Config: Config{Identity: "a process before this one"}, runs: h.EngineV1alpha1().BackupRuns(system)}, run: h.Run("a")}
+				ctx, stop := context.WithCancelCause(t.Context())
+				stop(cause)
+				r.giveBack(ctx)
+				if given := h.Run("a").Status.GivenBack; (given == 1) != (cause == nil) {
+					t.Errorf("given back %d times", given)
+				}
+			})
+		})
+	}
+}
+
+// A backup that takes longer than the nodes of its controller stay is made all the same.
+func TestAttemptsThatWereGivenBackDoNotCount(t *testing.T) {
+	enginetest.Each(t, map[string]struct {
+		attempts, givenBack int32
+		phase               v1alpha1.BackupPhase
+	}{
+		"all but one": {9, 8, done}, "the last one": {5, 3, done}, "enough": {5, 2, broken},
+	}, func(t *testing.T, c struct {
+		attempts, givenBack int32
+		phase               v1alpha1.BackupPhase
+	}) {
+		run := newRun("a", running)
+		run.Status.Attempts, run.Status.GivenBack = c.attempts, c.givenBack
+		h := newHarness(t, &work{}, run)
+		h.start(1)
+		time.Sleep(time.Minute)
+		h.expect("a", c.phase, true)
+		status := h.Run("a").Status
+		if reason := "the controller stopped 3 times while the backup was in progress: see the logs of its pods"; c.phase == broken && status.FailureReason != reason {
+			t.Errorf("%q", status.FailureReason)
+		}
+		if c.phase == done && (status.Attempts != c.attempts+1 || status.GivenBack != c.givenBack) {
+			t.Errorf("%+v", status)
 		}
 	})
 }

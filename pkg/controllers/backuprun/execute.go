@@ -21,6 +21,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -118,7 +119,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	logger.Info("Backup started")
 	if run.Status.Attempts > 1 {
 		c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeWarning, "Resumed", "Backup",
-			"The controller stopped while the backup was in progress, and the next one makes it: attempt %d of %d", run.Status.Attempts, MaxAttempts)
+			"The controller stopped while the backup was in progress, and the next one makes it: attempt %d of %d", run.Status.Attempts, MaxAttempts+run.Status.GivenBack)
 	} else if start := run.Status.StartTimestamp; start != nil {
 		c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeNormal, "Started", "Backup", "%s",
 			fmt.Sprintf("The backup has started; it waited %s", start.Sub(records.WaitingSince(run)).Round(time.Second)))
@@ -128,13 +129,16 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	var reporting wait.Group
 	reportCtx, stopReporting := context.WithCancel(working)
 	reporting.StartWithContext(reportCtx, func(ctx context.Context) { record.reportProgress(ctx, progress, volumes) })
-	outcome, err := c.Executor.Execute(working, run, volumes, record, progress)
+	outcome, err := c.Executor.Execute(working, e.ending, run, volumes, record, progress)
 	stopReporting()
 	reporting.Wait()
-	if ctx.Err() != nil {
+	last := klog.NewContext(e.lasting, logger)
+	if ctx.Err() != nil && (err != nil || !outcome.Stored) {
 		// The process stops. The next one finds the run InProgress, and goes on with it.
+		record.giveBack(ctx)
 		return ctx.Err()
 	}
+	ctx = last
 	takenOver := record.latest().Status.Executor != c.Identity
 	if errors.Is(err, backup.ErrTakenOver) && !takenOver {
 		// So the store says, which others may write to; nobody else ends the run if it is wrong.
@@ -222,6 +226,23 @@ func (r *record) write(ctx context.Context, change func(*enginev1alpha1.BackupRu
 		r.run = live
 	}
 	return err
+}
+
+// giveBack writes that the attempt has ended with ctx, since the process is told to stop. One that
+// ends since the Lease is lost counts.
+func (r *record) giveBack(ctx context.Context) {
+	if errors.Is(context.Cause(ctx), liveness.ErrLost) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
+	defer cancel()
+	err := r.write(ctx, func(status *enginev1alpha1.BackupRunStatus) bool {
+		status.GivenBack++
+		return status.Phase == v1alpha1.BackupPhaseInProgress
+	})
+	if err != nil {
+		klog.FromContext(ctx).Info("The attempt counts, though the controller was told to stop: writing that failed", "err", err)
+	}
 }
 
 // reportProgress writes the progress of the run now and then, until ctx ends.

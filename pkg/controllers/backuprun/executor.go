@@ -36,9 +36,9 @@ const reachTimeout = 10 * time.Second
 type executor interface {
 	// Reach reports why the store of a run does not answer; nil if it does.
 	Reach(ctx context.Context, run *enginev1alpha1.BackupRun) error
-	// Execute works on a run until it has ended or ctx ends. An error means that the
-	// outcome is not stored.
-	Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error)
+	// Execute works on a run until it has ended or ctx ends, and ending once everything is read.
+	// An error means that the outcome is not stored.
+	Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error)
 	// RunPostHooks runs those that are pending in a run that is not executed any more; see
 	// backup.RunPostHooks.
 	RunPostHooks(ctx context.Context, run *enginev1alpha1.BackupRun) error
@@ -108,8 +108,8 @@ func (e *Executor) Reach(ctx context.Context, run *enginev1alpha1.BackupRun) err
 }
 
 // Execute implements executor.
-func (e *Executor) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error) {
-	bucket, err := e.open(ctx, run)
+func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error) {
+	bucket, err := e.open(ending, run)
 	if err != nil {
 		return failed(err), err
 	}
@@ -129,6 +129,7 @@ func (e *Executor) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, v
 		Log:           log,
 		BlockWorkers:  e.BlockWorkers,
 		HostPathRoots: e.HostPathRoots,
+		Ending:        ending,
 	})
 	if errors.Is(err, backup.ErrNameTaken) {
 		if failure := backup.Release(ctx, e.request(run), backup.Dependencies{Store: bucket, Clock: e.Clock}, bucket); failure != nil {

@@ -120,7 +120,7 @@ func TestALocationThatIsGone(t *testing.T) {
 	e, folder := newExecutor(t)
 	gone := newRun("a", ready)
 	gone.Spec.Backup.StorageLocation = "gone"
-	outcome, err := e.Execute(t.Context(), gone, nil, nil, nil)
+	outcome, err := e.Execute(t.Context(), t.Context(), gone, nil, nil, nil)
 	const want = `the storage location "gone" does not exist any more`
 	if err == nil || err.Error() != want || outcome.Stored || outcome.Status.Phase != broken || outcome.Status.FailureReason != want {
 		t.Errorf("Execute: %v, %+v", err, outcome)

@@ -131,7 +131,7 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, 
 
 // takeLeftBehind goes on with a run whose process is gone, or ends it.
 func (c *Controller) takeLeftBehind(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	resume := run.Status.Phase == v1alpha1.BackupPhaseInProgress && run.Spec.Cancellation == nil && c.ResumeInProgress && run.Status.Attempts < MaxAttempts
+	resume := run.Status.Phase == v1alpha1.BackupPhaseInProgress && run.Spec.Cancellation == nil && c.ResumeInProgress && run.Status.Attempts-run.Status.GivenBack < MaxAttempts
 	if resume {
 		if err := c.spoilUploads(ctx, run); err != nil {
 			return err
@@ -211,7 +211,7 @@ func (c *Controller) whyNotResumed(run *enginev1alpha1.BackupRun) string {
 	if !c.ResumeInProgress {
 		return "the controller stopped while the backup was in progress"
 	}
-	return fmt.Sprintf("the controller stopped %d times while the backup was in progress: see the logs of its pods", run.Status.Attempts)
+	return fmt.Sprintf("the controller stopped %d times while the backup was in progress: see the logs of its pods", run.Status.Attempts-run.Status.GivenBack)
 }
 
 // announce tells people how a run ended.

@@ -61,6 +61,8 @@ type work struct {
 	execute func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error)
 	abandon func(ctx context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error)
 
+	// end, if set, executes instead, when everything is read.
+	end func(ctx, ending context.Context) (backup.Outcome, error)
 	// hooks, if set, executes instead.
 	hooks func(ctx context.Context, hooks PendingHooks) (backup.Outcome, error)
 	// postHooks is what comes of pending post hooks.
@@ -96,7 +98,10 @@ func (w *work) checkLocation(_ context.Context, name string) error {
 	return nil
 }
 
-func (w *work) Execute(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, hooks PendingHooks, _ *backup.Progress) (backup.Outcome, error) {
+func (w *work) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, hooks PendingHooks, _ *backup.Progress) (backup.Outcome, error) {
+	if w.end != nil {
+		return w.end(ctx, ending)
+	}
 	if w.hooks != nil {
 		return w.hooks(ctx, hooks)
 	}

@@ -383,6 +383,9 @@ func (r *referee) executes(p *process, run enginev1alpha1.QueuedRun) {
 	if t.restore {
 		most = restoreAttempts
 	}
+	if b, ok := run.(*enginev1alpha1.BackupRun); ok {
+		most += int(b.Status.GivenBack)
+	}
 	if t.executions > most {
 		r.violation("%s is executed for the %d. time, by %s", t.name, t.executions, p.name)
 	}

@@ -460,6 +460,13 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							Format:      "int32",
 						},
 					},
+					"givenBack": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many of these gave the run back, since they were told to stop. Those do not count against the limit of attempts.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"startTimestamp": {
 						SchemaProps: spec.SchemaProps{
 							Description: "When reading began.",

@@ -150,6 +150,11 @@ type BackupRunStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Attempts int32 `json:"attempts,omitempty"`
+	// How many of these gave the run back, since they were told to stop. Those do not count
+	// against the limit of attempts.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	GivenBack int32 `json:"givenBack,omitempty"`
 	// When reading began.
 	// +optional
 	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
