@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -25,6 +27,7 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	podhooks "github.com/holdfast-io/holdfast/pkg/hooks"
+	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
 // testHooks notes what is done, together with the volumes of its fixture.
@@ -505,6 +508,151 @@ func TestManyHookedPodsAreNotedInPortions(t *testing.T) {
 	f.hooks.pending = func(pods []engine.PodReference) error { portions = append(portions, len(pods)); return nil }
 	if outcome := f.run(t); outcome.Status.HookStatus.HooksAttempted != 2*(2*maxPending+1) || !slices.Equal(portions, []int{maxPending, maxPending, 1}) {
 		t.Errorf("%+v in portions of %v", outcome.Status.HookStatus, portions)
+	}
+}
+
+// TestTwoBackupsAtOnce: of different namespaces, with hooks, and with what they share of cluster
+// scope. While one has its pod frozen so has the other.
+func TestTwoBackupsAtOnce(t *testing.T) {
+	yes := true
+	backups := map[string]*fixture{}
+	shared := needing(t, holdfast.BackupSpec{}).testCluster
+	shared.add("clusterrolebindings.rbac.authorization.k8s.io", `{"metadata":{"name":"both"},"roleRef":{"kind":"ClusterRole","name":"viewer"},
+		"subjects":[{"kind":"ServiceAccount","namespace":"shop","name":"web"},{"kind":"ServiceAccount","namespace":"other","name":"web"}]}`)
+	frozen := map[string]chan struct{}{"shop": make(chan struct{}), "other": make(chan struct{})}
+	for namespace, beside := range map[string]string{"shop": "other", "other": "shop"} {
+		pod := strings.Replace(hookedPod("db", "n1", isDB, "", "d"+claimData), `"namespace":"shop"`, fmt.Sprintf(`"namespace":%q`, namespace), 1)
+		shared.add("pods", strings.Replace(pod, `"nodeName"`, `"priorityClassName":"high","nodeName"`, 1))
+		shared.add("persistentvolumes", `{"metadata":{"name":"of-`+namespace+`"},"spec":{"storageClassName":"slow"}}`)
+		if namespace == "other" { // shop has one
+			shared.add("persistentvolumeclaims", `{"metadata":{"name":"data","namespace":"other"},"spec":{"volumeName":"of-other","storageClassName":"slow"},"status":{"phase":"Bound"}}`)
+		}
+		hooks := dbHooks("")
+		hooks.Resources[0].IncludedNamespaces = nil
+		f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{namespace}, DefaultVolumesToFsBackup: &yes, Hooks: hooks}).watched()
+		f.testCluster = shared
+		f.deps.Client, f.deps.Discovery = shared.client(), shared
+		f.hooks.exec = func(_ context.Context, what string) (string, error) {
+			if strings.Contains(what, "freeze") {
+				close(frozen[namespace])
+			}
+			return "", nil
+		}
+		f.volumes.wait = func(context.Context) error {
+			select {
+			case <-frozen[beside]:
+			case <-time.After(time.Minute):
+				t.Errorf("the backup of %s does not go on beside that of %s", beside, namespace)
+			}
+			return nil
+		}
+		backups[namespace] = f
+	}
+	var running sync.WaitGroup
+	for _, f := range backups {
+		running.Go(func() {
+			if outcome, err := Run(t.Context(), f.request, f.deps); err != nil || outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+				t.Errorf("%+v, %v", outcome, err)
+			}
+		})
+	}
+	running.Wait()
+	for namespace, f := range backups {
+		f.wantWhole(t)
+		ran := slices.DeleteFunc(slices.Clone(f.hooks.events), func(event string) bool { return !strings.HasPrefix(event, "db/c1") })
+		if want := []string{"db/c1: freeze /d", "db/c1: thaw /d"}; !slices.Equal(ran, want) {
+			t.Errorf("%s: %q", namespace, ran)
+		}
+		needed := f.needed(t)
+		for _, item := range []string{"ClusterRoleBinding both", "ClusterRole viewer", "PriorityClass high"} {
+			if needed[item] == "" {
+				t.Errorf("the backup of %s lacks %s: %v", namespace, item, needed)
+			}
+		}
+		if !slices.Contains(f.items(t), "pods "+namespace+"/db") {
+			t.Errorf("the backup of %s lacks its pod", namespace)
+		}
+	}
+}
+
+// broken is a store whose writers fail from some moment on.
+type broken struct {
+	Store
+	since chan struct{}
+}
+
+func (b broken) NewWriter(ctx context.Context, key string) (store.ObjectWriter, error) {
+	w, err := b.Store.NewWriter(ctx, key)
+	return brokenWriter{w, b.since}, err
+}
+
+type brokenWriter struct {
+	store.ObjectWriter
+	since chan struct{}
+}
+
+func (w brokenWriter) Write(p []byte) (int, error) {
+	select {
+	case <-w.since:
+		return 0, errBoom
+	default:
+		return w.ObjectWriter.Write(p)
+	}
+}
+
+// TestPostHooksOfABackupThatFails: the store breaks off the tarball while a pod is frozen, and it
+// thaws.
+func TestPostHooksOfABackupThatFails(t *testing.T) {
+	f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, "", "e"+emptyDir))
+	// As many as are compressed at once, and one to write.
+	for i := range min(runtime.GOMAXPROCS(0), 4) + 2 {
+		f.add("configmaps", fmt.Sprintf(`{"metadata":{"name":"large-%d","namespace":"shop"},"data":{"x":%q}}`, i, strings.Repeat("x", 1<<20)))
+	}
+	frozen := make(chan struct{})
+	f.deps.Store = broken{f.store, frozen}
+	f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "configmaps") {
+			<-frozen
+		}
+		return false
+	}
+	f.hooks.exec = func(_ context.Context, what string) (string, error) {
+		if strings.Contains(what, "freeze") {
+			close(frozen)
+		}
+		return "", nil
+	}
+	f.volumes.wait = func(ctx context.Context) error { // its data is read for longer than the store works
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	outcome := f.run(t)
+	if outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, errBoom.Error()) {
+		t.Errorf("%+v", outcome.Status)
+	}
+	if n := len(f.hooks.events); f.hooks.events[n-1] != "p/c1: thaw /d" {
+		t.Errorf("what was done: %q", f.hooks.events)
+	}
+	if status := f.stored(t).Status.HookStatus; status == nil || *status != (holdfast.HookStatus{HooksAttempted: 2}) {
+		t.Errorf("stored: %+v", status)
+	}
+}
+
+// TestOutputOfHooksIsStored: whose hook it is, and what it said; what is kept of that the client bounds.
+func TestOutputOfHooksIsStored(t *testing.T) {
+	f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, ""))
+	f.hooks.exec = func(_ context.Context, what string) (string, error) {
+		return "said by " + strings.Fields(what)[1], nil
+	}
+	f.run(t)
+	log := f.text(t, format.LogKey("b"))
+	for _, want := range []string{
+		`msg="ran a pre hook" resource=pods namespace=shop name=p hook=db container=c1 output="said by freeze"`,
+		`msg="ran a post hook" resource=pods namespace=shop name=p hook=db container=c1 output="said by thaw"`,
+	} {
+		if !strings.Contains(log, want) {
+			t.Errorf("not in the log: %s\n%s", want, log)
+		}
 	}
 }
 
