@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +20,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/clock"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 )
@@ -49,10 +51,14 @@ func holdNodeSaying(t *testing.T, leases coordinationclient.LeaseInterface, iden
 // watchAgents is what a controller knows of the nodes.
 func watchAgents(t *testing.T, cluster *enginetest.Cluster) *liveness.Agents {
 	t.Helper()
-	factory := informers.NewSharedInformerFactory(cluster.Kube, 0)
+	// What has not changed is shown again and again, and never when something else happens.
+	factory := informers.NewSharedInformerFactory(cluster.Kube, 61*time.Second)
 	agents, err := liveness.NewAgents(factory.Coordination().V1().Leases().Informer(), factory.Core().V1().Nodes().Informer(), clock.RealClock{})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if agents.HasSynced() {
+		t.Fatal("it has synced before it began")
 	}
 	factory.StartWithContext(t.Context())
 	t.Cleanup(factory.Shutdown)
@@ -94,6 +100,9 @@ func TestAnAgentIsSeen(t *testing.T) {
 		synctest.Wait()
 		if absence := agents.Absence(node, begin); absence < 10*time.Minute || absence > 11*time.Minute {
 			t.Errorf("it is absent for %s", absence)
+		}
+		if absence := watchAgents(t, cluster).Absence(node, begin); absence != 0 {
+			t.Errorf("to a process that has just begun it is absent for %s", absence)
 		}
 	})
 }
@@ -252,6 +261,13 @@ func TestNodesComeAndGo(t *testing.T) {
 		if with, without := agents.Nodes(); with != 1 || without != 0 {
 			t.Errorf("%d nodes have an agent, and %d have none", with, without)
 		}
+		p.end()
+		<-p.ended
+		time.Sleep(3 * time.Minute)
+		synctest.Wait()
+		if with, without := agents.Nodes(); with != 0 || without != 1 {
+			t.Errorf("after its end %d nodes have an agent, and %d have none", with, without)
+		}
 		if err := nodes.Delete(t.Context(), node, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -259,31 +275,135 @@ func TestNodesComeAndGo(t *testing.T) {
 		if !agents.NodeGone(node, begin) || removed != 1 {
 			t.Errorf("its end was told %d times", removed)
 		}
-		p.end()
-		<-p.ended
 	})
 }
 
-// The Lease of an agent that was killed does not stay for ever.
+// The Lease of an agent that was killed does not stay for ever, though it may take more than one
+// try; and is removed once.
 func TestLeasesOfLostAgentsAreRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cluster, leases := setUp()
 		agents := watchAgents(t, cluster)
 		broken := &pausing{LeaseInterface: leases, hold: make(chan struct{})}
+		begin := time.Now()
 		holdNode(t, broken, "first")
 		defer close(broken.hold)
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
-		go agents.Run(ctx, leases)
+		tries := 0
+		go agents.Run(ctx, &meddling{LeaseInterface: leases, remove: func() error {
+			if tries++; tries == 1 {
+				return errors.New("the connection broke")
+			}
+			return nil
+		}})
 		time.Sleep(50 * time.Minute)
 		synctest.Wait()
+		if absence := agents.Absence(node, begin); absence < 49*time.Minute {
+			t.Errorf("it is absent for %s", absence)
+		}
 		if _, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{}); err != nil {
 			t.Error(err)
 		}
-		time.Sleep(time.Hour)
+		time.Sleep(5 * time.Hour)
 		synctest.Wait()
-		if _, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			t.Errorf("its Lease is still there: %v", err)
+		if _, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{}); !apierrors.IsNotFound(err) || tries != 2 {
+			t.Errorf("its Lease is still there, after %d tries: %v", tries, err)
 		}
 	})
+}
+
+// An agent that comes back when its Lease is about to go keeps it, and is seen.
+func TestTheLeaseOfAnAgentThatComesBackStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster, leases := setUp()
+		agents := watchAgents(t, cluster)
+		begin := time.Now()
+		lost := &pausing{LeaseInterface: leases, hold: make(chan struct{})}
+		holdNode(t, lost, "first")
+		defer close(lost.hold)
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		var back *process
+		go agents.Run(ctx, &meddling{LeaseInterface: leases, remove: func() error {
+			if back == nil {
+				back = holdNode(t, leases, "second")
+				time.Sleep(time.Second)
+			}
+			return nil
+		}})
+		time.Sleep(80 * time.Minute)
+		synctest.Wait()
+		if back == nil {
+			t.Fatal("it was not to be removed")
+		}
+		back.expectStopped(t, false)
+		lease, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{})
+		if err != nil || *lease.Spec.HolderIdentity != "second" || time.Since(lease.Spec.AcquireTime.Time) < time.Minute {
+			t.Errorf("its Lease is %v, %v", lease, err)
+		}
+		if absence := agents.Absence(node, begin); absence > time.Minute {
+			t.Errorf("it is absent for %s", absence)
+		}
+	})
+}
+
+// The controllers find the Lease of a node by its labels.
+func TestTheLeaseOfAnAgentIsFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, leases := setUp()
+		p := holdNode(t, leases, "first")
+		list, err := leases.List(t.Context(), metav1.ListOptions{LabelSelector: liveness.AgentLabels + "," + enginev1alpha1.LabelNode + "=" + node})
+		if err != nil || len(list.Items) != 1 || *list.Items[0].Spec.LeaseDurationSeconds != 120 {
+			t.Errorf("%v, %v", list, err)
+		}
+		p.end()
+		<-p.ended
+	})
+}
+
+// An agent takes its node from whoever writes at the same moment, and gives up when it is refused.
+func TestAnAgentWhoseLeaseCannotBeTaken(t *testing.T) {
+	leaseOf := liveness.AgentLease(node)
+	resource := coordinationv1.Resource("leases")
+	denied := errors.New("it is denied")
+	for name, c := range map[string]struct {
+		verb string
+		err  error
+		want error
+	}{
+		"another one makes it":    {"create", apierrors.NewAlreadyExists(resource, leaseOf), nil},
+		"another one has written": {"update", apierrors.NewConflict(resource, leaseOf, errors.New("changed")), nil},
+		"another one removes it":  {"update", apierrors.NewNotFound(resource, leaseOf), nil},
+		"it can't be made":        {"create", denied, denied},
+		"it can't be taken":       {"update", denied, denied},
+		"it can't be read":        {"get", denied, denied},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cluster, leases := setUp()
+				if c.verb == "update" {
+					if _, err := leases.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: leaseOf}}, metav1.CreateOptions{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				failures := 3
+				cluster.Fault(func(action clienttesting.Action) enginetest.Fault {
+					if !action.Matches(c.verb, "leases") || failures == 0 {
+						return enginetest.Fault{}
+					}
+					failures--
+					return enginetest.Fault{Err: c.err}
+				})
+				worked := false
+				err := liveness.HoldNode(t.Context(), leases, node, "first", clock.RealClock{}, func() string { return "" }, func(context.Context) error {
+					worked = true
+					return nil
+				})
+				if !errors.Is(err, c.want) || worked != (c.want == nil) {
+					t.Errorf("it worked: %t, %v", worked, err)
+				}
+			})
+		})
+	}
 }

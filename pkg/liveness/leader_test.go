@@ -6,6 +6,7 @@ package liveness_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,7 @@ import (
 	"unsafe"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	clienttesting "k8s.io/client-go/testing"
@@ -95,6 +97,9 @@ func TestHolds(t *testing.T) {
 			})
 		}()
 		working := <-began
+		if !liveness.Holds(working) {
+			t.Error("it has taken its Lease, and does not know")
+		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if !liveness.Holds(working) || !liveness.Holds(context.WithoutCancel(working)) {
@@ -460,5 +465,204 @@ func TestAnErrorIsNoElection(t *testing.T) {
 		if !p.leads() {
 			t.Error("it has given up")
 		}
+	})
+}
+
+// meddling is a client with whose requests something happens.
+type meddling struct {
+	coordinationclient.LeaseInterface
+	// remove, if not nil, is called before each Delete, which fails as it does.
+	remove func() error
+	// hangs is set while no update is answered.
+	hangs atomic.Bool
+}
+
+func (m *meddling) Delete(ctx context.Context, name string, options metav1.DeleteOptions) error {
+	if m.remove != nil {
+		if err := m.remove(); err != nil {
+			return err
+		}
+	}
+	return m.LeaseInterface.Delete(ctx, name, options)
+}
+
+func (m *meddling) Update(ctx context.Context, lease *coordinationv1.Lease, options metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	if m.hangs.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return m.LeaseInterface.Update(ctx, lease, options)
+}
+
+// takeOver makes a Lease another process's.
+func takeOver(t *testing.T, leases coordinationclient.LeaseInterface, name string) {
+	t.Helper()
+	lease, err := leases.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	another := "another"
+	lease.Spec.HolderIdentity = &another
+	if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What is given back is one's own: a Lease that another one has taken stays, also if it takes
+// it at that moment.
+func TestNobodyGivesBackWhatIsAnothers(t *testing.T) {
+	for name, atThatMoment := range map[string]bool{"before": false, "at that moment": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, leases := setUp()
+				client := &meddling{LeaseInterface: leases}
+				p := campaign(t, client, "first")
+				if atThatMoment {
+					client.remove = func() error { takeOver(t, leases, liveness.LeaderLease); return nil }
+				} else {
+					takeOver(t, leases, liveness.LeaderLease)
+				}
+				p.end()
+				if err := <-p.ended; err != nil {
+					t.Error(err)
+				}
+				lease, err := leases.Get(t.Context(), liveness.LeaderLease, metav1.GetOptions{})
+				if err != nil || *lease.Spec.HolderIdentity != "another" {
+					t.Errorf("the other's Lease is %v, %v", lease, err)
+				}
+			})
+		})
+	}
+}
+
+// A renewal that is not answered does not hold its process up: it stops when it would without.
+func TestARenewalThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, leases := setUp()
+		client := &meddling{LeaseInterface: leases}
+		p := campaign(t, client, "first")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		client.hangs.Store(true)
+		lease, err := leases.Get(t.Context(), liveness.LeaderLease, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for p.leads() {
+			if age := time.Since(lease.Spec.RenewTime.Time); age > 11*time.Second {
+				t.Fatalf("it works %s after its last renewal", age)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if err := <-p.ended; !errors.Is(err, liveness.ErrLost) {
+			t.Errorf("it ended with %v", err)
+		}
+	})
+}
+
+// The Lease says who holds it, since when and until when, and each renewal changes it: an API
+// server gives no new version to what stays the same.
+func TestWhatALeaseSays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, leases := setUp()
+		begin := time.Now()
+		p := campaign(t, leases, "first")
+		get := func() coordinationv1.LeaseSpec {
+			t.Helper()
+			lease, err := leases.Get(t.Context(), liveness.LeaderLease, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return lease.Spec
+		}
+		for range 3 {
+			spec := get()
+			if *spec.HolderIdentity != "first" || *spec.LeaseDurationSeconds != int32(liveness.LeaseDuration/time.Second) || !spec.AcquireTime.Time.Equal(begin) || time.Since(spec.RenewTime.Time) > 3*time.Second {
+				t.Errorf("it says %+v", spec)
+			}
+			time.Sleep(time.Minute)
+		}
+		p.end()
+		<-p.ended
+	})
+}
+
+// Of a Lease whose making was not answered its process knows when it looks again.
+func TestALeaseWhoseAnswerIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster, leases := setUp()
+		cluster.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if action.Matches("create", "leases") {
+				return enginetest.Fault{Err: errors.New("the connection broke"), Lost: true}
+			}
+			return enginetest.Fault{}
+		})
+		p := campaign(t, leases, "first")
+		p.expectStopped(t, true)
+		time.Sleep(3 * time.Second)
+		p.expectStopped(t, false)
+		// Neither does it take a moment for the end when it can't see who has written into its Lease.
+		cluster.Fault(func(action clienttesting.Action) enginetest.Fault {
+			switch {
+			case action.Matches("update", "leases"):
+				return enginetest.Fault{Err: apierrors.NewConflict(coordinationv1.Resource("leases"), liveness.LeaderLease, errors.New("annotated"))}
+			case action.Matches("get", "leases"):
+				return enginetest.Fault{Err: errors.New("the connection broke")}
+			}
+			return enginetest.Fault{}
+		})
+		time.Sleep(5 * time.Second)
+		cluster.Fault(nil)
+		time.Sleep(time.Minute)
+		p.expectStopped(t, false)
+	})
+}
+
+// sent counts requests.
+type sent struct{ atomic.Int32 }
+
+func (s *sent) RoundTrip(*http.Request) (*http.Response, error) {
+	s.Add(1)
+	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
+}
+
+// After a pause nothing is sent any more, though the work has not been told yet.
+func TestFence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, leases := setUp()
+		paused := &leap{}
+		began, ended := make(chan context.Context), make(chan error, 1)
+		go func() {
+			ended <- liveness.Lead(t.Context(), leases, "first", paused, func(ctx context.Context) error {
+				began <- ctx
+				<-ctx.Done()
+				return nil
+			})
+		}()
+		working := <-began
+		requests := &sent{}
+		fenced := liveness.Fence(requests)
+		ask := func(ctx context.Context) error {
+			request, err := http.NewRequestWithContext(ctx, http.MethodDelete, "http://cluster/", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			response, err := fenced.RoundTrip(request)
+			if err == nil {
+				_ = response.Body.Close()
+			}
+			return err
+		}
+		if err := ask(working); err != nil || requests.Load() != 1 {
+			t.Errorf("%d requests, %v", requests.Load(), err)
+		}
+		paused.by.Add(int64(time.Hour))
+		if err := ask(working); !errors.Is(err, liveness.ErrLost) || requests.Load() != 1 {
+			t.Errorf("after a pause: %d requests, %v", requests.Load(), err)
+		}
+		if err := ask(t.Context()); err != nil || requests.Load() != 2 {
+			t.Errorf("without a Lease: %d requests, %v", requests.Load(), err)
+		}
+		<-ended
 	})
 }
