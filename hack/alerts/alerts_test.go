@@ -37,7 +37,7 @@ var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", 
 
 // scrape is what a target serves, minute by minute, in the notation of promtool. Keys
 // are a state, a reason, or what follows holdfast_queue_; what is not named is 0. The
-// series end when the target is gone.
+// series end when the target is gone. A whole name stands for all its series.
 type scrape map[string]string
 
 // always is a value that does not change.
@@ -174,8 +174,12 @@ func TestAlerts(t *testing.T) {
 			fires:   map[string]string{"HoldfastRepositoryUnusable": "20-40"},
 		},
 		"a store has lost backups": {
-			targets: []scrape{{"slots": always(2), "default": "0x9 1x30"}},
+			targets: []scrape{{"slots": always(2), "holdfast_catalog_suspicious": "0x9 1x30"}},
 			fires:   map[string]string{"HoldfastBackupsMissing": "15-40"},
+		},
+		"another writer replaces metadata": {
+			targets: []scrape{{"slots": always(2), "holdfast_catalog_replaced_backups": "0x9 2x30"}},
+			fires:   map[string]string{"HoldfastMetadataReplaced": "15-40"},
 		},
 		"a store is down for a moment": {
 			targets: []scrape{{"slots": always(2), "StorageUnavailable": "1x14 0x25"}},
@@ -224,6 +228,9 @@ func (s scrape) load(t *testing.T, series []labels.Labels, instance string) stri
 				key = l.Value
 			}
 		})
+		if name := one.Get(labels.MetricName); s[name] != "" {
+			key = name
+		}
 		values, ok := s[key]
 		if !ok {
 			values = rest
@@ -397,7 +404,7 @@ func exposed(t *testing.T) (series []labels.Labels) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines := regexp.MustCompile(`(?m)^(holdfast_(?:(?:queue|repo_maintenance|repositories|schedule|expiry)_|catalog_suspicious)\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
+		lines := regexp.MustCompile(`(?m)^(holdfast_(?:(?:queue|repo_maintenance|repositories|schedule|expiry)_|catalog_(?:suspicious|replaced_backups))\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
 		for _, line := range lines {
 			one, err := parser.ParseMetric(line[1])
 			if err != nil {

@@ -163,8 +163,9 @@ type State struct {
 	LastFull time.Time
 	// Synced is what had been asked of the location by then.
 	Synced Asked
-	// Backups is how many are known.
-	Backups int
+	// Backups is how many are known, and Replaced of how many of them somebody has replaced
+	// the metadata.
+	Backups, Replaced int
 	// Cached is true while what a former process has left is shown, and the store was not
 	// listed yet.
 	Cached bool
@@ -357,6 +358,7 @@ func (r *Refresher) State(location string) (State, bool) {
 	}
 	state := w.snapshot()
 	state.Backups = r.catalog.Len(location) // what was deleted since is no loss to the next process
+	state.Replaced = r.catalog.Replaced(location)
 	return state, true
 }
 
@@ -461,9 +463,23 @@ func (r *Refresher) Warnings() []string {
 		case state.Suspicion != "":
 			warnings = append(warnings, fmt.Sprintf("storage location %q: %s", name, state.Suspicion))
 		}
-		if count := r.catalog.Replaced(name); count > 0 {
-			warnings = append(warnings, fmt.Sprintf("storage location %q: another writer, such as Velero, has replaced the metadata of %d backups, which have the condition %s: let it use another prefix or other names", name, count, catalog.ConditionMetadataReplaced))
-		}
 	}
 	return warnings
+}
+
+// Replacements tell of each location where somebody has replaced metadata, which is no doubt
+// about what is there.
+func (r *Refresher) Replacements() []string {
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(r.states())) {
+		if count := r.catalog.Replaced(name); count > 0 {
+			texts = append(texts, fmt.Sprintf("storage location %q: %s", name, Replacement(count)))
+		}
+	}
+	return texts
+}
+
+// Replacement says that somebody has replaced the metadata of so many backups in a location.
+func Replacement(backups int) string {
+	return fmt.Sprintf("another writer, such as Velero, has replaced the metadata of %d backups, which have the condition %s: let it use another prefix or other names", backups, catalog.ConditionMetadataReplaced)
 }

@@ -156,11 +156,11 @@ func TestReplacedByVelero(t *testing.T) {
 				if !strings.Contains(said, test.says) || (said == "") != (test.says == "") {
 					t.Errorf("it says %q, want %q", said, test.says)
 				}
-				warned := slices.ContainsFunc(f.refresher.Warnings(), func(text string) bool {
+				warned := slices.ContainsFunc(f.refresher.Replacements(), func(text string) bool {
 					return strings.Contains(text, `"default"`) && strings.Contains(text, "of 1 backups")
 				})
 				if warned != (test.says != "") {
-					t.Errorf("the warnings are %q", f.refresher.Warnings())
+					t.Errorf("the warnings are %q, and %q", f.refresher.Replacements(), f.refresher.Warnings())
 				}
 			})
 		})

@@ -2098,7 +2098,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Available, Synced, Suspicious, and ExpiryFrozen once more backups have expired than may within an hour.",
+							Description: "Conditions: Available, Synced, Suspicious, MetadataReplaced once another writer has replaced the metadata of a backup, and ExpiryFrozen once more backups have expired than may within an hour.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

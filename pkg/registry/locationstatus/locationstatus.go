@@ -2,10 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package locationstatus writes what the catalogue knows of the storage locations into their
-// status: how many backups there are, and the conditions Synced and Suspicious. It writes when
-// a condition changes, or there are so many backups fewer that the next process would miss them,
-// and what else has changed ten minutes after the last writing at the earliest. When nothing has changed, it writes nothing: how fresh the catalogue is follows
-// from the condition and the interval of the polls, and a metric tells it.
+// status: how many backups there are, and the conditions Synced, Suspicious and
+// MetadataReplaced. It writes when a condition changes, or there are so many backups fewer that
+// the next process would miss them, and what else has changed ten minutes after the last writing
+// at the earliest. When nothing has changed, it writes nothing: how fresh the catalogue is
+// follows from the condition and the interval of the polls, and a metric tells it.
 //
 // What it has written tells the next process how many backups were known.
 package locationstatus
@@ -154,7 +155,7 @@ func (w *Writer) write(ctx context.Context, name string, state *refresh.State) e
 		return fmt.Errorf("reading StorageLocation %s: %w", name, err)
 	}
 	want := Status(record, state, w.Clock.Now())
-	before := meta.IsStatusConditionTrue(record.Status.Conditions, enginev1alpha1.ConditionSuspicious)
+	before := record.Status.Conditions
 	if !equality.Semantic.DeepEqual(want, &record.Status) {
 		record.Status = *want
 		if record, err = w.Records.UpdateStatus(ctx, record, metav1.UpdateOptions{}); err != nil {
@@ -164,14 +165,17 @@ func (w *Writer) write(ctx context.Context, name string, state *refresh.State) e
 	w.mu.Lock()
 	w.written[name] = w.Clock.Now()
 	w.mu.Unlock()
-	suspicious := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionSuspicious)
 	record.SetGroupVersionKind(enginev1alpha1.SchemeGroupVersion.WithKind("StorageLocation")) // of which events speak
-	switch {
-	case suspicious == nil:
-	case suspicious.Status == metav1.ConditionTrue && !before:
-		w.Events.Eventf(record, nil, corev1.EventTypeWarning, suspicious.Reason, "Sync", "%s", suspicious.Message)
-	case suspicious.Status != metav1.ConditionTrue && before:
-		w.Events.Eventf(record, nil, corev1.EventTypeNormal, suspicious.Reason, "Sync", "%s", suspicious.Message)
+	for _, what := range []string{enginev1alpha1.ConditionSuspicious, enginev1alpha1.ConditionMetadataReplaced} {
+		was := meta.IsStatusConditionTrue(before, what)
+		condition := meta.FindStatusCondition(record.Status.Conditions, what)
+		switch {
+		case condition == nil:
+		case condition.Status == metav1.ConditionTrue && !was:
+			w.Events.Eventf(record, nil, corev1.EventTypeWarning, condition.Reason, "Sync", "%s", condition.Message)
+		case condition.Status != metav1.ConditionTrue && was:
+			w.Events.Eventf(record, nil, corev1.EventTypeNormal, condition.Reason, "Sync", "%s", condition.Message)
+		}
 	}
 	return nil
 }
@@ -215,6 +219,14 @@ func Status(record *enginev1alpha1.StorageLocation, state *refresh.State, now ti
 		}
 	}
 	set(suspicious)
+	switch {
+	case state.Replaced > 0:
+		set(metav1.Condition{Type: enginev1alpha1.ConditionMetadataReplaced, Status: metav1.ConditionTrue,
+			Reason: enginev1alpha1.ReasonReplacedInStore, Message: refresh.Replacement(state.Replaced)})
+	case meta.FindStatusCondition(status.Conditions, enginev1alpha1.ConditionMetadataReplaced) != nil:
+		set(metav1.Condition{Type: enginev1alpha1.ConditionMetadataReplaced, Status: metav1.ConditionFalse,
+			Reason: enginev1alpha1.ReasonNoneReplaced, Message: "no backup's metadata is another writer's"})
+	}
 	// The instant alone is no change.
 	if before == nil || before.Backups != catalogue.Backups || before.SyncRequest != catalogue.SyncRequest {
 		status.Catalogue = catalogue

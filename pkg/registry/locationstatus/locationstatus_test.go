@@ -6,6 +6,7 @@ package locationstatus
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -69,6 +70,10 @@ func TestWrites(t *testing.T) {
 		{time.Hour, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 100, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 100},
 		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 90, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 0, 9 * time.Minute, "True Listed 4", "False", 100},
 		{0, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
+		// Another writer replaces metadata, of one and then of two, and that ends.
+		{time.Hour, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Replaced: 1, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
+		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Replaced: 2, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
+		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
 	} {
 		clock.Step(test.after)
 		state = test.state
@@ -86,11 +91,15 @@ func TestWrites(t *testing.T) {
 		if got := fmt.Sprintf("%s %s %d", condition.Status, condition.Reason, condition.ObservedGeneration); got != test.want || suspicious != test.suspicious || backups != test.backups {
 			t.Errorf("%d: Synced %s, Suspicious %s, %d backups, want %+v", i, got, suspicious, backups, test)
 		}
+		replaced := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionMetadataReplaced)
+		if told := replaced != nil && replaced.Status == metav1.ConditionTrue && strings.Contains(replaced.Message, fmt.Sprintf("of %d backups", state.Replaced)); told != (state.Replaced > 0) {
+			t.Errorf("%d: %d are replaced, and the condition is %v", i, state.Replaced, replaced)
+		}
 		if writes := len(cluster.Writes("storagelocations")) - before; writes != test.writes || due != test.due {
 			t.Errorf("%d: %d writes, due in %v, want %+v", i, writes, due, test)
 		}
 	}
-	if told := len(recorder.Events); told != 2 {
+	if told := len(recorder.Events); told != 4 {
 		t.Errorf("%d events", told)
 	}
 }

@@ -264,12 +264,17 @@ func replace[T logstore.Object](log *logstore.Log[T], object T) {
 const incomplete = "what is shown may be incomplete or out of date: not every storage location could be read"
 
 // warn adds a Warning to an answer for each store that the catalogue does not
-// know the present state of. The names of the stores, what is wrong with them and how
-// much they hold are the business of those who may list the resource everywhere.
+// know the present state of. The names of the stores, what is wrong with them, what others
+// do in them and how much they hold are the business of those who may list the resource
+// everywhere.
 func (s *stores) warn(resource string) func(context.Context) {
 	return func(ctx context.Context) {
-		texts := s.refresher.Warnings()
-		if len(texts) > 0 && !s.mayListAll(ctx, resource) {
+		texts, replacements := s.refresher.Warnings(), s.refresher.Replacements()
+		switch {
+		case len(texts)+len(replacements) == 0:
+		case s.mayListAll(ctx, resource):
+			texts = append(texts, replacements...)
+		case len(texts) > 0:
 			texts = []string{incomplete}
 		}
 		for _, text := range texts {

@@ -20,6 +20,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/client-go/informers"
@@ -283,6 +286,33 @@ func TestVolumesAreServedFromTheFirstOneOn(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Another writer in a store is the business of those who see all of it, and nobody else's lists
+// are incomplete for that.
+func TestReplacedMetadataIsNoDoubt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, stop := boot(t, enginefake.NewSimpleClientset(oneHangs(t)[0]), time.Minute)
+		defer stop()
+		time.Sleep(time.Second) // until the store is listed
+		content := catalog.Content{Backup: storedOf((&fixture{t: t}).run(system, "daily", enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted, Stored: true})), Replaced: "by Velero"}
+		p.stores.catalog.Put("default", "daily", content, time.Now())
+		told := func() []string {
+			recorder := &recorder{}
+			ctx := genericapirequest.WithUser(warning.WithWarningRecorder(t.Context(), recorder), &user.DefaultInfo{Name: "somebody"})
+			p.stores.warn("backups")(ctx)
+			return recorder.texts
+		}
+		if texts := told(); len(texts) != 0 {
+			t.Errorf("a tenant is told %q", texts)
+		}
+		p.stores.authorizer = authorizer.AuthorizerFunc(func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+			return authorizer.DecisionAllow, "", nil
+		})
+		if texts := told(); len(texts) != 1 || !strings.Contains(texts[0], `"default": another writer`) {
+			t.Errorf("an administrator is told %q", texts)
+		}
+	})
 }
 
 // Restores whose records are gone are judged again when what locations trust changes, and not by

@@ -259,6 +259,13 @@ const (
 	ReasonBackupsMissing = "BackupsMissing"
 	// ReasonBackupsFound: it lacks none, or no more than may go.
 	ReasonBackupsFound = "BackupsFound"
+	// ConditionMetadataReplaced is True while the store has backups whose metadata another
+	// writer has replaced; its message says how many.
+	ConditionMetadataReplaced = "MetadataReplaced"
+	// ReasonReplacedInStore: there are such backups.
+	ReasonReplacedInStore = "ReplacedInStore"
+	// ReasonNoneReplaced: they have gone, or are as they were.
+	ReasonNoneReplaced = "NoneReplaced"
 )
 
 // CatalogueStatus is what is known of what a store holds. It is written with a change of the
@@ -277,8 +284,9 @@ type CatalogueStatus struct {
 
 // StorageLocationStatus is the state of a store.
 type StorageLocationStatus struct {
-	// Conditions: Available, Synced, Suspicious, and ExpiryFrozen once more backups have
-	// expired than may within an hour.
+	// Conditions: Available, Synced, Suspicious, MetadataReplaced once another writer has
+	// replaced the metadata of a backup, and ExpiryFrozen once more backups have expired
+	// than may within an hour.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
