@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/snapshot"
@@ -33,8 +34,14 @@ import (
 )
 
 // restored is how many snapshots of each cluster and location are written to a
-// folder and compared with the files.
-const restored = 5
+// folder and compared with the files: few after a short time, and after a long one as many as
+// that takes about a minute for.
+func restored() int {
+	if *duration < time.Minute {
+		return 5
+	}
+	return 500
+}
 
 // stored is a backup as it lies in a store.
 type stored struct {
@@ -275,7 +282,7 @@ func (c *cluster) checkSnapshots(t *testing.T, location string, found map[types.
 			return fmt.Errorf("%s: of %d snapshots that backups list, these are not there: %v; no backup lists %v", location, listed.Len(), sets.List(lost), sets.List(orphaned))
 		}
 		compared = 0
-		for _, id := range sets.List(there)[:min(restored, there.Len())] {
+		for _, id := range sets.List(there)[:min(restored(), there.Len())] {
 			compared++
 			if err := c.compare(t, opened, id); err != nil {
 				return fmt.Errorf("snapshot %s: %w", id, err)
@@ -346,24 +353,79 @@ func (c *cluster) compare(t *testing.T, from *repository.Repository, id string) 
 	if _, err := datapath.Restore(t.Context(), from, datapath.RestoreRequest{SnapshotID: id, Path: folder}, &datapath.Progress{}); err != nil {
 		return err
 	}
-	want, err := os.ReadDir(c.folder)
+	return errors.Join(sameFiles(c.folder, folder), os.RemoveAll(folder))
+}
+
+// sameFiles compares two folders without folders.
+func sameFiles(original, back string) error {
+	want, err := filesOf(original)
 	if err != nil {
 		return err
 	}
-	for _, entry := range want {
-		original, err := os.ReadFile(filepath.Join(c.folder, entry.Name()))
-		if err != nil {
-			return err
+	got, err := filesOf(back)
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		content, there := got[name]
+		switch {
+		case !there:
+			return fmt.Errorf("%s did not come back", name)
+		case content != want[name]:
+			return fmt.Errorf("%s is %q, and came back as %q", name, want[name], content)
 		}
-		back, err := os.ReadFile(filepath.Join(folder, entry.Name()))
-		if err != nil {
-			return err
-		}
-		if string(original) != string(back) {
-			return fmt.Errorf("%s is %q, and came back as %q", entry.Name(), original, back)
-		}
+		delete(got, name)
+	}
+	if len(got) > 0 {
+		return fmt.Errorf("nobody stored %v", slices.Sorted(maps.Keys(got)))
 	}
 	return nil
+}
+
+// filesOf are the files of a folder, with their contents.
+func filesOf(folder string) (map[string]string, error) {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]string{}
+	for _, entry := range entries {
+		content, err := os.ReadFile(filepath.Join(folder, entry.Name()))
+		if err != nil {
+			return nil, err
+		}
+		files[entry.Name()] = string(content)
+	}
+	return files, nil
+}
+
+// The judge of the snapshots sees what is missing, other, or too much.
+func TestSameFiles(t *testing.T) {
+	for name, c := range map[string]struct {
+		back map[string]string
+		want string
+	}{
+		"the same": {map[string]string{"a": "1", "b": "2"}, ""},
+		"missing":  {map[string]string{"a": "1"}, "b did not come back"},
+		"other":    {map[string]string{"a": "1", "b": "3"}, `b is "2", and came back as "3"`},
+		"too much": {map[string]string{"a": "1", "b": "2", "c": "3"}, "nobody stored [c]"},
+	} {
+		original, back := t.TempDir(), t.TempDir()
+		for folder, files := range map[string]map[string]string{original: {"a": "1", "b": "2"}, back: c.back} {
+			for file, content := range files {
+				if err := os.WriteFile(filepath.Join(folder, file), []byte(content), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		got := ""
+		if err := sameFiles(original, back); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%s: it says %q, want %q", name, got, c.want)
+		}
+	}
 }
 
 func read(t *testing.T, from store.Reader, key string) ([]byte, error) {
