@@ -29,7 +29,7 @@ func openConfined(folder Folder) (*confined, error) {
 		return nil, fmt.Errorf("open the volume's folder: %w", err)
 	}
 	// What was opened, whatever is at its path by now.
-	root, err := os.OpenRoot(folderPath(top))
+	root, err := os.OpenRoot(folderPath(int(top.Fd())))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open the volume's folder: %w", err), top.Close())
 	}

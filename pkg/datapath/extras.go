@@ -18,7 +18,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"unicode/utf8"
 	"unsafe"
 
@@ -138,16 +137,21 @@ func newExtras(notes *notes) *extras {
 }
 
 // folderPath is how a folder that is open can be reached by name, wherever it is by now.
-func folderPath(folder *os.File) string {
-	return "/proc/self/fd/" + strconv.FormatUint(uint64(folder.Fd()), 10)
-}
+func folderPath(folder int) string { return "/proc/self/fd/" + strconv.Itoa(folder) }
 
-// observe takes note of a file or folder, by its name in a folder that is open.
-func (x *extras) observe(folder *os.File, name, rel string, info os.FileInfo) error {
-	if x == nil || info.Mode()&os.ModeType&^os.ModeDir != 0 {
+// observe takes note of a file or folder, by its name in a folder that is open, and by the path
+// of that in the volume. The names of its attributes are read into space.
+func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.Stat_t) error {
+	kind := stat.Mode & unix.S_IFMT
+	if x == nil || kind != unix.S_IFREG && kind != unix.S_IFDIR {
 		return nil // links, and what is left out, have none that are kept
 	}
-	attributes, err := readAttributes(folder, name)
+	attributes, err := readAttributes(folder, name, space)
+	linked := kind == unix.S_IFREG && stat.Nlink > 1
+	if err == nil && len(attributes) == 0 && !linked {
+		return nil
+	}
+	rel := path.Join(in, name)
 	switch {
 	case errors.Is(err, os.ErrNotExist) && rel != ".":
 		return nil // whoever reads it notes that
@@ -162,8 +166,6 @@ func (x *extras) observe(folder *os.File, name, rel string, info os.FileInfo) er
 			delete(attributes, attribute)
 		}
 	}
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	linked := ok && info.Mode().IsRegular() && stat.Nlink > 1
 	if len(attributes) == 0 && !linked {
 		return nil
 	}
@@ -187,14 +189,14 @@ var noListAt atomic.Bool
 
 // listAttributes writes the names of the attributes of a file or folder into b, of a link
 // its own.
-func listAttributes(folder *os.File, name string, b []byte) (int, error) {
+func listAttributes(folder int, name string, b []byte) (int, error) {
 	if !noListAt.Load() {
 		// By its path in /proc it takes several times as long, for each file of a volume.
 		at, err := unix.BytePtrFromString(name)
 		if err != nil {
 			return 0, err
 		}
-		n, _, errno := unix.Syscall6(unix.SYS_LISTXATTRAT, folder.Fd(), uintptr(unsafe.Pointer(at)), unix.AT_SYMLINK_NOFOLLOW,
+		n, _, errno := unix.Syscall6(unix.SYS_LISTXATTRAT, uintptr(folder), uintptr(unsafe.Pointer(at)), unix.AT_SYMLINK_NOFOLLOW,
 			uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), 0)
 		switch errno {
 		case 0:
@@ -208,14 +210,13 @@ func listAttributes(folder *os.File, name string, b []byte) (int, error) {
 	return unix.Llistxattr(folderPath(folder)+"/"+name, b)
 }
 
-var nameSpaces = sync.Pool{New: func() any { return new([1024]byte) }}
+// namesSpace is how many bytes of names of attributes are enough, save for few files.
+const namesSpace = 1024
 
 // readAttributes returns the attributes of a file or folder that are kept, of a link its
-// own. A file system without attributes has none.
-func readAttributes(folder *os.File, name string) (map[string][]byte, error) {
-	space := nameSpaces.Get().(*[1024]byte) // or each file would take one of its own
-	defer nameSpaces.Put(space)
-	names, err := grown(space[:], func(b []byte) (int, error) { return listAttributes(folder, name, b) })
+// own. A file system without attributes has none. Their names are read into space.
+func readAttributes(folder int, name string, space []byte) (map[string][]byte, error) {
+	names, err := grown(space, func(b []byte) (int, error) { return listAttributes(folder, name, b) })
 	if errors.Is(err, unix.ENOTSUP) {
 		return nil, nil
 	}

@@ -71,7 +71,7 @@ func attributesAt(path string) (map[string][]byte, error) {
 		return nil, err
 	}
 	defer folder.Close()
-	return readAttributes(folder, filepath.Base(path))
+	return readAttributes(int(folder.Fd()), filepath.Base(path), make([]byte, namesSpace))
 }
 
 // attributesBelow reads all attributes that are kept, by path.
@@ -362,9 +362,9 @@ func TestExtrasHaveABound(t *testing.T) {
 	defer folder.Close()
 	x := newExtras(&notes{})
 	observe := func(name string) error {
-		info, err := os.Lstat(filepath.Join(dir, name))
-		must(t, err)
-		return x.observe(folder, name, name, info)
+		var stat unix.Stat_t
+		must(t, unix.Lstat(filepath.Join(dir, name), &stat))
+		return x.observe(int(folder.Fd()), name, ".", make([]byte, namesSpace), &stat)
 	}
 	var last map[string][]byte
 	for i := range files {

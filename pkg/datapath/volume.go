@@ -4,13 +4,17 @@
 package datapath
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unicode/utf8"
 
 	"github.com/kopia/kopia/fs"
@@ -45,14 +49,16 @@ func (v *volume) close() { _ = v.root.Close() }
 
 // folder returns the volume's root.
 func (v *volume) folder() (fs.Directory, error) {
-	info, err := v.root.Stat(".")
+	var stat unix.Stat_t
+	err := again(func() error { return unix.Fstat(int(v.root.top.Fd()), &stat) })
 	if err != nil {
 		return nil, fmt.Errorf("read the volume's folder: %w", err)
 	}
-	if err := v.extras.observe(v.root.top, ".", ".", info); err != nil {
+	root := &volumeDir{volumeEntry: newVolumeEntry(v, nil, ".", &stat), path: "."}
+	if err := v.extras.observe(int(v.root.top.Fd()), ".", root.path, make([]byte, namesSpace), &stat); err != nil {
 		return nil, err
 	}
-	return &volumeDir{volumeEntry{FileInfo: info, volume: v, path: "."}}, nil
+	return root, nil
 }
 
 // stillThere fails if the volume has gone: what was read of it is then what its removal
@@ -64,40 +70,103 @@ func (v *volume) stillThere() error {
 	return nil
 }
 
-// size adds up the sizes of the files, as far as they can be seen, and counts them.
-func (v *volume) size(ctx context.Context, dir fs.Directory) (bytes, files int64) {
-	_ = fs.IterateEntries(ctx, dir, func(ctx context.Context, e fs.Entry) error {
-		switch e := e.(type) {
-		case fs.Directory:
-			below, filesBelow := v.size(ctx, e)
-			bytes, files = bytes+below, files+filesBelow
-		case fs.File:
-			bytes, files = bytes+e.Size(), files+1
+// size adds up the sizes of the files of a folder and below, as far as they can be seen, and
+// counts them.
+func (v *volume) size(ctx context.Context, path string) (bytes, files int64) {
+	it, err := (&volumeDir{volumeEntry: volumeEntry{volume: v}, path: path}).open()
+	if err != nil {
+		return 0, 0
+	}
+	defer it.Close()
+	for ctx.Err() == nil {
+		name, stat, err := it.listed()
+		if err != nil || name == "" {
+			break
 		}
-		return ctx.Err()
-	})
+		switch stat.Mode & unix.S_IFMT {
+		case unix.S_IFDIR:
+			if path := it.dir.below(name); len(path) <= longestPath {
+				below, filesBelow := v.size(ctx, path)
+				bytes, files = bytes+below, files+filesBelow
+			}
+		case unix.S_IFREG:
+			bytes, files = bytes+stat.Size, files+1
+		}
+	}
 	return bytes, files
 }
 
-// volumeEntry is what files, folders and links have in common.
+// volumeEntry is what files, folders and links have in common. A volume may have millions, so
+// that it is small, and nothing is made for it that few need.
 type volumeEntry struct {
-	os.FileInfo
 	volume *volume
-	path   string // from the volume's root, which is "."
+	in     *volumeDir // nil for the root
+	name   string
+	mode   os.FileMode
+	owner  fs.OwnerInfo
+	size   int64
+	mtime  unix.Timespec
 }
 
-func (e *volumeEntry) Owner() fs.OwnerInfo {
-	if stat, ok := e.Sys().(*syscall.Stat_t); ok {
-		return fs.OwnerInfo{UserID: stat.Uid, GroupID: stat.Gid}
+func newVolumeEntry(v *volume, in *volumeDir, name string, stat *unix.Stat_t) volumeEntry {
+	return volumeEntry{v, in, name, modeOf(stat.Mode), fs.OwnerInfo{UserID: stat.Uid, GroupID: stat.Gid}, stat.Size, stat.Mtim}
+}
+
+// modeOf is the mode of a file as os has it.
+func modeOf(bits uint32) os.FileMode {
+	mode := os.FileMode(bits & 0o777)
+	switch bits & unix.S_IFMT {
+	case unix.S_IFREG:
+	case unix.S_IFDIR:
+		mode |= os.ModeDir
+	case unix.S_IFLNK:
+		mode |= os.ModeSymlink
+	case unix.S_IFIFO:
+		mode |= os.ModeNamedPipe
+	case unix.S_IFSOCK:
+		mode |= os.ModeSocket
+	case unix.S_IFBLK:
+		mode |= os.ModeDevice
+	case unix.S_IFCHR:
+		mode |= os.ModeDevice | os.ModeCharDevice
+	default:
+		mode |= os.ModeIrregular
 	}
-	return fs.OwnerInfo{}
+	if bits&unix.S_ISUID != 0 {
+		mode |= os.ModeSetuid
+	}
+	if bits&unix.S_ISGID != 0 {
+		mode |= os.ModeSetgid
+	}
+	if bits&unix.S_ISVTX != 0 {
+		mode |= os.ModeSticky
+	}
+	return mode
 }
 
+// path from the volume's root, which is ".".
+func (e *volumeEntry) path() string {
+	if e.in == nil {
+		return e.name
+	}
+	return e.in.below(e.name)
+}
+
+func (e *volumeEntry) Name() string                { return e.name }
+func (e *volumeEntry) Size() int64                 { return e.size }
+func (e *volumeEntry) Mode() os.FileMode           { return e.mode }
+func (e *volumeEntry) ModTime() time.Time          { return time.Unix(e.mtime.Unix()) }
+func (e *volumeEntry) IsDir() bool                 { return e.mode.IsDir() }
+func (e *volumeEntry) Sys() any                    { return nil }
+func (e *volumeEntry) Owner() fs.OwnerInfo         { return e.owner }
 func (e *volumeEntry) Device() fs.DeviceInfo       { return fs.DeviceInfo{} }
 func (e *volumeEntry) LocalFilesystemPath() string { return "" }
 func (e *volumeEntry) Close()                      {}
 
-type volumeDir struct{ volumeEntry }
+type volumeDir struct {
+	volumeEntry
+	path string // from the volume's root, which is "."
+}
 
 // Size of a folder is nothing that a snapshot should depend on.
 func (d *volumeDir) Size() int64                      { return 0 }
@@ -107,13 +176,15 @@ func (d *volumeDir) Child(ctx context.Context, name string) (fs.Entry, error) {
 	return fs.IterateEntriesAndFindChild(ctx, d, name)
 }
 
-func (d *volumeDir) Iterate(context.Context) (fs.DirectoryIterator, error) {
+func (d *volumeDir) Iterate(context.Context) (fs.DirectoryIterator, error) { return d.open() }
+
+func (d *volumeDir) open() (*volumeIterator, error) {
 	// Without O_NONBLOCK a pipe in the place of the folder would hold us up.
-	f, err := d.volume.root.OpenFile(d.path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
+	h, err := d.volume.root.handle(d.path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK)
 	if err != nil {
 		return nil, markVanished(err)
 	}
-	return &volumeIterator{dir: d, file: f}, nil
+	return &volumeIterator{handle: h, dir: d, space: listings.Get().(*listing)}, nil
 }
 
 // below is the path of what a folder holds, which the name of an entry makes without more.
@@ -133,77 +204,127 @@ var errTooLong = fmt.Errorf("the path has more than %d bytes; move what lies so 
 
 // entry returns what Kopia is to see of a directory entry, or nil for what it is
 // not to see.
-func (d *volumeDir) entry(path string, info os.FileInfo) fs.Entry {
-	e := volumeEntry{FileInfo: info, volume: d.volume, path: path}
-	if !utf8.ValidString(info.Name()) {
+func (d *volumeDir) entry(name string, stat *unix.Stat_t) fs.Entry {
+	e := newVolumeEntry(d.volume, d, name, stat)
+	if !utf8.ValidString(name) {
 		return &volumeError{e, errors.New("the name is not UTF-8, and would not be restored as it is; rename the file")}
 	}
-	if len(path) > longestPath {
+	if len(d.path)+1+len(name) > longestPath {
 		return &volumeError{e, errTooLong}
 	}
-	switch info.Mode().Type() {
+	switch e.mode.Type() {
 	case os.ModeDir:
-		return &volumeDir{e}
+		return &volumeDir{e, e.path()}
 	case os.ModeSymlink:
 		return &volumeLink{e}
 	case 0:
 		return &volumeFile{e}
 	default:
-		d.volume.notes.add(e.path, "is not a file, a folder or a link, and was left out")
+		d.volume.notes.add(e.path(), "is not a file, a folder or a link, and was left out")
 		return nil
 	}
 }
 
-// volumeIterator lists a folder in pieces, so that memory doesn't follow its size.
-type volumeIterator struct {
-	dir   *volumeDir
-	file  *os.File
-	batch []os.DirEntry
+// listing is the space for listing a folder. It is used again: os makes several objects for
+// each file, by which a backup of many small files, or of those that have not changed, costs
+// more than by what it does with them. Each folder on the way to the one that is read has one,
+// so that it is small.
+type listing struct {
+	entries [8 << 10]byte
+	names   [namesSpace]byte // of attributes
 }
 
-const entriesPerBatch = 256
+var listings = sync.Pool{New: func() any { return new(listing) }}
+
+// volumeIterator lists a folder in pieces, so that memory doesn't follow its size.
+type volumeIterator struct {
+	handle
+	dir   *volumeDir
+	space *listing
+	rest  []byte // of what the kernel has listed
+}
 
 func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
 	for {
-		if len(it.batch) == 0 {
-			batch, err := it.file.ReadDir(entriesPerBatch)
-			if errors.Is(err, io.EOF) {
-				return nil, nil
-			}
-			if err != nil {
-				return nil, markVanished(err)
-			}
-			it.batch = batch
-		}
-		listed := it.batch[0]
-		it.batch = it.batch[1:]
-
-		info, err := listed.Info()
-		switch err = markVanished(err); {
-		case errors.Is(err, errVanished):
-			it.dir.volume.notes.vanished(it.dir.below(listed.Name()))
-		case err != nil:
+		name, stat, err := it.listed()
+		if err != nil || name == "" {
 			return nil, err
-		default:
-			path := it.dir.below(info.Name())
-			e := it.dir.entry(path, info)
-			if e == nil {
-				continue
-			}
-			if err := it.dir.volume.extras.observe(it.file, info.Name(), path, info); err != nil {
-				return nil, err
-			}
-			return e, nil
 		}
+		e := it.dir.entry(name, &stat)
+		if e == nil {
+			continue
+		}
+		if err := it.dir.volume.extras.observe(it.fd, name, it.dir.path, it.space.names[:], &stat); err != nil {
+			return nil, err
+		}
+		return e, nil
 	}
 }
 
-func (it *volumeIterator) Close() { it.file.Close() }
+// listed returns the next name of a folder, and what has it. At the end there is none.
+func (it *volumeIterator) listed() (name string, stat unix.Stat_t, err error) {
+	for {
+		if name, err = it.name(); err != nil || name == "" {
+			return "", stat, err
+		}
+		err = again(func() error { return unix.Fstatat(it.fd, name, &stat, unix.AT_SYMLINK_NOFOLLOW) })
+		if err == nil {
+			return name, stat, nil
+		}
+		path := it.dir.below(name)
+		if err = markVanished(err); !errors.Is(err, errVanished) {
+			return "", stat, &os.PathError{Op: "lstat", Path: path, Err: err}
+		}
+		it.dir.volume.notes.vanished(path)
+	}
+}
+
+// How the kernel lists an entry: the number of the file, an offset, how many bytes the entry
+// has, the type, and the name, which ends with a zero.
+const (
+	listedLength = 16
+	listedName   = 19
+)
+
+func (it *volumeIterator) name() (string, error) {
+	if it.space == nil {
+		return "", it.failed("readdirent", os.ErrClosed)
+	}
+	for {
+		if len(it.rest) == 0 {
+			n := 0
+			err := it.do("readdirent", func() (err error) {
+				n, err = unix.ReadDirent(it.fd, it.space.entries[:])
+				return err
+			})
+			if err != nil || n <= 0 {
+				return "", markVanished(err)
+			}
+			it.rest = it.space.entries[:n]
+		}
+		entry := it.rest[:binary.NativeEndian.Uint16(it.rest[listedLength:])]
+		it.rest = it.rest[len(entry):]
+		name, _, _ := bytes.Cut(entry[listedName:], []byte{0})
+		if binary.NativeEndian.Uint64(entry) == 0 || string(name) == "." || string(name) == ".." {
+			continue // the first is one that was removed
+		}
+		return string(name), nil
+	}
+}
+
+func (it *volumeIterator) Close() {
+	if it.space == nil {
+		return // whoever closes it twice closes no other's
+	}
+	_ = it.close()
+	listings.Put(it.space)
+	it.space, it.rest, it.fd = nil, nil, -1
+}
 
 type volumeLink struct{ volumeEntry }
 
 func (l *volumeLink) Readlink(context.Context) (string, error) {
-	target, err := l.volume.root.Readlink(l.path)
+	target, err := l.volume.root.Readlink(l.path())
 	return target, markVanished(err)
 }
 
@@ -233,7 +354,7 @@ func (f *volumeFile) Open(ctx context.Context) (_ fs.Reader, err error) {
 	}()
 	r := &volumeReader{entry: f, done: done}
 	// Without O_NONBLOCK a pipe in its place would hold us up.
-	if r.handle, err = f.volume.root.handle(f.path, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
+	if r.handle, err = f.volume.root.handle(f.path(), unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
 		return nil, markVanished(err)
 	}
 	r.opened, err = r.stat()
@@ -250,9 +371,7 @@ func (f *volumeFile) Open(ctx context.Context) (_ fs.Reader, err error) {
 // and time are stored. A large file is read in parts, each of which opens it. That it may be
 // another one does not matter then, and some file systems give a file several numbers.
 func (f *volumeFile) isStill(read *unix.Stat_t) bool {
-	listed, ok := f.Sys().(*syscall.Stat_t)
-	return ok && read.Size == listed.Size && read.Mtim == unix.Timespec(listed.Mtim) &&
-		read.Mode == listed.Mode && read.Uid == listed.Uid && read.Gid == listed.Gid
+	return newVolumeEntry(f.volume, f.in, f.name, read) == f.volumeEntry
 }
 
 // volumeReader reads a file.
@@ -299,7 +418,7 @@ func (r *volumeReader) Close() error {
 	defer r.done()
 	closed, err := r.stat()
 	if err == nil && !r.entry.isStill(&closed) {
-		r.entry.volume.notes.add(r.entry.path, "changed while it was read")
+		r.entry.volume.notes.add(r.path, "changed while it was read")
 	}
 	err = errors.Join(err, r.handle.close())
 	r.fd = -1 // whoever closes it twice closes no other's
