@@ -4,6 +4,7 @@
 package backup
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -86,6 +87,8 @@ func pickVolumes(pod *corev1.Pod, byDefault bool, actionOf func(*corev1.Volume) 
 		delete(wishes, name)
 		action := actionOf(&volume)
 		if action == noAction && !byDefault && !named {
+			// Another pod may name the claim, which is told of by itself.
+			skipped = append(skipped, skippedVolume{volume: name, reason: cmp.Or(unsupported(&volume), "no annotation of the pod names it")})
 			continue
 		}
 		byPod := action == noAction && named

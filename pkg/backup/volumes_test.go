@@ -345,6 +345,38 @@ func TestHostPathVolumesOfOthers(t *testing.T) {
 	}
 }
 
+// Each volume that is not read is in the backup's log with its reason, also where pods name
+// those that are, and where nobody has to be warned.
+func TestSkippedVolumesAreLogged(t *testing.T) {
+	for _, byDefault := range []bool{false, true} {
+		f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &byDefault})
+		f.claims()
+		annotation := `"backup.holdfast.io/backup-volumes":"data"`
+		if byDefault {
+			annotation = `"backup.holdfast.io/backup-volumes-excludes":"scratch"`
+		}
+		f.add("pods", podWith("p", annotation, "data"+claimData, "scratch"+emptyDir, `conf "configMap":{}`, `host "hostPath":{"path":"/"}`))
+		f.run(t)
+		log := f.text(t, format.LogKey("b"))
+		reason := "no annotation of the pod names it"
+		if byDefault {
+			reason = "the pod's annotation backup.holdfast.io/backup-volumes-excludes excludes it"
+		}
+		for _, want := range []string{
+			"the data of volume scratch is not backed up: " + reason,
+			"the data of volume conf is not backed up: its content comes from objects",
+			"the data of volume host is not backed up: it is a hostPath volume, which the agent can't reach",
+		} {
+			if strings.Count(log, want) != 1 {
+				t.Errorf("by default %t, the log does not say once %q:\n%s", byDefault, want, log)
+			}
+		}
+		if strings.Contains(log, "the data of volume data is not") {
+			t.Errorf("by default %t, the log has what is handed over", byDefault)
+		}
+	}
+}
+
 // Volumes upload while objects are read: all are handed over before the other
 // resources are listed.
 func TestVolumesAreHandedOverEarly(t *testing.T) {
