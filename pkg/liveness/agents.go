@@ -24,6 +24,9 @@ const (
 	DefaultAgentTimeout = 5 * time.Minute
 	// MinAgentTimeout leaves an agent that can't reach the cluster the time to stop.
 	MinAgentTimeout = 2 * time.Minute
+	// HungAfter is how long an agent's work on a volume may take to stop. Then it is given up,
+	// and may go on until its mount answers.
+	HungAfter = 2 * time.Minute
 	// newNode is how long a node may take until it is known.
 	newNode = 10 * time.Second
 	// forgetAgents is how long after its last sign of life the Lease of an agent is

@@ -25,6 +25,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -67,6 +68,8 @@ type upload struct {
 	early  []sighting
 	// begun is when the agent was seen to have begun; zero when it is to begin anew.
 	begun time.Time
+	// vanished is when the record was seen to be gone in the middle of the upload.
+	vanished time.Time
 	// status is what the agent says, or that the volume was given up.
 	status enginev1alpha1.VolumeUploadStatus
 	// stop is true from when it is given up until its agent is told.
@@ -310,6 +313,9 @@ func (v *volumes) observeLocked(s sighting) {
 	v.wakeLocked()
 	record, deleted := s.record, s.deleted
 	u := v.uploads[record.Name]
+	if u != nil && u.record == record.UID && deleted && record.Status.Phase == enginev1alpha1.VolumePhaseInProgress {
+		u.vanished = v.c.Clock.Now() // also if it was given up
+	}
 	switch {
 	case u == nil || u.status.Phase.Done():
 		return
@@ -371,7 +377,7 @@ func (v *volumes) stop(ctx context.Context) error {
 		v.mu.Unlock()
 		_, stopped, err := v.c.stopUploads(ctx, v.run)
 		switch {
-		case stopped, records.Refused(err):
+		case stopped && v.leftAlone(), records.Refused(err):
 			return err
 		case err != nil:
 			klog.FromContext(ctx).Info("Stopping the uploads of the volumes failed; it will be tried again", "err", err)
@@ -383,6 +389,29 @@ func (v *volumes) stop(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// leftAlone reports whether no agent reads for a record that somebody has removed, be it with
+// the run. The agent stops when it hears of that, and nothing says when it has: at the latest
+// when it would give it up itself.
+func (v *volumes) leftAlone() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, u := range v.uploads {
+		// One that has not ended, of which a list said nothing, is gone or has ended: it is
+		// about to be heard which.
+		reads := !u.status.Phase.Done() || !u.vanished.IsZero() && v.c.Clock.Since(u.vanished) < liveness.HungAfter
+		if reads && !v.c.agentGone(u.volume.Node) {
+			return false
+		}
+	}
+	return true
+}
+
+// agentGone reports whether the agent of a node has been absent for so long that it works no
+// more.
+func (c *Controller) agentGone(node string) bool {
+	return c.Agents.NodeGone(node, time.Time{}) || c.Agents.Absence(node, time.Time{}) >= c.AgentTimeout
 }
 
 // stopUploads tells the agents to stop the uploads of a run, and reports whether all
@@ -409,7 +438,6 @@ func (c *Controller) stopUploads(ctx context.Context, run *enginev1alpha1.Backup
 }
 
 func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.VolumeUpload) (bool, error) {
-	node := record.Spec.Node
 	var err error
 	switch phase := record.Status.Phase; {
 	case phase.Done():
@@ -421,7 +449,7 @@ func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.Volu
 		if err == nil || apierrors.IsNotFound(err) {
 			return true, nil
 		}
-	case c.Agents.NodeGone(node, time.Time{}), c.Agents.Absence(node, time.Time{}) >= c.AgentTimeout:
+	case c.agentGone(record.Spec.Node):
 		return true, nil
 	case !record.Spec.Cancel:
 		record.Spec.Cancel = true

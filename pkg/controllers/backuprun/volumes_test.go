@@ -23,6 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 )
 
 func volumeOf(volume string) *format.Volume {
@@ -342,6 +343,57 @@ func TestASlotIsFreeWhenTheUploadsHaveStopped(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// Nor is it free when somebody removes the record of an upload, or of the run, which takes
+// those of its uploads along: no record says any more when the agents have stopped.
+func TestASlotIsFreeWhenUploadsWithoutRecordsHaveStopped(t *testing.T) {
+	removeRun := func(h *harness) {
+		if err := h.EngineV1alpha1().BackupRuns(system).Delete(h.Context(), "a", metav1.DeleteOptions{}); err != nil {
+			h.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		remove func(*harness)
+		begun  bool
+		after  time.Duration
+	}{
+		"the upload":                   {func(h *harness) { h.removeUpload("data") }, true, liveness.HungAfter},
+		"the upload, and then the run": {func(h *harness) { h.removeUpload("data"); removeRun(h) }, true, liveness.HungAfter},
+		"the run, and then the upload": {func(h *harness) {
+			release := h.Hold() // nobody hears of it at once
+			removeRun(h)
+			h.removeUpload("data")
+			release()
+		}, true, liveness.HungAfter},
+		"after it was given up":         {func(h *harness) { time.Sleep(volumeTimeout); synctest.Wait(); h.removeUpload("data") }, true, liveness.HungAfter},
+		"the upload, and its node goes": {func(h *harness) { h.removeUpload("data"); h.agents.remove("node-1") }, true, 0},
+		"one that has not begun":        {func(h *harness) { h.removeUpload("data") }, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, &work{execute: (&backupOf{volumes: []string{"data"}}).execute}, newRun("a", ready))
+				h.stubborn = true
+				h.start(1)
+				if c.begun {
+					h.report("data", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+				}
+				c.remove(h)
+				if c.after > 0 {
+					time.Sleep(c.after - time.Second)
+					synctest.Wait()
+					if h.controller.Executing()["a"] == nil {
+						t.Fatal("it has ended, and its agent may read")
+					}
+				}
+				time.Sleep(time.Second + recheck)
+				synctest.Wait()
+				if h.controller.Executing()["a"] != nil {
+					t.Errorf("it has not ended %s after the record was removed", c.after+recheck)
+				}
+			})
+		})
 	}
 }
 

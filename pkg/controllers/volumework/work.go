@@ -21,6 +21,7 @@ import (
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
@@ -31,7 +32,7 @@ const (
 	progressFirst = time.Second
 	progressMost  = 10 * time.Second
 	// hungAfter is how long work may take to stop. It is more than undoTimeout.
-	hungAfter = 2 * time.Minute
+	hungAfter = liveness.HungAfter
 	// mountTimeout is for how long the mount of a volume may not answer: servers of files are
 	// restarted, too. It is asked every mountInterval.
 	mountTimeout  = 5 * time.Minute
