@@ -205,7 +205,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	var server Server
 	c.generic.BuildHandlerChainFunc = func(handler http.Handler, config *genericapiserver.Config) http.Handler {
 		return genericapiserver.DefaultBuildHandlerChain(&fence{
-			handler: handler, enter: server.enter, longRunning: config.LongRunningFunc, serializer: Codecs,
+			handler: strictFields{handler}, enter: server.enter, longRunning: config.LongRunningFunc, serializer: Codecs,
 		}, config)
 	}
 	generic, err := c.generic.New("holdfast-apiserver", genericapiserver.NewEmptyDelegate())
@@ -379,7 +379,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		Load:            projector.LoadOfVolumeDeletions,
 	}
 	group := genericapiserver.NewDefaultAPIGroupInfo(v1alpha1.GroupName, Scheme, metav1.ParameterCodec, Codecs)
-	group.NegotiatedSerializer = withoutProtobuf{Codecs}
+	group.NegotiatedSerializer = input{withoutProtobuf{Codecs}}
 	group.VersionedResourcesStorageMap[v1alpha1.SchemeGroupVersion.Version] = map[string]rest.Storage{
 		"backups":                backups,
 		"backups/cancel":         backup.NewCancelREST(backups, clock.RealClock{}),

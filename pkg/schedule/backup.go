@@ -23,8 +23,10 @@ func NewBackup(of *v1alpha1.Schedule, due time.Time) *v1alpha1.Backup {
 		labels = map[string]string{}
 	}
 	labels[v1alpha1.LabelScheduleName] = of.Name
+	spec := of.Spec.Template.BackupSpec.DeepCopy()
+	spec.Metadata = v1alpha1.BackupSpecMetadata{}
 	return &v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: of.Namespace, Name: BackupName(of.Name, due), Labels: labels},
-		Spec:       *of.Spec.Template.BackupSpec.DeepCopy(),
+		Spec:       *spec,
 	}
 }

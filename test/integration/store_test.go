@@ -221,7 +221,7 @@ func TestUnreadableBackup(t *testing.T) {
 		t.Errorf("kubectl get backups prints\n%s", table)
 	}
 	// Its name is taken, whatever it is.
-	if status := create(t, fmt.Sprintf(manifest, broken, labtest.System, "{}")); status.Reason != metav1.StatusReasonAlreadyExists {
+	if status := create(t, fmt.Sprintf(manifest, broken, labtest.System, "{}"), ""); status.Reason != metav1.StatusReasonAlreadyExists {
 		t.Errorf("creating a backup of that name is answered with %q", status.Message)
 	}
 }

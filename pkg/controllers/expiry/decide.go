@@ -94,7 +94,7 @@ func scopeOf(spec *v1alpha1.BackupSpec) scope {
 	filters.IncludedNamespaces, filters.ExcludedNamespaces = nil, nil
 	filters.TTL, filters.StorageLocation = metav1.Duration{}, ""
 	filters.OrderedResources = nil
-	filters.SnapshotVolumes, filters.DefaultVolumesToFsBackup, filters.IncludeClusterResources = nil, nil, nil
+	filters.SnapshotVolumes, filters.SnapshotMoveData, filters.DefaultVolumesToFsBackup, filters.IncludeClusterResources = nil, nil, nil, nil
 	s := scope{volumes: volumes != nil && *volumes}
 	if plain, err := json.Marshal(v1alpha1.BackupSpec{}); err == nil {
 		if encoded, err := json.Marshal(filters); err == nil && string(encoded) != string(plain) {

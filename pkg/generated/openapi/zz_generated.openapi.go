@@ -92,6 +92,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.BackupResourceHook{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_BackupResourceHook(ref),
 		v1alpha1.BackupResourceHookSpec{}.OpenAPIModelName():                              schema_pkg_apis_holdfast_v1alpha1_BackupResourceHookSpec(ref),
 		v1alpha1.BackupSpec{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref),
+		v1alpha1.BackupSpecMetadata{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_BackupSpecMetadata(ref),
 		v1alpha1.BackupStatus{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref),
 		v1alpha1.BackupVolume{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_BackupVolume(ref),
 		v1alpha1.BackupVolumeList{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupVolumeList(ref),
@@ -129,11 +130,11 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.ScheduleSpec{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_ScheduleSpec(ref),
 		v1alpha1.ScheduleStatus{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_ScheduleStatus(ref),
 		v1alpha1.ScheduleTemplate{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref),
-		v1alpha1.ScheduleTemplateMetadata{}.OpenAPIModelName():                            schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplateMetadata(ref),
 		v1alpha1.ScheduleTrigger{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_ScheduleTrigger(ref),
 		v1alpha1.ScheduledBackup{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_ScheduledBackup(ref),
 		v1alpha1.SyncRequest{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_SyncRequest(ref),
 		v1alpha1.SyncRequestStatus{}.OpenAPIModelName():                                   schema_pkg_apis_holdfast_v1alpha1_SyncRequestStatus(ref),
+		v1alpha1.VeleroDefaults{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_VeleroDefaults(ref),
 		v1alpha1.VolumeBackup{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_VolumeBackup(ref),
 		v1alpha1.VolumeBackupList{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_VolumeBackupList(ref),
 		v1alpha1.VolumeBackupSpec{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref),
@@ -4368,6 +4369,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 				Description: "BackupSpec says what to back up. Its fields have the names and meanings of those of Velero's Backup; those that are not here are refused. A list may have 1000 words, 32 of them with a wildcard, and the whole spec 32 KiB.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Metadata of the backups that a schedule makes. In the spec of a Backup, as Velero writes it, it has no effect, and is not kept.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.BackupSpecMetadata{}.OpenAPIModelName()),
+						},
+					},
 					"includedNamespaces": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -4558,6 +4566,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							Format:      "",
 						},
 					},
+					"snapshotMoveData": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether to move the data of volumes out of snapshots. Holdfast takes no such snapshots: only false, or unset, is accepted.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 					"defaultVolumesToFsBackup": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Whether to back up the files of every pod volume (true), or only of volumes named in the pod annotation backup.holdfast.io/backup-volumes or backup.velero.io/backup-volumes (false, default). The annotation backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case, and backup.velero.io/backup-volumes-excludes does with true.",
@@ -4606,11 +4621,77 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							Format:      "",
 						},
 					},
+					"csiSnapshotTimeout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast takes no snapshots.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
+					"itemOperationTimeout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast has no plugins to wait for. How long a volume may take is the administrator's to say.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
+					"volumeGroupSnapshotLabelKey": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast takes no snapshots.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"volumeSnapshotLocations": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast takes no snapshots.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.BackupSpecMetadata{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_BackupSpecMetadata(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupSpecMetadata is metadata in the spec of a backup.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"labels": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Labels of a schedule's backups, besides velero.io/schedule-name.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
 	}
 }
 
@@ -6305,11 +6386,17 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							Format:      "",
 						},
 					},
+					"itemOperationTimeout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect, and is not kept: Velero fills it in, and Holdfast has no plugins to wait for.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.RestoreHooks{}.OpenAPIModelName(), v1alpha1.RestoreModifier{}.OpenAPIModelName(), v1alpha1.RestoreObject{}.OpenAPIModelName(), v1alpha1.RestoreStatusSpec{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+			v1alpha1.RestoreHooks{}.OpenAPIModelName(), v1alpha1.RestoreModifier{}.OpenAPIModelName(), v1alpha1.RestoreObject{}.OpenAPIModelName(), v1alpha1.RestoreStatusSpec{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
 	}
 }
 
@@ -6786,6 +6873,20 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleSpec(ref common.ReferenceCallback
 							Format:      "",
 						},
 					},
+					"skipImmediately": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: no backup is made before one is due.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"useOwnerReferencesInBackup": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the backups are to be deleted with the schedule. They never are: only false, or unset, is accepted.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 					"startingDeadlineSeconds": {
 						SchemaProps: spec.SchemaProps{
 							Description: "How many seconds late a backup may be asked for. One that is later than that is missed. Unset means as late as may be; of several, only the last one is made up.",
@@ -6891,9 +6992,9 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 				Properties: map[string]spec.Schema{
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Metadata of the backups.",
+							Description: "Metadata of the backups that a schedule makes. In the spec of a Backup, as Velero writes it, it has no effect, and is not kept.",
 							Default:     map[string]interface{}{},
-							Ref:         ref(v1alpha1.ScheduleTemplateMetadata{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.BackupSpecMetadata{}.OpenAPIModelName()),
 						},
 					},
 					"includedNamespaces": {
@@ -7086,6 +7187,13 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							Format:      "",
 						},
 					},
+					"snapshotMoveData": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether to move the data of volumes out of snapshots. Holdfast takes no such snapshots: only false, or unset, is accepted.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 					"defaultVolumesToFsBackup": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Whether to back up the files of every pod volume (true), or only of volumes named in the pod annotation backup.holdfast.io/backup-volumes or backup.velero.io/backup-volumes (false, default). The annotation backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case, and backup.velero.io/backup-volumes-excludes does with true.",
@@ -7134,27 +7242,35 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							Format:      "",
 						},
 					},
-				},
-			},
-		},
-		Dependencies: []string{
-			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1alpha1.ScheduleTemplateMetadata{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplateMetadata(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "ScheduleTemplateMetadata is metadata of a schedule's backups.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"labels": {
+					"csiSnapshotTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Labels of the backups, besides velero.io/schedule-name.",
-							Type:        []string{"object"},
-							AdditionalProperties: &spec.SchemaOrBool{
-								Allows: true,
+							Description: "Has no effect: Holdfast takes no snapshots.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
+					"itemOperationTimeout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast has no plugins to wait for. How long a volume may take is the administrator's to say.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
+					"volumeGroupSnapshotLabelKey": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast takes no snapshots.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"volumeSnapshotLocations": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast takes no snapshots.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
 									SchemaProps: spec.SchemaProps{
 										Type:   []string{"string"},
@@ -7167,6 +7283,8 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplateMetadata(ref common.Refer
 				},
 			},
 		},
+		Dependencies: []string{
+			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.BackupSpecMetadata{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
 	}
 }
 
@@ -7310,6 +7428,59 @@ func schema_pkg_apis_holdfast_v1alpha1_SyncRequestStatus(ref common.ReferenceCal
 				},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_VeleroDefaults(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VeleroDefaults are fields that Velero fills in where nobody has set them, so that they are in every manifest that it gives out. They are accepted, have no effect, since they are about snapshots and plugins, and are not kept in a Backup.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"csiSnapshotTimeout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast takes no snapshots.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
+					"itemOperationTimeout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast has no plugins to wait for. How long a volume may take is the administrator's to say.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+						},
+					},
+					"volumeGroupSnapshotLabelKey": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast takes no snapshots.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"volumeSnapshotLocations": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast takes no snapshots.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.Duration{}.OpenAPIModelName()},
 	}
 }
 

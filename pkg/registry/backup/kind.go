@@ -49,11 +49,13 @@ var _ recorded.Kind[*v1alpha1.Backup, *enginev1alpha1.BackupRun] = &kind{}
 func (k *kind) NamespaceScoped() bool { return true }
 
 // PrepareForCreate fills in the defaults, which are recorded with the request: a
-// later change of the default location does not move a backup that waits.
+// later change of the default location does not move a backup that waits. What has no
+// effect is not recorded.
 func (k *kind) PrepareForCreate(_ context.Context, obj runtime.Object) {
 	backup := obj.(*v1alpha1.Backup)
 	backup.Status = v1alpha1.BackupStatus{}
 	spec := &backup.Spec
+	spec.Metadata, spec.VeleroDefaults = v1alpha1.BackupSpecMetadata{}, v1alpha1.VeleroDefaults{}
 	if len(spec.IncludedNamespaces) == 0 && backup.Namespace != k.systemNamespace {
 		spec.IncludedNamespaces = []string{backup.Namespace}
 	}

@@ -85,6 +85,14 @@ func TestDefaults(t *testing.T) {
 			backup: newBackup("shop", "x"),
 			want:   v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, TTL: metav1.Duration{Duration: DefaultTTL}, StorageLocation: "b"},
 		},
+		"what Velero fills in": {
+			backup: newBackup(system, "x"),
+			change: func(spec *v1alpha1.BackupSpec) {
+				spec.Metadata.Labels, spec.CSISnapshotTimeout.Duration, spec.VolumeGroupSnapshotLabelKey = map[string]string{"a": "b"}, time.Hour, "velero.io/volume-group"
+				spec.VolumeSnapshotLocations = []string{"default"}
+			},
+			want: v1alpha1.BackupSpec{TTL: metav1.Duration{Duration: DefaultTTL}, StorageLocation: "b"},
+		},
 		"what is set stays": {
 			backup: newBackup(system, "x", "shop"),
 			change: func(spec *v1alpha1.BackupSpec) {

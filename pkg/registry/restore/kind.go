@@ -48,6 +48,7 @@ func (k *kind) PrepareForCreate(_ context.Context, obj runtime.Object) {
 	restore := obj.(*v1alpha1.Restore)
 	restore.Status = v1alpha1.RestoreStatus{}
 	spec := &restore.Spec
+	spec.ItemOperationTimeout = metav1.Duration{}
 	if spec.BackupNamespace == "" {
 		spec.BackupNamespace = restore.Namespace
 	}

@@ -48,6 +48,10 @@ type BackupList struct {
 // of Velero's Backup; those that are not here are refused. A list may have 1000
 // words, 32 of them with a wildcard, and the whole spec 32 KiB.
 type BackupSpec struct {
+	// Metadata of the backups that a schedule makes. In the spec of a Backup, as Velero
+	// writes it, it has no effect, and is not kept.
+	// +optional
+	Metadata BackupSpecMetadata `json:"metadata,omitzero"`
 	// Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them
 	// for a backup in the system namespace, and the backup's own namespace elsewhere.
 	// There, another namespace needs the right to create backups in it, and a
@@ -122,6 +126,10 @@ type BackupSpec struct {
 	// snapshots: only false, or unset, is accepted.
 	// +optional
 	SnapshotVolumes *bool `json:"snapshotVolumes,omitempty"`
+	// Whether to move the data of volumes out of snapshots. Holdfast takes no such
+	// snapshots: only false, or unset, is accepted.
+	// +optional
+	SnapshotMoveData *bool `json:"snapshotMoveData,omitempty"`
 	// Whether to back up the files of every pod volume (true), or only of volumes
 	// named in the pod annotation backup.holdfast.io/backup-volumes or
 	// backup.velero.io/backup-volumes (false, default). The annotation
@@ -158,6 +166,39 @@ type BackupSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	StorageLocation string `json:"storageLocation,omitempty"`
+	// What Velero writes into each Backup, and has no effect here.
+	VeleroDefaults `json:",inline"`
+}
+
+// BackupSpecMetadata is metadata in the spec of a backup.
+type BackupSpecMetadata struct {
+	// Labels of a schedule's backups, besides velero.io/schedule-name.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=63
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// VeleroDefaults are fields that Velero fills in where nobody has set them, so that they
+// are in every manifest that it gives out. They are accepted, have no effect, since they
+// are about snapshots and plugins, and are not kept in a Backup.
+type VeleroDefaults struct {
+	// Has no effect: Holdfast takes no snapshots.
+	// +optional
+	CSISnapshotTimeout metav1.Duration `json:"csiSnapshotTimeout,omitzero"`
+	// Has no effect: Holdfast has no plugins to wait for. How long a volume may take is
+	// the administrator's to say.
+	// +optional
+	ItemOperationTimeout metav1.Duration `json:"itemOperationTimeout,omitzero"`
+	// Has no effect: Holdfast takes no snapshots.
+	// +optional
+	// +kubebuilder:validation:MaxLength=317
+	VolumeGroupSnapshotLabelKey string `json:"volumeGroupSnapshotLabelKey,omitempty"`
+	// Has no effect: Holdfast takes no snapshots.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=253
+	VolumeSnapshotLocations []string `json:"volumeSnapshotLocations,omitempty"`
 }
 
 // ResourcePolicyReference names an object with volume policies.

@@ -189,6 +189,10 @@ type RestoreSpec struct {
 	// shows.
 	// +optional
 	PlanOnly bool `json:"planOnly,omitempty"`
+	// Has no effect, and is not kept: Velero fills it in, and Holdfast has no plugins to
+	// wait for.
+	// +optional
+	ItemOperationTimeout metav1.Duration `json:"itemOperationTimeout,omitzero"`
 }
 
 // RestoreHooks are what is done in pods after they were restored.

@@ -63,6 +63,13 @@ type ScheduleSpec struct {
 	// Whether nothing is due for now. What would have been due meanwhile is not made up.
 	// +optional
 	Paused bool `json:"paused,omitempty"`
+	// Has no effect: no backup is made before one is due.
+	// +optional
+	SkipImmediately *bool `json:"skipImmediately,omitempty"`
+	// Whether the backups are to be deleted with the schedule. They never are: only false, or
+	// unset, is accepted.
+	// +optional
+	UseOwnerReferencesInBackup *bool `json:"useOwnerReferencesInBackup,omitempty"`
 	// How many seconds late a backup may be asked for. One that is later than that is
 	// missed. Unset means as late as may be; of several, only the last one is made up.
 	// +optional
@@ -76,19 +83,8 @@ type ScheduleSpec struct {
 
 // ScheduleTemplate is the backup that a schedule makes.
 type ScheduleTemplate struct {
-	// Metadata of the backups.
-	// +optional
-	Metadata ScheduleTemplateMetadata `json:"metadata,omitempty"`
 	// The spec of the backups.
 	BackupSpec `json:",inline"`
-}
-
-// ScheduleTemplateMetadata is metadata of a schedule's backups.
-type ScheduleTemplateMetadata struct {
-	// Labels of the backups, besides velero.io/schedule-name.
-	// +optional
-	// +kubebuilder:validation:MaxProperties=63
-	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // ScheduleKeep says which of a schedule's backups to keep. Completed backups count; one

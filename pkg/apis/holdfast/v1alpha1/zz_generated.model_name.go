@@ -104,6 +104,11 @@ func (in BackupSpec) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupSpecMetadata) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupSpecMetadata"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in BackupStatus) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.BackupStatus"
 }
@@ -289,11 +294,6 @@ func (in ScheduleTemplate) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
-func (in ScheduleTemplateMetadata) OpenAPIModelName() string {
-	return "io.holdfast.v1alpha1.ScheduleTemplateMetadata"
-}
-
-// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in ScheduleTrigger) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.ScheduleTrigger"
 }
@@ -311,6 +311,11 @@ func (in SyncRequest) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in SyncRequestStatus) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.SyncRequestStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VeleroDefaults) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.VeleroDefaults"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

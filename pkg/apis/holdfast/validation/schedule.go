@@ -36,9 +36,14 @@ func ValidateSchedule(s *v1alpha1.Schedule) field.ErrorList {
 		errs = append(errs, tooLong)
 	}
 	errs = append(errs, validateTiming(s, at)...)
-	labels := at.Child("template", "metadata", "labels")
-	errs = append(errs, atMost(len(s.Spec.Template.Metadata.Labels), maxLabels-1, labels)...)
-	errs = append(errs, metav1validation.ValidateLabels(s.Spec.Template.Metadata.Labels, labels)...)
+	// The rest of the template is checked as a backup, which has none of this.
+	template := at.Child("template")
+	more, size := validateVeleroLimits(&s.Spec.Template.BackupSpec, template)
+	errs = append(append(errs, more...), atMostSize(size, template)...)
+	errs = append(errs, metav1validation.ValidateLabels(s.Spec.Template.Metadata.Labels, template.Child("metadata", "labels"))...)
+	if owned := s.Spec.UseOwnerReferencesInBackup; owned != nil && *owned {
+		errs = append(errs, field.Invalid(at.Child("useOwnerReferencesInBackup"), true, "deleting a schedule deletes no backup: set false, and keep or template.ttl to say how long its backups stay"))
+	}
 	if seconds := s.Spec.StartingDeadlineSeconds; seconds != nil && (*seconds < 1 || *seconds > maxDeadline) {
 		errs = append(errs, field.Invalid(at.Child("startingDeadlineSeconds"), *seconds, fmt.Sprintf("must be between 1 and %d", maxDeadline)))
 	}

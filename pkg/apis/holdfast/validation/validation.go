@@ -31,6 +31,7 @@ const (
 	maxRequirements    = 32
 	maxValues          = 100
 	maxOrdered         = 100
+	maxSnapshotPlaces  = 32
 )
 
 // ValidateBackup checks a Backup that is to be created. Whether its storage
@@ -79,8 +80,24 @@ func ValidateBackupLimits(backup *v1alpha1.Backup) field.ErrorList {
 		}
 	}
 	errs = append(errs, atMost(len(spec.OrderedResources), maxOrdered, at.Child("orderedResources"))...)
+	more, n = validateVeleroLimits(spec, at)
+	errs, size = append(errs, more...), size+n
 	more, n = validateHooksLimits(&spec.Hooks, at.Child("hooks"))
 	return sorted(append(append(errs, more...), atMostSize(size+n, at)...))
+}
+
+// validateVeleroLimits is about what has no effect in a Backup. It returns its size as well.
+func validateVeleroLimits(spec *v1alpha1.BackupSpec, at *field.Path) (field.ErrorList, int) {
+	errs := atMost(len(spec.Metadata.Labels), maxLabels-1, at.Child("metadata", "labels"))
+	errs = append(errs, atMost(len(spec.VolumeSnapshotLocations), maxSnapshotPlaces, at.Child("volumeSnapshotLocations"))...)
+	size := len(spec.VolumeGroupSnapshotLabelKey)
+	for _, name := range spec.VolumeSnapshotLocations {
+		size += len(name)
+	}
+	for key, value := range spec.Metadata.Labels {
+		size += len(key) + len(value)
+	}
+	return errs, size
 }
 
 func sorted(errs field.ErrorList) field.ErrorList {
@@ -163,6 +180,9 @@ func ValidateBackupSpec(spec *v1alpha1.BackupSpec, at *field.Path) field.ErrorLi
 	errs = append(errs, validateSelectors(spec.LabelSelector, spec.OrLabelSelectors, at)...)
 	if spec.SnapshotVolumes != nil && *spec.SnapshotVolumes {
 		errs = append(errs, field.Invalid(at.Child("snapshotVolumes"), true, "Holdfast takes no cloud snapshots of volumes: set false, and defaultVolumesToFsBackup to back up their files"))
+	}
+	if spec.SnapshotMoveData != nil && *spec.SnapshotMoveData {
+		errs = append(errs, field.Invalid(at.Child("snapshotMoveData"), true, "Holdfast takes no snapshots of volumes whose data it could move: set false, and defaultVolumesToFsBackup to back up their files"))
 	}
 	if policy := spec.ResourcePolicy; policy != nil {
 		errs = append(errs, validateResourcePolicy(policy, at.Child("resourcePolicy"))...)

@@ -1,0 +1,98 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apiserver
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"sigs.k8s.io/yaml"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// strictFields has fields refused that nobody knows, unless the client says itself what is
+// to become of them. Kubernetes' own default drops them with a warning, which few clients
+// show: a backup whose includedNamespaces is misspelt would include all namespaces.
+type strictFields struct{ handler http.Handler }
+
+const fieldValidation = "fieldValidation"
+
+// ServeHTTP implements http.Handler.
+func (s strictFields) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	info, ok := apirequest.RequestInfoFrom(r.Context())
+	if ok && info.IsResourceRequest && info.APIGroup == v1alpha1.GroupName && writes(r.Method) {
+		if query := r.URL.Query(); query.Get(fieldValidation) == "" {
+			query.Set(fieldValidation, metav1.FieldValidationStrict)
+			address := *r.URL
+			address.RawQuery = query.Encode()
+			r = r.WithContext(r.Context())
+			r.URL = &address
+		}
+	}
+	s.handler.ServeHTTP(w, r)
+}
+
+func writes(method string) bool {
+	return method == http.MethodPost || method == http.MethodPut || method == http.MethodPatch
+}
+
+// input is how the group's objects are read and written: without protobuf, and whatever a
+// request says of a status. That is computed, and nobody looks at it; but it is in every
+// object that was exported, and Velero's has fields that ours does not.
+type input struct{ withoutProtobuf }
+
+// DecoderToVersion implements runtime.NegotiatedSerializer.
+func (s input) DecoderToVersion(decoder runtime.Decoder, version runtime.GroupVersioner) runtime.Decoder {
+	return anyStatus{s.withoutProtobuf.DecoderToVersion(decoder, version)}
+}
+
+// anyStatus decodes without complaint of a status.
+type anyStatus struct{ runtime.Decoder }
+
+// Decode implements runtime.Decoder.
+func (d anyStatus) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	object, kind, err := d.Decoder.Decode(data, defaults, into)
+	if err == nil {
+		return object, kind, nil
+	}
+	strict, ok := runtime.AsStrictDecodingError(err)
+	if !ok || object == nil {
+		// A field of the status may be of another type.
+		if without, ok := withoutStatus(data); ok {
+			if object, kind, err := d.Decoder.Decode(without, defaults, into); object != nil {
+				return object, kind, err
+			}
+		}
+		return object, kind, err
+	}
+	rest := slices.DeleteFunc(slices.Clone(strict.Errors()), func(err error) bool {
+		return strings.HasPrefix(err.Error(), `unknown field "status.`)
+	})
+	if len(rest) == 0 {
+		return object, kind, nil
+	}
+	return object, kind, runtime.NewStrictDecodingError(rest)
+}
+
+// withoutStatus is an object without its status, if it has one.
+func withoutStatus(data []byte) ([]byte, bool) {
+	plain, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return nil, false
+	}
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(plain, &fields) != nil || fields["status"] == nil {
+		return nil, false
+	}
+	delete(fields, "status")
+	without, err := json.Marshal(fields)
+	return without, err == nil
+}
