@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
 	"strconv"
 	"time"
 
@@ -31,6 +32,8 @@ const (
 	// token expired and the server gave no other, and how often in a row it gave one
 	// that has expired as well.
 	maxRestarts = 3
+	// maxIdle is how many pages in a row may bring nothing.
+	maxIdle = 10
 )
 
 // errMalformed: what the server sends is no list. It would be none the next time.
@@ -75,6 +78,10 @@ type reading struct {
 	objects, bytes int64
 	// next is the page that is asked for while the one before it is read, or nil.
 	next *asked
+	// begins is what the page that is read begins with, and mark what one before it did.
+	begins, mark string
+	// pages are those that brought objects, and idle those in a row that brought none.
+	pages, idle uint
 }
 
 // asked is a page that somebody asks for.
@@ -134,8 +141,8 @@ type visitError struct{ error }
 // replaced by the one that the server offers for the rest of the list, or else
 // the list starts again. What looks passing, a broken connection among others,
 // is tried again while pages get further than before. So a list ends, whatever the
-// server does, as long as that does not invent objects. The error is a visitError
-// or that of the server.
+// server does, as long as that neither invents objects nor repeats them in ever other
+// orders. The error is a visitError or that of the server.
 func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 	token := ""
 	restarts, offers := 0, 0
@@ -154,7 +161,12 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 			if info.Continue == token {
 				return fmt.Errorf("%w: a page says that it is followed by itself", errMalformed)
 			}
-			token, offers = info.Continue, 0
+			if err := r.further(visited); err != nil {
+				return err
+			}
+			if token = info.Continue; visited > 0 {
+				offers = 0
+			}
 			retry, furthest = l.retry, 0
 			continue
 		case errors.As(err, &fromVisitor):
@@ -166,6 +178,7 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 				offers++
 			} else {
 				restarts++
+				r.pages, r.mark = 0, ""
 			}
 			if max(offers, restarts) > maxRestarts {
 				return err
@@ -185,6 +198,26 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 			return err
 		}
 	}
+}
+
+// further is an error if a page that others are to follow gets a list no further: one of
+// many in a row without objects, or one that begins as another one did. It looks at one of
+// those before, a later one from time to time, which finds a circle of any length.
+func (r *reading) further(visited int) error {
+	if visited == 0 {
+		if r.idle++; r.idle == maxIdle {
+			return fmt.Errorf("%w: of %d pages in a row none has an object, and each is followed by another", errMalformed, maxIdle)
+		}
+		return nil
+	}
+	r.idle = 0
+	if r.pages++; r.pages > 1 && r.begins != "" && r.begins == r.mark {
+		return fmt.Errorf("%w: two of its pages begin with %s", errMalformed, r.mark)
+	}
+	if bits.OnesCount(r.pages) == 1 {
+		r.mark = r.begins
+	}
+	return nil
 }
 
 // get reads one object, which is valid JSON.
@@ -235,7 +268,12 @@ func (r *reading) page(ctx context.Context, token string, visit func([]byte) err
 		return pageInfo{}, 0, page.err
 	}
 	err = decodePage(page.body, &info, func(raw []byte) error {
-		visited++
+		if visited++; visited == 1 {
+			r.begins = ""
+			if h, err := headOf(raw); err == nil { // what is none is the visitor's to tell
+				r.begins = itemName(h.Metadata.Namespace, h.Metadata.Name)
+			}
+		}
 		r.objects++
 		r.bytes += int64(len(raw))
 		if r.next == nil && info.Continue != "" && info.Continue != token && r.objects >= sampled {

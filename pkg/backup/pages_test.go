@@ -256,12 +256,48 @@ func TestListsEnd(t *testing.T) {
 			},
 			requests: 1, text: errMalformed.Error(),
 		},
+		"tokens that expire, and pages that have come before, in turn": {
+			answer: func(_ *testing.T, _ *fixture, w http.ResponseWriter, r *http.Request) {
+				token := r.URL.Query().Get("continue")
+				if offer, expired := strings.CutPrefix(token, "expired-"); expired {
+					writeStatus(w, metav1.Status{Code: http.StatusGone, Reason: metav1.StatusReasonExpired, ListMeta: metav1.ListMeta{Continue: offer}})
+					return
+				}
+				fmt.Fprintf(w, `{"items":[%s],"metadata":{"continue":"expired-%s+"}}`, named("shop", "c-00003")[0], token)
+			},
+			requests: 3, text: errMalformed.Error(),
+		},
+		"empty pages, each followed by another": {
+			answer: func(_ *testing.T, _ *fixture, w http.ResponseWriter, r *http.Request) {
+				fmt.Fprintf(w, `{"items":[],"metadata":{"continue":"%s+"}}`, r.URL.Query().Get("continue"))
+			},
+			requests: maxIdle, text: errMalformed.Error(),
+		},
+		"empty pages and tokens that expire, in turn": {
+			answer: func(_ *testing.T, _ *fixture, w http.ResponseWriter, r *http.Request) {
+				token := r.URL.Query().Get("continue")
+				if offer, expired := strings.CutPrefix(token, "expired-"); expired {
+					writeStatus(w, metav1.Status{Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old", ListMeta: metav1.ListMeta{Continue: offer}})
+					return
+				}
+				fmt.Fprintf(w, `{"items":[],"metadata":{"continue":"expired-%s+"}}`, token)
+			},
+			requests: 2 * (maxRestarts + 1), text: "too old",
+		},
+		"pages that follow each other in a circle": {
+			answer: func(_ *testing.T, _ *fixture, w http.ResponseWriter, r *http.Request) {
+				after := map[string]string{"500": "a", "a": "b", "b": "c", "c": "a"}
+				token := r.URL.Query().Get("continue")
+				fmt.Fprintf(w, `{"items":[%s],"metadata":{"continue":%q}}`, named("shop", fmt.Sprintf("c-%05d", token[0]))[0], after[token])
+			},
+			requests: 6, text: errMalformed.Error(),
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := shopOf(t, 700)
 			var requests atomic.Int32
 			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
-				if !isPage(r, 500) {
+				if r.URL.Path != configMaps || r.URL.Query().Get("continue") == "" {
 					return false
 				}
 				if requests.Add(1) > 20 {
