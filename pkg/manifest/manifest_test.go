@@ -220,6 +220,31 @@ func TestLargeDocument(t *testing.T) {
 	}
 }
 
+// However many members there are, and in whichever order their items came, the document is the
+// same.
+func TestMembersAreMerged(t *testing.T) {
+	var ordered []*Item
+	for i := range 4 * 2 * mergeWidth { // of which some four fill a member
+		item := kinds[0]
+		item.Name, item.UID, item.Annotations = fmt.Sprintf("o%06d", i), fmt.Sprint(i), map[string]string{"a": strings.Repeat("b", memberBytes/4)}
+		ordered = append(ordered, &item)
+	}
+	want := encode(t, ordered)
+	reversed := slices.Clone(ordered)
+	slices.Reverse(reversed)
+	var shuffled []*Item
+	for i := range ordered {
+		shuffled = append(shuffled, ordered[i*7919%len(ordered)])
+	}
+	for name, items := range map[string][]*Item{
+		"reversed": reversed, "shuffled": shuffled, "two lists": slices.Concat(ordered[100:], ordered[:100]),
+	} {
+		if !bytes.Equal(encode(t, items), want) {
+			t.Errorf("%s, it is another document", name)
+		}
+	}
+}
+
 func checkDocument(t interface {
 	Fatal(...any)
 	Fatalf(string, ...any)
@@ -288,6 +313,14 @@ func TestLargeItems(t *testing.T) {
 	got := collect(t, Read(bytes.NewReader(encode(t, []*Item{&item}))))
 	if len(got) != 1 || !got[0].Shortened || got[0].Annotations != nil || got[0].OwnerUIDs != nil || got[0].Name != "x" {
 		t.Errorf("it is %+v", got)
+	}
+	// Nothing else has the original.
+	for size, kept := range map[int]bool{maxItemBytes / 2: true, maxItemBytes: false} {
+		item.Original = fmt.Appendf(nil, "{%q:%q}", "spec", strings.Repeat("o", size))
+		got := collect(t, Read(bytes.NewReader(encode(t, []*Item{&item}))))
+		if len(got) != 1 || !got[0].Shortened || got[0].Annotations != nil || (got[0].Original != nil) != kept {
+			t.Errorf("with an original of %d bytes it is %.200v", size, got)
+		}
 	}
 }
 
@@ -571,19 +604,46 @@ func TestReferences(t *testing.T) {
 			[]string{"/ConfigMap/shop/conf", "/ConfigMap/shop/from", "/ConfigMap/shop/key", "/ConfigMap/shop/p", "/PersistentVolumeClaim/shop/data", "/Secret/shop/from", "/Secret/shop/key", "/Secret/shop/p", "/Secret/shop/pull", "/ServiceAccount/shop/sa", "node.k8s.io/RuntimeClass//kata", "scheduling.k8s.io/PriorityClass//high"}},
 		{"apps/StatefulSet", `{"spec":{"serviceName":"db","template":{"spec":{"serviceAccountName":"sa"}},"volumeClaimTemplates":[{"spec":{"storageClassName":"fast"}}]}}`,
 			[]string{"/Service/shop/db", "/ServiceAccount/shop/sa", "storage.k8s.io/StorageClass//fast"}},
+		{"/Pod", `{"spec":{"volumes":[{"azureFile":{"secretName":"azure"}},{"rbd":{"secretRef":{"name":"rbd"}}},{"iscsi":{"secretRef":{"name":"iscsi"}}},{"flexVolume":{"secretRef":{"name":"flex"}}},
+			{"cephfs":{"secretRef":{"name":"ceph"}}},{"scaleIO":{"secretRef":{"name":"scale"}}},{"storageos":{"secretRef":{"name":"os"}}},{"rbd":{}},{"csi":{"nodePublishSecretRef":{"name":"csi"}}}]}}`,
+			[]string{"/Secret/shop/azure", "/Secret/shop/ceph", "/Secret/shop/csi", "/Secret/shop/flex", "/Secret/shop/iscsi", "/Secret/shop/os", "/Secret/shop/rbd", "/Secret/shop/scale"}},
+		{"apps/Deployment", `{"spec":{"template":{"spec":{"serviceAccountName":"sa"}}}}`, []string{"/ServiceAccount/shop/sa"}},
+		{"apps/ReplicaSet", `{"spec":{"template":{"spec":{"serviceAccountName":"sa"}}}}`, []string{"/ServiceAccount/shop/sa"}},
+		{"apps/DaemonSet", `{"spec":{"template":{"spec":{"serviceAccountName":"sa"}}}}`, []string{"/ServiceAccount/shop/sa"}},
+		{"batch/Job", `{"spec":{"template":{"spec":{"serviceAccountName":"sa"}}}}`, []string{"/ServiceAccount/shop/sa"}},
+		{"/PodTemplate", `{"template":{"spec":{"serviceAccountName":"sa"}}}`, []string{"/ServiceAccount/shop/sa"}},
+		{"/ReplicationController", `{"spec":{"template":{"spec":{"serviceAccountName":"sa"}}}}`, []string{"/ServiceAccount/shop/sa"}},
+		{"/ReplicationController", `{"spec":{}}`, nil},
 		{"batch/CronJob", `{"spec":{"jobTemplate":{"spec":{"template":{"spec":{"serviceAccountName":"sa"}}}}}}`, []string{"/ServiceAccount/shop/sa"}},
 		{"/PersistentVolumeClaim", `{"spec":{"volumeName":"pv","storageClassName":"fast","dataSource":{"apiGroup":"snapshot.storage.k8s.io","kind":"VolumeSnapshot","name":"s"}}}`,
 			[]string{"/PersistentVolume//pv", "snapshot.storage.k8s.io/VolumeSnapshot/shop/s", "storage.k8s.io/StorageClass//fast"}},
 		{"/PersistentVolume", `{"spec":{"storageClassName":"fast","claimRef":{"namespace":"shop","name":"data"},"csi":{"nodeStageSecretRef":{"namespace":"csi","name":"s"}}}}`,
 			[]string{"/PersistentVolumeClaim/shop/data", "/Secret/csi/s", "storage.k8s.io/StorageClass//fast"}},
+		{"/PersistentVolumeClaim", `{"spec":{"dataSource":{"kind":"PersistentVolumeClaim","name":"other"},"dataSourceRef":{"kind":"PersistentVolumeClaim","name":"other"}}}`, []string{"/PersistentVolumeClaim/shop/other"}},
+		{"/PersistentVolumeClaim", `{"spec":{"dataSourceRef":{"apiGroup":"snapshot.storage.k8s.io","kind":"VolumeSnapshot","namespace":"bank","name":"s"}}}`, []string{"snapshot.storage.k8s.io/VolumeSnapshot/bank/s"}},
+		{"/PersistentVolume", `{"spec":{"claimRef":{"namespace":"shop","name":"data"},"azureFile":{"secretName":"azure","secretNamespace":"ns"}}}`, []string{"/PersistentVolumeClaim/shop/data", "/Secret/ns/azure"}},
+		{"/PersistentVolume", `{"spec":{"claimRef":{"namespace":"shop","name":"data"},"azureFile":{"secretName":"azure"}}}`, []string{"/PersistentVolumeClaim/shop/data", "/Secret/shop/azure"}},
+		{"/PersistentVolume", `{"spec":{"rbd":{"secretRef":{"namespace":"ns","name":"rbd"}}}}`, []string{"/Secret/ns/rbd"}},
+		{"/PersistentVolume", `{"spec":{"iscsi":{"secretRef":{"namespace":"ns","name":"iscsi"}}}}`, []string{"/Secret/ns/iscsi"}},
+		{"/PersistentVolume", `{"spec":{"flexVolume":{"secretRef":{"namespace":"ns","name":"flex"}}}}`, []string{"/Secret/ns/flex"}},
+		{"/PersistentVolume", `{"spec":{"cephfs":{"secretRef":{"namespace":"ns","name":"ceph"}}}}`, []string{"/Secret/ns/ceph"}},
+		{"/PersistentVolume", `{"spec":{"scaleIO":{"secretRef":{"namespace":"ns","name":"scale"}}}}`, []string{"/Secret/ns/scale"}},
+		{"/PersistentVolume", `{"spec":{"storageos":{"secretRef":{"namespace":"ns","name":"os"}}}}`, []string{"/Secret/ns/os"}},
+		{"/PersistentVolume", `{"spec":{"storageos":{}}}`, nil},
 		{"/ServiceAccount", `{"secrets":[{"name":"token"}],"imagePullSecrets":[{"name":"pull"}]}`, []string{"/Secret/shop/pull", "/Secret/shop/token"}},
 		{"rbac.authorization.k8s.io/RoleBinding", `{"roleRef":{"kind":"ClusterRole","name":"edit"},"subjects":[{"kind":"ServiceAccount","name":"sa"},{"kind":"User","name":"me"},{"kind":"ServiceAccount","namespace":"bank","name":"sa"}]}`,
 			[]string{"/ServiceAccount/bank/sa", "/ServiceAccount/shop/sa", "rbac.authorization.k8s.io/ClusterRole//edit"}},
 		{"rbac.authorization.k8s.io/RoleBinding", `{"roleRef":{"kind":"Role","name":"own"}}`, []string{"rbac.authorization.k8s.io/Role/shop/own"}},
+		{"rbac.authorization.k8s.io/ClusterRoleBinding", `{"roleRef":{"kind":"ClusterRole","name":"edit"},"subjects":[{"kind":"ServiceAccount","namespace":"bank","name":"sa"},{"kind":"Group","name":"us"}]}`,
+			[]string{"/ServiceAccount/bank/sa", "rbac.authorization.k8s.io/ClusterRole//edit"}},
+		{"networking.k8s.io/Ingress", `{"spec":{"defaultBackend":{"resource":{"kind":"ConfigMap","name":"page"}},"rules":[{"http":{"paths":[{"backend":{"resource":{"apiGroup":"k8s.example.com","kind":"StorageBucket","name":"static"}}}]}}]}}`,
+			[]string{"/ConfigMap/shop/page", "k8s.example.com/StorageBucket/shop/static"}},
 		{"networking.k8s.io/Ingress", `{"spec":{"ingressClassName":"nginx","tls":[{"secretName":"cert"}],"defaultBackend":{"service":{"name":"web"}},"rules":[{"http":{"paths":[{"backend":{"service":{"name":"api"}}}]}},{}]}}`,
 			[]string{"/Secret/shop/cert", "/Service/shop/api", "/Service/shop/web", "networking.k8s.io/IngressClass//nginx"}},
 		{"autoscaling/HorizontalPodAutoscaler", `{"spec":{"scaleTargetRef":{"apiVersion":"apps/v1","kind":"Deployment","name":"web"}}}`, []string{"apps/Deployment/shop/web"}},
 		{"admissionregistration.k8s.io/ValidatingWebhookConfiguration", `{"webhooks":[{"clientConfig":{"service":{"namespace":"op","name":"hook"}}},{"clientConfig":{"url":"https://x"}}]}`, []string{"/Service/op/hook"}},
+		{"admissionregistration.k8s.io/MutatingWebhookConfiguration", `{"webhooks":[{"clientConfig":{"service":{"namespace":"op","name":"hook"}}}]}`, []string{"/Service/op/hook"}},
+		{"admissionregistration.k8s.io/ValidatingAdmissionPolicyBinding", `{"spec":{"policyName":"p"}}`, []string{"admissionregistration.k8s.io/ValidatingAdmissionPolicy//p"}},
 		{"apiregistration.k8s.io/APIService", `{"spec":{"service":{"namespace":"op","name":"api"}}}`, []string{"/Service/op/api"}},
 		{"apiextensions.k8s.io/CustomResourceDefinition", `{"spec":{"conversion":{"webhook":{"clientConfig":{"service":{"namespace":"op","name":"conv"}}}}}}`, []string{"/Service/op/conv"}},
 		{"/ConfigMap", `{"spec":{"volumeName":"pv"}}`, nil},

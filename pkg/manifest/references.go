@@ -94,13 +94,7 @@ var finders = map[schema.GroupKind]func(*references, []byte){
 		if claim := o.Spec.ClaimRef; claim != nil {
 			r.add("", "PersistentVolumeClaim", claim.Namespace, claim.Name)
 		}
-		if csi := o.Spec.CSI; csi != nil {
-			for _, secret := range []*corev1.SecretReference{csi.ControllerPublishSecretRef, csi.NodeStageSecretRef, csi.NodePublishSecretRef, csi.ControllerExpandSecretRef, csi.NodeExpandSecretRef} {
-				if secret != nil {
-					r.add("", "Secret", secret.Namespace, secret.Name)
-				}
-			}
-		}
+		r.persistentVolume(&o.Spec)
 	}),
 	{Kind: "ServiceAccount"}: of(func(r *references, o *corev1.ServiceAccount) {
 		for _, secret := range o.Secrets {
@@ -224,6 +218,7 @@ func (r *references) volume(volume *corev1.Volume) {
 	if source := volume.Ephemeral; source != nil && source.VolumeClaimTemplate != nil {
 		r.claim(&source.VolumeClaimTemplate.Spec)
 	}
+	r.inTree(volume)
 	if source := volume.Projected; source != nil {
 		for _, part := range source.Sources {
 			if part.Secret != nil {
@@ -232,6 +227,74 @@ func (r *references) volume(volume *corev1.Volume) {
 			if part.ConfigMap != nil {
 				r.local("ConfigMap", part.ConfigMap.Name)
 			}
+		}
+	}
+}
+
+// inTree are the secrets of volumes of types that Kubernetes once had itself.
+func (r *references) inTree(volume *corev1.Volume) {
+	if source := volume.AzureFile; source != nil {
+		r.local("Secret", source.SecretName)
+	}
+	var secret *corev1.LocalObjectReference
+	switch {
+	case volume.RBD != nil:
+		secret = volume.RBD.SecretRef
+	case volume.ISCSI != nil:
+		secret = volume.ISCSI.SecretRef
+	case volume.FlexVolume != nil:
+		secret = volume.FlexVolume.SecretRef
+	case volume.CephFS != nil:
+		secret = volume.CephFS.SecretRef
+	case volume.ScaleIO != nil:
+		secret = volume.ScaleIO.SecretRef
+	case volume.StorageOS != nil:
+		secret = volume.StorageOS.SecretRef
+	}
+	if secret != nil {
+		r.local("Secret", secret.Name)
+	}
+}
+
+// persistentVolume are the secrets of a persistent volume. Those that name no namespace are in
+// its claim's.
+func (r *references) persistentVolume(spec *corev1.PersistentVolumeSpec) {
+	namespace := ""
+	if spec.ClaimRef != nil {
+		namespace = spec.ClaimRef.Namespace
+	}
+	var secrets []*corev1.SecretReference
+	if csi := spec.CSI; csi != nil {
+		secrets = append(secrets, csi.ControllerPublishSecretRef, csi.NodeStageSecretRef, csi.NodePublishSecretRef, csi.ControllerExpandSecretRef, csi.NodeExpandSecretRef)
+	}
+	if source := spec.RBD; source != nil {
+		secrets = append(secrets, source.SecretRef)
+	}
+	if source := spec.ISCSI; source != nil {
+		secrets = append(secrets, source.SecretRef)
+	}
+	if source := spec.FlexVolume; source != nil {
+		secrets = append(secrets, source.SecretRef)
+	}
+	if source := spec.CephFS; source != nil {
+		secrets = append(secrets, source.SecretRef)
+	}
+	if source := spec.ScaleIO; source != nil {
+		secrets = append(secrets, source.SecretRef)
+	}
+	if source := spec.StorageOS; source != nil && source.SecretRef != nil {
+		secrets = append(secrets, &corev1.SecretReference{Namespace: source.SecretRef.Namespace, Name: source.SecretRef.Name})
+	}
+	if source := spec.AzureFile; source != nil {
+		of := &corev1.SecretReference{Name: source.SecretName}
+		if source.SecretNamespace != nil {
+			of.Namespace = *source.SecretNamespace
+		}
+		secrets = append(secrets, of)
+	}
+	for _, secret := range secrets {
+		if secret != nil {
+			r.add("", "Secret", cmp.Or(secret.Namespace, namespace), secret.Name)
 		}
 	}
 }
@@ -263,13 +326,25 @@ func (r *references) claim(spec *corev1.PersistentVolumeClaimSpec) {
 	if spec.StorageClassName != nil {
 		r.add(storageGroup, "StorageClass", "", *spec.StorageClassName)
 	}
+	// The one is a copy of the other, unless only the second can say it.
 	if source := spec.DataSource; source != nil {
-		group := ""
-		if source.APIGroup != nil {
-			group = *source.APIGroup
-		}
-		r.add(group, source.Kind, r.namespace, source.Name)
+		r.add(orCore(source.APIGroup), source.Kind, r.namespace, source.Name)
 	}
+	if source := spec.DataSourceRef; source != nil {
+		namespace := r.namespace
+		if source.Namespace != nil {
+			namespace = *source.Namespace
+		}
+		r.add(orCore(source.APIGroup), source.Kind, namespace, source.Name)
+	}
+}
+
+// orCore is a group, of which none is the core one.
+func orCore(group *string) string {
+	if group == nil {
+		return ""
+	}
+	return *group
 }
 
 func (r *references) binding(role rbacv1.RoleRef, namespace string, subjects []rbacv1.Subject) {
@@ -286,8 +361,8 @@ func (r *references) backend(backend *networkingv1.IngressBackend) {
 	case backend == nil:
 	case backend.Service != nil:
 		r.local("Service", backend.Service.Name)
-	case backend.Resource != nil && backend.Resource.APIGroup != nil:
-		r.add(*backend.Resource.APIGroup, backend.Resource.Kind, r.namespace, backend.Resource.Name)
+	case backend.Resource != nil:
+		r.add(orCore(backend.Resource.APIGroup), backend.Resource.Kind, r.namespace, backend.Resource.Name)
 	}
 }
 

@@ -64,7 +64,8 @@ var compressors = sync.Pool{New: func() any {
 }}
 
 // Add takes an item. Its identity must be new. Of one that is larger than 32 KiB as JSON
-// all is left out that the object has made as large, and Shortened says so.
+// all is left out that the object has made as large, and Shortened says so; what nothing
+// else has, the original, is left out only if it does not fit by itself.
 func (w *Writer) Add(item *Item) error {
 	if w.sections == nil {
 		w.sections = map[string]*section{}
@@ -82,8 +83,12 @@ func (w *Writer) Add(item *Item) error {
 	}
 	if len(line) > maxItemBytes {
 		short := *item
-		short.Labels, short.Annotations, short.OwnerUIDs, short.References, short.Original, short.Shortened = nil, nil, nil, nil, nil, true
-		if line, err = w.encode(&short); err != nil {
+		short.Labels, short.Annotations, short.OwnerUIDs, short.References, short.Shortened = nil, nil, nil, nil, true
+		if line, err = w.encode(&short); err == nil && len(line) > maxItemBytes {
+			short.Original = nil
+			line, err = w.encode(&short)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -148,37 +153,117 @@ func (w *Writer) compress(header gzip.Header, plain []byte) ([]byte, error) {
 	return bytes.Clone(compressed.Bytes()), nil
 }
 
-// sort brings a section in order: its lines are read again.
+// mergeWidth is of how many members lines are in memory at a time while a section is sorted.
+const mergeWidth = 64
+
+// sort brings a section in order. Each member is sorted by itself; then they are merged, as
+// many at a time as fit into a few megabytes, however large the section is.
 func (w *Writer) sort(s *section) error {
-	type entry struct {
-		key  string
-		line []byte
-	}
-	entries := make([]entry, 0, s.count)
+	var runs []run
 	for _, m := range s.members {
-		lines, err := decompress(m.compressed)
+		lines, err := linesOf(m.compressed)
 		if err != nil {
 			return err
 		}
-		for line := range bytes.SplitSeq(lines, []byte("\n")) {
-			if line = bytes.TrimSuffix(line, []byte(",")); len(line) == 0 {
-				continue
-			}
-			var item struct{ Namespace, Name string }
-			if err := json.Unmarshal(line, &item); err != nil {
+		slices.SortFunc(lines, func(a, b keyed) int { return cmp.Compare(a.key, b.key) })
+		sorted := &section{}
+		for _, line := range lines {
+			if err := w.append(sorted, line.key, line.line); err != nil {
 				return err
 			}
-			entries = append(entries, entry{item.Namespace + "/" + item.Name, line})
 		}
-	}
-	slices.SortStableFunc(entries, func(a, b entry) int { return cmp.Compare(a.key, b.key) })
-	*s = section{count: s.count}
-	for _, e := range entries {
-		if err := w.append(s, e.key, e.line); err != nil {
+		if err := w.finish(sorted); err != nil {
 			return err
 		}
+		// Most of what comes out of order is a few lists, one after the other, each in order.
+		last := lines[len(lines)-1].key
+		if n := len(runs); n > 0 && runs[n-1].last < lines[0].key {
+			runs[n-1] = run{append(runs[n-1].members, sorted.members...), last}
+		} else {
+			runs = append(runs, run{sorted.members, last})
+		}
 	}
-	return w.finish(s)
+	s.members = nil
+	for len(runs) > mergeWidth {
+		var merged []run
+		for some := range slices.Chunk(runs, mergeWidth) {
+			of, err := w.merge(some)
+			if err != nil {
+				return err
+			}
+			merged = append(merged, run{of.members, of.last})
+		}
+		runs = merged
+	}
+	sorted, err := w.merge(runs)
+	if err != nil {
+		return err
+	}
+	sorted.count = s.count
+	*s = *sorted
+	return nil
+}
+
+// run are members in order, and the key of their last item.
+type run struct {
+	members []member
+	last    string
+}
+
+// keyed is the line of an item, and its key.
+type keyed struct {
+	key  string
+	line []byte
+}
+
+// merge gives one section of several in order. It takes the runs' members.
+func (w *Writer) merge(runs []run) (*section, error) {
+	merged := &section{}
+	lines := make([][]keyed, len(runs))
+	for {
+		first := -1
+		for i := range runs {
+			if len(lines[i]) == 0 && len(runs[i].members) > 0 {
+				var err error
+				if lines[i], err = linesOf(runs[i].members[0].compressed); err != nil {
+					return nil, err
+				}
+				runs[i].members[0].compressed = nil
+				runs[i].members = runs[i].members[1:]
+			}
+			if len(lines[i]) > 0 && (first < 0 || lines[i][0].key < lines[first][0].key) {
+				first = i
+			}
+		}
+		if first < 0 {
+			return merged, w.finish(merged)
+		}
+		merged.last = lines[first][0].key
+		if err := w.append(merged, merged.last, lines[first][0].line); err != nil {
+			return nil, err
+		}
+		lines[first] = lines[first][1:]
+	}
+}
+
+// linesOf are the items of a member, which has at least one.
+func linesOf(compressed []byte) ([]keyed, error) {
+	plain, err := decompress(compressed)
+	if err != nil {
+		return nil, err
+	}
+	var lines []keyed
+	for line := range bytes.SplitSeq(plain, []byte("\n")) {
+		if line = bytes.TrimSuffix(line, []byte(",")); len(line) == 0 {
+			continue
+		}
+		var item struct{ Namespace, Name string }
+		if err := json.Unmarshal(line, &item); err != nil {
+			return nil, err
+		}
+		lines = append(lines, keyed{item.Namespace + "/" + item.Name, line})
+	}
+	return lines, nil
 }
 
 func decompress(compressed []byte) ([]byte, error) {
