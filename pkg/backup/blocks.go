@@ -153,7 +153,7 @@ func (p *podVolumes) blocks() []block {
 // read, does that for the blocks with hooks, and runs these. Whoever waits for a post hook
 // waits for the agent of its node; so what has no hooks comes after what has, if it is on
 // the same node.
-func (p *podVolumes) takeBlocks(ctx context.Context) (rest func(context.Context) error) {
+func (p *podVolumes) takeBlocks(ctx context.Context) (rest func(context.Context) error, _ error) {
 	var hooked, plain []block
 	busy := sets.New[string]()
 	for _, block := range p.blocks() {
@@ -167,23 +167,36 @@ func (p *podVolumes) takeBlocks(ctx context.Context) (rest func(context.Context)
 		}
 	}
 	p.held = nil
-	var later []block
+	var now, later []block
 	for _, block := range plain {
 		if busy.HasAny(block.nodes().UnsortedList()...) {
 			later = append(later, block)
-			continue
+		} else {
+			now = append(now, block)
 		}
-		p.handOver(ctx, block)
 	}
 	return func(ctx context.Context) error {
 		if err := p.takeAllHooked(ctx, hooked); err != nil {
 			return err
 		}
-		for _, block := range later {
-			p.handOver(ctx, block)
-		}
-		return ctx.Err()
+		return p.handOverAll(ctx, later)
+	}, p.handOverAll(ctx, now)
+}
+
+// handOverAll hands over the volumes of blocks without hooks, of as many blocks at a time as
+// there are workers: each volume is a request.
+func (p *podVolumes) handOverAll(ctx context.Context, blocks []block) error {
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(p.blockWorkers)
+	for _, block := range blocks {
+		group.Go(func() error {
+			return p.contain(func() error {
+				p.handOver(groupCtx, block)
+				return groupCtx.Err()
+			})
+		})
 	}
+	return group.Wait()
 }
 
 // takeAllHooked takes the blocks with hooks, in portions: first those that wait for their

@@ -6,6 +6,7 @@ package backup
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -31,8 +32,9 @@ type claim struct {
 	// is warned unless that is known, or their own wish.
 	unusable string
 	known    bool
-	// action is that of the volume policies.
+	// action is that of the volume policies, and asked what they look at, until then.
 	action action
+	asked  *claimTraits
 	// skipped says why a pod that has the claim gives no access to its data, and
 	// another one still may.
 	skipped string
@@ -54,7 +56,8 @@ type pendingWarning struct {
 type persistentVolume struct {
 	// hostPath is the path of a folder of a node, or "".
 	hostPath string
-	// claim is the uid of the claim that it is bound to.
+	// bound is the claim that it is bound to, and claim that one's uid.
+	bound types.NamespacedName
 	claim types.UID
 	// nodes are those where it is.
 	nodes         *corev1.VolumeNodeAffinity
@@ -75,6 +78,8 @@ type podVolumes struct {
 	claims            map[types.NamespacedName]*claim
 	persistentVolumes map[string]*persistentVolume
 	nodes             map[string]*corev1.Node
+	// unsettled are the claims that were read and whose persistent volumes were not.
+	unsettled []types.NamespacedName
 	// held are the pods to take when all are known.
 	held []*heldPod
 
@@ -117,7 +122,8 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 		return nil, err
 	}
 	kept := &persistentVolume{
-		hostPath: object.Spec.HostPath.Path, claim: object.Spec.ClaimRef.UID, nodes: object.Spec.NodeAffinity, reclaimPolicy: object.Spec.ReclaimPolicy, labels: object.Metadata.Labels,
+		hostPath: object.Spec.HostPath.Path, nodes: object.Spec.NodeAffinity, reclaimPolicy: object.Spec.ReclaimPolicy, labels: object.Metadata.Labels,
+		bound: types.NamespacedName{Namespace: object.Spec.ClaimRef.Namespace, Name: object.Spec.ClaimRef.Name}, claim: object.Spec.ClaimRef.UID,
 		capacity: object.Spec.Capacity.Storage().Value(), created: object.Metadata.CreationTimestamp,
 	}
 	if len(p.policies) > 0 {
@@ -146,31 +152,157 @@ func (p *podVolumes) persistentVolume(ctx context.Context, name, reason string) 
 	if raw == nil {
 		return nil, err
 	}
-	kept, err := p.keepPersistentVolume(h, raw)
-	if err != nil {
-		p.findings.fail(subject{persistentVolumesResource, "", name}, err.Error())
-		return nil, nil
-	}
-	return kept, p.addRelated(r, h, raw, reason)
+	err = p.takePersistentVolume(r, h, raw, reason)
+	return p.persistentVolumes[name], err
 }
 
-// visitClaim takes a claim, and its persistent volume along.
-func (p *podVolumes) visitClaim(ctx context.Context, r resource, h *head, raw []byte) error {
+// takePersistentVolume takes a persistent volume that comes along.
+func (p *podVolumes) takePersistentVolume(r resource, h *head, raw []byte, reason string) error {
+	if _, err := p.keepPersistentVolume(h, raw); err != nil {
+		p.persistentVolumes[h.Metadata.Name] = nil
+		p.findings.fail(subject{persistentVolumesResource, "", h.Metadata.Name}, err.Error())
+		return nil
+	}
+	return p.addRelated(r, h, raw, reason)
+}
+
+// visitClaim takes a claim. Its persistent volume comes along when all claims are read.
+func (p *podVolumes) visitClaim(_ context.Context, r resource, h *head, raw []byte) error {
 	stored, err := storedClaim(h, raw)
 	if err != nil {
 		p.findings.fail(subject{claimsResource, h.Metadata.Namespace, h.Metadata.Name}, err.Error())
 		return nil
 	}
-	if err := p.add(r, h, stored, itself); err != nil {
+	p.keepClaim(h, raw)
+	p.unsettled = append(p.unsettled, types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name})
+	return p.add(r, h, stored, itself)
+}
+
+// manyGets is how many objects are looked for in a list rather than read one by one.
+const manyGets = 10
+
+// settleClaims looks at the persistent volumes of the claims that were read, which come
+// along.
+func (p *podVolumes) settleClaims(ctx context.Context) error {
+	missing := map[string]string{}
+	for _, key := range p.unsettled {
+		if name := p.claims[key].volume; name != "" {
+			if _, known := p.persistentVolumes[name]; !known {
+				missing[name] = boundBy(key)
+			}
+		}
+	}
+	if r, found := p.discovered.find(persistentVolumesResource); found && len(missing) > manyGets {
+		_, err := p.search(ctx, query{resource: r}, func(h *head, raw []byte) error {
+			reason, ok := missing[h.Metadata.Name]
+			if !ok {
+				return nil
+			}
+			delete(missing, h.Metadata.Name) // it may come twice
+			return p.takePersistentVolume(r, h, raw, reason)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for _, key := range p.unsettled {
+		if err := p.settle(ctx, key); err != nil {
+			return err
+		}
+	}
+	p.unsettled = nil
+	return nil
+}
+
+// takeClaimsOfVolumes takes the claims of the persistent volumes that labels have chosen: one is
+// of no use without the other.
+func (p *podVolumes) takeClaimsOfVolumes(ctx context.Context) error {
+	r, found := p.discovered.find(claimsResource)
+	if !found || len(p.selectors) == 0 || !p.wanted.IncludedRelated(claimsResource, true) {
+		return nil
+	}
+	missing := map[types.NamespacedName]string{}
+	for name, volume := range p.persistentVolumes {
+		if volume == nil || volume.bound.Name == "" || !p.inScope(volume.bound.Namespace) {
+			continue
+		}
+		if _, known := p.claims[volume.bound]; !known {
+			missing[volume.bound] = name
+		}
+	}
+	take := func(h *head, raw []byte) error {
+		key := types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}
+		name, ok := missing[key]
+		if !ok || h.Metadata.UID != p.persistentVolumes[name].claim {
+			return nil // of another one of its name the volume knows nothing
+		}
+		delete(missing, key)
+		_, err := p.takeClaim(ctx, r, key, h, raw, "the persistent volume "+name+" is bound to it")
 		return err
 	}
-	_, err = p.keepClaim(ctx, h, raw)
-	return err
+	if len(missing) > manyGets {
+		whole := true
+		for _, namespace := range p.listed {
+			ok, err := p.search(ctx, query{resource: r, namespace: namespace}, take)
+			if err != nil {
+				return err
+			}
+			whole = whole && ok
+		}
+		if whole {
+			return nil
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(missing), compareNames) {
+		h, raw, err := p.fetch(ctx, r, key.Namespace, key.Name, optional)
+		if err != nil {
+			return err
+		}
+		if raw == nil {
+			continue
+		}
+		if err := take(h, raw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func compareNames(a, b types.NamespacedName) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+func boundBy(claim types.NamespacedName) string {
+	return "the claim " + itemName(claim.Namespace, claim.Name) + " is bound to it"
+}
+
+// search visits the objects of a list among which others are that are needed, and says whether
+// it has seen all. What it misses, since the server fails, is to be read by itself. The error
+// is for the backup as a whole.
+func (c *collector) search(ctx context.Context, q query, visit func(*head, []byte) error) (whole bool, _ error) {
+	err := c.lister.list(ctx, q, visitor{page: func(int64) {}, object: func(raw []byte) error {
+		h, err := headOf(raw)
+		if err != nil {
+			return nil // if it is needed, that is told when it is read by itself
+		}
+		return visit(h, raw)
+	}})
+	var fatal visitError
+	switch {
+	case ctx.Err() != nil:
+		return false, ctx.Err()
+	case errors.As(err, &fatal):
+		return false, fatal.error
+	case err != nil:
+		c.log.write(slog.LevelInfo, fmt.Sprintf("what others refer to is read one by one: list it: %v", err), subject{q.resource.GroupResource(), q.namespace, ""}.attrs()...)
+	}
+	return err == nil, nil
 }
 
 const halfFilled = "it may hold only a part of the data of a restore that was stopped, and is backed up as it is: restore its data again, or, if you know better, remove its annotation " + format.AnnotationIncomplete
 
-func (p *podVolumes) keepClaim(ctx context.Context, h *head, raw []byte) (*claim, error) {
+// keepClaim keeps what is needed of a claim, which settle is to be called for.
+func (p *podVolumes) keepClaim(h *head, raw []byte) {
 	kept := &claim{}
 	p.claims[types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}] = kept
 	var object struct {
@@ -188,7 +320,14 @@ func (p *podVolumes) keepClaim(ctx context.Context, h *head, raw []byte) (*claim
 	}
 	if err := decode(raw, &object); err != nil {
 		kept.unusable = err.Error()
-		return kept, nil
+		return
+	}
+	if len(p.policies) > 0 {
+		kept.asked = &claimTraits{}
+		if err := decode(raw, kept.asked); err != nil {
+			kept.unusable = err.Error()
+			return
+		}
 	}
 	kept.uid, kept.labels = object.Metadata.UID, object.Metadata.Labels
 	if _, half := object.Metadata.Annotations[format.AnnotationIncomplete]; half {
@@ -196,37 +335,36 @@ func (p *podVolumes) keepClaim(ctx context.Context, h *head, raw []byte) (*claim
 	}
 	if object.Status.Phase != corev1.ClaimBound || object.Spec.VolumeName == "" {
 		kept.unusable = "the claim is not bound"
-		p.decide(kept, nil, raw)
-		return kept, nil
+		return
 	}
 	kept.volume = object.Spec.VolumeName
-	volume, err := p.persistentVolume(ctx, kept.volume, "the claim "+itemName(h.Metadata.Namespace, h.Metadata.Name)+" is bound to it")
-	if volume != nil && volume.hostPath != "" {
-		switch {
-		case p.hostPathRoots.Over(volume.hostPath) == "":
-			kept.unusable = "its persistent volume is of type hostPath, and not below the controller's --host-path-roots"
-		case volume.claim != kept.uid:
-			kept.unusable = "its persistent volume is bound to another claim"
-		}
-	}
-	p.decide(kept, volume, raw)
-	return kept, err
 }
 
-// decide asks the volume policies about a claim, whose volume may not be known.
-func (p *podVolumes) decide(of *claim, volume *persistentVolume, raw []byte) {
-	if len(p.policies) == 0 {
-		return
+// settle looks at the persistent volume of a claim, which comes along, and asks the volume
+// policies about the two.
+func (p *podVolumes) settle(ctx context.Context, key types.NamespacedName) error {
+	of := p.claims[key]
+	volume := &persistentVolume{}
+	var err error
+	if of.volume != "" {
+		var known *persistentVolume
+		if known, err = p.persistentVolume(ctx, of.volume, boundBy(key)); known != nil {
+			volume = known
+		}
 	}
-	var asked claimTraits
-	if err := decode(raw, &asked); err != nil {
-		of.unusable = err.Error()
-		return
+	if volume.hostPath != "" {
+		switch {
+		case p.hostPathRoots.Over(volume.hostPath) == "":
+			of.unusable = "its persistent volume is of type hostPath, and not below the controller's --host-path-roots"
+		case volume.claim != of.uid:
+			of.unusable = "its persistent volume is bound to another claim"
+		}
 	}
-	if volume == nil {
-		volume = &persistentVolume{}
+	if of.asked != nil { // of a volume that can't be read, they know nothing
+		of.action = p.policies.action(volume.traits, of.asked)
+		of.asked = nil
 	}
-	of.action = p.policies.action(volume.traits, &asked)
+	return err
 }
 
 // actionOf is that of the volume policies about a volume of a pod. Through a claim it is the
@@ -257,6 +395,13 @@ func (p *podVolumes) claim(ctx context.Context, key types.NamespacedName, pod st
 		kept.unusable, kept.known = "its claim can't be read", true
 		return kept, err
 	}
+	return p.takeClaim(ctx, r, key, h, raw, "the pod "+pod+" has it as a volume")
+}
+
+// takeClaim takes a claim that comes along for a reason.
+func (p *podVolumes) takeClaim(ctx context.Context, r resource, key types.NamespacedName, h *head, raw []byte, why string) (*claim, error) {
+	kept := &claim{}
+	p.claims[key] = kept
 	if reason := h.whyLeftOut(); reason != "" {
 		kept.unusable, kept.known = "its claim is "+reason, true
 		return kept, nil
@@ -267,10 +412,11 @@ func (p *podVolumes) claim(ctx context.Context, key types.NamespacedName, pod st
 		kept.unusable, kept.known = "its claim can't be read", true
 		return kept, nil
 	}
-	if err := p.addRelated(r, h, stored, "the pod "+pod+" has it as a volume"); err != nil {
+	if err := p.addRelated(r, h, stored, why); err != nil {
 		return nil, err
 	}
-	return p.keepClaim(ctx, h, raw)
+	p.keepClaim(h, raw)
+	return p.claims[key], p.settle(ctx, key)
 }
 
 // visitPod takes a pod, its claims along, and holds it for its volumes and hooks.
@@ -440,8 +586,12 @@ func (p *podVolumes) filesByDefault() bool {
 	return p.spec.DefaultVolumesToFsBackup != nil && *p.spec.DefaultVolumesToFsBackup
 }
 
-// conclude turns what failed into findings, and returns what became of the volumes.
+// conclude turns what failed into findings, and returns what became of the volumes, in the
+// order of their pods.
 func (p *podVolumes) conclude() []*format.Volume {
+	slices.SortStableFunc(p.submitted, func(a, b *format.Volume) int {
+		return cmp.Or(cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))
+	})
 	for _, volume := range p.submitted {
 		status := &volume.Status
 		if !status.Phase.Done() {

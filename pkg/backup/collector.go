@@ -97,8 +97,19 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 				return nil, err
 			}
 		}
+		if r.GroupResource() == claimsResource {
+			if err := volumes.settleClaims(ctx); err != nil {
+				return nil, err
+			}
+			if err := volumes.takeClaimsOfVolumes(ctx); err != nil {
+				return nil, err
+			}
+		}
 	}
-	takeRest := volumes.takeBlocks(ctx)
+	takeRest, err := volumes.takeBlocks(ctx)
+	if err != nil {
+		return nil, err
+	}
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.contain(func() error { return takeRest(groupCtx) }) })
 	readers, readersCtx := errgroup.WithContext(groupCtx)

@@ -21,6 +21,7 @@ import (
 
 func TestWhatIsSelected(t *testing.T) {
 	yes, no := true, false
+	ssd := &metav1.LabelSelector{MatchLabels: map[string]string{"disk": "ssd"}}
 	for name, test := range map[string]struct {
 		spec     holdfast.BackupSpec
 		want     []string
@@ -130,6 +131,20 @@ func TestWhatIsSelected(t *testing.T) {
 			}},
 			want: []string{"configmaps bank/both", "configmaps bank/front", "namespaces bank", "namespaces tiered"},
 		},
+		"a volume that labels choose brings its claim": {
+			spec: holdfast.BackupSpec{LabelSelector: ssd},
+			want: []string{"namespaces shop", "persistentvolumeclaims shop/chosen", "persistentvolumes pv-anew", "persistentvolumes pv-chosen", "persistentvolumes pv-left"},
+		},
+		"but not if claims are excluded": {
+			spec: holdfast.BackupSpec{LabelSelector: ssd, ExcludedResources: []string{"persistentvolumeclaims"}},
+			want: []string{"persistentvolumes pv-anew", "persistentvolumes pv-chosen", "persistentvolumes pv-left"},
+		},
+		"nor if they are in another namespace": {
+			spec: holdfast.BackupSpec{
+				IncludedNamespaces: []string{"bank"}, IncludeClusterResources: &yes, LabelSelector: ssd,
+			},
+			want: []string{"namespaces bank", "persistentvolumes pv-anew", "persistentvolumes pv-chosen", "persistentvolumes pv-left"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, test.spec)
@@ -142,7 +157,12 @@ func TestWhatIsSelected(t *testing.T) {
 					f.add("customresourcedefinitions.apiextensions.k8s.io", named("", "events.other.example.com")...)
 				}
 			}
-			if test.spec.LabelSelector != nil {
+			if test.spec.LabelSelector == ssd {
+				claim, volume := `{"metadata":{"name":%q,"namespace":"shop","uid":%q},"spec":{"volumeName":%q},"status":{"phase":"Bound"}}`,
+					`{"metadata":{"name":%q,"labels":{"disk":"ssd"}},"spec":{"claimRef":{"namespace":"shop","name":%q,"uid":%q}}}`
+				f.add("persistentvolumeclaims", fmt.Sprintf(claim, "chosen", "u-1", "pv-chosen"), fmt.Sprintf(claim, "anew", "u-3", "pv-other"))
+				f.add("persistentvolumes", fmt.Sprintf(volume, "pv-chosen", "chosen", "u-1"), fmt.Sprintf(volume, "pv-anew", "anew", "u-2"), fmt.Sprintf(volume, "pv-left", "gone", "u-4"))
+			} else if test.spec.LabelSelector != nil {
 				f.add("pods", `{"metadata":{"name":"labelled","namespace":"shop","labels":{"app":"db"}},"spec":{"volumes":[{"name":"files","persistentVolumeClaim":{"claimName":"data"}}]}}`)
 			}
 			if test.spec.OrLabelSelectors != nil {

@@ -8,11 +8,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -211,6 +213,7 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 					`{"metadata":{"name":"unnamed","namespace":"shop"},"spec":{},"status":{"phase":"Bound"}}`)
 			}
 			f.add("pods", test.pods...)
+			f.deps.BlockWorkers = 1 // for the order
 			outcome := f.run(t)
 			completed := 0
 			if volumes := outcome.Status.Volumes; volumes != nil {
@@ -501,5 +504,80 @@ func TestWaitThatFails(t *testing.T) {
 	outcome := f.run(t)
 	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 2 || outcome.Status.Volumes.Failed != 1 {
 		t.Errorf("got %+v", outcome.Status)
+	}
+}
+
+// TestManyClaimsCostNoRequestEach: what a list of all can answer is not asked for one by one.
+func TestManyClaimsCostNoRequestEach(t *testing.T) {
+	const pods = 2000
+	yes := true
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f.add("namespaces", namespace("shop", ""))
+	var all, claims, volumes []string
+	for i := range pods {
+		all = append(all, podWith(fmt.Sprintf("p-%d", i), "", fmt.Sprintf(`data "persistentVolumeClaim":{"claimName":"data-%d"}`, i), fmt.Sprintf(`logs "persistentVolumeClaim":{"claimName":"logs-%d"}`, i)))
+		for _, name := range []string{"data", "logs"} {
+			claims = append(claims, fmt.Sprintf(`{"metadata":{"name":"%s-%d","namespace":"shop"},"spec":{"volumeName":"pv-%s-%d"},"status":{"phase":"Bound"}}`, name, i, name, i))
+			volumes = append(volumes, fmt.Sprintf(`{"metadata":{"name":"pv-%s-%d"},"spec":{"csi":{}}}`, name, i))
+		}
+	}
+	f.add("pods", all...)
+	f.add("persistentvolumeclaims", claims...)
+	f.add("persistentvolumes", append(volumes, `{"metadata":{"name":"pv-of-others"},"spec":{"csi":{}}}`)...)
+	outcome := f.run(t)
+	if got := outcome.Status.Volumes; outcome.Status.Phase != holdfast.BackupPhaseCompleted || got.Completed != 2*pods {
+		t.Errorf("got %+v, volumes %+v", outcome.Status, got)
+	}
+	if got := outcome.Status.Progress.ItemsBackedUp; got != 5*pods+1 {
+		t.Errorf("backed up %d objects", got)
+	}
+	if got := f.requested("/api/v1/persistentvolumes/"); got != 0 {
+		t.Errorf("%d persistent volumes were asked for one by one", got)
+	}
+	// Pages of 500.
+	if got := f.requested(""); got > 50 {
+		t.Errorf("%d requests", got)
+	}
+}
+
+// TestVolumesThatCannotBeListed are read one by one.
+func TestVolumesThatCannotBeListed(t *testing.T) {
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f.add("namespaces", namespace("shop", ""))
+	for i := range manyGets + 1 {
+		f.add("persistentvolumeclaims", fmt.Sprintf(`{"metadata":{"name":"data-%d","namespace":"shop"},"spec":{"volumeName":"pv-%d"},"status":{"phase":"Bound"}}`, i, i))
+		f.add("persistentvolumes", fmt.Sprintf(`{"metadata":{"name":"pv-%d"},"spec":{"csi":{}}}`, i))
+	}
+	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != "/api/v1/persistentvolumes" {
+			return false
+		}
+		writeStatus(w, metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden})
+		return true
+	}
+	outcome := f.run(t)
+	if got := outcome.Status; got.Phase != holdfast.BackupPhaseCompleted || got.Progress.ItemsBackedUp != 2*(manyGets+1)+1 {
+		t.Errorf("got %+v: %+v", got, f.results(t))
+	}
+}
+
+// TestManyClaimsOfVolumes are looked for in one list of each namespace.
+func TestManyClaimsOfVolumes(t *testing.T) {
+	f := newFixture(t, holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"disk": "ssd"}}})
+	f.add("namespaces", namespace("shop", ""))
+	f.add("persistentvolumeclaims", named("shop", "other")...)
+	for i := range manyGets + 1 {
+		f.add("persistentvolumeclaims", fmt.Sprintf(`{"metadata":{"name":"data-%d","namespace":"shop","uid":"u-%d"},"spec":{"volumeName":"pv-%d"},"status":{"phase":"Bound"}}`, i, i, i))
+		f.add("persistentvolumes", fmt.Sprintf(`{"metadata":{"name":"pv-%d","labels":{"disk":"ssd"}},"spec":{"claimRef":{"namespace":"shop","name":"data-%d","uid":"u-%d"}}}`, i, i, i))
+	}
+	outcome := f.run(t)
+	if got := outcome.Status; got.Phase != holdfast.BackupPhaseCompleted || got.Progress.ItemsBackedUp != 2*(manyGets+1)+1 {
+		t.Errorf("got %+v: %+v", got, f.results(t))
+	}
+	if got := f.requested("/api/v1/namespaces/shop/persistentvolumeclaims/"); got != 0 {
+		t.Errorf("%d claims were asked for one by one", got)
+	}
+	if log := f.text(t, format.LogKey("b")); !strings.Contains(log, `reason="the persistent volume pv-0 is bound to it"`) {
+		t.Error("the log does not say why a claim was taken")
 	}
 }

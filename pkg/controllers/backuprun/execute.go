@@ -108,7 +108,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	if err != nil {
 		return err
 	}
-	volumes := &volumes{c: c, run: run, uploads: map[string]*upload{}, records: map[*format.Volume]string{}, changed: make(chan struct{}), warned: sets.New[string](), namespaces: before}
+	volumes := &volumes{c: c, run: run, uploads: map[string]*upload{}, records: map[*format.Volume]string{}, changed: make(chan struct{}), warned: sets.New[string](), namespaces: before, repositories: sets.New[string]()}
 	c.mu.Lock()
 	e.run, e.volumes = run, volumes
 	c.mu.Unlock()

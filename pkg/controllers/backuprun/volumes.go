@@ -52,6 +52,8 @@ type volumes struct {
 	records map[*format.Volume]string
 	// namespaces are those of all volumes that were submitted, also when no answer came.
 	namespaces sets.Set[string]
+	// repositories are the namespaces whose repositories have records.
+	repositories sets.Set[string]
 	// changed is closed at the next change.
 	changed chan struct{}
 	// warned are the nodes of which people were told.
@@ -87,7 +89,7 @@ var _ backup.Volumes = &volumes{}
 // Submit implements backup.Volumes.
 func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 	location := v.run.Spec.Backup.StorageLocation
-	if err := repository.EnsureRecord(ctx, v.c.Engine.VolumeRepositories(v.c.Namespace), volume.Pod.Namespace, location); err != nil {
+	if err := v.ensureRepository(ctx, volume.Pod.Namespace, location); err != nil {
 		return err
 	}
 	record := &enginev1alpha1.VolumeUpload{
@@ -137,6 +139,24 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 	delete(v.uploads, record.Name)
 	v.mu.Unlock()
 	return fmt.Errorf("handing volume %s of pod %s/%s to its node: %w", volume.Name, volume.Pod.Namespace, volume.Pod.Name, err)
+}
+
+// ensureRepository makes the record of a namespace's repository if there is none. It looks
+// once in a run.
+func (v *volumes) ensureRepository(ctx context.Context, namespace, location string) error {
+	v.mu.Lock()
+	known := v.repositories.Has(namespace)
+	v.mu.Unlock()
+	if known {
+		return nil
+	}
+	if err := repository.EnsureRecord(ctx, v.c.Engine.VolumeRepositories(v.c.Namespace), namespace, location); err != nil {
+		return err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.repositories.Insert(namespace)
+	return nil
 }
 
 // submitted are the namespaces of volumes that may have records, and snapshots.

@@ -118,6 +118,15 @@ func TestVolumesAreHandedToTheirNode(t *testing.T) {
 		if owner := metav1.GetControllerOf(record); owner == nil || owner.UID != "uid-of-a" || owner.Kind != "BackupRun" {
 			t.Errorf("owner: %v", owner)
 		}
+		asked := 0
+		for _, action := range h.Actions() {
+			if action.Matches("get", "volumerepositories") {
+				asked++
+			}
+		}
+		if asked != 1 {
+			t.Errorf("%d looks for the record of the repository of both", asked)
+		}
 		if _, err := h.EngineV1alpha1().VolumeRepositories(system).Get(t.Context(), "shop.default", metav1.GetOptions{}); err != nil {
 			t.Errorf("the repository was not asked for: %v", err)
 		}
