@@ -35,9 +35,11 @@ type testCluster struct {
 	objects map[schema.GroupResource][]testObject
 	// intercept may answer a request itself.
 	intercept func(w http.ResponseWriter, r *http.Request) bool
-	requests  []string
-	active    int
-	peak      int
+	// pageSize bounds pages further than whoever asks, unless it is zero.
+	pageSize int
+	requests []string
+	active   int
+	peak     int
 }
 
 type testObject struct {
@@ -223,6 +225,9 @@ func (c *testCluster) serveList(w http.ResponseWriter, r *http.Request, gv schem
 	}
 	start, _ := strconv.Atoi(r.URL.Query().Get("continue"))
 	limit, _ := strconv.Atoi(r.URL.Query().Get("limit"))
+	if c.pageSize > 0 {
+		limit = min(limit, c.pageSize)
+	}
 	end := min(start+limit, len(matching))
 	metadata := `{"resourceVersion":"7"}`
 	if end < len(matching) {
