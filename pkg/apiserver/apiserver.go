@@ -205,7 +205,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	var server Server
 	c.generic.BuildHandlerChainFunc = func(handler http.Handler, config *genericapiserver.Config) http.Handler {
 		return genericapiserver.DefaultBuildHandlerChain(&fence{
-			handler: strictFields{handler}, enter: server.enter, longRunning: config.LongRunningFunc, serializer: Codecs,
+			handler: toldDeletes{strictFields{handler}, Codecs}, enter: server.enter, longRunning: config.LongRunningFunc, serializer: Codecs,
 		}, config)
 	}
 	generic, err := c.generic.New("holdfast-apiserver", genericapiserver.NewEmptyDelegate())

@@ -1,0 +1,37 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apiserver
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	genericfilters "k8s.io/apiserver/pkg/endpoints/filters"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+)
+
+// Whoever deletes what is stored is told how to ask for that; all else is as ever.
+func TestDeletesAreTold(t *testing.T) {
+	handler := genericfilters.WithRequestInfo(toldDeletes{http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusTeapot)
+	}), Codecs}, &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()})
+	for _, test := range []struct{ method, address, says string }{
+		{"DELETE", resources + "/mine", `{"apiVersion":"holdfast.io/v1alpha1","kind":"BackupDeletion"}' | kubectl create --raw ` + resources + `/mine/deletion -f -`},
+		{"DELETE", "/apis/holdfast.io/v1alpha1/namespaces/shop/volumebackups/mine:data", `"kind":"VolumeDeletion"}' | kubectl create --raw /apis/holdfast.io/v1alpha1/namespaces/shop/volumebackups/mine:data/deletion -f -`},
+		{"DELETE", "/apis/holdfast.io/v1alpha1/namespaces/shop/schedules/nightly", ""},
+		{"DELETE", resources, ""},
+		{"DELETE", "/apis/other.io/v1/namespaces/shop/backups/mine", ""},
+		{"GET", resources + "/mine", ""},
+	} {
+		recorder := httptest.NewRecorder()
+		handler.ServeHTTP(recorder, httptest.NewRequest(test.method, test.address, nil))
+		told := strings.ReplaceAll(recorder.Body.String(), `\"`, `"`)
+		if want := map[bool]int{true: http.StatusTeapot, false: http.StatusMethodNotAllowed}[test.says == ""]; recorder.Code != want || !strings.Contains(told, test.says) {
+			t.Errorf("%s %s: %d %s", test.method, test.address, recorder.Code, told)
+		}
+	}
+}
