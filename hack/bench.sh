@@ -83,7 +83,7 @@ objects() {
   say "One namespace of 20,000 ConfigMaps"
   holdfast_up ""
   measure objects
-  go test ./pkg/backup -run '^$' -benchtime 1x -bench '^BenchmarkTarball$' 2>/dev/null | measure tarball # it logs
+  go test ./pkg/backup -run '^$' -benchtime 1x -bench '^Benchmark(Tarball|ManyKinds|ManyPods)$' 2>/dev/null | measure engine # it logs
 }
 
 # Restores keep their records, unlike backups here.

@@ -18,6 +18,8 @@ go test -count=1 -timeout 0 ${random} -rapid.checks=1000
 echo "soak: two clusters and one location, by turns, 200 stories of each kind of store; agents killed and graphs restored, 5 times"
 go test -count=1 -timeout 0 -run TestTwoClustersOneLocation ./pkg/backup/folder -fence.count=200
 go test -count=5 -timeout 0 -run '^(TestRestoreOfRandomGraphs|TestAgentKilledAgainAndAgain)$' ./test/integration
+echo "soak: a network that stays bad, until the agent gives up; some half an hour"
+go test -count=1 -timeout 0 -run '^TestBadNetwork$' ./test/integration -integration.bad-network-stays
 echo "soak: random histories of a repository and its maintenance, verified by Kopia's command, 5 times"
 go build -C hack/bench/kopia -trimpath -o "${PWD}/.lab/bin/kopia" github.com/kopia/kopia
 HOLDFAST_KOPIA="${PWD}/.lab/bin/kopia" go test -count=5 -v -timeout 0 -run TestMaintenanceHistories ./pkg/repository

@@ -123,7 +123,7 @@ func command() *cobra.Command {
 		Use: "table", Short: "Print the rows", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return printTable(c.OutOrStdout(), results) },
 	}
-	tarball := reading("tarball", "Read what BenchmarkTarball of pkg/backup prints", measureTarball)
+	engine := reading("engine", "Read what BenchmarkTarball, BenchmarkManyKinds and BenchmarkManyPods of pkg/backup print", measureEngine)
 
 	var custom int
 	customs := &cobra.Command{
@@ -146,6 +146,6 @@ func command() *cobra.Command {
 	}
 	customs.Flags().IntVar(&custom, "objects", 100000, "how many custom resources")
 
-	root.AddCommand(plan, queue, list, object, tarball, restore, largeRestore, claims, volume, far, files, served, catalogue, customs, maintenance, table)
+	root.AddCommand(plan, queue, list, object, engine, restore, largeRestore, claims, volume, far, files, served, catalogue, customs, maintenance, table)
 	return root
 }

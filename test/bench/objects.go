@@ -4,9 +4,13 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"regexp"
+	"strconv"
 	"time"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -15,6 +19,10 @@ import (
 const (
 	objectRounds = 5
 	objectSize   = 1000 // bytes of data in a ConfigMap
+	// pagingAim is how much longer a backup may take than reading what it reads.
+	pagingAim = 1.5
+	// objectsPerPage are those of a page, as kubectl asks for them.
+	objectsPerPage = 500
 )
 
 // measureObjects backs up one namespace of n ConfigMaps a few times. The
@@ -30,9 +38,14 @@ func measureObjects(ctx context.Context, l *lab, n int) ([]row, error) {
 		return nil, err
 	}
 	fmt.Printf("controller's peak before the first backup: %.0f MB\n", megabytes(idle))
-	var took []time.Duration
+	var took, limit []time.Duration
 	var first, peak int64
 	for i := range objectRounds {
+		paged, err := l.page(ctx, of)
+		if err != nil {
+			return nil, err
+		}
+		limit = append(limit, paged)
 		name := fmt.Sprintf("%s-%d", of, i)
 		runs, err := l.run(ctx, []*v1alpha1.Backup{newBackup(name, of)}, 1, nothing)
 		if err != nil {
@@ -49,7 +62,8 @@ func measureObjects(ctx context.Context, l *lab, n int) ([]row, error) {
 			first = peak
 		}
 		took = append(took, run.ended.Sub(run.started))
-		fmt.Printf("  backup %d: %d objects in %s; the controller's peak so far %.0f MB\n", i+1, run.status.Progress.ItemsBackedUp, seconds(took[i]), megabytes(peak))
+		fmt.Printf("  backup %d: %d objects in %s, and read and thrown away in %s; the controller's peak so far %.0f MB\n",
+			i+1, run.status.Progress.ItemsBackedUp, seconds(took[i]), seconds(paged), megabytes(peak))
 	}
 	if err := l.listed(ctx, of, objectRounds); err != nil {
 		return nil, err
@@ -59,22 +73,59 @@ func measureObjects(ctx context.Context, l *lab, n int) ([]row, error) {
 	veleroPerSecond := float64(veleroObjects) / veleroObjectSeconds
 	return []row{
 		{fmt.Sprintf("objects per second, %d ConfigMaps of 1 KB", n), fmt.Sprintf("%.0f", perSecond), fmt.Sprintf("Velero %.0f", veleroPerSecond), times(perSecond, veleroPerSecond) + " times as fast"},
+		{fmt.Sprintf("a backup of %d ConfigMaps of 1 KB", n), seconds(middle), "reading the same pages and throwing them away " + seconds(median(limit)),
+			times(middle.Seconds(), median(limit).Seconds()) + fmt.Sprintf(" times (aim %.1f)", pagingAim)},
 		{"controller's peak memory, first such backup", fmt.Sprintf("%.0f MB", megabytes(first)), fmt.Sprintf("Velero %d MB", veleroObjectMB), times(megabytes(first), veleroObjectMB) + " of it"},
 		{fmt.Sprintf("controller's peak memory, after %d of them", objectRounds), fmt.Sprintf("%.0f MB", megabytes(peak)), fmt.Sprintf("Velero %d MB", veleroObjectMB), times(megabytes(peak), veleroObjectMB) + " of it"},
 	}, nil
 }
 
-// measureTarball makes a row of BenchmarkTarball of pkg/backup.
-func measureTarball(found benchmarks) ([]row, error) {
-	tarball := found["BenchmarkTarball"]
-	if tarball == nil {
-		return nil, errors.New("no results of BenchmarkTarball of pkg/backup; run `hack/bench.sh objects`")
+// page lists the ConfigMaps of a namespace page by page, throws them away, and tells how long
+// that took: no backup of them can be faster.
+func (l *lab) page(ctx context.Context, namespace string) (time.Duration, error) {
+	began := time.Now()
+	for next := ""; ; {
+		body, err := l.kube.CoreV1().RESTClient().Get().Namespace(namespace).Resource("configmaps").
+			SetHeader("Accept", "application/json").Param("limit", strconv.Itoa(objectsPerPage)).Param("continue", next).Stream(ctx)
+		if err != nil {
+			return 0, fmt.Errorf("list the ConfigMaps of %s: %w", namespace, err)
+		}
+		buffered := bufio.NewReaderSize(body, 4096)
+		beginning, err := buffered.Peek(1024) // the list's metadata comes first
+		if err == nil {
+			_, err = io.Copy(io.Discard, buffered)
+		}
+		if err = errors.Join(err, body.Close()); err != nil {
+			return 0, fmt.Errorf("list the ConfigMaps of %s: %w", namespace, err)
+		}
+		found := continueToken.FindSubmatch(beginning)
+		if found == nil {
+			return time.Since(began), nil
+		}
+		next = string(found[1])
+	}
+}
+
+var continueToken = regexp.MustCompile(`^[^\[]*"continue":"([^"]+)"`)
+
+// measureEngine makes rows of the benchmarks of pkg/backup.
+func measureEngine(found benchmarks) ([]row, error) {
+	tarball, kinds := found["BenchmarkTarball"], found["BenchmarkManyKinds"]
+	one, eight := found["BenchmarkManyPods/workers=1"], found["BenchmarkManyPods/workers=8"]
+	if tarball == nil || kinds == nil || one == nil || eight == nil {
+		return nil, errors.New("no results of the benchmarks of pkg/backup; run `hack/bench.sh objects`")
 	}
 	ours, theirs := tarball["bytes"], tarball["velero-bytes"]
 	if 10*ours > 11*theirs {
 		return nil, fmt.Errorf("a tarball takes %.0f bytes, and a tenth more than Velero's %.0f of the same objects is the limit", ours, theirs)
 	}
+	pods := func(b map[string]float64) string {
+		return seconds(time.Duration(b["ns/op"])) + fmt.Sprintf(", %.3f requests per pod", b["requests/pod"])
+	}
 	return []row{
 		{"bytes of a tarball of 264 objects of 30 kinds", fmt.Sprintf("%.0f, for %.0f requests", ours, tarball["requests"]), fmt.Sprintf("Velero %.0f", theirs), times(ours, theirs) + " of it"},
+		{"300,000 objects of 40 kinds in 300 namespaces, with the server that makes them", fmt.Sprintf("%.0f a second, at most %.0f MB", kinds["objects/s"], kinds["peak-MB"]),
+			"aim: under 200 MB, and 0.01 requests per object", fmt.Sprintf("%.0f lists, %.4f requests per object", kinds["lists"], kinds["requests/object"])},
+		{"2,000 pods with 2 claims each, whose records take 2 ms: 1 worker, and 8", pods(one) + "; " + pods(eight), "", times(one["ns/op"], eight["ns/op"]) + " times as fast with 8"},
 	}, nil
 }
