@@ -4,6 +4,7 @@
 package backup
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"path"
@@ -12,10 +13,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
@@ -109,4 +112,39 @@ func BenchmarkManyKinds(b *testing.B) {
 	b.ReportMetric(float64(peak-base)/(1<<20), "peak-MB")
 	b.ReportMetric(float64(lists), "lists")
 	b.ReportMetric(float64(requests)/everyObjects, "requests/object")
+}
+
+// slowly hands volumes over in so much time each, as an API server takes for their records.
+type slowly struct {
+	testVolumes
+	each time.Duration
+}
+
+func (s *slowly) Submit(context.Context, *format.Volume) error {
+	time.Sleep(s.each)
+	return nil
+}
+
+// BenchmarkManyPods backs up 2,000 pods with two claims each, whose data is moved in no time, with
+// one worker and with eight.
+func BenchmarkManyPods(b *testing.B) {
+	const pods = 2000
+	for _, workers := range []int{1, 8} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			requests := 0
+			for b.Loop() {
+				b.StopTimer()
+				f := newFixture(b, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: new(true)})
+				f.deps.BlockWorkers, f.deps.Volumes = workers, &slowly{each: 2 * time.Millisecond}
+				f.addPods(pods)
+				b.StartTimer()
+				outcome := f.run(b)
+				if got := outcome.Status.Volumes; got == nil || got.Completed != 2*pods {
+					b.Fatalf("volumes %+v", got)
+				}
+				requests = f.requested("")
+			}
+			b.ReportMetric(float64(requests)/pods, "requests/pod")
+		})
+	}
 }

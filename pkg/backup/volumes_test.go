@@ -507,11 +507,8 @@ func TestWaitThatFails(t *testing.T) {
 	}
 }
 
-// TestManyClaimsCostNoRequestEach: what a list of all can answer is not asked for one by one.
-func TestManyClaimsCostNoRequestEach(t *testing.T) {
-	const pods = 2000
-	yes := true
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+// addPods adds so many pods with two claims each, and their volumes.
+func (f *fixture) addPods(pods int) {
 	f.add("namespaces", namespace("shop", ""))
 	var all, claims, volumes []string
 	for i := range pods {
@@ -524,6 +521,14 @@ func TestManyClaimsCostNoRequestEach(t *testing.T) {
 	f.add("pods", all...)
 	f.add("persistentvolumeclaims", claims...)
 	f.add("persistentvolumes", append(volumes, `{"metadata":{"name":"pv-of-others"},"spec":{"csi":{}}}`)...)
+}
+
+// TestManyClaimsCostNoRequestEach: what a list of all can answer is not asked for one by one.
+func TestManyClaimsCostNoRequestEach(t *testing.T) {
+	const pods = 2000
+	yes := true
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f.addPods(pods)
 	outcome := f.run(t)
 	if got := outcome.Status.Volumes; outcome.Status.Phase != holdfast.BackupPhaseCompleted || got.Completed != 2*pods {
 		t.Errorf("got %+v, volumes %+v", outcome.Status, got)
