@@ -10,10 +10,12 @@ package syncrequest
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -24,7 +26,7 @@ import (
 // Records is the client of the locations.
 type Records interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*enginev1alpha1.StorageLocation, error)
-	Update(ctx context.Context, record *enginev1alpha1.StorageLocation, options metav1.UpdateOptions) (*enginev1alpha1.StorageLocation, error)
+	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (*enginev1alpha1.StorageLocation, error)
 }
 
 // New serves the requests for the locations whose records are in the system namespace. awaits
@@ -53,9 +55,16 @@ func write(ctx context.Context, records Records, awaits func(*enginev1alpha1.Sto
 		if asked != nil && !asked.Timestamp.Before(&ask.Timestamp) { // a second is the least that makes a difference
 			ask.Timestamp = metav1.NewTime(asked.Timestamp.Add(time.Second))
 		}
-		record = record.DeepCopy()
-		record.Spec.SyncRequest = &ask
-		if record, err = records.Update(ctx, record, metav1.UpdateOptions{DryRun: options.DryRun}); err != nil {
+		// Nothing else may be written, in no other spelling either (see the
+		// ValidatingAdmissionPolicy holdfast-apiserver).
+		patch, err := json.Marshal(map[string]any{
+			"metadata": map[string]any{"resourceVersion": record.ResourceVersion},
+			"spec":     map[string]any{"syncRequest": ask},
+		})
+		if err != nil {
+			return answer, err
+		}
+		if record, err = records.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{DryRun: options.DryRun}); err != nil {
 			return answer, err
 		}
 	}
