@@ -66,6 +66,9 @@ const (
 	// MaxAttempts is how many processes execute a run, one after the other, before it is
 	// taken for what ends them. Those don't count that were told to stop.
 	MaxAttempts = 3
+	// maxGiven is how many there are in all, with those that were told to stop: a backup whose
+	// process is told so again and again may be what it is told so for.
+	maxGiven = 20
 	// DefaultVolumeTimeout is how long the upload of a volume may take unless it is set.
 	DefaultVolumeTimeout = 4 * time.Hour
 )

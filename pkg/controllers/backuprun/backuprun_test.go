@@ -533,6 +533,7 @@ func TestAttemptsThatWereGivenBackDoNotCount(t *testing.T) {
 		phase               v1alpha1.BackupPhase
 	}{
 		"all but one": {9, 8, done}, "the last one": {5, 3, done}, "enough": {5, 2, broken},
+		"too many in all": {20, 19, broken},
 	}, func(t *testing.T, c struct {
 		attempts, givenBack int32
 		phase               v1alpha1.BackupPhase
@@ -544,7 +545,11 @@ func TestAttemptsThatWereGivenBackDoNotCount(t *testing.T) {
 		time.Sleep(time.Minute)
 		h.expect("a", c.phase, true)
 		status := h.Run("a").Status
-		if reason := "the controller stopped 3 times while the backup was in progress: see the logs of its pods"; c.phase == broken && status.FailureReason != reason {
+		reason := "the controller stopped 3 times while the backup was in progress: see the logs of its pods"
+		if c.attempts == 20 {
+			reason = "the controller stopped 20 times while the backup was in progress, and 19 times it was told to: see in the events of its pods by whom"
+		}
+		if c.phase == broken && status.FailureReason != reason {
 			t.Errorf("%q", status.FailureReason)
 		}
 		if c.phase == done && (status.Attempts != c.attempts+1 || status.GivenBack != c.givenBack) {

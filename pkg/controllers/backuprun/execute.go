@@ -119,7 +119,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	logger.Info("Backup started")
 	if run.Status.Attempts > 1 {
 		c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeWarning, "Resumed", "Backup",
-			"The controller stopped while the backup was in progress, and the next one makes it: attempt %d of %d", run.Status.Attempts, MaxAttempts+run.Status.GivenBack)
+			"The controller stopped while the backup was in progress, and the next one makes it: attempt %d of %d", run.Status.Attempts, min(MaxAttempts+run.Status.GivenBack, maxGiven))
 	} else if start := run.Status.StartTimestamp; start != nil {
 		c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeNormal, "Started", "Backup", "%s",
 			fmt.Sprintf("The backup has started; it waited %s", start.Sub(records.WaitingSince(run)).Round(time.Second)))

@@ -131,7 +131,7 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, 
 
 // takeLeftBehind goes on with a run whose process is gone, or ends it.
 func (c *Controller) takeLeftBehind(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	resume := run.Status.Phase == v1alpha1.BackupPhaseInProgress && run.Spec.Cancellation == nil && c.ResumeInProgress && run.Status.Attempts-run.Status.GivenBack < MaxAttempts
+	resume := run.Status.Phase == v1alpha1.BackupPhaseInProgress && run.Spec.Cancellation == nil && c.ResumeInProgress && mayResume(run)
 	if resume {
 		if err := c.spoilUploads(ctx, run); err != nil {
 			return err
@@ -207,9 +207,17 @@ func (c *Controller) endLeftBehind(ctx context.Context, run *enginev1alpha1.Back
 	return c.settle(ctx, run, namespaces, settleTimeout, v1alpha1.BackupPhaseFailed, c.whyNotResumed(run))
 }
 
+// mayResume reports whether a run has an attempt left.
+func mayResume(run *enginev1alpha1.BackupRun) bool {
+	return run.Status.Attempts-run.Status.GivenBack < MaxAttempts && run.Status.Attempts < maxGiven
+}
+
 func (c *Controller) whyNotResumed(run *enginev1alpha1.BackupRun) string {
 	if !c.ResumeInProgress {
 		return "the controller stopped while the backup was in progress"
+	}
+	if run.Status.Attempts >= maxGiven {
+		return fmt.Sprintf("the controller stopped %d times while the backup was in progress, and %d times it was told to: see in the events of its pods by whom", run.Status.Attempts, run.Status.GivenBack)
 	}
 	return fmt.Sprintf("the controller stopped %d times while the backup was in progress: see the logs of its pods", run.Status.Attempts-run.Status.GivenBack)
 }

@@ -72,6 +72,8 @@ type upload struct {
 	begun time.Time
 	// vanished is when the record was seen to be gone in the middle of the upload.
 	vanished time.Time
+	// unheard is when no record was found of an upload that nobody has said has ended.
+	unheard time.Time
 	// status is what the agent says, or that the volume was given up.
 	status enginev1alpha1.VolumeUploadStatus
 	// stop is true from when it is given up until its agent is told.
@@ -413,19 +415,26 @@ func (v *volumes) stop(ctx context.Context) error {
 
 // leftAlone reports whether no agent reads for a record that somebody has removed, be it with
 // the run. The agent stops when it hears of that, and nothing says when it has: at the latest
-// when it would give it up itself.
+// when it would give it up itself. A list has just said that nothing runs.
 func (v *volumes) leftAlone() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	alone := true
 	for _, u := range v.uploads {
 		// One that has not ended, of which a list said nothing, is gone or has ended: it is
-		// about to be heard which.
-		reads := !u.status.Phase.Done() || !u.vanished.IsZero() && v.c.Clock.Since(u.vanished) < liveness.HungAfter
-		if reads && !v.c.agentGone(u.volume.Node) {
-			return false
+		// about to be heard which, unless a watch has missed it.
+		since := u.vanished
+		if !u.status.Phase.Done() {
+			if u.unheard.IsZero() {
+				u.unheard = v.c.Clock.Now()
+			}
+			since = u.unheard
+		}
+		if !since.IsZero() && v.c.Clock.Since(since) < liveness.HungAfter && !v.c.agentGone(u.volume.Node) {
+			alone = false
 		}
 	}
-	return true
+	return alone
 }
 
 // agentGone reports whether the agent of a node has been absent for so long that it works no

@@ -406,6 +406,23 @@ func TestASlotIsFreeWhenUploadsWithoutRecordsHaveStopped(t *testing.T) {
 	}
 }
 
+// A record that is gone although no watch has said so holds a slot no longer than one whose
+// removal was heard of.
+func TestAnUploadOfWhichNobodyHears(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{})
+		h.start(1)
+		v := &volumes{c: h.controller, uploads: map[string]*upload{"data": {volume: &format.Volume{Node: "node-1"}}}}
+		if v.leftAlone() {
+			t.Error("nobody has said that its agent does not read")
+		}
+		time.Sleep(liveness.HungAfter)
+		if !v.leftAlone() {
+			t.Errorf("the slot is held %s later", liveness.HungAfter)
+		}
+	})
+}
+
 // If somebody does not let the uploads be stopped, the run ends all the same, and they
 // with it: their records go.
 func TestUploadsThatMayNotBeStopped(t *testing.T) {
