@@ -213,8 +213,15 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 			if n > 0 && len(pending)+len(hooked[n].waiting()) > maxPending {
 				break
 			}
-			p.dropForbidden(ctx, hooked[n], asked)
-			pending = append(pending, hooked[n].waiting()...)
+			block := hooked[n]
+			waits := len(block.waiting()) > 0
+			p.dropForbidden(ctx, block, asked)
+			if waits && len(block.waiting()) == 0 { // so it comes after all that do
+				hooked = append(slices.Delete(hooked, n, n+1), block)
+				n--
+				continue
+			}
+			pending = append(pending, block.waiting()...)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()

@@ -202,6 +202,26 @@ func TestOnePodOfANodeIsFrozen(t *testing.T) {
 	}
 }
 
+// TestPodsWhoseHooksAreForbidden come after those that wait for their volumes, as all that have
+// no post hooks do.
+func TestPodsWhoseHooksAreForbidden(t *testing.T) {
+	f := hookedFixture(t, dbHooks(holdfast.HookErrorModeContinue), hookedPod("b", "n1", isDB, "", "e"+emptyDir))
+	f.request.Backup.Spec.IncludedNamespaces = []string{"shed", "shop"}
+	f.add("namespaces", namespace("shed", ""))
+	f.add("pods", strings.ReplaceAll(hookedPod("a", "n1", isDB, "", "e"+emptyDir), `"shop"`, `"shed"`))
+	f.hooks.allowed = func(namespace string) error {
+		if namespace == "shed" {
+			return NotAllowedError("ada may not")
+		}
+		return nil
+	}
+	f.run(t)
+	want := []string{"pending b", "b/c1: freeze /d", "submit b/e", "read b/e", "b/c1: thaw /d", "submit a/e", "read b/e", "read a/e"}
+	if diff := gocmp.Diff(want, f.hooks.events); diff != "" {
+		t.Errorf("what was done (-want +got):\n%s", diff)
+	}
+}
+
 func TestWhichHooksRun(t *testing.T) {
 	const velero = "hook.backup.velero.io/"
 	ours := func(phase, rest string) string {
