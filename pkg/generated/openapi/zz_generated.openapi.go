@@ -5574,7 +5574,7 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref common.ReferenceCallb
 					},
 					"limitSource": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What set the limit: globalConfig, perNodeConfig[INDEX], or default.",
+							Description: "What set the limit: globalConfig, perNodeConfig[INDEX], default, or memory where the agent has too little for what they say.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

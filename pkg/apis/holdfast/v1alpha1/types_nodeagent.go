@@ -57,7 +57,8 @@ type NodeAgentStatus struct {
 	// agent knows.
 	// +optional
 	Limit int32 `json:"limit,omitempty"`
-	// What set the limit: globalConfig, perNodeConfig[INDEX], or default.
+	// What set the limit: globalConfig, perNodeConfig[INDEX], default, or memory where the
+	// agent has too little for what they say.
 	// +optional
 	LimitSource string `json:"limitSource,omitempty"`
 	// Volumes that are being moved.
