@@ -244,13 +244,13 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// restoreBare restores by Kopia alone.
+// restoreBare restores by Kopia alone, with as many workers as its command has.
 func restoreBare(b *testing.B, r repo.Repository, man *snapshot.Manifest, dir string) {
 	root, err := snapshotfs.SnapshotRoot(r, man)
 	must(b, err)
 	out := &restore.FilesystemOutput{TargetPath: dir, OverwriteDirectories: true, OverwriteFiles: true, IgnorePermissionErrors: true}
 	must(b, out.Init(b.Context()))
-	_, err = restore.Entry(b.Context(), r, out, root, restore.Options{RestoreDirEntryAtDepth: math.MaxInt32})
+	_, err = restore.Entry(b.Context(), r, out, root, restore.Options{RestoreDirEntryAtDepth: math.MaxInt32, Parallel: 8})
 	must(b, err)
 }
 
