@@ -9,12 +9,18 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -31,6 +37,8 @@ type harm struct {
 	pauses map[string]int
 	// deaths are ends of processes that were only paused: they had lost their Lease.
 	deaths map[string]int
+	// maintained and failed are how many maintenances of repositories came to their end.
+	maintained, failed int
 }
 
 func (h *harm) count(of map[string]int, role string) {
@@ -39,7 +47,10 @@ func (h *harm) count(of map[string]int, role string) {
 	of[roleOf(role)]++
 }
 
-// roleOf is apiserver, controller or agent.
+// maintenance is the role of the processes that maintain repositories. None of them runs all the time.
+const maintenance = "maintenance"
+
+// roleOf is apiserver, controller, agent or maintenance.
 func roleOf(process string) string { return strings.SplitN(process, "-", 2)[0] }
 
 // enough reports whether each role was killed often enough.
@@ -51,7 +62,7 @@ func (h *harm) enough(least int) bool {
 			return false
 		}
 	}
-	return true
+	return !long() || h.kills[maintenance] >= least
 }
 
 func (h *harm) String() string {
@@ -64,7 +75,8 @@ func (h *harm) String() string {
 		}
 		return strings.Join(parts, ", ")
 	}
-	return fmt.Sprintf("kills: %s; pauses: %s; ended after a pause: %s", describe(h.kills), describe(h.pauses), describe(h.deaths))
+	return fmt.Sprintf("kills: %s; pauses: %s; ended after a pause: %s; maintenances to their end: %d, and %d failed",
+		describe(h.kills), describe(h.pauses), describe(h.deaths), h.maintained, h.failed)
 }
 
 // processes are those of each cluster.
@@ -140,4 +152,59 @@ func (h *harm) harass(ctx context.Context, c *cluster, process string, random *r
 		return nil
 	}
 	return c.Restart(context.WithoutCancel(ctx), process)
+}
+
+// maintain has the repository of a cluster at a location maintained again and again until ctx
+// ends, beside all that uses it, and kills most of the processes that do.
+func (h *harm) maintain(ctx context.Context, c *cluster, location string, random *rand.Rand) error {
+	for pause(ctx, between(random, 0, soon)) {
+		killed, err := c.maintain(ctx, location, between(random, 0, 2*soon))
+		h.mu.Lock()
+		switch {
+		case killed:
+			h.kills[maintenance]++
+		case err != nil:
+			h.failed++ // the weather is bad, or there is no repository yet
+		default:
+			h.maintained++
+		}
+		h.mu.Unlock()
+		if !killed {
+			continue
+		}
+		if err := c.freeRepository(context.WithoutCancel(ctx), location); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maintain maintains the repository of a cluster at a location, and kills the process if it has not
+// ended by then.
+func (c *cluster) maintain(ctx context.Context, location string, until time.Duration) (killed bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, until)
+	defer cancel()
+	_, err = c.Run(ctx, c.maintenanceOf(location)...)
+	return err != nil && ctx.Err() != nil, err
+}
+
+// maintenanceOf are the arguments of the program for the repository of a cluster at a location.
+func (c *cluster) maintenanceOf(location string) []string {
+	return []string{"repo-maintenance", "--kubeconfig=" + c.KubeconfigOf("holdfast-repo-maintenance"), "--termination-log=" + os.DevNull,
+		"--repo-name=" + c.files, "--backup-storage-location=" + location}
+}
+
+// freeRepository deletes the Lease that a maintenance had which was killed, so that nobody waits a
+// minute for its end. A Job of the cluster may have it instead.
+func (c *cluster) freeRepository(ctx context.Context, location string) error {
+	namespace := enginev1alpha1.MaintenanceNamespace(labtest.System)
+	jobs, err := c.Kube.BatchV1().Jobs(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil || slices.ContainsFunc(jobs.Items, func(job batchv1.Job) bool { return len(job.Status.Conditions) == 0 }) {
+		return err
+	}
+	err = c.Kube.CoordinationV1().Leases(namespace).Delete(ctx, enginev1alpha1.RepositoryName(c.files, location), metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		err = nil
+	}
+	return err
 }

@@ -22,6 +22,9 @@ var (
 	kills    = flag.Int("soak.kills", 2, "how often each role is killed at least, in both clusters together")
 )
 
+// long reports whether the campaign is one of minutes, and no test of many.
+func long() bool { return *duration >= time.Minute }
+
 // slots is how many backups may run at once in a cluster.
 const slots = 6
 

@@ -114,6 +114,18 @@ func badTime(t *testing.T, clusters []*cluster, sky *network) *harm {
 				}
 			})
 		}
+		if !long() { // most would end before there is a repository
+			continue
+		}
+		for _, location := range locations {
+			maintenanceRandom := random()
+			trouble.Go(func() {
+				if err := h.maintain(bad, c, location, maintenanceRandom); err != nil {
+					t.Errorf("cluster %s: %v", c.name, err)
+					endOfTrouble()
+				}
+			})
+		}
 	}
 	deadline := time.After(*duration)
 	err := wait.PollUntilContextCancel(bad, 100*time.Millisecond, true, func(context.Context) (bool, error) {

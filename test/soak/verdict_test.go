@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/snapshot"
@@ -37,7 +36,7 @@ import (
 // folder and compared with the files: few after a short time, and after a long one as many as
 // that takes about a minute for.
 func restored() int {
-	if *duration < time.Minute {
+	if !long() {
 		return 5
 	}
 	return 500
@@ -257,8 +256,7 @@ func (c *cluster) checkSnapshots(t *testing.T, location string, found map[types.
 	compared := 0
 	labtest.Eventually(t, "the snapshots of cluster "+c.name, func() error {
 		// The maintenance removes those that no backup lists. Without a repository there is none.
-		if output, err := c.Program(t, "repo-maintenance", "--kubeconfig="+c.KubeconfigOf("holdfast-repo-maintenance"), "--termination-log="+os.DevNull,
-			"--repo-name="+c.files, "--backup-storage-location="+location); err != nil {
+		if output, err := c.Program(t, c.maintenanceOf(location)...); err != nil {
 			t.Logf("cluster %s: maintaining the repository at %s: %v: %s", c.name, location, err, output)
 		}
 		opened, err := opener.OpenAt(t.Context(), c.Kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(labtest.System)),

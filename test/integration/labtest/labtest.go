@@ -189,6 +189,11 @@ func (l *Lab) Program(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
+	return l.Run(ctx, args...)
+}
+
+// Run is like Program, from any goroutine. It kills the program when ctx ends.
+func (l *Lab) Run(ctx context.Context, args ...string) (string, error) {
 	output, err := exec.CommandContext(ctx, filepath.Join(l.bin, "holdfast"), args...).Output()
 	return string(output), err
 }
