@@ -80,8 +80,9 @@ func moveWithin(t testing.TB, limit int64) (volumes int, peak int64) {
 	random = nil
 	debug.FreeOSMemory()
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(limit))
-	r, ctx := s.open(t), WithMemory(t.Context(), m)
+	ctx := WithMemory(t.Context(), m)
 	peak = peakMemory(func() {
+		r := s.open(t) // its key is derived
 		var moving sync.WaitGroup
 		for i, dir := range dirs {
 			moving.Go(func() {
