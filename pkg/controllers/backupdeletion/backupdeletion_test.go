@@ -117,7 +117,7 @@ func TestStoreAway(t *testing.T) {
 		synctest.Wait()
 
 		reason := w.run("a").Status.FailureReason
-		if want := `the deletion waits for the storage location "default", which is not available: open ` + w.folder; !strings.HasPrefix(reason, want) {
+		if want := `the deletion waits for the storage location "default", which is not available: open: the folder of the storage location does not exist`; !strings.HasPrefix(reason, want) {
 			t.Errorf("the status says %q, want %q", reason, want)
 		}
 		if n, events := w.writes(), w.announced(); n != 1 || len(events) != 1 || !strings.HasPrefix(events[0], "Warning DeletionWaiting the deletion waits for") {
