@@ -199,7 +199,10 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 				return nil
 			}
 			delete(missing, h.Metadata.Name) // it may come twice
-			return p.takePersistentVolume(r, h, raw, reason)
+			if err := p.takePersistentVolume(r, h, raw, reason); err != nil || len(missing) > 0 {
+				return err
+			}
+			return errFound
 		})
 		if err != nil {
 			return err
@@ -276,8 +279,11 @@ func boundBy(claim types.NamespacedName) string {
 	return "the claim " + itemName(claim.Namespace, claim.Name) + " is bound to it"
 }
 
+// errFound ends a search, since nothing is left to be found.
+var errFound = errors.New("all are found")
+
 // search visits the objects of a list among which others are that are needed, and says whether
-// it has seen all. What it misses, since the server fails, is to be read by itself. The error
+// it has seen all, or found all, as visit says by errFound. What it misses, since the server fails, is to be read by itself. The error
 // is for the backup as a whole.
 func (c *collector) search(ctx context.Context, q query, visit func(*head, []byte) error) (whole bool, _ error) {
 	err := c.lister.list(ctx, q, visitor{page: func(int64) {}, object: func(raw []byte) error {
@@ -291,6 +297,8 @@ func (c *collector) search(ctx context.Context, q query, visit func(*head, []byt
 	switch {
 	case ctx.Err() != nil:
 		return false, ctx.Err()
+	case errors.As(err, &fatal) && errors.Is(fatal.error, errFound):
+		return true, nil
 	case errors.As(err, &fatal):
 		return false, fatal.error
 	case err != nil:

@@ -33,7 +33,7 @@ const (
 	// that has expired as well.
 	maxRestarts = 3
 	// maxIdle is how many pages in a row may bring nothing.
-	maxIdle = 10
+	maxIdle = 1000
 )
 
 // errMalformed: what the server sends is no list. It would be none the next time.

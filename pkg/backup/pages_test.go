@@ -300,7 +300,7 @@ func TestListsEnd(t *testing.T) {
 				if r.URL.Path != configMaps || r.URL.Query().Get("continue") == "" {
 					return false
 				}
-				if requests.Add(1) > 20 {
+				if requests.Add(1) > 2*maxIdle {
 					w.WriteHeader(http.StatusTeapot)
 					return true
 				}

@@ -545,6 +545,28 @@ func TestManyClaimsCostNoRequestEach(t *testing.T) {
 	}
 }
 
+// TestASearchEndsWhenAllAreFound, and reads nothing of a large cluster's other volumes.
+func TestASearchEndsWhenAllAreFound(t *testing.T) {
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f.add("namespaces", namespace("shop", ""))
+	var others []string
+	for i := range manyGets + 1 {
+		f.add("persistentvolumeclaims", fmt.Sprintf(`{"metadata":{"name":"data-%d","namespace":"shop"},"spec":{"volumeName":"pv-%d"},"status":{"phase":"Bound"}}`, i, i))
+		f.add("persistentvolumes", fmt.Sprintf(`{"metadata":{"name":"pv-%d"},"spec":{"csi":{}}}`, i))
+	}
+	for i := range 5 * pageSize {
+		others = append(others, fmt.Sprintf(`{"metadata":{"name":"pv-of-others-%d"},"spec":{"csi":{}}}`, i))
+	}
+	f.add("persistentvolumes", others...)
+	outcome := f.run(t)
+	if got := outcome.Status; got.Phase != holdfast.BackupPhaseCompleted || got.Progress.ItemsBackedUp != 2*(manyGets+1)+1 {
+		t.Errorf("got %+v: %+v", got, f.results(t))
+	}
+	if got := f.requested("/api/v1/persistentvolumes"); got > 2 { // the next page is asked for early
+		t.Errorf("%d requests for persistent volumes", got)
+	}
+}
+
 // TestVolumesThatCannotBeListed are read one by one.
 func TestVolumesThatCannotBeListed(t *testing.T) {
 	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})

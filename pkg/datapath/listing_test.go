@@ -5,6 +5,7 @@ package datapath
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"os"
@@ -55,6 +56,26 @@ func TestObjectsOfListing(t *testing.T) {
 	var bytes, counted int64
 	if got := objectsOf(files, func() { bytes, counted = vol.size(t.Context(), ".") }); got > 2.5 || bytes != files || counted != files {
 		t.Errorf("%v objects for each file that is measured, %d of %d bytes", got, counted, bytes)
+	}
+}
+
+// Some file systems number files by 0, and list them all the same.
+func TestFilesNumberedByZero(t *testing.T) {
+	vol, err := openVolume(Folder{Path: t.TempDir()}, new(notes))
+	must(t, err)
+	defer vol.close()
+	root, err := vol.folder()
+	must(t, err)
+	it, err := root.Iterate(t.Context())
+	must(t, err)
+	defer it.Close()
+	entry := make([]byte, 24)
+	binary.NativeEndian.PutUint16(entry[listedLength:], uint16(len(entry)))
+	copy(entry[listedName:], "file")
+	listing := it.(*volumeIterator)
+	listing.rest = entry
+	if name, err := listing.name(); name != "file" || err != nil {
+		t.Errorf("%q, %v", name, err)
 	}
 }
 

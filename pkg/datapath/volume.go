@@ -305,10 +305,10 @@ func (it *volumeIterator) name() (string, error) {
 		entry := it.rest[:binary.NativeEndian.Uint16(it.rest[listedLength:])]
 		it.rest = it.rest[len(entry):]
 		name, _, _ := bytes.Cut(entry[listedName:], []byte{0})
-		if binary.NativeEndian.Uint64(entry) == 0 || string(name) == "." || string(name) == ".." {
-			continue // the first is one that was removed
+		// Some file systems, FUSE's among them, number files by 0.
+		if string(name) != "." && string(name) != ".." {
+			return string(name), nil
 		}
-		return string(name), nil
 	}
 }
 

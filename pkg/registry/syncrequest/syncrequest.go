@@ -57,14 +57,14 @@ func write(ctx context.Context, records Records, awaits func(*enginev1alpha1.Sto
 		}
 		// Nothing else may be written, in no other spelling either (see the
 		// ValidatingAdmissionPolicy holdfast-apiserver).
-		patch, err := json.Marshal(map[string]any{
-			"metadata": map[string]any{"resourceVersion": record.ResourceVersion},
-			"spec":     map[string]any{"syncRequest": ask},
+		patch, err := json.Marshal([]map[string]any{
+			{"op": "replace", "path": "/metadata/resourceVersion", "value": record.ResourceVersion}, // so it is that one
+			{"op": "add", "path": "/spec/syncRequest", "value": ask},                                // or in the place of another
 		})
 		if err != nil {
 			return answer, err
 		}
-		if record, err = records.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{DryRun: options.DryRun}); err != nil {
+		if record, err = records.Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{DryRun: options.DryRun}); err != nil {
 			return answer, err
 		}
 	}

@@ -25,10 +25,10 @@ import (
 func TestCreate(t *testing.T) {
 	cluster := enginetest.New(&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "default", Generation: 4}})
 	records := cluster.EngineV1alpha1().StorageLocations("holdfast")
-	awaits := false
+	awaits, uid := false, "uid-of-jane"
 	storage := New("holdfast", records, func(*enginev1alpha1.StorageLocation) bool { return awaits }, clocktesting.NewFakePassiveClock(time.Unix(1000, 500)))
 	ask := func(namespace, name string) (v1alpha1.SyncRequestStatus, error) {
-		ctx := genericapirequest.WithUser(genericapirequest.WithNamespace(t.Context(), namespace), &user.DefaultInfo{Name: "jane"})
+		ctx := genericapirequest.WithUser(genericapirequest.WithNamespace(t.Context(), namespace), &user.DefaultInfo{Name: "jane", UID: uid})
 		answer, err := storage.Create(ctx, &v1alpha1.SyncRequest{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil, &metav1.CreateOptions{})
 		if err != nil {
 			return v1alpha1.SyncRequestStatus{}, err
@@ -54,6 +54,10 @@ func TestCreate(t *testing.T) {
 			t.Fatalf("%d: it answers %+v, and the record is %+v, %v", i, answer, record, err)
 		}
 		asked = append(asked, record.Spec.SyncRequest.Timestamp.Time)
+		if got := record.Spec.SyncRequest.Requester.UID; i != 1 && got != uid {
+			t.Errorf("%d: the uid is %q, want %q: nothing is left of who asked before", i, got, uid)
+		}
+		uid = ""
 	}
 	if !asked[0].Equal(asked[1]) || !asked[2].After(asked[1]) {
 		t.Errorf("asked at %v", asked)
