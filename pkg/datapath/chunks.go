@@ -13,6 +13,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/object"
+
+	"github.com/holdfast-io/holdfast/pkg/datapath/buzhash"
 )
 
 // Files are cut into chunks where their content says so, by the repository's own rule: what
@@ -51,7 +53,15 @@ func isInPlace(name string) bool {
 // it is about compression. So uploadPolicy says that these are not compressed, by which
 // they are known here, and they are compressed as the others. So it says of files that are
 // too small for it, which stay as they are.
-type chunker struct{ repo.RepositoryWriter }
+type chunker struct {
+	repo.RepositoryWriter
+	byContent bool // the repository's rule is that of package buzhash
+}
+
+func newChunker(w repo.RepositoryWriter) chunker {
+	direct, ok := w.(repo.DirectRepositoryWriter)
+	return chunker{w, ok && direct.ObjectFormat().Splitter == buzhash.Name}
+}
 
 // contentOfFile is how Kopia's uploader describes the content of a file, before its name, or
 // of a part of a large one, before a UUID.
@@ -66,8 +76,14 @@ func (c chunker) NewObjectWriter(ctx context.Context, options object.WriterOptio
 	if !isFile {
 		return c.RepositoryWriter.NewObjectWriter(ctx, options)
 	}
-	return &fileWriter{begin: func(options object.WriterOptions) object.Writer {
+	begin := func(options object.WriterOptions) object.Writer {
 		return c.RepositoryWriter.NewObjectWriter(ctx, options)
+	}
+	return &fileWriter{begin: func(options object.WriterOptions) object.Writer {
+		if c.byContent && options.Splitter == "" {
+			return newPieces(begin, options)
+		}
+		return begin(options)
 	}, options: options}
 }
 

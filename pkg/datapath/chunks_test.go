@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -120,29 +121,39 @@ func TestChunks(t *testing.T) {
 	}
 }
 
-// A file is the same object whether it was stored as a small one or not, up to the last byte
-// that a small one has.
-func TestSmallFiles(t *testing.T) {
-	content := make([]byte, smallFile+1)
-	_, _ = rand.NewChaCha8([32]byte{2}).Read(content)
+// A file is the same object whether it was stored by Kopia alone or by us: as a small one, up
+// to the last byte that a small one has; of one piece or more, of the least and the greatest
+// length that one has. So each finds again what the other has stored.
+func TestSameObjects(t *testing.T) {
+	random := make([]byte, 20<<20)
+	_, _ = rand.NewChaCha8([32]byte{2}).Read(random)
+	content := slices.Concat(random, make([]byte, 5<<20), bytes.Repeat([]byte{1, 2, 3}, 6<<20)) // of 2 MiB each, and of 8 MiB
 	must(t, repo.WriteSession(t.Context(), newStore(t).client(t).Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
-		for _, size := range []int{0, 1, smallFile - 1, smallFile, smallFile + 1} {
-			var ids []object.ID
-			for _, w := range []repo.RepositoryWriter{w, chunker{w}} {
-				writer := w.NewObjectWriter(ctx, object.WriterOptions{Description: contentOfFile + "name", Compressor: compressor, AsyncWrites: 1})
-				for _, piece := range [][]byte{content[:size/3], content[size/3 : size]} {
-					if n, err := writer.Write(piece); err != nil || n != len(piece) {
-						t.Errorf("a piece of %d bytes: %d, %v", len(piece), n, err)
+		ours := newChunker(w)
+		if !ours.byContent {
+			t.Error("files are not cut by us")
+		}
+		for _, size := range []int{0, 1, smallFile - 1, smallFile, smallFile + 1, 1 << 20, 9 << 20, 25 << 20, len(content)} {
+			var ids [2][]object.ID
+			for i, w := range []repo.RepositoryWriter{w, ours} {
+				writer := w.NewObjectWriter(ctx, object.WriterOptions{Description: contentOfFile + "name", Compressor: compressor, MetadataCompressor: compressor, AsyncWrites: 1})
+				written := 0
+				for slice := range slices.Chunk(content[:size], 1+min(size/3, 64<<10)) {
+					n, err := writer.Write(slice)
+					if err != nil || n != len(slice) {
+						t.Errorf("a slice of %d bytes: %d, %v", len(slice), n, err)
 					}
-					if id, err := writer.Checkpoint(); err != nil || id != object.EmptyID {
-						t.Errorf("a checkpoint of a small file: %s, %v", id, err)
+					if written += n; written%(7<<20) < n || size <= 1<<20 {
+						id, err := writer.Checkpoint()
+						must(t, err)
+						ids[i] = append(ids[i], id)
 					}
 				}
 				id, err := writer.Result()
 				must(t, errors.Join(err, writer.Close()))
-				ids = append(ids, id)
+				ids[i] = append(ids[i], id)
 			}
-			if ids[0] != ids[1] {
+			if !slices.Equal(ids[0], ids[1]) {
 				t.Errorf("a file of %d bytes is %s, and by Kopia alone %s", size, ids[1], ids[0])
 			}
 		}

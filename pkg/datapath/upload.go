@@ -216,7 +216,7 @@ func causeOf(ctx context.Context, err error) error {
 
 // newUploader configures Kopia's uploader.
 func newUploader(w repo.RepositoryWriter, observer upload.Progress, tags map[string]string) *upload.Uploader {
-	u := upload.NewUploader(chunker{w})
+	u := upload.NewUploader(newChunker(w))
 	u.Progress = observer
 	// More than the processors: a worker mostly waits for the store. And always
 	// given: Kopia's default counts the node's processors, not the container's.
