@@ -40,7 +40,7 @@ if command -v "$(go env CC)" >/dev/null; then
   # Where nothing is shared it looks at each byte that is hashed for nothing, which takes
   # most of the time: a repository's key is derived by half a million hashes.
   plain=()
-  for package in 'golang.org/x/crypto/...' 'crypto/internal/fips140/...' 'github.com/kopia/kopia/internal/crypto' 'github.com/kopia/kopia/repo/splitter'; do
+  for package in 'golang.org/x/crypto/...' 'crypto/internal/fips140/...' 'github.com/kopia/kopia/internal/crypto' 'github.com/kopia/kopia/repo/splitter' ./pkg/datapath/buzhash; do
     plain+=("-gcflags=${package}=-race=false")
   done
   CGO_ENABLED=1 go test -race "${plain[@]}" -timeout 20m ./cmd/... ./pkg/... ./test/architecture/...
