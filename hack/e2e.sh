@@ -45,6 +45,7 @@ lab down >/dev/null
 rm -rf "${dir}"
 lab up --bin "${bin}" --nodes 2 --aggregator-routing="${AGGREGATOR_ROUTING:-true}"
 lab s3 up
+lab csi up
 lab image --binary "${bin}/holdfast"
 
 echo "e2e: building the tests"

@@ -33,6 +33,6 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(buildCommand(), upCommand(), downCommand(), statusCommand(), holdfastCommand(), imageCommand(), s3Command())
+	root.AddCommand(buildCommand(), upCommand(), downCommand(), statusCommand(), holdfastCommand(), imageCommand(), s3Command(), csiCommand())
 	return root
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/holdfast-io/holdfast/hack/lab/csi"
 	"github.com/holdfast-io/holdfast/hack/lab/node"
 	"github.com/holdfast-io/holdfast/hack/lab/s3"
 )
@@ -33,6 +34,46 @@ func imageCommand() *cobra.Command {
 		fmt.Fprintf(c.OutOrStdout(), "every node has %s\n", *name)
 		return nil
 	}
+	return c
+}
+
+func csiCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "csi",
+		Short: "Run a CSI driver for the nodes of a lab",
+		Args:  cobra.NoArgs,
+	}
+	up := &cobra.Command{
+		Use:   "up",
+		Short: "Build and start the driver, anew when it runs already; it goes with the lab",
+		Args:  cobra.NoArgs,
+	}
+	dirPath := dirFlag(up)
+	source := sourceFlag(up)
+	up.RunE = func(c *cobra.Command, _ []string) error {
+		dir, unlock, err := openLocked(c.Context(), *dirPath)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		state, err := dir.Running()
+		if err != nil {
+			return err
+		}
+		b, err := builder(c, state.Bin, *source)
+		if err != nil {
+			return err
+		}
+		if err := b.CSI(c.Context()); err != nil {
+			return err
+		}
+		if err := csi.Up(c.Context(), dir); err != nil {
+			return err
+		}
+		fmt.Fprintf(c.OutOrStdout(), "every node has the driver %s\n", csi.Driver)
+		return nil
+	}
+	c.AddCommand(up)
 	return c
 }
 

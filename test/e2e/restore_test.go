@@ -36,10 +36,14 @@ fi`
 // storageClasses have volumes that are folders of a node, and are bound by the first pod.
 func storageClasses(t testing.TB, volumes int, names ...string) {
 	t.Helper()
-	storageClassesOf(t, "local", volumes, names...)
+	storageClassesOf(t, "local: {path: %q}", volumes, names...)
 }
 
-// storageClassesOf is storageClasses with volumes of a type.
+// csiVolume is the source of a volume that the lab's CSI driver mounts.
+const csiVolume = "csi: {driver: folder.lab.holdfast.io, volumeHandle: %q}"
+
+// storageClassesOf is storageClasses with volumes of a source, which is a format for the path
+// of a folder.
 func storageClassesOf(t testing.TB, source string, volumes int, names ...string) {
 	t.Helper()
 	var all strings.Builder
@@ -66,13 +70,13 @@ spec:
   accessModes: [ReadWriteOnce]
   persistentVolumeReclaimPolicy: Retain
   storageClassName: %s
-  %s: {path: %q}
+  %s
   nodeAffinity:
     required:
       nodeSelectorTerms:
       - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%s]}]
 ---
-`, name, class, source, folder, node)
+`, name, class, fmt.Sprintf(source, folder), node)
 		}
 	}
 	lab.create(t, all.String())
@@ -176,11 +180,14 @@ func contents(t *testing.T, namespace string) map[string]string {
 // TestRestoreBeforeTheFirstContainer (proof 13): a Deployment, a StatefulSet with two
 // claims and a lone pod lose their namespace. Restored into place, and into another
 // namespace with another storage class, the first container of each finds its files whole.
+// A CSI driver mounts the volumes of the first class; those of the other are local.
 func TestRestoreBeforeTheFirstContainer(t *testing.T) {
-	step("An application with volumes of a class that waits for the first consumer")
-	storageClasses(t, 12, "proof", "proof-other")
+	step("An application with CSI volumes of a class that waits for the first consumer")
+	storageClassesOf(t, csiVolume, 12, "proof")
+	storageClasses(t, 12, "proof-other")
 	lab.create(t, application("proof", "proof"))
 	pods := applicationPods(t, "proof")
+	checkMounted(t, "proof", 3)
 	lab.exec(t, "proof", pods["db"], "echo more of it >/more/file")
 	before := contents(t, "proof")
 	lab.create(t, backup("proof", "proof"))
@@ -190,6 +197,7 @@ func TestRestoreBeforeTheFirstContainer(t *testing.T) {
 	lab.must(t, "delete", "namespace", "proof", "--timeout=120s")
 	restoreBackup(t, "into-place", "proof", "")
 	checkRestored(t, "proof", before)
+	checkMounted(t, "proof", 3)
 
 	step("And into another namespace, with another storage class")
 	restoreBackup(t, "elsewhere", "proof", "namespaceMapping: {proof: proof-copy}, storageClassMapping: {proof: proof-other}")
@@ -207,6 +215,40 @@ func TestRestoreBeforeTheFirstContainer(t *testing.T) {
 	step("Where the claims exist, nothing is written")
 	awaitRestore(t, "over-it", "proof", "", v1alpha1.RestorePhaseFailedValidation, v1alpha1.RestorePhaseFailed)
 	checkRestored(t, "proof", before)
+}
+
+// checkMounted checks that the CSI driver has mounted so many claims for the pods of a
+// namespace, where an agent looks for them.
+func checkMounted(t *testing.T, namespace string, want int) {
+	t.Helper()
+	pods, err := lab.kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := 0
+	for _, pod := range pods.Items {
+		for _, volume := range pod.Spec.Volumes {
+			if volume.PersistentVolumeClaim == nil {
+				continue
+			}
+			claim, err := lab.kube.CoreV1().PersistentVolumeClaims(namespace).Get(t.Context(), volume.PersistentVolumeClaim.ClaimName, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			path := lab.path("nodes", pod.Spec.NodeName, "kubelet", "pods", string(pod.UID), "volumes", "kubernetes.io~csi", claim.Spec.VolumeName, "mount")
+			if !strings.Contains(string(mounts), " "+path+" ") {
+				t.Errorf("nothing is mounted on %s", path)
+			}
+			got++
+		}
+	}
+	if got != want {
+		t.Errorf("the pods of %s have %d claims, want %d", namespace, got, want)
+	}
 }
 
 // restoreBackup restores a backup, and returns when all of it is there.

@@ -88,7 +88,7 @@ spec:
 // back into another such one, and single files into the pod that uses it.
 func TestHostPathVolumes(t *testing.T) {
 	step("A pod with a claim that is a folder of its node loses its namespace")
-	storageClassesOf(t, "hostPath", 4, "folders")
+	storageClassesOf(t, "hostPath: {path: %q}", 4, "folders")
 	lab.create(t, `apiVersion: v1
 kind: Namespace
 metadata: {name: folders}

@@ -79,6 +79,18 @@ var s3 = target{
 	notice:  "an S3 server",
 }
 
+var csi = target{
+	name:    "csi",
+	folder:  ".",
+	pkg:     "./cmd/csi",
+	ldflags: "-s -w",
+	sources: []string{"go.mod", "go.sum", "cmd/csi/main.go"},
+	notice:  "a driver of the Container Storage Interface",
+}
+
+// CSI builds the driver of volumes.
+func (b Builder) CSI(ctx context.Context) error { return b.build(ctx, csi) }
+
 // S3 builds the S3 server. It is a module of its own, whose requirements must
 // not change those that Kubernetes is built with.
 func (b Builder) S3(ctx context.Context) error { return b.build(ctx, s3) }
