@@ -534,6 +534,50 @@ func TestOutputFails(t *testing.T) {
 	}
 }
 
+// Whoever uses the volume may put a link in the place of a folder, after that was made and
+// before what lies in it is made, changed or removed by its name. It is not followed out of the
+// volume.
+func TestFolderBecomesALink(t *testing.T) {
+	target, outside := t.TempDir(), t.TempDir()
+	root, err := openConfined(Folder{Path: target})
+	must(t, err)
+	defer root.Close()
+	write(t, filepath.Join(target, "file"), "")
+	write(t, filepath.Join(outside, "file"), "of the node")
+	write(t, filepath.Join(outside, "sub/file"), "of the node")
+	must(t, os.Chtimes(outside, time.Unix(1e9, 0), time.Unix(1e9, 0)))
+	info, err := os.Stat(filepath.Join(target, "file"))
+	must(t, err)
+	file := &entry{FileInfo: noFile{info}, owner: fs.OwnerInfo{UserID: 1234, GroupID: 5678}}
+	ctx, before := t.Context(), tree(t, outside)
+	for name, do := range map[string]func(o *output) error{
+		"a file":                 func(o *output) error { return o.WriteFile(ctx, "folder/new", file) },
+		"a file in the way":      func(o *output) error { return o.WriteFile(ctx, "folder/file", file) },
+		"a file beside another":  func(o *output) error { o.beside = true; return o.WriteFile(ctx, "folder/file", file) },
+		"a link":                 func(o *output) error { return o.CreateSymlink(ctx, "folder/new", file) },
+		"a folder":               func(o *output) error { return o.BeginDirectory(ctx, "folder/new") },
+		"a folder that is there": func(o *output) error { return o.BeginDirectory(ctx, "folder/sub") },
+		"a folder on the way":    func(o *output) error { _, err := o.EnsureDirectory("folder/new"); return err },
+		"its attributes":         func(o *output) error { return o.FinishDirectory(ctx, "folder", file) },
+		"those of a folder":      func(o *output) error { return o.FinishDirectory(ctx, "folder/sub", file) },
+		"another name":           func(o *output) error { o.links = []link{{"file", "folder/new"}}; return o.Close(ctx) },
+		"the name of another":    func(o *output) error { o.links = []link{{"folder/file", "new"}}; return o.Close(ctx) },
+	} {
+		o := &output{root: root, progress: new(Progress), extras: map[string]extra{}}
+		must(t, o.BeginDirectory(ctx, "folder"))
+		must(t, os.Remove(filepath.Join(target, "folder")))
+		must(t, os.Symlink(outside, filepath.Join(target, "folder")))
+		if err := do(o); err == nil {
+			t.Errorf("%s: it was done", name)
+		}
+		expectSameTree(t, tree(t, outside), before)
+		if left, err := os.ReadDir(target); err != nil || len(left) != 2 {
+			t.Errorf("%s: there is %v, %v", name, left, err)
+		}
+		must(t, os.Remove(filepath.Join(target, "folder")))
+	}
+}
+
 // asNobody takes the rights of root from the process, until the test ends, and gives
 // the folders to whom it becomes.
 func asNobody(t *testing.T, folders ...string) {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -146,6 +147,33 @@ func TestOneOpeningForBothKinds(t *testing.T) {
 	if open, err := os.ReadDir(h.workDir); err != nil || len(open) != 1 {
 		t.Errorf("%d repositories are open, %v", len(open), err)
 	}
+}
+
+// TestStoreOnAFullDisk: an upload that the store has no room for fails, and says so. Its slot is
+// another's then, and so is what it had written.
+func TestStoreOnAFullDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("it mounts a small file system, which needs root")
+	}
+	h := newHarness(t, clock.RealClock{})
+	store := h.location.Spec.Filesystem.Path
+	must(t, syscall.Mount("tmpfs", store, "tmpfs", 0, "size=8m"))
+	t.Cleanup(func() { must(t, syscall.Unmount(store, syscall.MNT_DETACH)) })
+	must(t, os.CopyFS(store, os.DirFS(template.dir)))
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	content := make([]byte, 24<<20) // more than a pack
+	rand.NewChaCha8([32]byte{1}).Read(content)
+	must(t, os.WriteFile(filepath.Join(h.volume("large"), "file"), content, 0o600))
+	must(t, os.WriteFile(filepath.Join(h.volume("small"), "file"), content[:6<<20], 0o600)) // there is room once
+
+	h.startBackups()
+	h.create(h.backup("l", "1", "large"))
+	failed := h.expect("l", engine.VolumePhaseFailed).Status
+	if !strings.Contains(failed.Message, syscall.ENOSPC.Error()) || failed.SnapshotID != "" || failed.CompletionTimestamp == nil {
+		t.Errorf("the status is %+v", failed)
+	}
+	h.create(h.backup("s", "2", "small"))
+	h.expect("s", engine.VolumePhaseCompleted)
 }
 
 // TestRepositoryToCome: a record waits for its repository, and says so if there
