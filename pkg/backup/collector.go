@@ -182,8 +182,10 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	if err := c.readOrdered(ctx, r, []string{""}, func(query) visitor { return visit }); err != nil {
 		return err
 	}
-	if err := c.lister.list(ctx, query{resource: r}, visit); err != nil {
-		return fmt.Errorf("list the namespaces: %w", unwrapVisit(err))
+	for _, q := range c.namespaceLists(r) {
+		if err := c.lister.list(ctx, q, visit); err != nil {
+			return fmt.Errorf("list the namespaces: %w", unwrapVisit(err))
+		}
 	}
 	for _, name := range c.namespaces.Explicit() {
 		_, exists := c.existing[name]
@@ -201,6 +203,20 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 		c.listed = []string{""}
 	}
 	return nil
+}
+
+// namespaceLists are the lists that find all namespaces of the backup: one of each if they are
+// few and named, so that a backup of one costs the same in a cluster of thousands, else all.
+func (c *collector) namespaceLists(r resource) []query {
+	names := c.namespaces.Explicit()
+	if !c.namespaces.Exact() || len(names) > maxNamespaceLists {
+		return []query{{resource: r}}
+	}
+	var lists []query
+	for _, name := range names {
+		lists = append(lists, query{resource: r, name: name})
+	}
+	return lists
 }
 
 func matchesAny(selectors []labels.Selector, set labels.Set) bool {

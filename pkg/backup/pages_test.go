@@ -885,3 +885,43 @@ func TestObjectsThatCannotBeNamed(t *testing.T) {
 	}
 	f.wantConfigMaps(t, 2)
 }
+
+// Of a few namespaces that are named each is asked for by itself: what others a cluster has
+// costs the backup nothing. Of more of them, and of patterns, one list finds all.
+func TestFewNamespacesAreAskedForByName(t *testing.T) {
+	var many []string
+	for i := range maxNamespaceLists {
+		many = append(many, fmt.Sprintf("shop-%02d", i))
+	}
+	for name, test := range map[string]struct{ included, excluded, want []string }{
+		"one":            {[]string{"shop"}, nil, []string{"metadata.name=shop"}},
+		"two":            {[]string{"shop", "bank"}, nil, []string{"metadata.name=bank", "metadata.name=shop"}},
+		"one is left":    {[]string{"shop", "bank"}, []string{"ba*"}, []string{"metadata.name=shop"}},
+		"more than few":  {append([]string{"shop"}, many...), nil, []string{""}},
+		"a pattern too":  {[]string{"shop", "ba*"}, nil, []string{""}},
+		"all":            {nil, nil, []string{""}},
+		"all but one":    {nil, []string{"bank"}, []string{""}},
+		"one is missing": {[]string{"shop", "gone"}, nil, []string{"metadata.name=gone", "metadata.name=shop"}},
+	} {
+		f := shopOf(t, 3)
+		for _, other := range append(many, "bank") {
+			f.add("namespaces", namespace(other, ""))
+		}
+		f.request.Backup.Spec.IncludedNamespaces, f.request.Backup.Spec.ExcludedNamespaces = test.included, test.excluded
+		var asked []string
+		f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Path == "/api/v1/namespaces" {
+				asked = append(asked, r.URL.Query().Get("fieldSelector"))
+			}
+			return false
+		}
+		outcome := f.run(t)
+		f.wantConfigMaps(t, 3)
+		if !slices.Equal(asked, test.want) {
+			t.Errorf("%s: asked for the namespaces with %q, not %q", name, asked, test.want)
+		}
+		if missing := name == "one is missing"; missing != (outcome.Status.Errors == 1) {
+			t.Errorf("%s: %+v", name, outcome.Status)
+		}
+	}
+}
