@@ -66,7 +66,7 @@ var readingOrder = []schema.GroupResource{namespacesResource, persistentVolumesR
 // the engine's work in this cluster: restored, a run would start again.
 var ownGroups = sets.New(holdfast.GroupName, engine.GroupName)
 
-// onlyByName are backed up only when the backup names them, as in Velero: a
+// onlyByName are backed up only when the backup names them, and by Velero never: a
 // volume snapshot is tied to the storage system that holds it.
 var onlyByName = sets.New(
 	schema.GroupResource{Group: "snapshot.storage.k8s.io", Resource: "volumesnapshots"},
