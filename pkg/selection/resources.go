@@ -127,13 +127,14 @@ func parsePair(included, excluded []string, includedAt, excludedAt *field.Path, 
 		return parsed
 	}
 	l := wordLists{parse(included, includedAt), parse(excluded, excludedAt)}
+	written := l.excludedByUser()
 	given := sets.New(included...)
 	for i, word := range excluded {
 		at := excludedAt.Index(i)
 		switch {
 		case word == "*" && !starExcludable:
 			errs = append(errs, field.Invalid(at, word, "excludes every resource: name the resources to leave out"))
-		case word == "*" && len(included)+len(excluded) > 1:
+		case word == "*" && len(included)+written > 1:
 			errs = append(errs, field.Invalid(at, word, "excludes every resource, so no other word can stand beside it or be included"))
 		case given.Has(word):
 			errs = append(errs, field.Invalid(at, word, "is included as well: remove it from one of the two lists"))
@@ -225,7 +226,7 @@ func (r *Resources) autoOrWanted(gr schema.GroupResource) bool {
 // nobody listed.
 func (r *Resources) fullBackup() bool {
 	return r.allNamespaces &&
-		len(r.cluster.included)+len(r.cluster.excluded)+len(r.namespaced.excluded) == 0 &&
+		len(r.cluster.included)+r.cluster.excludedByUser()+r.namespaced.excludedByUser() == 0 &&
 		r.namespaced.includesAll()
 }
 
@@ -268,6 +269,21 @@ func (r *Resources) TouchesClusterScope() bool {
 		return r.autoOrWanted(schema.GroupResource{})
 	}
 	return len(r.cluster.included) > 0 || r.fullBackup()
+}
+
+// addedByVelero are words that Velero excludes in each backup with lists of the new style when
+// it begins: they stand in what it gives out, though nobody has written them. Neither resource
+// is taken unless it is named, so that they change nothing.
+var addedByVelero = sets.New("volumesnapshots.snapshot.storage.k8s.io", "volumesnapshotcontents.snapshot.storage.k8s.io")
+
+// excludedByUser counts the excluded words without those that Velero adds.
+func (l wordLists) excludedByUser() (count int) {
+	for _, w := range l.excluded {
+		if !addedByVelero.Has(w.text) {
+			count++
+		}
+	}
+	return count
 }
 
 func (l wordLists) includesAll() bool {

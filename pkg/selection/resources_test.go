@@ -4,6 +4,7 @@
 package selection
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -146,44 +147,57 @@ func TestResources(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			parsed, errs := ParseResources(tc.lists, parse(t, tc.namespaces), nil)
-			if len(errs) > 0 {
-				t.Fatal(errs.ToAggregate())
-			}
-			if got := parsed.TouchesClusterScope(); got != tc.touches {
-				t.Errorf("TouchesClusterScope() = %v", got)
-			}
-			r := parsed.Bind(resolve)
-			if r.TouchesClusterScope() != tc.touches {
-				t.Error("TouchesClusterScope depends on discovery")
-			}
 			if tc.related == "" {
 				tc.related = allCluster
 			}
-			for resource, namespaced := range known {
-				gr := schema.ParseGroupResource(resource)
-				want := tc.cluster
-				if namespaced {
-					want = tc.namespaced
+			given := []ResourceLists{tc.lists}
+			if strings.HasPrefix(name, "new: ") {
+				given = append(given, asVeleroGivesItOut(tc.lists))
+			}
+			for _, lists := range given {
+				parsed, errs := ParseResources(lists, parse(t, tc.namespaces), nil)
+				if len(errs) > 0 {
+					t.Fatal(errs.ToAggregate())
 				}
-				if got := r.Included(gr, namespaced); got != holds(want, resource) {
-					t.Errorf("Included(%s) = %v", resource, got)
+				if got := parsed.TouchesClusterScope(); got != tc.touches {
+					t.Errorf("TouchesClusterScope() = %v", got)
 				}
-				want = tc.related
-				if namespaced {
-					want = tc.namespaced
+				r := parsed.Bind(resolve)
+				if r.TouchesClusterScope() != tc.touches {
+					t.Error("TouchesClusterScope depends on discovery")
 				}
-				if got := r.IncludedRelated(gr, namespaced); got != holds(want, resource) {
-					t.Errorf("IncludedRelated(%s) = %v", resource, got)
-				}
-				// The queue's rule: what may be collected beyond the namespaces
-				// themselves is cluster scope, and is never left out.
-				if !namespaced && resource != "namespaces" && r.Included(gr, false) && !tc.touches {
-					t.Errorf("collects %s without touching cluster scope", resource)
+				for resource, namespaced := range known {
+					gr := schema.ParseGroupResource(resource)
+					want := tc.cluster
+					if namespaced {
+						want = tc.namespaced
+					}
+					if got := r.Included(gr, namespaced); got != holds(want, resource) {
+						t.Errorf("Included(%s) = %v", resource, got)
+					}
+					want = tc.related
+					if namespaced {
+						want = tc.namespaced
+					}
+					if got := r.IncludedRelated(gr, namespaced); got != holds(want, resource) {
+						t.Errorf("IncludedRelated(%s) = %v", resource, got)
+					}
+					// The queue's rule: what may be collected beyond the namespaces
+					// themselves is cluster scope, and is never left out.
+					if !namespaced && resource != "namespaces" && r.Included(gr, false) && !tc.touches {
+						t.Errorf("collects %s without touching cluster scope", resource)
+					}
 				}
 			}
 		})
 	}
+}
+
+// asVeleroGivesItOut are lists of the new style once Velero 1.18 has begun with them.
+func asVeleroGivesItOut(lists ResourceLists) ResourceLists {
+	lists.ExcludedNamespaceScopedResources = append(slices.Clone(lists.ExcludedNamespaceScopedResources), "volumesnapshots.snapshot.storage.k8s.io")
+	lists.ExcludedClusterScopedResources = append(slices.Clone(lists.ExcludedClusterScopedResources), "volumesnapshotcontents.snapshot.storage.k8s.io")
+	return lists
 }
 
 func holds(words, word string) bool {
