@@ -40,7 +40,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/repository"
-	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 	"github.com/holdfast-io/holdfast/pkg/serving"
 )
 
@@ -180,17 +179,6 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 	manager := datapath.NewManager(working, 0) // nothing starts before all that waits is known
 	defer manager.Stop()
 	recorder := broadcaster.NewRecorder(scheme.Scheme, "holdfast-node-agent")
-	repositories := &opener.Shared{
-		Repositories: records.Engine().V1alpha1().VolumeRepositories().Lister().VolumeRepositories(o.client.namespace),
-		Locations:    records.Engine().V1alpha1().StorageLocations().Lister().StorageLocations(o.client.namespace),
-		Secrets:      kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
-		Keys:         kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace)),
-		Options:      repository.Options{Cache: o.cache(ctx)},
-		Indexes: func(ctx context.Context, bytes int64) (func(), error) {
-			return datapath.MemoryOf(ctx).Indexes(ctx, bytes)
-		},
-		Clock: clock.RealClock{},
-	}
 	shared := volumework.Config{
 		Node:               o.node,
 		Identity:           identity,
@@ -198,7 +186,9 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 		PodsDir:            o.hostPodsDir,
 		HostPathRoots:      o.hostPathRoots,
 		Manager:            manager,
-		Repositories:       repositories,
+		Secrets:            kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
+		Keys:               kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace)),
+		Options:            repository.Options{Cache: o.cache(ctx)},
 		Events:             recorder,
 		Clock:              clock.RealClock{},
 		RepositoryInformer: records.Engine().V1alpha1().VolumeRepositories(),
@@ -230,7 +220,6 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 	klog.FromContext(ctx).Info("Node agent starts", "node", o.node)
 	var running sync.WaitGroup
 	running.Go(func() { nodes.RunWithContext(ctx) })
-	running.Go(func() { repositories.Run(ctx) })
 	running.Go(func() { backups.Run(ctx) })
 	running.Go(func() { restores.Run(ctx) })
 	running.Go(func() {

@@ -57,7 +57,6 @@ type RestoreResult struct {
 // part of the files; a repetition replaces them.
 func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, p *Progress) (_ RestoreResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
-	ctx = repository.ReadOnce(ctx)
 	packs := r.KeepPacks(MemoryOf(ctx).kept())
 	defer packs.Release()
 	man, err := snapshot.LoadSnapshot(ctx, r.Kopia(), manifest.ID(req.SnapshotID))

@@ -7,7 +7,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/johannesboyne/gofakes3"
@@ -48,14 +47,10 @@ func TestS3(t *testing.T) {
 		}
 		ids[got.SnapshotID] = true
 
-		target, before := t.TempDir(), keptIn(t, cache)
+		target := t.TempDir()
 		_, err = Restore(t.Context(), r, RestoreRequest{SnapshotID: got.SnapshotID, Path: target}, new(Progress))
 		must(t, err)
 		expectSameTree(t, tree(t, target), want)
-		// What uploads need again makes no room for what a restore reads once.
-		if after := keptIn(t, cache); i == 0 && !slices.Equal(before, after) {
-			t.Errorf("the restore has kept more than %v: %v", before, after)
-		}
 		must(t, r.Close(t.Context()))
 	}
 	// The cache holds listings and indexes, and no contents.
@@ -75,12 +70,4 @@ func TestS3(t *testing.T) {
 		s.restore(t, id, target) // by a new client without a cache
 		expectSameTree(t, tree(t, target), want)
 	}
-}
-
-// keptIn are the names of what a cache keeps.
-func keptIn(t *testing.T, cache string) []string {
-	t.Helper()
-	names, err := filepath.Glob(filepath.Join(cache, "*", "*"))
-	must(t, err)
-	return names
 }

@@ -48,8 +48,9 @@ type Options struct {
 	WorkDir string
 	// Others are keys that may open it if the first one does not: while its key is changed.
 	Others []Key
-	// Cache keeps what is read of the repository again and again, for the next opening, save
-	// what ReadOnce says. Nil keeps nothing. Repositories in a filesystem location use none.
+	// Cache keeps what is read of the repository again and again, for the next opening. Nil
+	// keeps nothing, which is best for reading the contents of files. Repositories in a
+	// filesystem location use none.
 	Cache *Cache
 }
 
@@ -230,14 +231,6 @@ func (r *Repository) KeepPacks(limit int64) *Packs {
 	}
 	packs.users++
 	return packs
-}
-
-type readOnceKey struct{}
-
-// ReadOnce has what is read for ctx, by whichever repository, not kept in its Cache, which is
-// best for a restore: it reads everything once, and what is kept would make room for that.
-func ReadOnce(ctx context.Context) context.Context {
-	return context.WithValue(ctx, readOnceKey{}, true)
 }
 
 // Close closes the repository and removes what it kept on disk, save its cache.

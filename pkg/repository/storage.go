@@ -180,11 +180,11 @@ func (s *storage) GetBlob(ctx context.Context, id blob.ID, offset, length int64,
 		_, err := s.GetMetadata(ctx, id)
 		return err
 	}
-	whole := func(ctx context.Context, output blob.OutputBuffer) error { return s.piece(ctx, id, 0, -1, output) }
-	if ctx.Value(readOnceKey{}) == nil && s.cache.get(ctx, id, offset, length, output, whole) {
+	if packs := s.packs.Load(); packs != nil && packs.get(ctx, id, offset, length, output) {
 		return nil
 	}
-	if packs := s.packs.Load(); packs != nil && packs.get(ctx, id, offset, length, output) {
+	whole := func(ctx context.Context, output blob.OutputBuffer) error { return s.piece(ctx, id, 0, -1, output) }
+	if s.cache.get(ctx, id, offset, length, output, whole) {
 		return nil
 	}
 	return s.piece(ctx, id, offset, length, output)

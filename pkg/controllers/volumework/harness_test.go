@@ -32,7 +32,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/repository"
-	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
 
 const (
@@ -51,7 +50,6 @@ type harness struct {
 	config   volumework.Config
 	factory  engineinformers.SharedInformerFactory
 	podsDir  string
-	workDir  string // of the repositories that are open
 	location repository.Location
 	key      repository.Key
 
@@ -117,27 +115,14 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 	})
 	h.manager = datapath.NewManager(t.Context(), 1)
 	h.factory = engineinformers.NewSharedInformerFactory(h.engine, 0)
-	h.workDir = t.TempDir()
-	repositories := &opener.Shared{
-		Repositories: h.factory.Engine().V1alpha1().VolumeRepositories().Lister().VolumeRepositories(system),
-		Locations:    h.factory.Engine().V1alpha1().StorageLocations().Lister().StorageLocations(system),
-		Secrets:      kube.CoreV1().Secrets(engine.CredentialsNamespace(system)),
-		Keys:         kube.CoreV1().Secrets(engine.KeysNamespace(system)),
-		Options:      repository.Options{WorkDir: h.workDir},
-		Indexes:      func(context.Context, int64) (func(), error) { return nil, nil },
-		Clock:        clock,
-	}
-	var closing sync.WaitGroup
-	ctx, cancel := context.WithCancel(t.Context())
-	closing.Go(func() { repositories.Run(ctx) })
-	t.Cleanup(func() { cancel(); closing.Wait() })
 	h.config = volumework.Config{
 		Node:               node,
 		Identity:           "this agent",
 		Namespace:          system,
 		PodsDir:            h.podsDir,
 		Manager:            h.manager,
-		Repositories:       repositories,
+		Secrets:            kube.CoreV1().Secrets(engine.CredentialsNamespace(system)),
+		Keys:               kube.CoreV1().Secrets(engine.KeysNamespace(system)),
 		Events:             h.events,
 		Clock:              clock,
 		RepositoryInformer: h.factory.Engine().V1alpha1().VolumeRepositories(),

@@ -47,6 +47,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
@@ -139,10 +140,12 @@ type Config struct {
 	HostPathRoots hostpath.Roots
 	// Manager of the node's work. Its owner stops it.
 	Manager *datapath.Manager
-	// Repositories that are open, for all work of the node, of either kind. Its owner runs it.
-	Repositories *opener.Shared
-	Events       events.EventRecorder
-	Clock        clock.WithTicker
+	// Secrets with the credentials of the locations, and Keys of the repositories.
+	Secrets, Keys location.Secrets
+	// Options for repositories. Restores use no cache: they read everything once.
+	Options repository.Options
+	Events  events.EventRecorder
+	Clock   clock.WithTicker
 
 	RepositoryInformer engineinformers.VolumeRepositoryInformer
 	LocationInformer   engineinformers.StorageLocationInformer
@@ -155,6 +158,12 @@ type Controller[T Record[T]] struct {
 	client Client[T]
 	lister Lister[T]
 	queue  *loop.Loop[string]
+	// repositories that are open, for all the work of the kind. Backups and restores share
+	// none: Kopia locks a repository's indexes while it writes them, so that a restore would
+	// wait, whatever cancels it, for a store that does not take an upload's; a listing that
+	// fails for one would end the others, too; and what a restore keeps in memory would have
+	// to be enough for both.
+	repositories *opener.Shared
 	// submitted is true when the manager knows of all that waited at the start.
 	submitted atomic.Bool
 
@@ -183,11 +192,25 @@ func (t Target) volume() volume {
 // New returns a controller for the records that informer sees, which should be
 // those of the node only: see engine.LabelNode.
 func New[T Record[T]](config Config, kind Kind[T], client Client[T], lister Lister[T], informer cache.SharedIndexInformer) (*Controller[T], error) {
+	if kind.Class == datapath.ClassRestore {
+		config.Options.Cache = nil
+	}
 	c := &Controller[T]{
 		Config: config,
 		kind:   kind,
 		client: client,
 		lister: lister,
+		repositories: &opener.Shared{
+			Repositories: config.RepositoryInformer.Lister().VolumeRepositories(config.Namespace),
+			Locations:    config.LocationInformer.Lister().StorageLocations(config.Namespace),
+			Secrets:      config.Secrets,
+			Keys:         config.Keys,
+			Options:      config.Options,
+			Indexes: func(ctx context.Context, bytes int64) (func(), error) {
+				return datapath.MemoryOf(ctx).Indexes(ctx, bytes)
+			},
+			Clock: config.Clock,
+		},
 		// One worker is enough: it only decides and writes, the manager runs the work.
 		queue: loop.New[string](loop.Config{Controller: kind.Name, Clock: config.Clock}),
 		works: map[string]*work[T]{},
@@ -223,6 +246,9 @@ func (c *Controller[T]) Run(ctx context.Context) {
 		}
 	}
 	c.submitted.Store(true)
+	var closing sync.WaitGroup
+	closing.Go(func() { c.repositories.Run(ctx) })
+	defer closing.Wait()
 	c.queue.Run(ctx, c.sync)
 }
 

@@ -32,7 +32,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumerestore"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
-	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
 type result = volumework.Result[*engine.VolumeUpload]
@@ -98,54 +97,6 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 	if info, err := os.Stat(filepath.Join(to, "file")); err != nil || info.Mode() != 0o640 {
 		t.Errorf("restored %v, %v", info, err)
-	}
-}
-
-// TestOneOpeningForBothKinds: what backups have opened is what restores use, beside them, and
-// they see also what others have stored since.
-func TestOneOpeningForBothKinds(t *testing.T) {
-	h := newHarness(t, clock.RealClock{})
-	h.manager.SetLimit(2)
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
-	from, to := h.volume("data"), h.volume("restored")
-	must(t, os.WriteFile(filepath.Join(from, "file"), []byte("content"), 0o640))
-
-	begun, end := make(chan struct{}), make(chan struct{})
-	h.startMove(func(context.Context, *datapath.Progress) (result, error) {
-		close(begun)
-		<-end
-		return result{}, nil
-	})
-	defer close(end)
-	h.create(h.backup("b", "1", "data"))
-	<-begun
-
-	another, err := repository.Open(t.Context(), h.location, "app", h.key, repository.Options{WorkDir: t.TempDir()})
-	must(t, err)
-	stored, err := datapath.Upload(t.Context(), another, datapath.UploadRequest{Path: from}, new(datapath.Progress))
-	must(t, err)
-	must(t, another.Close(t.Context()))
-	h.startRestores()
-	restores := h.engine.EngineV1alpha1().VolumeRestores(system)
-	_, err = restores.Create(t.Context(), &engine.VolumeRestore{
-		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "r", UID: "2"},
-		Spec: engine.VolumeRestoreSpec{
-			Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "restored",
-			BackupStorageLocation: "default", Repository: repo, SnapshotID: stored.SnapshotID,
-		},
-	}, metav1.CreateOptions{})
-	must(t, err)
-	var last *engine.VolumeRestore
-	h.eventually(func() bool {
-		last, err = restores.Get(t.Context(), "r", metav1.GetOptions{})
-		return err == nil && last.Status.Phase == engine.VolumePhaseCompleted
-	}, func() string { return fmt.Sprintf("the restore is %+v, %v", last.Status, err) })
-	if data, err := os.ReadFile(filepath.Join(to, "file")); err != nil || string(data) != "content" {
-		t.Errorf("restored %q, %v", data, err)
-	}
-	// Each open repository has a folder of its own.
-	if open, err := os.ReadDir(h.workDir); err != nil || len(open) != 1 {
-		t.Errorf("%d repositories are open, %v", len(open), err)
 	}
 }
 

@@ -246,7 +246,7 @@ func (c *Controller[T]) try(ctx context.Context, asked time.Time, record T, p *d
 		return result, err
 	}
 	found <- folder.Path
-	err = c.Repositories.Use(ctx, target.Repository, asked, func(ctx context.Context, r *repository.Repository) (err error) {
+	err = c.repositories.Use(ctx, target.Repository, asked, func(ctx context.Context, r *repository.Repository) (err error) {
 		if result, err = c.kind.Move(ctx, r, record, folder, p); err == nil && result.Undo != nil {
 			err = c.undoUnknown(ctx, record, result)
 		}
@@ -362,7 +362,7 @@ func truncate(message string) string {
 // whyNotReady says why a repository can't be used, and whether it may become ready
 // without anyone's help. Then the reason is empty if nobody knows it.
 func (c *Controller[T]) whyNotReady(name string) (why string, passing bool) {
-	record, err := c.Repositories.Repositories.Get(name)
+	record, err := c.repositories.Repositories.Get(name)
 	if err != nil {
 		return "", true // there is no record yet
 	}
