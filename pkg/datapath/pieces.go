@@ -22,7 +22,7 @@ const (
 )
 
 // pieces stores a file that is cut by its content: the same object that Kopia's writer makes
-// of it. To find where to cut is most of what such a file costs there, and Kopia has no place
+// of it. To find where to cut is nearly half of what such a file costs there, and Kopia has no place
 // for a faster way to the same end. So each piece is an object of its own, and the file is the
 // list of them. One goroutine at a time uses it, which fileWriter sees to.
 type pieces struct {

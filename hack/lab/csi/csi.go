@@ -26,8 +26,8 @@ const (
 	program = "csi"
 )
 
-// Up starts the driver anew, and returns once the kubelet of each node knows it. Pods
-// keep what is mounted.
+// Up starts the driver anew. The first time it returns once the kubelet of each node knows it;
+// later each finds it anew by itself. Pods keep what is mounted.
 func Up(ctx context.Context, dir workdir.Dir) error {
 	state, err := dir.Running()
 	if err != nil {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package buzhash cuts a stream where its content says so, at exactly the places where
-// Kopia's splitter of the name Name does, in a fifth of its time: what either has stored, the
+// Kopia's splitter of the name Name does, in a sixth of its time: what either has stored, the
 // other finds again.
 //
 // A cut follows the first byte, from half of the average size on, at which the hash of the
