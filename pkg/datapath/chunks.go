@@ -76,14 +76,13 @@ func (c chunker) NewObjectWriter(ctx context.Context, options object.WriterOptio
 	if !isFile {
 		return c.RepositoryWriter.NewObjectWriter(ctx, options)
 	}
-	begin := func(options object.WriterOptions) object.Writer {
-		return c.RepositoryWriter.NewObjectWriter(ctx, options)
-	}
 	return &fileWriter{begin: func(options object.WriterOptions) object.Writer {
 		if c.byContent && options.Splitter == "" {
-			return newPieces(begin, options)
+			return newPieces(func(options object.WriterOptions) object.Writer {
+				return c.RepositoryWriter.NewObjectWriter(ctx, options)
+			}, options)
 		}
-		return begin(options)
+		return c.RepositoryWriter.NewObjectWriter(ctx, options)
 	}, options: options}
 }
 
