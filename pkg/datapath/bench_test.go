@@ -91,7 +91,7 @@ func BenchmarkFiles(b *testing.B) {
 				bare, target := openBare(b), benchDir(b)
 				var man *snapshot.Manifest
 				busy("kopia-first", func() { man = uploadBare(b, bare, dir) })
-				busy("kopia-second", func() { man = uploadBare(b, bare, dir, man) })
+				busy("kopia-second", func() { man = uploadBare(b, bare, dir) })
 				busy("kopia-restore", func() { restoreBare(b, bare, man, target) })
 				must(b, os.RemoveAll(target))
 			}
@@ -280,10 +280,14 @@ func openBare(b *testing.B) repo.Repository {
 }
 
 // uploadBare uploads by Kopia alone.
-func uploadBare(b *testing.B, r repo.Repository, dir string, previous ...*snapshot.Manifest) (man *snapshot.Manifest) {
+func uploadBare(b *testing.B, r repo.Repository, dir string) (man *snapshot.Manifest) {
 	source := snapshot.SourceInfo{Host: "h", UserName: "u", Path: dir}
 	must(b, repo.WriteSession(b.Context(), r, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
 		folder, err := localfs.Directory(dir)
+		if err != nil {
+			return err
+		}
+		previous, err := snapshot.FindPreviousManifests(ctx, w, source, nil)
 		if err != nil {
 			return err
 		}
