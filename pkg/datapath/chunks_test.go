@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -63,6 +64,20 @@ func (s store) chunks(t *testing.T, root *snapshot.DirEntry, file string) map[co
 		}
 	}
 	return found
+}
+
+// content is that of a file, as Kopia reads it.
+func (s store) content(t *testing.T, root *snapshot.DirEntry, file string) []byte {
+	t.Helper()
+	r := s.open(t).Kopia()
+	entry, err := snapshotfs.GetNestedEntry(t.Context(), snapshotfs.EntryFromDirEntry(r, root), []string{file})
+	must(t, err)
+	reader, err := r.OpenObject(t.Context(), entry.(object.HasObjectID).ObjectID())
+	must(t, err)
+	defer reader.Close()
+	read, err := io.ReadAll(reader)
+	must(t, err)
+	return read
 }
 
 // Images of disks and databases are cut every mebibyte, whether in parts or not, and all
@@ -186,13 +201,22 @@ func TestPartsAtOnce(t *testing.T) {
 	if most := s.mostPuts.Load(); most < enough || most > int64(parallelism(8)) {
 		t.Errorf("%d packs were written at once", most)
 	}
-	entry, err := snapshotfs.GetNestedEntry(t.Context(), snapshotfs.EntryFromDirEntry(s.open(t).Kopia(), man.RootEntry), []string{"large.img"})
-	must(t, err)
-	reader, err := s.open(t).Kopia().OpenObject(t.Context(), entry.(object.HasObjectID).ObjectID())
-	must(t, err)
-	defer reader.Close()
-	var got bytes.Buffer
-	if _, err := got.ReadFrom(reader); err != nil || !bytes.Equal(got.Bytes(), file) {
-		t.Errorf("%d bytes came back, %v", got.Len(), err)
+	if got := s.content(t, man.RootEntry, "large.img"); !bytes.Equal(got, file) {
+		t.Errorf("%d bytes came back", len(got))
+	}
+}
+
+// A file that is cut by its content is put together from parts, too.
+func TestPartsByContent(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	file := make([]byte, 30<<20)
+	_, _ = rand.NewChaCha8([32]byte{3}).Read(file)
+	write(t, filepath.Join(dir, "dump.sql"), string(file))
+	man := s.uploadInParts(t, dir, 12<<20)
+	if got := s.content(t, man.RootEntry, "dump.sql"); !bytes.Equal(got, file) {
+		t.Errorf("%d bytes came back", len(got))
+	}
+	if chunks := s.chunks(t, man.RootEntry, "dump.sql"); len(chunks) <= 3 { // the parts
+		t.Errorf("it is stored in %d chunks", len(chunks))
 	}
 }

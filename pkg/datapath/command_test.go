@@ -5,6 +5,7 @@ package datapath
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +26,9 @@ func TestKopiaCommand(t *testing.T) {
 	}
 	s, dir, target, config := newStore(t), t.TempDir(), t.TempDir(), t.TempDir()
 	richTree(t, dir)
+	large := make([]byte, 20<<20) // of several chunks
+	_, _ = rand.NewChaCha8([32]byte{4}).Read(large)
+	must(t, os.WriteFile(filepath.Join(dir, "large"), large, 0o600))
 	must(t, os.Link(filepath.Join(dir, "plain"), filepath.Join(dir, "deep/other name")))
 	id := s.upload(t, dir, web).SnapshotID
 	run := func(args ...string) []byte {
