@@ -25,7 +25,7 @@ import (
 const maxPending = 100
 
 // heldPod is what is kept of a pod until all are known: one with volumes to hand over,
-// or with hooks.
+// with hooks, or that is to be written after those of others.
 type heldPod struct {
 	ref        engine.PodReference
 	node       string
@@ -36,6 +36,8 @@ type heldPod struct {
 	pre, post []hook
 	// ran is true once its hooks may have been run.
 	ran bool
+	// unwritten is the pod as it goes into the backup, or nil if it is there.
+	unwritten *object
 }
 
 // heldVolume is a volume whose data is to be read, through a claim or not.
@@ -76,8 +78,8 @@ func (b block) nodes() sets.Set[string] {
 	return nodes
 }
 
-// hold keeps a pod whose volumes were picked, if there is something to do for it.
-func (p *podVolumes) hold(pod *corev1.Pod, picked []corev1.Volume) {
+// newHeldPod finds the claims of a pod, and its hooks.
+func (p *podVolumes) newHeldPod(pod *corev1.Pod) *heldPod {
 	held := &heldPod{
 		ref:        engine.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 		node:       pod.Spec.NodeName,
@@ -88,17 +90,23 @@ func (p *podVolumes) hold(pod *corev1.Pod, picked []corev1.Volume) {
 			held.claims = append(held.claims, claim)
 		}
 	}
-	for i := range picked {
-		held.volumes = append(held.volumes, heldVolume{picked[i].Name, claimOf(pod, &picked[i])})
-	}
 	held.pre, held.post = p.hooks.of(pod)
 	if held.notRunning != "" && len(held.pre)+len(held.post) > 0 {
 		held.pre, held.post = nil, nil
 		p.log.write(slog.LevelInfo, "its hooks are not run: "+held.notRunning, subject{podsResource, pod.Namespace, pod.Name}.attrs()...)
 	}
-	if len(held.volumes)+len(held.pre)+len(held.post) > 0 {
-		p.held = append(p.held, held)
-	}
+	return held
+}
+
+// comesLater says whether a pod is to be written after hooks: its own, since they may change
+// it, or those of one that the spec orders before it. What a hook changes on other pods that
+// share a claim with its own is not waited for: which these are is known when all pods are,
+// and until then all that have claims would be in memory.
+func (p *podVolumes) comesLater(pod *heldPod) bool {
+	_, ordered := p.ordered[types.NamespacedName{Namespace: pod.ref.Namespace, Name: pod.ref.Name}]
+	later := len(pod.pre) > 0 || ordered && p.behind
+	p.behind = p.behind || ordered && later
+	return later
 }
 
 // blocks puts together the held pods that share claims, and those that the spec orders, as
@@ -118,10 +126,10 @@ func (p *podVolumes) blocks() []block {
 		before[max(a, b)] = min(a, b)
 	}
 	of := map[types.NamespacedName]int{}
-	ordered, firstOrdered := p.order.places(podsResource), -1
+	firstOrdered := -1
 	for i, pod := range p.held {
 		before[i] = i
-		if _, named := ordered[types.NamespacedName{Namespace: pod.ref.Namespace, Name: pod.ref.Name}]; named {
+		if _, named := p.ordered[types.NamespacedName{Namespace: pod.ref.Namespace, Name: pod.ref.Name}]; named {
 			if firstOrdered < 0 {
 				firstOrdered = i
 			}
@@ -263,6 +271,9 @@ func (p *podVolumes) takeHooked(ctx context.Context, blocks []block, pending []e
 				for _, pod := range block {
 					p.refuse(pod, "its hooks could not be run")
 				}
+				if err := p.writeLater(block); err != nil {
+					return err
+				}
 			}
 			return nil
 		}
@@ -305,9 +316,19 @@ func next(left []block, frozen sets.Set[string]) int {
 	return -1
 }
 
-// take takes one block: the pre hooks of its pods, the data of their volumes, the post
-// hooks. These run in any case once a pre hook may have.
+// take takes one block: what lies between its hooks, and then into the tarball what was held
+// back of it, so that a store which is slow keeps no pod frozen.
 func (p *podVolumes) take(ctx context.Context, block block) error {
+	if err := p.takeBetweenHooks(ctx, block); err != nil {
+		return err
+	}
+	return p.writeLater(block)
+}
+
+// takeBetweenHooks runs the pre hooks of a block's pods, reads what these are then, and the
+// data of their volumes, and runs the post hooks. These run in any case once a pre hook may
+// have.
+func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -327,6 +348,11 @@ func (p *podVolumes) take(ctx context.Context, block block) error {
 			p.refuse(pod, "its hooks failed")
 		}
 	}
+	for _, pod := range block {
+		if len(pod.pre) > 0 {
+			p.readAgain(ctx, pod)
+		}
+	}
 	submitted := p.handOver(ctx, block)
 	if len(block.waiting()) == 0 {
 		return ctx.Err()
@@ -334,6 +360,50 @@ func (p *podVolumes) take(ctx context.Context, block block) error {
 	// What fails is told when all volumes are waited for.
 	_ = p.mover.Wait(ctx, submitted)
 	return ctx.Err()
+}
+
+// readAgain reads a pod whose pre hooks may have changed it, by a list, since to get one is
+// another right. What the backup takes was decided before. So of one that is gone by now, or
+// does not belong into a backup any more, it has what the list of all brought.
+func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
+	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
+	const asListed = "what the backup has of it is from before its pre hooks: "
+	var again *object
+	missing := "it is gone"
+	q := query{resource: pod.unwritten.resource, namespace: pod.ref.Namespace, name: pod.ref.Name}
+	err := p.lister.list(ctx, q, visitor{page: func(int64) {}, object: func(raw []byte) error {
+		h, err := headOf(raw)
+		if err != nil || h.Metadata.Name != pod.ref.Name || h.Metadata.UID != pod.ref.UID {
+			return err
+		}
+		if why := h.whyLeftOut(); why != "" {
+			missing = "now it would be " + why
+			return nil
+		}
+		again, _, err = newObject(nil, q.resource, h, raw, itself)
+		return err
+	}})
+	switch {
+	case ctx.Err() != nil: // then there is no backup
+	case again != nil:
+		pod.unwritten = again
+	case err != nil:
+		p.findings.warn(about, fmt.Sprintf("%slist it: %v", asListed, err))
+	default:
+		p.log.write(slog.LevelInfo, asListed+missing, about.attrs()...)
+	}
+}
+
+// writeLater writes the pods of a block that were held back.
+func (p *podVolumes) writeLater(block block) error {
+	var together batch
+	for _, pod := range block {
+		if pod.unwritten != nil {
+			together.objects = append(together.objects, pod.unwritten)
+			pod.unwritten = nil
+		}
+	}
+	return p.write(&together)
 }
 
 // goesOn reports whether the data of the pod's volumes is read although its hooks may

@@ -82,6 +82,11 @@ type podVolumes struct {
 	unsettled []types.NamespacedName
 	// held are the pods to take when all are known.
 	held []*heldPod
+	// ordered are the pods that the spec orders, which come before all others.
+	ordered map[types.NamespacedName]int
+	// behind is true once one of these is to be written after its hooks, and those behind it
+	// therefore as well.
+	behind bool
 
 	mu        sync.Mutex
 	submitted []*format.Volume
@@ -93,6 +98,7 @@ func newPodVolumes(c *collector) *podVolumes {
 		claims:            map[types.NamespacedName]*claim{},
 		persistentVolumes: map[string]*persistentVolume{},
 		nodes:             map[string]*corev1.Node{},
+		ordered:           c.order.places(podsResource),
 	}
 }
 
@@ -427,16 +433,24 @@ func (p *podVolumes) takeClaim(ctx context.Context, r resource, key types.Namesp
 	return p.claims[key], p.settle(ctx, key)
 }
 
-// visitPod takes a pod, its claims along, and holds it for its volumes and hooks.
+// visitPod takes a pod, its claims along, and holds it for its volumes and hooks. With hooks
+// before, it is not written yet.
 func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []byte) error {
-	if err := p.add(r, h, raw, itself); err != nil {
-		return err
-	}
 	about := subject{podsResource, h.Metadata.Namespace, h.Metadata.Name}
 	var pod corev1.Pod
 	if err := decode(raw, &pod); err != nil {
 		p.findings.fail(about, err.Error())
-		return nil
+		return p.add(r, h, raw, itself)
+	}
+	held := p.newHeldPod(&pod)
+	if p.comesLater(held) {
+		p.progress.found.Add(1)
+		var err error
+		if held.unwritten, _, err = newObject(nil, r, h, raw, itself); err != nil {
+			return err
+		}
+	} else if err := p.add(r, h, raw, itself); err != nil {
+		return err
 	}
 	for i := range pod.Spec.Volumes {
 		if name := claimOf(&pod, &pod.Spec.Volumes[i]); name != "" {
@@ -454,25 +468,27 @@ func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []by
 			p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: s.claim}].skipped = s.reason
 		}
 	}
-	here := picked[:0]
 	for _, volume := range picked {
-		if whyNotRunning(&pod) != "" { // which is told
-			here = append(here, volume)
+		here := heldVolume{volume.Name, claimOf(&pod, &volume)}
+		if held.notRunning != "" { // which is told
+			held.volumes = append(held.volumes, here)
 			continue
 		}
-		of := p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claimOf(&pod, &volume)}]
+		of := p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: here.claim}]
 		why, err := p.notHere(ctx, of, pod.Spec.NodeName)
 		switch {
 		case err != nil:
 			return err
 		case why != "":
-			p.skip(about, skippedVolume{volume.Name, claimOf(&pod, &volume), why, true})
+			p.skip(about, skippedVolume{here.name, here.claim, why, true})
 			of.skipped = why
 		default:
-			here = append(here, volume)
+			held.volumes = append(held.volumes, here)
 		}
 	}
-	p.hold(&pod, here)
+	if len(held.volumes)+len(held.pre)+len(held.post) > 0 || held.unwritten != nil {
+		p.held = append(p.held, held)
+	}
 	return ctx.Err()
 }
 

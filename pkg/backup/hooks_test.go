@@ -395,7 +395,7 @@ func TestHooksThatFail(t *testing.T) {
 
 // TestPostHooksRunAfterACancellation: whatever ends the backup, what was frozen thaws.
 func TestPostHooksRunAfterACancellation(t *testing.T) {
-	for name, at := range map[string]string{"in the pre hook": "freeze", "while the data is read": ""} {
+	for name, at := range map[string]string{"in the pre hook": "freeze", "while the pod is read after it": "pod", "while the data is read": ""} {
 		t.Run(name, func(t *testing.T) {
 			f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, "", "e"+emptyDir), hookedPod("q", "n1", isDB, "", "e"+emptyDir))
 			ctx, cancel := context.WithCancel(t.Context())
@@ -404,6 +404,12 @@ func TestPostHooksRunAfterACancellation(t *testing.T) {
 					cancel()
 				}
 				return "", ctx.Err()
+			}
+			f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
+				if at == "pod" && r.URL.Query().Get("fieldSelector") == "metadata.name=p" {
+					cancel()
+				}
+				return false
 			}
 			f.volumes.wait = func(ctx context.Context) error { cancel(); return ctx.Err() }
 			outcome, err := Run(ctx, f.request, f.deps)
@@ -528,6 +534,12 @@ func TestManyHookedPodsAreNotedInPortions(t *testing.T) {
 	f.hooks.pending = func(pods []engine.PodReference) error { portions = append(portions, len(pods)); return nil }
 	if outcome := f.run(t); outcome.Status.HookStatus.HooksAttempted != 2*(2*maxPending+1) || !slices.Equal(portions, []int{maxPending, maxPending, 1}) {
 		t.Errorf("%+v in portions of %v", outcome.Status.HookStatus, portions)
+	}
+	if all := f.inOrder(t, "pods"); len(all) != len(pods) || len(slices.Compact(slices.Sorted(slices.Values(all)))) != len(pods) {
+		t.Errorf("the backup has %d pods", len(all))
+	}
+	if n := f.requested("/api/v1/namespaces/shop/pods"); n != 1+len(pods) {
+		t.Errorf("pods were asked for %d times", n)
 	}
 }
 

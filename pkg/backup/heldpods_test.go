@@ -1,0 +1,249 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/exec"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+)
+
+// stamped is a pod whose metadata has some more.
+func stamped(pod, more string) string {
+	return strings.Replace(pod, `"metadata":{`, `"metadata":{`+more+`,`, 1)
+}
+
+// bytesOf are the bytes of a pod in the tarball, which has it once, as the manifest and the
+// resource list do.
+func (f *fixture) bytesOf(t *testing.T, pod string) string {
+	t.Helper()
+	described := 0
+	content := f.tarball(t)["resources/pods/namespaces/shop/"+pod+".json"]
+	for item, err := range manifest.Read(bytes.NewReader(f.read(t, format.ManifestKey("b")))) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if item.Resource != "pods" || item.Name != pod {
+			continue
+		}
+		described++
+		if of := format.NewContent(content); of.Size != item.Size || of.SHA256 != item.SHA256 {
+			t.Errorf("the manifest is about other bytes of %s", pod)
+		}
+	}
+	list, err := format.ReadResourceList(bytes.NewReader(f.read(t, format.ResourceListKey("b"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := 0
+	for _, name := range list["v1/Pod"] {
+		if name == "shop/"+pod {
+			listed++
+		}
+	}
+	if described != 1 || listed != 1 {
+		t.Errorf("%s is %d times in the manifest and %d times in the list", pod, described, listed)
+	}
+	return string(content)
+}
+
+// TestPodsAreReadAfterTheirPreHooks: what these change is in the backup, for one request each.
+// Whatever comes in between, each pod is in it once.
+func TestPodsAreReadAfterTheirPreHooks(t *testing.T) {
+	listed := hookedPod("p", "n1", isDB, "", "d"+claimData)
+	changed := stamped(listed, `"resourceVersion":"2"`)
+	const before = "what the backup has of it is from before its pre hooks: "
+	runs := []string{"pending p", "p/c1: freeze /d", "read p again", "submit p/d", "read p/d", "p/c1: thaw /d", "read p/d"}
+	leftOut := []string{"pending p", "p/c1: freeze /d", "read p again", "p/c1: thaw /d"}
+	withoutPost := dbHooks("")
+	withoutPost.Resources[0].Post = nil
+	onlyPost := dbHooks("")
+	onlyPost.Resources[0].Pre = nil
+	type answers []func(w http.ResponseWriter)
+	serves := func(pods ...string) func(http.ResponseWriter) {
+		return func(w http.ResponseWriter) {
+			fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[%s]}`, strings.Join(pods, ","))
+		}
+	}
+	refuses := func(code int32, reason metav1.StatusReason) func(http.ResponseWriter) {
+		return func(w http.ResponseWriter) { writeStatus(w, metav1.Status{Code: code, Reason: reason, Message: "no"}) }
+	}
+	for name, test := range map[string]struct {
+		hooks holdfast.BackupHooks
+		// answers are those to the requests for the pod alone.
+		answers answers
+		spoil   func(*testHooks)
+		want    string // nothing: what was listed
+		events  []string
+		phase   holdfast.BackupPhase
+		// told is in the results, and logged in the log.
+		told, logged string
+	}{
+		"changed": {answers: answers{serves(changed)}, want: changed, events: runs},
+		"changed, without post hooks": {
+			hooks: withoutPost, answers: answers{serves(changed)}, want: changed,
+			events: []string{"p/c1: freeze /d", "read p again", "submit p/d", "read p/d"},
+		},
+		"changed, and the server is away for a moment": {
+			answers: answers{refuses(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable), serves(changed)}, want: changed,
+			events: slices.Insert(slices.Clone(runs), 2, "read p again"),
+		},
+		"changed by a hook that fails": {
+			spoil: func(h *testHooks) {
+				h.exec = func(_ context.Context, what string) (string, error) {
+					if strings.Contains(what, "freeze") {
+						return "", exec.CodeExitError{Err: errors.New("exit code 1"), Code: 1}
+					}
+					return "", nil
+				}
+			},
+			answers: answers{serves(changed)}, want: changed, events: leftOut,
+			phase: holdfast.BackupPhasePartiallyFailed, told: "its pre hook db failed in container c1: exit code 1",
+		},
+		"gone":                {answers: answers{serves()}, events: runs, logged: before + "it is gone"},
+		"another of its name": {answers: answers{serves(strings.ReplaceAll(changed, "uid-p", "uid-q"))}, events: runs, logged: before + "it is gone"},
+		"another one":         {answers: answers{serves(strings.ReplaceAll(changed, `"name":"p"`, `"name":"q"`))}, events: runs, logged: before + "it is gone"},
+		"being deleted": {
+			answers: answers{serves(stamped(listed, `"deletionTimestamp":"2026-08-01T12:00:00Z"`))}, events: runs,
+			logged: before + "now it would be left out: it is being deleted",
+		},
+		"labelled to be left out": {
+			answers: answers{serves(strings.Replace(listed, isDB, isDB+`,"velero.io/exclude-from-backup":"true"`, 1))}, events: runs,
+			logged: before + "now it would be left out: it has the label velero.io/exclude-from-backup=true",
+		},
+		"no pod": {
+			answers: answers{serves(`{"metadata":{"name":7}}`)}, events: runs,
+			told: before + "list it: read an object: json: cannot unmarshal number into Go value of type string",
+		},
+		"not to be read": {answers: answers{refuses(http.StatusForbidden, metav1.StatusReasonForbidden)}, events: runs, told: before + "list it: no"},
+		"not to be read in time": {
+			answers: slices.Repeat(answers{refuses(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)}, 4),
+			events:  slices.Insert(slices.Clone(runs), 2, "read p again", "read p again", "read p again"), told: before + "list it: no",
+		},
+		"no right to run hooks": {
+			spoil:  func(h *testHooks) { h.allowed = func(string) error { return NotAllowedError("ada may not") } },
+			phase:  holdfast.BackupPhasePartiallyFailed,
+			told:   "its hooks were not run: ada may not",
+			events: nil,
+		},
+		"hooks that are not noted": {
+			spoil:  func(h *testHooks) { h.pending = func([]engine.PodReference) error { return errBoom } },
+			phase:  holdfast.BackupPhasePartiallyFailed,
+			told:   "note which post hooks are to be run: " + errBoom.Error(),
+			events: []string{"pending p"},
+		},
+		"post hooks only": {hooks: onlyPost, events: []string{"pending p", "submit p/d", "read p/d", "p/c1: thaw /d", "read p/d"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			hooks := test.hooks
+			if hooks.Resources == nil {
+				hooks = dbHooks("")
+			}
+			// What shares a claim with the pod, and what does not, is read by the list alone.
+			f := hookedFixture(t, hooks, listed, podWith("r", ""))
+			f.add("pods", hookedPod("q", "n1", "", "", "d"+claimData))
+			if test.spoil != nil {
+				test.spoil(f.hooks)
+			}
+			var alone []string
+			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+				named := r.URL.Query().Get("fieldSelector")
+				if named == "" || !strings.HasSuffix(r.URL.Path, "/namespaces/shop/pods") {
+					return false
+				}
+				alone = append(alone, named)
+				f.hooks.note("read p again")
+				test.answers[min(len(alone), len(test.answers))-1](w)
+				return true
+			}
+			outcome := f.run(t)
+			if diff := gocmp.Diff(test.events, f.hooks.events); diff != "" {
+				t.Errorf("what was done (-want +got):\n%s", diff)
+			}
+			if len(alone) != len(test.answers) || slices.ContainsFunc(alone, func(named string) bool { return named != "metadata.name=p" }) {
+				t.Errorf("asked for %q by themselves, want %d times for p", alone, len(test.answers))
+			}
+			if n := f.requested("/api/v1/namespaces/shop/pods"); n != 1+len(test.answers) {
+				t.Errorf("pods were asked for %d times", n)
+			}
+			want := test.want
+			if want == "" {
+				want = listed
+			}
+			for pod, want := range map[string]string{"p": want, "q": hookedPod("q", "n1", "", "", "d"+claimData), "r": podWith("r", "")} {
+				if diff := gocmp.Diff(decoded(t, []byte(stampedKind(want))), decoded(t, []byte(f.bytesOf(t, pod)))); diff != "" {
+					t.Errorf("the bytes of %s (-want +got):\n%s", pod, diff)
+				}
+			}
+			if phase := outcome.Status.Phase; phase != test.phase && (test.phase != "" || phase != holdfast.BackupPhaseCompleted) {
+				t.Errorf("the backup is %s", phase)
+			}
+			if written := outcome.Status.Progress.ItemsBackedUp; written != int64(len(f.items(t))) {
+				t.Errorf("%d objects were counted, and the list has %d", written, len(f.items(t)))
+			}
+			results, log := f.text(t, format.ResultsKey("b")), f.text(t, format.LogKey("b"))
+			if !strings.Contains(results, test.told) || test.told == "" && strings.Contains(results, before) {
+				t.Errorf("told: %s", results)
+			}
+			if !strings.Contains(log, test.logged) || test.logged+test.told == "" && strings.Contains(log, before) {
+				t.Errorf("logged: %s", log)
+			}
+		})
+	}
+}
+
+func stampedKind(pod string) string { return `{"kind":"Pod","apiVersion":"v1",` + pod[1:] }
+
+// TestNobodyIsFrozenForTheTarball: what was read of a pod between its hooks is written after
+// them, and counts as found until then.
+func TestNobodyIsFrozenForTheTarball(t *testing.T) {
+	f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, "", "e"+emptyDir))
+	var during holdfast.BackupProgress
+	f.hooks.exec = func(_ context.Context, what string) (string, error) {
+		if strings.Contains(what, "thaw") {
+			during = f.deps.Progress.Objects()
+		}
+		return "", nil
+	}
+	f.run(t)
+	if during.TotalItems != during.ItemsBackedUp+1 {
+		t.Errorf("while the pod is frozen the progress is %+v", during)
+	}
+	log := f.text(t, format.LogKey("b"))
+	thawed := strings.Index(log, `msg="ran a post hook"`)
+	if written := strings.Index(log, `msg="backed up" resource=pods namespace=shop name=p`); thawed < 0 || written < thawed {
+		t.Errorf("the pod was written before it had thawed:\n%s", log)
+	}
+}
+
+// TestOrderOfPodsWithPreHooks: those that the spec orders stay in their order.
+func TestOrderOfPodsWithPreHooks(t *testing.T) {
+	f := hookedFixture(t, dbHooks(""),
+		podWith("plain", ""), podWith("first", ""), hookedPod("db", "n1", isDB, ""), podWith("behind", ""), podWith("also", ""), hookedPod("last", "n1", isDB, ""))
+	f.deps.BlockWorkers = 4
+	f.request.Backup.Spec.OrderedResources = map[string]string{"pods": "shop/first,shop/db,shop/behind,shop/also"}
+	f.run(t)
+	got := slices.DeleteFunc(f.inOrder(t, "pods"), func(pod string) bool { return pod == "shop/last" })
+	if want := []string{"shop/first", "shop/plain", "shop/db", "shop/behind", "shop/also"}; !slices.Equal(got, want) {
+		t.Errorf("the pods are %q", got)
+	}
+	if n := f.requested("/api/v1/namespaces/shop/pods"); n != 1+4+2 { // all, those that are ordered, and those with hooks
+		t.Errorf("pods were asked for %d times", n)
+	}
+	f.bytesOf(t, "last")
+}
