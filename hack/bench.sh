@@ -145,14 +145,13 @@ custom() {
 
 maintenance() {
   say "A repository of many contents, maintained by us and by Kopia's command"
-  go build -C hack/bench/kopia -trimpath -o "${bin}/kopia" github.com/kopia/kopia
-  HOLDFAST_KOPIA="${bin}/kopia" go test ./pkg/repository -run '^$' -benchtime 1x -bench '^Benchmark(Maintenance|Reclaimed)$' | measure maintenance
+  go test ./pkg/repository -run '^$' -benchtime 1x -bench '^Benchmark(Maintenance|Reclaimed)$' | measure maintenance
 }
 
 # In memory where there is enough of it: what a disk takes to write a small file
 # varies more than what is compared.
 volume() {
-  say "One volume, through the agent and by Kopia alone"
+  say "One volume, through the agent and by Kopia's command"
   local free=0
   if [[ -d /dev/shm ]]; then
     free="$(df --output=avail -k /dev/shm | tail -n 1)"
@@ -166,12 +165,12 @@ volume() {
   fi
   mkdir "${scratch}/pods"
   holdfast_up "" "--host-pods-dir=${scratch}/pods --cache-dir=${scratch}/cache"
-  measure volume --scratch "${scratch}" --pods "${scratch}/pods" --peer "${bin}/bench-kopia"
+  measure volume --scratch "${scratch}" --pods "${scratch}/pods" --kopia "${bin}/kopia"
 }
 
 # By the fastest of three, save for the many tiny files, which take a minute.
 files() {
-  say "Files in memory, by us and by Kopia alone"
+  say "Files in memory, by us and by Kopia's command"
   {
     go test ./pkg/datapath -run '^$' -benchtime 3x -bench '^BenchmarkFiles$/^(images|big|small)=|^BenchmarkFreedSlot$'
     go test ./pkg/datapath -run '^$' -benchtime 1x -bench '^BenchmarkFiles$/^tiny='
@@ -190,7 +189,8 @@ if [[ "$(kopia_version .)" != "$(kopia_version hack/bench/kopia)" ]]; then
   exit 1
 fi
 go build -trimpath -o "${bin}/bench" ./test/bench
-go build -C hack/bench/kopia -trimpath -o "${bin}/bench-kopia" .
+go build -C hack/bench/kopia -trimpath -o "${bin}/kopia" github.com/kopia/kopia
+export HOLDFAST_KOPIA="${bin}/kopia"
 
 mkdir -p "${results}"
 : >"${results}/rows"

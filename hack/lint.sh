@@ -20,6 +20,5 @@ echo "lint: go vet and staticcheck"
 go vet ./...
 # Generated clients are their generator's business.
 go list ./... | grep -v /pkg/generated/ | xargs "${tools}/staticcheck"
-(cd hack/bench/kopia && go vet ./... && "${tools}/staticcheck" ./...)
 (cd hack/alerts && go vet ./... && "${tools}/staticcheck" ./...)
 (cd hack/lab && packages="$(go list ./... | grep -v /cmd/kube)" && go vet ${packages} && "${tools}/staticcheck" ${packages})

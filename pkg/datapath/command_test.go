@@ -4,6 +4,7 @@
 package datapath
 
 import (
+	"bytes"
 	"encoding/json"
 	"math/rand/v2"
 	"os"
@@ -17,6 +18,46 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
+// kopiaCommand is Kopia's own command, with settings, a cache and logs of its own.
+type kopiaCommand struct {
+	t        testing.TB
+	program  string
+	home     string // folder of all that it keeps besides the repository
+	password string // of the repository
+}
+
+// run returns what the command prints, and the CPU time that it takes.
+func (k kopiaCommand) run(args ...string) (printed []byte, busy time.Duration) {
+	k.t.Helper()
+	command := exec.CommandContext(k.t.Context(), k.program, append(args, "--no-progress", "--no-auto-maintenance")...)
+	command.Env = append(os.Environ(),
+		"KOPIA_CONFIG_PATH="+filepath.Join(k.home, "config"),
+		"KOPIA_CACHE_DIRECTORY="+filepath.Join(k.home, "cache"),
+		"KOPIA_LOG_DIR="+filepath.Join(k.home, "logs"),
+		"KOPIA_PASSWORD="+k.password, "KOPIA_CHECK_FOR_UPDATES=false")
+	var complaints bytes.Buffer
+	command.Stderr = &complaints
+	printed, err := command.Output()
+	if err != nil {
+		k.t.Fatalf("kopia %v: %v\n%s", args, err, &complaints)
+	}
+	return printed, command.ProcessState.UserTime() + command.ProcessState.SystemTime()
+}
+
+// upload returns the snapshot that it takes of a folder.
+func (k kopiaCommand) upload(dir string) (man snapshot.Manifest, busy time.Duration) {
+	k.t.Helper()
+	printed, busy := k.run("snapshot", "create", "--json", dir)
+	must(k.t, json.Unmarshal(printed, &man))
+	return man, busy
+}
+
+func (k kopiaCommand) restore(man snapshot.Manifest, dir string) (busy time.Duration) {
+	k.t.Helper()
+	_, busy = k.run("snapshot", "restore", string(man.ID), dir)
+	return busy
+}
+
 // Kopia's own command lists, verifies and restores what we have stored: contents, modes, owners,
 // links, and the times of files. HOLDFAST_KOPIA is the command; hack/soak.sh builds it.
 func TestKopiaCommand(t *testing.T) {
@@ -24,31 +65,23 @@ func TestKopiaCommand(t *testing.T) {
 	if kopia == "" {
 		t.Skip("there is no HOLDFAST_KOPIA")
 	}
-	s, dir, target, config := newStore(t), t.TempDir(), t.TempDir(), t.TempDir()
+	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
 	richTree(t, dir)
 	large := make([]byte, 20<<20) // of several chunks
 	_, _ = rand.NewChaCha8([32]byte{4}).Read(large)
 	must(t, os.WriteFile(filepath.Join(dir, "large"), large, 0o600))
 	must(t, os.Link(filepath.Join(dir, "plain"), filepath.Join(dir, "deep/other name")))
 	id := s.upload(t, dir, web).SnapshotID
-	run := func(args ...string) []byte {
-		t.Helper()
-		command := exec.CommandContext(t.Context(), kopia, append(args, "--config-file="+filepath.Join(config, "config"), "--log-dir="+filepath.Join(config, "logs"))...)
-		command.Env = append(os.Environ(), "KOPIA_PASSWORD="+string(s.key), "KOPIA_CHECK_FOR_UPDATES=false")
-		out, err := command.Output()
-		if err != nil {
-			t.Fatalf("kopia %v: %v\n%s", args, err, out)
-		}
-		return out
-	}
-	run("repository", "connect", "filesystem", "--path="+filepath.Join(s.location.Spec.Filesystem.Path, "kopia", namespace), "--readonly", "--cache-directory="+filepath.Join(config, "cache"))
+	k := kopiaCommand{t, kopia, t.TempDir(), string(s.key)}
+	k.run("repository", "connect", "filesystem", "--path="+filepath.Join(s.location.Spec.Filesystem.Path, "kopia", namespace), "--readonly")
+	printed, _ := k.run("snapshot", "list", "--all", "--json")
 	var listed []snapshot.Manifest
-	must(t, json.Unmarshal(run("snapshot", "list", "--all", "--json"), &listed))
+	must(t, json.Unmarshal(printed, &listed))
 	if !slices.ContainsFunc(listed, func(m snapshot.Manifest) bool { return string(m.ID) == id }) {
 		t.Errorf("snapshot %s is not among %v", id, listed)
 	}
-	run("snapshot", "verify", "--verify-files-percent=100", id)
-	run("snapshot", "restore", id, target)
+	k.run("snapshot", "verify", "--verify-files-percent=100", id)
+	k.run("snapshot", "restore", id, target)
 
 	got, want := tree(t, target), tree(t, dir)
 	for _, all := range []map[string]made{got, want} {

@@ -81,11 +81,11 @@ func command() *cobra.Command {
 	restore.Flags().IntVar(&restored, "objects", 10000, "how many objects")
 
 	var v volumeOptions
-	volume := measuring("volume", "Upload a volume through the agent, and by the Kopia library alone", func(ctx context.Context, l *lab) ([]row, error) {
+	volume := measuring("volume", "Upload a volume through the agent, and by Kopia's command", func(ctx context.Context, l *lab) ([]row, error) {
 		return measureVolume(ctx, l, v)
 	})
 	volume.Flags().StringVar(&v.scratch, "scratch", "", "folder for files and repositories, best in memory")
-	volume.Flags().StringVar(&v.peer, "peer", "", "the program that uploads by the Kopia library alone")
+	volume.Flags().StringVar(&v.kopia, "kopia", "kopia", "Kopia's command")
 	volume.Flags().StringVar(&v.pods, "pods", "", "the agent's folder of pods, in the file system of --scratch")
 	volume.Flags().IntVar(&v.rounds, "rounds", 5, "how often")
 

@@ -1,3 +1,4 @@
+// Pins Kopia's own command, which hack/bench.sh and hack/soak.sh build.
 module github.com/holdfast-io/holdfast/hack/bench/kopia
 
 go 1.26.0
