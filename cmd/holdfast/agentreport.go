@@ -5,18 +5,16 @@ package main
 
 import (
 	"encoding/json"
-	"math"
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/utils/clock"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/controllers/nodelimit"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
+	"github.com/holdfast-io/holdfast/pkg/loadconcurrency"
 )
 
 // throughputInterval is the time over which an agent's throughput is averaged.
@@ -28,7 +26,7 @@ type agentReport struct {
 
 	mu    sync.Mutex
 	load  func() datapath.Load
-	limit func() nodelimit.State
+	limit func() loadconcurrency.Decision
 	// conditions as they were said last.
 	conditions []metav1.Condition
 	// sampled is when moved was looked at for the throughput, which was then rate.
@@ -37,7 +35,7 @@ type agentReport struct {
 }
 
 // begin has the report say something from now on.
-func (r *agentReport) begin(load func() datapath.Load, limit func() nodelimit.State) {
+func (r *agentReport) begin(load func() datapath.Load, limit func() loadconcurrency.Decision) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.load, r.limit, r.sampled = load, limit, r.clock.Now()
@@ -61,22 +59,15 @@ func (r *agentReport) statusLocked() v1alpha1.NodeAgentStatus {
 		r.rate = int64(float64(load.Moved-r.moved) / took.Seconds())
 		r.sampled, r.moved = now, load.Moved
 	}
-	configured := metav1.Condition{
-		Type: v1alpha1.ConditionAgentConfigured, Status: metav1.ConditionTrue, Reason: "Valid", LastTransitionTime: metav1.NewTime(now),
-	}
-	if limit.Problem != "" {
-		configured.Status, configured.Reason, configured.Message = metav1.ConditionFalse, "InvalidConcurrency", limit.Problem
-	}
-	meta.SetStatusCondition(&r.conditions, configured)
 	status := v1alpha1.NodeAgentStatus{
 		Conditions:     r.conditions,
-		Limit:          int32(min(limit.Limit, math.MaxInt32)),
-		LimitSource:    limit.Source,
 		Running:        counts(load.Running[datapath.ClassRestore], load.Running[datapath.ClassBackup]),
 		Waiting:        counts(load.Waiting[datapath.ClassRestore], load.Waiting[datapath.ClassBackup]),
 		BytesPerSecond: r.rate,
 		Version:        version,
 	}
+	limit.Show(&status, now)
+	r.conditions = status.Conditions
 	if !load.WaitingSince.IsZero() {
 		status.WaitingSince = &metav1.Time{Time: load.WaitingSince}
 	}

@@ -5,7 +5,6 @@ package main
 
 import (
 	"encoding/json"
-	"math"
 	"testing"
 	"time"
 
@@ -14,8 +13,8 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/controllers/nodelimit"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
+	"github.com/holdfast-io/holdfast/pkg/loadconcurrency"
 )
 
 // TestAgentReport: the throughput is the mean of an interval, and nothing changes in
@@ -29,8 +28,8 @@ func TestAgentReport(t *testing.T) {
 	}
 	load := datapath.Load{WaitingSince: begin}
 	load.Running[datapath.ClassBackup], load.Waiting[datapath.ClassRestore] = 2, 1
-	limit := nodelimit.State{Limit: 2, Source: "globalConfig"}
-	report.begin(func() datapath.Load { return load }, func() nodelimit.State { return limit })
+	limit := loadconcurrency.Decision{Limit: 2, Source: "globalConfig"}
+	report.begin(func() datapath.Load { return load }, func() loadconcurrency.Decision { return limit })
 	for _, step := range []struct {
 		after       time.Duration
 		moved, rate int64
@@ -62,9 +61,5 @@ func TestAgentReport(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("after %s (-want +got):\n%s", step.after, diff)
 		}
-	}
-	limit.Limit = 1 << 31 // numbers have no upper end, but the status has
-	if got := report.statusLocked().Limit; got != math.MaxInt32 {
-		t.Errorf("the limit is said to be %d", got)
 	}
 }

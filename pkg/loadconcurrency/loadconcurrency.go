@@ -17,9 +17,11 @@
 // A mistake in a part of the document leaves that part as it was before, so that an edit
 // that went wrong takes no node's limit away. The parts are globalConfig and the list
 // perNodeConfig, which is one part since its rules have no names. Where there is no
-// before, globalConfig is 1, and the list is its rules without those that are wrong. A part
-// that is missing beside a key that is not known stays as it was, too: the key may be its
-// name misspelt.
+// before, globalConfig is 1, and the list is empty. A part that is missing beside a key
+// that is not known stays as it was, too: the key may be its name misspelt.
+//
+// The agent of a node decides by it, from when it starts. For a node whose agent says
+// nothing, the API server does, as an agent would that starts now.
 package loadconcurrency
 
 import (
@@ -27,12 +29,17 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
+	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	sigsjson "sigs.k8s.io/json"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // Default is the limit where nothing says otherwise.
@@ -44,8 +51,29 @@ type Config struct {
 	// global is 0 where the document says nothing.
 	global int
 	rules  []rule
-	// listed is set once a list of rules was without a mistake.
-	listed bool
+}
+
+// Decision is how many volumes a node moves at once.
+type Decision struct {
+	Limit int
+	// Source is what says so: see Config.Limit; or "memory", where that of an agent allows
+	// no more.
+	Source string
+	// Problem is what is wrong with the ConfigMap, or with reading it; empty if nothing is.
+	Problem string
+}
+
+// Show writes the decision into the status of a node's agent. The condition keeps the time
+// since when it has been as it is.
+func (d Decision) Show(status *v1alpha1.NodeAgentStatus, now time.Time) {
+	status.Limit, status.LimitSource = int32(min(d.Limit, math.MaxInt32)), d.Source
+	configured := metav1.Condition{
+		Type: v1alpha1.ConditionAgentConfigured, Status: metav1.ConditionTrue, Reason: "Valid", LastTransitionTime: metav1.NewTime(now),
+	}
+	if d.Problem != "" {
+		configured.Status, configured.Reason, configured.Message = metav1.ConditionFalse, "InvalidConcurrency", d.Problem
+	}
+	meta.SetStatusCondition(&status.Conditions, configured)
 }
 
 // rule limits the nodes that it matches.
@@ -72,17 +100,20 @@ func (c Config) Limit(node labels.Set) (limit int, source string) {
 }
 
 // Update returns what holds with the data of a ConfigMap, which must have one key, whose
-// name does not matter. The error says all that is wrong with it; what it is not about
-// holds.
-func (c Config) Update(data map[string]string) (Config, error) {
+// name does not matter. The problem is all that is wrong with it, in one line; what it is not
+// about holds.
+func (c Config) Update(data map[string]string) (after Config, problem string) {
 	if len(data) != 1 {
 		keys := slices.Sorted(maps.Keys(data))
-		return c, fmt.Errorf("it must have exactly one key, whose value is JSON, but has %d: %s", len(keys), strings.Join(keys, ", "))
+		return c, fmt.Sprintf("it must have exactly one key, whose value is JSON, but has %d: %s", len(keys), strings.Join(keys, ", "))
 	}
 	for _, text := range data {
-		return c.update([]byte(text))
+		var err error
+		if c, err = c.update([]byte(text)); err != nil {
+			problem = strings.ReplaceAll(err.Error(), "\n", "; ")
+		}
 	}
-	return c, nil
+	return c, problem
 }
 
 func (c Config) update(text []byte) (Config, error) {
@@ -113,8 +144,8 @@ func (c Config) update(text []byte) (Config, error) {
 	}
 	if parts.PerNodeConfig != nil || !misspelt {
 		rules, err := perNodeConfig(parts.PerNodeConfig)
-		if err == nil || !c.listed {
-			c.rules, c.listed = rules, err == nil
+		if err == nil {
+			c.rules = rules
 		}
 		errs = append(errs, err)
 	}
@@ -132,7 +163,6 @@ func globalConfig(text json.RawMessage) (int, error) {
 	return number, nil
 }
 
-// perNodeConfig returns the rules without a mistake.
 func perNodeConfig(texts []json.RawMessage) (rules []rule, err error) {
 	var errs []error
 	for i, text := range texts {

@@ -4,10 +4,15 @@
 package loadconcurrency
 
 import (
+	"math"
 	"strings"
 	"testing"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // good has a number for every node, for those of zone a, for the small ones, and for
@@ -18,9 +23,9 @@ const good = `{"loadConcurrency": {"globalConfig": 4, "perNodeConfig": [
 	{"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": "one"}}, "number": 300}]}}`
 
 func TestLimit(t *testing.T) {
-	config, err := Config{}.Update(map[string]string{"any-name": good})
-	if err != nil {
-		t.Fatal(err)
+	config, problem := Config{}.Update(map[string]string{"any-name": good})
+	if problem != "" {
+		t.Fatal(problem)
 	}
 	for _, test := range []struct {
 		node   labels.Set
@@ -43,8 +48,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// TestMistakes: what is wrong leaves its part as it was, and at a start takes effect as
-// far as it can.
+// TestMistakes: what is wrong leaves its part as it was, which at a start is the default.
 func TestMistakes(t *testing.T) {
 	rules := func(rules string) string {
 		return `{"loadConcurrency": {"globalConfig": 7, "perNodeConfig": [` + rules + `]}}`
@@ -52,7 +56,7 @@ func TestMistakes(t *testing.T) {
 	const small, zone = `{"nodeSelector": {"matchLabels": {"size": "small"}}, "number": 3}`, `{"nodeSelector": {"matchLabels": {"zone": "a"}}, `
 	for name, test := range map[string]struct {
 		text string
-		// wrong is in the error; empty means that there is none.
+		// wrong is in the problem; empty means that there is none.
 		wrong string
 		// The limits of three nodes, after the good document and at a start.
 		other, small, zone                int
@@ -82,19 +86,19 @@ func TestMistakes(t *testing.T) {
 		"a text":                    {`{"loadConcurrency": {"globalConfig": "2"}}`, "globalConfig", 4, 4, 4, 1, 1, 1},
 		"a fraction":                {`{"loadConcurrency": {"globalConfig": 2.5}}`, "globalConfig", 4, 4, 4, 1, 1, 1},
 		"too large":                 {`{"loadConcurrency": {"globalConfig": 99999999999999999999}}`, "globalConfig", 4, 4, 4, 1, 1, 1},
-		"a rule of zero":            {rules(small + `,` + zone + `"number": 0}`), "perNodeConfig[1]: number", 7, 2, 6, 7, 3, 7},
-		"a rule without a number":   {rules(small + `,` + zone + `"numbr": 3}`), `perNodeConfig[1]: unknown field "numbr"`, 7, 2, 6, 7, 3, 7},
-		"a rule with nothing":       {rules(small + `,{}`), "perNodeConfig[1]: nodeSelector is missing", 7, 2, 6, 7, 3, 7},
-		"a rule with two numbers":   {rules(small + `,` + zone + `"number": 2, "number": 3}`), "perNodeConfig[1]: duplicate", 7, 2, 6, 7, 3, 7},
-		"a rule that is null":       {rules(small + `,null`), "perNodeConfig[1]: nodeSelector is missing", 7, 2, 6, 7, 3, 7},
-		"an unknown operator":       {rules(small + `,{"nodeSelector": {"matchExpressions": [{"key": "zone", "operator": "Like", "values": ["a"]}]}, "number": 3}`), `perNodeConfig[1]: nodeSelector: "Like"`, 7, 2, 6, 7, 3, 7},
-		"a value that can't be one": {rules(small + `,{"nodeSelector": {"matchLabels": {"zone": "not a value"}}, "number": 3}`), "perNodeConfig[1]: nodeSelector", 7, 2, 6, 7, 3, 7},
-		"all wrong":                 {`{"loadConcurrency": {"globalConfig": 0, "perNodeConfig": [{"number": 1}, {"number": 2}]}}`, "perNodeConfig[1]: nodeSelector", 4, 2, 6, 1, 1, 1},
+		"a rule of zero":            {rules(small + `,` + zone + `"number": 0}`), "perNodeConfig[1]: number", 7, 2, 6, 7, 7, 7},
+		"a rule without a number":   {rules(small + `,` + zone + `"numbr": 3}`), `perNodeConfig[1]: unknown field "numbr"`, 7, 2, 6, 7, 7, 7},
+		"a rule with nothing":       {rules(small + `,{}`), "perNodeConfig[1]: nodeSelector is missing", 7, 2, 6, 7, 7, 7},
+		"a rule with two numbers":   {rules(small + `,` + zone + `"number": 2, "number": 3}`), "perNodeConfig[1]: duplicate", 7, 2, 6, 7, 7, 7},
+		"a rule that is null":       {rules(small + `,null`), "perNodeConfig[1]: nodeSelector is missing", 7, 2, 6, 7, 7, 7},
+		"an unknown operator":       {rules(small + `,{"nodeSelector": {"matchExpressions": [{"key": "zone", "operator": "Like", "values": ["a"]}]}, "number": 3}`), `perNodeConfig[1]: nodeSelector: "Like"`, 7, 2, 6, 7, 7, 7},
+		"a value that can't be one": {rules(small + `,{"nodeSelector": {"matchLabels": {"zone": "not a value"}}, "number": 3}`), "perNodeConfig[1]: nodeSelector", 7, 2, 6, 7, 7, 7},
+		"all wrong":                 {`{"loadConcurrency": {"globalConfig": 0, "perNodeConfig": [{"number": 1}, {"number": 2}]}}`, "perNodeConfig[0]: nodeSelector is missing; {} matches every node; perNodeConfig[1]: nodeSelector", 4, 2, 6, 1, 1, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			before, err := Config{}.Update(map[string]string{"a": good})
-			if err != nil {
-				t.Fatal(err)
+			before, problem := Config{}.Update(map[string]string{"a": good})
+			if problem != "" {
+				t.Fatal(problem)
 			}
 			for _, start := range []struct {
 				config             Config
@@ -103,9 +107,9 @@ func TestMistakes(t *testing.T) {
 				{before, test.other, test.small, test.zone},
 				{Config{}, test.otherFirst, test.smallFirst, test.zoneFirst},
 			} {
-				config, err := start.config.Update(map[string]string{"a": test.text})
-				if (err == nil) != (test.wrong == "") || err != nil && !strings.Contains(err.Error(), test.wrong) {
-					t.Errorf("the error is %v, want one with %q", err, test.wrong)
+				config, problem := start.config.Update(map[string]string{"a": test.text})
+				if (problem == "") != (test.wrong == "") || !strings.Contains(problem, test.wrong) || strings.Contains(problem, "\n") {
+					t.Errorf("the problem is %q, want one with %q", problem, test.wrong)
 				}
 				for _, node := range []struct {
 					labels labels.Set
@@ -121,17 +125,44 @@ func TestMistakes(t *testing.T) {
 }
 
 func TestKeys(t *testing.T) {
-	before, err := Config{}.Update(map[string]string{"a": good})
-	if err != nil {
-		t.Fatal(err)
+	before, problem := Config{}.Update(map[string]string{"a": good})
+	if problem != "" {
+		t.Fatal(problem)
 	}
 	for _, data := range []map[string]string{nil, {"a": `{"loadConcurrency": {"globalConfig": 9}}`, "b": "{}"}} {
-		config, err := before.Update(data)
-		if err == nil {
-			t.Errorf("%v has no error", data)
+		config, problem := before.Update(data)
+		if problem == "" {
+			t.Errorf("%v has no problem", data)
 		}
 		if limit, _ := config.Limit(nil); limit != 4 {
 			t.Errorf("%v: the limit is %d", data, limit)
+		}
+	}
+}
+
+// TestShow: numbers have no upper end, but the status has; and the condition says since when it
+// has been so.
+func TestShow(t *testing.T) {
+	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	var status v1alpha1.NodeAgentStatus
+	for minute, step := range []struct {
+		decision Decision
+		limit    int32
+		want     metav1.ConditionStatus
+		since    int // minute
+	}{
+		{Decision{Limit: 3, Source: "globalConfig"}, 3, metav1.ConditionTrue, 0},
+		{Decision{Limit: 2, Source: "default", Problem: "a mistake"}, 2, metav1.ConditionFalse, 1},
+		{Decision{Limit: 1 << 31, Source: "perNodeConfig[0]", Problem: "another"}, math.MaxInt32, metav1.ConditionFalse, 1},
+		{Decision{Limit: 1, Source: "memory"}, 1, metav1.ConditionTrue, 3},
+	} {
+		step.decision.Show(&status, begin.Add(time.Duration(minute)*time.Minute))
+		if status.Limit != step.limit || status.LimitSource != step.decision.Source || len(status.Conditions) != 1 {
+			t.Errorf("in minute %d it shows %+v", minute, status)
+		}
+		since := begin.Add(time.Duration(step.since) * time.Minute)
+		if c := status.Conditions[0]; c.Type != v1alpha1.ConditionAgentConfigured || c.Status != step.want || c.Message != step.decision.Problem || !c.LastTransitionTime.Time.Equal(since) {
+			t.Errorf("in minute %d the condition is %+v, want %s since minute %d", minute, c, step.want, step.since)
 		}
 	}
 }

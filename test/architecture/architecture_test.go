@@ -35,7 +35,7 @@ var clients = []string{"k8s.io/client-go", "k8s.io/apiserver", "github.com/kopia
 
 var rules = []rule{
 	{
-		of:        []string{"pkg/queue", "pkg/selection", "pkg/format", "pkg/hostpath", "pkg/manifest", "pkg/identity", "pkg/catalog", "pkg/schedule", "pkg/restore/graph", "pkg/restore/object", "pkg/datapath/buzhash"},
+		of:        []string{"pkg/queue", "pkg/selection", "pkg/format", "pkg/hostpath", "pkg/loadconcurrency", "pkg/manifest", "pkg/identity", "pkg/catalog", "pkg/schedule", "pkg/restore/graph", "pkg/restore/object", "pkg/datapath/buzhash"},
 		except:    []string{"pkg/catalog/refresh", "pkg/catalog/index"},
 		forbidden: clients,
 		deep:      true,

@@ -4,12 +4,11 @@
 // Package nodelimit keeps the limit of a node's data path manager as the administrator's
 // ConfigMap and the node's labels say, by the rules of pkg/loadconcurrency. It follows
 // each change of either. What is wrong with the ConfigMap is told once for each version
-// of it: in the log, by an event, and in the State.
+// of it: in the log, by an event, and in the Decision.
 package nodelimit
 
 import (
 	"context"
-	"strings"
 	"sync"
 	"time"
 
@@ -43,15 +42,6 @@ type Config struct {
 	Events   events.EventRecorder
 }
 
-// State is the limit in force.
-type State struct {
-	Limit int
-	// Source is what says so: see loadconcurrency.Config; or "memory".
-	Source string
-	// Problem is what is wrong with the ConfigMap, or with reading it; empty if nothing is.
-	Problem string
-}
-
 // Controller sets a limit.
 type Controller struct {
 	Config
@@ -67,7 +57,7 @@ type Controller struct {
 	// or the node can't.
 	problem string
 	unread  bool
-	state   State
+	state   loadconcurrency.Decision
 }
 
 // New returns a Controller that has not set a limit yet.
@@ -116,8 +106,8 @@ func (c *Controller) Run(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// State returns the limit in force; its Limit is 0 before the first is.
-func (c *Controller) State() State {
+// State returns the limit that is in force; its Limit is 0 before the first is.
+func (c *Controller) State() loadconcurrency.Decision {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.state
@@ -130,7 +120,7 @@ func (c *Controller) update() {
 		return
 	}
 	c.readConfigMap()
-	after := State{Problem: c.problem}
+	after := loadconcurrency.Decision{Problem: c.problem}
 	if c.unread {
 		after.Problem = unreadProblem
 	}
@@ -162,12 +152,10 @@ func (c *Controller) readConfigMap() {
 	if configMap.ResourceVersion == c.version {
 		return
 	}
-	c.version, c.problem = configMap.ResourceVersion, ""
-	var err error
-	if c.limits, err = c.limits.Update(configMap.Data); err == nil {
+	c.version = configMap.ResourceVersion
+	if c.limits, c.problem = c.limits.Update(configMap.Data); c.problem == "" {
 		return
 	}
-	c.problem = strings.ReplaceAll(err.Error(), "\n", "; ")
 	c.logger.Error(nil, "The ConfigMap of the node agents has mistakes, and its parts that have stay as they were before", "configMap", klog.KObj(configMap), "problem", c.problem)
 	c.Events.Eventf(configMap, nil, corev1.EventTypeWarning, "InvalidConcurrency", "SetLimit",
 		"What is wrong here has no effect: %s", c.problem)

@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/events"
+
+	"github.com/holdfast-io/holdfast/pkg/loadconcurrency"
 )
 
 // TestFollowsChanges: each change of the ConfigMap or the node sets the limit at once,
@@ -164,7 +166,7 @@ func TestWithoutRights(t *testing.T) {
 		later.Start(ctx.Done())
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if want := (State{Limit: 4, Source: "globalConfig"}); limit != 4 || c.State() != want {
+		if want := (loadconcurrency.Decision{Limit: 4, Source: "globalConfig"}); limit != 4 || c.State() != want {
 			t.Errorf("with the ConfigMap the limit is %d: %+v", limit, c.State())
 		}
 		cancel()
