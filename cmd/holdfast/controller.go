@@ -19,7 +19,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -285,8 +284,8 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 	engineFactory := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace),
 		engineinformers.WithTransform(cached.Trimmed))
 	objects := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(cached.Named))
-	ledger := oneConfigMap(kube, o.client.namespace, records.LedgerName)
-	published := oneConfigMap(kube, o.client.namespace, clusteridentity.ConfigMapName)
+	ledger := cached.ConfigMap(kube, o.client.namespace, records.LedgerName)
+	published := cached.ConfigMap(kube, o.client.namespace, clusteridentity.ConfigMapName)
 	agentsNamespace := enginev1alpha1.AgentsNamespace(o.client.namespace)
 	agentLeases := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(agentsNamespace), informers.WithTransform(cached.Trimmed),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = liveness.AgentLabels }))
@@ -548,12 +547,4 @@ func knownKeys(ctx context.Context, configMaps corev1client.ConfigMapInterface, 
 		keys = append(keys, was.Keys...)
 	}
 	return keys, nil
-}
-
-// oneConfigMap makes informers of one ConfigMap, which is all that the role may read.
-func oneConfigMap(kube kubernetes.Interface, namespace, name string) informers.SharedInformerFactory {
-	return informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(namespace), informers.WithTransform(cached.Trimmed),
-		informers.WithTweakListOptions(func(options *metav1.ListOptions) {
-			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-		}))
 }

@@ -97,7 +97,7 @@ func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engine
 	}
 	namespace := enginev1alpha1.MaintenanceNamespace(system)
 	jobs := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(namespace), informers.WithTransform(cached.Trimmed))
-	configMaps := oneConfigMap(kube, system, o.configMap)
+	configMaps := cached.ConfigMap(kube, system, o.configMap)
 	config := maintenance.Config{
 		Namespace:          system,
 		Own:                func(ctx context.Context) (*corev1.Pod, error) { return ownPod(ctx, kube, system) },

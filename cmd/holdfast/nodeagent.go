@@ -205,7 +205,7 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 	nodes := metadatainformer.NewFilteredMetadataInformer(metadata, corev1.SchemeGroupVersion.WithResource("nodes"), "", 0, cache.Indexers{},
 		func(options *metav1.ListOptions) { options.FieldSelector = "metadata.name=" + o.node }).Informer()
 	limits := nodelimit.Config{Nodes: nodes, SetLimit: manager.SetLimit, Most: most, Events: recorder}
-	configMaps := oneConfigMap(kube, o.client.namespace, o.configMap)
+	configMaps := cached.ConfigMap(kube, o.client.namespace, o.configMap)
 	if o.configMap != "" {
 		limits.ConfigMaps = configMaps.Core().V1().ConfigMaps().Informer()
 	}

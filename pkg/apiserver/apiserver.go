@@ -20,7 +20,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -38,6 +37,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -133,6 +133,9 @@ type ExtraConfig struct {
 	SchedulesPerNamespace int
 	// VolumeDeletionsPerNamespace is how many may be under way at once; zero is no limit.
 	VolumeDeletionsPerNamespace int
+	// NodeAgentConfigMap is the name of the ConfigMap in the system namespace that says how
+	// much the node agents move at once; empty if there is to be none.
+	NodeAgentConfigMap string
 	// AdvertiseAddress and Port are where kube-apiserver reaches this replica. Without
 	// an address, the EndpointSlice of the Service is left to others.
 	AdvertiseAddress net.IP
@@ -162,6 +165,7 @@ type Server struct {
 	published informers.SharedInformerFactory
 	leases    informers.SharedInformerFactory
 	nodes     metadatainformer.SharedInformerFactory
+	limits    informers.SharedInformerFactory
 	agents    *nodeagent.Publisher
 	leader    *leadership.Leader
 	schedules *schedule.Publisher
@@ -214,14 +218,8 @@ func (c CompletedConfig) New() (*Server, error) {
 	}
 	engine := engineinformers.NewSharedInformerFactoryWithOptions(c.client.engine, 0,
 		engineinformers.WithNamespace(c.extra.SystemNamespace), engineinformers.WithTransform(cached.Trimmed))
-	oneConfigMap := func(name string) informers.SharedInformerFactory {
-		return informers.NewSharedInformerFactoryWithOptions(c.client.kube, 0,
-			informers.WithNamespace(c.extra.SystemNamespace), informers.WithTransform(cached.Trimmed),
-			informers.WithTweakListOptions(func(options *metav1.ListOptions) {
-				options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-			}))
-	}
-	ledger, published := oneConfigMap(records.LedgerName), oneConfigMap(clusteridentity.Name)
+	ledger := cached.ConfigMap(c.client.kube, c.extra.SystemNamespace, records.LedgerName)
+	published := cached.ConfigMap(c.client.kube, c.extra.SystemNamespace, clusteridentity.Name)
 	// The rest of a namespace is for admission.
 	if err := c.client.informers.Core().V1().Namespaces().Informer().SetTransform(cached.Trimmed); err != nil {
 		return nil, err
@@ -268,8 +266,13 @@ func (c CompletedConfig) New() (*Server, error) {
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = liveness.AgentLabels }))
 	// Of nodes only names and labels matter, and the rest is large and changes all the time.
 	nodes := metadatainformer.NewSharedInformerFactoryWithOptions(c.client.metadata, 0, metadatainformer.WithTransform(cached.Named))
+	limits := cached.ConfigMap(c.client.kube, c.extra.SystemNamespace, c.extra.NodeAgentConfigMap)
+	var limiting cache.SharedIndexInformer
+	if c.extra.NodeAgentConfigMap != "" {
+		limiting = limits.Core().V1().ConfigMaps().Informer()
+	}
 	agents, err := nodeagent.NewPublisher(leases.Coordination().V1().Leases().Informer(),
-		nodes.ForResource(corev1.SchemeGroupVersion.WithResource("nodes")).Informer(), clock.RealClock{})
+		nodes.ForResource(corev1.SchemeGroupVersion.WithResource("nodes")).Informer(), limiting, clock.RealClock{})
 	if err != nil {
 		return nil, err
 	}
@@ -450,7 +453,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		},
 	})
 	server = Server{generic: generic, projector: projector, engine: engine, ledger: ledger, published: published,
-		leases: leases, nodes: nodes, agents: agents, schedules: schedules, restores: restores, broadcaster: broadcaster, leader: leader}
+		leases: leases, nodes: nodes, limits: limits, agents: agents, schedules: schedules, restores: restores, broadcaster: broadcaster, leader: leader}
 	return &server, nil
 }
 
@@ -502,6 +505,7 @@ func (s *Server) Run(ctx context.Context) error {
 		s.published.StartWithContext(hook)
 		s.leases.StartWithContext(hook)
 		s.nodes.Start(hook.Done())
+		s.limits.StartWithContext(hook)
 		projecting.Go(func() { s.projector.Run(hook) })
 		go s.agents.Run(hook)
 		go s.schedules.Run(hook)

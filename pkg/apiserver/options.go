@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
@@ -40,6 +41,7 @@ type Options struct {
 	backupTTL       time.Duration
 	schedules       int
 	volumeDeletions int
+	nodeAgents      string // their ConfigMap
 	advertise       net.IP
 }
 
@@ -78,6 +80,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.backupTTL, "default-backup-ttl", o.backupTTL, "How long a backup is kept that does not say so in spec.ttl.")
 	flags.IntVar(&o.schedules, "schedules-per-namespace", o.schedules, "How many schedules a namespace may have; another one is refused. 0 is no limit.")
 	flags.IntVar(&o.volumeDeletions, "volume-deletions-per-namespace", o.volumeDeletions, "How many deletions of volumes and volume backups of one namespace may be under way at once; another one is refused. All their records, which stay for a day, may be ten times as many. 0 is no limit. The system namespace has none.")
+	flags.StringVar(&o.nodeAgents, "node-agent-configmap", o.nodeAgents, "Name of a ConfigMap in the system namespace that says how many volumes each node moves at once. While there is none, each moves one. The node agents need it too: here it is for what is shown of nodes whose agents say nothing.")
 	flags.IPVar(&o.advertise, "advertise-address", o.advertise, "The address at which kube-apiserver reaches this replica: a pod's own. While the replica serves, it is the only one in the EndpointSlice of the Service "+serviceName+". Empty leaves the EndpointSlice to others, such as where a Service of type ExternalName leads here.")
 	flags.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", o.shutdownDelay, "How long to go on answering after being told to stop, while /readyz says no. Requests for backups are then refused with 503 and Retry-After, and find their way to another replica.")
 	flags.StringVar(&o.cacheDir, "catalog-cache-dir", o.cacheDir, "A folder on disk where what is read of the stores is kept, so that it is there at once after a restart. Empty keeps it in memory only.")
@@ -113,6 +116,11 @@ func (o *Options) Validate() error {
 	}
 	if o.advertise.IsUnspecified() || o.advertise.IsLoopback() || o.advertise.IsLinkLocalUnicast() {
 		errs = append(errs, fmt.Errorf("--advertise-address must be an address that others reach, but is %s", o.advertise))
+	}
+	if o.nodeAgents != "" {
+		for _, problem := range validation.IsDNS1123Subdomain(o.nodeAgents) {
+			errs = append(errs, fmt.Errorf("--node-agent-configmap must be the name of a ConfigMap, but is %q: %s", o.nodeAgents, problem))
+		}
 	}
 	if o.shutdownDelay < 0 {
 		errs = append(errs, fmt.Errorf("--shutdown-delay-duration must not be negative, but is %s", o.shutdownDelay))
@@ -150,7 +158,8 @@ func (o *Options) Config() (*Config, error) {
 		Generic: generic,
 		Extra: ExtraConfig{
 			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, CacheDir: o.cacheDir, Limits: o.limits, RestoreLimits: o.restores, BackupTTL: o.backupTTL, SchedulesPerNamespace: o.schedules, VolumeDeletionsPerNamespace: o.volumeDeletions,
-			AdvertiseAddress: o.advertise, Port: o.recommended.SecureServing.BindPort,
+			NodeAgentConfigMap: o.nodeAgents,
+			AdvertiseAddress:   o.advertise, Port: o.recommended.SecureServing.BindPort,
 		},
 	}, nil
 }

@@ -23,8 +23,8 @@ import (
 )
 
 // TestNodeAgents: what kubectl says of an agent follows the ConfigMap, the node's labels
-// and the work, without a restart; and an agent that was killed is shown so within a
-// minute.
+// and the work, without a restart, and of a node without an agent what one would do; and an
+// agent that was killed is shown so within a minute.
 func TestNodeAgents(t *testing.T) {
 	show := func(node, want string) {
 		t.Helper()
@@ -58,22 +58,23 @@ func TestNodeAgents(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	label := func(ctx context.Context, value string) {
+	label := func(ctx context.Context, node, value string) {
 		t.Helper()
 		patch := []byte(`{"metadata": {"labels": {"size": ` + value + `}}}`)
-		if _, err := lab.Kube.CoreV1().Nodes().Patch(ctx, labtest.Node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if _, err := lab.Kube.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Cleanup(func() {
-		label(context.Background(), "null")
+		label(context.Background(), labtest.Node, "null")
+		label(context.Background(), labtest.Unattended, "null")
 		if err := configMaps.Delete(context.Background(), configMap, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
 		}
 	})
 
 	show(labtest.Node, "True 1 default 0 0 -")
-	show(labtest.Unattended, "False 0 - 0 0 -")
+	show(labtest.Unattended, "False 1 default 0 0 -")
 	problem(labtest.Unattended, "no agent runs on this node")
 
 	t.Log("the ConfigMap and the labels")
@@ -82,16 +83,22 @@ func TestNodeAgents(t *testing.T) {
 	}
 	configure(rules(2))
 	show(labtest.Node, "True 2 globalConfig 0 0 -")
-	label(t.Context(), `"large"`)
+	show(labtest.Unattended, "False 2 globalConfig 0 0 -")
+	label(t.Context(), labtest.Node, `"large"`)
 	show(labtest.Node, "True 3 perNodeConfig[0] 0 0 -")
+	show(labtest.Unattended, "False 2 globalConfig 0 0 -")
 	if list := lab.Kubectl(t, "get", "nodeagents", "-l", "size=large", "--field-selector", "status.limit=3", "-o", "name"); list != "nodeagent.holdfast.io/"+labtest.Node+"\n" {
 		t.Errorf("by its label and limit there is %q", list)
 	}
 	configure(`{"globalConfig": 0, "perNodeConfig": []}`)
 	show(labtest.Node, "True 2 globalConfig 0 0 -") // as before; the rules are right, and there are none
-	problem(labtest.Node, "globalConfig")
+	problem(labtest.Node, "globalConfig: must be")
+	show(labtest.Unattended, "False 1 default 0 0 -") // an agent that starts now has no before
+	problem(labtest.Unattended, "globalConfig: must be")
+	label(t.Context(), labtest.Unattended, `"large"`)
 	configure(rules(1))
-	label(t.Context(), `"small"`)
+	show(labtest.Unattended, "False 3 perNodeConfig[0] 0 0 -")
+	label(t.Context(), labtest.Node, `"small"`)
 
 	t.Log("the work")
 	var namespaces, large []string
@@ -121,7 +128,7 @@ func TestNodeAgents(t *testing.T) {
 		}
 		return nil
 	})
-	label(t.Context(), `"large"`)
+	label(t.Context(), labtest.Node, `"large"`)
 	show(labtest.Node, "True 3 perNodeConfig[0] 2 0 ")
 
 	t.Log("the end of the agent")
@@ -133,6 +140,10 @@ func TestNodeAgents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	configure(rules(4))
+	label(t.Context(), labtest.Node, "null")
+	show(labtest.Node, "False 4 globalConfig 2 0 ") // what it would have now
+	label(t.Context(), labtest.Node, `"large"`)
 	silent := meta.FindStatusCondition(agent.Status.Conditions, v1alpha1.ConditionAgentReady)
 	if took := silent.LastTransitionTime.Sub(killed); took > time.Minute {
 		t.Errorf("it was shown as there for %s after it was killed", took)

@@ -309,17 +309,18 @@ func (r runner) specs() []process.Spec {
 		name = prefix + name
 		specs = append(specs, process.Spec{Name: name, Path: r.Binary, Args: append(args, flags...), Log: r.Dir.Log(name)})
 	}
-	var advertise []string
+	const limits = "--node-agent-configmap=holdfast-node-agent"
+	own := []string{limits}
 	if len(r.nodes) > 0 {
-		advertise = []string{"--advertise-address=" + r.address}
+		own = append(own, "--advertise-address="+r.address)
 	}
-	add("apiserver", "apiserver", "holdfast-apiserver", advertise, r.APIServerFlags)
+	add("apiserver", "apiserver", "holdfast-apiserver", own, r.APIServerFlags)
 	add("controller", "controller", "holdfast-controller", []string{"--advertise-address=" + r.address}, r.ControllerFlags)
 	for i, a := range r.agents() {
 		name := agentName(i)
 		add(strings.TrimPrefix(name, prefix), "node-agent", name, []string{
 			"--node-name=" + a.node,
-			"--node-agent-configmap=holdfast-node-agent",
+			limits,
 			"--host-pods-dir=" + a.podsDir,
 			"--cache-dir=" + r.Dir.Path(fmt.Sprintf("cache-%d", i)),
 		}, r.AgentFlags)

@@ -25,9 +25,9 @@ func TestSpecs(t *testing.T) {
 		name, role, last string
 		has              []string
 	}{
-		{"holdfast-apiserver", "apiserver", "--v=6", []string{"--secure-port=20001", "--authorization-kubeconfig=/lab/kubeconfig-holdfast-apiserver"}},
+		{"holdfast-apiserver", "apiserver", "--v=6", []string{"--secure-port=20001", "--authorization-kubeconfig=/lab/kubeconfig-holdfast-apiserver", "--node-agent-configmap=holdfast-node-agent"}},
 		{"holdfast-controller", "controller", "--concurrent-backups=4", []string{"--secure-port=20002", "--kubeconfig=/lab/kubeconfig-holdfast-controller"}},
-		{"holdfast-agent-0", "node-agent", "--v=2", []string{"--secure-port=20003", "--kubeconfig=/lab/kubeconfig-holdfast-agent-0", "--node-name=lab-node-0", "--cache-dir=/lab/cache-0"}},
+		{"holdfast-agent-0", "node-agent", "--v=2", []string{"--secure-port=20003", "--kubeconfig=/lab/kubeconfig-holdfast-agent-0", "--node-name=lab-node-0", "--cache-dir=/lab/cache-0", "--node-agent-configmap=holdfast-node-agent"}},
 		{"holdfast-agent-1", "node-agent", "--v=2", []string{"--secure-port=20004", "--kubeconfig=/lab/kubeconfig-holdfast-agent-1", "--node-name=lab-node-1", "--cache-dir=/lab/cache-1", "--host-pods-dir=/lab/pods"}},
 	}
 	if len(specs) != len(want) {

@@ -5474,7 +5474,7 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgent(ref common.ReferenceCallback) c
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What the agent does, as it said last.",
+							Description: "What the agent does, as it said last, and how much it may.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.NodeAgentStatus{}.OpenAPIModelName()),
 						},
@@ -5567,7 +5567,7 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref common.ReferenceCallb
 					},
 					"limit": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many volumes are moved at once at most: the number in force. None until the agent knows.",
+							Description: "How many volumes are moved at once at most: the number in force, as a Ready agent says. While none says so, no volume is moved, and this is the number with which an agent would start.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},

@@ -33,7 +33,7 @@ var Resource = virtual.Resource[agent]{
 	Columns: []virtual.Column[agent]{
 		virtual.Name[agent](),
 		virtual.Text("Ready", "Whether the node's agent gives signs of life.", ready),
-		virtual.Number("Limit", "How many volumes the node moves at once at most.", func(a agent) int32 { return a.Status.Limit }),
+		virtual.Number("Limit", "How many volumes the node moves at once at most. One that is not Ready moves none, and would so many.", func(a agent) int32 { return a.Status.Limit }),
 		virtual.Text("Rule", "What set the limit.", func(a agent) string { return a.Status.LimitSource }),
 		virtual.Number("Running", "Volumes that are being moved.", func(a agent) int32 { return total(a.Status.Running) }),
 		virtual.Number("Waiting", "Volumes that wait for their turn.", func(a agent) int32 { return total(a.Status.Waiting) }),

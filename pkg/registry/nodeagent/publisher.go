@@ -9,6 +9,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/loadconcurrency"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
@@ -28,7 +30,12 @@ const (
 	// silence is how long an agent gives no sign of life until it is shown as not Ready.
 	// An agent renews its Lease every 20 s, and may fail to once.
 	silence = 50 * time.Second
+	// configWait is how long the first publication waits for the ConfigMap, as an agent does.
+	configWait = 10 * time.Second
 )
+
+// unreadProblem is the problem while it waits no longer.
+const unreadProblem = "the ConfigMap of the node agents can't be read, and has no effect here until it can: may the API server list and watch it?"
 
 // Publisher fills a log with the agents of all nodes.
 type Publisher struct {
@@ -36,9 +43,11 @@ type Publisher struct {
 	Log *logstore.Log[*v1alpha1.NodeAgent]
 
 	leases, nodes cache.Store
-	clock         clock.WithTicker
-	synced        []cache.InformerSynced
-	changed       chan struct{}
+	// configMaps is nil if no ConfigMap is named.
+	configMaps cache.SharedIndexInformer
+	clock      clock.WithTicker
+	synced     []cache.InformerSynced
+	changed    chan struct{}
 	// alive are the last signs of life, by node.
 	alive map[string]sign
 }
@@ -50,15 +59,17 @@ type sign struct {
 }
 
 // NewPublisher returns a Publisher. The informers are of the Leases with
-// liveness.AgentLabels, and of the nodes, of whichever kind of object.
-func NewPublisher(leases, nodes cache.SharedIndexInformer, clock clock.WithTicker) (*Publisher, error) {
+// liveness.AgentLabels, of the nodes, of whichever kind of object, and of the ConfigMap
+// alone that says how much the agents move at once; nil if there is to be none.
+func NewPublisher(leases, nodes, configMaps cache.SharedIndexInformer, clock clock.WithTicker) (*Publisher, error) {
 	p := &Publisher{
 		Log: logstore.New(func() *v1alpha1.NodeAgent { return &v1alpha1.NodeAgent{} },
 			logstore.Options{Resource: Resource.GroupResource, Loading: "the nodes and the Leases of their agents"}),
-		leases:  leases.GetStore(),
-		nodes:   nodes.GetStore(),
-		clock:   clock,
-		changed: make(chan struct{}, 1),
+		leases:     leases.GetStore(),
+		nodes:      nodes.GetStore(),
+		configMaps: configMaps,
+		clock:      clock,
+		changed:    make(chan struct{}, 1),
 	}
 	change := func(any) {
 		select {
@@ -66,14 +77,19 @@ func NewPublisher(leases, nodes cache.SharedIndexInformer, clock clock.WithTicke
 		default:
 		}
 	}
-	for _, informer := range []cache.SharedIndexInformer{leases, nodes} {
+	for _, informer := range []cache.SharedIndexInformer{leases, nodes, configMaps} {
+		if informer == nil {
+			continue
+		}
 		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: change, UpdateFunc: func(_, obj any) { change(obj) }, DeleteFunc: change,
 		})
 		if err != nil {
 			return nil, err
 		}
-		p.synced = append(p.synced, registration.HasSynced)
+		if informer != configMaps {
+			p.synced = append(p.synced, registration.HasSynced)
+		}
 	}
 	return p, nil
 }
@@ -82,6 +98,11 @@ func NewPublisher(leases, nodes cache.SharedIndexInformer, clock clock.WithTicke
 func (p *Publisher) Run(ctx context.Context) {
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, p.synced...) {
 		return
+	}
+	if p.configMaps != nil { // without it the agents are shown all the same
+		waiting, cancel := context.WithTimeout(ctx, configWait)
+		cache.WaitForCacheSync(waiting.Done(), p.configMaps.HasSynced)
+		cancel()
 	}
 	look := p.clock.NewTicker(lookInterval)
 	defer look.Stop()
@@ -113,6 +134,7 @@ func (p *Publisher) nodeAgents() []*v1alpha1.NodeAgent {
 			leases[lease.Name] = lease
 		}
 	}
+	limits, problem := p.limits()
 	before := p.alive
 	p.alive = map[string]sign{}
 	var agents []*v1alpha1.NodeAgent
@@ -132,15 +154,37 @@ func (p *Publisher) nodeAgents() []*v1alpha1.NodeAgent {
 			p.alive[name] = last
 			silent = now.Sub(last.at) >= silence
 		}
-		shown, _ := p.Log.GetObject("", name)
-		agents = append(agents, nodeAgent(shown, node, lease, silent, now))
+		shown, ok := p.Log.GetObject("", name)
+		if !ok {
+			shown = &v1alpha1.NodeAgent{}
+		}
+		decided := loadconcurrency.Decision{Problem: problem}
+		decided.Limit, decided.Source = limits.Limit(node.GetLabels())
+		agents = append(agents, nodeAgent(shown, node, lease, silent, decided, now))
 	}
 	return agents
 }
 
+// limits are what an agent would keep to that starts now, which knows of no ConfigMap before
+// this one, and what is wrong with it.
+func (p *Publisher) limits() (config loadconcurrency.Config, problem string) {
+	if p.configMaps == nil {
+		return config, ""
+	}
+	if !p.configMaps.HasSynced() {
+		return config, unreadProblem
+	}
+	for _, obj := range p.configMaps.GetStore().List() {
+		if configMap, ok := obj.(*corev1.ConfigMap); ok {
+			return config.Update(configMap.Data)
+		}
+	}
+	return config, ""
+}
+
 // nodeAgent is the agent of a node, with its Lease if it has one. shown is what is shown
-// of it so far, if anything is.
-func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, lease *coordinationv1.Lease, silent bool, now time.Time) *v1alpha1.NodeAgent {
+// of it so far, and decided counts where no agent says what is in force.
+func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, lease *coordinationv1.Lease, silent bool, decided loadconcurrency.Decision, now time.Time) *v1alpha1.NodeAgent {
 	agent := &v1alpha1.NodeAgent{ObjectMeta: metav1.ObjectMeta{
 		Name: node.GetName(), UID: node.GetUID(), Labels: node.GetLabels(), CreationTimestamp: node.GetCreationTimestamp(),
 	}}
@@ -157,10 +201,15 @@ func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, lease *coordinatio
 		agent.CreationTimestamp = lease.CreationTimestamp
 		agent.Status = said(lease)
 	}
-	if shown != nil { // since when it is ready, or not
-		if was := meta.FindStatusCondition(shown.Status.Conditions, ready.Type); was != nil && was.Status == ready.Status {
-			ready.LastTransitionTime = was.LastTransitionTime
+	if was := meta.FindStatusCondition(shown.Status.Conditions, ready.Type); was != nil && was.Status == ready.Status {
+		ready.LastTransitionTime = was.LastTransitionTime // since when it is ready, or not
+	}
+	if ready.Status == metav1.ConditionFalse || lease.Annotations[liveness.StatusAnnotation] == "" {
+		meta.RemoveStatusCondition(&agent.Status.Conditions, v1alpha1.ConditionAgentConfigured)
+		if was := meta.FindStatusCondition(shown.Status.Conditions, v1alpha1.ConditionAgentConfigured); was != nil {
+			agent.Status.Conditions = append(agent.Status.Conditions, *was)
 		}
+		decided.Show(&agent.Status, now)
 	}
 	meta.RemoveStatusCondition(&agent.Status.Conditions, ready.Type) // that is not the agent's to say
 	agent.Status.Conditions = append([]metav1.Condition{ready}, agent.Status.Conditions...)

@@ -29,7 +29,7 @@ type NodeAgent struct {
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// What the agent does, as it said last.
+	// What the agent does, as it said last, and how much it may.
 	// +optional
 	Status NodeAgentStatus `json:"status,omitempty"`
 }
@@ -53,8 +53,9 @@ type NodeAgentStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// How many volumes are moved at once at most: the number in force. None until the
-	// agent knows.
+	// How many volumes are moved at once at most: the number in force, as a Ready agent says.
+	// While none says so, no volume is moved, and this is the number with which an agent
+	// would start.
 	// +optional
 	Limit int32 `json:"limit,omitempty"`
 	// What set the limit: globalConfig, perNodeConfig[INDEX], default, or memory where the
