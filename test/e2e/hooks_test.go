@@ -16,15 +16,16 @@ import (
 )
 
 // TestHooks runs commands in real containers around the reading of their volumes, one by
-// the backup's spec and one by annotations, and kills the controller in between: the next
-// one runs the post hooks.
+// the backup's spec and one by annotations, during which its pod changes, and kills the
+// controller in between: the next one runs the post hooks.
 func TestHooks(t *testing.T) {
 	frozen := workload{"ice", "frozen", nodes[0], 128}
 	dumps := workload{"ice", "dumps", nodes[1], 1}
 	step("Hooks in two pods")
 	start(t, frozen, dumps)
 	lab.must(t, "label", "-n", "ice", "pod/frozen", "app=db")
-	lab.must(t, "annotate", "-n", "ice", "pod/dumps", `pre.hook.backup.velero.io/command=["sh","-c","echo dump >/content/dump"]`)
+	lab.must(t, "annotate", "-n", "ice", "pod/dumps", "pre.hook.backup.velero.io/timeout=10m",
+		`pre.hook.backup.velero.io/command=["sh","-c","echo dump >/content/dump; until [ -e /content/annotated ]; do sleep 0.1; done"]`)
 	hooked := func(name string) string {
 		return fmt.Sprintf(`apiVersion: holdfast.io/v1alpha1
 kind: Backup
@@ -43,6 +44,12 @@ spec:
 `, name)
 	}
 	lab.create(t, hooked("ice"))
+	eventually(t, "the hook of the annotations runs", func(ctx context.Context) error {
+		_, err := lab.kubectl(ctx, "", "exec", "-n", "ice", "dumps", "--", "ls", "/content/dump")
+		return err
+	})
+	lab.must(t, "annotate", "-n", "ice", "pod/dumps", "dumped=yes")
+	lab.exec(t, "ice", "dumps", ": >/content/annotated")
 	awaitEnd(t, holdfastv1alpha1.BackupPhaseCompleted, "ice")
 	done, err := lab.holdfast.HoldfastV1alpha1().Backups(system).Get(t.Context(), "ice", metav1.GetOptions{})
 	if err != nil {
@@ -56,6 +63,9 @@ spec:
 	}
 	if got := lab.exec(t, "ice", "dumps", "cat /content/dump"); strings.TrimSpace(got) != "dump" {
 		t.Errorf("in the other pod: %q", got)
+	}
+	if got := lab.must(t, "get", "--raw", "/apis/holdfast.io/v1alpha1/namespaces/holdfast/backups/ice/objects?kind=Pod&namespace=ice&name=dumps"); !strings.Contains(got, `"dumped":"yes"`) {
+		t.Errorf("what happened to the pod during its hook is not in the backup: %s", got)
 	}
 
 	step("The controller is killed while a pod is frozen")
