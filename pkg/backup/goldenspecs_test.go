@@ -104,11 +104,6 @@ var meant = []struct {
 		[]string{"labels-in-namespace", "labels-cluster-resources"},
 	},
 	{
-		"the binding that names it is of a kind that is not included, and a role without it gives nobody anything",
-		[]string{"-rbac.authorization.k8s.io/v1/ClusterRole shop-reader"},
-		[]string{"nodes-and-roles"},
-	},
-	{
 		"the spec names the kind, and Velero leaves it out all the same",
 		[]string{"+snapshot.storage.k8s.io/v1/VolumeSnapshot shop/before"},
 		[]string{"snapshots-named"},

@@ -18,6 +18,7 @@ import (
 var (
 	serviceAccountsResource     = schema.GroupResource{Resource: "serviceaccounts"}
 	clusterRoleBindingsResource = schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterrolebindings"}
+	clusterRolesResource        = schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}
 )
 
 // neededKinds are the cluster-scoped kinds of which single objects come along with those
@@ -26,7 +27,7 @@ var neededKinds = []struct {
 	schema.GroupKind
 	schema.GroupResource
 }{
-	{schema.GroupKind{Group: rbacv1.GroupName, Kind: "ClusterRole"}, schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}},
+	{schema.GroupKind{Group: rbacv1.GroupName, Kind: "ClusterRole"}, clusterRolesResource},
 	{schema.GroupKind{Group: "scheduling.k8s.io", Kind: "PriorityClass"}, schema.GroupResource{Group: "scheduling.k8s.io", Resource: "priorityclasses"}},
 	{schema.GroupKind{Group: "node.k8s.io", Kind: "RuntimeClass"}, schema.GroupResource{Group: "node.k8s.io", Resource: "runtimeclasses"}},
 	{schema.GroupKind{Group: "storage.k8s.io", Kind: "StorageClass"}, schema.GroupResource{Group: "storage.k8s.io", Resource: "storageclasses"}},
@@ -55,14 +56,26 @@ func (n needs) note(r resource, item *manifest.Item) {
 			if reference.APIGroup != kind.GroupKind.Group || reference.KindName != kind.Kind {
 				continue
 			}
-			if n.reasons[kind.GroupResource] == nil {
-				n.reasons[kind.GroupResource] = map[string]string{}
-			}
-			if _, known := n.reasons[kind.GroupResource][reference.Name]; !known {
-				n.reasons[kind.GroupResource][reference.Name] = fmt.Sprintf("the %s %s refers to it", item.KindName, itemName(item.Namespace, item.Name))
-			}
+			n.add(kind.GroupResource, reference.Name, fmt.Sprintf("the %s %s refers to it", item.KindName, itemName(item.Namespace, item.Name)))
 		}
 	}
+}
+
+// add takes one that is needed. The first reason stays.
+func (n needs) add(gr schema.GroupResource, name, reason string) {
+	if n.reasons[gr] == nil {
+		n.reasons[gr] = map[string]string{}
+	}
+	if _, known := n.reasons[gr][name]; !known {
+		n.reasons[gr][name] = reason
+	}
+}
+
+// need takes an object that is needed, though nothing that is written refers to it.
+func (s *sink) need(gr schema.GroupResource, name, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.needs.add(gr, name, reason)
 }
 
 // missing are the reasons of what is needed of a resource and has not been met.
@@ -91,19 +104,27 @@ func (s *sink) accounts() sets.Set[string] {
 func (c *collector) readNeeded(ctx context.Context) error {
 	accounts := c.sink.accounts()
 	everyBinding := c.wanted.Included(clusterRoleBindingsResource, false) && len(c.selectors) == 0
-	if len(accounts) > 0 && !everyBinding {
+	bindings, roles := c.wanted.IncludedRelated(clusterRoleBindingsResource, false), c.wanted.IncludedRelated(clusterRolesResource, false)
+	if len(accounts) > 0 && !everyBinding && (bindings || roles) {
 		err := c.readSome(ctx, clusterRoleBindingsResource, func(h *head, raw []byte) string {
 			var binding struct {
 				Subjects []rbacv1.Subject `json:"subjects"`
+				RoleRef  rbacv1.RoleRef   `json:"roleRef"`
 			}
 			if err := decode(raw, &binding); err != nil {
 				c.findings.fail(subject{clusterRoleBindingsResource, "", h.Metadata.Name}, err.Error())
 				return ""
 			}
 			for _, who := range binding.Subjects {
-				if name := itemName(who.Namespace, who.Name); who.Kind == rbacv1.ServiceAccountKind && accounts.Has(name) {
+				name := itemName(who.Namespace, who.Name)
+				if who.Kind != rbacv1.ServiceAccountKind || !accounts.Has(name) {
+					continue
+				}
+				if bindings {
 					return "it binds the service account " + name
 				}
+				// The role is wanted without what binds it.
+				c.sink.need(clusterRolesResource, binding.RoleRef.Name, "it is bound to the service account "+name)
 			}
 			return ""
 		})
@@ -113,7 +134,7 @@ func (c *collector) readNeeded(ctx context.Context) error {
 	}
 	for _, kind := range neededKinds {
 		missing := c.sink.missing(kind.GroupResource)
-		if len(missing) == 0 {
+		if len(missing) == 0 || !c.wanted.IncludedRelated(kind.GroupResource, false) {
 			continue
 		}
 		if err := c.readSome(ctx, kind.GroupResource, func(h *head, _ []byte) string { return missing[h.Metadata.Name] }); err != nil {
@@ -123,11 +144,10 @@ func (c *collector) readNeeded(ctx context.Context) error {
 	return nil
 }
 
-// readSome takes those objects of a cluster-scoped resource that have a reason, unless the
-// backup excludes them.
+// readSome takes those objects of a cluster-scoped resource that have a reason.
 func (c *collector) readSome(ctx context.Context, gr schema.GroupResource, reasonOf func(*head, []byte) string) error {
 	r, found := c.discovered.find(gr)
-	if !found || r.namespaced || !c.wanted.IncludedRelated(gr, false) {
+	if !found || r.namespaced {
 		return nil
 	}
 	err := c.lister.list(ctx, query{resource: r}, visitor{page: func(int64) {}, object: func(raw []byte) error {

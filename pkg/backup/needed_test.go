@@ -113,6 +113,17 @@ func TestWhatIsExcludedDoesNotComeAlong(t *testing.T) {
 	}
 }
 
+// TestRolesWithoutBindings: what a service account may do comes along though nothing else that
+// is in the backup names it.
+func TestRolesWithoutBindings(t *testing.T) {
+	f := needing(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"serviceaccounts", "clusterroles"}})
+	f.run(t)
+	want := map[string]string{"ClusterRole reader": "it is bound to the service account shop/web"}
+	if diff := gocmp.Diff(want, f.needed(t)); diff != "" {
+		t.Errorf("of cluster scope (-want +got):\n%s", diff)
+	}
+}
+
 // TestNothingIsLookedForTwice: a backup of everything asks for each kind once.
 func TestNothingIsLookedForTwice(t *testing.T) {
 	f := needing(t, holdfast.BackupSpec{})
