@@ -206,7 +206,12 @@ func (c *Controller) Run(ctx context.Context) {
 }
 
 // Start implements backupqueue.Executor.
-func (c *Controller) Start(name string) { c.queue.Add(name) }
+func (c *Controller) Start(name string) {
+	if run, err := c.runLister.Get(name); err == nil && c.isClaiming(run) {
+		return
+	}
+	c.queue.Add(name)
+}
 
 // Executing implements backupqueue.Executor.
 func (c *Controller) Executing() map[string]*enginev1alpha1.BackupRun {
@@ -233,7 +238,9 @@ func (c *Controller) runChanged(before, run *enginev1alpha1.BackupRun) {
 	}
 	switch {
 	case c.claimed(run):
-		c.queue.Add(run.Name)
+		if !c.isClaiming(run) {
+			c.queue.Add(run.Name)
+		}
 	case c.isLeftBehind(run):
 		c.leftBehind.Add(run.Name)
 	case hasLeftoverSnapshots(run):
@@ -249,6 +256,15 @@ func (c *Controller) stop(run *enginev1alpha1.BackupRun) {
 	if e := c.working[run.Name]; e != nil && (e.run == nil || e.run.UID == run.UID) {
 		e.stop()
 	}
+}
+
+// isClaiming reports whether this process works on a run, and claims it or has done so. It needs
+// not be told of it again: it executes the run, or tries again by itself.
+func (c *Controller) isClaiming(run *enginev1alpha1.BackupRun) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.working[run.Name]
+	return e != nil && e.run != nil && e.run.UID == run.UID && c.claimed(e.run)
 }
 
 // claimed reports whether this process has claimed a run; it may not have got the
@@ -283,14 +299,27 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	c.working[name] = e
 	c.mu.Unlock()
 	defer c.leave(name)
+	// What waits is claimed as the informer shows it, since the claim fails if that is not the
+	// latest any more.
+	if run, err := c.runLister.Get(name); err == nil && records.Unclaimed(run) {
+		if err := c.begin(ctx, run, e); !apierrors.IsConflict(err) {
+			return err
+		}
+		c.setRun(e, nil)
+	}
 	run, err := c.read(ctx, name)
 	if err != nil || run == nil {
 		return err
 	}
+	return c.begin(ctx, run, e)
+}
+
+// begin executes a run that this process has claimed, or may claim.
+func (c *Controller) begin(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	c.setRun(e, run)
 	switch {
-	case working.Err() != nil:
-		c.queue.Add(name) // something became of it, or of one before it, while it was read
+	case e.working.Err() != nil:
+		c.queue.Add(run.Name) // something became of it, or of one before it, while it was read
 		return nil
 	case c.claimed(run):
 		return c.executeClaimed(ctx, run, e)

@@ -16,6 +16,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -44,11 +45,18 @@ func TestATinyBackupCostsTwoWrites(t *testing.T) {
 		var claimed *enginev1alpha1.BackupRun
 		run := newRun("a", ready)
 		run.Spec.Backup.TTL = metav1.Duration{Duration: ttl}
-		h := newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
+		var h *harness
+		h = newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
 			claimed = run
+			time.Sleep(time.Second)                     // of a clock that stands until all else waits: the informer shows the claim
+			h.controller.Start("a")                     // which the queue does until it sees that
 			return stored(done), volumes.Wait(ctx, nil) // for none
 		}}, run)
 		h.start(1)
+		time.Sleep(time.Minute)
+		if slices.ContainsFunc(h.Actions(), func(action clienttesting.Action) bool { return action.Matches("get", "backupruns") }) {
+			t.Error("the run was read, though the informer has shown it")
+		}
 		h.expect("a", done, true)
 		if h.writes("a") != 2 || len(h.Writes("volumeuploads")) != 0 {
 			t.Errorf("%d writes of the run and %v of volumes, want 2 and none", h.writes("a"), h.Writes("volumeuploads"))
@@ -87,6 +95,7 @@ func TestClaimsAndEndsAreWrittenInTheEnd(t *testing.T) {
 		"the end fails":                   {done, 20, failed, 22},
 		"the end is denied":               {done, 3, denied, 5},
 		"somebody annotates the run":      {done, 0, none, 3},
+		"or just before it is claimed":    {running, 0, none, 3},
 	}, func(t *testing.T, c struct {
 		phase  v1alpha1.BackupPhase
 		first  int
