@@ -68,11 +68,11 @@ func Running(dir workdir.Dir) (bool, error) {
 // Up starts a control plane in a folder in which none runs, and returns once
 // it answers. What it started before an error runs on, for Stop.
 func Up(ctx context.Context, c Config) error {
-	ports, err := FreePorts(c.Address, 5)
+	ports, err := FreePorts(c.Address, 6)
 	if err != nil {
 		return err
 	}
-	p := plan{Config: c, etcd: ports[0], etcdPeer: ports[1], apiserver: ports[2], controllerManager: ports[3], scheduler: ports[4]}
+	p := plan{Config: c, etcd: ports[0], etcdPeer: ports[1], apiserver: ports[2], controllerManager: ports[3], scheduler: ports[4], etcdHTTP: ports[5]}
 	state := workdir.State{Bin: c.Bin, Address: c.Address, Nodes: c.Nodes, Server: p.server()}
 	// Before anything else is written: the state marks the folder as a lab's.
 	if err := c.Dir.Save(state); err != nil {

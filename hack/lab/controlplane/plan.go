@@ -14,7 +14,7 @@ import (
 // plan is a control plane with its ports chosen.
 type plan struct {
 	Config
-	etcd, etcdPeer, apiserver, controllerManager, scheduler int
+	etcd, etcdPeer, etcdHTTP, apiserver, controllerManager, scheduler int
 }
 
 // step is one program, and the address that says that it is healthy, if the
@@ -95,6 +95,9 @@ func (p plan) etcdArgs() []string {
 		"--data-dir=" + p.Dir.Path("etcd"),
 		"--listen-client-urls=" + client,
 		"--advertise-client-urls=" + client,
+		// With a place of its own for HTTP, gRPC need not go by the server of that, which
+		// Kubernetes advises.
+		"--listen-client-http-urls=" + local(p.etcdHTTP),
 		"--listen-peer-urls=" + peer,
 		"--initial-advertise-peer-urls=" + peer,
 		"--initial-cluster=lab=" + peer,

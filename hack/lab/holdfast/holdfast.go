@@ -196,8 +196,12 @@ func (r runner) writeCredentials(ctx context.Context, kube kubectl.Kubectl, stat
 	if err != nil {
 		return err
 	}
-	for name := range serviceAccounts {
-		if err := kubeconfig.Issue(r.Dir.KubeconfigOf(name), state.Server, cluster, serviceAccount(name), now); err != nil {
+	for name, namespace := range serviceAccounts {
+		token, err := createToken(ctx, kube, namespace, name)
+		if err != nil {
+			return err
+		}
+		if err := kubeconfig.OfToken(r.Dir.KubeconfigOf(name), state.Server, cluster, name, token); err != nil {
 			return err
 		}
 	}
@@ -222,16 +226,6 @@ func (r runner) writeCredentials(ctx context.Context, kube kubectl.Kubectl, stat
 		return err
 	}
 	return errors.Join(own.Pair().Write(r.Dir.PKI(), "holdfast-ca"), serving.Write(r.Dir.PKI(), "holdfast"))
-}
-
-// serviceAccount is the subject whose certificate makes its holder the very
-// user that a pod of the ServiceAccount would be, for RBAC.
-func serviceAccount(name string) pki.Subject {
-	namespace := serviceAccounts[name]
-	return pki.Subject{
-		Name:   "system:serviceaccount:" + namespace + ":" + name,
-		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
-	}
 }
 
 const (
@@ -259,8 +253,12 @@ spec:
 `, pod, agentsNamespace, node, agentAccount, image.Pause)); err != nil {
 		return "", err
 	}
-	token, err := kube.Run(ctx, "create", "token", agentAccount, "-n", agentsNamespace,
-		"--bound-object-kind=Pod", "--bound-object-name="+pod, "--duration="+tokenDuration)
+	return createToken(ctx, kube, agentsNamespace, agentAccount, "--bound-object-kind=Pod", "--bound-object-name="+pod)
+}
+
+// createToken makes a token of a ServiceAccount, which is what its pods would have.
+func createToken(ctx context.Context, kube kubectl.Kubectl, namespace, account string, args ...string) (string, error) {
+	token, err := kube.Run(ctx, append([]string{"create", "token", account, "-n", namespace, "--duration=" + tokenDuration}, args...)...)
 	return strings.TrimSpace(token), err
 }
 

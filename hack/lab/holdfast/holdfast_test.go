@@ -49,21 +49,6 @@ func TestSpecs(t *testing.T) {
 	}
 }
 
-func TestServiceAccount(t *testing.T) {
-	s := serviceAccount("holdfast-controller")
-	if s.Name != "system:serviceaccount:holdfast:holdfast-controller" {
-		t.Errorf("user %s", s.Name)
-	}
-	for _, g := range []string{"system:serviceaccounts", "system:serviceaccounts:holdfast", "system:authenticated"} {
-		if !slices.Contains(s.Groups, g) {
-			t.Errorf("not in group %s", g)
-		}
-	}
-	if slices.Contains(s.Groups, "system:masters") || len(s.Groups) != 3 {
-		t.Errorf("in groups %v", s.Groups)
-	}
-}
-
 func TestEveryRealNodeHasAnAgent(t *testing.T) {
 	r := runner{Config: Config{Dir: "/lab", Agents: 1}, nodes: []string{"lab-node-0", "lab-node-1"}, ports: []int{1, 2, 3, 4}}
 	specs := r.specs()
