@@ -299,13 +299,17 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	c.working[name] = e
 	c.mu.Unlock()
 	defer c.leave(name)
-	// What waits is claimed as the informer shows it, since the claim fails if that is not the
-	// latest any more.
-	if run, err := c.runLister.Get(name); err == nil && records.Unclaimed(run) {
-		if err := c.begin(ctx, run, e); !apierrors.IsConflict(err) {
-			return err
+	if run, err := c.runLister.Get(name); err == nil {
+		switch {
+		case run.Status.Phase.Ended():
+			return nil // for good
+		case records.Unclaimed(run):
+			// The claim fails if the informer does not show the latest version.
+			if err := c.begin(ctx, run, e); !apierrors.IsConflict(err) {
+				return err
+			}
+			c.setRun(e, nil)
 		}
-		c.setRun(e, nil)
 	}
 	run, err := c.read(ctx, name)
 	if err != nil || run == nil {
