@@ -441,6 +441,9 @@ func TestKilledInAPhaseOfAHook(t *testing.T) {
 			if z.pods["p"] || z.pods["q"] {
 				t.Errorf("killed at steps %d and %d: at the end there is frozen: %v", first, second, z.pods)
 			}
+			if pods := slices.Sorted(slices.Values(f.inOrder(t, "pods"))); !slices.Equal(pods, []string{"shop/p", "shop/q"}) {
+				t.Errorf("killed at steps %d and %d: the backup has the pods %q", first, second, pods)
+			}
 		}
 	}
 }
