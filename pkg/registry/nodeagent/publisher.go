@@ -34,6 +34,10 @@ const (
 	configWait = 10 * time.Second
 )
 
+// unreadable is the reason of an agent whose words can't be read, which says nothing of the
+// ConfigMap.
+const unreadable = "Unreadable"
+
 // unreadProblem is the problem while it waits no longer.
 const unreadProblem = "the ConfigMap of the node agents can't be read, and has no effect here until it can: may the API server list and watch it?"
 
@@ -183,7 +187,8 @@ func (p *Publisher) limits() (config loadconcurrency.Config, problem string) {
 }
 
 // nodeAgent is the agent of a node, with its Lease if it has one. shown is what is shown
-// of it so far, and decided counts where no agent says what is in force.
+// of it so far, and decided counts where no agent says what is in force. What a Ready agent says
+// of the ConfigMap is shown all the same, and so is that an agent's words can't be read.
 func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, lease *coordinationv1.Lease, silent bool, decided loadconcurrency.Decision, now time.Time) *v1alpha1.NodeAgent {
 	agent := &v1alpha1.NodeAgent{ObjectMeta: metav1.ObjectMeta{
 		Name: node.GetName(), UID: node.GetUID(), Labels: node.GetLabels(), CreationTimestamp: node.GetCreationTimestamp(),
@@ -204,12 +209,17 @@ func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, lease *coordinatio
 	if was := meta.FindStatusCondition(shown.Status.Conditions, ready.Type); was != nil && was.Status == ready.Status {
 		ready.LastTransitionTime = was.LastTransitionTime // since when it is ready, or not
 	}
-	if ready.Status == metav1.ConditionFalse || lease.Annotations[liveness.StatusAnnotation] == "" {
+	if ready.Status == metav1.ConditionFalse || agent.Status.Limit == 0 {
+		own := meta.FindStatusCondition(agent.Status.Conditions, v1alpha1.ConditionAgentConfigured)
 		meta.RemoveStatusCondition(&agent.Status.Conditions, v1alpha1.ConditionAgentConfigured)
 		if was := meta.FindStatusCondition(shown.Status.Conditions, v1alpha1.ConditionAgentConfigured); was != nil {
 			agent.Status.Conditions = append(agent.Status.Conditions, *was)
 		}
 		decided.Show(&agent.Status, now)
+		if own != nil && (ready.Status == metav1.ConditionTrue || own.Reason == unreadable) {
+			meta.RemoveStatusCondition(&agent.Status.Conditions, own.Type)
+			agent.Status.Conditions = append(agent.Status.Conditions, *own)
+		}
 	}
 	meta.RemoveStatusCondition(&agent.Status.Conditions, ready.Type) // that is not the agent's to say
 	agent.Status.Conditions = append([]metav1.Condition{ready}, agent.Status.Conditions...)
@@ -224,7 +234,7 @@ func said(lease *coordinationv1.Lease) (status v1alpha1.NodeAgentStatus) {
 	}
 	if err := json.Unmarshal([]byte(text), &status); err != nil {
 		return v1alpha1.NodeAgentStatus{Conditions: []metav1.Condition{{
-			Type: v1alpha1.ConditionAgentConfigured, Status: metav1.ConditionUnknown, Reason: "Unreadable",
+			Type: v1alpha1.ConditionAgentConfigured, Status: metav1.ConditionUnknown, Reason: unreadable,
 			Message:            "what the agent says of itself can't be read: " + err.Error(),
 			LastTransitionTime: lease.CreationTimestamp,
 		}}}

@@ -133,7 +133,7 @@ func TestPublisher(t *testing.T) {
 
 // TestLimits: where no agent says what is in force, it is shown with what an agent would start,
 // by the ConfigMap and the labels as they are; and what is wrong with the ConfigMap. A Ready
-// agent's own words count.
+// agent's own words count, and that words can't be read is seen as long as they can't.
 func TestLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -152,17 +152,34 @@ func TestLimits(t *testing.T) {
 			}}
 		}
 		const says = `{"limit": 9, "limitSource": "memory", "conditions": [{"type": "Configured", "status": "True", "reason": "Valid"}]}`
-		kube := fake.NewClientset(node("without", "small"), node("silent", "small"), node("new", "small"), node("live", "small"),
-			lease("silent", says), lease("new", ""), lease("live", says))
+		// What Ready agents say without a limit, by node.
+		limitless := map[string]string{
+			"garbled": "{", "old": `{"version": "v0"}`,
+			"mistaken": `{"conditions": [{"type": "Configured", "status": "False", "reason": "InvalidConcurrency", "message": "its own"}]}`,
+		}
+		kube := fake.NewClientset(node("without", "small"), node("silent", "small"), node("new", "small"), node("live", "small"), node("lost", "small"),
+			lease("silent", says), lease("new", ""), lease("live", says), lease("lost", "{"))
 		do := func(_ any, err error) {
 			t.Helper()
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
+		for name, says := range limitless {
+			do(kube.CoreV1().Nodes().Create(ctx, node(name, "small"), metav1.CreateOptions{}))
+			do(kube.CoordinationV1().Leases("holdfast-agents").Create(ctx, lease(name, says), metav1.CreateOptions{}))
+		}
 		renew := func(node, says string) {
 			t.Helper()
 			do(kube.CoordinationV1().Leases("holdfast-agents").Update(ctx, lease(node, says), metav1.UpdateOptions{}))
+		}
+		renewAll := func() {
+			t.Helper()
+			renew("new", "")
+			renew("live", says)
+			for name, says := range limitless {
+				renew(name, says)
+			}
 		}
 		configMaps := kube.CoreV1().ConfigMaps("holdfast")
 		configure := func(text string) {
@@ -206,26 +223,29 @@ func TestLimits(t *testing.T) {
 				}
 			}
 		}
+		const garbled = "what the agent says of itself can't be read"
 		everywhere := func(what string) map[string]string {
-			return map[string]string{"without": what, "silent": what, "new": what}
+			return map[string]string{"without": what, "silent": what, "new": what, "old": what, "garbled": garbled, "lost": garbled, "mistaken": "its own"}
 		}
 		show := func(when, without, silent, live string, wrong string) {
 			t.Helper()
-			renew("new", "")
-			renew("live", says)
+			renewAll()
 			time.Sleep(lookInterval)
 			synctest.Wait()
-			look(when, map[string]string{"without": "False " + without, "silent": silent, "new": "True " + without, "live": live}, everywhere(wrong))
+			look(when, map[string]string{
+				"without": "False " + without, "silent": silent, "new": "True " + without, "live": live,
+				"old": "True " + without, "garbled": "True " + without, "mistaken": "True " + without, "lost": "False " + without,
+			}, everywhere(wrong))
 		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		look("while the ConfigMap can't be read", map[string]string{
 			"without": "False 1 default", "silent": "True 9 memory", "new": "True 1 default", "live": "True 9 memory",
-		}, map[string]string{"without": unreadProblem, "new": unreadProblem})
+			"old": "True 1 default", "garbled": "True 1 default", "mistaken": "True 1 default", "lost": "True 1 default",
+		}, map[string]string{"without": unreadProblem, "new": unreadProblem, "old": unreadProblem, "garbled": garbled, "lost": garbled, "mistaken": "its own"})
 		later.Start(ctx.Done())
 		for range 6 {
-			renew("new", "")
-			renew("live", says)
+			renewAll()
 			time.Sleep(silence / 5)
 		}
 		show("without the ConfigMap", "1 default", "False 1 default", "True 9 memory", "")
