@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // What may be taken of such a store: requests by a restore of 20,000 files of 8 KiB, and
@@ -21,10 +22,14 @@ const (
 // measureFar makes rows of BenchmarkFarStore and BenchmarkVolumes of pkg/datapath: an emulated
 // store that takes 20 ms for each request.
 func measureFar(found benchmarks) ([]row, error) {
-	small, big, image := found["BenchmarkFarStore/small=20000x8KiB"], found["BenchmarkFarStore/big=1x800MiB"], found["BenchmarkFarStore/image=1x800MiB"]
-	volumes := found["BenchmarkVolumes"]
-	if small == nil || big == nil || image == nil || volumes == nil {
-		return nil, errors.New("no results of BenchmarkFarStore and BenchmarkVolumes of pkg/datapath; run `hack/bench.sh far`")
+	ours := []string{"upload-s", "upload-CPU-s", "restore-s", "restore-CPU-s"}
+	both := slices.Concat(ours, []string{"kopia-upload-s", "kopia-upload-CPU-s", "kopia-restore-s", "kopia-restore-CPU-s"})
+	small, errSmall := found.values("BenchmarkFarStore/small=20000x8KiB", slices.Concat(both, []string{"GETs", "kopia-GETs"})...)
+	big, errBig := found.values("BenchmarkFarStore/big=1x800MiB", slices.Concat(both, []string{"PUTs-at-once"})...)
+	image, errImage := found.values("BenchmarkFarStore/image=1x800MiB", ours...)
+	volumes, errVolumes := found.values("BenchmarkVolumes", "uploads/s", "uploads-requests", "restores/s", "restores-requests")
+	if err := errors.Join(errSmall, errBig, errImage, errVolumes); err != nil {
+		return nil, fmt.Errorf("the results of pkg/datapath are not whole; run `hack/bench.sh far`:\n%w", err)
 	}
 	took := func(of map[string]float64, what string) string {
 		return fmt.Sprintf("%.2f s, CPU %.1f s", of[what+"-s"], of[what+"-CPU-s"])

@@ -9,6 +9,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -85,7 +86,13 @@ func command() *cobra.Command {
 		return measureVolume(ctx, l, v)
 	})
 	volume.Flags().StringVar(&v.scratch, "scratch", "", "folder for files and repositories, best in memory")
-	volume.Flags().StringVar(&v.kopia, "kopia", "kopia", "Kopia's command")
+	volume.Flags().StringVar(&v.kopia, "kopia", "", "Kopia's command, of the version that Holdfast has; needed")
+	volume.PreRunE = func(*cobra.Command, []string) error {
+		if v.kopia == "" { // any that is in PATH may be of another version
+			return errors.New("--kopia is missing: name Kopia's command, or run `hack/bench.sh volume`, which builds it")
+		}
+		return nil
+	}
 	volume.Flags().StringVar(&v.pods, "pods", "", "the agent's folder of pods, in the file system of --scratch")
 	volume.Flags().IntVar(&v.rounds, "rounds", 5, "how often")
 

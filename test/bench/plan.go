@@ -5,6 +5,7 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"regexp"
@@ -13,9 +14,23 @@ import (
 	"time"
 )
 
-// benchmarks are the results of `go test -bench` of pkg/queue: by name, without the
-// number of CPUs, and then by unit.
+// benchmarks are the results of `go test -bench`: by name, without the number of CPUs, and
+// then by unit.
 type benchmarks map[string]map[string]float64
+
+// values are those of one benchmark, of which these units are needed. The error names each that
+// is missing, or not above zero: a row of it would say nothing.
+func (b benchmarks) values(name string, units ...string) (map[string]float64, error) {
+	var errs []error
+	for _, unit := range units {
+		if value, ok := b[name][unit]; !ok {
+			errs = append(errs, fmt.Errorf("no %s of %s", unit, name))
+		} else if !(value > 0) { // nor is NaN
+			errs = append(errs, fmt.Errorf("%s of %s is %v, which can't be", unit, name, value))
+		}
+	}
+	return b[name], errors.Join(errs...)
+}
 
 var cpuSuffix = regexp.MustCompile(`-\d+$`)
 
