@@ -103,9 +103,10 @@ func (s *sink) accounts() sets.Set[string] {
 // finds all of it.
 func (c *collector) readNeeded(ctx context.Context) error {
 	accounts := c.sink.accounts()
-	everyBinding := c.wanted.Included(clusterRoleBindingsResource, false) && len(c.selectors) == 0
-	bindings, roles := c.wanted.IncludedRelated(clusterRoleBindingsResource, false), c.wanted.IncludedRelated(clusterRolesResource, false)
-	if len(accounts) > 0 && !everyBinding && (bindings || roles) {
+	every := func(gr schema.GroupResource) bool { return c.wanted.Included(gr, false) && len(c.selectors) == 0 }
+	some := func(gr schema.GroupResource) bool { return c.wanted.IncludedRelated(gr, false) && !every(gr) }
+	bindings := c.wanted.IncludedRelated(clusterRoleBindingsResource, false)
+	if len(accounts) > 0 && (some(clusterRoleBindingsResource) || !bindings && some(clusterRolesResource)) {
 		err := c.readSome(ctx, clusterRoleBindingsResource, func(h *head, raw []byte) string {
 			var binding struct {
 				Subjects []rbacv1.Subject `json:"subjects"`

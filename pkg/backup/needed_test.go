@@ -136,6 +136,11 @@ func TestNothingIsLookedForTwice(t *testing.T) {
 	if got := f.needed(t); got["ClusterRole writer"] != "" || len(got) < 10 {
 		t.Errorf("of cluster scope: %v", got)
 	}
+	without := needing(t, holdfast.BackupSpec{ExcludedClusterScopedResources: []string{"clusterrolebindings"}, IncludedClusterScopedResources: []string{"*"}})
+	without.run(t)
+	if n := without.requested("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"); n != 0 {
+		t.Errorf("bindings, which are excluded, were asked for %d times though all roles are there", n)
+	}
 }
 
 func TestWhatIsNeededAndCannotBeListed(t *testing.T) {

@@ -299,31 +299,17 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	c.working[name] = e
 	c.mu.Unlock()
 	defer c.leave(name)
-	if run, err := c.runLister.Get(name); err == nil {
-		switch {
-		case run.Status.Phase.Ended():
-			return nil // for good
-		case records.Unclaimed(run):
-			// The claim fails if the informer does not show the latest version.
-			if err := c.begin(ctx, run, e); !apierrors.IsConflict(err) {
-				return err
-			}
-			c.setRun(e, nil)
-		}
+	if run, err := c.runLister.Get(name); err == nil && run.Status.Phase.Ended() {
+		return nil // for good
 	}
 	run, err := c.read(ctx, name)
 	if err != nil || run == nil {
 		return err
 	}
-	return c.begin(ctx, run, e)
-}
-
-// begin executes a run that this process has claimed, or may claim.
-func (c *Controller) begin(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	c.setRun(e, run)
 	switch {
-	case e.working.Err() != nil:
-		c.queue.Add(run.Name) // something became of it, or of one before it, while it was read
+	case working.Err() != nil:
+		c.queue.Add(name) // something became of it, or of one before it, while it was read
 		return nil
 	case c.claimed(run):
 		return c.executeClaimed(ctx, run, e)

@@ -53,17 +53,27 @@ func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun, e
 	c.setRun(e, claimed)
 	claimed, err := c.runs.UpdateStatus(ctx, claimed, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
-		if live, err := c.read(ctx, run.Name); err != nil || live != nil && live.UID == run.UID {
-			return fmt.Errorf("claiming BackupRun %s, which exists: %w", run.Name, err)
-		}
-		c.setRun(e, nil)
-		return nil
+		return c.gone(ctx, run)
 	}
 	if err != nil {
 		c.tellRefused(run, err)
 		return fmt.Errorf("claiming BackupRun %s: %w", run.Name, err)
 	}
 	return c.executeClaimed(ctx, claimed, e)
+}
+
+// gone lets go of a run whose record a write has not found. One that is there after all is tried
+// again, since nobody else would come back to it; and so is another one of its name, which may
+// have been let start meanwhile.
+func (c *Controller) gone(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	live, err := c.read(ctx, run.Name)
+	if err == nil && live != nil && live.UID == run.UID {
+		err = fmt.Errorf("a write has not found BackupRun %s, which exists", run.Name)
+	}
+	if err == nil && live != nil {
+		c.queue.Add(run.Name)
+	}
+	return err
 }
 
 // executeClaimed executes a run that this process has claimed, if the ledger, read
@@ -83,7 +93,10 @@ func (c *Controller) executeClaimed(ctx context.Context, run *enginev1alpha1.Bac
 	waiting.Status.Executor, waiting.Status.StartTimestamp, waiting.Status.Expiration = "", nil, nil
 	c.setRun(e, waiting)
 	_, err = c.runs.UpdateStatus(ctx, waiting, metav1.UpdateOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) {
+		return c.gone(ctx, run)
+	}
+	if err != nil {
 		c.tellRefused(run, err)
 		return fmt.Errorf("putting BackupRun %s back into the queue, which the ledger does not let this process execute: %w", run.Name, err)
 	}
@@ -149,6 +162,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 		takenOver = live != nil && live.UID == run.UID && !c.claimed(live)
 	}
 	if takenOver {
+		c.queue.Add(run.Name) // in case that it is this one again
 		logger.Info("Another controller, which took this one for dead, makes the backup")
 		return nil
 	}

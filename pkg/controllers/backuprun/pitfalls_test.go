@@ -10,12 +10,18 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
 // newQueueHarness is one whose queue works, too, and whose only location is available.
@@ -134,6 +140,48 @@ func TestProgressHoldsNobodyUp(t *testing.T) {
 		h.expect("a", v1alpha1.BackupPhaseCompleted, true)
 		if waited := time.Since(begin); waited != 0 {
 			t.Errorf("the end waited %s for the progress", waited)
+		}
+	})
+}
+
+// TestWhatIsPutBackIsNotForgotten: a run that the ledger does not allow is put back in the end,
+// though a server that knows no better says that it does not exist.
+func TestWhatIsPutBackIsNotForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{}, newRun("a", ready))
+		claimed, denied := false, false
+		h.Kube.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+			if claimed {
+				time.Sleep(time.Second) // so that the informer shows the claim first
+			}
+			return false, nil, nil
+		})
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			run := enginetest.Written(action)
+			switch {
+			case run == nil:
+			case run.Status.Phase == running && !claimed:
+				claimed = true
+				known, err := h.Kube.Tracker().Get(corev1.SchemeGroupVersion.WithResource("configmaps"), system, records.LedgerName)
+				if err != nil {
+					t.Error(err)
+				}
+				ledger := known.(*corev1.ConfigMap).DeepCopy()
+				ledger.Data[records.LeaderKey] = "another process"
+				h.Meanwhile(ledger)
+			case run.Status.Phase == queued && !denied:
+				denied = true
+				return enginetest.Fault{Err: apierrors.NewNotFound(v1alpha1.Resource("backupruns"), "a")}
+			}
+			return enginetest.Fault{}
+		})
+		h.start(1)
+		time.Sleep(time.Minute)
+		if status := h.Run("a").Status; status.Phase != queued || status.Executor != "" {
+			t.Errorf("it is %s by %q", status.Phase, status.Executor)
+		}
+		if !denied {
+			t.Error("no write was denied")
 		}
 	})
 }
