@@ -6,6 +6,7 @@ package backup
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -23,6 +24,17 @@ import (
 // maxPending is in how many pods hooks are noted to run at a time: each note is a write of
 // a record, which is not to grow with the backup.
 const maxPending = 100
+
+// maxHeldBytes bounds what a backup keeps of pods that are written after hooks, as they are
+// stored: in memory it is about twice as much. Whoever may annotate pods decides how many have
+// hooks, and how large they are.
+var maxHeldBytes = 32 << 20
+
+// readAgainTimeout is how long the pods of a block may take to be read once more, while they may
+// be frozen.
+var readAgainTimeout = 15 * time.Second
+
+var errNotReadInTime = errors.New("the server took too long for the pods that share claims, which may not stay frozen")
 
 // heldPod is what is kept of a pod until all are known: one with volumes to hand over,
 // with hooks, or that is to be written after those of others.
@@ -107,6 +119,25 @@ func (p *podVolumes) comesLater(pod *heldPod) bool {
 	later := len(pod.pre) > 0 || ordered && p.behind
 	p.behind = p.behind || ordered && later
 	return later
+}
+
+// holdBack keeps a pod that comes later, unless too much is kept: then it is to be written now.
+func (p *podVolumes) holdBack(pod *heldPod, r resource, h *head, raw []byte) (bool, error) {
+	if !p.comesLater(pod) {
+		return false, nil
+	}
+	o, _, err := newObject(nil, r, h, raw, itself)
+	switch {
+	case err != nil:
+		return false, err
+	case p.keep(pod, o):
+		p.progress.found.Add(1)
+		return true, nil
+	}
+	if len(pod.pre) > 0 {
+		p.findings.warn(subject{podsResource, pod.ref.Namespace, pod.ref.Name}, asListed+tooMuchHeld)
+	}
+	return false, nil
 }
 
 // blocks puts together the held pods that share claims, and those that the spec orders, as
@@ -348,12 +379,14 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 			p.refuse(pod, "its hooks failed")
 		}
 	}
+	submitted := p.handOver(ctx, block) // so that the agents work meanwhile
+	again, cancel := context.WithTimeoutCause(ctx, readAgainTimeout, errNotReadInTime)
+	defer cancel()
 	for _, pod := range block {
-		if len(pod.pre) > 0 {
-			p.readAgain(ctx, pod)
+		if len(pod.pre) > 0 && pod.unwritten != nil {
+			p.readAgain(again, pod)
 		}
 	}
-	submitted := p.handOver(ctx, block)
 	if len(block.waiting()) == 0 {
 		return ctx.Err()
 	}
@@ -367,9 +400,13 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 // does not belong into a backup any more, it has what the list of all brought.
 func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
-	const asListed = "what the backup has of it is from before its pre hooks: "
 	var again *object
 	missing := "it is gone"
+	var status struct {
+		Status struct {
+			Phase corev1.PodPhase `json:"phase"`
+		} `json:"status"`
+	}
 	q := query{resource: pod.unwritten.resource, namespace: pod.ref.Namespace, name: pod.ref.Name}
 	err := p.lister.list(ctx, q, visitor{page: func(int64) {}, object: func(raw []byte) error {
 		h, err := headOf(raw)
@@ -380,13 +417,24 @@ func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 			missing = "now it would be " + why
 			return nil
 		}
+		if err := decode(raw, &status); err != nil {
+			return err
+		}
+		if phase := status.Status.Phase; phase == corev1.PodSucceeded || phase == corev1.PodFailed {
+			missing = "it has ended since, and would not be restored"
+			return nil
+		}
 		again, _, err = newObject(nil, q.resource, h, raw, itself)
 		return err
 	}})
 	switch {
+	case err == nil && again != nil:
+		if !p.keep(pod, again) {
+			p.findings.warn(about, asListed+tooMuchHeld)
+		}
+	case errors.Is(context.Cause(ctx), errNotReadInTime):
+		p.findings.warn(about, asListed+errNotReadInTime.Error())
 	case ctx.Err() != nil: // then there is no backup
-	case again != nil:
-		pod.unwritten = again
 	case err != nil:
 		p.findings.warn(about, fmt.Sprintf("%slist it: %v", asListed, err))
 	default:
@@ -394,16 +442,43 @@ func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 	}
 }
 
+// asListed is what people are told of a pod that is not as it was after its pre hooks.
+const asListed = "what the backup has of it is from before its pre hooks: "
+
+// keep keeps a pod until it is written, unless too much is kept. What was kept of it goes.
+func (p *podVolumes) keep(pod *heldPod, as *object) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	more := len(as.stored)
+	if pod.unwritten != nil {
+		more -= len(pod.unwritten.stored)
+	}
+	if p.heldBytes+more > maxHeldBytes {
+		return false
+	}
+	p.heldBytes += more
+	pod.unwritten = as
+	return true
+}
+
+const tooMuchHeld = "too much is in memory of pods that are written after their hooks"
+
 // writeLater writes the pods of a block that were held back.
 func (p *podVolumes) writeLater(block block) error {
 	var together batch
+	written := 0
 	for _, pod := range block {
 		if pod.unwritten != nil {
 			together.objects = append(together.objects, pod.unwritten)
+			written += len(pod.unwritten.stored)
 			pod.unwritten = nil
 		}
 	}
-	return p.write(&together)
+	err := p.write(&together)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.heldBytes -= written
+	return err
 }
 
 // goesOn reports whether the data of the pod's volumes is read although its hooks may

@@ -90,6 +90,8 @@ type podVolumes struct {
 
 	mu        sync.Mutex
 	submitted []*format.Volume
+	// heldBytes are those of the pods that are to be written later, as they are stored.
+	heldBytes int
 }
 
 func newPodVolumes(c *collector) *podVolumes {
@@ -443,14 +445,14 @@ func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []by
 		return p.add(r, h, raw, itself)
 	}
 	held := p.newHeldPod(&pod)
-	if p.comesLater(held) {
-		p.progress.found.Add(1)
-		var err error
-		if held.unwritten, _, err = newObject(nil, r, h, raw, itself); err != nil {
+	later, err := p.holdBack(held, r, h, raw)
+	if err != nil {
+		return err
+	}
+	if !later {
+		if err := p.add(r, h, raw, itself); err != nil {
 			return err
 		}
-	} else if err := p.add(r, h, raw, itself); err != nil {
-		return err
 	}
 	for i := range pod.Spec.Volumes {
 		if name := claimOf(&pod, &pod.Spec.Volumes[i]); name != "" {

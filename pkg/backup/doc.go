@@ -8,8 +8,8 @@
 // Objects are read page by page and go into the tarball in the store as they
 // come, so memory follows the largest object and the number of names, never the
 // backup's size. Only pods with pre hooks are held back: each is in memory, as its
-// list brought it, until these have run and it was read once more. So memory follows
-// their number and size, too. The volumes of pods are handed over when all pods are
+// list brought it, until these have run and it was read once more, up to some 32 MiB of
+// them. The volumes of pods are handed over when all pods are
 // known, so that their upload goes on beside the reading. What can't be read is an
 // error in the backup's results, and the rest goes on.
 //

@@ -11,7 +11,9 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -68,7 +70,7 @@ func TestPodsAreReadAfterTheirPreHooks(t *testing.T) {
 	listed := hookedPod("p", "n1", isDB, "", "d"+claimData)
 	changed := stamped(listed, `"resourceVersion":"2"`)
 	const before = "what the backup has of it is from before its pre hooks: "
-	runs := []string{"pending p", "p/c1: freeze /d", "read p again", "submit p/d", "read p/d", "p/c1: thaw /d", "read p/d"}
+	runs := []string{"pending p", "p/c1: freeze /d", "submit p/d", "read p again", "read p/d", "p/c1: thaw /d", "read p/d"}
 	leftOut := []string{"pending p", "p/c1: freeze /d", "read p again", "p/c1: thaw /d"}
 	withoutPost := dbHooks("")
 	withoutPost.Resources[0].Post = nil
@@ -97,11 +99,11 @@ func TestPodsAreReadAfterTheirPreHooks(t *testing.T) {
 		"changed": {answers: answers{serves(changed)}, want: changed, events: runs},
 		"changed, without post hooks": {
 			hooks: withoutPost, answers: answers{serves(changed)}, want: changed,
-			events: []string{"p/c1: freeze /d", "read p again", "submit p/d", "read p/d"},
+			events: []string{"p/c1: freeze /d", "submit p/d", "read p again", "read p/d"},
 		},
 		"changed, and the server is away for a moment": {
 			answers: answers{refuses(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable), serves(changed)}, want: changed,
-			events: slices.Insert(slices.Clone(runs), 2, "read p again"),
+			events: slices.Insert(slices.Clone(runs), 3, "read p again"),
 		},
 		"changed by a hook that fails": {
 			spoil: func(h *testHooks) {
@@ -126,6 +128,10 @@ func TestPodsAreReadAfterTheirPreHooks(t *testing.T) {
 			answers: answers{serves(strings.Replace(listed, isDB, isDB+`,"velero.io/exclude-from-backup":"true"`, 1))}, events: runs,
 			logged: before + "now it would be left out: it has the label velero.io/exclude-from-backup=true",
 		},
+		"ended by its hook": {
+			answers: answers{serves(strings.Replace(listed, `"phase":"Running"`, `"phase":"Succeeded"`, 1))}, events: runs,
+			logged: before + "it has ended since",
+		},
 		"no pod": {
 			answers: answers{serves(`{"metadata":{"name":7}}`)}, events: runs,
 			told: before + "list it: read an object: json: cannot unmarshal number into Go value of type string",
@@ -133,7 +139,7 @@ func TestPodsAreReadAfterTheirPreHooks(t *testing.T) {
 		"not to be read": {answers: answers{refuses(http.StatusForbidden, metav1.StatusReasonForbidden)}, events: runs, told: before + "list it: no"},
 		"not to be read in time": {
 			answers: slices.Repeat(answers{refuses(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)}, 4),
-			events:  slices.Insert(slices.Clone(runs), 2, "read p again", "read p again", "read p again"), told: before + "list it: no",
+			events:  slices.Insert(slices.Clone(runs), 3, "read p again", "read p again", "read p again"), told: before + "list it: no",
 		},
 		"no right to run hooks": {
 			spoil:  func(h *testHooks) { h.allowed = func(string) error { return NotAllowedError("ada may not") } },
@@ -228,6 +234,76 @@ func TestNobodyIsFrozenForTheTarball(t *testing.T) {
 	thawed := strings.Index(log, `msg="ran a post hook"`)
 	if written := strings.Index(log, `msg="backed up" resource=pods namespace=shop name=p`); thawed < 0 || written < thawed {
 		t.Errorf("the pod was written before it had thawed:\n%s", log)
+	}
+}
+
+// TestNobodyIsFrozenForTheServer: pods thaw though the server answers no request for one of them.
+func TestNobodyIsFrozenForTheServer(t *testing.T) {
+	defer func(was time.Duration) { readAgainTimeout = was }(readAgainTimeout)
+	readAgainTimeout = 100 * time.Millisecond
+	f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, "", "d"+claimData), hookedPod("q", "n1", isDB, "", "d"+claimData))
+	f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Query().Get("fieldSelector") == "" || !strings.HasSuffix(r.URL.Path, "/pods") {
+			return false
+		}
+		<-r.Context().Done()
+		return true
+	}
+	outcome := f.run(t)
+	if results := f.text(t, format.ResultsKey("b")); outcome.Status.Phase != holdfast.BackupPhaseCompleted || strings.Count(results, asListed+errNotReadInTime.Error()) != 2 {
+		t.Errorf("%s with %s", outcome.Status.Phase, results)
+	}
+	thawed := slices.DeleteFunc(slices.Clone(f.hooks.events), func(event string) bool { return !strings.Contains(event, "thaw") })
+	if !slices.Equal(thawed, []string{"p/c1: thaw /d", "q/c1: thaw /d"}) {
+		t.Errorf("thawed: %q of %q", thawed, f.hooks.events)
+	}
+	for _, pod := range []string{"p", "q"} {
+		f.bytesOf(t, pod)
+	}
+}
+
+// TestHeldPodsAreBounded: pods beyond a bound are not kept until their hooks have run, nor is
+// what a hook has made too large.
+func TestHeldPodsAreBounded(t *testing.T) {
+	const pods, size = 12, 1 << 12
+	defer func(was int) { maxHeldBytes = was }(maxHeldBytes)
+	maxHeldBytes = 11 * size
+	large := func(name string, size int) string {
+		return stamped(hookedPod(name, "n1", isDB, "", "e"+emptyDir), `"annotations":{"more":"`+strings.Repeat("x", size)+`"}`)
+	}
+	var all []string
+	for i := range pods {
+		all = append(all, large(fmt.Sprintf("p%02d", i), size))
+	}
+	f := hookedFixture(t, dbHooks(""), all...)
+	var mu sync.Mutex
+	var again []string
+	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+		name, named := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+		if !named || !strings.HasSuffix(r.URL.Path, "/pods") {
+			return false
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		again = append(again, name)
+		became := size
+		if len(again) == 1 || len(again) == 10 { // with all others in memory, and by itself
+			became = 2 * size
+		}
+		fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[%s]}`, large(name, became))
+		return true
+	}
+	f.deps.BlockWorkers = 1
+	f.run(t)
+	// Each is a little larger than its annotation, so one fewer fits.
+	if results := f.text(t, format.ResultsKey("b")); len(again) != 10 || strings.Count(results, asListed+tooMuchHeld) != 3 {
+		t.Errorf("%q were read again: %s", again, results)
+	}
+	for i := range pods {
+		name := fmt.Sprintf("p%02d", i)
+		if content := f.bytesOf(t, name); len(content) >= 2*size != (name == again[9]) {
+			t.Errorf("%s takes %d bytes", name, len(content))
+		}
 	}
 }
 
