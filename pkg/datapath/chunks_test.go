@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
@@ -218,5 +220,27 @@ func TestPartsByContent(t *testing.T) {
 	}
 	if chunks := s.chunks(t, man.RootEntry, "dump.sql"); len(chunks) <= 3 { // the parts
 		t.Errorf("it is stored in %d chunks", len(chunks))
+	}
+}
+
+// TestIndexesAreWrittenMeanwhile: of many files not all are in memory until the upload ends.
+func TestIndexesAreWrittenMeanwhile(t *testing.T) {
+	defer func(was int64) { flushEvery = was }(flushEvery)
+	flushEvery = 10
+	s, dir := newStore(t), t.TempDir()
+	for i := range 35 {
+		write(t, filepath.Join(dir, fmt.Sprint(i)), fmt.Sprint(i))
+	}
+	indexes := func() (n int) {
+		must(t, s.client(t).Kopia().(repo.DirectRepository).BlobReader().ListBlobs(t.Context(), "xn", func(blob.Metadata) error {
+			n++
+			return nil
+		}))
+		return n
+	}
+	before := indexes()
+	s.upload(t, dir, web)
+	if written := indexes() - before; written != 4 {
+		t.Errorf("%d indexes were written, want one for each ten files and one at the end", written)
 	}
 }

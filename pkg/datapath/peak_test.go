@@ -10,12 +10,15 @@ package datapath
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"runtime/debug"
 	"runtime/metrics"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
 // peakMemory is how much of its limit the process has taken at most while do runs.
@@ -58,6 +61,49 @@ func BenchmarkPeakMemory(b *testing.B) {
 	for b.Loop() {
 		volumes, peak := moveWithin(b, limit)
 		b.ReportMetric(float64(volumes), "volumes")
+		b.ReportMetric(float64(peak), "peak-bytes")
+		b.ReportMetric(limit, "limit-bytes")
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkPeakMemoryOfManyFiles is the most that a process takes that uploads as many volumes of
+// 400,000 tiny files each at once as its limit allows: each new file is in an index until that is
+// written.
+func BenchmarkPeakMemoryOfManyFiles(b *testing.B) {
+	const limit, count = 512 << 20, 400_000
+	for b.Loop() {
+		s, m := newStoreAt(b, inFolder(benchDir(b)), repository.NewKey()), NewMemory(limit)
+		s.create(b)
+		dirs := make([]string, m.Volumes)
+		for i := range dirs {
+			dirs[i] = benchDir(b)
+			for j := range count {
+				folder := filepath.Join(dirs[i], fmt.Sprint(j/1000))
+				if j%1000 == 0 {
+					must(b, os.Mkdir(folder, 0o755))
+				}
+				must(b, os.WriteFile(filepath.Join(folder, fmt.Sprint(j)), fmt.Append(nil, i, j), 0o644))
+			}
+		}
+		debug.FreeOSMemory()
+		previous := debug.SetMemoryLimit(limit)
+		ctx := WithMemory(b.Context(), m)
+		peak := peakMemory(func() {
+			r := s.open(b)
+			var moving sync.WaitGroup
+			for i, dir := range dirs {
+				moving.Go(func() {
+					result, err := Upload(ctx, r, UploadRequest{Path: dir, Source: Source{Namespace: namespace, Pod: fmt.Sprint(i), Volume: "data"}}, new(Progress))
+					if err != nil || result.Files != count {
+						b.Errorf("%d files: %v", result.Files, err)
+					}
+				})
+			}
+			moving.Wait()
+		})
+		debug.SetMemoryLimit(previous)
+		b.ReportMetric(float64(len(dirs)*count), "files")
 		b.ReportMetric(float64(peak), "peak-bytes")
 		b.ReportMetric(limit, "limit-bytes")
 	}

@@ -14,7 +14,7 @@ const (
 	filesTiny  = 2
 )
 
-// measureFiles makes rows of BenchmarkFiles, BenchmarkPeakMemory and BenchmarkFreedSlot of
+// measureFiles makes rows of BenchmarkFiles, those of peak memory, and BenchmarkFreedSlot of
 // pkg/datapath: CPU time of uploads and restores in memory, ours by that of Kopia's command.
 func measureFiles(found benchmarks) ([]row, error) {
 	var rows []row
@@ -51,13 +51,18 @@ func measureFiles(found benchmarks) ([]row, error) {
 		}
 	}
 	memory, errMemory := found.values("BenchmarkPeakMemory", "volumes", "peak-bytes", "limit-bytes")
+	many, errMany := found.values("BenchmarkPeakMemoryOfManyFiles", "files", "peak-bytes", "limit-bytes")
 	slot, errSlot := found.values("BenchmarkFreedSlot", "median-us")
-	if err := errors.Join(append(errs, errMemory, errSlot)...); err != nil {
+	if err := errors.Join(append(errs, errMemory, errMany, errSlot)...); err != nil {
 		return nil, fmt.Errorf("the results of pkg/datapath are not whole; run `hack/bench.sh files`:\n%w", err)
 	}
 	rows = append(rows, row{
 		fmt.Sprintf("peak memory of a mover within %.0f MiB, %.0f volumes at once, up and back", memory["limit-bytes"]/(1<<20), memory["volumes"]),
 		fmt.Sprintf("%.0f MiB", memory["peak-bytes"]/(1<<20)), fmt.Sprintf("limit %.0f MiB", memory["limit-bytes"]/(1<<20)), times(memory["peak-bytes"], memory["limit-bytes"]) + " of the limit",
 	})
-	return append(rows, row{"from a freed slot to the next work's start, median", fmt.Sprintf("%.0f us", slot["median-us"]), "aim 100 ms; Velero polls every 5 s", ""}), nil
+	rows = append(rows, row{
+		fmt.Sprintf("the same while %.0f tiny files are stored", many["files"]),
+		fmt.Sprintf("%.0f MiB", many["peak-bytes"]/(1<<20)), fmt.Sprintf("limit %.0f MiB", many["limit-bytes"]/(1<<20)), times(many["peak-bytes"], many["limit-bytes"]) + " of the limit",
+	})
+	return append(rows, row{"from a freed slot to the next work's start, in the manager, median", fmt.Sprintf("%.0f us", slot["median-us"]), "aim 100 ms; Velero polls every 5 s", ""}), nil
 }
