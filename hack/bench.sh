@@ -189,7 +189,7 @@ if [[ "$(kopia_version .)" != "$(kopia_version hack/bench/kopia)" ]]; then
   exit 1
 fi
 go build -trimpath -o "${bin}/bench" ./test/bench
-go build -C hack/bench/kopia -trimpath -o "${bin}/kopia" github.com/kopia/kopia
+go build -C hack/bench/kopia -o "${bin}/kopia" github.com/kopia/kopia
 export HOLDFAST_KOPIA="${bin}/kopia"
 
 mkdir -p "${results}"

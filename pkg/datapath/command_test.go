@@ -59,7 +59,7 @@ func (k kopiaCommand) restore(man snapshot.Manifest, dir string) (busy time.Dura
 }
 
 // Kopia's own command lists, verifies and restores what we have stored: contents, modes, owners,
-// links, and the times of files. HOLDFAST_KOPIA is the command; hack/soak.sh builds it.
+// links, and the times of files. HOLDFAST_KOPIA is the command; hack/test.sh builds it.
 func TestKopiaCommand(t *testing.T) {
 	kopia := os.Getenv("HOLDFAST_KOPIA")
 	if kopia == "" {

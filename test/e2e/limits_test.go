@@ -411,7 +411,7 @@ kind: ConfigMap
 metadata: {name: %s, namespace: holdfast}
 data:
   config.json: |
-    {"loadConcurrency": {"globalConfig": 2, "perNodeConfig": [
+    {"loadConcurrency": {"globalConfig": 3, "perNodeConfig": [
       {"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": %q}}, "number": %d},
       {"nodeSelector": {"matchExpressions": [{"key": "size", "operator": "In", "values": ["large"]}]}, "number": %d}]}}
 `, limitsConfigMap, nodes[0], first, large), "apply", "--server-side", "-f", "-"); err != nil {
@@ -488,7 +488,7 @@ func TestNodeLimits(t *testing.T) {
 	resume = lab.pauseStore(t, "volumes are uploaded", func(ctx context.Context) error { return uploaded(ctx, "cove", two.limits) })
 	lab.create(t, restores)
 	// Of two rules the smaller one counts, and without any the number for all nodes.
-	three := regime{limits: map[string]int{here: 1, there: 2}, rules: map[string]string{here: "perNodeConfig[1]", there: "globalConfig"}}
+	three := regime{limits: map[string]int{here: 1, there: 3}, rules: map[string]string{here: "perNodeConfig[1]", there: "globalConfig"}}
 	follow(three, func() {
 		lab.must(t, "label", "node", there, "size-")
 		lab.must(t, "label", "node", here, "size=large")
