@@ -99,19 +99,22 @@ func (c Config) Limit(node labels.Set) (limit int, source string) {
 	return limit, source
 }
 
-// Update returns what holds with the data of a ConfigMap, which must have one key, whose
-// name does not matter. The problem is all that is wrong with it, in one line; what it is not
-// about holds.
-func (c Config) Update(data map[string]string) (after Config, problem string) {
-	if len(data) != 1 {
-		keys := slices.Sorted(maps.Keys(data))
+// Update returns what holds with the data and the binary data of a ConfigMap, which must have one
+// key together, whose name does not matter. The problem is all that is wrong with it, in one line;
+// what it is not about holds.
+func (c Config) Update(data map[string]string, binary map[string][]byte) (after Config, problem string) {
+	keys := slices.AppendSeq(slices.Collect(maps.Keys(data)), maps.Keys(binary))
+	if len(keys) != 1 {
+		slices.Sort(keys)
 		return c, fmt.Sprintf("it must have exactly one key, whose value is JSON, but has %d: %s", len(keys), strings.Join(keys, ", "))
 	}
-	for _, text := range data {
-		var err error
-		if c, err = c.update([]byte(text)); err != nil {
-			problem = strings.ReplaceAll(err.Error(), "\n", "; ")
-		}
+	text, isText := data[keys[0]]
+	if !isText {
+		text = string(binary[keys[0]]) // where kubectl puts a file that is not UTF-8
+	}
+	c, err := c.update([]byte(text))
+	if err != nil {
+		problem = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
 	return c, problem
 }

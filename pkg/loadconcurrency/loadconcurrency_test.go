@@ -23,7 +23,7 @@ const good = `{"loadConcurrency": {"globalConfig": 4, "perNodeConfig": [
 	{"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": "one"}}, "number": 300}]}}`
 
 func TestLimit(t *testing.T) {
-	config, problem := Config{}.Update(map[string]string{"any-name": good})
+	config, problem := Config{}.Update(map[string]string{"any-name": good}, nil)
 	if problem != "" {
 		t.Fatal(problem)
 	}
@@ -96,7 +96,7 @@ func TestMistakes(t *testing.T) {
 		"all wrong":                 {`{"loadConcurrency": {"globalConfig": 0, "perNodeConfig": [{"number": 1}, {"number": 2}]}}`, "perNodeConfig[0]: nodeSelector is missing; {} matches every node; perNodeConfig[1]: nodeSelector", 4, 2, 6, 1, 1, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			before, problem := Config{}.Update(map[string]string{"a": good})
+			before, problem := Config{}.Update(map[string]string{"a": good}, nil)
 			if problem != "" {
 				t.Fatal(problem)
 			}
@@ -107,7 +107,7 @@ func TestMistakes(t *testing.T) {
 				{before, test.other, test.small, test.zone},
 				{Config{}, test.otherFirst, test.smallFirst, test.zoneFirst},
 			} {
-				config, problem := start.config.Update(map[string]string{"a": test.text})
+				config, problem := start.config.Update(map[string]string{"a": test.text}, nil)
 				if (problem == "") != (test.wrong == "") || !strings.Contains(problem, test.wrong) || strings.Contains(problem, "\n") {
 					t.Errorf("the problem is %q, want one with %q", problem, test.wrong)
 				}
@@ -125,17 +125,27 @@ func TestMistakes(t *testing.T) {
 }
 
 func TestKeys(t *testing.T) {
-	before, problem := Config{}.Update(map[string]string{"a": good})
+	before, problem := Config{}.Update(map[string]string{"a": good}, nil)
 	if problem != "" {
 		t.Fatal(problem)
 	}
-	for _, data := range []map[string]string{nil, {"a": `{"loadConcurrency": {"globalConfig": 9}}`, "b": "{}"}} {
-		config, problem := before.Update(data)
-		if problem == "" {
-			t.Errorf("%v has no problem", data)
+	const other = `{"loadConcurrency": {"globalConfig": 9}}`
+	for name, test := range map[string]struct {
+		data    map[string]string
+		binary  map[string][]byte
+		problem string
+	}{
+		"none":             {nil, nil, "but has 0"},
+		"two":              {map[string]string{"b": "{}", "a": other}, nil, "but has 2: a, b"},
+		"a binary one too": {map[string]string{"b": other}, map[string][]byte{"a": nil}, "but has 2: a, b"},
+		"in UTF-16":        {nil, map[string][]byte{"a": []byte("\xff\xfe{\x00}\x00")}, "not the JSON"},
+	} {
+		config, problem := before.Update(test.data, test.binary)
+		if !strings.Contains(problem, test.problem) {
+			t.Errorf("%s: the problem is %q, want one with %q", name, problem, test.problem)
 		}
 		if limit, _ := config.Limit(nil); limit != 4 {
-			t.Errorf("%v: the limit is %d", data, limit)
+			t.Errorf("%s: the limit is %d", name, limit)
 		}
 	}
 }

@@ -153,7 +153,7 @@ func (c *Controller) readConfigMap() {
 		return
 	}
 	c.version = configMap.ResourceVersion
-	if c.limits, c.problem = c.limits.Update(configMap.Data); c.problem == "" {
+	if c.limits, c.problem = c.limits.Update(configMap.Data, configMap.BinaryData); c.problem == "" {
 		return
 	}
 	c.logger.Error(nil, "The ConfigMap of the node agents has mistakes, and its parts that have stay as they were before", "configMap", klog.KObj(configMap), "problem", c.problem)

@@ -180,7 +180,7 @@ func (p *Publisher) limits() (config loadconcurrency.Config, problem string) {
 	}
 	for _, obj := range p.configMaps.GetStore().List() {
 		if configMap, ok := obj.(*corev1.ConfigMap); ok {
-			return config.Update(configMap.Data)
+			return config.Update(configMap.Data, configMap.BinaryData)
 		}
 	}
 	return config, ""
