@@ -338,11 +338,15 @@ func (x *extras) save(ctx context.Context, w repo.RepositoryWriter, of *snapshot
 // errNoExtras: the repository lacks what the tag of a snapshot names.
 var errNoExtras = errors.New("the extended attributes and hard links of the snapshot are gone from the repository")
 
-// loadExtras reads what was saved beside a snapshot, by path; nil if nothing was. What most bytes
-// of memory do not hold is left out, with a note: the files come back without it.
+// loadExtras reads what was saved beside a snapshot, by path; nil if nobody has looked for any, as
+// Velero does not. What most bytes of memory do not hold is left out, with a note: the files come
+// back without it.
 func loadExtras(ctx context.Context, r repo.Repository, of *snapshot.Manifest, most int, notes *notes) (map[string]extra, error) {
 	id := of.Tags[tagExtras]
 	if id == "" {
+		if of.Tags[tagRecord] != "" {
+			return map[string]extra{}, nil // who gave it this tag had found none
+		}
 		return nil, nil
 	}
 	beside, err := snapshot.LoadSnapshot(ctx, r, manifest.ID(id))

@@ -168,6 +168,58 @@ func TestExtendedAttributesAndHardLinks(t *testing.T) {
 	}
 }
 
+// What folders were given since the backup is gone when the volume comes back, the volume's root
+// among them, and what they had is there. Folders that what is restored merely lies in stay as they
+// are, and so do all where nobody knows what they had.
+func TestAttributesSinceTheBackup(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	folders := []string{".", "sub", "sub/uploads"}
+	write(t, filepath.Join(dir, "sub", "uploads", "file"), "content")
+	for _, folder := range folders {
+		must(t, os.Chmod(filepath.Join(dir, folder), 0o770)) // which changes no list of this test
+	}
+	upload := func(record types.UID) string {
+		t.Helper()
+		result, err := Upload(t.Context(), s.client(t), UploadRequest{Path: dir, Source: web, Record: record}, new(Progress))
+		must(t, err)
+		return result.SnapshotID
+	}
+	unknown, none := upload(""), upload("none")
+	setAttribute(t, dir, "user.root", "had")
+	setAttribute(t, filepath.Join(dir, "sub", "uploads"), "system.posix_acl_access", acl(1234, 5))
+	some, had := upload("some"), attributesBelow(t, dir)
+
+	since := map[string][]byte{"user.since": []byte("the backup"), "system.posix_acl_access": []byte(acl(4321, 7)), "system.posix_acl_default": []byte(acl(4321, 7))}
+	for name, test := range map[string]struct {
+		id   string
+		only []string
+		want map[string]map[string][]byte
+	}{
+		"some":                {some, nil, had},
+		"none":                {none, nil, map[string]map[string][]byte{}},
+		"not known":           {unknown, nil, map[string]map[string][]byte{".": since, "sub": since, "sub/uploads": since}},
+		"a folder in another": {some, []string{"sub/uploads"}, map[string]map[string][]byte{".": since, "sub": since, "sub/uploads": had["sub/uploads"]}},
+	} {
+		target := t.TempDir()
+		must(t, os.MkdirAll(filepath.Join(target, "sub", "uploads"), 0o755))
+		for _, folder := range folders {
+			for attribute, value := range since {
+				setAttribute(t, filepath.Join(target, folder), attribute, string(value))
+			}
+		}
+		restored, err := Restore(t.Context(), s.client(t), RestoreRequest{SnapshotID: test.id, Path: target, Only: test.only}, new(Progress))
+		must(t, err)
+		if restored.Warnings.Count != 0 {
+			t.Errorf("%s: the restore warns: %v", name, restored.Warnings)
+		}
+		got := attributesBelow(t, target)
+		delete(got, "sub/uploads/file") // it inherits a list that stays
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%s: the attributes differ (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 // TestAttributeWhoseNameIsNotUTF8: it would come back with another name, so it is left out,
 // which is said; the others are kept.
 func TestAttributeWhoseNameIsNotUTF8(t *testing.T) {

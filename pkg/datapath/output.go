@@ -130,13 +130,41 @@ func (o *output) removeDefaults(rel string) error {
 	return o.permitted(err, name(rel), "has kept a default access control list")
 }
 
-// FinishDirectory gives a folder its attributes.
+// FinishDirectory gives a folder its attributes, and takes from it those that it did not have.
 func (o *output) FinishDirectory(_ context.Context, rel string, dir fs.Entry) error {
 	f, err := o.openFolder(name(rel))
 	if err != nil {
 		return err
 	}
+	if err := o.removeOthers(f, name(rel)); err != nil {
+		return errors.Join(err, f.close())
+	}
 	return o.finish(f, name(rel), dir)
+}
+
+// removeOthers takes from a folder the extended attributes that the snapshot's does not have: who
+// was given access to it since the backup has that no more.
+func (o *output) removeOthers(f handle, rel string) error {
+	if o.extras == nil {
+		return nil
+	}
+	attributes, err := readAttributes(f.fd, ".", make([]byte, namesSpace))
+	if err != nil {
+		return o.permitted(f.failed("read the extended attributes of", err), rel, "may have kept extended attributes")
+	}
+	for _, attribute := range slices.Sorted(maps.Keys(attributes)) {
+		if _, had := o.extras[rel].Attributes[attribute]; had {
+			continue
+		}
+		err := f.do("remove the attribute "+attribute+" of", func() error { return unix.Fremovexattr(f.fd, attribute) })
+		if errors.Is(err, unix.ENODATA) || errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.EINVAL) {
+			continue // gone meanwhile, or what the file system itself makes of each mode, as NFS does
+		}
+		if err := o.permitted(err, rel, "has kept its attribute "+attribute); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // WriteFile writes a file, or notes that it is another name of one.

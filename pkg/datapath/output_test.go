@@ -114,6 +114,13 @@ func TestDefaultListThatStays(t *testing.T) {
 	if warnings := o.notes.warnings().String(); warnings != `"." has kept a default access control list` {
 		t.Errorf("the warnings are %s", warnings)
 	}
+	f, err := o.openFolder(".")
+	must(t, err)
+	must(t, o.removeOthers(f, "."))
+	must(t, f.close())
+	if warnings := o.notes.warnings().String(); !strings.Contains(warnings, `"." has kept its attribute system.posix_acl_default`) {
+		t.Errorf("the warnings of what it did not have are %s", warnings)
+	}
 	must(t, root.Close())
 	if err := o.BeginDirectory(t.Context(), ""); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("a closed volume: %v", err)
