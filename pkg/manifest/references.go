@@ -82,15 +82,16 @@ var finders = map[schema.GroupKind]func(*references, []byte){
 		r.pod(&o.Spec.Template.Spec)
 		r.local("Service", o.Spec.ServiceName)
 		for _, claim := range o.Spec.VolumeClaimTemplates {
-			r.claim(&claim.Spec)
+			r.claim(claim.Annotations, &claim.Spec)
 		}
 	}),
 	{Group: "batch", Kind: "Job"}:     of(func(r *references, o *batchv1.Job) { r.pod(&o.Spec.Template.Spec) }),
 	{Group: "batch", Kind: "CronJob"}: of(func(r *references, o *batchv1.CronJob) { r.pod(&o.Spec.JobTemplate.Spec.Template.Spec) }),
 
-	{Kind: "PersistentVolumeClaim"}: of(func(r *references, o *corev1.PersistentVolumeClaim) { r.claim(&o.Spec) }),
+	{Kind: "PersistentVolumeClaim"}: of(func(r *references, o *corev1.PersistentVolumeClaim) { r.claim(o.Annotations, &o.Spec) }),
 	{Kind: "PersistentVolume"}: of(func(r *references, o *corev1.PersistentVolume) {
 		r.add(storageGroup, "StorageClass", "", o.Spec.StorageClassName)
+		r.add(storageGroup, "StorageClass", "", o.Annotations[corev1.BetaStorageClassAnnotation])
 		if claim := o.Spec.ClaimRef; claim != nil {
 			r.add("", "PersistentVolumeClaim", claim.Namespace, claim.Name)
 		}
@@ -216,7 +217,7 @@ func (r *references) volume(volume *corev1.Volume) {
 		r.local("Secret", source.NodePublishSecretRef.Name)
 	}
 	if source := volume.Ephemeral; source != nil && source.VolumeClaimTemplate != nil {
-		r.claim(&source.VolumeClaimTemplate.Spec)
+		r.claim(source.VolumeClaimTemplate.Annotations, &source.VolumeClaimTemplate.Spec)
 	}
 	r.inTree(volume)
 	if source := volume.Projected; source != nil {
@@ -321,11 +322,12 @@ func (r *references) environment(from []corev1.EnvFromSource, variables []corev1
 	}
 }
 
-func (r *references) claim(spec *corev1.PersistentVolumeClaimSpec) {
+func (r *references) claim(annotations map[string]string, spec *corev1.PersistentVolumeClaimSpec) {
 	r.add("", "PersistentVolume", "", spec.VolumeName)
 	if spec.StorageClassName != nil {
 		r.add(storageGroup, "StorageClass", "", *spec.StorageClassName)
 	}
+	r.add(storageGroup, "StorageClass", "", annotations[corev1.BetaStorageClassAnnotation]) // as before there was a field
 	// The one is a copy of the other, unless only the second can say it.
 	if source := spec.DataSource; source != nil {
 		r.add(orCore(source.APIGroup), source.Kind, r.namespace, source.Name)
