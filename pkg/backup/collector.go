@@ -421,29 +421,72 @@ func (c *collector) addRelated(r resource, h *head, raw []byte, reason string) e
 }
 
 // readDefinitions takes the definitions of the custom resources of which there
-// is something in the backup: without them it can't be restored elsewhere.
+// is something in the backup: without them it can't be restored elsewhere, so one
+// that is gone by now is told of.
 func (c *collector) readDefinitions(ctx context.Context, selected []resource) error {
 	definitions, found := c.discovered.find(crdsResource)
 	if !found || !c.wanted.IncludedRelated(crdsResource, false) {
 		return nil
 	}
+	// Groups that the client knows are built in, and so are those of definitions and services.
+	builtIn := func(group string) bool {
+		return scheme.Scheme.IsGroupRegistered(group) || group == crdsResource.Group || group == apiServicesResource.Group
+	}
 	for _, r := range selected {
-		// Groups that the client knows are built in.
-		if !c.sink.holds(r) || scheme.Scheme.IsGroupRegistered(r.Group) {
+		name := r.GroupResource().String()
+		if builtIn(r.Group) || !c.sink.holds(r) || c.sink.defines(name) {
 			continue
 		}
-		h, raw, err := c.fetch(ctx, definitions, "", r.GroupResource().String(), optional)
+		h, raw, exists, err := c.get(ctx, definitions, "", name)
 		if err != nil {
 			return err
 		}
-		if raw == nil {
-			continue
-		}
-		if err := c.addRelated(definitions, h, raw, "it defines the kind of objects that were taken"); err != nil {
-			return err
+		const lost = ": they can be restored only where there is one"
+		switch about := (subject{crdsResource, "", name}); {
+		case !exists:
+			defined := c.isDefined(ctx, r)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if defined {
+				c.findings.warn(about, "the definition of objects that are in the backup is gone"+lost)
+			}
+		case raw == nil:
+		case h.Metadata.DeletionTimestamp != "":
+			c.findings.warn(about, "the definition of objects that are in the backup is being deleted, and left out"+lost)
+		default:
+			if err := c.addRelated(definitions, h, raw, "it defines the kind of objects that were taken"); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// isDefined says whether a resource is there by a definition, as far as the service of its
+// group tells. What another server serves has none, nor has what the API server registers of
+// its own when it starts.
+func (c *collector) isDefined(ctx context.Context, r resource) bool {
+	services, found := c.discovered.find(apiServicesResource)
+	if !found {
+		return true
+	}
+	defined := true
+	// A list of one, since a get would need a right more. Without an answer it counts as defined.
+	_ = c.lister.list(ctx, query{resource: services, name: r.Version + "." + r.Group}, visitor{page: func(int64) {}, object: func(raw []byte) error {
+		var service struct {
+			Metadata struct {
+				Labels map[string]string `json:"labels"`
+			} `json:"metadata"`
+			Spec struct {
+				Service *struct{} `json:"service"`
+			} `json:"spec"`
+		}
+		err := decode(raw, &service)
+		defined = err != nil || service.Spec.Service == nil && service.Metadata.Labels["kube-aggregator.kubernetes.io/automanaged"] != "onstart"
+		return err
+	}})
+	return defined
 }
 
 // readTouchedNamespaces takes the namespaces of which there is something in the
@@ -475,26 +518,31 @@ const (
 // fetch reads an object that another one refers to. It is nil, with a finding,
 // when it can't be read; the error is for the backup as a whole.
 func (c *collector) fetch(ctx context.Context, r resource, namespace, name string, expected bool) (*head, []byte, error) {
+	h, raw, exists, err := c.get(ctx, r, namespace, name)
+	if err == nil && !exists && expected {
+		c.findings.warn(subject{r.GroupResource(), namespace, name}, "another object refers to it, but it does not exist")
+	}
+	return h, raw, err
+}
+
+// get is fetch, and says that an object does not exist instead of a finding.
+func (c *collector) get(ctx context.Context, r resource, namespace, name string) (h *head, raw []byte, exists bool, err error) {
 	about := subject{r.GroupResource(), namespace, name}
-	raw, err := c.lister.get(ctx, r, namespace, name)
+	raw, err = c.lister.get(ctx, r, namespace, name)
 	switch {
 	case ctx.Err() != nil:
-		return nil, nil, ctx.Err()
+		return nil, nil, false, ctx.Err()
 	case apierrors.IsNotFound(err):
-		if expected {
-			c.findings.warn(about, "another object refers to it, but it does not exist")
-		}
-		return nil, nil, nil
+		return nil, nil, false, nil
 	case err != nil:
 		c.findings.fail(about, fmt.Sprintf("read it: %v", err))
-		return nil, nil, nil
+		return nil, nil, true, nil
 	}
-	h, err := headOf(raw)
-	if err != nil {
+	if h, err = headOf(raw); err != nil {
 		c.findings.fail(about, err.Error())
-		return nil, nil, nil
+		return nil, nil, true, nil
 	}
-	return h, raw, nil
+	return h, raw, true, nil
 }
 
 func unwrapVisit(err error) error {

@@ -38,18 +38,21 @@ var neededKinds = []struct {
 type needs struct {
 	// reasons are why objects are needed, by resource and name.
 	reasons map[schema.GroupResource]map[string]string
-	// accounts are the service accounts in the backup.
-	accounts sets.Set[string]
+	// accounts are the service accounts in the backup, and definitions those of custom resources.
+	accounts, definitions sets.Set[string]
 }
 
 func newNeeds() needs {
-	return needs{map[schema.GroupResource]map[string]string{}, sets.New[string]()}
+	return needs{map[schema.GroupResource]map[string]string{}, sets.New[string](), sets.New[string]()}
 }
 
 // note takes what an object that is written needs.
 func (n needs) note(r resource, item *manifest.Item) {
-	if r.GroupResource() == serviceAccountsResource {
+	switch r.GroupResource() {
+	case serviceAccountsResource:
 		n.accounts.Insert(itemName(item.Namespace, item.Name))
+	case crdsResource:
+		n.definitions.Insert(item.Name)
 	}
 	for _, reference := range item.References {
 		for _, kind := range neededKinds {
@@ -89,6 +92,13 @@ func (s *sink) missing(gr schema.GroupResource) map[string]string {
 		}
 	}
 	return missing
+}
+
+// defines says whether the definition of a custom resource has been written.
+func (s *sink) defines(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.needs.definitions.Has(name)
 }
 
 // accounts are the service accounts that were written.

@@ -58,6 +58,7 @@ func TestOrderedResources(t *testing.T) {
 	f.add("namespaces", namespace("bank", ""), namespace("shop", ""), namespace("vault", ""))
 	f.add("configmaps", append(append(named("shop", "a", "b", "c", "d"), named("bank", "a", "b")...), named("vault", "secret")...)...)
 	f.add("widgets.example.com", named("shop", "y", "z")...)
+	f.add("customresourcedefinitions.apiextensions.k8s.io", named("", "widgets.example.com")...)
 	outcome := f.run(t)
 	for resource, want := range map[string][]string{
 		"configmaps":          {"shop/d", "bank/a", "shop/b"},

@@ -260,7 +260,7 @@ func TestObjectsThatCannotBeUnderstood(t *testing.T) {
 }
 
 // An object of which others only give the name may be gone by now, and is an error if it
-// can't be read.
+// can't be read. Definitions that are gone are in TestDefinitionsThatAreGone.
 func TestObjectsThatAreFetched(t *testing.T) {
 	const touched, definition = "/api/v1/namespaces/shop", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.example.com"
 	gone := metav1.Status{Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: "not found"}
@@ -274,7 +274,6 @@ func TestObjectsThatAreFetched(t *testing.T) {
 		{touched, denied, "namespaces shop: read it: no rights"},
 		{touched, `{"metadata":{"name":7}}`, "namespaces shop: read an object"},
 		{touched, `{"metadata":{"name":"shop","deletionTimestamp":"2026-08-01T12:00:00Z"}}`, ""},
-		{definition, gone, ""},
 		{definition, denied, "customresourcedefinitions.apiextensions.k8s.io widgets.example.com: read it: no rights"},
 		{definition, `{"metadata":{"name":7}}`, "customresourcedefinitions.apiextensions.k8s.io widgets.example.com: read an object"},
 	} {
@@ -311,6 +310,76 @@ func TestObjectsThatAreFetched(t *testing.T) {
 		if items := f.items(t); !slices.Equal(items, want) {
 			t.Errorf("%s, %v: the tarball holds %v", test.path, test.answer, items)
 		}
+	}
+}
+
+// Objects whose definition is gone can't be restored elsewhere, which is to be known. What has
+// none, since the API server or another one serves it of its own, lacks nothing.
+func TestDefinitionsThatAreGone(t *testing.T) {
+	const definitions = "customresourcedefinitions.apiextensions.k8s.io"
+	const gone = definitions + " widgets.example.com: the definition of objects that are in the backup is gone: they can be restored only where there is one"
+	const leaving = definitions + " widgets.example.com: the definition of objects that are in the backup is being deleted, and left out: they can be restored only where there is one"
+	const whole, deleted = `{"metadata":{"name":"widgets.example.com"}}`, `{"metadata":{"name":"widgets.example.com","deletionTimestamp":"2026-08-01T12:00:00Z"}}`
+	service := func(labels, spec string) string {
+		return `{"metadata":{"name":"v1.example.com","labels":{` + labels + `}},"spec":{` + spec + `}}`
+	}
+	for name, test := range map[string]struct {
+		definition, service string
+		// selected: definitions are in the backup whatever they define.
+		selected bool
+		// lost: it is gone when objects have been read.
+		lost bool
+		want string
+	}{
+		"there":                      {definition: whole},
+		"there, and selected":        {definition: whole, selected: true},
+		"gone":                       {want: gone},
+		"gone, and selected":         {selected: true, want: gone},
+		"gone after it was read":     {definition: whole, selected: true, lost: true},
+		"gone before it was read":    {definition: whole, lost: true, want: gone},
+		"being deleted":              {definition: deleted, want: leaving},
+		"being deleted, and listed":  {definition: deleted, selected: true, want: leaving},
+		"gone after being deleted":   {definition: deleted, selected: true, lost: true, want: gone},
+		"gone, its service remains":  {service: service(`"kube-aggregator.kubernetes.io/automanaged":"true"`, ""), want: gone},
+		"of a server of its own":     {service: service("", `"service":{"namespace":"op","name":"api"}`)},
+		"of the API server's own":    {service: service(`"kube-aggregator.kubernetes.io/automanaged":"onstart"`, "")},
+		"with a service of no sense": {service: service("", `"service":7`), want: gone},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludeClusterResources: &test.selected})
+			if !test.selected {
+				f.request.Backup.Spec.IncludeClusterResources = nil
+			}
+			f.resources = append(f.resources, metav1.APIResourceList{GroupVersion: "apiregistration.k8s.io/v1", APIResources: []metav1.APIResource{
+				{Name: "apiservices", SingularName: "apiservice", Kind: "APIService", Verbs: metav1.Verbs{"create", "delete", "get", "list"}},
+			}})
+			f.add("namespaces", namespace("shop", ""))
+			f.add("widgets.example.com", named("shop", "gear")...)
+			if test.definition != "" {
+				f.add(definitions, test.definition)
+			}
+			if test.service != "" {
+				f.add("apiservices.apiregistration.k8s.io", test.service)
+			}
+			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+				one := strings.HasSuffix(r.URL.Path, "/customresourcedefinitions/widgets.example.com")
+				if one && test.lost {
+					writeStatus(w, metav1.Status{Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: "not found"})
+				}
+				return one && test.lost
+			}
+			outcome := f.run(t)
+			var want []string
+			if test.want != "" {
+				want = append(want, test.want)
+			}
+			if got := f.results(t).Warnings.Cluster; outcome.Status.Phase != holdfast.BackupPhaseCompleted || int(outcome.Status.Warnings) != len(want) || !slices.Equal(got, want) {
+				t.Errorf("got %+v with the warnings %q", outcome.Status, got)
+			}
+			if !slices.Contains(f.items(t), "widgets.example.com shop/gear") {
+				t.Errorf("the tarball holds %v", f.items(t))
+			}
+		})
 	}
 }
 

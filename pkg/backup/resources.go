@@ -54,6 +54,7 @@ var (
 	podsResource              = schema.GroupResource{Resource: "pods"}
 	secretsResource           = schema.GroupResource{Resource: "secrets"}
 	crdsResource              = schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
+	apiServicesResource       = schema.GroupResource{Group: "apiregistration.k8s.io", Resource: "apiservices"}
 )
 
 // readingOrder puts first what others refer to: a pod's volumes are decided on
