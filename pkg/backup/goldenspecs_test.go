@@ -73,6 +73,22 @@ var meant = []struct {
 		[]string{"namespace", "namespaces", "cluster", "cluster-excluded", "wildcards", "policies"},
 	},
 	{
+		"it binds the accounts of the namespace as their group, and Velero looks at each by its kind and name only",
+		[]string{"+rbac.authorization.k8s.io/v1/ClusterRoleBinding shop-group"},
+		[]string{
+			"namespace", "namespaces", "cluster", "cluster-excluded", "resources-and-cluster", "without-claims", "labels",
+			"labels-in-namespace", "labels-cluster-resources", "labels-either", "scoped-excluded", "wildcards", "policies",
+		},
+	},
+	{
+		"that binding names it",
+		[]string{"+rbac.authorization.k8s.io/v1/ClusterRole nobodys"},
+		[]string{
+			"namespace", "namespaces", "cluster", "cluster-excluded", "resources-and-cluster", "labels",
+			"labels-in-namespace", "labels-cluster-resources", "labels-either", "wildcards", "policies", "nodes-and-roles",
+		},
+	},
+	{
 		"an object of it is in the backup; Velero adds definitions only while includeClusterResources is unset",
 		[]string{"+apiextensions.k8s.io/v1/CustomResourceDefinition gadgets.example.com"},
 		[]string{"labels-cluster-resources"},

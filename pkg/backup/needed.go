@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -127,15 +128,15 @@ func (c *collector) readNeeded(ctx context.Context) error {
 				return ""
 			}
 			for _, who := range binding.Subjects {
-				name := itemName(who.Namespace, who.Name)
-				if who.Kind != rbacv1.ServiceAccountKind || !accounts.Has(name) {
+				account := accountOf(who, accounts)
+				if account == "" {
 					continue
 				}
 				if bindings {
-					return "it binds the service account " + name
+					return "it binds " + account
 				}
 				// The role is wanted without what binds it.
-				c.sink.need(clusterRolesResource, binding.RoleRef.Name, "it is bound to the service account "+name)
+				c.sink.need(clusterRolesResource, binding.RoleRef.Name, "it is bound to "+account)
 			}
 			return ""
 		})
@@ -153,6 +154,31 @@ func (c *collector) readNeeded(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// accountOf says which of the accounts a subject of a binding is: one by its kind or as a user,
+// or those of a namespace as their group. It is "" if it is none. The groups of all accounts and
+// of all users are nobody's in particular.
+func accountOf(who rbacv1.Subject, accounts sets.Set[string]) string {
+	switch who.Kind {
+	case rbacv1.ServiceAccountKind:
+		if name := itemName(who.Namespace, who.Name); accounts.Has(name) {
+			return "the service account " + name
+		}
+	case rbacv1.UserKind:
+		user, ok := strings.CutPrefix(who.Name, "system:serviceaccount:")
+		if name := strings.Replace(user, ":", "/", 1); ok && accounts.Has(name) {
+			return "the service account " + name
+		}
+	case rbacv1.GroupKind:
+		namespace, ok := strings.CutPrefix(who.Name, "system:serviceaccounts:")
+		for account := range accounts {
+			if ok && strings.HasPrefix(account, namespace+"/") {
+				return "the service accounts of " + namespace
+			}
+		}
+	}
+	return ""
 }
 
 // readSome takes those objects of a cluster-scoped resource that have a reason.

@@ -56,6 +56,41 @@ func needing(t *testing.T, spec holdfast.BackupSpec) *fixture {
 	return f
 }
 
+// TestBindingsOfAccounts: a service account is bound by its kind, as a user or with those of its
+// namespace; what binds all accounts or all users is not about it.
+func TestBindingsOfAccounts(t *testing.T) {
+	for subject, want := range map[string]string{
+		`"kind":"ServiceAccount","namespace":"shop","name":"web"`:  "the service account shop/web",
+		`"kind":"User","name":"system:serviceaccount:shop:web"`:    "the service account shop/web",
+		`"kind":"Group","name":"system:serviceaccounts:shop"`:      "the service accounts of shop",
+		`"kind":"ServiceAccount","namespace":"other","name":"web"`: "",
+		`"kind":"User","name":"system:serviceaccount:other:web"`:   "",
+		`"kind":"User","name":"system:serviceaccounts:shop"`:       "",
+		`"kind":"User","name":"shop:web"`:                          "",
+		`"kind":"Group","name":"system:serviceaccounts:sho"`:       "",
+		`"kind":"Group","name":"system:serviceaccount:shop:web"`:   "",
+		`"kind":"Group","name":"system:serviceaccounts"`:           "",
+		`"kind":"Group","name":"system:authenticated"`:             "",
+		`"kind":"Group","name":"shop"`:                             "",
+	} {
+		for _, excluded := range [][]string{nil, {"clusterrolebindings"}} {
+			f := needing(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, ExcludedResources: excluded})
+			f.add("clusterrolebindings.rbac.authorization.k8s.io", `{"metadata":{"name":"one"},"roleRef":{"kind":"ClusterRole","name":"writer"},"subjects":[{`+subject+`}]}`)
+			f.run(t)
+			binding, role := "it binds "+want, "the ClusterRoleBinding one refers to it"
+			if excluded != nil {
+				binding, role = "", "it is bound to "+want
+			}
+			if want == "" {
+				binding, role = "", ""
+			}
+			if needed := f.needed(t); needed["ClusterRoleBinding one"] != binding || needed["ClusterRole writer"] != role {
+				t.Errorf("%s without %v: %v", subject, excluded, needed)
+			}
+		}
+	}
+}
+
 // needed are the objects of cluster scope in the backup, with the reasons.
 func (f *fixture) needed(t *testing.T) map[string]string {
 	t.Helper()
