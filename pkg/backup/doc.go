@@ -6,8 +6,9 @@
 // queues and records: it gets a request and clients, and gives back an outcome.
 //
 // Objects are read page by page and go into the tarball in the store as they
-// come, so memory follows the largest object and the number of names, never the
-// backup's size. Only pods with pre hooks are held back: each is in memory, as its
+// come, so memory follows the largest object, the names of all objects and some 77 bytes
+// of manifest for each, never the size of the rest.
+// Only pods with pre hooks are held back: each is in memory, as its
 // list brought it, until these have run and it was read once more, up to some 32 MiB of
 // them. The volumes of pods are handed over when all pods are
 // known, so that their upload goes on beside the reading. What can't be read is an
