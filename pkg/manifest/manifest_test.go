@@ -7,10 +7,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -311,15 +313,102 @@ func TestLargeItems(t *testing.T) {
 	item := kinds[0]
 	item.Name, item.Annotations, item.OwnerUIDs = "x", map[string]string{"a": strings.Repeat("b", 1<<20)}, []string{"1"}
 	got := collect(t, Read(bytes.NewReader(encode(t, []*Item{&item}))))
-	if len(got) != 1 || !got[0].Shortened || got[0].Annotations != nil || got[0].OwnerUIDs != nil || got[0].Name != "x" {
+	if len(got) != 1 || !got[0].Unannotated || got[0].Annotations != nil || got[0].Shortened || len(got[0].OwnerUIDs) != 1 || got[0].Name != "x" {
 		t.Errorf("it is %+v", got)
 	}
+	item.OwnerUIDs = []string{strings.Repeat("1", maxItemBytes)}
 	// Nothing else has the original.
 	for size, kept := range map[int]bool{maxItemBytes / 2: true, maxItemBytes: false} {
 		item.Original = fmt.Appendf(nil, "{%q:%q}", "spec", strings.Repeat("o", size))
 		got := collect(t, Read(bytes.NewReader(encode(t, []*Item{&item}))))
-		if len(got) != 1 || !got[0].Shortened || got[0].Annotations != nil || (got[0].Original != nil) != kept {
+		if len(got) != 1 || !got[0].Unannotated || !got[0].Shortened || got[0].Annotations != nil || got[0].OwnerUIDs != nil || (got[0].Original != nil) != kept {
 			t.Errorf("with an original of %d bytes it is %.200v", size, got)
+		}
+	}
+}
+
+// However much the objects have in their annotations, and in what else they like, all items
+// hold no more than a budget and little for each beyond it; none is missing, and owners and
+// references go last.
+func TestBudget(t *testing.T) {
+	const count, budget, least = 4000, 512 << 10, 100
+	w := Writer{Comment: "uid", budget: budget}
+	random := rand.NewChaCha8([32]byte{})
+	noise := func(size int) string {
+		b := make([]byte, size)
+		_, _ = random.Read(b) // never fails
+		return hex.EncodeToString(b)
+	}
+	var items []*Item
+	for i := range count {
+		item := kinds[i%3]
+		item.Namespace, item.Name, item.UID = fmt.Sprint("n", i%7), fmt.Sprintf("o%06d", (i*7919)%count), fmt.Sprint(i)
+		item.SHA256, item.Annotations = noise(32), map[string]string{"a": noise(1500)}
+		item.OwnerUIDs, item.References = []string{fmt.Sprint(i / 2), noise(100)}, []Reference{{KindName: "Secret", Name: "s"}}
+		items = append(items, &item)
+		if err := w.Add(&item); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w.held < budget || w.held > budget+count*least {
+		t.Fatalf("%d bytes are held", w.held)
+	}
+	var b bytes.Buffer
+	if _, err := w.WriteTo(&b); err != nil {
+		t.Fatal(err)
+	}
+	whole, unannotated, shortened := 0, 0, 0
+	var written []*Item
+	read := map[string]*Item{}
+	for _, item := range collect(t, Read(bytes.NewReader(b.Bytes()))) {
+		read[item.String()] = item
+	}
+	for _, item := range items { // as they were added, each begins to do without what the one before had
+		want := *item
+		switch got := read[item.String()]; {
+		case got == nil:
+			t.Fatalf("%s is missing", item)
+		case got.Shortened:
+			shortened++
+			want.Annotations, want.Unannotated, want.Shortened = nil, true, true
+			want.Labels, want.OwnerUIDs, want.References = nil, nil, nil
+		case got.Unannotated && shortened == 0:
+			unannotated++
+			want.Annotations, want.Unannotated = nil, true
+		case unannotated+shortened == 0:
+			whole++
+		default:
+			t.Fatalf("%s is whole behind ones that are not", item)
+		}
+		written = append(written, &want)
+	}
+	if whole < 100 || unannotated < 100 || shortened < 100 {
+		t.Fatalf("%d are whole, %d without annotations, %d without all", whole, unannotated, shortened)
+	}
+	checkDocument(t, written, b.Bytes(), written[count-50:])
+	if m, all := build(t, written), build(t, items); !m.Set().Equal(all.Set()) || len(m.Index) != count || len(m.Index[fmt.Sprint(whole)].Owners()) != 1 {
+		t.Error("the graph is not whole")
+	}
+}
+
+// What no reader would read is not written.
+func TestLargerThanWhatIsRead(t *testing.T) {
+	var index, plain Writer
+	item := kinds[0]
+	item.Name = "x"
+	if err := plain.Add(&item); err != nil {
+		t.Fatal(err)
+	}
+	plain.plain = MaxBytes - memberBytes
+	for i := range maxIndexBytes >> 16 {
+		item.KindName = fmt.Sprint(strings.Repeat("K", 1<<16), i)
+		if err := index.Add(&item); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, w := range map[string]*Writer{"plain": &plain, "index": &index} {
+		if _, err := w.WriteTo(io.Discard); err == nil || !strings.Contains(err.Error(), "larger than what is read") {
+			t.Errorf("%s: the error is %v", name, err)
 		}
 	}
 }

@@ -25,14 +25,30 @@ const (
 	memberBytes = 64 << 10
 	// maxItemBytes is the size beyond which an item is shortened: see Writer.Add.
 	maxItemBytes = 32 << 10
+	// tightItemBytes is that size when three quarters of a budget are used up.
+	tightItemBytes = 1 << 10
+	// heldBudget is how many compressed bytes all items may hold, before further ones have
+	// their identity, digest and place only.
+	heldBudget = 128 << 20
+	// plainBudget and indexBudget are the same for what readers bound. What is left of these
+	// bounds has room for the identities of a million objects.
+	plainBudget = MaxBytes / 2
+	indexBudget = maxIndexBytes / 2
 )
 
 // Writer collects the items of a backup while it is made. They are kept compressed, some
-// 100 bytes each, and a member per kind that is not yet full. It is not safe for
-// concurrent use.
+// 80 bytes each, and a member per kind that is not yet full, of up to 192 KiB. Of what objects
+// make larger than that it keeps 128 MiB in all; items beyond still have some 80 bytes each, or as
+// many as their names take. It is not safe for concurrent use.
 type Writer struct {
 	// Comment goes into the header of the document's first gzip member.
 	Comment string
+
+	// budget is in place of heldBudget, if it is not 0.
+	budget int64
+	// held and index are how large the full members and their part of the index are, and
+	// plain the lines of all items.
+	held, index, plain int64
 
 	sections   map[string]*section
 	compressor *gzip.Writer
@@ -64,8 +80,10 @@ var compressors = sync.Pool{New: func() any {
 }}
 
 // Add takes an item. Its identity must be new. Of one that is larger than 32 KiB as JSON
-// all is left out that the object has made as large, and Shortened says so; what nothing
-// else has, the original, is left out only if it does not fit by itself.
+// that is left out which the object has made as large, until it fits: its annotations, and
+// Unannotated says so; then its labels, owners and references, and Shortened does; and at last
+// what nothing else has, the original. When three quarters of what all items may take are used
+// up, so it is of each that is larger than 1 KiB, and beyond that of each.
 func (w *Writer) Add(item *Item) error {
 	if w.sections == nil {
 		w.sections = map[string]*section{}
@@ -77,26 +95,50 @@ func (w *Writer) Add(item *Item) error {
 		s = &section{}
 		w.sections[kind] = s
 	}
+	limit := w.limit()
 	line, err := w.encode(item)
+	if err == nil && len(line) > limit {
+		line, err = w.shorten(item, limit)
+	}
 	if err != nil {
 		return err
 	}
-	if len(line) > maxItemBytes {
-		short := *item
-		short.Labels, short.Annotations, short.OwnerUIDs, short.References, short.Shortened = nil, nil, nil, nil, true
-		if line, err = w.encode(&short); err == nil && len(line) > maxItemBytes {
-			short.Original = nil
-			line, err = w.encode(&short)
-		}
-		if err != nil {
-			return err
-		}
-	}
+	w.plain += int64(len(separator) + len(line))
 	key := item.key()
 	s.unordered = s.unordered || s.count > 0 && key <= s.last
 	s.last = key
 	s.count++
 	return w.append(s, key, line)
+}
+
+// limit is the size beyond which the next item is shortened.
+func (w *Writer) limit() int {
+	used := max(float64(w.held)/float64(cmp.Or(w.budget, heldBudget)), float64(w.plain)/plainBudget, float64(w.index)/indexBudget)
+	switch {
+	case used < 0.75:
+		return maxItemBytes
+	case used < 1:
+		return tightItemBytes
+	}
+	return 0
+}
+
+// shorten encodes an item without what it must do without to fit into so many bytes, if it can.
+func (w *Writer) shorten(item *Item, limit int) ([]byte, error) {
+	short := *item
+	short.Annotations, short.Unannotated = nil, len(item.Annotations) > 0
+	line, err := w.encode(&short)
+	if err != nil || len(line) <= limit {
+		return line, err
+	}
+	short.Shortened = len(item.Labels)+len(item.OwnerUIDs)+len(item.References) > 0
+	short.Labels, short.OwnerUIDs, short.References = nil, nil, nil
+	line, err = w.encode(&short)
+	if err != nil || len(line) <= limit || item.Original == nil {
+		return line, err
+	}
+	short.Original, short.Shortened = nil, true
+	return w.encode(&short)
 }
 
 func (w *Writer) encode(item *Item) ([]byte, error) {
@@ -134,6 +176,8 @@ func (w *Writer) finish(s *section) error {
 		return err
 	}
 	s.members = append(s.members, member{s.first, compressed})
+	w.held += int64(len(compressed))
+	w.index += int64(len(s.first)) + 100 // for the kind and the place
 	s.open.Reset()
 	return nil
 }
@@ -160,11 +204,12 @@ const mergeWidth = 64
 // many at a time as fit into a few megabytes, however large the section is.
 func (w *Writer) sort(s *section) error {
 	var runs []run
-	for _, m := range s.members {
-		lines, err := linesOf(m.compressed)
+	for i := range s.members {
+		lines, err := linesOf(s.members[i].compressed)
 		if err != nil {
 			return err
 		}
+		s.members[i].compressed = nil
 		slices.SortFunc(lines, func(a, b keyed) int { return cmp.Compare(a.key, b.key) })
 		sorted := &section{}
 		for _, line := range lines {
@@ -312,18 +357,15 @@ var footerID = [2]byte{'H', 'F'}
 // Size is about how large the document is going to be, in bytes: enough for a buffer that
 // need not grow, if the items came in order.
 func (w *Writer) Size() int {
-	size := 0
+	size := int(w.held + w.index)
 	for _, s := range w.sections {
-		size += s.open.Len()
-		for _, m := range s.members {
-			// The index has some 40 bytes of each.
-			size += len(m.compressed) + len(m.first) + 100
-		}
+		size += s.open.Len() + len(s.first) + 100
 	}
 	return size + memberBytes
 }
 
-// WriteTo writes the document. Nothing can be added after that.
+// WriteTo writes the document. Nothing can be added after that. It fails if readers would
+// refuse the document, which has too many objects with long names then.
 func (w *Writer) WriteTo(to io.Writer) (int64, error) {
 	if w.compressor == nil {
 		w.compressor = compressors.Get().(*gzip.Writer)
@@ -371,8 +413,12 @@ func (w *Writer) WriteTo(to io.Writer) (int64, error) {
 	if err != nil {
 		return out.n, err
 	}
+	end := fmt.Appendf(nil, "\n%s%s}\n", itemsEnd, encoded)
+	if len(end)+footerBytes > maxIndexBytes || w.plain+int64(len(end))+memberBytes > MaxBytes {
+		return out.n, fmt.Errorf("it would be larger than what is read, with items of %d bytes and an index of %d: back up fewer namespaces or resources at a time", w.plain, len(end))
+	}
 	at := out.n
-	if err := write(w.compress(gzip.Header{}, fmt.Appendf(nil, "\n%s%s}\n", itemsEnd, encoded))); err != nil {
+	if err := write(w.compress(gzip.Header{}, end)); err != nil {
 		return out.n, err
 	}
 	return out.n, write(footer(at), nil)
