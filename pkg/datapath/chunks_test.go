@@ -232,7 +232,7 @@ func TestIndexesAreWrittenMeanwhile(t *testing.T) {
 		write(t, filepath.Join(dir, fmt.Sprint(i)), fmt.Sprint(i))
 	}
 	indexes := func() (n int) {
-		must(t, s.client(t).Kopia().(repo.DirectRepository).BlobReader().ListBlobs(t.Context(), "xn", func(blob.Metadata) error {
+		must(t, s.client(t).Kopia().BlobReader().ListBlobs(t.Context(), "xn", func(blob.Metadata) error {
 			n++
 			return nil
 		}))
