@@ -10,7 +10,7 @@
 // A manifest is sorted by kind, namespace and name, on disk as in every sequence of
 // items here, so that two are compared in one pass and one item is found by three reads.
 //
-// While it is made it takes some 80 bytes of memory an item, whatever the objects hold, and
+// While it is made it takes some 80 bytes of memory an item, or more with long names, and
 // 128 MiB and 192 KiB a kind at most besides: see Writer.
 package manifest
 
