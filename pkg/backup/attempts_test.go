@@ -422,12 +422,12 @@ func TestKilledInAPhaseOfAHook(t *testing.T) {
 				}
 				return // there are no more steps
 			}
-			if err := RunPostHooks(z.process(t, second), f.request, f.deps, z.pending); err != nil && second == 0 {
-				t.Errorf("killed at step %d: post hooks: %v", first, err)
+			if did := RunPostHooks(z.process(t, second), f.request, f.deps, z.pending); did.Failed != "" && second == 0 {
+				t.Errorf("killed at step %d: post hooks: %s", first, did.Failed)
 			}
 			if z.dead() {
-				if err := RunPostHooks(z.process(t, 0), f.request, f.deps, z.pending); err != nil {
-					t.Errorf("killed at steps %d and %d: post hooks: %v", first, second, err)
+				if did := RunPostHooks(z.process(t, 0), f.request, f.deps, z.pending); did.Failed != "" {
+					t.Errorf("killed at steps %d and %d: post hooks: %s", first, second, did.Failed)
 				}
 			}
 			if z.pods["p"] || z.pods["q"] {

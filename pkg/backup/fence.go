@@ -405,6 +405,7 @@ func (e *execution) abandon(ctx context.Context, phase holdfast.BackupPhase, rea
 	} else {
 		e.findings.fail(subject{}, reason)
 	}
+	e.tellPostHooks()
 	status := e.status(errors.New(reason))
 	status.Phase = phase
 	status.Conditions = format.EndConditions(&status)

@@ -289,7 +289,8 @@ func unreached(err error) bool {
 	return err != nil && !ended && passing(err)
 }
 
-// counts is nil for a backup that has run no hook.
+// counts is nil for a backup that has run no hook. With them are those that were counted before
+// this attempt began.
 func (h *hooks) counts() *holdfast.HookStatus {
 	if h == nil || h.attempted.Load() == 0 {
 		return nil
@@ -307,15 +308,46 @@ func (h *hooks) failedPostHooks() string {
 	return told(h.notThawed)
 }
 
+// PostHooks is what became of the post hooks that another process has left pending.
+type PostHooks struct {
+	// Log is theirs, compressed, of which the backup's log has the lines.
+	Log []byte
+	// Status counts them, and what the status of the Backup had counted before; nil is none.
+	Status *holdfast.HookStatus
+	// Failed says in one line which did not go well; empty if all did.
+	Failed string
+}
+
+// newHooks goes on counting where the status of the request ends.
+func (e *execution) newHooks(rules []hookRule) *hooks {
+	h := &hooks{rules: rules, runner: e.Hooks, findings: e.findings, log: e.log, retry: e.Retry}
+	if before := e.request.Backup.Status.HookStatus; before != nil {
+		h.attempted.Store(before.HooksAttempted)
+		h.failed.Store(before.HooksFailed)
+	}
+	return h
+}
+
+// tellPostHooks warns of post hooks that failed before this attempt. That is no error: this one
+// runs them again, and to undo what was not done may fail.
+func (e *execution) tellPostHooks() {
+	if failed := e.request.PostHooks.Failed; failed != "" {
+		e.findings.warn(subject{}, "since the process that executed the backup was gone, its post hooks were run, and of these failed: "+failed)
+	}
+}
+
 // RunPostHooks runs the post hooks that another process has left pending. Of the
-// dependencies it needs Client, Hooks and Clock. The error says which did not go well.
-func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods []engine.PodReference) error {
+// dependencies it needs Client, Hooks and Clock. It goes on from what an earlier call gave, if
+// the request has that.
+func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods []engine.PodReference) PostHooks {
 	e := newExecution(ctx, request, deps)
+	e.log.write(slog.LevelInfo, "the process that executed the backup is gone, and the post hooks that it may have left are run", slog.Int("pods", len(pods)))
 	rules, err := parseHooks(&request.Backup.Spec.Hooks)
 	if err != nil {
-		return err
+		e.findings.fail(subject{}, fmt.Sprintf("its post hooks were not run: %v", err))
+		pods = nil
 	}
-	h := &hooks{rules: rules, runner: deps.Hooks, findings: e.findings, log: e.log, retry: e.Retry}
+	h := e.newHooks(rules)
 	lister := &lister{client: e.Client, retry: e.Retry}
 	var group errgroup.Group
 	group.SetLimit(lastHooksWorkers)
@@ -329,7 +361,7 @@ func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods 
 			case err != nil:
 				h.findings.fail(subject{podsResource, ref.Namespace, ref.Name}, fmt.Sprintf("its post hooks were not run: read it: %v", err))
 			case pod == nil:
-				e.logger.Info("A pod is gone, and its post hooks with it", "pod", ref.Namespace+"/"+ref.Name)
+				e.log.write(slog.LevelInfo, "it is gone, and its post hooks with it", subject{podsResource, ref.Namespace, ref.Name}.attrs()...)
 			default:
 				_, post := h.of(pod)
 				h.run(ctx, postHook, ref, post)
@@ -338,10 +370,7 @@ func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods 
 		})
 	}
 	_ = group.Wait() // what fails is among the findings
-	if failed, _ := e.findings.counts(); failed > 0 {
-		return errors.New(e.findings.told())
-	}
-	return nil
+	return PostHooks{e.log.close(), h.counts(), e.findings.told()}
 }
 
 // pod reads a pod, by a list, since to get one is another right; it is nil if it is gone.

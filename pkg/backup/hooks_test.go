@@ -696,16 +696,81 @@ func TestRunPostHooks(t *testing.T) {
 		}
 		return "", nil
 	}
-	err := RunPostHooks(t.Context(), f.request, f.deps, []engine.PodReference{
+	did := RunPostHooks(t.Context(), f.request, f.deps, []engine.PodReference{
 		{Namespace: "shop", Name: "gone", UID: "uid-gone"}, {Namespace: "shop", Name: "again", UID: "another"},
 		{Namespace: "shop", Name: "bad", UID: "uid-bad"}, {Namespace: "shop", Name: "p", UID: "uid-p"},
 	})
-	if want := "pods shop/bad: its post hook db failed in container c1: exit code 1"; err == nil || err.Error() != want {
-		t.Errorf("error: %v", err)
+	if want := "pods shop/bad: its post hook db failed in container c1: exit code 1"; did.Failed != want {
+		t.Errorf("failed: %q", did.Failed)
 	}
 	slices.Sort(f.hooks.events)
 	if want := []string{"bad/c1: thaw /d", "p/c1: thaw /d"}; !slices.Equal(f.hooks.events, want) {
 		t.Errorf("ran %q", f.hooks.events)
+	}
+}
+
+// TestPendingPostHooksAreTold: what the post hooks put out that were left pending is in the log of
+// the backup, whoever ends it, before its own lines; they are counted with its own, and those that
+// failed are a warning.
+func TestPendingPostHooksAreTold(t *testing.T) {
+	for name, test := range map[string]struct {
+		end    func(*fixture) (Outcome, error)
+		phase  holdfast.BackupPhase
+		counts holdfast.HookStatus
+		before string // what comes after
+	}{
+		"goes on": {func(f *fixture) (Outcome, error) { return Run(t.Context(), f.request, f.deps) },
+			holdfast.BackupPhaseCompleted, holdfast.HookStatus{HooksAttempted: 9, HooksFailed: 2}, `msg="ran a pre hook"`},
+		"fails": {func(f *fixture) (Outcome, error) {
+			return Abandon(t.Context(), f.request, f.deps, f.store, holdfast.BackupPhaseFailed, "the controller stopped")
+		}, holdfast.BackupPhaseFailed, holdfast.HookStatus{HooksAttempted: 5, HooksFailed: 2}, `msg="the controller stopped"`},
+		"is cancelled": {func(f *fixture) (Outcome, error) {
+			return Abandon(t.Context(), f.request, f.deps, f.store, holdfast.BackupPhaseCancelled, "cancelled by ada")
+		}, holdfast.BackupPhaseCancelled, holdfast.HookStatus{HooksAttempted: 5, HooksFailed: 2}, `msg="the backup is cancelled by ada"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, ""), hookedPod("bad", "n1", isDB, ""))
+			f.request.Backup.Status.HookStatus = &holdfast.HookStatus{HooksAttempted: 1}
+			said := "said at first"
+			f.hooks.exec = func(_ context.Context, what string) (string, error) {
+				if strings.HasPrefix(what, "bad") && said != "" {
+					return said, exec.CodeExitError{Err: errors.New("exit code 1"), Code: 1}
+				}
+				return said, nil
+			}
+			pending := []engine.PodReference{
+				{Namespace: "shop", Name: "gone", UID: "uid-gone"}, {Namespace: "shop", Name: "bad", UID: "uid-bad"}, {Namespace: "shop", Name: "p", UID: "uid-p"},
+			}
+			for range 2 { // the first time it could not be written that they were run
+				f.request.PostHooks = RunPostHooks(t.Context(), f.request, f.deps, pending)
+				f.request.Backup.Status.HookStatus = f.request.PostHooks.Status
+				said = "said then"
+			}
+			said, f.request.Attempt = "", 2
+			f.deps.Remover = f.store
+			outcome, err := test.end(f)
+			if err != nil || outcome.Status.Phase != test.phase || *outcome.Status.HookStatus != test.counts {
+				t.Errorf("%v: %+v, counted %+v", err, outcome.Status, outcome.Status.HookStatus)
+			}
+			if stored := f.stored(t).Status.HookStatus; stored == nil || *stored != test.counts {
+				t.Errorf("stored: %+v", stored)
+			}
+			log, results := f.text(t, format.LogKey("b")), f.text(t, format.ResultsKey("b"))
+			own := strings.Index(log, test.before)
+			for _, want := range []string{
+				`msg="it is gone, and its post hooks with it" resource=pods namespace=shop name=gone`,
+				`msg="ran a post hook" resource=pods namespace=shop name=p hook=db container=c1 output="said at first"`,
+				`msg="ran a post hook" resource=pods namespace=shop name=p hook=db container=c1 output="said then"`,
+				`level=ERROR msg="its post hook db failed in container c1: exit code 1" resource=pods namespace=shop name=bad`,
+			} {
+				if at := strings.Index(log, want); at < 0 || at > own {
+					t.Errorf("not in the log, before what comes then: %s\n%s", want, log)
+				}
+			}
+			if want := "of these failed: pods shop/bad: its post hook db failed in container c1: exit code 1"; strings.Count(results, want) != 1 {
+				t.Errorf("results: %s", results)
+			}
+		})
 	}
 }
 

@@ -55,6 +55,9 @@ type Request struct {
 	// Attempt counts the processes that have executed the backup, this one included; zero
 	// is one. No two have the same number.
 	Attempt int
+	// PostHooks is what RunPostHooks gave in this process, whose counts are in the Backup's
+	// status. Optional.
+	PostHooks PostHooks
 }
 
 // StoreName is the backup's name in the store.
@@ -137,6 +140,7 @@ func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, erro
 	}
 	e.logger.V(2).Info("Backup started")
 	e.log.write(slog.LevelInfo, "the backup has started", slog.String("backup", e.storeName))
+	e.tellPostHooks()
 	ending := e.Ending
 	failure := e.contain(func() error { return e.read(ctx) })
 	if failure != nil {
@@ -206,6 +210,7 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 	}
 	e.logger = klog.LoggerWithValues(klog.FromContext(ctx), "backup", e.storeName)
 	e.findings = &findings{log: e.log, logger: e.logger}
+	e.log.Include(request.PostHooks.Log)
 	return e
 }
 
@@ -298,7 +303,7 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the backup's spec can't be used: %w", err)
 	}
-	e.hooks = &hooks{rules: rules, runner: e.Hooks, findings: e.findings, log: e.log, retry: e.Retry}
+	e.hooks = e.newHooks(rules)
 	policies, err := e.readPolicies(ctx)
 	if err != nil {
 		return nil, err

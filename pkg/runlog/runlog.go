@@ -103,6 +103,23 @@ func (l *Log) writeLocked(level slog.Level, message string, attrs ...slog.Attr) 
 	l.tellLocked()
 }
 
+// Include adds the lines of another log, given what that was at its end. After the end they are
+// dropped.
+func (l *Log) Include(ended []byte) {
+	if len(ended) == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lines, err := gzip.NewReader(bytes.NewReader(ended))
+	if err != nil || l.over {
+		return
+	}
+	_, _ = io.Copy(l.compressed, lines) // a buffer takes everything
+	l.flushed = false
+	l.tellLocked()
+}
+
 func (l *Log) tellLocked() {
 	if l.changed != nil {
 		close(l.changed)

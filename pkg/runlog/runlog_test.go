@@ -64,6 +64,36 @@ func TestLogIsReadWhileItIsWritten(t *testing.T) {
 	}
 }
 
+// What a log includes comes before its own lines, as it was, also to those who read already.
+func TestInclude(t *testing.T) {
+	other, log := New(clock.RealClock{}), New(clock.RealClock{})
+	other.Write(slog.LevelWarn, "theirs")
+	theirs := other.End()
+	var early bytes.Buffer
+	if err := log.Copy(t.Context(), &early, false); err != nil {
+		t.Fatal(err)
+	}
+	log.Include(nil)
+	log.Include(theirs)
+	early.Reset()
+	if err := log.Copy(t.Context(), &early, false); err != nil {
+		t.Fatal(err)
+	}
+	if text, _ := plain(t, early.Bytes()); !strings.Contains(text, "theirs") {
+		t.Errorf("before there is more, it is read as %q", text)
+	}
+	log.Write(slog.LevelInfo, "ours")
+	ended := log.End()
+	log.Include(theirs)
+	text, err := plain(t, ended)
+	if line, _ := plain(t, theirs); err != nil || !strings.HasPrefix(text, line) || !strings.Contains(text[len(line):], "ours") || strings.Count(text, "theirs") != 1 {
+		t.Errorf("it is read as %q, %v", text, err)
+	}
+	if !bytes.HasPrefix(ended, early.Bytes()) {
+		t.Error("who has read of it before can't go on")
+	}
+}
+
 // received is what a follower has got so far.
 type received struct {
 	mu    sync.Mutex

@@ -36,6 +36,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
@@ -155,6 +156,9 @@ type Controller struct {
 	mu sync.Mutex
 	// working are the runs that this process works on, by name.
 	working map[string]*execution
+	// postHooks is what became of those that this process has run since another one was gone,
+	// by the uid of their run, until that is stored.
+	postHooks map[types.UID]backup.PostHooks
 }
 
 // execution is a run that this process works on. The Controller's mu guards it.
@@ -185,6 +189,7 @@ func New(config Config) (*Controller, error) {
 		runLister: config.RunInformer.Lister().BackupRuns(config.Namespace),
 		queue:     queue("backuprun", config.Workers, 10*time.Second, config.Agents.HasSynced),
 		working:   map[string]*execution{},
+		postHooks: map[types.UID]backup.PostHooks{},
 	}
 	c.leftBehind = queue("backuprun_left_behind", config.Workers, 10*time.Second, c.queue.Synced)
 	c.leftoverSnapshots = queue("backuprun_leftover_snapshots", 1, time.Minute, c.queue.Synced)
@@ -229,6 +234,7 @@ func (c *Controller) Executing() map[string]*enginev1alpha1.BackupRun {
 func (c *Controller) runChanged(before, run *enginev1alpha1.BackupRun) {
 	if before != nil && (run == nil || run.UID != before.UID) {
 		c.stop(before)
+		c.forgetPostHooks(before)
 	}
 	if run == nil {
 		return

@@ -142,7 +142,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	var reporting wait.Group
 	reportCtx, stopReporting := context.WithCancel(working)
 	reporting.StartWithContext(reportCtx, func(ctx context.Context) { record.reportProgress(ctx, progress, volumes) })
-	outcome, err := c.Executor.Execute(working, e.ending, run, volumes, record, progress)
+	outcome, err := c.Executor.Execute(working, e.ending, run, c.postHooksOf(run), volumes, record, progress)
 	stopReporting()
 	reporting.Wait()
 	last := klog.NewContext(e.lasting, logger)

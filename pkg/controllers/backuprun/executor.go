@@ -37,14 +37,15 @@ type executor interface {
 	// Reach reports why the store of a run does not answer; nil if it does.
 	Reach(ctx context.Context, run *enginev1alpha1.BackupRun) error
 	// Execute works on a run until it has ended or ctx ends, and ending once everything is read.
-	// An error means that the outcome is not stored.
-	Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error)
+	// An error means that the outcome is not stored. The post hooks are what RunPostHooks gave
+	// last in this process, here and below.
+	Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error)
 	// RunPostHooks runs those that are pending in a run that is not executed any more; see
 	// backup.RunPostHooks.
-	RunPostHooks(ctx context.Context, run *enginev1alpha1.BackupRun) error
+	RunPostHooks(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks) backup.PostHooks
 	// Abandon ends in the store a run that is not executed any more, or finds that it
 	// had ended after all; see backup.Abandon.
-	Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error)
+	Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error)
 	// DiscardSnapshots has the next maintenance of the repository of a namespace remove the
 	// snapshots that were made for a run, unless the store has the backup, with a list of them.
 	// The run must have ended in the store, or been refused its name there.
@@ -108,7 +109,7 @@ func (e *Executor) Reach(ctx context.Context, run *enginev1alpha1.BackupRun) err
 }
 
 // Execute implements executor.
-func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error) {
+func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error) {
 	bucket, err := e.open(ending, run)
 	if err != nil {
 		return failed(err), err
@@ -116,7 +117,7 @@ func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.Back
 	defer bucket.Close()
 	log, end := e.Logs.Begin(run.UID, e.Clock)
 	defer end()
-	outcome, err := backup.Run(ctx, e.request(run), backup.Dependencies{
+	outcome, err := backup.Run(ctx, e.request(run, postHooks), backup.Dependencies{
 		Discovery:     e.Discovery,
 		Client:        e.Client,
 		Store:         bucket,
@@ -132,7 +133,7 @@ func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.Back
 		Ending:        ending,
 	})
 	if errors.Is(err, backup.ErrNameTaken) {
-		if failure := backup.Release(ctx, e.request(run), backup.Dependencies{Store: bucket, Clock: e.Clock}, bucket); failure != nil {
+		if failure := backup.Release(ctx, e.request(run, backup.PostHooks{}), backup.Dependencies{Store: bucket, Clock: e.Clock}, bucket); failure != nil {
 			klog.FromContext(ctx).Info("The owner of the backup stays in the store", "backupRun", klog.KObj(run), "err", failure)
 		}
 	}
@@ -140,20 +141,20 @@ func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.Back
 }
 
 // RunPostHooks implements executor.
-func (e *Executor) RunPostHooks(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	return backup.RunPostHooks(ctx, e.request(run), backup.Dependencies{
+func (e *Executor) RunPostHooks(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks) backup.PostHooks {
+	return backup.RunPostHooks(ctx, e.request(run, postHooks), backup.Dependencies{
 		Client: e.Client, Hooks: runHooks{e.Pods, run, nil, e.Leads}, Clock: e.Clock,
 	}, run.Status.PendingHooks)
 }
 
 // Abandon implements executor.
-func (e *Executor) Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
+func (e *Executor) Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
 	bucket, err := e.open(ctx, run)
 	if err != nil {
 		return failed(err), err
 	}
 	defer bucket.Close()
-	return backup.Abandon(ctx, e.request(run), backup.Dependencies{Store: bucket, Clock: e.Clock}, bucket, phase, reason)
+	return backup.Abandon(ctx, e.request(run, postHooks), backup.Dependencies{Store: bucket, Clock: e.Clock}, bucket, phase, reason)
 }
 
 // DiscardSnapshots implements executor.
@@ -167,7 +168,7 @@ func (e *Executor) DiscardSnapshots(ctx context.Context, run *enginev1alpha1.Bac
 		return err
 	}
 	defer bucket.Close()
-	found, err := backup.Find(ctx, e.request(run), backup.Dependencies{Store: bucket, Clock: e.Clock})
+	found, err := backup.Find(ctx, e.request(run, backup.PostHooks{}), backup.Dependencies{Store: bucket, Clock: e.Clock})
 	switch {
 	case err != nil:
 		return err
@@ -200,8 +201,8 @@ func (e *Executor) location(run *enginev1alpha1.BackupRun) (*enginev1alpha1.Stor
 	return record, err
 }
 
-func (e *Executor) request(run *enginev1alpha1.BackupRun) backup.Request {
-	return backup.Request{Backup: run.AsBackup(), Cluster: e.Cluster, Attempt: int(run.Status.Attempts)}
+func (e *Executor) request(run *enginev1alpha1.BackupRun, postHooks backup.PostHooks) backup.Request {
+	return backup.Request{Backup: run.AsBackup(), Cluster: e.Cluster, Attempt: int(run.Status.Attempts), PostHooks: postHooks}
 }
 
 // failed is the outcome of a run that could not even reach its store.

@@ -94,7 +94,7 @@ func TestSettlingInTheStore(t *testing.T) {
 			}
 			var metadata []byte
 			for i, asked := range []string{reason, "another reason"} {
-				outcome, err := e.Abandon(t.Context(), run, phase, asked)
+				outcome, err := e.Abandon(t.Context(), run, backup.PostHooks{}, phase, asked)
 				if err != nil || !outcome.Stored || outcome.Status.Phase != phase || outcome.Status.FailureReason != reason || !outcome.Status.CompletionTimestamp.Time.Equal(now) {
 					t.Errorf("%v, %+v", err, outcome)
 				}
@@ -109,7 +109,7 @@ func TestSettlingInTheStore(t *testing.T) {
 			}
 			namesake := newRun("a", running)
 			namesake.UID = "another"
-			if outcome, err := e.Abandon(t.Context(), namesake, phase, reason); !errors.Is(err, backup.ErrNameTaken) || outcome.Stored {
+			if outcome, err := e.Abandon(t.Context(), namesake, backup.PostHooks{}, phase, reason); !errors.Is(err, backup.ErrNameTaken) || outcome.Stored {
 				t.Errorf("the backup of another run was taken for its own: %v, %+v", err, outcome)
 			}
 		})
@@ -120,19 +120,19 @@ func TestALocationThatIsGone(t *testing.T) {
 	e, folder := newExecutor(t)
 	gone := newRun("a", ready)
 	gone.Spec.Backup.StorageLocation = "gone"
-	outcome, err := e.Execute(t.Context(), t.Context(), gone, nil, nil, nil)
+	outcome, err := e.Execute(t.Context(), t.Context(), gone, backup.PostHooks{}, nil, nil, nil)
 	const want = `the storage location "gone" does not exist any more`
 	if err == nil || err.Error() != want || outcome.Stored || outcome.Status.Phase != broken || outcome.Status.FailureReason != want {
 		t.Errorf("Execute: %v, %+v", err, outcome)
 	}
-	if outcome, err := e.Abandon(t.Context(), gone, broken, "a reason"); err == nil || outcome.Stored {
+	if outcome, err := e.Abandon(t.Context(), gone, backup.PostHooks{}, broken, "a reason"); err == nil || outcome.Stored {
 		t.Errorf("Abandon: %v, %+v", err, outcome)
 	}
 
 	if err := os.Remove(folder); err != nil {
 		t.Fatal(err)
 	}
-	if outcome, err := e.Abandon(t.Context(), newRun("a", running), broken, "a reason"); err == nil || outcome.Stored {
+	if outcome, err := e.Abandon(t.Context(), newRun("a", running), backup.PostHooks{}, broken, "a reason"); err == nil || outcome.Stored {
 		t.Errorf("Abandon without its folder: %v, %+v", err, outcome)
 	}
 }

@@ -69,6 +69,9 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	if before != outcome.Status.Phase && !others {
 		c.announce(ctx, run, outcome)
 	}
+	if outcome.Stored {
+		c.forgetPostHooks(run)
+	}
 	c.removeUploads(ctx, run, namespaces)
 	return nil
 }
@@ -96,7 +99,7 @@ func (c *Controller) readAtLast(ctx context.Context, name string) (run *enginev1
 func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) {
 	timed, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	outcome, err := c.Executor.Abandon(timed, run, v1alpha1.BackupPhaseFailed, "the record of the backup was removed while it was in progress")
+	outcome, err := c.Executor.Abandon(timed, run, c.postHooksOf(run), v1alpha1.BackupPhaseFailed, "the record of the backup was removed while it was in progress")
 	if outcome.Stored && !listsVolumes(outcome) || errors.Is(err, backup.ErrNameTaken) { // else nobody knows
 		for _, namespace := range sets.List(namespaces) {
 			err = errors.Join(err, c.Executor.DiscardSnapshots(timed, run, namespace))
@@ -113,7 +116,7 @@ func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.Bac
 func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string], timeout time.Duration, phase v1alpha1.BackupPhase, reason string) error {
 	timed, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	outcome, err := c.Executor.Abandon(timed, run, phase, reason)
+	outcome, err := c.Executor.Abandon(timed, run, c.postHooksOf(run), phase, reason)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()

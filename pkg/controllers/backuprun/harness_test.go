@@ -65,8 +65,8 @@ type work struct {
 	end func(ctx, ending context.Context) (backup.Outcome, error)
 	// hooks, if set, executes instead.
 	hooks func(ctx context.Context, hooks PendingHooks) (backup.Outcome, error)
-	// postHooks is what comes of pending post hooks.
-	postHooks error
+	// failedPostHooks says which of the pending post hooks fail.
+	failedPostHooks string
 
 	discardSnapshots func(ctx context.Context, namespace string) error
 
@@ -79,8 +79,10 @@ type work struct {
 	// snapshots are the runs and namespaces whose snapshots were to be removed.
 	snapshots []string
 	reasons   []string
-	// thawed are the runs whose pending post hooks were run, and for how many pods.
+	// thawed are the runs whose pending post hooks were run, and for how many pods, and told what
+	// came of them when a run was executed, or ended.
 	thawed []string
+	told   backup.PostHooks
 	// checked are the locations whose condition was asked to be brought up to date.
 	checked []string
 }
@@ -98,7 +100,7 @@ func (w *work) checkLocation(_ context.Context, name string) error {
 	return nil
 }
 
-func (w *work) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, hooks PendingHooks, _ *backup.Progress) (backup.Outcome, error) {
+func (w *work) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, hooks PendingHooks, _ *backup.Progress) (backup.Outcome, error) {
 	if w.end != nil {
 		return w.end(ctx, ending)
 	}
@@ -106,7 +108,7 @@ func (w *work) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRu
 		return w.hooks(ctx, hooks)
 	}
 	w.mu.Lock()
-	w.executed = append(w.executed, run.Name)
+	w.executed, w.told = append(w.executed, run.Name), postHooks
 	w.mu.Unlock()
 	if w.execute == nil {
 		return stored(v1alpha1.BackupPhaseCompleted), nil
@@ -114,8 +116,9 @@ func (w *work) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRu
 	return w.execute(ctx, run, volumes)
 }
 
-func (w *work) Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
+func (w *work) Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
 	w.mu.Lock()
+	w.told = postHooks
 	if phase == cancelled {
 		w.cancelled = append(w.cancelled, run.Name)
 	} else {
@@ -129,11 +132,15 @@ func (w *work) Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, phase
 	return w.abandon(ctx, run, phase, reason)
 }
 
-func (w *work) RunPostHooks(_ context.Context, run *enginev1alpha1.BackupRun) error {
+func (w *work) RunPostHooks(_ context.Context, run *enginev1alpha1.BackupRun, before backup.PostHooks) backup.PostHooks {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.thawed = append(w.thawed, fmt.Sprintf("%s %d", run.Name, len(run.Status.PendingHooks)))
-	return w.postHooks
+	counts := v1alpha1.HookStatus{HooksAttempted: 1}
+	if run.Status.HookStatus != nil {
+		counts.HooksAttempted += run.Status.HookStatus.HooksAttempted
+	}
+	return backup.PostHooks{Log: append(slices.Clone(before.Log), '+'), Status: &counts, Failed: w.failedPostHooks}
 }
 
 func abandoned(phase v1alpha1.BackupPhase, reason string) backup.Outcome {

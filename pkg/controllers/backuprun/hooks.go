@@ -104,26 +104,48 @@ func (p *PodsClient) Exec(ctx context.Context, pod enginev1alpha1.PodReference, 
 }
 
 // runPendingHooks runs the post hooks that another process has left pending, and writes
-// that they were.
+// that they were, and their counts. What they say is kept for the log of the backup.
 func (c *Controller) runPendingHooks(ctx context.Context, run *enginev1alpha1.BackupRun) (*enginev1alpha1.BackupRun, error) {
 	if len(run.Status.PendingHooks) == 0 {
 		return run, nil
 	}
 	klog.FromContext(ctx).Info("Running the post hooks that another process has left", "backupRun", klog.KObj(run), "pods", len(run.Status.PendingHooks))
-	if err := c.Executor.RunPostHooks(ctx, run); err != nil {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		klog.FromContext(ctx).Error(err, "A post hook that another process has left failed", "backupRun", klog.KObj(run))
-		c.tellPostHooks(run, "The controller stopped while the backup was in progress, and of the post hooks that were run then, these failed: "+err.Error())
+	changed, before := run.DeepCopy(), c.postHooksOf(run)
+	if before.Status != nil { // they were run before, and that could not be written
+		changed.Status.HookStatus = before.Status
 	}
-	changed := run.DeepCopy()
-	changed.Status.PendingHooks = nil
+	postHooks := c.Executor.RunPostHooks(ctx, changed, before)
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if postHooks.Failed != "" {
+		klog.FromContext(ctx).Info("A post hook that another process has left failed", "backupRun", klog.KObj(run), "failed", postHooks.Failed)
+		c.tellPostHooks(run, "The controller stopped while the backup was in progress, and of the post hooks that were run then, these failed: "+postHooks.Failed)
+	}
+	c.mu.Lock()
+	c.postHooks[run.UID] = postHooks
+	c.mu.Unlock()
+	changed.Status.PendingHooks, changed.Status.HookStatus = nil, postHooks.Status.DeepCopy()
 	changed, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("writing that the post hooks of BackupRun %s were run: %w", run.Name, err)
 	}
 	return changed, nil
+}
+
+// postHooksOf is what became of the pending post hooks that this process has run.
+func (c *Controller) postHooksOf(run *enginev1alpha1.BackupRun) backup.PostHooks {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.postHooks[run.UID]
+}
+
+// forgetPostHooks is called when nobody asks for them any more: they are stored, or the run's
+// record is gone.
+func (c *Controller) forgetPostHooks(run *enginev1alpha1.BackupRun) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.postHooks, run.UID)
 }
 
 // tellPostHooks tells people that pods may still be frozen, when no results of a backup will.

@@ -27,6 +27,8 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
 var frozen = []enginev1alpha1.PodReference{{Namespace: "shop", Name: "db", UID: "uid-db"}}
@@ -81,31 +83,83 @@ func TestNoHooksForTheOutvoted(t *testing.T) {
 	})
 }
 
-// TestPendingHooksOfADeadProcess: they are run before anything else is done, once, and a
-// failure of theirs is told.
+// TestPendingHooksOfADeadProcess: they are run before anything else is done, once, unless it
+// can't be written that they were. What came of them is told whoever ends the backup, and is
+// counted; a failure of theirs is told to people.
 func TestPendingHooksOfADeadProcess(t *testing.T) {
-	for name, failure := range map[string]error{"well": nil, "not well": errors.New("exit code 1")} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				run := newRun("b", v1alpha1.BackupPhaseInProgress)
-				run.Status.PendingHooks = frozen
-				h := newHarness(t, &work{postHooks: failure}, run, newUpload("b-1", run, "shop"))
-				h.start(1)
-				time.Sleep(time.Minute)
-				h.expect("b", done, true)
-				if want := []string{"b 1"}; !slices.Equal(h.work.thawed, want) {
-					t.Errorf("the post hooks that were run: %q", h.work.thawed)
-				}
-				if left := h.Run("b").Status.PendingHooks; len(left) > 0 {
-					t.Errorf("still pending: %v", left)
-				}
-				told := slices.ContainsFunc(h.Told(), func(event string) bool { return strings.Contains(event, "PostHookFailed") })
-				if told != (failure != nil) {
-					t.Errorf("told: %t", told)
-				}
-			})
-		})
-	}
+	enginetest.Each(t, map[string]struct {
+		failed           string
+		fails, cancelled bool
+		written          enginetest.Fault
+		phase            v1alpha1.BackupPhase
+		ran              int32
+	}{
+		"well":                          {phase: done, ran: 1},
+		"not well":                      {failed: "exit code 1", phase: done, ran: 1},
+		"the backup fails":              {fails: true, phase: broken, ran: 1},
+		"it is cancelled":               {cancelled: true, phase: cancelled, ran: 1},
+		"that they were is not written": {written: enginetest.Fault{Err: errors.New("no")}, phase: done, ran: 2},
+		"that they were is not written, and the backup fails": {written: enginetest.Fault{Err: errors.New("no")}, fails: true, phase: broken, ran: 2},
+		"that they were is written, and the answer is lost":   {written: enginetest.Fault{Err: errors.New("no"), Lost: true}, phase: done, ran: 1},
+	}, func(t *testing.T, c struct {
+		failed           string
+		fails, cancelled bool
+		written          enginetest.Fault
+		phase            v1alpha1.BackupPhase
+		ran              int32
+	}) {
+		run := newRun("b", v1alpha1.BackupPhaseInProgress)
+		run.Status.PendingHooks, run.Status.HookStatus = frozen, &v1alpha1.HookStatus{HooksAttempted: 4}
+		if c.cancelled {
+			run.Spec.Cancellation = &enginev1alpha1.Ask{}
+		}
+		h := newHarness(t, &work{failedPostHooks: c.failed}, run, newUpload("b-1", run, "shop"))
+		h.failing = c.fails
+		if c.written.Err != nil {
+			h.faultFirst(1, c.written, v1alpha1.BackupPhaseInProgress)
+		}
+		controller := h.start(1)
+		time.Sleep(time.Minute)
+		h.expect("b", c.phase, true)
+		if want := slices.Repeat([]string{"b 1"}, int(c.ran)); !slices.Equal(h.work.thawed, want) {
+			t.Errorf("the post hooks that were run: %q", h.work.thawed)
+		}
+		status := h.Run("b").Status
+		if len(status.PendingHooks) > 0 || status.HookStatus == nil || status.HookStatus.HooksAttempted != 4+c.ran {
+			t.Errorf("still pending: %v, counted %+v", status.PendingHooks, status.HookStatus)
+		}
+		if told := h.work.told; len(told.Log) != int(c.ran) || told.Failed != c.failed || told.Status.HooksAttempted != 4+c.ran {
+			t.Errorf("the backup was told %+v", told)
+		}
+		told := slices.ContainsFunc(h.Told(), func(event string) bool { return strings.Contains(event, "PostHookFailed") })
+		if told != (c.failed != "") {
+			t.Errorf("told: %t", told)
+		}
+		if kept := controller.postHooksOf(run); kept.Status != nil {
+			t.Errorf("kept: %+v", kept)
+		}
+	})
+}
+
+// TestPendingHooksAreForgotten: what came of them is kept while the store is away, and not longer
+// than the record.
+func TestPendingHooksAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		run := newRun("b", v1alpha1.BackupPhaseInProgress)
+		run.Status.PendingHooks = frozen
+		h := newHarness(t, &work{unreachable: store.ErrUnavailable}, run)
+		controller := h.start(1)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if kept := controller.postHooksOf(run); len(h.work.thawed) != 1 || kept.Status == nil {
+			t.Errorf("ran %q, kept %+v", h.work.thawed, kept)
+		}
+		h.Remove("b")
+		time.Sleep(time.Minute)
+		if kept := controller.postHooksOf(run); kept.Status != nil {
+			t.Errorf("kept: %+v", kept)
+		}
+	})
 }
 
 func TestMayExec(t *testing.T) {

@@ -37,7 +37,7 @@ func (w work) Reach(_ context.Context, run *enginev1alpha1.BackupRun) error {
 	return nil
 }
 
-func (w work) Execute(ctx, _ context.Context, run *enginev1alpha1.BackupRun, _ backup.Volumes, _ backuprun.PendingHooks, _ *backup.Progress) (backup.Outcome, error) {
+func (w work) Execute(ctx, _ context.Context, run *enginev1alpha1.BackupRun, _ backup.PostHooks, _ backup.Volumes, _ backuprun.PendingHooks, _ *backup.Progress) (backup.Outcome, error) {
 	w.world.referee.executes(w.process, run)
 	defer w.world.referee.stops(w.process, run)
 	length, err := time.ParseDuration(run.Spec.Annotations[lengthKey])
@@ -69,7 +69,7 @@ func (w work) Execute(ctx, _ context.Context, run *enginev1alpha1.BackupRun, _ b
 
 // Abandon writes the end of a run under the condition that none is stored, as
 // backup.Abandon does. What it then cleans up is not simulated.
-func (w work) Abandon(_ context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
+func (w work) Abandon(_ context.Context, run *enginev1alpha1.BackupRun, _ backup.PostHooks, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
 	w.awake()
 	w.world.referee.abandons(w.process, run)
 	return w.world.store(run, phase, reason)
@@ -101,7 +101,9 @@ func (w *world) reachable(location string) bool {
 }
 
 // RunPostHooks has nothing to do: no run has hooks.
-func (w work) RunPostHooks(context.Context, *enginev1alpha1.BackupRun) error { return nil }
+func (w work) RunPostHooks(context.Context, *enginev1alpha1.BackupRun, backup.PostHooks) backup.PostHooks {
+	return backup.PostHooks{}
+}
 
 // DiscardSnapshots has nothing to do: no run has volumes.
 func (w work) DiscardSnapshots(context.Context, *enginev1alpha1.BackupRun, string) error { return nil }
