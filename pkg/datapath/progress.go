@@ -33,7 +33,9 @@ func (p *Progress) Add(bytes int64) {
 }
 
 // AddFile counts a file as moved.
-func (p *Progress) AddFile() { p.filesDone.Add(1) }
+func (p *Progress) AddFile() { p.addFiles(1) }
+
+func (p *Progress) addFiles(n int64) { p.filesDone.Add(n) }
 
 // Files returns the files moved so far, and those to move as far as is known.
 func (p *Progress) Files() (done, total int64) {

@@ -151,6 +151,9 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	if err != nil {
 		return UploadResult{}, fmt.Errorf("look for what an earlier attempt has stored: %w", err)
 	}
+	if len(previous) == 1 { // else what has changed is looked for in either
+		folder.relyOn(r.Kopia(), previous[0], p)
+	}
 	for _, man := range previous {
 		_, files := p.Files()
 		p.SetTotal(max(p.Total(), man.Stats.TotalFileSize), max(files, int64(man.Stats.TotalFileCount)))
@@ -164,6 +167,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	err = repo.WriteSession(ctx, r.Kopia(), repo.WriteSessionOptions{Purpose: "upload"}, func(ctx context.Context, w repo.RepositoryWriter) (err error) {
 		man, err = uploadFolder(ctx, w, folder, uploadPolicy(), source, req.tags(), previous, observer)
 		if err == nil {
+			vol.last.addTo(&man.Stats)
 			err = vol.stillThere()
 		}
 		if err == nil {

@@ -18,6 +18,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kopia/kopia/fs"
+	"github.com/kopia/kopia/repo/object"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,8 +33,9 @@ import (
 type volume struct {
 	root   *confined
 	notes  *notes
-	extras *extras      // nil if nobody wants them
-	read   atomic.Int64 // bytes of files
+	extras *extras       // nil if nobody wants them
+	last   *lastSnapshot // nil if there is none
+	read   atomic.Int64  // bytes of files
 }
 
 func openVolume(folder Folder, notes *notes) (*volume, error) {
@@ -48,7 +50,7 @@ func openVolume(folder Folder, notes *notes) (*volume, error) {
 func (v *volume) close() { _ = v.root.Close() }
 
 // folder returns the volume's root.
-func (v *volume) folder() (fs.Directory, error) {
+func (v *volume) folder() (*volumeDir, error) {
 	var stat unix.Stat_t
 	err := again(func() error { return unix.Fstat(int(v.root.top.Fd()), &stat) })
 	if err != nil {
@@ -166,6 +168,11 @@ func (e *volumeEntry) Close()                      {}
 type volumeDir struct {
 	volumeEntry
 	path string // from the volume's root, which is "."
+	// stored is its listing in the last snapshot, and folders are those of the folders in it. They
+	// are known once DirEntryOrNil was called.
+	stored  object.ID
+	folders map[string]object.ID
+	begun   *volumeIterator // by DirEntryOrNil, for Iterate to go on with
 }
 
 // Size of a folder is nothing that a snapshot should depend on.
@@ -176,7 +183,20 @@ func (d *volumeDir) Child(ctx context.Context, name string) (fs.Entry, error) {
 	return fs.IterateEntriesAndFindChild(ctx, d, name)
 }
 
-func (d *volumeDir) Iterate(context.Context) (fs.DirectoryIterator, error) { return d.open() }
+func (d *volumeDir) Iterate(context.Context) (fs.DirectoryIterator, error) {
+	if it := d.begun; it != nil {
+		d.begun = nil
+		return it, nil
+	}
+	return d.open()
+}
+
+func (d *volumeDir) Close() {
+	if d.begun != nil {
+		d.begun.Close()
+		d.begun = nil
+	}
+}
 
 func (d *volumeDir) open() (*volumeIterator, error) {
 	// Without O_NONBLOCK a pipe in the place of the folder would hold us up.
@@ -205,16 +225,19 @@ var errTooLong = fmt.Errorf("the path has more than %d bytes; move what lies so 
 // entry returns what Kopia is to see of a directory entry, or nil for what it is
 // not to see.
 func (d *volumeDir) entry(name string, stat *unix.Stat_t) fs.Entry {
-	e := newVolumeEntry(d.volume, d, name, stat)
-	if !utf8.ValidString(name) {
+	return d.present(newVolumeEntry(d.volume, d, name, stat))
+}
+
+func (d *volumeDir) present(e volumeEntry) fs.Entry {
+	if !utf8.ValidString(e.name) {
 		return &volumeError{e, errors.New("the name is not UTF-8, and would not be restored as it is; rename the file")}
 	}
-	if len(d.path)+1+len(name) > longestPath {
+	if len(d.path)+1+len(e.name) > longestPath {
 		return &volumeError{e, errTooLong}
 	}
 	switch e.mode.Type() {
 	case os.ModeDir:
-		return &volumeDir{e, e.path()}
+		return &volumeDir{volumeEntry: e, path: e.path()}
 	case os.ModeSymlink:
 		return &volumeLink{e}
 	case 0:
@@ -242,9 +265,19 @@ type volumeIterator struct {
 	dir   *volumeDir
 	space *listing
 	rest  []byte // of what the kernel has listed
+	// seen is what was listed before and comes first, then comes ahead, then failure.
+	seen      []volumeEntry
+	ahead     string
+	aheadStat unix.Stat_t
+	failure   error
 }
 
 func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
+	if len(it.seen) > 0 {
+		e := it.dir.present(it.seen[0])
+		it.seen = it.seen[1:]
+		return e, nil
+	}
 	for {
 		name, stat, err := it.listed()
 		if err != nil || name == "" {
@@ -263,6 +296,12 @@ func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
 
 // listed returns the next name of a folder, and what has it. At the end there is none.
 func (it *volumeIterator) listed() (name string, stat unix.Stat_t, err error) {
+	if it.failure != nil {
+		return "", stat, it.failure
+	}
+	if name, it.ahead = it.ahead, ""; name != "" {
+		return name, it.aheadStat, nil
+	}
 	for {
 		if name, err = it.name(); err != nil || name == "" {
 			return "", stat, err
