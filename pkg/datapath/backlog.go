@@ -33,8 +33,9 @@ type Work struct {
 	// Run is what the work belongs to: the work of one takes turns with that of others.
 	Run string
 	// Asked is when the work was asked for: what was asked for earlier is the first of its
-	// run.
+	// run. Records have it in whole seconds, and Name decides among those of one second.
 	Asked time.Time
+	Name  string
 	// Do must end soon after its context.
 	Do func(context.Context)
 }
@@ -71,10 +72,10 @@ func (b *backlog) push(j *job) {
 	r.jobs = slices.Insert(r.jobs, at, j)
 }
 
-// inOrder compares work of one run. Times of records are whole seconds, so that those of
-// one second go by their keys: at least a restart does not change their order.
+// inOrder compares work of one run, by what its records say and not by when they came, so that
+// it is the same after a restart.
 func inOrder(a, b *job) int {
-	return cmp.Or(a.Asked.Compare(b.Asked), cmp.Compare(a.Key, b.Key))
+	return cmp.Or(a.Asked.Compare(b.Asked), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Key, b.Key))
 }
 
 func (b *backlog) remove(j *job) {

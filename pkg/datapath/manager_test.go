@@ -29,14 +29,14 @@ func newBench(t *testing.T, limit int) *bench {
 	return &bench{Manager: NewManager(t.Context(), limit), t: t, released: map[string]chan struct{}{}}
 }
 
-// submit submits work whose key begins with its run, asked for at the zero time.
+// submit submits work whose key begins with its run, and is its name, asked for at the zero time.
 func (b *bench) submit(key string, class Class) bool {
-	return b.submitAsked(key, class, time.Time{})
+	return b.submitAsked(key, key, class, time.Time{})
 }
 
-func (b *bench) submitAsked(key string, class Class, asked time.Time) bool {
+func (b *bench) submitAsked(key, name string, class Class, asked time.Time) bool {
 	release := make(chan struct{})
-	taken := b.Submit(Work{Key: key, Class: class, Run: key[:1], Asked: asked, Do: func(ctx context.Context) {
+	taken := b.Submit(Work{Key: key, Class: class, Run: key[:1], Asked: asked, Name: name, Do: func(ctx context.Context) {
 		b.mu.Lock()
 		b.started = append(b.started, key)
 		b.mu.Unlock()
@@ -54,6 +54,11 @@ func (b *bench) submitAsked(key string, class Class, asked time.Time) bool {
 	// One at a time, so that started is in the order of starting.
 	synctest.Wait()
 	return taken
+}
+
+// nameOf is the name of the record of a key, in an order that is not that of the keys.
+func nameOf(key string) string {
+	return fmt.Sprint("record-", '9'-key[len(key)-1])
 }
 
 func (b *bench) release(key string) {
@@ -97,13 +102,13 @@ func TestManagerTurns(t *testing.T) {
 		for i, key := range []string{"a5", "a4", "a3", "a2", "b1", "b2", "a1", "c1"} {
 			asked := time.Unix(int64(100-i), 0)
 			if key == "b1" || key == "b2" {
-				asked = time.Unix(50, 0) // the key decides
+				asked = time.Unix(50, 0) // the name decides
 			}
-			b.submitAsked(key, ClassBackup, asked)
+			b.submitAsked(key, nameOf(key), ClassBackup, asked)
 		}
 		b.SetLimit(1)
 		synctest.Wait()
-		order := []string{"a1", "b1", "c1", "a2", "b2", "a3", "a4", "a5"}
+		order := []string{"a1", "b2", "c1", "a2", "b1", "a3", "a4", "a5"}
 		for i, key := range order {
 			b.expectStarted(order[:i+1]...)
 			b.release(key)
@@ -117,10 +122,10 @@ func TestManagerLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, 1)
 		at := func(second int64) time.Time { return time.Unix(second, 0) }
-		b.submitAsked("a1", ClassBackup, at(1))
-		b.submitAsked("b3", ClassRestore, at(3))
-		b.submitAsked("c4", ClassBackup, at(4))
-		b.submitAsked("c2", ClassBackup, at(2))
+		b.submitAsked("a1", "a1", ClassBackup, at(1))
+		b.submitAsked("b3", "b3", ClassRestore, at(3))
+		b.submitAsked("c4", "c4", ClassBackup, at(4))
+		b.submitAsked("c2", "c2", ClassBackup, at(2))
 		b.Progress().Add(5)
 		b.Progress().Add(7)
 		for _, step := range []struct {
@@ -248,7 +253,7 @@ func TestManagerProperties(t *testing.T) {
 			for i, s := range history {
 				switch s.op {
 				case "submit":
-					if b.submitAsked(s.key, s.class, time.Unix(s.asked, 0)) != model.submit(naiveWork{s.key, s.class, s.asked}) {
+					if b.submitAsked(s.key, nameOf(s.key), s.class, time.Unix(s.asked, 0)) != model.submit(naiveWork{s.key, s.class, s.asked}) {
 						failure = fmt.Sprintf("step %d: they differ on taking %s", i, s.key)
 					}
 				case "release":
@@ -290,6 +295,45 @@ func TestManagerProperties(t *testing.T) {
 		})
 		if failure != "" {
 			rt.Fatal(failure)
+		}
+	})
+}
+
+// TestOrderWithinARun: work of a run that waits goes in one order, in whichever it came, and so
+// also after a restart, when it comes again, without what has begun.
+func TestOrderWithinARun(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var all []*job
+		for i, asked := range rapid.SliceOfN(rapid.Int64Range(0, 2), 1, 8).Draw(t, "asked") {
+			key := fmt.Sprint("a", i)
+			all = append(all, &job{Work: Work{Key: key, Class: ClassBackup, Run: "a", Asked: time.Unix(asked, 0), Name: nameOf(key)}})
+		}
+		order := func(all []*job, began int) (order []string) {
+			var b backlog
+			for _, j := range rapid.Permutation(all).Draw(t, "they come") {
+				b.push(j)
+			}
+			for range began {
+				b.pop()
+			}
+			for j := b.pop(); j != nil; j = b.pop() {
+				order = append(order, j.Name)
+			}
+			return order
+		}
+		began := rapid.IntRange(0, len(all)).Draw(t, "have begun")
+		before := order(all, began)
+		left := slices.DeleteFunc(slices.Clone(all), func(j *job) bool { return !slices.Contains(before, j.Name) })
+		if after := order(left, 0); !slices.Equal(after, before) {
+			t.Errorf("%v, and after a restart %v", before, after)
+		}
+		slices.SortFunc(left, func(a, b *job) int {
+			return cmp.Or(a.Asked.Compare(b.Asked), strings.Compare(a.Name, b.Name))
+		})
+		for i, j := range left {
+			if before[i] != j.Name {
+				t.Errorf("%v, the next by time and name is %s", before, j.Name)
+			}
 		}
 	})
 }
@@ -349,7 +393,8 @@ func (m *naiveManager) start() {
 }
 
 // next is a restore, unless the latest starts were all of restores that passed a
-// backup: of the run whose turn is the longest ago, what was asked for first.
+// backup: of the run whose turn is the longest ago, what was asked for first, and of what was
+// in the same second the first by name.
 func (m *naiveManager) next() naiveWork {
 	first := func(class Class) (naiveWork, bool) {
 		var first []naiveWork
@@ -359,7 +404,7 @@ func (m *naiveManager) next() naiveWork {
 			}
 		}
 		slices.SortFunc(first, func(a, b naiveWork) int {
-			return cmp.Or(m.since[class][a.run()]-m.since[class][b.run()], int(a.asked-b.asked), strings.Compare(a.key, b.key))
+			return cmp.Or(m.since[class][a.run()]-m.since[class][b.run()], int(a.asked-b.asked), strings.Compare(nameOf(a.key), nameOf(b.key)))
 		})
 		if len(first) == 0 {
 			return naiveWork{}, false

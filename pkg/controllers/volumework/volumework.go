@@ -236,7 +236,8 @@ func (c *Controller[T]) Run(ctx context.Context) {
 		utilruntime.HandleErrorWithContext(ctx, err, "Listing the volume work failed", "kind", c.kind.Name)
 		return
 	}
-	// The run whose work came first has the first turn.
+	// The run whose work came first has the first turn. Within a run the manager orders it, by the
+	// same rule.
 	slices.SortFunc(records, func(a, b T) int {
 		return cmp.Or(a.GetCreationTimestamp().Time.Compare(b.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
 	})
@@ -367,6 +368,7 @@ func (c *Controller[T]) start(ctx context.Context, record T) error {
 		Class: c.kind.Class,
 		Run:   cmp.Or(record.GetLabels()[engine.LabelRun], record.GetLabels()[engine.LabelRestore]),
 		Asked: record.GetCreationTimestamp().Time,
+		Name:  record.GetName(),
 		Do:    func(ctx context.Context) { c.run(ctx, w) },
 	}) {
 		// An earlier attempt has not quite ended, or the agent stops.

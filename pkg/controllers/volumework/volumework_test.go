@@ -250,9 +250,12 @@ func TestOrderAfterARestart(t *testing.T) {
 	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
 	h.volume("data")
 	for i, name := range []string{"a4", "a3", "a2", "b1", "a1"} {
-		record := h.backup(name, types.UID(name), "data")
+		record := h.backup(name, types.UID(fmt.Sprint("uid-", i)), "data")
 		record.Labels[engine.LabelRun] = name[:1]
 		record.CreationTimestamp = metav1.Unix(int64(100-i), 0)
+		if name == "a4" || name == "a3" { // of one second: the name decides, not the uid
+			record.CreationTimestamp = metav1.Unix(100, 0)
+		}
 		if name == "a1" { // in the middle of it
 			record.Status = engine.VolumeUploadStatus{Phase: engine.VolumePhaseInProgress, Attempts: 1, Agent: "another"}
 		}
