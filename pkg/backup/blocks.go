@@ -25,13 +25,13 @@ import (
 // a record, which is not to grow with the backup.
 const maxPending = 100
 
-// maxHeldBytes bounds what a backup keeps of pods that are written after hooks, as they are
-// stored: in memory it is about twice as much. Whoever may annotate pods decides how many have
+// maxHeldBytes bounds what a backup keeps of pods, and what belongs to them, that is written after
+// hooks, as it is stored: in memory it is about twice as much. Whoever may annotate pods decides how many have
 // hooks, and how large they are.
 var maxHeldBytes = 32 << 20
 
-// readAgainTimeout is how long the pods of a block may take to be read once more, while they may
-// be frozen.
+// readAgainTimeout is how long the pods of a block, and what belongs to them, may take to be read
+// once more, while they may be frozen.
 var readAgainTimeout = 15 * time.Second
 
 var errNotReadInTime = errors.New("the server took too long for the pods that share claims, which may not stay frozen")
@@ -50,6 +50,9 @@ type heldPod struct {
 	ran bool
 	// unwritten is the pod as it goes into the backup, or nil if it is there.
 	unwritten *object
+	// belongings are the claims and persistent volumes that go there with it, since its pre hooks
+	// may change them.
+	belongings []*object
 }
 
 // heldVolume is a volume whose data is to be read, through a claim or not.
@@ -130,7 +133,7 @@ func (p *podVolumes) holdBack(pod *heldPod, r resource, h *head, raw []byte) (bo
 	switch {
 	case err != nil:
 		return false, err
-	case p.keep(pod, o):
+	case p.keep(&pod.unwritten, o):
 		p.progress.found.Add(1)
 		return true, nil
 	}
@@ -193,6 +196,9 @@ func (p *podVolumes) blocks() []block {
 // waits for the agent of its node; so what has no hooks comes after what has, if it is on
 // the same node.
 func (p *podVolumes) takeBlocks(ctx context.Context) (rest func(context.Context) error, _ error) {
+	if err := p.releaseIndex(); err != nil {
+		return nil, err
+	}
 	var hooked, plain []block
 	busy := sets.New[string]()
 	for _, block := range p.blocks() {
@@ -387,6 +393,7 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 			p.readAgain(again, pod)
 		}
 	}
+	p.readBelongingsAgain(again, block)
 	if len(block.waiting()) == 0 {
 		return ctx.Err()
 	}
@@ -429,7 +436,7 @@ func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 	}})
 	switch {
 	case err == nil && again != nil:
-		if !p.keep(pod, again) {
+		if !p.keep(&pod.unwritten, again) {
 			p.findings.warn(about, asListed+tooMuchHeld)
 		}
 	case errors.Is(context.Cause(ctx), errNotReadInTime):
@@ -445,34 +452,37 @@ func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 // asListed is what people are told of a pod that is not as it was after its pre hooks.
 const asListed = "what the backup has of it is from before its pre hooks: "
 
-// keep keeps a pod until it is written, unless too much is kept. What was kept of it goes.
-func (p *podVolumes) keep(pod *heldPod, as *object) bool {
+// keep keeps an object until it is written, unless too much is kept. What was kept of it goes.
+func (p *podVolumes) keep(at **object, as *object) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	more := len(as.stored)
-	if pod.unwritten != nil {
-		more -= len(pod.unwritten.stored)
+	if *at != nil {
+		more -= len((*at).stored)
 	}
 	if p.heldBytes+more > maxHeldBytes {
 		return false
 	}
 	p.heldBytes += more
-	pod.unwritten = as
+	*at = as
 	return true
 }
 
 const tooMuchHeld = "too much is in memory of pods that are written after their hooks"
 
-// writeLater writes the pods of a block that were held back.
+// writeLater writes what was held back of a block.
 func (p *podVolumes) writeLater(block block) error {
 	var together batch
 	written := 0
 	for _, pod := range block {
+		together.objects = append(together.objects, pod.belongings...)
 		if pod.unwritten != nil {
 			together.objects = append(together.objects, pod.unwritten)
-			written += len(pod.unwritten.stored)
-			pod.unwritten = nil
 		}
+		pod.unwritten, pod.belongings = nil, nil
+	}
+	for _, o := range together.objects {
+		written += len(o.stored)
 	}
 	err := p.write(&together)
 	p.mu.Lock()

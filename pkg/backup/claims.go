@@ -84,13 +84,18 @@ type podVolumes struct {
 	held []*heldPod
 	// ordered are the pods that the spec orders, which come before all others.
 	ordered map[types.NamespacedName]int
+	// index are the claims and persistent volumes that are written when all pods are known, of so
+	// many bytes as they are stored. It is full once others were written before.
+	index      []*object
+	indexBytes int
+	indexFull  bool
 	// behind is true once one of these is to be written after its hooks, and those behind it
 	// therefore as well.
 	behind bool
 
 	mu        sync.Mutex
 	submitted []*format.Volume
-	// heldBytes are those of the pods that are to be written later, as they are stored.
+	// heldBytes are those of what is to be written after hooks, as it is stored.
 	heldBytes int
 }
 
@@ -109,7 +114,7 @@ func (p *podVolumes) visitPersistentVolume(_ context.Context, r resource, h *hea
 	if _, err := p.keepPersistentVolume(h, raw); err != nil {
 		p.findings.fail(subject{persistentVolumesResource, "", h.Metadata.Name}, err.Error())
 	}
-	return p.add(r, h, raw, itself)
+	return p.hold(r, h, raw, itself)
 }
 
 func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolume, error) {
@@ -171,7 +176,10 @@ func (p *podVolumes) takePersistentVolume(r resource, h *head, raw []byte, reaso
 		p.findings.fail(subject{persistentVolumesResource, "", h.Metadata.Name}, err.Error())
 		return nil
 	}
-	return p.addRelated(r, h, raw, reason)
+	if !p.comesAlong(r, h) {
+		return nil
+	}
+	return p.hold(r, h, raw, reason)
 }
 
 // visitClaim takes a claim. Its persistent volume comes along when all claims are read.
@@ -183,7 +191,7 @@ func (p *podVolumes) visitClaim(_ context.Context, r resource, h *head, raw []by
 	}
 	p.keepClaim(h, raw)
 	p.unsettled = append(p.unsettled, types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name})
-	return p.add(r, h, stored, itself)
+	return p.hold(r, h, stored, itself)
 }
 
 // manyGets is how many objects are looked for in a list rather than read one by one.
@@ -428,8 +436,10 @@ func (p *podVolumes) takeClaim(ctx context.Context, r resource, key types.Namesp
 		kept.unusable, kept.known = "its claim can't be read", true
 		return kept, nil
 	}
-	if err := p.addRelated(r, h, stored, why); err != nil {
-		return nil, err
+	if p.comesAlong(r, h) {
+		if err := p.hold(r, h, stored, why); err != nil {
+			return nil, err
+		}
 	}
 	p.keepClaim(h, raw)
 	return p.claims[key], p.settle(ctx, key)

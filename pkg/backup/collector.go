@@ -410,14 +410,22 @@ var related = func() sets.Set[schema.GroupResource] {
 // addRelated puts an object into the tarball that comes along with others,
 // unless it is there, or excluded.
 func (c *collector) addRelated(r resource, h *head, raw []byte, reason string) error {
-	if !c.wanted.IncludedRelated(r.GroupResource(), r.namespaced) || !c.sink.meet(r, h.Metadata.Namespace, h.Metadata.Name) {
-		return nil
-	}
-	if why := h.whyLeftOut(); why != "" {
-		c.log.write(slog.LevelInfo, why, subject{r.GroupResource(), h.Metadata.Namespace, h.Metadata.Name}.attrs()...)
+	if !c.comesAlong(r, h) {
 		return nil
 	}
 	return c.add(r, h, raw, reason)
+}
+
+// comesAlong says whether an object that others refer to is to be put into the tarball now.
+func (c *collector) comesAlong(r resource, h *head) bool {
+	if !c.wanted.IncludedRelated(r.GroupResource(), r.namespaced) || !c.sink.meet(r, h.Metadata.Namespace, h.Metadata.Name) {
+		return false
+	}
+	if why := h.whyLeftOut(); why != "" {
+		c.log.write(slog.LevelInfo, why, subject{r.GroupResource(), h.Metadata.Namespace, h.Metadata.Name}.attrs()...)
+		return false
+	}
+	return true
 }
 
 // readDefinitions takes the definitions of the custom resources of which there

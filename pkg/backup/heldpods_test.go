@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -213,6 +214,199 @@ func TestPodsAreReadAfterTheirPreHooks(t *testing.T) {
 	}
 }
 
+// TestBelongingsAreReadAfterPreHooks: what the pre hooks of a pod change on its claims, and on their
+// persistent volumes, is in the backup, for one request each, or one list if they are many. What
+// belongs to no such pod is not asked for, and each is in the backup once.
+func TestBelongingsAreReadAfterPreHooks(t *testing.T) {
+	const claims, volumes = "/api/v1/namespaces/shop/persistentvolumeclaims", "/api/v1/persistentvolumes"
+	const note, changed = `"annotations":{"dumped":"yes"}`, `"dumped":"yes"`
+	type edit func(path, object string) (string, int)
+	isGone := func(path, object string) (string, int) { return object, http.StatusNotFound }
+	for name, test := range map[string]struct {
+		more  int // claims of the pod
+		edit  edit
+		spoil func(*fixture)
+		// lists and gets are the requests for claims and persistent volumes, all in all.
+		lists, gets int
+		changed     []string
+		told        string
+		logged      string
+	}{
+		"changed":       {lists: 1, gets: 4, changed: []string{"data", "pv-data"}},
+		"many, changed": {more: manyGets, lists: 4, changed: []string{"data", "more-3", "pv-data", "pv-more-3"}},
+		"chosen by a label": {lists: 1, gets: 4, changed: []string{"data", "pv-data"}, spoil: func(f *fixture) {
+			f.request.Backup.Spec.LabelSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}
+		}},
+		"gone": {lists: 1, gets: 4, edit: isGone, logged: withClaim + "it is gone"},
+		"another of its name": {lists: 1, gets: 4, logged: withClaim + "it is gone", edit: func(_, object string) (string, int) {
+			return strings.Replace(object, `"uid":"`, `"uid":"other-`, 1), 0
+		}},
+		"being deleted": {lists: 1, gets: 4, logged: withClaim + "now it would be left out: it is being deleted", edit: func(_, object string) (string, int) {
+			return stamped(object, `"deletionTimestamp":"2026-08-01T12:00:00Z"`), 0
+		}},
+		"not to be read": {lists: 1, gets: 4, told: withClaim + "read it: no", edit: func(_, object string) (string, int) { return object, http.StatusForbidden }},
+		"no object": {lists: 1, gets: 4, told: withClaim + "read it: read an object", edit: func(path, object string) (string, int) {
+			return `{"metadata":{"name":7}}`, 0
+		}},
+		"many, and the list fails": {more: manyGets, lists: 4, gets: 22, told: withClaim + "read it: no", edit: func(_, object string) (string, int) {
+			return object, http.StatusForbidden
+		}},
+		"ordered by the spec": {lists: 1, gets: 3, changed: []string{"pv-data"}, spoil: func(f *fixture) {
+			f.request.Backup.Spec.OrderedResources = map[string]string{"persistentvolumeclaims": "shop/data"}
+		}},
+		"no right to run hooks": {lists: 1, gets: 2, told: "its hooks were not run", spoil: func(f *fixture) {
+			f.hooks.allowed = func(string) error { return NotAllowedError("ada may not") }
+		}},
+		"hooks that are not noted": {lists: 1, gets: 2, told: "note which post hooks are to be run", spoil: func(f *fixture) {
+			f.hooks.pending = func([]engine.PodReference) error { return errBoom }
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			yes := true
+			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes, Hooks: dbHooks("")}).watched()
+			f.add("namespaces", namespace("shop", ""))
+			objects := map[string]string{}
+			bind := func(name string) {
+				objects[claims+"/"+name] = fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"shop","uid":"uid-%s"},"spec":{"volumeName":"pv-%s","dataSource":{"name":"x"}},"status":{"phase":"Bound"}}`, name, name, name)
+				objects[volumes+"/pv-"+name] = fmt.Sprintf(`{"metadata":{"name":"pv-%s","uid":"uid-pv-%s"},"spec":{"csi":{}}}`, name, name)
+				f.add("persistentvolumeclaims", objects[claims+"/"+name])
+				f.add("persistentvolumes", objects[volumes+"/pv-"+name])
+			}
+			bind("data")
+			bind("local") // of a pod without hooks
+			of := []string{"d" + claimData}
+			for i := range test.more {
+				name := fmt.Sprintf("more-%d", i)
+				bind(name)
+				of = append(of, name+strings.Replace(claimData, `"data"`, fmt.Sprintf("%q", name), 1))
+			}
+			f.add("pods", hookedPod("p", "n1", isDB, "", of...), hookedPod("q", "n1", "", "", "l"+strings.Replace(claimData, `"data"`, `"local"`, 1)))
+			if test.spoil != nil {
+				test.spoil(f)
+			}
+			var mu sync.Mutex
+			frozen, thawed := false, false
+			f.hooks.exec = func(_ context.Context, what string) (string, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				frozen, thawed = true, strings.Contains(what, "thaw")
+				return "", nil
+			}
+			if test.edit == nil {
+				test.edit = func(_, object string) (string, int) { return stamped(object, note), 0 }
+			}
+			lists, gets := 0, 0
+			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+				mu.Lock()
+				defer mu.Unlock()
+				isList := r.URL.Path == claims || r.URL.Path == volumes
+				if isList && r.URL.Query().Get("fieldSelector") == "" {
+					lists++
+				} else if objects[r.URL.Path] != "" {
+					gets++
+				}
+				if !frozen || !isList && objects[r.URL.Path] == "" {
+					return false
+				}
+				if thawed {
+					t.Errorf("%s is asked for after the post hooks", r.URL.Path)
+				}
+				if strings.Contains(r.URL.Path, "local") {
+					t.Error("what belongs to the other pod is asked for")
+				}
+				answer, code := test.edit(r.URL.Path, objects[r.URL.Path])
+				if isList {
+					var items []string
+					for path, object := range objects {
+						if strings.HasPrefix(path, r.URL.Path+"/") {
+							edited, refused := test.edit(path, object)
+							items, code = append(items, edited), refused
+						}
+					}
+					answer = `{"metadata":{},"items":[` + strings.Join(items, ",") + `]}`
+				}
+				if code != 0 {
+					writeStatus(w, metav1.Status{Code: int32(code), Reason: map[int]metav1.StatusReason{http.StatusNotFound: metav1.StatusReasonNotFound, http.StatusForbidden: metav1.StatusReasonForbidden}[code], Message: "no"})
+					return true
+				}
+				fmt.Fprint(w, answer)
+				return true
+			}
+			outcome := f.run(t)
+			if lists != test.lists || gets != test.gets {
+				t.Errorf("%d lists and %d single claims and volumes were asked for, want %d and %d", lists, gets, test.lists, test.gets)
+			}
+			tarball, items := f.tarball(t), f.items(t)
+			for path := range objects {
+				kind, name := "persistentvolumeclaims", path[strings.LastIndex(path, "/")+1:]
+				where, item := "namespaces/shop/", "shop/"+name
+				if strings.HasPrefix(name, "pv-") {
+					kind, where, item = "persistentvolumes", "cluster/", name
+				}
+				content := string(tarball["resources/"+kind+"/"+where+name+".json"])
+				chosen := f.request.Backup.Spec.LabelSelector == nil || !strings.Contains(name, "local")
+				if (content != "") != chosen || slices.Contains(items, kind+" "+item) != chosen {
+					t.Errorf("%s is in the tarball as %q, and in the list: %t", name, content, !chosen)
+				}
+				is := strings.Contains(content, changed)
+				if want := slices.Contains(test.changed, name) || test.more > 0 && len(test.changed) > 0 && strings.Contains(name, "more-"); is != want || strings.Contains(content, "dataSource") {
+					t.Errorf("%s has the change: %t: %s", name, is, content)
+				}
+			}
+			if written := outcome.Status.Progress.ItemsBackedUp; written != int64(len(items)) || f.deps.Progress.Objects().TotalItems != written {
+				t.Errorf("%d objects were counted, and the list has %d", written, len(items))
+			}
+			results, log := f.text(t, format.ResultsKey("b")), f.text(t, format.LogKey("b"))
+			if !strings.Contains(results, test.told) || !strings.Contains(log, test.logged) || test.told+test.logged == "" && strings.Contains(log, withClaim) {
+				t.Errorf("told: %s\nlogged: %s", results, log)
+			}
+		})
+	}
+}
+
+// TestBelongingsAreBounded: claims and persistent volumes beyond a bound are written as they come,
+// and so are those that can't be kept until the hooks have run, or are too large then.
+func TestBelongingsAreBounded(t *testing.T) {
+	for name, test := range map[string]struct {
+		index, held int
+		told        string
+		gets        int
+	}{
+		"nothing is kept":              {0, 1 << 20, "", 0},
+		"nothing is kept for hooks":    {1 << 20, 10, withClaim + tooMuchHeld, 0},
+		"what is read then is too big": {1 << 20, 2000, withClaim + tooMuchHeld, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func(index, held int) { maxIndexBytes, maxHeldBytes = index, held }(maxIndexBytes, maxHeldBytes)
+			maxIndexBytes, maxHeldBytes = test.index, test.held
+			f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, "", "d"+claimData))
+			gets := 0
+			var frozen atomic.Bool
+			f.hooks.exec = func(context.Context, string) (string, error) { frozen.Store(true); return "", nil }
+			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+				name := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+				if !frozen.Load() || name != "data" && name != "pv-data" {
+					return false
+				}
+				gets++
+				fmt.Fprintf(w, `{"metadata":{"name":%q,"uid":%q,"annotations":{"more":%q}}}`, name, map[string]string{"data": "claim-data"}[name], strings.Repeat("x", 2000))
+				return true
+			}
+			f.run(t)
+			items := f.items(t)
+			if gets != test.gets || !slices.Contains(items, "persistentvolumeclaims shop/data") || !slices.Contains(items, "persistentvolumes pv-data") {
+				t.Errorf("%d were read again; the backup has %q", gets, items)
+			}
+			if results := f.text(t, format.ResultsKey("b")); strings.Contains(results, withClaim) != (test.told != "") || !strings.Contains(results, test.told) {
+				t.Errorf("told: %s", results)
+			}
+			if told := strings.Contains(f.text(t, format.LogKey("b")), "was read before any hook"); told != (test.index == 0) {
+				t.Errorf("that too much is in memory is in the log: %t", told)
+			}
+		})
+	}
+}
+
 func stampedKind(pod string) string { return `{"kind":"Pod","apiVersion":"v1",` + pod[1:] }
 
 // TestNobodyIsFrozenForTheTarball: what was read of a pod between its hooks is written after
@@ -237,20 +431,24 @@ func TestNobodyIsFrozenForTheTarball(t *testing.T) {
 	}
 }
 
-// TestNobodyIsFrozenForTheServer: pods thaw though the server answers no request for one of them.
+// TestNobodyIsFrozenForTheServer: pods thaw though the server answers no request for one of them, or
+// for what belongs to them.
 func TestNobodyIsFrozenForTheServer(t *testing.T) {
 	defer func(was time.Duration) { readAgainTimeout = was }(readAgainTimeout)
 	readAgainTimeout = 100 * time.Millisecond
 	f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, "", "d"+claimData), hookedPod("q", "n1", isDB, "", "d"+claimData))
+	var frozen atomic.Bool
+	f.hooks.exec = func(context.Context, string) (string, error) { frozen.Store(true); return "", nil }
 	f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
-		if r.URL.Query().Get("fieldSelector") == "" || !strings.HasSuffix(r.URL.Path, "/pods") {
+		if !frozen.Load() || (r.URL.Query().Get("fieldSelector") == "" || !strings.HasSuffix(r.URL.Path, "/pods")) && !strings.HasSuffix(r.URL.Path, "data") {
 			return false
 		}
 		<-r.Context().Done()
 		return true
 	}
 	outcome := f.run(t)
-	if results := f.text(t, format.ResultsKey("b")); outcome.Status.Phase != holdfast.BackupPhaseCompleted || strings.Count(results, asListed+errNotReadInTime.Error()) != 2 {
+	if results := f.text(t, format.ResultsKey("b")); outcome.Status.Phase != holdfast.BackupPhaseCompleted || strings.Count(results, asListed+errNotReadInTime.Error()) != 2 ||
+		strings.Count(results, withClaim+errNotReadInTime.Error()) != 2 {
 		t.Errorf("%s with %s", outcome.Status.Phase, results)
 	}
 	thawed := slices.DeleteFunc(slices.Clone(f.hooks.events), func(event string) bool { return !strings.Contains(event, "thaw") })

@@ -1,0 +1,182 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// maxIndexBytes bounds what a backup keeps of claims and persistent volumes until all pods are
+// known, as they are stored: in memory it is about twice as much.
+var maxIndexBytes = 16 << 20
+
+// withClaim is what people are told of a claim or persistent volume that is not as it was after
+// the pre hooks of its pod.
+const withClaim = "what the backup has of it is from before the pre hooks of its pod: "
+
+// heldKey is what an object that is held is found by.
+type heldKey struct {
+	resource schema.GroupResource
+	name     types.NamespacedName
+}
+
+func (o *object) key() heldKey {
+	return heldKey{o.GroupResource(), types.NamespacedName{Namespace: o.item.Namespace, Name: o.item.Name}}
+}
+
+func (k heldKey) subject() subject { return subject{k.resource, k.name.Namespace, k.name.Name} }
+
+// hold keeps a claim or a persistent volume until it is known whether it belongs to a pod with
+// pre hooks. If the spec orders it, or too much is kept, it is written now.
+func (p *podVolumes) hold(r resource, h *head, raw []byte, reason string) error {
+	if slices.Contains(p.order[r.GroupResource()], itemName(h.Metadata.Namespace, h.Metadata.Name)) {
+		return p.add(r, h, raw, reason)
+	}
+	o, _, err := newObject(nil, r, h, raw, reason)
+	if err != nil {
+		return err
+	}
+	p.progress.found.Add(1)
+	if p.indexBytes+len(o.stored) > maxIndexBytes {
+		p.indexFull = true
+		return p.write(&batch{objects: []*object{o}})
+	}
+	p.indexBytes += len(o.stored)
+	p.index = append(p.index, o)
+	return nil
+}
+
+// releaseIndex is called when all pods are known. What belongs to one with pre hooks stays with
+// it, and the rest is written.
+func (p *podVolumes) releaseIndex() error {
+	of := map[heldKey]*heldPod{}
+	for _, pod := range p.held {
+		if len(pod.pre) == 0 {
+			continue
+		}
+		for _, name := range pod.claims {
+			claim := types.NamespacedName{Namespace: pod.ref.Namespace, Name: name}
+			of[heldKey{claimsResource, claim}] = pod
+			if volume := p.claims[claim].volume; volume != "" {
+				of[heldKey{persistentVolumesResource, types.NamespacedName{Name: volume}}] = pod
+			}
+		}
+	}
+	if p.indexFull && len(of) > 0 {
+		p.log.write(slog.LevelInfo, "of some claims and persistent volumes the backup has what was read before any hook: too much of them is in memory")
+	}
+	var now batch
+	for _, o := range p.index {
+		var kept *object
+		switch pod := of[o.key()]; {
+		case pod == nil:
+		case p.keep(&kept, o):
+			pod.belongings = append(pod.belongings, kept)
+			continue
+		default:
+			p.findings.warn(o.key().subject(), withClaim+tooMuchHeld)
+		}
+		now.objects = append(now.objects, o)
+	}
+	p.index = nil
+	return p.write(&now)
+}
+
+// readBelongingsAgain reads the claims and persistent volumes that the pre hooks of a block's pods
+// may have changed: one by one if they are few, else by a list. What is not to be had now, the
+// backup has as the list of all brought it.
+func (p *podVolumes) readBelongingsAgain(ctx context.Context, block block) {
+	lists := map[query]map[string]**object{}
+	for _, pod := range block {
+		if len(pod.pre) == 0 {
+			continue
+		}
+		for i, o := range pod.belongings {
+			q := query{resource: o.resource, namespace: o.item.Namespace}
+			if lists[q] == nil {
+				lists[q] = map[string]**object{}
+			}
+			lists[q][o.item.Name] = &pod.belongings[i]
+		}
+	}
+	for q, wanted := range lists {
+		if len(wanted) > manyGets {
+			whole, err := p.search(ctx, q, func(h *head, raw []byte) error {
+				if at := wanted[h.Metadata.Name]; at != nil {
+					p.replace(at, h, raw)
+					delete(wanted, h.Metadata.Name)
+				}
+				if len(wanted) == 0 {
+					return errFound
+				}
+				return nil
+			})
+			if whole && err == nil {
+				for _, at := range wanted {
+					p.stays(*at, "it is gone")
+				}
+				continue
+			}
+		}
+		for name, at := range wanted {
+			raw, err := p.lister.get(ctx, q.resource, q.namespace, name)
+			var h *head
+			if err == nil {
+				h, err = headOf(raw)
+			}
+			switch {
+			case err == nil:
+				p.replace(at, h, raw)
+			case apierrors.IsNotFound(err):
+				p.stays(*at, "it is gone")
+			case errors.Is(context.Cause(ctx), errNotReadInTime):
+				p.findings.warn((*at).key().subject(), withClaim+errNotReadInTime.Error())
+			case ctx.Err() != nil: // then there is no backup
+			default:
+				p.findings.warn((*at).key().subject(), fmt.Sprintf("%sread it: %v", withClaim, err))
+			}
+		}
+	}
+}
+
+// replace has an object be what was read again, unless it is another one of its name, or would be
+// left out now: what the backup takes was decided before.
+func (p *podVolumes) replace(at **object, h *head, raw []byte) {
+	before := *at
+	about := before.key().subject()
+	if string(h.Metadata.UID) != before.item.UID {
+		p.stays(before, "it is gone")
+		return
+	}
+	if why := h.whyLeftOut(); why != "" {
+		p.stays(before, "now it would be "+why)
+		return
+	}
+	var err error
+	if about.resource == claimsResource {
+		raw, err = storedClaim(h, raw)
+	}
+	var again *object
+	if err == nil {
+		again, _, err = newObject(nil, before.resource, h, raw, before.item.Reason)
+	}
+	switch {
+	case err != nil:
+		p.findings.warn(about, fmt.Sprintf("%sread it: %v", withClaim, err))
+	case !p.keep(at, again):
+		p.findings.warn(about, withClaim+tooMuchHeld)
+	}
+}
+
+func (p *podVolumes) stays(o *object, why string) {
+	p.log.write(slog.LevelInfo, withClaim+why, o.key().subject().attrs()...)
+}
