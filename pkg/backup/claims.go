@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -80,6 +81,10 @@ type podVolumes struct {
 	nodes             map[string]*corev1.Node
 	// unsettled are the claims that were read and whose persistent volumes were not.
 	unsettled []types.NamespacedName
+	// undecided are pods that wait for claims, in the order of being read, and undecidedBytes
+	// what is kept of them.
+	undecided      []undecidedPod
+	undecidedBytes int
 	// held are the pods to take when all are known.
 	held []*heldPod
 	// ordered are the pods that the spec orders, which come before all others.
@@ -240,40 +245,51 @@ func (p *podVolumes) takeClaimsOfVolumes(ctx context.Context) error {
 	if !found || len(p.selectors) == 0 || !p.wanted.IncludedRelated(claimsResource, true) {
 		return nil
 	}
-	missing := map[types.NamespacedName]string{}
+	missing, of := map[types.NamespacedName]string{}, map[types.NamespacedName]string{}
 	for name, volume := range p.persistentVolumes {
 		if volume == nil || volume.bound.Name == "" || !p.inScope(volume.bound.Namespace) {
 			continue
 		}
 		if _, known := p.claims[volume.bound]; !known {
-			missing[volume.bound] = name
+			missing[volume.bound], of[volume.bound] = "the persistent volume "+name+" is bound to it", name
 		}
 	}
-	take := func(h *head, raw []byte) error {
-		key := types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}
-		name, ok := missing[key]
-		if !ok || h.Metadata.UID != p.persistentVolumes[name].claim {
-			return nil // of another one of its name the volume knows nothing
-		}
-		delete(missing, key)
-		_, err := p.takeClaim(ctx, r, key, h, raw, "the persistent volume "+name+" is bound to it")
+	if err := p.takeClaims(ctx, r, missing, optional, func(key types.NamespacedName, h *head) bool {
+		return h.Metadata.UID == p.persistentVolumes[of[key]].claim // of another one of its name the volume knows nothing
+	}); err != nil {
 		return err
 	}
-	if len(missing) > manyGets {
-		whole := true
-		for _, namespace := range p.listed {
-			ok, err := p.search(ctx, query{resource: r, namespace: namespace}, take)
-			if err != nil {
-				return err
-			}
-			whole = whole && ok
-		}
-		if whole {
+	return p.settleClaims(ctx)
+}
+
+// takeClaims takes claims that come along, for a reason each, unless they are refused. Many of
+// them are looked for in lists. One that is left in missing does not exist, which is told if it is
+// expected, or can't be read.
+func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[types.NamespacedName]string, expected bool, accept func(types.NamespacedName, *head) bool) error {
+	take := func(h *head, raw []byte) error {
+		key := types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}
+		why, ok := missing[key]
+		if !ok || !accept(key, h) {
 			return nil
+		}
+		delete(missing, key)
+		return p.takeClaim(r, key, h, raw, why)
+	}
+	answered := sets.New[string]() // the namespaces whose claims are all known; "" is all
+	if len(missing) > manyGets {
+		var err error
+		if answered, err = p.searchClaims(ctx, r, missing, take); err != nil {
+			return err
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(missing), compareNames) {
-		h, raw, err := p.fetch(ctx, r, key.Namespace, key.Name, optional)
+		if answered.HasAny("", key.Namespace) {
+			if expected {
+				p.findings.warn(subject{claimsResource, key.Namespace, key.Name}, notThere)
+			}
+			continue
+		}
+		h, raw, err := p.fetch(ctx, r, key.Namespace, key.Name, expected)
 		if err != nil {
 			return err
 		}
@@ -285,6 +301,34 @@ func (p *podVolumes) takeClaimsOfVolumes(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// searchClaims looks for missing claims in the lists of the namespaces that have some, and says of
+// which it has seen all.
+func (p *podVolumes) searchClaims(ctx context.Context, r resource, missing map[types.NamespacedName]string, take func(*head, []byte) error) (sets.Set[string], error) {
+	lacking := sets.New("")
+	for key := range missing {
+		lacking.Insert(key.Namespace)
+	}
+	answered := sets.New[string]()
+	for _, namespace := range p.listed {
+		if !lacking.Has(namespace) || len(missing) == 0 {
+			continue
+		}
+		whole, err := p.search(ctx, query{resource: r, namespace: namespace}, func(h *head, raw []byte) error {
+			if err := take(h, raw); err != nil || len(missing) > 0 {
+				return err
+			}
+			return errFound
+		})
+		if err != nil {
+			return nil, err
+		}
+		if whole {
+			answered.Insert(namespace)
+		}
+	}
+	return answered, nil
 }
 
 func compareNames(a, b types.NamespacedName) int {
@@ -302,10 +346,12 @@ var errFound = errors.New("all are found")
 // it has seen all, or found all, as visit says by errFound. What it misses, since the server fails, is to be read by itself. The error
 // is for the backup as a whole.
 func (c *collector) search(ctx context.Context, q query, visit func(*head, []byte) error) (whole bool, _ error) {
+	unread := false
 	err := c.lister.list(ctx, q, visitor{page: func(int64) {}, object: func(raw []byte) error {
 		h, err := headOf(raw)
 		if err != nil {
-			return nil // if it is needed, that is told when it is read by itself
+			unread = true // if it is needed, that is told when it is read by itself
+			return nil
 		}
 		return visit(h, raw)
 	}})
@@ -320,7 +366,7 @@ func (c *collector) search(ctx context.Context, q query, visit func(*head, []byt
 	case err != nil:
 		c.log.write(slog.LevelInfo, fmt.Sprintf("what others refer to is read one by one: list it: %v", err), subject{q.resource.GroupResource(), q.namespace, ""}.attrs()...)
 	}
-	return err == nil, nil
+	return err == nil && !unread, nil
 }
 
 const halfFilled = "it may hold only a part of the data of a restore that was stopped, and is backed up as it is: restore its data again, or, if you know better, remove its annotation " + format.AnnotationIncomplete
@@ -401,52 +447,33 @@ func (p *podVolumes) actionOf(pod *corev1.Pod, volume *corev1.Volume) action {
 	return p.policies.action(traitsInPod(&volume.VolumeSource), nil)
 }
 
-// claim finds a claim that a pod of its namespace refers to. It comes along into the backup, even
-// when the backup's label selector does not match it.
-func (p *podVolumes) claim(ctx context.Context, key types.NamespacedName, pod string) (*claim, error) {
-	if kept, known := p.claims[key]; known {
-		return kept, nil
-	}
-	kept := &claim{}
-	p.claims[key] = kept
-	r, found := p.discovered.find(claimsResource)
-	if !found || !p.wanted.IncludedRelated(claimsResource, true) {
-		kept.unusable, kept.known = "the backup excludes its claim", true
-		return kept, nil
-	}
-	h, raw, err := p.fetch(ctx, r, key.Namespace, key.Name, expected)
-	if raw == nil {
-		kept.unusable, kept.known = "its claim can't be read", true
-		return kept, err
-	}
-	return p.takeClaim(ctx, r, key, h, raw, "the pod "+pod+" has it as a volume")
-}
-
-// takeClaim takes a claim that comes along for a reason.
-func (p *podVolumes) takeClaim(ctx context.Context, r resource, key types.NamespacedName, h *head, raw []byte, why string) (*claim, error) {
-	kept := &claim{}
-	p.claims[key] = kept
+// takeClaim takes a claim that comes along for a reason. Its persistent volume comes along when
+// claims are settled.
+func (p *podVolumes) takeClaim(r resource, key types.NamespacedName, h *head, raw []byte, why string) error {
 	if reason := h.whyLeftOut(); reason != "" {
-		kept.unusable, kept.known = "its claim is "+reason, true
-		return kept, nil
+		p.claims[key] = &claim{unusable: "its claim is " + reason, known: true}
+		return nil
 	}
 	stored, err := storedClaim(h, raw)
 	if err != nil {
 		p.findings.fail(subject{claimsResource, key.Namespace, key.Name}, err.Error())
-		kept.unusable, kept.known = "its claim can't be read", true
-		return kept, nil
+		p.claims[key] = unreadClaim()
+		return nil
 	}
 	if p.comesAlong(r, h) {
 		if err := p.hold(r, h, stored, why); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	p.keepClaim(h, raw)
-	return p.claims[key], p.settle(ctx, key)
+	p.unsettled = append(p.unsettled, key)
+	return nil
 }
 
-// visitPod takes a pod, its claims along, and holds it for its volumes and hooks. With hooks
-// before, it is not written yet.
+func unreadClaim() *claim { return &claim{unusable: "its claim can't be read", known: true} }
+
+// visitPod takes a pod, and holds it for its volumes and hooks. With hooks before, it is not
+// written yet.
 func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []byte) error {
 	about := subject{podsResource, h.Metadata.Namespace, h.Metadata.Name}
 	var pod corev1.Pod
@@ -464,16 +491,19 @@ func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []by
 			return err
 		}
 	}
-	for i := range pod.Spec.Volumes {
-		if name := claimOf(&pod, &pod.Spec.Volumes[i]); name != "" {
-			of, err := p.claim(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, pod.Name)
-			if err != nil {
-				return err
-			}
-			of.mounted = true
-		}
+	if p.waits(held) {
+		return p.postpone(ctx, &pod, held)
 	}
-	picked, skipped := pickVolumes(&pod, p.filesByDefault(), func(volume *corev1.Volume) action { return p.actionOf(&pod, volume) })
+	return p.decide(ctx, &pod, held)
+}
+
+// decide decides on the volumes of a pod, whose claims are known.
+func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod) error {
+	about := subject{podsResource, pod.Namespace, pod.Name}
+	for _, name := range held.claims {
+		p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: name}].mounted = true
+	}
+	picked, skipped := pickVolumes(pod, p.filesByDefault(), func(volume *corev1.Volume) action { return p.actionOf(pod, volume) })
 	for _, s := range skipped {
 		p.skip(about, s)
 		if s.claim != "" {
@@ -481,7 +511,7 @@ func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []by
 		}
 	}
 	for _, volume := range picked {
-		here := heldVolume{volume.Name, claimOf(&pod, &volume)}
+		here := heldVolume{volume.Name, claimOf(pod, &volume)}
 		if held.notRunning != "" { // which is told
 			held.volumes = append(held.volumes, here)
 			continue

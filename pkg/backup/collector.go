@@ -97,11 +97,16 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 				return nil, err
 			}
 		}
-		if r.GroupResource() == claimsResource {
+		switch r.GroupResource() {
+		case claimsResource:
 			if err := volumes.settleClaims(ctx); err != nil {
 				return nil, err
 			}
 			if err := volumes.takeClaimsOfVolumes(ctx); err != nil {
+				return nil, err
+			}
+		case podsResource:
+			if err := volumes.decideAll(ctx); err != nil {
 				return nil, err
 			}
 		}
@@ -501,7 +506,24 @@ func (c *collector) isDefined(ctx context.Context, r resource) bool {
 // backup, if they have not come by themselves.
 func (c *collector) readTouchedNamespaces(ctx context.Context) error {
 	r, _ := c.discovered.find(namespacesResource)
-	for _, name := range c.sink.touchedNamespaces() {
+	const reason = "objects in it were taken"
+	missing := sets.New(c.sink.touchedNamespaces()...)
+	if len(missing) > manyGets {
+		whole, err := c.search(ctx, query{resource: r}, func(h *head, raw []byte) error {
+			if !missing.Has(h.Metadata.Name) {
+				return nil
+			}
+			missing.Delete(h.Metadata.Name)
+			if err := c.addRelated(r, h, raw, reason); err != nil || len(missing) > 0 {
+				return err
+			}
+			return errFound
+		})
+		if err != nil || whole {
+			return err
+		}
+	}
+	for _, name := range sets.List(missing) {
 		h, raw, err := c.fetch(ctx, r, "", name, optional)
 		if err != nil {
 			return err
@@ -509,7 +531,7 @@ func (c *collector) readTouchedNamespaces(ctx context.Context) error {
 		if raw == nil {
 			continue
 		}
-		if err := c.addRelated(r, h, raw, "objects in it were taken"); err != nil {
+		if err := c.addRelated(r, h, raw, reason); err != nil {
 			return err
 		}
 	}
@@ -523,12 +545,14 @@ const (
 	optional = false
 )
 
+const notThere = "another object refers to it, but it does not exist"
+
 // fetch reads an object that another one refers to. It is nil, with a finding,
 // when it can't be read; the error is for the backup as a whole.
 func (c *collector) fetch(ctx context.Context, r resource, namespace, name string, expected bool) (*head, []byte, error) {
 	h, raw, exists, err := c.get(ctx, r, namespace, name)
 	if err == nil && !exists && expected {
-		c.findings.warn(subject{r.GroupResource(), namespace, name}, "another object refers to it, but it does not exist")
+		c.findings.warn(subject{r.GroupResource(), namespace, name}, notThere)
 	}
 	return h, raw, err
 }
