@@ -7,7 +7,7 @@
 //
 // Objects are read page by page and go into the tarball in the store as they
 // come, so memory follows the largest object, the names of all objects and some 77 bytes
-// of manifest for each, never the size of the rest.
+// of manifest for each, never the size of the rest. Nor does that of the API server: see PageSizes.
 // Only pods with pre hooks are held back: each is in memory, as its
 // list brought it, until these have run and it was read once more, up to some 32 MiB of
 // them. The volumes of pods are handed over when all pods are

@@ -21,13 +21,21 @@ import (
 	"k8s.io/client-go/rest"
 )
 
+// pageBytes is how large a page is to be. One that grows beyond four times as much is given up.
+var pageBytes int64 = 4 << 20
+
 const (
-	// pageSize is how many objects a page has at most, and pageBytes how large one is to be,
-	// as far as is known by what the list had before.
-	pageSize  = 500
-	pageBytes = 4 << 20
-	// sampled is from how many objects of a list on that is known.
+	// pageSize is how many objects a page has at most. The first one has as many as fit by what
+	// earlier lists had, or unknownPage if that is not known, and those after it by what the list
+	// had before.
+	pageSize = 500
+	// sampled is from how many objects of a page on the next one is asked for beside it, and from
+	// how many of a list on others go by it.
 	sampled = 50
+	// unknownPage bounds what an API server may have to hold for the first page of a kind of
+	// which nothing is known: an object has 1.5 MiB at most, since etcd takes no more. leastPage
+	// bounds it from below, so that one list of large objects costs those of a few small ones nothing.
+	unknownPage, leastPage = 100, 20
 	// maxRestarts bounds how often one list starts again because its continue
 	// token expired and the server gave no other, and how often in a row it gave one
 	// that has expired as well.
@@ -35,6 +43,9 @@ const (
 	// maxIdle is how many pages in a row may bring nothing.
 	maxIdle = 1000
 )
+
+// errLargePage: a page grew too large, and is to be asked for anew with fewer objects.
+var errLargePage = errors.New("the page is too large")
 
 // errMalformed: what the server sends is no list. It would be none the next time.
 var errMalformed = errors.New("the server's answer is not a list of Kubernetes")
@@ -44,6 +55,8 @@ var errMalformed = errors.New("the server's answer is not a list of Kubernetes")
 type lister struct {
 	client rest.Interface
 	retry  wait.Backoff
+	// sizes may be nil.
+	sizes *PageSizes
 }
 
 // query is one list.
@@ -74,7 +87,7 @@ type visitor struct {
 type reading struct {
 	*lister
 	query
-	// objects and bytes are what was seen of it.
+	// objects and bytes are what was seen of it, or since a page was given up.
 	objects, bytes int64
 	// next is the page that is asked for while the one before it is read, or nil.
 	next *asked
@@ -87,6 +100,7 @@ type reading struct {
 // asked is a page that somebody asks for.
 type asked struct {
 	token  string
+	limit  int64
 	cancel context.CancelFunc
 	done   chan struct{}
 	body   io.ReadCloser
@@ -95,15 +109,16 @@ type asked struct {
 
 // limit is how many objects the next page is to have.
 func (r *reading) limit() int64 {
-	if r.objects < sampled {
-		return pageSize
+	if r.objects == 0 {
+		return r.sizes.first(r.resource.GroupResource())
 	}
 	return max(1, min(pageSize, pageBytes*r.objects/max(r.bytes, 1)))
 }
 
 // ask asks for a page.
 func (r *reading) ask(ctx context.Context, token string) *asked {
-	request := r.request(r.resource, r.namespace).Param("limit", strconv.FormatInt(r.limit(), 10))
+	limit := r.limit()
+	request := r.request(r.resource, r.namespace).Param("limit", strconv.FormatInt(limit, 10))
 	for name, value := range map[string]string{"continue": token, "labelSelector": r.selector} {
 		if value != "" {
 			request.Param(name, value)
@@ -113,7 +128,7 @@ func (r *reading) ask(ctx context.Context, token string) *asked {
 		request.Param("fieldSelector", fields.OneTermEqualSelector(metav1.ObjectNameField, r.name).String())
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	page := &asked{token: token, cancel: cancel, done: make(chan struct{})}
+	page := &asked{token: token, limit: limit, cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(page.done)
 		page.body, page.err = request.Stream(ctx)
@@ -156,6 +171,7 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 		case err == nil:
 			visit.page(info.RemainingItemCount)
 			if info.Continue == "" {
+				l.sizes.learn(q.resource.GroupResource(), r.objects, r.bytes)
 				return nil
 			}
 			if info.Continue == token {
@@ -173,6 +189,8 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 			return fromVisitor
 		case ctx.Err() != nil:
 			return ctx.Err()
+		case errors.Is(err, errLargePage):
+			continue
 		case token != "" && (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)):
 			if token = continueOf(err); token != "" {
 				offers++
@@ -267,6 +285,7 @@ func (r *reading) page(ctx context.Context, token string, visit func([]byte) err
 	if page.err != nil {
 		return pageInfo{}, 0, page.err
 	}
+	read := int64(0)
 	err = decodePage(page.body, &info, func(raw []byte) error {
 		if visited++; visited == 1 {
 			r.begins = ""
@@ -276,11 +295,19 @@ func (r *reading) page(ctx context.Context, token string, visit func([]byte) err
 		}
 		r.objects++
 		r.bytes += int64(len(raw))
+		read += int64(len(raw))
 		if r.next == nil && info.Continue != "" && info.Continue != token && r.objects >= sampled {
 			r.next = r.ask(ctx, info.Continue)
 		}
 		if err := visit(raw); err != nil {
 			return visitError{err}
+		}
+		// Of fewer than a quarter as many it is asked for then. What has more objects than it was asked
+		// for is of a server that does not look at limits, and would send it again.
+		if read > 4*pageBytes && int64(visited) < page.limit {
+			r.objects, r.bytes = int64(visited), read
+			r.sizes.learn(r.resource.GroupResource(), r.objects, r.bytes)
+			return errLargePage
 		}
 		return nil
 	})

@@ -42,6 +42,7 @@ func (f *fixture) serveMany() {
 		})
 	}
 	f.resources = append(f.resources, list)
+	f.knowSizes() // else one list more of each kind, once in the controller's life
 	for i := range everyNamespaces {
 		f.add("namespaces", namespace(fmt.Sprintf("team-%03d", i), ""))
 	}

@@ -90,6 +90,8 @@ type Dependencies struct {
 	Clock    clock.PassiveClock
 	// Remover removes what earlier attempts have left. The first needs none.
 	Remover store.Remover
+	// PageSizes is shared by the backups of a process. Optional.
+	PageSizes *PageSizes
 	// Progress is told of objects. Optional.
 	Progress *Progress
 	// Log is that of the backup, which is ended here; others may read it meanwhile. Optional.
@@ -321,7 +323,7 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 		discovered:    found,
 		policies:      policies,
 		order:         found.orderOf(spec, e.findings),
-		lister:        &lister{client: e.Client, retry: e.Retry},
+		lister:        &lister{client: e.Client, retry: e.Retry, sizes: e.PageSizes},
 		mover:         e.Volumes,
 		workers:       e.Workers,
 		hooks:         e.hooks,

@@ -24,6 +24,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -116,9 +117,21 @@ func newFixture(t testing.TB, spec holdfast.BackupSpec) *fixture {
 		Hooks:     f.hooks,
 		Clock:     clock,
 		Progress:  &Progress{},
+		PageSizes: &PageSizes{},
 		Retry:     wait.Backoff{Duration: time.Microsecond, Steps: 4},
 	}
+	f.knowSizes()
 	return f
+}
+
+// knowSizes has the controller have met small objects of all resources before.
+func (f *fixture) knowSizes() {
+	for _, list := range f.resources {
+		gv, _ := schema.ParseGroupVersion(list.GroupVersion)
+		for _, r := range list.APIResources {
+			f.deps.PageSizes.learn(gv.WithResource(r.Name).GroupResource(), sampled, sampled<<10)
+		}
+	}
 }
 
 func (f *fixture) run(t testing.TB) Outcome {

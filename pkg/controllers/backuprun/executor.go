@@ -73,6 +73,8 @@ type Executor struct {
 	HostPathRoots hostpath.Roots
 	// Logs has the logs of the runs while they are executed. Optional.
 	Logs *runlog.Logs
+
+	pageSizes backup.PageSizes
 }
 
 var _ executor = &Executor{}
@@ -126,6 +128,7 @@ func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.Back
 		Policies:      runPolicies{e.Kube, run.Spec.Requester},
 		Clock:         e.Clock,
 		Remover:       bucket,
+		PageSizes:     &e.pageSizes,
 		Progress:      progress,
 		Log:           log,
 		BlockWorkers:  e.BlockWorkers,
