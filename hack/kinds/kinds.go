@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kinds fills a cluster with objects of 40 kinds, as diverse as the API allows, to see
-// what becomes of them in a backup: of both scopes, custom ones in two versions, with names of
-// 63 and 253 characters, text of all scripts, and owners in a circle and across scopes.
+// what becomes of them in a backup: of both scopes, custom ones in two versions, one of them
+// converted by a webhook, with names of 63 and 253 characters, text of all scripts wherever the API
+// takes it, and owners in a circle and across scopes. Labels, as names, are ASCII: it takes no others.
 //
 // There are no owners across namespaces: the garbage collector takes such an owner for gone,
 // and deletes what it has. Nothing runs, so that the objects soon stay as they are.
@@ -11,6 +12,7 @@ package kinds
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -28,8 +30,15 @@ import (
 // Label is on all objects, with the name of their set.
 const Label = "kinds.holdfast.io/set"
 
-// Text is in an annotation of each object.
-const Text = "Füße \u00e9e\u0301 例え שלום 🚀 <a href=\"x\">&amp;</a> \\ \u2028 \t end"
+// Text is in an annotation of each object, and in what some kinds have for text of people: with
+// letters in two forms, right to left, beyond 16 bits, of no width, and what is no text at all.
+const Text = "Füße \u00e9e\u0301 例え שלום 🚀 👩\u200d🔧 \ufeff \ufffd \U0010fffd <a href=\"x\">&amp;</a> \\ \u2028 \u007f \t end"
+
+// quoted is Text, as JSON, with what may be in data as well.
+var quoted = func() string {
+	text, _ := json.Marshal(Text + "\x00\x1f") // any string can be encoded
+	return string(text)
+}()
 
 // Kind is one of the kinds.
 type Kind struct {
@@ -42,11 +51,14 @@ type Kind struct {
 	content string
 }
 
+// The versions of a custom kind, of which each object is written in one and stored in the other.
+const writtenVersion, storedVersion = "v1", "v1beta1"
+
 const podTemplate = `{"metadata":{"labels":{"app":"none"}},"spec":{"containers":[{"name":"c","image":"example.com/none"}]}}`
 
 var builtIn = []Kind{
-	of("", "v1", "configmaps", "ConfigMap", true, 253, `"data":{"a":"b"},"binaryData":{"z":"AAEC"}`),
-	of("", "v1", "secrets", "Secret", true, 253, `"stringData":{"password":"pässwörd"}`),
+	of("", "v1", "configmaps", "ConfigMap", true, 253, `"data":{"a":"b","text":`+quoted+`},"binaryData":{"z":"AAEC"}`),
+	of("", "v1", "secrets", "Secret", true, 253, `"stringData":{"password":`+quoted+`}`),
 	of("", "v1", "services", "Service", true, 63, `"spec":{"clusterIP":"None"}`),
 	of("", "v1", "serviceaccounts", "ServiceAccount", true, 253, `"automountServiceAccountToken":false`),
 	of("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", true, 253, `"spec":{"storageClassName":"none","accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}`),
@@ -68,8 +80,8 @@ var builtIn = []Kind{
 	of("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", true, 253, `"addressType":"IPv4","endpoints":[]`),
 	of("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", false, 253, `"rules":[]`),
 	of("rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", false, 253, `"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"none"}`),
-	of("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", false, 253, `"value":7`),
-	of("storage.k8s.io", "v1", "storageclasses", "StorageClass", false, 253, `"provisioner":"example.com/none"`),
+	of("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", false, 253, `"value":7,"description":`+quoted),
+	of("storage.k8s.io", "v1", "storageclasses", "StorageClass", false, 253, `"provisioner":"example.com/none","parameters":{"text":`+quoted+`}`),
 	of("networking.k8s.io", "v1", "ingressclasses", "IngressClass", false, 253, `"spec":{"controller":"example.com/none"}`),
 	of("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", false, 253, `"handler":"none"`),
 	of("", "v1", "persistentvolumes", "PersistentVolume", false, 253, `"spec":{"capacity":{"storage":"1Gi"},"accessModes":["ReadWriteOnce"],"storageClassName":"other","csi":{"driver":"example.com","volumeHandle":"h"}}`),
@@ -78,6 +90,8 @@ var builtIn = []Kind{
 func of(group, version, resource, name string, namespaced bool, longest int, content string) Kind {
 	return Kind{schema.GroupVersionResource{Group: group, Version: version, Resource: resource}, name, namespaced, longest, content}
 }
+
+var definitionsResource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
 // customKinds are how many kinds are custom ones.
 const customKinds = 12
@@ -88,30 +102,45 @@ type Set struct {
 	Name       string
 	Namespaces []string
 	Kinds      []Kind
+	// Converter, if there is one, has the objects of the last kind converted between its versions,
+	// which are not alike. Without, they are.
+	Converter *Converter
 }
 
 // New is a set in namespaces that exist.
 func New(name string, namespaces ...string) *Set {
 	s := &Set{Name: name, Namespaces: namespaces, Kinds: builtIn[:len(builtIn):len(builtIn)]}
 	for i := range customKinds {
-		content := fmt.Sprintf(`"spec":{"Metadata":{"name":"not of the object"},"number":%d,"float":0.10,"null":null,"deep":[[[{"":%q}]]]}`, 1<<60+i, Text)
-		s.Kinds = append(s.Kinds, of(fmt.Sprintf("g%d.%s.example.com", i%3, name), "v1", fmt.Sprintf("things%d", i), fmt.Sprintf("Thing%d", i), i%2 == 0, 253, content))
+		content := fmt.Sprintf(`"spec":{"Metadata":{"name":"not of the object"},"number":%d,"float":0.10,"null":null,"Füße 🚀":true,"text":%s,"deep":[[[{"":%s}]]]}`, 1<<60+i, quoted, quoted)
+		s.Kinds = append(s.Kinds, of(fmt.Sprintf("g%d.%s.example.com", i%3, name), writtenVersion, fmt.Sprintf("things%d", i), fmt.Sprintf("Thing%d", i), i%2 == 0, 253, content))
 	}
 	return s
 }
 
+// Converted is the kind whose objects the converter converts, and the path of all of them, of both
+// scopes, in the version in which they are stored.
+func (s *Set) Converted() (Kind, string) {
+	k := s.Kinds[len(s.Kinds)-1]
+	return k, "/apis/" + k.Group + "/" + storedVersion + "/" + k.Resource
+}
+
 // definition is the CustomResourceDefinition of a kind: in two versions, of which the other one
-// is stored, so that the server converts.
+// is stored, so that the server converts, or asks the converter to.
 func (s *Set) definition(k Kind) *unstructured.Unstructured {
 	scope := "Cluster"
 	if k.Namespaced {
 		scope = "Namespaced"
 	}
+	conversion := `{"strategy":"None"}`
+	if last, _ := s.Converted(); s.Converter != nil && k == last {
+		conversion = fmt.Sprintf(`{"strategy":"Webhook","webhook":{"conversionReviewVersions":["v1"],"clientConfig":{"url":%q,"caBundle":%q}}}`,
+			s.Converter.server.URL, base64.StdEncoding.EncodeToString(s.Converter.authority))
+	}
 	version := `{"name":%q,"served":true,"storage":%t,"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}`
 	return parse(fmt.Sprintf(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":%q,"labels":{%q:%q}},
-		"spec":{"group":%q,"scope":%q,"names":{"plural":%q,"singular":%q,"kind":%q},"versions":[%s,%s]}}`,
-		k.Resource+"."+k.Group, Label, s.Name, k.Group, scope, k.Resource, strings.ToLower(k.Name), k.Name,
-		fmt.Sprintf(version, "v1", false), fmt.Sprintf(version, "v1beta1", true)))
+		"spec":{"group":%q,"scope":%q,"names":{"plural":%q,"singular":%q,"kind":%q},"conversion":%s,"versions":[%s,%s]}}`,
+		k.Resource+"."+k.Group, Label, s.Name, k.Group, scope, k.Resource, strings.ToLower(k.Name), k.Name, conversion,
+		fmt.Sprintf(version, writtenVersion, false), fmt.Sprintf(version, storedVersion, true)))
 }
 
 // objects are those of a kind, in a namespace if it is not empty.
@@ -145,7 +174,7 @@ func parse(text string) *unstructured.Unstructured {
 
 // Create creates all of it, and returns how many objects these are, without the definitions.
 func (s *Set) Create(ctx context.Context, client dynamic.Interface) (int, error) {
-	definitions := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	definitions := client.Resource(definitionsResource)
 	for _, k := range s.Kinds[len(builtIn):] {
 		if _, err := definitions.Create(ctx, s.definition(k), metav1.CreateOptions{}); err != nil {
 			return 0, err
@@ -215,7 +244,8 @@ func own(ctx context.Context, client dynamic.ResourceInterface, o, owner *unstru
 	return err
 }
 
-// Delete deletes what is outside of the namespaces.
+// Delete deletes what is outside of the namespaces, and returns when the definitions are gone, so that
+// nobody asks the converter any more.
 func (s *Set) Delete(ctx context.Context, client dynamic.Interface) error {
 	selector := metav1.ListOptions{LabelSelector: Label + "=" + s.Name}
 	for _, k := range s.Kinds {
@@ -226,6 +256,12 @@ func (s *Set) Delete(ctx context.Context, client dynamic.Interface) error {
 			return err
 		}
 	}
-	return client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}).
-		DeleteCollection(ctx, metav1.DeleteOptions{}, selector)
+	definitions := client.Resource(definitionsResource)
+	if err := definitions.DeleteCollection(ctx, metav1.DeleteOptions{}, selector); err != nil {
+		return err
+	}
+	return wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		left, err := definitions.List(ctx, selector)
+		return err == nil && len(left.Items) == 0, nil
+	})
 }

@@ -57,6 +57,40 @@ func listed(t *testing.T, set *kinds.Set) map[string][]byte {
 	return all
 }
 
+// checkConverted checks that the webhook has a part in what the API server gives: the objects of its
+// kind are stored with other fields than they were written with, and are given with those.
+func checkConverted(t *testing.T, set *kinds.Set, given map[string][]byte) {
+	t.Helper()
+	k, stored := set.Converted()
+	var list struct {
+		Items []struct {
+			metav1.ObjectMeta `json:"metadata"`
+			Spec              struct {
+				Text  *string
+				Lines []string
+			}
+		}
+	}
+	answer := lab.Request(t, "GET", stored, "application/json")
+	if err := json.Unmarshal(answer.Body, &list); err != nil || answer.Code != 200 || len(list.Items) == 0 {
+		t.Fatalf("list %s: %d %v: %d objects", stored, answer.Code, err, len(list.Items))
+	}
+	for _, item := range list.Items {
+		key := fmt.Sprintf("%s/%s %s/%s", k.GroupVersion(), k.Name, item.Namespace, item.Name)
+		var object struct{ Spec map[string]any }
+		if err := json.Unmarshal(given[key], &object); err != nil {
+			t.Errorf("%s: %v", key, err)
+			continue
+		}
+		if text := object.Spec["text"]; item.Spec.Text != nil || len(item.Spec.Lines) == 0 || text != strings.Join(item.Spec.Lines, "\n") || object.Spec["lines"] != nil {
+			t.Errorf("%s is stored with %+v and given with %+v", key, item.Spec, object.Spec)
+		}
+	}
+	if set.Converter.Converted() == 0 {
+		t.Error("the webhook was not asked")
+	}
+}
+
 // TestEveryKind: of 40 kinds, every object is in the tarball, in the resource list and in the
 // manifest exactly once, byte for byte as the API server gives it.
 func TestEveryKind(t *testing.T) {
@@ -68,10 +102,14 @@ func TestEveryKind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if set.Converter, err = kinds.NewConverter(); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		if err := set.Delete(context.Background(), client); err != nil {
 			t.Error(err)
 		}
+		set.Converter.Close()
 	})
 	count, err := set.Create(t.Context(), client)
 	if err != nil {
@@ -88,6 +126,7 @@ func TestEveryKind(t *testing.T) {
 		}
 		return nil
 	})
+	checkConverted(t, set, want)
 	if len(want) != count {
 		t.Fatalf("of %d objects the API server lists %d", count, len(want))
 	}
