@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"sync"
 
 	"github.com/google/uuid"
@@ -17,18 +18,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/cached"
 	"github.com/holdfast-io/holdfast/pkg/controllers/nodelimit"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumerestore"
@@ -136,6 +138,10 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	own, err := engineclient.NewForConfig(o.proxied(config))
+	if err != nil {
+		return err
+	}
 	metadata, err := metadata.NewForConfig(config)
 	if err != nil {
 		return err
@@ -155,20 +161,24 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 	report := &agentReport{clock: clock.RealClock{}}
 	identity := "holdfast-node-agent-" + uuid.NewString()[:8]
 	return liveness.HoldNode(ctx, kube.CoordinationV1().Leases(enginev1alpha1.AgentsNamespace(o.client.namespace)), o.node, identity, clock.RealClock{}, report.text, func(ctx context.Context) error {
-		return o.work(ctx, identity, limit, kube, metadata, engine, broadcaster, report)
+		return o.work(ctx, identity, limit, kube, metadata, engine, own, broadcaster, report)
 	})
 }
 
+// proxied is the configuration of clients of what the API server lets the node's agent read.
+func (o *nodeAgentOptions) proxied(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Host = strings.TrimSuffix(config.Host, "/") + v1alpha1.NodeAgentProxyPath(o.node)
+	return config
+}
+
 // work moves volumes until ctx ends, and returns when all work has stopped.
-func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int64, kube kubernetes.Interface, metadata metadata.Interface, engine engineclient.Interface, broadcaster events.EventBroadcaster, report *agentReport) error {
+func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int64, kube kubernetes.Interface, metadata metadata.Interface, engine, own engineclient.Interface, broadcaster events.EventBroadcaster, report *agentReport) error {
 	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace),
 		engineinformers.WithTransform(cached.Trimmed))
 	// An agent sees the work of its own node.
-	work := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0,
-		engineinformers.WithNamespace(o.client.namespace), engineinformers.WithTransform(cached.Trimmed),
-		engineinformers.WithTweakListOptions(func(options *metav1.ListOptions) {
-			options.LabelSelector = labels.Set{enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(o.node)}.String()
-		}))
+	work := engineinformers.NewSharedInformerFactoryWithOptions(own, 0, engineinformers.WithNamespace(o.client.namespace),
+		engineinformers.WithTransform(cached.Trimmed))
 	working, most := ctx, 0
 	if memory > 0 {
 		debug.SetMemoryLimit(memory)
@@ -186,19 +196,18 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 		PodsDir:            o.hostPodsDir,
 		HostPathRoots:      o.hostPathRoots,
 		Manager:            manager,
-		Secrets:            kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
-		Keys:               kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace)),
+		Secrets:            volumework.Secrets(own.EngineV1alpha1().RESTClient(), o.client.namespace),
 		Options:            repository.Options{Cache: o.cache(ctx)},
 		Events:             recorder,
 		Clock:              clock.RealClock{},
 		RepositoryInformer: records.Engine().V1alpha1().VolumeRepositories(),
 		LocationInformer:   records.Engine().V1alpha1().StorageLocations(),
 	}
-	backups, err := volumeupload.New(shared, engine.EngineV1alpha1(), work.Engine().V1alpha1().VolumeUploads())
+	backups, err := volumeupload.New(shared, own.EngineV1alpha1(), engine.EngineV1alpha1(), work.Engine().V1alpha1().VolumeUploads())
 	if err != nil {
 		return err
 	}
-	restores, err := volumerestore.New(shared, engine.EngineV1alpha1(), work.Engine().V1alpha1().VolumeRestores())
+	restores, err := volumerestore.New(shared, own.EngineV1alpha1(), engine.EngineV1alpha1(), work.Engine().V1alpha1().VolumeRestores())
 	if err != nil {
 		return err
 	}

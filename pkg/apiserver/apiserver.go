@@ -37,6 +37,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
+	clientrest "k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -80,8 +81,9 @@ var definitions = []interface {
 	AddFieldLabels(*runtime.Scheme) error
 }{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource, &nodeagent.Resource, &schedule.Resource, &restore.Resource}
 
-// streams are the subresources whose answers may take long: see package streamed.
-var streams = []string{"log", "manifest", "plan", "results"}
+// streams are the subresources whose answers may take long: see package streamed, and the
+// watches of the nodes' agents.
+var streams = []string{"log", "manifest", "plan", "proxy", "results"}
 
 // withoutProtobuf offers what a serializer offers, except protobuf: the types
 // have no such form, and a client that prefers it would be refused.
@@ -154,6 +156,7 @@ type completedClients struct {
 	engine    engineclient.Interface
 	metadata  metadata.Interface
 	informers informers.SharedInformerFactory
+	transport http.RoundTripper
 }
 
 // Server serves holdfast.io.
@@ -188,6 +191,10 @@ func (c *Config) Complete() (CompletedConfig, error) {
 	if err != nil {
 		return CompletedConfig{}, fmt.Errorf("making a client of the nodes: %w", err)
 	}
+	transport, err := clientrest.TransportFor(c.Generic.ClientConfig)
+	if err != nil {
+		return CompletedConfig{}, fmt.Errorf("making a client for the agents: %w", err)
+	}
 	c.Generic.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString(streams...))
 	namer := openapi.NewDefinitionNamer(Scheme)
 	c.Generic.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(generatedopenapi.GetOpenAPIDefinitions, namer)
@@ -200,7 +207,7 @@ func (c *Config) Complete() (CompletedConfig, error) {
 	return CompletedConfig{
 		generic: c.Generic.Complete(),
 		extra:   c.Extra,
-		client:  &completedClients{kube: kube, engine: engine, metadata: metadata, informers: c.Generic.SharedInformerFactory},
+		client:  &completedClients{kube: kube, engine: engine, metadata: metadata, informers: c.Generic.SharedInformerFactory, transport: transport},
 	}, nil
 }
 
@@ -384,17 +391,21 @@ func (c CompletedConfig) New() (*Server, error) {
 	group := genericapiserver.NewDefaultAPIGroupInfo(v1alpha1.GroupName, Scheme, metav1.ParameterCodec, Codecs)
 	group.NegotiatedSerializer = input{withoutProtobuf{Codecs}}
 	group.VersionedResourcesStorageMap[v1alpha1.SchemeGroupVersion.Version] = map[string]rest.Storage{
-		"backups":                backups,
-		"backups/cancel":         backup.NewCancelREST(backups, clock.RealClock{}),
-		"backups/deletion":       backup.NewDeletionREST(backups, clock.RealClock{}),
-		"backups/log":            contents.Log(),
-		"backups/manifest":       contents.Manifest(),
-		"backups/objects":        contents.Objects(),
-		"backups/results":        contents.Results(),
-		"backupqueues":           queue,
-		"backupvolumes":          volumes,
-		"volumebackups":          volumeBackups,
-		"nodeagents":             nodeAgents,
+		"backups":          backups,
+		"backups/cancel":   backup.NewCancelREST(backups, clock.RealClock{}),
+		"backups/deletion": backup.NewDeletionREST(backups, clock.RealClock{}),
+		"backups/log":      contents.Log(),
+		"backups/manifest": contents.Manifest(),
+		"backups/objects":  contents.Objects(),
+		"backups/results":  contents.Results(),
+		"backupqueues":     queue,
+		"backupvolumes":    volumes,
+		"volumebackups":    volumeBackups,
+		"nodeagents":       nodeAgents,
+		"nodeagents/proxy": &nodeagent.Proxy{
+			SystemNamespace: c.extra.SystemNamespace, Records: c.client.engine.EngineV1alpha1(),
+			Secrets: c.client.kube.CoreV1(), Transport: c.client.transport,
+		},
 		"backupvolumes/deletion": volumedeletion.NewHistoryREST(deletions),
 		"volumebackups/deletion": volumedeletion.NewREST(deletions, volumeBackups),
 		"backups/expiration": &backup.ExpirationREST{

@@ -84,7 +84,7 @@ var rules = []rule{
 	{
 		of:        []string{"pkg/controllers"},
 		forbidden: []string{"pkg/apiserver", "pkg/registry"},
-		why:       "the API server and the controllers share no memory, and work without each other",
+		why:       "the API server and the controllers share no memory, and work without each other, but for the agents: what is theirs to read it gives them",
 	},
 	{
 		of:        []string{"pkg/controllers"},

@@ -60,6 +60,7 @@ func TestDiscovery(t *testing.T) {
 		"backupvolumes/deletion backupvolume VolumeDeletion [] namespaced=true [create] []",
 		"maintenancerequests maintenancerequest MaintenanceRequest [] namespaced=true [create] []",
 		"nodeagents nodeagent NodeAgent [hfn] namespaced=false [get list watch] [holdfast]",
+		"nodeagents/proxy nodeagent NodeAgent [] namespaced=false [get] []",
 		"restores restore Restore [hfr] namespaced=true [create get list watch] [holdfast]",
 		"restores/cancel restore RestoreCancellation [] namespaced=true [create] []",
 		"restores/log restore Restore [] namespaced=true [get] []",

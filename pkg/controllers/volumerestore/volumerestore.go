@@ -22,11 +22,12 @@ import (
 // Controller drives the VolumeRestores of a node.
 type Controller = volumework.Controller[*engine.VolumeRestore]
 
-// New returns a Controller. The informer should see the records of the node only:
-// those with the label engine.LabelNode.
-func New(config volumework.Config, records engineclient.VolumeRestoresGetter, informer engineinformers.VolumeRestoreInformer) (*Controller, error) {
+// New returns a Controller. It reads own, which should be the records of the node only, as
+// the informer does, and writes records.
+func New(config volumework.Config, own, records engineclient.VolumeRestoresGetter, informer engineinformers.VolumeRestoreInformer) (*Controller, error) {
 	return volumework.New(config, volumework.Kind[*engine.VolumeRestore]{
 		Name:          "volumerestore",
+		Resource:      "volumerestores",
 		Class:         datapath.ClassRestore,
 		Action:        "Restore",
 		FailureReason: "VolumeRestoreFailed",
@@ -35,7 +36,7 @@ func New(config volumework.Config, records engineclient.VolumeRestoresGetter, in
 		Cancelled:     func(record *engine.VolumeRestore) bool { return record.Spec.Cancel },
 		Move:          restore,
 		Ended:         func(record *engine.VolumeRestore) error { return tell(config.PodsDir, record) },
-	}, records.VolumeRestores(config.Namespace), informer.Lister().VolumeRestores(config.Namespace), informer.Informer())
+	}, own.VolumeRestores(config.Namespace), records.VolumeRestores(config.Namespace), informer.Lister().VolumeRestores(config.Namespace), informer.Informer())
 }
 
 func target(record *engine.VolumeRestore) volumework.Target {

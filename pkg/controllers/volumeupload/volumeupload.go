@@ -21,11 +21,12 @@ import (
 // Controller drives the VolumeUploads of a node.
 type Controller = volumework.Controller[*engine.VolumeUpload]
 
-// New returns a Controller. The informer should see the records of the node only:
-// those with the label engine.LabelNode.
-func New(config volumework.Config, records engineclient.VolumeUploadsGetter, informer engineinformers.VolumeUploadInformer) (*Controller, error) {
+// New returns a Controller. It reads own, which should be the records of the node only, as
+// the informer does, and writes records.
+func New(config volumework.Config, own, records engineclient.VolumeUploadsGetter, informer engineinformers.VolumeUploadInformer) (*Controller, error) {
 	return volumework.New(config, volumework.Kind[*engine.VolumeUpload]{
 		Name:          "volumeupload",
+		Resource:      "volumeuploads",
 		Class:         datapath.ClassBackup,
 		Action:        "Upload",
 		FailureReason: "VolumeUploadFailed",
@@ -33,7 +34,7 @@ func New(config volumework.Config, records engineclient.VolumeUploadsGetter, inf
 		Status:        status,
 		Cancelled:     func(record *engine.VolumeUpload) bool { return record.Spec.Cancel },
 		Move:          upload,
-	}, records.VolumeUploads(config.Namespace), informer.Lister().VolumeUploads(config.Namespace), informer.Informer())
+	}, own.VolumeUploads(config.Namespace), records.VolumeUploads(config.Namespace), informer.Lister().VolumeUploads(config.Namespace), informer.Informer())
 }
 
 func target(record *engine.VolumeUpload) volumework.Target {

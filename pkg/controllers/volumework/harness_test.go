@@ -116,13 +116,18 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 	h.manager = datapath.NewManager(t.Context(), 1)
 	h.factory = engineinformers.NewSharedInformerFactory(h.engine, 0)
 	h.config = volumework.Config{
-		Node:               node,
-		Identity:           "this agent",
-		Namespace:          system,
-		PodsDir:            h.podsDir,
-		Manager:            h.manager,
-		Secrets:            kube.CoreV1().Secrets(engine.CredentialsNamespace(system)),
-		Keys:               kube.CoreV1().Secrets(engine.KeysNamespace(system)),
+		Node:      node,
+		Identity:  "this agent",
+		Namespace: system,
+		PodsDir:   h.podsDir,
+		Manager:   h.manager,
+		Secrets: func(ctx context.Context, _, _ string) ([]corev1.Secret, error) {
+			list, err := kube.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return nil, err
+			}
+			return list.Items, nil
+		},
 		Events:             h.events,
 		Clock:              clock,
 		RepositoryInformer: h.factory.Engine().V1alpha1().VolumeRepositories(),
@@ -170,13 +175,13 @@ func (h *harness) start(run func(context.Context)) {
 }
 
 func (h *harness) startBackups() {
-	c, err := volumeupload.New(h.config, h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeUploads())
+	c, err := volumeupload.New(h.config, h.engine.EngineV1alpha1(), h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeUploads())
 	must(h.t, err)
 	h.start(c.Run)
 }
 
 func (h *harness) startRestores() {
-	c, err := volumerestore.New(h.config, h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeRestores())
+	c, err := volumerestore.New(h.config, h.engine.EngineV1alpha1(), h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeRestores())
 	must(h.t, err)
 	h.start(c.Run)
 }
@@ -198,7 +203,7 @@ func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volu
 		Move: func(ctx context.Context, _ *repository.Repository, _ *engine.VolumeUpload, _ datapath.Folder, p *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error) {
 			return move(ctx, p)
 		},
-	}, h.engine.EngineV1alpha1().VolumeUploads(system), informer.Lister().VolumeUploads(system), informer.Informer())
+	}, h.engine.EngineV1alpha1().VolumeUploads(system), h.engine.EngineV1alpha1().VolumeUploads(system), informer.Lister().VolumeUploads(system), informer.Informer())
 	must(h.t, err)
 	h.start(c.Run)
 	return c

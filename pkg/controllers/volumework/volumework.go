@@ -31,6 +31,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -47,7 +48,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
-	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
@@ -59,9 +59,13 @@ type Record[T any] interface {
 	DeepCopy() T
 }
 
-// Client writes records of the system namespace.
-type Client[T any] interface {
+// Reader reads records of the system namespace.
+type Reader[T any] interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (T, error)
+}
+
+// Writer writes records of the system namespace.
+type Writer[T any] interface {
 	UpdateStatus(ctx context.Context, record T, opts metav1.UpdateOptions) (T, error)
 }
 
@@ -75,6 +79,8 @@ type Lister[T any] interface {
 type Kind[T Record[T]] struct {
 	// Name of the workqueue, and prefix of the keys of the work.
 	Name string
+	// Resource that the records are.
+	Resource string
 	// Class of the work among that of the node.
 	Class datapath.Class
 	// Action and FailureReason of the event about a failure.
@@ -140,8 +146,8 @@ type Config struct {
 	HostPathRoots hostpath.Roots
 	// Manager of the node's work. Its owner stops it.
 	Manager *datapath.Manager
-	// Secrets with the credentials of the locations, and Keys of the repositories.
-	Secrets, Keys location.Secrets
+	// Secrets gives what the work of a record needs: see Secrets.
+	Secrets func(ctx context.Context, resource, record string) ([]corev1.Secret, error)
 	// Options for repositories. Restores use no cache: they read everything once.
 	Options repository.Options
 	Events  events.EventRecorder
@@ -155,7 +161,8 @@ type Config struct {
 type Controller[T Record[T]] struct {
 	Config
 	kind   Kind[T]
-	client Client[T]
+	reader Reader[T]
+	writer Writer[T]
 	lister Lister[T]
 	queue  *loop.Loop[string]
 	// repositories that are open, for all the work of the kind. Backups and restores share
@@ -189,22 +196,21 @@ func (t Target) volume() volume {
 	return volume{pod: t.Pod, name: t.Volume}
 }
 
-// New returns a controller for the records that informer sees, which should be
-// those of the node only: see engine.LabelNode.
-func New[T Record[T]](config Config, kind Kind[T], client Client[T], lister Lister[T], informer cache.SharedIndexInformer) (*Controller[T], error) {
+// New returns a controller for the records that reader, lister and informer see, which should
+// be those of the node only.
+func New[T Record[T]](config Config, kind Kind[T], reader Reader[T], writer Writer[T], lister Lister[T], informer cache.SharedIndexInformer) (*Controller[T], error) {
 	if kind.Class == datapath.ClassRestore {
 		config.Options.Cache = nil
 	}
 	c := &Controller[T]{
 		Config: config,
 		kind:   kind,
-		client: client,
+		reader: reader,
+		writer: writer,
 		lister: lister,
 		repositories: &opener.Shared{
 			Repositories: config.RepositoryInformer.Lister().VolumeRepositories(config.Namespace),
 			Locations:    config.LocationInformer.Lister().StorageLocations(config.Namespace),
-			Secrets:      config.Secrets,
-			Keys:         config.Keys,
 			Options:      config.Options,
 			Indexes: func(ctx context.Context, bytes int64) (func(), error) {
 				return datapath.MemoryOf(ctx).Indexes(ctx, bytes)
@@ -383,7 +389,7 @@ func (c *Controller[T]) start(ctx context.Context, record T) error {
 func (c *Controller[T]) write(ctx context.Context, record T, change func(T)) error {
 	record = record.DeepCopy()
 	change(record)
-	_, err := c.client.UpdateStatus(ctx, record, metav1.UpdateOptions{})
+	_, err := c.writer.UpdateStatus(ctx, record, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("write the status of %s: %w", record.GetName(), err)
 	}

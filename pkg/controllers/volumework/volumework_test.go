@@ -299,7 +299,7 @@ func TestRestoresTakeTurns(t *testing.T) {
 			begun <- record.Name
 		}
 	})
-	c, err := volumerestore.New(h.config, h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeRestores())
+	c, err := volumerestore.New(h.config, h.engine.EngineV1alpha1(), h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeRestores())
 	must(t, err)
 	h.start(c.Run)
 	h.eventually(c.HasSynced, func() string { return "it does not know of all" })

@@ -246,7 +246,10 @@ func (c *Controller[T]) try(ctx context.Context, asked time.Time, record T, p *d
 		return result, err
 	}
 	found <- folder.Path
-	err = c.repositories.Use(ctx, target.Repository, asked, func(ctx context.Context, r *repository.Repository) (err error) {
+	secrets := func(ctx context.Context) ([]corev1.Secret, error) {
+		return c.Secrets(ctx, c.kind.Resource, record.GetName())
+	}
+	err = c.repositories.Use(ctx, target.Repository, secrets, asked, func(ctx context.Context, r *repository.Repository) (err error) {
 		if result, err = c.kind.Move(ctx, r, record, folder, p); err == nil && result.Undo != nil {
 			err = c.undoUnknown(ctx, record, result)
 		}
@@ -279,9 +282,9 @@ func (c *Controller[T]) undoUnknown(ctx context.Context, record T, result Result
 	defer cancel()
 	exists := false
 	err := wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
-		latest, err := c.client.Get(ctx, record.GetName(), metav1.GetOptions{})
+		latest, err := c.reader.Get(ctx, record.GetName(), metav1.GetOptions{})
 		exists = err == nil && latest.GetUID() == record.GetUID() && !c.kind.Cancelled(latest)
-		return err == nil || apierrors.IsNotFound(err), nil
+		return err == nil || isGone(err), nil
 	})
 	switch {
 	case err != nil:
@@ -338,7 +341,7 @@ func (c *Controller[T]) writeProgress(ctx context.Context, record T, p *datapath
 		return written
 	}
 	klog.FromContext(ctx).V(2).Info("The progress could not be written", "err", err)
-	if fresh, err := c.client.Get(ctx, record.GetName(), metav1.GetOptions{}); err == nil && fresh.GetUID() == record.GetUID() {
+	if fresh, err := c.reader.Get(ctx, record.GetName(), metav1.GetOptions{}); err == nil && fresh.GetUID() == record.GetUID() {
 		return fresh
 	}
 	return record
@@ -347,7 +350,7 @@ func (c *Controller[T]) writeProgress(ctx context.Context, record T, p *datapath
 func (c *Controller[T]) update(ctx context.Context, record T, change func(T)) (T, error) {
 	record = record.DeepCopy()
 	change(record)
-	return c.client.UpdateStatus(ctx, record, metav1.UpdateOptions{})
+	return c.writer.UpdateStatus(ctx, record, metav1.UpdateOptions{})
 }
 
 // truncate cuts a message to what an event may have.

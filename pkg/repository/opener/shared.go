@@ -13,10 +13,14 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/repository"
@@ -54,8 +58,6 @@ type Shared struct {
 	// Repositories and Locations of the system namespace.
 	Repositories enginelisters.VolumeRepositoryNamespaceLister
 	Locations    enginelisters.StorageLocationNamespaceLister
-	// Secrets with the credentials of the locations, and Keys of the repositories.
-	Secrets, Keys location.Secrets
 	// Options for every repository.
 	Options repository.Options
 	// Indexes waits until the indexes of a repository may take so many bytes, and returns what
@@ -102,11 +104,31 @@ type opening struct {
 	idle  time.Time
 }
 
+// Secrets gives those that whoever asks has for a repository: its key, and the credentials of
+// its storage location.
+type Secrets func(ctx context.Context) ([]corev1.Secret, error)
+
+// given are the Secrets of one namespace of those that were given.
+type given struct {
+	namespace string
+	secrets   []corev1.Secret
+}
+
+// Get implements location.Secrets.
+func (g given) Get(_ context.Context, name string, _ metav1.GetOptions) (*corev1.Secret, error) {
+	for i := range g.secrets {
+		if secret := &g.secrets[i]; secret.Namespace == g.namespace && secret.Name == name {
+			return secret, nil
+		}
+	}
+	return nil, apierrors.NewNotFound(corev1.Resource("secrets"), name)
+}
+
 // Use calls do with the repository of the record of that name. What was stored before the
 // moment asked is visible in it. The context that do gets ends also when the repository
 // can't be used any more.
-func (s *Shared) Use(ctx context.Context, name string, asked time.Time, do func(ctx context.Context, r *repository.Repository) error) error {
-	o, err := s.enter(ctx, name, asked)
+func (s *Shared) Use(ctx context.Context, name string, secrets Secrets, asked time.Time, do func(ctx context.Context, r *repository.Repository) error) error {
+	o, err := s.enter(ctx, name, secrets, asked)
 	if err != nil {
 		return err
 	}
@@ -120,9 +142,9 @@ func (s *Shared) Use(ctx context.Context, name string, asked time.Time, do func(
 }
 
 // enter returns an opening that is ready, and which the caller leaves.
-func (s *Shared) enter(ctx context.Context, name string, asked time.Time) (*opening, error) {
+func (s *Shared) enter(ctx context.Context, name string, secrets Secrets, asked time.Time) (*opening, error) {
 	for {
-		what, err := s.source(ctx, name)
+		what, err := s.source(ctx, name, secrets)
 		if err != nil {
 			return nil, err
 		}
@@ -152,7 +174,7 @@ func (s *Shared) enter(ctx context.Context, name string, asked time.Time) (*open
 }
 
 // source reads what an opening depends on.
-func (s *Shared) source(ctx context.Context, name string) (source, error) {
+func (s *Shared) source(ctx context.Context, name string, secrets Secrets) (source, error) {
 	record, err := s.Repositories.Get(name)
 	if err != nil {
 		return source{}, fmt.Errorf("find the repository: %w", err)
@@ -161,11 +183,15 @@ func (s *Shared) source(ctx context.Context, name string) (source, error) {
 	if err != nil {
 		return source{}, fmt.Errorf("find the storage location of VolumeRepository %s: %w", name, err)
 	}
-	credentials, err := location.Credentials(ctx, s.Secrets, stored)
+	read, err := secrets(ctx)
+	if err != nil {
+		return source{}, fmt.Errorf("read the Secrets of VolumeRepository %s: %w", name, err)
+	}
+	credentials, err := location.Credentials(ctx, given{engine.CredentialsNamespace(record.Namespace), read}, stored)
 	if err != nil {
 		return source{}, err
 	}
-	key, others, err := Keys(ctx, s.Keys, name)
+	key, others, err := Keys(ctx, given{engine.KeysNamespace(record.Namespace), read}, name)
 	if err != nil {
 		return source{}, err
 	}

@@ -83,8 +83,6 @@ func newFixture(t *testing.T, namespaces ...string) *fixture {
 	f.Shared = &opener.Shared{
 		Repositories: enginelisters.NewVolumeRepositoryLister(f.records).VolumeRepositories(system),
 		Locations:    enginelisters.NewStorageLocationLister(locations).StorageLocations(system),
-		Secrets:      f.kube.CoreV1().Secrets(engine.CredentialsNamespace(system)),
-		Keys:         f.kube.CoreV1().Secrets(engine.KeysNamespace(system)),
 		Options:      repository.Options{WorkDir: f.workDir},
 		Indexes:      func(context.Context, int64) (func(), error) { return nil, nil },
 		Clock:        f.clock,
@@ -125,6 +123,15 @@ func (f *fixture) answer(do func(w http.ResponseWriter, r *http.Request) bool) {
 	f.on.Store(&do)
 }
 
+// secrets are all that there are.
+func (f *fixture) secrets(ctx context.Context) ([]corev1.Secret, error) {
+	list, err := f.kube.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
 // open is how many repositories are.
 func (f *fixture) open() int {
 	f.t.Helper()
@@ -147,7 +154,7 @@ func (f *fixture) eventually(what string, done func() bool) {
 // use uses a repository for work that is asked for now.
 func (f *fixture) use(name string, do func(ctx context.Context, r *repository.Repository) error) error {
 	f.t.Helper()
-	return f.Use(f.t.Context(), name, f.clock.Now(), do)
+	return f.Use(f.t.Context(), name, f.secrets, f.clock.Now(), do)
 }
 
 func nothing(context.Context, *repository.Repository) error { return nil }
@@ -191,7 +198,7 @@ func TestShared(t *testing.T) {
 	var volumes sync.WaitGroup
 	for range 10 {
 		volumes.Go(func() {
-			if err := f.Use(t.Context(), app, asked, work); err != nil {
+			if err := f.Use(t.Context(), app, f.secrets, asked, work); err != nil {
 				t.Error(err)
 			}
 		})
@@ -199,7 +206,7 @@ func TestShared(t *testing.T) {
 	volumes.Wait()
 	opening := f.lists.Load()
 	for range 20 {
-		must(t, f.Use(t.Context(), app, asked, nothing))
+		must(t, f.Use(t.Context(), app, f.secrets, asked, nothing))
 	}
 	if formats, lists := f.formats.Load(), f.lists.Load(); formats != 1 || lists != opening {
 		t.Errorf("%d keys were derived for 30 volumes, and the last 20 took %d listings", formats, lists-opening)
@@ -215,7 +222,7 @@ func TestShared(t *testing.T) {
 	f.formats.Store(0)
 	f.lists.Store(0)
 	for range 20 {
-		must(t, f.Use(t.Context(), app, asked, func(ctx context.Context, r *repository.Repository) error {
+		must(t, f.Use(t.Context(), app, f.secrets, asked, func(ctx context.Context, r *repository.Repository) error {
 			if got := found(ctx, t, r); got != 11 {
 				t.Errorf("%d of the 11 manifests are visible", got)
 			}
@@ -364,7 +371,9 @@ func TestSharedWhileItIsOpened(t *testing.T) {
 	})
 	first, cancel := context.WithCancel(t.Context())
 	results := make(chan error, 10)
-	use := func(ctx context.Context) { go func() { results <- f.Use(ctx, app, f.clock.Now(), nothing) }() }
+	use := func(ctx context.Context) {
+		go func() { results <- f.Use(ctx, app, f.secrets, f.clock.Now(), nothing) }()
+	}
 
 	use(first)
 	<-asked
@@ -457,7 +466,7 @@ func TestLargeIndexes(t *testing.T) {
 		taken.Add(1)
 		return func() { taken.Add(-1) }, nil
 	}
-	f.Shared = &opener.Shared{Repositories: f.Repositories, Locations: f.Locations, Secrets: f.Secrets, Keys: f.Keys, Options: f.Options, Indexes: f.Indexes, Clock: f.clock}
+	f.Shared = &opener.Shared{Repositories: f.Repositories, Locations: f.Locations, Options: f.Options, Indexes: f.Indexes, Clock: f.clock}
 	must(t, f.use(app, func(context.Context, *repository.Repository) error { return f.use(app, nothing) }))
 	if measured.Load() != 1 || taken.Load() != 0 || f.open() != before {
 		t.Errorf("measured %d times, %d taken, %d open", measured.Load(), taken.Load(), f.open())

@@ -89,3 +89,9 @@ type VolumeCounts struct {
 	// +optional
 	Backups int32 `json:"backups,omitempty"`
 }
+
+// NodeAgentProxyPath is the path of the subresource proxy, where the agent of a node reads what
+// is for it.
+func NodeAgentProxyPath(node string) string {
+	return "/apis/" + SchemeGroupVersion.String() + "/nodeagents/" + node + "/proxy"
+}

@@ -1,0 +1,104 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumework
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest/fake"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+// TestSecrets: while the API server is away, or another one takes its place, it is asked again,
+// for a time that is bounded; what it refuses, or does not have, it is not asked for again.
+func TestSecrets(t *testing.T) {
+	status := func(err *apierrors.StatusError) string {
+		said := err.Status()
+		said.APIVersion, said.Kind = "v1", "Status"
+		text, _ := json.Marshal(said)
+		return string(text)
+	}
+	resource := engine.Resource("volumeuploads")
+	answers := map[string]struct {
+		code int
+		body string
+	}{
+		"given":     {http.StatusOK, `{"items": [{"metadata": {"name": "key"}, "data": {"a": "Yg=="}}]}`},
+		"away":      {http.StatusServiceUnavailable, "service unavailable"},
+		"older":     {http.StatusNotFound, "404 page not found"},
+		"gone":      {http.StatusNotFound, status(apierrors.NewNotFound(resource, "r"))},
+		"forbidden": {http.StatusForbidden, status(apierrors.NewForbidden(resource, "r", fmt.Errorf("it is Completed")))},
+	}
+	for _, one := range []struct {
+		name, answers, want string
+		after               time.Duration
+	}{
+		{"given at once", "given", "", 0},
+		{"after others", "away older away given", "", 3 * time.Second},
+		{"gone", "away gone", `"r" not found`, time.Second},
+		{"refused", "away forbidden", "it is Completed", time.Second},
+		{"never", "away", "has not given them within 2m0s: the server is currently unable", 2 * time.Minute},
+		{"never by an older one", "older", "has not given them within 2m0s: the server could not find", 2 * time.Minute},
+	} {
+		t.Run(one.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				next := strings.Fields(one.answers)
+				client := &fake.RESTClient{
+					GroupVersion: engine.SchemeGroupVersion, NegotiatedSerializer: scheme.Codecs.WithoutConversion(),
+					Client: fake.CreateHTTPClient(func(r *http.Request) (*http.Response, error) {
+						if want := "/namespaces/holdfast/volumeuploads/r/secrets"; !strings.HasSuffix(r.URL.Path, want) {
+							t.Errorf("it asks for %s, want %s", r.URL.Path, want)
+						}
+						answer := answers[next[0]]
+						if len(next) > 1 {
+							next = next[1:]
+						}
+						header := http.Header{"Content-Type": {"application/json"}}
+						return &http.Response{StatusCode: answer.code, Header: header, Body: io.NopCloser(strings.NewReader(answer.body)), Request: r}, nil
+					}),
+				}
+				begin := time.Now()
+				secrets, err := Secrets(client, "holdfast")(t.Context(), "volumeuploads", "r")
+				if took := time.Since(begin); took != one.after {
+					t.Errorf("it took %s, want %s", took, one.after)
+				}
+				if one.want == "" && (err != nil || len(secrets) != 1 || secrets[0].Name != "key" || string(secrets[0].Data["a"]) != "b") {
+					t.Errorf("it gave %v, %v", secrets, err)
+				}
+				if one.want != "" && (err == nil || !strings.Contains(err.Error(), one.want)) {
+					t.Errorf("it gave %v, %v, want %q", secrets, err, one.want)
+				}
+			})
+		})
+	}
+}
+
+// TestWhatIsGone: a record is not taken for gone, and what was stored for it removed, because
+// nobody serves its path.
+func TestWhatIsGone(t *testing.T) {
+	for _, one := range []struct {
+		err  error
+		want bool
+	}{
+		{apierrors.NewNotFound(engine.Resource("volumeuploads"), "r"), true},
+		{apierrors.NewGenericServerResponse(http.StatusNotFound, "get", engine.Resource("volumeuploads"), "r", "404 page not found", 0, true), false},
+		{context.Canceled, false},
+		{nil, false},
+	} {
+		if got := isGone(one.err); got != one.want {
+			t.Errorf("%v: %t", one.err, got)
+		}
+	}
+}

@@ -1,0 +1,230 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/klog/v2"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+)
+
+// Proxy is nodeagents/proxy: what the agent of a node reads of the records and the Secrets,
+// and no other agent does. A right can name neither a node nor a label, so an agent has
+// none to read them, and this server reads them for it: of the node that the agent's token
+// names, which kube-apiserver has put there. Below the subresource, paths are those
+// of kube-apiserver, so that any client reads here whose host ends with v1alpha1.NodeAgentProxyPath:
+//
+//	apis/engine.holdfast.io/v1alpha1/namespaces/SYSTEM/volumeuploads   lists and watches the node's
+//	.../volumeuploads/NAME                                             one of them
+//	.../volumeuploads/NAME/secrets                                     a SecretList: what its work needs
+//
+// and so for volumerestores. The Secrets of a record are the key of its repository and the
+// credentials of the storage location, as long as it is not done.
+//
+// The name is one that kube-apiserver lets answer for longer than a minute, as watches do.
+type Proxy struct {
+	// SystemNamespace is where the records live.
+	SystemNamespace string
+	// Records and Secrets are read by this server's own account.
+	Records engineclient.EngineV1alpha1Interface
+	Secrets corev1client.SecretsGetter
+	// Transport sends the requests of Records.
+	Transport http.RoundTripper
+}
+
+var (
+	_ rest.Storage         = &Proxy{}
+	_ rest.Connecter       = &Proxy{}
+	_ rest.StorageMetadata = &Proxy{}
+)
+
+// New implements rest.Storage.
+func (p *Proxy) New() runtime.Object { return &v1alpha1.NodeAgent{} }
+
+// Destroy implements rest.Storage.
+func (p *Proxy) Destroy() {}
+
+// ConnectMethods implements rest.Connecter.
+func (p *Proxy) ConnectMethods() []string { return []string{http.MethodGet} }
+
+// NewConnectOptions implements rest.Connecter: there is a path below the subresource.
+func (p *Proxy) NewConnectOptions() (runtime.Object, bool, string) { return nil, true, "" }
+
+// ProducesMIMETypes implements rest.StorageMetadata.
+func (p *Proxy) ProducesMIMETypes(string) []string { return []string{runtime.ContentTypeJSON} }
+
+// ProducesObject implements rest.StorageMetadata.
+func (p *Proxy) ProducesObject(string) any { return "" }
+
+// Connect implements rest.Connecter.
+func (p *Proxy) Connect(ctx context.Context, node string, _ runtime.Object, responder rest.Responder) (http.Handler, error) {
+	if err := isAgentOf(ctx, node); err != nil {
+		return nil, err
+	}
+	info, ok := genericapirequest.RequestInfoFrom(ctx)
+	if !ok {
+		return nil, apierrors.NewInternalError(fmt.Errorf("the request has no path"))
+	}
+	group := enginev1alpha1.SchemeGroupVersion
+	below := []string{"nodeagents", node, "proxy", "apis", group.Group, group.Version, "namespaces", p.SystemNamespace}
+	path := info.Parts
+	if len(path) <= len(below) || !slices.Equal(path[:len(below)], below) || !slices.Contains([]string{"volumeuploads", "volumerestores"}, path[len(below)]) {
+		return nil, apierrors.NewForbidden(v1alpha1.Resource("nodeagents"), node, fmt.Errorf("an agent reads the volumeuploads and volumerestores of its node here, and nothing else"))
+	}
+	resource, path := path[len(below)], path[len(below)+1:]
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var answer any
+		var err error
+		switch {
+		case len(path) == 0:
+			p.list(node, resource, w, r, responder)
+			return
+		case len(path) == 1:
+			answer, _, err = p.record(ctx, node, resource, path[0])
+		case len(path) == 2 && path[1] == "secrets":
+			answer, err = p.secrets(ctx, node, resource, path[0])
+		default:
+			err = apierrors.NewNotFound(enginev1alpha1.Resource(resource), path[0])
+		}
+		if err != nil {
+			responder.Error(err)
+			return
+		}
+		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+		if err := json.NewEncoder(w).Encode(answer); err != nil {
+			klog.FromContext(ctx).V(2).Info("An agent was not answered", "node", node, "err", err)
+		}
+	}), nil
+}
+
+// isAgentOf refuses whoever has not the token of a pod on the node.
+func isAgentOf(ctx context.Context, node string) error {
+	refuse := func(why string) error {
+		return apierrors.NewForbidden(v1alpha1.Resource("nodeagents"), node, fmt.Errorf("%s", why))
+	}
+	requester, ok := genericapirequest.UserFrom(ctx)
+	if !ok {
+		return refuse("nobody knows who asks")
+	}
+	switch own := requester.GetExtra()[serviceaccount.NodeNameKey]; {
+	case len(own) != 1 || own[0] == "":
+		return refuse("a node agent needs the token of its pod, which names the node; this one names none")
+	case own[0] != node:
+		return refuse(fmt.Sprintf("the agent of node %s reads only the records of that node", own[0]))
+	}
+	return nil
+}
+
+// list lists and watches the records of the node.
+func (p *Proxy) list(node, resource string, w http.ResponseWriter, r *http.Request, responder rest.Responder) {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		responder.Error(apierrors.NewBadRequest(fmt.Sprintf("the query can't be read: %v", err)))
+		return
+	}
+	query.Set("labelSelector", labels.Set{enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(node)}.String())
+	to := p.Records.RESTClient().Get().Namespace(p.SystemNamespace).Resource(resource).URL()
+	to.RawQuery = query.Encode()
+	proxy := httputil.ReverseProxy{
+		Transport:     p.Transport,
+		FlushInterval: -1, // at once
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL, r.Out.Host = to, ""
+			// None of the agent's own, by which it could be somebody else.
+			r.Out.Header = http.Header{"Accept": {runtime.ContentTypeJSON}}
+		},
+		ErrorHandler: func(_ http.ResponseWriter, r *http.Request, err error) {
+			if r.Context().Err() == nil {
+				responder.Error(apierrors.NewServiceUnavailable(fmt.Sprintf("the records can't be read now: %v", err)))
+			}
+		},
+	}
+	proxy.ServeHTTP(w, r)
+}
+
+// work is what the records of both kinds say of their work.
+type work struct {
+	Spec struct {
+		Node       string `json:"node"`
+		Repository string `json:"repository"`
+	} `json:"spec"`
+	Status struct {
+		Phase enginev1alpha1.VolumePhase `json:"phase"`
+	} `json:"status"`
+}
+
+// record reads a record of the node. It fails as if there were none when it is another's.
+func (p *Proxy) record(ctx context.Context, node, resource, name string) (json.RawMessage, work, error) {
+	var of work
+	result := p.Records.RESTClient().Get().Namespace(p.SystemNamespace).Resource(resource).Name(name).Do(ctx)
+	raw, _ := result.Raw()
+	if err := result.Error(); err != nil { // which Raw does not read
+		return nil, of, err
+	}
+	if err := json.Unmarshal(raw, &of); err != nil {
+		return nil, of, fmt.Errorf("read %s %s: %w", resource, name, err)
+	}
+	if of.Spec.Node != node {
+		return nil, of, apierrors.NewNotFound(enginev1alpha1.Resource(resource), name)
+	}
+	return raw, of, nil
+}
+
+// secrets are those that the work of a record of the node needs, as far as they exist. All is
+// read anew: who has just asked for the work, or changed the credentials, did it before.
+func (p *Proxy) secrets(ctx context.Context, node, resource, name string) (*corev1.SecretList, error) {
+	_, of, err := p.record(ctx, node, resource, name)
+	if err != nil {
+		return nil, err
+	}
+	if of.Status.Phase.Done() {
+		return nil, apierrors.NewForbidden(enginev1alpha1.Resource(resource), name, fmt.Errorf("it is %s, and needs no Secret any more", of.Status.Phase))
+	}
+	repository, err := p.Records.VolumeRepositories(p.SystemNamespace).Get(ctx, of.Spec.Repository, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	location, err := p.Records.StorageLocations(p.SystemNamespace).Get(ctx, repository.Spec.BackupStorageLocation, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	list := &corev1.SecretList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "SecretList"}, Items: []corev1.Secret{}}
+	add := func(namespace, name string) error {
+		secret, err := p.Secrets.Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
+		if err == nil {
+			list.Items = append(list.Items, corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: secret.Data})
+		} else if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("read the Secret %s of namespace %s: %w", name, namespace, err)
+		}
+		return nil
+	}
+	if err := add(enginev1alpha1.KeysNamespace(p.SystemNamespace), enginev1alpha1.KeySecretName(repository.Name)); err != nil {
+		return nil, err
+	}
+	if s3 := location.Spec.S3; s3 != nil && s3.CredentialsSecret != "" {
+		if err := add(enginev1alpha1.CredentialsNamespace(p.SystemNamespace), s3.CredentialsSecret); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
