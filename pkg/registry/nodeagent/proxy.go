@@ -159,6 +159,13 @@ func (p *Proxy) list(node, resource string, w http.ResponseWriter, r *http.Reque
 			}
 		},
 	}
+	defer func() {
+		// An answer that ends before its time is broken off. Where the agent has left, or another
+		// replica is to serve it, that is as it should be, and nothing to be logged.
+		if broken := recover(); broken != nil && (broken != http.ErrAbortHandler || r.Context().Err() == nil) {
+			panic(broken)
+		}
+	}()
 	proxy.ServeHTTP(w, r)
 }
 
