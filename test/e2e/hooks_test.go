@@ -6,6 +6,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -91,4 +92,92 @@ spec:
 	})
 	resume()
 	awaitEnd(t, holdfastv1alpha1.BackupPhaseCompleted, "ice-killed") // by the next controller
+}
+
+// TestKilledInAPhaseOfAHook kills a controller in a pre hook, in a post hook, and when all post
+// hooks have run and the backup has not ended, which another pod's hook holds open; TestHooks does
+// it while volumes are read. Each time the next one thaws the pod before it begins anew, and the
+// backup has everything once.
+func TestKilledInAPhaseOfAHook(t *testing.T) {
+	start(t, workload{"frost", "db", nodes[0], 1}, workload{"frost", "last", nodes[1], 1})
+	lab.must(t, "label", "-n", "frost", "pod/db", "app=db")
+	lab.must(t, "label", "-n", "frost", "pod/last", "app=last")
+	// A hook says when it begins, and ends once nobody holds it.
+	hook := func(phase string) string {
+		return fmt.Sprintf(`[sh, -c, "echo %[1]s >>/content/ran; while [ -e /content/hold-%[1]s ]; do sleep 0.1; done; echo ended-%[1]s >>/content/ran; echo said by %[1]s"]`, phase)
+	}
+	ran := func(ctx context.Context, pod string) (string, error) {
+		out, err := lab.kubectl(ctx, "", "exec", "-n", "frost", pod, "--", "cat", "/content/ran")
+		return strings.Join(strings.Fields(out), " "), err
+	}
+	for i, test := range []struct {
+		// pod's hook of a phase is held, and by then so much has run in db.
+		pod, phase, before string
+	}{
+		{"db", "pre", "pre"},
+		{"db", "post", "pre ended-pre post"},
+		{"last", "dump", "pre ended-pre post ended-post"},
+	} {
+		name := fmt.Sprintf("frost-%d", i)
+		step("The controller is killed while the hook " + test.phase + " of the pod " + test.pod + " runs")
+		for _, pod := range []string{"db", "last"} {
+			lab.exec(t, "frost", pod, ": >/content/ran")
+		}
+		lab.exec(t, "frost", test.pod, ": >/content/hold-"+test.phase)
+		lab.create(t, fmt.Sprintf(`apiVersion: holdfast.io/v1alpha1
+kind: Backup
+metadata: {name: %s, namespace: holdfast}
+spec:
+  includedNamespaces: [frost]
+  defaultVolumesToFsBackup: true
+  hooks:
+    resources:
+    - name: freeze
+      labelSelector: {matchLabels: {app: db}}
+      pre:
+      - exec: {container: serve, timeout: 10m, command: %s}
+      post:
+      - exec: {container: serve, timeout: 10m, command: %s}
+    - name: dump
+      labelSelector: {matchLabels: {app: last}}
+      pre:
+      - exec: {container: serve, timeout: 10m, command: %s}
+`, name, hook("pre"), hook("post"), hook("dump")))
+		eventually(t, "the hook is held", func(ctx context.Context) error {
+			db, err := ran(ctx, "db")
+			if err == nil && db != test.before {
+				err = fmt.Errorf("in db ran %q", db)
+			}
+			if held, failure := ran(ctx, test.pod); err == nil && !strings.HasSuffix(held, test.phase) {
+				err = fmt.Errorf("in %s ran %q: %v", test.pod, held, failure)
+			}
+			return err
+		})
+		controller := lab.mustPods(t, "controller", 1)[0]
+		kill(t, controller)
+		// A new pod has no pauses between restarts.
+		lab.must(t, "delete", "pod", "-n", system, controller.Name, "--force", "--grace-period=0")
+		lab.exec(t, "frost", test.pod, "rm /content/hold-"+test.phase)
+		ended := awaitEnd(t, holdfastv1alpha1.BackupPhaseCompleted, name)[name]
+		db, err := ran(t.Context(), "db")
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := strings.Join(slices.DeleteFunc(strings.Fields(db), func(line string) bool { return strings.HasPrefix(line, "ended-") }), " ")
+		before := strings.Join(slices.DeleteFunc(strings.Fields(test.before), func(line string) bool { return strings.HasPrefix(line, "ended-") }), " ")
+		if want := before + " post pre post"; began != want {
+			t.Errorf("in db ran %q, want %q", began, want)
+		}
+		if hooks := ended.Status.HookStatus; hooks == nil || hooks.HooksAttempted != 4 || hooks.HooksFailed != 0 {
+			t.Errorf("%s: hooks %+v", name, hooks)
+		}
+		if volumes := ended.Status.Volumes; volumes == nil || volumes.Total != 4 || volumes.Completed != 4 {
+			t.Errorf("%s: volumes %+v", name, volumes)
+		}
+		for _, pod := range []string{"db", "last"} {
+			if got := lab.must(t, "get", "--raw", "/apis/holdfast.io/v1alpha1/namespaces/holdfast/backups/"+name+"/manifest?kind=Pod&namespace=frost&format=ndjson&name="+pod); strings.Count(strings.TrimSpace(got), "\n") != 0 || !strings.Contains(got, pod) {
+				t.Errorf("%s has %s as %s", name, pod, got)
+			}
+		}
+	}
 }

@@ -82,14 +82,20 @@ func TestPodSecurity(t *testing.T) {
 
 // TestSecretsOfOthers asks for Secrets with the rights of the running pods' accounts.
 func TestSecretsOfOthers(t *testing.T) {
-	step("The API server and the agents read no Secrets but those of their work")
-	for account, namespace := range map[string]string{"holdfast-apiserver": system, "holdfast-node-agent": agentsNamespace} {
-		as := "--as=system:serviceaccount:" + namespace + ":" + account
-		if _, err := lab.kubectl(t.Context(), "", "get", "secret", "lab-credentials", "-n", "holdfast-locations", as); err != nil {
-			t.Error(err)
-		}
-		if _, err := lab.kubectl(t.Context(), "", "get", "secret", "holdfast-apiserver-tls", "-n", system, as); err == nil || !strings.Contains(err.Error(), "Forbidden") {
-			t.Errorf("%s asks for the key that the API server serves with: %v", account, err)
+	step("The API server reads no Secrets but those of its work, and the agents none by themselves")
+	ask := func(account, namespace, secret string) error {
+		_, err := lab.kubectl(t.Context(), "", "get", "secret", secret, "-n", namespace, "--as=system:serviceaccount:"+account)
+		return err
+	}
+	const apiserver, agent = system + ":holdfast-apiserver", agentsNamespace + ":holdfast-node-agent"
+	if err := ask(apiserver, "holdfast-locations", "lab-credentials"); err != nil {
+		t.Error(err)
+	}
+	for _, refused := range [][3]string{
+		{apiserver, system, "holdfast-apiserver-tls"}, {agent, system, "holdfast-apiserver-tls"}, {agent, "holdfast-locations", "lab-credentials"},
+	} {
+		if err := ask(refused[0], refused[1], refused[2]); err == nil || !strings.Contains(err.Error(), "Forbidden") {
+			t.Errorf("%s asks for the Secret %s: %v", refused[0], refused[2], err)
 		}
 	}
 }
