@@ -43,15 +43,15 @@ func (f *fence) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer term.Leave()
 	if f.longRunning(r, info) {
-		ctx, cancel := context.WithCancel(r.Context())
-		defer cancel()
+		ctx, cancel := context.WithCancelCause(r.Context())
+		defer cancel(nil)
 		r = r.WithContext(ctx)
 		left := make(chan struct{})
 		defer close(left)
 		go func() {
 			select {
 			case <-term.Closing():
-				cancel()
+				cancel(notServing())
 			case <-left:
 			}
 		}()

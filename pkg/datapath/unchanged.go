@@ -50,12 +50,14 @@ func (l *lastSnapshot) addTo(stats *snapshot.Stats) {
 	}
 }
 
-// longestListing is how many bytes of a listing are compared at once: some 90,000 files.
-var longestListing int64 = 16 << 20
+// longestListing is how many bytes of a listing are compared at once: some 20,000 files. There
+// may be one for each folder that is uploaded at once, beside the memory that these take.
+var longestListing int64 = 4 << 20
 
 // DirEntryOrNil implements snapshot.HasDirEntryOrNil: Kopia's uploader asks it of a folder before
 // it looks at what that holds, and so before it asks it of the folders in it. Whatever goes wrong
-// is no error here, as the uploader meets it again.
+// is no error here, as the uploader meets it again. It verifies the object that it gets: one
+// whose contents are gone by then fails the upload, as its files' contents may be, too.
 func (d *volumeDir) DirEntryOrNil(ctx context.Context) (*snapshot.DirEntry, error) {
 	if d.in != nil {
 		d.stored = d.in.folders[d.name]
@@ -84,7 +86,7 @@ func (d *volumeDir) DirEntryOrNil(ctx context.Context) (*snapshot.DirEntry, erro
 		return nil, nil
 	}
 	count := len(files)
-	summary, size, ok := d.compare(files)
+	summary, size, ok := d.compare(ctx, files)
 	if !ok || listingEnd(summary) != end { // it lacks what could not be stored, for instance
 		return nil, nil
 	}
@@ -165,16 +167,18 @@ func foldersOf(listing io.Reader) map[string]object.ID {
 
 // compare lists a folder as long as there are only files that are as they were, and takes those
 // from files. If it holds what they are and nothing else, it returns their summary and bytes.
-func (d *volumeDir) compare(files map[string]string) (summary *fs.DirectorySummary, bytes int64, same bool) {
+func (d *volumeDir) compare(ctx context.Context, files map[string]string) (summary *fs.DirectorySummary, bytes int64, same bool) {
 	it, err := d.open()
 	if err != nil {
 		return nil, 0, false
 	}
 	d.begun = it
 	summary = &fs.DirectorySummary{TotalDirCount: 1}
-	it.seen = make([]volumeEntry, 0, len(files))
 	text := make([]byte, 0, 512)
 	for {
+		if ctx.Err() != nil {
+			return nil, 0, false // the uploader sees it, too
+		}
 		name, stat, err := it.listed()
 		if err != nil {
 			it.failure = err

@@ -29,7 +29,11 @@ func TestNodeAgents(t *testing.T) {
 	show := func(node, want string) {
 		t.Helper()
 		labtest.Eventually(t, "the agent of "+node, func() error {
-			row := strings.Join(strings.Fields(lab.Kubectl(t, "get", "hfn", node, "-o", "wide", "--no-headers")), " ")
+			stdout, stderr, err := lab.TryKubectl(t, "", "get", "hfn", node, "-o", "wide", "--no-headers")
+			if err != nil { // it may not be shown yet
+				return fmt.Errorf("%w: %s", err, stderr)
+			}
+			row := strings.Join(strings.Fields(stdout), " ")
 			if !strings.HasPrefix(row, node+" "+want) {
 				return fmt.Errorf("it is %q, not %q", row, want)
 			}

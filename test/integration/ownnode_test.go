@@ -186,6 +186,21 @@ func TestAgentsKeepToTheirNodes(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
+		phase := func(phase enginev1alpha1.VolumePhase) error {
+			return retried(func() error {
+				record, err := uploads.Get(t.Context(), name, metav1.GetOptions{})
+				if err != nil {
+					return err
+				}
+				record.Status.Phase = phase
+				_, err = engine.EngineV1alpha1().VolumeUploads(labtest.System).UpdateStatus(t.Context(), record, metav1.UpdateOptions{})
+				return err
+			})
+		}
+		if err := phase(enginev1alpha1.VolumePhaseFailed); err != nil {
+			t.Error(err)
+		}
+		refused(t, map[string]error{"work that is done": phase(enginev1alpha1.VolumePhaseNew)}, "stays so")
 		events := kube.EventsV1().Events(labtest.System)
 		if _, err := events.Create(t.Context(), event(agentAccount), metav1.CreateOptions{}); err != nil {
 			t.Error(err)
@@ -323,7 +338,7 @@ func TestAgentsReadTheirNodes(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := secretsOf(agent, own); !apierrors.IsForbidden(err) || !strings.Contains(fmt.Sprint(err), "needs no Secret") {
+	if err := secretsOf(agent, own); !apierrors.IsConflict(err) || !strings.Contains(fmt.Sprint(err), "needs no Secret") {
 		t.Errorf("of work that is done it gets the Secrets: %v", err)
 	}
 
@@ -348,11 +363,12 @@ func TestAgentsReadTheirNodes(t *testing.T) {
 	}{
 		"the agent of another node": {agentConfig(t, labtest.Node), "the agent of node " + labtest.Node + " reads only"},
 		"a token of no node":        {agentConfig(t, ""), "this one names none"},
-		"an administrator":          {lab.Config, "this one names none"},
+		"an administrator":          {lab.Config, "only node agents read here"},
 	} {
 		other := through(one.config, node)
 		_, err := other.EngineV1alpha1().VolumeUploads(labtest.System).List(t.Context(), metav1.ListOptions{})
 		refused(who, err, one.why)
-		refused(who, secretsOf(other, name+"-own-too"), one.why)
+		raw := other.EngineV1alpha1().RESTClient().Get().Namespace(labtest.System).Resource("volumeuploads").Name(name + "-own-too").SubResource("secrets")
+		refused(who, raw.Do(t.Context()).Error(), one.why)
 	}
 }

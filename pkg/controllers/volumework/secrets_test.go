@@ -21,8 +21,8 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-// TestSecrets: while the API server is away, or another one takes its place, it is asked again,
-// for a time that is bounded; what it refuses, or does not have, it is not asked for again.
+// TestSecrets: while no API server gives an answer it is asked again, and so for a while when it
+// refuses one; what it does not have, or nobody needs, it is not asked for again.
 func TestSecrets(t *testing.T) {
 	status := func(err *apierrors.StatusError) string {
 		said := err.Status()
@@ -39,18 +39,24 @@ func TestSecrets(t *testing.T) {
 		"away":      {http.StatusServiceUnavailable, "service unavailable"},
 		"older":     {http.StatusNotFound, "404 page not found"},
 		"gone":      {http.StatusNotFound, status(apierrors.NewNotFound(resource, "r"))},
-		"forbidden": {http.StatusForbidden, status(apierrors.NewForbidden(resource, "r", fmt.Errorf("it is Completed")))},
+		"broken":    {http.StatusOK, `{"items": [`},
+		"done":      {http.StatusConflict, status(apierrors.NewConflict(resource, "r", fmt.Errorf("it is Completed")))},
+		"forbidden": {http.StatusForbidden, status(apierrors.NewForbidden(resource, "r", fmt.Errorf("it may not")))},
+		"internal":  {http.StatusInternalServerError, status(apierrors.NewInternalError(fmt.Errorf("it can't")))},
 	}
 	for _, one := range []struct {
 		name, answers, want string
-		after               time.Duration
+		after               time.Duration // in seconds
 	}{
 		{"given at once", "given", "", 0},
-		{"after others", "away older away given", "", 3 * time.Second},
-		{"gone", "away gone", `"r" not found`, time.Second},
-		{"refused", "away forbidden", "it is Completed", time.Second},
-		{"never", "away", "has not given them within 2m0s: the server is currently unable", 2 * time.Minute},
-		{"never by an older one", "older", "has not given them within 2m0s: the server could not find", 2 * time.Minute},
+		{"after others", "away older away forbidden broken given", "", 1 + 2 + 4 + 8 + 15},
+		{"gone", "away gone", `"r" not found`, 1},
+		{"done", "away done", "it is Completed", 1},
+		{"refused", "forbidden", "it may not", 1 + 2 + 4 + 8 + 7*15},
+		{"refused by a server that can't", "internal", "it can't", 1 + 2 + 4 + 8 + 7*15},
+		{"refused for a while", "forbidden forbidden forbidden forbidden forbidden forbidden forbidden forbidden away forbidden given", "", 1 + 2 + 4 + 8 + 6*15},
+		{"never", "away", "deadline exceeded, while it waited for its Secrets: the server is currently unable", 3600},
+		{"never by an older one", "older", "deadline exceeded, while it waited for its Secrets: the server could not find", 3600},
 	} {
 		t.Run(one.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -70,9 +76,11 @@ func TestSecrets(t *testing.T) {
 					}),
 				}
 				begin := time.Now()
-				secrets, err := Secrets(client, "holdfast")(t.Context(), "volumeuploads", "r")
-				if took := time.Since(begin); took != one.after {
-					t.Errorf("it took %s, want %s", took, one.after)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				secrets, err := Secrets(client, "holdfast")(ctx, "volumeuploads", "r")
+				if took := time.Since(begin); took != one.after*time.Second {
+					t.Errorf("it took %s, want %s", took, one.after*time.Second)
 				}
 				if one.want == "" && (err != nil || len(secrets) != 1 || secrets[0].Name != "key" || string(secrets[0].Data["a"]) != "b") {
 					t.Errorf("it gave %v, %v", secrets, err)

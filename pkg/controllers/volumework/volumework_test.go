@@ -29,6 +29,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumerestore"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
@@ -695,4 +696,29 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("%s: the message is %q, want %q in it", name, got.Status.Message, want)
 		}
 	}
+}
+
+// TestProgressOfWhatIsGone: work stops when its record is gone by the answer to its progress,
+// though the informer shows it still.
+func TestProgressOfWhatIsGone(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.volume("data")
+	stopped := make(chan struct{})
+	h.engine.Fault(func(action clienttesting.Action) enginetest.Fault {
+		if update, ok := action.(clienttesting.UpdateActionImpl); ok {
+			if record, ok := update.GetObject().(*engine.VolumeUpload); ok && record.Status.Progress.BytesDone > 0 {
+				return enginetest.Fault{Err: apierrors.NewNotFound(engine.Resource("volumeuploads"), record.Name)}
+			}
+		}
+		return enginetest.Fault{}
+	})
+	h.startMove(func(ctx context.Context, p *datapath.Progress) (result, error) {
+		p.Add(1)
+		<-ctx.Done()
+		close(stopped)
+		return result{}, ctx.Err()
+	})
+	h.create(h.backup("gone", "1", "data"))
+	<-stopped
 }

@@ -151,7 +151,7 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 			interval = min(2*interval, progressMost)
 			next.Reset(interval)
 			if ctx.Err() == nil {
-				record = c.writeProgress(ctx, record, progress)
+				record = c.writeProgress(ctx, record, progress, stop)
 			}
 		case <-stopping:
 			stopping = nil
@@ -329,8 +329,9 @@ func (c *Controller[T]) tell(record T) {
 	}
 }
 
-// writeProgress writes the progress if there was some. It is worth no repetition.
-func (c *Controller[T]) writeProgress(ctx context.Context, record T, p *datapath.Progress) T {
+// writeProgress writes the progress if there was some. It is worth no repetition. A record that is
+// gone stops the work, also while nobody shows that to the informer.
+func (c *Controller[T]) writeProgress(ctx context.Context, record T, p *datapath.Progress, stop func()) T {
 	progress := engine.VolumeProgress{TotalBytes: p.Total(), BytesDone: p.Done()}
 	progress.FilesDone, progress.TotalFiles = p.Files()
 	if *c.kind.Status(record).Progress == progress {
@@ -341,6 +342,10 @@ func (c *Controller[T]) writeProgress(ctx context.Context, record T, p *datapath
 		return written
 	}
 	klog.FromContext(ctx).V(2).Info("The progress could not be written", "err", err)
+	if isGone(err) {
+		stop()
+		return record
+	}
 	if fresh, err := c.reader.Get(ctx, record.GetName(), metav1.GetOptions{}); err == nil && fresh.GetUID() == record.GetUID() {
 		return fresh
 	}

@@ -11,6 +11,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -50,7 +51,19 @@ type Proxy struct {
 	Secrets corev1client.SecretsGetter
 	// Transport sends the requests of Records.
 	Transport http.RoundTripper
+
+	mu sync.Mutex
+	// open are the requests that are being answered, by node: as watches they are in no bound of
+	// the library's. Guarded by mu.
+	open map[string]int
 }
+
+// agentAccount is the account of the agents, in their namespace.
+const agentAccount = "holdfast-node-agent"
+
+// mostOpen is how many requests of one node are answered at once: its agent has two watches, and
+// asks for the Secrets of what begins at once.
+const mostOpen = 100
 
 var (
 	_ rest.Storage         = &Proxy{}
@@ -78,7 +91,7 @@ func (p *Proxy) ProducesObject(string) any { return "" }
 
 // Connect implements rest.Connecter.
 func (p *Proxy) Connect(ctx context.Context, node string, _ runtime.Object, responder rest.Responder) (http.Handler, error) {
-	if err := isAgentOf(ctx, node); err != nil {
+	if err := p.isAgentOf(ctx, node); err != nil {
 		return nil, err
 	}
 	info, ok := genericapirequest.RequestInfoFrom(ctx)
@@ -93,6 +106,11 @@ func (p *Proxy) Connect(ctx context.Context, node string, _ runtime.Object, resp
 	}
 	resource, path := path[len(below)], path[len(below)+1:]
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !p.enter(node) {
+			responder.Error(apierrors.NewTooManyRequests(fmt.Sprintf("%d requests of node %s are being answered already", mostOpen, node), 1))
+			return
+		}
+		defer p.leave(node)
 		var answer any
 		var err error
 		switch {
@@ -106,6 +124,10 @@ func (p *Proxy) Connect(ctx context.Context, node string, _ runtime.Object, resp
 		default:
 			err = apierrors.NewNotFound(enginev1alpha1.Resource(resource), path[0])
 		}
+		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+			// This server's account may not, and the agent's rights have nothing to do with it.
+			err = apierrors.NewInternalError(err)
+		}
 		if err != nil {
 			responder.Error(err)
 			return
@@ -117,8 +139,29 @@ func (p *Proxy) Connect(ctx context.Context, node string, _ runtime.Object, resp
 	}), nil
 }
 
-// isAgentOf refuses whoever has not the token of a pod on the node.
-func isAgentOf(ctx context.Context, node string) error {
+func (p *Proxy) enter(node string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.open[node] >= mostOpen {
+		return false
+	}
+	if p.open == nil {
+		p.open = map[string]int{}
+	}
+	p.open[node]++
+	return true
+}
+
+func (p *Proxy) leave(node string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.open[node]--; p.open[node] == 0 {
+		delete(p.open, node)
+	}
+}
+
+// isAgentOf refuses whoever has not the token of an agent's pod on the node.
+func (p *Proxy) isAgentOf(ctx context.Context, node string) error {
 	refuse := func(why string) error {
 		return apierrors.NewForbidden(v1alpha1.Resource("nodeagents"), node, fmt.Errorf("%s", why))
 	}
@@ -127,6 +170,8 @@ func isAgentOf(ctx context.Context, node string) error {
 		return refuse("nobody knows who asks")
 	}
 	switch own := requester.GetExtra()[serviceaccount.NodeNameKey]; {
+	case requester.GetName() != serviceaccount.MakeUsername(enginev1alpha1.AgentsNamespace(p.SystemNamespace), agentAccount):
+		return refuse("only node agents read here")
 	case len(own) != 1 || own[0] == "":
 		return refuse("a node agent needs the token of its pod, which names the node; this one names none")
 	case own[0] != node:
@@ -152,17 +197,16 @@ func (p *Proxy) list(node, resource string, w http.ResponseWriter, r *http.Reque
 			r.Out.URL, r.Out.Host = to, ""
 			// None of the agent's own, by which it could be somebody else.
 			r.Out.Header = http.Header{"Accept": {runtime.ContentTypeJSON}}
+			r.Out.Body, r.Out.ContentLength, r.Out.Trailer = nil, 0, nil
 		},
-		ErrorHandler: func(_ http.ResponseWriter, r *http.Request, err error) {
-			if r.Context().Err() == nil {
-				responder.Error(apierrors.NewServiceUnavailable(fmt.Sprintf("the records can't be read now: %v", err)))
-			}
+		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) {
+			responder.Error(apierrors.NewServiceUnavailable(fmt.Sprintf("the records can't be read now: %v", err)))
 		},
 	}
 	defer func() {
-		// An answer that ends before its time is broken off. Where the agent has left, or another
-		// replica is to serve it, that is as it should be, and nothing to be logged.
-		if broken := recover(); broken != nil && (broken != http.ErrAbortHandler || r.Context().Err() == nil) {
+		// An answer that ends before its time is broken off, which is logged as an error. Where
+		// the agent has left nobody is told anything.
+		if broken := recover(); broken != nil && (broken != http.ErrAbortHandler || context.Cause(r.Context()) != context.Canceled) {
 			panic(broken)
 		}
 	}()
@@ -205,7 +249,7 @@ func (p *Proxy) secrets(ctx context.Context, node, resource, name string) (*core
 		return nil, err
 	}
 	if of.Status.Phase.Done() {
-		return nil, apierrors.NewForbidden(enginev1alpha1.Resource(resource), name, fmt.Errorf("it is %s, and needs no Secret any more", of.Status.Phase))
+		return nil, apierrors.NewConflict(enginev1alpha1.Resource(resource), name, fmt.Errorf("it is %s, and needs no Secret any more", of.Status.Phase))
 	}
 	repository, err := p.Records.VolumeRepositories(p.SystemNamespace).Get(ctx, of.Spec.Repository, metav1.GetOptions{})
 	if err != nil {

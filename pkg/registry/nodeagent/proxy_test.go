@@ -5,6 +5,7 @@ package nodeagent
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,6 +38,8 @@ const recordsPath = "/apis/engine.holdfast.io/v1alpha1/namespaces/holdfast/"
 type proxied struct {
 	*httptest.Server
 	mux *http.ServeMux
+	// account that asks, if it is not that of the agents.
+	account string
 }
 
 // newProxied serves to whoever says of which nodes their token is.
@@ -61,7 +64,7 @@ func newProxied(t *testing.T, secrets ...runtime.Object) *proxied {
 		if err != nil || info.Resource != "nodeagents" || info.Subresource != "proxy" {
 			t.Errorf("%s is %+v, %v", r.URL, info, err)
 		}
-		requester := &user.DefaultInfo{Name: "system:serviceaccount:holdfast-agents:holdfast-node-agent", Extra: map[string][]string{}}
+		requester := &user.DefaultInfo{Name: "system:serviceaccount:holdfast-agents:" + cmp.Or(r.Header.Get("Account"), "holdfast-node-agent"), Extra: map[string][]string{}}
 		if nodes := r.Header["Nodes"]; nodes != nil {
 			requester.Extra[serviceaccount.NodeNameKey] = nodes
 		}
@@ -103,6 +106,7 @@ func (p *proxied) get(t *testing.T, path string, nodes ...string) *http.Response
 	}
 	request.Header.Set("Authorization", "Bearer the agent's")
 	request.Header.Set("Impersonate-User", "admin")
+	request.Header.Set("Account", p.account)
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		t.Fatal(err)
@@ -148,6 +152,10 @@ func TestProxyIsOfOneNode(t *testing.T) {
 			t.Errorf("%q with %q: got %d %s, want a refusal that says %q", one.path, one.nodes, code, body, one.why)
 		}
 	}
+	p.account = "another"
+	if code, body := p.read(t, uploads, "one"); code != http.StatusForbidden || !strings.Contains(body, "only node agents") {
+		t.Errorf("another account of the node: got %d %s", code, body)
+	}
 }
 
 // TestProxyLists: lists and watches are those of the node, whatever is asked for, come as they
@@ -176,6 +184,13 @@ func TestProxyLists(t *testing.T) {
 		if !lines.Scan() || lines.Text() != want {
 			t.Fatalf("it says %q, %v", lines.Text(), lines.Err())
 		}
+	}
+	for range mostOpen - 1 {
+		go p.get(t, recordsPath+"volumerestores?watch=true", "one")
+		<-asked
+	}
+	if code, body := p.read(t, recordsPath+"volumerestores", "one"); code != http.StatusTooManyRequests {
+		t.Errorf("one more is answered with %d %s", code, body)
 	}
 	close(next)
 	if lines.Scan() || lines.Err() != nil {
@@ -219,6 +234,9 @@ func TestProxySecrets(t *testing.T) {
 	upload("keyless", "one", "keyless.s3", enginev1alpha1.VolumePhaseNew)
 	upload("lost", "one", "gone.s3", enginev1alpha1.VolumePhaseNew)
 	serve("volumerestores", "folder", &enginev1alpha1.VolumeRestore{Spec: enginev1alpha1.VolumeRestoreSpec{Node: "one", Repository: "other.folder"}})
+	p.mux.HandleFunc(recordsPath+"volumeuploads/unreadable", func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "this server may not", http.StatusForbidden)
+	})
 	repository := func(name, location string) {
 		serve("volumerepositories", name, &enginev1alpha1.VolumeRepository{
 			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: enginev1alpha1.VolumeRepositorySpec{BackupStorageLocation: location},
@@ -247,13 +265,14 @@ func TestProxySecrets(t *testing.T) {
 				t.Errorf("%s: it gets %+v", path, secret)
 			}
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
+		if diff := gocmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", path, diff)
 		}
 	}
 	for path, want := range map[string]int{
-		"volumeuploads/completed/secrets": http.StatusForbidden, "volumeuploads/failed/secrets": http.StatusForbidden,
-		"volumeuploads/elsewhere/secrets": http.StatusNotFound, "volumeuploads/elsewhere": http.StatusNotFound,
+		"volumeuploads/completed/secrets": http.StatusConflict, "volumeuploads/failed/secrets": http.StatusConflict,
+		"volumeuploads/unreadable/secrets": http.StatusInternalServerError,
+		"volumeuploads/elsewhere/secrets":  http.StatusNotFound, "volumeuploads/elsewhere": http.StatusNotFound,
 		"volumeuploads/none/secrets": http.StatusNotFound, "volumeuploads/lost/secrets": http.StatusNotFound,
 		"volumeuploads/new/status": http.StatusNotFound, "volumeuploads/new/secrets/account": http.StatusNotFound,
 		"volumerestores/new/secrets": http.StatusNotFound, "volumeuploads/completed": http.StatusOK,
