@@ -6,6 +6,7 @@ package nodeagent
 import (
 	"bufio"
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -94,12 +96,11 @@ func (a answering) Error(err error) {
 	http.Error(a, message, code)
 }
 
-// get asks with the token of those nodes.
-func (p *proxied) get(t *testing.T, path string, nodes ...string) *http.Response {
-	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.URL+v1alpha1.NodeAgentProxyPath("one")+path, nil)
+// ask asks with the token of those nodes.
+func (p *proxied) ask(ctx context.Context, path string, nodes ...string) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.URL+v1alpha1.NodeAgentProxyPath("one")+path, nil)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	if nodes != nil {
 		request.Header["Nodes"] = nodes
@@ -107,7 +108,13 @@ func (p *proxied) get(t *testing.T, path string, nodes ...string) *http.Response
 	request.Header.Set("Authorization", "Bearer the agent's")
 	request.Header.Set("Impersonate-User", "admin")
 	request.Header.Set("Account", p.account)
-	response, err := http.DefaultClient.Do(request)
+	return http.DefaultClient.Do(request)
+}
+
+// get is an answer, whose body the test closes.
+func (p *proxied) get(t *testing.T, path string, nodes ...string) *http.Response {
+	t.Helper()
+	response, err := p.ask(t.Context(), path, nodes...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,14 +192,26 @@ func TestProxyLists(t *testing.T) {
 			t.Fatalf("it says %q, %v", lines.Text(), lines.Err())
 		}
 	}
+	var watching sync.WaitGroup
 	for range mostOpen - 1 {
-		go p.get(t, recordsPath+"volumerestores?watch=true", "one")
+		watching.Go(func() {
+			response, err := p.ask(t.Context(), recordsPath+"volumerestores?watch=true", "one")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer response.Body.Close()
+			if _, err := io.Copy(io.Discard, response.Body); err != nil {
+				t.Error(err)
+			}
+		})
 		<-asked
 	}
 	if code, body := p.read(t, recordsPath+"volumerestores", "one"); code != http.StatusTooManyRequests {
 		t.Errorf("one more is answered with %d %s", code, body)
 	}
 	close(next)
+	watching.Wait()
 	if lines.Scan() || lines.Err() != nil {
 		t.Errorf("at the end it says %q, %v", lines.Text(), lines.Err())
 	}
