@@ -393,7 +393,9 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 			p.readAgain(again, pod)
 		}
 	}
-	p.readBelongingsAgain(again, block)
+	if err := p.readBelongingsAgain(again, block); err != nil {
+		return err
+	}
 	if len(block.waiting()) == 0 {
 		return ctx.Err()
 	}
@@ -456,9 +458,9 @@ const asListed = "what the backup has of it is from before its pre hooks: "
 func (p *podVolumes) keep(at **object, as *object) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	more := len(as.stored)
+	more := as.size()
 	if *at != nil {
-		more -= len((*at).stored)
+		more -= (*at).size()
 	}
 	if p.heldBytes+more > maxHeldBytes {
 		return false
@@ -482,7 +484,7 @@ func (p *podVolumes) writeLater(block block) error {
 		pod.unwritten, pod.belongings = nil, nil
 	}
 	for _, o := range together.objects {
-		written += len(o.stored)
+		written += o.size()
 	}
 	err := p.write(&together)
 	p.mu.Lock()

@@ -214,16 +214,13 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 		}
 	}
 	if r, found := p.discovered.find(persistentVolumesResource); found && len(missing) > manyGets {
-		_, err := p.search(ctx, query{resource: r}, func(h *head, raw []byte) error {
+		_, err := p.search(ctx, query{resource: r}, func() int { return len(missing) }, func(h *head, raw []byte) error {
 			reason, ok := missing[h.Metadata.Name]
 			if !ok {
 				return nil
 			}
 			delete(missing, h.Metadata.Name) // it may come twice
-			if err := p.takePersistentVolume(r, h, raw, reason); err != nil || len(missing) > 0 {
-				return err
-			}
-			return errFound
+			return p.takePersistentVolume(r, h, raw, reason)
 		})
 		if err != nil {
 			return err
@@ -306,20 +303,20 @@ func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[typ
 // searchClaims looks for missing claims in the lists of the namespaces that have some, and says of
 // which it has seen all.
 func (p *podVolumes) searchClaims(ctx context.Context, r resource, missing map[types.NamespacedName]string, take func(*head, []byte) error) (sets.Set[string], error) {
-	lacking := sets.New("")
+	lacking := map[string]int{"": len(missing)}
 	for key := range missing {
-		lacking.Insert(key.Namespace)
+		lacking[key.Namespace]++
 	}
 	answered := sets.New[string]()
 	for _, namespace := range p.listed {
-		if !lacking.Has(namespace) || len(missing) == 0 {
+		if lacking[namespace] == 0 {
 			continue
 		}
-		whole, err := p.search(ctx, query{resource: r, namespace: namespace}, func(h *head, raw []byte) error {
-			if err := take(h, raw); err != nil || len(missing) > 0 {
-				return err
-			}
-			return errFound
+		whole, err := p.search(ctx, query{resource: r, namespace: namespace}, func() int { return lacking[namespace] }, func(h *head, raw []byte) error {
+			before := len(missing)
+			err := take(h, raw)
+			lacking[namespace] -= before - len(missing)
+			return err
 		})
 		if err != nil {
 			return nil, err
@@ -339,22 +336,43 @@ func boundBy(claim types.NamespacedName) string {
 	return "the claim " + itemName(claim.Namespace, claim.Name) + " is bound to it"
 }
 
-// errFound ends a search, since nothing is left to be found.
-var errFound = errors.New("all are found")
+var (
+	// errFound ends a search, since nothing is left to be found.
+	errFound = errors.New("all are found")
+	// errTooLong ends one whose list has far more objects than are looked for.
+	errTooLong = errors.New("most of it is other objects")
+)
+
+// worthAGet is how many objects to come of a list are read rather than one that is looked for by
+// itself: a page has some hundred, and takes the server as long as a few dozen single ones.
+const worthAGet = 50
 
 // search visits the objects of a list among which others are that are needed, and says whether
-// it has seen all, or found all, as visit says by errFound. What it misses, since the server fails, is to be read by itself. The error
-// is for the backup as a whole.
-func (c *collector) search(ctx context.Context, q query, visit func(*head, []byte) error) (whole bool, _ error) {
+// it has seen all, or as many as are missing. What it misses, since the server fails or the list is
+// long, is to be read by itself. The error is for the backup as a whole.
+func (c *collector) search(ctx context.Context, q query, missing func() int, visit func(*head, []byte) error) (whole bool, _ error) {
 	unread := false
-	err := c.lister.list(ctx, q, visitor{page: func(int64) {}, object: func(raw []byte) error {
+	listCtx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	page := func(remaining int64) {
+		if remaining > worthAGet*int64(missing()) {
+			stop(errTooLong)
+		}
+	}
+	err := c.lister.list(listCtx, q, visitor{page: page, object: func(raw []byte) error {
 		h, err := headOf(raw)
 		if err != nil {
 			unread = true // if it is needed, that is told when it is read by itself
 			return nil
 		}
-		return visit(h, raw)
+		if err := visit(h, raw); err != nil || missing() > 0 {
+			return err
+		}
+		return errFound
 	}})
+	if listCtx.Err() != nil {
+		err = context.Cause(listCtx)
+	}
 	var fatal visitError
 	switch {
 	case ctx.Err() != nil:

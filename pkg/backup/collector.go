@@ -509,15 +509,12 @@ func (c *collector) readTouchedNamespaces(ctx context.Context) error {
 	const reason = "objects in it were taken"
 	missing := sets.New(c.sink.touchedNamespaces()...)
 	if len(missing) > manyGets {
-		whole, err := c.search(ctx, query{resource: r}, func(h *head, raw []byte) error {
+		whole, err := c.search(ctx, query{resource: r}, missing.Len, func(h *head, raw []byte) error {
 			if !missing.Has(h.Metadata.Name) {
 				return nil
 			}
 			missing.Delete(h.Metadata.Name)
-			if err := c.addRelated(r, h, raw, reason); err != nil || len(missing) > 0 {
-				return err
-			}
-			return errFound
+			return c.addRelated(r, h, raw, reason)
 		})
 		if err != nil || whole {
 			return err

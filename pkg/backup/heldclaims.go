@@ -4,12 +4,15 @@
 package backup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -18,6 +21,18 @@ import (
 // maxIndexBytes bounds what a backup keeps of claims and persistent volumes until all pods are
 // known, as they are stored: in memory it is about twice as much.
 var maxIndexBytes = 16 << 20
+
+// listAgainTimeout is what lists may take of readAgainTimeout, so that the rest is enough to read one
+// by one what they did not bring.
+var listAgainTimeout = readAgainTimeout / 2
+
+const (
+	// manyFrozenGets is how many persistent volumes are looked for in a list while pods may be
+	// frozen: it has all those of the cluster.
+	manyFrozenGets = 100
+	// frozenGets is how many requests for single objects a block makes at a time.
+	frozenGets = 4
+)
 
 // withClaim is what people are told of a claim or persistent volume that is not as it was after
 // the pre hooks of its pod.
@@ -33,6 +48,9 @@ func (o *object) key() heldKey {
 	return heldKey{o.GroupResource(), types.NamespacedName{Namespace: o.item.Namespace, Name: o.item.Name}}
 }
 
+// size is what is kept of an object, in bytes: as it is stored, and what was removed before.
+func (o *object) size() int { return len(o.stored) + len(o.item.Original) }
+
 func (k heldKey) subject() subject { return subject{k.resource, k.name.Namespace, k.name.Name} }
 
 // hold keeps a claim or a persistent volume until it is known whether it belongs to a pod with
@@ -46,11 +64,11 @@ func (p *podVolumes) hold(r resource, h *head, raw []byte, reason string) error 
 		return err
 	}
 	p.progress.found.Add(1)
-	if p.indexBytes+len(o.stored) > maxIndexBytes {
+	if p.indexBytes+o.size() > maxIndexBytes {
 		p.indexFull = true
 		return p.write(&batch{objects: []*object{o}})
 	}
-	p.indexBytes += len(o.stored)
+	p.indexBytes += o.size()
 	p.index = append(p.index, o)
 	return nil
 }
@@ -92,9 +110,9 @@ func (p *podVolumes) releaseIndex() error {
 }
 
 // readBelongingsAgain reads the claims and persistent volumes that the pre hooks of a block's pods
-// may have changed: one by one if they are few, else by a list. What is not to be had now, the
-// backup has as the list of all brought it.
-func (p *podVolumes) readBelongingsAgain(ctx context.Context, block block) {
+// may have changed: one by one if they are few, else by a list, claims before persistent volumes.
+// What is not to be had now, the backup has as the list of all brought it.
+func (p *podVolumes) readBelongingsAgain(ctx context.Context, block block) error {
 	lists := map[query]map[string]**object{}
 	for _, pod := range block {
 		if len(pod.pre) == 0 {
@@ -108,15 +126,20 @@ func (p *podVolumes) readBelongingsAgain(ctx context.Context, block block) {
 			lists[q][o.item.Name] = &pod.belongings[i]
 		}
 	}
-	for q, wanted := range lists {
-		if len(wanted) > manyGets {
-			whole, err := p.search(ctx, q, func(h *head, raw []byte) error {
+	listCtx, stop := context.WithTimeout(ctx, listAgainTimeout)
+	defer stop()
+	for _, q := range slices.SortedFunc(maps.Keys(lists), func(a, b query) int {
+		return cmp.Or(cmp.Compare(a.resource.Resource, b.resource.Resource), cmp.Compare(a.namespace, b.namespace))
+	}) {
+		wanted, many := lists[q], manyGets
+		if q.namespace == "" {
+			many = manyFrozenGets
+		}
+		if len(wanted) > many {
+			whole, err := p.search(listCtx, q, func() int { return len(wanted) }, func(h *head, raw []byte) error {
 				if at := wanted[h.Metadata.Name]; at != nil {
 					p.replace(at, h, raw)
 					delete(wanted, h.Metadata.Name)
-				}
-				if len(wanted) == 0 {
-					return errFound
 				}
 				return nil
 			})
@@ -127,24 +150,39 @@ func (p *podVolumes) readBelongingsAgain(ctx context.Context, block block) {
 				continue
 			}
 		}
+		var group errgroup.Group
+		group.SetLimit(frozenGets)
 		for name, at := range wanted {
-			raw, err := p.lister.get(ctx, q.resource, q.namespace, name)
-			var h *head
-			if err == nil {
-				h, err = headOf(raw)
-			}
-			switch {
-			case err == nil:
-				p.replace(at, h, raw)
-			case apierrors.IsNotFound(err):
-				p.stays(*at, "it is gone")
-			case errors.Is(context.Cause(ctx), errNotReadInTime):
-				p.findings.warn((*at).key().subject(), withClaim+errNotReadInTime.Error())
-			case ctx.Err() != nil: // then there is no backup
-			default:
-				p.findings.warn((*at).key().subject(), fmt.Sprintf("%sread it: %v", withClaim, err))
-			}
+			group.Go(func() error {
+				return p.contain(func() error {
+					p.readBelongingAgain(ctx, q, name, at)
+					return nil
+				})
+			})
 		}
+		if err := group.Wait(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *podVolumes) readBelongingAgain(ctx context.Context, q query, name string, at **object) {
+	raw, err := p.lister.get(ctx, q.resource, q.namespace, name)
+	var h *head
+	if err == nil {
+		h, err = headOf(raw)
+	}
+	switch {
+	case err == nil:
+		p.replace(at, h, raw)
+	case apierrors.IsNotFound(err):
+		p.stays(*at, "it is gone")
+	case errors.Is(context.Cause(ctx), errNotReadInTime):
+		p.findings.warn((*at).key().subject(), withClaim+errNotReadInTime.Error())
+	case ctx.Err() != nil: // then there is no backup
+	default:
+		p.findings.warn((*at).key().subject(), fmt.Sprintf("%sread it: %v", withClaim, err))
 	}
 }
 

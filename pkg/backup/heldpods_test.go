@@ -233,7 +233,7 @@ func TestBelongingsAreReadAfterPreHooks(t *testing.T) {
 		logged      string
 	}{
 		"changed":       {lists: 1, gets: 4, changed: []string{"data", "pv-data"}},
-		"many, changed": {more: manyGets, lists: 4, changed: []string{"data", "more-3", "pv-data", "pv-more-3"}},
+		"many, changed": {more: manyGets, lists: 3, gets: 11, changed: []string{"data", "more-3", "pv-data", "pv-more-3"}},
 		"chosen by a label": {lists: 1, gets: 4, changed: []string{"data", "pv-data"}, spoil: func(f *fixture) {
 			f.request.Backup.Spec.LabelSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}
 		}},
@@ -248,7 +248,8 @@ func TestBelongingsAreReadAfterPreHooks(t *testing.T) {
 		"no object": {lists: 1, gets: 4, told: withClaim + "read it: read an object", edit: func(path, object string) (string, int) {
 			return `{"metadata":{"name":7}}`, 0
 		}},
-		"many, and the list fails": {more: manyGets, lists: 4, gets: 22, told: withClaim + "read it: no", edit: func(_, object string) (string, int) {
+		"very many, changed": {more: manyFrozenGets, lists: 4, changed: []string{"data", "more-3", "pv-data", "pv-more-3"}},
+		"many, and the list fails": {more: manyGets, lists: 3, gets: 22, told: withClaim + "read it: no", edit: func(_, object string) (string, int) {
 			return object, http.StatusForbidden
 		}},
 		"ordered by the spec": {lists: 1, gets: 3, changed: []string{"pv-data"}, spoil: func(f *fixture) {
@@ -402,6 +403,92 @@ func TestBelongingsAreBounded(t *testing.T) {
 			}
 			if told := strings.Contains(f.text(t, format.LogKey("b")), "was read before any hook"); told != (test.index == 0) {
 				t.Errorf("that too much is in memory is in the log: %t", told)
+			}
+		})
+	}
+}
+
+// TestListsOfBelongingsLeaveTime: if the list of the claims is not answered while pods are frozen,
+// each of them is still read, and before all persistent volumes.
+func TestListsOfBelongingsLeaveTime(t *testing.T) {
+	defer func(list, all time.Duration) { listAgainTimeout, readAgainTimeout = list, all }(listAgainTimeout, readAgainTimeout)
+	listAgainTimeout, readAgainTimeout = time.Millisecond, time.Hour
+	yes := true
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes, Hooks: dbHooks("")}).watched()
+	f.add("namespaces", namespace("shop", ""))
+	const claims = manyFrozenGets + 1
+	var of []string
+	for i := range claims {
+		of = append(of, fmt.Sprintf(`v%d "persistentVolumeClaim":{"claimName":"c-%d"}`, i, i))
+		f.add("persistentvolumeclaims", fmt.Sprintf(`{"metadata":{"name":"c-%d","namespace":"shop"},"spec":{"volumeName":"pv-%d"},"status":{"phase":"Bound"}}`, i, i))
+		f.add("persistentvolumes", fmt.Sprintf(`{"metadata":{"name":"pv-%d"},"spec":{"csi":{}}}`, i))
+	}
+	f.add("pods", hookedPod("p", "n1", isDB, "", of...))
+	var frozen atomic.Bool
+	f.hooks.exec = func(context.Context, string) (string, error) { frozen.Store(true); return "", nil }
+	var mu sync.Mutex
+	var asked []string
+	f.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
+		if !frozen.Load() {
+			return false
+		}
+		if r.URL.Path == shopClaims || r.URL.Path == volumePath {
+			<-r.Context().Done()
+			return true
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if strings.HasPrefix(r.URL.Path, shopClaims) || strings.HasPrefix(r.URL.Path, volumePath) {
+			asked = append(asked, r.URL.Path)
+		}
+		return false
+	}
+	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || strings.Contains(f.text(t, format.ResultsKey("b")), withClaim) {
+		t.Errorf("%s with %s", outcome.Status.Phase, f.text(t, format.ResultsKey("b")))
+	}
+	if len(asked) != 2*claims || slices.ContainsFunc(asked[:claims], func(path string) bool { return strings.HasPrefix(path, volumePath) }) {
+		t.Errorf("asked for %q", asked)
+	}
+}
+
+// TestWhatIsRemovedOfClaimsCounts as what is stored of them does, and no longer than they are kept.
+func TestWhatIsRemovedOfClaimsCounts(t *testing.T) {
+	const removed = 4000
+	for name, test := range map[string]struct {
+		index, held int
+		early, told bool
+	}{
+		"all fit":       {4 * removed, 9000, false, false},
+		"not at first":  {removed, 9000, true, false},
+		"not for hooks": {4 * removed, removed, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func(index, held int) { maxIndexBytes, maxHeldBytes = index, held }(maxIndexBytes, maxHeldBytes)
+			maxIndexBytes, maxHeldBytes = test.index, test.held
+			claim := func(name string, more int) string {
+				return fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"shop","uid":"u","annotations":{"volume.kubernetes.io/selected-node":%q}},"spec":{"volumeName":"pv-%s"},"status":{"phase":"Bound"}}`,
+					name, strings.Repeat("x", more), name)
+			}
+			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: new(true), Hooks: dbHooks("")}).watched()
+			f.add("namespaces", namespace("shop", ""))
+			for i, name := range []string{"a", "b"} {
+				f.add("persistentvolumeclaims", claim(name, removed*(1-i)))
+				f.add("pods", hookedPod("p-"+name, "n1", isDB, "", fmt.Sprintf(`d "persistentVolumeClaim":{"claimName":%q}`, name)))
+			}
+			// The second one grows by more than would fit if the first one, which is written, counted still.
+			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+				if r.URL.Path == shopClaims+"/b" {
+					fmt.Fprint(w, claim("b", removed*3/2))
+				}
+				return r.URL.Path == shopClaims+"/b"
+			}
+			f.deps.BlockWorkers = 1
+			f.run(t)
+			if told := strings.Contains(f.text(t, format.ResultsKey("b")), withClaim+tooMuchHeld); told != test.told {
+				t.Errorf("too much is held for hooks: %t", told)
+			}
+			if early := strings.Contains(f.text(t, format.LogKey("b")), "was read before any hook"); early != test.early {
+				t.Errorf("too much is held until all pods are known: %t", early)
 			}
 		})
 	}

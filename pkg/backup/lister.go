@@ -89,6 +89,8 @@ type reading struct {
 	query
 	// objects and bytes are what was seen of it, or since a page was given up.
 	objects, bytes int64
+	// whole is how many objects the last whole page was asked for.
+	whole int64
 	// next is the page that is asked for while the one before it is read, or nil.
 	next *asked
 	// begins is what the page that is read begins with, and mark what one before it did.
@@ -107,17 +109,23 @@ type asked struct {
 	err    error
 }
 
-// limit is how many objects the next page is to have.
-func (r *reading) limit() int64 {
+// limit is how many objects the page after one of so many is to have. Of a kind that has large
+// objects as well, the small ones that a list may begin with say little of those that follow.
+func (r *reading) limit(before int64) int64 {
+	first := r.sizes.first(r.resource.GroupResource())
 	if r.objects == 0 {
-		return r.sizes.first(r.resource.GroupResource())
+		return first
 	}
-	return max(1, min(pageSize, pageBytes*r.objects/max(r.bytes, 1)))
+	limit := max(1, min(pageSize, pageBytes*r.objects/max(r.bytes, 1)))
+	if first < unknownPage {
+		limit = min(limit, max(first, 2*before))
+	}
+	return limit
 }
 
-// ask asks for a page.
-func (r *reading) ask(ctx context.Context, token string) *asked {
-	limit := r.limit()
+// ask asks for the page after one of so many objects.
+func (r *reading) ask(ctx context.Context, token string, before int64) *asked {
+	limit := r.limit(before)
 	request := r.request(r.resource, r.namespace).Param("limit", strconv.FormatInt(limit, 10))
 	for name, value := range map[string]string{"continue": token, "labelSelector": r.selector} {
 		if value != "" {
@@ -278,7 +286,7 @@ func (r *reading) page(ctx context.Context, token string, visit func([]byte) err
 	page := r.next
 	if r.next = nil; page == nil || page.token != token {
 		page.drop()
-		page = r.ask(ctx, token)
+		page = r.ask(ctx, token, r.whole)
 	}
 	defer page.drop()
 	<-page.done
@@ -297,7 +305,7 @@ func (r *reading) page(ctx context.Context, token string, visit func([]byte) err
 		r.bytes += int64(len(raw))
 		read += int64(len(raw))
 		if r.next == nil && info.Continue != "" && info.Continue != token && r.objects >= sampled {
-			r.next = r.ask(ctx, info.Continue)
+			r.next = r.ask(ctx, info.Continue, page.limit)
 		}
 		if err := visit(raw); err != nil {
 			return visitError{err}
@@ -311,6 +319,9 @@ func (r *reading) page(ctx context.Context, token string, visit func([]byte) err
 		}
 		return nil
 	})
+	if err == nil {
+		r.whole = page.limit
+	}
 	return info, visited, err
 }
 

@@ -29,7 +29,9 @@ func (s *PageSizes) first(gr schema.GroupResource) int64 {
 	if !known {
 		return unknownPage
 	}
-	return max(leastPage, min(pageSize, pageBytes/max(mean, 1)))
+	mean = max(mean, 1)
+	// A page that is given up would be so at every backup: no more than it may have then.
+	return max(1, min(leastPage, 4*pageBytes/mean), min(pageSize, pageBytes/mean))
 }
 
 // learn takes what a list had. A few small objects tell nothing of others. Of objects that are

@@ -77,8 +77,10 @@ func TestFirstPages(t *testing.T) {
 		"large ones that are known":           {60, large, false, [][2]int64{{sampled, sampled * large}}, "20 10 10 10 10", 60},
 		"large ones where small ones were":    {60, large, false, [][2]int64{{sampled, sampled * 100}}, "500 10 10 10 10 10 10", 60 + 41},
 		"a few where large ones were":         {5, 1000, false, [][2]int64{{sampled, sampled * large}}, "20", 5},
-		"small ones where large ones were":    {60, 1000, false, [][2]int64{{sampled, sampled * large}}, "20 245", 60},
-		"small ones soon after large ones":    {60, 1000, false, [][2]int64{{sampled, sampled * large}, {sampled, sampled * 100}}, "20 245", 60},
+		"small ones where large ones were":    {60, 1000, false, [][2]int64{{sampled, sampled * large}}, "20 40", 60},
+		"many where large ones were":          {700, 1000, false, [][2]int64{{sampled, sampled * large}}, "20 40 80 160 245 245", 700},
+		"a few that fill more than a page":    {19, 60_000, false, [][2]int64{{sampled, sampled * 60_070}}, "17 4", 19},
+		"small ones soon after large ones":    {60, 1000, false, [][2]int64{{sampled, sampled * large}, {sampled, sampled * 100}}, "20 40", 60},
 		"small ones long after large ones":    {60, 1000, false, append([][2]int64{{sampled, sampled * large}}, slices.Repeat([][2]int64{{sampled, sampled * 100}}, 40)...), "500", 60},
 		"large ones of a server that is deaf": {60, large, true, nil, "100 10", 60 + 41},
 	} {

@@ -12,9 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxUndecidedBytes bounds what a backup keeps of pods that wait for their claims, as they would
-// be sent in few bytes: in memory it is a few times as much. It has room for some 20,000 pods.
-var maxUndecidedBytes = 8 << 20
+// maxUndecidedBytes bounds what a backup keeps of pods that wait for their claims, in memory. It
+// has room for some 7,000 usual pods.
+var maxUndecidedBytes = 32 << 20
+
+// podBytes and partBytes are what a pod, and each of its containers and volumes, takes in memory
+// at least: what they would be sent in may be far less.
+const podBytes, partBytes = 2 << 10, 512
 
 // undecidedPod is a pod with claims that nothing has brought along yet, as those of pods that
 // labels choose, or one that was read after such a pod.
@@ -38,7 +42,8 @@ func (p *podVolumes) waits(pod *heldPod) bool {
 func (p *podVolumes) postpone(ctx context.Context, pod *corev1.Pod, held *heldPod) error {
 	pod = undecidedPart(pod)
 	p.undecided = append(p.undecided, undecidedPod{pod, held})
-	if p.undecidedBytes += pod.Size(); p.undecidedBytes < maxUndecidedBytes {
+	p.undecidedBytes += pod.Size() + podBytes + partBytes*(len(pod.Spec.Containers)+len(pod.Spec.Volumes))
+	if p.undecidedBytes < maxUndecidedBytes {
 		return ctx.Err()
 	}
 	return p.decideAll(ctx)

@@ -86,10 +86,10 @@ func TestManyClaimsOfChosenPods(t *testing.T) {
 func TestPodsThatWaitAreBounded(t *testing.T) {
 	defer func(was int) { maxUndecidedBytes = was }(maxUndecidedBytes)
 	const pods = 100
-	maxUndecidedBytes = 2000
+	maxUndecidedBytes = 64_000
 	f := chosenPods(t, pods)
 	f.wantChosen(t, f.run(t), pods)
-	// Each pod takes some 100 bytes, so that it is a fifth of them at a time.
+	// Each pod takes some 3,700 bytes, so that it is about a fifth of them at a time.
 	if got := f.requested(shopClaims) - f.requested(shopClaims+" labelSelector"); got < 3 || got > pods/5 {
 		t.Errorf("the claims were asked for %d times", got)
 	}
@@ -170,6 +170,34 @@ func TestManyTouchedNamespaces(t *testing.T) {
 		}
 		if gets != want.gets || lists != want.lists {
 			t.Errorf("%d namespaces: %d were read one by one, and %d lists, want %+v", namespaces, gets, lists, want)
+		}
+	}
+}
+
+// TestFewClaimsInALongList: of a list that has far more than is looked for, no more than a page is
+// read, whether what is looked for exists or not.
+func TestFewClaimsInALongList(t *testing.T) {
+	const pods, others = manyGets + 1, 5 * pageSize
+	f := chosenPods(t, pods)
+	f.objects[claimsResource] = slices.DeleteFunc(f.objects[claimsResource], func(o testObject) bool { return o.name == "logs-0" })
+	var claims, volumes []string
+	for i := range others {
+		claims = append(claims, fmt.Sprintf("a-%d", i))
+		volumes = append(volumes, fmt.Sprintf("a-%d", i))
+	}
+	f.add("persistentvolumeclaims", named("shop", claims...)...)
+	f.add("persistentvolumes", named("", volumes...)...)
+	if got := f.run(t).Status; got.Phase != holdfast.BackupPhaseCompleted || got.Volumes == nil || got.Volumes.Completed != 2*pods-1 {
+		t.Errorf("got %+v, volumes %+v: %+v", got, got.Volumes, f.results(t))
+	}
+	if got := f.results(t).Warnings.Namespaces["shop"]; !slices.ContainsFunc(got, func(text string) bool { return strings.Contains(text, notThere) }) {
+		t.Errorf("told: %q", got)
+	}
+	for path, want := range map[string]int{shopClaims: 2 * pods, volumePath: 2*pods - 1} {
+		gets := f.requested(path + "/")
+		pages := f.requested(path) - f.requested(path+" labelSelector") - gets
+		if gets != want || pages > 2 { // the next page is asked for early
+			t.Errorf("%s: %d were read one by one, and %d pages of them, want %d and a page", path, gets, pages, want)
 		}
 	}
 }
