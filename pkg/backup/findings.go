@@ -140,18 +140,6 @@ func (f *findings) counts() (errors, warnings int32) {
 	return f.errors, f.warnings
 }
 
-// told are the errors in one line, as many as fit, and how many do not.
-func (f *findings) told() string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	errors := &f.results.Errors
-	all := slices.Concat(errors.Velero, errors.Cluster)
-	for _, namespace := range slices.Sorted(maps.Keys(errors.Namespaces)) {
-		all = append(all, errors.Namespaces[namespace]...)
-	}
-	return told(all)
-}
-
 // maxTold is how much of several texts fits into an Event.
 const maxTold = 800
 

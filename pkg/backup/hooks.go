@@ -98,7 +98,7 @@ type hooks struct {
 	attempted, failed atomic.Int32
 
 	mu sync.Mutex
-	// notThawed says which post hooks failed.
+	// notThawed says which post hooks failed, or were not run.
 	notThawed []string
 }
 
@@ -232,9 +232,7 @@ func (h *hooks) run(ctx context.Context, phase string, pod engine.PodReference, 
 		text := fmt.Sprintf("its %s hook %s failed%s: %v", phase, hook.from, in, err)
 		h.tell(pod, hook.goOn, text)
 		if phase == postHook {
-			h.mu.Lock()
-			h.notThawed = append(h.notThawed, fmt.Sprintf("%s: %s", subject{podsResource, pod.Namespace, pod.Name}, text))
-			h.mu.Unlock()
+			h.notThaw(pod, text)
 		}
 		if ok = ok && hook.goOn; !ok && phase == preHook {
 			return false
@@ -247,6 +245,13 @@ const (
 	preHook  = "pre"
 	postHook = "post"
 )
+
+// notThaw notes why a pod may still be frozen.
+func (h *hooks) notThaw(pod engine.PodReference, text string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.notThawed = append(h.notThawed, fmt.Sprintf("%s: %s", subject{podsResource, pod.Namespace, pod.Name}, text))
+}
 
 func (h *hooks) tell(pod engine.PodReference, goOn bool, text string) {
 	about := subject{podsResource, pod.Namespace, pod.Name}
@@ -314,7 +319,7 @@ type PostHooks struct {
 	Log []byte
 	// Status counts them, and what the status of the Backup had counted before; nil is none.
 	Status *holdfast.HookStatus
-	// Failed says in one line which did not go well; empty if all did.
+	// Failed says in one line which did not go well, whatever their onError; empty if all did.
 	Failed string
 }
 
@@ -343,11 +348,12 @@ func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods 
 	e := newExecution(ctx, request, deps)
 	e.log.write(slog.LevelInfo, "the process that executed the backup is gone, and the post hooks that it may have left are run", slog.Int("pods", len(pods)))
 	rules, err := parseHooks(&request.Backup.Spec.Hooks)
-	if err != nil {
-		e.findings.fail(subject{}, fmt.Sprintf("its post hooks were not run: %v", err))
-		pods = nil
-	}
 	h := e.newHooks(rules)
+	if err != nil {
+		text := fmt.Sprintf("its post hooks were not run: %v", err)
+		h.findings.fail(subject{}, text)
+		h.notThawed, pods = []string{text}, nil
+	}
 	lister := &lister{client: e.Client, retry: e.Retry}
 	var group errgroup.Group
 	group.SetLimit(lastHooksWorkers)
@@ -359,7 +365,9 @@ func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods 
 			pod, err := lister.pod(ctx, ref)
 			switch {
 			case err != nil:
-				h.findings.fail(subject{podsResource, ref.Namespace, ref.Name}, fmt.Sprintf("its post hooks were not run: read it: %v", err))
+				text := fmt.Sprintf("its post hooks were not run: read it: %v", err)
+				h.tell(ref, false, text)
+				h.notThaw(ref, text)
 			case pod == nil:
 				e.log.write(slog.LevelInfo, "it is gone, and its post hooks with it", subject{podsResource, ref.Namespace, ref.Name}.attrs()...)
 			default:
@@ -369,8 +377,8 @@ func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods 
 			return nil
 		})
 	}
-	_ = group.Wait() // what fails is among the findings
-	return PostHooks{e.log.close(), h.counts(), e.findings.told()}
+	_ = group.Wait() // what fails is noted
+	return PostHooks{e.log.close(), h.counts(), h.failedPostHooks()}
 }
 
 // pod reads a pod, by a list, since to get one is another right; it is nil if it is gone.

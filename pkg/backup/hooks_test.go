@@ -21,7 +21,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/exec"
 	"k8s.io/utils/clock"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -774,25 +773,49 @@ func TestPendingPostHooksAreTold(t *testing.T) {
 	}
 }
 
+// TestEachPendingPostHookThatFailsIsTold: also one after which the backup goes on, and those of a
+// pod that can't be read.
+func TestEachPendingPostHookThatFailsIsTold(t *testing.T) {
+	pending := []engine.PodReference{{Namespace: "shop", Name: "p", UID: "uid-p"}}
+	t.Run("onError Continue", func(t *testing.T) {
+		f := hookedFixture(t, dbHooks(holdfast.HookErrorModeContinue), hookedPod("p", "n1", isDB, ""))
+		f.hooks.exec = func(context.Context, string) (string, error) {
+			return "", exec.CodeExitError{Err: errors.New("exit code 1"), Code: 1}
+		}
+		did := RunPostHooks(t.Context(), f.request, f.deps, pending)
+		if want := "pods shop/p: its post hook db failed in container c1: exit code 1"; did.Failed != want {
+			t.Errorf("failed: %q", did.Failed)
+		}
+	})
+	t.Run("not read", func(t *testing.T) {
+		f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, ""))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		did := RunPostHooks(ctx, f.request, f.deps, pending)
+		if want := "pods shop/p: its post hooks were not run: read it: "; !strings.HasPrefix(did.Failed, want) {
+			t.Errorf("failed: %q", did.Failed)
+		}
+	})
+}
+
 // All that failed is told, as far as it fits.
-func TestToldFindings(t *testing.T) {
+func TestToldFailures(t *testing.T) {
 	for n, want := range map[int]string{
 		0: "",
 		2: "pods shop/pod-0: broken; pods shop/pod-1: broken",
 	} {
-		if got := failures(n).told(); got != want {
+		if got := told(failures(n)); got != want {
 			t.Errorf("%d: %q", n, got)
 		}
 	}
-	if got := failures(1000).told(); len(got) > maxTold+50 || !strings.Contains(got, "pod-9: broken") || !strings.HasSuffix(got, " more") {
+	if got := told(failures(1000)); len(got) > maxTold+50 || !strings.Contains(got, "pod-9: broken") || !strings.HasSuffix(got, " more") {
 		t.Errorf("%q", got)
 	}
 }
 
-func failures(n int) *findings {
-	f := &findings{log: newLogbook(clocktesting.NewFakeClock(start))}
+func failures(n int) (all []string) {
 	for i := range n {
-		f.fail(subject{podsResource, "shop", fmt.Sprintf("pod-%d", i)}, "broken")
+		all = append(all, fmt.Sprintf("pods shop/pod-%d: broken", i))
 	}
-	return f
+	return all
 }

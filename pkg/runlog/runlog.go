@@ -9,6 +9,7 @@
 package runlog
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"io"
@@ -27,6 +28,8 @@ const (
 	MaxBytes = 8 << 20
 	// reservedBytes are for warnings and errors, when lines about objects have filled it.
 	reservedBytes = 1 << 20
+	// maxIncluded bounds what another log takes of this one, compressed.
+	maxIncluded = 1 << 20
 	// pace is how often a reader has what was written since made readable, which costs a few
 	// bytes each time.
 	pace = 500 * time.Millisecond
@@ -103,8 +106,8 @@ func (l *Log) writeLocked(level slog.Level, message string, attrs ...slog.Attr) 
 	l.tellLocked()
 }
 
-// Include adds the lines of another log, given what that was at its end. After the end they are
-// dropped.
+// Include adds the lines of another log, given what that was at its end: the first ones, so that
+// there is room for more, and those left out are counted. After the end they are dropped.
 func (l *Log) Include(ended []byte) {
 	if len(ended) == 0 {
 		return
@@ -115,7 +118,18 @@ func (l *Log) Include(ended []byte) {
 	if err != nil || l.over {
 		return
 	}
-	_, _ = io.Copy(l.compressed, lines) // a buffer takes everything
+	full := l.buffer.Len() + maxIncluded
+	for from := bufio.NewReader(lines); ; {
+		line, err := from.ReadBytes('\n')
+		if err != nil {
+			break
+		}
+		if l.buffer.Len() > full {
+			l.leftOut++
+			continue
+		}
+		_, _ = l.compressed.Write(line) // a buffer takes everything
+	}
 	l.flushed = false
 	l.tellLocked()
 }

@@ -6,9 +6,12 @@ package runlog
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -91,6 +94,31 @@ func TestInclude(t *testing.T) {
 	}
 	if !bytes.HasPrefix(ended, early.Bytes()) {
 		t.Error("who has read of it before can't go on")
+	}
+}
+
+// However much a log includes, there is room for its own lines, and it says what is missing.
+func TestIncludeLeavesRoom(t *testing.T) {
+	other, log := New(clock.RealClock{}), New(clock.RealClock{})
+	random := rand.NewChaCha8([32]byte{})
+	output := make([]byte, 4<<10)
+	var lines int
+	for ; other.buffer.Len() < maxIncluded*3/2; lines++ {
+		_, _ = random.Read(output)
+		other.Write(slog.LevelInfo, "theirs", slog.String("output", base64.RawStdEncoding.EncodeToString(output)))
+	}
+	log.Include(other.End())
+	if got := log.buffer.Len(); got > maxIncluded+maxIncluded/4 {
+		t.Errorf("it takes %d bytes", got)
+	}
+	log.Write(slog.LevelInfo, "ours")
+	text, err := plain(t, log.End())
+	if err != nil || !strings.Contains(text, "msg=ours\n") {
+		t.Errorf("its own line is left out: %v", err)
+	}
+	theirs := strings.Count(text, "msg=theirs")
+	if want := fmt.Sprintf("msg=\"the log was too long: lines were left out\" lines=%d\n", lines-theirs); theirs == 0 || theirs == lines || !strings.HasSuffix(text, want) {
+		t.Errorf("it has %d of %d lines, and ends with %q", theirs, lines, text[len(text)-200:])
 	}
 }
 

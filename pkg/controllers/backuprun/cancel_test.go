@@ -103,6 +103,28 @@ func TestPostHooksOfACancelledBackupThatFail(t *testing.T) {
 	})
 }
 
+// What was counted before an attempt that is cancelled as it begins stays counted.
+func TestHooksBeforeACancelledAttemptAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		before := v1alpha1.HookStatus{HooksAttempted: 2, HooksFailed: 1}
+		run := newRun("a", running)
+		run.Status.HookStatus = before.DeepCopy()
+		var asked *v1alpha1.HookStatus
+		h := newHarness(t, &work{execute: untilStopped, abandon: func(_ context.Context, run *enginev1alpha1.BackupRun, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error) {
+			asked = run.Status.HookStatus.DeepCopy()
+			return abandoned(phase, reason), nil
+		}}, run)
+		h.start(1)
+		time.Sleep(time.Minute)
+		h.Cancel("a")
+		time.Sleep(time.Minute)
+		h.expectCancelled("a", true)
+		if written := h.Run("a").Status.HookStatus; asked == nil || *asked != before || written == nil || *written != before {
+			t.Errorf("in the store: %+v, in the record: %+v", asked, written)
+		}
+	})
+}
+
 func TestWhatIsStoredWhenTheCancellationComesStands(t *testing.T) {
 	ended := func(context.Context, *enginev1alpha1.BackupRun, v1alpha1.BackupPhase, string) (backup.Outcome, error) {
 		return stored(done), nil

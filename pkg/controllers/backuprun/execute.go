@@ -142,7 +142,8 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	var reporting wait.Group
 	reportCtx, stopReporting := context.WithCancel(working)
 	reporting.StartWithContext(reportCtx, func(ctx context.Context) { record.reportProgress(ctx, progress, volumes) })
-	outcome, err := c.Executor.Execute(working, e.ending, run, c.postHooksOf(run), volumes, record, progress)
+	postHooks := c.postHooksOf(run) // which are forgotten when the record is removed
+	outcome, err := c.Executor.Execute(working, e.ending, run, postHooks, volumes, record, progress)
 	stopReporting()
 	reporting.Wait()
 	last := klog.NewContext(e.lasting, logger)
@@ -187,12 +188,14 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 		case live == nil || live.UID != run.UID:
 			logger.Info("Backup stopped, since its record was removed")
 			if !listsVolumes(outcome) {
-				c.abandonRemoved(ctx, run, namespaces)
+				c.abandonRemoved(ctx, run, postHooks, namespaces)
 			}
 			c.removeUploads(ctx, run, namespaces)
 			return nil
 		case !outcome.Stored && live.Spec.Cancellation != nil:
-			live.Status.HookStatus = outcome.Status.HookStatus
+			if hooks := outcome.Status.HookStatus; hooks != nil { // else it ran none
+				live.Status.HookStatus = hooks
+			}
 			return c.settle(ctx, live, namespaces, cancelTimeout, v1alpha1.BackupPhaseCancelled, records.CancelledReason(live))
 		}
 	}

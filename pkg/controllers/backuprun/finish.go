@@ -69,7 +69,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	if before != outcome.Status.Phase && !others {
 		c.announce(ctx, run, outcome)
 	}
-	if outcome.Stored {
+	if outcome.Stored || outcome.Status.Phase == v1alpha1.BackupPhaseFailedValidation { // which is never stored
 		c.forgetPostHooks(run)
 	}
 	c.removeUploads(ctx, run, namespaces)
@@ -96,10 +96,10 @@ func (c *Controller) readAtLast(ctx context.Context, name string) (run *enginev1
 
 // abandonRemoved ends in the store a run whose record is gone, before its place in
 // the ledger is free. What can't be done now stays: nothing is left to remember it by.
-func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) {
+func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, namespaces sets.Set[string]) {
 	timed, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	outcome, err := c.Executor.Abandon(timed, run, c.postHooksOf(run), v1alpha1.BackupPhaseFailed, "the record of the backup was removed while it was in progress")
+	outcome, err := c.Executor.Abandon(timed, run, postHooks, v1alpha1.BackupPhaseFailed, "the record of the backup was removed while it was in progress")
 	if outcome.Stored && !listsVolumes(outcome) || errors.Is(err, backup.ErrNameTaken) { // else nobody knows
 		for _, namespace := range sets.List(namespaces) {
 			err = errors.Join(err, c.Executor.DiscardSnapshots(timed, run, namespace))

@@ -65,8 +65,10 @@ type work struct {
 	end func(ctx, ending context.Context) (backup.Outcome, error)
 	// hooks, if set, executes instead.
 	hooks func(ctx context.Context, hooks PendingHooks) (backup.Outcome, error)
-	// failedPostHooks says which of the pending post hooks fail.
+	// failedPostHooks says which of the pending post hooks fail, and thawing, if set, is called
+	// while they run.
 	failedPostHooks string
+	thawing         func()
 
 	discardSnapshots func(ctx context.Context, namespace string) error
 
@@ -133,6 +135,9 @@ func (w *work) Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, postH
 }
 
 func (w *work) RunPostHooks(_ context.Context, run *enginev1alpha1.BackupRun, before backup.PostHooks) backup.PostHooks {
+	if w.thawing != nil {
+		w.thawing()
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.thawed = append(w.thawed, fmt.Sprintf("%s %d", run.Name, len(run.Status.PendingHooks)))

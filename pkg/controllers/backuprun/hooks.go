@@ -125,6 +125,9 @@ func (c *Controller) runPendingHooks(ctx context.Context, run *enginev1alpha1.Ba
 	c.mu.Lock()
 	c.postHooks[run.UID] = postHooks
 	c.mu.Unlock()
+	if known, err := c.runLister.Get(run.Name); err != nil || known.UID != run.UID {
+		c.forgetPostHooks(run) // runChanged may have been told that it is gone before they ended
+	}
 	changed.Status.PendingHooks, changed.Status.HookStatus = nil, postHooks.Status.DeepCopy()
 	changed, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	if err != nil {
@@ -140,8 +143,8 @@ func (c *Controller) postHooksOf(run *enginev1alpha1.BackupRun) backup.PostHooks
 	return c.postHooks[run.UID]
 }
 
-// forgetPostHooks is called when nobody asks for them any more: they are stored, or the run's
-// record is gone.
+// forgetPostHooks is called when nobody asks for them any more: they are stored, or never will be,
+// or the run's record is gone.
 func (c *Controller) forgetPostHooks(run *enginev1alpha1.BackupRun) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

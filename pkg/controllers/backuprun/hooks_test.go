@@ -162,6 +162,60 @@ func TestPendingHooksAreForgotten(t *testing.T) {
 	})
 }
 
+// TestPendingHooksOfARemovedRecord: whoever ends the backup in the store has what came of them, and
+// then, or if nobody does, it is kept no longer.
+func TestPendingHooksOfARemovedRecord(t *testing.T) {
+	enginetest.Each(t, map[string]struct{ executed bool }{
+		"while it is executed again": {executed: true},
+		"while they run":             {},
+	}, func(t *testing.T, c struct{ executed bool }) {
+		run := newRun("b", running)
+		run.Status.PendingHooks = frozen
+		var h *harness
+		w := &work{execute: untilStopped}
+		if !c.executed {
+			w.thawing = func() {
+				h.Remove("b")
+				time.Sleep(time.Second) // until the informer has seen that
+			}
+		}
+		h = newHarness(t, w, run)
+		controller := h.start(1)
+		time.Sleep(time.Minute)
+		if c.executed {
+			if executed, _ := h.work.done(); len(executed) != 1 {
+				t.Fatalf("executed: %q", executed)
+			}
+			h.work.told = backup.PostHooks{}
+			h.Remove("b")
+			time.Sleep(time.Minute)
+			if _, settled := h.work.done(); len(settled) != 1 || string(h.work.told.Log) != "+" {
+				t.Errorf("ended in the store: %q, told %+v", settled, h.work.told)
+			}
+		}
+		if kept := controller.postHooksOf(run); len(h.work.thawed) != 1 || kept.Status != nil {
+			t.Errorf("ran %q, kept %+v", h.work.thawed, kept)
+		}
+	})
+}
+
+// TestPendingHooksOfATakenName: nobody stores what came of them.
+func TestPendingHooksOfATakenName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		run := newRun("b", running)
+		run.Status.PendingHooks = frozen
+		h := newHarness(t, &work{execute: func(context.Context, *enginev1alpha1.BackupRun, backup.Volumes) (backup.Outcome, error) {
+			return failed(backup.ErrNameTaken), backup.ErrNameTaken
+		}}, run)
+		controller := h.start(1)
+		time.Sleep(time.Minute)
+		h.expect("b", v1alpha1.BackupPhaseFailedValidation, false)
+		if kept := controller.postHooksOf(run); len(h.work.thawed) != 1 || kept.Status != nil {
+			t.Errorf("ran %q, kept %+v", h.work.thawed, kept)
+		}
+	})
+}
+
 func TestMayExec(t *testing.T) {
 	kube := fake.NewClientset()
 	var asked authorizationv1.SubjectAccessReviewSpec
