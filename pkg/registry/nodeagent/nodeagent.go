@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nodeagent defines the agents of the nodes, and makes them from the nodes and
-// the Leases of their agents.
+// the Leases of their agents. It also gives each agent what is for its node to read: see Proxy.
 package nodeagent
 
 import (
