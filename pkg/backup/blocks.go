@@ -245,11 +245,13 @@ func (p *podVolumes) handOverAll(ctx context.Context, blocks []block) error {
 }
 
 // takeAllHooked takes the blocks with hooks, in portions: first those that wait for their
-// volumes, which are not to lie behind the others' then.
+// volumes, which are not to lie behind the others' then. At the end no post hook is noted, if
+// all went well: else whoever goes on with the backup, in hours perhaps, would take pods for frozen.
 func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 	slices.SortStableFunc(hooked, func(a, b block) int {
 		return cmp.Compare(min(len(b.waiting()), 1), min(len(a.waiting()), 1))
 	})
+	noted := false
 	for len(hooked) > 0 && ctx.Err() == nil {
 		n := 0
 		var pending []engine.PodReference
@@ -274,7 +276,12 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 		if err := p.takeHooked(ctx, hooked[:n], pending); err != nil {
 			return err
 		}
-		hooked = hooked[n:]
+		hooked, noted = hooked[n:], noted || len(pending) > 0
+	}
+	if noted && ctx.Err() == nil && p.hooks.failedPostHooks() == "" {
+		if err := p.hooks.runner.Pending(ctx, nil); err != nil {
+			p.log.write(slog.LevelInfo, "the post hooks that were run stay noted until the backup ends: "+err.Error())
+		}
 	}
 	return ctx.Err()
 }

@@ -71,8 +71,8 @@ func TestPodsAreReadAfterTheirPreHooks(t *testing.T) {
 	listed := hookedPod("p", "n1", isDB, "", "d"+claimData)
 	changed := stamped(listed, `"resourceVersion":"2"`)
 	const before = "what the backup has of it is from before its pre hooks: "
-	runs := []string{"pending p", "p/c1: freeze /d", "submit p/d", "read p again", "read p/d", "p/c1: thaw /d", "read p/d"}
-	leftOut := []string{"pending p", "p/c1: freeze /d", "read p again", "p/c1: thaw /d"}
+	runs := []string{"pending p", "p/c1: freeze /d", "submit p/d", "read p again", "read p/d", "p/c1: thaw /d", "pending none", "read p/d"}
+	leftOut := []string{"pending p", "p/c1: freeze /d", "read p again", "p/c1: thaw /d", "pending none"}
 	withoutPost := dbHooks("")
 	withoutPost.Resources[0].Post = nil
 	onlyPost := dbHooks("")
@@ -152,9 +152,9 @@ func TestPodsAreReadAfterTheirPreHooks(t *testing.T) {
 			spoil:  func(h *testHooks) { h.pending = func([]engine.PodReference) error { return errBoom } },
 			phase:  holdfast.BackupPhasePartiallyFailed,
 			told:   "note which post hooks are to be run: " + errBoom.Error(),
-			events: []string{"pending p"},
+			events: []string{"pending p", "pending none"},
 		},
-		"post hooks only": {hooks: onlyPost, events: []string{"pending p", "submit p/d", "read p/d", "p/c1: thaw /d", "read p/d"}},
+		"post hooks only": {hooks: onlyPost, events: []string{"pending p", "submit p/d", "read p/d", "p/c1: thaw /d", "pending none", "read p/d"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			hooks := test.hooks

@@ -54,7 +54,8 @@ type Hooks interface {
 	// namespace, and a NotAllowedError if not. Other errors say that it could not be asked.
 	Allowed(ctx context.Context, namespace string) error
 	// Pending notes, so that it outlives this process, in which pods hooks may run from
-	// now on, and whose post hooks are then to be run. Those of earlier calls have ended.
+	// now on, and whose post hooks are then to be run. Those of earlier calls have ended. None
+	// says that all have.
 	Pending(ctx context.Context, pods []engine.PodReference) error
 	// Exec runs a command in a container of a pod, and returns as much of its output as
 	// is kept. When ctx ends it returns, whatever the command does.

@@ -57,6 +57,9 @@ func (h *testHooks) Pending(_ context.Context, pods []engine.PodReference) error
 	for _, pod := range pods {
 		names = append(names, pod.Name)
 	}
+	if len(pods) == 0 {
+		names = []string{"none"}
+	}
 	h.note("pending " + strings.Join(names, ","))
 	if h.pending == nil {
 		return nil
@@ -126,6 +129,7 @@ func TestHooksEncloseTheData(t *testing.T) {
 		"submit d/e",
 		"pending b",
 		"b/c1: freeze /d", "submit a/d", "submit b/e", "read a/d", "read b/e", "b/c1: thaw /d",
+		"pending none",
 		"submit c/e",
 		"read d/e", "read a/d", "read b/e", "read c/e",
 	}
@@ -215,7 +219,7 @@ func TestPodsWhoseHooksAreForbidden(t *testing.T) {
 		return nil
 	}
 	f.run(t)
-	want := []string{"pending b", "b/c1: freeze /d", "submit b/e", "read b/e", "b/c1: thaw /d", "submit a/e", "read b/e", "read a/e"}
+	want := []string{"pending b", "b/c1: freeze /d", "submit b/e", "read b/e", "b/c1: thaw /d", "submit a/e", "pending none", "read b/e", "read a/e"}
 	if diff := gocmp.Diff(want, f.hooks.events); diff != "" {
 		t.Errorf("what was done (-want +got):\n%s", diff)
 	}
@@ -329,12 +333,12 @@ func TestHooksThatFail(t *testing.T) {
 	}{
 		"the pre hook": {
 			hooks: &testHooks{exec: failing("freeze")}, failed: 1,
-			want:   []string{"pending p", "p/c1: freeze /d", "p/c1: thaw /d", "submit plain/e", "read plain/e"},
+			want:   []string{"pending p", "p/c1: freeze /d", "p/c1: thaw /d", "pending none", "submit plain/e", "read plain/e"},
 			errors: "pods shop/p: its pre hook db failed in container c1: command terminated with exit code 1",
 		},
 		"the pre hook, and the backup goes on": {
 			onError: holdfast.HookErrorModeContinue, hooks: &testHooks{exec: failing("freeze")}, failed: 1,
-			want:     []string{"pending p", "p/c1: freeze /d", "submit other/d", "submit p/e", "read other/d", "read p/e", "p/c1: thaw /d", "submit plain/e", "read other/d", "read p/e", "read plain/e"},
+			want:     []string{"pending p", "p/c1: freeze /d", "submit other/d", "submit p/e", "read other/d", "read p/e", "p/c1: thaw /d", "pending none", "submit plain/e", "read other/d", "read p/e", "read plain/e"},
 			warnings: "pods shop/p: its pre hook db failed in container c1: command terminated with exit code 1",
 		},
 		"the post hook": {
@@ -349,7 +353,7 @@ func TestHooksThatFail(t *testing.T) {
 		},
 		"the note that they are pending": {
 			hooks:  &testHooks{pending: func([]engine.PodReference) error { return errors.New("no") }},
-			want:   []string{"pending p", "submit plain/e", "read plain/e"},
+			want:   []string{"pending p", "pending none", "submit plain/e", "read plain/e"},
 			errors: "the hooks of 1 pods are not run, and the data of their volumes is not backed up: note which post hooks are to be run: no",
 		},
 		"a command that hangs": {
@@ -360,7 +364,7 @@ func TestHooksThatFail(t *testing.T) {
 				<-ctx.Done()
 				return "", ctx.Err()
 			}}, timeout: time.Millisecond, failed: 1,
-			want:   []string{"pending p", "p/c1: freeze /d", "p/c1: thaw /d", "submit plain/e", "read plain/e"},
+			want:   []string{"pending p", "p/c1: freeze /d", "p/c1: thaw /d", "pending none", "submit plain/e", "read plain/e"},
 			errors: "pods shop/p: its pre hook db failed in container c1: it did not end within 1ms; the command may still run",
 		},
 	} {
@@ -531,7 +535,7 @@ func TestManyHookedPodsAreNotedInPortions(t *testing.T) {
 	f.deps.BlockWorkers = 8
 	var portions []int
 	f.hooks.pending = func(pods []engine.PodReference) error { portions = append(portions, len(pods)); return nil }
-	if outcome := f.run(t); outcome.Status.HookStatus.HooksAttempted != 2*(2*maxPending+1) || !slices.Equal(portions, []int{maxPending, maxPending, 1}) {
+	if outcome := f.run(t); outcome.Status.HookStatus.HooksAttempted != 2*(2*maxPending+1) || !slices.Equal(portions, []int{maxPending, maxPending, 1, 0}) {
 		t.Errorf("%+v in portions of %v", outcome.Status.HookStatus, portions)
 	}
 	if all := f.inOrder(t, "pods"); len(all) != len(pods) || len(slices.Compact(slices.Sorted(slices.Values(all)))) != len(pods) {

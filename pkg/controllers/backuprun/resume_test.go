@@ -39,19 +39,19 @@ func uploadOf(run *enginev1alpha1.BackupRun, volume string, phase enginev1alpha1
 // once more, which may write what is read.
 func TestUploadsOfAnAttemptBefore(t *testing.T) {
 	for name, test := range map[string]struct {
-		frozen []enginev1alpha1.PodReference
-		hooked bool
-		again  sets.Set[string]
+		frozen         []enginev1alpha1.PodReference
+		thawed, hooked bool
+		again          sets.Set[string]
 	}{
-		"nobody was frozen":           {},
-		"a pod was frozen":            {[]enginev1alpha1.PodReference{{Namespace: "shop", Name: "other"}}, false, sets.New("data", "logs", "more")},
-		"a pod was frozen, elsewhere": {[]enginev1alpha1.PodReference{{Namespace: "bank", Name: "other"}}, false, nil},
-		"a pre hook only":             {nil, true, sets.New("logs", "more")},
+		"nobody was frozen":              {},
+		"a pod is frozen":                {[]enginev1alpha1.PodReference{{Namespace: "shop", Name: "other"}}, false, false, sets.New("data", "logs", "more")},
+		"a pod was frozen, hours before": {[]enginev1alpha1.PodReference{{Namespace: "shop", Name: "other"}}, true, false, nil},
+		"a pod is frozen, elsewhere":     {[]enginev1alpha1.PodReference{{Namespace: "bank", Name: "other"}}, false, false, nil},
+		"a pre hook only":                {nil, false, true, sets.New("logs", "more")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				run := newRun("a", running)
-				run.Status.PendingHooks = test.frozen
 				did := &backupOf{volumes: []string{"data", "logs", "more"}}
 				uploads := []runtime.Object{run}
 				for volume, phase := range map[string]enginev1alpha1.VolumePhase{"data": enginev1alpha1.VolumePhaseCompleted, "logs": enginev1alpha1.VolumePhaseInProgress, "more": ""} {
@@ -62,9 +62,21 @@ func TestUploadsOfAnAttemptBefore(t *testing.T) {
 					uploads = append(uploads, record)
 				}
 				h := newHarness(t, &work{execute: did.execute}, uploads...)
+				before := &record{c: &Controller{Config: Config{Identity: run.Status.Executor}, runs: h.EngineV1alpha1().BackupRuns(system)}, run: h.Run("a")}
+				if err := before.Pending(t.Context(), test.frozen); err != nil {
+					t.Fatal(err)
+				}
+				if test.thawed {
+					if err := before.Pending(t.Context(), nil); err != nil {
+						t.Fatal(err)
+					}
+				}
 				h.start(1)
 				time.Sleep(time.Minute)
 				h.expect("a", running, false)
+				if ran := len(h.work.thawed); ran > 0 != (test.frozen != nil && !test.thawed) {
+					t.Errorf("pending post hooks were run %d times", ran)
+				}
 				if status := h.Run("a").Status; status.Attempts != 2 || status.Executor != identity {
 					t.Errorf("%+v", status)
 				}
