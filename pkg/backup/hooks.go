@@ -58,7 +58,8 @@ type Hooks interface {
 	// says that all have.
 	Pending(ctx context.Context, pods []engine.PodReference) error
 	// Exec runs a command in a container of a pod, and returns as much of its output as
-	// is kept. When ctx ends it returns, whatever the command does.
+	// is kept. When ctx ends it returns, whatever the command does. A command that has certainly
+	// not run, and may be asked for again, is a podhooks.NotRunError.
 	Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (output string, err error)
 }
 
@@ -273,8 +274,8 @@ func (h *hooks) exec(ctx context.Context, phase string, pod engine.PodReference,
 	timed, cancel := context.WithTimeout(ctx, hook.timeout)
 	defer cancel()
 	output, err := h.runner.Exec(timed, pod, hook.container, hook.command)
-	// What was frozen thaws also if the API server was away for a while.
-	for retry := h.retry; phase == postHook && unreached(err) && timed.Err() == nil && sleep(timed, &retry) == nil; {
+	// What was frozen thaws also if the API server was away for a while. A pre hook is run once.
+	for retry := h.retry; (notRun(err) || phase == postHook && unreached(err)) && timed.Err() == nil && sleep(timed, &retry) == nil; {
 		output, err = h.runner.Exec(timed, pod, hook.container, hook.command)
 	}
 	attrs := append(subject{podsResource, pod.Namespace, pod.Name}.attrs(),
@@ -287,6 +288,12 @@ func (h *hooks) exec(ctx context.Context, phase string, pod engine.PodReference,
 		return fmt.Errorf("it did not end within %s; the command may still run", hook.timeout)
 	}
 	return context.Cause(ctx)
+}
+
+// notRun reports whether a command has certainly not run.
+func notRun(err error) bool {
+	_, is := errors.AsType[podhooks.NotRunError](err)
+	return is
 }
 
 // unreached reports whether a command may not have run, since the connection failed.

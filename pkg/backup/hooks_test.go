@@ -346,6 +346,16 @@ func TestHooksThatFail(t *testing.T) {
 			want:   []string{"pending p", "p/c1: freeze /d", "submit other/d", "submit p/e", "read other/d", "read p/e", "p/c1: thaw /d", "submit plain/e", "read other/d", "read p/e", "read plain/e"},
 			errors: "pods shop/p: its post hook db failed in container c1: command terminated with exit code 1",
 		},
+		"the connection in the pre hook": { // so it may have run
+			hooks: &testHooks{exec: func(_ context.Context, what string) (string, error) {
+				if strings.Contains(what, "freeze") {
+					return "", errors.New("unexpected EOF")
+				}
+				return "", nil
+			}}, failed: 1,
+			want:   []string{"pending p", "p/c1: freeze /d", "p/c1: thaw /d", "pending none", "submit plain/e", "read plain/e"},
+			errors: "pods shop/p: its pre hook db failed in container c1: unexpected EOF",
+		},
 		"the right to run it": {
 			hooks: &testHooks{allowed: func(namespace string) error { return NotAllowedError("ada may not in " + namespace) }}, failed: 2,
 			want:   []string{"submit plain/e", "read plain/e"},
@@ -501,10 +511,11 @@ func TestHooksOfABlockAreBoundedTogether(t *testing.T) {
 	})
 }
 
-// TestHooksSurviveAMomentWithoutAPIServer: neither the question who may run them, nor what thaws, fails at once.
+// TestHooksSurviveAMomentWithoutAPIServer: neither the question who may run them, nor what freezes
+// and has not begun, nor what thaws, fails at once.
 func TestHooksSurviveAMomentWithoutAPIServer(t *testing.T) {
 	f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, "", "e"+emptyDir))
-	asked, thawed := 0, 0
+	asked, froze, thawed := 0, 0, 0
 	away := errors.New("connection refused")
 	f.hooks.allowed = func(string) error {
 		if asked++; asked == 1 {
@@ -513,6 +524,11 @@ func TestHooksSurviveAMomentWithoutAPIServer(t *testing.T) {
 		return nil
 	}
 	f.hooks.exec = func(_ context.Context, what string) (string, error) {
+		if strings.Contains(what, "freeze") {
+			if froze++; froze < 3 {
+				return "", podhooks.NotRunError{Reason: away}
+			}
+		}
 		if strings.Contains(what, "thaw") {
 			if thawed++; thawed < 3 {
 				return "", away
@@ -520,8 +536,8 @@ func TestHooksSurviveAMomentWithoutAPIServer(t *testing.T) {
 		}
 		return "", nil
 	}
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || asked != 2 || thawed != 3 {
-		t.Errorf("%s, asked %d times, thawed %d times", outcome.Status.Phase, asked, thawed)
+	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || asked != 2 || froze != 3 || thawed != 3 {
+		t.Errorf("%s, asked %d times, froze %d times, thawed %d times", outcome.Status.Phase, asked, froze, thawed)
 	}
 }
 

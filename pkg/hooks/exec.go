@@ -5,7 +5,10 @@ package hooks
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,8 +30,30 @@ type Client struct {
 	Config *rest.Config
 }
 
+// NotRunError is why a command has certainly not run, and may run if it is asked for again: no
+// connection came about, or the answer was that there is no time for it.
+type NotRunError struct{ Reason error }
+
+func (e NotRunError) Error() string { return e.Reason.Error() }
+
+func (e NotRunError) Unwrap() error { return e.Reason }
+
+// answered notes whether the last answer was that there is no time for a request: the errors of
+// streams do not always have the status.
+type answered struct {
+	next http.RoundTripper
+	busy bool
+}
+
+// RoundTrip implements http.RoundTripper.
+func (a *answered) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := a.next.RoundTrip(request)
+	a.busy = err == nil && (response.StatusCode == http.StatusTooManyRequests || response.StatusCode == http.StatusServiceUnavailable)
+	return response, err
+}
+
 // Exec runs a command in a container of a pod, and returns as much of its output as is kept.
-// When ctx ends it returns, whatever the command does.
+// When ctx ends it returns, whatever the command does. Its error may be a NotRunError.
 func (c *Client) Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (string, error) {
 	request := c.Kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec)
@@ -40,7 +65,10 @@ func (c *Client) Exec(ctx context.Context, pod engine.PodReference, container st
 	if err != nil {
 		return "", err
 	}
-	spdy, err := remotecommand.NewSPDYExecutor(c.Config, "POST", request.URL())
+	last := &answered{}
+	config := rest.CopyConfig(c.Config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { last.next = next; return last })
+	spdy, err := remotecommand.NewSPDYExecutor(config, "POST", request.URL())
 	if err != nil {
 		return "", err
 	}
@@ -52,6 +80,9 @@ func (c *Client) Exec(ctx context.Context, pod engine.PodReference, container st
 	}
 	var output bounded
 	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &output, Stderr: &output})
+	if failed, of := errors.AsType[*net.OpError](err); last.busy || of && failed.Op == "dial" {
+		err = NotRunError{err}
+	}
 	return output.text(), err
 }
 

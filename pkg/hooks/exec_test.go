@@ -4,10 +4,58 @@
 package hooks
 
 import (
+	"errors"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
+
+// TestExecSaysWhatDidNotRun: a command may be asked for again if nobody has begun it, whatever
+// the answer that says so looks like.
+func TestExecSaysWhatDidNotRun(t *testing.T) {
+	const status = `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"not now","reason":"ServiceUnavailable","code":503}`
+	for name, test := range map[string]struct {
+		code   int // 0 is that nobody listens, and -1 that the connection breaks
+		body   string
+		notRun bool
+	}{
+		"nobody listens":          {0, "", true},
+		"too many requests":       {http.StatusTooManyRequests, "Too many requests, please try again later.", true},
+		"the server shuts down":   {http.StatusServiceUnavailable, status, true},
+		"the server has a fault":  {http.StatusInternalServerError, "boom", false},
+		"the connection breaks":   {-1, "", false},
+		"the container is wrong":  {http.StatusBadRequest, "no such container", false},
+		"somebody may not run it": {http.StatusForbidden, "you may not", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if test.code < 0 {
+					panic(http.ErrAbortHandler)
+				}
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(test.code)
+				_, _ = io.WriteString(w, test.body)
+			}))
+			defer server.Close()
+			if test.code == 0 {
+				server.Close()
+			}
+			config := &rest.Config{Host: server.URL}
+			client := &Client{Kube: kubernetes.NewForConfigOrDie(config), Config: config}
+			_, err := client.Exec(t.Context(), engine.PodReference{Namespace: "shop", Name: "db"}, "c", []string{"freeze"})
+			if _, notRun := errors.AsType[NotRunError](err); err == nil || notRun != test.notRun {
+				t.Errorf("%v (%T)", err, err)
+			}
+		})
+	}
+}
 
 func TestOutputIsBounded(t *testing.T) {
 	var b bounded
