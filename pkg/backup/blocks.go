@@ -273,10 +273,20 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err := p.takeHooked(ctx, hooked[:n], pending); err != nil {
+		portion := hooked[:n:n]
+		hooked = hooked[n:]
+		if len(pending) > 0 {
+			// Before any hook runs, so that somebody runs them whatever becomes of this process.
+			if err := p.hooks.runner.Pending(ctx, pending); err != nil && ctx.Err() == nil {
+				p.dropUnnoted(portion, fmt.Errorf("note which post hooks are to be run: %w", err))
+				hooked = append(hooked, portion...) // after all that wait, too
+				continue
+			}
+			noted = true
+		}
+		if err := p.takeHooked(ctx, portion); err != nil {
 			return err
 		}
-		hooked, noted = hooked[n:], noted || len(pending) > 0
 	}
 	if noted && ctx.Err() == nil && p.hooks.failedPostHooks() == "" {
 		if err := p.hooks.runner.Pending(ctx, nil); err != nil {
@@ -290,38 +300,44 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 // are noted: whoever finds the note runs them, and asks nobody.
 func (p *podVolumes) dropForbidden(ctx context.Context, block block, asked map[string]error) {
 	for _, pod := range block {
-		if len(pod.pre)+len(pod.post) == 0 || p.hooks.allowed(ctx, pod, asked) {
+		if len(pod.pre)+len(pod.post) == 0 {
 			continue
 		}
-		if !pod.goesOn() {
-			p.refuse(pod, "its hooks failed")
+		if err := p.hooks.allowed(ctx, pod.ref.Namespace, asked); err != nil && ctx.Err() == nil {
+			p.drop(pod, err)
 		}
-		pod.pre, pod.post = nil, nil
 	}
 }
 
-// takeHooked takes blocks with hooks, as many at a time as there are workers, and of those
-// that wait for volumes of a node one. Their post
-// hooks are noted before any hook runs, so that somebody runs them whatever becomes of
-// this process.
-func (p *podVolumes) takeHooked(ctx context.Context, blocks []block, pending []engine.PodReference) error {
-	if len(pending) > 0 {
-		if err := p.hooks.runner.Pending(ctx, pending); err != nil {
-			if ctx.Err() != nil {
-				return ctx.Err()
+// dropUnnoted leaves the hooks of those blocks that have no post hooks, which could not be noted.
+func (p *podVolumes) dropUnnoted(blocks []block, err error) {
+	for _, block := range blocks {
+		if len(block.waiting()) == 0 {
+			continue
+		}
+		for _, pod := range block {
+			if len(pod.pre)+len(pod.post) > 0 {
+				p.drop(pod, err)
 			}
-			p.findings.fail(subject{}, fmt.Sprintf("the hooks of %d pods are not run, and the data of their volumes is not backed up: note which post hooks are to be run: %v", len(pending), err))
-			for _, block := range blocks {
-				for _, pod := range block {
-					p.refuse(pod, "its hooks could not be run")
-				}
-				if err := p.writeLater(block); err != nil {
-					return err
-				}
-			}
-			return nil
 		}
 	}
+}
+
+// drop has the hooks of a pod not run, which is as if they had failed.
+func (p *podVolumes) drop(pod *heldPod, why error) {
+	count := int32(len(pod.pre) + len(pod.post))
+	p.hooks.attempted.Add(count)
+	p.hooks.failed.Add(count)
+	p.hooks.tell(pod.ref, pod.goesOn(), fmt.Sprintf("its hooks were not run: %v", why))
+	if !pod.goesOn() {
+		p.refuse(pod, "its hooks failed")
+	}
+	pod.pre, pod.post = nil, nil
+}
+
+// takeHooked takes blocks with hooks, as many at a time as there are workers, and of those
+// that wait for volumes of a node one.
+func (p *podVolumes) takeHooked(ctx context.Context, blocks []block) error {
 	group, ctx := errgroup.WithContext(ctx)
 	left, frozen := slices.Clone(blocks), sets.New[string]()
 	ended := make(chan sets.Set[string], p.blockWorkers)

@@ -192,28 +192,21 @@ func newHook(pod *corev1.Pod, h hook) hook {
 	return h
 }
 
-// allowed reports whether the hooks of a pod may be run. That they may not is as if
-// the first had failed. What is known of namespaces is in asked.
-func (h *hooks) allowed(ctx context.Context, pod *heldPod, asked map[string]error) bool {
-	err, known := asked[pod.ref.Namespace]
+// allowed says why the hooks of the pods of a namespace may not be run; nil is that they may. What is
+// known of namespaces is in asked.
+func (h *hooks) allowed(ctx context.Context, namespace string, asked map[string]error) error {
+	err, known := asked[namespace]
 	if !known {
 		retry := h.retry
 		for {
-			err = h.runner.Allowed(ctx, pod.ref.Namespace)
+			err = h.runner.Allowed(ctx, namespace)
 			if _, told := errors.AsType[NotAllowedError](err); err == nil || told || !passing(err) || retry.Steps <= 1 || sleep(ctx, &retry) != nil {
 				break
 			}
 		}
-		asked[pod.ref.Namespace] = err
+		asked[namespace] = err
 	}
-	if err == nil || ctx.Err() != nil {
-		return err == nil
-	}
-	count := int32(len(pod.pre) + len(pod.post))
-	h.attempted.Add(count)
-	h.failed.Add(count)
-	h.tell(pod.ref, pod.goesOn(), fmt.Sprintf("its hooks were not run: %v", err))
-	return false
+	return err
 }
 
 // run runs hooks of one pod, and reports whether all went well that must. Pre hooks end with

@@ -362,9 +362,14 @@ func TestHooksThatFail(t *testing.T) {
 			errors: "pods shop/p: its hooks were not run: ada may not in shop",
 		},
 		"the note that they are pending": {
-			hooks:  &testHooks{pending: func([]engine.PodReference) error { return errors.New("no") }},
-			want:   []string{"pending p", "pending none", "submit plain/e", "read plain/e"},
-			errors: "the hooks of 1 pods are not run, and the data of their volumes is not backed up: note which post hooks are to be run: no",
+			hooks: &testHooks{pending: func([]engine.PodReference) error { return errors.New("no") }}, failed: 2,
+			want:   []string{"pending p", "submit plain/e", "read plain/e"},
+			errors: "pods shop/p: its hooks were not run: note which post hooks are to be run: no",
+		},
+		"the note that they are pending, and the backup goes on": {
+			onError: holdfast.HookErrorModeContinue, hooks: &testHooks{pending: func([]engine.PodReference) error { return errors.New("no") }}, failed: 2,
+			want:     []string{"pending p", "submit other/d", "submit p/e", "submit plain/e", "read other/d", "read p/e", "read plain/e"},
+			warnings: "pods shop/p: its hooks were not run: note which post hooks are to be run: no",
 		},
 		"a command that hangs": {
 			hooks: &testHooks{exec: func(ctx context.Context, what string) (string, error) {
@@ -559,6 +564,41 @@ func TestManyHookedPodsAreNotedInPortions(t *testing.T) {
 	}
 	if n := f.requested("/api/v1/namespaces/shop/pods"); n != 1+len(pods) {
 		t.Errorf("pods were asked for %d times", n)
+	}
+}
+
+// TestPostHooksThatCannotBeNoted are not run, nor the pre hooks of their blocks. Others are, and
+// who waits for a post hook does not wait for the data of those.
+func TestPostHooksThatCannotBeNoted(t *testing.T) {
+	pods := []string{hookedPod("a-dump", "n1", `"app":"dump"`, "", "e"+emptyDir)}
+	for i := range maxPending + 1 {
+		pods = append(pods, hookedPod(fmt.Sprintf("p%03d", i), "n1", isDB, "", "e"+emptyDir))
+	}
+	hooks := dbHooks(holdfast.HookErrorModeContinue)
+	hooks.Resources = append(hooks.Resources, holdfast.BackupResourceHookSpec{
+		Name: "dump", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "dump"}},
+		Pre: []holdfast.BackupResourceHook{execHook("dump", "")},
+	})
+	f := hookedFixture(t, hooks, pods...)
+	f.hooks.pending = func(pods []engine.PodReference) error {
+		if len(pods) == maxPending {
+			return errors.New("no")
+		}
+		return nil
+	}
+	outcome := f.run(t)
+	if got := outcome.Status.HookStatus; got.HooksAttempted != 2*(maxPending+1)+1 || got.HooksFailed != 2*maxPending || outcome.Status.Volumes.Completed != maxPending+2 {
+		t.Errorf("%+v, %+v", got, outcome.Status.Volumes)
+	}
+	var ran []string
+	for _, event := range f.hooks.events {
+		if strings.Contains(event, "/c1: ") || strings.HasPrefix(event, "submit p000") {
+			ran = append(ran, event)
+		}
+	}
+	want := []string{"p100/c1: freeze /d", "p100/c1: thaw /d", "a-dump/c1: dump", "submit p000/e"}
+	if diff := gocmp.Diff(want, ran); diff != "" {
+		t.Errorf("what was done (-want +got):\n%s", diff)
 	}
 }
 
