@@ -6,6 +6,7 @@ package logstore
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"strconv"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -106,6 +107,21 @@ func (l *Log[T]) GetObject(namespace, name string) (T, bool) {
 		return none, false
 	}
 	return e.obj.DeepCopyObject().(T), true
+}
+
+// All yields the objects of a namespace as they are now, whether or not the log is ready. They
+// are shared, and must not be modified.
+func (l *Log[T]) All(namespace string) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		l.mu.Lock()
+		now, _ := l.snapshotLocked()
+		l.mu.Unlock()
+		for e := range now.scan(scope{l.key(namespace, ""), true}, "") {
+			if !yield(e.obj) {
+				return
+			}
+		}
+	}
 }
 
 // commit commits changes under one lock and returns their number. The caller

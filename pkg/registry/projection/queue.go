@@ -39,7 +39,7 @@ func pause(events int, took time.Duration) time.Duration {
 }
 
 // publishedQueue is the queue as it was last published. Projector.mu guards it, but
-// for what is safe by itself: the log, and stale.
+// for what is safe by itself: the log, stale and byObject.asked.
 type publishedQueue struct {
 	log *logstore.Log[*v1alpha1.BackupQueueEntry]
 	// planner knows the runs, and what else the queue follows from as last published.
@@ -47,13 +47,18 @@ type publishedQueue struct {
 	// entries are the places in the queue, by the record's uid, as they may be shown
 	// where the backup lies.
 	entries map[types.UID]queue.Entry
+	// byObject is what the entries say of objects.
+	byObject byObject
 	// stale wakes the publication.
 	stale chan struct{}
 }
 
 func newPublishedQueue(log *logstore.Log[*v1alpha1.BackupQueueEntry]) (publishedQueue, error) {
 	planner, err := records.NewPlanner(records.DefaultLimits)
-	return publishedQueue{log: log, planner: planner, entries: map[types.UID]queue.Entry{}, stale: make(chan struct{}, 1)}, err
+	return publishedQueue{
+		log: log, planner: planner, entries: map[types.UID]queue.Entry{},
+		byObject: byObject{asked: make(chan struct{}, 1)}, stale: make(chan struct{}, 1),
+	}, err
 }
 
 func (q *publishedQueue) wake() {
@@ -71,6 +76,7 @@ func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool) (events int,
 	entries := make(map[types.UID]queue.Entry, len(plan.Entries))
 	restores = map[types.UID]queue.Entry{}
 	shown := make([]*v1alpha1.BackupQueueEntry, 0, len(plan.Entries))
+	var questions []question
 	for _, entry := range plan.Entries {
 		run := q.planner.Run(entry.UID)
 		key := runs.key(run)
@@ -81,6 +87,12 @@ func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool) (events int,
 		entry = queue.Redact(entry, runs.systemNamespace)
 		if ledgerUnreadable && entry.Reason == v1alpha1.QueueReasonNextToStart {
 			entry.Message = "starts when the ledger of what was let start can be read again; an event of the ConfigMap " + records.LedgerName + " says more"
+		}
+		if len(questions) < maxQuestions {
+			if asking, ok := q.question(runs, &entry); ok {
+				questions = append(questions, asking)
+				entry.Message += q.byObject.notes[asking.key]
+			}
 		}
 		if isBackup {
 			if was := q.entries[entry.UID]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
@@ -93,6 +105,7 @@ func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool) (events int,
 		shown = append(shown, entryOf(key, run, entry, &plan))
 	}
 	q.entries = entries
+	q.byObject.ask(questions)
 	events, err = q.log.Replace(shown)
 	return events, moved, restores, err
 }
