@@ -124,8 +124,8 @@ func (c Config) update(text []byte) (Config, error) {
 		LoadConcurrency json.RawMessage `json:"loadConcurrency"`
 	}
 	var parts struct {
-		GlobalConfig  json.RawMessage   `json:"globalConfig"`
-		PerNodeConfig []json.RawMessage `json:"perNodeConfig"`
+		GlobalConfig  json.RawMessage `json:"globalConfig"`
+		PerNodeConfig json.RawMessage `json:"perNodeConfig"`
 	}
 	// errs are the mistakes beside the parts, or above them if they are all missing.
 	errs, err := sigsjson.UnmarshalStrict(text, &document)
@@ -145,7 +145,7 @@ func (c Config) update(text []byte) (Config, error) {
 		}
 		errs = append(errs, err)
 	}
-	if parts.PerNodeConfig != nil || !misspelt {
+	if len(parts.PerNodeConfig) > 0 || !misspelt {
 		rules, err := perNodeConfig(parts.PerNodeConfig)
 		if err == nil {
 			c.rules = rules
@@ -166,7 +166,13 @@ func globalConfig(text json.RawMessage) (int, error) {
 	return number, nil
 }
 
-func perNodeConfig(texts []json.RawMessage) (rules []rule, err error) {
+func perNodeConfig(list json.RawMessage) (rules []rule, err error) {
+	var texts []json.RawMessage
+	if len(list) > 0 {
+		if err := json.Unmarshal(list, &texts); err != nil {
+			return nil, fmt.Errorf("perNodeConfig: it must be a list of rules: %w", err)
+		}
+	}
 	var errs []error
 	for i, text := range texts {
 		rule, err := parseRule(text)
