@@ -1,0 +1,297 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/hostpath"
+)
+
+// podVolumes knows the claims and persistent volumes met so far, and hands over
+// the volumes of pods. Claims, persistent volumes and pods are read one after the
+// other. Then the maps change no more, and the pods that have a claim are one block,
+// which one goroutine takes.
+type podVolumes struct {
+	*collector
+	claims            map[types.NamespacedName]*claim
+	persistentVolumes map[string]*persistentVolume
+	nodes             map[string]*corev1.Node
+	// unsettled are the claims that were read and whose persistent volumes were not.
+	unsettled []types.NamespacedName
+	// undecided are pods that wait for claims, in the order of being read, and undecidedBytes
+	// what is kept of them.
+	undecided      []undecidedPod
+	undecidedBytes int
+	// held are the pods to take when all are known.
+	held []*heldPod
+	// ordered are the pods that the spec orders, which come before all others.
+	ordered map[types.NamespacedName]int
+	// index are the claims and persistent volumes that are written when all pods are known, of so
+	// many bytes as they are stored. It is full once others were written before.
+	index      []*object
+	indexBytes int
+	indexFull  bool
+	// behind is true once one of these is to be written after its hooks, and those behind it
+	// therefore as well.
+	behind bool
+
+	mu        sync.Mutex
+	submitted []*format.Volume
+	// heldBytes are those of what is to be written after hooks, as it is stored.
+	heldBytes int
+}
+
+func newPodVolumes(c *collector) *podVolumes {
+	return &podVolumes{
+		collector:         c,
+		claims:            map[types.NamespacedName]*claim{},
+		persistentVolumes: map[string]*persistentVolume{},
+		nodes:             map[string]*corev1.Node{},
+		ordered:           c.order.places(podsResource),
+	}
+}
+
+// actionOf is that of the volume policies about a volume of a pod. Through a claim it is the
+// claim's, but for the one that Kubernetes makes for a generic ephemeral volume: as in
+// Velero, such a volume is of that type.
+func (p *podVolumes) actionOf(pod *corev1.Pod, volume *corev1.Volume) action {
+	if claim := volume.PersistentVolumeClaim; claim != nil {
+		return p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claim.ClaimName}].action
+	}
+	return p.policies.action(traitsInPod(&volume.VolumeSource), nil)
+}
+
+// visitPod takes a pod, and holds it for its volumes and hooks. With hooks before, it is not
+// written yet.
+func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []byte) error {
+	about := subject{podsResource, h.Metadata.Namespace, h.Metadata.Name}
+	var pod corev1.Pod
+	if err := decode(raw, &pod); err != nil {
+		p.findings.fail(about, err.Error())
+		return p.add(r, h, raw, itself)
+	}
+	held := p.newHeldPod(&pod)
+	later, err := p.holdBack(held, r, h, raw)
+	if err != nil {
+		return err
+	}
+	if !later {
+		if err := p.add(r, h, raw, itself); err != nil {
+			return err
+		}
+	}
+	if p.waits(held) {
+		return p.postpone(ctx, &pod, held)
+	}
+	return p.decide(ctx, &pod, held)
+}
+
+// decide decides on the volumes of a pod, whose claims are known.
+func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod) error {
+	about := subject{podsResource, pod.Namespace, pod.Name}
+	for _, name := range held.claims {
+		p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: name}].mounted = true
+	}
+	picked, skipped := pickVolumes(pod, p.filesByDefault(), func(volume *corev1.Volume) action { return p.actionOf(pod, volume) })
+	for _, s := range skipped {
+		p.skip(about, s)
+		if s.claim != "" {
+			p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: s.claim}].skipped = s.reason
+		}
+	}
+	for _, volume := range picked {
+		here := heldVolume{volume.Name, claimOf(pod, &volume)}
+		if held.notRunning != "" { // which is told
+			held.volumes = append(held.volumes, here)
+			continue
+		}
+		of := p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: here.claim}]
+		why, err := p.notHere(ctx, of, pod.Spec.NodeName)
+		switch {
+		case err != nil:
+			return err
+		case why != "":
+			p.skip(about, skippedVolume{here.name, here.claim, why, true})
+			of.skipped = why
+		default:
+			held.volumes = append(held.volumes, here)
+		}
+	}
+	if len(held.volumes)+len(held.pre)+len(held.post) > 0 || held.unwritten != nil {
+		p.held = append(p.held, held)
+	}
+	return ctx.Err()
+}
+
+// notHere says why a claim, or none, is not to be read on the node of a pod, or "". The kubelet mounts
+// no volume of another node, but a folder of type hostPath it does not mount: a pod that goes on
+// while its claim is made anew is on a node where the path is somebody else's.
+func (p *podVolumes) notHere(ctx context.Context, of *claim, name string) (string, error) {
+	if of == nil || name == "" {
+		return "", nil
+	}
+	kept := p.persistentVolumes[of.volume]
+	if kept == nil || kept.hostPath == "" || kept.nodes == nil {
+		return "", nil
+	}
+	const unknown = "its persistent volume is of type hostPath, and it is not known whether it is on the pod's node"
+	r, found := p.discovered.find(nodesResource)
+	if !found {
+		return unknown, nil
+	}
+	node := p.nodes[name]
+	if node == nil {
+		_, raw, err := p.fetch(ctx, r, "", name, true)
+		if raw == nil {
+			return unknown, err
+		}
+		node = &corev1.Node{}
+		if err := decode(raw, node); err != nil {
+			return unknown + ": " + err.Error(), nil
+		}
+		p.nodes[name] = node
+	}
+	switch on, err := hostpath.On(kept.nodes, node); {
+	case err != nil:
+		return unknown + ": " + err.Error(), nil
+	case !on:
+		return "its persistent volume is of type hostPath, and on another node than the pod", nil
+	}
+	return "", nil
+}
+
+func (p *podVolumes) skip(about subject, s skippedVolume) {
+	text := fmt.Sprintf("the data of volume %s is not backed up: %s", s.volume, s.reason)
+	if s.asked {
+		p.findings.warn(about, text)
+		return
+	}
+	p.log.write(slog.LevelInfo, text, about.attrs()...)
+}
+
+// handOverVolume hands over a volume of a pod. It is nil if that could not be.
+func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume heldVolume, hooked bool) *format.Volume {
+	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
+	to := &format.Volume{
+		Pod:          pod.ref,
+		NamespaceUID: p.existing[pod.ref.Namespace],
+		Node:         pod.node,
+		Name:         volume.name,
+		ClaimName:    volume.claim,
+		Hooked:       hooked,
+	}
+	// Through whichever pod a claim is read, its data is the same.
+	of := &claim{}
+	if to.ClaimName != "" {
+		of = p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: to.ClaimName}]
+		if of.unusable != "" {
+			p.skip(about, skippedVolume{volume.name, to.ClaimName, of.unusable, !of.known})
+			return nil
+		}
+		if of.taken {
+			p.skip(about, skippedVolume{volume.name, to.ClaimName, "another pod has given access to its claim", false})
+			return nil
+		}
+		to.ClaimUID, to.ClaimLabels, to.PersistentVolume = of.uid, of.labels, of.volume
+		if kept := p.persistentVolumes[of.volume]; kept != nil {
+			to.ReclaimPolicy, to.Labels, to.Capacity, to.Created = kept.reclaimPolicy, kept.labels, kept.capacity, kept.created
+			to.HostPath = kept.hostPath
+		}
+	}
+	if reason := pod.notRunning; reason != "" {
+		if to.ClaimName == "" {
+			p.skip(about, skippedVolume{volume.name, "", reason, true})
+			return nil
+		}
+		of.notYet = append(of.notYet, pendingWarning{about, fmt.Sprintf("the data of volume %s is not backed up: %s", volume.name, reason)})
+		return nil
+	}
+	of.taken = true
+	if err := p.mover.Submit(ctx, to); err != nil {
+		p.findings.fail(about, fmt.Sprintf("hand over volume %s: %v", volume.name, err))
+		return nil
+	}
+	p.log.write(slog.LevelInfo, "handed over volume "+volume.name+" to node "+to.Node, about.attrs()...)
+	return to
+}
+
+// podsDone gives the warnings that were held back, for claims that no running
+// pod uses, and those for claims that no pod uses at all, if the files of all
+// volumes were asked for, or a volume policy asks for something.
+func (p *podVolumes) podsDone() {
+	for _, key := range p.sortedClaims() {
+		of := p.claims[key]
+		if of.taken {
+			continue
+		}
+		for _, pending := range of.notYet {
+			of.unusable = "no running pod uses the claim"
+			p.findings.warn(pending.about, pending.text)
+		}
+		refused, asked := of.action.whyNot()
+		if asked = asked || of.action == filesAction || of.action == noAction && p.filesByDefault(); asked && !of.mounted && of.volume != "" {
+			of.unusable = cmp.Or(refused, of.unusable, "no running pod of the backup uses the claim, and files are read through one")
+			p.findings.warn(subject{claimsResource, key.Namespace, key.Name}, "the data of the claim is not backed up: "+of.unusable)
+		}
+	}
+}
+
+// filesByDefault says whether the files of all volumes were asked for.
+func (p *podVolumes) filesByDefault() bool {
+	return p.spec.DefaultVolumesToFsBackup != nil && *p.spec.DefaultVolumesToFsBackup
+}
+
+// conclude turns what failed into findings, and returns what became of the volumes, in the
+// order of their pods.
+func (p *podVolumes) conclude() []*format.Volume {
+	slices.SortStableFunc(p.submitted, func(a, b *format.Volume) int {
+		return cmp.Or(cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))
+	})
+	for _, volume := range p.submitted {
+		status := &volume.Status
+		if !status.Phase.Done() {
+			status.Phase, status.Message = engine.VolumePhaseFailed, "the upload ended without a result"
+		}
+		about := subject{podsResource, volume.Pod.Namespace, volume.Pod.Name}
+		switch {
+		case status.Phase == engine.VolumePhaseFailed:
+			p.findings.fail(about, fmt.Sprintf("volume %s could not be uploaded: %s", volume.Name, status.Message))
+		case status.Warnings > 0:
+			p.findings.warn(about, fmt.Sprintf("volume %s: %d warnings about its files: %s", volume.Name, status.Warnings, status.Message))
+		}
+	}
+	return p.submitted
+}
+
+// notTaken describes the persistent volumes whose data is not in the backup,
+// since a restore must know that there is none.
+func (p *podVolumes) notTaken() []format.VolumeInfo {
+	var infos []format.VolumeInfo
+	for _, key := range p.sortedClaims() {
+		of := p.claims[key]
+		kept := p.persistentVolumes[of.volume]
+		if of.taken || kept == nil {
+			continue
+		}
+		refused, _ := of.action.whyNot()
+		reason := cmp.Or(refused, of.unusable, of.skipped, "no pod selects it for the backup of its files")
+		infos = append(infos, format.VolumeInfo{
+			PVCName: key.Name, PVCNamespace: key.Namespace, PVName: of.volume,
+			Skipped: true, SkippedReason: reason,
+			PVInfo: &format.PersistentVolInfo{ReclaimPolicy: string(kept.reclaimPolicy), Labels: kept.labels},
+		})
+	}
+	return infos
+}
