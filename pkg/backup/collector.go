@@ -62,6 +62,8 @@ type collector struct {
 	existing map[string]types.UID
 	labelled sets.Set[string]
 	listed   []string
+	// partly is true if not all namespaces could be read.
+	partly bool
 }
 
 // secretsLeftOut is why a backup has no Secret of Holdfast's own namespaces: whoever
@@ -187,14 +189,29 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	if err := c.readOrdered(ctx, r, []string{""}, func(query) visitor { return visit }); err != nil {
 		return err
 	}
+	unread := map[string]error{} // by name, "" for all
 	for _, q := range c.namespaceLists(r) {
-		if err := c.lister.list(ctx, q, visit); err != nil {
+		err := c.lister.list(ctx, q, visit)
+		var fatal visitError
+		switch {
+		case err == nil:
+		case ctx.Err() != nil || errors.As(err, &fatal):
 			return fmt.Errorf("list the namespaces: %w", unwrapVisit(err))
+		default:
+			unread[q.name] = fmt.Errorf("list the namespaces: %w", err)
 		}
+	}
+	c.partly = len(unread) > 0
+	for name, err := range unread {
+		if len(c.existing) == 0 {
+			return err
+		}
+		c.findings.fail(subject{namespacesResource, "", name}, fmt.Sprintf("%v; the backup has nothing of those that could not be read", err))
 	}
 	for _, name := range c.namespaces.Explicit() {
 		_, exists := c.existing[name]
 		switch about := (subject{namespacesResource, "", name}); {
+		case !exists && (unread[""] != nil || unread[name] != nil): // which is told
 		case !exists:
 			c.findings.fail(about, "the backup includes it, but it does not exist")
 		case c.labelled.Has(name):
@@ -204,7 +221,7 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 		}
 	}
 	c.listed = selected
-	if len(selected) > maxNamespaceLists || c.namespaces.All() {
+	if !c.partly && (len(selected) > maxNamespaceLists || c.namespaces.All()) {
 		c.listed = []string{""}
 	}
 	return nil
@@ -322,8 +339,11 @@ func (c *collector) counted(ctx context.Context, q query, take visit) visitor {
 	}
 }
 
+// inScope says whether the objects of a namespace are read. One that was not found while the list
+// of all broke off may have the label that leaves it out.
 func (c *collector) inScope(namespace string) bool {
-	return c.namespaces.Match(namespace) && !c.labelled.Has(namespace)
+	_, exists := c.existing[namespace]
+	return c.namespaces.Match(namespace) && !c.labelled.Has(namespace) && (exists || !c.partly)
 }
 
 // itself is the reason of an object that the spec selects.

@@ -144,6 +144,57 @@ func TestEachListFailsByItself(t *testing.T) {
 	}
 }
 
+// TestListOfNamespacesFails after its first page, or for one of those that are named: what is in the
+// namespaces that were read is there, and nothing of one that may have the label to leave it out.
+func TestListOfNamespacesFails(t *testing.T) {
+	for _, test := range []struct {
+		included []string
+		taken    []string
+	}{
+		{nil, []string{"a", "b"}},
+		{[]string{"*", "d"}, []string{"a", "b"}},
+		{[]string{"?"}, []string{"a", "b"}},
+		{[]string{"a", "c", "d"}, []string{"a", "d"}},
+	} {
+		t.Run(strings.Join(test.included, ","), func(t *testing.T) {
+			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: test.included, IncludedResources: []string{"configmaps"}})
+			f.pageSize = 2
+			for _, name := range []string{"a", "b", "c", "d"} {
+				labels := ""
+				if name == "c" {
+					labels = `"velero.io/exclude-from-backup":"true"`
+				}
+				f.add("namespaces", namespace(name, labels))
+				f.add("configmaps", named(name, "kept")...)
+			}
+			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+				query := r.URL.Query()
+				fails := r.URL.Path == "/api/v1/namespaces" && (query.Get("continue") != "" || query.Get("fieldSelector") == "metadata.name=c")
+				if fails {
+					writeStatus(w, metav1.Status{Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError, Message: "bad weather"})
+				}
+				return fails
+			}
+			outcome := f.run(t)
+			var want []string
+			for _, name := range test.taken {
+				want = append(want, "configmaps "+name+"/kept")
+			}
+			for _, name := range test.taken {
+				want = append(want, "namespaces "+name)
+			}
+			if diff := gocmp.Diff(want, f.items(t)); diff != "" {
+				t.Errorf("the backup has something else (-want +got):\n%s", diff)
+			}
+			results := f.results(t)
+			texts := slices.Concat(results.Errors.Velero, results.Errors.Cluster)
+			if len(texts) != 1 || !strings.Contains(texts[0], "list the namespaces: bad weather; the backup has nothing of those") || outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed {
+				t.Errorf("%s: %q", outcome.Status.Phase, texts)
+			}
+		})
+	}
+}
+
 // TestObjectsThatComeAndGo between the pages of a list, and between an object and what it refers
 // to: each that stays is there once, whatever the server says of the rest.
 func TestObjectsThatComeAndGo(t *testing.T) {
