@@ -355,7 +355,7 @@ func (p *podVolumes) settle(ctx context.Context, key types.NamespacedName) error
 // claims are settled.
 func (p *podVolumes) takeClaim(r resource, key types.NamespacedName, h *head, raw []byte, why string) error {
 	if reason := h.whyLeftOut(); reason != "" {
-		p.claims[key] = &claim{unusable: "its claim is " + reason, known: true}
+		p.claims[key] = &claim{unusable: "its claim is " + reason, known: h.unwanted()}
 		return nil
 	}
 	stored, err := storedClaim(h, raw)

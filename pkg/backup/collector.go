@@ -64,6 +64,8 @@ type collector struct {
 	listed   []string
 	// partly is true if not all namespaces could be read.
 	partly bool
+	// leaving are the claims whose data was asked for through pods that are being deleted.
+	leaving []leavingVolume
 }
 
 // secretsLeftOut is why a backup has no Secret of Holdfast's own namespaces: whoever
@@ -220,8 +222,13 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 			c.findings.warn(subject{secretsResource, name, ""}, secretsLeftOut)
 		}
 	}
+	if unread[""] == nil {
+		for _, pattern := range c.namespaces.Idle(selected) {
+			c.findings.warn(subject{namespacesResource, "", ""}, fmt.Sprintf("the backup includes %q, which no namespace matches that is not left out", pattern))
+		}
+	}
 	c.listed = selected
-	if !c.partly && (len(selected) > maxNamespaceLists || c.namespaces.All()) {
+	if len(selected) > maxNamespaceLists || c.namespaces.All() {
 		c.listed = []string{""}
 	}
 	return nil
@@ -332,6 +339,9 @@ func (c *collector) counted(ctx context.Context, q query, take visit) visitor {
 			}
 			if reason := h.whyLeftOut(); reason != "" {
 				c.log.write(slog.LevelInfo, reason, about.attrs()...)
+				if about.resource == podsResource && !h.unwanted() {
+					c.leaves(about, raw)
+				}
 				return nil
 			}
 			return take(ctx, q.resource, h, raw)

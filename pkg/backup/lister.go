@@ -247,22 +247,18 @@ func (r *reading) further(visited int) error {
 }
 
 // get reads one object, which is valid JSON.
-func (l *lister) get(ctx context.Context, r resource, namespace, name string) ([]byte, error) {
-	retry := l.retry
-	for {
+func (l *lister) get(ctx context.Context, r resource, namespace, name string) (raw []byte, _ error) {
+	if err := retried(ctx, l.retry, func() error {
 		result := l.request(r, namespace).Suffix(name).Do(ctx)
-		raw, _ := result.Raw()
-		err := result.Error() // which, unlike that of Raw, is what the server says
-		if err == nil && !json.Valid(raw) {
-			return nil, errors.New("the server's answer is no JSON")
-		}
-		if err == nil || ctx.Err() != nil || !passing(err) || retry.Steps <= 1 {
-			return raw, err
-		}
-		if err := sleep(ctx, &retry); err != nil {
-			return nil, err
-		}
+		raw, _ = result.Raw()
+		return result.Error() // which, unlike that of Raw, is what the server says
+	}); err != nil {
+		return nil, err
 	}
+	if !json.Valid(raw) {
+		return nil, errors.New("the server's answer is no JSON")
+	}
+	return raw, nil
 }
 
 func (l *lister) request(r resource, namespace string) *rest.Request {
@@ -383,7 +379,7 @@ func passing(err error) bool {
 	if _, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return false
 	}
-	if errors.Is(err, errMalformed) {
+	if _, ok := errors.AsType[NotAllowedError](err); ok || errors.Is(err, errMalformed) {
 		return false
 	}
 	switch apierrors.ReasonForError(err) {
@@ -395,6 +391,16 @@ func passing(err error) bool {
 		return !errors.As(err, &status) || status.Status().Code >= 500
 	}
 	return false
+}
+
+// retried tries again what goes wrong in passing, for as long as the backoff has steps.
+func retried(ctx context.Context, backoff wait.Backoff, try func() error) error {
+	for {
+		err := try()
+		if err == nil || ctx.Err() != nil || !passing(err) || backoff.Steps <= 1 || sleep(ctx, &backoff) != nil {
+			return err
+		}
+	}
 }
 
 func sleep(ctx context.Context, backoff *wait.Backoff) error {

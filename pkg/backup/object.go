@@ -100,10 +100,13 @@ func readTexts(raw []byte, into *map[string]string) error {
 	})
 }
 
+// unwanted says whether somebody has labelled the object to be left out.
+func (h *head) unwanted() bool { return h.Metadata.Labels[format.LabelExclude] == "true" }
+
 // whyLeftOut says why the object itself does not want to be backed up, or "".
 func (h *head) whyLeftOut() string {
 	switch {
-	case h.Metadata.Labels[format.LabelExclude] == "true":
+	case h.unwanted():
 		return "left out: it has the label " + format.LabelExclude + "=true"
 	case h.Metadata.DeletionTimestamp != "":
 		return "left out: it is being deleted"

@@ -13,11 +13,15 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	gocmp "github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/clock"
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -395,6 +399,65 @@ func TestNoDiscovery(t *testing.T) {
 	f.deps.Discovery = noDiscovery{errors.New("the connection is refused")}
 	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "the connection is refused") {
 		t.Errorf("got %+v", outcome.Status)
+	}
+}
+
+// seldom is a cluster that says which resources it serves when it was asked so many times.
+type seldom struct {
+	Discovery
+	left int
+}
+
+func (s *seldom) ServerPreferredResourcesWithContext(ctx context.Context) ([]*metav1.APIResourceList, error) {
+	if s.left--; s.left >= 0 {
+		return nil, syscall.ECONNREFUSED
+	}
+	return s.Discovery.ServerPreferredResourcesWithContext(ctx)
+}
+
+// TestDiscoveryIsTriedAgain: a server that restarts costs no backup.
+func TestDiscoveryIsTriedAgain(t *testing.T) {
+	for refused, want := range map[int]holdfast.BackupPhase{3: holdfast.BackupPhaseCompleted, 4: holdfast.BackupPhaseFailed} {
+		f := shopOf(t, 3)
+		f.deps.Discovery = &seldom{f.deps.Discovery, refused}
+		if outcome := f.run(t); outcome.Status.Phase != want {
+			t.Errorf("after %d refusals: %+v", refused, outcome.Status)
+		}
+	}
+}
+
+// TestHandingOverIsTriedAgain: a server that restarts costs no volume. One that stays away is waited
+// for with the first volume alone, and with the next one after it was back.
+func TestHandingOverIsTriedAgain(t *testing.T) {
+	yes := true
+	refused := syscall.ECONNREFUSED
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "volumeuploads"}, "", nil)
+	for name, test := range map[string]struct {
+		answers []error
+		want    []string
+	}{
+		"once":           {[]error{refused}, []string{"a", "a", "b", "c"}},
+		"as a refusal":   {[]error{forbidden}, []string{"a", "b", "c"}},
+		"for long":       {[]error{refused, refused, refused, refused, refused}, []string{"a", "a", "a", "a", "b", "c"}},
+		"and then again": {[]error{refused, refused, refused, refused, nil, refused}, []string{"a", "a", "a", "a", "b", "c", "c"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+			f.add("namespaces", namespace("shop", ""))
+			f.add("pods", podWith("p", "", "a"+emptyDir, "b"+emptyDir, "c"+emptyDir))
+			var tried []string
+			f.volumes.submit = func(volume *format.Volume) (err error) {
+				if len(tried) < len(test.answers) {
+					err = test.answers[len(tried)]
+				}
+				tried = append(tried, volume.Name)
+				return err
+			}
+			f.run(t)
+			if diff := gocmp.Diff(test.want, tried); diff != "" {
+				t.Errorf("handed over (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -46,6 +47,9 @@ type podVolumes struct {
 	// behind is true once one of these is to be written after its hooks, and those behind it
 	// therefore as well.
 	behind bool
+
+	// impatient is true from when a volume could not be handed over until one can.
+	impatient atomic.Bool
 
 	mu        sync.Mutex
 	submitted []*format.Volume
@@ -219,7 +223,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 		return nil
 	}
 	of.taken = true
-	if err := p.mover.Submit(ctx, to); err != nil {
+	if err := p.submit(ctx, to); err != nil {
 		p.findings.fail(about, fmt.Sprintf("hand over volume %s: %v", volume.name, err))
 		return nil
 	}
@@ -227,10 +231,31 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 	return to
 }
 
+// submit hands over a volume, and waits for a server that restarts. After one that stays away, the
+// volumes to come are tried once each, until one is taken.
+func (p *podVolumes) submit(ctx context.Context, volume *format.Volume) error {
+	retry := p.lister.retry
+	if p.impatient.Load() {
+		retry.Steps = 1
+	}
+	err := retried(ctx, retry, func() error { return p.mover.Submit(ctx, volume) })
+	p.impatient.Store(err != nil && passing(err))
+	return err
+}
+
 // podsDone gives the warnings that were held back, for claims that no running
 // pod uses, and those for claims that no pod uses at all, if the files of all
 // volumes were asked for, or a volume policy asks for something.
 func (p *podVolumes) podsDone() {
+	for _, volume := range p.leaving {
+		if of := p.claims[volume.claim]; of != nil {
+			if refused, _ := of.action.whyNot(); of.taken || refused != "" {
+				continue
+			}
+			of.skipped, of.mounted = cmp.Or(of.skipped, podLeaves), true
+		}
+		p.findings.warn(volume.about, fmt.Sprintf("the data of volume %s is not backed up: %s", volume.name, podLeaves))
+	}
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
 		if of.taken {
@@ -248,9 +273,32 @@ func (p *podVolumes) podsDone() {
 	}
 }
 
+const podLeaves = "the pod is being deleted"
+
+// leavingVolume is one of a pod that is being deleted.
+type leavingVolume struct {
+	about subject
+	name  string
+	claim types.NamespacedName
+}
+
+// leaves notes the claims whose files would be read through a pod, were it not being deleted.
+func (c *collector) leaves(about subject, raw []byte) {
+	var pod corev1.Pod
+	if err := decode(raw, &pod); err != nil {
+		return // of what is left out, nothing is asked
+	}
+	picked, _ := pickVolumes(&pod, c.filesByDefault(), func(*corev1.Volume) action { return noAction })
+	for _, volume := range picked {
+		if claim := claimOf(&pod, &volume); claim != "" {
+			c.leaving = append(c.leaving, leavingVolume{about, volume.Name, types.NamespacedName{Namespace: pod.Namespace, Name: claim}})
+		}
+	}
+}
+
 // filesByDefault says whether the files of all volumes were asked for.
-func (p *podVolumes) filesByDefault() bool {
-	return p.spec.DefaultVolumesToFsBackup != nil && *p.spec.DefaultVolumesToFsBackup
+func (c *collector) filesByDefault() bool {
+	return c.spec.DefaultVolumesToFsBackup != nil && *c.spec.DefaultVolumesToFsBackup
 }
 
 // conclude turns what failed into findings, and returns what became of the volumes, in the

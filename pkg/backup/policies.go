@@ -282,19 +282,15 @@ func (e *execution) readPolicies(ctx context.Context) (policies, error) {
 		return fmt.Errorf("spec.resourcePolicy: the ConfigMap %s can't be used: %w", itemName(namespace, of.Name), err)
 	}
 	var data map[string]string
-	for retry := e.Retry; ; {
-		var err error
+	err := retried(ctx, e.Retry, func() (err error) {
 		data, err = e.Policies.Policy(ctx, namespace, of.Name)
-		if err == nil {
-			break
-		}
-		_, told := errors.AsType[NotAllowedError](err)
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		if told || !passing(err) || retry.Steps <= 1 || sleep(ctx, &retry) != nil {
-			return nil, unusable(err)
-		}
+		return err
+	})
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
+		return nil, unusable(err)
 	}
 	found, err := parsePolicies(data)
 	if err != nil {

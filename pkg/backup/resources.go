@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
@@ -198,7 +199,13 @@ func (d *discovered) selected(spec *holdfast.BackupSpec, wanted *selection.Resou
 func (d *discovered) report(spec *holdfast.BackupSpec, findings *findings) {
 	missed := sets.New[string]()
 	for _, word := range includedWords(spec) {
-		if _, ok := d.resolve(word); ok || strings.ContainsAny(word, "*?[") {
+		if _, ok := d.resolve(word); ok {
+			continue
+		}
+		if strings.ContainsAny(word, "*?[") {
+			if !slices.ContainsFunc(d.resources, func(r resource) bool { ok, _ := path.Match(word, r.GroupResource().String()); return ok }) {
+				findings.warn(subject{}, fmt.Sprintf("the backup includes %q, which no resource matches that the cluster serves", word))
+			}
 			continue
 		}
 		if group := schema.ParseGroupResource(word).Group; d.failed[group] != nil {

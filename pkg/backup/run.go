@@ -310,8 +310,11 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := discover(ctx, e.Discovery)
-	if err != nil {
+	var found *discovered
+	if err := retried(ctx, e.Retry, func() (err error) {
+		found, err = discover(ctx, e.Discovery)
+		return err
+	}); err != nil {
 		return nil, err
 	}
 	found.report(spec, e.findings)

@@ -85,8 +85,9 @@ func TestWhatIsSelected(t *testing.T) {
 			want: []string{"events.other.example.com shop/happened", "namespaces shop"},
 		},
 		"events of another group, too": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"events*", "gad*"}},
-			want: []string{"events shop/happened", "events.other.example.com shop/happened", "namespaces shop"},
+			spec:     holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"events*", "gad*"}},
+			want:     []string{"events shop/happened", "events.other.example.com shop/happened", "namespaces shop"},
+			warnings: []string{`the backup includes "gad*", which no resource matches that the cluster serves`},
 		},
 		"events and others, whose definitions come along": {
 			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"events.other.example.com", "widgets"}},
@@ -248,6 +249,39 @@ func TestResourcesThatAreNotServed(t *testing.T) {
 	}
 	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || outcome.Status.Warnings != 0 || outcome.Status.Volumes.Completed != 2 {
 		t.Errorf("got %+v: %+v", outcome.Status, f.results(t))
+	}
+}
+
+// TestPatternsThatMatchNothing: a slip in a pattern is told of, before somebody needs the backup.
+func TestPatternsThatMatchNothing(t *testing.T) {
+	for name, test := range map[string]struct {
+		spec holdfast.BackupSpec
+		want []string
+	}{
+		"of namespaces": {holdfast.BackupSpec{IncludedNamespaces: []string{"shpo-*"}}, []string{`namespaces: the backup includes "shpo-*", which no namespace matches that is not left out`}},
+		"beside others": {holdfast.BackupSpec{IncludedNamespaces: []string{"sh*", "blgo*"}}, []string{`namespaces: the backup includes "blgo*", which no namespace matches that is not left out`}},
+		"of which all are excluded": {
+			holdfast.BackupSpec{IncludedNamespaces: []string{"bl*", "shop"}, ExcludedNamespaces: []string{"blog"}},
+			[]string{`namespaces: the backup includes "bl*", which no namespace matches that is not left out`},
+		},
+		"all":          {holdfast.BackupSpec{IncludedNamespaces: []string{"*"}}, nil},
+		"all by words": {holdfast.BackupSpec{IncludedNamespaces: []string{"sh*", "bl?g"}}, nil},
+		"of resources": {holdfast.BackupSpec{IncludedResources: []string{"*.exmaple.com", "config*", "*"}}, []string{`the backup includes "*.exmaple.com", which no resource matches that the cluster serves`}},
+		"of resources of clusters": {
+			holdfast.BackupSpec{IncludedNamespaceScopedResources: []string{"configmaps"}, IncludedClusterScopedResources: []string{"clusterissuers.*"}},
+			[]string{`the backup includes "clusterissuers.*", which no resource matches that the cluster serves`},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, test.spec)
+			f.add("namespaces", namespace("shop", ""), namespace("blog", ""))
+			f.add("configmaps", named("shop", "a")...)
+			f.run(t)
+			warnings := f.results(t).Warnings
+			if diff := gocmp.Diff(test.want, slices.Concat(warnings.Velero, warnings.Cluster)); diff != "" {
+				t.Errorf("warnings (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

@@ -288,6 +288,79 @@ func TestClaimsThatNoPodUses(t *testing.T) {
 	}
 }
 
+// TestWhatIsBeingDeleted: neither a claim nor a pod that is being deleted is in the backup, and who
+// asked for the data hears that it is not there either.
+func TestWhatIsBeingDeleted(t *testing.T) {
+	const asks = `"backup.holdfast.io/backup-volumes":"d"`
+	leaving := func(pod string) string {
+		return strings.Replace(pod, `"metadata":{`, `"metadata":{"deletionTimestamp":"2026-01-02T03:04:05Z",`, 1)
+	}
+	const podWarning = "pods shop/p: the data of volume d is not backed up: the pod is being deleted"
+	for name, test := range map[string]struct {
+		policy  string
+		label   string
+		files   bool
+		claim   bool
+		pods    []string
+		want    []string
+		skipped string
+	}{
+		"a claim, which a pod asks for": {
+			claim: true, pods: []string{podWith("p", asks, "d"+claimIdle)},
+			want: []string{"pods shop/p: the data of volume d is not backed up: its claim is left out: it is being deleted"},
+		},
+		"a claim, when all are asked for":      {claim: true, files: true, pods: []string{podWith("p", "", "d"+claimIdle)}, want: []string{"pods shop/p: the data of volume d is not backed up: its claim is left out: it is being deleted"}},
+		"a claim, which nobody asks for":       {claim: true, pods: []string{podWith("p", "", "d"+claimIdle)}},
+		"a pod that asks":                      {pods: []string{leaving(podWith("p", asks, "d"+claimIdle))}, want: []string{podWarning}, skipped: podLeaves},
+		"a pod that asks, and not for a claim": {pods: []string{leaving(podWith("p", asks, "d"+emptyDir))}},
+		"a pod that does not ask":              {pods: []string{leaving(podWith("p", "", "d"+claimIdle))}},
+		"a pod, when all are asked for":        {files: true, pods: []string{leaving(podWith("p", "", "d"+claimIdle))}, want: []string{podWarning}, skipped: podLeaves},
+		"a pod that the labels do not choose":  {label: "app", pods: []string{leaving(podWith("p", asks, "d"+claimIdle))}},
+		"a pod whose claim the labels do not choose": {
+			label: "app", pods: []string{leaving(strings.Replace(podWith("p", asks, "d"+claimIdle), `"metadata":{`, `"metadata":{"labels":{"app":"db"},`, 1))}, want: []string{podWarning},
+		},
+		"a pod that is labelled to be left out": {pods: []string{leaving(strings.Replace(podWith("p", asks, "d"+claimIdle), `"metadata":{`, `"metadata":{"labels":{"velero.io/exclude-from-backup":"true"},`, 1))}},
+		"a pod beside another that asks":        {pods: []string{leaving(podWith("p", asks, "d"+claimIdle)), podWith("q", asks, "d"+claimIdle)}},
+		"a pod, when its claim has a policy":    {policy: "skip", pods: []string{leaving(podWith("p", asks, "d"+claimIdle))}, skipped: "a volume policy skips it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"pods", "persistentvolumeclaims", "persistentvolumes"}, DefaultVolumesToFsBackup: &test.files})
+			if test.label != "" {
+				f.request.Backup.Spec.LabelSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}
+			}
+			if test.policy != "" {
+				f.request.Backup.Spec.ResourcePolicy = &holdfast.ResourcePolicyReference{Kind: "ConfigMap", Name: "mine"}
+				f.deps.Policies = testPolicies(func(string, string) (map[string]string, error) {
+					return map[string]string{"policies": "version: v1\nvolumePolicies:\n- conditions: {csi: {}}\n  action: {type: " + test.policy + "}\n"}, nil
+				})
+			}
+			claim := `{"metadata":{"name":"idle","namespace":"shop"},"spec":{"volumeName":"pv-idle"},"status":{"phase":"Bound"}}`
+			if test.claim {
+				claim = leaving(claim)
+			}
+			f.add("namespaces", namespace("shop", ""))
+			f.add("persistentvolumes", `{"metadata":{"name":"pv-idle"},"spec":{"csi":{}}}`)
+			f.add("persistentvolumeclaims", claim)
+			f.add("pods", test.pods...)
+			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+				t.Errorf("got %+v", outcome.Status)
+			}
+			if diff := gocmp.Diff(test.want, f.results(t).Warnings.Namespaces["shop"]); diff != "" {
+				t.Errorf("warnings (-want +got):\n%s", diff)
+			}
+			infos, err := format.ReadVolumeInfo(bytes.NewReader(f.read(t, format.VolumeInfoKey("b"))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, info := range infos {
+				if test.skipped != "" && !strings.Contains(info.SkippedReason, test.skipped) {
+					t.Errorf("of %s: %q", info.PVCName, info.SkippedReason)
+				}
+			}
+		})
+	}
+}
+
 // TestHostPathVolumes: a persistent volume of type hostPath is handed over with its path below
 // a root, and left out elsewhere; hostPath volumes of pods are left out below a root too.
 func TestHostPathVolumes(t *testing.T) {

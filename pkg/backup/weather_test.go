@@ -153,11 +153,11 @@ func TestListOfNamespacesFails(t *testing.T) {
 	}{
 		{nil, []string{"a", "b"}},
 		{[]string{"*", "d"}, []string{"a", "b"}},
-		{[]string{"?"}, []string{"a", "b"}},
+		{[]string{"?", "d*"}, []string{"a", "b"}},
 		{[]string{"a", "c", "d"}, []string{"a", "d"}},
 	} {
 		t.Run(strings.Join(test.included, ","), func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: test.included, IncludedResources: []string{"configmaps"}})
+			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: test.included, IncludedResources: []string{"configmaps"}, OrderedResources: map[string]string{"configmaps": "c/kept"}})
 			f.pageSize = 2
 			for _, name := range []string{"a", "b", "c", "d"} {
 				labels := ""
@@ -187,6 +187,9 @@ func TestListOfNamespacesFails(t *testing.T) {
 				t.Errorf("the backup has something else (-want +got):\n%s", diff)
 			}
 			results := f.results(t)
+			if warnings := strings.Join(results.Warnings.Cluster, ""); strings.Contains(warnings, "no namespace matches") {
+				t.Errorf("of namespaces that were not read: %s", warnings)
+			}
 			texts := slices.Concat(results.Errors.Velero, results.Errors.Cluster)
 			if len(texts) != 1 || !strings.Contains(texts[0], "list the namespaces: bad weather; the backup has nothing of those") || outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed {
 				t.Errorf("%s: %q", outcome.Status.Phase, texts)

@@ -182,6 +182,16 @@ func (n *Namespaces) Patterns() []string {
 	return words
 }
 
+// Idle returns those of the patterns that match none of the namespaces.
+func (n *Namespaces) Idle(namespaces []string) (idle []string) {
+	for _, p := range n.patterns {
+		if !slices.ContainsFunc(namespaces, p.Match) {
+			idle = append(idle, p.text)
+		}
+	}
+	return idle
+}
+
 // Key is a text that two selections share only if they select the same
 // namespaces, whatever the order of their words. That of a nil selection is "".
 func (n *Namespaces) Key() string {
