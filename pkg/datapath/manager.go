@@ -18,6 +18,7 @@ type Manager struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 	moved  atomic.Int64
+	memory *Memory // of ctx
 
 	mu      sync.Mutex
 	limit   int
@@ -27,10 +28,11 @@ type Manager struct {
 	jobs    map[string]*job // by key: waiting and running
 }
 
-// NewManager returns a manager with a limit. Work gets a context derived from ctx.
+// NewManager returns a manager with a limit. Work gets a context derived from ctx, of whose Memory
+// each has turns of its own; so no two managers have the same one.
 func NewManager(ctx context.Context, limit int) *Manager {
 	ctx, cancel := context.WithCancel(ctx)
-	return &Manager{ctx: ctx, cancel: cancel, limit: limit, jobs: map[string]*job{}}
+	return &Manager{ctx: ctx, cancel: cancel, limit: limit, memory: MemoryOf(ctx), jobs: map[string]*job{}}
 }
 
 // Submit queues work. It returns false, and does nothing, if work of its key waits or
@@ -111,13 +113,15 @@ func (m *Manager) Stop() {
 
 // startLocked starts waiting work while there are slots.
 func (m *Manager) startLocked() {
+	// What runs goes on where the limit is less by now, and nothing begins beyond both.
+	m.memory.reserve(max(m.limit, total(m.running)))
 	for total(m.running) < m.limit {
 		j := m.waiting.pop()
 		if j == nil {
 			return
 		}
 		var ctx context.Context
-		ctx, j.cancel = context.WithCancel(m.ctx)
+		ctx, j.cancel = context.WithCancel(withShare(m.ctx))
 		m.running[j.Class]++
 		m.group.Go(func() {
 			defer m.finish(j)
