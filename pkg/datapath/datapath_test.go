@@ -361,7 +361,7 @@ func TestPipeInTheWayOfARestore(t *testing.T) {
 	must(t, syscall.Mkfifo(pipe, 0o600))
 	o := &output{root: root, progress: new(Progress)}
 	for name, restore := range map[string]func() error{
-		"folder": func() error { return o.FinishDirectory(t.Context(), "sub", nil) },
+		"folder": func() error { return o.FinishDirectory("sub", nil, extra{}) },
 		"link": func() error {
 			_, err := o.openFolder("sub") // as the parent of a link
 			return err

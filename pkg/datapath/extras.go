@@ -5,12 +5,14 @@ package datapath
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
-	"maps"
 	"os"
 	"path"
 	"slices"
@@ -35,14 +37,21 @@ import (
 // A volume without any has none. Kopia's own tools and Velero restore the volume as if
 // it were not there.
 
-// extra is a line.
+// extra is what a line says besides its path.
 type extra struct {
-	// Path from the volume's root, which is ".".
-	Path string `json:"path"`
 	// Attributes by name.
 	Attributes map[string][]byte `json:"attributes,omitempty"`
 	// Link is the same number for all names of a file that has several.
 	Link int `json:"link,omitempty"`
+
+	line int // number of its line, where that is known
+}
+
+// extraLine is a line.
+type extraLine struct {
+	// Path from the volume's root, which is ".".
+	Path string `json:"path"`
+	extra
 }
 
 const (
@@ -59,81 +68,34 @@ func isKept(attribute string) bool {
 	return strings.HasPrefix(attribute, "user.") || strings.HasPrefix(attribute, "system.") || attribute == "security.capability"
 }
 
-// extras collects what Kopia has no place for, while a volume is walked. Its memory
-// follows the number of files that have some, within extrasMemory.
+// extras collects what Kopia has no place for, while a volume is walked. Its memory follows the
+// number of files that have some, packed, within most bytes.
 type extras struct {
 	notes *notes
+	most  int64
 
-	mu         sync.Mutex
-	held       held
-	attributes map[string]map[string][]byte
-	names      map[inode][]string
+	mu     sync.Mutex
+	device uint64 // of the volume's root
+	// open are the lines that are not packed yet, and starts where each begins.
+	open   []byte
+	starts []int
+	runs   []*packed
+	bytes  int64 // that the runs take, and their merging
 }
 
 const (
-	// extrasMemory is how much memory the extras of a volume may take, about: those of a million
-	// files and more, if many have the same attributes.
-	extrasMemory = 256 << 20
-	// extraMemory is what one takes besides its path and its attributes, and attributeMemory what
-	// an attribute does that is not shared.
-	extraMemory, attributeMemory = 128, 256
-	// maxShared is how many sets of attributes are looked for among those that come, before it
-	// begins anew: files that somebody has given access share them, checksums of files are of one
-	// file each.
-	maxShared = 1000
-	// restoredMemory is how much they may take while a volume is restored: files come in another
-	// order then, and share less, or more. What was uploaded has room.
-	restoredMemory = 2 * extrasMemory
+	// runBytes is how much of the lines is sorted and packed at once.
+	runBytes = 4 << 20
+	// looseExtras is what lines take beside those that are packed: a run with what sorts it while a
+	// volume is walked, and those of a batch while it is restored.
+	looseExtras = 2 * runBytes
 )
 
 // errExtras: it is better that one volume fails than that the agent has no memory for any.
-var errExtras = fmt.Errorf("its files have more extended attributes and further names than %d MiB of memory hold: remove those that nobody needs, or divide what it has among several volumes", extrasMemory>>20)
-
-// held counts what the extras of a volume take, most at the most, and has those attributes once
-// that many files have.
-type held struct {
-	bytes, most int
-	shared      map[string]map[string][]byte
-	keys        int // bytes of those of shared
-}
-
-// take counts an extra, and gives its attributes as they are to be kept.
-func (h *held) take(rel string, attributes map[string][]byte) (map[string][]byte, error) {
-	h.bytes += extraMemory + len(rel)
-	if len(attributes) > 0 {
-		var key []byte
-		bytes := 0
-		for _, name := range slices.Sorted(maps.Keys(attributes)) {
-			value := attributes[name]
-			bytes += attributeMemory + len(name) + len(value)
-			key = fmt.Appendf(key, "%s\x00%d\x00%s", name, len(value), value)
-		}
-		if same := h.shared[string(key)]; same != nil {
-			return same, h.full()
-		}
-		if h.shared == nil || len(h.shared) == maxShared {
-			h.shared = map[string]map[string][]byte{} // those of many files will be back soon
-			h.bytes, h.keys = h.bytes-h.keys, 0
-		}
-		h.shared[string(key)] = attributes
-		h.keys += len(key)
-		h.bytes += bytes + len(key)
-	}
-	return attributes, h.full()
-}
-
-func (h *held) full() error {
-	if h.bytes > h.most {
-		return errExtras
-	}
-	return nil
-}
-
-// inode tells the files of a volume apart.
-type inode struct{ device, number uint64 }
+var errExtras = errors.New("remove those that nobody needs, or divide what it has among several volumes")
 
 func newExtras(notes *notes) *extras {
-	return &extras{notes: notes, held: held{most: extrasMemory}, attributes: map[string]map[string][]byte{}, names: map[inode][]string{}}
+	return &extras{notes: notes, most: unboundedExtras}
 }
 
 // folderPath is how a folder that is open can be reached by name, wherever it is by now.
@@ -145,6 +107,9 @@ func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.S
 	kind := stat.Mode & unix.S_IFMT
 	if x == nil || kind != unix.S_IFREG && kind != unix.S_IFDIR {
 		return nil // links, and what is left out, have none that are kept
+	}
+	if name == "." {
+		x.device = uint64(stat.Dev) // before there is anything else
 	}
 	attributes, err := readAttributes(folder, name, space)
 	linked := kind == unix.S_IFREG && stat.Nlink > 1
@@ -169,17 +134,65 @@ func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.S
 	if len(attributes) == 0 && !linked {
 		return nil
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if attributes, err = x.held.take(rel, attributes); err != nil {
+	found := extra{Attributes: attributes}
+	if linked {
+		found.Link = x.number(stat)
+	}
+	return x.add(rel, found)
+}
+
+// number is the same for all names of a file, and in each backup of a volume: a device may have
+// another number when it is mounted again.
+func (x *extras) number(stat *unix.Stat_t) int {
+	if uint64(stat.Dev) == x.device {
+		return int(stat.Ino)
+	}
+	sum := fnv.New64a()
+	_, _ = fmt.Fprint(sum, stat.Dev, stat.Ino)
+	return int(sum.Sum64())
+}
+
+// add takes what was found of a path.
+func (x *extras) add(rel string, found extra) error {
+	if len(found.Attributes) == 0 && found.Link == 0 {
+		return nil
+	}
+	known, err := json.Marshal(found)
+	if err != nil {
 		return err
 	}
-	if len(attributes) > 0 {
-		x.attributes[rel] = attributes
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.starts = append(x.starts, len(x.open))
+	x.open = appendLine(x.open, rel, known)
+	if len(x.open) < runBytes {
+		return nil
 	}
-	if linked {
-		file := inode{uint64(stat.Dev), stat.Ino}
-		x.names[file] = append(x.names[file], rel)
+	return x.packLocked()
+}
+
+// packLocked makes a run of the lines that are not packed yet.
+func (x *extras) packLocked() error {
+	slices.SortStableFunc(x.starts, func(a, b int) int {
+		one, _, _ := bytes.Cut(x.open[a:], []byte{0})
+		other, _, _ := bytes.Cut(x.open[b:], []byte{0})
+		return bytes.Compare(one, other)
+	})
+	run := new(packed)
+	for _, start := range x.starts {
+		path, known, _ := cutLine(x.open[start:])
+		if err := run.add(string(path), known); err != nil {
+			return err
+		}
+	}
+	if err := run.finish(); err != nil {
+		return err
+	}
+	run.open = nil
+	x.open, x.starts = x.open[:0], x.starts[:0]
+	x.runs = append(x.runs, run)
+	if x.bytes += run.bytes + blockBytes; x.bytes > x.most {
+		return fmt.Errorf("its files have more extended attributes and further names than %d MiB of memory hold: %w", x.most>>20, errExtras)
 	}
 	return nil
 }
@@ -261,51 +274,36 @@ func grown(space []byte, read func([]byte) (int, error)) ([]byte, error) {
 	return space[:n], nil
 }
 
-// lines are what was collected, in the order of paths.
-func (x *extras) lines() []extra {
+// lines calls do with what was collected, in the order of paths.
+func (x *extras) lines(do func(path, known []byte) error) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	var groups [][]string
-	for _, names := range x.names {
-		slices.Sort(names)
-		if names = slices.Compact(names); len(names) > 1 { // the others lie elsewhere
-			groups = append(groups, names)
+	if len(x.starts) > 0 {
+		if err := x.packLocked(); err != nil {
+			return err
 		}
 	}
-	slices.SortFunc(groups, slices.Compare)
-	numbers := map[string]int{}
-	for i, names := range groups {
-		for _, rel := range names {
-			numbers[rel] = i + 1
-		}
-	}
-	lines := make([]extra, 0, len(x.attributes)+len(numbers))
-	for rel, attributes := range x.attributes {
-		lines = append(lines, extra{rel, attributes, numbers[rel]})
-		delete(numbers, rel)
-	}
-	for rel, number := range numbers {
-		lines = append(lines, extra{Path: rel, Link: number})
-	}
-	slices.SortFunc(lines, func(a, b extra) int { return strings.Compare(a.Path, b.Path) })
-	return lines
+	return merge(x.runs, do)
 }
 
 // save stores what was collected beside the snapshot of a volume, which it gives the tag
 // that says so.
 func (x *extras) save(ctx context.Context, w repo.RepositoryWriter, of *snapshot.Manifest, tags map[string]string) error {
-	lines := x.lines()
-	if len(lines) == 0 {
+	if len(x.runs) == 0 && len(x.starts) == 0 {
 		return nil
 	}
 	writer := w.NewObjectWriter(ctx, object.WriterOptions{Description: "extras", Compressor: compressor, MetadataCompressor: compressor})
 	defer writer.Close()
 	buffered := bufio.NewWriter(writer)
-	encoder := json.NewEncoder(buffered)
-	for i := range lines {
-		if err := encoder.Encode(&lines[i]); err != nil {
-			return err
-		}
+	var line []byte
+	err := x.lines(func(path, known []byte) error { // as extraLine is encoded
+		line = appendName(append(line[:0], `{"path":`...), string(path))
+		line = append(append(line, ','), known[1:]...)
+		_, err := buffered.Write(append(line, '\n'))
+		return cmp.Or(err, ctx.Err())
+	})
+	if err != nil {
+		return err
 	}
 	if err := buffered.Flush(); err != nil {
 		return err
@@ -338,14 +336,14 @@ func (x *extras) save(ctx context.Context, w repo.RepositoryWriter, of *snapshot
 // errNoExtras: the repository lacks what the tag of a snapshot names.
 var errNoExtras = errors.New("the extended attributes and hard links of the snapshot are gone from the repository")
 
-// loadExtras reads what was saved beside a snapshot, by path; nil if nobody has looked for any, as
-// Velero does not. What most bytes of memory do not hold is left out, with a note: the files come
-// back without it.
-func loadExtras(ctx context.Context, r repo.Repository, of *snapshot.Manifest, most int, notes *notes) (map[string]extra, error) {
+// loadExtras reads what was saved beside a snapshot; nil if nobody has looked for any, as Velero
+// does not. What most bytes of memory do not hold is left out, with a note: the files come back
+// without it.
+func loadExtras(ctx context.Context, r repo.Repository, of *snapshot.Manifest, most int64, notes *notes) (*packed, error) {
 	id := of.Tags[tagExtras]
 	if id == "" {
 		if of.Tags[tagRecord] != "" {
-			return map[string]extra{}, nil // who gave it this tag had found none
+			return new(packed), nil // who gave it this tag had found none
 		}
 		return nil, nil
 	}
@@ -364,19 +362,31 @@ func loadExtras(ctx context.Context, r repo.Repository, of *snapshot.Manifest, m
 		return nil, err
 	}
 	defer content.Close()
-	all := map[string]extra{}
-	held := held{most: most}
+	all, last := new(packed), ""
 	for decoder := json.NewDecoder(bufio.NewReader(content)); ; {
-		var line extra
+		var line extraLine
 		if err := decoder.Decode(&line); errors.Is(err, io.EOF) {
-			return all, nil
+			break
 		} else if err != nil {
 			return nil, err
 		}
-		if line.Attributes, err = held.take(line.Path, line.Attributes); err != nil {
-			notes.add(line.Path, fmt.Sprintf("and what comes after it by name did not get extended attributes and hard links: those of the volume take more than %d MiB of memory", most>>20))
-			return all, nil
+		if line.Path <= last || strings.Contains(line.Path, "\x00") {
+			return nil, fmt.Errorf("%q comes after %q, which nobody writes", line.Path, last)
 		}
-		all[line.Path] = line
+		if all.bytes > most {
+			notes.add(line.Path, fmt.Sprintf("and what comes after it by name did not get extended attributes and hard links: those of the volume take more than %d MiB of memory", most>>20))
+			break
+		}
+		last = line.Path
+		known, err := json.Marshal(line.extra)
+		if err != nil {
+			return nil, err
+		}
+		if err := all.add(line.Path, known); err != nil {
+			return nil, err
+		}
 	}
+	err = all.finish()
+	all.open = nil
+	return all, err
 }

@@ -4,24 +4,29 @@
 package datapath
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
+	kopiafs "github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/maintenance"
 	"github.com/kopia/kopia/repo/manifest"
@@ -238,20 +243,12 @@ func TestAttributeWhoseNameIsNotUTF8(t *testing.T) {
 	}
 }
 
-// extrasOf returns the object with what lies beside a snapshot, of which there are no
-// lines that nobody needs.
+// extrasOf returns the object with what lies beside a snapshot.
 func extrasOf(t *testing.T, s store, id string) object.ID {
 	t.Helper()
 	r := s.client(t).Kopia()
 	man, err := snapshot.LoadSnapshot(t.Context(), r, manifest.ID(id))
 	must(t, err)
-	all, err := loadExtras(t.Context(), r, man, restoredMemory, &notes{})
-	must(t, err)
-	for path, line := range all {
-		if path == "half" || line.Link == 0 && len(line.Attributes) == 0 {
-			t.Errorf("%q has the line %v", path, line)
-		}
-	}
 	beside, err := snapshot.LoadSnapshot(t.Context(), r, manifest.ID(man.Tags[tagExtras]))
 	must(t, err)
 	return beside.RootEntry.ObjectID
@@ -381,7 +378,11 @@ func TestLinksOfAChangingFile(t *testing.T) {
 	r := s.client(t)
 	uploaded, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web}, new(Progress))
 	must(t, err)
-	uploaded.SnapshotID = addExtras(t, r, uploaded.SnapshotID, &extras{names: map[inode][]string{{1, 1}: {"a", "b", "c", "d", "no such file"}}})
+	x := newExtras(&notes{})
+	for _, name := range []string{"a", "b", "c", "d", "no such file"} {
+		must(t, x.add(name, extra{Link: 1}))
+	}
+	uploaded.SnapshotID = addExtras(t, r, uploaded.SnapshotID, x)
 
 	restored := s.restore(t, uploaded.SnapshotID, target)
 	if restored.Warnings.Count != 1 {
@@ -399,103 +400,316 @@ func TestLinksOfAChangingFile(t *testing.T) {
 	}
 }
 
-// What the extras of a volume take is counted: files with the same attributes share them, and
-// beyond the bound the volume fails.
+// collected are the lines of what was.
+func collected(t *testing.T, x *extras) (lines []string) {
+	t.Helper()
+	must(t, x.lines(func(path, known []byte) error {
+		lines = append(lines, string(path)+" "+string(known))
+		return nil
+	}))
+	return lines
+}
+
+// randomAttributes are some that nothing else has.
+func randomAttributes(random *rand.ChaCha8, bytes int) extra {
+	value := make([]byte, bytes)
+	_, _ = random.Read(value)
+	return extra{Attributes: map[string][]byte{"user.sum": value}}
+}
+
+// What the extras of a volume take is within what the limit of memory has for them: an upload of
+// more fails, and a restore leaves out what has no room, each with a message.
 func TestExtrasHaveABound(t *testing.T) {
-	dir := t.TempDir()
-	const files = 100
+	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
+	const files, size = 100, 2000
+	random := rand.NewChaCha8([32]byte{})
 	for i := range files {
-		name := fmt.Sprintf("file-%03d", i)
-		write(t, filepath.Join(dir, name), "")
-		setAttribute(t, filepath.Join(dir, name), "user.team", strings.Repeat("x", 1000))
+		name := filepath.Join(dir, fmt.Sprintf("file-%03d", i))
+		write(t, name, "")
+		setAttribute(t, name, "user.sum", string(randomAttributes(random, size).Attributes["user.sum"]))
 	}
-	folder, err := os.Open(dir)
+	r, m := s.client(t), NewMemory(1<<30)
+	ctx := WithMemory(t.Context(), m)
+	m.extras = files * size / 2
+	if _, err := Upload(ctx, r, UploadRequest{Path: dir, Source: web}, new(Progress)); !errors.Is(err, errExtras) {
+		t.Errorf("with half of the memory that they take: %v", err)
+	}
+	m.extras = 2 * files * size
+	uploaded, err := Upload(ctx, r, UploadRequest{Path: dir, Source: web}, new(Progress))
 	must(t, err)
-	defer folder.Close()
-	x := newExtras(&notes{})
-	observe := func(name string) error {
-		var stat unix.Stat_t
-		must(t, unix.Lstat(filepath.Join(dir, name), &stat))
-		return x.observe(int(folder.Fd()), name, ".", make([]byte, namesSpace), &stat)
+
+	m.extras = files * size / 2
+	restored, err := Restore(ctx, r, RestoreRequest{SnapshotID: uploaded.SnapshotID, Path: target}, new(Progress))
+	must(t, err)
+	had, got := attributesBelow(t, dir), attributesBelow(t, target)
+	if len(got) == 0 || len(got) > 3*files/4 || restored.Warnings.Count != 1 {
+		t.Fatalf("%d files have attributes, with the warnings %v", len(got), restored.Warnings)
 	}
-	var last map[string][]byte
-	for i := range files {
+	next := fmt.Sprintf(`"file-%03d" and what comes after it by name did not get`, len(got))
+	if !strings.HasPrefix(restored.Warnings.First[0], next) {
+		t.Errorf("the warning is %q, want %q", restored.Warnings.First[0], next)
+	}
+	for i := range len(got) {
 		name := fmt.Sprintf("file-%03d", i)
-		must(t, observe(name))
-		if kept := x.attributes[name]; last != nil && unsafe.SliceData(kept["user.team"]) != unsafe.SliceData(last["user.team"]) {
-			t.Fatalf("%s has attributes of its own", name)
+		if !cmp.Equal(got[name], had[name]) {
+			t.Errorf("%s has other attributes", name)
 		}
-		last = x.attributes[name]
-	}
-	if most := files*(extraMemory+len("file-000")) + 2*1000 + 2*attributeMemory; x.held.bytes > most {
-		t.Errorf("the same attributes of %d files count as %d bytes, more than %d", files, x.held.bytes, most)
-	}
-	write(t, filepath.Join(dir, "own"), "")
-	setAttribute(t, filepath.Join(dir, "own"), "user.team", "y")
-	before := x.held.bytes
-	must(t, observe("own"))
-	if got := x.held.bytes - before; got < extraMemory+attributeMemory || string(x.attributes["own"]["user.team"]) != "y" {
-		t.Errorf("attributes of one file, %q, count as %d bytes", x.attributes["own"], got)
-	}
-	x.held.bytes = extrasMemory
-	if err := observe("file-000"); !errors.Is(err, errExtras) {
-		t.Errorf("one more file than the bound: %v", err)
 	}
 }
 
-// What an upload has taken has room in a restore, in whatever order it comes: attributes that
-// many files have are shared even after many that one file has.
-func TestExtrasInAnotherOrder(t *testing.T) {
-	const files = 20_000
-	names, own := make([]string, files), func(i int) map[string][]byte {
-		return map[string][]byte{"user.sum": fmt.Appendf(nil, "%032d", i)}
+// The names that a restore has written of files with several are counted, too.
+func TestMoreLinksThanARestoreHolds(t *testing.T) {
+	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		write(t, filepath.Join(dir, name), name)
+		must(t, os.Link(filepath.Join(dir, name), filepath.Join(dir, name+" too")))
 	}
-	everybodys := map[string][]byte{"user.acl": make([]byte, 10_000)}
-	var first, last held
-	first.most, last.most = extrasMemory, extrasMemory
-	for i := range names {
-		names[i] = fmt.Sprintf("file-%05d", i)
+	r, m := s.client(t), NewMemory(1<<30)
+	uploaded, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web}, new(Progress))
+	must(t, err)
+	m.extras = 1
+	restored, err := Restore(WithMemory(t.Context(), m), r, RestoreRequest{SnapshotID: uploaded.SnapshotID, Path: target}, new(Progress))
+	must(t, err)
+	if w := restored.Warnings; w.Count != 1 || !strings.Contains(w.First[0], "files of their own") {
+		t.Errorf("the restore warns: %v", w)
 	}
-	take := func(h *held, name string, attributes map[string][]byte) {
-		t.Helper()
-		_, err := h.take(name, attributes)
+	for _, name := range []string{"a", "b", "a too", "b too"} {
+		if content, err := os.ReadFile(filepath.Join(target, name)); err != nil || string(content) != name[:1] || stat(t, target, name).Nlink != 1 {
+			t.Errorf("%s has %q, %v", name, content, err)
+		}
+	}
+}
+
+// What is collected, in whatever order, is stored once for each path as it was found last, as lines
+// of JSON in the order of paths, and is found again by its path.
+func TestExtrasAreKeptAsTheyWere(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	r := s.client(t)
+	uploaded, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web}, new(Progress))
+	must(t, err)
+	parts := []string{"a", "b", "a.b", "a!", "/", "/", "\n", "é", `"<&>\`, "\x01", "\u2028", "~", " "}
+	for seed := range 5 {
+		chacha := rand.NewChaCha8([32]byte{byte(seed)})
+		random := rand.New(chacha)
+		x, want := newExtras(&notes{}), map[string]extra{}
+		for range []int{0, 1, 10, 1000, 10_000}[seed] {
+			path := "x"
+			for range random.IntN(8) {
+				path += parts[random.IntN(len(parts))]
+			}
+			found := randomAttributes(chacha, random.IntN(40))
+			switch random.IntN(4) {
+			case 0:
+				found.Link = random.IntN(10) + 1 // as they were once
+			case 1:
+				found = extra{Link: int(random.Uint64() | 1)}
+			}
+			must(t, x.add(path, found))
+			want[path] = found
+			if random.IntN(500) == 0 {
+				must(t, x.packLocked())
+			}
+		}
+		paths := slices.Sorted(maps.Keys(want))
+		var stored bytes.Buffer
+		for _, path := range paths {
+			must(t, json.NewEncoder(&stored).Encode(extraLine{path, want[path]}))
+		}
+		id := addExtras(t, r, uploaded.SnapshotID, x)
+		man, err := snapshot.LoadSnapshot(t.Context(), r.Kopia(), manifest.ID(id))
 		must(t, err)
-	}
-	for _, name := range names {
-		take(&first, name, everybodys)
-	}
-	for i, name := range names {
-		take(&first, name, own(i))
-	}
-	for i, name := range names {
-		take(&last, name, own(i))
-	}
-	for _, name := range names {
-		take(&last, name, everybodys)
-	}
-	if last.bytes > first.bytes*3/2 {
-		t.Errorf("they take %d bytes, and %d in another order", first.bytes, last.bytes)
+		if len(want) > 0 {
+			if got := objectOf(t, s, extrasOf(t, s, id)); got != stored.String() {
+				t.Fatalf("seed %d: %d bytes are stored, want %d", seed, len(got), stored.Len())
+			}
+		} else if man.Tags[tagExtras] != "" {
+			t.Errorf("nothing is stored as %v", man.Tags)
+		}
+		man.Tags[tagRecord] = "record"
+		all, err := loadExtras(t.Context(), r.Kopia(), man, unboundedExtras, &notes{})
+		must(t, err)
+		if all.count != len(want) {
+			t.Errorf("seed %d: there are %d lines, want %d", seed, all.count, len(want))
+		}
+		t.Logf("seed %d: %d runs, %d lines, %d blocks", seed, len(x.runs), len(want), len(all.blocks))
+		in := packedReader{of: all}
+		look := func(path string) {
+			t.Helper()
+			known, line, err := in.find(path)
+			must(t, err)
+			got, err := decodeExtra(known, line)
+			must(t, err)
+			expected, is := want[path]
+			if is {
+				expected.line, _ = slices.BinarySearch(paths, path)
+				if at, err := in.path(line); err != nil || at != path {
+					t.Fatalf("seed %d: line %d is %q, %v, want %q", seed, line, at, err, path)
+				}
+			} else {
+				got.line = 0
+			}
+			if !reflect.DeepEqual(got, expected) {
+				t.Fatalf("seed %d: %q has %v, want %v", seed, path, got, expected)
+			}
+		}
+		for _, path := range paths {
+			look(path)
+			look(path)
+			look(path + "!")
+		}
+		random.Shuffle(len(paths), func(i, j int) { paths[i], paths[j] = paths[j], paths[i] })
+		shuffled := slices.Clone(paths)
+		slices.Sort(paths)
+		for _, path := range shuffled {
+			look(path)
+		}
+		look("")
+		look("~")
 	}
 }
 
-// What has more extras than a restore has memory for comes back without some of them.
-func TestMoreExtrasThanARestoreHolds(t *testing.T) {
+// Files whose order by path is not that of their folders get theirs, and so do names of one file in
+// several folders, when there is more than one block of them.
+func TestManyExtrasComeBack(t *testing.T) {
+	s, dir, target := newStore(t), t.TempDir(), t.TempDir()
+	random := rand.NewChaCha8([32]byte{})
+	for i := range 40 {
+		for j, name := range []string{"a/b", "a.b", "a!", "a/b.c", "a/c/d", "a0/b", "a/b!", "ab", "a/c.d", "z/a/b"} {
+			at := filepath.Join(dir, fmt.Sprintf("folder %02d", i), name)
+			write(t, at, fmt.Sprint(i, j))
+			setAttribute(t, at, "user.sum", string(randomAttributes(random, 300).Attributes["user.sum"]))
+			setAttribute(t, filepath.Dir(at), "user.folder", fmt.Sprint(i, j))
+			if j%3 == 0 {
+				must(t, os.Link(at, filepath.Join(filepath.Dir(at), fmt.Sprint("near ", j))))
+				must(t, os.MkdirAll(filepath.Join(dir, "far", name), 0o755))
+				must(t, os.Link(at, filepath.Join(dir, "far", name, fmt.Sprint(i))))
+			}
+		}
+	}
+	want := tree(t, dir)
+	r := s.client(t)
+	id := s.upload(t, dir, web).SnapshotID
+	man, err := snapshot.LoadSnapshot(t.Context(), r.Kopia(), manifest.ID(id))
+	must(t, err)
+	all, err := loadExtras(t.Context(), r.Kopia(), man, unboundedExtras, &notes{})
+	must(t, err)
+	if len(all.blocks) < 3 {
+		t.Fatalf("there are %d blocks", len(all.blocks))
+	}
+	if restored := s.restore(t, id, target); restored.Warnings.Count != 0 {
+		t.Errorf("the restore warns: %v", restored.Warnings)
+	}
+	expectSameTree(t, tree(t, target), want)
+	if diff := cmp.Diff(attributesBelow(t, dir), attributesBelow(t, target)); diff != "" {
+		t.Errorf("the attributes differ (-want +got):\n%s", diff)
+	}
+	// The names of each file, by the first of them.
+	names := func(in string) map[string][]string {
+		of, first := map[string][]string{}, map[uint64]string{}
+		for _, name := range slices.Sorted(maps.Keys(want)) {
+			file := stat(t, in, name)
+			if file.Mode&unix.S_IFMT != unix.S_IFREG {
+				continue
+			}
+			if first[file.Ino] == "" {
+				first[file.Ino] = name
+			}
+			of[first[file.Ino]] = append(of[first[file.Ino]], name)
+		}
+		return of
+	}
+	if diff := cmp.Diff(names(dir), names(target)); diff != "" {
+		t.Errorf("the names of files differ (-want +got):\n%s", diff)
+	}
+}
+
+// Lines that are not in the order of paths would not be found.
+func TestExtrasOutOfOrder(t *testing.T) {
 	s, dir := newStore(t), t.TempDir()
 	write(t, filepath.Join(dir, "a"), "x")
 	r := s.client(t)
 	uploaded, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: web}, new(Progress))
 	must(t, err)
-	id := addExtras(t, r, uploaded.SnapshotID, &extras{attributes: map[string]map[string][]byte{
-		"a": {"user.a": []byte("1")}, "b": {"user.a": []byte("2")}, "c": {"user.a": []byte("3")},
-	}})
-	man, err := snapshot.LoadSnapshot(t.Context(), r.Kopia(), manifest.ID(id))
-	must(t, err)
-	var told notes
-	all, err := loadExtras(t.Context(), r.Kopia(), man, 2*(extraMemory+attributeMemory+100), &told)
-	must(t, err)
-	if warnings := told.warnings(); len(all) != 2 || string(all["b"].Attributes["user.a"]) != "2" || warnings.Count != 1 || !strings.Contains(warnings.First[0], `"c" and what comes after it`) {
-		t.Errorf("there are %v, with the warnings %v", all, warnings)
+	for _, paths := range [][]string{{"b", "a"}, {"a", "a"}, {""}} {
+		x, lines := newExtras(&notes{}), ""
+		for _, path := range paths {
+			lines += fmt.Sprintf("{\"path\":%q,\"link\":1}\n", path)
+		}
+		must(t, x.add("replaced", extra{Link: 1}))
+		id := addExtras(t, r, uploaded.SnapshotID, x)
+		must(t, repo.WriteSession(t.Context(), r.Kopia(), repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+			man, err := snapshot.LoadSnapshot(ctx, w, manifest.ID(id))
+			if err != nil {
+				return err
+			}
+			beside, err := snapshot.LoadSnapshot(ctx, w, manifest.ID(man.Tags[tagExtras]))
+			if err != nil {
+				return err
+			}
+			beside.RootEntry.ObjectID = putObject(t, s, lines)
+			saved, err := snapshot.SaveSnapshot(ctx, w, beside)
+			if err != nil {
+				return err
+			}
+			man.Tags[tagExtras] = string(saved)
+			saved, err = snapshot.SaveSnapshot(ctx, w, man)
+			id = string(saved)
+			return err
+		}))
+		_, err := Restore(t.Context(), r, RestoreRequest{SnapshotID: id, Path: t.TempDir()}, new(Progress))
+		if err == nil || !strings.Contains(err.Error(), "comes after") {
+			t.Errorf("%q: %v", paths, err)
+		}
 	}
+}
+
+// storedFile is a file of a snapshot, of which no more is looked at than which content it has.
+type storedFile struct {
+	kopiafs.File
+	id object.ID
+}
+
+func (f storedFile) ObjectID() object.ID { return f.id }
+
+// What is collected of many files, and what a restore knows of their names, takes no more than is
+// counted.
+func TestMemoryOfExtras(t *testing.T) {
+	const files = 300_000
+	heap := func() int64 {
+		var stats runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&stats)
+		return int64(stats.HeapAlloc)
+	}
+	before := heap()
+	x := newExtras(&notes{})
+	x.most = leastExtras
+	list := map[string][]byte{"system.posix_acl_access": []byte(acl(1234, 6))}
+	for i := range files {
+		must(t, x.add(fmt.Sprintf("home/%d/documents/file-%d.txt", i/100, i), extra{Attributes: list, Link: i}))
+	}
+	took := heap() - before
+	t.Logf("%d KiB, of which %d are packed, in %d runs", took>>10, x.bytes>>10, len(x.runs))
+	if took > x.bytes+looseExtras {
+		t.Errorf("they take %d KiB, more than the %d KiB that are counted", took>>10, (x.bytes+looseExtras)>>10)
+	}
+	runtime.KeepAlive(x)
+
+	id, err := object.ParseID(strings.Repeat("0", 32))
+	must(t, err)
+	before = heap()
+	o := &output{extras: new(packed), most: leastExtras}
+	for i := range files {
+		if is := o.isLink("", storedFile{id: id}, extra{Link: i/2 + 1, line: i}); is != (i%2 == 1) {
+			t.Fatalf("name %d is a further one: %v", i, is)
+		}
+	}
+	took = heap() - before
+	t.Logf("%d KiB, counted as %d", took>>10, o.extras.bytes>>10)
+	if took > o.extras.bytes {
+		t.Errorf("the names take %d KiB, more than the %d KiB that are counted", took>>10, o.extras.bytes>>10)
+	}
+	runtime.KeepAlive(o)
 }
 
 // addExtras gives a snapshot extras, and returns its new id.

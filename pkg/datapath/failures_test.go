@@ -502,15 +502,15 @@ func TestOutputFails(t *testing.T) {
 	}{
 		"a folder too late":      {func() error { return o.BeginDirectory(ended, "late") }, context.Canceled},
 		"a folder in none":       {func() error { return o.BeginDirectory(ctx, "none/sub") }, os.ErrNotExist},
-		"a folder that is gone":  {func() error { return o.FinishDirectory(ctx, "none", nil) }, os.ErrNotExist},
-		"an unreadable file":     {func() error { return o.WriteFile(ctx, "new", unreadable) }, errOpen},
-		"a file in no folder":    {func() error { return o.WriteFile(ctx, "none/new", file) }, os.ErrNotExist},
-		"a file that breaks off": {func() error { return o.WriteFile(ctx, "new", file) }, errBad},
+		"a folder that is gone":  {func() error { return o.FinishDirectory("none", nil, extra{}) }, os.ErrNotExist},
+		"an unreadable file":     {func() error { return o.WriteFile(ctx, "new", unreadable, extra{}) }, errOpen},
+		"a file in no folder":    {func() error { return o.WriteFile(ctx, "none/new", file, extra{}) }, os.ErrNotExist},
+		"a file that breaks off": {func() error { return o.WriteFile(ctx, "new", file, extra{}) }, errBad},
 		"an unreadable link":     {func() error { return o.CreateSymlink(ctx, "new", unreadable) }, errOpen},
 		"a link in no folder":    {func() error { return o.CreateSymlink(ctx, "none/link", file) }, os.ErrNotExist},
 		"a link that goes":       {func() error { return o.CreateSymlink(ctx, "new", empty(entry{onOwner: remove})) }, os.ErrNotExist},
 		"a link that goes late":  {func() error { return o.CreateSymlink(ctx, "new", empty(entry{onTime: remove})) }, os.ErrNotExist},
-		"attributes":             {func() error { return o.finish(handle{-1, "file"}, "file", file) }, syscall.EBADF},
+		"attributes":             {func() error { return o.finish(handle{-1, "file"}, "file", file, extra{}) }, syscall.EBADF},
 		"what comes back at once": {func() error {
 			return o.replace("none", func() error { return &os.PathError{Op: "open", Err: os.ErrExist} })
 		}, os.ErrExist},
@@ -551,19 +551,19 @@ func TestFolderBecomesALink(t *testing.T) {
 	file := &entry{FileInfo: noFile{info}, owner: fs.OwnerInfo{UserID: 1234, GroupID: 5678}}
 	ctx, before := t.Context(), tree(t, outside)
 	for name, do := range map[string]func(o *output) error{
-		"a file":                 func(o *output) error { return o.WriteFile(ctx, "folder/new", file) },
-		"a file in the way":      func(o *output) error { return o.WriteFile(ctx, "folder/file", file) },
-		"a file beside another":  func(o *output) error { o.beside = true; return o.WriteFile(ctx, "folder/file", file) },
+		"a file":                 func(o *output) error { return o.WriteFile(ctx, "folder/new", file, extra{}) },
+		"a file in the way":      func(o *output) error { return o.WriteFile(ctx, "folder/file", file, extra{}) },
+		"a file beside another":  func(o *output) error { o.beside = true; return o.WriteFile(ctx, "folder/file", file, extra{}) },
 		"a link":                 func(o *output) error { return o.CreateSymlink(ctx, "folder/new", file) },
 		"a folder":               func(o *output) error { return o.BeginDirectory(ctx, "folder/new") },
 		"a folder that is there": func(o *output) error { return o.BeginDirectory(ctx, "folder/sub") },
 		"a folder on the way":    func(o *output) error { _, err := o.EnsureDirectory("folder/new"); return err },
-		"its attributes":         func(o *output) error { return o.FinishDirectory(ctx, "folder", file) },
-		"those of a folder":      func(o *output) error { return o.FinishDirectory(ctx, "folder/sub", file) },
-		"another name":           func(o *output) error { o.links = []link{{"file", "folder/new"}}; return o.Close(ctx) },
-		"the name of another":    func(o *output) error { o.links = []link{{"folder/file", "new"}}; return o.Close(ctx) },
+		"its attributes":         func(o *output) error { return o.FinishDirectory("folder", file, extra{}) },
+		"those of a folder":      func(o *output) error { return o.FinishDirectory("folder/sub", file, extra{}) },
+		"another name":           func(o *output) error { o.extras, o.links = linked(t, "file", "folder/new"); return o.Close(ctx) },
+		"the name of another":    func(o *output) error { o.extras, o.links = linked(t, "folder/file", "new"); return o.Close(ctx) },
 	} {
-		o := &output{root: root, progress: new(Progress), extras: map[string]extra{}}
+		o := &output{root: root, progress: new(Progress), extras: new(packed)}
 		must(t, o.BeginDirectory(ctx, "folder"))
 		must(t, os.Remove(filepath.Join(target, "folder")))
 		must(t, os.Symlink(outside, filepath.Join(target, "folder")))

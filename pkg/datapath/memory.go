@@ -14,7 +14,8 @@ const (
 	// processMemory is for the process itself: what it knows of the cluster, and the
 	// indexes of repositories.
 	processMemory = 128 << 20
-	// volumeMemory is for a volume that is moved: the packs that are being filled.
+	// volumeMemory is for a volume that is moved: the packs that are being filled, or the entries of
+	// a batch that is restored.
 	volumeMemory = 40 << 20
 	// fileMemory is for a file that is read or written: a chunk of 8 MiB as it is, packed
 	// and encrypted, and a pack of 20 MB that it has filled, or lies in.
@@ -37,6 +38,7 @@ type Memory struct {
 	Volumes int
 	files   int64
 	packs   int64
+	extras  int64
 
 	mu sync.Mutex
 	// reserved is how many turns are volumes' own, one for each that may be moved at once. When
@@ -67,6 +69,7 @@ func NewMemory(limit int64) *Memory {
 	rest := max(limit-processMemory, 0)
 	m := &Memory{Volumes: int(max(1, rest/4/volumeMemory)), files: max(1, rest/2/fileMemory), reserved: 1}
 	m.packs = rest / 4 / int64(m.Volumes)
+	m.extras = max(leastExtras, min(m.packs, volumeMemory)-looseExtras)
 	return m
 }
 
@@ -260,4 +263,21 @@ func (m *Memory) kept() int64 {
 		return packMemory
 	}
 	return min(packMemory, m.packs)
+}
+
+const (
+	// leastExtras is what the extras of a volume may take with any limit; 256 MiB have room for it.
+	leastExtras = 24 << 20
+	// unboundedExtras is what they may take without one.
+	unboundedExtras = 256 << 20
+)
+
+// keptExtras is how many bytes the extras of a volume may take, packed. While it is uploaded they are
+// in the place of the packs that a restore keeps, and while it is restored in that of those that an
+// upload fills. So nothing waits for them.
+func (m *Memory) keptExtras() int64 {
+	if m == nil {
+		return unboundedExtras
+	}
+	return m.extras
 }

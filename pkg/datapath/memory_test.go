@@ -23,15 +23,18 @@ import (
 func TestMemoryIsDivided(t *testing.T) {
 	for _, limit := range []int64{0, 64 << 20, 256 << 20, 512 << 20, 1 << 30, 10 << 30} {
 		m := NewMemory(limit)
-		if m.Volumes < 1 || m.files < 1 || m.kept() < 0 {
+		if m.Volumes < 1 || m.files < 1 || m.kept() < 0 || m.keptExtras() < leastExtras {
 			t.Errorf("%d MiB: %+v", limit>>20, m)
 		}
 		sum := int64(m.Volumes)*(volumeMemory+m.kept()) + m.files*fileMemory + processMemory
 		if limit >= 256<<20 && sum > limit {
 			t.Errorf("%d MiB: %d MiB may be taken by %+v", limit>>20, sum>>20, m)
 		}
+		if extras := m.keptExtras() + looseExtras; limit >= 256<<20 && (extras > volumeMemory || extras > m.packs) {
+			t.Errorf("%d MiB: %d MiB of extras do not fit in the place of packs: %+v", limit>>20, extras>>20, m)
+		}
 	}
-	if got := MemoryOf(t.Context()); got.kept() != packMemory || got.readers(7) != 7 {
+	if got := MemoryOf(t.Context()); got.kept() != packMemory || got.readers(7) != 7 || got.keptExtras() != unboundedExtras {
 		t.Error("without a limit there is one")
 	}
 }

@@ -5,11 +5,13 @@ package datapath
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"maps"
 	"os"
@@ -47,24 +49,43 @@ type output struct {
 	notes    notes
 	// readers are those that large files may have besides the first.
 	readers *semaphore.Weighted
-	// extras are what Kopia has no place for, by path; nil if that is not known.
-	extras map[string]extra
+	// extras are what Kopia has no place for; nil if that is not known. With the links they take
+	// most bytes at most.
+	extras *packed
+	most   int64
 
 	mu sync.Mutex
-	// written are the first names of files that have several, by their number, and links
-	// the other ones, which are made at the end.
-	written map[int][]written
+	// written are the first names of files that have several, by their number. Names whose contents
+	// were not the same when each was read are not those of one file any more: others are the first
+	// ones with another content. links are the further ones, which are made at the end.
+	written map[int]firstName
+	others  map[firstOther]int
 	links   []link
+	full    bool // there is no memory for more of them
 }
 
-// written is the first name with a content. Names whose contents were not the same when
-// each was read are not those of one file any more.
-type written struct {
-	content object.ID
-	name    string
+// firstName is the first name of a file with several: the hash of its content, and its line in
+// extras.
+type firstName struct {
+	content uint64
+	line    int
 }
 
-type link struct{ from, to string }
+type firstOther struct {
+	number  int
+	content uint64
+}
+
+// link is a further name, and the one that it is another name of, by their lines in extras.
+type link struct{ from, to uint32 }
+
+const (
+	// firstMemory and linkMemory are what a first and a further name take, with the maps or slices
+	// that grow for them.
+	firstMemory, linkMemory = 56, 20
+)
+
+var contentSeed = maphash.MakeSeed()
 
 // name is where a path of the snapshot goes: the root of both is the same.
 func name(rel string) string {
@@ -131,20 +152,20 @@ func (o *output) removeDefaults(rel string) error {
 }
 
 // FinishDirectory gives a folder its attributes, and takes from it those that it did not have.
-func (o *output) FinishDirectory(_ context.Context, rel string, dir fs.Entry) error {
+func (o *output) FinishDirectory(rel string, dir fs.Entry, had extra) error {
 	f, err := o.openFolder(name(rel))
 	if err != nil {
 		return err
 	}
-	if err := o.removeOthers(f, name(rel)); err != nil {
+	if err := o.removeOthers(f, name(rel), had); err != nil {
 		return errors.Join(err, f.close())
 	}
-	return o.finish(f, name(rel), dir)
+	return o.finish(f, name(rel), dir, had)
 }
 
 // removeOthers takes from a folder the extended attributes that the snapshot's does not have: who
 // was given access to it since the backup has that no more.
-func (o *output) removeOthers(f handle, rel string) error {
+func (o *output) removeOthers(f handle, rel string, had extra) error {
 	if o.extras == nil {
 		return nil
 	}
@@ -153,7 +174,7 @@ func (o *output) removeOthers(f handle, rel string) error {
 		return o.permitted(f.failed("read the extended attributes of", err), rel, "may have kept extended attributes")
 	}
 	for _, attribute := range slices.Sorted(maps.Keys(attributes)) {
-		if _, had := o.extras[rel].Attributes[attribute]; had {
+		if _, keeps := had.Attributes[attribute]; keeps {
 			continue
 		}
 		err := f.do("remove the attribute "+attribute+" of", func() error { return unix.Fremovexattr(f.fd, attribute) })
@@ -168,8 +189,8 @@ func (o *output) removeOthers(f handle, rel string) error {
 }
 
 // WriteFile writes a file, or notes that it is another name of one.
-func (o *output) WriteFile(ctx context.Context, rel string, file fs.File) (err error) {
-	if o.isLink(rel, file) {
+func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, had extra) (err error) {
+	if o.isLink(rel, file, had) {
 		o.progress.Add(file.Size())
 		return nil
 	}
@@ -199,7 +220,7 @@ func (o *output) WriteFile(ctx context.Context, rel string, file fs.File) (err e
 	if err := o.copy(ctx, to, from, file.Size(), file.Open); err != nil {
 		return errors.Join(fmt.Errorf("write %q: %w", rel, err), to.close())
 	}
-	if err := o.finish(to, rel, file); err != nil || at == rel {
+	if err := o.finish(to, rel, file, had); err != nil || at == rel {
 		return err
 	}
 	err = o.root.Rename(at, rel)
@@ -262,16 +283,16 @@ func (o *output) replace(rel string, create func() error) error {
 }
 
 // finish gives a file or folder its owner, mode and time, and closes it.
-func (o *output) finish(f handle, rel string, e fs.Entry) error {
-	err := o.attributes(f, rel, e)
+func (o *output) finish(f handle, rel string, e fs.Entry, had extra) error {
+	err := o.attributes(f, rel, e, had.Attributes)
 	if err == nil { // after everything else that sets the time
 		err = o.permitted(f.setTime(e.ModTime()), rel, "did not get its time")
 	}
 	return errors.Join(err, f.close())
 }
 
-func (o *output) attributes(f handle, rel string, e fs.Entry) error {
-	if err := o.setExtended(f, rel, isUsers); err != nil {
+func (o *output) attributes(f handle, rel string, e fs.Entry, extended map[string][]byte) error {
+	if err := o.setExtended(f, rel, extended, isUsers); err != nil {
 		return err
 	}
 	mode, owner := e.Mode()&fs.ModBits, e.Owner()
@@ -287,15 +308,14 @@ func (o *output) attributes(f handle, rel string, e fs.Entry) error {
 	if err := o.permitted(f.chmod(mode), rel, "did not get its mode"); err != nil {
 		return err
 	}
-	return o.setExtended(f, rel, func(attribute string) bool { return !isUsers(attribute) })
+	return o.setExtended(f, rel, extended, func(attribute string) bool { return !isUsers(attribute) })
 }
 
 // isUsers reports whether an attribute is one for which a file must be writable.
 func isUsers(attribute string) bool { return strings.HasPrefix(attribute, "user.") }
 
 // setExtended gives a file or folder those of its extended attributes that are wanted.
-func (o *output) setExtended(f handle, rel string, wanted func(attribute string) bool) error {
-	attributes := o.extras[rel].Attributes
+func (o *output) setExtended(f handle, rel string, attributes map[string][]byte, wanted func(attribute string) bool) error {
 	for _, attribute := range slices.Sorted(maps.Keys(attributes)) {
 		if !wanted(attribute) || !isKept(attribute) {
 			continue
@@ -313,57 +333,83 @@ func (o *output) setExtended(f handle, rel string, wanted func(attribute string)
 
 // isLink reports whether a file is a further name of one that is written already, or will
 // be. It becomes one at the end.
-func (o *output) isLink(rel string, file fs.File) bool {
-	number := o.extras[rel].Link
+func (o *output) isLink(rel string, file fs.File, had extra) bool {
 	stored, ok := file.(object.HasObjectID)
-	if number == 0 || !ok {
+	if had.Link == 0 || !ok {
 		return false
 	}
+	content := maphash.String(contentSeed, stored.ObjectID().String())
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	firsts := o.written[number]
-	for _, first := range firsts {
-		if first.content == stored.ObjectID() {
-			o.links = append(o.links, link{from: first.name, to: rel})
-			return true
+	if o.extras.bytes > o.most {
+		if !o.full {
+			o.full = true
+			o.notes.add(rel, fmt.Sprintf("and what is written after it are files of their own, also where they were names of one: the hard links of the volume take more than %d MiB of memory", o.most>>20))
 		}
+		return false
 	}
-	if len(firsts) > 0 {
-		o.notes.add(rel, "is a file of its own now, since it had changed when its other names were read")
+	first, several := o.written[had.Link]
+	same := several && first.content == content
+	if several && !same {
+		first.line, same = o.others[firstOther{had.Link, content}]
 	}
+	if same {
+		o.links = append(o.links, link{from: uint32(first.line), to: uint32(had.line)})
+		o.extras.bytes += linkMemory
+		return true
+	}
+	o.extras.bytes += firstMemory
 	if o.written == nil {
-		o.written = map[int][]written{}
+		o.written, o.others = map[int]firstName{}, map[firstOther]int{}
 	}
-	o.written[number] = append(firsts, written{stored.ObjectID(), rel})
+	if several {
+		o.notes.add(rel, "is a file of its own now, since it had changed when its other names were read")
+		o.others[firstOther{had.Link, content}] = had.line
+	} else {
+		o.written[had.Link] = firstName{content, had.line}
+	}
 	return false
 }
 
 // makeLinks gives files their further names, and the folders of these the times that they had
 // before.
 func (o *output) makeLinks(ctx context.Context) error {
-	times := map[string]time.Time{}
+	slices.SortFunc(o.links, func(a, b link) int { return cmp.Compare(a.to, b.to) }) // folder by folder
+	froms, tos := packedReader{of: o.extras}, packedReader{of: o.extras}
+	folder, at := "", time.Time{}
+	leave := func() error {
+		if folder == "" {
+			return nil
+		}
+		return o.permitted(o.root.Chtimes(folder, at, at), folder, "did not get its time")
+	}
 	for _, l := range o.links {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		folder := path.Dir(l.to)
-		if _, known := times[folder]; !known {
-			info, err := o.root.Stat(folder)
-			if err != nil {
-				return fmt.Errorf("make %q another name of %q: %w", l.to, l.from, err)
-			}
-			times[folder] = info.ModTime()
-		}
-		if err := o.replace(l.to, func() error { return o.root.Link(l.from, l.to) }); err != nil {
-			return fmt.Errorf("make %q another name of %q: %w", l.to, l.from, err)
-		}
-	}
-	for folder, at := range times {
-		if err := o.permitted(o.root.Chtimes(folder, at, at), folder, "did not get its time"); err != nil {
+		from, err := froms.path(int(l.from))
+		if err != nil {
 			return err
 		}
+		to, err := tos.path(int(l.to))
+		if err != nil {
+			return err
+		}
+		if in := path.Dir(to); in != folder {
+			if err := leave(); err != nil {
+				return err
+			}
+			info, err := o.root.Stat(in)
+			if err != nil {
+				return fmt.Errorf("make %q another name of %q: %w", to, from, err)
+			}
+			folder, at = in, info.ModTime()
+		}
+		if err := o.replace(to, func() error { return o.root.Link(from, to) }); err != nil {
+			return fmt.Errorf("make %q another name of %q: %w", to, from, err)
+		}
 	}
-	return nil
+	return leave()
 }
 
 // permitted turns a lack of permission into a warning. An agent without root,

@@ -45,12 +45,12 @@ func TestAttributesThatCannotBeSet(t *testing.T) {
 	} {
 		for _, name := range []string{"file", "folder"} {
 			attributes := map[string][]byte{test.attribute: []byte(test.value)}
-			o := &output{root: root, progress: new(Progress), extras: map[string]extra{name: {Attributes: attributes}}}
+			o := &output{root: root, progress: new(Progress), extras: new(packed)}
 			info, err := root.Stat(name)
 			must(t, err)
 			f, err := root.handle(name, os.O_RDONLY)
 			must(t, err)
-			err = o.finish(f, name, &entry{FileInfo: info, owner: fs.OwnerInfo{UserID: uint32(os.Geteuid()), GroupID: uint32(os.Getegid())}})
+			err = o.finish(f, name, &entry{FileInfo: info, owner: fs.OwnerInfo{UserID: uint32(os.Geteuid()), GroupID: uint32(os.Getegid())}}, extra{Attributes: attributes})
 			if !errors.Is(err, test.err) || err != nil && !strings.Contains(err.Error(), `set the attribute `+test.attribute+` of "`+name+`"`) {
 				t.Errorf("%s of a %s: %v, want %v", test.attribute, name, err, test.err)
 			}
@@ -78,16 +78,17 @@ func TestLinksThatFail(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, test := range map[string]struct {
-		ctx  context.Context
-		link link
-		err  error
+		ctx      context.Context
+		from, to string
+		err      error
 	}{
-		"of what is gone":   {t.Context(), link{"none", "new"}, os.ErrNotExist},
-		"in what is gone":   {t.Context(), link{"file", "none/new"}, os.ErrNotExist},
-		"when it is over":   {ended, link{"file", "late"}, context.Canceled},
-		"out of the volume": {t.Context(), link{"file", "../new"}, nil},
+		"of what is gone":   {t.Context(), "none", "new", os.ErrNotExist},
+		"in what is gone":   {t.Context(), "file", "none/new", os.ErrNotExist},
+		"when it is over":   {ended, "file", "late", context.Canceled},
+		"out of the volume": {t.Context(), "file", "../new", nil},
 	} {
-		o := &output{root: root, links: []link{test.link}}
+		o := &output{root: root}
+		o.extras, o.links = linked(t, test.from, test.to)
 		if err := o.Close(test.ctx); err == nil || test.err != nil && !errors.Is(err, test.err) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -95,6 +96,14 @@ func TestLinksThatFail(t *testing.T) {
 	if left, err := os.ReadDir(target); err != nil || len(left) != 1 {
 		t.Errorf("there is %v, %v", left, err)
 	}
+}
+
+// linked are the lines of two names, the second of which is to be one of the first.
+func linked(t *testing.T, from, to string) (*packed, []link) {
+	t.Helper()
+	lines := new(packed)
+	must(t, errors.Join(lines.add(from, nil), lines.add(to, nil), lines.finish()))
+	return lines, []link{{0, 1}}
 }
 
 // A default list that could not be removed is told: what is made in the folder inherits it.
@@ -108,7 +117,7 @@ func TestDefaultListThatStays(t *testing.T) {
 	setAttribute(t, target, "system.posix_acl_default", acl(4321, 7))
 	root, err := openConfined(Folder{Path: target})
 	must(t, err)
-	o := &output{root: root, extras: map[string]extra{}}
+	o := &output{root: root, extras: new(packed)}
 	asNobody(t)
 	must(t, o.BeginDirectory(t.Context(), ""))
 	if warnings := o.notes.warnings().String(); warnings != `"." has kept a default access control list` {
@@ -116,7 +125,7 @@ func TestDefaultListThatStays(t *testing.T) {
 	}
 	f, err := o.openFolder(".")
 	must(t, err)
-	must(t, o.removeOthers(f, "."))
+	must(t, o.removeOthers(f, ".", extra{}))
 	must(t, f.close())
 	if warnings := o.notes.warnings().String(); !strings.Contains(warnings, `"." has kept its attribute system.posix_acl_default`) {
 		t.Errorf("the warnings of what it did not have are %s", warnings)

@@ -83,13 +83,14 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	defer root.Close()
 	out := &output{root: root, beside: len(req.Only) > 0, snapshot: req.SnapshotID, progress: p, readers: semaphore.NewWeighted(MemoryOf(ctx).readers(partReaders))}
 	out.notes.logger = klog.FromContext(ctx)
-	switch out.extras, err = loadExtras(ctx, r.Kopia(), man, restoredMemory, &out.notes); {
+	out.most = MemoryOf(ctx).keptExtras()
+	switch out.extras, err = loadExtras(ctx, r.Kopia(), man, out.most, &out.notes); {
 	case errors.Is(err, errNoExtras):
 		out.notes.add(".", "did not get its extended attributes and hard links: they are gone from the repository")
 	case err != nil:
 		return RestoreResult{}, fmt.Errorf("read the extended attributes and hard links of snapshot %s: %w", req.SnapshotID, err)
 	}
-	walk.out = out
+	walk.out, walk.extras.of = out, out.extras
 	if err := walk.run(ctx, parts); err != nil {
 		return RestoreResult{}, fmt.Errorf("restore snapshot %s: %w", req.SnapshotID, err)
 	}
@@ -122,6 +123,9 @@ type restoration struct {
 	// left besides.
 	leaves  []leaf
 	folders []leaf
+	// extras reads those of the output, and held is how many bytes of them the leaves have.
+	extras packedReader
+	held   int
 }
 
 // leaf is an entry of the snapshot, by its path from the volume's root, which is "".
@@ -133,10 +137,28 @@ type leaf struct {
 	offset uint32
 	// small is true if its content is a small piece of the pack.
 	small bool
+	// extra is what Kopia has no place for, with the number of its line. It is looked for when the
+	// leaf is met, in the order of names, for which few blocks are unpacked.
+	extra []byte
+	line  int
 }
 
-// batchSize is how many entries are met before files are written: some 25 MB.
-const batchSize = 50_000
+const (
+	// batchSize is how many entries are met before files are written: some 25 MB. Where extras take
+	// much of a volume's memory it is less, and leastBatch at the least.
+	batchSize, leastBatch = 50_000, 10_000
+	// entryMemory is what an entry of a batch takes.
+	entryMemory = 512
+)
+
+// isFull reports whether the batch has enough entries to be written.
+func (w *restoration) isFull() bool {
+	most := batchSize
+	if w.out.extras != nil {
+		most = max(leastBatch, min(batchSize, int(volumeMemory-w.out.extras.bytes)/entryMemory))
+	}
+	return len(w.leaves)+len(w.folders) >= most || w.held >= runBytes
+}
 
 // part is what is restored of a snapshot: all, or a file or folder, with the folders that it
 // lies in, from the root on.
@@ -253,7 +275,7 @@ func (w *restoration) folder(ctx context.Context, rel string, stored *snapshot.D
 		}
 	}
 	w.folders = append(w.folders, leaf{path: rel, stored: stored})
-	if len(w.leaves)+len(w.folders) >= batchSize { // empty folders are no leaves
+	if w.isFull() { // empty folders are no leaves
 		return w.write(ctx)
 	}
 	return nil
@@ -261,7 +283,7 @@ func (w *restoration) folder(ctx context.Context, rel string, stored *snapshot.D
 
 // meet puts a file or link into the batch.
 func (w *restoration) meet(ctx context.Context, rel string, stored *snapshot.DirEntry) error {
-	if len(w.leaves)+len(w.folders) >= batchSize {
+	if w.isFull() {
 		if err := w.write(ctx); err != nil {
 			return err
 		}
@@ -273,8 +295,25 @@ func (w *restoration) meet(ctx context.Context, rel string, stored *snapshot.Dir
 			met.pack, met.offset, met.small = info.PackBlobID, info.PackOffset, info.PackedLength <= repository.SmallPiece
 		}
 	}
+	if stored.Type == snapshot.EntryTypeFile && w.extras.of != nil {
+		known, line, err := w.extras.find(rel)
+		if err != nil {
+			return err
+		}
+		met.extra, met.line = slices.Clone(known), line // else it would keep its block
+		w.held += len(known)
+	}
 	w.leaves = append(w.leaves, met)
 	return nil
+}
+
+// decodeExtra returns what a line says besides its path; nothing if there is none.
+func decodeExtra(known []byte, line int) (x extra, err error) {
+	x.line = line
+	if known != nil {
+		err = json.Unmarshal(known, &x)
+	}
+	return x, err
 }
 
 // write writes the batch.
@@ -308,7 +347,17 @@ func (w *restoration) write(ctx context.Context) error {
 		return err
 	}
 	for _, met := range w.folders {
-		if err := w.out.FinishDirectory(ctx, met.path, w.entry(met)); err != nil {
+		var had extra
+		if w.extras.of != nil {
+			known, line, err := w.extras.find(name(met.path))
+			if err != nil {
+				return err
+			}
+			if had, err = decodeExtra(known, line); err != nil {
+				return err
+			}
+		}
+		if err := w.out.FinishDirectory(met.path, w.entry(met), had); err != nil {
 			return err
 		}
 	}
@@ -317,7 +366,7 @@ func (w *restoration) write(ctx context.Context) error {
 			w.files++
 		}
 	}
-	w.leaves, w.folders = w.leaves[:0], w.folders[:0]
+	w.leaves, w.folders, w.held = w.leaves[:0], w.folders[:0], 0
 	return nil
 }
 
@@ -332,7 +381,11 @@ func (w *restoration) leaf(ctx context.Context, met leaf) error {
 			return err
 		}
 		defer done()
-		if err := w.out.WriteFile(ctx, met.path, entry); err != nil {
+		had, err := decodeExtra(met.extra, met.line)
+		if err != nil {
+			return err
+		}
+		if err := w.out.WriteFile(ctx, met.path, entry, had); err != nil {
 			return err
 		}
 		w.out.progress.AddFile()

@@ -28,8 +28,7 @@ type stored struct {
 	Stats       snapshot.Stats
 	Read        int64 // bytes of files
 	Done, Files int64 // of the progress
-	Attributes  map[string]map[string][]byte
-	Names       int // of files that have several
+	Extras      []string
 	Warnings    Warnings
 }
 
@@ -62,10 +61,7 @@ func storedAgain(t *testing.T, s store, dir string, last *snapshot.Manifest, reu
 		reused = vol.last.files.Load()
 	}
 	files, _ := p.Files()
-	got = stored{man.RootEntry, man.Stats, vol.read.Load(), p.Done(), files, vol.extras.attributes, 0, n.warnings()}
-	for _, names := range vol.extras.names {
-		got.Names += len(names)
-	}
+	got = stored{man.RootEntry, man.Stats, vol.read.Load(), p.Done(), files, collected(t, vol.extras), n.warnings()}
 	return man, got, reused
 }
 

@@ -137,6 +137,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 		return UploadResult{}, err
 	}
 	defer vol.close()
+	vol.extras.most = MemoryOf(ctx).keptExtras()
 	folder, err := vol.folder()
 	if err != nil {
 		return UploadResult{}, err
