@@ -72,7 +72,7 @@ func (d *volumeDir) DirEntryOrNil(ctx context.Context) (*snapshot.DirEntry, erro
 	}
 	defer content.Close()
 	if content.Length() > longestListing {
-		d.folders = foldersOf(content)
+		d.folders = foldersOf(ctx, content)
 		return nil, nil
 	}
 	bytes := make([]byte, content.Length())
@@ -82,7 +82,7 @@ func (d *volumeDir) DirEntryOrNil(ctx context.Context) (*snapshot.DirEntry, erro
 	listing := unsafe.String(unsafe.SliceData(bytes), len(bytes)) // nobody changes it
 	files, end, ok := cutListing(listing)
 	if !ok {
-		d.folders = foldersOf(strings.NewReader(listing))
+		d.folders = foldersOf(ctx, strings.NewReader(listing))
 		return nil, nil
 	}
 	count := len(files)
@@ -142,8 +142,13 @@ func listingEnd(summary *fs.DirectorySummary) string {
 	return string(end) + "}\n"
 }
 
-// foldersOf returns the objects of the folders in a listing, by name, as far as it can be read.
-func foldersOf(listing io.Reader) map[string]object.ID {
+// mostFolders is of how many folders in one the listings are looked for: some 15 MB. The files in
+// the folders of one with more are decided about one by one.
+var mostFolders = 100_000
+
+// foldersOf returns the objects of the folders in a listing, by name, as far as it can be read; none
+// if they are more than mostFolders.
+func foldersOf(ctx context.Context, listing io.Reader) map[string]object.ID {
 	decoder := json.NewDecoder(listing)
 	for _, want := range []json.Token{json.Delim('{'), "stream", "kopia:directory", "entries", json.Delim('[')} {
 		if token, err := decoder.Token(); err != nil || token != want {
@@ -159,6 +164,9 @@ func foldersOf(listing io.Reader) map[string]object.ID {
 		}
 		if err := decoder.Decode(&entry); err != nil || entry.Type != snapshot.EntryTypeDirectory {
 			break
+		}
+		if len(folders) == mostFolders || ctx.Err() != nil {
+			return nil
 		}
 		folders[entry.Name] = entry.ObjectID
 	}

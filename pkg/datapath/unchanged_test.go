@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -201,7 +202,7 @@ func TestListingsThatAreNotUsedAgain(t *testing.T) {
 	}
 	last, first, _ := storedAgain(t, s, dir, nil, false)
 	root := objectOf(t, s, last.RootEntry.ObjectID)
-	folder := foldersOf(strings.NewReader(root))["folder"]
+	folder := foldersOf(t.Context(), strings.NewReader(root))["folder"]
 	listing := objectOf(t, s, folder)
 	if files, _, ok := cutListing(listing); !ok || len(files) != 3 {
 		t.Fatalf("of %s there are %v", listing, files)
@@ -210,7 +211,7 @@ func TestListingsThatAreNotUsedAgain(t *testing.T) {
 		if files, end, ok := cutListing(listing[:cut]); ok && len(files) != 3 || ok && strings.HasSuffix(end, "}\n") {
 			t.Errorf("%q is a listing of %v", listing[:cut], files)
 		}
-		_ = foldersOf(strings.NewReader(listing[:cut]))
+		_ = foldersOf(t.Context(), strings.NewReader(listing[:cut]))
 	}
 
 	for name, change := range map[string]func(string) string{
@@ -243,6 +244,15 @@ func TestListingsThatAreNotUsedAgain(t *testing.T) {
 			}
 		}
 	})
+	t.Run("too many folders", func(t *testing.T) {
+		defer func(most int) { mostFolders = most }(mostFolders)
+		for most, want := range []int64{0, 3} {
+			mostFolders = most
+			if _, got, reused := storedAgain(t, s, dir, last, true); reused != want || got.Read != 0 || got.Root.ObjectID != first.Root.ObjectID {
+				t.Errorf("up to %d folders, %d files are used again, and %d bytes read", most, reused, got.Read)
+			}
+		}
+	})
 	t.Run("gone", func(t *testing.T) {
 		man, entry := *last, *last.RootEntry
 		man.RootEntry = &entry
@@ -253,6 +263,51 @@ func TestListingsThatAreNotUsedAgain(t *testing.T) {
 			t.Errorf("%d files, %v", reused, got.Root)
 		}
 	})
+}
+
+// endsAfter is a context that ends when it has been asked a number of times whether it has.
+type endsAfter struct {
+	context.Context
+	asked *int
+}
+
+func (c endsAfter) Err() error {
+	if *c.asked--; *c.asked < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// A cancellation takes effect in the middle of a folder, however many files or folders it has.
+func TestCancelledInAFolder(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	for i := range 20 {
+		write(t, filepath.Join(dir, fmt.Sprint("files/", i)), "content")
+		must(t, os.MkdirAll(filepath.Join(dir, fmt.Sprint("folders/", i)), 0o755))
+	}
+	last, _, _ := storedAgain(t, s, dir, nil, false)
+	listings := foldersOf(t.Context(), strings.NewReader(objectOf(t, s, last.RootEntry.ObjectID)))
+	files, _, ok := cutListing(objectOf(t, s, listings["files"]))
+	if !ok {
+		t.Fatal("there is no listing of files")
+	}
+	folders := objectOf(t, s, listings["folders"])
+	for after, whole := range map[int]bool{0: false, 7: false, 30: true} {
+		vol, err := openVolume(Folder{Path: dir}, &notes{})
+		must(t, err)
+		defer vol.close()
+		folder := &volumeDir{volumeEntry: volumeEntry{volume: vol}, path: "files"}
+		defer folder.Close()
+		asked := after
+		_, _, same := folder.compare(endsAfter{t.Context(), &asked}, maps.Clone(files))
+		if seen := len(folder.begun.seen); same != whole || seen != min(after, len(files)) {
+			t.Errorf("cancelled after %d files, it has looked at %d", after, seen)
+		}
+		asked = after
+		if found := foldersOf(endsAfter{t.Context(), &asked}, strings.NewReader(folders)); (found != nil) != whole || !whole && asked != -1 {
+			t.Errorf("cancelled after %d folders, it has found %d, and asked %d times more", after, len(found), -1-asked)
+		}
+	}
 }
 
 func objectOf(t *testing.T, s store, id object.ID) string {
