@@ -197,13 +197,7 @@ func newHook(pod *corev1.Pod, h hook) hook {
 func (h *hooks) allowed(ctx context.Context, namespace string, asked map[string]error) error {
 	err, known := asked[namespace]
 	if !known {
-		retry := h.retry
-		for {
-			err = h.runner.Allowed(ctx, namespace)
-			if _, told := errors.AsType[NotAllowedError](err); err == nil || told || !passing(err) || retry.Steps <= 1 || sleep(ctx, &retry) != nil {
-				break
-			}
-		}
+		err = retried(ctx, h.retry, func() error { return h.runner.Allowed(ctx, namespace) })
 		asked[namespace] = err
 	}
 	return err
