@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
 // Annotations of pods: lists of volumes, separated by commas.
@@ -81,6 +82,7 @@ func wishes(pod *corev1.Pod, byDefault bool) map[string]wish {
 func pickVolumes(pod *corev1.Pod, byDefault bool, actionOf func(*corev1.Volume) action) (picked []corev1.Volume, skipped []skippedVolume) {
 	wishes := wishes(pod, byDefault)
 	mounted, blocks := mounts(pod)
+	_, waitVolume := restorewait.In(pod)
 	for _, volume := range pod.Spec.Volumes {
 		name := volume.Name
 		wish, named := wishes[name]
@@ -98,6 +100,8 @@ func pickVolumes(pod *corev1.Pod, byDefault bool, actionOf func(*corev1.Volume) 
 			reason = "the pod's annotation " + wish.annotation + " excludes it"
 		case unsupported(&volume) != "":
 			reason, asked = unsupported(&volume), byPod
+		case name == waitVolume:
+			reason = "an earlier restore has told the pod in it what became of its volumes" // again, it would be wrong
 		case reason != "":
 		case blocks.Has(name):
 			reason, asked = "it is a block device, and only files can be read", true

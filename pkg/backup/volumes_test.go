@@ -19,6 +19,7 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
 // podWith is a running pod that mounts each of the volumes, given as NAME SOURCE.
@@ -450,6 +451,22 @@ func TestSkippedVolumesAreLogged(t *testing.T) {
 		if strings.Contains(log, "the data of volume data is not") {
 			t.Errorf("by default %t, the log has what is handed over", byDefault)
 		}
+	}
+}
+
+// What a restore has told a pod in its emptyDir is not backed up: a restore of that would tell
+// the pod that its data is complete before it is.
+func TestWhatARestoreHasToldIsNotBackedUp(t *testing.T) {
+	yes := true
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	pod := podWith("p", "", "scratch"+emptyDir, "told"+emptyDir)
+	waiter := fmt.Sprintf(`"initContainers":[{"args":[%q],"volumeMounts":[{"name":"told","mountPath":%q}]}],"containers"`, restorewait.Command, restorewait.Dir)
+	f.claims()
+	f.add("pods", strings.Replace(pod, `"containers"`, waiter, 1))
+	f.run(t)
+	log := f.text(t, format.LogKey("b"))
+	if !strings.Contains(log, "the data of volume told is not backed up: an earlier restore") || strings.Contains(log, "the data of volume scratch is not") {
+		t.Errorf("the log says:\n%s", log)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,8 +20,10 @@ const (
 	// Dir is where the container has its emptyDir.
 	Dir = "/holdfast-restore"
 
-	containerName = "holdfast-restore-wait"
-	volumeName    = "holdfast-restore"
+	// ContainerName and VolumeName begin the names of what is added to a pod.
+	ContainerName = "holdfast-restore-wait"
+	VolumeName    = "holdfast-restore"
+
 	// tokens is where every container has the token of its service account that
 	// mounts nothing else there.
 	tokens = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -31,8 +32,8 @@ const (
 )
 
 // Add has a pod that is yet to be created wait until these of its volumes are restored, for
-// so long at most, and returns the name of the emptyDir for Tell. What an earlier restore had
-// added goes. The image's entrypoint is the holdfast program.
+// so long at most, and returns the name of the emptyDir for Tell. The image's entrypoint is
+// the holdfast program.
 func Add(pod *corev1.Pod, image string, volumes []string, timeout time.Duration) (waitVolume string, err error) {
 	if len(volumes) == 0 || image == "" {
 		return "", errors.New("an image and at least one volume are needed")
@@ -43,8 +44,7 @@ func Add(pod *corev1.Pod, image string, volumes []string, timeout time.Duration)
 			return "", fmt.Errorf("the pod has no volume %q", name)
 		}
 	}
-	remove(spec)
-	waitVolume = unused(volumeName, func(name string) bool {
+	waitVolume = unused(VolumeName, func(name string) bool {
 		return slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })
 	})
 	args := []string{Command, "--timeout=" + timeout.String()}
@@ -58,7 +58,7 @@ func Add(pod *corev1.Pod, image string, volumes []string, timeout time.Duration)
 		corev1.ResourceMemory: resource.MustParse("64Mi"),
 	}
 	container := corev1.Container{
-		Name: unused(containerName, func(name string) bool {
+		Name: unused(ContainerName, func(name string) bool {
 			named := func(c corev1.Container) bool { return c.Name == name }
 			return slices.ContainsFunc(spec.InitContainers, named) || slices.ContainsFunc(spec.Containers, named)
 		}),
@@ -78,24 +78,23 @@ func Add(pod *corev1.Pod, image string, volumes []string, timeout time.Duration)
 	return waitVolume, nil
 }
 
-// remove takes away what Add has added.
-func remove(spec *corev1.PodSpec) {
-	for {
-		i := slices.IndexFunc(spec.InitContainers, func(c corev1.Container) bool {
-			return strings.HasPrefix(c.Name, containerName) && len(c.Args) > 0 && c.Args[0] == Command
-		})
-		if i < 0 {
-			return
+// In returns the container of a pod that waits for its volumes, or nil, and the emptyDir in
+// which it is told what became of them.
+func In(pod *corev1.Pod) (waiter *corev1.Container, waitVolume string) {
+	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range containers {
+			c := &containers[i]
+			if len(c.Args) == 0 || c.Args[0] != Command {
+				continue
+			}
+			for _, mount := range c.VolumeMounts {
+				if mount.MountPath == Dir {
+					return c, mount.Name
+				}
+			}
 		}
-		mounts := spec.InitContainers[i].VolumeMounts
-		spec.InitContainers = slices.Delete(slices.Clone(spec.InitContainers), i, i+1)
-		spec.Volumes = slices.DeleteFunc(slices.Clone(spec.Volumes), func(v corev1.Volume) bool {
-			mount := func(m corev1.VolumeMount) bool { return m.Name == v.Name }
-			mountedBy := func(c corev1.Container) bool { return slices.ContainsFunc(c.VolumeMounts, mount) }
-			return v.EmptyDir != nil && strings.HasPrefix(v.Name, volumeName) && slices.ContainsFunc(mounts, mount) &&
-				!slices.ContainsFunc(spec.InitContainers, mountedBy) && !slices.ContainsFunc(spec.Containers, mountedBy)
-		})
 	}
+	return nil, ""
 }
 
 // unused is a name that is not taken: the name, or one with a number.

@@ -21,13 +21,16 @@ import (
 const (
 	complete = "complete"
 	failed   = "failed: "
+	// GivenUp is the failure of a volume whose restore has ended without it.
+	GivenUp = "its restore was cancelled or has given it up: what is said of the restore says why"
 	// longest is what is read of what is said.
 	longest = 4096
 )
 
 // Tell says to a pod what became of one of its volumes: that it is complete, or why it
 // could not be restored. podsDir is the kubelet's folder of pods. A pod that is gone is
-// told nothing. An error may pass: the kubelet may not have made the emptyDir yet.
+// told nothing, and one that was told more stays at that. An error may pass: the kubelet may
+// not have made the emptyDir yet.
 func Tell(podsDir string, pod types.UID, waitVolume, volume, failure string) error {
 	for _, name := range []string{waitVolume, volume} {
 		if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
@@ -51,7 +54,7 @@ func Tell(podsDir string, pod types.UID, waitVolume, volume, failure string) err
 	if failure != "" {
 		text = failed + failure
 	}
-	if said := read(root, volume); said == text || said == complete {
+	if said := read(root, volume); said == text || said == complete || failure == GivenUp && said != "" {
 		return nil
 	}
 	if err := write(root, volume, text); err != nil {

@@ -25,7 +25,7 @@ const uid = types.UID("uid-of-web")
 func kubelet(t *testing.T) (podsDir, dir string) {
 	t.Helper()
 	podsDir = t.TempDir()
-	dir = filepath.Join(podsDir, string(uid), "volumes", "kubernetes.io~empty-dir", volumeName)
+	dir = filepath.Join(podsDir, string(uid), "volumes", "kubernetes.io~empty-dir", VolumeName)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func kubelet(t *testing.T) (podsDir, dir string) {
 
 func tell(t *testing.T, podsDir, volume, failure string) {
 	t.Helper()
-	if err := Tell(podsDir, uid, volumeName, volume, failure); err != nil {
+	if err := Tell(podsDir, uid, VolumeName, volume, failure); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -102,7 +102,8 @@ func TestWaitGivesUp(t *testing.T) {
 	}
 }
 
-// TestTell: what is said last counts, but a volume that was complete stays so.
+// TestTell: what is said last counts, but a volume that was complete stays so, and why one
+// failed stays known.
 func TestTell(t *testing.T) {
 	podsDir, dir := kubelet(t)
 	says := func(want string) {
@@ -112,8 +113,11 @@ func TestTell(t *testing.T) {
 			t.Errorf("it says %q, %v; want %q", content, err, want)
 		}
 	}
+	tell(t, podsDir, "data", GivenUp)
+	says("failed: " + GivenUp)
 	tell(t, podsDir, "data", "no")
 	tell(t, podsDir, "data", "no, again")
+	tell(t, podsDir, "data", GivenUp)
 	says("failed: no, again")
 	// One that was killed in the middle of it has left this.
 	if err := os.WriteFile(filepath.Join(dir, ".data"), []byte("com"), 0o600); err != nil {
@@ -146,16 +150,16 @@ func TestTellWhom(t *testing.T) {
 		wait, volume string
 		fails        bool
 	}{
-		"gone":                    {"another", volumeName, "data", false},
+		"gone":                    {"another", VolumeName, "data", false},
 		"not yet":                 {uid, "other", "data", true},
-		"no uid":                  {"", volumeName, "data", true},
-		"up, by the pod":          {"..", volumeName, "data", true},
-		"elsewhere, by the pod":   {"../" + uid, volumeName, "data", true},
+		"no uid":                  {"", VolumeName, "data", true},
+		"up, by the pod":          {"..", VolumeName, "data", true},
+		"elsewhere, by the pod":   {"../" + uid, VolumeName, "data", true},
 		"up, by the emptyDir":     {uid, "..", "data", true},
-		"up, by the volume":       {uid, volumeName, "..", true},
-		"deeper, by the volume":   {uid, volumeName, "a/b", true},
-		"hidden":                  {uid, volumeName, ".data", true},
-		"no volume":               {uid, volumeName, "", true},
+		"up, by the volume":       {uid, VolumeName, "..", true},
+		"deeper, by the volume":   {uid, VolumeName, "a/b", true},
+		"hidden":                  {uid, VolumeName, ".data", true},
+		"no volume":               {uid, VolumeName, "", true},
 		"another plugin's volume": {uid, "../kubernetes.io~csi", "data", true},
 	} {
 		if err := Tell(podsDir, test.pod, test.wait, test.volume, ""); (err != nil) != test.fails {
@@ -185,7 +189,7 @@ func TestTellStaysInside(t *testing.T) {
 			if err := set(filepath.Join(dir, at)); err != nil {
 				t.Fatal(err)
 			}
-			err := Tell(podsDir, uid, volumeName, "data", "")
+			err := Tell(podsDir, uid, VolumeName, "data", "")
 			content, _ := os.ReadFile(outside)
 			info, _ := os.Lstat(outside)
 			if string(content) != "of the node\n" || info.Mode() != 0o600 {

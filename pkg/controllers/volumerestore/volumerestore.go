@@ -73,7 +73,11 @@ func tell(podsDir string, record *engine.VolumeRestore) error {
 		return nil
 	}
 	failure := ""
-	if record.Status.Phase != engine.VolumePhaseCompleted {
+	switch {
+	case record.Status.Phase == engine.VolumePhaseCompleted:
+	case record.Spec.Cancel:
+		failure = restorewait.GivenUp
+	default:
 		failure = cmp.Or(record.Status.Message, "nobody knows why")
 	}
 	return restorewait.Tell(podsDir, record.Spec.Pod.UID, record.Spec.WaitVolume, record.Spec.Volume, failure)

@@ -13,6 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
 // kind does what the object's kind asks for.
@@ -22,6 +25,7 @@ func (c *change) kind(resource schema.GroupResource, began bool) {
 		c.removeLabels("kubernetes.io/metadata.name")
 		delete(c.object.Object, "spec")
 	case "pods":
+		c.removeLabels(engine.LabelRestore)
 		c.pod()
 	case "services":
 		c.service()
@@ -131,9 +135,22 @@ func (c *change) pod() {
 
 type injection struct{ containers, volumes sets.Set[string] }
 
-// injected is what a service mesh has put into a pod, and will put into it again.
+// injected is what a service mesh has put into a pod, and will put into it again, and what
+// an earlier restore has, for which it must not wait once more.
 func (c *change) injected() injection {
 	found := injection{sets.New[string](), sets.New[string]()}
+	for _, container := range list(nested(c.object.Object, "spec"), "initContainers") {
+		args, _ := container["args"].([]any)
+		if !strings.HasPrefix(text(container, "name"), restorewait.ContainerName) || len(args) == 0 || args[0] != restorewait.Command {
+			continue
+		}
+		found.containers.Insert(text(container, "name"))
+		for _, mount := range list(container, "volumeMounts") {
+			if name := text(mount, "name"); strings.HasPrefix(name, restorewait.VolumeName) && text(mount, "mountPath") == restorewait.Dir {
+				found.volumes.Insert(name)
+			}
+		}
+	}
 	annotations := c.object.GetAnnotations()
 	if status, ok := annotations["sidecar.istio.io/status"]; ok {
 		var names struct {

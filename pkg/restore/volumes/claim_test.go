@@ -333,10 +333,16 @@ func TestClaimThatCannotBe(t *testing.T) {
 		"no pods": {func(h *harness, _ *Claim) {
 			h.refuse(apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("jane may not")))
 		}, "creating the pod that holds the claim while its data is written", 0},
-		"a quota":    {func(h *harness, _ *Claim) { h.refuse(quota) }, "exceeded quota: few", startTimeout},
-		"no node":    {func(h *harness, _ *Claim) { h.kubelet = unschedulable(h) }, "it is on no node: 0/3 nodes are available", startTimeout},
-		"no agent":   {func(h *harness, _ *Claim) { h.agent = nil; h.agents.leave("node-1") }, "has had no agent for 5m0s", tries * agentTimeout},
-		"node gone":  {func(h *harness, _ *Claim) { h.agent = nil; h.agents.remove("node-1") }, "does not exist any more", 0},
+		"a quota":   {func(h *harness, _ *Claim) { h.refuse(quota) }, "exceeded quota: few", startTimeout},
+		"no node":   {func(h *harness, _ *Claim) { h.kubelet = unschedulable(h) }, "it is on no node: 0/3 nodes are available", startTimeout},
+		"no agent":  {func(h *harness, _ *Claim) { h.agent = nil; h.agents.leave("node-1") }, "has had no agent for 5m0s", tries * agentTimeout},
+		"node gone": {func(h *harness, _ *Claim) { h.agent = nil; h.agents.remove("node-1") }, "does not exist any more", 0},
+		"the agent goes away in the middle of it": {func(h *harness, _ *Claim) {
+			h.agent = func(record *engine.VolumeRestore) engine.VolumeRestoreStatus {
+				h.agents.leave("node-1")
+				return inProgress(record)
+			}
+		}, "has had no agent for 5m0s", tries * agentTimeout},
 		"it hangs":   {func(h *harness, _ *Claim) { h.agent = inProgress }, "was not restored within 1h0m0s", volumeTimeout},
 		"never done": {func(h *harness, _ *Claim) { h.agent = nil }, "has begun and ended no other one for 1h0m0s", volumeTimeout},
 		"never done, after a backup of another volume": {func(h *harness, _ *Claim) {

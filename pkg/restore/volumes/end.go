@@ -5,6 +5,7 @@ package volumes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -46,12 +47,22 @@ func (r *Restorer) End(ctx context.Context) error {
 	return nil
 }
 
-// Forget removes the records of a restore whose end is recorded.
+// Forget removes the records of a restore whose end is recorded, and has the pods told that
+// still wait for it.
 func (v *Volumes) Forget(ctx context.Context, run *engine.RestoreRun) error {
 	if err := v.records.DeleteCollection(ctx, metav1.DeleteOptions{}, ofRun(run)); err != nil {
 		return fmt.Errorf("removing the records of the restore's volumes: %w", err)
 	}
-	return nil
+	pods, err := v.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, ofRun(run))
+	if err != nil {
+		return fmt.Errorf("looking for pods that wait for the restore, which has ended: %w", err)
+	}
+	var errs []error
+	for i := range pods.Items {
+		_, err := v.giveUp(ctx, &pods.Items[i])
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 func ofRun(run *engine.RestoreRun) metav1.ListOptions {
@@ -76,8 +87,9 @@ func (r *Restorer) stopAll(ctx context.Context, selector metav1.ListOptions) (st
 }
 
 // stop tells the agent to stop a volume, and reports whether it has: when the agent says
-// so, or has been absent for so long that it works no more. One that has not begun never
-// will: it begins with a write of the record, which is gone.
+// so, or has been absent for so long that it works no more. It is told all the same: when it
+// is back it would begin anew. One that has not begun never will: it begins with a write of
+// the record, which is gone.
 func (r *Restorer) stop(ctx context.Context, record *engine.VolumeRestore) (bool, error) {
 	node := record.Spec.Node
 	var err error
@@ -91,12 +103,15 @@ func (r *Restorer) stop(ctx context.Context, record *engine.VolumeRestore) (bool
 		if err == nil || apierrors.IsNotFound(err) {
 			return true, nil
 		}
-	case r.Agents.NodeGone(node, time.Time{}), r.Agents.Absence(node, time.Time{}) >= r.AgentTimeout:
-		return true, nil
-	case !record.Spec.Cancel:
-		record = record.DeepCopy()
-		record.Spec.Cancel = true
-		_, err = r.records.Update(ctx, record, metav1.UpdateOptions{})
+	default:
+		if !record.Spec.Cancel {
+			record = record.DeepCopy()
+			record.Spec.Cancel = true
+			_, err = r.records.Update(ctx, record, metav1.UpdateOptions{})
+		}
+		if err == nil {
+			return r.Agents.NodeGone(node, time.Time{}) || r.Agents.Absence(node, time.Time{}) >= r.AgentTimeout, nil
+		}
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		err = nil // look again: it may have begun, or ended

@@ -184,26 +184,18 @@ func named(name string) metav1.ListOptions {
 
 // holds reports whether a pod is the holder of a claim, of this restore.
 func holds(pod *corev1.Pod, restore types.UID, claim string) bool {
-	return pod.Labels[engine.LabelRestore] == string(restore) && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+	return strings.HasPrefix(pod.Name, holderPrefix) && pod.Labels[engine.LabelRestore] == string(restore) && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.Name == dataVolume && v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim && !v.PersistentVolumeClaim.ReadOnly
 	})
 }
 
 // waitVolume is where a pod waits to be told of its volumes.
 func waitVolume(pod *corev1.Pod) (string, error) {
-	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for _, c := range containers {
-			if len(c.Args) == 0 || c.Args[0] != restorewait.Command {
-				continue
-			}
-			for _, mount := range c.VolumeMounts {
-				if mount.MountPath == restorewait.Dir {
-					return mount.Name, nil
-				}
-			}
-		}
+	waiter, volume := restorewait.In(pod)
+	if waiter == nil {
+		return "", fmt.Errorf("pod %s/%s has no container that waits for its volumes", pod.Namespace, pod.Name)
 	}
-	return "", fmt.Errorf("pod %s/%s has no container that waits for its volumes", pod.Namespace, pod.Name)
+	return volume, nil
 }
 
 // running returns a pod when the container that waits in it runs, or has ended.
@@ -363,7 +355,7 @@ func (r *Restorer) release(ctx context.Context, live *corev1.PersistentVolumeCla
 // holderNames are those of a claim's holders, by how often it was held: one on a node that is
 // gone may never go itself.
 func (r *Restorer) holderNames(live *corev1.PersistentVolumeClaim) []string {
-	name := holderPrefix + r.digest(string(live.UID))
+	name := holderPrefix + digest(string(r.run.UID)+"/"+string(live.UID))
 	return []string{name, name + "-2"}
 }
 

@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -23,7 +22,8 @@ import (
 )
 
 // Hold has a pod that is yet to be created wait until these of its volumes are restored,
-// which have no claim. It is created as it is then, and its data brought by Pod.
+// which have no claim. It is created as it is then, and its data brought by Pod. Its label
+// leads to it when the restore has ended without.
 func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, data []format.Volume) error {
 	image, err := r.Image(ctx)
 	if err != nil {
@@ -48,6 +48,12 @@ func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, dat
 			return err
 		}
 	}
+	labels := pod.GetLabels()
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	labels[engine.LabelRestore] = string(r.run.UID)
+	pod.SetLabels(labels)
 	return nil
 }
 
@@ -133,17 +139,11 @@ func (r *Restorer) pod(ctx context.Context, namespace, name string, data []forma
 
 // goesOn reports whether the container that waits in a pod has ended well.
 func goesOn(pod *corev1.Pod) bool {
-	waiting := sets.New[string]()
-	for _, c := range pod.Spec.InitContainers {
-		if len(c.Args) > 0 && c.Args[0] == restorewait.Command {
-			waiting.Insert(c.Name)
-		}
-	}
+	waiter, _ := restorewait.In(pod)
 	for _, status := range pod.Status.InitContainerStatuses {
-		if ended := status.State.Terminated; waiting.Has(status.Name) && (ended == nil || ended.ExitCode != 0) {
-			return false
+		if ended := status.State.Terminated; waiter != nil && status.Name == waiter.Name {
+			return ended != nil && ended.ExitCode == 0
 		}
-		waiting.Delete(status.Name)
 	}
-	return waiting.Len() == 0
+	return false
 }

@@ -313,11 +313,11 @@ func (r *Restorer) intoPod(ctx context.Context, name string, claim Claim, live *
 
 // recordName is the same for the same volume of the same restore.
 func (r *Restorer) recordName(target string) string {
-	return r.run.Name + "-" + r.digest(target)
+	return r.run.Name + "-" + digest(string(r.run.UID)+"/"+target)
 }
 
-func (r *Restorer) digest(target string) string {
-	sum := sha256.Sum256([]byte(string(r.run.UID) + "/" + target))
+func digest(target string) string {
+	sum := sha256.Sum256([]byte(target))
 	return hex.EncodeToString(sum[:8])
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,13 +19,15 @@ import (
 	"k8s.io/klog/v2"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
 // sweepInterval is how often it is looked for what restores have left behind.
 const sweepInterval = 10 * time.Minute
 
 // Run removes, until ctx ends, the holders and records of restores that have ended or were
-// removed: their End may not have been reached.
+// removed, and has the pods told that wait for these: their End may not have been reached,
+// or the pods were on no node then.
 func (v *Volumes) Run(ctx context.Context) {
 	for {
 		if err := v.sweep(ctx); err != nil && ctx.Err() == nil {
@@ -63,9 +66,19 @@ func (v *Volumes) sweep(ctx context.Context) error {
 		}
 	}
 	var errs []error
+	wanted := sets.New[string]()
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if live.Has(types.UID(pod.Labels[engine.LabelRestore])) {
+			continue
+		}
+		names, err := v.giveUp(ctx, pod)
+		wanted.Insert(names...)
+		errs = append(errs, err, v.removeHolder(ctx, pod))
+	}
 	for i := range records.Items {
 		record := &records.Items[i]
-		if live.Has(types.UID(record.Labels[engine.LabelRestore])) {
+		if wanted.Has(record.Name) || live.Has(types.UID(record.Labels[engine.LabelRestore])) {
 			continue
 		}
 		err := v.records.Delete(ctx, record.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &record.UID}})
@@ -73,12 +86,44 @@ func (v *Volumes) sweep(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("removing VolumeRestore %s: %w", record.Name, err))
 		}
 	}
-	for i := range pods.Items {
-		if !live.Has(types.UID(pods.Items[i].Labels[engine.LabelRestore])) {
-			errs = append(errs, v.removeHolder(ctx, &pods.Items[i]))
+	return errors.Join(errs...)
+}
+
+// giveUp has a pod told, if it waits for a restore that has ended, that this brings nothing
+// any more: by a record for each of its volumes, which is cancelled from the start. Its agent
+// says it when it works again, and the record is wanted for as long as the pod waits.
+func (v *Volumes) giveUp(ctx context.Context, pod *corev1.Pod) (records []string, err error) {
+	waiter, waits := restorewait.In(pod)
+	if waiter == nil || strings.HasPrefix(pod.Name, holderPrefix) || pod.Spec.NodeName == "" || pod.Status.Phase != corev1.PodPending || pod.DeletionTimestamp != nil || goesOn(pod) {
+		return nil, nil // it waits for nothing, or not yet
+	}
+	var errs []error
+	for _, volume := range pod.Spec.Volumes {
+		if !slices.Contains(waiter.Args, "--volume="+volume.Name) {
+			continue
+		}
+		record := &engine.VolumeRestore{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: "given-up-" + digest(string(pod.UID)+"/"+volume.Name),
+				Labels: map[string]string{
+					engine.LabelRestore: pod.Labels[engine.LabelRestore],
+					engine.LabelNode:    engine.NodeLabel(pod.Spec.NodeName),
+				},
+			},
+			Spec: engine.VolumeRestoreSpec{
+				Node:       pod.Spec.NodeName,
+				Pod:        engine.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+				Volume:     volume.Name,
+				WaitVolume: waits,
+				Cancel:     true,
+			},
+		}
+		records = append(records, record.Name)
+		if _, err := v.records.Create(ctx, record, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			errs = append(errs, fmt.Errorf("telling pod %s/%s that its restore has ended without its volume %s: %w", pod.Namespace, pod.Name, volume.Name, err))
 		}
 	}
-	return errors.Join(errs...)
+	return records, errors.Join(errs...)
 }
 
 // removeHolders removes the pods of a restore that hold claims.

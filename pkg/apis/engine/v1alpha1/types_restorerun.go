@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// LabelRestore names, on a VolumeRestore, the RestoreRun that it belongs to, by uid.
+	// LabelRestore names, on a VolumeRestore, the RestoreRun that it belongs to, by uid, and on
+	// a pod the one that it waits for, or has waited for.
 	LabelRestore = "engine.holdfast.io/restore-uid"
 )
 

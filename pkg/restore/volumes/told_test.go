@@ -1,0 +1,177 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumes
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+// hold creates a pod that waits for its volume.
+func (h *harness) hold(r *Restorer) {
+	h.Helper()
+	object := lone(h.T)
+	if err := r.Hold(h.Context(), object, scratch()); err != nil {
+		h.Fatal(err)
+	}
+	h.create(object)
+	settle()
+}
+
+// told fails unless the agent is to tell the pod, and nothing else is left.
+func (h *harness) told(when string) {
+	h.Helper()
+	records := h.records()
+	if len(records) != 1 {
+		h.Fatalf("%s: %d records: %+v", when, len(records), records)
+	}
+	pod, err := h.Kube.CoreV1().Pods("shop").Get(context.Background(), "lone", metav1.GetOptions{})
+	if err != nil {
+		h.Fatal(err)
+	}
+	record := records[0]
+	if record.Spec.Node != "node-1" || record.Spec.Pod != (engine.PodReference{Namespace: "shop", Name: "lone", UID: pod.UID}) ||
+		record.Spec.Volume != "scratch" || record.Spec.WaitVolume != "holdfast-restore" || !record.Spec.Cancel ||
+		record.Labels[engine.LabelNode] != "node-1" || len(record.OwnerReferences) > 0 {
+		h.Errorf("%s: the agent is told %+v", when, record)
+	}
+}
+
+func (h *harness) sweep(v *Volumes) {
+	h.Helper()
+	if err := v.sweep(context.Background()); err != nil {
+		h.Error(err)
+	}
+}
+
+// TestPodsAreTold: a pod that waits is told by its agent when its restore has ended without
+// it, however it ended, also by one that comes back later: its record stays until then.
+func TestPodsAreTold(t *testing.T) {
+	fails := func(h *harness, r *Restorer) {
+		h.Helper()
+		if err := r.Pod(h.Context(), "shop", "lone", scratch()); err == nil {
+			h.Error("its volume is complete")
+		}
+	}
+	for name, try := range map[string]func(h *harness, r *Restorer){
+		"its agent begins nothing": fails,
+		"it is cancelled before the agent begins": func(h *harness, r *Restorer) {
+			ctx, cancel := context.WithTimeout(h.Context(), time.Minute)
+			defer cancel()
+			if err := r.Pod(ctx, "shop", "lone", scratch()); err == nil || len(h.records()) != 1 {
+				h.Errorf("%v, %d records", err, len(h.records()))
+			}
+		},
+		"its agent is gone": func(h *harness, r *Restorer) {
+			h.agents.leave(h.node)
+			fails(h, r)
+		},
+		"its agent goes in the middle of it": func(h *harness, r *Restorer) {
+			h.agent = func(record *engine.VolumeRestore) engine.VolumeRestoreStatus {
+				h.agents.leave(h.node)
+				return inProgress(record)
+			}
+			fails(h, r)
+		},
+		"the agent has not said that it failed": func(h *harness, r *Restorer) {
+			h.agent = failed("no space left")
+			fails(h, r)
+			h.agent = nil
+		},
+		"nothing was asked for yet": func(*harness, *Restorer) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t)
+				h.agent = nil
+				v := h.volumes()
+				r := v.Restorer(h.run, h.Kube.CoreV1())
+				defer r.Close()
+				h.hold(r)
+				try(h, r)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				if err := r.End(ctx); err != nil {
+					t.Error(err)
+				}
+				for range 2 {
+					if err := v.Forget(t.Context(), h.run); err != nil {
+						t.Error(err)
+					}
+					h.told("at the end")
+				}
+				h.sweep(v)
+				h.told("after a sweep")
+				h.deletePod("lone")
+				h.sweep(v)
+				if left := h.records(); len(left) > 0 {
+					t.Errorf("the pod is gone, and %+v is left", left)
+				}
+			})
+		})
+	}
+}
+
+// TestPodsAreToldBySweeps: also those that come to a node when the restore has ended, and
+// those whose restore was removed. What goes on, or waits no more, is left alone.
+func TestPodsAreToldBySweeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.kubelet = func(*corev1.Pod) bool { return false }
+		h.agent = nil
+		v := h.volumes()
+		r := v.Restorer(h.run, h.Kube.CoreV1())
+		defer r.Close()
+		h.hold(r)
+		runs := h.EngineV1alpha1().RestoreRuns(system)
+		if _, err := runs.Create(t.Context(), h.run.DeepCopy(), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		none := func(when string) {
+			t.Helper()
+			h.sweep(v)
+			if records := h.records(); len(records) > 0 {
+				t.Errorf("%s: %+v", when, records)
+			}
+		}
+		pod, err := h.Kube.CoreV1().Pods("shop").Get(t.Context(), "lone", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		none("while the restore goes on")
+		if err := runs.Delete(t.Context(), h.run.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		none("while it is on no node")
+		h.start(pod)
+		h.sweep(v)
+		h.told("when it is on a node")
+		h.goOn(0)
+		none("when it waits no more")
+	})
+}
+
+// TestHolders: a pod that was held has the label of holders, and is none.
+func TestHolders(t *testing.T) {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "web", Labels: map[string]string{engine.LabelRestore: "uid-of-run"}},
+		Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: dataVolume, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "content"},
+		}}}},
+	}
+	if holds(pod, "uid-of-run", "content") {
+		t.Error("a pod that uses a claim passes for one that holds it")
+	}
+	pod.Name = holderPrefix + "1"
+	if !holds(pod, "uid-of-run", "content") {
+		t.Error("a holder does not")
+	}
+}
