@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -121,4 +123,99 @@ func TestRestoreWait(t *testing.T) {
 	if restored, here := lab.exec(t, source.namespace, source.pod, "ls -A /scratch"), lab.exec(t, "waits", "web", "ls -A /data"); here != restored {
 		t.Errorf("in its volume is %q, want %q", here, restored)
 	}
+}
+
+// TestRestoreGivenUp: a pod of a restore that is cancelled before its agent has begun is told
+// so when the agent is back, and one that was backed up after a restore waits for its own
+// data when it is restored again.
+func TestRestoreGivenUp(t *testing.T) {
+	lab.create(t, fmt.Sprintf(`apiVersion: v1
+kind: Namespace
+metadata: {name: quit}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: quit}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {kubernetes.io/hostname: %s}
+  initContainers:
+  - name: fill
+    image: holdfast.io/lab-busybox:dev
+    command: [sh, -euc, "[ -e /data/file ] || echo first >/data/file"]
+    volumeMounts: [{name: data, mountPath: /data}]
+  containers:
+  - name: web
+    image: holdfast.io/lab-busybox:dev
+    command: [sleep, "1000000"]
+    volumeMounts: [{name: data, mountPath: /data}]
+  volumes: [{name: data, emptyDir: {}}]
+`, nodes[0]))
+	lab.must(t, "wait", "--for=condition=Ready", "--timeout=120s", "-n", "quit", "pod/web")
+	mapped := func(from, to string) string {
+		return fmt.Sprintf("includedNamespaces: [%s], namespaceMapping: {%s: %s}", from, from, to)
+	}
+	restored := func(namespace string) {
+		t.Helper()
+		lab.mustShow(t, "wait", "--for=condition=Ready", "--timeout=120s", "-n", namespace, "pod/web")
+		if got := lab.exec(t, namespace, "web", "cat /data/file; ls /data | wc -l"); got != "first\n1\n" {
+			t.Errorf("in the volume of %s is %q", namespace, got)
+		}
+	}
+	step("A pod is restored, and what came of that once more")
+	lab.create(t, backup("quit", "quit"))
+	awaitEnd(t, v1alpha1.BackupPhaseCompleted, "quit")
+	awaitStored(t, "quit")
+	restoreBackup(t, "quit-1", "quit", mapped("quit", "quit-once"))
+	restored("quit-once")
+	lab.create(t, backup("quit-once", "quit-once"))
+	awaitEnd(t, v1alpha1.BackupPhaseCompleted, "quit-once")
+	awaitStored(t, "quit-once")
+	restoreBackup(t, "quit-2", "quit-once", mapped("quit-once", "quit-twice"))
+	restored("quit-twice")
+
+	step("A restore is cancelled before the agent of its node has begun")
+	agent := processes(t, podOn(t, lab.mustPods(t, "node-agent", 2), nodes[0]))
+	for _, pid := range agent {
+		signal(t, pid, syscall.SIGSTOP)
+	}
+	resume := sync.OnceFunc(func() {
+		for _, pid := range agent {
+			signal(t, pid, syscall.SIGCONT)
+		}
+	})
+	t.Cleanup(resume)
+	lab.create(t, fmt.Sprintf("apiVersion: holdfast.io/v1alpha1\nkind: Restore\nmetadata: {name: quit-3, namespace: holdfast}\nspec: {backupName: quit, %s}\n", mapped("quit", "quit-never")))
+	eventually(t, "its volume is asked for", func(ctx context.Context) error {
+		records, err := lab.engine.EngineV1alpha1().VolumeRestores(system).List(ctx, metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRestore})
+		if err == nil && len(records.Items) != 1 {
+			err = fmt.Errorf("there are %d records", len(records.Items))
+		}
+		return err
+	})
+	if out, err := lab.kubectl(t.Context(), `{"apiVersion":"holdfast.io/v1alpha1","kind":"RestoreCancellation"}`, "create", "--raw", "/apis/holdfast.io/v1alpha1/namespaces/holdfast/restores/quit-3/cancel", "-f", "-"); err != nil {
+		t.Fatal(err, out)
+	}
+	eventually(t, "it is cancelled", func(ctx context.Context) error {
+		live, err := lab.holdfast.HoldfastV1alpha1().Restores(system).Get(ctx, "quit-3", metav1.GetOptions{})
+		if err == nil && live.Status.Phase != v1alpha1.RestorePhaseCancelled {
+			err = fmt.Errorf("it is %s", live.Status.Phase)
+		}
+		return err
+	})
+	resume()
+	eventually(t, "the pod is told", func(ctx context.Context) error {
+		live, err := lab.kube.CoreV1().Pods("quit-never").Get(ctx, "web", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, status := range live.Status.InitContainerStatuses {
+			if ended := status.State.Terminated; ended != nil && ended.ExitCode == 1 && strings.Contains(ended.Message, "volume data could not be restored: "+restorewait.GivenUp) {
+				fmt.Println(ended.Message)
+				return nil
+			}
+		}
+		return fmt.Errorf("it is %+v", live.Status.InitContainerStatuses)
+	})
 }
