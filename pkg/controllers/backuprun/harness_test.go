@@ -376,7 +376,8 @@ func (h *harness) start(workers int) *Controller {
 // obey stops an upload that is cancelled, as its agent does.
 func (h *harness) obey(_, obj any) {
 	record := obj.(*enginev1alpha1.VolumeUpload)
-	if record.Spec.Cancel && !record.Status.Phase.Done() {
+	away := h.agents.NodeGone(record.Spec.Node, time.Time{}) || h.agents.Absence(record.Spec.Node, time.Time{}) > 0
+	if record.Spec.Cancel && !record.Status.Phase.Done() && !away {
 		h.tellStopped(record)
 	}
 }

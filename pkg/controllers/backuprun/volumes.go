@@ -445,9 +445,10 @@ func (c *Controller) agentGone(node string) bool {
 
 // stopUploads tells the agents to stop the uploads of a run, and reports whether all
 // have, and of which namespaces' volumes there may be snapshots. An upload has stopped
-// when its agent says so, or has been absent for so long that it works no more. One that
-// has not begun never will: it begins with a write of the record, which is gone. The other
-// records stay until the end of the run is written.
+// when its agent says so, or has been absent for so long that it works no more. That one is
+// told all the same: when it is back it would begin anew. One that has not begun never will:
+// it begins with a write of the record, which is gone. The other records stay until the end of
+// the run is written.
 func (c *Controller) stopUploads(ctx context.Context, run *enginev1alpha1.BackupRun) (namespaces sets.Set[string], stopped bool, err error) {
 	list, err := c.uploads.List(ctx, uploadsOf(run))
 	if err != nil {
@@ -478,11 +479,14 @@ func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.Volu
 		if err == nil || apierrors.IsNotFound(err) {
 			return true, nil
 		}
-	case c.agentGone(record.Spec.Node):
-		return true, nil
-	case !record.Spec.Cancel:
-		record.Spec.Cancel = true
-		_, err = c.uploads.Update(ctx, record, metav1.UpdateOptions{})
+	default:
+		if !record.Spec.Cancel {
+			record.Spec.Cancel = true
+			_, err = c.uploads.Update(ctx, record, metav1.UpdateOptions{})
+		}
+		if err == nil {
+			return c.agentGone(record.Spec.Node), nil
+		}
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		err = nil // look again: it may have begun, or ended

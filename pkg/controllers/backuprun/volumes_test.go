@@ -300,6 +300,38 @@ func TestAVolumeOverItsTimeGivesItsSlotBack(t *testing.T) {
 	})
 }
 
+// A volume whose agent went away in the middle of it is given up, and read no more when that
+// is back: it finds it cancelled.
+func TestAVolumeGivenUpIsCancelledForItsAgent(t *testing.T) {
+	for name, goes := range map[string]func(h *harness){
+		"the agent": func(h *harness) { h.agents.leave("node-1") },
+		"the node":  func(h *harness) { h.agents.remove("node-1") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				data, end := backupOf{volumes: []string{"data"}}, make(chan struct{})
+				h := newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
+					outcome, err := data.execute(ctx, run, volumes)
+					<-end // there are others
+					return outcome, err
+				}}, newRun("a", ready))
+				h.start(1)
+				h.report("data", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress})
+				goes(h)
+				time.Sleep(agentTimeout + volumeCheck)
+				if record := h.uploads()["data"]; record == nil || !record.Spec.Cancel || record.Status.Phase != enginev1alpha1.VolumePhaseInProgress {
+					t.Errorf("its agent finds %+v", record)
+				}
+				close(end)
+				synctest.Wait()
+				if len(data.results) != 1 || data.results[0].Status.Phase != enginev1alpha1.VolumePhaseFailed {
+					t.Errorf("the backup has %+v", data.results)
+				}
+			})
+		})
+	}
+}
+
 // Pitfall 21: a run that is cancelled holds its slot and its namespaces until its
 // uploads have stopped, which their agents say; what has not begun never will.
 func TestASlotIsFreeWhenTheUploadsHaveStopped(t *testing.T) {
