@@ -24,9 +24,10 @@ import (
 )
 
 const (
-	// FormatVersion is the version of the tarball's layout. Velero compares it as
-	// a string, and reads versioned folders from "1.1.0" on.
-	FormatVersion = "1.1.0"
+	// FormatVersion is the version of a backup's layout. Velero compares it as a string,
+	// and reads versioned folders from "1.1.0" on. "1.2.0" is the number that its design
+	// of the manifest gives to backups that have one.
+	FormatVersion = "1.2.0"
 	// MaxMetadataBytes is the size beyond which velero-backup.json is not read.
 	MaxMetadataBytes = 4 << 20
 

@@ -221,7 +221,7 @@ func TestEncodeBackupHasWhatVeleroNeeds(t *testing.T) {
 	}
 	status := stored.Status
 	if stored.APIVersion != "velero.io/v1" || stored.Kind != "Backup" || stored.Metadata.Name != "shop.daily" || stored.Metadata.Namespace == "" ||
-		stored.Spec.CSISnapshotTimeout != "10m0s" || status.Version != 1 || status.FormatVersion != "1.1.0" || status.Phase != "PartiallyFailed" ||
+		stored.Spec.CSISnapshotTimeout != "10m0s" || status.Version != 1 || status.FormatVersion != "1.2.0" || status.Phase != "PartiallyFailed" ||
 		status.Expiration == "" || status.StartTimestamp == "" || status.CompletionTimestamp == "" {
 		t.Errorf("stored %+v", stored)
 	}
@@ -272,6 +272,25 @@ func TestDecodeVeleroBackup(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "written-by-velero.decoded.json", indented(t, got))
+}
+
+// What was stored when the format was 1.1.0 is read, and its signature holds, as of what is stored now.
+func TestDecodeOfTheFormatBefore(t *testing.T) {
+	decode := func(name string) *holdfast.Backup {
+		data, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return decodeAt(t, data)
+	}
+	before, current := decode("velero-backup-1.1.0.json"), decode("velero-backup.json")
+	if before.Status.FormatVersion != "1.1.0" {
+		t.Errorf("decoded %q", before.Status.FormatVersion)
+	}
+	before.Status.FormatVersion = FormatVersion
+	if diff := cmp.Diff(current, before); diff != "" {
+		t.Errorf("1.1.0 differs (-current +before):\n%s", diff)
+	}
 }
 
 // change decodes the golden metadata after one change.

@@ -75,7 +75,7 @@ func TestLayout(t *testing.T) {
 	long := "resources/widgets." + strings.Repeat("g", 200) + ".example.com"
 	name := "namespaces/shop/" + strings.Repeat("n", 253) + ".json"
 	want := []string{
-		"metadata/version 1.1.0\n",
+		"metadata/version 1.2.0\n",
 		`resources/namespaces/cluster/shop.json {"n":0}`,
 		`resources/namespaces/v1-preferredversion/cluster/shop.json {"n":0}`,
 		`resources/deployments.apps/namespaces/shop/web.json {"n":1}`,

@@ -5,7 +5,7 @@
 // Velero (its pkg/archive and pkg/backup): one gzipped tar, item by item, without
 // a temporary file. Its memory depends on the largest item, not on their number.
 //
-//	metadata/version                                            first, "1.1.0\n"
+//	metadata/version                                            first, "1.2.0\n"
 //	resources/RESOURCE[.GROUP]/namespaces/NAMESPACE/NAME.json   a namespaced item
 //	resources/RESOURCE[.GROUP]/cluster/NAME.json                a cluster-scoped item
 //	resources/RESOURCE[.GROUP]/VERSION-preferredversion/...     the same item again
