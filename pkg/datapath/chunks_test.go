@@ -30,7 +30,7 @@ import (
 // uploadInParts stores a folder as Upload does, but in parts above so many bytes.
 func (s store) uploadInParts(t *testing.T, dir string, above int64) (man *snapshot.Manifest) {
 	t.Helper()
-	vol, err := openVolume(Folder{Path: dir}, &notes{})
+	vol, err := openVolume(Folder{Path: dir}, &notes{}, new(Progress))
 	must(t, err)
 	defer vol.close()
 	folder, err := vol.folder()

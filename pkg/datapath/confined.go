@@ -16,14 +16,16 @@ import (
 )
 
 // confined is a folder that is never left: not by a link either that a pod puts into it
-// while it is read or written.
+// while it is read or written. Whatever is asked of it is counted.
 type confined struct {
-	*os.Root
+	root   *os.Root
 	top    *os.File // the folder itself
 	folder Folder
+	calls  *calls
 }
 
-func openConfined(folder Folder) (*confined, error) {
+func openConfined(folder Folder, calls *calls) (*confined, error) {
+	defer calls.begin().end()
 	top, err := folder.open()
 	if err != nil {
 		return nil, fmt.Errorf("open the volume's folder: %w", err)
@@ -33,11 +35,12 @@ func openConfined(folder Folder) (*confined, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open the volume's folder: %w", err), top.Close())
 	}
-	return &confined{Root: root, top: top, folder: folder}, nil
+	return &confined{root: root, top: top, folder: folder, calls: calls}, nil
 }
 
 // stillThere fails if the folder that was opened is no longer at its path.
 func (c *confined) stillThere() error {
+	defer c.calls.begin().end()
 	opened, err := c.top.Stat()
 	if err != nil {
 		return err
@@ -54,27 +57,78 @@ func (c *confined) stillThere() error {
 	return err
 }
 
-func (c *confined) Close() error { return errors.Join(c.top.Close(), c.Root.Close()) }
+func (c *confined) Close() error { return errors.Join(c.top.Close(), c.root.Close()) }
+
+func (c *confined) Lstat(path string) (os.FileInfo, error) {
+	defer c.calls.begin().end()
+	return c.root.Lstat(path)
+}
+
+func (c *confined) Stat(path string) (os.FileInfo, error) {
+	defer c.calls.begin().end()
+	return c.root.Stat(path)
+}
+
+func (c *confined) Readlink(path string) (string, error) {
+	defer c.calls.begin().end()
+	return c.root.Readlink(path)
+}
+
+func (c *confined) Mkdir(path string, mode os.FileMode) error {
+	defer c.calls.begin().end()
+	return c.root.Mkdir(path, mode)
+}
+
+func (c *confined) Symlink(target, path string) error {
+	defer c.calls.begin().end()
+	return c.root.Symlink(target, path)
+}
+
+func (c *confined) Link(from, to string) error {
+	defer c.calls.begin().end()
+	return c.root.Link(from, to)
+}
+
+func (c *confined) Rename(from, to string) error {
+	defer c.calls.begin().end()
+	return c.root.Rename(from, to)
+}
+
+func (c *confined) Remove(path string) error {
+	defer c.calls.begin().end()
+	return c.root.Remove(path)
+}
+
+func (c *confined) Lchown(path string, user, group int) error {
+	defer c.calls.begin().end()
+	return c.root.Lchown(path, user, group)
+}
+
+func (c *confined) Chtimes(path string, accessed, modified time.Time) error {
+	defer c.calls.begin().end()
+	return c.root.Chtimes(path, accessed, modified)
+}
 
 // handle opens a file or folder, by one call of the kernel where that knows how to stay
 // inside of a folder. Where it doesn't, or there are links on the way, it is as os.Root does
 // it, folder by folder. A new file is its owner's alone.
 func (c *confined) handle(path string, flags int) (handle, error) {
+	defer c.calls.begin().end()
 	how := unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
 	if flags&unix.O_CREAT != 0 {
 		how.Mode = newFileMode
 	}
 	fd, err := unix.Openat2(int(c.top.Fd()), path, &how)
 	if err == nil {
-		return handle{fd, path}, nil
+		return handle{fd, path, c.calls}, nil
 	}
-	file, err := c.OpenFile(path, flags, newFileMode)
+	file, err := c.root.OpenFile(path, flags, newFileMode)
 	if err != nil {
 		return handle{}, err
 	}
 	defer file.Close()
 	fd, err = unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	return handle{fd, path}, err
+	return handle{fd, path, c.calls}, err
 }
 
 const newFileMode = 0o600
@@ -82,8 +136,9 @@ const newFileMode = 0o600
 // handle is a file or folder that is open. It is no os.File, which costs as much as a small
 // file does. It is closed once, when nobody uses it any more.
 type handle struct {
-	fd   int
-	path string // for errors
+	fd    int
+	path  string // for errors
+	calls *calls
 }
 
 func (h handle) failed(what string, err error) error {
@@ -96,7 +151,12 @@ func (h handle) failed(what string, err error) error {
 // do makes a call of the kernel until no signal interrupts it, as os does for its own: file
 // systems of the network and of FUSE let signals in, and the scheduler sends some.
 func (h handle) do(what string, call func() error) error {
-	return h.failed(what, again(call))
+	return h.failed(what, h.again(call))
+}
+
+func (h handle) again(call func() error) error {
+	defer h.calls.begin().end()
+	return again(call)
 }
 
 func again(call func() error) error {
@@ -166,6 +226,7 @@ func (h handle) setTime(t time.Time) error {
 
 // close is not repeated: after a signal, too, Linux has closed it.
 func (h handle) close() error {
+	defer h.calls.begin().end()
 	err := unix.Close(h.fd)
 	if errors.Is(err, unix.EINTR) {
 		return nil

@@ -20,7 +20,7 @@ func TestConfined(t *testing.T) {
 	must(t, os.Symlink("folder", filepath.Join(dir, "inside")))
 	must(t, os.Symlink(outside, filepath.Join(dir, "outside")))
 	must(t, os.Symlink(filepath.Join(outside, "made"), filepath.Join(dir, "made")))
-	c, err := openConfined(Folder{Path: dir})
+	c, err := openConfined(Folder{Path: dir}, new(calls))
 	must(t, err)
 	defer c.Close()
 	const create = os.O_WRONLY | os.O_CREATE | os.O_EXCL
@@ -75,7 +75,7 @@ func TestFolderBelowRoot(t *testing.T) {
 		{filepath.Join(root, "none"), root, "no such file"},
 		{filepath.Join(root, "none/a"), filepath.Join(root, "none"), "is it mounted into the agent's pod"},
 	} {
-		c, err := openConfined(Folder{Path: test.path, Root: test.root})
+		c, err := openConfined(Folder{Path: test.path, Root: test.root}, new(calls))
 		switch {
 		case err == nil:
 			must(t, c.Close())
@@ -87,13 +87,13 @@ func TestFolderBelowRoot(t *testing.T) {
 		}
 	}
 
-	c, err := openConfined(Folder{Path: filepath.Join(root, "a/b"), Root: root})
+	c, err := openConfined(Folder{Path: filepath.Join(root, "a/b"), Root: root}, new(calls))
 	must(t, err)
 	defer c.Close()
 	must(t, c.stillThere())
 	must(t, os.Rename(filepath.Join(root, "a"), filepath.Join(root, "moved")))
 	must(t, os.Symlink(outside, filepath.Join(root, "a")))
-	if content, err := c.ReadFile("file"); err != nil || string(content) != "of the volume" {
+	if content, err := c.root.ReadFile("file"); err != nil || string(content) != "of the volume" {
 		t.Errorf("it has %q, %v", content, err)
 	}
 	for _, target := range []string{outside, "moved"} { // the very folder, too

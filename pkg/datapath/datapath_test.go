@@ -354,7 +354,7 @@ func TestCancelRestore(t *testing.T) {
 // nobody waits for who writes to the pipe.
 func TestPipeInTheWayOfARestore(t *testing.T) {
 	target := t.TempDir()
-	root, err := openConfined(Folder{Path: target})
+	root, err := openConfined(Folder{Path: target}, new(calls))
 	must(t, err)
 	defer root.Close()
 	pipe := filepath.Join(target, "sub")

@@ -256,6 +256,12 @@ func readAttributes(folder int, name string, space []byte) (map[string][]byte, e
 	return attributes, nil
 }
 
+// attributes returns those of a folder that is open that are kept.
+func (h handle) attributes() (map[string][]byte, error) {
+	defer h.calls.begin().end()
+	return readAttributes(h.fd, ".", make([]byte, namesSpace))
+}
+
 // attributeSize is the most that Linux lets names or a value have, in bytes.
 const attributeSize = 64 << 10
 

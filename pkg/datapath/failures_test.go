@@ -137,7 +137,7 @@ func TestUploadFolderIsWholeOrFails(t *testing.T) {
 				ctx, cancel := context.WithCancel(ctx)
 				defer cancel()
 				var n notes
-				vol, err := openVolume(Folder{Path: test.dir}, &n)
+				vol, err := openVolume(Folder{Path: test.dir}, &n, new(Progress))
 				must(t, err)
 				defer vol.close()
 				folder, err := vol.folder()
@@ -183,7 +183,7 @@ func TestVanishedIsAWarning(t *testing.T) {
 	must(t, os.Symlink("stays", filepath.Join(dir, "link")))
 	newStore(t).inSession(t, func(ctx context.Context, w repo.RepositoryWriter) {
 		var n notes
-		vol, err := openVolume(Folder{Path: dir}, &n)
+		vol, err := openVolume(Folder{Path: dir}, &n, new(Progress))
 		must(t, err)
 		defer vol.close()
 		folder, err := vol.folder()
@@ -209,7 +209,7 @@ func TestVanishedIsAWarning(t *testing.T) {
 	})
 
 	// What can't be read is neither gone nor empty.
-	vol, err := openVolume(Folder{Path: dir}, &notes{})
+	vol, err := openVolume(Folder{Path: dir}, &notes{}, new(Progress))
 	must(t, err)
 	folder, err := vol.folder()
 	must(t, err)
@@ -477,7 +477,7 @@ func (noFile) Size() int64 { return 0 }
 // What could not be restored is an error, at whichever step that was.
 func TestOutputFails(t *testing.T) {
 	target := t.TempDir()
-	root, err := openConfined(Folder{Path: target})
+	root, err := openConfined(Folder{Path: target}, new(calls))
 	must(t, err)
 	defer root.Close()
 	write(t, filepath.Join(target, "file"), "content")
@@ -510,13 +510,13 @@ func TestOutputFails(t *testing.T) {
 		"a link in no folder":    {func() error { return o.CreateSymlink(ctx, "none/link", file) }, os.ErrNotExist},
 		"a link that goes":       {func() error { return o.CreateSymlink(ctx, "new", empty(entry{onOwner: remove})) }, os.ErrNotExist},
 		"a link that goes late":  {func() error { return o.CreateSymlink(ctx, "new", empty(entry{onTime: remove})) }, os.ErrNotExist},
-		"attributes":             {func() error { return o.finish(handle{-1, "file"}, "file", file, extra{}) }, syscall.EBADF},
+		"attributes":             {func() error { return o.finish(handle{-1, "file", new(calls)}, "file", file, extra{}) }, syscall.EBADF},
 		"what comes back at once": {func() error {
 			return o.replace("none", func() error { return &os.PathError{Op: "open", Err: os.ErrExist} })
 		}, os.ErrExist},
 		"what is no lack of permission": {func() error { return o.permitted(errBad, "file", "is bad") }, errBad},
 		"the disk": {func() error {
-			other, err := openConfined(Folder{Path: target})
+			other, err := openConfined(Folder{Path: target}, new(calls))
 			must(t, err)
 			must(t, other.Close())
 			return (&output{root: other}).Close(ctx)
@@ -539,7 +539,7 @@ func TestOutputFails(t *testing.T) {
 // volume.
 func TestFolderBecomesALink(t *testing.T) {
 	target, outside := t.TempDir(), t.TempDir()
-	root, err := openConfined(Folder{Path: target})
+	root, err := openConfined(Folder{Path: target}, new(calls))
 	must(t, err)
 	defer root.Close()
 	write(t, filepath.Join(target, "file"), "")
@@ -635,7 +635,7 @@ func TestMeasureLater(t *testing.T) {
 		"a volume that went away": {func(vol *volume) { vol.close() }, measureAfter + time.Millisecond, 0},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			vol, err := openVolume(Folder{Path: dir}, &notes{})
+			vol, err := openVolume(Folder{Path: dir}, &notes{}, new(Progress))
 			must(t, err)
 			defer vol.close()
 			test.prepare(vol)

@@ -29,7 +29,7 @@ func TestVolumeInUse(t *testing.T) {
 	write(t, secret, "of the node")
 
 	var n notes
-	vol, err := openVolume(Folder{Path: dir}, &n)
+	vol, err := openVolume(Folder{Path: dir}, &n, new(Progress))
 	must(t, err)
 	defer vol.close()
 	root, err := vol.folder()

@@ -36,7 +36,7 @@ func TestObjectsOfListing(t *testing.T) {
 	for i := range files {
 		write(t, filepath.Join(dir, fmt.Sprintf("folder-%d/file-%d", i%2, i)), "x")
 	}
-	vol, err := openVolume(Folder{Path: dir}, &notes{})
+	vol, err := openVolume(Folder{Path: dir}, &notes{}, new(Progress))
 	must(t, err)
 	defer vol.close()
 	root, err := vol.folder()
@@ -61,7 +61,7 @@ func TestObjectsOfListing(t *testing.T) {
 
 // Some file systems number files by 0, and list them all the same.
 func TestFilesNumberedByZero(t *testing.T) {
-	vol, err := openVolume(Folder{Path: t.TempDir()}, new(notes))
+	vol, err := openVolume(Folder{Path: t.TempDir()}, new(notes), new(Progress))
 	must(t, err)
 	defer vol.close()
 	root, err := vol.folder()
@@ -97,7 +97,7 @@ func TestListing(t *testing.T) {
 	must(t, os.Chtimes(filepath.Join(dir, "tool"), long, long))
 
 	var n notes
-	vol, err := openVolume(Folder{Path: dir}, &n)
+	vol, err := openVolume(Folder{Path: dir}, &n, new(Progress))
 	must(t, err)
 	defer vol.close()
 	root, err := vol.folder()

@@ -144,7 +144,7 @@ func (o *output) removeDefaults(rel string) error {
 		return err
 	}
 	defer folder.close()
-	err = unix.Fremovexattr(folder.fd, "system.posix_acl_default")
+	err = folder.again(func() error { return unix.Fremovexattr(folder.fd, "system.posix_acl_default") })
 	if errors.Is(err, unix.ENODATA) || errors.Is(err, unix.ENOTSUP) {
 		return nil
 	}
@@ -169,7 +169,7 @@ func (o *output) removeOthers(f handle, rel string, had extra) error {
 	if o.extras == nil {
 		return nil
 	}
-	attributes, err := readAttributes(f.fd, ".", make([]byte, namesSpace))
+	attributes, err := f.attributes()
 	if err != nil {
 		return o.permitted(f.failed("read the extended attributes of", err), rel, "may have kept extended attributes")
 	}
@@ -259,7 +259,9 @@ func (o *output) CreateSymlink(ctx context.Context, rel string, link fs.Symlink)
 	}
 	defer parent.close()
 	mtime := unix.NsecToTimespec(link.ModTime().UnixNano())
-	err = unix.UtimesNanoAt(parent.fd, path.Base(rel), []unix.Timespec{mtime, mtime}, unix.AT_SYMLINK_NOFOLLOW)
+	err = parent.again(func() error {
+		return unix.UtimesNanoAt(parent.fd, path.Base(rel), []unix.Timespec{mtime, mtime}, unix.AT_SYMLINK_NOFOLLOW)
+	})
 	return o.permitted(err, rel, "did not get its time")
 }
 
@@ -320,7 +322,7 @@ func (o *output) setExtended(f handle, rel string, attributes map[string][]byte,
 		if !wanted(attribute) || !isKept(attribute) {
 			continue
 		}
-		err := unix.Fsetxattr(f.fd, attribute, attributes[attribute], 0)
+		err := f.again(func() error { return unix.Fsetxattr(f.fd, attribute, attributes[attribute], 0) })
 		if errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.EINVAL) {
 			err = os.ErrPermission // this file system has no such attribute
 		}
@@ -433,7 +435,7 @@ func (o *output) Close(ctx context.Context) error {
 		return err
 	}
 	defer f.close()
-	if err := unix.Syncfs(f.fd); err != nil {
+	if err := f.sync(); err != nil {
 		return fmt.Errorf("write the volume to its disk: %w", err)
 	}
 	return nil

@@ -24,7 +24,7 @@ import (
 // one that could not be set for another reason is an error.
 func TestAttributesThatCannotBeSet(t *testing.T) {
 	target := t.TempDir()
-	root, err := openConfined(Folder{Path: target})
+	root, err := openConfined(Folder{Path: target}, new(calls))
 	must(t, err)
 	defer root.Close()
 	write(t, filepath.Join(target, "file"), "content")
@@ -71,7 +71,7 @@ func TestAttributesThatCannotBeSet(t *testing.T) {
 // Names that could not be made are errors.
 func TestLinksThatFail(t *testing.T) {
 	target := t.TempDir()
-	root, err := openConfined(Folder{Path: target})
+	root, err := openConfined(Folder{Path: target}, new(calls))
 	must(t, err)
 	defer root.Close()
 	write(t, filepath.Join(target, "file"), "content")
@@ -115,7 +115,7 @@ func TestDefaultListThatStays(t *testing.T) {
 	must(t, os.Chmod(filepath.Dir(target), 0o755))
 	must(t, os.Chmod(target, 0o755))
 	setAttribute(t, target, "system.posix_acl_default", acl(4321, 7))
-	root, err := openConfined(Folder{Path: target})
+	root, err := openConfined(Folder{Path: target}, new(calls))
 	must(t, err)
 	o := &output{root: root, extras: new(packed)}
 	asNobody(t)
@@ -147,7 +147,7 @@ func TestCopyInParts(t *testing.T) {
 		must(t, err)
 	}
 	must(t, disk.Close())
-	vol, err := openVolume(Folder{Path: dir}, &notes{})
+	vol, err := openVolume(Folder{Path: dir}, &notes{}, new(Progress))
 	must(t, err)
 	defer vol.close()
 	folder, err := vol.folder()
@@ -230,7 +230,7 @@ func TestNothingStaysOpen(t *testing.T) {
 	expectNothingOpen(t, "a restore that failed", full)
 
 	// A pipe in the place of a file that was listed.
-	vol, err := openVolume(Folder{Path: dir}, &notes{})
+	vol, err := openVolume(Folder{Path: dir}, &notes{}, new(Progress))
 	must(t, err)
 	folder, err := vol.folder()
 	must(t, err)

@@ -12,11 +12,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Progress counts the bytes and files of one upload or restore. Its zero value is ready;
+// Progress counts the bytes and files of one upload or restore, and what it asks of the kernel. Its zero value is ready;
 // it may be read at any time.
 type Progress struct {
 	done, total           atomic.Int64
 	filesDone, totalFiles atomic.Int64
+	calls                 calls
 	// all counts what a manager's work has moved; nil outside of a manager.
 	all *atomic.Int64
 }

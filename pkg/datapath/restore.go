@@ -76,7 +76,7 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	bytes, files := sizeOf(parts)
 	p.SetTotal(bytes, files)
 
-	root, err := openConfined(Folder{req.Path, req.Root})
+	root, err := openConfined(Folder{req.Path, req.Root}, &p.calls)
 	if err != nil {
 		return RestoreResult{}, err
 	}

@@ -43,7 +43,7 @@ func TestCheckpointKeepsWhatIsStored(t *testing.T) {
 			KeepLatest: &keep, KeepHourly: &none, KeepDaily: &none, KeepWeekly: &none, KeepMonthly: &none, KeepAnnual: &none,
 		}})
 	}))
-	vol, err := openVolume(Folder{Path: endless(t)}, &notes{})
+	vol, err := openVolume(Folder{Path: endless(t)}, &notes{}, new(Progress))
 	must(t, err)
 	defer vol.close()
 	folder, err := vol.folder()

@@ -203,7 +203,7 @@ func (d *volumeDir) compare(ctx context.Context, files map[string]string) (summa
 			return nil, 0, false
 		}
 		delete(files, entry)
-		if err := d.volume.extras.observe(it.fd, name, d.path, it.space.names[:], &stat); err != nil {
+		if err := d.volume.observe(it.handle, name, d.path, it.space.names[:], &stat); err != nil {
 			it.failure = err
 			return nil, 0, false
 		}

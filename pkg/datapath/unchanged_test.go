@@ -39,7 +39,7 @@ type stored struct {
 func storedAgain(t *testing.T, s store, dir string, last *snapshot.Manifest, reuse bool) (_ *snapshot.Manifest, got stored, reused int64) {
 	t.Helper()
 	var n notes
-	vol, err := openVolume(Folder{Path: dir}, &n)
+	vol, err := openVolume(Folder{Path: dir}, &n, new(Progress))
 	must(t, err)
 	defer vol.close()
 	folder, err := vol.folder()
@@ -293,7 +293,7 @@ func TestCancelledInAFolder(t *testing.T) {
 	}
 	folders := objectOf(t, s, listings["folders"])
 	for after, whole := range map[int]bool{0: false, 7: false, 30: true} {
-		vol, err := openVolume(Folder{Path: dir}, &notes{})
+		vol, err := openVolume(Folder{Path: dir}, &notes{}, new(Progress))
 		must(t, err)
 		defer vol.close()
 		folder := &volumeDir{volumeEntry: volumeEntry{volume: vol}, path: "files"}

@@ -132,7 +132,7 @@ const measureAfter = 15 * time.Second
 func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p *Progress) (_ UploadResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	notes := notes{logger: klog.FromContext(ctx)}
-	vol, err := openVolume(Folder{req.Path, req.Root}, &notes)
+	vol, err := openVolume(Folder{req.Path, req.Root}, &notes, p)
 	if err != nil {
 		return UploadResult{}, err
 	}

@@ -38,8 +38,8 @@ type volume struct {
 	read   atomic.Int64  // bytes of files
 }
 
-func openVolume(folder Folder, notes *notes) (*volume, error) {
-	root, err := openConfined(folder)
+func openVolume(folder Folder, notes *notes, p *Progress) (*volume, error) {
+	root, err := openConfined(folder, &p.calls)
 	if err != nil {
 		return nil, err
 	}
@@ -51,16 +51,22 @@ func (v *volume) close() { _ = v.root.Close() }
 
 // folder returns the volume's root.
 func (v *volume) folder() (*volumeDir, error) {
-	var stat unix.Stat_t
-	err := again(func() error { return unix.Fstat(int(v.root.top.Fd()), &stat) })
+	top := handle{int(v.root.top.Fd()), ".", v.root.calls}
+	stat, err := top.stat()
 	if err != nil {
 		return nil, fmt.Errorf("read the volume's folder: %w", err)
 	}
 	root := &volumeDir{volumeEntry: newVolumeEntry(v, nil, ".", &stat), path: "."}
-	if err := v.extras.observe(int(v.root.top.Fd()), ".", root.path, make([]byte, namesSpace), &stat); err != nil {
+	if err := v.observe(top, ".", root.path, make([]byte, namesSpace), &stat); err != nil {
 		return nil, err
 	}
 	return root, nil
+}
+
+// observe takes note of a file or folder, by its name in a folder that is open.
+func (v *volume) observe(folder handle, name, in string, space []byte, stat *unix.Stat_t) error {
+	defer v.root.calls.begin().end()
+	return v.extras.observe(folder.fd, name, in, space, stat)
 }
 
 // stillThere fails if the volume has gone: what was read of it is then what its removal
@@ -287,7 +293,7 @@ func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
 		if e == nil {
 			continue
 		}
-		if err := it.dir.volume.extras.observe(it.fd, name, it.dir.path, it.space.names[:], &stat); err != nil {
+		if err := it.dir.volume.observe(it.handle, name, it.dir.path, it.space.names[:], &stat); err != nil {
 			return nil, err
 		}
 		return e, nil
@@ -306,7 +312,7 @@ func (it *volumeIterator) listed() (name string, stat unix.Stat_t, err error) {
 		if name, err = it.name(); err != nil || name == "" {
 			return "", stat, err
 		}
-		err = again(func() error { return unix.Fstatat(it.fd, name, &stat, unix.AT_SYMLINK_NOFOLLOW) })
+		err = it.again(func() error { return unix.Fstatat(it.fd, name, &stat, unix.AT_SYMLINK_NOFOLLOW) })
 		if err == nil {
 			return name, stat, nil
 		}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -93,23 +94,35 @@ func TestMountThatHangs(t *testing.T) {
 	}
 }
 
-// TestMountThatAnswers: what takes long has not failed while the mount answers.
-func TestMountThatAnswers(t *testing.T) {
+// TestReadsThatHang: so does work whose reads never return, while the file system answers all
+// else, as those of a disk do.
+func TestReadsThatHang(t *testing.T) {
 	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 	h := newHarness(t, fake)
 	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
 	h.volume("data")
-	end := make(chan struct{})
-	h.startMove(func(ctx context.Context, _ *datapath.Progress) (result, error) {
-		<-end
+	h.volume("other")
+	moving, answer := make(chan struct{}), make(chan struct{})
+	var later atomic.Bool
+	h.startMove(func(ctx context.Context, p *datapath.Progress) (result, error) {
+		if !later.Swap(true) {
+			close(moving)
+			p.Call(func() { <-answer })
+		}
 		return result{}, ctx.Err()
 	})
-	h.create(h.backup("long", "1", "data"))
-	h.expect("long", engine.VolumePhaseInProgress)
-	for range 12 {
+	h.create(h.backup("hangs", "1", "data"))
+	<-moving
+	h.create(h.backup("waits", "2", "other"))
+	h.eventually(func() bool {
 		fake.Step(30 * time.Second)
-		time.Sleep(100 * time.Millisecond)
+		return h.get("hangs").Status.Phase == engine.VolumePhaseFailed
+	}, func() string { return "it has not failed" })
+	if got := h.get("hangs").Status.Message; !strings.Contains(got, "the mount of the volume on node node-1 has not answered for 5m0s") {
+		t.Errorf("the message is %q", got)
 	}
-	close(end)
-	h.expect("long", engine.VolumePhaseCompleted)
+	h.expect("waits", engine.VolumePhaseCompleted)
+	h.create(h.backup("again", "3", "data"))
+	h.expect("again", engine.VolumePhaseFailed)
+	close(answer)
 }

@@ -13,8 +13,8 @@
 //   - Deleting a record ends its work. What it stores after that, it takes back.
 //   - Cancelling a record ends its work too, and the record is done when the work has
 //     stopped.
-//   - Work on a volume whose mount has not answered for mountTimeout has failed, and gives
-//     its slot back. So does work that was told to stop and does not, after hungAfter. Until
+//   - Work on a volume of which nothing that was asked has been answered for mountTimeout has
+//     failed, and gives its slot back. So does work that was told to stop and does not, after hungAfter. Until
 //     it returns, the same volume is not tried again.
 //   - A record costs two writes, and further ones while its work makes progress: the first
 //     after a second, then less and less often, up to one in ten seconds. Where nothing

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -33,8 +32,8 @@ const (
 	progressMost  = 10 * time.Second
 	// hungAfter is how long work may take to stop. It is more than undoTimeout.
 	hungAfter = liveness.HungAfter
-	// mountTimeout is for how long the mount of a volume may not answer: servers of files are
-	// restarted, too. It is asked every mountInterval.
+	// mountTimeout is for how long no call of the kernel about the files of a volume may return:
+	// servers of files are restarted, too. That is looked at every mountInterval.
 	mountTimeout  = 5 * time.Minute
 	mountInterval = 30 * time.Second
 	// undoTimeout is how long the cluster and the store may take to take work back.
@@ -125,22 +124,17 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 	interval := progressFirst
 	next := c.Clock.NewTimer(interval)
 	defer next.Stop()
-	found := make(chan string, 1)
 	working, stop := context.WithCancel(ctx)
 	defer stop()
-	go func(record T) { done <- c.move(working, w.asked, record, progress, found) }(record) // as it is now
+	go func(record T) { done <- c.move(working, w.asked, record, progress) }(record) // as it is now
 	stopping, hung := ctx.Done(), (<-chan time.Time)(nil)
-	mount := mount{asked: true, answers: make(chan struct{}, 1)} // for its folder
+	mount := mount{calls: progress.Calls}
 	look := c.Clock.NewTicker(mountInterval)
 	defer look.Stop()
 	for {
 		select {
-		case mount.folder = <-found:
-			mount.asked = false
-		case <-mount.answers:
-			mount.asked = false
 		case <-look.C():
-			if mount.ask() {
+			if !mount.hangs() {
 				continue
 			}
 			stop()
@@ -171,27 +165,25 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 
 // mount is that of the volume that is worked on.
 type mount struct {
-	folder string // of the volume, once it is found
-	// asked is true while there is no answer, and silent for how long, as it was seen: a process
-	// that was paused has not waited meanwhile.
-	asked   bool
+	calls func() (waiting bool, answers int64) // of the work's progress
+	// waiting and answers as they were seen last, and silent for how long there was none, as it
+	// was seen: a process that was paused has not waited meanwhile.
+	waiting bool
+	answers int64
 	silent  time.Duration
-	answers chan struct{}
 }
 
-// ask asks the mount whether it answers, unless it has not answered yet. It returns false
-// if that takes too long.
-func (m *mount) ask() bool {
-	if m.asked {
+// hangs reports whether the work has waited too long for an answer. That is so too where a file
+// hangs, and its mount answers: other files of the volume are gone on with until all wait.
+func (m *mount) hangs() bool {
+	waiting, answers := m.calls()
+	if m.waiting && answers == m.answers { // so that call has not returned
 		m.silent += mountInterval
-		return m.silent < mountTimeout
+	} else {
+		m.silent = 0
 	}
-	m.asked, m.silent = true, 0
-	go func(folder string) {
-		_ = unix.Statfs(folder, new(unix.Statfs_t)) // not from a cache; an error is an answer
-		m.answers <- struct{}{}
-	}(m.folder)
-	return true
+	m.waiting, m.answers = waiting, answers
+	return m.silent >= mountTimeout
 }
 
 // end leaves the outcome to sync, which repeats a write that fails.
@@ -218,8 +210,8 @@ func (c *Controller[T]) writeOutcome(ctx context.Context, latest T, w *work[T]) 
 }
 
 // move moves the data, and returns what to write about it.
-func (c *Controller[T]) move(ctx context.Context, asked time.Time, record T, p *datapath.Progress, found chan<- string) func(T) {
-	result, err := c.try(ctx, asked, record, p, found)
+func (c *Controller[T]) move(ctx context.Context, asked time.Time, record T, p *datapath.Progress) func(T) {
+	result, err := c.try(ctx, asked, record, p)
 	if err != nil && ctx.Err() != nil {
 		err = errCancelled // whatever that broke
 	}
@@ -239,13 +231,13 @@ func (c *Controller[T]) move(ctx context.Context, asked time.Time, record T, p *
 	}
 }
 
-func (c *Controller[T]) try(ctx context.Context, asked time.Time, record T, p *datapath.Progress, found chan<- string) (result Result[T], err error) {
+func (c *Controller[T]) try(ctx context.Context, asked time.Time, record T, p *datapath.Progress) (result Result[T], err error) {
 	target := c.kind.Target(record)
-	folder, err := c.folder(target)
+	var folder datapath.Folder
+	p.Call(func() { folder, err = c.folder(target) })
 	if err != nil {
 		return result, err
 	}
-	found <- folder.Path
 	secrets := func(ctx context.Context) ([]corev1.Secret, error) {
 		return c.Secrets(ctx, c.kind.Resource, record.GetName())
 	}

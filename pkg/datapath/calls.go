@@ -1,0 +1,86 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// calls are those of the kernel about the files of a volume. On a disk or a server that hangs
+// they never return, and nothing ends them: it can only be noticed. To ask the file system how
+// it is does not help, since many answer that from memory.
+type calls struct {
+	begun, returned atomic.Int64
+	// syncing is the device to which all of a file system is being written; 0 for none.
+	syncing atomic.Uint64
+}
+
+// begin counts a call, and end that it has returned. Nothing that waits for a store, or for
+// other work, may come between.
+func (c *calls) begin() *calls {
+	c.begun.Add(1)
+	return c
+}
+
+func (c *calls) end() { c.returned.Add(1) }
+
+// Call counts do among the calls of the kernel about the files of the volume.
+func (p *Progress) Call(do func()) {
+	defer p.calls.begin().end()
+	do()
+}
+
+// Calls reports whether a call of the kernel about the files of the volume has not returned yet,
+// and a number that is another one after each that has. Where it has stayed the same between
+// two moments in both of which one had not returned, none has meanwhile.
+func (p *Progress) Calls() (waiting bool, answers int64) {
+	answers = p.calls.returned.Load()
+	waiting = p.calls.begun.Load() > answers
+	if device := p.calls.syncing.Load(); device != 0 {
+		done, _ := completed(device)
+		answers += done
+	}
+	return waiting, answers
+}
+
+// devices is where the kernel tells of block devices.
+var devices = "/sys/dev/block"
+
+// completed is how many reads, writes and flushes a device has done, if the kernel tells.
+func completed(device uint64) (sum int64, ok bool) {
+	text, err := os.ReadFile(fmt.Sprintf("%s/%d:%d/stat", devices, unix.Major(device), unix.Minor(device)))
+	if err != nil {
+		return 0, false
+	}
+	for i, field := range strings.Fields(string(text)) {
+		if i == 0 || i == 4 || i == 15 {
+			n, _ := strconv.ParseInt(field, 10, 64)
+			sum += n
+		}
+	}
+	return sum, true
+}
+
+// sync writes all of the file system to its disk. That takes as long as it takes, others' files
+// included: while the device does something it is no call that hangs. Where nobody can tell what
+// the device does, it is none of those that are counted.
+func (h handle) sync() error {
+	stat, err := h.stat()
+	if err != nil {
+		return err
+	}
+	sync := func() error { return unix.Syncfs(h.fd) }
+	if _, ok := completed(stat.Dev); !ok {
+		return h.failed("sync", again(sync))
+	}
+	h.calls.syncing.Store(stat.Dev)
+	defer h.calls.syncing.Store(0)
+	return h.do("sync", sync)
+}
