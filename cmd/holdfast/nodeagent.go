@@ -196,6 +196,7 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 		PodsDir:            o.hostPodsDir,
 		HostPathRoots:      o.hostPathRoots,
 		Manager:            manager,
+		Hung:               new(volumework.Hung),
 		Secrets:            volumework.Secrets(own.EngineV1alpha1().RESTClient(), o.client.namespace),
 		Options:            repository.Options{Cache: o.cache(ctx)},
 		Events:             recorder,

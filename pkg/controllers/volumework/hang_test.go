@@ -126,3 +126,64 @@ func TestReadsThatHang(t *testing.T) {
 	h.expect("again", engine.VolumePhaseFailed)
 	close(answer)
 }
+
+// TestHungVolumeIsLeftAlone: while an upload of a volume hangs, neither a restore nor another upload of
+// it begins that has waited for a slot before anybody knew. Each has failed instead, and other volumes
+// have their turn.
+func TestHungVolumeIsLeftAlone(t *testing.T) {
+	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
+	h := newHarness(t, fake)
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.volume("data")
+	h.volume("other")
+	moving, answer := make(chan struct{}), make(chan struct{})
+	var moved atomic.Int32
+	h.startMove(func(ctx context.Context, p *datapath.Progress) (result, error) {
+		if moved.Add(1) == 1 {
+			close(moving)
+			p.Call(func() { <-answer })
+		}
+		return result{}, ctx.Err()
+	})
+	h.startRestores()
+	h.create(h.backup("hangs", "1", "data"))
+	<-moving
+	h.create(h.backup("queued", "2", "data"))
+	h.create(h.backup("waits", "3", "other"))
+	restores := h.engine.EngineV1alpha1().VolumeRestores(system)
+	restore := &engine.VolumeRestore{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "restore", UID: "4"},
+		Spec: engine.VolumeRestoreSpec{
+			Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "data",
+			BackupStorageLocation: "default", Repository: repo, SnapshotID: "none",
+		},
+	}
+	_, err := restores.Create(t.Context(), restore, metav1.CreateOptions{})
+	must(t, err)
+	h.eventually(func() bool {
+		waiting := h.manager.Load().Waiting
+		return waiting[datapath.ClassRestore] == 1 && waiting[datapath.ClassBackup] == 2
+	}, func() string { return "they do not wait" })
+	h.eventually(func() bool {
+		fake.Step(30 * time.Second)
+		return h.get("hangs").Status.Phase == engine.VolumePhaseFailed
+	}, func() string { return "it has not failed" })
+	h.expect("waits", engine.VolumePhaseCompleted)
+	queued := h.expect("queued", engine.VolumePhaseFailed)
+	h.eventually(func() bool {
+		restore, err = restores.Get(t.Context(), "restore", metav1.GetOptions{})
+		return err == nil && restore.Status.Phase == engine.VolumePhaseFailed
+	}, func() string { return "the restore has not failed" })
+	for name, status := range map[string]struct {
+		message  string
+		attempts int32
+	}{"upload": {queued.Status.Message, queued.Status.Attempts}, "restore": {restore.Status.Message, restore.Status.Attempts}} {
+		if !strings.Contains(status.message, "has not returned since 2030-01-01T") || status.attempts != 0 {
+			t.Errorf("the %s has begun %d times, and its message is %q", name, status.attempts, status.message)
+		}
+	}
+	if got := moved.Load(); got != 2 {
+		t.Errorf("%d uploads have begun, want that which hangs and that of the other volume", got)
+	}
+	close(answer)
+}

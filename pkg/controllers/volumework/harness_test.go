@@ -121,6 +121,7 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 		Namespace: system,
 		PodsDir:   h.podsDir,
 		Manager:   h.manager,
+		Hung:      new(volumework.Hung),
 		Secrets: func(ctx context.Context, _, _ string) ([]corev1.Secret, error) {
 			list, err := kube.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
 			if err != nil {

@@ -15,7 +15,7 @@
 //     stopped.
 //   - Work on a volume of which nothing that was asked has been answered for mountTimeout has
 //     failed, and gives its slot back. So does work that was told to stop and does not, after hungAfter. Until
-//     it returns, the same volume is not tried again.
+//     it returns, no other work on the same volume begins, of whichever kind.
 //   - A record costs two writes, and further ones while its work makes progress: the first
 //     after a second, then less and less often, up to one in ten seconds. Where nothing
 //     has moved nothing is written.
@@ -146,6 +146,8 @@ type Config struct {
 	HostPathRoots hostpath.Roots
 	// Manager of the node's work. Its owner stops it.
 	Manager *datapath.Manager
+	// Hung are the volumes whose work does not return, of both kinds.
+	Hung *Hung
 	// Secrets gives what the work of a record needs: see Secrets.
 	Secrets func(ctx context.Context, resource, record string) ([]corev1.Secret, error)
 	// Options for repositories. Restores use no cache: they read everything once.
@@ -179,21 +181,6 @@ type Controller[T Record[T]] struct {
 	// works of this process, by the record's name: those that wait or run, and
 	// those whose end is not written yet.
 	works map[string]*work[T]
-	// hung are the volumes whose work does not return, and since when.
-	hung map[volume]time.Time
-}
-
-// volume is what a hung mount makes unusable.
-type volume struct {
-	pod  types.UID
-	name string
-}
-
-func (t Target) volume() volume {
-	if t.PersistentVolume != "" {
-		return volume{name: t.PersistentVolume} // whichever pod mounts it
-	}
-	return volume{pod: t.Pod, name: t.Volume}
 }
 
 // New returns a controller for the records that reader, lister and informer see, which should
@@ -220,7 +207,6 @@ func New[T Record[T]](config Config, kind Kind[T], reader Reader[T], writer Writ
 		// One worker is enough: it only decides and writes, the manager runs the work.
 		queue: loop.New[string](loop.Config{Controller: kind.Name, Clock: config.Clock}),
 		works: map[string]*work[T]{},
-		hung:  map[volume]time.Time{},
 	}
 	return c, errors.Join(
 		c.queue.Watch(informer, cache.ResourceEventHandlerFuncs{
@@ -361,7 +347,7 @@ func (c *Controller[T]) start(ctx context.Context, record T) error {
 	case why != "":
 		return c.write(ctx, record, c.failure(errors.New(why)))
 	}
-	if since, hangs := c.hangs(c.kind.Target(record).volume()); hangs {
+	if since, hangs := c.Hung.since(c.kind.Target(record).volume()); hangs {
 		return c.write(ctx, record, c.failure(fmt.Errorf("earlier work on this volume has not returned since %s: its mount on node %s hangs",
 			since.UTC().Format(time.RFC3339), c.Node)))
 	}

@@ -77,27 +77,15 @@ func (c *Controller[T]) forget(name string, w *work[T], ended bool) bool {
 	return true
 }
 
-// hangs reports whether, and since when, work on a volume does not return.
-func (c *Controller[T]) hangs(v volume) (time.Time, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	since, ok := c.hung[v]
-	return since, ok
-}
-
 // leave leaves work alone that does not stop: no other work on its volume begins until
 // it has returned.
 func (c *Controller[T]) leave(ctx context.Context, record T, done <-chan func(T)) {
 	v := c.kind.Target(record).volume()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.hung[v] = c.Clock.Now()
+	returned := c.Hung.add(v, c.Clock.Now())
 	klog.FromContext(ctx).Error(nil, "Work on a volume does not stop, and its slot is given to others: does its mount hang?", "volume", v.name, "pod", v.pod)
 	go func() {
 		<-done
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.hung, v)
+		returned()
 		klog.FromContext(ctx).Info("Work on a volume that did not stop has returned", "volume", v.name, "pod", v.pod)
 	}()
 }
@@ -108,6 +96,11 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 	name := record.GetName()
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("kind", c.kind.Name, "record", name))
 
+	if _, hangs := c.Hung.since(c.kind.Target(record).volume()); hangs { // by now
+		c.forget(name, w, false)
+		c.queue.Add(name)
+		return
+	}
 	// This write makes the record ours: of two processes, one has a conflict.
 	record, err := c.update(ctx, record, c.begin)
 	if err != nil {
