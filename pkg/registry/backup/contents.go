@@ -4,6 +4,7 @@
 package backup
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,6 +34,9 @@ import (
 
 // objectAnnotation says in the audit log which object of a backup was read.
 const objectAnnotation = "objects.holdfast.io/read"
+
+// maxNamedKinds is how many kinds of one name are told of, and looked for in a tarball.
+const maxNamedKinds = 10
 
 var secretsResource = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 
@@ -241,7 +245,7 @@ func (r *reader) object(ctx context.Context, from stored.Backup, kind, namespace
 	}
 	kinds := kindsOf(index, kind)
 	if len(kinds) > 1 {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("the kind %q is one of %s: say which", kind, strings.Join(kinds, ", ")))
+		return nil, ambiguous(kind, kinds)
 	}
 	if len(kinds) == 0 {
 		return nil, noObject(kind, namespace, name)
@@ -259,20 +263,45 @@ func (r *reader) object(ctx context.Context, from stored.Backup, kind, namespace
 	return from.Object(ctx, item)
 }
 
-// scanned is object, of a backup without a manifest: its tarball is read up to the object.
+// scanned is object, of a backup without a manifest: its tarball is read, all of it unless the kind
+// is said in full, since only its end tells that no other kind has that name.
 func (r *reader) scanned(ctx context.Context, from stored.Backup, kind, namespace, name string) ([]byte, error) {
+	var kinds []string
+	var item *manifest.Item
+	var content []byte
 	for object, err := range from.Scan(ctx) {
 		if err != nil {
 			return nil, err
 		}
-		if object.Namespace == namespace && object.Name == name && isKind(object.GroupKind(), kind) {
-			if err := r.authorizeObject(ctx, object.Item); err != nil {
-				return nil, err
-			}
-			return object.Content, nil
+		groupKind := object.GroupKind()
+		if !isKind(groupKind, kind) {
+			continue
+		}
+		if !slices.Contains(kinds, groupKind) {
+			kinds = append(kinds, groupKind)
+		}
+		if item == nil && object.Namespace == namespace && object.Name == name {
+			item, content = object.Item, bytes.Clone(object.Content)
+		}
+		if len(kinds) == maxNamedKinds || item != nil && groupKind == kind {
+			break
 		}
 	}
-	return nil, noObject(kind, namespace, name)
+	if len(kinds) > 1 {
+		slices.Sort(kinds)
+		return nil, ambiguous(kind, kinds)
+	}
+	if item == nil {
+		return nil, noObject(kind, namespace, name)
+	}
+	if err := r.authorizeObject(ctx, item); err != nil {
+		return nil, err
+	}
+	return content, nil
+}
+
+func ambiguous(kind string, kinds []string) error {
+	return apierrors.NewBadRequest(fmt.Sprintf("the kind %q is one of %s: say which", kind, strings.Join(kinds, ", ")))
 }
 
 func noObject(kind, namespace, name string) error {
