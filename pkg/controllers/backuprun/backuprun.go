@@ -65,9 +65,9 @@ const (
 	// giveBackTimeout is how long it may take to write that a run is given back.
 	giveBackTimeout = 3 * time.Second
 	// MaxAttempts is how many processes execute a run, one after the other, before it is
-	// taken for what ends them. Those don't count that were told to stop.
+	// taken for what ends them. Those don't count that were told to stop, or put the run back.
 	MaxAttempts = 3
-	// maxGiven is how many there are in all, with those that were told to stop: a backup whose
+	// maxGiven is how many there are in all, with those that don't count: a backup whose
 	// process is told so again and again may be what it is told so for.
 	maxGiven = 20
 	// DefaultVolumeTimeout is how long the upload of a volume may take unless it is set.

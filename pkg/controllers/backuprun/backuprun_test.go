@@ -16,6 +16,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -469,7 +470,7 @@ func TestShutdownLeavesTheRunToTheNextProcess(t *testing.T) {
 		if h.writes("a") != 2 { // claim, and that it is given back
 			t.Errorf("%d writes", h.writes("a"))
 		}
-		if status := h.Run("a").Status; status.Attempts != 1 || status.GivenBack != 1 || status.Executor != identity {
+		if status := h.Run("a").Status; status.Attempts != 1 || status.GivenBack != 1 || status.Executor != identity || status.Progress == nil {
 			t.Errorf("%+v", status)
 		}
 	})
@@ -518,17 +519,20 @@ func TestShutdownWaitsForWhatIsNearlyDone(t *testing.T) {
 }
 
 // A process that stops since it may have been taken for dead gives nothing back: that is not the
-// run's process any more.
+// run's process any more. Nor does one that goes on.
 func TestALostLeaseIsNoShutdown(t *testing.T) {
-	for name, cause := range map[string]error{"lost": liveness.ErrLost, "told to stop": nil} {
+	for name, cause := range map[string]error{"lost": liveness.ErrLost, "told to stop": context.Canceled, "going on": nil} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := newHarness(t, &work{}, newRun("a", running))
 				r := &record{c: &Controller{Config: Config{Identity: "a process before this one"}, runs: h.EngineV1alpha1().BackupRuns(system)}, run: h.Run("a")}
 				ctx, stop := context.WithCancelCause(t.Context())
-				stop(cause)
-				r.giveBack(ctx)
-				if given := h.Run("a").Status.GivenBack; (given == 1) != (cause == nil) {
+				defer stop(nil)
+				if cause != nil {
+					stop(cause)
+				}
+				r.giveBack(ctx, true)
+				if given := h.Run("a").Status.GivenBack; (given == 1) != (cause == context.Canceled) {
 					t.Errorf("given back %d times", given)
 				}
 			})
@@ -557,7 +561,7 @@ func TestAttemptsThatWereGivenBackDoNotCount(t *testing.T) {
 		status := h.Run("a").Status
 		reason := "the controller stopped 3 times while the backup was in progress: see the logs of its pods"
 		if c.attempts == 20 {
-			reason = "the controller stopped 20 times while the backup was in progress, and 19 times it was told to: see in the events of its pods by whom"
+			reason = "the controller stopped 20 times while the backup was in progress, and 19 times it was told to, or had not begun: see in the events of its pods by whom"
 		}
 		if c.phase == broken && status.FailureReason != reason {
 			t.Errorf("%q", status.FailureReason)
@@ -625,7 +629,7 @@ func TestAClaimThatTheLedgerDoesNotKnowGoesBack(t *testing.T) {
 		})
 		h.start(1)
 		h.expectExecuted()
-		if status := h.Run("a").Status; status.Phase != queued || status.Executor != "" || status.StartTimestamp != nil || status.Expiration != nil || status.Ticket != run.Status.Ticket {
+		if status := h.Run("a").Status; status.Attempts != 1 || status.GivenBack != 1 || status.Phase != queued || status.Executor != "" || status.StartTimestamp != nil || status.Expiration != nil || status.Ticket != run.Status.Ticket {
 			t.Errorf("it went back as %+v", status)
 		}
 		if told := h.Told(); len(told) > 0 {
@@ -635,5 +639,62 @@ func TestAClaimThatTheLedgerDoesNotKnowGoesBack(t *testing.T) {
 		h.writeLedger(records.Start{UID: run.UID, Name: "a"})
 		h.expect("a", done, true)
 		h.expectExecuted("a")
+		if told := h.Told(); !slices.ContainsFunc(told, func(event string) bool { return strings.HasPrefix(event, "Normal Started ") }) {
+			t.Errorf("people were told %q", told)
+		}
+	})
+}
+
+// A process that is told to stop before it has executed anything of what it has claimed gives that
+// back too. People are told of an attempt before only if one has executed something.
+func TestWhatWasNotExecutedDoesNotCount(t *testing.T) {
+	enginetest.Each(t, map[string]struct {
+		attempts, givenBack int32
+		progress            *v1alpha1.BackupProgress
+		uploads             bool
+		told                string
+	}{
+		"the ledger is not read":     {attempts: 1, told: "Normal Started The backup has started; it waited "},
+		"the uploads are not read":   {attempts: 2, givenBack: 1, uploads: true, told: "Normal Started The backup has started; it waited "},
+		"one before was told to":     {attempts: 2, givenBack: 1, progress: &v1alpha1.BackupProgress{}, told: "Warning Resumed The controller stopped while the backup was in progress, and the next one makes it: attempt 3 of 5"},
+		"one before was not told to": {attempts: 2, told: "Warning Resumed The controller stopped while the backup was in progress, and the next one makes it: attempt 3 of 4"},
+	}, func(t *testing.T, c struct {
+		attempts, givenBack int32
+		progress            *v1alpha1.BackupProgress
+		uploads             bool
+		told                string
+	}) {
+		run := newRun("a", running)
+		run.Status.Executor, run.Status.Attempts, run.Status.GivenBack, run.Status.Progress = identity, c.attempts, c.givenBack, c.progress
+		run.Status.StartTimestamp = new(metav1.Now())
+		h := newHarness(t, &work{})
+		h.WriteLedger(records.Start{UID: run.UID, Name: "a"})
+		h.start(1)
+		stopping := true
+		resource := map[bool]string{true: "volumeuploads", false: "configmaps"}[c.uploads]
+		fail := func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if list, ok := action.(clienttesting.ListAction); !stopping || ok && list.GetListRestrictions().Labels.Empty() { // an informer's
+				return false, nil, nil
+			}
+			h.stop()
+			return true, nil, context.Canceled
+		}
+		h.Kube.PrependReactor("get", resource, fail)
+		h.PrependReactor("list", resource, fail)
+		h.Cluster.Create(run)
+		<-h.stopped
+		h.expectExecuted()
+		if status := h.Run("a").Status; status.Attempts != c.attempts || status.GivenBack != c.givenBack+1 {
+			t.Errorf("%+v", status)
+		}
+		stopping, h.stopped = false, make(chan struct{})
+		next := h.Run("a")
+		next.Status.Executor = "the process before"
+		h.Update(next)
+		h.start(1)
+		h.expect("a", done, true)
+		if told := h.Told(); !slices.ContainsFunc(told, func(event string) bool { return strings.HasPrefix(event, c.told) }) {
+			t.Errorf("people were told %q, want %q", told, c.told)
+		}
 	})
 }

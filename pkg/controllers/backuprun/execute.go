@@ -83,12 +83,14 @@ func (c *Controller) gone(ctx context.Context, run *enginev1alpha1.BackupRun) er
 func (c *Controller) executeClaimed(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	started, err := c.isStarted(ctx, run)
 	if err != nil {
+		(&record{c: c, run: run}).giveBack(ctx, false)
 		return err
 	}
 	if started {
 		return c.execute(ctx, run, e)
 	}
 	waiting := run.DeepCopy()
+	waiting.Status.GivenBack++
 	waiting.Status.Phase = v1alpha1.BackupPhaseQueued
 	waiting.Status.Executor, waiting.Status.StartTimestamp, waiting.Status.Expiration = "", nil, nil
 	c.setRun(e, waiting)
@@ -119,6 +121,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	ctx, working := klog.NewContext(ctx, logger), klog.NewContext(e.working, logger)
 	before, err := c.namespacesOfUploads(ctx, run)
 	if err != nil {
+		(&record{c: c, run: run}).giveBack(ctx, false)
 		return err
 	}
 	volumes := &volumes{c: c, run: run, uploads: map[string]*upload{}, records: map[*format.Volume]string{}, changed: make(chan struct{}), warned: sets.New[string](), namespaces: before, repositories: sets.New[string]()}
@@ -130,7 +133,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	}
 
 	logger.Info("Backup started")
-	if run.Status.Attempts > 1 {
+	if executedBefore(run) {
 		c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeWarning, "Resumed", "Backup",
 			"The controller stopped while the backup was in progress, and the next one makes it: attempt %d of %d", run.Status.Attempts, min(MaxAttempts+run.Status.GivenBack, maxGiven))
 	} else if start := run.Status.StartTimestamp; start != nil {
@@ -149,7 +152,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	last := klog.NewContext(e.lasting, logger)
 	if ctx.Err() != nil && (err != nil || !outcome.Stored) {
 		// The process stops. The next one finds the run InProgress, and goes on with it.
-		record.giveBack(ctx)
+		record.giveBack(ctx, true)
 		return ctx.Err()
 	}
 	ctx = last
@@ -245,16 +248,25 @@ func (r *record) write(ctx context.Context, change func(*enginev1alpha1.BackupRu
 	return err
 }
 
-// giveBack writes that the attempt has ended with ctx, since the process is told to stop. One that
-// ends since the Lease is lost counts.
-func (r *record) giveBack(ctx context.Context) {
-	if errors.Is(context.Cause(ctx), liveness.ErrLost) {
+// executedBefore reports whether an attempt before this one may have executed a run: one that was
+// not given back, or one of which there is progress.
+func executedBefore(run *enginev1alpha1.BackupRun) bool {
+	return run.Status.Attempts > 1 && (run.Status.Attempts-run.Status.GivenBack > 1 || run.Status.Progress != nil)
+}
+
+// giveBack writes that the attempt has ended with ctx, since the process is told to stop, and
+// whether it has executed anything. One that ends since the Lease is lost counts.
+func (r *record) giveBack(ctx context.Context, executed bool) {
+	if ctx.Err() == nil || errors.Is(context.Cause(ctx), liveness.ErrLost) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 	defer cancel()
 	err := r.write(ctx, func(status *enginev1alpha1.BackupRunStatus) bool {
 		status.GivenBack++
+		if executed && status.Progress == nil {
+			status.Progress = &v1alpha1.BackupProgress{}
+		}
 		return status.Phase == v1alpha1.BackupPhaseInProgress
 	})
 	if err != nil {

@@ -220,7 +220,7 @@ func (c *Controller) whyNotResumed(run *enginev1alpha1.BackupRun) string {
 		return "the controller stopped while the backup was in progress"
 	}
 	if run.Status.Attempts >= maxGiven {
-		return fmt.Sprintf("the controller stopped %d times while the backup was in progress, and %d times it was told to: see in the events of its pods by whom", run.Status.Attempts, run.Status.GivenBack)
+		return fmt.Sprintf("the controller stopped %d times while the backup was in progress, and %d times it was told to, or had not begun: see in the events of its pods by whom", run.Status.Attempts, run.Status.GivenBack)
 	}
 	return fmt.Sprintf("the controller stopped %d times while the backup was in progress: see the logs of its pods", run.Status.Attempts-run.Status.GivenBack)
 }

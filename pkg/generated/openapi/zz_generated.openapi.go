@@ -463,7 +463,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 					},
 					"givenBack": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many of these gave the run back, since they were told to stop. Those do not count against the limit of attempts.",
+							Description: "How many of these gave the run back, since they were told to stop, or since it turned out that they were not to execute it. Those do not count against the limit of attempts.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},

@@ -150,8 +150,8 @@ type BackupRunStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Attempts int32 `json:"attempts,omitempty"`
-	// How many of these gave the run back, since they were told to stop. Those do not count
-	// against the limit of attempts.
+	// How many of these gave the run back, since they were told to stop, or since it turned out
+	// that they were not to execute it. Those do not count against the limit of attempts.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	GivenBack int32 `json:"givenBack,omitempty"`
