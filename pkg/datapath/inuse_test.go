@@ -6,6 +6,7 @@ package datapath
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,8 @@ import (
 	"time"
 
 	kopiafs "github.com/kopia/kopia/fs"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/snapshot"
 )
 
 // TestVolumeInUse changes files between listing, opening and closing.
@@ -255,4 +258,89 @@ func TestRestoreOverExisting(t *testing.T) {
 			t.Errorf("Restore = %v, want ErrSnapshotNotFound", err)
 		}
 	})
+}
+
+// TestFolderThatChanges: a folder to which something comes, or from which something goes, after it was
+// listed in its own and before all of it was, is a warning. So a file that is moved meanwhile and is in
+// neither listing is no loss without a word. Who only reads a folder changes nothing.
+func TestFolderThatChanges(t *testing.T) {
+	s := newStore(t)
+	for name, test := range map[string]struct {
+		folder string // when it is listed
+		change func(dir string) error
+		want   []string
+	}{
+		"a file moved between listings": {"to", func(dir string) error {
+			return os.Rename(filepath.Join(dir, "from/file"), filepath.Join(dir, "to/file"))
+		}, []string{`"from" changed while it was read`, `"to" changed while it was read`}},
+		"another mode":  {"to", func(dir string) error { return os.Chmod(filepath.Join(dir, "to"), 0o700) }, []string{`"to" changed while it was read`}},
+		"the root":      {".", func(dir string) error { return os.Mkdir(filepath.Join(dir, "new"), 0o755) }, []string{`"." changed while it was read`}},
+		"only read":     {"to", func(dir string) error { _, err := os.ReadDir(filepath.Join(dir, "to")); return err }, nil},
+		"a file's time": {"to", func(dir string) error { return os.Chtimes(filepath.Join(dir, "to/kept"), time.Time{}, time.Now()) }, nil},
+	} {
+		for _, last := range []bool{false, true} { // also where the last snapshot's listings could be used again
+			t.Run(fmt.Sprintf("%s, last %v", name, last), func(t *testing.T) {
+				dir, at := t.TempDir(), time.Now().Add(-time.Hour)
+				for _, name := range []string{"from/kept", "from/file", "to/kept"} {
+					write(t, filepath.Join(dir, name), "content")
+				}
+				for _, name := range []string{"from", "to", "."} {
+					must(t, os.Chtimes(filepath.Join(dir, name), at, at))
+				}
+				var n notes
+				vol, err := openVolume(Folder{Path: dir}, &n, new(Progress))
+				must(t, err)
+				defer vol.close()
+				root, err := vol.folder()
+				must(t, err)
+				if last {
+					id := s.upload(t, dir, Source{Namespace: "app", Pod: t.Name(), Volume: "data"}).SnapshotID
+					r := s.open(t)
+					man, err := snapshot.LoadSnapshot(t.Context(), r.Kopia(), manifest.ID(id))
+					must(t, err)
+					root.relyOn(r.Kopia(), man, new(Progress))
+				}
+				open := func(d *volumeDir) (kopiafs.DirectoryIterator, bool) {
+					stored, err := d.DirEntryOrNil(t.Context())
+					must(t, err)
+					it, err := d.Iterate(t.Context())
+					must(t, err)
+					return it, stored == nil
+				}
+				list := func(it kopiafs.DirectoryIterator) (found []*volumeDir) {
+					defer it.Close()
+					for {
+						e, err := it.Next(t.Context())
+						must(t, err)
+						if e == nil {
+							return found
+						}
+						if d, ok := e.(*volumeDir); ok {
+							found = append(found, d)
+						}
+					}
+				}
+				if test.folder == "." {
+					it, _ := open(root)
+					must(t, test.change(dir))
+					list(it)
+				} else {
+					it, _ := open(root)
+					folders := list(it)
+					must(t, test.change(dir))
+					for _, d := range folders {
+						if it, ask := open(d); ask {
+							list(it)
+						} else {
+							it.Close()
+						}
+					}
+				}
+				got := slices.Sorted(slices.Values(n.warnings().First))
+				if !slices.Equal(got, test.want) {
+					t.Errorf("the warnings are %q, want %q", got, test.want)
+				}
+			})
+		}
+	}
 }

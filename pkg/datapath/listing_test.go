@@ -95,6 +95,7 @@ func TestListing(t *testing.T) {
 	must(t, os.Chmod(filepath.Join(dir, "folder"), 0o777|os.ModeSticky))
 	long := time.Date(1901, 2, 3, 4, 5, 6, 7, time.UTC)
 	must(t, os.Chtimes(filepath.Join(dir, "tool"), long, long))
+	must(t, os.Chtimes(dir, long, long))
 
 	var n notes
 	vol, err := openVolume(Folder{Path: dir}, &n, new(Progress))
@@ -140,7 +141,7 @@ func TestListing(t *testing.T) {
 	if len(seen) != files+3-1 || seen[gone] || gone == "" {
 		t.Errorf("%d of %d are listed, %q was removed", len(seen), files+3, gone)
 	}
-	if w := n.warnings(); w.Count != 2 { // the pipe, and what is gone
+	if w := n.warnings(); w.Count != 3 { // the pipe, what is gone, and so the folder
 		t.Errorf("the warnings are %v", w)
 	}
 	for mode, want := range map[uint32]os.FileMode{

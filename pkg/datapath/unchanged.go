@@ -193,6 +193,9 @@ func (d *volumeDir) compare(ctx context.Context, files map[string]string) (summa
 			return nil, 0, false
 		}
 		if name == "" {
+			if it.failure = it.ended(); it.failure != nil {
+				return nil, 0, false
+			}
 			return summary, bytes, len(files) == 0
 		}
 		e := newVolumeEntry(d.volume, d, name, &stat)

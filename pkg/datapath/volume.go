@@ -152,6 +152,16 @@ func modeOf(bits uint32) os.FileMode {
 	return mode
 }
 
+// isStill reports whether a file or folder that was read is what was listed, of which its mode,
+// owner and time are stored. A large file is read in parts, each of which opens it. That it may be
+// another one does not matter then, and some file systems give a file several numbers.
+func (e *volumeEntry) isStill(read *unix.Stat_t) bool {
+	return newVolumeEntry(e.volume, e.in, e.name, read) == *e
+}
+
+// changed is what is noted of what is not.
+const changed = "changed while it was read"
+
 // path from the volume's root, which is ".".
 func (e *volumeEntry) path() string {
 	if e.in == nil {
@@ -286,6 +296,9 @@ func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
 	}
 	for {
 		name, stat, err := it.listed()
+		if err == nil && name == "" {
+			err = it.ended()
+		}
 		if err != nil || name == "" {
 			return nil, err
 		}
@@ -298,6 +311,16 @@ func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
 		}
 		return e, nil
 	}
+}
+
+// ended notes a folder that has changed since it was listed in its own: what was moved from one
+// folder into another meanwhile may have been listed in neither.
+func (it *volumeIterator) ended() error {
+	stat, err := it.stat()
+	if err == nil && !it.dir.isStill(&stat) {
+		it.dir.volume.notes.add(it.dir.path, changed)
+	}
+	return err
 }
 
 // listed returns the next name of a folder, and what has it. At the end there is none.
@@ -412,13 +435,6 @@ func (f *volumeFile) Open(ctx context.Context) (_ fs.Reader, err error) {
 	return r, nil
 }
 
-// isStill reports whether a file that was read is what was listed, of which its mode, owner
-// and time are stored. A large file is read in parts, each of which opens it. That it may be
-// another one does not matter then, and some file systems give a file several numbers.
-func (f *volumeFile) isStill(read *unix.Stat_t) bool {
-	return newVolumeEntry(f.volume, f.in, f.name, read) == f.volumeEntry
-}
-
 // volumeReader reads a file.
 type volumeReader struct {
 	handle
@@ -463,7 +479,7 @@ func (r *volumeReader) Close() error {
 	defer r.done()
 	closed, err := r.stat()
 	if err == nil && !r.entry.isStill(&closed) {
-		r.entry.volume.notes.add(r.path, "changed while it was read")
+		r.entry.volume.notes.add(r.path, changed)
 	}
 	err = errors.Join(err, r.handle.close())
 	r.fd = -1 // whoever closes it twice closes no other's
