@@ -26,7 +26,8 @@ import (
 
 // maxNamespaceLists is the number of selected namespaces up to which each is
 // listed by itself. Beyond, or when all are selected, one list of the cluster is
-// filtered here: fewer requests for more bytes.
+// filtered here: fewer requests for more bytes, unless it turns out to have many more pages
+// than namespaces are selected.
 const maxNamespaceLists = 10
 
 // collector reads the selected objects into the sink.
@@ -57,10 +58,11 @@ type collector struct {
 	// own are Holdfast's namespaces, whose Secrets stay out of every backup.
 	own sets.Set[string]
 	// existing are the namespaces, with their uids, labelled those that exclude
-	// themselves, and listed those that lists ask for; "" is all. All are set by
-	// readNamespaces.
+	// themselves, chosen those that are read, and listed those that lists ask for; "" is all.
+	// All are set by readNamespaces.
 	existing map[string]types.UID
 	labelled sets.Set[string]
+	chosen   []string
 	listed   []string
 	// partly is true if not all namespaces could be read.
 	partly bool
@@ -227,7 +229,7 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 			c.findings.warn(subject{namespacesResource, "", ""}, fmt.Sprintf("the backup includes %q, which no namespace matches that is not left out", pattern))
 		}
 	}
-	c.listed = selected
+	c.chosen, c.listed = selected, selected
 	if len(selected) > maxNamespaceLists || c.namespaces.All() {
 		c.listed = []string{""}
 	}
@@ -276,15 +278,38 @@ func (c *collector) read(ctx context.Context, r resource, take visit) error {
 	if err := c.readOrdered(ctx, r, selectors, func(q query) visitor { return c.counted(ctx, q, take) }); err != nil {
 		return err
 	}
+	return c.readIn(ctx, r, namespaces, selectors, take)
+}
+
+func (c *collector) readIn(ctx context.Context, r resource, namespaces, selectors []string, take visit) error {
 	for _, namespace := range namespaces {
 		for _, selector := range selectors {
 			q := query{resource: r, namespace: namespace, selector: selector}
-			if err := c.told(ctx, q, c.lister.list(ctx, q, c.counted(ctx, q, take))); err != nil {
+			visit := c.counted(ctx, q, take)
+			if r.namespaced && namespace == "" && !c.namespaces.All() {
+				visit.tooLong = c.mostlyOthers
+			}
+			err := c.lister.list(ctx, q, visit)
+			if errors.Is(err, errOthers) {
+				return c.readIn(ctx, r, c.chosen, selectors, take)
+			}
+			if err := c.told(ctx, q, err); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// mostlyOthers says whether a list of the cluster costs more than one of each chosen namespace: if
+// these are at most half of all, and the pages to come are twice as many, about half of these
+// pages at least are of others, and as many as the namespaces.
+func (c *collector) mostlyOthers(remaining, limit int64) bool {
+	chosen := int64(len(c.chosen))
+	if limit == unknownPage {
+		limit = pageSize // nothing is known of the kind, and its next page may be that large
+	}
+	return 2*chosen <= int64(len(c.existing)) && remaining > 2*chosen*limit
 }
 
 // told makes a finding of what went wrong with a list. Its error is for the backup as a whole.

@@ -50,6 +50,9 @@ var errLargePage = errors.New("the page is too large")
 // errMalformed: what the server sends is no list. It would be none the next time.
 var errMalformed = errors.New("the server's answer is not a list of Kubernetes")
 
+// errOthers: most of a list is what nobody wants, and nothing of it was visited.
+var errOthers = errors.New("most of the list is of other namespaces")
+
 // lister reads objects as the server's own JSON. A page is decoded while it
 // arrives, so that one object is in memory at a time, not the page.
 type lister struct {
@@ -81,6 +84,10 @@ type visitor struct {
 	// page is called at the end of each page with the number of objects to come,
 	// as far as the server tells.
 	page func(remaining int64)
+	// tooLong, if set, is asked before the first object whether a list is not worth reading that has
+	// so many objects behind its first page, of so many. Servers that say that at a page's end only
+	// are not asked about. The list ends with errOthers then.
+	tooLong func(remaining, limit int64) bool
 }
 
 // reading is a list under way.
@@ -173,7 +180,7 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 	r := &reading{lister: l, query: q}
 	defer func() { r.next.drop() }()
 	for {
-		info, visited, err := r.page(ctx, token, visit.object)
+		info, visited, err := r.page(ctx, token, visit)
 		var fromVisitor visitError
 		switch {
 		case err == nil:
@@ -199,6 +206,8 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 			return ctx.Err()
 		case errors.Is(err, errLargePage):
 			continue
+		case errors.Is(err, errOthers):
+			return err
 		case token != "" && (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)):
 			if token = continueOf(err); token != "" {
 				offers++
@@ -278,7 +287,7 @@ func (l *lister) request(r resource, namespace string) *rest.Request {
 // page reads one page. The next one is asked for as soon as it is known where it begins, and how
 // large it is to be: a server that sends that at the page's end, as for custom resources, is
 // asked then.
-func (r *reading) page(ctx context.Context, token string, visit func([]byte) error) (info pageInfo, visited int, err error) {
+func (r *reading) page(ctx context.Context, token string, visit visitor) (info pageInfo, visited int, err error) {
 	page := r.next
 	if r.next = nil; page == nil || page.token != token {
 		page.drop()
@@ -291,6 +300,9 @@ func (r *reading) page(ctx context.Context, token string, visit func([]byte) err
 	}
 	read := int64(0)
 	err = decodePage(page.body, &info, func(raw []byte) error {
+		if r.objects == 0 && visit.tooLong != nil && visit.tooLong(info.RemainingItemCount, page.limit) {
+			return errOthers
+		}
 		if visited++; visited == 1 {
 			r.begins = ""
 			if h, err := headOf(raw); err == nil { // what is none is the visitor's to tell
@@ -303,7 +315,7 @@ func (r *reading) page(ctx context.Context, token string, visit func([]byte) err
 		if r.next == nil && info.Continue != "" && info.Continue != token && r.objects >= sampled {
 			r.next = r.ask(ctx, info.Continue, page.limit)
 		}
-		if err := visit(raw); err != nil {
+		if err := visit.object(raw); err != nil {
 			return visitError{err}
 		}
 		// Of fewer than a quarter as many it is asked for then. What has more objects than it was asked

@@ -31,11 +31,11 @@ const (
 // serveMany serves pages of objects that are made as they are asked for, so that a benchmark
 // has the memory of the reader alone: of each kind some in each namespace, with an owner and
 // labels.
-func (f *fixture) serveMany() {
+func (f *fixture) serveMany(of, each int) {
 	verbs := metav1.Verbs{"create", "delete", "get", "list", "watch"}
 	kinds := map[string]int{}
 	list := metav1.APIResourceList{GroupVersion: "apps/v1"}
-	for i := range everyKinds {
+	for i := range of {
 		name := fmt.Sprintf("kind%02ds", i)
 		kinds[name] = i
 		list.APIResources = append(list.APIResources, metav1.APIResource{
@@ -53,10 +53,10 @@ func (f *fixture) serveMany() {
 			return false
 		}
 		// All of a namespace, or of all of them, in the order of etcd.
-		from, end := 0, everyNamespaces*everyEach
+		from, end := 0, everyNamespaces*each
 		if _, rest, ok := strings.Cut(r.URL.Path, "/namespaces/team-"); ok {
 			number, _ := strconv.Atoi(rest[:3])
-			from, end = number*everyEach, (number+1)*everyEach
+			from, end = number*each, (number+1)*each
 		}
 		if token := r.URL.Query().Get("continue"); token != "" {
 			from, _ = strconv.Atoi(token)
@@ -74,7 +74,7 @@ func (f *fixture) serveMany() {
 				comma = ""
 			}
 			fmt.Fprintf(w, `%s{"metadata":{"name":"thing-%02d","namespace":"team-%03d","uid":"0f8fad5b-%04d-469f-a165-%012d","resourceVersion":"%d","creationTimestamp":"2026-08-01T12:00:00Z","labels":{"app":"thing-%d"},"ownerReferences":[{"apiVersion":"apps/v1","kind":"Kind00","name":"thing-%02d","uid":"0f8fad5b-0000-469f-a165-%012d"}]},"spec":{"replicas":%d,"text":"what an object says that has little to say"}}`,
-				comma, i%everyEach, i/everyEach, kind, i, i+kind, i%7, i%everyEach, i, i%5)
+				comma, i%each, i/each, kind, i, i+kind, i%7, i%each, i, i%5)
 		}
 		fmt.Fprintln(w, "]}")
 		return true
@@ -136,7 +136,7 @@ func BenchmarkManyKinds(b *testing.B) {
 	for b.Loop() {
 		f := newFixture(b, holdfast.BackupSpec{})
 		f.deps.Store = &sampledStore{storetest.Filesystem(b), sample}
-		f.serveMany()
+		f.serveMany(everyKinds, everyEach)
 		serve := f.intercept
 		requests, lists = 0, 0
 		f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
