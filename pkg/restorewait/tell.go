@@ -22,7 +22,7 @@ const (
 	complete = "complete"
 	failed   = "failed: "
 	// GivenUp is the failure of a volume whose restore has ended without it.
-	GivenUp = "its restore was cancelled or has given it up: what is said of the restore says why"
+	GivenUp = "its restore was cancelled, or has ended without it: the restore's results say why"
 	// longest is what is read of what is said.
 	longest = 4096
 )

@@ -305,9 +305,7 @@ func checkRestored(t *testing.T, namespace string, before map[string]string) {
 	}
 	eventually(t, "nothing of the restore is left", func(ctx context.Context) error {
 		selector := metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRestore}
-		// A pod that has waited for its volumes has the label, too, and stays.
-		ours := metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRestore + ",app.kubernetes.io/managed-by=holdfast"}
-		holders, err := lab.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, ours)
+		holders, err := lab.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, selector)
 		if err != nil {
 			return err
 		}

@@ -59,8 +59,8 @@ type Decision struct {
 // Two objects are equal if the live one has all fields of the desired one, with equal
 // values: what else it has are the server's defaults, or other people's additions, which
 // stay. In lists whose elements have a key, elements are compared by that; in others one by
-// one. Of metadata, labels, annotations and owners count, without Holdfast's
-// own.
+// one. Of metadata, labels, annotations and owners count, without
+// Holdfast's own.
 //
 // Base is what an earlier restore has left there, or nil if there was none, or that is not
 // known. With it, a field that the desired object has not, and base has, as it is still
@@ -119,7 +119,7 @@ func relevant(o *unstructured.Unstructured) map[string]any {
 		}
 	}
 	if labels, ok := kept["labels"].(map[string]any); ok {
-		delete(labels, engine.LabelRestore)
+		delete(labels, engine.LabelWaits)
 		if len(labels) == 0 {
 			delete(kept, "labels")
 		}

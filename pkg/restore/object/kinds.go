@@ -25,7 +25,7 @@ func (c *change) kind(resource schema.GroupResource, began bool) {
 		c.removeLabels("kubernetes.io/metadata.name")
 		delete(c.object.Object, "spec")
 	case "pods":
-		c.removeLabels(engine.LabelRestore)
+		c.removeLabels(engine.LabelWaits)
 		c.pod()
 	case "services":
 		c.service()

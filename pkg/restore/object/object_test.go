@@ -162,7 +162,7 @@ func TestDesired(t *testing.T) {
 		},
 		"a pod that was restored before does not wait for that again": {
 			resource: "pods",
-			object: `{apiVersion: v1, kind: Pod, metadata: {name: lone, namespace: shop, labels: {engine.holdfast.io/restore-uid: r, app: a}},
+			object: `{apiVersion: v1, kind: Pod, metadata: {name: lone, namespace: shop, labels: {engine.holdfast.io/waits-for-restore: r, app: a}},
 			  spec: {volumes: [{name: data, emptyDir: {}}, {name: holdfast-restore, emptyDir: {}}, {name: holdfast-restore-2, emptyDir: {}}],
 			  initContainers: [{name: holdfast-restore-wait, args: [restore-wait, --volume=data], volumeMounts: [{name: holdfast-restore-2, mountPath: /holdfast-restore}, {name: holdfast-restore-2, mountPath: /tokens}]},
 			    {name: holdfast-restore-wait-2, args: [its-own]}],
@@ -270,7 +270,7 @@ func TestCompare(t *testing.T) {
 		"proof 7: defaults and additions of others make no difference": {
 			live: object(`, labels: {a: b, more: x}, annotations: {deployment.kubernetes.io/revision: "4"}`,
 				`{replicas: 2, progressDeadlineSeconds: 600, template: {spec: {dnsPolicy: ClusterFirst, containers: [{name: sidecar, image: s}, {name: a, image: i, imagePullPolicy: Always, ports: [{containerPort: 80, protocol: TCP}]}]}}}`),
-			desired: object(`, labels: {a: b, engine.holdfast.io/restore-uid: r}, annotations: {holdfast.io/restore-uid: r}`, `{replicas: 2, paused: null, template: {spec: {containers: [{name: a, image: i, ports: [{containerPort: 80}]}]}}}`),
+			desired: object(`, labels: {a: b, engine.holdfast.io/waits-for-restore: r}, annotations: {holdfast.io/restore-uid: r}`, `{replicas: 2, paused: null, template: {spec: {containers: [{name: a, image: i, ports: [{containerPort: 80}]}]}}}`),
 			policy:  holdfast.ExistingResourceUpdate, action: Equal,
 		},
 		"none keeps what differs": {

@@ -18,6 +18,8 @@
 //   - A claim whose node, or the pod that held it, went away is held anew, once. What was
 //     asked for before is not written any more then: its agent has said so, or was absent for
 //     as long as it takes to stop.
+//   - A pod that waits is told by its agent when its restore has ended without its volumes,
+//     whatever has ended that.
 //   - Nothing is waited for without a bound, and what was given up is not written later.
 //   - What a restore leaves behind goes: holders with its End, records when that is recorded,
 //     or both with the next sweep.

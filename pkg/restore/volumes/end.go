@@ -53,13 +53,13 @@ func (v *Volumes) Forget(ctx context.Context, run *engine.RestoreRun) error {
 	if err := v.records.DeleteCollection(ctx, metav1.DeleteOptions{}, ofRun(run)); err != nil {
 		return fmt.Errorf("removing the records of the restore's volumes: %w", err)
 	}
-	pods, err := v.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, ofRun(run))
+	pods, err := v.waiting(ctx, engine.LabelWaits+"="+string(run.UID))
 	if err != nil {
-		return fmt.Errorf("looking for pods that wait for the restore, which has ended: %w", err)
+		return err
 	}
 	var errs []error
-	for i := range pods.Items {
-		_, err := v.giveUp(ctx, &pods.Items[i])
+	for i := range pods {
+		_, err := v.giveUp(ctx, &pods[i])
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

@@ -193,7 +193,7 @@ func (h *harness) start(pod *corev1.Pod) {
 		}
 	}
 	pod = pod.DeepCopy()
-	pod.Spec.NodeName, pod.Status.Phase = h.node, corev1.PodPending
+	pod.Spec.NodeName = h.node
 	running := []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 	if len(pod.Spec.InitContainers) > 0 {
 		running[0].Name = pod.Spec.InitContainers[0].Name

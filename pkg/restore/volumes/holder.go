@@ -184,7 +184,7 @@ func named(name string) metav1.ListOptions {
 
 // holds reports whether a pod is the holder of a claim, of this restore.
 func holds(pod *corev1.Pod, restore types.UID, claim string) bool {
-	return strings.HasPrefix(pod.Name, holderPrefix) && pod.Labels[engine.LabelRestore] == string(restore) && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+	return pod.Labels[engine.LabelRestore] == string(restore) && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.Name == dataVolume && v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim && !v.PersistentVolumeClaim.ReadOnly
 	})
 }

@@ -52,7 +52,7 @@ func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, dat
 	if labels == nil {
 		labels = map[string]string{}
 	}
-	labels[engine.LabelRestore] = string(r.run.UID)
+	labels[engine.LabelWaits] = string(r.run.UID)
 	pod.SetLabels(labels)
 	return nil
 }

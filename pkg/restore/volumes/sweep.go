@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
@@ -51,7 +52,11 @@ func (v *Volumes) sweep(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("looking for pods that hold claims: %w", err)
 	}
-	if len(records.Items)+len(pods.Items) == 0 {
+	waiting, err := v.waiting(ctx, engine.LabelWaits)
+	if err != nil {
+		return err
+	}
+	if len(records.Items)+len(pods.Items)+len(waiting) == 0 {
 		return nil
 	}
 	// After what they have made, so that none is missing of which something was seen.
@@ -67,14 +72,13 @@ func (v *Volumes) sweep(ctx context.Context) error {
 	}
 	var errs []error
 	wanted := sets.New[string]()
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		if live.Has(types.UID(pod.Labels[engine.LabelRestore])) {
+	for i := range waiting {
+		if live.Has(types.UID(waiting[i].Labels[engine.LabelWaits])) {
 			continue
 		}
-		names, err := v.giveUp(ctx, pod)
+		names, err := v.giveUp(ctx, &waiting[i])
 		wanted.Insert(names...)
-		errs = append(errs, err, v.removeHolder(ctx, pod))
+		errs = append(errs, err)
 	}
 	for i := range records.Items {
 		record := &records.Items[i]
@@ -86,7 +90,23 @@ func (v *Volumes) sweep(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("removing VolumeRestore %s: %w", record.Name, err))
 		}
 	}
+	for i := range pods.Items {
+		if !live.Has(types.UID(pods.Items[i].Labels[engine.LabelRestore])) {
+			errs = append(errs, v.removeHolder(ctx, &pods.Items[i]))
+		}
+	}
 	return errors.Join(errs...)
+}
+
+// waiting are the pods of a label that may wait for a restore: of those that do not, only the
+// ones that are about to start.
+func (v *Volumes) waiting(ctx context.Context, selector string) ([]corev1.Pod, error) {
+	pending := fields.OneTermEqualSelector("status.phase", string(corev1.PodPending))
+	list, err := v.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: selector, FieldSelector: pending.String()})
+	if err != nil {
+		return nil, fmt.Errorf("looking for pods that wait for restores which have ended: %w", err)
+	}
+	return list.Items, nil
 }
 
 // giveUp has a pod told, if it waits for a restore that has ended, that this brings nothing
@@ -94,7 +114,7 @@ func (v *Volumes) sweep(ctx context.Context) error {
 // says it when it works again, and the record is wanted for as long as the pod waits.
 func (v *Volumes) giveUp(ctx context.Context, pod *corev1.Pod) (records []string, err error) {
 	waiter, waits := restorewait.In(pod)
-	if waiter == nil || strings.HasPrefix(pod.Name, holderPrefix) || pod.Spec.NodeName == "" || pod.Status.Phase != corev1.PodPending || pod.DeletionTimestamp != nil || goesOn(pod) {
+	if waiter == nil || pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil || goesOn(pod) {
 		return nil, nil // it waits for nothing, or not yet
 	}
 	var errs []error
@@ -106,7 +126,7 @@ func (v *Volumes) giveUp(ctx context.Context, pod *corev1.Pod) (records []string
 			ObjectMeta: metav1.ObjectMeta{
 				Name: "given-up-" + digest(string(pod.UID)+"/"+volume.Name),
 				Labels: map[string]string{
-					engine.LabelRestore: pod.Labels[engine.LabelRestore],
+					engine.LabelRestore: pod.Labels[engine.LabelWaits],
 					engine.LabelNode:    engine.NodeLabel(pod.Spec.NodeName),
 				},
 			},

@@ -158,20 +158,3 @@ func TestPodsAreToldBySweeps(t *testing.T) {
 		none("when it waits no more")
 	})
 }
-
-// TestHolders: a pod that was held has the label of holders, and is none.
-func TestHolders(t *testing.T) {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "web", Labels: map[string]string{engine.LabelRestore: "uid-of-run"}},
-		Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: dataVolume, VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "content"},
-		}}}},
-	}
-	if holds(pod, "uid-of-run", "content") {
-		t.Error("a pod that uses a claim passes for one that holds it")
-	}
-	pod.Name = holderPrefix + "1"
-	if !holds(pod, "uid-of-run", "content") {
-		t.Error("a holder does not")
-	}
-}

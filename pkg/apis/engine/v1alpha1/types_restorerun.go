@@ -11,9 +11,12 @@ import (
 )
 
 const (
-	// LabelRestore names, on a VolumeRestore, the RestoreRun that it belongs to, by uid, and on
-	// a pod the one that it waits for, or has waited for.
+	// LabelRestore names, on a VolumeRestore and on a pod that holds a claim, the RestoreRun that
+	// it belongs to, by uid.
 	LabelRestore = "engine.holdfast.io/restore-uid"
+	// LabelWaits names, on a restored pod, the RestoreRun for whose volumes it waits, or has
+	// waited, by uid.
+	LabelWaits = "engine.holdfast.io/waits-for-restore"
 )
 
 // +genclient
