@@ -4,12 +4,15 @@
 package backup
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"path"
 	"sync"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -62,5 +65,27 @@ func TestMostlyOthers(t *testing.T) {
 		if got := c.mostlyOthers(test.remaining, test.limit); got != test.want {
 			t.Errorf("%+v: %t", test, got)
 		}
+	}
+}
+
+// TestAListIsGivenUpBeforeItsFirstObjectOnly: what has been visited would be read twice.
+func TestAListIsGivenUpBeforeItsFirstObjectOnly(t *testing.T) {
+	const objects = everyNamespaces * 5 // three pages
+	f := newFixture(t, holdfast.BackupSpec{})
+	f.serveMany(1, 5)
+	l := &lister{client: f.deps.Client, retry: f.deps.Retry}
+	q := query{resource: newResource(schema.GroupVersion{Group: "apps", Version: "v1"}, &metav1.APIResource{Name: "kind00s", Namespaced: true})}
+	asked, visited, refuse := 0, 0, false
+	visit := visitor{
+		object:  func([]byte) error { visited++; return nil },
+		page:    func(int64) {},
+		tooLong: func(int64, int64) bool { asked++; return refuse },
+	}
+	if err := l.list(t.Context(), q, visit); err != nil || asked != 1 || visited != objects {
+		t.Errorf("asked %d times, %d objects, %v", asked, visited, err)
+	}
+	refuse, visited = true, 0
+	if err := l.list(t.Context(), q, visit); !errors.Is(err, errOthers) || visited != 0 {
+		t.Errorf("given up after %d objects: %v", visited, err)
 	}
 }
