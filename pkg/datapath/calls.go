@@ -50,8 +50,12 @@ func (p *Progress) Calls() (waiting bool, answers int64) {
 	return waiting, answers
 }
 
-// devices is where the kernel tells of block devices.
-var devices = "/sys/dev/block"
+// devices is where the kernel tells of block devices, and syncfs its call that writes all of a
+// file system to one. Tests have others.
+var (
+	devices = "/sys/dev/block"
+	syncfs  = unix.Syncfs
+)
 
 // completed is how many reads, writes and flushes a device has done, if the kernel tells.
 func completed(device uint64) (sum int64, ok bool) {
@@ -76,7 +80,7 @@ func (h handle) sync() error {
 	if err != nil {
 		return err
 	}
-	sync := func() error { return unix.Syncfs(h.fd) }
+	sync := func() error { return syncfs(h.fd) }
 	if _, ok := completed(stat.Dev); !ok {
 		return h.failed("sync", again(sync))
 	}

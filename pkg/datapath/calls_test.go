@@ -115,9 +115,11 @@ func TestCallsAreCounted(t *testing.T) {
 // TestSyncOfABusyDisk: to write a file system to its disk may take long: what the disk does meanwhile
 // are answers. Where that is not known, nobody waits for one.
 func TestSyncOfABusyDisk(t *testing.T) {
-	defer func(before string) { devices = before }(devices)
+	defer func(at string, call func(int) error) { devices, syncfs = at, call }(devices, syncfs)
 	devices = t.TempDir()
 	p := new(Progress)
+	during := uint64(0)
+	syncfs = func(int) error { during = p.calls.syncing.Load(); return nil }
 	device := filepath.Join(devices, "253:7", "stat")
 	does := func(reads, writes, flushes, inFlight int) (answers int64) {
 		fields := strings.Fields(strings.Repeat("1000 ", 17))
@@ -159,11 +161,11 @@ func TestSyncOfABusyDisk(t *testing.T) {
 		_, after := p.Calls()
 		return after - before
 	}
-	if got := sync(); got != 1 { // that which finds the device
+	if got := sync(); got != 1 || during != 0 { // that which finds the device
 		t.Errorf("a device that nobody knows: %d calls", got)
 	}
 	write(t, filepath.Join(devices, fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev)), "stat"), "1 1 1 1 1")
-	if got := sync(); got != 2 || p.calls.syncing.Load() != 0 {
-		t.Errorf("a device that is known: %d calls, of device %d", got, p.calls.syncing.Load())
+	if got := sync(); got != 2 || during != stat.Dev || p.calls.syncing.Load() != 0 {
+		t.Errorf("a device that is known: %d calls, of device %d while it is written to, and %d after", got, during, p.calls.syncing.Load())
 	}
 }
