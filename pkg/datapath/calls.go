@@ -57,7 +57,8 @@ var (
 	syncfs  = unix.Syncfs
 )
 
-// completed is how many reads, writes and flushes a device has done, if the kernel tells.
+// completed is how many reads, writes and flushes a device has done, if the kernel tells: where
+// it keeps no statistics of a device, all are 0.
 func completed(device uint64) (sum int64, ok bool) {
 	text, err := os.ReadFile(fmt.Sprintf("%s/%d:%d/stat", devices, unix.Major(device), unix.Minor(device)))
 	if err != nil {
@@ -69,7 +70,7 @@ func completed(device uint64) (sum int64, ok bool) {
 			sum += n
 		}
 	}
-	return sum, true
+	return sum, sum > 0
 }
 
 // sync writes all of the file system to its disk. That takes as long as it takes, others' files

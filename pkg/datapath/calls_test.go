@@ -164,7 +164,12 @@ func TestSyncOfABusyDisk(t *testing.T) {
 	if got := sync(); got != 1 || during != 0 { // that which finds the device
 		t.Errorf("a device that nobody knows: %d calls", got)
 	}
-	write(t, filepath.Join(devices, fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev)), "stat"), "1 1 1 1 1")
+	known := filepath.Join(devices, fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev)), "stat")
+	write(t, known, "0 0 0 0 0")
+	if got := sync(); got != 1 || during != 0 {
+		t.Errorf("a device of which no statistics are kept: %d calls", got)
+	}
+	write(t, known, "1 1 1 1 1")
 	if got := sync(); got != 2 || during != stat.Dev || p.calls.syncing.Load() != 0 {
 		t.Errorf("a device that is known: %d calls, of device %d while it is written to, and %d after", got, during, p.calls.syncing.Load())
 	}

@@ -271,10 +271,11 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			return "", actionCreate, "", nil, nil
 		}
 		if live == nil {
-			if err := e.hold(ctx, k, desired); err != nil {
+			held, err := e.waiting(ctx, k, about, desired)
+			if err != nil {
 				return "", 0, "", nil, err
 			}
-			created, err := e.create(ctx, k, about, desired, strict)
+			created, err := e.create(ctx, k, about, held, strict)
 			switch {
 			case err == nil:
 				return created.UID, actionCreate, "", nil, e.setStatus(ctx, k, about, status, created.UID)
@@ -313,12 +314,13 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			}
 			continue
 		}
+		wanted := desired
 		if live.GetAnnotations()[object.AnnotationRestoreUID] != "" { // it has waited, too
-			if err := e.hold(ctx, k, desired); err != nil {
+			if wanted, err = e.waiting(ctx, k, about, desired); err != nil {
 				return "", 0, "", nil, err
 			}
 		}
-		decision := object.Compare(nil, live, desired, e.spec.ExistingResourcePolicy)
+		decision := object.Compare(nil, live, wanted, e.spec.ExistingResourcePolicy)
 		a, reason, diff, again, err := e.carryOut(ctx, k, about, live, decision)
 		if err != nil || !again {
 			return live.GetUID(), a, reason, diff, err

@@ -45,19 +45,36 @@ func (e *execution) warnOfEmpty(item *manifest.Item) {
 	}
 }
 
-// hold has an object, if it is a pod that is yet to be created, wait for its data.
-func (e *execution) hold(ctx context.Context, k *kind, pod *unstructured.Unstructured) error {
+// waiting is an object as it is created: a pod that is to have data waits for that. It is another
+// one then, since the object may be created again, or be compared with one that did not wait.
+func (e *execution) waiting(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	if k.group != "" || k.kind != "Pod" || e.Volumes == nil || !ptr.Deref(e.spec.RestorePVs, true) {
-		return nil
+		return desired, nil
 	}
-	// What a list says of a pod of another namespace is in the repository of that.
-	data := dataOf(slices.DeleteFunc(slices.Clone(e.scratch[types.UID(pod.GetAnnotations()[object.AnnotationOriginalUID])]), func(volume *source.Volume) bool {
-		return e.target(volume.Pod.Namespace) != pod.GetNamespace()
+	volumes, _, err := unstructured.NestedSlice(desired.Object, "spec", "volumes")
+	if err != nil {
+		return nil, fmt.Errorf("reading the pod's volumes: %w", err)
+	}
+	data := dataOf(slices.DeleteFunc(slices.Clone(e.scratch[types.UID(desired.GetAnnotations()[object.AnnotationOriginalUID])]), func(volume *source.Volume) bool {
+		// What a list says of a pod of another namespace is in the repository of that.
+		if e.target(volume.Pod.Namespace) != desired.GetNamespace() {
+			return true
+		}
+		// What was put into the pod, and is not restored, is put there anew.
+		gone := !slices.ContainsFunc(volumes, func(v any) bool {
+			of, _ := v.(map[string]any)
+			return of["name"] == volume.Name
+		})
+		if gone {
+			e.report.warn(about, fmt.Sprintf("the data of its volume %s is not restored: the pod had the volume from a service mesh or an earlier restore, and is restored without", volume.Name))
+		}
+		return gone
 	}))
 	if len(data) == 0 {
-		return nil
+		return desired, nil
 	}
-	return e.Volumes.Hold(ctx, pod, data)
+	pod := desired.DeepCopy()
+	return pod, e.Volumes.Hold(ctx, pod, data)
 }
 
 // dataOf are the volumes whose data can be restored.

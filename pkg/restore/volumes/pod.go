@@ -82,17 +82,24 @@ func (r *Restorer) Pod(ctx context.Context, namespace, name string, data []forma
 }
 
 func (r *Restorer) pod(ctx context.Context, namespace, name string, data []format.Volume) error {
-	for i := range data {
-		if err := r.readable(ctx, data[i]); err != nil {
-			return fmt.Errorf("volume %s: %w", data[i].Name, err)
-		}
-	}
 	pod, err := r.find(ctx, namespace, name)
 	switch {
 	case err != nil:
 		return err
 	case pod == nil:
 		return errors.New("the pod does not exist")
+	}
+	// It may have been restored without a volume that was put into it.
+	data = slices.DeleteFunc(slices.Clone(data), func(volume format.Volume) bool {
+		return !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == volume.Name })
+	})
+	if len(data) == 0 {
+		return nil
+	}
+	for i := range data {
+		if err := r.readable(ctx, data[i]); err != nil {
+			return fmt.Errorf("volume %s: %w", data[i].Name, err)
+		}
 	}
 	if _, err := waitVolume(pod); err != nil {
 		return err
