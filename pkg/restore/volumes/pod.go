@@ -89,20 +89,25 @@ func (r *Restorer) pod(ctx context.Context, namespace, name string, data []forma
 	case pod == nil:
 		return errors.New("the pod does not exist")
 	}
-	// It may have been restored without a volume that was put into it.
+	// Of others it was restored without; one of these may have had the name of that in which it
+	// is told now.
+	waiter, _ := restorewait.In(pod)
 	data = slices.DeleteFunc(slices.Clone(data), func(volume format.Volume) bool {
+		if waiter != nil {
+			return !slices.Contains(waiter.Args, "--volume="+volume.Name)
+		}
 		return !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == volume.Name })
 	})
 	if len(data) == 0 {
 		return nil
 	}
+	if _, err := waitVolume(pod); err != nil {
+		return err
+	}
 	for i := range data {
 		if err := r.readable(ctx, data[i]); err != nil {
 			return fmt.Errorf("volume %s: %w", data[i].Name, err)
 		}
-	}
-	if _, err := waitVolume(pod); err != nil {
-		return err
 	}
 	if goesOn(pod) {
 		return nil // an earlier process has brought it here
