@@ -113,7 +113,7 @@ func TestCallsAreCounted(t *testing.T) {
 }
 
 // TestSyncOfABusyDisk: to write a file system to its disk may take long: what the disk does meanwhile
-// are answers. Where that is not known, nobody waits for one.
+// are answers, and so are those of a server. Where that is not known, nobody waits for one.
 func TestSyncOfABusyDisk(t *testing.T) {
 	defer func(at string, call func(int) error) { devices, syncfs = at, call }(devices, syncfs)
 	devices = t.TempDir()
@@ -172,5 +172,9 @@ func TestSyncOfABusyDisk(t *testing.T) {
 	write(t, known, "1 1 1 1 1")
 	if got := sync(); got != 2 || during != stat.Dev || p.calls.syncing.Load() != 0 {
 		t.Errorf("a device that is known: %d calls, of device %d while it is written to, and %d after", got, during, p.calls.syncing.Load())
+	}
+	p.calls.served.Store(root.top)
+	if got := sync(); got != 2 || during != 0 {
+		t.Errorf("a server: %d calls, of device %d while it is written to", got, during)
 	}
 }

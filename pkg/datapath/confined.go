@@ -35,6 +35,9 @@ func openConfined(folder Folder, calls *calls) (*confined, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open the volume's folder: %w", err), top.Close())
 	}
+	if hasServer(top) {
+		calls.served.Store(top)
+	}
 	return &confined{root: root, top: top, folder: folder, calls: calls}, nil
 }
 

@@ -9,11 +9,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -81,6 +84,111 @@ func TestMountThatHangs(t *testing.T) {
 	h.expect("waits", engine.VolumePhaseCompleted)
 	h.create(h.backup("again", "3", "data"))
 	if got := h.expect("again", engine.VolumePhaseFailed).Status.Message; !strings.Contains(got, "has not returned since 2030-01-01T") {
+		t.Errorf("the message is %q", got)
+	}
+	release()
+	for i := 0; ; i++ {
+		name := fmt.Sprintf("later-%d", i)
+		h.create(h.backup(name, types.UID(name), "data"))
+		h.eventually(func() bool { return h.get(name).Status.Phase.Done() }, func() string { return "it is not done" })
+		if h.get(name).Status.Phase == engine.VolumePhaseCompleted {
+			break
+		}
+	}
+}
+
+// server is that of a FUSE driver, and gets all of a file when it is closed, as those of object stores do.
+type server struct {
+	// closing is told of each file that is closed.
+	closing chan string
+	// moved is closed when the server has all of the files, and deaf when it no longer answers questions
+	// about itself until then.
+	moved, deaf chan struct{}
+	// asked counts these questions.
+	asked atomic.Int64
+}
+
+// served is a file or folder of a server.
+type served struct {
+	fs.LoopbackNode
+	server *server
+}
+
+func (s *served) Flush(context.Context, fs.FileHandle) syscall.Errno {
+	select {
+	case s.server.closing <- s.Path(nil):
+		<-s.server.moved
+	case <-s.server.moved:
+	}
+	return 0
+}
+
+func (s *served) Statfs(ctx context.Context, out *fuse.StatfsOut) syscall.Errno {
+	s.server.asked.Add(1)
+	select {
+	case <-s.server.deaf:
+		<-s.server.moved
+	default:
+	}
+	return s.LoopbackNode.Statfs(ctx, out)
+}
+
+// TestServersThatTakeLong: a volume does not hang of which a single call takes as long as all of a file,
+// while the server of the files answers. When it does not answer any more, the volume hangs.
+func TestServersThatTakeLong(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("it mounts a file system, which needs root")
+	}
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Skip("there is no FUSE here: ", err)
+	}
+	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
+	h := newHarness(t, fake)
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	dir, files := h.volume("data"), t.TempDir()
+	must(t, os.WriteFile(filepath.Join(files, "file"), []byte("content"), 0o644))
+	server := &server{closing: make(chan string), moved: make(chan struct{}), deaf: make(chan struct{})}
+	root := &fs.LoopbackRoot{Path: files}
+	root.NewNode = func(*fs.LoopbackRoot, *fs.Inode, string, *syscall.Stat_t) fs.InodeEmbedder {
+		return &served{fs.LoopbackNode{RootData: root}, server}
+	}
+	root.RootNode = root.NewNode(root, nil, "", nil)
+	mounted, err := fs.Mount(dir, root.RootNode, &fs.Options{MountOptions: fuse.MountOptions{DirectMountStrict: true}})
+	if err != nil {
+		t.Skip("nothing can be mounted here: ", err)
+	}
+	release := sync.OnceFunc(func() { close(server.moved) })
+	t.Cleanup(func() {
+		release()
+		must(t, mounted.Unmount())
+	})
+
+	h.startBackups()
+	h.create(h.backup("b", "1", "data"))
+	if got := <-server.closing; got != "file" {
+		t.Fatalf("%q is closed", got)
+	}
+	for range 20 { // 10 minutes
+		before := server.asked.Load()
+		fake.Step(30 * time.Second)
+		for deadline := time.After(5 * time.Second); server.asked.Load() == before; {
+			select {
+			case <-deadline: // nobody has heard that tick
+				fake.Step(30 * time.Second)
+				deadline = time.After(5 * time.Second)
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}
+	if got := h.get("b").Status; got.Phase != engine.VolumePhaseInProgress {
+		t.Fatalf("while the server answers: %+v", got)
+	}
+	close(server.deaf)
+	h.eventually(func() bool {
+		fake.Step(30 * time.Second)
+		return h.get("b").Status.Phase == engine.VolumePhaseFailed
+	}, func() string { return "it has not failed" })
+	if got := h.get("b").Status.Message; !strings.Contains(got, "the mount of the volume on node node-1 has not answered for 5m0s") {
 		t.Errorf("the message is %q", got)
 	}
 	release()
