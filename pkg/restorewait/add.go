@@ -83,18 +83,26 @@ func Add(pod *corev1.Pod, image string, volumes []string, timeout time.Duration)
 func In(pod *corev1.Pod) (waiter *corev1.Container, waitVolume string) {
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range containers {
-			c := &containers[i]
-			if len(c.Args) == 0 || c.Args[0] != Command {
-				continue
-			}
-			for _, mount := range c.VolumeMounts {
-				if mount.MountPath == Dir {
-					return c, mount.Name
-				}
+			if waitVolume := ToldIn(&containers[i]); waitVolume != "" {
+				return &containers[i], waitVolume
 			}
 		}
 	}
 	return nil, ""
+}
+
+// ToldIn returns the volume in which a container is told that waits for volumes. It is empty for
+// any other container.
+func ToldIn(c *corev1.Container) (waitVolume string) {
+	if len(c.Args) == 0 || c.Args[0] != Command {
+		return ""
+	}
+	for _, mount := range c.VolumeMounts {
+		if mount.MountPath == Dir {
+			return mount.Name
+		}
+	}
+	return ""
 }
 
 // unused is a name that is not taken: the name, or one with a number.

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
@@ -139,14 +140,28 @@ type injection struct{ containers, volumes sets.Set[string] }
 // an earlier restore has, for which it must not wait once more.
 func (c *change) injected() injection {
 	found := injection{sets.New[string](), sets.New[string]()}
-	for _, container := range list(nested(c.object.Object, "spec"), "initContainers") {
-		args, _ := container["args"].([]any)
-		if !strings.HasPrefix(text(container, "name"), restorewait.ContainerName) || len(args) == 0 || args[0] != restorewait.Command {
-			continue
+	spec := nested(c.object.Object, "spec")
+	told := sets.New[string]()
+	for _, container := range list(spec, "initContainers") {
+		var typed corev1.Container
+		if runtime.DefaultUnstructuredConverter.FromUnstructured(container, &typed) != nil {
+			continue // the API server says what is wrong with it
 		}
-		found.containers.Insert(text(container, "name"))
-		for _, mount := range list(container, "volumeMounts") {
-			if name := text(mount, "name"); strings.HasPrefix(name, restorewait.VolumeName) && text(mount, "mountPath") == restorewait.Dir {
+		if volume := restorewait.ToldIn(&typed); volume != "" {
+			found.containers.Insert(typed.Name)
+			told.Insert(volume)
+		}
+	}
+	if told.Len() > 0 {
+		for _, container := range slices.Concat(list(spec, "initContainers"), list(spec, "containers")) {
+			for _, mount := range list(container, "volumeMounts") {
+				if !found.containers.Has(text(container, "name")) {
+					told.Delete(text(mount, "name")) // somebody needs it
+				}
+			}
+		}
+		for _, volume := range list(spec, "volumes") {
+			if name := text(volume, "name"); told.Has(name) && volume["emptyDir"] != nil {
 				found.volumes.Insert(name)
 			}
 		}

@@ -16,6 +16,9 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
+// tellTimeout is for how long Forget has pods told.
+const tellTimeout = 30 * time.Second
+
 // End stops what of the restore is still being written, and removes its holders. It returns
 // nil when nothing is written any more, or an error when ctx ends before. It may be called
 // again, by any process. The records of what was written stay until Forget: a process that
@@ -57,9 +60,12 @@ func (v *Volumes) Forget(ctx context.Context, run *engine.RestoreRun) error {
 	if err != nil {
 		return err
 	}
+	// Nobody hears of the restore's end before: what takes longer is left to sweeps.
+	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
+	defer cancel()
 	var errs []error
 	for i := range pods {
-		_, err := v.giveUp(ctx, &pods[i])
+		_, err := v.giveUp(ctx, &pods[i], nil)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

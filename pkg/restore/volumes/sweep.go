@@ -26,6 +26,10 @@ import (
 // sweepInterval is how often it is looked for what restores have left behind.
 const sweepInterval = 10 * time.Minute
 
+// givenUpMost is of how many volumes a pod is told that its restore has ended without them. One is
+// enough that was not told before, and whoever writes pods decides how many they say they wait for.
+const givenUpMost = 100
+
 // Run removes, until ctx ends, the holders and records of restores that have ended or were
 // removed, and has the pods told that wait for these: their End may not have been reached,
 // or the pods were on no node then.
@@ -71,12 +75,15 @@ func (v *Volumes) sweep(ctx context.Context) error {
 		}
 	}
 	var errs []error
-	wanted := sets.New[string]()
+	made, wanted := sets.New[string](), sets.New[string]()
+	for i := range records.Items {
+		made.Insert(records.Items[i].Name)
+	}
 	for i := range waiting {
 		if live.Has(types.UID(waiting[i].Labels[engine.LabelWaits])) {
 			continue
 		}
-		names, err := v.giveUp(ctx, &waiting[i])
+		names, err := v.giveUp(ctx, &waiting[i], made)
 		wanted.Insert(names...)
 		errs = append(errs, err)
 	}
@@ -111,8 +118,9 @@ func (v *Volumes) waiting(ctx context.Context, selector string) ([]corev1.Pod, e
 
 // giveUp has a pod told, if it waits for a restore that has ended, that this brings nothing
 // any more: by a record for each of its volumes, which is cancelled from the start. Its agent
-// says it when it works again, and the record is wanted for as long as the pod waits.
-func (v *Volumes) giveUp(ctx context.Context, pod *corev1.Pod) (records []string, err error) {
+// says it when it works again, and the record is wanted for as long as the pod waits. Those that
+// were made are not made again.
+func (v *Volumes) giveUp(ctx context.Context, pod *corev1.Pod, made sets.Set[string]) (records []string, err error) {
 	waiter, waits := restorewait.In(pod)
 	if waiter == nil || pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil || goesOn(pod) {
 		return nil, nil // it waits for nothing, or not yet
@@ -121,6 +129,9 @@ func (v *Volumes) giveUp(ctx context.Context, pod *corev1.Pod) (records []string
 	for _, volume := range pod.Spec.Volumes {
 		if !slices.Contains(waiter.Args, "--volume="+volume.Name) {
 			continue
+		}
+		if len(records) == givenUpMost {
+			break
 		}
 		record := &engine.VolumeRestore{
 			ObjectMeta: metav1.ObjectMeta{
@@ -139,6 +150,9 @@ func (v *Volumes) giveUp(ctx context.Context, pod *corev1.Pod) (records []string
 			},
 		}
 		records = append(records, record.Name)
+		if made.Has(record.Name) {
+			continue
+		}
 		if _, err := v.records.Create(ctx, record, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			errs = append(errs, fmt.Errorf("telling pod %s/%s that its restore has ended without its volume %s: %w", pod.Namespace, pod.Name, volume.Name, err))
 		}

@@ -5,6 +5,7 @@ package volumes
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
 // hold creates a pod that waits for its volume.
@@ -102,6 +104,11 @@ func TestPodsAreTold(t *testing.T) {
 				if err := r.End(ctx); err != nil {
 					t.Error(err)
 				}
+				for _, record := range h.records() {
+					if !record.Status.Phase.Done() && record.Status.Phase != engine.VolumePhaseNew && !record.Spec.Cancel {
+						t.Errorf("the agent would go on with it when it is back: %+v", record)
+					}
+				}
 				for range 2 {
 					if err := v.Forget(t.Context(), h.run); err != nil {
 						t.Error(err)
@@ -156,5 +163,41 @@ func TestPodsAreToldBySweeps(t *testing.T) {
 		h.told("when it is on a node")
 		h.goOn(0)
 		none("when it waits no more")
+	})
+}
+
+// TestGivingUpIsBounded: whoever writes a pod says what it waits for. That makes so many records and no
+// more, and each of them once.
+func TestGivingUpIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.agent = nil
+		v := h.volumes()
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "lone", Namespace: "shop", UID: "many", Labels: map[string]string{engine.LabelWaits: "gone"}},
+			Spec:       corev1.PodSpec{NodeName: "node-1"},
+			Status:     corev1.PodStatus{Phase: corev1.PodPending},
+		}
+		var names []string
+		for i := range 3 * givenUpMost {
+			name := fmt.Sprint("scratch-", i)
+			names = append(names, name)
+			pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+		}
+		if _, err := restorewait.Add(pod, "image", names, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := h.Kube.CoreV1().Pods("shop").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		h.sweep(v)
+		if got := len(h.records()); got != givenUpMost {
+			t.Errorf("%d records, want %d", got, givenUpMost)
+		}
+		h.ClearActions()
+		h.sweep(v)
+		if got := h.Writes("volumerestores"); len(got) > 0 {
+			t.Errorf("the second sweep writes %v", got)
+		}
 	})
 }
