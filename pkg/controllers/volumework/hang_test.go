@@ -169,16 +169,14 @@ func TestServersThatTakeLong(t *testing.T) {
 		t.Fatalf("%q is closed", got)
 	}
 	for range 20 { // 10 minutes
-		before := server.asked.Load()
-		fake.Step(30 * time.Second)
-		for deadline := time.After(5 * time.Second); server.asked.Load() == before; {
-			select {
-			case <-deadline: // nobody has heard that tick
+		before, stepped := server.asked.Load(), time.Time{}
+		h.eventually(func() bool {
+			if time.Since(stepped) > 5*time.Second { // nobody may have heard the last tick
+				stepped = time.Now()
 				fake.Step(30 * time.Second)
-				deadline = time.After(5 * time.Second)
-			case <-time.After(time.Millisecond):
 			}
-		}
+			return server.asked.Load() > before
+		}, func() string { return "the server is not asked" })
 	}
 	if got := h.get("b").Status; got.Phase != engine.VolumePhaseInProgress {
 		t.Fatalf("while the server answers: %+v", got)
