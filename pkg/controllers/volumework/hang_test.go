@@ -110,8 +110,12 @@ type server struct {
 
 // served is a file or folder of a server.
 type served struct {
-	fs.LoopbackNode
+	*fs.LoopbackNode
 	server *server
+}
+
+func (s *served) WrapChild(_ context.Context, child fs.InodeEmbedder) fs.InodeEmbedder {
+	return &served{child.(*fs.LoopbackNode), s.server}
 }
 
 func (s *served) Flush(context.Context, fs.FileHandle) syscall.Errno {
@@ -148,20 +152,15 @@ func TestServersThatTakeLong(t *testing.T) {
 	dir, files := h.volume("data"), t.TempDir()
 	must(t, os.WriteFile(filepath.Join(files, "file"), []byte("content"), 0o644))
 	server := &server{closing: make(chan string), moved: make(chan struct{}), deaf: make(chan struct{})}
-	root := &fs.LoopbackRoot{Path: files}
-	root.NewNode = func(*fs.LoopbackRoot, *fs.Inode, string, *syscall.Stat_t) fs.InodeEmbedder {
-		return &served{fs.LoopbackNode{RootData: root}, server}
-	}
-	root.RootNode = root.NewNode(root, nil, "", nil)
-	mounted, err := fs.Mount(dir, root.RootNode, &fs.Options{MountOptions: fuse.MountOptions{DirectMountStrict: true}})
+	root, err := fs.NewLoopbackRoot(files)
+	must(t, err)
+	mounted, err := fs.Mount(dir, &served{root.(*fs.LoopbackNode), server}, &fs.Options{MountOptions: fuse.MountOptions{DirectMountStrict: true}})
 	if err != nil {
 		t.Skip("nothing can be mounted here: ", err)
 	}
+	t.Cleanup(func() { must(t, mounted.Unmount()) })
 	release := sync.OnceFunc(func() { close(server.moved) })
-	t.Cleanup(func() {
-		release()
-		must(t, mounted.Unmount())
-	})
+	defer release() // before the agent is waited for
 
 	h.startBackups()
 	h.create(h.backup("b", "1", "data"))
