@@ -53,6 +53,19 @@ func hangingMount(t *testing.T, dir string) (release func()) {
 	return release
 }
 
+// completesAgain waits until a volume is no longer left alone, and is backed up.
+func (h *harness) completesAgain(volume string) {
+	h.t.Helper()
+	attempt := 0
+	h.eventually(func() bool {
+		attempt++
+		name := fmt.Sprintf("later-%d", attempt)
+		h.create(h.backup(name, types.UID(name), volume))
+		h.eventually(func() bool { return h.get(name).Status.Phase.Done() }, func() string { return "it is not done" })
+		return h.get(name).Status.Phase == engine.VolumePhaseCompleted
+	}, func() string { return "the volume is still left alone" })
+}
+
 // TestMountThatHangs: work on a volume whose mount never answers has failed after a while,
 // whatever it is in the middle of. Its slot is free, the volume is left alone until it
 // answers, and then is worked on again.
@@ -87,14 +100,7 @@ func TestMountThatHangs(t *testing.T) {
 		t.Errorf("the message is %q", got)
 	}
 	release()
-	for i := 0; ; i++ {
-		name := fmt.Sprintf("later-%d", i)
-		h.create(h.backup(name, types.UID(name), "data"))
-		h.eventually(func() bool { return h.get(name).Status.Phase.Done() }, func() string { return "it is not done" })
-		if h.get(name).Status.Phase == engine.VolumePhaseCompleted {
-			break
-		}
-	}
+	h.completesAgain("data")
 }
 
 // server is that of a FUSE driver, and gets all of a file when it is closed, as those of object stores do.
@@ -189,14 +195,7 @@ func TestServersThatTakeLong(t *testing.T) {
 		t.Errorf("the message is %q", got)
 	}
 	release()
-	for i := 0; ; i++ {
-		name := fmt.Sprintf("later-%d", i)
-		h.create(h.backup(name, types.UID(name), "data"))
-		h.eventually(func() bool { return h.get(name).Status.Phase.Done() }, func() string { return "it is not done" })
-		if h.get(name).Status.Phase == engine.VolumePhaseCompleted {
-			break
-		}
-	}
+	h.completesAgain("data")
 }
 
 // TestReadsThatHang: so does work whose reads never return, while the file system answers all
