@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/kubernetes/scheme"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -68,6 +67,8 @@ type collector struct {
 	partly bool
 	// leaving are the claims whose data was asked for through pods that are being deleted.
 	leaving []leavingVolume
+	// services are the API services as they were when the backup began.
+	services services
 }
 
 // secretsLeftOut is why a backup has no Secret of Holdfast's own namespaces: whoever
@@ -97,6 +98,9 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	}
 	selected := c.discovered.selected(c.spec, c.wanted)
 	c.warnOfOrder(selected)
+	if err := c.readServices(ctx, selected); err != nil {
+		return nil, err
+	}
 	for _, r := range selected {
 		if take := ordered[r.GroupResource()]; take != nil {
 			if err := c.read(ctx, r, take); err != nil {
@@ -210,14 +214,14 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 		if len(c.existing) == 0 {
 			return err
 		}
-		c.findings.fail(subject{namespacesResource, "", name}, fmt.Sprintf("%v; the backup has nothing of those that could not be read", err))
+		c.lacks(subject{namespacesResource, "", name}, fmt.Sprintf("%v; the backup has nothing of those that could not be read", err))
 	}
 	for _, name := range c.namespaces.Explicit() {
 		_, exists := c.existing[name]
 		switch about := (subject{namespacesResource, "", name}); {
 		case !exists && (unread[""] != nil || unread[name] != nil): // which is told
 		case !exists:
-			c.findings.fail(about, "the backup includes it, but it does not exist")
+			c.lacks(about, "the backup includes it, but it does not exist")
 		case c.labelled.Has(name):
 			c.findings.warn(about, "the backup includes it, but it has the label "+format.LabelExclude+"=true")
 		case c.own.Has(name) && c.wanted.Included(secretsResource, true):
@@ -228,6 +232,7 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 		for _, pattern := range c.namespaces.Idle(selected) {
 			c.findings.warn(subject{namespacesResource, "", ""}, fmt.Sprintf("the backup includes %q, which no namespace matches that is not left out", pattern))
 		}
+		c.warnOfExcluded()
 	}
 	c.chosen, c.listed = selected, selected
 	if len(selected) > maxNamespaceLists || c.namespaces.All() {
@@ -275,7 +280,7 @@ func (c *collector) read(ctx context.Context, r resource, take visit) error {
 			selectors = append(selectors, selector.String())
 		}
 	}
-	if err := c.readOrdered(ctx, r, selectors, func(q query) visitor { return c.counted(ctx, q, take) }); err != nil {
+	if err := c.readOrdered(ctx, r, selectors, func(q query) visitor { return c.counted(ctx, q, take).visitor }); err != nil {
 		return err
 	}
 	return c.readIn(ctx, r, namespaces, selectors, take)
@@ -289,9 +294,12 @@ func (c *collector) readIn(ctx context.Context, r resource, namespaces, selector
 			if r.namespaced && namespace == "" && !c.namespaces.All() {
 				visit.tooLong = c.mostlyOthers
 			}
-			err := c.lister.list(ctx, q, visit)
+			err := c.lister.list(ctx, q, visit.visitor)
 			if errors.Is(err, errOthers) {
 				return c.readIn(ctx, r, c.chosen, selectors, take)
+			}
+			if err != nil && visit.announced > 0 {
+				c.progress.found.Add(-1) // those that were announced count already
 			}
 			if err := c.told(ctx, q, err); err != nil {
 				return err
@@ -323,34 +331,48 @@ func (c *collector) told(ctx context.Context, q query, err error) error {
 	case errors.As(err, &fatal):
 		return fatal.error
 	case apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err):
-		c.findings.warn(about, fmt.Sprintf("the cluster no longer serves it: %v", err))
+		return c.vanished(ctx, about, q.resource, err)
 	default:
-		c.findings.fail(about, fmt.Sprintf("list it: %v", err))
+		c.lacks(about, fmt.Sprintf("list it: %v", err))
 	}
 	return nil
 }
 
+// lacks records that the backup lacks objects that it was to hold. They count as found: at least
+// one is missing, however many there are.
+func (c *collector) lacks(about subject, text string) {
+	c.progress.found.Add(1)
+	c.findings.fail(about, text)
+}
+
+// counting is a visitor that keeps the progress.
+type counting struct {
+	visitor
+	// announced are the objects that a server has announced, and that have not come.
+	announced int64
+}
+
 // counted is the visitor of a query. It filters, and keeps the progress: the
 // objects that a server announces count as found, until they come.
-func (c *collector) counted(ctx context.Context, q query, take visit) visitor {
+func (c *collector) counted(ctx context.Context, q query, take visit) *counting {
 	filtered := q.resource.namespaced && q.namespace == ""
-	var announced int64
-	return visitor{
+	counted := &counting{}
+	counted.visitor = visitor{
 		page: func(remaining int64) {
 			if filtered && !c.namespaces.All() {
 				return
 			}
-			c.progress.found.Add(remaining - announced)
-			announced = remaining
+			c.progress.found.Add(remaining - counted.announced)
+			counted.announced = remaining
 		},
 		object: func(raw []byte) error {
-			if announced > 0 {
-				announced--
+			if counted.announced > 0 {
+				counted.announced--
 				c.progress.found.Add(-1)
 			}
 			h, err := headOf(raw)
 			if err != nil {
-				c.findings.fail(subject{q.resource.GroupResource(), q.namespace, ""}, err.Error())
+				c.lacks(subject{q.resource.GroupResource(), q.namespace, ""}, err.Error())
 				return nil
 			}
 			namespace := h.Metadata.Namespace
@@ -369,9 +391,13 @@ func (c *collector) counted(ctx context.Context, q query, take visit) visitor {
 				}
 				return nil
 			}
+			if about.isEvent() && isOwnEvent(raw) {
+				return nil
+			}
 			return take(ctx, q.resource, h, raw)
 		},
 	}
+	return counted
 }
 
 // inScope says whether the objects of a namespace are read. One that was not found while the list
@@ -496,13 +522,9 @@ func (c *collector) readDefinitions(ctx context.Context, selected []resource) er
 	if !found || !c.wanted.IncludedRelated(crdsResource, false) {
 		return nil
 	}
-	// Groups that the client knows are built in, and so are those of definitions and services.
-	builtIn := func(group string) bool {
-		return scheme.Scheme.IsGroupRegistered(group) || group == crdsResource.Group || group == apiServicesResource.Group
-	}
 	for _, r := range selected {
 		name := r.GroupResource().String()
-		if builtIn(r.Group) || !c.sink.holds(r) || c.sink.defines(name) {
+		if isBuiltIn(r.Group) || !c.sink.holds(r) || c.sink.defines(name) {
 			continue
 		}
 		h, raw, exists, err := c.get(ctx, definitions, "", name)
@@ -512,11 +534,7 @@ func (c *collector) readDefinitions(ctx context.Context, selected []resource) er
 		const lost = ": they can be restored only where there is one"
 		switch about := (subject{crdsResource, "", name}); {
 		case !exists:
-			defined := c.isDefined(ctx, r)
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if defined {
+			if !c.services.undefined(r) {
 				c.findings.warn(about, "the definition of objects that are in the backup is gone"+lost)
 			}
 		case raw == nil:
@@ -529,32 +547,6 @@ func (c *collector) readDefinitions(ctx context.Context, selected []resource) er
 		}
 	}
 	return nil
-}
-
-// isDefined says whether a resource is there by a definition, as far as the service of its
-// group tells. What another server serves has none, nor has what the API server registers of
-// its own when it starts.
-func (c *collector) isDefined(ctx context.Context, r resource) bool {
-	services, found := c.discovered.find(apiServicesResource)
-	if !found {
-		return true
-	}
-	defined := true
-	// A list of one, since a get would need a right more. Without an answer it counts as defined.
-	_ = c.lister.list(ctx, query{resource: services, name: r.Version + "." + r.Group}, visitor{page: func(int64) {}, object: func(raw []byte) error {
-		var service struct {
-			Metadata struct {
-				Labels map[string]string `json:"labels"`
-			} `json:"metadata"`
-			Spec struct {
-				Service *struct{} `json:"service"`
-			} `json:"spec"`
-		}
-		err := decode(raw, &service)
-		defined = err != nil || service.Spec.Service == nil && service.Metadata.Labels["kube-aggregator.kubernetes.io/automanaged"] != "onstart"
-		return err
-	}})
-	return defined
 }
 
 // readTouchedNamespaces takes the namespaces of which there is something in the
@@ -619,11 +611,11 @@ func (c *collector) get(ctx context.Context, r resource, namespace, name string)
 	case apierrors.IsNotFound(err):
 		return nil, nil, false, nil
 	case err != nil:
-		c.findings.fail(about, fmt.Sprintf("read it: %v", err))
+		c.lacks(about, fmt.Sprintf("read it: %v", err))
 		return nil, nil, true, nil
 	}
 	if h, err = headOf(raw); err != nil {
-		c.findings.fail(about, err.Error())
+		c.lacks(about, err.Error())
 		return nil, nil, true, nil
 	}
 	return h, raw, true, nil

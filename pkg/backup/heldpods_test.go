@@ -324,7 +324,7 @@ func TestBelongingsAreReadAfterPreHooks(t *testing.T) {
 							items, code = append(items, edited), refused
 						}
 					}
-					answer = `{"metadata":{},"items":[` + strings.Join(items, ",") + `]}`
+					answer = `{"kind":"List","metadata":{},"items":[` + strings.Join(items, ",") + `]}`
 				}
 				if code != 0 {
 					writeStatus(w, metav1.Status{Code: int32(code), Reason: map[int]metav1.StatusReason{http.StatusNotFound: metav1.StatusReasonNotFound, http.StatusForbidden: metav1.StatusReasonForbidden}[code], Message: "no"})

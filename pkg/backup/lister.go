@@ -11,6 +11,7 @@ import (
 	"io"
 	"math/bits"
 	"strconv"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -47,7 +48,7 @@ const (
 // errLargePage: a page grew too large, and is to be asked for anew with fewer objects.
 var errLargePage = errors.New("the page is too large")
 
-// errMalformed: what the server sends is no list. It would be none the next time.
+// errMalformed says that the server's answer is no list. It would be none the next time.
 var errMalformed = errors.New("the server's answer is not a list of Kubernetes")
 
 // errOthers: most of a list is what nobody wants, and nothing of it was visited.
@@ -334,19 +335,34 @@ func (r *reading) page(ctx context.Context, token string, visit visitor) (info p
 }
 
 // decodePage hands over the objects of a list as they arrive. The server may
-// send the list's fields in any order.
+// send the list's fields in any order. An answer that is no list, or that lacks
+// its items, is an error: as a list without objects, it would hide that they are missing.
 func decodePage(r io.Reader, info *pageInfo, object func(raw []byte) error) error {
 	s := newScanner(r)
+	kind, hasItems := "", false
 	err := s.members(func(name string) error {
 		if name == "items" {
+			hasItems = true
 			return decodeItems(s, object)
 		}
 		raw, err := s.raw()
-		if err != nil || name != "metadata" {
+		switch {
+		case err != nil:
 			return err
+		case name == "kind":
+			return json.Unmarshal(raw, &kind)
+		case name == "metadata":
+			return json.Unmarshal(raw, info)
 		}
-		return json.Unmarshal(raw, info)
+		return nil
 	})
+	switch {
+	case err != nil:
+	case !strings.HasSuffix(kind, "List"):
+		err = fmt.Errorf("%w: its kind is %q", errMalformed, kind)
+	case !hasItems:
+		err = fmt.Errorf("%w: the %s has no items", errMalformed, kind)
+	}
 	if err != nil {
 		return fmt.Errorf("read a list: %w", err)
 	}

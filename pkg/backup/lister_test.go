@@ -34,11 +34,10 @@ var errBoom = errors.New("boom")
 // the items of a list for its objects.
 func TestDecodePage(t *testing.T) {
 	for body, want := range map[string]string{
-		`{"items":[],"metadata":{}}`: "",
-		`{"items":null}`:             "",
-		`{}`:                         "",
-		`{"kind":"L","items":[1,{"items":[2]}],"metadata":{"continue":"c"}}`:                          `1 {"items":[2]} then c`,
-		`{"metadata":{"continue":"c"},"other":{"items":[1],"metadata":{"continue":"d"}},"items":[2]}`: "2 then c",
+		`{"items":[],"metadata":{},"kind":"PodList"}`:                                                               "",
+		`{"kind":"List","items":null}`:                                                                              "",
+		`{"kind":"KList","items":[1,{"items":[2]}],"metadata":{"continue":"c"}}`:                                    `1 {"items":[2]} then c`,
+		`{"metadata":{"continue":"c"},"other":{"items":[1],"metadata":{"continue":"d"}},"kind":"List","items":[2]}`: "2 then c",
 
 		``:                      "EOF",
 		`{`:                     "EOF",
@@ -53,6 +52,11 @@ func TestDecodePage(t *testing.T) {
 		`{"items":[1],"other":`: "1 EOF",
 		`{"items":[1],"metadata":{"continue":"c"}`: "1 EOF",
 
+		`{}`:                    "malformed",
+		`{"kind":"PodList"}`:    "malformed",
+		`{"kind":"Pod"}`:        "malformed",
+		`{"kind":7,"items":[]}`: "malformed",
+		`{"items":[1]}`:         "1 malformed",
 		`[]`:                    "malformed",
 		`7`:                     "malformed",
 		`{"items":7}`:           "malformed",
@@ -218,7 +222,7 @@ func TestPagesAreSizedByBytes(t *testing.T) {
 		if from > 0 {
 			metadata = ""
 		}
-		fmt.Fprintf(w, `{"metadata":{%s},"items":[`, metadata)
+		fmt.Fprintf(w, `{"kind":"List","metadata":{%s},"items":[`, metadata)
 		for i := range objects {
 			fmt.Fprintf(w, `%s{"metadata":{"name":"c-%05d","namespace":"shop"},"data":{"x":%q}}`, strings.Repeat(",", min(i, 1)), from+i, strings.Repeat("x", size))
 		}

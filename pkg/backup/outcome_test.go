@@ -185,7 +185,7 @@ func TestClusterThatCannotBeRead(t *testing.T) {
 		"an odd namespace": {func(f *fixture) {
 			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
 				if r.URL.Path == "/api/v1/namespaces" {
-					_, _ = w.Write([]byte(`{"items":[{"metadata":{"name":"shop","labels":7}}]}`))
+					_, _ = w.Write([]byte(`{"kind":"List","items":[{"metadata":{"name":"shop","labels":7}}]}`))
 				}
 				return r.URL.Path == "/api/v1/namespaces"
 			}
@@ -235,7 +235,7 @@ func TestObjectsThatCannotBeUnderstood(t *testing.T) {
 			podWith("p", "", `o "persistentVolumeClaim":{"claimName":"odd"}`, "data"+claimData))
 		f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
 			if r.URL.Path == configMaps {
-				_, _ = w.Write([]byte(`{"items":[{"metadata":{"name":7,"namespace":"shop"}},{"metadata":{"name":"c-00000","namespace":"shop"}}]}`))
+				_, _ = w.Write([]byte(`{"kind":"List","items":[{"metadata":{"name":7,"namespace":"shop"}},{"metadata":{"name":"c-00000","namespace":"shop"}}]}`))
 			}
 			return r.URL.Path == configMaps
 		}

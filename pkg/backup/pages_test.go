@@ -108,7 +108,7 @@ func TestExpiredTokenOfTheNamespaces(t *testing.T) {
 		}
 		switch pages++; pages {
 		case 1:
-			_, _ = w.Write([]byte(`{"metadata":{"continue":"1"},"items":[{"metadata":{"name":"shop"}}]}`))
+			_, _ = w.Write([]byte(`{"kind":"List","metadata":{"continue":"1"},"items":[{"metadata":{"name":"shop"}}]}`))
 		case 2:
 			writeStatus(w, metav1.Status{Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old"})
 		}
@@ -182,8 +182,8 @@ func TestTokenThatAlwaysExpiresEndsTheList(t *testing.T) {
 	if !bytes.Equal(f.read(t, format.CopyKey("b")), f.read(t, format.MetadataKey("b"))) {
 		t.Error("what can be restored in part has no copy of its metadata")
 	}
-	// What was announced and did not come is no part of a backup that has ended.
-	if want := (holdfast.BackupProgress{TotalItems: 501, ItemsBackedUp: 501}); *outcome.Status.Progress != want {
+	// It says how many were announced, and did not come.
+	if want := (holdfast.BackupProgress{TotalItems: 601, ItemsBackedUp: 501}); *outcome.Status.Progress != want {
 		t.Errorf("its progress is %+v", *outcome.Status.Progress)
 	}
 }
@@ -252,7 +252,7 @@ func TestListsEnd(t *testing.T) {
 		},
 		"a page that is followed by itself": {
 			answer: func(_ *testing.T, _ *fixture, w http.ResponseWriter, _ *http.Request) {
-				_, _ = w.Write([]byte(`{"metadata":{"continue":"500"},"items":[]}`))
+				_, _ = w.Write([]byte(`{"kind":"List","metadata":{"continue":"500"},"items":[]}`))
 			},
 			requests: 1, text: errMalformed.Error(),
 		},
@@ -263,13 +263,13 @@ func TestListsEnd(t *testing.T) {
 					writeStatus(w, metav1.Status{Code: http.StatusGone, Reason: metav1.StatusReasonExpired, ListMeta: metav1.ListMeta{Continue: offer}})
 					return
 				}
-				fmt.Fprintf(w, `{"items":[%s],"metadata":{"continue":"expired-%s+"}}`, named("shop", "c-00003")[0], token)
+				fmt.Fprintf(w, `{"kind":"List","items":[%s],"metadata":{"continue":"expired-%s+"}}`, named("shop", "c-00003")[0], token)
 			},
 			requests: 3, text: errMalformed.Error(),
 		},
 		"empty pages, each followed by another": {
 			answer: func(_ *testing.T, _ *fixture, w http.ResponseWriter, r *http.Request) {
-				fmt.Fprintf(w, `{"items":[],"metadata":{"continue":"%s+"}}`, r.URL.Query().Get("continue"))
+				fmt.Fprintf(w, `{"kind":"List","items":[],"metadata":{"continue":"%s+"}}`, r.URL.Query().Get("continue"))
 			},
 			requests: maxIdle, text: errMalformed.Error(),
 		},
@@ -280,7 +280,7 @@ func TestListsEnd(t *testing.T) {
 					writeStatus(w, metav1.Status{Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old", ListMeta: metav1.ListMeta{Continue: offer}})
 					return
 				}
-				fmt.Fprintf(w, `{"items":[],"metadata":{"continue":"expired-%s+"}}`, token)
+				fmt.Fprintf(w, `{"kind":"List","items":[],"metadata":{"continue":"expired-%s+"}}`, token)
 			},
 			requests: 2 * (maxRestarts + 1), text: "too old",
 		},
@@ -288,7 +288,7 @@ func TestListsEnd(t *testing.T) {
 			answer: func(_ *testing.T, _ *fixture, w http.ResponseWriter, r *http.Request) {
 				after := map[string]string{"500": "a", "a": "b", "b": "c", "c": "a"}
 				token := r.URL.Query().Get("continue")
-				fmt.Fprintf(w, `{"items":[%s],"metadata":{"continue":%q}}`, named("shop", fmt.Sprintf("c-%05d", token[0]))[0], after[token])
+				fmt.Fprintf(w, `{"kind":"List","items":[%s],"metadata":{"continue":%q}}`, named("shop", fmt.Sprintf("c-%05d", token[0]))[0], after[token])
 			},
 			requests: 6, text: errMalformed.Error(),
 		},
@@ -383,11 +383,11 @@ func TestListErrors(t *testing.T) {
 		},
 		"gone since discovery": {
 			metav1.Status{Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: "no such resource"},
-			holdfast.BackupPhaseCompleted, 1, "configmaps shop: the cluster no longer serves it: no such resource",
+			holdfast.BackupPhasePartiallyFailed, 1, "configmaps shop: the cluster served it when the backup began, and no longer does: the backup has none of its objects: no such resource",
 		},
 		"not to be listed since discovery": {
 			metav1.Status{Code: http.StatusMethodNotAllowed, Reason: metav1.StatusReasonMethodNotAllowed, Message: "no list"},
-			holdfast.BackupPhaseCompleted, 1, "configmaps shop: the cluster no longer serves it: no list",
+			holdfast.BackupPhasePartiallyFailed, 1, "configmaps shop: the cluster served it when the backup began, and no longer does: the backup has none of its objects: no list",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

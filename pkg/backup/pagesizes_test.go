@@ -41,7 +41,7 @@ func (f *fixture) serveSized(objects, size int, deaf bool) (limits func() []stri
 		if to < objects {
 			metadata = fmt.Sprintf(`"continue":"%d"`, to)
 		}
-		fmt.Fprintf(w, `{"metadata":{%s},"items":[`, metadata)
+		fmt.Fprintf(w, `{"kind":"List","metadata":{%s},"items":[`, metadata)
 		for i := from; i < to; i++ {
 			fmt.Fprintf(w, `%s{"metadata":{"name":"c-%05d","namespace":"shop"},"data":{"x":%q}}`, strings.Repeat(",", min(i-from, 1)), i, text)
 		}

@@ -91,6 +91,8 @@ type discovered struct {
 	resources []resource
 	// words maps all that a resource may be called by, in lower case.
 	words map[string]schema.GroupResource
+	// others are the words for resources that the cluster serves, and that can't be backed up.
+	others sets.Set[string]
 	// failed are the groups whose resources could not be discovered.
 	failed map[string]error
 }
@@ -101,7 +103,7 @@ type discovered struct {
 // out; the error is for discovery as a whole.
 func discover(ctx context.Context, client Discovery) (*discovered, error) {
 	lists, err := client.ServerPreferredResourcesWithContext(ctx)
-	d := &discovered{words: map[string]schema.GroupResource{}, failed: map[string]error{}}
+	d := &discovered{words: map[string]schema.GroupResource{}, others: sets.New[string](), failed: map[string]error{}}
 	var partial *discovery.ErrGroupDiscoveryFailed
 	switch {
 	case errors.As(err, &partial):
@@ -118,9 +120,7 @@ func discover(ctx context.Context, client Discovery) (*discovered, error) {
 		if err != nil {
 			return nil, fmt.Errorf("discover the cluster's resources: %w", err)
 		}
-		if !ownGroups.Has(gv.Group) {
-			d.add(gv, list.APIResources)
-		}
+		d.add(gv, list.APIResources)
 	}
 	slices.SortStableFunc(d.resources, func(a, b resource) int { return cmp.Compare(rank(a), rank(b)) })
 	return d, nil
@@ -136,16 +136,23 @@ func rank(r resource) int {
 func (d *discovered) add(gv schema.GroupVersion, served []metav1.APIResource) {
 	// The server's order within a group is not kept by the client.
 	for _, r := range slices.SortedFunc(slices.Values(served), func(a, b metav1.APIResource) int { return cmp.Compare(a.Name, b.Name) }) {
-		if strings.Contains(r.Name, "/") || !sets.New(r.Verbs...).HasAll("list", "get", "create", "delete") {
+		if strings.Contains(r.Name, "/") {
 			continue
 		}
+		backedUp := !ownGroups.Has(gv.Group) && sets.New(r.Verbs...).HasAll("list", "get", "create", "delete")
 		found := newResource(gv, &r)
-		d.resources = append(d.resources, found)
+		if backedUp {
+			d.resources = append(d.resources, found)
+		}
 		for _, word := range append([]string{r.Name, r.SingularName, r.Kind}, r.ShortNames...) {
 			for _, word := range []string{word, word + "." + gv.Group} {
 				word = strings.ToLower(word)
 				// The first group wins a word, as it does in kubectl.
-				if _, taken := d.words[word]; !taken && word != "" {
+				switch _, taken := d.words[word]; {
+				case word == "":
+				case !backedUp:
+					d.others.Insert(word)
+				case !taken:
 					d.words[word] = found.GroupResource()
 				}
 			}
@@ -193,25 +200,38 @@ func (d *discovered) selected(spec *holdfast.BackupSpec, wanted *selection.Resou
 	return selected
 }
 
-// report says what discovery could not find. A group that failed is a warning,
-// as in Velero: the objects of an aggregated API live elsewhere, and a broken one
-// must not spoil every backup. It is an error when the backup asks for it by name.
+// report says which words of a backup stand for nothing, and what discovery could not find. A word
+// that is included is a warning, unless all words of its list stand for nothing: then an error,
+// since the backup has nothing of what it asks for. Cluster-scoped resources are only a warning,
+// since they come beside others. A word that is excluded is a warning too: a misspelt one leaves
+// in what it was to keep out of the store.
+//
+// A group that failed is a warning, as in Velero: the objects of an aggregated API live elsewhere,
+// and a broken one must not spoil every backup. It is an error when the backup asks for it by name.
 func (d *discovered) report(spec *holdfast.BackupSpec, findings *findings) {
 	missed := sets.New[string]()
-	for _, word := range includedWords(spec) {
-		if _, ok := d.resolve(word); ok {
-			continue
-		}
-		if strings.ContainsAny(word, "*?[") {
-			if !slices.ContainsFunc(d.resources, func(r resource) bool { ok, _ := path.Match(word, r.GroupResource().String()); return ok }) {
-				findings.warn(subject{}, fmt.Sprintf("the backup includes %q, which no resource matches that the cluster serves", word))
+	for i, list := range includedLists(spec) {
+		var idle []string
+		for _, word := range list {
+			switch {
+			case d.stands(word):
+			case d.failed[schema.ParseGroupResource(word).Group] != nil:
+				missed.Insert(schema.ParseGroupResource(word).Group)
+			default:
+				idle = append(idle, word)
 			}
-			continue
 		}
-		if group := schema.ParseGroupResource(word).Group; d.failed[group] != nil {
-			missed.Insert(group)
-		} else {
-			findings.warn(subject{}, fmt.Sprintf("the backup includes %q, which the cluster does not serve", word))
+		record := findings.warn
+		if i != clusterScopedList && len(idle) == len(list) {
+			record = findings.fail
+		}
+		for _, word := range idle {
+			record(subject{}, fmt.Sprintf("the backup includes %q, which %s", word, d.whyIdle(word)))
+		}
+	}
+	for _, word := range slices.Concat(spec.ExcludedResources, spec.ExcludedClusterScopedResources, spec.ExcludedNamespaceScopedResources) {
+		if !d.stands(word) && !d.others.Has(strings.ToLower(word)) && !selection.AddedByVelero(word) && d.failed[schema.ParseGroupResource(word).Group] == nil {
+			findings.warn(subject{}, fmt.Sprintf("the backup excludes %q, which %s", word, d.whyIdle(word)))
 		}
 	}
 	for _, group := range slices.Sorted(maps.Keys(d.failed)) {
@@ -224,6 +244,40 @@ func (d *discovered) report(spec *holdfast.BackupSpec, findings *findings) {
 	}
 }
 
+// stands reports whether a word stands for a resource that can be backed up.
+func (d *discovered) stands(word string) bool {
+	if !isPattern(word) {
+		_, ok := d.resolve(word)
+		return ok
+	}
+	return slices.ContainsFunc(d.resources, func(r resource) bool {
+		ok, _ := path.Match(word, r.GroupResource().String()) // the API server has read its syntax
+		return ok
+	})
+}
+
+func isPattern(word string) bool { return strings.ContainsAny(word, "*?[") }
+
+// whyIdle says why a word stands for nothing.
+func (d *discovered) whyIdle(word string) string {
+	switch {
+	case isPattern(word):
+		return "no resource matches that the cluster serves"
+	case d.others.Has(strings.ToLower(word)):
+		return "can't be backed up: it is computed, or Holdfast's own"
+	}
+	return "the cluster does not serve"
+}
+
+// clusterScopedList is the place of the list of cluster-scoped resources in includedLists.
+const clusterScopedList = 2
+
+// includedLists are the lists of included resources of a spec.
+func includedLists(spec *holdfast.BackupSpec) [3][]string {
+	return [3][]string{spec.IncludedResources, spec.IncludedNamespaceScopedResources, clusterScopedList: spec.IncludedClusterScopedResources}
+}
+
 func includedWords(spec *holdfast.BackupSpec) []string {
-	return slices.Concat(spec.IncludedResources, spec.IncludedClusterScopedResources, spec.IncludedNamespaceScopedResources)
+	lists := includedLists(spec)
+	return slices.Concat(lists[:]...)
 }

@@ -252,6 +252,7 @@ func (e *execution) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	collector.warnOfNothing()
 	e.log.write(slog.LevelInfo, "all objects are read", slog.Int64("objects", e.Progress.Objects().ItemsBackedUp), slog.Int("volumes", len(volumes.submitted)))
 	if err := collector.sink.close(); err != nil {
 		return err
@@ -371,7 +372,6 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 	status.FormatVersion = format.FormatVersion
 	status.Errors, status.Warnings = e.findings.counts()
 	objects := e.Progress.Objects()
-	objects.TotalItems = objects.ItemsBackedUp
 	status.Progress = &objects
 	status.Volumes = volumesProgress(e.volumes)
 	if counts := e.hooks.counts(); counts != nil {

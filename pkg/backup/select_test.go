@@ -122,9 +122,31 @@ func TestWhatIsSelected(t *testing.T) {
 			want: []string{"namespaces shop", "volumesnapshots.snapshot.storage.k8s.io shop/snap"},
 		},
 		"never what Holdfast serves itself": {
-			spec:     holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"backups.holdfast.io", "backupruns.engine.holdfast.io"}},
-			want:     nil,
-			warnings: []string{`the backup includes "backups.holdfast.io", which the cluster does not serve`, `the backup includes "backupruns.engine.holdfast.io", which the cluster does not serve`},
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"backups.holdfast.io", "backupruns.engine.holdfast.io"}},
+			want: nil,
+			errors: []string{
+				`the backup includes "backups.holdfast.io", which can't be backed up: it is computed, or Holdfast's own`,
+				`the backup includes "backupruns.engine.holdfast.io", which can't be backed up: it is computed, or Holdfast's own`,
+			},
+		},
+		"no resource that is served": {
+			spec:   holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"deploymnts"}},
+			want:   []string{"namespaces shop"},
+			errors: []string{`the backup includes "deploymnts", which the cluster does not serve`},
+		},
+		"excluded words, of which some stand for nothing": {
+			spec: holdfast.BackupSpec{
+				IncludedNamespaceScopedResources: []string{"*"},
+				ExcludedNamespaces:               []string{"sho?", "kube-sytem"},
+				ExcludedNamespaceScopedResources: []string{"secrests", "summaries.example.com", "backups.holdfast.io", "volumesnapshotcontents.snapshot.storage.k8s.io", "po*", "gad*", "claims"},
+			},
+			want: []string{"configmaps bank/rates", "namespaces bank"},
+			warnings: []string{
+				`the backup excludes "secrests", which the cluster does not serve`,
+				`the backup excludes "gad*", which no resource matches that the cluster serves`,
+				`the backup excludes "claims", which the cluster does not serve`,
+				`namespaces: the backup excludes "kube-sytem", which no namespace matches`,
+			},
 		},
 		"any of several selectors, each object once": {
 			spec: holdfast.BackupSpec{OrLabelSelectors: []*metav1.LabelSelector{
@@ -258,7 +280,14 @@ func TestPatternsThatMatchNothing(t *testing.T) {
 		spec holdfast.BackupSpec
 		want []string
 	}{
-		"of namespaces": {holdfast.BackupSpec{IncludedNamespaces: []string{"shpo-*"}}, []string{`namespaces: the backup includes "shpo-*", which no namespace matches that is not left out`}},
+		"of namespaces": {holdfast.BackupSpec{IncludedNamespaces: []string{"shpo-*"}}, []string{
+			"the backup is empty: no object of the cluster is in the namespaces, of the resources and with the labels that it asks for",
+			`namespaces: the backup includes "shpo-*", which no namespace matches that is not left out`,
+		}},
+		"of labels": {
+			holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "nothing"}}},
+			[]string{"the backup is empty: no object of the cluster is in the namespaces, of the resources and with the labels that it asks for"},
+		},
 		"beside others": {holdfast.BackupSpec{IncludedNamespaces: []string{"sh*", "blgo*"}}, []string{`namespaces: the backup includes "blgo*", which no namespace matches that is not left out`}},
 		"of which all are excluded": {
 			holdfast.BackupSpec{IncludedNamespaces: []string{"bl*", "shop"}, ExcludedNamespaces: []string{"blog"}},

@@ -111,7 +111,7 @@ func TestClaimsThatAreGone(t *testing.T) {
 		"a list with an object that can't be read": func(w http.ResponseWriter, r *http.Request) bool {
 			mine := r.URL.Path == shopClaims && !r.URL.Query().Has("labelSelector")
 			if mine {
-				fmt.Fprint(w, `{"metadata":{},"items":[{"metadata":{"name":7}}]}`)
+				fmt.Fprint(w, `{"kind":"List","metadata":{},"items":[{"metadata":{"name":7}}]}`)
 			}
 			return mine
 		},

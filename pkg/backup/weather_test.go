@@ -209,7 +209,7 @@ func TestObjectsThatComeAndGo(t *testing.T) {
 	f.add("persistentvolumes", named("", "pv-kept")...)
 	f.add("pods", podWith("p", "", `data "persistentVolumeClaim":{"claimName":"gone"}`))
 	page := func(w http.ResponseWriter, token string, names ...string) {
-		fmt.Fprintf(w, `{"metadata":{"continue":%q},"items":[%s]}`, token, strings.Join(named("shop", names...), ","))
+		fmt.Fprintf(w, `{"kind":"List","metadata":{"continue":%q},"items":[%s]}`, token, strings.Join(named("shop", names...), ","))
 	}
 	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
 		if r.URL.Path != configMaps {

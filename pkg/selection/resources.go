@@ -276,6 +276,9 @@ func (r *Resources) TouchesClusterScope() bool {
 // is taken unless it is named, so that they change nothing.
 var addedByVelero = sets.New("volumesnapshots.snapshot.storage.k8s.io", "volumesnapshotcontents.snapshot.storage.k8s.io")
 
+// AddedByVelero reports whether an excluded word is one that Velero adds by itself.
+func AddedByVelero(word string) bool { return addedByVelero.Has(word) }
+
 // excludedByUser counts the excluded words without those that Velero adds.
 func (l wordLists) excludedByUser() (count int) {
 	for _, w := range l.excluded {
