@@ -264,6 +264,9 @@ func (s *fakeServer) answer(r *http.Request) (int, any) {
 		if err := changed.UnmarshalJSON(after); err != nil {
 			return 400, status(400, err.Error())
 		}
+		if r.URL.Query().Get("dryRun") != "" {
+			return 200, changed.Object
+		}
 		s.version++
 		s.writes++
 		changed.SetResourceVersion(strconv.Itoa(s.version))

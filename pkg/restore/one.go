@@ -320,7 +320,14 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 				return "", 0, "", nil, err
 			}
 		}
-		decision := object.Compare(nil, live, wanted, e.spec.ExistingResourcePolicy)
+		decision, again, err := e.compare(ctx, k, about, live, wanted)
+		if err != nil {
+			return "", 0, "", nil, err
+		}
+		if again {
+			look = true
+			continue
+		}
 		a, reason, diff, again, err := e.carryOut(ctx, k, about, live, decision)
 		if err != nil || !again {
 			return live.GetUID(), a, reason, diff, err
@@ -410,7 +417,7 @@ func (e *execution) carryOut(ctx context.Context, k *kind, about subject, live *
 	}
 	if e.spec.PlanOnly {
 		if d.Action == object.Update {
-			return actionUpdate, listed(d.Differs), d.Patch, false, nil
+			return actionUpdate, changes(d), d.Patch, false, nil
 		}
 		return actionRecreate, listed(d.Immutable), nil, false, nil
 	}
@@ -418,13 +425,13 @@ func (e *execution) carryOut(ctx context.Context, k *kind, about subject, live *
 		_, err = e.writer.patch(ctx, k, about.namespace, about.name, "", d.Patch, false)
 		switch {
 		case err == nil:
-			return actionUpdate, listed(d.Differs), d.Patch, false, nil
+			return actionUpdate, changes(d), d.Patch, false, nil
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 			return 0, "", nil, true, nil
 		case !apierrors.IsInvalid(err) || e.spec.ExistingResourcePolicy != holdfast.ExistingResourceRecreate:
-			return 0, "", nil, false, fmt.Errorf("it is there, and differs in %s, which can't be changed: %w", listed(d.Differs), err)
+			return 0, "", nil, false, fmt.Errorf("it is there, and differs in %s, which can't be changed: %w", listed(slices.Concat(d.Differs, d.Besides)), err)
 		case goesWith(k) != "":
-			return 0, "", nil, false, fmt.Errorf("%s: %w", stays(k, d.Differs), err)
+			return 0, "", nil, false, fmt.Errorf("%s: %w", stays(k, slices.Concat(d.Differs, d.Besides)), err)
 		}
 	}
 	err = e.writer.delete(ctx, k, live)
@@ -453,24 +460,6 @@ func goesWith(k *kind) string {
 
 func stays(k *kind, fields []string) string {
 	return fmt.Sprintf("it differs in %s, which can't be changed, and is not deleted, since %s would go with it: do that by hand", listed(fields), goesWith(k))
-}
-
-// differs says how an object differs that stays as it is.
-func differs(d object.Decision) string {
-	text := "it is there, and stays as it is, though it differs: " + listed(d.Differs)
-	if len(d.Kept) > 0 {
-		text += "; " + listed(d.Kept)
-	}
-	return text
-}
-
-const maxListed = 10
-
-func listed(fields []string) string {
-	if more := len(fields) - maxListed; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(fields[:maxListed], ", "), more)
-	}
-	return strings.Join(fields, ", ")
 }
 
 // awaitGone waits until an object is gone that is being deleted.

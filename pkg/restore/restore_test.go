@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -149,7 +150,7 @@ func actions(plan format.RestorePlan) map[string]string {
 	return found
 }
 
-// TestExisting: proof 8.
+// TestExisting: proof 8. What was added since counts as what was changed, and is removed.
 func TestExisting(t *testing.T) {
 	for policy, wanted := range map[holdfast.ExistingResourcePolicy]string{"": "conflict", holdfast.ExistingResourceNone: "conflict", holdfast.ExistingResourceUpdate: "update"} {
 		s := newFakeServer(t)
@@ -160,13 +161,48 @@ func TestExisting(t *testing.T) {
 		if action := actions(plan)["ConfigMap a/c"]; action != wanted {
 			t.Errorf("%q: %s", policy, action)
 		}
+		if reason := plan.Items[len(plan.Items)-1].Reason; !strings.Contains(reason, "data.x") || !strings.Contains(reason, "data.y") {
+			t.Errorf("%q: the reason is %q", policy, reason)
+		}
 		data, _, _ := unstructured.NestedStringMap(s.get("configmaps", "a", "c").Object, "data")
 		expected := map[string]string{"x": "live", "y": "theirs"}
 		if wanted == "update" {
-			expected["x"] = "old"
+			expected = map[string]string{"x": "old"}
 		}
 		if diff := cmp.Diff(expected, data); diff != "" {
 			t.Errorf("%q: (-want +got):\n%s", policy, diff)
+		}
+	}
+}
+
+// TestServersOwn: what the server puts back is its own: an object that has only such fields besides
+// is equal, and nothing is written. If the server refuses to tell, all that is there besides is
+// named.
+func TestServersOwn(t *testing.T) {
+	for refuses, wanted := range map[bool]string{false: "skip", true: "conflict"} {
+		s := newFakeServer(t)
+		s.add("namespaces", obj("v1", "Namespace", "", "a"))
+		s.add("deployments.apps", obj("apps/v1", "Deployment", "a", "d", with("RollingUpdate", "spec", "strategy", "type")))
+		s.fault = func(r *http.Request) (int, bool) {
+			if r.Method != http.MethodPatch {
+				return 0, false
+			}
+			if r.URL.Query().Get("dryRun") != "All" {
+				t.Error("something is written")
+			}
+			if refuses {
+				return http.StatusForbidden, false
+			}
+			_ = r.Body.Close()
+			r.Body = io.NopCloser(strings.NewReader("{}")) // whatever is removed is put back
+			return 0, false
+		}
+		plan := want(t, s.run(t.Context(), backupOf(t, obj("apps/v1", "Deployment", "a", "d")), request("r", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted)
+		if action := actions(plan)["Deployment a/d"]; action != wanted {
+			t.Errorf("refuses %v: %s, want %s", refuses, action, wanted)
+		}
+		if s.writes > 0 {
+			t.Errorf("%d writes", s.writes)
 		}
 	}
 }

@@ -6315,7 +6315,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"existingResourcePolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What becomes of an object that exists and differs: none (default) keeps it, update changes it, recreate deletes and creates what can't be updated.",
+							Description: "What becomes of an object that exists and differs: none (default) keeps it with a warning, update sets values and removes what was added since, save what controllers manage, recreate deletes and creates what can't be updated.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

@@ -74,10 +74,10 @@ resourceModifierRules:
 				t.Fatalf("%v became %v", before, after)
 			}
 			if live != nil {
-				Compare(nil, live, desired, holdfast.ExistingResourceUpdate)
-				Compare(live, live, desired, holdfast.ExistingResourceRecreate)
+				Compare(live, desired, nil, holdfast.ExistingResourceUpdate)
+				Compare(live, desired, live, holdfast.ExistingResourceRecreate)
 			}
-			if d := Compare(nil, desired, desired, holdfast.ExistingResourceUpdate); d.Action != Equal {
+			if d := Compare(desired, desired, nil, holdfast.ExistingResourceUpdate); d.Action != Equal {
 				t.Fatalf("it differs from itself: %q", d.Differs)
 			}
 		}

@@ -274,23 +274,48 @@ func TestCompare(t *testing.T) {
 		return strings.Replace(strings.Replace(deployment, "%s", metadata, 1), "%s", spec, 1)
 	}
 	for name, test := range map[string]struct {
-		base, live, desired      string
-		policy                   holdfast.ExistingResourcePolicy
-		action                   Action
-		differs, kept, immutable []string
-		patch                    string // without the preconditions
+		live, desired, served             string
+		policy                            holdfast.ExistingResourcePolicy
+		action                            Action
+		differs, besides, kept, immutable []string
+		patch                             string // without the preconditions
 	}{
-		"proof 7: defaults and additions of others make no difference": {
-			live: object(`, labels: {a: b, more: x}, annotations: {deployment.kubernetes.io/revision: "4"}`,
-				`{replicas: 2, progressDeadlineSeconds: 600, template: {spec: {dnsPolicy: ClusterFirst, containers: [{name: sidecar, image: s}, {name: a, image: i, imagePullPolicy: Always, ports: [{containerPort: 80, protocol: TCP}]}]}}}`),
-			desired: object(`, labels: {a: b, engine.holdfast.io/waits-for-restore: r}, annotations: {holdfast.io/restore-uid: r}`, `{replicas: 2, paused: null, template: {spec: {containers: [{name: a, image: i, ports: [{containerPort: 80}]}]}}}`),
+		"proof 7: defaults, labels and what controllers apply make no difference": {
+			live: object(`, labels: {a: b, more: x}, annotations: {deployment.kubernetes.io/revision: "4"}, managedFields: [{manager: injector, operation: Apply, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:template": {"f:spec": {"f:containers": {'k:{"name":"sidecar"}': {".": {}, "f:name": {}, "f:image": {}}}}}}}}]`,
+				`{replicas: 2, progressDeadlineSeconds: 600, template: {metadata: {annotations: {kubectl.kubernetes.io/restartedAt: now}}, spec: {dnsPolicy: ClusterFirst, containers: [{name: sidecar, image: s, imagePullPolicy: Always}, {name: a, image: i, imagePullPolicy: Always, ports: [{containerPort: 80, protocol: TCP}]}]}}}`),
+			desired: object(`, labels: {a: b, engine.holdfast.io/waits-for-restore: r}, annotations: {holdfast.io/restore-uid: r}`, `{replicas: 2, paused: null, template: {metadata: {}, spec: {containers: [{name: a, image: i, ports: [{containerPort: 80}]}]}}}`),
+			served:  object("", `{replicas: 2, progressDeadlineSeconds: 600, template: {metadata: {}, spec: {dnsPolicy: ClusterFirst, containers: [{name: sidecar, image: s, imagePullPolicy: Always}, {name: a, image: i, imagePullPolicy: Always, ports: [{containerPort: 80, protocol: TCP}]}]}}}`),
 			policy:  holdfast.ExistingResourceUpdate, action: Equal,
+		},
+		"what was added since is named": {
+			live:    object("", `{replicas: 2, paused: true, template: {spec: {hostNetwork: true, containers: [{name: a, image: i, env: [{name: X, value: "1"}]}, {name: miner, image: m}]}}}`),
+			desired: object("", `{replicas: 2, template: {spec: {containers: [{name: a, image: i}]}}}`),
+			served:  object("", `{replicas: 2, template: {spec: {containers: [{name: a, image: i}]}}}`),
+			action:  Keep, besides: []string{"spec.paused", "spec.template.spec.containers[a].env[X]", "spec.template.spec.containers[miner]", "spec.template.spec.hostNetwork"},
+		},
+		"what was added since is removed, but for the server's own": {
+			live:    object("", `{replicas: 2, paused: true, progressDeadlineSeconds: 600, template: {spec: {terminationGracePeriodSeconds: 1, nodeSelector: {gpu: "yes"}, securityContext: {runAsUser: 0}, containers: [{name: a, image: i}, {name: miner, image: m}]}}}`),
+			desired: object("", `{replicas: 2, template: {spec: {containers: [{name: a, image: i}]}}}`),
+			served:  object("", `{replicas: 2, progressDeadlineSeconds: 600, template: {spec: {terminationGracePeriodSeconds: 30, securityContext: {}, containers: [{name: a, image: i}]}}}`),
+			policy:  holdfast.ExistingResourceUpdate, action: Update,
+			besides: []string{"spec.paused", "spec.template.spec.containers[miner]", "spec.template.spec.nodeSelector", "spec.template.spec.securityContext.runAsUser", "spec.template.spec.terminationGracePeriodSeconds"},
+			patch:   `{"spec":{"paused":null,"template":{"spec":{"containers":[{"image":"i","name":"a"}],"nodeSelector":null,"securityContext":{"runAsUser":null},"terminationGracePeriodSeconds":null}}}}`,
+		},
+		"what was applied with kubectl was added by a person": {
+			live:    object(`, managedFields: [{manager: kubectl, operation: Apply, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:paused": {}}}}, {manager: kube-controller-manager, operation: Update, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:minReadySeconds": {}}}}]`, `{replicas: 2, paused: true, minReadySeconds: 3}`),
+			desired: object("", `{replicas: 2}`),
+			served:  object("", `{replicas: 2, minReadySeconds: 3}`),
+			policy:  holdfast.ExistingResourceRecreate, action: Update, besides: []string{"spec.paused"}, patch: `{"spec":{"paused":null}}`,
+		},
+		"what can't be removed is named, or the object recreated": {
+			live: `{apiVersion: v1, kind: ConfigMap, metadata: {name: c, uid: u, resourceVersion: "7"}, immutable: true, data: {a: "1", b: "2"}}`, desired: `{apiVersion: v1, kind: ConfigMap, metadata: {name: c}, immutable: true, data: {a: "1"}}`,
+			policy: holdfast.ExistingResourceRecreate, action: Recreate, besides: []string{"data.b"}, immutable: []string{"data.b"},
 		},
 		"none keeps what differs": {
 			live: object("", "{replicas: 2}"), desired: object("", "{replicas: 3}"), action: Keep, differs: []string{"spec.replicas"},
 		},
 		"proof 8: update changes what differs, and no more": {
-			live:    object(`, annotations: {theirs: x}`, `{replicas: 2, template: {spec: {containers: [{name: a, image: i, env: [{name: X, value: "1"}]}, {name: theirs, image: t}]}}}`),
+			live:    object(`, annotations: {theirs: x}, managedFields: [{manager: flux, operation: Apply, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:template": {"f:spec": {"f:containers": {'k:{"name":"theirs"}': {".": {}, "f:name": {}, "f:image": {}}}}}}}}]`, `{replicas: 2, template: {spec: {containers: [{name: a, image: i, env: [{name: X, value: "1"}]}, {name: theirs, image: t}]}}}`),
 			desired: object("", `{replicas: 2, template: {spec: {containers: [{name: a, image: new, env: [{name: X, value: "1"}]}]}}}`),
 			policy:  holdfast.ExistingResourceUpdate, action: Update, differs: []string{"spec.template.spec.containers[a].image"},
 			patch: `{"spec":{"template":{"spec":{"containers":[{"env":[{"name":"X","value":"1"}],"image":"new","name":"a"},{"image":"t","name":"theirs"}]}}}}`,
@@ -312,14 +337,6 @@ func TestCompare(t *testing.T) {
 			differs: []string{"spec.replicas", "spec.template.spec.containers[a].image"},
 			kept:    []string{"spec.replicas (managed by kube-controller-manager)", "spec.template.spec.containers[a].image (managed by flux)"},
 		},
-		"three ways: what the last restore wrote is removed or changed, what others changed stays": {
-			base:    object(`, labels: {gone: x, changed: x}`, "{replicas: 3, paused: true, minReadySeconds: 1}"),
-			live:    object(`, labels: {gone: x, changed: y}`, "{replicas: 5, paused: true, minReadySeconds: 1}"),
-			desired: object("", "{replicas: 3, paused: false, minReadySeconds: 1}"),
-			policy:  holdfast.ExistingResourceUpdate, action: Update,
-			differs: []string{"metadata.labels.gone", "spec.paused", "spec.replicas"}, kept: []string{"spec.replicas (changed since the last restore)"},
-			patch: `{"metadata":{"labels":{"gone":null}},"spec":{"paused":false}}`,
-		},
 		"what belongs together is replaced together": {
 			live:    object("", "{strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1}}, template: {spec: {volumes: [{name: v, hostPath: {path: /x}}]}}}"),
 			desired: object("", "{strategy: {type: Recreate}, template: {spec: {volumes: [{name: v, emptyDir: {}}]}}}"),
@@ -328,18 +345,18 @@ func TestCompare(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var base *unstructured.Unstructured
-			if test.base != "" {
-				base = parse(t, test.base)
+			var served *unstructured.Unstructured
+			if test.served != "" {
+				served = parse(t, test.served)
 			}
 			live := parse(t, test.live)
 			before := live.DeepCopy()
-			got := Compare(base, live, parse(t, test.desired), test.policy)
+			got := Compare(live, parse(t, test.desired), served, test.policy)
 			if diff := cmp.Diff(before.Object, live.Object); diff != "" {
 				t.Errorf("the live object was changed:\n%s", diff)
 			}
-			if got.Action != test.action || !slices.Equal(got.Differs, test.differs) || !slices.Equal(got.Kept, test.kept) || !slices.Equal(got.Immutable, test.immutable) {
-				t.Errorf("got %s, differs %q, kept %q, immutable %q\nwant %s, %q, %q, %q", got.Action, got.Differs, got.Kept, got.Immutable, test.action, test.differs, test.kept, test.immutable)
+			if got.Action != test.action || !slices.Equal(got.Differs, test.differs) || !slices.Equal(got.Besides, test.besides) || !slices.Equal(got.Kept, test.kept) || !slices.Equal(got.Immutable, test.immutable) {
+				t.Errorf("got %s, differs %q, besides %q, kept %q, immutable %q\nwant %s, %q, %q, %q, %q", got.Action, got.Differs, got.Besides, got.Kept, got.Immutable, test.action, test.differs, test.besides, test.kept, test.immutable)
 			}
 			if test.patch == "" {
 				if got.Patch != nil {
@@ -379,5 +396,62 @@ func TestModifierThatGrows(t *testing.T) {
 	_, _, err := rules.Desired(parse(t, content), schema.GroupResource{Resource: "configmaps"}, owned(nil))
 	if err == nil || !strings.Contains(err.Error(), "resourceModifierRules[0]") {
 		t.Errorf("it is an object: %v", err)
+	}
+}
+
+// TestCompareKinds: what was added since makes a difference in all kinds, whatever sort of field it
+// is, and what Kubernetes or a controller gives makes none. A pair is the live object and the
+// desired one.
+func TestCompareKinds(t *testing.T) {
+	const kube = `managedFields: [{manager: kube-controller-manager, operation: Update, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:claimRef": {}, "f:volumeName": {}}}}]`
+	for name, test := range map[string]struct {
+		live, desired string
+		besides       []string
+		differs       []string
+	}{
+		"ConfigMap":          {live: `{kind: ConfigMap, data: {keep: a, extra: x}}`, desired: `{kind: ConfigMap, data: {keep: a}}`, besides: []string{"data.extra"}},
+		"ConfigMap, none":    {live: `{kind: ConfigMap, data: {extra: x}}`, desired: `{kind: ConfigMap}`, besides: []string{"data"}},
+		"Secret":             {live: `{kind: Secret, type: Opaque, data: {a.b: x}}`, desired: `{kind: Secret, type: Opaque}`, besides: []string{"data"}},
+		"Service":            {live: `{kind: Service, spec: {clusterIP: 10.0.0.1, clusterIPs: [10.0.0.1], selector: {app: web, version: "2"}, ports: [{port: 80, nodePort: 30000}, {port: 81}]}}`, desired: `{kind: Service, spec: {selector: {app: web}, ports: [{port: 80}]}}`, besides: []string{"spec.ports[81/TCP]", "spec.selector.version"}},
+		"NetworkPolicy":      {live: `{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, spec: {podSelector: {}, policyTypes: [Ingress], ingress: [{}]}}`, desired: `{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, spec: {podSelector: {}, policyTypes: [Ingress]}}`, besides: []string{"spec.ingress"}},
+		"a peer":             {live: `{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, spec: {podSelector: {}, ingress: [{from: [{podSelector: {}, namespaceSelector: {}}]}]}}`, desired: `{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, spec: {podSelector: {}, ingress: [{from: [{podSelector: {}}]}]}}`, besides: []string{"spec.ingress[0].from[0].namespaceSelector"}},
+		"Role":               {live: `{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, rules: [{apiGroups: [""]}, {apiGroups: ["*"]}]}`, desired: `{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, rules: [{apiGroups: [""]}]}`, differs: []string{"rules"}},
+		"more subjects":      {live: `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, subjects: [{kind: User, name: a}, {kind: User, name: b}]}`, desired: `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, subjects: [{kind: User, name: a}]}`, differs: []string{"subjects"}},
+		"fewer subjects":     {live: `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding}`, desired: `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, subjects: [{kind: User, name: a}]}`, differs: []string{"subjects"}},
+		"only live subjects": {live: `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, subjects: [{kind: User, name: a}]}`, desired: `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding}`, besides: []string{"subjects"}},
+		"aggregated":         {live: `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, aggregationRule: {}, rules: [{apiGroups: [x]}]}`, desired: `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, aggregationRule: {}, rules: []}`},
+		"custom":             {live: `{apiVersion: example.com/v1, kind: Widget, spec: {list: [{a: 1, b: 2}]}, more: x}`, desired: `{apiVersion: example.com/v1, kind: Widget, spec: {list: [{a: 1}]}}`, besides: []string{"more", "spec.list[0].b"}},
+		"nothing":            {live: `{apiVersion: example.com/v1, kind: Widget, spec: {none: null}, status: {a: b}}`, desired: `{apiVersion: example.com/v1, kind: Widget, spec: {}}`},
+		"a claim":            {live: `{kind: PersistentVolumeClaim, metadata: {annotations: {pv.kubernetes.io/bind-completed: "yes"}}, spec: {volumeName: v, storageClassName: fast, volumeMode: Filesystem}}`, desired: `{kind: PersistentVolumeClaim, spec: {}}`},
+		"a volume":           {live: `{kind: PersistentVolume, metadata: {` + kube + `}, spec: {claimRef: {name: c, uid: u}, nfs: {server: s}}}`, desired: `{kind: PersistentVolume, spec: {claimRef: {name: c}, nfs: {server: s}}}`},
+		"an account":         {live: `{kind: ServiceAccount, secrets: [{name: a}], imagePullSecrets: [{name: b}]}`, desired: `{kind: ServiceAccount}`},
+		"a token":            {live: `{kind: Secret, type: kubernetes.io/service-account-token, data: {ca.crt: x, token: y}}`, desired: `{kind: Secret, type: kubernetes.io/service-account-token}`},
+		"a pod": {live: `{kind: Pod, spec: {nodeName: n, priority: 0, preemptionPolicy: PreemptLowerPriority, serviceAccountName: default, tolerations: [{key: k}], volumes: [{name: kube-api-access-abc, projected: {}}, {name: more, hostPath: {}}],
+			containers: [{name: a, resources: {requests: {cpu: 1}}, volumeMounts: [{name: kube-api-access-abc, mountPath: /var/run/secrets/kubernetes.io/serviceaccount}]}]}}`, desired: `{kind: Pod, spec: {containers: [{name: a}]}}`, besides: []string{"spec.volumes[more]"}},
+		"a Job":     {live: `{apiVersion: batch/v1, kind: Job, spec: {selector: {a: b}, template: {metadata: {labels: {controller-uid: u, x: y, more: z}}}}}`, desired: `{apiVersion: batch/v1, kind: Job, spec: {template: {metadata: {labels: {x: y}}}}}`, besides: []string{"spec.template.metadata.labels.more"}},
+		"a webhook": {live: `{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingWebhookConfiguration, webhooks: [{name: a, clientConfig: {url: u, caBundle: eA==}}]}`, desired: `{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingWebhookConfiguration, webhooks: [{name: a, clientConfig: {url: u}}]}`},
+		"an injected certificate": {live: `{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingWebhookConfiguration, metadata: {annotations: {cert-manager.io/inject-ca-from: x/y}}, webhooks: [{name: a, clientConfig: {url: u, caBundle: eA==}}]}`,
+			desired: `{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingWebhookConfiguration, metadata: {annotations: {cert-manager.io/inject-ca-from: x/y}}, webhooks: [{name: a, clientConfig: {url: u, caBundle: eQ==}}]}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			object := func(content string) *unstructured.Unstructured {
+				o := parse(t, content)
+				if o.GetAPIVersion() == "" {
+					o.SetAPIVersion("v1")
+				}
+				o.SetName("a")
+				return o
+			}
+			got := Compare(object(test.live), object(test.desired), nil, holdfast.ExistingResourceNone)
+			if !slices.Equal(got.Differs, test.differs) || !slices.Equal(got.Besides, test.besides) {
+				t.Errorf("it differs in %q, and has besides %q; want %q and %q", got.Differs, got.Besides, test.differs, test.besides)
+			}
+			if equal := len(test.differs)+len(test.besides) == 0; equal != (got.Action == Equal) {
+				t.Errorf("it is %s", got.Action)
+			}
+			if (got.Probe != nil) != (len(test.besides) > 0) {
+				t.Errorf("the server is asked %s", got.Probe)
+			}
+		})
 	}
 }

@@ -5,6 +5,9 @@ package object
 
 import (
 	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
 	"testing"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
@@ -48,8 +51,8 @@ func podSpec() *rapid.Generator[map[string]any] {
 	})
 }
 
-// An update makes what exists equal to what is desired, removes nothing that the desired
-// object does not speak of, and a second one writes nothing.
+// An update makes what exists equal to what is desired, but for labels of others, and a second
+// one writes nothing.
 func TestUpdateIsDoneOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		apiVersion, kind := "apps/v1", "Deployment"
@@ -67,7 +70,7 @@ func TestUpdateIsDoneOnce(t *testing.T) {
 		live, desired := draw("live"), draw("desired")
 		live.SetUID("u")
 		live.SetResourceVersion("1")
-		d := Compare(nil, live, desired, holdfast.ExistingResourceUpdate)
+		d := Compare(live, desired, nil, holdfast.ExistingResourceUpdate)
 		switch d.Action {
 		case Equal:
 			return
@@ -87,39 +90,96 @@ func TestUpdateIsDoneOnce(t *testing.T) {
 		if err := utiljson.UnmarshalCaseSensitivePreserveInts(after, &patched.Object); err != nil {
 			t.Fatal(err)
 		}
-		if again := Compare(nil, patched, desired, holdfast.ExistingResourceUpdate); again.Action != Equal {
+		if again := Compare(patched, desired, nil, holdfast.ExistingResourceUpdate); again.Action != Equal {
 			t.Fatalf("after the update %s it differs again, in %q", d.Patch, again.Differs)
 		}
 		if patched.GetLabels()["live"] != "x" {
 			t.Fatalf("the update %s takes a label of others", d.Patch)
 		}
-		if kind != "Deployment" {
-			return
-		}
-		// Containers of others stay.
-		names := map[string]bool{}
-		for _, container := range list(patched.Object, "spec", "template", "spec", "containers") {
-			names[text(container, "name")] = true
-		}
-		for _, container := range list(live.Object, "spec", "template", "spec", "containers") {
-			if !names[text(container, "name")] {
-				t.Fatalf("the update %s takes the container %s", d.Patch, text(container, "name"))
-			}
+		if got, want := byName(nested(patched.Object, "spec")), byName(nested(desired.Object, "spec")); !same(got, want) {
+			t.Fatalf("after the update %s it is %v, want %v", d.Patch, got, want)
 		}
 	})
 }
 
-// What an earlier restore has left, and others have changed since, stays.
+// byName has the elements of lists in the order of their names.
+func byName(value any) any {
+	switch value := value.(type) {
+	case map[string]any:
+		sorted := map[string]any{}
+		for field, inner := range value {
+			sorted[field] = byName(inner)
+		}
+		return sorted
+	case []any:
+		var sorted []any
+		for _, element := range value {
+			sorted = append(sorted, byName(element))
+		}
+		slices.SortStableFunc(sorted, func(a, b any) int { return strings.Compare(keyOf(a, "name"), keyOf(b, "name")) })
+		return sorted
+	}
+	return value
+}
+
+// What is there, what is desired, whose each field is and what the server puts back decide about
+// each field by itself. The oracle decides so.
 func TestThreeWays(t *testing.T) {
+	managers := map[string]map[string]any{
+		"flux":                    {"operation": "Apply"},
+		"kubectl":                 {"operation": "Apply"},
+		"kubectl-edit":            {"operation": "Update"},
+		"helm":                    {"operation": "Update"},
+		"kube-controller-manager": {"operation": "Update"},
+		"autoscaler":              {"operation": "Update", "subresource": "scale"},
+	}
+	applies := map[string]bool{"flux": true, "autoscaler": true}
 	rapid.Check(t, func(t *rapid.T) {
-		make := func(name string) *unstructured.Unstructured {
+		fields := []string{"a", "b", "c", "d"}
+		values := func(name string) map[string]any {
+			return rapid.MapOf(rapid.SampledFrom(fields), rapid.Custom(func(t *rapid.T) any { return int64(rapid.IntRange(0, 2).Draw(t, "value")) })).Draw(t, name)
+		}
+		deep := rapid.Bool().Draw(t, "deep")
+		make := func(spec map[string]any) *unstructured.Unstructured {
+			var content any = spec
+			if deep {
+				content = []any{map[string]any{"name": "x", "spec": spec}}
+			}
 			return &unstructured.Unstructured{Object: map[string]any{
-				"apiVersion": "example.com/v1", "kind": "Widget", "metadata": map[string]any{"name": "a", "uid": "u", "resourceVersion": "1"},
-				"spec": rapid.MapOf(rapid.SampledFrom([]string{"a", "b", "c", "d"}), rapid.Custom(func(t *rapid.T) any { return int64(rapid.IntRange(0, 2).Draw(t, "value")) })).Draw(t, name),
+				"apiVersion": "example.com/v1", "kind": "Widget", "metadata": map[string]any{"name": "a", "uid": "u", "resourceVersion": "1"}, "spec": map[string]any{"top": content},
 			}}
 		}
-		base, live, desired := make("base"), make("live"), make("desired")
-		d := Compare(base, live, desired, holdfast.ExistingResourceUpdate)
+		specOf := func(object map[string]any) map[string]any {
+			if deep {
+				return nested(list(object, "spec", "top")[0], "spec")
+			}
+			return nested(object, "spec", "top")
+		}
+		live, desired, put := make(values("live")), make(values("desired")), make(values("put"))
+		owners := map[string]string{}
+		var entries []any
+		for name, entry := range managers {
+			owned := map[string]any{}
+			for _, field := range fields {
+				if rapid.IntRange(0, 4).Draw(t, name+" "+field) == 0 {
+					owned["f:"+field] = map[string]any{}
+					if owners[field] == "" || applies[name] || name == "kube-controller-manager" && !applies[owners[field]] {
+						owners[field] = name
+					}
+				}
+			}
+			if deep || len(owned) == 0 {
+				continue // a list without keys is owned as a whole
+			}
+			full := map[string]any{"manager": name, "fieldsType": "FieldsV1", "fieldsV1": map[string]any{"f:spec": map[string]any{"f:top": owned}}}
+			maps.Copy(full, entry)
+			entries = append(entries, full)
+		}
+		if deep {
+			clear(owners)
+		}
+		_ = unstructured.SetNestedSlice(live.Object, entries, "metadata", "managedFields")
+		d := Compare(live, desired, put, holdfast.ExistingResourceUpdate)
 		merged := runtime.DeepCopyJSON(live.Object)
 		if d.Action == Update {
 			before, _ := json.Marshal(live.Object)
@@ -132,17 +192,27 @@ func TestThreeWays(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		was, is, want, got := nested(base.Object, "spec"), nested(live.Object, "spec"), nested(desired.Object, "spec"), nested(merged, "spec")
-		for _, field := range []string{"a", "b", "c", "d"} {
+		is, want, served, got := specOf(live.Object), specOf(desired.Object), specOf(put.Object), specOf(merged)
+		equal := true
+		for _, field := range fields {
 			expected := is[field]
-			if had, wanted := was[field], want[field]; wanted != nil && had != wanted {
-				expected = wanted // the restore brings another value than the last one
-			} else if wanted == nil && had != nil && had == is[field] {
-				expected = nil // the last restore brought it, and this one does not
+			switch owner := owners[field]; {
+			case want[field] != nil && want[field] != is[field]:
+				equal = false
+				if !applies[owner] {
+					expected = want[field]
+				}
+			case want[field] != nil || is[field] == nil:
+			case served[field] == is[field], applies[owner], owner == "kube-controller-manager":
+			default:
+				expected, equal = nil, false
 			}
 			if got[field] != expected {
-				t.Fatalf("%s is %v, want %v: base %v, live %v, desired %v, %+v", field, got[field], expected, was, is, want, d)
+				t.Fatalf("%s is %v, want %v: live %v, desired %v, put back %v, owners %v, %+v", field, got[field], expected, is, want, served, owners, d)
 			}
+		}
+		if equal != (d.Action == Equal) {
+			t.Fatalf("live %v, desired %v, put back %v, owners %v: %+v", is, want, served, owners, d)
 		}
 	})
 }

@@ -85,8 +85,8 @@ func TestNothingIsWrittenOfWhatIsThere(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", o.Item, err)
 		}
-		if d := object.Compare(nil, live, desired, holdfast.ExistingResourceUpdate); d.Action != object.Equal {
-			t.Errorf("%s %s differs in %q", o.Item.KindName, o.Item.Name, d.Differs)
+		if d := object.Compare(live, desired, nil, holdfast.ExistingResourceUpdate); d.Action != object.Equal {
+			t.Errorf("%s %s differs in %q, and has besides %q", o.Item.KindName, o.Item.Name, d.Differs, d.Besides)
 		}
 	}
 	t.Logf("not restored: %v", skipped)

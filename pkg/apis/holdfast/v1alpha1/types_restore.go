@@ -51,7 +51,7 @@ type ExistingResourcePolicy string
 const (
 	// ExistingResourceNone: it stays as it is, with a warning.
 	ExistingResourceNone ExistingResourcePolicy = "none"
-	// ExistingResourceUpdate: it gets what differs, save what others changed since.
+	// ExistingResourceUpdate: it becomes as in the backup, save what controllers manage.
 	ExistingResourceUpdate ExistingResourcePolicy = "update"
 	// ExistingResourceRecreate: as update, and what can't be updated is deleted and
 	// created anew.
@@ -151,8 +151,9 @@ type RestoreSpec struct {
 	// right of whoever asks for the restore to create pods/exec in the pod's namespace.
 	// +optional
 	Hooks RestoreHooks `json:"hooks,omitzero"`
-	// What becomes of an object that exists and differs: none (default) keeps it, update
-	// changes it, recreate deletes and creates what can't be updated.
+	// What becomes of an object that exists and differs: none (default) keeps it with a
+	// warning, update sets values and removes what was added since, save what controllers
+	// manage, recreate deletes and creates what can't be updated.
 	// +optional
 	ExistingResourcePolicy ExistingResourcePolicy `json:"existingResourcePolicy,omitempty"`
 	// What becomes of the data of a volume whose claim exists: with none (default) the

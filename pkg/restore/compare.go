@@ -1,0 +1,73 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/holdfast-io/holdfast/pkg/restore/object"
+)
+
+// compare decides about an object that is there. If it has more than the desired one, the server
+// is asked, by a dry run, what of that it puts back when it is removed: such fields are defaults,
+// or what admission adds. Where the server does not answer, all of it counts as added. With again
+// the object has changed meanwhile.
+func (e *execution) compare(ctx context.Context, k *kind, about subject, live, desired *unstructured.Unstructured) (d object.Decision, again bool, err error) {
+	d = object.Compare(live, desired, nil, e.spec.ExistingResourcePolicy)
+	if d.Probe == nil {
+		return d, false, nil
+	}
+	served, err := e.writer.patch(ctx, k, about.namespace, about.name, "", d.Probe, true)
+	switch {
+	case err == nil:
+		return object.Compare(live, desired, served, e.spec.ExistingResourcePolicy), false, nil
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+		return d, true, nil
+	case ctx.Err() != nil:
+		return d, false, ctx.Err()
+	}
+	e.report.info(about, "what it has besides may be the server's own, which refuses to tell: "+err.Error())
+	return d, false, nil
+}
+
+// differs says how an object differs that stays as it is.
+func differs(d object.Decision) string {
+	if len(d.Differs) == 0 {
+		return "it is there, and stays as it is, though it has besides: " + listed(d.Besides)
+	}
+	text := "it is there, and stays as it is, though it differs: " + listed(d.Differs)
+	if len(d.Besides) > 0 {
+		text += "; it has besides: " + listed(d.Besides)
+	}
+	if len(d.Kept) > 0 {
+		text += "; " + listed(d.Kept)
+	}
+	return text
+}
+
+// changes says what an update of an object changes and removes.
+func changes(d object.Decision) string {
+	var parts []string
+	if len(d.Differs) > 0 {
+		parts = append(parts, listed(d.Differs))
+	}
+	if len(d.Besides) > 0 {
+		parts = append(parts, "without "+listed(d.Besides))
+	}
+	return strings.Join(parts, "; ")
+}
+
+const maxListed = 10
+
+func listed(fields []string) string {
+	if more := len(fields) - maxListed; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(fields[:maxListed], ", "), more)
+	}
+	return strings.Join(fields, ", ")
+}

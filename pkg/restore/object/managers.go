@@ -1,0 +1,100 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"sigs.k8s.io/structured-merge-diff/v6/value"
+)
+
+// components of Kubernetes write fields that belong to the cluster. Distributions in one
+// program write as that program.
+var components = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "k3s", "rke2"}
+
+// manager has fields of a live object that belong to the cluster.
+type manager struct {
+	name string
+	// decides is true if the values of its fields are its own, too: it would write them again.
+	decides bool
+	// holds is true if it has the field itself, and below are those of its fields that are
+	// below.
+	holds bool
+	below *fieldpath.Set
+}
+
+// holdsAll reports whether the manager has the field with all that is below it.
+func (m manager) holdsAll() bool { return m.holds && (m.below == nil || m.below.Empty()) }
+
+// managersOf are the controllers that have fields of an object. A person who applies with
+// kubectl is none: nothing applies that again.
+func managersOf(live *unstructured.Unstructured) []manager {
+	var managers []manager
+	for _, entry := range live.GetManagedFields() {
+		person := strings.HasPrefix(entry.Manager, "kubectl")
+		decides := !person && (entry.Operation == metav1.ManagedFieldsOperationApply || entry.Subresource == "scale")
+		component := slices.Contains(components, entry.Manager) || strings.HasSuffix(entry.Manager, "cloud-controller-manager")
+		if !decides && !component || entry.FieldsV1 == nil {
+			continue
+		}
+		set := &fieldpath.Set{}
+		if set.FromJSON(entry.FieldsV1.GetRawReader()) == nil {
+			managers = append(managers, manager{name: entry.Manager, decides: decides, below: set})
+		}
+	}
+	return managers
+}
+
+// descend gives the managers of a field. Who has all of what it is part of has it, too.
+func descend(managers []manager, element fieldpath.PathElement) []manager {
+	var found []manager
+	for _, m := range managers {
+		if m.holdsAll() {
+			found = append(found, m)
+			continue
+		}
+		holds := m.below.Members.Has(element)
+		below, _ := m.below.Children.Get(element)
+		if holds || below != nil {
+			found = append(found, manager{m.name, m.decides, holds, below})
+		}
+	}
+	return found
+}
+
+// elements gives the managers of an element of a list, which may have more keys than one.
+func elements(managers []manager, key string, element any) []manager {
+	var found []manager
+	for _, m := range managers {
+		if m.holdsAll() {
+			found = append(found, m)
+			continue
+		}
+		m.below.Children.Iterate(func(pe fieldpath.PathElement) {
+			if isElement(pe, key, element) {
+				below, _ := m.below.Children.Get(pe)
+				found = append(found, manager{m.name, m.decides, m.below.Members.Has(pe), below})
+			}
+		})
+		m.below.Members.Iterate(func(pe fieldpath.PathElement) {
+			if _, known := m.below.Children.Get(pe); !known && isElement(pe, key, element) {
+				found = append(found, manager{m.name, m.decides, true, nil})
+			}
+		})
+	}
+	return found
+}
+
+// isElement reports whether a path leads to an element of a list.
+func isElement(pe fieldpath.PathElement, key string, element any) bool {
+	if key == values {
+		return pe.Value != nil && same((*pe.Value).Unstructured(), element)
+	}
+	fields, _ := element.(map[string]any)
+	return pe.Key != nil && slices.ContainsFunc(*pe.Key, func(f value.Field) bool { return f.Name == key && same(f.Value.Unstructured(), fields[key]) })
+}
