@@ -42,6 +42,15 @@ func (s subject) String() string {
 	return text
 }
 
+// toldIn is the namespace whose readers may be told what is about the subject, for a backup whose
+// home is a namespace: they may read of the backup itself, and of the namespace.
+func (s subject) toldIn(home string) string {
+	if s == (subject{}) || s.resource == namespacesResource && s.name == home {
+		return home
+	}
+	return s.namespace
+}
+
 func (s subject) attrs() []slog.Attr {
 	var attrs []slog.Attr
 	for _, attr := range []slog.Attr{
@@ -61,11 +70,15 @@ func (s subject) attrs() []slog.Attr {
 type findings struct {
 	log    *logbook
 	logger klog.Logger
+	// home is the namespace of the backup.
+	home string
 
 	mu       sync.Mutex
 	results  format.Results
 	errors   int32
 	warnings int32
+	// told are the first errors and warnings, for the backup's status.
+	toldErrors, toldWarnings format.Told
 	// secrets counts the Secrets of Holdfast's own namespaces that were left out.
 	secrets map[string]int
 }
@@ -73,22 +86,27 @@ type findings struct {
 // fail records that the backup lacks something that was asked for.
 func (f *findings) fail(about subject, text string) {
 	f.logger.Info("Part of the backup failed", "about", about.String(), "error", text)
-	f.record(&f.results.Errors, &f.errors, slog.LevelError, about, text)
+	f.record(&f.results.Errors, &f.errors, &f.toldErrors, slog.LevelError, about, text)
 }
 
 // warn records what the user should know, although nothing that was asked for is
 // missing.
 func (f *findings) warn(about subject, text string) {
-	f.record(&f.results.Warnings, &f.warnings, slog.LevelWarn, about, text)
+	f.record(&f.results.Warnings, &f.warnings, &f.toldWarnings, slog.LevelWarn, about, text)
 }
 
-func (f *findings) record(messages *format.Messages, count *int32, level slog.Level, about subject, text string) {
+func (f *findings) record(messages *format.Messages, count *int32, told *format.Told, level slog.Level, about subject, text string) {
 	if len(text) > maxText {
 		text = strings.ToValidUTF8(text[:maxText], "") + "..."
 	}
 	f.log.write(level, text, about.attrs()...)
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	full := text
+	if about != (subject{}) {
+		full = about.String() + ": " + text
+	}
+	told.Add(about.toldIn(f.home), full)
 	*count++
 	if *count > maxTexts {
 		return
@@ -97,7 +115,7 @@ func (f *findings) record(messages *format.Messages, count *int32, level slog.Le
 		messages.Velero = append(messages.Velero, text)
 		return
 	}
-	text = about.String() + ": " + text
+	text = full
 	if about.namespace == "" {
 		messages.Cluster = append(messages.Cluster, text)
 		return
@@ -131,6 +149,13 @@ func (f *findings) leftOut() string {
 		counts = append(counts, fmt.Sprintf("%d of the namespace %s", f.secrets[namespace], namespace))
 	}
 	return secretsLeftOut + ": " + strings.Join(counts, ", ")
+}
+
+// message is what came of the backup in one line; empty if there are neither errors nor warnings.
+func (f *findings) message() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return format.Findings(&f.toldErrors, &f.toldWarnings)
 }
 
 // counts gives the number of errors and warnings so far.

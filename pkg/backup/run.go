@@ -211,7 +211,11 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 		},
 	}
 	e.logger = klog.LoggerWithValues(klog.FromContext(ctx), "backup", e.storeName)
-	e.findings = &findings{log: e.log, logger: e.logger}
+	home, system := request.Backup.Namespace, request.Cluster.SystemNamespace
+	e.findings = &findings{
+		log: e.log, logger: e.logger, home: home,
+		toldErrors: format.NewTold(home, system), toldWarnings: format.NewTold(home, system),
+	}
 	e.log.Include(request.PostHooks.Log)
 	return e
 }
@@ -371,6 +375,7 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 	status.Phase = holdfast.BackupPhaseCompleted
 	status.FormatVersion = format.FormatVersion
 	status.Errors, status.Warnings = e.findings.counts()
+	status.Message = e.findings.message()
 	objects := e.Progress.Objects()
 	status.Progress = &objects
 	status.Volumes = volumesProgress(e.volumes)

@@ -75,6 +75,8 @@ const (
 	// backup has it: neither an error nor a warning, which a backup of all namespaces
 	// would have each time.
 	AnnotationSecretsLeftOut = "holdfast.io/secrets-left-out"
+	// AnnotationMessage is status.message.
+	AnnotationMessage = "holdfast.io/message"
 
 	annotationGitVersion   = "velero.io/source-cluster-k8s-gitversion"
 	annotationMajorVersion = "velero.io/source-cluster-k8s-major-version"
@@ -224,6 +226,7 @@ func encodeAnnotations(backup *holdfast.Backup, contents Contents, cluster Clust
 	annotations[AnnotationOriginName] = backup.Name
 	optional := map[string]string{
 		AnnotationSecretsLeftOut: secretsLeftOut(backup.Status.Conditions),
+		AnnotationMessage:        backup.Status.Message,
 		AnnotationClusterUID:     cluster.UID,
 		AnnotationRequester:      backup.Status.Requester,
 		annotationGitVersion:     cluster.GitVersion,
@@ -333,6 +336,7 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 			Warnings:            stored.Status.Warnings,
 			Errors:              stored.Status.Errors,
 			FailureReason:       stored.Status.FailureReason,
+			Message:             boundedMessage(stored.Annotations[AnnotationMessage]),
 			Origin:              origin,
 		},
 	}
@@ -407,7 +411,7 @@ func decodeAnnotations(stored map[string]string) map[string]string {
 	annotations := maps.Clone(stored)
 	for _, key := range []string{
 		AnnotationOriginNamespace, AnnotationOriginNamespaceUID, AnnotationOriginName, AnnotationRequester,
-		AnnotationScheduleUID, AnnotationQueuedAt, AnnotationPhase, AnnotationClusterUID, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut,
+		AnnotationScheduleUID, AnnotationQueuedAt, AnnotationPhase, AnnotationClusterUID, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut, AnnotationMessage,
 	} {
 		delete(annotations, key)
 	}
@@ -428,17 +432,24 @@ func DerivedUID(kind string, identity ...string) types.UID {
 	return types.UID(uuid.NewSHA1(uidSpace, []byte(name)).String())
 }
 
+// maxMessageBytes is more than Findings makes. What others have written is cut there.
+const maxMessageBytes = 2 << 10
+
+func boundedMessage(message string) string {
+	return strings.ToValidUTF8(message[:min(len(message), maxMessageBytes)], "")
+}
+
 // EndConditions gives the conditions of a backup that has ended, from its phase
 // and completion.
 func EndConditions(status *holdfast.BackupStatus) []metav1.Condition {
-	at := endOf(status)
+	at, message := endOf(status), cmp.Or(status.FailureReason, strings.Join(status.ValidationErrors, "; "), status.Message)
 	succeeded := metav1.ConditionFalse
 	if status.Phase == holdfast.BackupPhaseCompleted {
 		succeeded = metav1.ConditionTrue
 	}
 	return []metav1.Condition{
-		{Type: holdfast.ConditionComplete, Status: metav1.ConditionTrue, Reason: string(status.Phase), Message: status.FailureReason, LastTransitionTime: at},
-		{Type: holdfast.ConditionSucceeded, Status: succeeded, Reason: string(status.Phase), Message: status.FailureReason, LastTransitionTime: at},
+		{Type: holdfast.ConditionComplete, Status: metav1.ConditionTrue, Reason: string(status.Phase), Message: message, LastTransitionTime: at},
+		{Type: holdfast.ConditionSucceeded, Status: succeeded, Reason: string(status.Phase), Message: message, LastTransitionTime: at},
 	}
 }
 

@@ -133,7 +133,7 @@ func TestUsersWriteNothingBelowThePrefix(t *testing.T) {
 		backup.Status.Requester, backup.Status.QueuedTimestamp, backup.Status.Origin = "", nil, nil
 		for _, key := range []string{
 			AnnotationOriginNamespace, AnnotationOriginNamespaceUID, AnnotationOriginName, AnnotationClusterUID, AnnotationRequester,
-			AnnotationQueuedAt, AnnotationPhase, AnnotationContents, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut, AnnotationScheduleUID, "holdfast.io/", "holdfast.io/of-a-later-release",
+			AnnotationQueuedAt, AnnotationPhase, AnnotationContents, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut, AnnotationMessage, AnnotationScheduleUID, "holdfast.io/", "holdfast.io/of-a-later-release",
 		} {
 			backup.Annotations[key] = "forged"
 		}
@@ -156,7 +156,14 @@ func TestBackupRoundTrip(t *testing.T) {
 	failed.Status.Conditions = EndConditions(&failed.Status)
 	completed := endedBackup()
 	completed.Status.Phase, completed.Status.FailureReason = holdfast.BackupPhaseCompleted, ""
+	completed.Status.Message = "2 warnings: one; another"
 	completed.Status.Conditions = EndConditions(&completed.Status)
+	partial := endedBackup()
+	partial.Status.FailureReason, partial.Status.Message = "", "1 error, 2 warnings: pods shop/a: read it: no rights"
+	partial.Status.Conditions = EndConditions(&partial.Status)
+	if got := partial.Status.Conditions[1].Message; got != partial.Status.Message {
+		t.Errorf("the condition Succeeded says %q", got)
+	}
 	scheduled := endedBackup()
 	scheduled.Status.Origin.ScheduleUID = "schedule-uid"
 	scheduled.Status.HookStatus = &holdfast.HookStatus{HooksAttempted: 2, HooksFailed: 1}
@@ -164,7 +171,7 @@ func TestBackupRoundTrip(t *testing.T) {
 	lacking.Status.Conditions = append(lacking.Status.Conditions, metav1.Condition{
 		Type: holdfast.ConditionSecretsLeftOut, Status: metav1.ConditionTrue, Reason: "OwnNamespaces", Message: "2 Secrets", LastTransitionTime: *lacking.Status.CompletionTimestamp,
 	})
-	for name, backup := range map[string]*holdfast.Backup{"tenant": tenant, "system": system, "failed": failed, "completed": completed, "scheduled": scheduled, "lacking": lacking} {
+	for name, backup := range map[string]*holdfast.Backup{"tenant": tenant, "system": system, "failed": failed, "completed": completed, "scheduled": scheduled, "lacking": lacking, "partial": partial} {
 		before := backup.DeepCopy()
 		data, err := EncodeBackup(backup, nil, cluster)
 		if err != nil {

@@ -32,13 +32,16 @@ const (
 	actionCreate
 	actionUpdate
 	actionRecreate
+	// actionSkip: it is there, and equal.
 	actionSkip
+	// actionLeave: a rule says that it is not restored.
+	actionLeave
 	actionConflict
 	actionRefused
 	actionError
 )
 
-var actionNames = [...]string{"", "create", "update", "recreate", "skip", "conflict", "refused", "error"}
+var actionNames = [...]string{"", "create", "update", "recreate", "skip", "skip", "conflict", "refused", "error"}
 
 const extensionsGroup = "apiextensions.k8s.io"
 
@@ -83,8 +86,8 @@ func isNamespace(item *manifest.Item) bool {
 	return item.APIGroup == "" && item.KindName == "Namespace"
 }
 
-// give records what became of an object: actionError and actionRefused are errors,
-// actionConflict is a warning.
+// give records what becomes of an object that is not looked for in the cluster: actionError and
+// actionRefused are errors, actionConflict is a warning.
 func (e *execution) give(node int32, a action, about subject, reason string) {
 	e.decided(node, a, about, reason, nil)
 }
@@ -164,7 +167,7 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 	skipped := e.rules.Skip(content, resource)
 	inits := e.hooks.note(item, about, content, skipped)
 	if reason := skipped; reason != "" {
-		e.give(node, actionSkip, about, reason)
+		e.give(node, actionLeave, about, reason)
 		return "", false
 	}
 	if reason := e.heldBack(item); reason != "" {

@@ -44,6 +44,10 @@ type report struct {
 	// room is how many more bytes of JSON these may have.
 	room             int
 	errors, warnings int32
+	// toldErrors and toldWarnings are the first of them, for the restore's status; home is its
+	// namespace.
+	toldErrors, toldWarnings format.Told
+	home                     string
 }
 
 // document is compressed as it is written.
@@ -68,8 +72,20 @@ func (s subject) String() string {
 	return s.resource + " " + s.namespace + "/" + s.name
 }
 
-func newReport(log *runlog.Log) *report {
-	r := &report{log: log, room: maxResultsBytes}
+// toldIn is the namespace whose readers may be told what is about the subject, for a restore whose
+// home is a namespace: they may read of the restore itself, and of the namespace.
+func (s subject) toldIn(home string) string {
+	if s == (subject{}) || s.resource == "namespaces" && s.name == home {
+		return home
+	}
+	return s.namespace
+}
+
+func newReport(log *runlog.Log, namespace, systemNamespace string) *report {
+	r := &report{
+		log: log, room: maxResultsBytes, home: namespace,
+		toldErrors: format.NewTold(namespace, systemNamespace), toldWarnings: format.NewTold(namespace, systemNamespace),
+	}
 	r.plan.gzip, _ = gzip.NewWriterLevel(&r.plan.Buffer, gzip.BestSpeed) // the level is valid
 	_, _ = r.plan.gzip.Write([]byte(`{"items":[`))                       // a buffer takes everything
 	return r
@@ -86,21 +102,26 @@ func (r *report) info(about subject, text string) {
 func (r *report) fail(about subject, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.record(&r.results.Errors, &r.errors, slog.LevelError, about, text)
+	r.record(&r.results.Errors, &r.errors, &r.toldErrors, slog.LevelError, about, text)
 }
 
 // warn records that something is there, and differs.
 func (r *report) warn(about subject, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.record(&r.results.Warnings, &r.warnings, slog.LevelWarn, about, text)
+	r.record(&r.results.Warnings, &r.warnings, &r.toldWarnings, slog.LevelWarn, about, text)
 }
 
-func (r *report) record(messages *format.Messages, count *int32, level slog.Level, about subject, text string) {
+func (r *report) record(messages *format.Messages, count *int32, told *format.Told, level slog.Level, about subject, text string) {
 	if len(text) > maxTextBytes { // an answer of the API server can repeat what it refuses
 		text = strings.ToValidUTF8(text[:maxTextBytes], "") + "..."
 	}
 	r.write(level, about, text)
+	full := text
+	if about != (subject{}) {
+		full = about.String() + ": " + text
+	}
+	told.Add(about.toldIn(r.home), full)
 	encoded, _ := json.Marshal([]string{about.namespace, about.String(), text}) // all strings have JSON
 	if *count++; *count > maxTexts || len(encoded) > r.room {
 		return
@@ -110,7 +131,7 @@ func (r *report) record(messages *format.Messages, count *int32, level slog.Leve
 		messages.Velero = append(messages.Velero, text)
 		return
 	}
-	text = about.String() + ": " + text
+	text = full
 	if about.namespace == "" {
 		messages.Cluster = append(messages.Cluster, text)
 		return
@@ -146,6 +167,13 @@ func (r *report) planned(entry format.PlannedObject) {
 	_, _ = r.plan.gzip.Write(append([]byte(separator), line...))
 }
 
+// message is what came of the restore in one line; empty if there are neither errors nor warnings.
+func (r *report) message() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return format.Findings(&r.toldErrors, &r.toldWarnings)
+}
+
 // counts gives the number of errors and warnings so far.
 func (r *report) counts() (errors, warnings int32) {
 	r.mu.Lock()
@@ -158,7 +186,7 @@ func (r *report) end() (log, plan []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.unplanned > 0 {
-		r.record(&r.results.Warnings, &r.warnings, slog.LevelWarn, subject{}, fmt.Sprintf("the plan was too long: %d objects are not in it", r.unplanned))
+		r.record(&r.results.Warnings, &r.warnings, &r.toldWarnings, slog.LevelWarn, subject{}, fmt.Sprintf("the plan was too long: %d objects are not in it", r.unplanned))
 	}
 	_, _ = r.plan.gzip.Write([]byte("\n]}\n"))
 	_ = r.plan.gzip.Close() // a buffer takes everything

@@ -86,11 +86,31 @@ type Right struct {
 }
 
 // Progress is how far a restore is. It is safe for concurrent use.
-type Progress struct{ total, done atomic.Int64 }
+type Progress struct {
+	// total are the objects to restore.
+	total atomic.Int64
+	// done are those that are done, by what became of each.
+	done [len(actionNames)]atomic.Int64
+}
 
-// Objects are the counts so far.
+// Objects are the counts so far. What a rule leaves out is not to be restored.
 func (p *Progress) Objects() holdfast.RestoreProgress {
-	return holdfast.RestoreProgress{TotalItems: p.total.Load(), ItemsRestored: p.done.Load()}
+	count := func(actions ...action) (sum int64) {
+		for _, a := range actions {
+			sum += p.done[a].Load()
+		}
+		return sum
+	}
+	progress := holdfast.RestoreProgress{
+		TotalItems:     p.total.Load() - count(actionLeave),
+		ItemsCreated:   count(actionCreate, actionRecreate),
+		ItemsUpdated:   count(actionUpdate),
+		ItemsUnchanged: count(actionSkip),
+		ItemsDiffering: count(actionConflict),
+		ItemsFailed:    count(actionRefused, actionError),
+	}
+	progress.ItemsRestored = progress.ItemsCreated + progress.ItemsUpdated + progress.ItemsUnchanged
+	return progress
 }
 
 // Refused is why a restore was not begun: nothing was written.
@@ -189,7 +209,7 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 		request:      request,
 		spec:         &request.Run.Spec.Restore,
 		logger:       klog.LoggerWithValues(klog.FromContext(ctx), "restore", request.StoreName()),
-		report:       newReport(deps.Log),
+		report:       newReport(deps.Log, request.Run.Spec.RestoreRef.Namespace, request.SystemNamespace),
 		writer:       &cluster{client: deps.Writer},
 		reader:       &cluster{client: deps.Reader},
 		groups:       map[listKey]int{},
@@ -297,7 +317,7 @@ func (l *loop) wait(ctx context.Context, i int32, item *manifest.Item, until fun
 // done is called once for each node.
 func (l *loop) done(ctx context.Context, i int32) {
 	if l.e.graph.Nodes[i].Wait == "" {
-		l.e.Progress.done.Add(1)
+		l.e.Progress.done[l.e.outcomes[i]].Add(1)
 	}
 	l.mu.Lock()
 	released := l.progress.Done(i)
@@ -410,6 +430,7 @@ func (e *execution) end(err error) *Ended {
 	objects := e.Progress.Objects()
 	status.Progress = &objects
 	status.Errors, status.Warnings = e.report.counts()
+	status.Message = e.report.message()
 	status.CompletionTimestamp = &metav1.Time{Time: e.Clock.Now()}
 	if e.Volumes != nil {
 		if counts := e.Volumes.Counts(); counts.Total > 0 {

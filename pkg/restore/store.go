@@ -59,7 +59,7 @@ func (e *Ended) Store(ctx context.Context, to Store, restore *holdfast.Restore, 
 	restore = restore.DeepCopy()
 	status := &restore.Status
 	status.Phase, status.FailureReason, status.ValidationErrors = e.Status.Phase, e.Status.FailureReason, e.Status.ValidationErrors
-	status.Errors, status.Warnings = e.Status.Errors, e.Status.Warnings
+	status.Errors, status.Warnings, status.Message = e.Status.Errors, e.Status.Warnings, e.Status.Message
 	status.Progress, status.Volumes, status.CompletionTimestamp = e.Status.Progress, e.Status.Volumes, e.Status.CompletionTimestamp
 	status.HookStatus = e.Status.HookStatus
 	metadata, err := format.EncodeRestore(restore, contents, cluster)
@@ -143,7 +143,7 @@ func (e *Ended) stored(ctx context.Context, from Store, of *holdfast.Restore, cl
 }
 
 // became are the words that a resource list has for what became of an object.
-var became = [...]string{actionCreate: "created", actionUpdate: "updated", actionRecreate: "created", actionSkip: "skipped", actionConflict: "skipped", actionRefused: "failed", actionError: "failed"}
+var became = [...]string{actionCreate: "created", actionUpdate: "updated", actionRecreate: "created", actionSkip: "skipped", actionLeave: "skipped", actionConflict: "skipped", actionRefused: "failed", actionError: "failed"}
 
 // resourceList is the content of the list of what became of each object.
 func (e *execution) resourceList() []byte {

@@ -181,7 +181,7 @@ func TestEndHasRoom(t *testing.T) {
 		}
 	}
 
-	r := newReport(runlog.New(clock.RealClock{}))
+	r := newReport(runlog.New(clock.RealClock{}), "a", "holdfast")
 	r.room = 1000
 	for range 100 {
 		r.fail(subject{"secrets", "a", "s"}, "<<<")

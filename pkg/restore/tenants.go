@@ -49,9 +49,9 @@ func (e *execution) refuse(ctx context.Context, content *unstructured.Unstructur
 	gk := content.GroupVersionKind().GroupKind()
 	switch gk {
 	case schema.GroupKind{Kind: "Namespace"}:
-		return actionSkip, "a tenant's restore writes into namespaces that exist, and does not change them"
+		return actionLeave, "a tenant's restore writes into namespaces that exist, and does not change them"
 	case schema.GroupKind{Kind: "PersistentVolume"}:
-		return actionSkip, refusedVolume
+		return actionLeave, refusedVolume
 	case schema.GroupKind{Kind: "Secret"}:
 		if kind, _, _ := unstructured.NestedString(content.Object, "type"); kind == string(corev1.SecretTypeServiceAccountToken) {
 			return actionRefused, refusedToken

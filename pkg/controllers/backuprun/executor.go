@@ -220,7 +220,7 @@ func recordOutcome(status *enginev1alpha1.BackupRunStatus, outcome backup.Outcom
 	status.Stored = outcome.Stored
 	status.AbsentAgents = nil
 	status.Errors, status.Warnings = ended.Errors, ended.Warnings
-	status.FailureReason = ended.FailureReason
+	status.FailureReason, status.Message = ended.FailureReason, ended.Message
 	status.CompletionTimestamp = ended.CompletionTimestamp.DeepCopy()
 	if status.CompletionTimestamp == nil {
 		status.CompletionTimestamp = &now

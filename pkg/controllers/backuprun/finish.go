@@ -4,6 +4,7 @@
 package backuprun
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -229,7 +230,7 @@ func (c *Controller) whyNotResumed(run *enginev1alpha1.BackupRun) string {
 func (c *Controller) announce(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome) {
 	status := &outcome.Status
 	kind := corev1.EventTypeWarning
-	note := fmt.Sprintf("The backup has ended with %d errors and %d warnings", status.Errors, status.Warnings)
+	note := "The backup has ended with " + cmp.Or(status.Message, "neither errors nor warnings")
 	switch {
 	case status.Phase == v1alpha1.BackupPhaseCompleted:
 		kind = corev1.EventTypeNormal

@@ -16,6 +16,7 @@
 package restorerun
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -557,7 +558,7 @@ func (c *Controller) reportProgress(ctx context.Context, run *engine.RestoreRun,
 func (c *Controller) announce(ctx context.Context, run *engine.RestoreRun, ended *restore.Ended, stored bool) {
 	status := &ended.Status
 	kind := corev1.EventTypeWarning
-	note := fmt.Sprintf("The restore has ended with %d errors and %d warnings", status.Errors, status.Warnings)
+	note := "The restore has ended with " + cmp.Or(status.Message, "neither errors nor warnings")
 	switch {
 	case status.Phase == v1alpha1.RestorePhaseCompleted:
 		kind = corev1.EventTypeNormal

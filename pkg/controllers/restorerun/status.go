@@ -51,7 +51,7 @@ func (p *Progress) set(status *engine.RestoreRunStatus) bool {
 func recordEnd(status *engine.RestoreRunStatus, ended *restore.Ended, stored bool) {
 	end := &ended.Status
 	status.Phase, status.Stored, status.Digests = end.Phase, stored, ended.Digests
-	status.Errors, status.Warnings = end.Errors, end.Warnings
+	status.Errors, status.Warnings, status.Message = end.Errors, end.Warnings, end.Message
 	status.FailureReason, status.ValidationErrors = end.FailureReason, end.ValidationErrors
 	status.CompletionTimestamp = end.CompletionTimestamp.DeepCopy()
 	status.HookStatus = end.HookStatus.DeepCopy()

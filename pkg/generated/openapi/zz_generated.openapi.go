@@ -555,6 +555,13 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							Format:      "int32",
 						},
 					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What the run waits for while it is in progress, or in short what came of it, in one line.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"failureReason": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Why the run failed, or why a deletion has to wait, in one sentence.",
@@ -1497,6 +1504,13 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallba
 							Description: "Number of errors.",
 							Type:        []string{"integer"},
 							Format:      "int32",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What the run waits for while it is in progress, or in short what came of it, in one line.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"failureReason": {
@@ -3852,14 +3866,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupProgress(ref common.ReferenceCallba
 				Properties: map[string]spec.Schema{
 					"totalItems": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects found so far.",
+							Description: "Objects found so far. Of a backup that has ended, those beyond itemsBackedUp are missing: a list that failed counts as one at least.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"itemsBackedUp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects written to the backup so far.",
+							Description: "Objects that are in the backup so far.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -4801,16 +4815,23 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"warnings": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of warnings; the texts are in the backup's results in the store.",
+							Description: "Number of warnings; backups/NAME/results has the texts.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"errors": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of errors; the texts are in the backup's results in the store.",
+							Description: "Number of errors; backups/NAME/results has the texts.",
 							Type:        []string{"integer"},
 							Format:      "int32",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "In one line: what the backup waits for while it is in progress, and at its end how many errors and warnings it has, with the first three of the errors, or of the warnings if it has no error. A backup outside the system namespace names only what is in its own namespace. backups/NAME/results has all texts.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"failureReason": {
@@ -5946,7 +5967,42 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreProgress(ref common.ReferenceCallb
 					},
 					"itemsRestored": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects that are done: there, or given up with an error.",
+							Description: "Objects that are there as in the backup: created, changed, or unchanged.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"itemsCreated": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Those of them that the restore created, or deleted and created anew.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"itemsUpdated": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Those of them that the restore changed.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"itemsUnchanged": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Those of them that were there, and equal.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"itemsDiffering": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Objects that are there and differ, and stay as they are: each is a warning.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"itemsFailed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Objects that are not there, or not as they should be: each is an error.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -6496,6 +6552,13 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallbac
 							Description: "Number of errors: about what was asked for and is not there. restores/NAME/results has the texts.",
 							Type:        []string{"integer"},
 							Format:      "int32",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "In one line: what the restore waits for while it is in progress, and at its end how many errors and warnings it has, with the first three of the errors, or of the warnings if it has no error. A restore outside the system namespace names only what is in its own namespace. restores/NAME/results has all texts.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"failureReason": {

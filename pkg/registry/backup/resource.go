@@ -63,7 +63,7 @@ var Resource = virtual.Resource[object]{
 			}
 			return fmt.Sprint(b.Status.QueuePosition)
 		})),
-		virtual.Wide(virtual.Text("Reason", "Why the backup waits, or failed.", reason)),
+		virtual.Wide(virtual.Text("Reason", "What the backup waits for, why it failed, or what it lacks.", reason)),
 		virtual.Wide(virtual.Timed("Took", "Time from start to end.", took)),
 		virtual.Wide(virtual.Text("Location", "The storage location.", storageLocation)),
 		virtual.Wide(virtual.Text("Requester", "Who asked for the backup, in brackets if nothing but the store says so.", requester)),
@@ -101,7 +101,7 @@ func requester(b object) string {
 	return b.Status.Requester
 }
 
-// reason is why a backup waits, or why it failed.
+// reason is what a backup waits for, why it failed, or what it lacks.
 func reason(b object) string {
 	for _, condition := range b.Status.Conditions {
 		if condition.Type == v1alpha1.ConditionQueued && condition.Status == metav1.ConditionTrue {
@@ -111,5 +111,5 @@ func reason(b object) string {
 	if len(b.Status.ValidationErrors) > 0 {
 		return b.Status.ValidationErrors[0]
 	}
-	return b.Status.FailureReason
+	return cmp.Or(b.Status.FailureReason, b.Status.Message)
 }

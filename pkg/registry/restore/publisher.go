@@ -4,8 +4,10 @@
 package restore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -283,6 +285,7 @@ func restoreOf(run *enginev1alpha1.RestoreRun, entry *queue.Entry) *v1alpha1.Res
 // endConditions are those of a restore that has ended.
 func endConditions(restore *v1alpha1.Restore) []metav1.Condition {
 	status, at := &restore.Status, restore.CreationTimestamp
+	message := cmp.Or(status.FailureReason, strings.Join(status.ValidationErrors, "; "), status.Message)
 	for _, t := range []*metav1.Time{status.StartTimestamp, status.CompletionTimestamp} {
 		if t != nil {
 			at = *t
@@ -293,7 +296,7 @@ func endConditions(restore *v1alpha1.Restore) []metav1.Condition {
 		succeeded = metav1.ConditionTrue
 	}
 	return []metav1.Condition{
-		{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: string(status.Phase), Message: status.FailureReason, LastTransitionTime: at},
-		{Type: v1alpha1.ConditionSucceeded, Status: succeeded, Reason: string(status.Phase), Message: status.FailureReason, LastTransitionTime: at},
+		{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: string(status.Phase), Message: message, LastTransitionTime: at},
+		{Type: v1alpha1.ConditionSucceeded, Status: succeeded, Reason: string(status.Phase), Message: message, LastTransitionTime: at},
 	}
 }

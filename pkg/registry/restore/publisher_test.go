@@ -210,7 +210,7 @@ func TestTable(t *testing.T) {
 	started, ended := metav1.Unix(3000, 0), metav1.Unix(3090, 0)
 	run := record(1, "", enginev1alpha1.RestoreRunStatus{
 		Phase: "PartiallyFailed", StartTimestamp: &started, CompletionTimestamp: &ended, Warnings: 1, Errors: 2, FailureReason: "two are not there",
-		Progress: &v1alpha1.RestoreProgress{TotalItems: 20, ItemsRestored: 18},
+		Progress: &v1alpha1.RestoreProgress{TotalItems: 20, ItemsRestored: 18, ItemsCreated: 15, ItemsUnchanged: 3, ItemsFailed: 2},
 		Volumes:  &v1alpha1.RestoreVolumesProgress{Total: 3, Completed: 1, Failed: 1, BytesDone: 3 << 20},
 	})
 	run.Spec.Requester.Username = "jane"
@@ -221,7 +221,7 @@ func TestTable(t *testing.T) {
 	}
 	cells := table.Rows[0].Cells
 	cells[8] = "(age)"
-	const want = "[back PartiallyFailed holdfast/daily 18/20 2/3 1 2 - (age) two are not there 3.0Mi 90s default jane -]"
+	const want = "[back PartiallyFailed holdfast/daily 18/20 1/3 1 2 - (age) two are not there 15 3 2 3.0Mi 90s default jane -]"
 	if got := fmt.Sprint(cells); got != want {
 		t.Errorf("the row is %s\nnot        %s", got, want)
 	}

@@ -38,18 +38,18 @@ var Resource = virtual.Resource[object]{
 		virtual.Name[object](),
 		virtual.Text("Status", "The phase of the restore.", phase),
 		virtual.Text("Backup", "The backup that is restored.", backupName),
-		virtual.Text("Items", "Objects that are done, of those to restore.", func(r object) string {
+		virtual.Text("Items", "Objects that are there as in the backup, of those to restore.", func(r object) string {
 			if r.Status.Progress == nil {
 				return ""
 			}
 			return fmt.Sprintf("%d/%d", r.Status.Progress.ItemsRestored, r.Status.Progress.TotalItems)
 		}),
-		virtual.Text("Volumes", "Volumes that are done, of those to restore.", func(r object) string {
+		virtual.Text("Volumes", "Volumes whose data is restored, of those to restore.", func(r object) string {
 			v := r.Status.Volumes
 			if v == nil || v.Total == 0 {
 				return ""
 			}
-			return fmt.Sprintf("%d/%d", v.Completed+v.Failed, v.Total)
+			return fmt.Sprintf("%d/%d", v.Completed, v.Total)
 		}),
 		virtual.Number("Warnings", "Number of warnings: about what is there, but differs.", func(r object) int32 { return r.Status.Warnings }),
 		virtual.Number("Errors", "Number of errors: about what was asked for and is not there.", func(r object) int32 { return r.Status.Errors }),
@@ -62,7 +62,10 @@ var Resource = virtual.Resource[object]{
 		virtual.Timed("Age", "Time since the restore was asked for.", func(r object, now time.Time) string {
 			return virtual.Age(&r.CreationTimestamp, now)
 		}),
-		virtual.Wide(virtual.Text("Reason", "Why the restore waits, or failed.", reason)),
+		virtual.Wide(virtual.Text("Reason", "What the restore waits for, why it failed, or what it lacks.", reason)),
+		virtual.Wide(progressed("Created", "Objects that the restore created.", func(p *v1alpha1.RestoreProgress) int64 { return p.ItemsCreated })),
+		virtual.Wide(progressed("Unchanged", "Objects that were there, and equal.", func(p *v1alpha1.RestoreProgress) int64 { return p.ItemsUnchanged })),
+		virtual.Wide(progressed("Failed", "Objects that are not there, or not as they should be.", func(p *v1alpha1.RestoreProgress) int64 { return p.ItemsFailed })),
 		virtual.Wide(virtual.Text("Data", "Bytes written into volumes.", func(r object) string {
 			if v := r.Status.Volumes; v == nil || v.Total == 0 {
 				return ""
@@ -83,6 +86,16 @@ var Resource = virtual.Resource[object]{
 	Compare: func(a, b object) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), b.CreationTimestamp.Compare(a.CreationTimestamp.Time))
 	},
+}
+
+// progressed is a column of counted objects.
+func progressed(name, description string, count func(*v1alpha1.RestoreProgress) int64) virtual.Column[object] {
+	return virtual.Text(name, description, func(r object) string {
+		if r.Status.Progress == nil {
+			return ""
+		}
+		return fmt.Sprint(count(r.Status.Progress))
+	})
 }
 
 func phase(r object) string     { return string(r.Status.Phase) }
@@ -117,7 +130,7 @@ func took(r object, now time.Time) string {
 	return duration.HumanDuration(end.Sub(start.Time))
 }
 
-// reason is why a restore waits, or why it failed.
+// reason is what a restore waits for, why it failed, or what it lacks.
 func reason(r object) string {
 	if queued := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionQueued); queued != nil && queued.Status == metav1.ConditionTrue {
 		return queued.Reason
@@ -125,5 +138,5 @@ func reason(r object) string {
 	if len(r.Status.ValidationErrors) > 0 {
 		return r.Status.ValidationErrors[0]
 	}
-	return r.Status.FailureReason
+	return cmp.Or(r.Status.FailureReason, r.Status.Message)
 }

@@ -38,6 +38,7 @@ func (r *BackupRun) AsBackup() *holdfastv1alpha1.Backup {
 			HookStatus:          status.HookStatus.DeepCopy(),
 			Warnings:            status.Warnings,
 			Errors:              status.Errors,
+			Message:             status.Message,
 			FailureReason:       status.FailureReason,
 			ValidationErrors:    slices.Clone(status.ValidationErrors),
 			Requester:           r.Spec.Requester.Username,

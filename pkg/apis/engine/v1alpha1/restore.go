@@ -37,6 +37,7 @@ func (r *RestoreRun) AsRestore() *holdfastv1alpha1.Restore {
 			HookStatus:          status.HookStatus.DeepCopy(),
 			Warnings:            status.Warnings,
 			Errors:              status.Errors,
+			Message:             status.Message,
 			FailureReason:       status.FailureReason,
 			ValidationErrors:    slices.Clone(status.ValidationErrors),
 			Requester:           r.Spec.Requester.Username,

@@ -189,6 +189,11 @@ type BackupRunStatus struct {
 	// Number of errors.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
+	// What the run waits for while it is in progress, or in short what came of it, in one
+	// line.
+	// +optional
+	// +kubebuilder:validation:MaxLength=2048
+	Message string `json:"message,omitempty"`
 	// Why the run failed, or why a deletion has to wait, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`

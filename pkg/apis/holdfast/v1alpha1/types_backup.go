@@ -431,12 +431,18 @@ type BackupStatus struct {
 	// How many hooks were run, and how many of them failed.
 	// +optional
 	HookStatus *HookStatus `json:"hookStatus,omitempty"`
-	// Number of warnings; the texts are in the backup's results in the store.
+	// Number of warnings; backups/NAME/results has the texts.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`
-	// Number of errors; the texts are in the backup's results in the store.
+	// Number of errors; backups/NAME/results has the texts.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
+	// In one line: what the backup waits for while it is in progress, and at its end how
+	// many errors and warnings it has, with the first three of the errors, or of the
+	// warnings if it has no error. A backup outside the system namespace names only what is
+	// in its own namespace. backups/NAME/results has all texts.
+	// +optional
+	Message string `json:"message,omitempty"`
 	// Why the backup failed, was cancelled, or is not deleted yet, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
@@ -519,10 +525,11 @@ type BackupOrigin struct {
 
 // BackupProgress counts objects.
 type BackupProgress struct {
-	// Objects found so far.
+	// Objects found so far. Of a backup that has ended, those beyond itemsBackedUp are
+	// missing: a list that failed counts as one at least.
 	// +optional
 	TotalItems int64 `json:"totalItems,omitempty"`
-	// Objects written to the backup so far.
+	// Objects that are in the backup so far.
 	// +optional
 	ItemsBackedUp int64 `json:"itemsBackedUp,omitempty"`
 }

@@ -417,6 +417,12 @@ type RestoreStatus struct {
 	// has the texts.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
+	// In one line: what the restore waits for while it is in progress, and at its end how
+	// many errors and warnings it has, with the first three of the errors, or of the
+	// warnings if it has no error. A restore outside the system namespace names only what is
+	// in its own namespace. restores/NAME/results has all texts.
+	// +optional
+	Message string `json:"message,omitempty"`
 	// Why the restore failed or was cancelled, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
@@ -451,9 +457,24 @@ type RestoreProgress struct {
 	// Objects to restore.
 	// +optional
 	TotalItems int64 `json:"totalItems,omitempty"`
-	// Objects that are done: there, or given up with an error.
+	// Objects that are there as in the backup: created, changed, or unchanged.
 	// +optional
 	ItemsRestored int64 `json:"itemsRestored,omitempty"`
+	// Those of them that the restore created, or deleted and created anew.
+	// +optional
+	ItemsCreated int64 `json:"itemsCreated,omitempty"`
+	// Those of them that the restore changed.
+	// +optional
+	ItemsUpdated int64 `json:"itemsUpdated,omitempty"`
+	// Those of them that were there, and equal.
+	// +optional
+	ItemsUnchanged int64 `json:"itemsUnchanged,omitempty"`
+	// Objects that are there and differ, and stay as they are: each is a warning.
+	// +optional
+	ItemsDiffering int64 `json:"itemsDiffering,omitempty"`
+	// Objects that are not there, or not as they should be: each is an error.
+	// +optional
+	ItemsFailed int64 `json:"itemsFailed,omitempty"`
 }
 
 // RestoreVolumesProgress counts volumes and their bytes.

@@ -1,0 +1,97 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package format
+
+import (
+	"fmt"
+	"strings"
+)
+
+const (
+	// maxNamed is how many texts a line names, and maxNamedBytes how much of each: an event has
+	// 1024 bytes for all.
+	maxNamed      = 3
+	maxNamedBytes = 240
+)
+
+// Told are the first of several texts about a run, for one line in its object. All who may see the
+// object may read that line. So that of a tenant names nothing of other namespaces than its own,
+// nor of the cluster's scope, and counts it. The zero value names everything.
+type Told struct {
+	// only is the namespace of which texts are named; empty for all.
+	only string
+	// first are the texts that are named.
+	first []string
+	count int
+}
+
+// NewTold returns Told for an object in a namespace: the system namespace is the administrator's.
+func NewTold(namespace, systemNamespace string) Told {
+	if namespace == systemNamespace {
+		return Told{}
+	}
+	return Told{only: namespace}
+}
+
+// Add takes a text about an object of a namespace; empty is the scope of the cluster.
+func (t *Told) Add(namespace, text string) {
+	t.AddAny(text, t.only == "" || namespace == t.only)
+}
+
+// AddAny takes a text, which is named or only counted.
+func (t *Told) AddAny(text string, named bool) {
+	if t.count++; !named || len(t.first) >= maxNamed {
+		return
+	}
+	text = strings.Join(strings.Fields(text), " ")
+	if len(text) > maxNamedBytes {
+		text = strings.ToValidUTF8(text[:maxNamedBytes], "") + "..."
+	}
+	t.first = append(t.first, text)
+}
+
+// Len is how many texts there are.
+func (t *Told) Len() int { return t.count }
+
+// String is the texts in one line: the first three, and how many more there are.
+func (t *Told) String() string {
+	line := strings.Join(t.first, "; ")
+	switch more := t.count - len(t.first); {
+	case more == 0:
+		return line
+	case len(t.first) == 0:
+		return fmt.Sprintf("%d not named here", more)
+	default:
+		return fmt.Sprintf("%s; and %d more", line, more)
+	}
+}
+
+// Counted is a number of things, such as "1 error" and "2 errors".
+func Counted[N ~int | ~int32 | ~int64](count N, thing string) string {
+	if count == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", count, thing)
+}
+
+// Findings says in one line what came of a run: how many errors and warnings it has, and the first
+// of the errors, or of the warnings if it has no error. It is empty if there is neither.
+func Findings(errors, warnings *Told) string {
+	var counts []string
+	named := warnings
+	if errors.count > 0 {
+		counts, named = append(counts, Counted(errors.count, "error")), errors
+	}
+	if warnings.count > 0 {
+		counts = append(counts, Counted(warnings.count, "warning"))
+	}
+	if len(counts) == 0 {
+		return ""
+	}
+	line := strings.Join(counts, ", ")
+	if len(named.first) == 0 {
+		return line + " (see the results)"
+	}
+	return line + ": " + named.String()
+}
