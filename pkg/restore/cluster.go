@@ -36,6 +36,8 @@ var retries = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 
 // cluster makes the requests of a restore, with the rights of whoever its client acts for.
 type cluster struct {
 	client rest.Interface
+	// warned takes the server's warnings about an object that was written. Optional.
+	warned func(about subject, warnings []string)
 }
 
 // kind is a type of objects as the cluster serves it.
@@ -86,28 +88,33 @@ func (c *cluster) create(ctx context.Context, k *kind, o *unstructured.Unstructu
 	if err != nil {
 		return nil, err
 	}
-	return c.metadata(ctx, func() *rest.Request {
-		request := c.client.Post().AbsPath(k.path(o.GetNamespace(), "", "")).Param("fieldManager", fieldManager)
-		if strict {
-			request.Param("fieldValidation", metav1.FieldValidationStrict)
-		}
-		return request.SetHeader("Content-Type", "application/json").Body(body)
-	})
+	validation := metav1.FieldValidationWarn
+	if strict {
+		validation = metav1.FieldValidationStrict
+	}
+	created := &metav1.PartialObjectMetadata{}
+	err = c.write(ctx, subject{k.name(), o.GetNamespace(), o.GetName()}, func() *rest.Request {
+		return c.client.Post().AbsPath(k.path(o.GetNamespace(), "", "")).Param("fieldManager", fieldManager).Param("fieldValidation", validation).
+			SetHeader("Content-Type", "application/json").SetHeader("Accept", onlyMetadata).Body(body)
+	}, func(raw []byte) error { return json.Unmarshal(raw, created) })
+	return created, err
 }
 
 // patch applies a merge patch, which has preconditions in its metadata.
 func (c *cluster) patch(ctx context.Context, k *kind, namespace, name, subresource string, patch []byte, dryRun bool) (*unstructured.Unstructured, error) {
 	var patched *unstructured.Unstructured
-	err := c.do(ctx, func() *rest.Request {
-		request := c.client.Patch(types.MergePatchType).AbsPath(k.path(namespace, name, subresource)).Param("fieldManager", fieldManager).Body(patch)
-		if dryRun {
-			request.Param("dryRun", metav1.DryRunAll)
-		}
-		return request
-	}, func(raw []byte) (err error) {
+	request := func() *rest.Request {
+		return c.client.Patch(types.MergePatchType).AbsPath(k.path(namespace, name, subresource)).Param("fieldManager", fieldManager).Body(patch)
+	}
+	read := func(raw []byte) (err error) {
 		patched, err = parse(raw)
 		return err
-	})
+	}
+	if dryRun {
+		err := c.do(ctx, func() *rest.Request { return request().Param("dryRun", metav1.DryRunAll) }, read)
+		return patched, err
+	}
+	err := c.write(ctx, subject{k.name(), namespace, name}, func() *rest.Request { return request().Param("fieldValidation", metav1.FieldValidationWarn) }, read)
 	return patched, err
 }
 
@@ -184,40 +191,51 @@ func (c *cluster) page(ctx context.Context, k *kind, namespace string, params ma
 	return list.Items, list.Metadata.Continue, err
 }
 
-// metadata makes a request whose answer is an object of which only the metadata matters.
-func (c *cluster) metadata(ctx context.Context, request func() *rest.Request) (*metav1.PartialObjectMetadata, error) {
-	answer := &metav1.PartialObjectMetadata{}
-	err := c.do(ctx, func() *rest.Request { return request().SetHeader("Accept", onlyMetadata) },
-		func(raw []byte) error { return json.Unmarshal(raw, answer) })
-	return answer, err
+// write makes a request that writes an object, and passes on the server's warnings about it.
+func (c *cluster) write(ctx context.Context, about subject, request func() *rest.Request, read func([]byte) error) error {
+	warnings, err := c.request(ctx, request, read)
+	if len(warnings) > 0 && c.warned != nil {
+		c.warned(about, warnings)
+	}
+	return err
 }
 
-// do makes a request until it is answered in earnest. Requests are made anew for each try.
+// do makes a request that only reads, or whose warnings do not matter.
 func (c *cluster) do(ctx context.Context, request func() *rest.Request, read func([]byte) error) error {
+	_, err := c.request(ctx, request, read)
+	return err
+}
+
+// request makes a request until it is answered in earnest, and gives the warnings of a good answer.
+// Requests are made anew for each try.
+func (c *cluster) request(ctx context.Context, request func() *rest.Request, read func([]byte) error) (warnings []string, err error) {
 	backoff := retries
 	for {
 		result := request().Do(ctx)
 		err := result.Error()
 		if err == nil {
+			for _, warning := range result.Warnings() {
+				warnings = append(warnings, warning.Text)
+			}
 			if read == nil {
-				return nil
+				return warnings, nil
 			}
 			raw, err := result.Raw()
 			if err != nil {
-				return err
+				return warnings, err
 			}
-			return read(raw)
+			return warnings, read(raw)
 		}
 		switch {
 		case ctx.Err() != nil:
-			return ctx.Err()
+			return nil, ctx.Err()
 		case unreached(err):
 			backoff.Steps = max(backoff.Steps, 2)
 		case !passing(err) || backoff.Steps <= 1:
-			return err
+			return nil, err
 		}
 		if err := sleep(ctx, max(backoff.Step(), retryAfter(err))); err != nil {
-			return err
+			return nil, err
 		}
 	}
 }

@@ -69,6 +69,8 @@ type fakeServer struct {
 	writes   int
 	// fault may answer a request itself: with a code, and the request carried out or not.
 	fault func(r *http.Request) (code int, carriedOut bool)
+	// warnings come with each answer to what writes.
+	warnings []string
 }
 
 // checks are how many random cases a test has, unless -rapid.checks says how many.
@@ -172,6 +174,11 @@ func (s *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	code, content := s.answer(r)
+	if r.Method != http.MethodGet && r.URL.Query().Get("fieldValidation") == metav1.FieldValidationWarn {
+		for _, warning := range s.warnings {
+			w.Header().Add("Warning", fmt.Sprintf("299 - %q", warning))
+		}
+	}
 	s.reply(w, code, content)
 }
 

@@ -166,6 +166,7 @@ type execution struct {
 	// groups counts the items of each kind in each namespace.
 	groups     map[listKey]int
 	namespaces namespaces
+	unknown    unknownFields
 	accounts   onces
 	rights     sync.Map
 	// byUID are the items by their uids, users by the claims that they use, and suspects, which may
@@ -220,6 +221,7 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 		defined:      map[string]bool{},
 		held:         map[*manifest.Item]string{},
 	}
+	e.writer.warned = e.unknown.tell(e.report)
 	e.here = &existing{cluster: e.writer, lists: map[listKey]*listing{}}
 	return e
 }

@@ -6,6 +6,7 @@ package integration
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
@@ -205,4 +207,72 @@ func TestEqualOfEveryKind(t *testing.T) {
 	_, plan = told(t, restored(t, restoreRun(backup, labtest.Name("second"), none)))
 	mine(plan, "skip")
 	t.Logf("%d objects", len(plan.Items))
+}
+
+// TestRestoreOfUnknownFields: what the cluster drops of an object, since the definition of its kind
+// is an older one there, is a warning; so it is when an update writes it.
+func TestRestoreOfUnknownFields(t *testing.T) {
+	t.Parallel()
+	namespace := lab.Namespace(t, "dropped")
+	group := namespace + ".example.com"
+	client := dynamicClient(t)
+	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	gears := client.Resource(schema.GroupVersionResource{Group: group, Version: "v1", Resource: "gears"}).Namespace(namespace)
+	definition := unstructuredOf(t, fmt.Sprintf(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"gears.%[1]s"},
+"spec":{"group":"%[1]s","scope":"Namespaced","names":{"plural":"gears","singular":"gear","kind":"Gear","listKind":"GearList"},"versions":[{"name":"v1","served":true,"storage":true,
+"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"teeth":{"type":"integer"},"colour":{"type":"string"}}}}}}}]}}`, group))
+	if _, err := client.Resource(crds).Create(t.Context(), definition, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.Resource(crds).Delete(context.Background(), definition.GetName(), metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	gear := unstructuredOf(t, fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Gear","metadata":{"name":"g"},"spec":{"teeth":12,"colour":"red"}}`, group))
+	labtest.Eventually(t, "the kind to be served", func() error { return second(gears.Create(t.Context(), gear, metav1.CreateOptions{})) })
+	name := labtest.Name("dropped")
+	lab.Backup(t, name, namespace)
+	backup := lab.AwaitCompleted(t, name)
+	if err := gears.Delete(t.Context(), "g", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	older := `[{"op":"remove","path":"/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/colour"}]`
+	if _, err := client.Resource(crds).Patch(t.Context(), definition.GetName(), types.JSONPatchType, []byte(older), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Eventually(t, "the older definition to be served", func() error {
+		created, err := gears.Create(t.Context(), gear, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if _, known := nestedOf(created)["colour"]; err == nil && known {
+			err = errors.New("it knows the field")
+		}
+		return err
+	})
+	const warning = "/g: the cluster does not know these fields, and has dropped them: spec.colour"
+	about := "gears." + group + " " + namespace
+	spec := v1alpha1.RestoreSpec{IncludedResources: []string{"gears." + group}, IncludeClusterResources: new(false)}
+	run := restored(t, restoreRun(backup, labtest.Name("dropped"), spec))
+	want(t, run, v1alpha1.RestorePhaseCompleted, about+warning)
+	if run.Status.Warnings != 1 {
+		t.Errorf("there are %d warnings", run.Status.Warnings)
+	}
+	spec.ExistingResourcePolicy = v1alpha1.ExistingResourceUpdate
+	want(t, restored(t, restoreRun(backup, labtest.Name("dropped-again"), spec)), v1alpha1.RestorePhaseCompleted, about+warning)
+}
+
+func unstructuredOf(t *testing.T, content string) *unstructured.Unstructured {
+	t.Helper()
+	o := &unstructured.Unstructured{}
+	if err := o.UnmarshalJSON([]byte(content)); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func nestedOf(o *unstructured.Unstructured) map[string]any {
+	if o == nil {
+		return nil
+	}
+	spec, _, _ := unstructured.NestedMap(o.Object, "spec")
+	return spec
 }

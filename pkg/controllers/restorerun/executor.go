@@ -245,7 +245,7 @@ func (e *Executor) leaveOutDeleted(ctx context.Context, bucket store.Reader, pla
 // actingFor is the configuration of clients with the rights of a restore.
 func (e *Executor) actingFor(run *engine.RestoreRun) *rest.Config {
 	config := rest.CopyConfig(e.Config)
-	config.WarningHandler = rest.NoWarnings{} // they would be the log of the controller
+	config.WarningHandler = rest.NoWarnings{} // the restore reads them from the answers; here they would be the log of the controller
 	if run.Spec.RestoreRef.Namespace == e.Namespace {
 		config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + e.Namespace + ":" + Account}
 		return config

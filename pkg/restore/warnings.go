@@ -1,0 +1,61 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// maxUnknown bounds the objects of a kind that have warnings of fields that the server dropped.
+// Those of further ones are in the log.
+const maxUnknown = 100
+
+// unknownFields tells of fields that the server does not know and has dropped, once for each object.
+type unknownFields struct {
+	mu sync.Mutex
+	// told are the objects that have a warning, and count how many of each kind there are.
+	told  map[subject]bool
+	count map[string]int
+}
+
+// tell gives what takes the server's warnings about an object. Others than those of fields go into
+// the log, and those of versions that are deprecated nowhere: they say nothing of the object.
+func (u *unknownFields) tell(report *report) func(about subject, warnings []string) {
+	return func(about subject, warnings []string) {
+		var fields []string
+		for _, warning := range warnings {
+			if rest, ok := strings.CutPrefix(warning, "unknown field "); ok {
+				fields = append(fields, strings.Trim(rest, `"`))
+			} else if !strings.Contains(warning, "deprecated") {
+				report.info(about, "the server warns: "+warning)
+			}
+		}
+		if len(fields) == 0 {
+			return
+		}
+		slices.Sort(fields)
+		text := "the cluster does not know these fields, and has dropped them: " + listed(slices.Compact(fields))
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		if u.told == nil {
+			u.told, u.count = map[subject]bool{}, map[string]int{}
+		}
+		if u.told[about] {
+			return
+		}
+		u.count[about.resource]++
+		if more := u.count[about.resource] - maxUnknown; more > 0 {
+			report.info(about, text)
+			if more == 1 {
+				report.warn(subject{}, fmt.Sprintf("the cluster has dropped fields of more than %d %s: the log names the others", maxUnknown, about.resource))
+			}
+			return
+		}
+		u.told[about] = true
+		report.warn(about, text)
+	}
+}
