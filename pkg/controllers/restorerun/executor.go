@@ -185,6 +185,11 @@ func (e *Executor) prepare(ctx context.Context, run *engine.RestoreRun) (deps re
 	if err := e.trust(run, backup.Metadata); err != nil {
 		return deps, nil, err
 	}
+	doubts, err := e.doubts(run, backup.Metadata)
+	if err != nil {
+		return deps, nil, err
+	}
+	backup.Warnings = append(backup.Warnings, doubts...)
 	if err := e.leaveOutDeleted(ctx, bucket, place, backup); err != nil {
 		return deps, nil, err
 	}
@@ -295,20 +300,41 @@ func (e *Executor) trust(run *engine.RestoreRun, backup *v1alpha1.Backup) error 
 		return nil
 	case run.Spec.Requester.Username == "":
 		return &restore.Refused{Reasons: []string{"nobody knows who asked for the restore, with whose rights it would write"}}
-	case origin.Trust == "" && origin.ClusterUID == e.Cluster.UID && slices.Contains(e.Keys, origin.PublicKey):
-		return nil
+	}
+	if vouched, err := e.vouched(run, origin); vouched || err != nil {
+		return err
+	}
+	return &restore.Refused{Reasons: []string{fmt.Sprintf("the backup %s was not made by this cluster, nor by one that its storage location trusts: only a restore in the namespace %s takes it", run.Spec.Backup.StoreName, e.Namespace)}}
+}
+
+// doubts are what was to be known of the backup before it was restored, for the results: the answer
+// to the request said it once.
+func (e *Executor) doubts(run *engine.RestoreRun, backup *v1alpha1.Backup) ([]string, error) {
+	vouched, err := e.vouched(run, backup.Status.Origin)
+	if err != nil {
+		return nil, err
+	}
+	return format.Doubts(run.Spec.Backup.Name, &backup.Status, vouched), nil
+}
+
+// vouched reports whether this cluster has signed a backup, or one that its storage location
+// trusts with the namespace of the restore: an administrator's may take any namespace.
+func (e *Executor) vouched(run *engine.RestoreRun, origin *v1alpha1.BackupOrigin) (bool, error) {
+	switch {
+	case origin.Trust != "":
+		return false, nil
+	case origin.ClusterUID == e.Cluster.UID && slices.Contains(e.Keys, origin.PublicKey):
+		return true, nil
 	}
 	record, err := e.location(run)
 	if err != nil {
-		return err
+		return false, err
 	}
-	if origin.Trust == "" && slices.ContainsFunc(record.Spec.TrustedClusters, func(trusted engine.TrustedCluster) bool {
+	namespace := run.Spec.RestoreRef.Namespace
+	return slices.ContainsFunc(record.Spec.TrustedClusters, func(trusted engine.TrustedCluster) bool {
 		return trusted.PublicKey == origin.PublicKey && trusted.UID == origin.ClusterUID &&
-			(len(trusted.Namespaces) == 0 || slices.Contains(trusted.Namespaces, run.Spec.RestoreRef.Namespace))
-	}) {
-		return nil
-	}
-	return &restore.Refused{Reasons: []string{fmt.Sprintf("the backup %s was not made by this cluster, nor by one that its storage location trusts: only a restore in the namespace %s takes it", run.Spec.Backup.StoreName, e.Namespace)}}
+			(namespace == e.Namespace || len(trusted.Namespaces) == 0 || slices.Contains(trusted.Namespaces, namespace))
+	}), nil
 }
 
 // open opens the run's storage location. The caller closes it.

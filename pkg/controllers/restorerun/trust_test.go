@@ -5,6 +5,7 @@ package restorerun
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,6 +17,40 @@ import (
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/restore"
 )
+
+// TestDoubts shows that the results of a restore say what the answer to its request said of the
+// backup: also both of one of Velero's that is partial.
+func TestDoubts(t *testing.T) {
+	e := &Executor{
+		Namespace: "holdfast", Cluster: format.Cluster{UID: "us"}, Keys: []string{"ours"},
+		Locations: enginelisters.NewStorageLocationLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{
+			cache.NamespaceIndex: cache.MetaNamespaceIndexFunc,
+		})).StorageLocations("holdfast"),
+	}
+	run := &engine.RestoreRun{Spec: engine.RestoreRunSpec{RestoreRef: v1alpha1.BackupReference{Namespace: "holdfast", Name: "r"}}}
+	run.Spec.Backup.Name = "daily"
+	ours := &v1alpha1.BackupOrigin{PublicKey: "ours", ClusterUID: "us"}
+	foreign := &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustForeign, Message: "its metadata is not signed"}
+	const (
+		unsigned = `nobody vouches for what is in the backup "daily": its metadata is not signed`
+		partial  = `the backup "daily" is PartiallyFailed: it lacks what its 1 error is about`
+	)
+	for name, test := range map[string]struct {
+		status v1alpha1.BackupStatus
+		want   []string
+	}{
+		"our own":           {v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, Origin: ours}, nil},
+		"our own, in part":  {v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhasePartiallyFailed, Errors: 1, Origin: ours}, []string{partial}},
+		"Velero's":          {v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, Origin: foreign}, []string{unsigned}},
+		"Velero's, in part": {v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhasePartiallyFailed, Errors: 1, Origin: foreign}, []string{unsigned, partial}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got, err := e.doubts(run, &v1alpha1.Backup{Status: test.status}); err != nil || !slices.Equal(got, test.want) {
+				t.Errorf("got %q, %v, want %q", got, err, test.want)
+			}
+		})
+	}
+}
 
 // What was vouched for when the restore was asked for must be what is read; what nobody
 // vouches for, only the administrators restore; what is forged, nobody.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
@@ -44,17 +45,18 @@ func (k *kind) find(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.B
 	if why := k.whyNot(backup); why != "" {
 		return nil, field.ErrorList{field.Invalid(at, name, why)}, nil
 	}
-	switch origin := backup.Status.Origin; {
-	case origin != nil && origin.Trust == v1alpha1.BackupTrustForeign:
-		warning.AddWarning(ctx, "", fmt.Sprintf("spec.backupName: nobody vouches for what is in %q: %s", name, origin.Message))
-	case backup.Status.Phase == v1alpha1.BackupPhasePartiallyFailed:
-		warning.AddWarning(ctx, "", incomplete("spec.backupName", backup))
-	}
+	warnOfDoubts(ctx, at, backup)
 	return backup, nil, nil
 }
 
-func incomplete(field string, backup *v1alpha1.Backup) string {
-	return fmt.Sprintf("%s: the backup %q is PartiallyFailed: it lacks what its %d errors are about", field, backup.Name, backup.Status.Errors)
+// warnOfDoubts adds a Warning to the answer for each of a backup's doubts. The results of the
+// restore have them too.
+func warnOfDoubts(ctx context.Context, at *field.Path, backup *v1alpha1.Backup) {
+	origin := backup.Status.Origin
+	vouched := origin == nil || origin.Trust != v1alpha1.BackupTrustForeign
+	for _, doubt := range format.Doubts(backup.Name, &backup.Status, vouched) {
+		warning.AddWarning(ctx, "", at.String()+": "+doubt)
+	}
 }
 
 // whyNot says why a backup can't be restored, or "".
@@ -124,9 +126,7 @@ func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1
 		value := restore.Spec.ScheduleName
 		return nil, field.ErrorList{field.Invalid(at, value, why)}, nil
 	}
-	if newest.Status.Phase == v1alpha1.BackupPhasePartiallyFailed {
-		warning.AddWarning(ctx, "", incomplete(at.String(), newest))
-	}
+	warnOfDoubts(ctx, at, newest)
 	return newest, nil, nil
 }
 

@@ -345,14 +345,18 @@ func TestWhichBackups(t *testing.T) {
 		says   string
 		warns  string
 	}{
-		"running":                  {"shop", phase("InProgress"), "wait for its end", ""},
-		"failed":                   {"shop", phase("Failed"), "holds nothing that could be restored", ""},
-		"cancelled":                {"shop", phase("Cancelled"), "holds nothing that could be restored", ""},
-		"deleted":                  {"shop", phase("Deleting"), "is being deleted", ""},
-		"unreadable":               {system, phase("Unreadable"), "can't be read", ""},
-		"partly":                   {"shop", phase("PartiallyFailed"), "", "its 3 errors"},
-		"forged":                   {system, trust("Forged"), "is forged: nobody knows who made it", ""},
-		"foreign":                  {system, trust("Foreign"), "", "nobody vouches for"},
+		"running":    {"shop", phase("InProgress"), "wait for its end", ""},
+		"failed":     {"shop", phase("Failed"), "holds nothing that could be restored", ""},
+		"cancelled":  {"shop", phase("Cancelled"), "holds nothing that could be restored", ""},
+		"deleted":    {"shop", phase("Deleting"), "is being deleted", ""},
+		"unreadable": {system, phase("Unreadable"), "can't be read", ""},
+		"partly":     {"shop", phase("PartiallyFailed"), "", "its 3 errors"},
+		"forged":     {system, trust("Forged"), "is forged: nobody knows who made it", ""},
+		"foreign":    {system, trust("Foreign"), "", "nobody vouches for"},
+		"foreign, and partly": {system, func(b *v1alpha1.Backup) {
+			trust("Foreign")(b)
+			phase("PartiallyFailed")(b)
+		}, "", "nobody knows who made it\nspec.backupName: the backup \"daily\" is PartiallyFailed: it lacks what its 3 errors are about"},
 		"foreign, for a tenant":    {"shop", trust("Foreign"), "is of an unknown origin", ""},
 		"of a cluster that counts": {"shop", trust("Trusted"), "", ""},
 	} {

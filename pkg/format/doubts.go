@@ -1,0 +1,37 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package format
+
+import (
+	"fmt"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// Doubts are what is to be known of a backup before it is restored: that nobody vouches for it,
+// and that it lacks something. One may hold beside the other, as of a backup of Velero's.
+func Doubts(name string, status *holdfast.BackupStatus, vouched bool) (doubts []string) {
+	if !vouched {
+		why := "it is not signed by a cluster that its storage location trusts"
+		if status.Origin != nil && status.Origin.Message != "" {
+			why = status.Origin.Message
+		}
+		doubts = append(doubts, fmt.Sprintf("nobody vouches for what is in the backup %q: %s", name, why))
+	}
+	if status.Phase == holdfast.BackupPhasePartiallyFailed {
+		about := "it has errors"
+		if status.Errors > 0 {
+			about = "it lacks what its " + Counted(status.Errors, "error") + " " + isOrAre(status.Errors) + " about"
+		}
+		doubts = append(doubts, fmt.Sprintf("the backup %q is PartiallyFailed: %s", name, about))
+	}
+	return doubts
+}
+
+func isOrAre(count int32) string {
+	if count == 1 {
+		return "is"
+	}
+	return "are"
+}
