@@ -26,6 +26,7 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	podhooks "github.com/holdfast-io/holdfast/pkg/hooks"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 const (
@@ -260,6 +261,8 @@ func (h *hooks) exec(ctx context.Context, phase string, pod engine.PodReference,
 	}
 	timed, cancel := context.WithTimeout(ctx, hook.timeout)
 	defer cancel()
+	waiting := waits.For(ctx, pod.Namespace, fmt.Sprintf("a %s hook in pod %s in %s, container %s", phase, pod.Name, pod.Namespace, hook.container))
+	defer waiting.End()
 	output, err := h.runner.Exec(timed, pod, hook.container, hook.command)
 	// What was frozen thaws also if the API server was away for a while. A pre hook is run once.
 	for retry := h.retry; (notRun(err) || phase == postHook && unreached(err)) && timed.Err() == nil && sleep(timed, &retry) == nil; {

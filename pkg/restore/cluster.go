@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 const (
@@ -210,6 +212,8 @@ func (c *cluster) do(ctx context.Context, request func() *rest.Request, read fun
 // Requests are made anew for each try.
 func (c *cluster) request(ctx context.Context, request func() *rest.Request, read func([]byte) error) (warnings []string, err error) {
 	backoff := retries
+	var waiting *waits.Wait
+	defer func() { waiting.End() }()
 	for {
 		result := request().Do(ctx)
 		err := result.Error()
@@ -233,6 +237,9 @@ func (c *cluster) request(ctx context.Context, request func() *rest.Request, rea
 			backoff.Steps = max(backoff.Steps, 2)
 		case !passing(err) || backoff.Steps <= 1:
 			return nil, err
+		}
+		if waiting == nil {
+			waiting = waits.ForAnyone(ctx, "the API server, whose requests are tried again")
 		}
 		if err := sleep(ctx, max(backoff.Step(), retryAfter(err))); err != nil {
 			return nil, err

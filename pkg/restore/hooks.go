@@ -4,6 +4,7 @@
 package restore
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,6 +28,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	podhooks "github.com/holdfast-io/holdfast/pkg/hooks"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 // Hooks runs commands in restored pods, with the rights of the restore.
@@ -521,6 +523,8 @@ func (h *podHooks) isServed(pod *hooked) bool {
 // await returns a pod when the container of a command runs, or the pod is there at all if
 // none is named.
 func (h *podHooks) await(ctx context.Context, namespace string, c command, wanted func(*corev1.Pod, seenPods) bool) (*corev1.Pod, error) {
+	waiting := waits.For(ctx, namespace, fmt.Sprintf("a restored pod in %s, to run its hooks", namespace))
+	defer waiting.End()
 	for {
 		seen := h.look(ctx, namespace)
 		why := "no such pod is there"
@@ -541,6 +545,7 @@ func (h *podHooks) await(ctx context.Context, namespace string, c command, wante
 			if why = notYet(pod, c); why == "" {
 				return pod, nil
 			}
+			waiting.Set(fmt.Sprintf("pod %s in %s, to run its hooks: %s", pod.Name, namespace, cmp.Or(waits.PodReason(pod), why)))
 		}
 		if h.e.Clock.Since(h.began) > c.wait {
 			return nil, fmt.Errorf("after %s %s", c.wait, why)

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/discovery"
 
 	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 const (
@@ -165,6 +166,8 @@ func (k *kinds) best(item *manifest.Item, versions []string) string {
 func (k *kinds) awaitServed(ctx context.Context, gv schema.GroupVersion, name string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, servedTimeout, fmt.Errorf("%s is not served %s after what defines it was created", strings.TrimPrefix(name+" of "+gv.String(), " of "), servedTimeout))
 	defer cancel()
+	waiting := waits.ForAnyone(ctx, fmt.Sprintf("the cluster to serve %s", strings.TrimPrefix(name+" of "+gv.String(), " of ")))
+	defer waiting.End()
 	for {
 		list, err := k.discovery.ServerResourcesForGroupVersionWithContext(ctx, gv.String())
 		if err == nil && slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return name == "" || r.Name == name }) {

@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 // action is what becomes of an object.
@@ -373,6 +374,8 @@ func (e *execution) cluster(*kind) *cluster { return e.writer }
 // create creates an object, and gives way where the cluster wants something else.
 func (e *execution) create(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured, strict bool) (*metav1.PartialObjectMetadata, error) {
 	deadline := e.Clock.Now().Add(quotaTimeout)
+	var waiting *waits.Wait
+	defer func() { waiting.End() }()
 	for {
 		created, err := e.writer.create(ctx, k, desired, strict)
 		switch {
@@ -390,6 +393,9 @@ func (e *execution) create(ctx context.Context, k *kind, about subject, desired 
 		}
 		if e.Clock.Now().After(deadline) {
 			return nil, err
+		}
+		if waiting == nil {
+			waiting = waits.For(ctx, about.namespace, fmt.Sprintf("%s to be accepted: %v", about, err))
 		}
 		if err := sleep(ctx, 200*time.Millisecond); err != nil {
 			return nil, err
@@ -471,6 +477,9 @@ func (e *execution) awaitGone(ctx context.Context, k *kind, live *unstructured.U
 	if e.spec.ExistingResourcePolicy == holdfast.ExistingResourceRecreate {
 		timeout = recreateTimeout
 	}
+	about := subject{k.name(), live.GetNamespace(), live.GetName()}
+	waiting := waits.For(ctx, about.namespace, fmt.Sprintf("%s to be gone, which is being deleted: its finalizers are %v", about, live.GetFinalizers()))
+	defer waiting.End()
 	for deadline := e.Clock.Now().Add(timeout); ; {
 		found, err := e.writer.get(ctx, k, live.GetNamespace(), live.GetName())
 		if err != nil || found == nil || found.GetUID() != live.GetUID() {

@@ -30,6 +30,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 // DefaultWorkers is how many objects of a restore are written at once.
@@ -352,6 +353,8 @@ const readTimeout = 10 * time.Minute
 func (l *loop) feed(ctx context.Context) error {
 	failures := 0
 	var since time.Time // the first of them
+	var waiting *waits.Wait
+	defer func() { waiting.End() }()
 	for {
 		ready, err := l.take(ctx)
 		if err != nil || len(ready) == 0 {
@@ -370,6 +373,8 @@ func (l *loop) feed(ctx context.Context) error {
 			i := wanted[o.Item]
 			delete(wanted, o.Item)
 			failures = 0
+			waiting.End()
+			waiting = nil
 			if err != nil {
 				l.e.decided(i, actionError, l.e.subject(o.Item), err.Error(), nil)
 				l.done(ctx, i)
@@ -394,6 +399,9 @@ func (l *loop) feed(ctx context.Context) error {
 			return failed
 		}
 		l.e.report.info(subject{}, fmt.Sprintf("reading the backup is tried again: %v", failed))
+		if waiting == nil {
+			waiting = waits.ForAnyone(ctx, "its storage location, which does not give the objects of the backup")
+		}
 		if err := sleep(ctx, min(time.Second<<min(failures, 5), 30*time.Second)); err != nil {
 			return err
 		}

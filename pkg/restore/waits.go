@@ -20,6 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/graph"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 const (
@@ -122,6 +123,8 @@ func (n *namespaces) await(ctx context.Context, e *execution, item *manifest.Ite
 
 // settled waits until a namespace is not being deleted, and reports whether there is one.
 func (n *namespaces) settled(ctx context.Context, e *execution, name string) (bool, error) {
+	var waiting *waits.Wait
+	defer func() { waiting.End() }()
 	for deadline := e.Clock.Now().Add(terminatingTimeout); ; {
 		live, err := e.reader.get(ctx, namespaceKind, "", name)
 		switch {
@@ -140,10 +143,26 @@ func (n *namespaces) settled(ctx context.Context, e *execution, name string) (bo
 		case e.Clock.Now().After(deadline) || e.spec.PlanOnly:
 			return false, fmt.Errorf("the namespace %s is being deleted: see what its conditions say that it waits for, and restore this again when it is gone", name)
 		}
+		if waiting == nil {
+			waiting = waits.For(ctx, name, "")
+		}
+		waiting.Set(fmt.Sprintf("the namespace %s to be gone, which is being deleted%s", name, whyThere(live)))
 		if err := sleep(ctx, pollInterval); err != nil {
 			return false, err
 		}
 	}
+}
+
+// whyThere says what keeps a namespace that is being deleted, as its conditions have it.
+func whyThere(namespace *unstructured.Unstructured) string {
+	conditions, _, _ := unstructured.NestedSlice(namespace.Object, "status", "conditions")
+	for _, c := range conditions {
+		condition, _ := c.(map[string]any)
+		if message, _ := condition["message"].(string); condition["status"] == "True" && message != "" {
+			return ": " + message
+		}
+	}
+	return ""
 }
 
 // ensure makes a namespace that is not part of the restore.
@@ -175,6 +194,8 @@ func (n *namespaces) ensure(ctx context.Context, e *execution, name string) erro
 // awaitAccount waits until pods can be created in a namespace, which takes its default
 // account.
 func (e *execution) awaitAccount(ctx context.Context, namespace string) error {
+	waiting := waits.For(ctx, namespace, fmt.Sprintf("the ServiceAccount default in %s, without which no pod can be created", namespace))
+	defer waiting.End()
 	for deadline := e.Clock.Now().Add(accountTimeout); ; {
 		page, _, err := e.reader.list(ctx, accountKind, namespace, "metadata.name=default", "")
 		if err != nil {
@@ -245,6 +266,8 @@ func (e *execution) awaitServed(ctx context.Context, name string) error {
 
 // awaitEndpoint waits until a Service answers, before the cluster depends on it.
 func (e *execution) awaitEndpoint(ctx context.Context, namespace, name string) error {
+	waiting := waits.For(ctx, namespace, fmt.Sprintf("a ready endpoint of the Service %s in %s, which a webhook or an aggregated API needs", name, namespace))
+	defer waiting.End()
 	for deadline := e.Clock.Now().Add(endpointsTimeout); ; {
 		ready, err := e.hasEndpoint(ctx, namespace, name)
 		if err != nil || ready {

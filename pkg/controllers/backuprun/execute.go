@@ -23,6 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 // start claims a run for this process: a compare-and-swap, so that no two
@@ -141,10 +142,12 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 			fmt.Sprintf("The backup has started; it waited %s", start.Sub(records.WaitingSince(run)).Round(time.Second)))
 	}
 	progress := &backup.Progress{}
+	noted := waits.New(c.Clock)
+	working = waits.With(working, noted)
 	record := &record{c: c, run: run}
 	var reporting wait.Group
 	reportCtx, stopReporting := context.WithCancel(working)
-	reporting.StartWithContext(reportCtx, func(ctx context.Context) { record.reportProgress(ctx, progress, volumes) })
+	reporting.StartWithContext(reportCtx, func(ctx context.Context) { record.reportProgress(ctx, progress, volumes, noted) })
 	postHooks := c.postHooksOf(run) // which are forgotten when the record is removed
 	outcome, err := c.Executor.Execute(working, e.ending, run, postHooks, volumes, record, progress)
 	stopReporting()
@@ -275,7 +278,7 @@ func (r *record) giveBack(ctx context.Context, executed bool) {
 }
 
 // reportProgress writes the progress of the run now and then, until ctx ends.
-func (r *record) reportProgress(ctx context.Context, progress *backup.Progress, volumes *volumes) {
+func (r *record) reportProgress(ctx context.Context, progress *backup.Progress, volumes *volumes, noted *waits.Waits) {
 	ticker := time.NewTicker(progressInterval)
 	defer ticker.Stop()
 	for {
@@ -284,7 +287,11 @@ func (r *record) reportProgress(ctx context.Context, progress *backup.Progress, 
 			return
 		case <-ticker.C:
 		}
-		err := r.write(ctx, func(status *enginev1alpha1.BackupRunStatus) bool { return setProgress(status, progress, volumes) })
+		volumes.noteWaits()
+		waitsFor := noted.Line(r.latest().Spec.BackupRef.Namespace, r.c.Namespace)
+		err := r.write(ctx, func(status *enginev1alpha1.BackupRunStatus) bool {
+			return setProgress(status, progress, volumes, waitsFor)
+		})
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("Writing the progress failed", "err", err)
 		}

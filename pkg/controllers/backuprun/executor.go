@@ -240,10 +240,11 @@ func recordOutcome(status *enginev1alpha1.BackupRunStatus, outcome backup.Outcom
 	}
 }
 
-// setProgress writes how far a run is into its status, and reports whether that
-// is news.
-func setProgress(status *enginev1alpha1.BackupRunStatus, progress *backup.Progress, volumes *volumes) bool {
+// setProgress writes how far a run is, and what it waits for, into its status, and reports whether
+// that is news.
+func setProgress(status *enginev1alpha1.BackupRunStatus, progress *backup.Progress, volumes *volumes, waitsFor string) bool {
 	before := status.DeepCopy()
+	status.Message = waitsFor
 	if objects := progress.Objects(); objects != (v1alpha1.BackupProgress{}) {
 		status.Progress = &objects
 	}

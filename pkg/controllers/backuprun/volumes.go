@@ -27,6 +27,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 const (
@@ -78,6 +79,8 @@ type upload struct {
 	status enginev1alpha1.VolumeUploadStatus
 	// stop is true from when it is given up until its agent is told.
 	stop bool
+	// wait says what the volume waits for.
+	wait *waits.Wait
 }
 
 // sighting is a record as it is, or was before it was deleted.
@@ -124,7 +127,7 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 	}
 	// It is known before its first event comes.
 	v.mu.Lock()
-	v.uploads[record.Name] = &upload{volume: volume, submitted: v.c.Clock.Now()}
+	v.uploads[record.Name] = &upload{volume: volume, submitted: v.c.Clock.Now(), wait: waits.For(ctx, volume.Pod.Namespace, textOf(volume))}
 	v.records[volume] = record.Name
 	v.namespaces.Insert(volume.Pod.Namespace)
 	v.mu.Unlock()
@@ -138,6 +141,7 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 		return nil
 	}
 	v.mu.Lock()
+	v.uploads[record.Name].wait.End()
 	delete(v.uploads, record.Name)
 	v.mu.Unlock()
 	return fmt.Errorf("handing volume %s of pod %s/%s to its node: %w", volume.Name, volume.Pod.Namespace, volume.Pod.Name, err)
@@ -295,6 +299,38 @@ func (v *volumes) warn(u *upload) {
 func (v *volumes) absence(u *upload) (time.Duration, bool) {
 	absence := v.c.Agents.Absence(u.volume.Node, u.submitted)
 	return absence, absence >= v.c.AgentTimeout/warnAfter
+}
+
+// textOf is what a volume is called in what a backup waits for.
+func textOf(volume *format.Volume) string {
+	if volume.ClaimName != "" {
+		return fmt.Sprintf("the data of claim %s in %s", volume.ClaimName, volume.Pod.Namespace)
+	}
+	return fmt.Sprintf("volume %s of pod %s in %s", volume.Name, volume.Pod.Name, volume.Pod.Namespace)
+}
+
+// noteWaits notes of each volume what it waits for, or that it waits no more.
+func (v *volumes) noteWaits() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, u := range v.uploads {
+		if u.status.Phase.Done() {
+			u.wait.End()
+			continue
+		}
+		said := ""
+		if u.status.Message != "" {
+			said = ": it " + u.status.Message
+		}
+		switch _, absent := v.absence(u); {
+		case absent:
+			u.wait.Set(fmt.Sprintf("%s: nothing is heard of the agent of node %s", textOf(u.volume), u.volume.Node))
+		case u.begun.IsZero():
+			u.wait.Set(fmt.Sprintf("%s: the agent of node %s has not begun%s", textOf(u.volume), u.volume.Node, said))
+		default:
+			u.wait.Set(fmt.Sprintf("%s, which the agent of node %s reads", textOf(u.volume), u.volume.Node))
+		}
+	}
 }
 
 // absent are the first of the nodes whose agents volumes wait for, and people are told.

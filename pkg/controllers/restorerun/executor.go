@@ -32,6 +32,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 const (
@@ -144,6 +145,8 @@ func (e *Executor) Store(ctx context.Context, run *engine.RestoreRun, ended *res
 
 // prepareAtLast tries for a while: a store, or the cluster, may be away just now.
 func (e *Executor) prepareAtLast(ctx context.Context, run *engine.RestoreRun) (deps restore.Dependencies, closeBucket func(), err error) {
+	waiting := waits.ForAnyone(ctx, "its storage location, and the cluster, to give what it begins with")
+	defer waiting.End()
 	backoff := time.Second
 	for deadline := e.Clock.Now().Add(prepareTimeout); ; backoff = min(2*backoff, 30*time.Second) {
 		deps, closeBucket, err = e.prepare(ctx, run)

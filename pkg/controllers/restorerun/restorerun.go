@@ -43,6 +43,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/restore"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 const (
@@ -345,7 +346,8 @@ func (c *Controller) execute(ctx context.Context, run *engine.RestoreRun, e *exe
 		logger.Info("Restore goes on", "attempt", run.Status.Attempts)
 		c.Events.Eventf(reference(run), nil, corev1.EventTypeNormal, "Resumed", "Restore", "The restore goes on where another process of the controller left it (attempt %d)", run.Status.Attempts)
 	}
-	progress := &Progress{}
+	progress := &Progress{waits: waits.New(c.Clock), namespace: run.Spec.RestoreRef.Namespace, system: c.Namespace}
+	working = waits.With(working, progress.waits)
 	latest := run
 	var reporting wait.Group
 	reportCtx, stopReporting := context.WithCancel(working)

@@ -14,11 +14,16 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/restore"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 // Progress is how far the execution of a run is. It is safe for concurrent use.
 type Progress struct {
 	restore.Progress
+	// waits are what the run waits for; namespace is that of its Restore, and system the system
+	// namespace.
+	waits             *waits.Waits
+	namespace, system string
 
 	mu      sync.Mutex
 	volumes func() v1alpha1.RestoreVolumesProgress
@@ -31,9 +36,10 @@ func (p *Progress) Volumes(counts func() v1alpha1.RestoreVolumesProgress) {
 	p.volumes = counts
 }
 
-// set writes the progress into a status, and reports whether that is news.
+// set writes the progress, and what the run waits for, into a status, and reports whether that is news.
 func (p *Progress) set(status *engine.RestoreRunStatus) bool {
 	before := status.DeepCopy()
+	status.Message = p.waits.Line(p.namespace, p.system)
 	if objects := p.Objects(); objects != (v1alpha1.RestoreProgress{}) {
 		status.Progress = &objects
 	}

@@ -32,7 +32,7 @@ func backupOf(run *enginev1alpha1.BackupRun, entry *queue.Entry) *v1alpha1.Backu
 	}
 	since := backup.CreationTimestamp
 	complete := metav1.Condition{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionFalse,
-		Reason: string(status.Phase), LastTransitionTime: since}
+		Reason: string(status.Phase), Message: status.Message, LastTransitionTime: since}
 	queued := metav1.Condition{Type: v1alpha1.ConditionQueued, Status: metav1.ConditionTrue,
 		Reason: string(status.Phase), LastTransitionTime: since}
 	if status.QueuedTimestamp != nil {

@@ -24,6 +24,7 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 const (
@@ -32,6 +33,8 @@ const (
 	// startTimeout is how long a pod may take until it runs: volumes are provisioned and
 	// attached before, and nodes started by an autoscaler.
 	startTimeout = 10 * time.Minute
+	// firstLook is when it is asked what a pod waits for, and then every recheck.
+	firstLook = 2 * time.Second
 	// retryRefused is how often a holder is asked for again that a quota had no room for.
 	retryRefused = 5 * time.Second
 )
@@ -140,6 +143,8 @@ func (r *Restorer) hold(ctx context.Context, claim Claim, live *corev1.Persisten
 // through when others have gone.
 func (r *Restorer) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	pods := r.pods.Pods(pod.Namespace)
+	var waiting *waits.Wait
+	defer func() { waiting.End() }()
 	for {
 		created, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 		switch {
@@ -155,6 +160,10 @@ func (r *Restorer) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, er
 		default:
 			return nil, fmt.Errorf("creating the pod that holds the claim while its data is written: %w", err)
 		}
+		if waiting == nil {
+			waiting = waits.For(ctx, pod.Namespace, "")
+		}
+		waiting.Set(fmt.Sprintf("pod %s in %s to be created: %v", pod.Name, pod.Namespace, err))
 		select {
 		case <-r.Clock.After(retryRefused):
 		case <-ctx.Done():
@@ -271,11 +280,7 @@ func (r *Restorer) until(ctx context.Context, pod *corev1.Pod, condition func(*c
 		err = r.still(ctx, pod)
 	}
 	if err == nil {
-		select {
-		case err = <-verdict:
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
+		err = r.verdict(ctx, pod, informer.GetStore(), verdict)
 	}
 	stop()
 	running.Wait()
@@ -288,6 +293,27 @@ func (r *Restorer) until(ctx context.Context, pod *corev1.Pod, condition func(*c
 		return nil, fmt.Errorf("pod %s did not start within %s%s", pod.Name, startTimeout, r.why(context.WithoutCancel(ctx), last))
 	}
 	return nil, err
+}
+
+// verdict is the one about a pod. Until it comes, it is noted what the pod waits for.
+func (r *Restorer) verdict(ctx context.Context, pod *corev1.Pod, seen cache.Store, verdict <-chan error) error {
+	text := fmt.Sprintf("pod %s in %s", pod.Name, pod.Namespace)
+	waiting := waits.For(ctx, pod.Namespace, text)
+	defer waiting.End()
+	for next := firstLook; ; next = recheck {
+		select {
+		case err := <-verdict:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.Clock.After(next):
+		}
+		for _, object := range seen.List() {
+			if live, ok := object.(*corev1.Pod); ok && live.UID == pod.UID {
+				waiting.Set(text + r.why(ctx, live))
+			}
+		}
+	}
 }
 
 // still fails if a pod is gone. What a watch begins with may be older than the pod.
@@ -305,21 +331,43 @@ var errPodGone = errors.New("the pod is gone")
 func (r *Restorer) why(ctx context.Context, pod *corev1.Pod) string {
 	ctx, cancel := context.WithTimeout(ctx, recheck)
 	defer cancel()
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			return ": it is on no node: " + c.Message
+	text := ""
+	if reason := waits.PodReason(pod); reason != "" {
+		text = ": " + reason
+	}
+	// Only events say what keeps a volume from being mounted, or a claim from being bound.
+	if text == "" {
+		text = r.warned(ctx, pod.Namespace, pod.UID)
+	}
+	for _, claim := range r.unbound(ctx, pod) {
+		if warned := r.warned(ctx, claim.Namespace, claim.UID); warned != "" {
+			text += "; claim " + claim.Name + warned
 		}
 	}
-	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
-		for _, status := range statuses {
-			if w := status.State.Waiting; w != nil && w.Message != "" {
-				return ": " + w.Reason + ": " + w.Message
-			}
+	return text
+}
+
+// unbound are the claims of a pod that is on no node which are not bound.
+func (r *Restorer) unbound(ctx context.Context, pod *corev1.Pod) (claims []*corev1.PersistentVolumeClaim) {
+	if pod.Spec.NodeName != "" {
+		return nil
+	}
+	for _, v := range pod.Spec.Volumes {
+		if v.PersistentVolumeClaim == nil {
+			continue
+		}
+		claim, err := r.Kube.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, v.PersistentVolumeClaim.ClaimName, metav1.GetOptions{})
+		if err == nil && claim.Status.Phase != corev1.ClaimBound {
+			claims = append(claims, claim)
 		}
 	}
-	// What keeps a volume from being mounted is only in events.
-	list, err := r.Kube.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String(),
+	return claims
+}
+
+// warned is the last warning in the events of an object, or nothing.
+func (r *Restorer) warned(ctx context.Context, namespace string, uid types.UID) string {
+	list, err := r.Kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(uid)).String(),
 	})
 	if err != nil {
 		return ""
@@ -330,7 +378,7 @@ func (r *Restorer) why(ctx context.Context, pod *corev1.Pod) string {
 		if seen.IsZero() {
 			seen = e.EventTime.Time
 		}
-		if e.InvolvedObject.UID == pod.UID && e.Type == corev1.EventTypeWarning && !seen.Before(at) {
+		if e.InvolvedObject.UID == uid && e.Type == corev1.EventTypeWarning && !seen.Before(at) {
 			text, at = ": "+e.Reason+": "+e.Message, seen
 		}
 	}

@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 // Where the first pod of a claim is scheduled, the volume is made. That pod is a holder,
@@ -109,6 +111,8 @@ func both(terms []corev1.NodeSelectorTerm, selector *corev1.NodeSelector) []core
 // lockBinding returns when no other claim is being bound that is used together with this
 // one, or with one of its mates.
 func (r *Restorer) lockBinding(ctx context.Context, claim Claim, mates []string) error {
+	waiting := waits.For(ctx, claim.Namespace, fmt.Sprintf("claims that are used together with %s in %s to be bound", claim.Name, claim.Namespace))
+	defer waiting.End()
 	for {
 		r.mu.Lock()
 		free, changed := true, r.change

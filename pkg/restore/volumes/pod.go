@@ -132,7 +132,7 @@ func (r *Restorer) pod(ctx context.Context, namespace, name string, data []forma
 	}
 	var errs []error
 	for i, record := range records {
-		if err := r.await(ctx, record); err != nil {
+		if err := r.await(ctx, record, fmt.Sprintf("volume %s of pod %s in %s", data[i].Name, pod.Name, pod.Namespace)); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}

@@ -25,6 +25,7 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 const (
@@ -144,8 +145,11 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 			return false, err
 		}
 	}
+	turn := waits.For(ctx, claim.Namespace, fmt.Sprintf("claim %s in %s: its turn, after other claims of the restore", claim.Name, claim.Namespace))
+	defer turn.End()
 	select {
 	case r.slots <- struct{}{}:
+		turn.End()
 		defer func() { <-r.slots }()
 	case <-ctx.Done():
 		return false, ctx.Err()
@@ -195,7 +199,7 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 		}
 	}
 	r.know(record)
-	if err := r.await(ctx, record); err != nil {
+	if err := r.await(ctx, record, claimText(*claim)); err != nil {
 		if ctx.Err() != nil {
 			return false, ctx.Err()
 		}
@@ -248,6 +252,8 @@ func (r *Restorer) readable(ctx context.Context, data format.Volume) error {
 		}
 		return errors.New("is not in the backup" + why)
 	}
+	waiting := waits.For(ctx, data.Pod.Namespace, fmt.Sprintf("the repository of the volumes of %s", data.Pod.Namespace))
+	defer waiting.End()
 	return r.Repository(ctx, data.Pod.Namespace, r.run.Spec.Backup.StorageLocation)
 }
 
@@ -308,7 +314,7 @@ func (r *Restorer) intoPod(ctx context.Context, name string, claim Claim, live *
 		return err
 	}
 	r.know(record)
-	return r.await(ctx, record)
+	return r.await(ctx, record, claimText(claim))
 }
 
 // recordName is the same for the same volume of the same restore.
@@ -453,12 +459,35 @@ func (r *Restorer) wakeLocked() {
 	r.change = make(chan struct{})
 }
 
+// claimText is what a claim is called in what is waited for.
+func claimText(claim Claim) string {
+	return fmt.Sprintf("the data of claim %s in %s", claim.Name, claim.Namespace)
+}
+
+// whatFor says what a volume waits for.
+func (r *Restorer) whatFor(w *work, volume string) string {
+	said := ""
+	if w.status.Message != "" {
+		said = ": it " + w.status.Message
+	}
+	switch {
+	case r.Agents.Absence(w.node, w.submitted) >= r.AgentTimeout/3:
+		return fmt.Sprintf("%s: nothing is heard of the agent of node %s", volume, w.node)
+	case w.begun.IsZero():
+		return fmt.Sprintf("%s: the agent of node %s has not begun%s", volume, w.node, said)
+	}
+	return fmt.Sprintf("%s, which the agent of node %s writes", volume, w.node)
+}
+
 // await returns when a record has ended, and how. It is waited for while its node has an
-// agent that works; one that is given up is stopped.
-func (r *Restorer) await(ctx context.Context, record *engine.VolumeRestore) error {
+// agent that works; one that is given up is stopped. Volume is what is waited for.
+func (r *Restorer) await(ctx context.Context, record *engine.VolumeRestore, volume string) error {
+	waiting := waits.For(ctx, record.Spec.Pod.Namespace, volume)
+	defer waiting.End()
 	for {
 		r.mu.Lock()
 		w := r.works[record.Name]
+		waiting.Set(r.whatFor(w, volume))
 		next, failure := time.Duration(0), ""
 		if !w.status.Phase.Done() {
 			if next, w.lost, failure = r.judge(w); failure != "" {

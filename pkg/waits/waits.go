@@ -1,0 +1,128 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package waits notes what a backup or a restore waits for, so that its object can say it. Who
+// waits finds the notes in the context of the work, and says there what it waits for, in words
+// that do not change by the second: each change may be a write of the run's record.
+package waits
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// longer is how long something is waited for before it is told: most waits are over by then.
+const longer = 3 * time.Second
+
+// Waits are what a run waits for at the moment. They are safe for concurrent use.
+type Waits struct {
+	clock clock.PassiveClock
+
+	mu      sync.Mutex
+	current map[*Wait]struct{}
+}
+
+// New returns Waits of a run that waits for nothing yet.
+func New(clock clock.PassiveClock) *Waits {
+	return &Waits{clock: clock, current: map[*Wait]struct{}{}}
+}
+
+// Wait is something that is waited for.
+type Wait struct {
+	of    *Waits
+	since time.Time
+	// anyone is true if all who may see the run may know of it, else those of namespace may.
+	anyone    bool
+	namespace string
+	text      string
+}
+
+type contextKey struct{}
+
+// With returns a context for work whose waits are noted.
+func With(ctx context.Context, waits *Waits) context.Context {
+	return context.WithValue(ctx, contextKey{}, waits)
+}
+
+// For notes that the work of a context waits for something in a namespace, until End. In a context
+// without Waits it does nothing.
+func For(ctx context.Context, namespace, text string) *Wait {
+	return begin(ctx, Wait{namespace: namespace, text: text})
+}
+
+// ForAnyone is For something that all who see the run may know of.
+func ForAnyone(ctx context.Context, text string) *Wait {
+	return begin(ctx, Wait{anyone: true, text: text})
+}
+
+func begin(ctx context.Context, w Wait) *Wait {
+	waits, _ := ctx.Value(contextKey{}).(*Waits)
+	if waits == nil {
+		return nil
+	}
+	w.of, w.since = waits, waits.clock.Now()
+	waits.mu.Lock()
+	defer waits.mu.Unlock()
+	waits.current[&w] = struct{}{}
+	return &w
+}
+
+// Set says more of what is waited for. Empty leaves it as it is.
+func (w *Wait) Set(text string) {
+	if w == nil || text == "" {
+		return
+	}
+	w.of.mu.Lock()
+	defer w.of.mu.Unlock()
+	w.text = text
+}
+
+// End notes that the wait is over.
+func (w *Wait) End() {
+	if w == nil {
+		return
+	}
+	w.of.mu.Lock()
+	defer w.of.mu.Unlock()
+	delete(w.of.current, w)
+}
+
+// Line says in one line what a run of a namespace waits for, the longest wait first; empty if it
+// waits for nothing. A tenant's names only what is in its own namespace, and counts the rest.
+func (w *Waits) Line(namespace, systemNamespace string) string {
+	if w == nil {
+		return ""
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var waiting []*Wait
+	for wait := range w.current {
+		if w.clock.Since(wait.since) >= longer {
+			waiting = append(waiting, wait)
+		}
+	}
+	slices.SortFunc(waiting, func(a, b *Wait) int { return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.text, b.text)) })
+	told, seen := format.NewTold(namespace, systemNamespace), map[string]bool{}
+	for _, wait := range waiting {
+		if seen[wait.text] {
+			continue // several wait for the same thing
+		}
+		seen[wait.text] = true
+		if wait.anyone {
+			told.AddAny(wait.text, true)
+		} else {
+			told.Add(wait.namespace, wait.text)
+		}
+	}
+	if told.Len() == 0 {
+		return ""
+	}
+	return "waits for " + told.String()
+}
