@@ -30,6 +30,7 @@ func (e *execution) choose() (items, others []*manifest.Item, err error) {
 		return nil, nil, err
 	}
 	chosen := map[*manifest.Item]bool{}
+	e.named = map[*manifest.Item]bool{}
 	for _, item := range e.Backup.Items {
 		switch {
 		case !c.wants(item):
@@ -37,6 +38,9 @@ func (e *execution) choose() (items, others []*manifest.Item, err error) {
 			c.own++
 		case object.SkipItem(item) == "":
 			chosen[item] = true
+			if e.request.tenant() && c.names(item) {
+				e.named[item] = true
+			}
 		default:
 			e.warnOfEmpty(item)
 		}
@@ -198,6 +202,14 @@ func (c *chooser) wants(item *manifest.Item) bool {
 		}
 	}
 	return false
+}
+
+// names reports whether the spec names an item that it wants, or the item's kind.
+func (c *chooser) names(item *manifest.Item) bool {
+	return len(c.e.spec.Objects) > 0 || slices.ContainsFunc(c.e.spec.IncludedResources, func(word string) bool {
+		gr, known := c.words[strings.ToLower(word)]
+		return known && gr == schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
+	})
 }
 
 // addNeeded adds what chosen objects need: of other kinds what is cluster-scoped, and if

@@ -6,6 +6,7 @@ package restore
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -62,6 +63,9 @@ func changes(d object.Decision) string {
 	}
 	return strings.Join(parts, "; ")
 }
+
+// differsIn names the fields in which an object differs, of whatever sort.
+func differsIn(d object.Decision) string { return listed(slices.Concat(d.Differs, d.Besides)) }
 
 const maxListed = 10
 

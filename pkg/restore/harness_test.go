@@ -85,7 +85,7 @@ func newFakeServer(t testing.TB) *fakeServer {
 	s.server = httptest.NewServer(s)
 	t.Cleanup(s.server.Close)
 	client, err := rest.UnversionedRESTClientFor(&rest.Config{
-		Host: s.server.URL, QPS: -1, ContentConfig: rest.ContentConfig{NegotiatedSerializer: scheme.Codecs.WithoutConversion()},
+		Host: s.server.URL, QPS: -1, WarningHandler: rest.NoWarnings{}, ContentConfig: rest.ContentConfig{NegotiatedSerializer: scheme.Codecs.WithoutConversion()},
 		WrapTransport: func(transport http.RoundTripper) http.RoundTripper { return broken{transport} },
 	})
 	if err != nil {

@@ -38,11 +38,13 @@ const (
 	// actionLeave: a rule says that it is not restored.
 	actionLeave
 	actionConflict
+	// actionForbidden: the requester may not write it, which one warning says of all such.
+	actionForbidden
 	actionRefused
 	actionError
 )
 
-var actionNames = [...]string{"", "create", "update", "recreate", "skip", "skip", "conflict", "refused", "error"}
+var actionNames = [...]string{"", "create", "update", "recreate", "skip", "skip", "conflict", "refused", "refused", "error"}
 
 const extensionsGroup = "apiextensions.k8s.io"
 
@@ -175,13 +177,16 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 		e.give(node, actionError, about, reason)
 		return "", false
 	}
-	if a, reason := e.refuse(ctx, content, about); a != actionNone {
-		e.give(node, a, about, reason)
+	refused, why := e.refuse(ctx, content, about)
+	if refused != actionNone && refused != actionRefused {
+		e.give(node, refused, about, why)
 		return "", false
 	}
-	if err := e.namespaces.await(ctx, e, item, about); err != nil {
-		e.give(node, actionError, about, err.Error())
-		return "", false
+	if refused == actionNone {
+		if err := e.namespaces.await(ctx, e, item, about); err != nil {
+			e.give(node, actionError, about, err.Error())
+			return "", false
+		}
 	}
 	e.findOwners(ctx, item, content, about)
 	status := e.rules.Status(content, resource)
@@ -195,6 +200,21 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 		return "", false
 	}
 	about.namespace, about.name = desired.GetNamespace(), desired.GetName()
+	converted := k.version != item.APIVersion
+	if converted {
+		desired.SetAPIVersion(k.apiVersion())
+	}
+	if refused == actionNone {
+		refused, why = e.refuse(ctx, desired, about) // as a modifier leaves it
+	}
+	if refused != actionNone {
+		if live := e.standing(ctx, k, about, desired); refused == actionRefused && live != nil {
+			e.give(node, actionSkip, about, isEqual)
+			return live.GetUID(), true
+		}
+		e.give(node, refused, about, why)
+		return "", false
+	}
 	if e.fills(item) {
 		made, err := e.mayMark(ctx, about.namespace)
 		if err != nil {
@@ -207,14 +227,6 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 		}
 		annotations[format.AnnotationIncomplete] = e.newMark(item, made).String()
 		desired.SetAnnotations(annotations)
-	}
-	if a, reason := e.refuse(ctx, desired, about); a != actionNone { // as a modifier leaves it
-		e.give(node, a, about, reason)
-		return "", false
-	}
-	converted := k.version != item.APIVersion
-	if converted {
-		desired.SetAPIVersion(k.apiVersion())
 	}
 	live, a, reason, diff, err := e.bring(ctx, k, item, about, desired, status, converted)
 	if err != nil {
@@ -234,11 +246,13 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 	}
 	e.decided(node, a, about, reason, diff)
 	e.warnOfNoData(item, a, about, desired)
-	if a == actionRefused || a == actionError {
+	if a == actionForbidden || a == actionRefused || a == actionError {
 		return live, false
 	}
 	return live, true
 }
+
+const isEqual = "it is there, and equal"
 
 // isOurs reports whether this restore has made an object.
 func (e *execution) isOurs(live *unstructured.Unstructured) bool {
@@ -259,13 +273,23 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 	for range attempts {
 		var live *unstructured.Unstructured
 		if look {
-			if live, err = e.look(ctx, k, about); err != nil {
+			live, err = e.look(ctx, k, about)
+			if apierrors.IsForbidden(err) && e.request.tenant() {
+				uid, a, reason = e.leave(ctx, k, item, about, desired, mayNotRead)
+				return uid, a, reason, nil, nil
+			}
+			if err != nil {
 				return "", 0, "", nil, err
 			}
 		}
 		if live == nil {
-			if a, reason := e.refuseChange(k); a != actionNone {
-				return "", a, reason, nil, nil
+			why, err := e.forbids(ctx, k, about, "create")
+			if err != nil {
+				return "", 0, "", nil, err
+			}
+			if why != "" {
+				uid, a, reason = e.leave(ctx, k, item, about, desired, why)
+				return uid, a, reason, nil, nil
 			}
 		}
 		if live == nil && e.spec.VolumesOnly {
@@ -284,13 +308,20 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			case err == nil:
 				return created.UID, actionCreate, "", nil, e.setStatus(ctx, k, about, status, created.UID)
 			case !apierrors.IsAlreadyExists(err):
-				if a, reason := e.mayBeThere(ctx, k, about, err); a != actionNone {
-					return "", a, reason, nil, nil
+				why, lacks := e.lacks(ctx, k, about, "create", err)
+				if lacks != nil || why == "" {
+					return "", 0, "", nil, err
 				}
-				return "", 0, "", nil, err
+				uid, a, reason = e.leave(ctx, k, item, about, desired, why)
+				return uid, a, reason, nil, nil
 			}
 			e.namespaces.inhabited(about.namespace)
-			if live, err = e.cluster(k).get(ctx, k, about.namespace, about.name); err != nil {
+			live, err = e.writer.get(ctx, k, about.namespace, about.name)
+			if apierrors.IsForbidden(err) && e.request.tenant() {
+				uid, a, reason = e.leave(ctx, k, item, about, desired, mayNotRead)
+				return uid, a, reason, nil, nil
+			}
+			if err != nil {
 				return "", 0, "", nil, err
 			}
 		}
@@ -332,7 +363,7 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			look = true
 			continue
 		}
-		a, reason, diff, again, err := e.carryOut(ctx, k, about, live, decision)
+		a, reason, diff, again, err := e.carryOut(ctx, k, item, about, live, decision)
 		if err != nil || !again {
 			return live.GetUID(), a, reason, diff, err
 		}
@@ -344,7 +375,7 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 // looksFirst reports whether an object is probably there already, so that looking comes
 // before creating.
 func (e *execution) looksFirst(k *kind, about subject) bool {
-	if a, _ := e.refuseChange(k); a != actionNone {
+	if e.isBinding(k) {
 		return true
 	}
 	if e.namespaces.fresh(about.namespace) {
@@ -358,18 +389,22 @@ func (e *execution) look(ctx context.Context, k *kind, about subject) (*unstruct
 	if k.promised {
 		return nil, nil
 	}
+	find := e.writer.get
 	if e.groups[listKey{k.name(), about.namespace}] >= worthListing {
-		return e.here.find(ctx, k, about.namespace, about.name)
+		find = e.here.find
 	}
-	live, err := e.cluster(k).get(ctx, k, about.namespace, about.name)
-	if apierrors.IsForbidden(err) && !e.spec.PlanOnly {
+	live, err := find(ctx, k, about.namespace, about.name)
+	switch {
+	case !apierrors.IsForbidden(err):
+		return live, err
+	case !e.spec.PlanOnly:
 		return nil, nil // whether it is there creating it will tell
 	}
-	return live, err
+	if there, unknown := e.seen(ctx, k, about); unknown == nil && there == nil {
+		return nil, nil
+	}
+	return nil, err
 }
-
-// cluster makes the requests about objects of a kind that only read.
-func (e *execution) cluster(*kind) *cluster { return e.writer }
 
 // create creates an object, and gives way where the cluster wants something else.
 func (e *execution) create(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured, strict bool) (*metav1.PartialObjectMetadata, error) {
@@ -405,10 +440,10 @@ func (e *execution) create(ctx context.Context, k *kind, about subject, desired 
 
 // carryOut does what was decided about an object that is there. With again it is to be
 // decided anew.
-func (e *execution) carryOut(ctx context.Context, k *kind, about subject, live *unstructured.Unstructured, d object.Decision) (a action, reason string, diff json.RawMessage, again bool, err error) {
+func (e *execution) carryOut(ctx context.Context, k *kind, item *manifest.Item, about subject, live *unstructured.Unstructured, d object.Decision) (a action, reason string, diff json.RawMessage, again bool, err error) {
 	switch d.Action {
 	case object.Equal:
-		return actionSkip, "it is there, and equal", nil, false, nil
+		return actionSkip, isEqual, nil, false, nil
 	case object.Keep:
 		return actionConflict, differs(d), nil, false, nil
 	case object.Conflict:
@@ -418,8 +453,13 @@ func (e *execution) carryOut(ctx context.Context, k *kind, about subject, live *
 		}
 		return actionError, "it is there, and fields differ that can't be changed: " + listed(d.Immutable) + ": " + advice, nil, false, nil
 	}
-	if a, reason := e.refuseChange(k); a != actionNone {
-		return a, reason, nil, false, nil
+	why, err := e.forbids(ctx, k, about, "patch")
+	if err != nil {
+		return 0, "", nil, false, err
+	}
+	if why != "" {
+		a, reason := e.forbidden(item, k, why)
+		return a, reason + ": it differs in " + differsIn(d), nil, false, nil
 	}
 	if d.Action == object.Recreate && goesWith(k) != "" {
 		return actionError, stays(k, d.Immutable), nil, false, nil
@@ -437,8 +477,14 @@ func (e *execution) carryOut(ctx context.Context, k *kind, about subject, live *
 			return actionUpdate, changes(d), d.Patch, false, nil
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 			return 0, "", nil, true, nil
+		case apierrors.IsForbidden(err):
+			if why, lacks := e.lacks(ctx, k, about, "patch", err); lacks == nil && why != "" {
+				a, reason := e.forbidden(item, k, why)
+				return a, reason + ": it differs in " + differsIn(d), nil, false, nil
+			}
+			return 0, "", nil, false, fmt.Errorf("it is there, and differs in %s, which can't be changed: %w", differsIn(d), err)
 		case !apierrors.IsInvalid(err) || e.spec.ExistingResourcePolicy != holdfast.ExistingResourceRecreate:
-			return 0, "", nil, false, fmt.Errorf("it is there, and differs in %s, which can't be changed: %w", listed(slices.Concat(d.Differs, d.Besides)), err)
+			return 0, "", nil, false, fmt.Errorf("it is there, and differs in %s, which can't be changed: %w", differsIn(d), err)
 		case goesWith(k) != "":
 			return 0, "", nil, false, fmt.Errorf("%s: %w", stays(k, slices.Concat(d.Differs, d.Besides)), err)
 		}

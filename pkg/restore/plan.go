@@ -82,6 +82,7 @@ func (e *execution) run(ctx context.Context) (err error) {
 	if err := e.mend(ctx); err != nil {
 		return err
 	}
+	e.forbiddenObjects.tell(e.report, e.request.SystemNamespace)
 	return e.hooks.run(ctx)
 }
 
@@ -220,6 +221,7 @@ func (e *execution) compile(items []*manifest.Item) (*object.Rules, error) {
 			persistent[item.Name] = !e.request.tenant()
 		}
 	}
+	e.restored = restored
 	return object.NewRules(e.spec, modifiers, object.Facts{
 		RestoreUID: e.request.Run.UID,
 		HasData: func(namespace, name string) bool {

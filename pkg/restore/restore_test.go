@@ -260,7 +260,7 @@ func TestTenants(t *testing.T) {
 		"host path":        {object: obj("v1", "Pod", "a", "p", with(hostPath, "spec", "volumes")), phase: holdfast.RestorePhasePartiallyFailed, text: refusedHostPath},
 		"template":         {object: obj("apps/v1", "Deployment", "a", "d", with(hostPath, "spec", "template", "spec", "volumes")), phase: holdfast.RestorePhasePartiallyFailed, text: refusedHostPath},
 		"account":          {object: obj("v1", "Pod", "a", "p", with("powerful", "spec", "serviceAccountName")), phase: holdfast.RestorePhasePartiallyFailed, text: "may not impersonate"},
-		"binding":          {object: obj("rbac.authorization.k8s.io/v1", "RoleBinding", "a", "r"), phase: holdfast.RestorePhasePartiallyFailed, text: refusedBinding},
+		"binding":          {object: obj("rbac.authorization.k8s.io/v1", "RoleBinding", "a", "r"), phase: holdfast.RestorePhaseCompleted, text: "not as in the backup: 1 (1 rolebindings.rbac.authorization.k8s.io)"},
 		"binding as it is": {object: obj("rbac.authorization.k8s.io/v1", "RoleBinding", "a", "r"), live: true, phase: holdfast.RestorePhaseCompleted},
 		"namespace":        {object: obj("v1", "Namespace", "", "a", with("privileged", "metadata", "labels", "pod-security")), phase: holdfast.RestorePhaseCompleted},
 		"foreign":          {object: obj("v1", "ConfigMap", "b", "c"), phase: holdfast.RestorePhaseFailedValidation, text: ""},

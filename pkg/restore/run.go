@@ -168,8 +168,13 @@ type execution struct {
 	groups     map[listKey]int
 	namespaces namespaces
 	unknown    unknownFields
-	accounts   onces
-	rights     sync.Map
+	// restored are the items to restore, by their uids.
+	restored map[types.UID]bool
+	// named are the items that a tenant's restore asks for by name, or whose kind it asks for.
+	named            map[*manifest.Item]bool
+	forbiddenObjects forbiddenObjects
+	accounts         onces
+	rights           sync.Map
 	// byUID are the items by their uids, users by the claims that they use, and suspects, which may
 	// use any, by their namespaces, once index is made: only a restore that misses data, or has
 	// hooks in pods of Deployments, needs them.

@@ -11,7 +11,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -56,8 +55,6 @@ func (e *execution) refuse(ctx context.Context, content *unstructured.Unstructur
 		if kind, _, _ := unstructured.NestedString(content.Object, "type"); kind == string(corev1.SecretTypeServiceAccountToken) {
 			return actionRefused, refusedToken
 		}
-	case schema.GroupKind{Group: "rbac.authorization.k8s.io", Kind: "ClusterRoleBinding"}:
-		return actionRefused, refusedBinding
 	}
 	if path, ok := podSpecs[gk]; ok {
 		return e.refusePods(ctx, content, path, about)
@@ -96,28 +93,6 @@ func (e *execution) refusePods(ctx context.Context, content *unstructured.Unstru
 		}
 	}
 	return actionNone, ""
-}
-
-// refuseChange says what a tenant's restore neither creates nor changes, though it may be
-// there as it was.
-func (e *execution) refuseChange(k *kind) (action, string) {
-	if e.request.tenant() && k.group == "rbac.authorization.k8s.io" && k.kind == "RoleBinding" {
-		return actionRefused, refusedBinding
-	}
-	return actionNone, ""
-}
-
-// mayBeThere tells of an object that the requester may not create whether it is there: a
-// cluster-scoped one that others share needs no restoring.
-func (e *execution) mayBeThere(ctx context.Context, k *kind, about subject, failure error) (action, string) {
-	if !apierrors.IsForbidden(failure) || k.namespaced || !e.request.tenant() {
-		return actionNone, ""
-	}
-	page, _, err := e.reader.list(ctx, k, "", "metadata.name="+about.name, "")
-	if err != nil || len(page) == 0 {
-		return actionNone, ""
-	}
-	return actionSkip, "it is there, and the requester of the restore may not change it"
 }
 
 func (e *execution) allowed(ctx context.Context, right Right) (bool, error) {

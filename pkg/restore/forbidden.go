@@ -1,0 +1,197 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/restore/object"
+)
+
+const (
+	mayNotRead  = "the requester of the restore may not read it"
+	mayNotWrite = "the requester of the restore may not %s it"
+)
+
+// forbiddenObjects are those that a tenant's restore leaves, since its requester may not write
+// them, by their resources.
+type forbiddenObjects struct {
+	mu     sync.Mutex
+	counts map[string]int
+}
+
+// tell warns of them, once for all.
+func (f *forbiddenObjects) tell(report *report, systemNamespace string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.counts) == 0 {
+		return
+	}
+	total := 0
+	var kinds []string
+	for _, resource := range slices.Sorted(maps.Keys(f.counts)) {
+		total += f.counts[resource]
+		kinds = append(kinds, fmt.Sprintf("%d %s", f.counts[resource], resource))
+	}
+	report.warn(subject{}, fmt.Sprintf("objects that the requester may not write are not as in the backup: %d (%s): the plan names them; ask for a restore in the namespace %s", total, listed(kinds), systemNamespace))
+}
+
+// isBinding reports whether a tenant's restore neither creates nor changes objects of a kind, though
+// one may be there as it was.
+func (e *execution) isBinding(k *kind) bool {
+	return e.request.tenant() && k.group == "rbac.authorization.k8s.io" && (k.kind == "RoleBinding" || k.kind == "ClusterRoleBinding")
+}
+
+// forbids says why the requester of a tenant's restore may not do something with an object, as far as
+// that is to be known before it is tried: a rule says so, or nothing is tried since the restore only
+// plans. Otherwise it is empty.
+func (e *execution) forbids(ctx context.Context, k *kind, about subject, verb string) (string, error) {
+	switch {
+	case e.isBinding(k):
+		return refusedBinding, nil
+	case !e.request.tenant() || !e.spec.PlanOnly || e.spec.VolumesOnly || k.promised:
+		return "", nil
+	}
+	return e.mayNot(ctx, k, about, verb)
+}
+
+// lacks says why the requester of a tenant's restore may not do what the server has refused, if a
+// right is missing. It is empty if the server had another reason, such as a quota.
+func (e *execution) lacks(ctx context.Context, k *kind, about subject, verb string, failure error) (string, error) {
+	if !apierrors.IsForbidden(failure) || !e.request.tenant() {
+		return "", nil
+	}
+	return e.mayNot(ctx, k, about, verb)
+}
+
+func (e *execution) mayNot(ctx context.Context, k *kind, about subject, verb string) (string, error) {
+	right := Right{Verb: verb, Group: k.group, Resource: k.resource}
+	if k.namespaced {
+		right.Namespace = about.namespace
+	}
+	if verb != "create" {
+		right.Name = about.name
+	}
+	allowed, err := e.allowed(ctx, right)
+	if err != nil || allowed {
+		return "", err
+	}
+	return fmt.Sprintf(mayNotWrite, verb), nil
+}
+
+// leave decides about an object that the requester of a tenant's restore may not read or write, and
+// says why. It is nothing to tell of if it is there, and equal, or if Kubernetes makes it.
+func (e *execution) leave(ctx context.Context, k *kind, item *manifest.Item, about subject, desired *unstructured.Unstructured, why string) (types.UID, action, string) {
+	if live := e.standing(ctx, k, about, desired); live != nil {
+		return live.GetUID(), actionSkip, isEqual
+	}
+	if maker := e.makerOf(ctx, item); maker != "" {
+		return "", actionLeave, maker + " makes it"
+	}
+	if !k.namespaced {
+		if live, err := e.seen(ctx, k, about); err == nil && live != nil {
+			// Others share it: it needs no restoring.
+			return live.GetUID(), actionSkip, "it is there, and the requester of the restore may not change it"
+		}
+	}
+	a, reason := e.forbidden(item, k, why)
+	return "", a, reason
+}
+
+// forbidden decides about an object that is not as in the backup, and that the requester may not
+// write. It is an error if the restore asks for it by name, or for its kind, and if its data would be
+// missing. Otherwise it is counted.
+func (e *execution) forbidden(item *manifest.Item, k *kind, why string) (action, string) {
+	if e.named[item] || e.hasData(item) {
+		return actionRefused, why
+	}
+	e.forbiddenObjects.mu.Lock()
+	defer e.forbiddenObjects.mu.Unlock()
+	if e.forbiddenObjects.counts == nil {
+		e.forbiddenObjects.counts = map[string]int{}
+	}
+	e.forbiddenObjects.counts[k.name()]++
+	return actionForbidden, why
+}
+
+// standing is the object that is there if it is equal to the desired one, else nil. One that the
+// requester may not read is read by the controller, but for Secrets, and objects that a modifier
+// changes: whether these are equal would tell what they hold.
+func (e *execution) standing(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured) *unstructured.Unstructured {
+	if k.promised {
+		return nil
+	}
+	live, err := e.writer.get(ctx, k, about.namespace, about.name)
+	if apierrors.IsForbidden(err) && e.Modifiers == nil && (k.group != "" || k.kind != "Secret") {
+		live, err = e.seen(ctx, k, about)
+	}
+	if err != nil || live == nil || live.GetDeletionTimestamp() != nil {
+		return nil
+	}
+	if object.Compare(live, desired, nil, holdfast.ExistingResourceNone).Action != object.Equal {
+		return nil
+	}
+	return live
+}
+
+// seen is the object that is there as the controller sees it, or nil if there is none.
+func (e *execution) seen(ctx context.Context, k *kind, about subject) (*unstructured.Unstructured, error) {
+	page, _, err := e.reader.list(ctx, k, about.namespace, "metadata.name="+about.name, "")
+	if err != nil || len(page) == 0 {
+		return nil, err
+	}
+	return parseItem(k, page[0])
+}
+
+// makers are kinds whose controllers are part of Kubernetes, and make again what they own.
+var makers = map[schema.GroupKind]bool{
+	{Kind: "Service"}: true, {Kind: "ReplicationController"}: true, {Group: "apps", Kind: "Deployment"}: true, {Group: "apps", Kind: "ReplicaSet"}: true,
+	{Group: "apps", Kind: "StatefulSet"}: true, {Group: "apps", Kind: "DaemonSet"}: true, {Group: "batch", Kind: "Job"}: true, {Group: "batch", Kind: "CronJob"}: true,
+}
+
+// makerOf names the object of the backup that is there, or is to be, and of which Kubernetes makes
+// the item; it is empty if there is none.
+func (e *execution) makerOf(ctx context.Context, item *manifest.Item) string {
+	name := func(owner *manifest.Item) string { return "the " + owner.KindName + " " + owner.Name }
+	e.indexItems()
+	for _, uid := range item.OwnerUIDs {
+		owner := e.byUID[uid]
+		if owner == nil || !makers[schema.GroupKind{Group: owner.APIGroup, Kind: owner.KindName}] {
+			continue
+		}
+		e.mu.Lock()
+		there := e.uids[types.UID(uid)] != ""
+		e.mu.Unlock()
+		if there || e.restored[types.UID(uid)] {
+			return name(owner)
+		}
+	}
+	if item.APIGroup != "" || item.KindName != "Endpoints" {
+		return ""
+	}
+	for _, service := range e.Backup.Items {
+		if service.APIGroup != "" || service.KindName != "Service" || service.Namespace != item.Namespace || service.Name != item.Name {
+			continue
+		}
+		content, err := e.Backup.Object(ctx, service)
+		if err != nil {
+			return ""
+		}
+		if selector, _, _ := unstructured.NestedMap(content.Object, "spec", "selector"); len(selector) > 0 {
+			return name(service)
+		}
+	}
+	return ""
+}
