@@ -166,6 +166,7 @@ type Server struct {
 	engine    engineinformers.SharedInformerFactory
 	ledger    informers.SharedInformerFactory
 	published informers.SharedInformerFactory
+	leads     informers.SharedInformerFactory
 	leases    informers.SharedInformerFactory
 	nodes     metadatainformer.SharedInformerFactory
 	limits    informers.SharedInformerFactory
@@ -227,6 +228,11 @@ func (c CompletedConfig) New() (*Server, error) {
 		engineinformers.WithNamespace(c.extra.SystemNamespace), engineinformers.WithTransform(cached.Trimmed))
 	ledger := cached.ConfigMap(c.client.kube, c.extra.SystemNamespace, records.LedgerName)
 	published := cached.ConfigMap(c.client.kube, c.extra.SystemNamespace, clusteridentity.Name)
+	leads := cached.Lease(c.client.kube, c.extra.SystemNamespace, liveness.LeaderLease)
+	working, err := liveness.NewLeader(leads.Coordination().V1().Leases().Informer(), clock.RealClock{})
+	if err != nil {
+		return nil, err
+	}
 	// The rest of a namespace is for admission.
 	if err := c.client.informers.Core().V1().Namespaces().Informer().SetTransform(cached.Trimmed); err != nil {
 		return nil, err
@@ -260,7 +266,9 @@ func (c CompletedConfig) New() (*Server, error) {
 		Identity:        published.Core().V1().ConfigMaps().Informer(),
 		OnRefreshed:     func() { statuses.Changed(); room.allow(projector.Resting()) },
 		OnBackup:        schedules.OnBackup,
+		Leader:          working,
 		OnRestores:      restores.Queued,
+		OnUnheard:       restores.SetUnheard,
 		Past:            restores,
 	})
 	if err != nil {
@@ -463,7 +471,7 @@ func (c CompletedConfig) New() (*Server, error) {
 			}
 		},
 	})
-	server = Server{generic: generic, projector: projector, engine: engine, ledger: ledger, published: published,
+	server = Server{generic: generic, projector: projector, engine: engine, ledger: ledger, published: published, leads: leads,
 		leases: leases, nodes: nodes, limits: limits, agents: agents, schedules: schedules, restores: restores, broadcaster: broadcaster, leader: leader}
 	return &server, nil
 }
@@ -514,6 +522,7 @@ func (s *Server) Run(ctx context.Context) error {
 		s.engine.StartWithContext(hook)
 		s.ledger.StartWithContext(hook)
 		s.published.StartWithContext(hook)
+		s.leads.StartWithContext(hook)
 		s.leases.StartWithContext(hook)
 		s.nodes.Start(hook.Done())
 		s.limits.StartWithContext(hook)

@@ -19,6 +19,15 @@ import (
 // ConfigMap makes informers of one ConfigMap, which is all that a role may read. They keep
 // it Trimmed.
 func ConfigMap(client kubernetes.Interface, namespace, name string) informers.SharedInformerFactory {
+	return one(client, namespace, name)
+}
+
+// Lease makes informers of one Lease, in the same way.
+func Lease(client kubernetes.Interface, namespace, name string) informers.SharedInformerFactory {
+	return one(client, namespace, name)
+}
+
+func one(client kubernetes.Interface, namespace, name string) informers.SharedInformerFactory {
 	return informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace), informers.WithTransform(Trimmed),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) {
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()

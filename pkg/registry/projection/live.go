@@ -182,6 +182,7 @@ func (p *Projector) projectLocked(key backupKey) {
 			place = &entry
 		}
 		backup = at(key, backupOf(run, place))
+		Unheard(backup.Status.Conditions, p.unheard)
 	case unread != nil && (stored == nil || stored.UID != unread.UID && stored.Status.Phase != v1alpha1.BackupPhaseUnreadable):
 		// The catalogue may still have one of that name which was there before.
 		backup = at(key, backupOf(unread, nil))

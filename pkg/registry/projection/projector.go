@@ -78,6 +78,8 @@ type Config struct {
 	Ledger cache.SharedIndexInformer
 	// Identity is an informer of the ConfigMap identity.Name alone.
 	Identity cache.SharedIndexInformer
+	// Leader knows whether a controller works. Optional.
+	Leader Leader
 
 	// OnRefreshed, if set, is told that State may have another answer.
 	OnRefreshed func()
@@ -87,6 +89,9 @@ type Config struct {
 	// OnRestores, if set, is told of the places of all restores in the queue, by uid, as
 	// they may be shown where the restores are. It is called under a lock, too.
 	OnRestores func(places map[types.UID]queue.Entry)
+	// OnUnheard, if set, is told why what waits does when no controller is heard of any more, and of
+	// nothing when one is. It is called under a lock, too.
+	OnUnheard func(message string)
 	// Past, if set, shows restores whose records are gone.
 	Past PastRestores
 }
@@ -97,6 +102,12 @@ type PastRestores interface {
 	SetLocations(stores map[string]string)
 	ReadStore(ctx context.Context, location, of string, from store.Reader) error
 	JudgeAgain(namespace string)
+}
+
+// Leader knows since when no controller is heard of, and how people are told; a zero time while one
+// is. It is a liveness.Leader, but in tests.
+type Leader interface {
+	Unheard() (since time.Time, message string)
 }
 
 // Projector fills the logs.
@@ -128,6 +139,8 @@ type Projector struct {
 	mu    sync.Mutex
 	runs  runs
 	queue publishedQueue
+	// unheard says that no controller is heard of; empty while one is.
+	unheard string
 	// changes are records of changes of expirations, by the uid of the backup.
 	changes map[types.UID]*enginev1alpha1.ExpirationChange
 }
@@ -275,5 +288,6 @@ func (p *Projector) Run(ctx context.Context) {
 	p.Backups.Open()
 	running.StartWithContext(ctx, p.awaitStores)
 	running.StartWithContext(ctx, p.runByObject)
+	running.StartWithContext(ctx, p.listen)
 	p.runQueue(ctx)
 }

@@ -71,7 +71,7 @@ func (q *publishedQueue) wake() {
 // publish computes the queue, and commits what changed in it. It returns the number of
 // changes in the log, the runs whose backups show another place from now on, and the
 // places of the restores.
-func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool) (events int, moved []*enginev1alpha1.BackupRun, restores map[types.UID]queue.Entry, err error) {
+func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool, unheard string) (events int, moved []*enginev1alpha1.BackupRun, restores map[types.UID]queue.Entry, err error) {
 	plan := q.planner.Plan()
 	entries := make(map[types.UID]queue.Entry, len(plan.Entries))
 	restores = map[types.UID]queue.Entry{}
@@ -87,6 +87,9 @@ func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool) (events int,
 		entry = queue.Redact(entry, runs.systemNamespace)
 		if ledgerUnreadable && entry.Reason == v1alpha1.QueueReasonNextToStart {
 			entry.Message = "starts when the ledger of what was let start can be read again; an event of the ConfigMap " + records.LedgerName + " says more"
+		}
+		if unheard != "" && entry.Reason == v1alpha1.QueueReasonNextToStart {
+			entry.Message = unheard
 		}
 		if len(questions) < maxQuestions {
 			if asking, ok := q.question(runs, &entry); ok {
@@ -165,7 +168,7 @@ func (p *Projector) publish() (int, error) {
 	planner.SetStarted(records.Started(ledger))
 	planner.SetStorageLocations(locations)
 	planner.SetExistingNamespaces(namespaces)
-	events, moved, restores, err := p.queue.publish(&p.runs, unreadable)
+	events, moved, restores, err := p.queue.publish(&p.runs, unreadable, p.unheard)
 	for _, run := range moved {
 		p.projectLocked(p.runs.key(run))
 	}

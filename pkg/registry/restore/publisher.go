@@ -23,6 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+	"github.com/holdfast-io/holdfast/pkg/registry/projection"
 )
 
 // Publisher fills a log with the restores: their records, with their places in the queue.
@@ -46,6 +47,8 @@ type Publisher struct {
 	namespaces map[string]types.UID
 	// places are those in the queue, as they may be shown.
 	places map[types.UID]queue.Entry
+	// unheard says that no controller is heard of; empty while one is.
+	unheard string
 	// stores tell the locations that there are from others of their names.
 	stores map[string]string
 	// past are the restores in the stores, by location and store name, and shownPast where
@@ -166,6 +169,24 @@ func (p *Publisher) Queued(places map[types.UID]queue.Entry) {
 	}
 }
 
+// SetUnheard takes note that no controller is heard of, and of how people are told; empty when one
+// is again.
+func (p *Publisher) SetUnheard(message string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.unheard == message {
+		return
+	}
+	p.unheard = message
+	for _, of := range p.records {
+		for _, run := range of {
+			if !run.Status.Phase.Ended() {
+				p.showLocked(run)
+			}
+		}
+	}
+}
+
 // setNamespace takes note that a namespace exists, or does not any more, and moves the
 // restores that were asked for in one of its name.
 func (p *Publisher) setNamespace(obj any, exists bool) {
@@ -209,6 +230,7 @@ func (p *Publisher) showLocked(run *enginev1alpha1.RestoreRun) {
 		place = &entry
 	}
 	shown, at := restoreOf(run, place), p.placeOf(run)
+	projection.Unheard(shown.Status.Conditions, p.unheard)
 	shown.Namespace, shown.Name = at.Namespace, at.Name
 	if _, err := p.Log.Apply(shown); err != nil {
 		utilruntime.HandleError(err)

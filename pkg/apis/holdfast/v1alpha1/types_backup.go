@@ -368,6 +368,8 @@ const (
 	ConditionComplete = "Complete"
 	// ConditionQueued is True while the backup waits; its reason says for what.
 	ConditionQueued = "Queued"
+	// ReasonNoController is the reason of the condition Queued while no controller is heard of.
+	ReasonNoController = "NoController"
 	// ConditionSucceeded is True when everything asked for is stored, and False
 	// when the backup ended any other way.
 	ConditionSucceeded = "Succeeded"

@@ -1,0 +1,70 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package liveness
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+)
+
+// unheardAfter is how long nothing may be heard of the controller that works before people are
+// told. Another one takes over from one that died within LeaseDuration and a renewal.
+const unheardAfter = LeaseDuration + 5*time.Second
+
+// Leader knows since when nothing was heard of any controller that works, from an informer of the
+// Lease LeaderLease. It compares no clocks of two processes. It is safe for concurrent use.
+type Leader struct {
+	clock  clock.PassiveClock
+	synced cache.InformerSynced
+
+	mu sync.Mutex
+	// seen is the Lease as it was last seen to change, or when this process began.
+	seen sighting
+}
+
+// NewLeader returns a Leader that sees the Lease by an informer.
+func NewLeader(leases cache.SharedIndexInformer, clock clock.PassiveClock) (*Leader, error) {
+	l := &Leader{clock: clock, seen: sighting{at: clock.Now()}}
+	registration, err := leases.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    l.changed,
+		UpdateFunc: func(_, obj any) { l.changed(obj) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	l.synced = registration.HasSynced
+	return l, nil
+}
+
+func (l *Leader) changed(obj any) {
+	lease, ok := obj.(*coordinationv1.Lease)
+	if !ok || lease.Name != LeaderLease || isHolder(lease, "") {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.seen.is(lease) {
+		l.seen = sighting{uid: lease.UID, version: lease.ResourceVersion, at: l.clock.Now()}
+	}
+}
+
+// Unheard is since when nothing was heard of any controller, and why a run waits then, in one
+// sentence. It is zero while one is heard of, and before that is known.
+func (l *Leader) Unheard() (since time.Time, message string) {
+	if !l.synced() {
+		return time.Time{}, ""
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.clock.Since(l.seen.at) < unheardAfter {
+		return time.Time{}, ""
+	}
+	since = l.seen.at
+	return since, fmt.Sprintf("no controller was heard of since %s: see whether the Deployment holdfast-controller runs", since.UTC().Format(time.RFC3339))
+}
