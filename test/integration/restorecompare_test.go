@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -207,6 +208,59 @@ func TestEqualOfEveryKind(t *testing.T) {
 	_, plan = told(t, restored(t, restoreRun(backup, labtest.Name("second"), none)))
 	mine(plan, "skip")
 	t.Logf("%d objects", len(plan.Items))
+}
+
+// TestRestoreLeavesControllers: what a HorizontalPodAutoscaler scales and what a controller applies
+// since the backup makes no difference. What a person applies with kubectl does.
+func TestRestoreLeavesControllers(t *testing.T) {
+	t.Parallel()
+	namespace := lab.Namespace(t, "controlled")
+	apps := lab.Kube.AppsV1().Deployments(namespace)
+	if _, err := apps.Create(t.Context(), deployment("web"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	awaitSettled(t, namespace, "web")
+	name := labtest.Name("controlled")
+	lab.Backup(t, name, namespace)
+	backup := lab.AwaitCompleted(t, name)
+	scaler := &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+		ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}, MinReplicas: new(int32(4)), MaxReplicas: 5,
+	}}
+	if _, err := lab.Kube.AutoscalingV2().HorizontalPodAutoscalers(namespace).Create(t.Context(), scaler, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	apply := func(manager, template string) {
+		t.Helper()
+		content := `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web","labels":{"by":"` + manager + `"}},"spec":{"template":` + template + `}}`
+		if _, err := apps.Patch(t.Context(), "web", types.ApplyPatchType, []byte(content), metav1.PatchOptions{FieldManager: manager, Force: new(true)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply("injector", `{"spec":{"containers":[{"name":"sidecar","image":"example.com/sidecar"}]}}`)
+	labtest.Eventually(t, "the Deployment to be scaled", func() error {
+		found, err := apps.Get(t.Context(), "web", metav1.GetOptions{})
+		if err == nil && *found.Spec.Replicas != 4 {
+			err = fmt.Errorf("it has %d replicas", *found.Spec.Replicas)
+		}
+		return err
+	})
+	only := v1alpha1.RestoreSpec{IncludedResources: []string{"deployments.apps"}, IncludeClusterResources: new(false)}
+	run := restored(t, restoreRun(backup, labtest.Name("controlled"), only))
+	mustBeEqual(t, want(t, run, v1alpha1.RestorePhaseCompleted))
+	if run.Status.Warnings > 0 {
+		t.Errorf("%d warnings", run.Status.Warnings)
+	}
+	apply("kubectl", `{"spec":{"nodeSelector":{"gpu":"yes"}}}`)
+	want(t, restored(t, restoreRun(backup, labtest.Name("applied"), only)), v1alpha1.RestorePhaseCompleted, "/web: it is there, and stays as it is, though it has besides: spec.template.spec.nodeSelector")
+	only.ExistingResourcePolicy = v1alpha1.ExistingResourceUpdate
+	want(t, restored(t, restoreRun(backup, labtest.Name("updated"), only)), v1alpha1.RestorePhaseCompleted)
+	found, err := apps.Get(t.Context(), "web", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if spec := found.Spec.Template.Spec; len(spec.NodeSelector) > 0 || len(spec.Containers) != 2 || *found.Spec.Replicas != 4 || found.Labels["by"] != "kubectl" {
+		t.Errorf("after the update: %+v", found)
+	}
 }
 
 // TestRestoreOfUnknownFields: what the cluster drops of an object, since the definition of its kind

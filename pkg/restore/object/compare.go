@@ -69,7 +69,8 @@ type Decision struct {
 // metadata, labels, annotations and owners count, without Holdfast's own; further ones are
 // nobody's business.
 //
-// A value stays that a controller applies, or sets through the subresource scale.
+// A value stays that a controller applies, or sets through the subresource scale. One that the
+// controller of HorizontalPodAutoscalers sets is no difference.
 //
 // Served is the server's answer to Probe, or nil before that is known. Then each field that may
 // have been added since counts as one.

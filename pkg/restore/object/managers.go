@@ -22,6 +22,8 @@ type manager struct {
 	name string
 	// decides is true if the values of its fields are its own, too: it would write them again.
 	decides bool
+	// scales is true for the controller of HorizontalPodAutoscalers: it computes its fields.
+	scales bool
 	// holds is true if it has the field itself, and below are those of its fields that are
 	// below.
 	holds bool
@@ -44,7 +46,7 @@ func managersOf(live *unstructured.Unstructured) []manager {
 		}
 		set := &fieldpath.Set{}
 		if set.FromJSON(entry.FieldsV1.GetRawReader()) == nil {
-			managers = append(managers, manager{name: entry.Manager, decides: decides, below: set})
+			managers = append(managers, manager{name: entry.Manager, decides: decides, scales: component && entry.Subresource == "scale", below: set})
 		}
 	}
 	return managers
@@ -61,7 +63,7 @@ func descend(managers []manager, element fieldpath.PathElement) []manager {
 		holds := m.below.Members.Has(element)
 		below, _ := m.below.Children.Get(element)
 		if holds || below != nil {
-			found = append(found, manager{m.name, m.decides, holds, below})
+			found = append(found, manager{m.name, m.decides, m.scales, holds, below})
 		}
 	}
 	return found
@@ -78,12 +80,12 @@ func elements(managers []manager, key string, element any) []manager {
 		m.below.Children.Iterate(func(pe fieldpath.PathElement) {
 			if isElement(pe, key, element) {
 				below, _ := m.below.Children.Get(pe)
-				found = append(found, manager{m.name, m.decides, m.below.Members.Has(pe), below})
+				found = append(found, manager{m.name, m.decides, m.scales, m.below.Members.Has(pe), below})
 			}
 		})
 		m.below.Members.Iterate(func(pe fieldpath.PathElement) {
 			if _, known := m.below.Children.Get(pe); !known && isElement(pe, key, element) {
-				found = append(found, manager{m.name, m.decides, true, nil})
+				found = append(found, manager{m.name, m.decides, m.scales, true, nil})
 			}
 		})
 	}

@@ -56,6 +56,9 @@ func (c *comparison) merge(at string, live, desired, put map[string]any, meta st
 		if has && (same(is, want) || c.injected && field == certificate) {
 			continue
 		}
+		if has && slices.ContainsFunc(below, func(m manager) bool { return m.holds && m.scales }) {
+			continue
+		}
 		if c.differ(path, below) {
 			live[field] = want
 		}

@@ -328,14 +328,22 @@ func TestCompare(t *testing.T) {
 			live: object("", "{selector: {matchLabels: {a: b}}}"), desired: object("", "{selector: {matchLabels: {a: c}}}"),
 			policy: holdfast.ExistingResourceRecreate, action: Recreate, differs: []string{"spec.selector.matchLabels.a"}, immutable: []string{"spec.selector.matchLabels.a"},
 		},
+		"what a HorizontalPodAutoscaler sets makes no difference": {
+			live:    object(`, managedFields: [{manager: kube-controller-manager, operation: Update, subresource: scale, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:replicas": {}}}}]`, `{replicas: 9}`),
+			desired: object("", `{replicas: 3}`), policy: holdfast.ExistingResourceUpdate, action: Equal,
+		},
+		"what a person scales makes one": {
+			live:    object(`, managedFields: [{manager: kubectl, operation: Update, subresource: scale, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:replicas": {}}}}]`, `{replicas: 0}`),
+			desired: object("", `{replicas: 3}`), policy: holdfast.ExistingResourceUpdate, action: Update, differs: []string{"spec.replicas"}, patch: `{"spec":{"replicas":3}}`,
+		},
 		"pitfall 10: what somebody applies, and what an autoscaler sets, is theirs": {
-			live: object(`, managedFields: [{manager: kube-controller-manager, operation: Update, subresource: scale, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:replicas": {}}}},
+			live: object(`, managedFields: [{manager: keda, operation: Update, subresource: scale, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:replicas": {}}}},
 			  {manager: flux, operation: Apply, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:template": {"f:spec": {"f:containers": {'k:{"name":"a"}': {"f:image": {}}}}}}}}]`,
 				`{replicas: 9, template: {spec: {containers: [{name: a, image: theirs}]}}}`),
 			desired: object("", `{replicas: 3, template: {spec: {containers: [{name: a, image: i}]}}}`),
 			policy:  holdfast.ExistingResourceUpdate, action: Keep,
 			differs: []string{"spec.replicas", "spec.template.spec.containers[a].image"},
-			kept:    []string{"spec.replicas (managed by kube-controller-manager)", "spec.template.spec.containers[a].image (managed by flux)"},
+			kept:    []string{"spec.replicas (managed by keda)", "spec.template.spec.containers[a].image (managed by flux)"},
 		},
 		"what belongs together is replaced together": {
 			live:    object("", "{strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1}}, template: {spec: {volumes: [{name: v, hostPath: {path: /x}}]}}}"),
