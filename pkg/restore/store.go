@@ -143,7 +143,7 @@ func (e *Ended) stored(ctx context.Context, from Store, of *holdfast.Restore, cl
 }
 
 // became are the words that a resource list has for what became of an object.
-var became = [...]string{actionCreate: "created", actionUpdate: "updated", actionRecreate: "created", actionSkip: "skipped", actionLeave: "skipped", actionConflict: "skipped", actionRefused: "failed", actionError: "failed"}
+var became = [...]string{actionCreate: "created", actionUpdate: "updated", actionRecreate: "created", actionSkip: "skipped", actionLeave: "skipped", actionConflict: "skipped", actionForbidden: "skipped", actionRefused: "failed", actionError: "failed"}
 
 // resourceList is the content of the list of what became of each object.
 func (e *execution) resourceList() []byte {

@@ -191,3 +191,12 @@ func TestEndHasRoom(t *testing.T) {
 		t.Errorf("%d of %d errors are kept: %s, %v", kept, r.errors, encoded, err)
 	}
 }
+
+// TestEachActionIsTold: each action has a word in the plan and in the list of what became of objects.
+func TestEachActionIsTold(t *testing.T) {
+	for a := actionCreate; a <= actionError; a++ {
+		if actionNames[a] == "" || became[a] == "" {
+			t.Errorf("action %d is %q in the plan, and %q in the list", a, actionNames[a], became[a])
+		}
+	}
+}

@@ -216,3 +216,103 @@ func TestThreeWays(t *testing.T) {
 		}
 	})
 }
+
+// served is what a server makes of a Deployment: it fills in what is missing.
+func served(o *unstructured.Unstructured) *unstructured.Unstructured {
+	o = o.DeepCopy()
+	fill := func(fields map[string]any, field string, value any) {
+		if _, has := fields[field]; !has {
+			fields[field] = value
+		}
+	}
+	spec := nested(o.Object, "spec", "template", "spec")
+	fill(nested(o.Object, "spec"), "progressDeadlineSeconds", int64(600))
+	fill(spec, "dnsPolicy", "ClusterFirst")
+	fill(spec, "securityContext", map[string]any{})
+	fill(spec, "tolerations", []any{map[string]any{"key": "admission"}})
+	for _, container := range list(spec, "containers") {
+		fill(container, "imagePullPolicy", "Always")
+		fill(container, "resources", map[string]any{})
+		for _, port := range list(container, "ports") {
+			fill(port, "protocol", "TCP")
+		}
+	}
+	return o
+}
+
+// With a server that fills in defaults, an object is equal exactly if it is what the server makes of
+// the desired one, whether the backup has the defaults or not; an update makes it so, and a second one
+// writes nothing. The oracle compares the whole objects.
+func TestServedObjects(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		draw := func(name string) *unstructured.Unstructured {
+			spec := podSpec().Draw(t, name)
+			if rapid.Bool().Draw(t, "tolerations") {
+				spec["tolerations"] = []any{map[string]any{"key": "own"}}
+			}
+			if rapid.Bool().Draw(t, "security") {
+				spec["securityContext"] = map[string]any{"runAsUser": int64(rapid.IntRange(0, 1).Draw(t, "user"))}
+			}
+			if rapid.Bool().Draw(t, "policy") {
+				spec["dnsPolicy"] = "Default"
+			}
+			for _, container := range list(spec, "containers") {
+				if rapid.Bool().Draw(t, "ports") {
+					container["ports"] = []any{map[string]any{"containerPort": int64(rapid.IntRange(80, 81).Draw(t, "port"))}}
+				}
+			}
+			top := map[string]any{"template": map[string]any{"spec": spec}}
+			if rapid.Bool().Draw(t, "paused") {
+				top["paused"] = true
+			}
+			return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"name": "a", "namespace": "shop", "uid": "u", "resourceVersion": "1"}, "spec": top}}
+		}
+		desired := draw("desired")
+		live := served(desired)
+		if rapid.Bool().Draw(t, "changed") {
+			live = served(draw("live"))
+		}
+		if rapid.Bool().Draw(t, "the backup has defaults") {
+			desired = served(desired)
+		}
+		write := func(live *unstructured.Unstructured, patch []byte) *unstructured.Unstructured {
+			before, err := json.Marshal(live.Object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			after, err := jsonpatch.MergePatch(before, patch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			patched := &unstructured.Unstructured{}
+			if err := utiljson.UnmarshalCaseSensitivePreserveInts(after, &patched.Object); err != nil {
+				t.Fatal(err)
+			}
+			return served(patched)
+		}
+		decide := func(live *unstructured.Unstructured) Decision {
+			d := Compare(live, desired, nil, holdfast.ExistingResourceUpdate)
+			if d.Probe != nil {
+				d = Compare(live, desired, write(live, d.Probe), holdfast.ExistingResourceUpdate)
+			}
+			return d
+		}
+		equal := func(live *unstructured.Unstructured) bool {
+			return same(byName(nested(live.Object, "spec")), byName(nested(served(desired).Object, "spec")))
+		}
+		d := decide(live)
+		if equal(live) != (d.Action == Equal) {
+			t.Fatalf("live %v, desired %v: %+v", live.Object, desired.Object, d)
+		}
+		if d.Action == Equal {
+			return
+		}
+		after := write(live, d.Patch)
+		if !equal(after) {
+			t.Fatalf("live %v, desired %v: after %s it is %v", live.Object, desired.Object, d.Patch, after.Object)
+		}
+		if again := decide(after); again.Action != Equal {
+			t.Fatalf("live %v, desired %v: after %s it differs still: %+v", live.Object, desired.Object, d.Patch, again)
+		}
+	})
+}
