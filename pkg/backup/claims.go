@@ -21,8 +21,9 @@ import (
 type claim struct {
 	uid    types.UID
 	labels map[string]string
-	// volume is the bound persistent volume, or "".
-	volume string
+	// volume is the bound persistent volume, or ""; named is the one that a claim names which is
+	// not bound.
+	volume, named string
 	// unusable says why the data can't be in the backup; empty if it can. The user
 	// is warned unless that is known, or their own wish.
 	unusable string
@@ -177,9 +178,41 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 		if err := p.settle(ctx, key); err != nil {
 			return err
 		}
+		if err := p.takeNamed(ctx, key); err != nil {
+			return err
+		}
 	}
 	p.unsettled = nil
 	return nil
+}
+
+// takeNamed takes the persistent volume that a claim names which is not bound yet, if the volume is
+// kept for that claim. What else a claim names is its owner's own text, and the volume may be of
+// somebody else.
+func (p *podVolumes) takeNamed(ctx context.Context, key types.NamespacedName) error {
+	of := p.claims[key]
+	r, found := p.discovered.find(persistentVolumesResource)
+	if _, known := p.persistentVolumes[of.named]; of.named == "" || known || !found {
+		return nil
+	}
+	h, raw, err := p.fetch(ctx, r, "", of.named, optional)
+	if raw == nil {
+		return err
+	}
+	var volume struct {
+		Spec struct {
+			ClaimRef corev1.ObjectReference `json:"claimRef"`
+		} `json:"spec"`
+	}
+	if err := decode(raw, &volume); err != nil {
+		p.findings.fail(subject{persistentVolumesResource, "", of.named}, err.Error())
+		return nil
+	}
+	ref := volume.Spec.ClaimRef
+	if ref.Namespace != key.Namespace || ref.Name != key.Name || ref.UID != "" && ref.UID != of.uid {
+		return nil
+	}
+	return p.takePersistentVolume(r, h, raw, "the claim "+itemName(key.Namespace, key.Name)+" names it, and it is kept for that")
 }
 
 // takeClaimsOfVolumes takes the claims of the persistent volumes that labels have chosen: one is
@@ -318,7 +351,7 @@ func (p *podVolumes) keepClaim(h *head, raw []byte) {
 		p.findings.warn(subject{claimsResource, h.Metadata.Namespace, h.Metadata.Name}, halfFilled)
 	}
 	if object.Status.Phase != corev1.ClaimBound || object.Spec.VolumeName == "" {
-		kept.unusable = "the claim is not bound"
+		kept.unusable, kept.named = "the claim is not bound", object.Spec.VolumeName
 		return
 	}
 	kept.volume = object.Spec.VolumeName

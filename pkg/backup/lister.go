@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 // pageBytes is how large a page is to be. One that grows beyond four times as much is given up.
@@ -180,8 +182,14 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 	retry, furthest := l.retry, 0
 	r := &reading{lister: l, query: q}
 	defer func() { r.next.drop() }()
+	var waiting *waits.Wait
+	defer func() { waiting.End() }()
 	for {
 		info, visited, err := r.page(ctx, token, visit)
+		if err == nil {
+			waiting.End()
+			waiting = nil
+		}
 		var fromVisitor visitError
 		switch {
 		case err == nil:
@@ -229,6 +237,9 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 		}
 		if retry.Steps <= 1 {
 			return err
+		}
+		if waiting == nil {
+			waiting = waits.ForAnyone(ctx, "the API server, whose lists are tried again")
 		}
 		if err := sleep(ctx, &retry); err != nil {
 			return err
@@ -423,9 +434,17 @@ func passing(err error) bool {
 
 // retried tries again what goes wrong in passing, for as long as the backoff has steps.
 func retried(ctx context.Context, backoff wait.Backoff, try func() error) error {
+	var waiting *waits.Wait
+	defer func() { waiting.End() }()
 	for {
 		err := try()
-		if err == nil || ctx.Err() != nil || !passing(err) || backoff.Steps <= 1 || sleep(ctx, &backoff) != nil {
+		if err == nil || ctx.Err() != nil || !passing(err) || backoff.Steps <= 1 {
+			return err
+		}
+		if waiting == nil {
+			waiting = waits.ForAnyone(ctx, "the API server, whose requests are tried again")
+		}
+		if sleep(ctx, &backoff) != nil {
 			return err
 		}
 	}

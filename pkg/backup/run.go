@@ -30,6 +30,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
 const (
@@ -148,6 +149,8 @@ func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, erro
 	if failure != nil {
 		ending = ctx // it may have failed since that has ended
 	}
+	waiting := waits.ForAnyone(ctx, "its storage location to take what was read")
+	defer waiting.End()
 	outcome, err := e.end(ending, failure)
 	outcome.FailedPostHooks = e.hooks.failedPostHooks()
 	e.logger.V(2).Info("Backup ended", "phase", outcome.Status.Phase, "errors", outcome.Status.Errors, "warnings", outcome.Status.Warnings, "stored", outcome.Stored)

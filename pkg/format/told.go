@@ -67,6 +67,18 @@ func (t *Told) String() string {
 	}
 }
 
+// maxNoteBytes is how much of a note an event has.
+const maxNoteBytes = 1024
+
+// Note is a text as an event can have it: the API server refuses a longer one, and nobody would be
+// told anything.
+func Note(text string) string {
+	if len(text) <= maxNoteBytes {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxNoteBytes-len("...")], "") + "..."
+}
+
 // Counted is a number of things, such as "1 error" and "2 errors".
 func Counted[N ~int | ~int32 | ~int64](count N, thing string) string {
 	if count == 1 {

@@ -85,7 +85,7 @@ func (c *Controller) announceEnd(run record, end *enginev1alpha1.Standing) {
 	if end.Phase == v1alpha1.BackupPhaseFailedValidation {
 		kind, note = corev1.EventTypeWarning, fmt.Sprintf("The %s is not valid: %s", records.ClassOf(run), strings.Join(end.ValidationErrors, "; "))
 	}
-	c.Events.Eventf(records.Reference(run), nil, kind, string(end.Phase), run.Asked().Kind, "%s", note)
+	c.Events.Eventf(records.Reference(run), nil, kind, string(end.Phase), run.Asked().Kind, "%s", format.Note(note))
 }
 
 // isRefused reports whether a run was refused as it is, a moment ago.

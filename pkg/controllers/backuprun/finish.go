@@ -20,6 +20,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -239,7 +240,7 @@ func (c *Controller) announce(ctx context.Context, run *enginev1alpha1.BackupRun
 	case status.FailureReason != "":
 		note = "The backup has failed: " + status.FailureReason
 	}
-	c.Events.Eventf(records.Reference(run), nil, kind, string(status.Phase), "Backup", "%s", note)
+	c.Events.Eventf(records.Reference(run), nil, kind, string(status.Phase), "Backup", "%s", format.Note(note))
 	klog.FromContext(ctx).Info("Backup ended", "backupRun", klog.KObj(run), "phase", status.Phase, "errors", status.Errors, "warnings", status.Warnings, "failureReason", status.FailureReason, "stored", outcome.Stored)
 	observeEnd(run, status)
 }

@@ -37,6 +37,7 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -571,7 +572,7 @@ func (c *Controller) announce(ctx context.Context, run *engine.RestoreRun, ended
 	case status.FailureReason != "":
 		note = "The restore has failed: " + status.FailureReason
 	}
-	c.Events.Eventf(reference(run), nil, kind, string(status.Phase), "Restore", "%s", note)
+	c.Events.Eventf(reference(run), nil, kind, string(status.Phase), "Restore", "%s", format.Note(note))
 	klog.FromContext(ctx).Info("Restore ended", "phase", status.Phase, "errors", status.Errors, "warnings", status.Warnings, "failureReason", status.FailureReason, "stored", stored)
 	observeEnd(run, status)
 }
