@@ -53,8 +53,17 @@ func isInjected(live *unstructured.Unstructured) bool {
 
 var element = regexp.MustCompile(`\[[^\]]*\]`)
 
-// given tells the fields of a live object that are the cluster's, by their paths and values.
-func given(live *unstructured.Unstructured) func(path string, value any) bool {
+// part is how much of a field is the cluster's.
+type part uint8
+
+const (
+	none part = iota
+	some
+	all
+)
+
+// given tells how much of a field of a live object is the cluster's, by its path and value.
+func given(live *unstructured.Unstructured) func(path string, value any) part {
 	gk := live.GroupVersionKind().GroupKind()
 	fields := givenFields[gk.String()]
 	switch {
@@ -63,27 +72,33 @@ func given(live *unstructured.Unstructured) func(path string, value any) bool {
 	case gk == schema.GroupKind{Kind: "Pod"}:
 		return givenToPod(live, fields)
 	}
-	return func(path string, _ any) bool { return isGiven(fields, path) }
+	return func(path string, _ any) part { return partGiven(fields, path) }
 }
 
-func isGiven(fields []string, path string) bool {
+func partGiven(fields []string, path string) (given part) {
 	if len(fields) == 0 {
-		return false
+		return none
 	}
-	anyElement := element.ReplaceAllLiteralString(path, "[]")
-	return slices.ContainsFunc(fields, func(field string) bool {
-		for _, p := range []string{path, anyElement} {
-			if rest, ok := strings.CutPrefix(p, field); ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {
-				return true
+	within := func(path, field string) bool {
+		rest, ok := strings.CutPrefix(path, field)
+		return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
+	}
+	for _, p := range []string{path, element.ReplaceAllLiteralString(path, "[]")} {
+		for _, field := range fields {
+			switch {
+			case within(p, field):
+				return all
+			case within(field, p):
+				given = some
 			}
 		}
-		return false
-	})
+	}
+	return given
 }
 
 // givenToPod counts what admission has put into a pod: its token, and what a service mesh or a
 // restore adds.
-func givenToPod(live *unstructured.Unstructured, fields []string) func(path string, value any) bool {
+func givenToPod(live *unstructured.Unstructured, fields []string) func(path string, value any) part {
 	bare := &change{rules: &Rules{}, object: live.DeepCopy()}
 	bare.pod()
 	names := func(o *unstructured.Unstructured, field string) sets.Set[string] {
@@ -97,19 +112,20 @@ func givenToPod(live *unstructured.Unstructured, fields []string) func(path stri
 	for _, field := range []string{"volumes", "containers", "initContainers"} {
 		put[field] = names(live, field).Difference(names(bare.object, field))
 	}
-	return func(path string, value any) bool {
-		if isGiven(fields, path) {
-			return true
-		}
+	return func(path string, value any) part {
+		given := partGiven(fields, path)
 		fields, ok := value.(map[string]any)
-		if !ok || !strings.HasSuffix(path, "]") || !strings.HasPrefix(path, "spec.") {
-			return false
+		if given == all || !ok || !strings.HasSuffix(path, "]") || !strings.HasPrefix(path, "spec.") {
+			return given
 		}
 		at := element.ReplaceAllLiteralString(path, "")
 		at = at[strings.LastIndex(at, ".")+1:]
 		if at == "volumeMounts" {
 			at = "volumes"
 		}
-		return put[at].Has(text(fields, "name"))
+		if put[at].Has(text(fields, "name")) {
+			return all
+		}
+		return given
 	}
 }

@@ -18,7 +18,7 @@ import (
 // that the server has put in the place of the live one, as far as that is known.
 type comparison struct {
 	immutable func(path string) bool
-	given     func(path string, value any) bool
+	given     func(path string, value any) part
 	// injected is true if something else writes the certificates of the object.
 	injected bool
 	// removesOnly is true if values that differ are left as they are.
@@ -110,13 +110,21 @@ func (c *comparison) differ(path string, managers []manager) bool {
 // one lacks. It gives what of it stays, and whether any does. Put is what the server has there,
 // if known. Meta and field tell of the list that the field is.
 func (c *comparison) beside(path string, is, put any, known bool, meta strategicpatch.LookupPatchMeta, field string, managers []manager) (left any, stays bool) {
+	belongs := c.given(path, is)
 	switch {
-	case is == nil, known && same(is, put), c.given(path, is), path == "metadata", strings.HasPrefix(path, "metadata."):
+	case is == nil, known && same(is, put), belongs == all, path == "metadata", strings.HasPrefix(path, "metadata."):
 		return is, true
 	case slices.ContainsFunc(managers, manager.holdsAll):
 		return is, true
 	}
 	partly := slices.ContainsFunc(managers, func(m manager) bool { return m.below != nil && !m.below.Empty() })
+	if strings.HasSuffix(path, "]") { // an element of a list is of no use without its other fields
+		if partly {
+			return is, true
+		}
+	} else {
+		partly = partly || belongs == some
+	}
 	switch value := is.(type) {
 	case map[string]any:
 		if served, ok := put.(map[string]any); ok || partly {
