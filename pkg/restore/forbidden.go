@@ -161,8 +161,8 @@ var makers = map[schema.GroupKind]bool{
 	{Group: "apps", Kind: "StatefulSet"}: true, {Group: "apps", Kind: "DaemonSet"}: true, {Group: "batch", Kind: "Job"}: true, {Group: "batch", Kind: "CronJob"}: true,
 }
 
-// makerOf names the object of the backup that is there, or is to be, and of which Kubernetes makes
-// the item; it is empty if there is none.
+// makerOf names the object of the backup for which Kubernetes makes the item. That object is there,
+// or is to be. The name is empty if there is none.
 func (e *execution) makerOf(ctx context.Context, item *manifest.Item) string {
 	name := func(owner *manifest.Item) string { return "the " + owner.KindName + " " + owner.Name }
 	e.indexItems()

@@ -150,7 +150,7 @@ func actions(plan format.RestorePlan) map[string]string {
 	return found
 }
 
-// TestExisting: proof 8. What was added since counts as what was changed, and is removed.
+// TestExisting: proof 8. A key that was added since counts as a change, and is removed.
 func TestExisting(t *testing.T) {
 	for policy, wanted := range map[holdfast.ExistingResourcePolicy]string{"": "conflict", holdfast.ExistingResourceNone: "conflict", holdfast.ExistingResourceUpdate: "update"} {
 		s := newFakeServer(t)

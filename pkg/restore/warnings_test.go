@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 )
 
-// TestUnknownFields: each object of which the server has dropped fields has one warning that names
+// TestUnknownFields: an object that has lost fields has one warning that names
 // them, also if it is written twice; further objects of a kind have them in the log, and what else a
 // server warns of makes no warning.
 func TestUnknownFields(t *testing.T) {

@@ -211,7 +211,7 @@ func TestEqualOfEveryKind(t *testing.T) {
 }
 
 // TestRestoreLeavesControllers: what a HorizontalPodAutoscaler scales and what a controller applies
-// since the backup makes no difference. What a person applies with kubectl does.
+// since the backup makes no difference. A field that a person applies with kubectl does.
 func TestRestoreLeavesControllers(t *testing.T) {
 	t.Parallel()
 	namespace := lab.Namespace(t, "controlled")

@@ -18,9 +18,9 @@ import (
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
-// TestRestoreOfDeveloper: who may edit a namespace restores it, and the restore ends Completed.
-// What Kubernetes makes comes back by itself, what is there and equal is nothing to tell of, and
-// what is lost and may not be written is one warning with a count.
+// TestRestoreOfDeveloper: a user with the role edit restores a namespace, and the restore ends
+// Completed. Objects that Kubernetes makes come back by themselves, and equal ones are nothing to
+// tell of. Lost ones that the user may not write are one warning with a count.
 func TestRestoreOfDeveloper(t *testing.T) {
 	t.Parallel()
 	namespace, user := lab.Namespace(t, "developer"), labtest.Name("developer")
@@ -92,7 +92,7 @@ func TestRestoreOfDeveloper(t *testing.T) {
 	}
 	awaitRevision(t, namespace)
 
-	// What may not be written, and is lost or differs, is counted.
+	// Objects that may not be written, and are lost or differ, are counted.
 	for _, err := range []error{
 		access.RoleBindings(namespace).Delete(t.Context(), "readers", metav1.DeleteOptions{}),
 		core.ResourceQuotas(namespace).Delete(t.Context(), "quota", metav1.DeleteOptions{}),

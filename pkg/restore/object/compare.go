@@ -66,8 +66,8 @@ type Decision struct {
 // Any other field was added since. It differs, whatever the kind: it is removed by an update.
 //
 // In lists whose elements have a key, elements are compared by that; in others one by one. Of
-// metadata, labels, annotations and owners count, without Holdfast's own; further ones are
-// nobody's business.
+// metadata, labels, annotations and owners count, without Holdfast's own; further ones make
+// no difference.
 //
 // A value stays that a controller applies, or sets through the subresource scale. One that the
 // controller of HorizontalPodAutoscalers sets is no difference.

@@ -15,7 +15,7 @@ import (
 )
 
 // certificate is the field by which API servers know what they call. Its value belongs to
-// whoever issues the certificates.
+// the issuer of the certificates.
 const certificate = "caBundle"
 
 // givenFields are fields that Kubernetes allots, or fills in when an object is created and not

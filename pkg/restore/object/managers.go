@@ -52,7 +52,7 @@ func managersOf(live *unstructured.Unstructured) []manager {
 	return managers
 }
 
-// descend gives the managers of a field. Who has all of what it is part of has it, too.
+// descend gives the managers of a field. A manager of all that the field is part of has it, too.
 func descend(managers []manager, element fieldpath.PathElement) []manager {
 	var found []manager
 	for _, m := range managers {

@@ -211,8 +211,8 @@ func (c *comparison) mergeList(path string, live, desired, put []any, meta strat
 		}
 		return live
 	}
-	// One by one. What is written is the list as a whole, with what the server has added to
-	// its elements.
+	// Elements are compared one by one. The list is written as a whole, with the fields that the
+	// server has added to its elements.
 	for i := range desired {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		wanted, isMap := desired[i].(map[string]any)
@@ -311,7 +311,7 @@ func keyOf(element any, key string) string {
 	if !ok || fields[key] == nil {
 		return ""
 	}
-	// What a Service or a container has twice of one port differs in its protocol.
+	// A Service or a container may have one port twice, with different protocols.
 	if protocol, _ := fields["protocol"].(string); key == "port" || key == "containerPort" {
 		return fmt.Sprint(fields[key], "/", cmp.Or(protocol, "TCP"))
 	}

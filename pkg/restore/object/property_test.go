@@ -122,8 +122,8 @@ func byName(value any) any {
 	return value
 }
 
-// What is there, what is desired, whose each field is and what the server puts back decide about
-// each field by itself. The oracle decides so.
+// Each field is decided about by itself: by the live value, the desired one, the managers of the field
+// and the one that the server puts back. The oracle decides so.
 func TestThreeWays(t *testing.T) {
 	managers := map[string]map[string]any{
 		"flux":                    {"operation": "Apply"},
