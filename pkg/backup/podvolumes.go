@@ -317,7 +317,7 @@ func (p *podVolumes) conclude() []*format.Volume {
 		case status.Phase == engine.VolumePhaseFailed:
 			p.findings.fail(about, fmt.Sprintf("volume %s could not be uploaded: %s", volume.Name, status.Message))
 		case status.Warnings > 0:
-			p.findings.warn(about, fmt.Sprintf("volume %s: %d warnings about its files: %s", volume.Name, status.Warnings, status.Message))
+			p.findings.warn(about, fmt.Sprintf("volume %s: %s about its files: %s", volume.Name, format.Counted(status.Warnings, "warning"), status.Message))
 		}
 	}
 	return p.submitted

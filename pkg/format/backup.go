@@ -442,7 +442,7 @@ func boundedMessage(message string) string {
 // EndConditions gives the conditions of a backup that has ended, from its phase
 // and completion.
 func EndConditions(status *holdfast.BackupStatus) []metav1.Condition {
-	at, message := endOf(status), cmp.Or(status.FailureReason, strings.Join(status.ValidationErrors, "; "), status.Message)
+	at, message := endOf(status), cmp.Or(status.FailureReason, strings.Join(status.ValidationErrors, "; "), status.Message, Unnamed(status.Errors, status.Warnings))
 	succeeded := metav1.ConditionFalse
 	if status.Phase == holdfast.BackupPhaseCompleted {
 		succeeded = metav1.ConditionTrue

@@ -80,7 +80,7 @@ func Note(text string) string {
 }
 
 // Counted is a number of things, such as "1 error" and "2 errors".
-func Counted[N ~int | ~int32 | ~int64](count N, thing string) string {
+func Counted[N ~int | ~int32](count N, thing string) string {
 	if count == 1 {
 		return "1 " + thing
 	}
@@ -90,20 +90,31 @@ func Counted[N ~int | ~int32 | ~int64](count N, thing string) string {
 // Findings says in one line what came of a run: how many errors and warnings it has, and the first
 // of the errors, or of the warnings if it has no error. It is empty if there is neither.
 func Findings(errors, warnings *Told) string {
-	var counts []string
 	named := warnings
 	if errors.count > 0 {
-		counts, named = append(counts, Counted(errors.count, "error")), errors
+		named = errors
 	}
-	if warnings.count > 0 {
-		counts = append(counts, Counted(warnings.count, "warning"))
+	if len(named.first) == 0 {
+		return Unnamed(errors.count, warnings.count)
 	}
-	if len(counts) == 0 {
+	return counts(errors.count, warnings.count) + ": " + named.String()
+}
+
+// Unnamed is Findings where no text is known, as of a backup of Velero's.
+func Unnamed[N ~int | ~int32](errors, warnings N) string {
+	if errors <= 0 && warnings <= 0 {
 		return ""
 	}
-	line := strings.Join(counts, ", ")
-	if len(named.first) == 0 {
-		return line + " (see the results)"
+	return counts(errors, warnings) + " (see the results)"
+}
+
+func counts[N ~int | ~int32](errors, warnings N) string {
+	var counts []string
+	if errors > 0 {
+		counts = append(counts, Counted(errors, "error"))
 	}
-	return line + ": " + named.String()
+	if warnings > 0 {
+		counts = append(counts, Counted(warnings, "warning"))
+	}
+	return strings.Join(counts, ", ")
 }

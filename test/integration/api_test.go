@@ -90,10 +90,10 @@ func TestEmptyListHasColumns(t *testing.T) {
 	t.Parallel()
 	want := map[string][]string{
 		"backupqueues":  {"Pos", "Name", "Kind", "State", "Reason", "Blocked-By", "Since", "Namespaces*", "Conflict*", "Slots*", "Absent-Agents*", "Location*", "Requester*"},
-		"backups":       {"Name", "Status", "Items", "Data", "Warnings", "Errors", "Expires", "Age", "Position*", "Reason*", "Took*", "Location*", "Requester*", "Origin*"},
+		"backups":       {"Name", "Status", "Items", "Data", "Warnings", "Errors", "Expires", "Age", "Position*", "Took*", "Location*", "Requester*", "Origin*", "Reason*"},
 		"backupvolumes": {"Name", "Last-Backup", "Age", "Size", "Backups", "Failures", "Locations*"},
 		"nodeagents":    {"Name", "Ready", "Limit", "Rule", "Running", "Waiting", "Throughput", "Age", "Version*", "Waiting-Classes*", "Oldest-Wait*", "Problem*"},
-		"restores":      {"Name", "Status", "Backup", "Items", "Volumes", "Warnings", "Errors", "Queue", "Age", "Reason*", "Data*", "Took*", "Location*", "Requester*", "Origin*"},
+		"restores":      {"Name", "Status", "Backup", "Items", "Volumes", "Warnings", "Errors", "Queue", "Age", "Created*", "Unchanged*", "Failed*", "Data*", "Took*", "Location*", "Requester*", "Origin*", "Reason*"},
 		"schedules":     {"Name", "Schedule", "Last-Backup", "Status", "Next", "Paused", "Why-Not", "Age", "Zone*", "Last-Success*", "Missed*", "Location*", "Requester*"},
 		"volumebackups": {"Name", "Volume", "Backup", "Status", "Size", "New", "Age", "Pod*", "Node*", "Location*", "Method*", "Snapshot*"},
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -63,7 +64,6 @@ var Resource = virtual.Resource[object]{
 			}
 			return fmt.Sprint(b.Status.QueuePosition)
 		})),
-		virtual.Wide(virtual.Text("Reason", "What the backup waits for, why it failed, or what it lacks.", reason)),
 		virtual.Wide(virtual.Timed("Took", "Time from start to end.", took)),
 		virtual.Wide(virtual.Text("Location", "The storage location.", storageLocation)),
 		virtual.Wide(virtual.Text("Requester", "Who asked for the backup, in brackets if nothing but the store says so.", requester)),
@@ -73,6 +73,8 @@ var Resource = virtual.Resource[object]{
 			}
 			return string(b.Status.Origin.Trust)
 		})),
+		// It is long, so it comes last.
+		virtual.Wide(virtual.Text("Reason", "What the backup waits for, why it failed, or what it lacks.", reason)),
 	},
 	// The newest backup of a namespace comes first.
 	Compare: func(a, b object) int {
@@ -111,5 +113,9 @@ func reason(b object) string {
 	if len(b.Status.ValidationErrors) > 0 {
 		return b.Status.ValidationErrors[0]
 	}
-	return cmp.Or(b.Status.FailureReason, b.Status.Message)
+	reason := cmp.Or(b.Status.FailureReason, b.Status.Message)
+	if complete := meta.FindStatusCondition(b.Status.Conditions, v1alpha1.ConditionComplete); reason == "" && complete != nil {
+		return complete.Message
+	}
+	return reason
 }

@@ -307,7 +307,7 @@ func restoreOf(run *enginev1alpha1.RestoreRun, entry *queue.Entry) *v1alpha1.Res
 // endConditions are those of a restore that has ended.
 func endConditions(restore *v1alpha1.Restore) []metav1.Condition {
 	status, at := &restore.Status, restore.CreationTimestamp
-	message := cmp.Or(status.FailureReason, strings.Join(status.ValidationErrors, "; "), status.Message)
+	message := cmp.Or(status.FailureReason, strings.Join(status.ValidationErrors, "; "), status.Message, format.Unnamed(status.Errors, status.Warnings))
 	for _, t := range []*metav1.Time{status.StartTimestamp, status.CompletionTimestamp} {
 		if t != nil {
 			at = *t

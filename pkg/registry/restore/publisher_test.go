@@ -221,7 +221,7 @@ func TestTable(t *testing.T) {
 	}
 	cells := table.Rows[0].Cells
 	cells[8] = "(age)"
-	const want = "[back PartiallyFailed holdfast/daily 18/20 1/3 1 2 - (age) two are not there 15 3 2 3.0Mi 90s default jane -]"
+	const want = "[back PartiallyFailed holdfast/daily 18/20 1/3 1 2 - (age) 15 3 2 3.0Mi 90s default jane - two are not there]"
 	if got := fmt.Sprint(cells); got != want {
 		t.Errorf("the row is %s\nnot        %s", got, want)
 	}

@@ -62,7 +62,6 @@ var Resource = virtual.Resource[object]{
 		virtual.Timed("Age", "Time since the restore was asked for.", func(r object, now time.Time) string {
 			return virtual.Age(&r.CreationTimestamp, now)
 		}),
-		virtual.Wide(virtual.Text("Reason", "What the restore waits for, why it failed, or what it lacks.", reason)),
 		virtual.Wide(progressed("Created", "Objects that the restore created.", func(p *v1alpha1.RestoreProgress) int64 { return p.ItemsCreated })),
 		virtual.Wide(progressed("Unchanged", "Objects that were there, and equal.", func(p *v1alpha1.RestoreProgress) int64 { return p.ItemsUnchanged })),
 		virtual.Wide(progressed("Failed", "Objects that are not there, or not as they should be.", func(p *v1alpha1.RestoreProgress) int64 { return p.ItemsFailed })),
@@ -81,6 +80,8 @@ var Resource = virtual.Resource[object]{
 			}
 			return string(r.Status.Origin.Trust)
 		})),
+		// It is long, so it comes last.
+		virtual.Wide(virtual.Text("Reason", "What the restore waits for, why it failed, or what it lacks.", reason)),
 	},
 	// The newest restore of a namespace comes first.
 	Compare: func(a, b object) int {
@@ -138,5 +139,9 @@ func reason(r object) string {
 	if len(r.Status.ValidationErrors) > 0 {
 		return r.Status.ValidationErrors[0]
 	}
-	return cmp.Or(r.Status.FailureReason, r.Status.Message)
+	reason := cmp.Or(r.Status.FailureReason, r.Status.Message)
+	if complete := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionComplete); reason == "" && complete != nil {
+		return complete.Message
+	}
+	return reason
 }
