@@ -39,12 +39,14 @@ func (e *execution) compare(ctx context.Context, k *kind, about subject, live, d
 
 // differs says how an object differs that stays as it is.
 func differs(d object.Decision) string {
-	if len(d.Differs) == 0 {
-		return "it is there, and stays as it is, though it has besides: " + listed(d.Besides)
-	}
-	text := "it is there, and stays as it is, though it differs: " + listed(d.Differs)
-	if len(d.Besides) > 0 {
-		text += "; it has besides: " + listed(d.Besides)
+	text := "it is there, and stays as it is, though it "
+	switch {
+	case len(d.Differs) == 0:
+		text += "has besides: " + listed(d.Besides)
+	case len(d.Besides) == 0:
+		text += "differs: " + listed(d.Differs)
+	default:
+		text += "differs: " + listed(d.Differs) + "; it has besides: " + listed(d.Besides)
 	}
 	if len(d.Kept) > 0 {
 		text += "; " + listed(d.Kept)
@@ -58,8 +60,11 @@ func changes(d object.Decision) string {
 	if len(d.Differs) > 0 {
 		parts = append(parts, listed(d.Differs))
 	}
-	if len(d.Besides) > 0 {
-		parts = append(parts, "without "+listed(d.Besides))
+	removed := slices.DeleteFunc(slices.Clone(d.Besides), func(path string) bool {
+		return slices.ContainsFunc(d.Kept, func(kept string) bool { return strings.HasPrefix(kept, path+" (") })
+	})
+	if len(removed) > 0 {
+		parts = append(parts, "without "+listed(removed))
 	}
 	return strings.Join(parts, "; ")
 }

@@ -391,6 +391,7 @@ func TestRandomGraph(t *testing.T) {
 			if ended.Status.Phase == holdfast.RestorePhaseCompleted {
 				break
 			}
+			at.Add(1) // else it may meet the same ones each time
 			ended = s.run(context.Background(), backup, req)
 		}
 		results, _ := told(t, ended)

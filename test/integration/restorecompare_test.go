@@ -302,6 +302,10 @@ func TestRestoreOfUnknownFields(t *testing.T) {
 		}
 		return err
 	})
+	newer := `[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/size","value":{"type":"integer"}}]`
+	if _, err := client.Resource(crds).Patch(t.Context(), definition.GetName(), types.JSONPatchType, []byte(newer), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	const warning = "/g: the cluster does not know these fields, and has dropped them: spec.colour"
 	about := "gears." + group + " " + namespace
 	spec := v1alpha1.RestoreSpec{IncludedResources: []string{"gears." + group}, IncludeClusterResources: new(false)}
@@ -312,6 +316,26 @@ func TestRestoreOfUnknownFields(t *testing.T) {
 	}
 	spec.ExistingResourcePolicy = v1alpha1.ExistingResourceUpdate
 	want(t, restored(t, restoreRun(backup, labtest.Name("dropped-again"), spec)), v1alpha1.RestorePhaseCompleted, about+warning)
+
+	// The definition gets back what it lacks, and keeps what is newer.
+	spec = v1alpha1.RestoreSpec{IncludedResources: []string{"gears." + group, "customresourcedefinitions.apiextensions.k8s.io"}, ExistingResourcePolicy: v1alpha1.ExistingResourceUpdate}
+	for _, action := range []string{"update", "conflict"} {
+		plan := want(t, restored(t, restoreRun(backup, labtest.Name("defined"), spec)), v1alpha1.RestorePhaseCompleted)
+		for _, o := range plan.Items {
+			if o.Kind == "CustomResourceDefinition" && (o.Action != action || action == "conflict" && !strings.Contains(o.Reason, "has besides: spec.versions[v1].schema.openAPIV3Schema.properties.spec.properties.size; ")) {
+				t.Errorf("the definition: %s: %s, want %s", o.Action, o.Reason, action)
+			}
+		}
+	}
+	found, err := client.Resource(crds).Get(t.Context(), definition.GetName(), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	versions, _, _ := unstructured.NestedSlice(found.Object, "spec", "versions")
+	fields, _, _ := unstructured.NestedMap(versions[0].(map[string]any), "schema", "openAPIV3Schema", "properties", "spec", "properties")
+	if fields["size"] == nil || fields["colour"] == nil || fields["teeth"] == nil {
+		t.Errorf("the definition has the fields %v", fields)
+	}
 }
 
 func unstructuredOf(t *testing.T, content string) *unstructured.Unstructured {

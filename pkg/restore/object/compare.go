@@ -12,6 +12,7 @@ import (
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -42,7 +43,7 @@ type Decision struct {
 	Differs []string
 	// Besides are the fields that the live object has and the desired one lacks, in order.
 	Besides []string
-	// Kept are those of Differs that stay with who manages them, and why.
+	// Kept are those of Differs and Besides that an update leaves, and why.
 	Kept []string
 	// Immutable are those of Differs and Besides that can't be changed.
 	Immutable []string
@@ -63,7 +64,9 @@ type Decision struct {
 //     subresource scale, and what a component of Kubernetes writes;
 //   - what the server puts back when it is removed: its defaults, and what admission adds.
 //
-// Any other field was added since. It differs, whatever the kind: it is removed by an update.
+// Any other field was added since. It differs, whatever the kind: it is removed by an update. Only a
+// CustomResourceDefinition keeps it: objects of its kind may have what a newer definition knows, and
+// would lose it.
 //
 // In lists whose elements have a key, elements are compared by that; in others one by one. Of
 // metadata, labels, annotations and owners count, without Holdfast's own; further ones make
@@ -81,7 +84,7 @@ func Compare(live, desired, served *unstructured.Unstructured, policy holdfast.E
 		put = relevant(served)
 	}
 	compare := func(c *comparison) map[string]any {
-		c.immutable, c.given, c.injected = immutable(live), given(live), isInjected(live)
+		c.immutable, c.given, c.injected, c.definition = immutable(live), given(live), isInjected(live), isDefinition(live)
 		return c.merge("", relevant(live), wanted, put, meta, managersOf(live))
 	}
 	c := &comparison{}
@@ -90,10 +93,17 @@ func Compare(live, desired, served *unstructured.Unstructured, policy holdfast.E
 	for _, paths := range [][]string{c.differs, c.kept, c.besides, fixed} {
 		slices.Sort(paths)
 	}
+	removable := len(c.besides)
+	if c.definition {
+		removable = 0
+		for _, path := range c.besides {
+			c.kept = append(c.kept, path+" (objects of its kind may have it)")
+		}
+	}
 	d := Decision{Action: Equal, Differs: c.differs, Besides: c.besides, Kept: c.kept, Immutable: fixed}
 	if len(c.besides) > 0 && served == nil {
 		removed := target
-		if len(c.fixed) > 0 { // the server would refuse the whole
+		if len(c.fixed) > 0 || c.definition { // the server would refuse the whole, or the target has it all
 			removed = compare(&comparison{removesOnly: true})
 		}
 		d.Probe = patch(live, removed)
@@ -106,7 +116,7 @@ func Compare(live, desired, served *unstructured.Unstructured, policy holdfast.E
 		d.Action = Recreate
 	case len(fixed) > 0:
 		d.Action = Conflict
-	case len(c.kept) == len(c.differs) && len(c.besides) == 0:
+	case len(c.kept) == len(c.differs)+len(c.besides)-removable && removable == 0:
 		d.Action = Keep
 	default:
 		d.Action = Update
@@ -117,6 +127,11 @@ func Compare(live, desired, served *unstructured.Unstructured, policy holdfast.E
 
 // restartedAt is the annotation of a template by which "kubectl rollout restart" restarts pods.
 const restartedAt = "kubectl.kubernetes.io/restartedAt"
+
+// isDefinition reports whether an object defines a kind.
+func isDefinition(o *unstructured.Unstructured) bool {
+	return o.GroupVersionKind().GroupKind() == schema.GroupKind{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}
+}
 
 // relevant is what of an object is compared.
 func relevant(o *unstructured.Unstructured) map[string]any {

@@ -21,6 +21,8 @@ type comparison struct {
 	given     func(path string, value any) part
 	// injected is true if something else writes the certificates of the object.
 	injected bool
+	// definition is true for a CustomResourceDefinition, which keeps what was added to it.
+	definition bool
 	// removesOnly is true if values that differ are left as they are.
 	removesOnly bool
 
@@ -134,7 +136,7 @@ func (c *comparison) beside(path string, is, put any, known bool, meta strategic
 		}
 	case []any:
 		served, ok := put.([]any)
-		key, _, below := listOf(path, meta, field)
+		key, _, below := c.listOf(path, meta, field)
 		if key != "" && unique(value, key) && (!ok || unique(served, key)) {
 			left := c.mergeKeyed(path, key, false, value, nil, served, below, managers)
 			return left, known || len(left) > 0
@@ -144,6 +146,9 @@ func (c *comparison) beside(path string, is, put any, known bool, meta strategic
 		return is, true
 	}
 	c.besides = append(c.besides, path)
+	if c.definition && !c.removesOnly {
+		return is, true
+	}
 	if c.immutable(path) {
 		c.fixedBesides = append(c.fixedBesides, path)
 	}
@@ -182,9 +187,12 @@ const values = "="
 
 // listOf tells how a list is merged: the key of its elements, empty if they have none, whether
 // the fields of an element belong together, and how the lists in these are merged.
-func listOf(path string, meta strategicpatch.LookupPatchMeta, field string) (key string, whole bool, below strategicpatch.LookupPatchMeta) {
-	if path == "metadata.ownerReferences" {
+func (c *comparison) listOf(path string, meta strategicpatch.LookupPatchMeta, field string) (key string, whole bool, below strategicpatch.LookupPatchMeta) {
+	switch {
+	case path == "metadata.ownerReferences":
 		return "uid", false, nil
+	case path == "spec.versions" && c.definition:
+		return "name", false, nil
 	}
 	if meta == nil {
 		return "", false, nil
@@ -201,7 +209,7 @@ func listOf(path string, meta strategicpatch.LookupPatchMeta, field string) (key
 
 // mergeList gives live with what desired has, and without what was added since.
 func (c *comparison) mergeList(path string, live, desired, put []any, meta strategicpatch.LookupPatchMeta, field string, managers []manager) []any {
-	key, whole, below := listOf(path, meta, field)
+	key, whole, below := c.listOf(path, meta, field)
 	if key != "" && unique(live, key) && unique(desired, key) {
 		return c.mergeKeyed(path, key, whole, live, desired, put, below, managers)
 	}

@@ -307,6 +307,20 @@ func TestCompare(t *testing.T) {
 			served:  object("", `{replicas: 2, minReadySeconds: 3}`),
 			policy:  holdfast.ExistingResourceRecreate, action: Update, besides: []string{"spec.paused"}, patch: `{"spec":{"paused":null}}`,
 		},
+		"a definition keeps what objects may have": {
+			live:    `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: c, uid: u, resourceVersion: "7"}, spec: {names: {singular: w}, versions: [{name: v1, schema: {a: x, b: x}}, {name: v2}]}}`,
+			desired: `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: c}, spec: {names: {}, versions: [{name: v1, schema: {a: x}}]}}`,
+			served:  `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: c}, spec: {names: {singular: w}, versions: [{name: v1, schema: {a: x}}]}}`,
+			policy:  holdfast.ExistingResourceUpdate, action: Keep, besides: []string{"spec.versions[v1].schema.b", "spec.versions[v2]"},
+			kept: []string{"spec.versions[v1].schema.b (objects of its kind may have it)", "spec.versions[v2] (objects of its kind may have it)"},
+		},
+		"a definition gets what it lacks": {
+			live:    `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: c, uid: u, resourceVersion: "7"}, spec: {versions: [{name: v1, schema: {a: x}}]}}`,
+			desired: `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: c}, spec: {versions: [{name: v1, schema: {b: x}}]}}`,
+			served:  `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: c}, spec: {versions: [{name: v1, schema: {b: x}}]}}`,
+			policy:  holdfast.ExistingResourceUpdate, action: Update, differs: []string{"spec.versions[v1].schema.b"}, besides: []string{"spec.versions[v1].schema.a"}, kept: []string{"spec.versions[v1].schema.a (objects of its kind may have it)"},
+			patch: `{"spec":{"versions":[{"name":"v1","schema":{"a":"x","b":"x"}}]}}`,
+		},
 		"what can't be removed is named, or the object recreated": {
 			live: `{apiVersion: v1, kind: ConfigMap, metadata: {name: c, uid: u, resourceVersion: "7"}, immutable: true, data: {a: "1", b: "2"}}`, desired: `{apiVersion: v1, kind: ConfigMap, metadata: {name: c}, immutable: true, data: {a: "1"}}`,
 			policy: holdfast.ExistingResourceRecreate, action: Recreate, besides: []string{"data.b"}, immutable: []string{"data.b"},
