@@ -23,13 +23,14 @@
 //     other. If more are in use, after the number was lowered, none of it starts.
 //  4. A queued run may start when its storage location is available, a slot of its
 //     class is free, it overlaps no run that uses a slot, and it overlaps no queued
-//     run ahead of it. Of several, the one nearest the head starts first; the next
-//     is then decided as if that one were ReadyToStart.
+//     run ahead of it that is not held (rule 6). Of several, the one nearest the head
+//     starts first; the next is then decided as if that one were ReadyToStart.
 //  5. Two runs overlap when their namespaces do (selection.Overlaps), those that a
 //     backup reads or a restore writes to, or when both touch cluster-scoped
 //     resources.
-//  6. A run whose storage location is unavailable is held: it keeps its place,
-//     uses no slot, and lets those pass that do not overlap it.
+//  6. A queued run whose storage location is unavailable is held: it keeps its place,
+//     uses no slot, and reserves nothing. Every run behind it may pass it, also one
+//     that overlaps it. Its ticket puts it ahead again when the location is back.
 //  7. Runs past InProgress hold nothing, nor does a queued run that is
 //     cancelled: it has left the queue.
 //

@@ -102,7 +102,7 @@ func naiveStarts(s Snapshot, runs []Run) (start []types.UID, started map[types.U
 			}
 			free := true
 			for j, other := range runs {
-				if i != j && (holds(other) || j < i && naiveWaits(other)) && naiveOverlap(r, other) {
+				if i != j && (holds(other) || j < i && naiveWaits(other) && !naiveHeld(s, other)) && naiveOverlap(r, other) {
 					free = false
 					break
 				}
@@ -185,7 +185,7 @@ func naive(s Snapshot) verdict {
 		default:
 			reason = "ConcurrencyLimit"
 			for j, other := range runs[:i] {
-				if naiveWaits(other) && naiveOverlap(r, runs[j]) {
+				if naiveWaits(other) && !naiveHeld(s, other) && naiveOverlap(r, runs[j]) {
 					reason, blockers = "BehindOverlapping", []Run{other}
 					break
 				}

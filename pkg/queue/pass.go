@@ -10,16 +10,19 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// A pass walks the line in its order, from those that run to the last of the queue,
-// and keeps for each thing that runs may overlap by who was the first to use it. So
-// each run is looked at once, and meets the first of all those before it that it
-// overlaps by that thing, whoever else they are.
+// A pass walks the line in its order, from the running members to the last of the
+// queue. For each thing by which runs overlap it keeps the first member that uses it.
+// So the pass looks at each run once, and the run meets the first of all members before
+// it that use the same thing.
 //
-// That is enough to know whether it overlaps one that holds a slot or starts now: if
-// any of those that use a thing does, then the first one. Those with slots come first
-// in the line, and one that starts overlaps none before it.
+// That is enough to know whether it overlaps a member that holds a slot or starts now:
+// if any user of a thing does, the first one does. Members with slots come first in the
+// line, and a member that starts overlaps none before it.
+//
+// A queued member whose storage location is unavailable uses nothing: the pass goes by
+// it as if it were not in the line.
 
-// user is who was the first in a pass to use something.
+// user is the first member in a pass that uses something.
 type user struct {
 	pass  int
 	first *member
@@ -110,7 +113,7 @@ func (p *Planner) use(u *user, m *member, reason v1alpha1.QueueReason) {
 // restart begins the pass anew, since something has changed.
 func (p *Planner) restart() {
 	p.pass++
-	p.passed, p.starts, p.starting = 0, p.starts[:0], Slots{}
+	p.passed, p.starts, p.starting, p.first = 0, p.starts[:0], Slots{}, nil
 }
 
 // advance brings the pass to those before this place in the line.
@@ -118,12 +121,14 @@ func (p *Planner) advance(to int) {
 	for ; p.passed < to; p.passed++ {
 		m := p.line[p.passed]
 		m.at, m.ahead, m.reason = p.passed, nil, ""
+		if p.isHeld(m) {
+			m.reason = v1alpha1.QueueReasonStorageUnavailable
+			continue
+		}
 		p.look(m)
 		switch {
 		case m.rank < rankQueued:
 			m.reason = ""
-		case !p.locations[m.Location].Available:
-			m.reason = v1alpha1.QueueReasonStorageUnavailable
 		case m.reason != "":
 		case m.ahead != nil:
 			m.reason = v1alpha1.QueueReasonBehindOverlapping
@@ -137,15 +142,24 @@ func (p *Planner) advance(to int) {
 	}
 }
 
-// look lets a member meet those before it that it overlaps. Who overlaps another one by
-// namespaces is said to do so, whatever else they have in common.
+// isHeld reports whether the member waits for its storage location. Such a member
+// keeps its place and reserves nothing.
+func (p *Planner) isHeld(m *member) bool {
+	return m.rank == rankQueued && !p.locations[m.Location].Available
+}
+
+// look lets a member meet the members before it that it overlaps. Overlap by namespaces
+// is named before overlap by the cluster's scope.
 func (p *Planner) look(m *member) {
 	const reason = v1alpha1.QueueReasonNamespaceOverlap
 	names := m.names
+	if p.first == nil {
+		p.first = m
+	}
 	switch {
 	case overlapsAny(m.Selection):
-		if m.at > 0 {
-			m.meet(p.line[0], reason)
+		if p.first != m {
+			m.meet(p.first, reason)
 		}
 		if len(p.starts) > 0 {
 			m.meet(p.starts[0], reason)

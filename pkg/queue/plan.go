@@ -15,7 +15,7 @@ type Assignment struct {
 //
 // Guarantees:
 //  1. No two runs of Start overlap, and none overlaps a run that uses a slot or
-//     a queued run ahead of it.
+//     a queued run ahead of it whose storage location is available.
 //  2. Of each class, no more are in use than the limit, unless the runs that use a
 //     slot are more; then Start has none of it.
 type Decision struct {

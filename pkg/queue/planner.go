@@ -42,6 +42,7 @@ type Planner struct {
 	// The pass is over so many of the line, and starts are those of them that may start,
 	// so many of each class.
 	pass, passed int
+	first        *member // the first in the line that is not held
 	starts       []*member
 	starting     Slots
 }

@@ -45,7 +45,7 @@ rules:
   namespaces: [holdfast]
   resources:
   - group: engine.holdfast.io
-    resources: [backupruns, backupruns/status]
+    resources: [backupruns, backupruns/status, storagelocations, storagelocations/status]
   - group: ""
     resources: [configmaps]
 - level: Metadata

@@ -185,12 +185,12 @@ func TestEventsWakeTheQueue(t *testing.T) {
 		change  func(*harness)
 	}
 	available, down := location("default", metav1.ConditionTrue), location("default", metav1.ConditionFalse)
-	blocker, held := inPhase(newRun("blocker", 1, "a"), running, 1), newRun("blocker", 1, "a")
-	held.Spec.Backup.StorageLocation = "down"
+	blocker := inPhase(newRun("blocker", 1, "a"), running, 1)
+	runs, ahead := inPhase(newRun("runs", 0, "b"), running, 1), inPhase(newRun("blocker", 1, "a", "b"), queued, 2)
 	enginetest.Each(t, map[string]story{
 		"the blocker ends":         {[]runtime.Object{available, blocker}, func(h *harness) { h.end("blocker") }},
 		"the blocker is deleted":   {[]runtime.Object{available, blocker}, func(h *harness) { h.Remove("blocker") }},
-		"the one ahead is deleted": {[]runtime.Object{available, location("down", metav1.ConditionFalse), held}, func(h *harness) { h.Remove("blocker") }},
+		"the one ahead is deleted": {[]runtime.Object{available, runs, ahead}, func(h *harness) { h.Remove("blocker") }},
 		"the store is back":        {[]runtime.Object{down}, func(h *harness) { h.setAvailable("default", metav1.ConditionTrue) }},
 		"a location appears":       {nil, func(h *harness) { h.Create(available) }},
 	}, func(t *testing.T, c story) {

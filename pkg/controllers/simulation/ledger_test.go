@@ -85,7 +85,7 @@ func (r *referee) ledgerDeleted() {
 }
 
 // started judges a start: it overtakes none that overlaps it, of those that its
-// process knows to wait.
+// process knows to wait, and not for their location.
 func (r *referee) started(by string, start records.Start, t *tracked) {
 	if t == nil || t.ticket == 0 {
 		r.violation("%s let %s start, which is not queued", by, start.Name)
@@ -102,7 +102,7 @@ func (r *referee) started(by string, start records.Start, t *tracked) {
 		r.violation("%s let %s start, which it had found %s, cancelled: %t", by, t.name, t.phase, t.cancelled)
 	}
 	for other, ahead := range r.waiting {
-		if _, ready := r.ledger[other]; ready || !ahead.precedes(t) || !ahead.overlaps(t) {
+		if _, ready := r.ledger[other]; ready || !ahead.precedes(t) || !ahead.overlaps(t) || r.mayBeHeld(ahead, knew) {
 			continue
 		}
 		if ahead.queuedBy == by || ahead.queuedAt.Before(knew) {

@@ -56,6 +56,10 @@ type referee struct {
 	// lastEnd is when a run ended the last time.
 	lastEnd     time.Time
 	mostWaiting int
+	// down are the locations whose record says that they are unavailable, and wasDown is
+	// when the record of each said so for the last time.
+	down    map[string]bool
+	wasDown map[string]time.Time
 }
 
 // tracked is the truth about a run.
@@ -65,6 +69,7 @@ type tracked struct {
 	// namespaces has a bit for each name of the universe that it selects.
 	namespaces    uint64
 	clusterScoped bool
+	location      string
 	valid         bool
 	created       time.Time
 	version       int
@@ -88,6 +93,7 @@ func newReferee() *referee {
 		left: map[types.UID]*tracked{}, reading: map[types.UID]*tracked{},
 		ledger: map[types.UID]records.Start{}, processes: map[string]*process{}, led: sets.New[string](),
 		present: map[types.UID]*tracked{}, begun: map[string]time.Time{}, counts: map[string]int{},
+		down: map[string]bool{}, wasDown: map[string]time.Time{},
 	}
 }
 
@@ -234,10 +240,11 @@ func (r *referee) runWritten(by, part string, run enginev1alpha1.QueuedRun) {
 		switch run := run.(type) {
 		case *enginev1alpha1.BackupRun:
 			spec := &run.Spec.Backup
+			t.location = spec.StorageLocation
 			t.namespaces, t.valid = selects(spec.IncludedNamespaces, spec.ExcludedNamespaces)
 			t.clusterScoped = spec.IncludeClusterResources != nil && *spec.IncludeClusterResources
 		case *enginev1alpha1.RestoreRun:
-			t.restore = true
+			t.restore, t.location = true, run.Spec.Backup.StorageLocation
 			t.namespaces, t.valid = selects(run.Spec.TargetNamespaces, nil)
 			t.clusterScoped = run.Spec.ClusterScoped
 		}
@@ -289,6 +296,22 @@ func (r *referee) runWritten(by, part string, run enginev1alpha1.QueuedRun) {
 	keep(r.waiting, run.GetUID(), t, t.phase == v1alpha1.BackupPhaseQueued && !t.cancelled)
 	r.mostWaiting = max(r.mostWaiting, len(r.waiting))
 	r.checkActive()
+}
+
+// locationWritten takes note of what the record of a location says from now on.
+func (r *referee) locationWritten(name string, available bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.down[name] || !available {
+		r.wasDown[name] = time.Now()
+	}
+	r.down[name] = !available
+}
+
+// mayBeHeld reports whether a process that knows what there was at a moment may believe
+// that the location of a run is unavailable. Such a run reserves nothing.
+func (r *referee) mayBeHeld(t *tracked, knew time.Time) bool {
+	return r.down[t.location] || !r.wasDown[t.location].Before(knew)
 }
 
 func keep(in map[types.UID]*tracked, uid types.UID, t *tracked, wanted bool) {

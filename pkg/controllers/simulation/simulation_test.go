@@ -11,7 +11,7 @@
 //     the limits; nor is what is really being read and written. So no restore runs beside
 //     a backup of its namespaces.
 //  2. Nothing overtakes what it overlaps and what its process knows to wait, but restores
-//     overtake backups.
+//     overtake backups, and all overtake runs whose storage location is unavailable.
 //  3. Tickets are given once, in order of creation, and only grow.
 //  4. The ledger is written by the process that it names, and names one after the
 //     other.
@@ -370,7 +370,9 @@ func (w *world) checkLocation(ctx context.Context, name string) error {
 		}
 		w.mu.Unlock()
 		location.Status.Conditions = []metav1.Condition{{Type: enginev1alpha1.ConditionAvailable, Status: status}}
-		_, err = locations.UpdateStatus(ctx, location, metav1.UpdateOptions{})
+		if _, err = locations.UpdateStatus(ctx, location, metav1.UpdateOptions{}); err == nil {
+			w.referee.locationWritten(name, status == metav1.ConditionTrue)
+		}
 		return err
 	})
 }

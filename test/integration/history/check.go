@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -20,16 +21,23 @@ import (
 
 // Check returns what is wrong with a history: backups that did not end, or ended or
 // were begun twice; that overlapped one that held a slot at the same time; that were
-// more than limit; or that were let start while one that overlaps them waited ahead.
+// more than limit; or that were let start while one that overlaps them waited ahead,
+// and not for its storage location.
 // A backup holds its slot from its entry into the ledger to its end, or until it
 // leaves the ledger unclaimed.
 func (h *History) Check(limit int) []error {
-	c := &checker{limit: limit, runs: map[types.UID]*state{}, ledger: map[types.UID]records.Start{}, holding: map[types.UID]bool{}}
+	c := &checker{
+		limit: limit, runs: map[types.UID]*state{}, ledger: map[types.UID]records.Start{}, holding: map[types.UID]bool{},
+		down: map[string]bool{}, wasDown: map[string]uint64{},
+	}
 	for _, v := range h.versions {
 		c.version = v.number
-		if v.run != nil {
+		switch {
+		case v.run != nil:
 			c.run(v.run)
-		} else {
+		case v.location != nil:
+			c.location(v.location)
+		default:
 			c.setLedger(v)
 		}
 		c.slots()
@@ -52,6 +60,10 @@ type checker struct {
 	ledger  map[types.UID]records.Start
 	leader  string             // by the ledger
 	holding map[types.UID]bool // those that held a slot in the version before
+	// down are the storage locations that are unavailable, and wasDown the last version
+	// in which each was.
+	down    map[string]bool
+	wasDown map[string]uint64
 	errs    []error
 }
 
@@ -62,6 +74,7 @@ type state struct {
 	namespaces    *selection.Namespaces
 	clusterScoped bool
 	claims        int
+	queued        uint64 // the version in which it took its place
 }
 
 func (c *checker) fail(format string, args ...any) {
@@ -94,6 +107,7 @@ func (c *checker) run(run *enginev1alpha1.BackupRun) {
 	case from.Ended():
 		c.fail("%s had ended as %s, and became %s", run.Name, from, to)
 	case to == v1alpha1.BackupPhaseQueued && from == "":
+		s.queued = c.version
 	case to == v1alpha1.BackupPhaseInProgress:
 		s.claims++
 		switch _, ok := c.ledger[run.UID]; {
@@ -136,6 +150,26 @@ func (c *checker) setLedger(v version) {
 	}
 }
 
+// location follows a storage location to its next version.
+func (c *checker) location(location *enginev1alpha1.StorageLocation) {
+	name := location.Name
+	if c.down[name] {
+		c.wasDown[name] = c.version
+	}
+	c.down[name] = !meta.IsStatusConditionTrue(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
+	if c.down[name] {
+		c.wasDown[name] = c.version
+	}
+}
+
+// mayBeHeld reports whether the controller may believe that the storage location of a
+// waiting run is unavailable: such a run may be passed. The controller learns of a
+// change late, so it counts if the location was down at any time since the run waits.
+func (c *checker) mayBeHeld(s *state) bool {
+	name := s.latest.Spec.Backup.StorageLocation
+	return c.down[name] || c.wasDown[name] > s.queued
+}
+
 // holds reports whether a run holds a slot.
 func (c *checker) holds(s *state) bool {
 	_, started := c.ledger[s.latest.UID]
@@ -170,7 +204,7 @@ func (c *checker) slots() {
 			case other == s || slices.Contains(got[:i], other) || !overlap(s, other):
 			case holding[other.latest.UID]:
 				c.fail("%s and %s overlap, and both hold a slot", s.latest.Name, other.latest.Name)
-			case waits(other) && other.latest.Status.Ticket < s.latest.Status.Ticket:
+			case waits(other) && !c.mayBeHeld(other) && other.latest.Status.Ticket < s.latest.Status.Ticket:
 				c.fail("%s with ticket %d was let start, and %s with ticket %d, which it overlaps, waits",
 					s.latest.Name, s.latest.Status.Ticket, other.latest.Name, other.latest.Status.Ticket)
 			}

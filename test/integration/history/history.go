@@ -28,7 +28,7 @@ import (
 )
 
 // History is every version that runs and the ledger ever had, in the order in
-// which they were written.
+// which they were written, and the versions of storage locations that the log has.
 type History struct {
 	versions []version
 	// Unanswered is how many of them were written by requests that did not succeed:
@@ -36,11 +36,12 @@ type History struct {
 	Unanswered int
 }
 
-// version is one state of a run, or of the ledger.
+// version is one state of a run, of the ledger, or of a storage location.
 type version struct {
-	number uint64 // the resourceVersion, which etcd counts for all objects together
-	run    *enginev1alpha1.BackupRun
-	ledger *corev1.ConfigMap
+	number   uint64 // the resourceVersion, which etcd counts for all objects together
+	run      *enginev1alpha1.BackupRun
+	ledger   *corev1.ConfigMap
+	location *enginev1alpha1.StorageLocation
 }
 
 // object is what the log says of one object.
@@ -62,8 +63,11 @@ type object struct {
 // the runs that exist now. Runs that were created before are left out. It fails if
 // the log lacks a version.
 func Read(events []auditv1.Event, existing []enginev1alpha1.BackupRun) (*History, error) {
-	l := log{}
+	l, h := log{}, &History{}
 	for i := range events {
+		if err := h.readLocation(&events[i]); err != nil {
+			return nil, fmt.Errorf("the request %s of the audit log: %w", events[i].AuditID, err)
+		}
 		if err := l.read(&events[i]); err != nil {
 			return nil, fmt.Errorf("the request %s of the audit log: %w", events[i].AuditID, err)
 		}
@@ -73,7 +77,6 @@ func Read(events []auditv1.Event, existing []enginev1alpha1.BackupRun) (*History
 			return nil, err
 		}
 	}
-	h := &History{}
 	for uid, o := range l {
 		found, err := o.complete(h)
 		if err != nil {
@@ -101,6 +104,37 @@ func (h *History) Runs() []*enginev1alpha1.BackupRun {
 		runs = append(runs, v.run)
 	}
 	return runs
+}
+
+// readLocation adds the version of a storage location that a request wrote. A write
+// without an answer counts with the version that it was to replace: the controller may
+// have acted on it.
+func (h *History) readLocation(event *auditv1.Event) error {
+	ref := event.ObjectRef
+	if event.Stage == auditv1.StageRequestReceived || ref == nil || ref.Resource != "storagelocations" ||
+		event.Verb != "create" && event.Verb != "update" {
+		return nil
+	}
+	written := event.ResponseObject
+	switch status := event.ResponseStatus; {
+	case status == nil || status.Code == 0 || status.Code >= 499:
+		written = event.RequestObject
+	case status.Code != http.StatusOK && status.Code != http.StatusCreated:
+		return nil
+	}
+	if written == nil {
+		return nil
+	}
+	location := &enginev1alpha1.StorageLocation{}
+	if err := decode(written, location); err != nil {
+		return err
+	}
+	number, err := strconv.ParseUint(location.ResourceVersion, 10, 64)
+	if err != nil {
+		return err
+	}
+	h.versions = append(h.versions, version{number: number, location: location})
+	return nil
 }
 
 type log map[types.UID]*object

@@ -64,7 +64,7 @@ func (f *forge) write(verb, resource string, object metav1.Object, code int32) {
 func (f *forge) create(name string, namespaces ...string) {
 	f.runs[name] = &enginev1alpha1.BackupRun{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid of " + name)},
-		Spec:       enginev1alpha1.BackupRunSpec{Backup: v1alpha1.BackupSpec{IncludedNamespaces: namespaces}},
+		Spec:       enginev1alpha1.BackupRunSpec{Backup: v1alpha1.BackupSpec{IncludedNamespaces: namespaces, StorageLocation: "s3"}},
 	}
 	f.write("create", "backupruns", f.runs[name], 201)
 }
@@ -124,6 +124,17 @@ func (f *forge) read() (*history.History, error) {
 	return history.Read(f.events, existing)
 }
 
+// location forges what the controller writes of the storage location of all backups.
+func (f *forge) location(available bool) {
+	status := metav1.ConditionFalse
+	if available {
+		status = metav1.ConditionTrue
+	}
+	location := &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: "s3", UID: "s3"}}
+	location.Status.Conditions = []metav1.Condition{{Type: enginev1alpha1.ConditionAvailable, Status: status}}
+	f.write("update", "storagelocations", location, 200)
+}
+
 // two are two backups that wait, a with the smaller ticket.
 func (f *forge) two(a, b string) {
 	f.create("a", a)
@@ -161,6 +172,13 @@ func TestCheck(t *testing.T) {
 			f.change("a", func(run *enginev1alpha1.BackupRun) { run.Spec.Cancellation = &enginev1alpha1.Ask{} })
 			f.execute("b")
 			f.phase("a", v1alpha1.BackupPhaseCancelled)
+		}, ""},
+		"passed while its location is down": {func(f *forge) {
+			f.two("x", "x")
+			f.location(false)
+			f.execute("b")
+			f.location(true)
+			f.execute("a")
 		}, ""},
 		"put back": {func(f *forge) {
 			f.two("x", "x")
@@ -205,6 +223,13 @@ func TestCheck(t *testing.T) {
 			}
 		}, "3 backups hold a slot, and the limit is 2"},
 		"overtaken": {func(f *forge) { f.two("x", "x"); f.execute("b"); f.execute("a") }, "b with ticket 2 was let start, and a with ticket 1"},
+		"overtaken, and its location was down before it waited": {func(f *forge) {
+			f.location(false)
+			f.location(true)
+			f.two("x", "x")
+			f.execute("b")
+			f.execute("a")
+		}, "b with ticket 2 was let start, and a with ticket 1"},
 		"ended twice": {func(f *forge) {
 			f.two("x", "y")
 			f.execute("a")
