@@ -47,7 +47,7 @@ lab-down: ## Stop the lab and remove what it stored, apart from its logs and bin
 ##@ Develop
 
 .PHONY: programs
-programs: ## Build all that is run: holdfast, the lab, and its Kubernetes.
+programs: ## Build all that is run: holdfast, the lab, its Kubernetes and its S3 server.
 	@if [ ! -x $(BIN)/kube ]; then hack/first-build.sh; fi
 	@$(MAKE) --no-print-directory build lab-tools
 
@@ -59,7 +59,7 @@ build: ## Build the binary holdfast.
 	@go build -ldflags '$(LDFLAGS)' -o $(HOLDFAST) ./cmd/holdfast
 
 .PHONY: lab-tools
-lab-tools: ## Build the lab's tools and its Kubernetes from Go modules.
+lab-tools: ## Build the lab's tools, its Kubernetes and its S3 server from Go modules.
 	@mkdir -p $(BIN)
 	@go build -C hack/lab -o $(BIN)/lab .
 	@$(BIN)/lab build --bin $(BIN)

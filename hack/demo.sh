@@ -53,7 +53,7 @@ volume_path() { # NAMESPACE: the folder in which the kubelet would mount the cla
   echo "${dir}/pods/$(k get pod web -n "$1" -o jsonpath='{.metadata.uid}')/volumes/kubernetes.io~local-volume/$1-data"
 }
 bound() { [[ "$(k get pvc data -n "$1" -o jsonpath='{.status.phase}')" == Bound ]]; }
-provision() { # NAMESPACE NAME: a persistent volume for the namespace's claim
+provision() { # NAMESPACE NAME [UID]: a persistent volume for the namespace's claim
   k create -f - >/dev/null <<YAML
 apiVersion: v1
 kind: PersistentVolume
@@ -64,7 +64,7 @@ spec:
   accessModes: [ReadWriteOnce]
   persistentVolumeReclaimPolicy: Retain
   local: {path: /unused}
-  claimRef: {namespace: $1, name: data}
+  claimRef: {namespace: $1, name: data${3:+, uid: $3}}
   nodeAffinity:
     required:
       nodeSelectorTerms:
@@ -221,8 +221,11 @@ start() { # NAMESPACE VOLUME: what a scheduler and a kubelet do with that pod
   k patch pod "${name}" -n "$1" --subresource=status --type=merge -p '{"status": {"phase": "Running", "containerStatuses": [
     {"name": "holdfast-restore-wait", "image": "holdfast", "imageID": "", "ready": true, "restartCount": 0, "state": {"running": {}}}]}}' >/dev/null
 }
+claim_uid() { k get pvc data -n "$1" -o jsonpath='{.metadata.uid}' 2>/dev/null; }
 for namespace in shop shop-as-it-was; do
-  provision "${namespace}" "${namespace}-again"
+  eventually claim_uid "${namespace}" >/dev/null
+  # A provisioner names the claim's uid, and the binding needs no resync then.
+  provision "${namespace}" "${namespace}-again" "$(claim_uid "${namespace}")"
   start "${namespace}" "${namespace}-again"
 done
 show wait --for=condition=Complete --timeout=120s -n holdfast restore/shop restore/shop-as-it-was

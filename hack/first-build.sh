@@ -12,8 +12,8 @@ minutes=15
 
 cpus="$(nproc)"
 cat <<TEXT
-The first time, everything is built from Go modules: holdfast, the command lab, and
-one program that is etcd, kubectl and all of Kubernetes. Together these are some
+The first time, everything is built from Go modules: holdfast, the command lab, an S3
+server, and one program that is etcd, kubectl and all of Kubernetes. Together these are some
 4,500 packages and about $(((minutes + cpus - 1) / cpus)) minutes on ${cpus} idle CPUs; later it takes seconds.
 TEXT
-go list -C hack/lab -deps . ./cmd/kube >/dev/null 2>&1 &
+{ go list -C hack/lab -deps . ./cmd/kube; go list -C hack/lab/s3gw -deps github.com/versity/versitygw/cmd/versitygw; } >/dev/null 2>&1 &

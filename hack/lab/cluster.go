@@ -40,7 +40,7 @@ func sourceFlag(c *cobra.Command) *string {
 func buildCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "build",
-		Short: "Build etcd, the Kubernetes programs and kubectl from Go modules",
+		Short: "Build etcd, the Kubernetes programs, kubectl and the S3 server from Go modules",
 		Args:  cobra.NoArgs,
 	}
 	bin := c.Flags().String("bin", ".lab/bin", "folder for the programs")
@@ -50,7 +50,7 @@ func buildCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return b.Kube(c.Context())
+		return b.All(c.Context())
 	}
 	return c
 }

@@ -91,6 +91,14 @@ var csi = target{
 // CSI builds the driver of volumes.
 func (b Builder) CSI(ctx context.Context) error { return b.build(ctx, csi) }
 
+// All builds what every lab without real nodes may start: Kubernetes and the S3 server.
+func (b Builder) All(ctx context.Context) error {
+	if err := b.Kube(ctx); err != nil {
+		return err
+	}
+	return b.S3(ctx)
+}
+
 // S3 builds the S3 server. It is a module of its own, whose requirements must
 // not change those that Kubernetes is built with.
 func (b Builder) S3(ctx context.Context) error { return b.build(ctx, s3) }
@@ -184,11 +192,18 @@ func (b Builder) build(ctx context.Context, t target) error {
 	}
 	packages := bytes.Count(plan, []byte("/compile -o "))
 	fmt.Fprintf(b.Out, "%s has %d packages to compile, which takes about %s on %d CPUs\n", t.name, packages, estimate(packages), runtime.NumCPU())
-	// Beside the old binary and renamed over it: a running lab keeps its own.
-	if err := b.run(goBuild("-v", binary+".new"), t.name, packages, start); err != nil {
+	// The new binary is renamed over the old one, so that a running lab keeps its own. Its
+	// folder has a unique name: several processes may build the same program at once.
+	dir, err := os.MkdirTemp(b.Bin, "."+t.name+"-")
+	if err != nil {
 		return err
 	}
-	if err := os.Rename(binary+".new", binary); err != nil {
+	defer os.RemoveAll(dir)
+	built := filepath.Join(dir, t.name)
+	if err := b.run(goBuild("-v", built), t.name, packages, start); err != nil {
+		return err
+	}
+	if err := os.Rename(built, binary); err != nil {
 		return err
 	}
 	fmt.Fprintf(b.Out, "built %s in %s\n", binary, time.Since(start).Round(time.Second))

@@ -5,8 +5,10 @@ package binaries
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -55,6 +57,35 @@ func TestBuildDoesNothingUntilASourceChanges(t *testing.T) {
 	}
 	if !build() {
 		t.Error("a program that went missing was not built")
+	}
+}
+
+// Tests that run at once may find that the same program is missing.
+func TestBuildOfOneProgramByManyAtOnce(t *testing.T) {
+	source, bin := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(source, "go.mod"), "module example.test\n\ngo 1.26\n")
+	write(t, filepath.Join(source, "main.go"), "package main\n\nfunc main() { print(1) }\n")
+	program := target{name: "hello", folder: ".", pkg: ".", sources: []string{"go.mod", "main.go"}}
+	errs := make(chan error)
+	const builders = 4
+	for range builders {
+		go func() { errs <- Builder{Source: source, Bin: bin, Out: io.Discard}.build(t.Context(), program) }()
+	}
+	for range builders {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	left, err := os.ReadDir(bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, entry := range left {
+		names = append(names, entry.Name())
+	}
+	if want := []string{"hello", "hello.stamp"}; !slices.Equal(names, want) {
+		t.Errorf("the folder holds %q, want %q", names, want)
 	}
 }
 

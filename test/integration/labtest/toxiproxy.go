@@ -39,8 +39,9 @@ type Toxic struct {
 // Toxiproxy starts one in front of a server, until the test ends.
 func (l *Lab) Toxiproxy(t *testing.T, upstream string) *Toxiproxy {
 	t.Helper()
-	// A module of its own: the product needs nothing of it.
-	program := filepath.Join(l.bin, "toxiproxy-server")
+	// A module of its own: the product needs nothing of it. Tests of several processes
+	// may build it at once, so each has its own copy.
+	program := filepath.Join(t.TempDir(), "toxiproxy-server")
 	build := exec.CommandContext(t.Context(), "go", "build", "-C", filepath.Join(l.options.Root, "hack", "toxiproxy"), "-o", program, "github.com/Shopify/toxiproxy/v2/cmd/server")
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("building toxiproxy: %v\n%s", err, output)
