@@ -301,38 +301,6 @@ func (v *volumes) absence(u *upload) (time.Duration, bool) {
 	return absence, absence >= v.c.AgentTimeout/warnAfter
 }
 
-// textOf is what a volume is called in what a backup waits for.
-func textOf(volume *format.Volume) string {
-	if volume.ClaimName != "" {
-		return fmt.Sprintf("the data of claim %s in %s", volume.ClaimName, volume.Pod.Namespace)
-	}
-	return fmt.Sprintf("volume %s of pod %s in %s", volume.Name, volume.Pod.Name, volume.Pod.Namespace)
-}
-
-// noteWaits notes of each volume what it waits for, or that it waits no more.
-func (v *volumes) noteWaits() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, u := range v.uploads {
-		if u.status.Phase.Done() {
-			u.wait.End()
-			continue
-		}
-		said := ""
-		if u.status.Message != "" {
-			said = ": it " + u.status.Message
-		}
-		switch _, absent := v.absence(u); {
-		case absent:
-			u.wait.Set(fmt.Sprintf("%s: nothing is heard of the agent of node %s", textOf(u.volume), u.volume.Node))
-		case u.begun.IsZero():
-			u.wait.Set(fmt.Sprintf("%s: the agent of node %s has not begun%s", textOf(u.volume), u.volume.Node, said))
-		default:
-			u.wait.Set(fmt.Sprintf("%s, which the agent of node %s reads", textOf(u.volume), u.volume.Node))
-		}
-	}
-}
-
 // absent are the first of the nodes whose agents volumes wait for, and people are told.
 func (v *volumes) absent() []string {
 	v.mu.Lock()

@@ -1,0 +1,42 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"fmt"
+
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// textOf is what a volume is called in what a backup waits for.
+func textOf(volume *format.Volume) string {
+	if volume.ClaimName != "" {
+		return fmt.Sprintf("the data of claim %s in %s", volume.ClaimName, volume.Pod.Namespace)
+	}
+	return fmt.Sprintf("volume %s of pod %s in %s", volume.Name, volume.Pod.Name, volume.Pod.Namespace)
+}
+
+// noteWaits notes of each volume what it waits for, or that it waits no more.
+func (v *volumes) noteWaits() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, u := range v.uploads {
+		if u.status.Phase.Done() {
+			u.wait.End()
+			continue
+		}
+		said := ""
+		if u.status.Message != "" {
+			said = ": it " + u.status.Message
+		}
+		switch _, absent := v.absence(u); {
+		case absent:
+			u.wait.Set(fmt.Sprintf("%s: nothing is heard of the agent of node %s", textOf(u.volume), u.volume.Node))
+		case u.begun.IsZero():
+			u.wait.Set(fmt.Sprintf("%s: the agent of node %s has not begun%s", textOf(u.volume), u.volume.Node, said))
+		default:
+			u.wait.Set(fmt.Sprintf("%s, which the agent of node %s reads", textOf(u.volume), u.volume.Node))
+		}
+	}
+}
