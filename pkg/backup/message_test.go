@@ -14,6 +14,16 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
+// TestItemsOfNothing shows that a backup whose words stand for nothing does not look complete.
+func TestItemsOfNothing(t *testing.T) {
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"deploymnts"}})
+	f.add("namespaces", namespace("shop", ""))
+	status := f.run(t).Status
+	if want := (holdfast.BackupProgress{TotalItems: 1}); status.Phase != holdfast.BackupPhasePartiallyFailed || *status.Progress != want {
+		t.Errorf("it is %s: %+v", status.Phase, *status.Progress)
+	}
+}
+
 // TestMessage shows that an ended backup says in its conditions what it lacks, also as it is
 // stored, and that a tenant's names nothing of other namespaces.
 func TestMessage(t *testing.T) {

@@ -325,7 +325,10 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 	}); err != nil {
 		return nil, err
 	}
+	before, _ := e.findings.counts()
 	found.report(spec, e.findings)
+	after, _ := e.findings.counts()
+	e.Progress.found.Add(int64(after - before)) // what is asked for, and is not there
 	return &collector{
 		spec:          spec,
 		namespaces:    namespaces,
