@@ -173,6 +173,14 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 		e.give(node, actionLeave, about, reason)
 		return "", false
 	}
+	if reason, err := e.elsewhere(ctx, item); err != nil {
+		e.give(node, actionError, about, err.Error())
+		return "", false
+	} else if reason != "" {
+		e.report.warn(about, reason)
+		e.give(node, actionLeave, about, reason)
+		return "", false
+	}
 	if reason := e.heldBack(item); reason != "" {
 		e.give(node, actionError, about, reason)
 		return "", false
@@ -189,6 +197,10 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 		}
 	}
 	e.findOwners(ctx, item, content, about)
+	if err := e.decideVolume(ctx, item, about, content); err != nil {
+		e.give(node, actionError, about, err.Error())
+		return "", false
+	}
 	status := e.rules.Status(content, resource)
 	desired, warnings, err := e.rules.Desired(content, resource, e.ownersOf(item))
 	if err != nil {

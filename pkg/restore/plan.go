@@ -214,12 +214,9 @@ func (e *execution) compile(items []*manifest.Item) (*object.Rules, error) {
 			return nil, &Refused{Reasons: []string{err.Error()}}
 		}
 	}
-	restored, persistent := make(map[types.UID]bool, len(items)), map[string]bool{}
+	restored := make(map[types.UID]bool, len(items))
 	for _, item := range items {
 		restored[types.UID(item.UID)] = item.UID != ""
-		if item.APIGroup == "" && item.KindName == "PersistentVolume" {
-			persistent[item.Name] = !e.request.tenant()
-		}
 	}
 	e.restored = restored
 	return object.NewRules(e.spec, modifiers, object.Facts{
@@ -227,7 +224,11 @@ func (e *execution) compile(items []*manifest.Item) (*object.Rules, error) {
 		HasData: func(namespace, name string) bool {
 			return ptr.Deref(e.spec.RestorePVs, true) && e.volumes[types.NamespacedName{Namespace: namespace, Name: name}] != nil
 		},
-		Volume:   func(name string) bool { return persistent[name] },
+		KeepsVolume: func(namespace, name string) bool {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return e.kept[types.NamespacedName{Namespace: namespace, Name: name}]
+		},
 		Restored: func(uid types.UID) bool { return restored[uid] },
 	})
 }

@@ -71,6 +71,8 @@ type Dependencies struct {
 	Volumes Volumes
 	// Hooks runs commands in restored pods; nil if none are to be run.
 	Hooks Hooks
+	// ClusterUID is the uid of this cluster. Volumes of other clusters are not created.
+	ClusterUID string
 	// Modifiers is the content of the ConfigMap that the spec names, or nil.
 	Modifiers map[string]string
 	Clock     clock.PassiveClock
@@ -197,6 +199,8 @@ type execution struct {
 	// their definitions, and defined their groups.
 	definitions map[string][]string
 	defined     map[string]bool
+	// kept are the claims, by their names in the backup, that go on naming their volume.
+	kept map[types.NamespacedName]bool
 	// held are the items that use a claim whose data is missing, which is named.
 	held map[*manifest.Item]string
 }
@@ -225,6 +229,7 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 		made:         map[types.UID]bool{},
 		definitions:  map[string][]string{},
 		defined:      map[string]bool{},
+		kept:         map[types.NamespacedName]bool{},
 		held:         map[*manifest.Item]string{},
 	}
 	e.writer.warned = e.unknown.tell(e.report)

@@ -208,13 +208,14 @@ func (e *Executor) prepare(ctx context.Context, run *engine.RestoreRun) (deps re
 		return deps, nil, err
 	}
 	deps = restore.Dependencies{
-		Backup:    backup,
-		Writer:    writer,
-		Reader:    e.Client,
-		Discovery: e.Discovery,
-		Allowed:   func(ctx context.Context, right restore.Right) (bool, error) { return e.allowed(ctx, run, right) },
-		Clock:     e.Clock,
-		Workers:   e.Workers,
+		Backup:     backup,
+		Writer:     writer,
+		Reader:     e.Client,
+		Discovery:  e.Discovery,
+		Allowed:    func(ctx context.Context, right restore.Right) (bool, error) { return e.allowed(ctx, run, right) },
+		ClusterUID: e.Cluster.UID,
+		Clock:      e.Clock,
+		Workers:    e.Workers,
 	}
 	if modifier := run.Spec.Restore.ResourceModifier; modifier != nil {
 		rules, err := acting.CoreV1().ConfigMaps(run.Spec.RestoreRef.Namespace).Get(ctx, modifier.Name, metav1.GetOptions{})

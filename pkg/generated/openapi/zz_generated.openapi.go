@@ -6398,7 +6398,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"restorePVs": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether claims and the data of volumes are restored. Default true.",
+							Description: "Whether claims and the data of volumes are restored. Unset means yes, but for PersistentVolumes of another cluster's backup, which point at storage that may be in use there; true creates these too.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},

@@ -258,7 +258,7 @@ func (c *change) askedPorts() *askedPorts {
 	return asked
 }
 
-// claim takes from a claim its binding, unless its volume comes back too.
+// claim removes the binding of a claim, unless it keeps its volume.
 func (c *change) claim() {
 	spec := nested(c.object.Object, "spec")
 	if spec == nil {
@@ -268,7 +268,7 @@ func (c *change) claim() {
 		"volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner",
 		"volume.kubernetes.io/selected-node", "volume.kubernetes.io/storage-resizer")
 	hasData := c.rules.facts.HasData(c.object.GetNamespace(), c.object.GetName())
-	if volume := text(spec, "volumeName"); hasData || !c.rules.facts.Volume(volume) {
+	if hasData || !c.rules.facts.KeepsVolume(c.object.GetNamespace(), c.object.GetName()) {
 		delete(spec, "volumeName")
 	}
 	if hasData {

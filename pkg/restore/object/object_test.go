@@ -126,14 +126,14 @@ func TestDesired(t *testing.T) {
 		},
 		"pitfall 7: a claim with data loses its binding and its source, and gets another class": {
 			resource: "persistentvolumeclaims", spec: holdfast.RestoreSpec{StorageClassMapping: map[string]string{"old": "new"}},
-			facts: Facts{HasData: func(namespace, name string) bool { return namespace == "shop" && name == "data" }, Volume: func(string) bool { return true }},
+			facts: Facts{HasData: func(namespace, name string) bool { return namespace == "shop" && name == "data" }, KeepsVolume: func(string, string) bool { return true }},
 			object: `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop, finalizers: [kubernetes.io/pvc-protection], annotations: {
 			  pv.kubernetes.io/bind-completed: "yes", volume.kubernetes.io/selected-node: n1, volume.kubernetes.io/storage-provisioner: p, mine: v}},
 			  spec: {storageClassName: old, volumeName: pv1, dataSource: {kind: VolumeSnapshot, name: s}, accessModes: [ReadWriteOnce]}, status: {phase: Bound}}`,
 			want: `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop, annotations: {mine: v}}, spec: {storageClassName: new, accessModes: [ReadWriteOnce]}}`,
 		},
 		"pitfall 8: claimRef and volumeName stay paired": {
-			resource: "persistentvolumeclaims", facts: Facts{Volume: func(name string) bool { return name == "pv1" }},
+			resource: "persistentvolumeclaims", facts: Facts{KeepsVolume: func(namespace, name string) bool { return namespace == "shop" && name == "data" }},
 			object: `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop}, spec: {volumeName: pv1}}`,
 			want:   `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop}, spec: {volumeName: pv1}}`,
 		},

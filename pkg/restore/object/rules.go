@@ -47,9 +47,9 @@ type Facts struct {
 	// HasData says of a claim of the backup that its data is restored: it gets a volume
 	// of its own. Nil means none.
 	HasData func(namespace, name string) bool
-	// Volume says of a PersistentVolume that it is restored too: its claim goes on
-	// naming it. Nil means none.
-	Volume func(name string) bool
+	// KeepsVolume reports whether a claim of the backup goes on naming its
+	// PersistentVolume, which is there and free for it. Nil means none.
+	KeepsVolume func(namespace, name string) bool
 	// Restored says of an object of the backup, by its uid, that it is restored or, at the
 	// same place, exists: what it makes by itself is left to it. Nil means none.
 	Restored func(uid types.UID) bool
@@ -68,8 +68,8 @@ func NewRules(spec *holdfast.RestoreSpec, modifiers *Modifiers, facts Facts) (*R
 	if facts.HasData == nil {
 		r.facts.HasData = func(string, string) bool { return false }
 	}
-	if facts.Volume == nil {
-		r.facts.Volume = func(string) bool { return false }
+	if facts.KeepsVolume == nil {
+		r.facts.KeepsVolume = func(string, string) bool { return false }
 	}
 	if facts.Restored == nil {
 		r.facts.Restored = func(types.UID) bool { return false }

@@ -65,7 +65,7 @@ func TestNothingIsWrittenOfWhatIsThere(t *testing.T) {
 		restored[types.UID(item.UID)] = true
 	}
 	rules, err := object.NewRules(&holdfast.RestoreSpec{}, nil, object.Facts{
-		RestoreUID: "restore", Restored: func(uid types.UID) bool { return restored[uid] }, Volume: func(string) bool { return true },
+		RestoreUID: "restore", Restored: func(uid types.UID) bool { return restored[uid] }, KeepsVolume: func(string, string) bool { return true },
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -168,7 +168,9 @@ type RestoreSpec struct {
 	// that their owner asked for.
 	// +optional
 	PreserveNodePorts *bool `json:"preserveNodePorts,omitempty"`
-	// Whether claims and the data of volumes are restored. Default true.
+	// Whether claims and the data of volumes are restored. Unset means yes, but for
+	// PersistentVolumes of another cluster's backup, which point at storage that may be in
+	// use there; true creates these too.
 	// +optional
 	RestorePVs *bool `json:"restorePVs,omitempty"`
 	// Whether nothing but the data of volumes is restored, into claims that exist.
