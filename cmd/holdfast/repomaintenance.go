@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -35,6 +36,8 @@ type repoMaintenanceOptions struct {
 	terminationLog string
 	dryRun         bool
 	acceptMissing  bool
+	verify         bool
+	onlyVerify     bool
 	repoTimeout    time.Duration
 }
 
@@ -53,15 +56,42 @@ func newRepoMaintenanceCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	options.client.addFlags(flags)
-	flags.StringArrayVar(&options.repoNames, "repo-name", nil, "Namespace whose volumes the repository holds. May be given several times: each is maintained, whatever comes of the others.")
-	flags.DurationVar(&options.repoTimeout, "repo-timeout", 0, "How long each of the repositories may take, so that one that hangs does not keep the others waiting. 0 is no limit.")
-	flags.StringVar(&options.repoType, "repo-type", enginev1alpha1.RepositoryTypeKopia, "Kind of the repositories: kopia.")
-	flags.StringVar(&options.location, "backup-storage-location", "", "Name of the storage location that the repositories lie in.")
 	flags.BoolVar(&options.dryRun, "dry-run", false, "Only say how many snapshots of deleted backups would be removed, and remove nothing.")
 	flags.BoolVar(&options.acceptMissing, "accept-missing-backups", false, "Remove the snapshots of backups that are missing from the store, however many they are.")
+	flags.BoolVar(&options.verify, "verify", false, "Read every pack as well. Without it a full maintenance reads a share of them.")
+	options.addFlags(flags)
 	flags.StringVar(&options.terminationLog, "termination-log", options.terminationLog, "File for the message to end with. One that does not exist is left alone.")
 	return role(command)
+}
+
+// newRepoCommand has what is about single repositories.
+func newRepoCommand() *cobra.Command {
+	command := &cobra.Command{Use: "repo", Short: "What is about single repositories"}
+	command.AddCommand(newRepoVerifyCommand())
+	return command
+}
+
+func newRepoVerifyCommand() *cobra.Command {
+	options := &repoMaintenanceOptions{onlyVerify: true}
+	command := &cobra.Command{
+		Use:   "verify",
+		Short: "Read every pack of repositories, and say what the store has lost",
+		RunE: func(command *cobra.Command, _ []string) error {
+			_, err := options.run(command.Context())
+			return err
+		},
+	}
+	options.addFlags(command.Flags())
+	return role(command)
+}
+
+// addFlags adds those that say which repositories are meant.
+func (o *repoMaintenanceOptions) addFlags(flags *pflag.FlagSet) {
+	o.client.addFlags(flags)
+	flags.StringArrayVar(&o.repoNames, "repo-name", nil, "Namespace whose volumes the repository holds. May be given several times: each is looked at, whatever comes of the others.")
+	flags.DurationVar(&o.repoTimeout, "repo-timeout", 0, "How long each of the repositories may take, so that one that hangs does not keep the others waiting. 0 is no limit.")
+	flags.StringVar(&o.repoType, "repo-type", enginev1alpha1.RepositoryTypeKopia, "Kind of the repositories: kopia.")
+	flags.StringVar(&o.location, "backup-storage-location", "", "Name of the storage location that the repositories lie in.")
 }
 
 func (o *repoMaintenanceOptions) validate() error {
@@ -117,6 +147,8 @@ func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err e
 		PublicKeys:    own.Keys,
 		DryRun:        o.dryRun,
 		AcceptMissing: o.acceptMissing,
+		Verify:        o.verify,
+		OnlyVerify:    o.onlyVerify,
 		Clock:         clock.RealClock{},
 	}
 	var results []maintenance.Result
@@ -128,6 +160,9 @@ func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err e
 		if results = append(results, result); len(results) > 1 {
 			o.end(ctx, maintenance.Message(results))
 		}
+	}
+	if o.onlyVerify {
+		return "", errors.Join(maintenance.Failed(results), maintenance.Lost(results))
 	}
 	return maintenance.Message(results), maintenance.Failed(results)
 }

@@ -169,6 +169,10 @@ func TestAlerts(t *testing.T) {
 			targets: []scrape{{"slots": always(2), "doubted_repositories": "0x9 2x30"}},
 			fires:   map[string]string{"HoldfastSnapshotsDoubted": "15-40"},
 		},
+		"a store has lost data": {
+			targets: []scrape{{"slots": always(2), "holdfast_repositories_damaged": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastDataLost": "15-40"},
+		},
 		"a key is lost": {
 			targets: []scrape{{"slots": always(2), "KeyMissing": "0x9 1x30"}},
 			fires:   map[string]string{"HoldfastRepositoryUnusable": "20-40"},

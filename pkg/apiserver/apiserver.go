@@ -261,6 +261,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		Changes:         engine.Engine().V1alpha1().ExpirationChanges(),
 		Deletions:       engine.Engine().V1alpha1().VolumeDeletions(),
 		Locations:       engine.Engine().V1alpha1().StorageLocations(),
+		Repositories:    engine.Engine().V1alpha1().VolumeRepositories(),
 		Namespaces:      c.client.informers.Core().V1().Namespaces(),
 		Ledger:          ledger.Core().V1().ConfigMaps().Informer(),
 		Identity:        published.Core().V1().ConfigMaps().Informer(),

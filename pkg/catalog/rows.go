@@ -238,10 +238,11 @@ func sameShapes(shapes []unique.Handle[shape], rows []row) bool {
 	return true
 }
 
-var states = []string{holdfast.VolumeBackupCompleted, holdfast.VolumeBackupFailed, holdfast.VolumeBackupInProgress, holdfast.VolumeBackupUnreadable}
+var states = []string{holdfast.VolumeBackupCompleted, holdfast.VolumeBackupFailed, holdfast.VolumeBackupInProgress, holdfast.VolumeBackupUnreadable, holdfast.VolumeBackupDamaged}
 
 const (
 	stateCompleted = 0
+	stateDamaged   = 4
 	stateOdd       = math.MaxUint8
 )
 

@@ -26,6 +26,8 @@ type trust struct {
 	namespaces map[string]types.UID
 	// clusters are those that locations trust.
 	clusters map[string][]engine.TrustedCluster
+	// damage is what the stores have lost of repositories, by the names of these.
+	damage map[string]*engine.RepositoryDamage
 }
 
 // verdict is what a backup's signature is worth.
@@ -181,7 +183,8 @@ func (c *Catalog) placeLocked(e *entry, backup *holdfast.Backup, rows *packedRow
 		of := rows.shape(i).Value()
 		return !c.reachesLocked(&verdict, of.namespace, types.UID(of.namespaceUID))
 	})
-	return &placed, rows, c.deletedLocked(e, &placed, rows, newest)
+	deleted := c.deletedLocked(e, &placed, rows, newest)
+	return &placed, c.damagedLocked(e, &placed, rows, deleted), deleted
 }
 
 // Judge says what the signature of something else than a backup is worth that a location

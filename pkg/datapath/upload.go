@@ -152,7 +152,15 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	if err != nil {
 		return UploadResult{}, fmt.Errorf("look for what an earlier attempt has stored: %w", err)
 	}
-	if len(previous) == 1 { // else what has changed is looked for in either
+	missing, err := r.Missing(ctx)
+	if err != nil {
+		return UploadResult{}, err
+	}
+	if missing.Any() {
+		klog.FromContext(ctx).Info("The store lacks packs of the repository: what they held of this volume is stored anew", "packs", len(missing.Packs()), "contents", missing.Contents)
+	}
+	// Else what has changed is looked for in either, or file by file.
+	if len(previous) == 1 && !missing.Any() {
 		folder.relyOn(r.Kopia(), previous[0], p)
 	}
 	for _, man := range previous {
@@ -166,6 +174,9 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	var man *snapshot.Manifest
 	observer := &uploadObserver{progress: p, notes: &notes}
 	err = repo.WriteSession(ctx, r.Kopia(), repo.WriteSessionOptions{Purpose: "upload"}, func(ctx context.Context, w repo.RepositoryWriter) (err error) {
+		if w, err = missing.Writer(ctx, w); err != nil {
+			return err
+		}
 		man, err = uploadFolder(ctx, w, folder, uploadPolicy(), source, req.tags(), previous, observer)
 		if err == nil {
 			vol.last.addTo(&man.Stats)

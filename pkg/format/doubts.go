@@ -6,11 +6,13 @@ package format
 import (
 	"fmt"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // Doubts are what is to be known of a backup before it is restored: that nobody vouches for it,
-// and that it lacks something. One may hold beside the other, as of a backup of Velero's.
+// that it lacks something, and that its store has lost data of it. One may hold beside the other, as of a backup of Velero's.
 func Doubts(name string, status *holdfast.BackupStatus, vouched bool) (doubts []string) {
 	if !vouched {
 		why := "it is not signed by a cluster that its storage location trusts"
@@ -25,6 +27,11 @@ func Doubts(name string, status *holdfast.BackupStatus, vouched bool) (doubts []
 			about = "it lacks what its " + Counted(status.Errors, "error") + " " + isOrAre(status.Errors) + " about"
 		}
 		doubts = append(doubts, fmt.Sprintf("the backup %q is PartiallyFailed: %s", name, about))
+	}
+	for _, condition := range status.Conditions {
+		if condition.Type == holdfast.ConditionVolumesDamaged && condition.Status == metav1.ConditionTrue {
+			doubts = append(doubts, fmt.Sprintf("the backup %q is damaged: %s", name, condition.Message))
+		}
 	}
 	return doubts
 }

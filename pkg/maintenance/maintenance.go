@@ -146,6 +146,8 @@ type Maintainer struct {
 	AcceptMissing bool
 	// DryRun only says which snapshots would go.
 	DryRun bool
+	// Verify has every pack read, and OnlyVerify does nothing else.
+	Verify, OnlyVerify bool
 }
 
 // Maintain maintains the repository of a namespace at a location.
@@ -186,7 +188,7 @@ func (m *Maintainer) maintain(ctx context.Context, result *Result) error {
 	err = liveness.Exclusively(ctx, m.Leases, name, m.Identity, m.Clock, func(ctx context.Context) error {
 		cache, remove := newCache(ctx)
 		defer remove()
-		opened, err := opener.OpenAt(ctx, m.Secrets, m.Keys, stored, record.Spec.VolumeNamespace, cache)
+		opened, err := opener.OpenAt(ctx, m.Secrets, m.Keys, stored, record.Spec.VolumeNamespace, repository.Options{Cache: cache, Damaged: record.DamagedPacks()})
 		if err != nil {
 			return err
 		}
@@ -215,6 +217,9 @@ func newCache(ctx context.Context) (cache *repository.Cache, remove func()) {
 // MaintainOpened maintains a repository that is open, of which the caller holds the Lease, and
 // writes into the result what was done.
 func (m *Maintainer) MaintainOpened(ctx context.Context, opened *repository.Repository, stored *enginev1alpha1.StorageLocation, namespace string, result *Result) error {
+	if m.OnlyVerify {
+		return check(ctx, opened, repository.CheckOptions{All: true}, result)
+	}
 	swept, err := m.sweep(ctx, opened, stored, namespace)
 	result.SweptBackups, result.SweptSnapshots = swept.backups, swept.snapshots
 	result.WaitingBackups, result.MissingBackups = swept.waiting, swept.missing
@@ -225,7 +230,21 @@ func (m *Maintainer) MaintainOpened(ctx context.Context, opened *repository.Repo
 	result.Kind, result.ReclaimedBytes, result.RewrittenBytes = string(done.Kind), done.Reclaimed, done.Rewritten
 	result.ClockSkewSeconds = int64(done.Skew.Seconds())
 	result.SizeBytes, result.Files = done.Size, done.Files
-	return errors.Join(err, failure)
+	err = errors.Join(err, failure)
+	if ctx.Err() == nil && (m.Verify || done.Kind == repository.MaintenanceFull) {
+		err = errors.Join(err, check(ctx, opened, repository.CheckOptions{All: m.Verify, Short: failure != nil}, result))
+	}
+	return err
+}
+
+// check looks for what the store has lost.
+func check(ctx context.Context, opened *repository.Repository, options repository.CheckOptions, result *Result) error {
+	found, err := opened.Check(ctx, options)
+	if err != nil {
+		return fmt.Errorf("looking for what the store has lost: %w", err)
+	}
+	result.Check = newCheck(options.All, found)
+	return nil
 }
 
 // sweep removes the snapshots of backups that are gone. What it can't do keeps nobody from

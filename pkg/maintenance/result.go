@@ -8,10 +8,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
@@ -41,10 +43,66 @@ type Result struct {
 	MissingBackups int `json:"missingBackups,omitempty"`
 	// ClockSkewSeconds is how far the store's clock is ahead.
 	ClockSkewSeconds int64 `json:"clockSkewSeconds,omitempty"`
+	// Check is what a comparison of the packs with the index has found; nil if there was none.
+	Check *Check `json:"check,omitempty"`
 	// Cancelled is set if it was told to stop, which is no failure.
 	Cancelled bool `json:"cancelled,omitempty"`
 	// Error says why it failed.
 	Error string `json:"error,omitempty"`
+}
+
+// Check is what a check of a repository has found.
+type Check struct {
+	// All is true if every pack was read.
+	All bool `json:"all,omitempty"`
+	// Packs are those that the index names, and ReadPacks and ReadBytes what was read of them.
+	Packs     int   `json:"packs"`
+	ReadPacks int   `json:"readPacks,omitempty"`
+	ReadBytes int64 `json:"readBytes,omitempty"`
+	// MissingPacks are those that the store lacks, or has only a part of, and DamagedPacks
+	// those that hold something else than what was written. Damaged has names of the latter.
+	MissingPacks int      `json:"missingPacks,omitempty"`
+	DamagedPacks int      `json:"damagedPacks,omitempty"`
+	Damaged      []string `json:"damaged,omitempty"`
+	// Contents are those that can't be read.
+	Contents int `json:"contents,omitempty"`
+	// AffectedSnapshots need such contents, and Snapshots has the ids of these. If they are
+	// too many, or not all could be looked through, AffectedUntil is when the newest began.
+	AffectedSnapshots int        `json:"affectedSnapshots,omitempty"`
+	Snapshots         []string   `json:"snapshots,omitempty"`
+	AffectedUntil     *time.Time `json:"affectedUntil,omitempty"`
+
+	until time.Time // when the newest began, in any case
+}
+
+// newCheck has as many names of what was found as a VolumeRepository has.
+func newCheck(all bool, found repository.Check) *Check {
+	c := &Check{
+		All: all, Packs: found.Packs, ReadPacks: found.Read, ReadBytes: found.ReadBytes,
+		MissingPacks: found.Missing, DamagedPacks: len(found.Damaged), Damaged: found.Damaged[:min(len(found.Damaged), engine.MaxDamagedPacks)],
+		Contents: found.Contents, AffectedSnapshots: len(found.Snapshots), Snapshots: found.Snapshots,
+		until: found.AffectedUntil,
+	}
+	if found.Incomplete || len(found.Snapshots) > engine.MaxAffectedSnapshots {
+		c.Snapshots, c.AffectedUntil = nil, &c.until
+	}
+	return c
+}
+
+// Lost reports whether anything can't be read.
+func (c *Check) Lost() bool { return c != nil && c.MissingPacks+c.DamagedPacks > 0 }
+
+// String says what was found.
+func (c *Check) String() string {
+	read := fmt.Sprintf("%d of %d packs were read", c.ReadPacks, c.Packs)
+	if !c.Lost() {
+		return "nothing is missing; " + read
+	}
+	snapshots := fmt.Sprintf("%d snapshots need them", c.AffectedSnapshots)
+	if c.AffectedUntil != nil {
+		snapshots = "snapshots may need them that began until " + c.AffectedUntil.UTC().Format(time.RFC3339)
+	}
+	return fmt.Sprintf("the store has lost data: %d packs are missing and %d damaged, by which %d contents can't be read; %s; %s", c.MissingPacks, c.DamagedPacks, c.Contents, snapshots, read)
 }
 
 // String is the line of a result.
@@ -76,10 +134,20 @@ func (r Result) Summary() string {
 		return "it was told to stop"
 	case r.MissingBackups > 0:
 		return r.Kind + "; " + r.Doubt()
-	case r.ClockSkewSeconds != 0:
+	case r.Check.Lost():
+		return join(r.Kind, r.Check.String())
+	case r.ClockSkewSeconds != 0 && r.Check == nil:
 		return fmt.Sprintf("%s; the clock of the store is ahead by %d s", r.Kind, r.ClockSkewSeconds)
 	}
+	if r.Check != nil {
+		return join(r.Kind, r.Check.String())
+	}
 	return r.Kind
+}
+
+// join are the texts that are not empty.
+func join(texts ...string) string {
+	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), "; ")
 }
 
 // messageLimit is how much of the message of a container Kubernetes keeps.
@@ -88,9 +156,10 @@ const messageLimit = 4096
 // Message is what a process ends with that has maintained some repositories: a line for
 // each; or the mere error of the only one, as Velero's has it.
 func Message(results []Result) string {
-	if len(results) == 1 && results[0].Error != "" {
+	if len(results) == 1 && results[0].Error != "" && results[0].Check == nil {
 		return truncated(results[0].Error, messageLimit)
 	}
+	results = withoutNames(results)
 	// What the lines take without their errors is not for these; the rest they share.
 	room, failed := messageLimit, 0
 	for _, result := range results {
@@ -108,6 +177,31 @@ func Message(results []Result) string {
 		fmt.Fprintln(&lines, result)
 	}
 	return truncated(lines.String(), messageLimit)
+}
+
+// withoutNames leaves out the names of what is lost, if there is not enough room for all of
+// them. Then each snapshot counts that began until the newest that needs it.
+func withoutNames(results []Result) []Result {
+	room := messageLimit
+	for _, result := range results {
+		result.Error = ""
+		room -= len(result.String()) + 1
+	}
+	if room >= len(results)*64 { // for the errors
+		return results
+	}
+	results = slices.Clone(results)
+	for i := range results {
+		if check := results[i].Check; check.Lost() {
+			short := *check
+			short.Damaged, short.Snapshots = nil, nil
+			if short.AffectedSnapshots > 0 {
+				short.AffectedUntil = &short.until
+			}
+			results[i].Check = &short
+		}
+	}
+	return results
 }
 
 // fitting is as much of a text as takes no more than so many bytes as a JSON string, in which
@@ -152,6 +246,17 @@ func Failed(results []Result) error {
 	for _, result := range results {
 		if result.Error != "" {
 			errs = append(errs, fmt.Errorf("maintaining %s: %s", result.Repository, result.Error))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Lost is an error about the repositories whose store has lost data of them, or nil.
+func Lost(results []Result) error {
+	var errs []error
+	for _, result := range results {
+		if result.Check.Lost() {
+			errs = append(errs, fmt.Errorf("%s: %s", result.Repository, result.Check))
 		}
 	}
 	return errors.Join(errs...)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/content"
 	"github.com/kopia/kopia/repo/maintenance"
 	"github.com/kopia/kopia/repo/maintenancestats"
 	"github.com/kopia/kopia/snapshot"
@@ -73,7 +74,14 @@ func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	if kind == MaintenanceFull {
 		mode = maintenance.ModeFull
 	}
+	missing, err := r.compare(ctx, true, nil)
+	if err != nil {
+		return done, err
+	}
 	err = repo.DirectWriteSession(ctx, r.direct, repo.WriteSessionOptions{Purpose: "maintenance"}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		if missing.Any() {
+			w = sparing{w, missing}
+		}
 		return snapshotmaintenance.Run(ctx, w, mode, false, maintenance.SafetyFull)
 	})
 	var notOwned maintenance.NotOwnedError
@@ -90,6 +98,43 @@ func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 		err = r.measure(ctx, &done)
 	}
 	return done, err
+}
+
+// sparing leaves the contents alone that can't be read. Kopia's maintenance would fail: it reads
+// those of packs that are not full, and those that were marked as deleted and are needed again.
+type sparing struct {
+	repo.DirectRepositoryWriter
+	missing *Missing
+}
+
+// ContentReader implements repo.DirectRepository.
+func (s sparing) ContentReader() content.Reader {
+	return sparingReader{s.DirectRepositoryWriter.ContentReader(), s.missing}
+}
+
+type sparingReader struct {
+	content.Reader
+	missing *Missing
+}
+
+// IteratePacks implements content.Reader. Who wants to have the contents of a pack reads them.
+func (s sparingReader) IteratePacks(ctx context.Context, options content.IteratePackOptions, callback content.IteratePacksCallback) error {
+	return s.Reader.IteratePacks(ctx, options, func(pack content.PackInfo) error {
+		if options.IncludeContentInfos && s.missing.has(content.Info{PackBlobID: pack.PackID}) {
+			return nil
+		}
+		return callback(pack)
+	})
+}
+
+// IterateContents implements content.Reader.
+func (s sparingReader) IterateContents(ctx context.Context, options content.IterateOptions, callback content.IterateCallback) error {
+	return s.Reader.IterateContents(ctx, options, func(info content.Info) error {
+		if info.Deleted && s.missing.has(info) {
+			return nil
+		}
+		return callback(info)
+	})
 }
 
 // measure says how large the repository is.

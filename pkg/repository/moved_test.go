@@ -141,3 +141,6 @@ func SetMaintenance(t *testing.T, r *Repository, owner string, full time.Duratio
 		t.Fatal(err)
 	}
 }
+
+// Distrust has a repository know that packs are damaged.
+func (r *Repository) Distrust(packs []string) { r.distrust(packs) }

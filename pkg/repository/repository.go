@@ -52,6 +52,9 @@ type Options struct {
 	// keeps nothing, which is best for reading the contents of files. Repositories in a
 	// filesystem location use none.
 	Cache *Cache
+	// Damaged are packs that a check has found to hold something else than what was written:
+	// what the index names in them is not relied on.
+	Damaged []string
 }
 
 // Repository is an open repository. It is safe for concurrent use.
@@ -60,6 +63,10 @@ type Repository struct {
 	storage *storage
 	workDir string
 	release func()
+	// damaged are packs that hold something else than what was written, as far as is known.
+	damaged map[blob.ID]struct{}
+	// compared is which packs the store lacks, as of a while ago.
+	compared comparison
 }
 
 // Open opens the repository of a namespace in a location. It fails with
@@ -78,7 +85,18 @@ func Open(ctx context.Context, loc Location, namespace string, key Key, opts Opt
 		key, opts.Others = opts.Others[0], opts.Others[1:]
 		return Open(ctx, loc, namespace, key, opts)
 	}
+	if err == nil {
+		r.distrust(opts.Damaged)
+	}
 	return r, err
+}
+
+// distrust has nothing relied on that lies in packs.
+func (r *Repository) distrust(packs []string) {
+	r.damaged = map[blob.ID]struct{}{}
+	for _, id := range packs {
+		r.damaged[blob.ID(id)] = struct{}{}
+	}
 }
 
 // cacheName names the cache of a repository: the same after a restart, and

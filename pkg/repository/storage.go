@@ -62,6 +62,8 @@ type storage struct {
 	keeping sync.Mutex
 	// cache keeps blobs on the disk; nil is none.
 	cache *blobCache
+	// uncached is true while what is read is to come from the store.
+	uncached atomic.Bool
 	// answered is set once the store has answered.
 	answered atomic.Bool
 	closed   sync.Once
@@ -184,7 +186,7 @@ func (s *storage) GetBlob(ctx context.Context, id blob.ID, offset, length int64,
 		return nil
 	}
 	whole := func(ctx context.Context, output blob.OutputBuffer) error { return s.piece(ctx, id, 0, -1, output) }
-	if s.cache.get(ctx, id, offset, length, output, whole) {
+	if !s.uncached.Load() && s.cache.get(ctx, id, offset, length, output, whole) {
 		return nil
 	}
 	return s.piece(ctx, id, offset, length, output)

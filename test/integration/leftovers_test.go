@@ -15,6 +15,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
+	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
@@ -109,7 +110,7 @@ func snapshotsAt(t *testing.T, location, namespace string, backup types.UID) int
 		t.Fatal(err)
 	}
 	opened, err := opener.OpenAt(t.Context(), lab.Kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(labtest.System)),
-		lab.Kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(labtest.System)), stored, namespace, nil)
+		lab.Kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(labtest.System)), stored, namespace, repository.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -260,7 +260,7 @@ func (c *cluster) checkSnapshots(t *testing.T, location string, found map[types.
 			t.Logf("cluster %s: maintaining the repository at %s: %v: %s", c.name, location, err, output)
 		}
 		opened, err := opener.OpenAt(t.Context(), c.Kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(labtest.System)),
-			c.Kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(labtest.System)), record, c.files, nil)
+			c.Kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(labtest.System)), record, c.files, repository.Options{})
 		if errors.Is(err, opener.ErrNoRepository) && listed.Len() == 0 {
 			return nil
 		}

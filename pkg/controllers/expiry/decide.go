@@ -45,7 +45,7 @@ type scope struct {
 	filter string
 	// volumes is true if it takes volumes that no pod names.
 	volumes bool
-	// complete is true if nothing of it failed, and no volume was deleted from it since.
+	// complete is true if nothing of it failed, and no volume was deleted from it or damaged since.
 	complete bool
 }
 
@@ -76,7 +76,8 @@ func own(object *v1alpha1.Backup) (backup, bool) {
 		reach: reach{words(object.Spec.IncludedNamespaces), words(object.Spec.ExcludedNamespaces)},
 		scope: scopeOf(&object.Spec),
 	}
-	b.scope.complete = phase == v1alpha1.BackupPhaseCompleted && (status.Volumes == nil || status.Volumes.Deleted == 0)
+	b.scope.complete = phase == v1alpha1.BackupPhaseCompleted && (status.Volumes == nil || status.Volumes.Deleted == 0) &&
+		!meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionVolumesDamaged)
 	if status.StartTimestamp != nil {
 		b.started = status.StartTimestamp.Time
 	}

@@ -179,12 +179,12 @@ func (c *Controller) first() (groups [][]*engine.VolumeRepository) {
 }
 
 // shares reports whether a repository may share a Job: it is small, nobody waits for it or has
-// said how it is to be maintained, and it has not failed the last time, when it may have kept
+// said how it is to be maintained, it has lost nothing, and it has not failed the last time, when it may have kept
 // others waiting.
 func (c *Controller) shares(record *engine.VolumeRepository) bool {
 	recent, size := record.Status.RecentMaintenance, record.Status.Size
 	_, requested := record.RequestedJob()
-	return !requested && size != nil && size.Value() <= smallRepository &&
+	return !requested && record.Status.Damage == nil && size != nil && size.Value() <= smallRepository &&
 		len(recent) > 0 && recent[0].Result == engine.MaintenanceSucceeded && !c.hasOwnSetting(record)
 }
 

@@ -93,6 +93,9 @@ func job(group []*engine.VolumeRepository, system string, own *corev1.Pod, resou
 	}
 	if len(group) == 1 {
 		labels[LabelRepository] = string(group[0].UID)
+		if _, requested := group[0].RequestedJob(); requested && group[0].Spec.MaintenanceRequest.Verify {
+			args = append(args, "--verify")
+		}
 	} else {
 		args = append(args, "--repo-timeout="+togetherTimeout.String())
 	}

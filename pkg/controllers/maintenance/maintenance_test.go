@@ -175,7 +175,7 @@ func (h *harness) ask(namespace string) string {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	record.Spec.MaintenanceRequest = &engine.Ask{Timestamp: metav1.NewTime(time.Now())}
+	record.Spec.MaintenanceRequest = &engine.MaintenanceAsk{Ask: engine.Ask{Timestamp: metav1.NewTime(time.Now())}}
 	record.Generation++
 	if record, err = records.Update(h.t.Context(), record, metav1.UpdateOptions{}); err != nil {
 		h.t.Fatal(err)
@@ -431,7 +431,7 @@ func TestRequested(t *testing.T) {
 			t.Fatalf("%s runs again", name)
 		}
 	})
-	record := &engine.VolumeRepository{Spec: engine.VolumeRepositorySpec{MaintenanceRequest: &engine.Ask{Timestamp: metav1.NewTime(time.Unix(100, 0))}}}
+	record := &engine.VolumeRepository{Spec: engine.VolumeRepositorySpec{MaintenanceRequest: &engine.MaintenanceAsk{Ask: engine.Ask{Timestamp: metav1.NewTime(time.Unix(100, 0))}}}}
 	for i := range engine.MaxRecentMaintenance {
 		if _, waits := record.RequestedJob(); !waits {
 			t.Errorf("after %d other ones it does not wait", i)
@@ -680,7 +680,7 @@ func TestMaintainedIsOfTheRequest(t *testing.T) {
 	if got := c.maintained(record).ObservedGeneration; got != 5 {
 		t.Errorf("nobody has asked, and it is of generation %d", got)
 	}
-	record.Spec.MaintenanceRequest = &engine.Ask{Timestamp: metav1.NewTime(time.Unix(100, 0))}
+	record.Spec.MaintenanceRequest = &engine.MaintenanceAsk{Ask: engine.Ask{Timestamp: metav1.NewTime(time.Unix(100, 0))}}
 	if got := c.maintained(record).ObservedGeneration; got != 4 {
 		t.Errorf("what was asked for waits, and it is of generation %d", got)
 	}
@@ -775,6 +775,59 @@ func TestDoubted(t *testing.T) {
 	})
 }
 
+// What a check has found is a condition, an event and what the record lists, until a later
+// check finds nothing; of more damaged packs than the record names, until one of all packs.
+func TestDamage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		recorder := events.NewFakeRecorder(100)
+		h.config.Events = recorder
+		h.repository("shop", metav1.ConditionTrue)
+		h.run()
+		defer h.stop()
+		names := make([]string, engine.MaxDamagedPacks)
+		for i := range names {
+			names[i] = fmt.Sprintf("p%032d", i)
+		}
+		for i, c := range []struct {
+			found   *maintenance.Check
+			failure string
+			damaged metav1.ConditionStatus
+			event   string
+		}{
+			{nil, "", "", ""},
+			{&maintenance.Check{Packs: 3, ReadPacks: 1}, "", metav1.ConditionFalse, ""},
+			{&maintenance.Check{Packs: 3, MissingPacks: 2, Contents: 4, AffectedSnapshots: 1, Snapshots: []string{"s"}}, "", metav1.ConditionTrue, "Warning DataLost The store has lost data: 2 packs are missing"},
+			{nil, "", metav1.ConditionTrue, ""}, // a quick one
+			{&maintenance.Check{Packs: 3, MissingPacks: 2, Contents: 4, AffectedSnapshots: 1, Snapshots: []string{"s"}}, "the clocks differ", metav1.ConditionTrue, ""},
+			{&maintenance.Check{Packs: 3}, "", metav1.ConditionFalse, "Normal NothingLost"},
+			{&maintenance.Check{Packs: 99, DamagedPacks: 21, Damaged: names}, "", metav1.ConditionTrue, "Warning DataLost"},
+			{&maintenance.Check{Packs: 99}, "", metav1.ConditionTrue, ""},
+			{&maintenance.Check{Packs: 99, ReadPacks: 99, All: true}, "", metav1.ConditionFalse, "Normal NothingLost"},
+		} {
+			result := maintenance.Result{Repository: "shop.default", Kind: "full", Check: c.found, Error: c.failure}
+			h.end(h.next(), c.failure == "", said(maintenance.Message([]maintenance.Result{result})))
+			status := h.status("shop")
+			var got metav1.ConditionStatus
+			if condition := meta.FindStatusCondition(status.Conditions, engine.ConditionDamaged); condition != nil {
+				got = condition.Status
+			}
+			if got != c.damaged || (status.Damage != nil) != (got == metav1.ConditionTrue) {
+				t.Errorf("%d: the condition is %q, want %q, of %+v", i, got, c.damaged, status.Damage)
+			}
+			told := ""
+			for len(recorder.Events) > 0 {
+				if event := <-recorder.Events; strings.Contains(event, "Lost ") {
+					told = event
+				}
+			}
+			if !strings.HasPrefix(told, c.event) || c.event == "" && told != "" {
+				t.Errorf("%d: the event is %q, want %q", i, told, c.event)
+			}
+		}
+	})
+}
+
 func TestJob(t *testing.T) {
 	record := &engine.VolumeRepository{
 		ObjectMeta: metav1.ObjectMeta{Name: strings.Repeat("n", 63) + ".a.location", UID: "u"},
@@ -793,7 +846,7 @@ func TestJob(t *testing.T) {
 	later := record.DeepCopy()
 	later.CreationTimestamp = metav1.NewTime(time.Unix(2, 0))
 	asked := record.DeepCopy()
-	asked.Spec.MaintenanceRequest = &engine.Ask{Timestamp: metav1.NewTime(time.Unix(3, 0))}
+	asked.Spec.MaintenanceRequest = &engine.MaintenanceAsk{Ask: engine.Ask{Timestamp: metav1.NewTime(time.Unix(3, 0))}}
 	if len(name) > 63 || name == jobName(later) || name == jobName(asked) || name != jobName(record) {
 		t.Errorf("the name is %q", name)
 	}

@@ -42,6 +42,9 @@ var (
 	doubted = metrics.NewDesc(subsystem+"_doubted_repositories",
 		"Repositories with snapshots of so many backups that are missing from the store, or don't list them, that they stay.", nil, nil, metrics.ALPHA, "")
 
+	damaged = metrics.NewDesc("holdfast_repositories_damaged",
+		"Repositories whose store has lost data of them, as of their last check.", nil, nil, metrics.ALPHA, "")
+
 	register sync.Once
 	shown    repositories
 )
@@ -70,6 +73,7 @@ func (*repositories) DescribeWithStability(descs chan<- *metrics.Desc) {
 	descs <- oldest
 	descs <- overdue
 	descs <- doubted
+	descs <- damaged
 }
 
 // overduePeriods is after how many periods a repository should have been maintained.
@@ -82,10 +86,13 @@ func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
 	if err != nil {
 		return
 	}
-	longest, late, doubts := time.Duration(0), 0, 0
+	longest, late, doubts, damages := time.Duration(0), 0, 0, 0
 	for _, record := range all {
 		if record.Status.MissingBackups > 0 {
 			doubts++
+		}
+		if record.Status.Damage != nil {
+			damages++
 		}
 		if c.Limit == 0 || record.DeletionTimestamp != nil {
 			continue // it is not to be maintained
@@ -103,6 +110,7 @@ func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
 	found <- metrics.NewLazyConstMetric(oldest, metrics.GaugeValue, longest.Seconds())
 	found <- metrics.NewLazyConstMetric(overdue, metrics.GaugeValue, float64(late))
 	found <- metrics.NewLazyConstMetric(doubted, metrics.GaugeValue, float64(doubts))
+	found <- metrics.NewLazyConstMetric(damaged, metrics.GaugeValue, float64(damages))
 }
 
 // observe counts a maintenance that the record tells of now.

@@ -27,7 +27,7 @@ func TestMetrics(t *testing.T) {
 		h.repository("metrics", metav1.ConditionTrue)
 		h.run()
 		defer h.stop()
-		h.end(h.next(), true, said(maintenance.Result{Repository: "metrics.default", Kind: "full", ReclaimedBytes: 42, SweptSnapshots: 2, MissingBackups: 3}.String()))
+		h.end(h.next(), true, said(maintenance.Result{Repository: "metrics.default", Kind: "full", ReclaimedBytes: 42, SweptSnapshots: 2, MissingBackups: 3, Check: &maintenance.Check{Packs: 9, MissingPacks: 1}}.String()))
 		h.end(h.next(), false, terminated(1, "Error", "no"))
 		ended := h.status("metrics").LastMaintenanceTime
 		// The Jobs that follow never begin, so they fail, too.
@@ -37,6 +37,9 @@ func TestMetrics(t *testing.T) {
 			t.Fatalf("%d have failed", failed)
 		}
 		want := `
+# HELP holdfast_repositories_damaged [ALPHA] Repositories whose store has lost data of them, as of their last check.
+# TYPE holdfast_repositories_damaged gauge
+holdfast_repositories_damaged 1
 # HELP holdfast_repo_maintenance_doubted_repositories [ALPHA] Repositories with snapshots of so many backups that are missing from the store, or don't list them, that they stay.
 # TYPE holdfast_repo_maintenance_doubted_repositories gauge
 holdfast_repo_maintenance_doubted_repositories 1
@@ -62,7 +65,7 @@ holdfast_repo_maintenance_swept_snapshots_total{location="default",repository_na
 # TYPE holdfast_repo_maintenance_total counter
 holdfast_repo_maintenance_total{location="default",repository_namespace="metrics"} 4
 `
-		names := []string{subsystem + "_total", subsystem + "_success_total", subsystem + "_failed_total", subsystem + "_reclaimed_bytes_total", subsystem + "_swept_snapshots_total", subsystem + "_oldest_seconds", subsystem + "_overdue_repositories", subsystem + "_doubted_repositories"}
+		names := []string{subsystem + "_total", subsystem + "_success_total", subsystem + "_failed_total", subsystem + "_reclaimed_bytes_total", subsystem + "_swept_snapshots_total", subsystem + "_oldest_seconds", subsystem + "_overdue_repositories", subsystem + "_doubted_repositories", "holdfast_repositories_damaged"}
 		if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want), names...); err != nil {
 			t.Error(err)
 		}

@@ -75,6 +75,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 			if said.SizeBytes > 0 {
 				changed.Status.Size, changed.Status.Files = rounded(said.SizeBytes), said.Files
 			}
+			checked(&changed.Status, said.Check, said.Ended)
 			add(run)
 		default:
 			why, err := c.look(ctx, job)
@@ -90,6 +91,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 	}
 	if len(ended) > 0 {
 		meta.SetStatusCondition(&changed.Status.Conditions, c.maintained(changed))
+		c.damaged(changed)
 		_, err = c.Repositories.VolumeRepositories(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return false, nil, fmt.Errorf("writing what the maintenance of VolumeRepository %s has come to: %w", record.Name, err)
@@ -109,6 +111,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 			c.Events.Eventf(record, nil, corev1.EventTypeNormal, "Maintained", "Maintain", "The Job %s has maintained it after a failure", run.Job)
 		}
 	}
+	c.tellDamage(record, changed)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.gone[record.Name] == gone {

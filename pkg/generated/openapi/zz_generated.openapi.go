@@ -34,8 +34,10 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation":     schema_pkg_apis_engine_v1alpha1_FilesystemLocation(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.HookedPod":              schema_pkg_apis_engine_v1alpha1_HookedPod(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation":       schema_pkg_apis_engine_v1alpha1_LonghornLocation(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceAsk":         schema_pkg_apis_engine_v1alpha1_MaintenanceAsk(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceRun":         schema_pkg_apis_engine_v1alpha1_MaintenanceRun(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference":           schema_pkg_apis_engine_v1alpha1_PodReference(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RepositoryDamage":       schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester":              schema_pkg_apis_engine_v1alpha1_Requester(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRun":             schema_pkg_apis_engine_v1alpha1_RestoreRun(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRunList":         schema_pkg_apis_engine_v1alpha1_RestoreRunList(ref),
@@ -104,6 +106,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.HookStatus{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_HookStatus(ref),
 		v1alpha1.InitRestoreHook{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_InitRestoreHook(ref),
 		v1alpha1.MaintenanceRequest{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequest(ref),
+		v1alpha1.MaintenanceRequestSpec{}.OpenAPIModelName():                              schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequestSpec(ref),
 		v1alpha1.MaintenanceRequestStatus{}.OpenAPIModelName():                            schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequestStatus(ref),
 		v1alpha1.NodeAgent{}.OpenAPIModelName():                                           schema_pkg_apis_holdfast_v1alpha1_NodeAgent(ref),
 		v1alpha1.NodeAgentList{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_NodeAgentList(ref),
@@ -1026,6 +1029,42 @@ func schema_pkg_apis_engine_v1alpha1_LonghornLocation(ref common.ReferenceCallba
 	}
 }
 
+func schema_pkg_apis_engine_v1alpha1_MaintenanceAsk(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MaintenanceAsk is a request to maintain a repository now.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"requester": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who asked.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
+						},
+					},
+					"timestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"verify": {
+						SchemaProps: spec.SchemaProps{
+							Description: "That every pack is to be read, too.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"timestamp"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester", v1.Time{}.OpenAPIModelName()},
+	}
+}
+
 func schema_pkg_apis_engine_v1alpha1_MaintenanceRun(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -1118,6 +1157,100 @@ func schema_pkg_apis_engine_v1alpha1_PodReference(ref common.ReferenceCallback) 
 				Required: []string{"namespace", "name", "uid"},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RepositoryDamage says which data of a repository its store has lost.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"since": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When it was noticed first.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"missingPacks": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Packs that the store lacks, or has only a part of.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"damagedPacks": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Packs that hold something else than what was written.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"packs": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Their names, up to 20. They are read again by each check, and what they held is stored anew by the next uploads that have it.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"contents": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Contents of files, or of listings of folders, that can't be read.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"affectedSnapshots": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many snapshots need them.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"snapshots": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Their ids, if they are no more than 40.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"affectedUntil": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Set if there are more, or if not all could be looked through: each snapshot that began until then counts as one of them.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"since"},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -2736,7 +2869,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositorySpec(ref common.ReferenceCa
 					"maintenanceRequest": {
 						SchemaProps: spec.SchemaProps{
 							Description: "That it is to be maintained now, and not only when it is due. It stays when that was done.",
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceAsk"),
 						},
 					},
 				},
@@ -2744,7 +2877,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositorySpec(ref common.ReferenceCa
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", v1.Duration{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceAsk", v1.Duration{}.OpenAPIModelName()},
 	}
 }
 
@@ -2812,6 +2945,24 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 							Format:      "int32",
 						},
 					},
+					"lastCheckTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When its packs were last compared with what its index names: by a full maintenance, or when somebody asked for it.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"lastVerificationTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When every pack was last read.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"damage": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The data that its store has lost, as of the last check. Missing if it has lost none.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RepositoryDamage"),
+						},
+					},
 					"conditions": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -2822,7 +2973,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Ready, Maintained.",
+							Description: "Conditions: Ready, Maintained, Damaged.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2837,7 +2988,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceRun", resource.Quantity{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceRun", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RepositoryDamage", resource.Quantity{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -5416,6 +5567,13 @@ func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequest(ref common.ReferenceCa
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What is asked for beside the maintenance.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.MaintenanceRequestSpec{}.OpenAPIModelName()),
+						},
+					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
 							Description: "The answer.",
@@ -5427,7 +5585,27 @@ func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequest(ref common.ReferenceCa
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.MaintenanceRequestStatus{}.OpenAPIModelName(), v1.ObjectMeta{}.OpenAPIModelName()},
+			v1alpha1.MaintenanceRequestSpec{}.OpenAPIModelName(), v1alpha1.MaintenanceRequestStatus{}.OpenAPIModelName(), v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequestSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MaintenanceRequestSpec says what is asked for.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"verify": {
+						SchemaProps: spec.SchemaProps{
+							Description: "That every pack of the repository is to be read, and compared with what was written. Without it a full maintenance reads a share of them.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
 	}
 }
 
@@ -7720,7 +7898,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"phase": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Completed, Failed, InProgress (it is not known to have ended), or Unreadable.",
+							Description: "Completed, Failed, InProgress (it is not known to have ended), Unreadable, or Damaged: its store has lost data of it since it was Completed.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

@@ -35,15 +35,16 @@ func New(system string, records Records, clock clock.PassiveClock) *recorded.Ask
 		Empty: func(meta metav1.ObjectMeta) *v1alpha1.MaintenanceRequest {
 			return &v1alpha1.MaintenanceRequest{ObjectMeta: meta}
 		},
+		Fill: func(request, given *v1alpha1.MaintenanceRequest) { request.Spec = given.Spec },
 		Ask: func(ctx context.Context, request *v1alpha1.MaintenanceRequest, ask enginev1alpha1.Ask, options *metav1.CreateOptions) (err error) {
-			request.Status, err = write(ctx, records, system, request.Name, ask, options)
+			request.Status, err = write(ctx, records, system, request.Name, enginev1alpha1.MaintenanceAsk{Ask: ask, Verify: request.Spec.Verify}, options)
 			return err
 		},
 	}
 }
 
 // write writes a request into the record, unless one waits.
-func write(ctx context.Context, records Records, system, name string, ask enginev1alpha1.Ask, options *metav1.CreateOptions) (answer v1alpha1.MaintenanceRequestStatus, err error) {
+func write(ctx context.Context, records Records, system, name string, ask enginev1alpha1.MaintenanceAsk, options *metav1.CreateOptions) (answer v1alpha1.MaintenanceRequestStatus, err error) {
 	record, err := records.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return answer, err
@@ -60,7 +61,7 @@ func write(ctx context.Context, records Records, system, name string, ask engine
 	}
 	answer.JobNamespace = enginev1alpha1.MaintenanceNamespace(system)
 	job, waits := record.RequestedJob()
-	if waits {
+	if waits && (record.Spec.MaintenanceRequest.Verify || !ask.Verify) {
 		asked := record.Spec.MaintenanceRequest
 		answer.Job = job
 		answer.Message = fmt.Sprintf("nothing to do: %s asked for the Job %s at %s", asked.Requester.Username, job, asked.Timestamp.UTC().Format("2006-01-02T15:04:05Z"))
@@ -72,6 +73,10 @@ func write(ctx context.Context, records Records, system, name string, ask engine
 		return answer, err
 	}
 	answer.Job, _ = record.RequestedJob()
-	answer.Message = fmt.Sprintf("the Job %s in %s maintains the repository as soon as one more may run", answer.Job, answer.JobNamespace)
+	does := "maintains"
+	if ask.Verify {
+		does = "maintains and verifies"
+	}
+	answer.Message = fmt.Sprintf("the Job %s in %s %s the repository as soon as one more may run", answer.Job, answer.JobNamespace, does)
 	return answer, nil
 }

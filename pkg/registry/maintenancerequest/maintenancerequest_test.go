@@ -66,6 +66,14 @@ func TestCreate(t *testing.T) {
 	if next, err := ask("holdfast", "shop.default", metav1.CreateOptions{}); err != nil || next.Job == first.Job {
 		t.Errorf("asked after its end it answers %+v, %v", next, err)
 	}
+	verifying, err := storage.Create(genericapirequest.WithUser(genericapirequest.WithNamespace(t.Context(), "holdfast"), &user.DefaultInfo{Name: "jane"}),
+		&v1alpha1.MaintenanceRequest{ObjectMeta: metav1.ObjectMeta{Name: "shop.default"}, Spec: v1alpha1.MaintenanceRequestSpec{Verify: true}}, nil, &metav1.CreateOptions{})
+	if err != nil || !strings.Contains(verifying.(*v1alpha1.MaintenanceRequest).Status.Message, "maintains and verifies") {
+		t.Errorf("asked to verify it answers %+v, %v", verifying, err)
+	}
+	if written, err := records.Get(t.Context(), "shop.default", metav1.GetOptions{}); err != nil || !written.Spec.MaintenanceRequest.Verify {
+		t.Errorf("the record is %+v, %v", written, err)
+	}
 	if _, err := ask("holdfast", "nowhere.default", metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("one that does not exist: %v", err)
 	}

@@ -71,9 +71,11 @@ type Config struct {
 	// Changes are those of expirations that are not known to be in the store.
 	Changes engineinformers.ExpirationChangeInformer
 	// Deletions are those of volume backups that may not be in the store.
-	Deletions  engineinformers.VolumeDeletionInformer
-	Locations  engineinformers.StorageLocationInformer
-	Namespaces coreinformers.NamespaceInformer
+	Deletions engineinformers.VolumeDeletionInformer
+	Locations engineinformers.StorageLocationInformer
+	// Repositories say what their stores have lost; nil if that is not shown.
+	Repositories engineinformers.VolumeRepositoryInformer
+	Namespaces   coreinformers.NamespaceInformer
 	// Ledger is an informer of the ConfigMap records.LedgerName alone.
 	Ledger cache.SharedIndexInformer
 	// Identity is an informer of the ConfigMap identity.Name alone.
@@ -255,6 +257,13 @@ func New(config Config) (*Projector, error) {
 		}},
 	} {
 		registration, err := r.informer.AddEventHandler(r.handler)
+		if err != nil {
+			return nil, err
+		}
+		p.synced = append(p.synced, registration.HasSynced)
+	}
+	if config.Repositories != nil {
+		registration, err := config.Repositories.Informer().AddEventHandler(p.onDamage())
 		if err != nil {
 			return nil, err
 		}

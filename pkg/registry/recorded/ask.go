@@ -31,6 +31,9 @@ type AskREST[T interface {
 	Records, NamedAfter string
 	// Empty is a request with no more than its metadata.
 	Empty func(metav1.ObjectMeta) T
+	// Fill writes into a request what is asked for in the given one; nil if nothing but its
+	// name counts.
+	Fill func(request, given T)
 	// Ask writes what is asked for into the record, unless that waits there already, and
 	// answers in the request. It is called again if the record has changed meanwhile.
 	Ask   func(ctx context.Context, request T, ask enginev1alpha1.Ask, options *metav1.CreateOptions) error
@@ -71,6 +74,9 @@ func (r *AskREST[T]) Create(ctx context.Context, obj runtime.Object, validate re
 	}
 	request := r.Empty(*meta.DeepCopy())
 	request.SetNamespace(r.System)
+	if asked, ok := obj.(T); ok && r.Fill != nil {
+		r.Fill(request, asked)
+	}
 	rest.FillObjectMetaSystemFields(request)
 	if validate != nil {
 		if err := validate(ctx, request.DeepCopyObject()); err != nil {

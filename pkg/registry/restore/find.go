@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -59,6 +60,10 @@ func warnOfDoubts(ctx context.Context, at *field.Path, backup *v1alpha1.Backup) 
 	}
 }
 
+func isDamaged(backup *v1alpha1.Backup) bool {
+	return meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionVolumesDamaged)
+}
+
 // whyNot says why a backup can't be restored, or "".
 func (k *kind) whyNot(backup *v1alpha1.Backup) string {
 	switch phase := backup.Status.Phase; {
@@ -102,7 +107,7 @@ func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1
 	if err != nil {
 		return nil, nil, err
 	}
-	var newest *v1alpha1.Backup
+	var newest, damaged *v1alpha1.Backup
 	lacking := 0
 	items := list.(*v1alpha1.BackupList).Items
 	for i := range items {
@@ -111,9 +116,19 @@ func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1
 		case !good(backup) || k.whyNot(backup) != "" || backup.Status.Origin == nil || backup.Status.Origin.Trust == v1alpha1.BackupTrustForeign:
 		case !holdsAll(&backup.Spec, &backup.Status, &restore.Spec):
 			lacking++
+		case isDamaged(backup):
+			if damaged == nil || takenAt(damaged).Before(takenAt(backup)) {
+				damaged = backup
+			}
 		case newest == nil || takenAt(newest).Before(takenAt(backup)):
 			newest = backup
 		}
+	}
+	if damaged != nil && newest != nil && takenAt(newest).Before(takenAt(damaged)) {
+		warning.AddWarning(ctx, "", fmt.Sprintf("%s: the backup %q is taken, since the newer %q is damaged: name that one in spec.backupName to restore what is left of it", at, newest.Name, damaged.Name))
+	}
+	if newest == nil && damaged != nil {
+		newest = damaged
 	}
 	if newest == nil {
 		why := fmt.Sprintf("there is no good backup in namespace %q", restore.Spec.BackupNamespace)

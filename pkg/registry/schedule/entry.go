@@ -83,7 +83,8 @@ func summary(backup *v1alpha1.Backup) domain.Backup {
 	kept := backup.Status.Hold != nil || backup.Status.ExpirationChanges > 0   // somebody has decided on this very one
 	lacks := backup.Status.Volumes != nil && backup.Status.Volumes.Deleted > 0 // which is such a change, before that is in the store
 	s := domain.Backup{Name: backup.Name, ByHand: byHand, Exempt: byHand || kept || lacks || meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionMetadataReplaced) ||
-		meta.IsStatusConditionFalse(backup.Status.Conditions, v1alpha1.ConditionVolumesListed),
+		meta.IsStatusConditionFalse(backup.Status.Conditions, v1alpha1.ConditionVolumesListed) ||
+		meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionVolumesDamaged),
 		Due: domain.DueOf(backup.Labels[v1alpha1.LabelScheduleName], backup.Name), UID: backup.UID, Phase: backup.Status.Phase, Created: backup.CreationTimestamp.Time}
 	if end := backup.Status.CompletionTimestamp; end != nil {
 		s.Ended = end.Time

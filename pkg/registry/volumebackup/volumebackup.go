@@ -39,7 +39,7 @@ var Resource = virtual.Resource[backup]{
 		virtual.Name[backup](),
 		virtual.Text("Volume", "The volume.", func(b backup) string { return b.Spec.VolumeName }),
 		virtual.Text("Backup", "The backup that holds it.", holder),
-		virtual.Text("Status", "Completed, Failed, InProgress or Unreadable.", phase),
+		virtual.Text("Status", "Completed, Failed, InProgress, Unreadable or Damaged.", phase),
 		virtual.Text("Size", "Size of the volume's files.", func(b backup) string { return virtual.Bytes(b.Status.SizeBytes) }),
 		virtual.Text("New", "Bytes that were new since the backup before.", func(b backup) string { return virtual.Bytes(b.Status.IncrementalBytes) }),
 		virtual.Timed("Age", "Time since the upload ended.", func(b backup, now time.Time) string {

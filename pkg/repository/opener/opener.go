@@ -28,8 +28,8 @@ var ErrNoKey = errors.New("the repository has no key")
 
 // OpenAt opens the repository of a namespace at a storage location, which may have no
 // record: a backup may be older than the cluster. It fails with ErrNoRepository if
-// there is none. The cache may be nil. The caller closes the repository.
-func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.StorageLocation, namespace string, cache *repository.Cache) (*repository.Repository, error) {
+// there is none. The caller closes the repository.
+func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.StorageLocation, namespace string, options repository.Options) (*repository.Repository, error) {
 	credentials, err := location.Credentials(ctx, secrets, stored)
 	if err != nil {
 		return nil, err
@@ -38,7 +38,8 @@ func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.
 	key, others, err := Keys(ctx, keys, engine.RepositoryName(namespace, stored.Name))
 	var opened *repository.Repository
 	if err == nil {
-		opened, err = repository.Open(ctx, where, namespace, key, repository.Options{Others: others, Cache: cache})
+		options.Others = others
+		opened, err = repository.Open(ctx, where, namespace, key, options)
 	}
 	if errors.Is(err, ErrNoKey) || errors.Is(err, repository.ErrNotInitialized) {
 		exists, existsErr := repository.Exists(ctx, where, namespace)

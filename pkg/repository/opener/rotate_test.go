@@ -49,7 +49,7 @@ func TestRotate(t *testing.T) {
 	})
 	opens := func(when string) repository.Key {
 		t.Helper()
-		opened, err := opener.OpenAt(t.Context(), nil, keys, stored, app, nil)
+		opened, err := opener.OpenAt(t.Context(), nil, keys, stored, app, repository.Options{})
 		if err != nil {
 			t.Fatalf("%s: %v", when, err)
 		}

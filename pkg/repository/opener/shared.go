@@ -77,6 +77,7 @@ type source struct {
 	Location  repository.Location
 	Key       string
 	Others    []repository.Key
+	Damaged   []string
 }
 
 // opening is of a repository that is open, or will be.
@@ -201,6 +202,7 @@ func (s *Shared) source(ctx context.Context, name string, secrets Secrets) (sour
 		Location:  repository.Location{Spec: stored.Spec, Secret: credentials},
 		Key:       string(key),
 		Others:    others,
+		Damaged:   record.DamagedPacks(),
 	}, nil
 }
 
@@ -240,7 +242,7 @@ func (s *Shared) begin(ctx context.Context, o *opening, what source) {
 	defer o.cancel()
 	seen := s.Clock.Now()
 	options := s.Options
-	options.Others = what.Others
+	options.Others, options.Damaged = what.Others, what.Damaged
 	opened, err := repository.Open(ctx, what.Location, what.Namespace, repository.Key(what.Key), options)
 	if err != nil {
 		err = fmt.Errorf("VolumeRepository %s: %w", o.name, cmp.Or(context.Cause(ctx), err))

@@ -34,3 +34,24 @@ func (r *VolumeRepository) RequestedJob() (name string, waits bool) {
 	}
 	return name, !slices.ContainsFunc(recent, func(run MaintenanceRun) bool { return run.Job == name })
 }
+
+// Affects reports whether a snapshot needs data that the store of the repository has lost, as
+// of the last check. Later uploads store anew what was lost by then. The time at which the
+// snapshot began may be zero if it is not known.
+func (d *RepositoryDamage) Affects(snapshot string, began time.Time) bool {
+	switch {
+	case d == nil || snapshot == "":
+		return false
+	case d.AffectedUntil != nil:
+		return !began.After(d.AffectedUntil.Time)
+	}
+	return slices.Contains(d.Snapshots, snapshot)
+}
+
+// DamagedPacks are the names of packs that hold something else than what was written.
+func (r *VolumeRepository) DamagedPacks() []string {
+	if r.Status.Damage == nil {
+		return nil
+	}
+	return r.Status.Damage.Packs
+}

@@ -308,6 +308,7 @@ type StorageLocationStatus struct {
 // +kubebuilder:printcolumn:name="Files",type=integer,JSONPath=`.status.files`
 // +kubebuilder:printcolumn:name="Last Maintenance",type=date,JSONPath=`.status.lastMaintenanceTime`
 // +kubebuilder:printcolumn:name="Last Result",type=string,JSONPath=`.status.recentMaintenance[0].result`
+// +kubebuilder:printcolumn:name="Damaged",type=string,JSONPath=`.status.conditions[?(@.type=="Damaged")].status`
 // +kubebuilder:printcolumn:name="Reclaimed",type=string,JSONPath=`.status.reclaimed`
 // +kubebuilder:printcolumn:name="Maintained",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Maintained")].reason`
 // +kubebuilder:printcolumn:name="Last Job",type=string,priority=1,JSONPath=`.status.recentMaintenance[0].job`
@@ -354,7 +355,15 @@ type VolumeRepositorySpec struct {
 	// That it is to be maintained now, and not only when it is due. It stays when that was
 	// done.
 	// +optional
-	MaintenanceRequest *Ask `json:"maintenanceRequest,omitempty"`
+	MaintenanceRequest *MaintenanceAsk `json:"maintenanceRequest,omitempty"`
+}
+
+// MaintenanceAsk is a request to maintain a repository now.
+type MaintenanceAsk struct {
+	Ask `json:",inline"`
+	// That every pack is to be read, too.
+	// +optional
+	Verify bool `json:"verify,omitempty"`
 }
 
 const (
@@ -375,6 +384,14 @@ const (
 	// late. It is missing until the first one has ended. Its observedGeneration is behind while
 	// a maintenance that somebody has asked for has not ended.
 	ConditionMaintained = "Maintained"
+	// ConditionDamaged is True if the store has lost data of the repository. It is missing until
+	// the first check, which a full maintenance makes.
+	ConditionDamaged = "Damaged"
+	// ReasonDataLost: packs are missing, or hold something else than what was written.
+	ReasonDataLost = "DataLost"
+	// ReasonNothingLost: the last check has found that nothing is missing.
+	ReasonNothingLost = "NothingLost"
+
 	// ReasonWaiting: it has been due for a period, or asked for, and the message says what it
 	// waits for. Else the reason is the last MaintenanceResult.
 	ReasonWaiting = "Waiting"
@@ -458,6 +475,12 @@ type MaintenanceRun struct {
 	ReclaimedBytes int64 `json:"reclaimedBytes,omitempty"`
 }
 
+// MaxDamagedPacks and MaxAffectedSnapshots are how many names a RepositoryDamage has.
+const (
+	MaxDamagedPacks      = 20
+	MaxAffectedSnapshots = 40
+)
+
 // MaxRecentMaintenance is how many maintenances a VolumeRepository tells of.
 const MaxRecentMaintenance = 25
 
@@ -488,9 +511,52 @@ type VolumeRepositoryStatus struct {
 	// last full maintenance: too many to be believed, so that these snapshots stay.
 	// +optional
 	MissingBackups int32 `json:"missingBackups,omitempty"`
-	// Conditions: Ready, Maintained.
+	// When its packs were last compared with what its index names: by a full maintenance, or
+	// when somebody asked for it.
+	// +optional
+	LastCheckTime *metav1.Time `json:"lastCheckTime,omitempty"`
+	// When every pack was last read.
+	// +optional
+	LastVerificationTime *metav1.Time `json:"lastVerificationTime,omitempty"`
+	// The data that its store has lost, as of the last check. Missing if it has lost none.
+	// +optional
+	Damage *RepositoryDamage `json:"damage,omitempty"`
+	// Conditions: Ready, Maintained, Damaged.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// RepositoryDamage says which data of a repository its store has lost.
+type RepositoryDamage struct {
+	// When it was noticed first.
+	Since metav1.Time `json:"since"`
+	// Packs that the store lacks, or has only a part of.
+	// +optional
+	MissingPacks int32 `json:"missingPacks,omitempty"`
+	// Packs that hold something else than what was written.
+	// +optional
+	DamagedPacks int32 `json:"damagedPacks,omitempty"`
+	// Their names, up to 20. They are read again by each check, and what they held is stored
+	// anew by the next uploads that have it.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=20
+	Packs []string `json:"packs,omitempty"`
+	// Contents of files, or of listings of folders, that can't be read.
+	// +optional
+	Contents int64 `json:"contents,omitempty"`
+	// How many snapshots need them.
+	// +optional
+	AffectedSnapshots int32 `json:"affectedSnapshots,omitempty"`
+	// Their ids, if they are no more than 40.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=40
+	Snapshots []string `json:"snapshots,omitempty"`
+	// Set if there are more, or if not all could be looked through: each snapshot that began
+	// until then counts as one of them.
+	// +optional
+	AffectedUntil *metav1.Time `json:"affectedUntil,omitempty"`
 }

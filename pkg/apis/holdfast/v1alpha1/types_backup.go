@@ -382,6 +382,9 @@ const (
 	// ConditionMetadataReplaced is True on a backup in whose folder somebody, such as
 	// Velero, has replaced the metadata of one of ours.
 	ConditionMetadataReplaced = "MetadataReplaced"
+	// ConditionVolumesDamaged is True on a backup with volumes that can't be restored in full,
+	// since its store has lost data of them: see the VolumeBackups that are Damaged.
+	ConditionVolumesDamaged = "VolumesDamaged"
 	// ConditionVolumesListed is False on a backup whose list of volumes can't be read,
 	// and absent otherwise.
 	ConditionVolumesListed = "VolumesListed"

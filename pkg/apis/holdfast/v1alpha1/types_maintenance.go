@@ -21,9 +21,20 @@ type MaintenanceRequest struct {
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
+	// What is asked for beside the maintenance.
+	// +optional
+	Spec MaintenanceRequestSpec `json:"spec,omitempty"`
 	// The answer.
 	// +optional
 	Status MaintenanceRequestStatus `json:"status,omitempty"`
+}
+
+// MaintenanceRequestSpec says what is asked for.
+type MaintenanceRequestSpec struct {
+	// That every pack of the repository is to be read, and compared with what was written.
+	// Without it a full maintenance reads a share of them.
+	// +optional
+	Verify bool `json:"verify,omitempty"`
 }
 
 // MaintenanceRequestStatus says what was started.

@@ -184,7 +184,8 @@ type VolumeBackupSpec struct {
 
 // VolumeBackupStatus is the result for one volume.
 type VolumeBackupStatus struct {
-	// Completed, Failed, InProgress (it is not known to have ended), or Unreadable.
+	// Completed, Failed, InProgress (it is not known to have ended), Unreadable, or Damaged: its
+	// store has lost data of it since it was Completed.
 	// +optional
 	Phase string `json:"phase,omitempty"`
 	// How its data was stored: kopia, restic by an old Velero, or longhorn.
@@ -239,6 +240,9 @@ const (
 	// as Longhorn's don't tell these apart.
 	VolumeBackupInProgress = "InProgress"
 	VolumeBackupUnreadable = "Unreadable"
+	// VolumeBackupDamaged is one that was stored, and that needs data which its store has lost
+	// since.
+	VolumeBackupDamaged = "Damaged"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

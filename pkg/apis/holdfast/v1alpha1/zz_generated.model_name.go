@@ -164,6 +164,11 @@ func (in MaintenanceRequest) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MaintenanceRequestSpec) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.MaintenanceRequestSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in MaintenanceRequestStatus) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.MaintenanceRequestStatus"
 }

@@ -1,0 +1,90 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package maintenance
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/maintenance"
+)
+
+// checked writes into a status what a check has found, and when.
+func checked(status *engine.VolumeRepositoryStatus, found *maintenance.Check, at time.Time) {
+	if found == nil {
+		return
+	}
+	now := metav1.NewTime(at)
+	status.LastCheckTime = &now
+	if found.All {
+		status.LastVerificationTime = &now
+	}
+	before := status.Damage
+	// Packs that were damaged are looked at again by their names. Of more than these only a
+	// check of all packs tells that they are whole.
+	unnamed := before != nil && int(before.DamagedPacks) > len(before.Packs) && !found.All
+	if !found.Lost() && !unnamed {
+		status.Damage = nil
+		return
+	}
+	if !found.Lost() {
+		return
+	}
+	damage := &engine.RepositoryDamage{
+		Since: now, MissingPacks: bounded(found.MissingPacks), DamagedPacks: bounded(found.DamagedPacks), Packs: found.Damaged,
+		Contents: int64(found.Contents), AffectedSnapshots: bounded(found.AffectedSnapshots), Snapshots: found.Snapshots,
+	}
+	if found.AffectedUntil != nil {
+		until := metav1.NewTime(found.AffectedUntil.Add(time.Second)) // without its fraction
+		damage.AffectedUntil = &until
+	}
+	if before != nil {
+		damage.Since = before.Since
+		if unnamed {
+			damage.DamagedPacks = max(damage.DamagedPacks, before.DamagedPacks)
+		}
+	}
+	status.Damage = damage
+}
+
+func bounded(n int) int32 { return int32(min(n, math.MaxInt32)) }
+
+// damaged sets the condition Damaged of a record that was checked.
+func (c *Controller) damaged(record *engine.VolumeRepository) {
+	status := &record.Status
+	if status.LastCheckTime == nil {
+		return
+	}
+	condition := metav1.Condition{
+		Type: engine.ConditionDamaged, Status: metav1.ConditionFalse, Reason: engine.ReasonNothingLost, Message: "The store has all packs that the index names",
+		ObservedGeneration: record.Generation, LastTransitionTime: metav1.NewTime(c.Clock.Now()),
+	}
+	if status.Damage != nil {
+		condition.Status, condition.Reason, condition.Message = metav1.ConditionTrue, engine.ReasonDataLost, lossOf(status.Damage)
+	}
+	meta.SetStatusCondition(&status.Conditions, condition)
+}
+
+// lossOf says what was lost, and what to do.
+func lossOf(damage *engine.RepositoryDamage) string {
+	return fmt.Sprintf("The store has lost data: %d packs are missing and %d damaged, by which %d contents of %d snapshots can't be read, since %s at the latest. Bring the packs back from a copy, or make new backups, which store what they held anew",
+		damage.MissingPacks, damage.DamagedPacks, damage.Contents, damage.AffectedSnapshots, damage.Since.UTC().Format(time.RFC3339))
+}
+
+// tellDamage makes an event of a loss that is new, and of its end.
+func (c *Controller) tellDamage(before, after *engine.VolumeRepository) {
+	was, is := before.Status.Damage, after.Status.Damage
+	switch {
+	case is != nil && (was == nil || was.MissingPacks != is.MissingPacks || was.DamagedPacks != is.DamagedPacks):
+		c.Events.Eventf(before, nil, corev1.EventTypeWarning, "DataLost", "Check", "%s", lossOf(is))
+	case is == nil && was != nil:
+		c.Events.Eventf(before, nil, corev1.EventTypeNormal, "NothingLost", "Check", "The store has all packs again that the index names")
+	}
+}

@@ -1,0 +1,198 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package repository
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/content"
+	"golang.org/x/sync/errgroup"
+)
+
+// A check of a day reads a share of the packs, so that all have been read after checkDays days.
+// No share is larger than mostRead and mostContents: of a larger repository the shares are
+// smaller, and all of them take longer.
+const (
+	checkDays    = 28
+	mostRead     = 16 << 30
+	mostContents = 400_000
+	// readAtOnce is how many packs are read at once, and keptForCheck how many bytes of them
+	// are kept in memory.
+	readAtOnce   = 3
+	keptForCheck = 64 << 20
+	// shortPack is up to how many bytes a maintenance of Kopia's puts packs together.
+	shortPack = 12 << 20
+)
+
+// CheckOptions says what a check reads.
+type CheckOptions struct {
+	// All has every pack read.
+	All bool
+	// Short has the short packs read, too: a maintenance reads these, and has failed.
+	Short bool
+}
+
+// Check is what a check has found.
+type Check struct {
+	// Packs are those that the index names, and Read and ReadBytes what was read of them.
+	Packs, Read int
+	ReadBytes   int64
+	// Missing is how many packs the store lacks, or has only a part of.
+	Missing int
+	// Damaged are the packs that hold something else than what was written.
+	Damaged []string
+	// Contents is how many contents can't be read.
+	Contents int
+	// Snapshots are the ids of those that need such a content, and AffectedUntil is when the
+	// newest of them began. Incomplete is true if there was too much to look through: then any
+	// that began until then may need one.
+	Snapshots     []string
+	AffectedUntil time.Time
+	Incomplete    bool
+}
+
+// Lost reports whether anything can't be read.
+func (c *Check) Lost() bool { return c.Missing > 0 || len(c.Damaged) > 0 }
+
+// Check compares the packs that the index names with those that the store lists, and reads a
+// share of them from the store itself, past every cache, and all that were damaged before. It
+// ends with an error if the store does not answer, which says nothing of what it has.
+func (r *Repository) Check(ctx context.Context, options CheckOptions) (Check, error) {
+	ctx, stop := r.While(ctx)
+	defer stop()
+	r.storage.uncached.Store(true)
+	defer r.storage.uncached.Store(false)
+	if err := r.direct.Refresh(ctx); err != nil {
+		return Check{}, fmt.Errorf("read the indexes of the repository: %w", cmp.Or(context.Cause(ctx), err))
+	}
+	found := share{packs: map[blob.ID]int64{}}
+	missing, err := r.compare(ctx, false, found.add)
+	if err != nil {
+		return Check{}, err
+	}
+	done := Check{Packs: len(found.packs) + len(missing.packs), Missing: len(missing.packs)}
+	found.choose(options, r.damaged, r.direct.Time())
+	bad, err := r.readPacks(ctx, found.packs, &done)
+	if err != nil {
+		return done, err
+	}
+	done.Contents = missing.Contents + len(bad)
+	if !done.Lost() {
+		return done, nil
+	}
+	err = r.affected(ctx, func(info content.Info) bool {
+		_, isBad := bad[info.ContentID]
+		return isBad || missing.lacks(info)
+	}, &done)
+	return done, err
+}
+
+// share are the packs that are read.
+type share struct {
+	packs    map[blob.ID]int64 // their bytes
+	bytes    int64
+	contents int64
+}
+
+func (s *share) add(id blob.ID, length int64, pack namedPack) {
+	s.packs[id] = length
+	s.bytes += length
+	s.contents += int64(pack.contents)
+}
+
+// choose leaves those that are due. Which share a pack belongs to follows from its name, and
+// which share is due from the day, so that nothing is to be remembered. A day without a check
+// leaves its share for the next time.
+func (s *share) choose(options CheckOptions, again map[blob.ID]struct{}, now time.Time) {
+	if options.All {
+		return
+	}
+	shares := max(checkDays, 1+s.bytes/mostRead, 1+s.contents/mostContents)
+	today := now.Unix() / int64((24 * time.Hour).Seconds()) % shares
+	maps.DeleteFunc(s.packs, func(id blob.ID, length int64) bool {
+		hash := fnv.New64a()
+		_, _ = hash.Write([]byte(id)) // it never fails
+		_, isAgain := again[id]
+		isDue := int64(hash.Sum64()%uint64(shares)) == today
+		return !isDue && !isAgain && !(options.Short && length < shortPack)
+	})
+}
+
+// readPacks reads packs, and returns the contents that are not what was written.
+func (r *Repository) readPacks(ctx context.Context, packs map[blob.ID]int64, done *Check) (bad map[content.ID]struct{}, err error) {
+	contents := map[blob.ID][]content.Info{}
+	if len(packs) > 0 {
+		err = r.direct.ContentReader().IterateContents(ctx, content.IterateOptions{}, func(info content.Info) error {
+			if _, chosen := packs[info.PackBlobID]; chosen {
+				contents[info.PackBlobID] = append(contents[info.PackBlobID], info)
+			}
+			return ctx.Err()
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the index of the repository: %w", cmp.Or(context.Cause(ctx), err))
+	}
+	kept := r.KeepPacks(keptForCheck)
+	defer kept.Release()
+	bad = map[content.ID]struct{}{}
+	var mu sync.Mutex
+	reading, ctx := errgroup.WithContext(ctx)
+	reading.SetLimit(readAtOnce)
+	for _, id := range slices.Sorted(maps.Keys(contents)) {
+		reading.Go(func() error {
+			kept.Expect(id, len(contents[id]))
+			found, err := r.readPack(ctx, contents[id])
+			mu.Lock()
+			defer mu.Unlock()
+			done.Read++
+			done.ReadBytes += packs[id]
+			if len(found) > 0 {
+				done.Damaged = append(done.Damaged, string(id))
+				for _, info := range found {
+					bad[info.ContentID] = struct{}{}
+				}
+			}
+			return err
+		})
+	}
+	err = reading.Wait()
+	slices.Sort(done.Damaged)
+	return bad, err
+}
+
+// readPack reads contents of one pack, and returns those that are not what was written.
+func (r *Repository) readPack(ctx context.Context, contents []content.Info) (bad []content.Info, err error) {
+	for _, info := range contents {
+		if ctx.Err() != nil {
+			return bad, context.Cause(ctx)
+		}
+		_, err := r.direct.ContentReader().GetContent(ctx, info.ContentID)
+		if err == nil {
+			continue
+		}
+		// Only what the store sends is damaged. That it sends nothing, or denies it, is no damage.
+		length := int64(info.PackedLength)
+		err = r.storage.piece(ctx, info.PackBlobID, int64(info.PackOffset), length, &fixed{into: make([]byte, length)})
+		gone := errors.Is(err, blob.ErrBlobNotFound) || errors.Is(err, blob.ErrInvalidRange)
+		if err != nil && !gone {
+			return bad, fmt.Errorf("read pack %s: %w", info.PackBlobID, cmp.Or(context.Cause(ctx), err))
+		}
+		if !gone {
+			if _, err := r.direct.ContentReader().GetContent(ctx, info.ContentID); err == nil {
+				continue // the first answer was wrong on its way
+			}
+		}
+		bad = append(bad, info)
+	}
+	return bad, nil
+}

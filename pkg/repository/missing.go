@@ -1,0 +1,160 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package repository
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/content"
+)
+
+// Kopia believes its index: a content that the index names is never written again, and a file
+// whose contents it names is never read again, whether or not their pack is in the store. So
+// each upload built on lost packs, and only a restore found out. Here the index is compared
+// with what the store lists.
+
+const (
+	// believedFor is how long an open repository believes a comparison.
+	believedFor = 10 * time.Minute
+	// mostConfirmed is how many packs are asked for by name that a listing lacks.
+	mostConfirmed = 64
+)
+
+// Missing are the packs that the index names and that the store lacks, or has only a part of,
+// and those that are known to be damaged.
+type Missing struct {
+	packs, damaged map[blob.ID]struct{}
+	// Contents is how many live contents the index has in them.
+	Contents int
+}
+
+// Packs are the names of the packs.
+func (m *Missing) Packs() []string {
+	var names []string
+	for _, packs := range []map[blob.ID]struct{}{m.packs, m.damaged} {
+		for _, id := range slices.Sorted(maps.Keys(packs)) {
+			names = append(names, string(id))
+		}
+	}
+	return names
+}
+
+// Any reports whether a pack is missing.
+func (m *Missing) Any() bool { return m != nil && len(m.packs)+len(m.damaged) > 0 }
+
+// has reports whether a content lies in a missing or damaged pack.
+func (m *Missing) has(info content.Info) bool {
+	_, damaged := m.damaged[info.PackBlobID]
+	return damaged || m.lacks(info)
+}
+
+// lacks reports whether a content lies in a missing pack.
+func (m *Missing) lacks(info content.Info) bool {
+	_, missing := m.packs[info.PackBlobID]
+	return missing
+}
+
+// comparison is the last one of an open repository.
+type comparison struct {
+	mu      sync.Mutex
+	missing *Missing
+	at      time.Time
+}
+
+// Missing compares the packs that the index names with those that the store lists: a request
+// for each thousand of them, once in ten minutes while the repository is open. A pack that the
+// listing lacks is asked for by its name, so a listing that lags costs a request. The index is
+// read before the listing, and a pack is written before it is named there: a pack that another
+// writer adds meanwhile is not taken for missing.
+func (r *Repository) Missing(ctx context.Context) (*Missing, error) {
+	r.compared.mu.Lock()
+	defer r.compared.mu.Unlock()
+	if r.compared.missing != nil && time.Since(r.compared.at) < believedFor {
+		return r.compared.missing, nil
+	}
+	found, err := r.compare(ctx, false, nil)
+	if err != nil {
+		return nil, err
+	}
+	r.compared.missing, r.compared.at = found, time.Now()
+	return found, nil
+}
+
+// namedPack is what the index says of a pack.
+type namedPack struct {
+	// end is how long the pack is at least, and contents how many of it are live.
+	end      int64
+	contents int
+}
+
+// named are the packs with live contents, by the index, or also those with deleted ones only.
+func (r *Repository) named(ctx context.Context, deleted bool) (map[blob.ID]namedPack, error) {
+	packs := map[blob.ID]namedPack{}
+	err := r.direct.ContentReader().IterateContents(ctx, content.IterateOptions{IncludeDeleted: deleted}, func(info content.Info) error {
+		pack := packs[info.PackBlobID]
+		pack.end = max(pack.end, int64(info.PackOffset)+int64(info.PackedLength))
+		if !info.Deleted {
+			pack.contents++
+		}
+		packs[info.PackBlobID] = pack
+		return ctx.Err()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the index of the repository: %w", cmp.Or(context.Cause(ctx), err))
+	}
+	return packs, nil
+}
+
+// compare finds the packs that are missing of those with live contents, or of all, and tells listed of each that is there.
+func (r *Repository) compare(ctx context.Context, deleted bool, listed func(id blob.ID, length int64, pack namedPack)) (*Missing, error) {
+	ctx, stop := r.While(ctx)
+	defer stop()
+	packs, err := r.named(ctx, deleted)
+	if err != nil {
+		return nil, err
+	}
+	missing := &Missing{packs: map[blob.ID]struct{}{}, damaged: map[blob.ID]struct{}{}}
+	for id := range r.damaged {
+		if _, isNamed := packs[id]; isNamed {
+			missing.damaged[id] = struct{}{}
+		}
+	}
+	for _, prefix := range content.PackBlobIDPrefixes {
+		err := r.storage.ListBlobs(ctx, prefix, func(found blob.Metadata) error {
+			if pack, isNamed := packs[found.BlobID]; isNamed && found.Length >= pack.end {
+				delete(packs, found.BlobID)
+				if listed != nil {
+					listed(found.BlobID, found.Length, pack)
+				}
+			}
+			return ctx.Err()
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list the packs of the repository: %w", cmp.Or(context.Cause(ctx), err))
+		}
+	}
+	asked := 0
+	for id, pack := range packs {
+		if asked++; asked <= mostConfirmed {
+			found, err := r.storage.GetMetadata(ctx, id)
+			switch {
+			case err == nil && found.Length >= pack.end:
+				continue
+			case err != nil && !errors.Is(err, blob.ErrBlobNotFound):
+				return nil, fmt.Errorf("look for a pack of the repository: %w", cmp.Or(context.Cause(ctx), err))
+			}
+		}
+		missing.packs[id] = struct{}{}
+		missing.Contents += pack.contents
+	}
+	return missing, nil
+}
