@@ -313,6 +313,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		Limits:          c.extra.Limits,
 		TTL:             c.extra.BackupTTL,
 		NamespaceUID:    namespaceUID,
+		LastData:        lastData(projector.LastData, c.client.metadata),
 	})
 	if err != nil {
 		return nil, err
@@ -324,6 +325,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		Runs:            c.client.engine.EngineV1alpha1().RestoreRuns(c.extra.SystemNamespace),
 		Backups:         backups,
 		BackupsReady:    projector.Ready,
+		HeldClaims:      projector.HeldClaims,
 		NamespaceUID:    namespaceUID,
 		Authorizer:      c.generic.Authorization.Authorizer,
 		Limits:          c.extra.RestoreLimits,

@@ -71,7 +71,7 @@ func (a asking) Delete(ctx context.Context, requester enginev1alpha1.Requester, 
 		return err
 	}
 	return client.HoldfastV1alpha1().RESTClient().Post().Namespace(namespace).Resource("backups").Name(name).SubResource("deletion").
-		Body(&v1alpha1.BackupDeletion{Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: uid}}).Do(ctx).Error()
+		Body(&v1alpha1.BackupDeletion{Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: uid, Superseded: true}}).Do(ctx).Error()
 }
 
 // MadeBy is the uid of the schedule that made a backup, as this server itself sees it.

@@ -30,6 +30,7 @@ package expiry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -112,6 +113,8 @@ type Controller struct {
 	gone map[string][]time.Time
 	// refused are the backups that the API server did not delete, and since when.
 	refused map[types.UID]time.Time
+	// last are the backups that hold the newest data of a claim, and since when that is known.
+	last map[types.UID]time.Time
 	// told are the kept backups that people were told of.
 	told map[types.UID]bool
 }
@@ -125,6 +128,7 @@ func New(config Config) (*Controller, error) {
 		wake:    make(chan struct{}, 1),
 		gone:    map[string][]time.Time{},
 		refused: map[types.UID]time.Time{},
+		last:    map[types.UID]time.Time{},
 		told:    map[types.UID]bool{},
 	}
 	registration, err := config.LocationInformer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -204,6 +208,10 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	count := func(b backup, state string) { expiredBackups.WithLabelValues(b.location, state).Inc() }
 	told := map[types.UID]bool{}
 	due := map[string][]backup{}
+	again := map[string][]backup{} // that held the newest data of a claim; they do not count as due
+	asked := 0
+	isLast := c.last
+	c.last = map[types.UID]time.Time{}
 	for _, b := range expired(listed, now) {
 		switch namespace := last[b.uid]; {
 		case known[b.location] == nil || doubtful(b.location):
@@ -214,6 +222,14 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 			count(b, stateKept)
 			if told[b.uid] = true; !c.told[b.uid] {
 				c.Events.Eventf(b.reference(), nil, corev1.EventTypeNormal, "ExpiryKept", "Expire", "The backup expired at %s, and stays, since it is the last good one of the namespace %q", stamp(b.expiration), namespace)
+			}
+		case c.KeepLast && !isLast[b.uid].IsZero():
+			count(b, stateKept)
+			since := isLast[b.uid]
+			c.last[b.uid] = since
+			if pause := now.Sub(since); (pause < 0 || pause >= refusalPause) && asked < floor {
+				again[b.location] = append(again[b.location], b)
+				asked++
 			}
 		case c.isRefused(b, now):
 			count(b, stateRefused)
@@ -237,6 +253,11 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 		}
 		for _, b := range free {
 			count(b, stateDue)
+		}
+		if len(unaccepted) == 0 {
+			free = append(free, again[name]...)
+		}
+		for _, b := range free {
 			if deleting++; deleting > inFlight {
 				left = true
 				continue
@@ -465,11 +486,19 @@ func (c *Controller) saySo(ctx context.Context, location *enginev1alpha1.Storage
 // server has other troubles than with this one.
 func (c *Controller) expire(ctx context.Context, b backup, location *enginev1alpha1.StorageLocation) error {
 	err := c.Backups.Delete(ctx, b.Namespace, b.Name, &v1alpha1.BackupDeletion{
-		Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: b.uid, Expired: true},
+		Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: b.uid, Expired: true, Superseded: c.KeepLast},
 	})
 	logger := klog.FromContext(ctx).WithValues("backup", klog.KRef(b.Namespace, b.Name), "uid", b.uid, "expiration", b.expiration)
 	switch {
 	case apierrors.IsNotFound(err):
+		return nil
+	case lastData(err) != "":
+		_, known := c.last[b.uid]
+		c.last[b.uid] = c.Clock.Now()
+		if !known {
+			logger.Info("A backup that has expired stays", "reason", err.Error())
+			c.Events.Eventf(b.reference(), nil, corev1.EventTypeNormal, "ExpiryKept", "Expire", "The backup expired at %s, and stays, since it holds the newest data of %s", stamp(b.expiration), lastData(err))
+		}
 		return nil
 	case isRefusal(err):
 		c.refused[b.uid] = c.Clock.Now()
@@ -480,6 +509,7 @@ func (c *Controller) expire(ctx context.Context, b backup, location *enginev1alp
 		return fmt.Errorf("asking for the deletion of the backup %s, which has expired: %w", b.NamespacedName, err)
 	}
 	delete(c.refused, b.uid)
+	delete(c.last, b.uid)
 	if b.expiration.After(accepted(ctx, location)) {
 		c.gone[b.location] = append(c.gone[b.location], c.Clock.Now())
 	}
@@ -505,6 +535,21 @@ func (c *Controller) isRefused(b backup, now time.Time) bool {
 func isRefusal(err error) bool {
 	return apierrors.ReasonForError(err) == v1alpha1.StatusReasonBackupState || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) ||
 		apierrors.IsBadRequest(err) // of a webhook that gives no reason
+}
+
+// lastData are the claims of which a backup holds the newest data, if its deletion was refused
+// for that; else "".
+func lastData(err error) string {
+	status, ok := errors.AsType[*apierrors.StatusError](err)
+	if !ok || status.ErrStatus.Details == nil {
+		return ""
+	}
+	for _, cause := range status.ErrStatus.Details.Causes {
+		if cause.Type == v1alpha1.CauseHoldsLastData {
+			return cause.Message
+		}
+	}
+	return ""
 }
 
 // reference is the Backup, for events.

@@ -48,6 +48,11 @@ type world struct {
 	// onDelete judges each deletion that is accepted.
 	onDelete func(*v1alpha1.Backup)
 
+	// last are the backups that hold the newest data of a claim, and asked counts what was
+	// asked about each.
+	last  map[string]bool
+	asked map[string]int
+
 	// snapshots are those of a backup, by its uid.
 	snapshots map[types.UID][]string
 	engine    *enginefake.Clientset
@@ -58,7 +63,7 @@ type world struct {
 
 func newWorld(fatal func(string, ...any), namespaces ...string) *world {
 	w := &world{
-		fatal: fatal, backups: map[string]*v1alpha1.Backup{}, namespaces: namespaces,
+		fatal: fatal, backups: map[string]*v1alpha1.Backup{}, asked: map[string]int{}, namespaces: namespaces,
 		locations: map[string]*engine.StorageLocation{"default": {ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}},
 		onDelete:  func(*v1alpha1.Backup) {},
 		engine:    enginefake.NewSimpleClientset(),
@@ -116,6 +121,11 @@ func (w *world) Delete(_ context.Context, namespace, name string, deletion *v1al
 	}
 	if b.Status.Expiration == nil || w.time().Add(w.ahead).Before(b.Status.Expiration.Time) {
 		return &apierrors.StatusError{ErrStatus: metav1.Status{Code: 409, Reason: v1alpha1.StatusReasonBackupState, Message: "it has not expired"}}
+	}
+	if w.asked[name]++; w.last[name] && deletion.Preconditions.Superseded {
+		return &apierrors.StatusError{ErrStatus: metav1.Status{Code: 409, Reason: v1alpha1.StatusReasonBackupState, Details: &metav1.StatusDetails{
+			Causes: []metav1.StatusCause{{Type: v1alpha1.CauseHoldsLastData, Message: "a/data"}},
+		}}}
 	}
 	w.onDelete(b)
 	w.deletions++
@@ -238,6 +248,55 @@ func TestExpiredBackupsGo(t *testing.T) {
 	w.finish()
 	if w.backups["b4"] != nil {
 		t.Error("the last one of a namespace that is gone stays")
+	}
+}
+
+// The backup before an application was scaled to zero holds its last data: newer backups that
+// are Completed without these do not let it go, and it does not count as due.
+func TestTheLastDataOfAClaimStay(t *testing.T) {
+	w := newWorld(t.Fatalf, "a")
+	w.last = map[string]bool{"data": true}
+	w.add("data", of("a"))
+	for day := range 4 {
+		w.now = time.Duration(day+1) * 24 * time.Hour
+		w.add(fmt.Sprint("zero", day), of("a"))
+	}
+	w.now += 12 * time.Hour
+	p := w.start(Config{KeepLast: true, Percent: 100})
+	for range 3 {
+		p.once(w, 0)
+		w.finish()
+	}
+	if w.backups["data"] == nil || w.asked["data"] != 1 {
+		t.Errorf("after %d questions, gone are %q", w.asked["data"], w.gone)
+	}
+	if told := strings.Join(p.told(), "\n"); strings.Count(told, "ExpiryKept") != 1 || !strings.Contains(told, "the newest data of a/data") {
+		t.Errorf("people were told %s", told)
+	}
+	w.now += refusalPause
+	p.once(w, 0)
+	if w.asked["data"] != 2 || len(p.told()) > 0 {
+		t.Errorf("it was asked about %d times", w.asked["data"])
+	}
+	w.last = nil // a newer backup holds these data
+	w.now += refusalPause
+	p.once(w, 0)
+	w.finish()
+	if w.backups["data"] != nil {
+		t.Error("it stays when it is superseded")
+	}
+}
+
+func TestWithoutKeepLastTheLastDataGo(t *testing.T) {
+	w := newWorld(t.Fatalf, "a")
+	w.last = map[string]bool{"data": true}
+	w.add("data", of("a"))
+	w.now = 25 * time.Hour
+	p := w.start(Config{Percent: DefaultPercent})
+	p.once(w, 0)
+	w.finish()
+	if !slices.Equal(w.gone, []string{"data"}) {
+		t.Errorf("gone are %q", w.gone)
 	}
 }
 

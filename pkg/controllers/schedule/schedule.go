@@ -228,16 +228,22 @@ func (c *Controller) notAnswered(ctx context.Context, s *v1alpha1.Schedule, entr
 	return c.record(ctx, s, entry, domain.Decision{Reason: v1alpha1.ScheduleReasonNotAnswered, Message: fmt.Sprintf("%s%.500s", begins, why.Error())}, nil)
 }
 
+// holdsLastData reports whether a deletion was refused since the backup holds the newest data of
+// a claim.
+func holdsLastData(err error) bool { return hasCause(err, v1alpha1.CauseHoldsLastData) }
+
 // causeTooManyBackups is that of the refusal of a backup beyond a limit.
 const causeTooManyBackups metav1.CauseType = "TooManyBackups"
 
-func beyondLimit(err error) bool {
+func beyondLimit(err error) bool { return hasCause(err, causeTooManyBackups) }
+
+func hasCause(err error, cause metav1.CauseType) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || status.Status().Details == nil {
 		return false
 	}
-	for _, cause := range status.Status().Details.Causes {
-		if cause.Type == causeTooManyBackups {
+	for _, c := range status.Status().Details.Causes {
+		if c.Type == cause {
 			return true
 		}
 	}
@@ -266,6 +272,9 @@ func (c *Controller) prune(ctx context.Context, s *v1alpha1.Schedule, as enginev
 		if err == nil || apierrors.IsNotFound(err) {
 			going++
 			continue
+		}
+		if holdsLastData(err) {
+			continue // it goes when a newer backup holds these data
 		}
 		refused++
 		condition.Status, condition.Reason = metav1.ConditionFalse, "NotDeleted"

@@ -49,6 +49,9 @@ type world struct {
 	// forbidden and broken are what becomes of requests; lost are the answers to the next
 	// writes that don't arrive.
 	// unanswered breaks those about backups alone.
+	// lastData are the backups that hold the newest data of a claim.
+	lastData map[string]bool
+
 	forbidden, broken, unanswered, mayNotDelete, deletionsStay bool
 	lost                                                       int
 }
@@ -137,6 +140,11 @@ func (w asked) MadeBy(_ context.Context, _, name string) (types.UID, error) {
 }
 
 func (d asked) Delete(_ context.Context, _ enginev1alpha1.Requester, _, name string, _ types.UID) error {
+	if d.lastData[name] {
+		return &apierrors.StatusError{ErrStatus: metav1.Status{Code: 409, Reason: v1alpha1.StatusReasonBackupState, Details: &metav1.StatusDetails{
+			Causes: []metav1.StatusCause{{Type: v1alpha1.CauseHoldsLastData, Message: "shop/data"}},
+		}}}
+	}
 	if d.mayNotDelete {
 		return apierrors.NewForbidden(v1alpha1.Resource("backups"), name, errors.New("no right to"))
 	}
@@ -499,6 +507,22 @@ func TestPrune(t *testing.T) {
 	bringUp(t, c, v)
 	if fmt.Sprint(w.deleted) != "[nightly-20260501000000 nightly-20260502000000 nightly-20260503000000]" || len(w.backups) != 2 ||
 		!meta.IsStatusConditionTrue(w.entry.Status.Conditions, v1alpha1.ConditionPruned) {
+		t.Errorf("deleted: %v, %+v", w.deleted, w.entry.Status.Conditions)
+	}
+}
+
+// TestPruneLeavesTheLastData: what no rule keeps stays while it holds the newest data of a claim,
+// the others go, and nothing is wrong.
+func TestPruneLeavesTheLastData(t *testing.T) {
+	w := newWorld(v1alpha1.ScheduleSpec{Schedule: "@daily", Keep: &v1alpha1.ScheduleKeep{Last: 2}}, noon)
+	for i := range 5 {
+		name := fmt.Sprintf("nightly-2026050%d000000", i+1)
+		w.backups[name] = &domain.Backup{Name: name, Phase: v1alpha1.BackupPhaseCompleted, Created: noon.AddDate(0, 0, i-5)}
+	}
+	w.lastData = map[string]bool{"nightly-20260501000000": true}
+	c, v := w.controller()
+	bringUp(t, c, v)
+	if fmt.Sprint(w.deleted) != "[nightly-20260502000000 nightly-20260503000000]" || !meta.IsStatusConditionTrue(w.entry.Status.Conditions, v1alpha1.ConditionPruned) {
 		t.Errorf("deleted: %v, %+v", w.deleted, w.entry.Status.Conditions)
 	}
 }

@@ -3737,6 +3737,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletionPreconditions(ref common.Re
 							Format:      "",
 						},
 					},
+					"superseded": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the backup must hold the newest data of no volume claim that exists: each claim that it holds is gone, or another good backup holds newer data of it.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 				},
 			},
 		},

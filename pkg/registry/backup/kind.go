@@ -42,6 +42,7 @@ type kind struct {
 	authorizer      authorizer.Authorizer
 	limiter         limiter
 	defaultTTL      time.Duration
+	lastData        func(ctx context.Context, backup *v1alpha1.Backup) ([]types.NamespacedName, error)
 }
 
 var _ recorded.Kind[*v1alpha1.Backup, *enginev1alpha1.BackupRun] = &kind{}

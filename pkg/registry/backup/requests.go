@@ -4,6 +4,7 @@
 package backup
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"time"
@@ -70,6 +71,13 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 		return nil, asked("to be deleted", &run.Spec.Deletion.Ask), nil
 	case run != nil && !run.Status.Phase.Ended():
 		return nil, "", conflict(backup.Name, "it is %s: wait for its end, or POST to backups/%s/cancel first", run.Phase(), backup.Name)
+	}
+	if preconditions != nil && preconditions.Superseded {
+		if err := k.superseded(backup); err != nil {
+			return nil, "", err
+		}
+	}
+	switch {
 	case run != nil:
 		changed := run.DeepCopy()
 		changed.Spec.Deletion = &enginev1alpha1.Deletion{Ask: ask, Expired: expired}
@@ -100,6 +108,32 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 			}},
 		},
 	}, message, nil
+}
+
+// lookUpTimeout is how long it may take to learn which claims exist.
+const lookUpTimeout = 10 * time.Second
+
+// superseded fails if a backup holds the newest data of a claim that exists.
+func (k *kind) superseded(backup *v1alpha1.Backup) error {
+	if k.lastData == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lookUpTimeout)
+	defer cancel()
+	claims, err := k.lastData(ctx, backup)
+	switch {
+	case err != nil:
+		return apierrors.NewInternalError(fmt.Errorf("finding out whether the backup %q holds the newest data of a claim: %w", backup.Name, err))
+	case len(claims) == 0:
+		return nil
+	}
+	text := claims[0].String()
+	if more := len(claims) - 1; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	refusal := refuse(backup.Name, "it holds the newest data of %s: make a newer backup with these data, or delete it without preconditions", text)
+	refusal.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: v1alpha1.CauseHoldsLastData, Field: claims[0].String(), Message: text}}
+	return refusal
 }
 
 // meets fails if a backup is not as a deletion demands. It is asked on the state that the
@@ -140,7 +174,9 @@ func asked(what string, ask *enginev1alpha1.Ask) string {
 
 // conflict refuses a request that does not fit the state of the backup. It is not
 // the kind of conflict that goes away by trying again.
-func conflict(name, format string, args ...any) error {
+func conflict(name, format string, args ...any) error { return refuse(name, format, args...) }
+
+func refuse(name, format string, args ...any) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,
 		Code:    http.StatusConflict,

@@ -4,6 +4,8 @@
 package backup
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -345,5 +347,35 @@ func TestDeletingALargeStoredBackup(t *testing.T) {
 	spec := h.run("shop.big").Spec
 	if spec.Deletion == nil || spec.Deletion.Stored.UID != "1" || !reflect.DeepEqual(spec.Backup, v1alpha1.BackupSpec{StorageLocation: "main"}) || len(spec.Labels) != 0 {
 		t.Errorf("recorded %+v", spec)
+	}
+}
+
+// A deletion that wants a superseded backup leaves the last data of a claim alone; one by a
+// person who asks for nothing of the kind is recorded.
+func TestDeletionLeavesTheLastData(t *testing.T) {
+	last, broken := []types.NamespacedName{{Namespace: "shop", Name: "data"}, {Namespace: "shop", Name: "db"}}, error(nil)
+	h := newHarness(t, nil)
+	h.kind.lastData = func(context.Context, *v1alpha1.Backup) ([]types.NamespacedName, error) { return last, broken }
+	h.storedOnly(&v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a", UID: "1"}, Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted}})
+	remove := func(superseded bool) error {
+		body := &v1alpha1.BackupDeletion{Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: "1", Superseded: superseded}}
+		_, err := h.post(NewDeletionREST(h.REST, clocktesting.NewFakePassiveClock(now)), "a", body, metav1.CreateOptions{})
+		return err
+	}
+	err := remove(true)
+	status, ok := errors.AsType[*apierrors.StatusError](err)
+	if !ok || status.ErrStatus.Reason != v1alpha1.StatusReasonBackupState || !strings.Contains(err.Error(), "the newest data of shop/data and 1 more") {
+		t.Fatalf("it holds the last data: %v", err)
+	}
+	if causes := status.ErrStatus.Details.Causes; len(causes) != 1 || causes[0].Type != v1alpha1.CauseHoldsLastData {
+		t.Errorf("the causes are %+v", causes)
+	}
+	broken = errors.New("no answer")
+	if err := remove(true); !apierrors.IsInternalError(err) || h.calls("create") > 0 {
+		t.Errorf("while that is not known: %v", err)
+	}
+	broken = nil
+	if err := remove(false); err != nil || h.run("shop.a").Spec.Deletion == nil {
+		t.Errorf("asked for without the precondition: %v", err)
 	}
 }

@@ -48,6 +48,9 @@ type Config struct {
 	Load func(namespace string, coming sets.Set[string]) records.Load
 	// Limits are how many backups may wait.
 	Limits Limits
+	// LastData are the existing claims of which no other good backup holds newer data than
+	// one. Nil knows of none.
+	LastData func(ctx context.Context, backup *v1alpha1.Backup) ([]types.NamespacedName, error)
 	// TTL is how long a backup is kept that says nothing of it. Default DefaultTTL.
 	TTL time.Duration
 }
@@ -72,6 +75,7 @@ func newKind(config Config) *kind {
 		namespaceUID:    config.NamespaceUID,
 		authorizer:      config.Authorizer,
 		defaultTTL:      cmp.Or(config.TTL, DefaultTTL),
+		lastData:        config.LastData,
 		limiter: limiter{
 			Limits:          config.Limits,
 			systemNamespace: config.SystemNamespace,

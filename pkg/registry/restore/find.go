@@ -108,6 +108,7 @@ func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1
 		return nil, nil, err
 	}
 	var newest, damaged *v1alpha1.Backup
+	var candidates []*v1alpha1.Backup
 	lacking := 0
 	items := list.(*v1alpha1.BackupList).Items
 	for i := range items {
@@ -120,8 +121,11 @@ func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1
 			if damaged == nil || takenAt(damaged).Before(takenAt(backup)) {
 				damaged = backup
 			}
-		case newest == nil || takenAt(newest).Before(takenAt(backup)):
-			newest = backup
+		default:
+			candidates = append(candidates, backup)
+			if newest == nil || takenAt(newest).Before(takenAt(backup)) {
+				newest = backup
+			}
 		}
 	}
 	if damaged != nil && newest != nil && takenAt(newest).Before(takenAt(damaged)) {
@@ -140,6 +144,9 @@ func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1
 		}
 		value := restore.Spec.ScheduleName
 		return nil, field.ErrorList{field.Invalid(at, value, why)}, nil
+	}
+	if why := k.holdsLess(newest, candidates, &restore.Spec); why != "" {
+		return nil, field.ErrorList{field.Invalid(at, restore.Spec.ScheduleName, why)}, nil
 	}
 	warnOfDoubts(ctx, at, newest)
 	return newest, nil, nil

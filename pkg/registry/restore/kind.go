@@ -34,6 +34,7 @@ type kind struct {
 	systemNamespace string
 	backups         Backups
 	ready           func() error
+	heldClaims      func(namespace, name string) []types.NamespacedName
 	namespaceUID    func(ctx context.Context, name string) (types.UID, error)
 	authorizer      authorizer.Authorizer
 	limiter         limiter

@@ -45,6 +45,8 @@ type Config struct {
 	Backups         Backups
 	// BackupsReady fails while not all backups are known.
 	BackupsReady func() error
+	// HeldClaims are the claims whose data a backup holds. Nil knows of none.
+	HeldClaims func(namespace, name string) []types.NamespacedName
 	// NamespaceUID finds out which namespace has a name.
 	NamespaceUID func(ctx context.Context, name string) (types.UID, error)
 	// Authorizer decides on every namespace that a request touches.
@@ -63,6 +65,7 @@ func NewREST(config Config) (*REST, error) {
 			systemNamespace: config.SystemNamespace,
 			backups:         config.Backups,
 			ready:           config.BackupsReady,
+			heldClaims:      config.HeldClaims,
 			namespaceUID:    config.NamespaceUID,
 			authorizer:      config.Authorizer,
 			limiter: limiter{

@@ -47,7 +47,9 @@ type harness struct {
 	reads      int
 	namespaces map[string]bool
 	backups    []v1alpha1.Backup
-	loading    error
+	// held are the claims whose data a backup holds, by its name.
+	held    map[string][]types.NamespacedName
+	loading error
 	// may are the rights of jane, as "verb resource namespace".
 	may map[string]bool
 	// asked are the rights that were asked about.
@@ -112,6 +114,7 @@ func newHarness(t *testing.T, may ...string) *harness {
 		Runs:            h.records.EngineV1alpha1().RestoreRuns(system),
 		Backups:         fakeBackups{h: h},
 		BackupsReady:    func() error { return h.loading },
+		HeldClaims:      func(_, name string) []types.NamespacedName { return h.held[name] },
 		NamespaceUID: func(_ context.Context, name string) (types.UID, error) {
 			if !h.namespaces[name] {
 				return "", apierrors.NewNotFound(corev1.Resource("namespaces"), name)

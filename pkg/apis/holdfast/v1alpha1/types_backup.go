@@ -591,6 +591,10 @@ type BackupDeletion struct {
 // state of the backup.
 const StatusReasonBackupState metav1.StatusReason = "BackupState"
 
+// CauseHoldsLastData is the cause of the refusal to delete a backup that must be superseded,
+// and holds the newest data of a claim. Its field names the claim, as namespace/name.
+const CauseHoldsLastData metav1.CauseType = "HoldsLastData"
+
 // BackupDeletionPreconditions are what must be true of a backup that is to be deleted.
 type BackupDeletionPreconditions struct {
 	// Uid of the backup, so that no later one of its name is deleted.
@@ -600,6 +604,10 @@ type BackupDeletionPreconditions struct {
 	// clock of the API server.
 	// +optional
 	Expired bool `json:"expired,omitempty"`
+	// Whether the backup must hold the newest data of no volume claim that exists: each
+	// claim that it holds is gone, or another good backup holds newer data of it.
+	// +optional
+	Superseded bool `json:"superseded,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

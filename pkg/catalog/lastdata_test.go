@@ -1,0 +1,71 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package catalog
+
+import (
+	"fmt"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// A newer backup takes the place of an older one for those claims only whose data it holds.
+func TestLastData(t *testing.T) {
+	none := func(holdfast.BackupReference) bool { return false }
+	for name, test := range map[string]struct {
+		newer   func(*Content)
+		going   func(holdfast.BackupReference) bool
+		shop    types.UID
+		missing bool
+		want    string
+	}{
+		"another newer one":          {want: "[]"},
+		"one claim is left out":      {newer: func(c *Content) { c.Volumes = c.Volumes[:1] }, want: "[shop/db]"},
+		"no volume, as at zero":      {newer: func(c *Content) { c.Volumes = nil }, want: "[shop/data shop/db]"},
+		"a volume failed":            {newer: func(c *Content) { c.Volumes[0] = failed(c.Volumes[0]) }, want: "[shop/data]"},
+		"the newer one failed":       {newer: func(c *Content) { c.Backup.Status.Phase = holdfast.BackupPhaseFailed }, want: "[shop/data shop/db]"},
+		"its metadata was replaced":  {newer: func(c *Content) { c.Replaced = "it was replaced" }, want: "[shop/data shop/db]"},
+		"its volumes can't be read":  {newer: func(c *Content) { c.VolumesError = "cut" }, want: "[shop/data shop/db]"},
+		"of another cluster":         {newer: func(c *Content) { ofTheirs(c.Backup.Status.Origin) }, want: "[shop/data shop/db]"},
+		"the newer one is going":     {going: func(b holdfast.BackupReference) bool { return b.Name == "new" }, want: "[shop/data shop/db]"},
+		"the newer one is missed":    {missing: true, want: "[shop/data shop/db]"},
+		"the namespace is gone":      {newer: func(c *Content) { c.Volumes = nil }, shop: "-", want: "[]"},
+		"the namespace is made anew": {newer: func(c *Content) { c.Volumes = nil }, shop: "anew", want: "[shop/data shop/db]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCatalog(nil)
+			switch test.shop {
+			case "":
+				c.SetNamespaces(map[string]types.UID{"shop": "uid-of-shop"})
+			case "-":
+			default:
+				c.SetNamespaces(map[string]types.UID{"shop": test.shop})
+			}
+			content := func(storeName string, age int) Content {
+				return Content{Backup: stored("default", storeName, age), Volumes: []Volume{claim("shop", "data", int64(age), age), claim("shop", "db", int64(100+age), age)}}
+			}
+			c.Put("default", "old", content("old", 20), minute(0))
+			newer := content("new", 10)
+			if test.newer != nil {
+				test.newer(&newer)
+			}
+			c.Put("default", "new", newer, minute(0))
+			if test.missing {
+				c.Observe("default", []string{"old"}, minute(1), minute(1))
+			}
+			going := none
+			if test.going != nil {
+				going = test.going
+			}
+			if got := fmt.Sprint(c.LastData(system, "old", going)); got != test.want {
+				t.Errorf("the older one holds the last data of %s, not %s", got, test.want)
+			}
+			if got := fmt.Sprint(c.HeldClaims(system, "old")); got != "[shop/data shop/db]" {
+				t.Errorf("it holds %s", got)
+			}
+		})
+	}
+}

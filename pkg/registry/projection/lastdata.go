@@ -1,0 +1,26 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package projection
+
+import (
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// HeldClaims are the claims whose data a stored backup holds.
+func (p *Projector) HeldClaims(namespace, name string) []types.NamespacedName {
+	return p.stores.catalog.HeldClaims(namespace, name)
+}
+
+// LastData are the claims of existing namespaces of which no other good backup holds newer data
+// than a stored one. A backup whose deletion was asked for holds nothing.
+func (p *Projector) LastData(namespace, name string) []types.NamespacedName {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stores.catalog.LastData(namespace, name, func(other v1alpha1.BackupReference) bool {
+		run := p.runs.byBackup[backupKey{Namespace: other.Namespace, Name: other.Name}]
+		return run != nil && run.Deleting()
+	})
+}
