@@ -96,12 +96,13 @@ func (p *Projector) isKnown(run *enginev1alpha1.BackupRun) bool {
 	return p.runs.known(run) != nil
 }
 
-// heardFrom is from when on the word of a store counts about a run that is stored.
-// It takes some time until all see in a store what one of them has just written.
+// heardFrom is from when on the word of a store counts about a run that is stored. It
+// takes some time until all see in a store what one of them has just written: that time
+// begins with the run's end, whenever this process hears of it.
 func (p *Projector) heardFrom(run *enginev1alpha1.BackupRun) time.Time {
 	now := p.Clock.Now()
 	if ended := run.Status.CompletionTimestamp; ended != nil && now.Sub(ended.Time) < storeDelay {
-		return now.Add(storeDelay)
+		return ended.Add(storeDelay)
 	}
 	return now
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/informers"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -534,6 +535,20 @@ func TestPauseBoundsEventsAndWork(t *testing.T) {
 	} {
 		if got := pause(c.events, c.took); got != c.want {
 			t.Errorf("pause(%d, %s) = %s, want %s", c.events, c.took, got, c.want)
+		}
+	}
+}
+
+// A store is believed about a backup from two minutes after its end on, however late that is
+// heard of: else one that another writer has deleted is listed again after each restart.
+func TestAStoreIsBelievedSomeTimeAfterTheEnd(t *testing.T) {
+	now := time.Unix(10_000, 0)
+	p := &Projector{Config: Config{Clock: clocktesting.NewFakeClock(now)}}
+	for ago, want := range map[time.Duration]time.Duration{0: storeDelay, time.Minute: storeDelay - time.Minute, storeDelay: 0, time.Hour: 0} {
+		run := &enginev1alpha1.BackupRun{}
+		run.Status.CompletionTimestamp = &metav1.Time{Time: now.Add(-ago)}
+		if got := p.heardFrom(run).Sub(now); got != want {
+			t.Errorf("it ended %s ago: the store is believed in %s, not %s", ago, got, want)
 		}
 	}
 }
