@@ -52,7 +52,7 @@ else
 fi
 echo "test: what was stored, listed, verified and restored by Kopia's own command, which is built for it"
 go build -C hack/bench/kopia -o "${PWD}/.lab/bin/kopia" github.com/kopia/kopia
-HOLDFAST_KOPIA="${PWD}/.lab/bin/kopia" go test -run TestKopiaCommand ./pkg/datapath
+HOLDFAST_KOPIA="${PWD}/.lab/bin/kopia" go test -run 'TestKopiaCommand|TestUploadStoresAnewWhatIsMissing' ./pkg/datapath
 echo "test: the queue against its rules, in thousands of random histories"
 go test -run 'Against|Forgets' ./pkg/queue -rapid.checks=2000
 echo "test: restores of random objects, while the cluster fails"

@@ -89,6 +89,11 @@ func TestUploadStoresAnewWhatIsMissing(t *testing.T) {
 				expectSameTree(t, tree(t, target), want)
 				s.verify(t, id)
 			}
+			if kopia := os.Getenv("HOLDFAST_KOPIA"); kopia != "" {
+				k := kopiaCommand{t, kopia, t.TempDir(), string(s.key)}
+				k.run("repository", "connect", "filesystem", "--path="+filepath.Join(s.location.Spec.Filesystem.Path, "kopia", namespace), "--readonly")
+				k.run("snapshot", "verify", "--verify-files-percent=100", first, second.SnapshotID)
+			}
 		})
 	}
 }

@@ -188,7 +188,7 @@ func (m *Maintainer) maintain(ctx context.Context, result *Result) error {
 	err = liveness.Exclusively(ctx, m.Leases, name, m.Identity, m.Clock, func(ctx context.Context) error {
 		cache, remove := newCache(ctx)
 		defer remove()
-		opened, err := opener.OpenAt(ctx, m.Secrets, m.Keys, stored, record.Spec.VolumeNamespace, repository.Options{Cache: cache, Damaged: record.DamagedPacks()})
+		opened, err := opener.OpenAt(ctx, m.Secrets, m.Keys, stored, record.Spec.VolumeNamespace, repository.Options{Cache: cache, Damaged: record.Status.Damage.KnownPacks()})
 		if err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@
 package repository_test
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -177,5 +178,30 @@ func TestMaintenanceOfWhatIsLost(t *testing.T) {
 				t.Errorf("when no snapshot needs it any more a check says %+v", done)
 			}
 		})
+	}
+}
+
+// Packs that are only thought to be lost, as after a listing that lags, are stored twice, which
+// harms nothing.
+func TestPacksThatAreOnlyThoughtToBeLost(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	random(t, dir, 10, 10_000)
+	first := w.upload(w.open(), "volume", dir)
+	wrong, packs := w.open(), w.packFiles()
+	wrong.Distrust(slices.Collect(maps.Keys(packs)))
+	second := w.upload(wrong, "volume", dir)
+	if now := len(w.packFiles()); now <= len(packs) {
+		t.Errorf("of %d packs there are %d after an upload that does not trust them", len(packs), now)
+	}
+	want := map[string]map[string]string{first: contents(t, dir), second: contents(t, dir)}
+	w.expectRestored(want)
+	for range 5 {
+		w.Advance(25 * time.Hour)
+		w.maintain()
+	}
+	w.expectRestored(want)
+	if done := w.check(w.open(), repository.CheckOptions{All: true}); done.Lost() {
+		t.Errorf("a check says %+v", done)
 	}
 }

@@ -24,7 +24,7 @@ import (
 
 const (
 	// believedFor is how long an open repository believes a comparison.
-	believedFor = 10 * time.Minute
+	believedFor = 2 * time.Minute
 	// mostConfirmed is how many packs are asked for by name that a listing lacks.
 	mostConfirmed = 64
 )
@@ -71,7 +71,7 @@ type comparison struct {
 }
 
 // Missing compares the packs that the index names with those that the store lists: a request
-// for each thousand of them, once in ten minutes while the repository is open. A pack that the
+// for each thousand of them, once in two minutes while the repository is open. A pack that the
 // listing lacks is asked for by its name, so a listing that lags costs a request. The index is
 // read before the listing, and a pack is written before it is named there: a pack that another
 // writer adds meanwhile is not taken for missing.

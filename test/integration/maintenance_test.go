@@ -205,7 +205,7 @@ func TestMaintenanceJobs(t *testing.T) {
 		t.Errorf("asking for one that does not exist: %v", err)
 	}
 	oldest := len(status.RecentMaintenance) - 1
-	if first, second := status.RecentMaintenance[oldest], status.RecentMaintenance[oldest-1]; first.Message != "full" || second.Message != "quick" ||
+	if first, second := status.RecentMaintenance[oldest], status.RecentMaintenance[oldest-1]; !strings.HasPrefix(first.Message, "full; nothing is missing; ") || second.Message != "quick" ||
 		first.Result != enginev1alpha1.MaintenanceSucceeded || second.Result != enginev1alpha1.MaintenanceSucceeded || first.Job == second.Job {
 		t.Errorf("the record tells of %+v", status.RecentMaintenance)
 	}

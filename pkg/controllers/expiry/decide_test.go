@@ -113,6 +113,11 @@ func TestLastGood(t *testing.T) {
 				b.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionVolumesListed, Status: metav1.ConditionFalse}}
 			}),
 		}, []string{"a1"}},
+		"one that is damaged lets no whole one go, and stays itself": {[]*v1alpha1.Backup{
+			stored("a1", day(1), of("a")), stored("a2", day(2), of("a"), func(b *v1alpha1.Backup) {
+				b.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionVolumesDamaged, Status: metav1.ConditionTrue}}
+			}),
+		}, []string{"a1", "a2"}},
 		"exclusion counts": {[]*v1alpha1.Backup{
 			stored("a1", day(1), of("a")), stored("others", day(2), func(b *v1alpha1.Backup) { b.Spec.ExcludedNamespaces = []string{"a"} }),
 		}, []string{"a1", "others"}},

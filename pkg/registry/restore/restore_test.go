@@ -439,6 +439,17 @@ func TestTheNewestBackupThatHoldsWhatIsAskedFor(t *testing.T) {
 			}
 		})
 	}
+	damage := []metav1.Condition{{Type: v1alpha1.ConditionVolumesDamaged, Status: metav1.ConditionTrue, Message: "1 of its volumes"}}
+	h.stored(system, "j-damaged", "shop").Status.Conditions = damage
+	h.stored("blog", "a-damaged", "blog").Status.Conditions = damage
+	for want, spec := range map[string]spec{
+		"c-both":    {IncludedNamespaces: []string{"shop"}}, // which is whole
+		"a-damaged": {BackupNamespace: "blog"},              // since there is no other one
+	} {
+		if created, err := h.create(system, "back", spec, metav1.DryRunAll); err != nil || created.Status.Backup.Name != want {
+			t.Errorf("beside damaged ones it finds %+v, %v, not %s", created, err, want)
+		}
+	}
 	h.loading = errors.New("some stores have not been read")
 	if _, err := h.create(system, "back", spec{}); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("while stores are read: %v", err)

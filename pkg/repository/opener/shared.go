@@ -77,7 +77,8 @@ type source struct {
 	Location  repository.Location
 	Key       string
 	Others    []repository.Key
-	Damaged   []string
+	// Damage is what its store has lost: what an opening believes of its packs is older.
+	Damage *engine.RepositoryDamage
 }
 
 // opening is of a repository that is open, or will be.
@@ -202,7 +203,7 @@ func (s *Shared) source(ctx context.Context, name string, secrets Secrets) (sour
 		Location:  repository.Location{Spec: stored.Spec, Secret: credentials},
 		Key:       string(key),
 		Others:    others,
-		Damaged:   record.DamagedPacks(),
+		Damage:    record.Status.Damage,
 	}, nil
 }
 
@@ -242,7 +243,7 @@ func (s *Shared) begin(ctx context.Context, o *opening, what source) {
 	defer o.cancel()
 	seen := s.Clock.Now()
 	options := s.Options
-	options.Others, options.Damaged = what.Others, what.Damaged
+	options.Others, options.Damaged = what.Others, what.Damage.KnownPacks()
 	opened, err := repository.Open(ctx, what.Location, what.Namespace, repository.Key(what.Key), options)
 	if err != nil {
 		err = fmt.Errorf("VolumeRepository %s: %w", o.name, cmp.Or(context.Cause(ctx), err))

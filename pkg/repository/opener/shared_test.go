@@ -268,6 +268,16 @@ func TestSharedOfWhatHasChanged(t *testing.T) {
 	f.key(app, password)
 	must(t, f.use(app, nothing))
 	f.eventually("what was changed stays open", func() bool { return f.open() == 1 })
+	before := f.formats.Load()
+	must(t, f.records.Update(&engine.VolumeRepository{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: app, UID: "2"},
+		Spec:       engine.VolumeRepositorySpec{VolumeNamespace: app, BackupStorageLocation: "default"},
+		Status:     engine.VolumeRepositoryStatus{Damage: &engine.RepositoryDamage{MissingPacks: 1}},
+	}))
+	must(t, f.use(app, nothing))
+	if got := f.formats.Load(); got != before+1 {
+		t.Errorf("after the loss of packs it was opened %d times more, want once", got-before)
+	}
 	if err := f.use("unknown", nothing); err == nil {
 		t.Error("there is a repository without a record")
 	}

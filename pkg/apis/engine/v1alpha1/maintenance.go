@@ -48,10 +48,10 @@ func (d *RepositoryDamage) Affects(snapshot string, began time.Time) bool {
 	return slices.Contains(d.Snapshots, snapshot)
 }
 
-// DamagedPacks are the names of packs that hold something else than what was written.
-func (r *VolumeRepository) DamagedPacks() []string {
-	if r.Status.Damage == nil {
+// KnownPacks are the names of packs that hold something else than what was written.
+func (d *RepositoryDamage) KnownPacks() []string {
+	if d == nil {
 		return nil
 	}
-	return r.Status.Damage.Packs
+	return d.Packs
 }
