@@ -129,7 +129,7 @@ show get pods,pvc -A
 
 say "Four backups at once, of which two may run: what waits, and for what?"
 backup() { # NAME NAMESPACE...
-  printf -- '---\napiVersion: holdfast.io/v1alpha1\nkind: Backup\nmetadata: {name: %s, namespace: holdfast}\nspec: {includedNamespaces: [%s], defaultVolumesToFsBackup: true}\n' \
+  printf -- '---\napiVersion: holdfast.io/v1alpha1\nkind: Backup\nmetadata: {name: %s, namespace: holdfast}\nspec: {includedNamespaces: [%s]}\n' \
     "$1" "$(IFS=,; echo "${*:2}")"
 }
 { backup shop shop; backup shop-and-blog shop blog; backup wiki wiki; backup blog blog; } >"${dir}/backups.yaml"

@@ -563,6 +563,7 @@ func (p *podVolumes) refuse(pod *heldPod, reason string) {
 	pod.volumes = nil
 	for _, claim := range pod.claims {
 		if of := p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: claim}]; of.unusable == "" {
+			of.missed = of.volume != ""
 			of.unusable, of.known = "of the pod "+pod.ref.Name+", which has it as a volume: "+reason, true
 			p.skip(about, skippedVolume{"of the claim " + claim, claim, reason, false})
 		}

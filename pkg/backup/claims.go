@@ -37,6 +37,9 @@ type claim struct {
 	// taken is true once the data was handed over, and mounted once a pod of the
 	// backup has the claim as a volume, so that it was judged with the pod.
 	taken, mounted bool
+	// missed is true once the user was told that the data is not backed up, which is so
+	// unless it is taken through another pod; lost, if it could not be handed over.
+	missed, lost bool
 	// notYet are findings about pods that do not run, held back because another
 	// pod may still give access to the data.
 	notYet []pendingWarning

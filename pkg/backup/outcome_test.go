@@ -250,7 +250,7 @@ func TestObjectsThatCannotBeUnderstood(t *testing.T) {
 			}
 		}
 		if !slices.ContainsFunc(results.Warnings.Namespaces["shop"], func(text string) bool {
-			return strings.HasPrefix(text, "pods shop/p: the data of volume o is not backed up: read an object")
+			return strings.HasPrefix(text, "pods shop/p: the data of volume o (claim odd) is not backed up: read an object")
 		}) {
 			t.Errorf("the warnings are %+v", results.Warnings)
 		}

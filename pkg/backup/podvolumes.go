@@ -108,11 +108,12 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 	for _, name := range held.claims {
 		p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: name}].mounted = true
 	}
-	picked, skipped := pickVolumes(pod, p.filesByDefault(), func(volume *corev1.Volume) action { return p.actionOf(pod, volume) })
+	picked, skipped := pickVolumes(pod, defaultsOf(p.spec.DefaultVolumesToFsBackup), func(volume *corev1.Volume) action { return p.actionOf(pod, volume) })
 	for _, s := range skipped {
 		p.skip(about, s)
 		if s.claim != "" {
-			p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: s.claim}].skipped = s.reason
+			of := p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: s.claim}]
+			of.skipped, of.missed = s.reason, of.missed || s.asked
 		}
 	}
 	for _, volume := range picked {
@@ -128,7 +129,7 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 			return err
 		case why != "":
 			p.skip(about, skippedVolume{here.name, here.claim, why, true})
-			of.skipped = why
+			of.skipped, of.missed = why, true
 		default:
 			held.volumes = append(held.volumes, here)
 		}
@@ -176,8 +177,16 @@ func (p *podVolumes) notHere(ctx context.Context, of *claim, name string) (strin
 	return "", nil
 }
 
+// notBackedUp is the text about a volume whose data is not in the backup.
+func notBackedUp(volume, claim, reason string) string {
+	if claim != "" {
+		volume += " (claim " + claim + ")"
+	}
+	return fmt.Sprintf("the data of volume %s is not backed up: %s", volume, reason)
+}
+
 func (p *podVolumes) skip(about subject, s skippedVolume) {
-	text := fmt.Sprintf("the data of volume %s is not backed up: %s", s.volume, s.reason)
+	text := notBackedUp(s.volume, s.claim, s.reason)
 	if s.asked {
 		p.findings.warn(about, text)
 		return
@@ -202,6 +211,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 		of = p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: to.ClaimName}]
 		if of.unusable != "" {
 			p.skip(about, skippedVolume{volume.name, to.ClaimName, of.unusable, !of.known})
+			of.missed = of.missed || !of.known
 			return nil
 		}
 		if of.taken {
@@ -219,11 +229,12 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 			p.skip(about, skippedVolume{volume.name, "", reason, true})
 			return nil
 		}
-		of.notYet = append(of.notYet, pendingWarning{about, fmt.Sprintf("the data of volume %s is not backed up: %s", volume.name, reason)})
+		of.notYet = append(of.notYet, pendingWarning{about, notBackedUp(volume.name, volume.claim, reason)})
 		return nil
 	}
 	of.taken = true
 	if err := p.submit(ctx, to); err != nil {
+		of.lost = true
 		p.findings.fail(about, fmt.Sprintf("hand over volume %s: %v", volume.name, err))
 		return nil
 	}
@@ -244,17 +255,17 @@ func (p *podVolumes) submit(ctx context.Context, volume *format.Volume) error {
 }
 
 // podsDone gives the warnings that were held back, for claims that no running
-// pod uses, and those for claims that no pod uses at all, if the files of all
-// volumes were asked for, or a volume policy asks for something.
+// pod uses, and the ones for claims that no pod of the backup uses at all, unless the spec
+// or a volume policy wants no files of them.
 func (p *podVolumes) podsDone() {
 	for _, volume := range p.leaving {
 		if of := p.claims[volume.claim]; of != nil {
 			if refused, _ := of.action.whyNot(); of.taken || refused != "" {
 				continue
 			}
-			of.skipped, of.mounted = cmp.Or(of.skipped, podLeaves), true
+			of.skipped, of.mounted, of.missed = cmp.Or(of.skipped, podLeaves), true, true
 		}
-		p.findings.warn(volume.about, fmt.Sprintf("the data of volume %s is not backed up: %s", volume.name, podLeaves))
+		p.findings.warn(volume.about, notBackedUp(volume.name, volume.claim.Name, podLeaves))
 	}
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
@@ -262,11 +273,13 @@ func (p *podVolumes) podsDone() {
 			continue
 		}
 		for _, pending := range of.notYet {
-			of.unusable = "no running pod uses the claim"
+			of.unusable, of.missed = "no running pod uses the claim", true
 			p.findings.warn(pending.about, pending.text)
 		}
 		refused, asked := of.action.whyNot()
-		if asked = asked || of.action == filesAction || of.action == noAction && p.filesByDefault(); asked && !of.mounted && of.volume != "" {
+		asked = asked || of.action == filesAction || of.action == noAction && p.wantsClaims()
+		if asked && !of.mounted && of.volume != "" {
+			of.missed = true
 			of.unusable = cmp.Or(refused, of.unusable, "no running pod of the backup uses the claim, and files are read through one")
 			p.findings.warn(subject{claimsResource, key.Namespace, key.Name}, "the data of the claim is not backed up: "+of.unusable)
 		}
@@ -288,7 +301,7 @@ func (c *collector) leaves(about subject, raw []byte) {
 	if err := decode(raw, &pod); err != nil {
 		return // of what is left out, nothing is asked
 	}
-	picked, _ := pickVolumes(&pod, c.filesByDefault(), func(*corev1.Volume) action { return noAction })
+	picked, _ := pickVolumes(&pod, defaultsOf(c.spec.DefaultVolumesToFsBackup), func(*corev1.Volume) action { return noAction })
 	for _, volume := range picked {
 		if claim := claimOf(&pod, &volume); claim != "" {
 			c.leaving = append(c.leaving, leavingVolume{about, volume.Name, types.NamespacedName{Namespace: pod.Namespace, Name: claim}})
@@ -296,9 +309,26 @@ func (c *collector) leaves(about subject, raw []byte) {
 	}
 }
 
-// filesByDefault says whether the files of all volumes were asked for.
-func (c *collector) filesByDefault() bool {
-	return c.spec.DefaultVolumesToFsBackup != nil && *c.spec.DefaultVolumesToFsBackup
+// wantsClaims reports whether the backup wants the data of claims that no pod of it uses.
+// By default that is so only if it holds pods, since it does not know who uses a claim else.
+func (c *collector) wantsClaims() bool {
+	switch defaultsOf(c.spec.DefaultVolumesToFsBackup) {
+	case takeAll:
+		return true
+	case takeClaims:
+		return c.wanted.Included(podsResource, true)
+	}
+	return false
+}
+
+// leftOut counts the bound claims whose data was wanted and is not in the backup.
+func (p *podVolumes) leftOut() (count int32) {
+	for _, of := range p.claims {
+		if of.volume != "" && (of.lost || of.missed && !of.taken) {
+			count++
+		}
+	}
+	return count
 }
 
 // conclude turns what failed into findings, and returns what became of the volumes, in the

@@ -214,10 +214,10 @@ func TestWhatPoliciesDo(t *testing.T) {
 			pods: []string{podWith("p", "", "a"+emptyDir, "data"+claimData, `l "persistentVolumeClaim":{"claimName":"local"}`, "idle"+claimIdle, `e "persistentVolumeClaim":{"claimName":"eph-temp"}`)},
 			want: []string{"p/a"},
 			warnings: []string{
-				"pods shop/p: the data of volume data is not backed up: a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
-				"pods shop/p: the data of volume e is not backed up: a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
-				"pods shop/p: the data of volume idle is not backed up: a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
-				"pods shop/p: the data of volume l is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
+				"pods shop/p: the data of volume data (claim data) is not backed up: a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
+				"pods shop/p: the data of volume e (claim eph-temp) is not backed up: a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
+				"pods shop/p: the data of volume idle (claim idle) is not backed up: a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
+				"pods shop/p: the data of volume l (claim local) is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
 			},
 			skipped: map[string]string{
 				"pv-data":  "a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",

@@ -176,6 +176,7 @@ type execution struct {
 	manifest manifest.Writer
 	volumes  []*format.Volume
 	skipped  []format.VolumeInfo
+	leftOut  int32
 }
 
 func newExecution(ctx context.Context, request Request, deps Dependencies) *execution {
@@ -276,6 +277,7 @@ func (e *execution) read(ctx context.Context) error {
 	// Everything is read.
 	ctx = e.Ending
 	e.list, e.volumes, e.skipped = collector.sink.list, volumes.conclude(), volumes.notTaken()
+	e.leftOut = volumes.leftOut()
 	if err := e.removeEarlier(ctx, false); err != nil { // once more: an attempt before may have woken up
 		return err
 	}
@@ -384,7 +386,7 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 	status.Message = e.findings.message()
 	objects := e.Progress.Objects()
 	status.Progress = &objects
-	status.Volumes = volumesProgress(e.volumes)
+	status.Volumes = volumesProgress(e.volumes, e.leftOut)
 	if counts := e.hooks.counts(); counts != nil {
 		status.HookStatus = counts
 	}
@@ -406,11 +408,11 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 }
 
 // volumesProgress is nil for a backup without volumes.
-func volumesProgress(volumes []*format.Volume) *holdfast.BackupVolumesProgress {
-	if len(volumes) == 0 {
+func volumesProgress(volumes []*format.Volume, leftOut int32) *holdfast.BackupVolumesProgress {
+	if len(volumes) == 0 && leftOut == 0 {
 		return nil
 	}
-	progress := &holdfast.BackupVolumesProgress{Total: int32(len(volumes))}
+	progress := &holdfast.BackupVolumesProgress{Total: int32(len(volumes)), LeftOut: leftOut}
 	for _, volume := range volumes {
 		status := &volume.Status
 		progress.TotalBytes += status.Progress.TotalBytes

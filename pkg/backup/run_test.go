@@ -99,6 +99,9 @@ func newFixture(t testing.TB, spec holdfast.BackupSpec) *fixture {
 	clock := clocktesting.NewFakeClock(start.Add(time.Minute))
 	f := &fixture{testCluster: cluster, store: storetest.NewFaulty(storetest.Memory(t), clock), volumes: &testVolumes{}, hooks: &testHooks{}}
 	spec.StorageLocation = cmp.Or(spec.StorageLocation, "default")
+	if spec.DefaultVolumesToFsBackup == nil {
+		spec.DefaultVolumesToFsBackup = new(false) // TestWhatIsWantedByDefault is about the default
+	}
 	spec.TTL = metav1.Duration{Duration: 720 * time.Hour}
 	f.request = Request{
 		Backup: &holdfast.Backup{

@@ -57,15 +57,47 @@ type wish struct {
 	excluded   bool
 }
 
-// wishes are those of a pod, by volume. Velero's annotations count as they do there:
-// one for backups that take volumes by default, the other for those that do not. Ours
-// always count, and have the last word: that which excludes before that which includes.
-func wishes(pod *corev1.Pod, byDefault bool) map[string]wish {
-	found := map[string]wish{}
-	of := []wish{{includeVolumesVelero, false}, {includeVolumesAnnotation, false}, {excludeVolumesAnnotation, true}}
-	if byDefault {
-		of[0] = wish{excludeVolumesVelero, true}
+// defaults say which volumes a backup takes if neither a policy nor the pod names them.
+type defaults uint8
+
+const (
+	// takeClaims takes the volumes with a claim, and leaves scratch space.
+	takeClaims defaults = iota
+	// takeAll takes all volumes, and takeNone takes none, as in Velero.
+	takeAll
+	takeNone
+)
+
+// defaultsOf returns the defaults of a spec, of which Velero knows two.
+func defaultsOf(defaultVolumesToFsBackup *bool) defaults {
+	switch {
+	case defaultVolumesToFsBackup == nil:
+		return takeClaims
+	case *defaultVolumesToFsBackup:
+		return takeAll
 	}
+	return takeNone
+}
+
+// take reports whether a backup with these defaults takes a volume that nothing names. The
+// claim of a generic ephemeral volume lives and dies with its pod, so it is scratch space.
+func (d defaults) take(volume *corev1.Volume) bool {
+	return d == takeAll || d == takeClaims && volume.PersistentVolumeClaim != nil
+}
+
+// wishes are those of a pod, by volume. Velero's annotations count as they do there: the one
+// that includes for volumes that are not taken by default, the one that excludes for those
+// that are. Ours always count, and have the last word: exclusion wins over inclusion.
+func wishes(pod *corev1.Pod, byDefault defaults) map[string]wish {
+	found := map[string]wish{}
+	var of []wish
+	if byDefault != takeAll {
+		of = append(of, wish{includeVolumesVelero, false})
+	}
+	if byDefault != takeNone {
+		of = append(of, wish{excludeVolumesVelero, true})
+	}
+	of = append(of, wish{includeVolumesAnnotation, false}, wish{excludeVolumesAnnotation, true})
 	for _, w := range of {
 		for name := range strings.SplitSeq(pod.Annotations[w.annotation], ",") {
 			if name = strings.TrimSpace(name); name != "" {
@@ -76,10 +108,10 @@ func wishes(pod *corev1.Pod, byDefault bool) map[string]wish {
 	return found
 }
 
-// pickVolumes says which volumes of a pod are to be uploaded: those of a volume policy, and of
-// those that none matches the ones that the pod asks for; byDefault also those of which it
-// says nothing. Never those whose content is in the API anyway, in an image, or out of reach.
-func pickVolumes(pod *corev1.Pod, byDefault bool, actionOf func(*corev1.Volume) action) (picked []corev1.Volume, skipped []skippedVolume) {
+// pickVolumes returns the volumes of a pod that are to be uploaded: the ones of a volume
+// policy; of the others the ones that the pod names, or that are taken by default. Never
+// picked are volumes whose content is in the API, in an image, or out of reach.
+func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volume) action) (picked []corev1.Volume, skipped []skippedVolume) {
 	wishes := wishes(pod, byDefault)
 	mounted, blocks := mounts(pod)
 	_, waitVolume := restorewait.In(pod)
@@ -88,7 +120,7 @@ func pickVolumes(pod *corev1.Pod, byDefault bool, actionOf func(*corev1.Volume) 
 		wish, named := wishes[name]
 		delete(wishes, name)
 		action := actionOf(&volume)
-		if action == noAction && !byDefault && !named {
+		if action == noAction && !named && !byDefault.take(&volume) {
 			// Another pod may name the claim, which is told of by itself.
 			skipped = append(skipped, skippedVolume{volume: name, reason: cmp.Or(unsupported(&volume), "no annotation of the pod names it")})
 			continue

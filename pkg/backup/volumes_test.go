@@ -157,15 +157,15 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 			pods:      []string{podIn("Succeeded", "p1", "", "d"+claimData, "a"+emptyDir)},
 			warnings: []string{
 				"pods shop/p1: the data of volume a is not backed up: the pod is Succeeded, not Running",
-				"pods shop/p1: the data of volume d is not backed up: the pod is Succeeded, not Running",
+				"pods shop/p1: the data of volume d (claim data) is not backed up: the pod is Succeeded, not Running",
 			},
 		},
 		"claims whose data is out of reach": {
 			byDefault: true,
 			pods:      []string{podWith("p", "", "l"+claimLocal, "w"+claimPending, "private"+claimPrivate)},
 			warnings: []string{
-				"pods shop/p: the data of volume l is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
-				"pods shop/p: the data of volume w is not backed up: the claim is not bound",
+				"pods shop/p: the data of volume l (claim local) is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
+				"pods shop/p: the data of volume w (claim pending) is not backed up: the claim is not bound",
 			},
 		},
 		"a claim that does not exist": {
@@ -178,8 +178,8 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 			pods:      []string{podWith("p", "", "l"+claimLost, "n"+claimNamed, "u"+claimUnnamed)},
 			want:      []string{"p/l lost pv-lost"},
 			warnings: []string{
-				"pods shop/p: the data of volume n is not backed up: the claim is not bound",
-				"pods shop/p: the data of volume u is not backed up: the claim is not bound",
+				"pods shop/p: the data of volume n (claim named) is not backed up: the claim is not bound",
+				"pods shop/p: the data of volume u (claim unnamed) is not backed up: the claim is not bound",
 			},
 		},
 		"no claims in a backup without them": {
@@ -195,8 +195,8 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 				"volumes":[{"name":"raw",` + claimData + `},{"name":"idle",` + claimIdle + `},{"name":"early",` + emptyDir + `}]},"status":{"phase":"Running"}}`},
 			want: []string{"p/early  "},
 			warnings: []string{
-				"pods shop/p: the data of volume idle is not backed up: no container mounts it",
-				"pods shop/p: the data of volume raw is not backed up: it is a block device, and only files can be read",
+				"pods shop/p: the data of volume idle (claim idle) is not backed up: no container mounts it",
+				"pods shop/p: the data of volume raw (claim data) is not backed up: it is a block device, and only files can be read",
 			},
 		},
 	} {
@@ -267,7 +267,7 @@ func TestClaimsThatNoPodUses(t *testing.T) {
 				podWith("p", `"backup.velero.io/backup-volumes-excludes":"d,e,l"`, "d"+claimData, "l"+claimLocal, `e "persistentVolumeClaim":{"claimName":"eph-temp"}`),
 				podIn("Succeeded", "q", "", "i"+claimIdle),
 			},
-			want: []string{"pods shop/q: the data of volume i is not backed up: the pod is Succeeded, not Running"},
+			want: []string{"pods shop/q: the data of volume i (claim idle) is not backed up: the pod is Succeeded, not Running"},
 		},
 		"nobody asked for files":     {},
 		"they are asked not to come": {byDefault: &no, pods: []string{podWith("p", "", "d"+claimData)}},
@@ -289,6 +289,104 @@ func TestClaimsThatNoPodUses(t *testing.T) {
 	}
 }
 
+// TestWhatIsWantedByDefault: a backup that says nothing of volumes takes the data of claims,
+// and names and counts each bound claim whose data it does not hold.
+func TestWhatIsWantedByDefault(t *testing.T) {
+	const orphan = "the data of the claim is not backed up: no running pod of the backup uses the claim, and files are read through one"
+	const hostPath = "persistentvolumeclaims shop/local: the data of the claim is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots"
+	idle, temp := "persistentvolumeclaims shop/idle: "+orphan, "persistentvolumeclaims shop/eph-temp: "+orphan
+	for name, test := range map[string]struct {
+		spec     holdfast.BackupSpec
+		pods     []string
+		want     []string // POD/VOLUME
+		leftOut  int32
+		warnings []string
+	}{
+		"claims, and no scratch space": {
+			pods: []string{podWith("p", "", "a"+emptyDir, "data"+claimData, `nfs "nfs":{"server":"s","path":"/"}`), podWith("q", "", "idle"+claimIdle), podWith("eph", "", `temp "ephemeral":{"volumeClaimTemplate":{}}`)},
+			want: []string{"p/data", "q/idle"}, leftOut: 1, warnings: []string{hostPath},
+		},
+		"what pods say": {
+			pods: []string{
+				podWith("p", `"backup.velero.io/backup-volumes":"a","backup.velero.io/backup-volumes-excludes":"data"`, "a"+emptyDir, "data"+claimData),
+				podWith("q", `"backup.holdfast.io/backup-volumes-excludes":"idle"`, "idle"+claimIdle),
+				podWith("eph", `"backup.holdfast.io/backup-volumes":"temp"`, `temp "ephemeral":{"volumeClaimTemplate":{}}`),
+			},
+			want: []string{"eph/temp", "p/a"}, leftOut: 1, warnings: []string{hostPath},
+		},
+		"a pod that is Pending, and a device": {
+			pods: []string{
+				podIn("Pending", "p", "", "data"+claimData),
+				`{"metadata":{"name":"q","namespace":"shop"},"spec":{"nodeName":"n1","containers":[{"volumeDevices":[{"name":"raw"}]}],"volumes":[{"name":"raw",` + claimIdle + `}]},"status":{"phase":"Running"}}`,
+			},
+			leftOut: 4, warnings: []string{
+				temp, hostPath,
+				"pods shop/p: the data of volume data (claim data) is not backed up: the pod is Pending, not Running",
+				"pods shop/q: the data of volume raw (claim idle) is not backed up: it is a block device, and only files can be read",
+			},
+		},
+		"a pod that is Pending beside one that runs": {
+			pods: []string{podIn("Pending", "p", "", "data"+claimData), podWith("q", "", "data"+claimData, "idle"+claimIdle), podWith("eph", "", `temp "ephemeral":{"volumeClaimTemplate":{}}`)},
+			want: []string{"q/data", "q/idle"}, leftOut: 1, warnings: []string{hostPath},
+		},
+		"a claim that is not bound": {
+			pods: []string{podWith("p", "", "w"+claimPending, "data"+claimData, "idle"+claimIdle, "l"+claimLocal, `e "persistentVolumeClaim":{"claimName":"eph-temp"}`)},
+			want: []string{"p/data", "p/e", "p/idle"}, leftOut: 1, warnings: []string{
+				"pods shop/p: the data of volume l (claim local) is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
+				"pods shop/p: the data of volume w (claim pending) is not backed up: the claim is not bound",
+			},
+		},
+		"no pods": {
+			leftOut: 4, warnings: []string{"persistentvolumeclaims shop/data: " + orphan, temp, idle, hostPath},
+		},
+		"claims alone":       {spec: holdfast.BackupSpec{IncludedResources: []string{"persistentvolumeclaims", "persistentvolumes"}}},
+		"nothing of volumes": {spec: holdfast.BackupSpec{ExcludedResources: []string{"persistentvolumeclaims"}}, pods: []string{podWith("p", "", "data"+claimData)}},
+		"Velero's false":     {spec: holdfast.BackupSpec{DefaultVolumesToFsBackup: new(false)}, pods: []string{podWith("p", "", "data"+claimData)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.spec.IncludedNamespaces = []string{"shop"}
+			f := newFixture(t, test.spec)
+			f.request.Backup.Spec.DefaultVolumesToFsBackup = test.spec.DefaultVolumesToFsBackup
+			f.claims()
+			f.add("pods", test.pods...)
+			f.deps.BlockWorkers = 1
+			outcome := f.run(t)
+			var got []string
+			for _, volume := range f.volumes.submitted {
+				got = append(got, volume.Pod.Name+"/"+volume.Name)
+			}
+			slices.Sort(got)
+			if diff := gocmp.Diff(test.want, got); diff != "" {
+				t.Errorf("handed over (-want +got):\n%s", diff)
+			}
+			warnings := f.results(t).Warnings.Namespaces["shop"]
+			slices.Sort(warnings)
+			slices.Sort(test.warnings)
+			if diff := gocmp.Diff(test.warnings, warnings); len(test.warnings)+len(warnings) > 0 && diff != "" {
+				t.Errorf("warnings (-want +got):\n%s", diff)
+			}
+			var leftOut int32
+			if volumes := outcome.Status.Volumes; volumes != nil {
+				leftOut = volumes.LeftOut
+			}
+			if outcome.Status.Phase != holdfast.BackupPhaseCompleted || leftOut != test.leftOut {
+				t.Errorf("%d claims are left out, want %d: %+v", leftOut, test.leftOut, outcome.Status)
+			}
+			stored, err := format.DecodeBackup(f.read(t, format.MetadataKey("b")), format.Place{StoreName: "b", Location: "default", SystemNamespace: "holdfast"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var kept int32
+			if volumes := stored.Status.Volumes; volumes != nil {
+				kept = volumes.LeftOut
+			}
+			if kept != test.leftOut {
+				t.Errorf("the store says that %d claims are left out, want %d", kept, test.leftOut)
+			}
+		})
+	}
+}
+
 // TestWhatIsBeingDeleted: neither a claim nor a pod that is being deleted is in the backup, and who
 // asked for the data hears that it is not there either.
 func TestWhatIsBeingDeleted(t *testing.T) {
@@ -296,7 +394,7 @@ func TestWhatIsBeingDeleted(t *testing.T) {
 	leaving := func(pod string) string {
 		return strings.Replace(pod, `"metadata":{`, `"metadata":{"deletionTimestamp":"2026-01-02T03:04:05Z",`, 1)
 	}
-	const podWarning = "pods shop/p: the data of volume d is not backed up: the pod is being deleted"
+	const podWarning = "pods shop/p: the data of volume d (claim idle) is not backed up: the pod is being deleted"
 	for name, test := range map[string]struct {
 		policy  string
 		label   string
@@ -308,9 +406,9 @@ func TestWhatIsBeingDeleted(t *testing.T) {
 	}{
 		"a claim, which a pod asks for": {
 			claim: true, pods: []string{podWith("p", asks, "d"+claimIdle)},
-			want: []string{"pods shop/p: the data of volume d is not backed up: its claim is left out: it is being deleted"},
+			want: []string{"pods shop/p: the data of volume d (claim idle) is not backed up: its claim is left out: it is being deleted"},
 		},
-		"a claim, when all are asked for":      {claim: true, files: true, pods: []string{podWith("p", "", "d"+claimIdle)}, want: []string{"pods shop/p: the data of volume d is not backed up: its claim is left out: it is being deleted"}},
+		"a claim, when all are asked for":      {claim: true, files: true, pods: []string{podWith("p", "", "d"+claimIdle)}, want: []string{"pods shop/p: the data of volume d (claim idle) is not backed up: its claim is left out: it is being deleted"}},
 		"a claim, which nobody asks for":       {claim: true, pods: []string{podWith("p", "", "d"+claimIdle)}},
 		"a pod that asks":                      {pods: []string{leaving(podWith("p", asks, "d"+claimIdle))}, want: []string{podWarning}, skipped: podLeaves},
 		"a pod that asks, and not for a claim": {pods: []string{leaving(podWith("p", asks, "d"+emptyDir))}},
@@ -411,10 +509,10 @@ func TestHostPathVolumesOfOthers(t *testing.T) {
 	}
 	warnings := strings.Join(f.results(t).Warnings.Namespaces["shop"], "\n")
 	for _, want := range []string{
-		"volume there is not backed up: its persistent volume is of type hostPath, and on another node than the pod",
-		"volume broken is not backed up: its persistent volume is of type hostPath, and it is not known whether it is on the pod's node",
-		"volume foreign is not backed up: its persistent volume is bound to another claim",
-		"volume of-none is not backed up: its persistent volume is bound to another claim",
+		"volume there (claim there) is not backed up: its persistent volume is of type hostPath, and on another node than the pod",
+		"volume broken (claim broken) is not backed up: its persistent volume is of type hostPath, and it is not known whether it is on the pod's node",
+		"volume foreign (claim foreign) is not backed up: its persistent volume is bound to another claim",
+		"volume of-none (claim of-none) is not backed up: its persistent volume is bound to another claim",
 	} {
 		if !strings.Contains(warnings, want) {
 			t.Errorf("no warning says %q:\n%s", want, warnings)
@@ -512,7 +610,7 @@ func TestVolumesThatFail(t *testing.T) {
 	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed {
 		t.Errorf("the phase is %s", outcome.Status.Phase)
 	}
-	if got, want := *outcome.Status.Volumes, (holdfast.BackupVolumesProgress{Total: 3, Completed: 1, Failed: 2}); got != want {
+	if got, want := *outcome.Status.Volumes, (holdfast.BackupVolumesProgress{Total: 3, Completed: 1, Failed: 2, LeftOut: 2}); got != want {
 		t.Errorf("got %+v", got)
 	}
 	results := f.results(t)

@@ -128,7 +128,7 @@ func (c *Catalog) deletedLocked(e *entry, backup *holdfast.Backup, rows *packedR
 			gone[i] = true
 		}
 	}
-	backup.Status.Volumes = sum(rows, gone)
+	backup.Status.Volumes = sum(rows, gone, backup.Status.Volumes)
 	return gone
 }
 
@@ -197,12 +197,16 @@ func (r row) id() format.VolumeID {
 	return format.VolumeID{Namespace: of.namespace, Name: of.bareName(), Repeat: int32(r.repeat)}
 }
 
-// sum counts the volumes of a backup; nil if it has none.
-func sum(rows *packedRows, deleted []bool) *holdfast.BackupVolumesProgress {
-	if rows.len() == 0 {
+// sum counts the volumes of a backup; nil if it has none. Before is what is known without
+// its rows: how many were left out.
+func sum(rows *packedRows, deleted []bool, before *holdfast.BackupVolumesProgress) *holdfast.BackupVolumesProgress {
+	sum := &holdfast.BackupVolumesProgress{}
+	if before != nil {
+		sum.LeftOut = before.LeftOut
+	}
+	if rows.len() == 0 && sum.LeftOut == 0 {
 		return nil
 	}
-	sum := &holdfast.BackupVolumesProgress{}
 	for i := range rows.len() {
 		if isDeleted(deleted, i) {
 			sum.Deleted++

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -75,6 +76,8 @@ const (
 	// backup has it: neither an error nor a warning, which a backup of all namespaces
 	// would have each time.
 	AnnotationSecretsLeftOut = "holdfast.io/secrets-left-out"
+	// AnnotationVolumesLeftOut is status.volumes.leftOut, if that is not 0.
+	AnnotationVolumesLeftOut = "holdfast.io/volumes-left-out"
 	// AnnotationMessage is status.message.
 	AnnotationMessage = "holdfast.io/message"
 
@@ -215,6 +218,14 @@ func encodePhase(phase holdfast.BackupPhase) holdfast.BackupPhase {
 	return phase
 }
 
+// volumesLeftOut returns the text of AnnotationVolumesLeftOut, empty for none.
+func volumesLeftOut(volumes *holdfast.BackupVolumesProgress) string {
+	if volumes == nil || volumes.LeftOut == 0 {
+		return ""
+	}
+	return strconv.Itoa(int(volumes.LeftOut))
+}
+
 func encodeAnnotations(backup *holdfast.Backup, contents Contents, cluster Cluster) (map[string]string, error) {
 	annotations := map[string]string{}
 	for key, value := range backup.Annotations {
@@ -227,6 +238,7 @@ func encodeAnnotations(backup *holdfast.Backup, contents Contents, cluster Clust
 	optional := map[string]string{
 		AnnotationSecretsLeftOut: secretsLeftOut(backup.Status.Conditions),
 		AnnotationMessage:        backup.Status.Message,
+		AnnotationVolumesLeftOut: volumesLeftOut(backup.Status.Volumes),
 		AnnotationClusterUID:     cluster.UID,
 		AnnotationRequester:      backup.Status.Requester,
 		annotationGitVersion:     cluster.GitVersion,
@@ -352,6 +364,9 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 	if queued, err := time.Parse(time.RFC3339, stored.Annotations[AnnotationQueuedAt]); err == nil {
 		backup.Status.QueuedTimestamp = &metav1.Time{Time: queued}
 	}
+	if count, err := strconv.ParseInt(stored.Annotations[AnnotationVolumesLeftOut], 10, 32); err == nil && count > 0 {
+		backup.Status.Volumes = &holdfast.BackupVolumesProgress{LeftOut: int32(count)}
+	}
 	backup.Status.Conditions = EndConditions(&backup.Status)
 	if message := stored.Annotations[AnnotationSecretsLeftOut]; message != "" {
 		backup.Status.Conditions = append(backup.Status.Conditions, SecretsLeftOut(&backup.Status, message))
@@ -411,7 +426,7 @@ func decodeAnnotations(stored map[string]string) map[string]string {
 	annotations := maps.Clone(stored)
 	for _, key := range []string{
 		AnnotationOriginNamespace, AnnotationOriginNamespaceUID, AnnotationOriginName, AnnotationRequester,
-		AnnotationScheduleUID, AnnotationQueuedAt, AnnotationPhase, AnnotationClusterUID, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut, AnnotationMessage,
+		AnnotationScheduleUID, AnnotationQueuedAt, AnnotationPhase, AnnotationClusterUID, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut, AnnotationMessage, AnnotationVolumesLeftOut,
 	} {
 		delete(annotations, key)
 	}

@@ -76,7 +76,7 @@ func own(object *v1alpha1.Backup) (backup, bool) {
 		reach: reach{words(object.Spec.IncludedNamespaces), words(object.Spec.ExcludedNamespaces)},
 		scope: scopeOf(&object.Spec),
 	}
-	b.scope.complete = phase == v1alpha1.BackupPhaseCompleted && (status.Volumes == nil || status.Volumes.Deleted == 0) &&
+	b.scope.complete = phase == v1alpha1.BackupPhaseCompleted && (status.Volumes == nil || status.Volumes.Deleted == 0 && status.Volumes.LeftOut == 0) &&
 		!meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionVolumesDamaged)
 	if status.StartTimestamp != nil {
 		b.started = status.StartTimestamp.Time

@@ -4747,7 +4747,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"defaultVolumesToFsBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to back up the files of every pod volume (true), or only of volumes named in the pod annotation backup.holdfast.io/backup-volumes or backup.velero.io/backup-volumes (false, default). The annotation backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case, and backup.velero.io/backup-volumes-excludes does with true.",
+							Description: "Which volumes to back up the files of, beside the ones that a pod names in its annotation backup.holdfast.io/backup-volumes. Unset (default): all volumes with a claim. true: all volumes of pods, also emptyDirs. false: no others. true and false are Velero's, and false is Velero's default. The annotation backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case. backup.velero.io/backup-volumes counts unless this is true, and backup.velero.io/backup-volumes-excludes unless it is false.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -5325,6 +5325,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref common.Referenc
 					"failed": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Volumes that failed.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"leftOut": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Claims whose data was wanted and is not in the backup, which count nowhere else: no running pod gave access to it. The results name each.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -7444,7 +7451,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"defaultVolumesToFsBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to back up the files of every pod volume (true), or only of volumes named in the pod annotation backup.holdfast.io/backup-volumes or backup.velero.io/backup-volumes (false, default). The annotation backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case, and backup.velero.io/backup-volumes-excludes does with true.",
+							Description: "Which volumes to back up the files of, beside the ones that a pod names in its annotation backup.holdfast.io/backup-volumes. Unset (default): all volumes with a claim. true: all volumes of pods, also emptyDirs. false: no others. true and false are Velero's, and false is Velero's default. The annotation backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case. backup.velero.io/backup-volumes counts unless this is true, and backup.velero.io/backup-volumes-excludes unless it is false.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},

@@ -41,6 +41,13 @@ var Resource = virtual.Resource[object]{
 			}
 			return fmt.Sprintf("%d/%d", b.Status.Progress.ItemsBackedUp, b.Status.Progress.TotalItems)
 		}),
+		virtual.Text("Volumes", "Volumes backed up, of those whose data was wanted.", func(b object) string {
+			v := b.Status.Volumes
+			if v == nil || v.Total+v.LeftOut == 0 {
+				return ""
+			}
+			return fmt.Sprintf("%d/%d", v.Completed, v.Total+v.LeftOut)
+		}),
 		virtual.Text("Data", "Size of the files in the volumes backed up.", func(b object) string {
 			if v := b.Status.Volumes; v == nil || v.Total == 0 {
 				return ""

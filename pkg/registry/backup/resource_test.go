@@ -25,7 +25,7 @@ func TestCells(t *testing.T) {
 	}{
 		"new": {
 			status: v1alpha1.BackupStatus{Phase: "New"},
-			want:   []any{"x", "New", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "-", "-"},
+			want:   []any{"x", "New", "-", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "-", "-"},
 		},
 		"queued": {
 			spec: v1alpha1.BackupSpec{StorageLocation: "default"},
@@ -33,41 +33,41 @@ func TestCells(t *testing.T) {
 				{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionFalse, Reason: "Queued"},
 				{Type: v1alpha1.ConditionQueued, Status: metav1.ConditionTrue, Reason: "NamespaceOverlap"},
 			}},
-			want: []any{"x", "Queued", "-", "-", int64(0), int64(0), "-", "60m", "2", "-", "default", "jane", "-", "NamespaceOverlap"},
+			want: []any{"x", "Queued", "-", "-", "-", int64(0), int64(0), "-", "60m", "2", "-", "default", "jane", "-", "NamespaceOverlap"},
 		},
 		"running": {
 			status: v1alpha1.BackupStatus{Phase: "InProgress", StartTimestamp: at(-time.Minute), Expiration: at(720 * time.Hour),
 				Progress:   &v1alpha1.BackupProgress{ItemsBackedUp: 3, TotalItems: 10},
-				Volumes:    &v1alpha1.BackupVolumesProgress{Total: 1, BytesDone: 1536},
+				Volumes:    &v1alpha1.BackupVolumesProgress{Total: 2, Completed: 1, LeftOut: 1, BytesDone: 1536},
 				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionQueued, Status: metav1.ConditionFalse, Reason: "InProgress"}}},
-			want: []any{"x", "InProgress", "3/10", "1.5Ki", int64(0), int64(0), "in 30d", "60m", "-", "60s", "-", "-", "-", "-"},
+			want: []any{"x", "InProgress", "3/10", "1/3", "1.5Ki", int64(0), int64(0), "in 30d", "60m", "-", "60s", "-", "-", "-", "-"},
 		},
 		"failed in part, and expired": {
 			status: v1alpha1.BackupStatus{Phase: "PartiallyFailed", Errors: 2, Warnings: 1, Expiration: at(-time.Hour),
 				StartTimestamp: at(-3 * time.Hour), CompletionTimestamp: at(-2 * time.Hour), Volumes: &v1alpha1.BackupVolumesProgress{}},
-			want: []any{"x", "PartiallyFailed", "-", "-", int64(1), int64(2), "60m ago", "60m", "-", "60m", "-", "-", "-", "-"},
+			want: []any{"x", "PartiallyFailed", "-", "-", "-", int64(1), int64(2), "60m ago", "60m", "-", "60m", "-", "-", "-", "-"},
 		},
 		"failed in part, as Velero says": {
 			status: v1alpha1.BackupStatus{Phase: "PartiallyFailed", Errors: 2, Conditions: []metav1.Condition{
 				{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Message: "2 errors (see the results)"},
 			}},
-			want: []any{"x", "PartiallyFailed", "-", "-", int64(0), int64(2), "-", "60m", "-", "-", "-", "-", "-", "2 errors (see the results)"},
+			want: []any{"x", "PartiallyFailed", "-", "-", "-", int64(0), int64(2), "-", "60m", "-", "-", "-", "-", "-", "2 errors (see the results)"},
 		},
 		"failed": {
 			status: v1alpha1.BackupStatus{Phase: "Failed", FailureReason: "the power went out"},
-			want:   []any{"x", "Failed", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "-", "the power went out"},
+			want:   []any{"x", "Failed", "-", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "-", "the power went out"},
 		},
 		"stored here": {
 			status: v1alpha1.BackupStatus{Phase: "Completed", Requester: "jane", Origin: &v1alpha1.BackupOrigin{Trust: "Own", ClaimedRequester: "jane"}},
-			want:   []any{"x", "Completed", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "jane", "Own", "-"},
+			want:   []any{"x", "Completed", "-", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "jane", "Own", "-"},
 		},
 		"found in the store": {
 			status: v1alpha1.BackupStatus{Phase: "Completed", Origin: &v1alpha1.BackupOrigin{Trust: "Forged", ClaimedRequester: "root"}},
-			want:   []any{"x", "Completed", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "(root)", "Forged", "-"},
+			want:   []any{"x", "Completed", "-", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "(root)", "Forged", "-"},
 		},
 		"refused": {
 			status: v1alpha1.BackupStatus{Phase: "FailedValidation", ValidationErrors: []string{"spec.ttl: bad", "spec.hooks: bad"}},
-			want:   []any{"x", "FailedValidation", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "-", "spec.ttl: bad"},
+			want:   []any{"x", "FailedValidation", "-", "-", "-", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "-", "spec.ttl: bad"},
 		},
 	}
 	for name, c := range cases {

@@ -130,11 +130,13 @@ type BackupSpec struct {
 	// snapshots: only false, or unset, is accepted.
 	// +optional
 	SnapshotMoveData *bool `json:"snapshotMoveData,omitempty"`
-	// Whether to back up the files of every pod volume (true), or only of volumes
-	// named in the pod annotation backup.holdfast.io/backup-volumes or
-	// backup.velero.io/backup-volumes (false, default). The annotation
-	// backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case, and
-	// backup.velero.io/backup-volumes-excludes does with true.
+	// Which volumes to back up the files of, beside the ones that a pod names in its
+	// annotation backup.holdfast.io/backup-volumes. Unset (default): all volumes with a
+	// claim. true: all volumes of pods, also emptyDirs. false: no others. true and false are
+	// Velero's, and false is Velero's default. The annotation
+	// backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case.
+	// backup.velero.io/backup-volumes counts unless this is true, and
+	// backup.velero.io/backup-volumes-excludes unless it is false.
 	// +optional
 	DefaultVolumesToFsBackup *bool `json:"defaultVolumesToFsBackup,omitempty"`
 	// A ConfigMap with Velero's volume policies, in the backup's own namespace: they say
@@ -550,6 +552,10 @@ type BackupVolumesProgress struct {
 	// Volumes that failed.
 	// +optional
 	Failed int32 `json:"failed,omitempty"`
+	// Claims whose data was wanted and is not in the backup, which count nowhere else: no
+	// running pod gave access to it. The results name each.
+	// +optional
+	LeftOut int32 `json:"leftOut,omitempty"`
 	// Volumes that were deleted from the backup since, which count nowhere else.
 	// +optional
 	Deleted int32 `json:"deleted,omitempty"`
