@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
@@ -22,7 +24,9 @@ import (
 
 // Volumes without a claim, such as emptyDirs, are filled through the pod that has them, if
 // the restore creates it: it waits for its data before its first container. A pod that its
-// controller makes anew has a new name, and its volumes are empty.
+// controller makes anew has a new name, and its volumes are empty. A volume that outlives its
+// pod, such as an NFS export, holds what others may use: it is written only if the spec says
+// that existing data is overwritten.
 
 // scratchOf are the volumes without a claim of which the backup has the data, of a pod.
 func (e *execution) scratchOf(item *manifest.Item) []*source.Volume {
@@ -55,16 +59,17 @@ func (e *execution) waiting(ctx context.Context, k *kind, about subject, desired
 	if err != nil {
 		return nil, fmt.Errorf("reading the pod's volumes: %w", err)
 	}
-	data := dataOf(slices.DeleteFunc(slices.Clone(e.scratch[types.UID(desired.GetAnnotations()[object.AnnotationOriginalUID])]), func(volume *source.Volume) bool {
-		// What a list says of a pod of another namespace is in the repository of that.
+	uid := types.UID(desired.GetAnnotations()[object.AnnotationOriginalUID])
+	data := dataOf(slices.DeleteFunc(slices.Clone(e.scratch[uid]), func(volume *source.Volume) bool {
+		// The data of a pod of another namespace is in the repository of that namespace.
 		if e.target(volume.Pod.Namespace) != desired.GetNamespace() {
 			return true
 		}
+		if e.isSpared(uid, volume.Name) {
+			return true
+		}
 		// What was put into the pod, and is not restored, is put there anew.
-		gone := !slices.ContainsFunc(volumes, func(v any) bool {
-			of, _ := v.(map[string]any)
-			return of["name"] == volume.Name
-		})
+		gone := volumeNamed(volumes, volume.Name) == nil
 		if gone {
 			e.report.warn(about, fmt.Sprintf("the data of its volume %s is not restored: the pod had the volume from a service mesh or an earlier restore, and is restored without", volume.Name))
 		}
@@ -75,6 +80,56 @@ func (e *execution) waiting(ctx context.Context, k *kind, about subject, desired
 	}
 	pod := desired.DeepCopy()
 	return pod, e.Volumes.Hold(ctx, pod, data)
+}
+
+// spareVolumesOf decides which volumes of a pod of the backup are not filled, and says so. A
+// restore that goes on after a restart decides the same.
+func (e *execution) spareVolumesOf(item *manifest.Item, about subject, content *unstructured.Unstructured) {
+	if e.spec.ExistingVolumePolicy == holdfast.ExistingVolumeOverwrite {
+		return
+	}
+	scratch := e.scratchOf(item)
+	if len(scratch) == 0 {
+		return
+	}
+	volumes, _, _ := unstructured.NestedSlice(content.Object, "spec", "volumes")
+	for _, volume := range scratch {
+		source := volumeNamed(volumes, volume.Name)
+		if source == nil || source["emptyDir"] != nil || source["ephemeral"] != nil {
+			continue
+		}
+		e.mu.Lock()
+		e.sparedVolumes[types.NamespacedName{Namespace: item.UID, Name: volume.Name}] = true
+		e.mu.Unlock()
+		e.report.warn(about, fmt.Sprintf("the data of its volume %s (%s) is not restored, since others may use what is there: set existingVolumePolicy: overwrite to write over it",
+			volume.Name, typeOf(source)))
+	}
+}
+
+func (e *execution) isSpared(pod types.UID, volume string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.sparedVolumes[types.NamespacedName{Namespace: string(pod), Name: volume}]
+}
+
+// volumeNamed returns a volume of a pod's spec, or nil.
+func volumeNamed(volumes []any, name string) map[string]any {
+	for _, v := range volumes {
+		if volume, _ := v.(map[string]any); volume["name"] == name {
+			return volume
+		}
+	}
+	return nil
+}
+
+// typeOf returns the type of a volume, as its field in the pod's spec is called.
+func typeOf(volume map[string]any) string {
+	for _, field := range slices.Sorted(maps.Keys(volume)) {
+		if field != "name" {
+			return field
+		}
+	}
+	return "of no type"
 }
 
 // dataOf are the volumes whose data can be restored.
@@ -89,7 +144,7 @@ func dataOf(volumes []*source.Volume) (data []format.Volume) {
 
 // fill returns when a pod that this restore has created has its data, and goes on.
 func (e *execution) fill(ctx context.Context, item *manifest.Item, about subject) error {
-	volumes := e.scratchOf(item)
+	volumes := slices.DeleteFunc(e.scratchOf(item), func(volume *source.Volume) bool { return e.isSpared(types.UID(item.UID), volume.Name) })
 	for _, volume := range volumes {
 		if volume.Problem != "" {
 			e.report.fail(about, fmt.Sprintf("the data of its volume %s is not in the backup: %s", volume.Name, volume.Problem))

@@ -6,6 +6,7 @@ package restore
 import (
 	"context"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -127,6 +128,62 @@ func TestPodWaitsOnce(t *testing.T) {
 			}
 			if diff := cmp.Diff(wanted, s.waiters(t)); diff != "" {
 				t.Errorf("what the pod waits for (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// filling records which volumes of pods are held back for, and filled.
+type filling struct {
+	holding
+	filled *[]string
+}
+
+func (f filling) Pod(_ context.Context, _, _ string, data []format.Volume) error {
+	for _, volume := range data {
+		*f.filled = append(*f.filled, volume.Name)
+	}
+	return nil
+}
+
+// TestVolumesOfOthersAreSpared: a network volume in a pod's spec may be in use, so it is
+// filled only if the restore's spec says that existing data is written over. The pod does
+// not wait for it.
+func TestVolumesOfOthersAreSpared(t *testing.T) {
+	pod := lonePod("/")
+	volumes := pod["spec"].(map[string]any)["volumes"].([]any)
+	pod["spec"].(map[string]any)["volumes"] = append(volumes, map[string]any{"name": "export", "nfs": map[string]any{"server": "s", "path": "/"}})
+	for name, c := range map[string]struct {
+		spec  holdfast.RestoreSpec
+		again bool
+		want  []string
+		says  string
+	}{
+		"no policy":                      {want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
+		"none":                           {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeNone}, want: []string{"scratch"}, says: "existingVolumePolicy: overwrite"},
+		"overwrite":                      {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeOverwrite}, want: []string{"export", "scratch"}},
+		"the restore goes on elsewhere":  {again: true, want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
+		"into another namespace, mapped": {spec: holdfast.RestoreSpec{NamespaceMapping: map[string]string{"a": "b"}}, want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFakeServer(t)
+			for _, namespace := range []string{"a", "b"} {
+				s.add("namespaces", obj("v1", "Namespace", "", namespace))
+				s.add("serviceaccounts", obj("v1", "ServiceAccount", namespace, "default"))
+			}
+			var filled []string
+			run := func() {
+				filled = nil
+				want(t, s.run(t.Context(), withData(t, runtime.DeepCopyJSON(pod), "scratch", "export"), request("r", c.spec),
+					func(d *Dependencies) { d.Volumes = filling{holding{t}, &filled} }), holdfast.RestorePhaseCompleted, c.says)
+			}
+			run()
+			if c.again {
+				run()
+			}
+			slices.Sort(filled)
+			if !slices.Equal(filled, c.want) {
+				t.Errorf("filled are %q, want %q", filled, c.want)
 			}
 		})
 	}

@@ -201,6 +201,9 @@ type execution struct {
 	defined     map[string]bool
 	// kept are the claims, by their names in the backup, that go on naming their volume.
 	kept map[types.NamespacedName]bool
+	// sparedVolumes are volumes without a claim that are not filled, by the uid that their pod
+	// had and their name.
+	sparedVolumes map[types.NamespacedName]bool
 	// held are the items that use a claim whose data is missing, which is named.
 	held map[*manifest.Item]string
 }
@@ -216,21 +219,22 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 		deps.Log = runlog.New(deps.Clock)
 	}
 	e := &execution{
-		Dependencies: deps,
-		request:      request,
-		spec:         &request.Run.Spec.Restore,
-		logger:       klog.LoggerWithValues(klog.FromContext(ctx), "restore", request.StoreName()),
-		report:       newReport(deps.Log, request.Run.Spec.RestoreRef.Namespace, request.SystemNamespace),
-		writer:       &cluster{client: deps.Writer},
-		reader:       &cluster{client: deps.Reader},
-		groups:       map[listKey]int{},
-		reads:        make(chan struct{}, maxReads),
-		uids:         map[types.UID]types.UID{},
-		made:         map[types.UID]bool{},
-		definitions:  map[string][]string{},
-		defined:      map[string]bool{},
-		kept:         map[types.NamespacedName]bool{},
-		held:         map[*manifest.Item]string{},
+		Dependencies:  deps,
+		request:       request,
+		spec:          &request.Run.Spec.Restore,
+		logger:        klog.LoggerWithValues(klog.FromContext(ctx), "restore", request.StoreName()),
+		report:        newReport(deps.Log, request.Run.Spec.RestoreRef.Namespace, request.SystemNamespace),
+		writer:        &cluster{client: deps.Writer},
+		reader:        &cluster{client: deps.Reader},
+		groups:        map[listKey]int{},
+		reads:         make(chan struct{}, maxReads),
+		uids:          map[types.UID]types.UID{},
+		made:          map[types.UID]bool{},
+		definitions:   map[string][]string{},
+		defined:       map[string]bool{},
+		kept:          map[types.NamespacedName]bool{},
+		sparedVolumes: map[types.NamespacedName]bool{},
+		held:          map[*manifest.Item]string{},
 	}
 	e.writer.warned = e.unknown.tell(e.report)
 	e.here = &existing{cluster: e.writer, lists: map[listKey]*listing{}}
