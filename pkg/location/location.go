@@ -40,13 +40,16 @@ func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.Storage
 	return OpenAny(ctx, secrets, location)
 }
 
-// OpenAny opens the store of a location, whoever writes it. The caller closes it.
+// OpenAny opens the store of a location in any format. While it is open, it takes up changes
+// of the Secret with the credentials. The caller closes it.
 func OpenAny(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (*store.Bucket, error) {
-	credentials, err := credentials(ctx, secrets, location)
+	first, err := credentials(ctx, secrets, location)
 	if err != nil {
 		return nil, err
 	}
-	return store.Open(ctx, &location.Spec, credentials)
+	return store.OpenFollowing(ctx, &location.Spec, first, func(ctx context.Context) (map[string][]byte, error) {
+		return credentials(ctx, secrets, location)
+	})
 }
 
 // Settings stand for all that Open depends on: what has them open need not be opened anew

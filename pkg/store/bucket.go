@@ -72,6 +72,13 @@ var (
 // names, and nil if it names none: then S3's credentials come from the
 // environment. The caller closes the Bucket.
 func Open(ctx context.Context, location *engine.StorageLocationSpec, secret map[string][]byte) (*Bucket, error) {
+	return OpenFollowing(ctx, location, secret, nil)
+}
+
+// OpenFollowing is Open for a Bucket that takes up a change of the Secret while it is open:
+// it reads the Secret again after a minute, and when the store refuses the credentials.
+// With a nil reader the credentials stay as they are.
+func OpenFollowing(ctx context.Context, location *engine.StorageLocationSpec, secret map[string][]byte, again SecretReader) (*Bucket, error) {
 	prefix, err := folderPrefix(location.Prefix)
 	if err != nil {
 		return nil, err
@@ -84,7 +91,7 @@ func Open(ctx context.Context, location *engine.StorageLocationSpec, secret map[
 		}
 		return &Bucket{backend: backend, prefix: prefix}, nil
 	case location.Provider == engine.StorageProviderS3 && location.S3 != nil:
-		bucket, err := openS3(ctx, location.S3, secret)
+		bucket, err := openS3(ctx, location.S3, secret, again)
 		if err != nil {
 			return nil, err
 		}

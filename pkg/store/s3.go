@@ -27,12 +27,12 @@ const defaultRegion = "us-east-1"
 // more than an upload or a restore.
 const idleConnections = 128
 
-func openS3(ctx context.Context, location *engine.S3Location, secret map[string][]byte) (*blobBackend, error) {
+func openS3(ctx context.Context, location *engine.S3Location, secret map[string][]byte, again SecretReader) (*blobBackend, error) {
 	client, err := httpClient(location.CABundle)
 	if err != nil {
 		return nil, err
 	}
-	settings, err := awsConfig(ctx, location, secret, client)
+	settings, err := awsConfig(ctx, location, secret, again, client)
 	if err != nil {
 		return nil, err
 	}
@@ -48,6 +48,9 @@ func openS3(ctx context.Context, location *engine.S3Location, secret map[string]
 			o.BaseEndpoint = aws.String(location.Endpoint)
 		}
 		o.APIOptions = append(o.APIOptions, tellRequests)
+		if cache, ok := settings.Credentials.(*aws.CredentialsCache); ok && again != nil {
+			o.APIOptions = append(o.APIOptions, forgetRefused(cache))
+		}
 		if location.ChecksumAlgorithm != engine.ChecksumNone {
 			o.APIOptions = append(o.APIOptions, sendChecksums)
 		}
@@ -61,7 +64,7 @@ func openS3(ctx context.Context, location *engine.S3Location, secret map[string]
 	return &blobBackend{bucket: bucket, s3: s3Client, name: location.Bucket}, nil
 }
 
-func awsConfig(ctx context.Context, location *engine.S3Location, secret map[string][]byte, client aws.HTTPClient) (aws.Config, error) {
+func awsConfig(ctx context.Context, location *engine.S3Location, secret map[string][]byte, again SecretReader, client aws.HTTPClient) (aws.Config, error) {
 	region := location.Region
 	if region == "" {
 		region = defaultRegion
@@ -76,6 +79,11 @@ func awsConfig(ctx context.Context, location *engine.S3Location, secret map[stri
 		static, err := staticCredentials(location.CredentialsSecret, secret)
 		if err != nil {
 			return aws.Config{}, err
+		}
+		if again != nil {
+			if static, err = rotating(location.CredentialsSecret, static, again); err != nil {
+				return aws.Config{}, err
+			}
 		}
 		// The environment has no say then, so that one location's settings never
 		// leak into another's.

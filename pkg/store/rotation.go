@@ -1,0 +1,108 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/smithy-go"
+	"github.com/aws/smithy-go/middleware"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// rereadEvery is how long credentials are used before the Secret is read again. It is
+	// also how long a rotated key must stay valid.
+	rereadEvery = time.Minute
+	// rereadTimeout bounds one read of the Secret.
+	rereadTimeout = 10 * time.Second
+)
+
+// SecretReader reads the content of the Secret that a location names, as it is now.
+type SecretReader func(ctx context.Context) (map[string][]byte, error)
+
+// secretProvider gives the SDK the credentials of a Secret, and reads it again while the
+// store is open: backups run for hours, and the catalogue has its store open for good.
+type secretProvider struct {
+	name string
+	read SecretReader
+
+	mu   sync.Mutex
+	last aws.Credentials
+	used bool
+}
+
+// Retrieve implements aws.CredentialsProvider. A Secret that can't be read, or lacks a key,
+// leaves the credentials as they were.
+func (p *secretProvider) Retrieve(ctx context.Context) (aws.Credentials, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used {
+		if fresh, err := p.reread(ctx); err == nil {
+			p.last = fresh
+		} else {
+			klog.FromContext(ctx).Info("The credentials of a storage location stay as they were, since their Secret can't be read", "secret", p.name, "err", err)
+		}
+	}
+	p.used = true
+	given := p.last
+	given.CanExpire, given.Expires = true, time.Now().Add(rereadEvery)
+	return given, nil
+}
+
+func (p *secretProvider) reread(ctx context.Context) (aws.Credentials, error) {
+	ctx, cancel := context.WithTimeout(ctx, rereadTimeout)
+	defer cancel()
+	secret, err := p.read(ctx)
+	if err != nil {
+		return aws.Credentials{}, err
+	}
+	static, err := staticCredentials(p.name, secret)
+	if err != nil {
+		return aws.Credentials{}, err
+	}
+	return static.Retrieve(ctx)
+}
+
+// rotating returns credentials that follow the Secret.
+func rotating(name string, first aws.CredentialsProvider, read SecretReader) (aws.CredentialsProvider, error) {
+	given, err := first.Retrieve(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	return aws.NewCredentialsCache(&secretProvider{name: name, read: read, last: given}), nil
+}
+
+// forgetRefused returns an option of a client by which credentials that the store refuses are
+// read again for the next request.
+func forgetRefused(cache *aws.CredentialsCache) func(*middleware.Stack) error {
+	return func(stack *middleware.Stack) error {
+		return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("ForgetRefusedCredentials",
+			func(ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler) (middleware.InitializeOutput, middleware.Metadata, error) {
+				out, metadata, err := next.HandleInitialize(ctx, in)
+				if refuses(err) {
+					cache.Invalidate()
+				}
+				return out, metadata, err
+			}), middleware.Before)
+	}
+}
+
+// refuses reports whether an answer says that the credentials are not, or no longer, valid.
+// The answer to a HEAD has no code but 403.
+func refuses(err error) bool {
+	var answer smithy.APIError
+	if !errors.As(err, &answer) {
+		return false
+	}
+	switch answer.ErrorCode() {
+	case "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AccessDenied", "Forbidden":
+		return true
+	}
+	return false
+}

@@ -1,0 +1,104 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/credentials"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+func secretOf(key string) map[string][]byte {
+	return map[string][]byte{SecretAccessKeyID: []byte(key), SecretSecretAccessKey: []byte("s")}
+}
+
+// TestCredentialsThatAreRotated: a store that is open takes up the new key at the request
+// after the one that was refused.
+func TestCredentialsThatAreRotated(t *testing.T) {
+	var valid atomic.Value
+	valid.Store("old")
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.Contains(r.Header.Get("Authorization"), "Credential="+valid.Load().(string)+"/") {
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprint(w, `<Error><Code>InvalidAccessKeyId</Code></Error>`)
+			return
+		}
+		fmt.Fprint(w, `<ListBucketResult><Name>b</Name></ListBucketResult>`)
+	}))
+	defer server.Close()
+	location := &engine.StorageLocationSpec{Provider: engine.StorageProviderS3, S3: &engine.S3Location{
+		Bucket: "b", Endpoint: server.URL, ForcePathStyle: true, CredentialsSecret: "keys",
+	}}
+	for name, follows := range map[string]bool{"following the Secret": true, "with the credentials at hand": false} {
+		t.Run(name, func(t *testing.T) {
+			valid.Store("old")
+			key := "old"
+			var again SecretReader
+			if follows {
+				again = func(context.Context) (map[string][]byte, error) { return secretOf(key), nil }
+			}
+			bucket, err := OpenFollowing(t.Context(), location, secretOf("old"), again)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer bucket.Close()
+			if err := bucket.Check(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			valid.Store("new")
+			key = "new"
+			if err := bucket.Check(t.Context()); !errors.Is(err, ErrDenied) {
+				t.Errorf("with a key that is not valid any more: %v", err)
+			}
+			if err := bucket.Check(t.Context()); (err == nil) != follows {
+				t.Errorf("the request after that: %v", err)
+			}
+		})
+	}
+}
+
+// TestSecretIsReadAgain: credentials that work are used for a minute, and stay if the Secret
+// can't be read.
+func TestSecretIsReadAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		key, reads := "second", 0
+		var failure error
+		given, err := rotating("keys", credentials.NewStaticCredentialsProvider("first", "s", ""), func(context.Context) (map[string][]byte, error) {
+			reads++
+			return secretOf(key), failure
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect := func(want string, wantReads int) {
+			t.Helper()
+			got, err := given.Retrieve(t.Context())
+			if err != nil || got.AccessKeyID != want || reads != wantReads {
+				t.Errorf("got the key %s after %d reads, want %s after %d: %v", got.AccessKeyID, reads, want, wantReads, err)
+			}
+		}
+		expect("first", 0)
+		time.Sleep(rereadEvery / 2)
+		expect("first", 0)
+		time.Sleep(rereadEvery)
+		expect("second", 1)
+		key, failure = "third", errors.New("the API server restarts")
+		time.Sleep(2 * rereadEvery)
+		expect("second", 2)
+		failure = nil
+		time.Sleep(2 * rereadEvery)
+		expect("third", 3)
+	})
+}
