@@ -21,8 +21,9 @@
 //     same question that a sweep of snapshots asks (folder.Needs), by two passes of this process,
 //     a day apart. If the store has no backup at all it is doubted, and nothing goes. The
 //     metadata, which says all this, goes last.
-//   - Unfinished writes have no owner. What is older than MinAge has no writer any more,
-//     whosever it was, and what never became an object is needed by nobody.
+//   - An unfinished write is removed when it is older than MinAge, and older than every backup
+//     of this cluster that runs: the tarball of a backup stays unfinished until its last volume
+//     has ended, however long that takes.
 //
 // The snapshots of such a backup go by the maintenance of its repositories, which looks for
 // what no backup needs (pkg/maintenance).
@@ -46,6 +47,7 @@ import (
 	"k8s.io/utils/clock"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -183,10 +185,14 @@ func (c *Controller) tidy(ctx context.Context, record *engine.StorageLocation) e
 		return err
 	}
 	defer target.Close()
+	before, err := c.oldestWriter(ctx, record.Name)
+	if err != nil {
+		return err
+	}
 	var failures []error
 	unfinished := 0
 	for _, in := range unfinishedIn {
-		keys, err := target.RemoveUnfinished(ctx, in, c.Clock.Now().Add(-MinAge), c.report != nil)
+		keys, err := target.RemoveUnfinished(ctx, in, before, c.report != nil)
 		if errors.Is(err, store.ErrDenied) {
 			klog.FromContext(ctx).Info("The store does not let what is unfinished be removed: allow s3:ListBucketMultipartUploads and s3:AbortMultipartUpload", "storageLocation", record.Name, "err", err)
 			break
@@ -236,6 +242,24 @@ func (c *Controller) tidy(ctx context.Context, record *engine.StorageLocation) e
 		c.tell(ctx, record, corev1.EventTypeNormal, "LeftoversRemoved", "The folder %s was removed from the store: its backup, with the uid %s, has never ended, and has no record", format.BackupPrefix(deletion.StoreName), deletion.UID)
 	}
 	return errors.Join(failures...)
+}
+
+// oldestWriter returns the moment before which no write is under way in a location: MinAge
+// ago, or the start of the oldest backup that runs there.
+func (c *Controller) oldestWriter(ctx context.Context, location string) (time.Time, error) {
+	runs, err := c.Runs.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return time.Time{}, fmt.Errorf("list the backups that run, whose unfinished writes are spared: %w", err)
+	}
+	before := c.Clock.Now().Add(-MinAge)
+	for i := range runs.Items {
+		run := &runs.Items[i]
+		started := run.Status.StartTimestamp
+		if run.Spec.Backup.StorageLocation == location && run.Status.Phase == holdfast.BackupPhaseInProgress && started != nil && started.Time.Before(before) {
+			before = started.Time
+		}
+	}
+	return before, nil
 }
 
 // find lists the folders of backups that have no metadata and in which nothing is young, and

@@ -19,6 +19,7 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
@@ -208,6 +209,25 @@ func TestDoubt(t *testing.T) {
 	if got := len(h.left()); got != (few+1)*oneOf {
 		t.Errorf("%d folders are left", got)
 	}
+}
+
+// TestUnfinishedOfABackupThatRuns: the tarball of a backup whose volumes take days is not
+// taken for one that a dead writer has left.
+func TestUnfinishedOfABackupThatRuns(t *testing.T) {
+	started := metav1.NewTime(time.Now().Add(-time.Minute))
+	run := &engine.BackupRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "long"}}
+	run.Spec.Backup.StorageLocation = "default"
+	run.Status.Phase, run.Status.StartTimestamp = holdfast.BackupPhaseInProgress, &started
+	h := newHarness(t, run)
+	w, err := h.store.NewWriter(t.Context(), format.BackupPrefix("long")+"long-second.tar.gz")
+	must(t, err)
+	defer w.Abort()
+	_, err = w.Write([]byte("half"))
+	must(t, err)
+	h.folder("long", ours("1"))
+	h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
+	h.tidyUp()
+	must(t, w.Commit())
 }
 
 // What a dead writer has left goes, of backups that are whole too.
