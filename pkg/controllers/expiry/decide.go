@@ -43,15 +43,22 @@ type reach struct{ included, excluded string }
 type scope struct {
 	// filter is empty for everything.
 	filter string
-	// volumes is true if it takes volumes that no pod names.
-	volumes bool
+	// volumes ranks what it takes of volumes that no pod names: nothing, the data of claims, all.
+	volumes int
 	// complete is true if nothing of it failed, and no volume was deleted from it or damaged since.
 	complete bool
 }
 
+// The values of scope.volumes, by DefaultVolumesToFsBackup: false, unset, true.
+const (
+	volumesNone = iota
+	volumesOfClaims
+	volumesAll
+)
+
 // covers reports whether a backup of one scope has what one of another has.
 func (s scope) covers(other scope) bool {
-	return (s.filter == "" || s.filter == other.filter) && (s.volumes || !other.volumes) && (s.complete || !other.complete)
+	return (s.filter == "" || s.filter == other.filter) && s.volumes >= other.volumes && (s.complete || !other.complete)
 }
 
 // own reads a Backup, and reports whether it is one of this cluster's own that is
@@ -96,7 +103,13 @@ func scopeOf(spec *v1alpha1.BackupSpec) scope {
 	filters.TTL, filters.StorageLocation = metav1.Duration{}, ""
 	filters.OrderedResources = nil
 	filters.SnapshotVolumes, filters.SnapshotMoveData, filters.DefaultVolumesToFsBackup, filters.IncludeClusterResources = nil, nil, nil, nil
-	s := scope{volumes: volumes != nil && *volumes}
+	s := scope{volumes: volumesOfClaims}
+	switch {
+	case volumes != nil && *volumes:
+		s.volumes = volumesAll
+	case volumes != nil:
+		s.volumes = volumesNone
+	}
 	if plain, err := json.Marshal(v1alpha1.BackupSpec{}); err == nil {
 		if encoded, err := json.Marshal(filters); err == nil && string(encoded) != string(plain) {
 			s.filter = string(encoded)

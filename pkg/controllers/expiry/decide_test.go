@@ -48,6 +48,8 @@ func lacking(b *v1alpha1.Backup) { b.Status.Volumes = &v1alpha1.BackupVolumesPro
 
 func withVolumes(b *v1alpha1.Backup) { yes := true; b.Spec.DefaultVolumesToFsBackup = &yes }
 
+func withoutVolumes(b *v1alpha1.Backup) { no := false; b.Spec.DefaultVolumesToFsBackup = &no }
+
 func filtered(b *v1alpha1.Backup) { b.Spec.IncludedResources = []string{"configmaps"} }
 
 func TestOwn(t *testing.T) {
@@ -105,6 +107,10 @@ func TestLastGood(t *testing.T) {
 		"what takes less stands in for nothing that took more": {[]*v1alpha1.Backup{
 			stored("whole", day(1), of("a"), withVolumes), stored("plain", day(2), of("a")), stored("some", day(3), of("a"), filtered),
 		}, []string{"plain", "some", "whole"}},
+		"one without the data of claims stands in for none that takes it": {[]*v1alpha1.Backup{
+			stored("claims", day(1), of("a")), stored("none", day(2), of("a"), withoutVolumes),
+			stored("other", day(1), of("b"), withoutVolumes), stored("later", day(2), of("b")),
+		}, []string{"claims", "later", "none"}},
 		"what takes more does": {[]*v1alpha1.Backup{
 			stored("some", day(1), of("a"), filtered), stored("plain", day(2), of("a")), stored("whole", day(3), of("a"), withVolumes),
 		}, []string{"whole"}},
