@@ -166,6 +166,9 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 			return fmt.Errorf("read the pod that used it: %w", err)
 		}
 	}
+	claim.Started = func(pod string) {
+		e.report.fail(about, fmt.Sprintf("its data is complete, but the pod %s started on it before, and may have read a part of it or written between: restart the pod, or delete the claim and restore again", pod))
+	}
 	if e.fills(item) {
 		claim.Used = func(ctx context.Context) error { return e.used(ctx, about) }
 	}

@@ -84,6 +84,9 @@ type Claim struct {
 	// Used is called when a pod was found to use the claim, so that nothing is written.
 	// Optional.
 	Used func(ctx context.Context) error
+	// Started is called with the name of a pod that started on the claim before its data was
+	// complete. Claim returns nil all the same. Optional.
+	Started func(pod string)
 
 	// try is how often it was held, and avoid the node where that came to nothing.
 	try   int
@@ -138,6 +141,7 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 		return false, fmt.Errorf("reading VolumeRestore %s: %w", name, err)
 	case record.Status.Phase.Done():
 		r.know(record)
+		r.tellStarted(ctx, *claim, live, record, record.Status)
 		return false, errors.Join(outcome(record.Status), r.release(ctx, live))
 	}
 	if record == nil && claim.try == 1 {
@@ -155,6 +159,9 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 		return false, ctx.Err()
 	}
 	if record == nil {
+		if err := r.awaitOthers(ctx, live); err != nil {
+			return false, err
+		}
 		user, err := r.user(ctx, live)
 		switch {
 		case err != nil:
@@ -209,6 +216,10 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 		}
 		return lost, errors.Join(err, r.release(ctx, live))
 	}
+	r.mu.Lock()
+	status := r.works[record.Name].status
+	r.mu.Unlock()
+	r.tellStarted(ctx, *claim, live, record, status)
 	return false, r.release(ctx, live)
 }
 
@@ -271,37 +282,6 @@ func (r *Restorer) live(ctx context.Context, claim Claim) (*corev1.PersistentVol
 		return nil, errors.New("the claim is of a block device, and only files can be restored")
 	}
 	return live, nil
-}
-
-// user is a pod that uses a claim, or nil: one that runs, if there is. Beneath it, files would
-// change, or it would have started without them.
-func (r *Restorer) user(ctx context.Context, claim *corev1.PersistentVolumeClaim) (user *corev1.Pod, err error) {
-	list, err := r.Kube.CoreV1().Pods(claim.Namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("looking for pods that use the claim: %w", err)
-	}
-	for i := range list.Items {
-		pod := &list.Items[i]
-		ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-		if ended || holds(pod, r.run.UID, claim.Name) || volumeOf(pod, claim.Name) == "" {
-			continue
-		}
-		if user == nil || user.Status.Phase != corev1.PodRunning {
-			user = pod
-		}
-	}
-	return user, nil
-}
-
-// volumeOf is the name of a pod's volume that is a claim, or "".
-func volumeOf(pod *corev1.Pod, claim string) string {
-	for _, v := range pod.Spec.Volumes {
-		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim ||
-			v.Ephemeral != nil && pod.Name+"-"+v.Name == claim {
-			return v.Name
-		}
-	}
-	return ""
 }
 
 // intoPod writes into a claim that a pod uses.
