@@ -41,8 +41,6 @@ func (e *execution) choose() (items, others []*manifest.Item, err error) {
 			if e.request.tenant() && c.names(item) {
 				e.named[item] = true
 			}
-		default:
-			e.warnOfEmpty(item)
 		}
 	}
 	if c.own > 0 {
@@ -301,6 +299,10 @@ func (e *execution) warnOfNoData(claim *manifest.Item, a action, about subject, 
 	if volume, _, _ := unstructured.NestedString(desired.Object, "spec", "volumeName"); !bound || volume != "" {
 		return
 	}
+	e.warnOfEmptyClaim(claim, about)
+}
+
+func (e *execution) warnOfEmptyClaim(claim *manifest.Item, about subject) {
 	reason := e.Backup.NotTaken[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}]
 	e.report.warn(about, "it comes back empty, since the backup does not hold its data: "+cmp.Or(reason, "no pod that used it was backed up with it"))
 }

@@ -4,6 +4,7 @@
 package restore
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -169,7 +170,8 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
 	skipped := e.rules.Skip(content, resource)
 	inits := e.hooks.note(item, about, content, skipped)
-	if reason := skipped; reason != "" {
+	if reason := cmp.Or(skipped, e.ofPods[item]); reason != "" {
+		e.warnOfEmpty(item)
 		e.give(node, actionLeave, about, reason)
 		return "", false
 	}

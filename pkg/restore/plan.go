@@ -51,6 +51,7 @@ func (e *execution) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	e.leaveClaimsOfPods(items)
 	e.graph = graph.Order(items, others, e.hasData)
 	e.outcomes = make([]action, len(e.graph.Nodes))
 	for _, item := range items {

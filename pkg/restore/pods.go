@@ -38,14 +38,14 @@ func (e *execution) scratchOf(item *manifest.Item) []*source.Volume {
 	})
 }
 
-// warnOfEmpty says of a pod that its controller makes anew which volumes are empty then.
+// warnOfEmpty names the volumes of a pod that are empty when its controller makes it anew.
 func (e *execution) warnOfEmpty(item *manifest.Item) {
 	var names []string
 	for _, volume := range e.scratchOf(item) {
 		names = append(names, volume.Name)
 	}
 	if len(names) > 0 {
-		e.report.warn(e.subject(item), fmt.Sprintf("its volumes %s, which have no claim, are empty in the pod that its controller makes in its place: their data stays in the backup", strings.Join(names, ", ")))
+		e.report.warn(e.subject(item), fmt.Sprintf("its volumes %s, which have no claim, are empty in the pod that is made in its place: their data stays in the backup", strings.Join(names, ", ")))
 	}
 }
 

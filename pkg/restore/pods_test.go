@@ -79,10 +79,12 @@ func withData(t *testing.T, pod map[string]any, names ...string) *source.Backup 
 }
 
 // waiters are what a pod waits for: one container each.
-func (s *fakeServer) waiters(t *testing.T) (args [][]string) {
+func (s *fakeServer) waiters(t *testing.T) [][]string { return s.waitersOf(t, "lone") }
+
+func (s *fakeServer) waitersOf(t *testing.T, name string) (args [][]string) {
 	t.Helper()
 	var typed corev1.Pod
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(s.get("pods", "a", "lone").Object, &typed); err != nil {
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(s.get("pods", "a", name).Object, &typed); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range typed.Spec.InitContainers {

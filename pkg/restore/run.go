@@ -199,6 +199,8 @@ type execution struct {
 	// their definitions, and defined their groups.
 	definitions map[string][]string
 	defined     map[string]bool
+	// ofPods are the claims that Kubernetes makes for pods, and why each is left to it.
+	ofPods map[*manifest.Item]string
 	// kept are the claims, by their names in the backup, that go on naming their volume.
 	kept map[types.NamespacedName]bool
 	// sparedVolumes are volumes without a claim that are not filled, by the uid that their pod

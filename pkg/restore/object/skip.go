@@ -104,6 +104,9 @@ func SkipItem(item *manifest.Item) string {
 	return ""
 }
 
+// PodMakers are the kinds of the controllers that make pods.
+var PodMakers = []string{"ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job"}
+
 // Skip says why an object is not restored, as it was read; else it is "".
 func (r *Rules) Skip(o *unstructured.Unstructured, resource schema.GroupResource) string {
 	annotations := o.GetAnnotations()
@@ -116,7 +119,7 @@ func (r *Rules) Skip(o *unstructured.Unstructured, resource schema.GroupResource
 		case phase == corev1.PodSucceeded || phase == corev1.PodFailed:
 			return "it had ended"
 		}
-		return r.madeBy(o, "ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job")
+		return r.madeBy(o, PodMakers...)
 	case "replicasets.apps":
 		// What a Deployment keeps to go back to has no replicas.
 		if replicas, _, _ := unstructured.NestedInt64(o.Object, "spec", "replicas"); replicas > 0 {

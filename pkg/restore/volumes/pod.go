@@ -122,7 +122,10 @@ func (r *Restorer) pod(ctx context.Context, namespace, name string, data []forma
 		name := r.recordName(string(pod.UID) + "/" + data[i].Name)
 		record, err := r.records.Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			record, err = r.submit(ctx, name, pod, data[i], data[i].Name, nil, nil)
+			var claim *corev1.PersistentVolumeClaim
+			if claim, err = r.ephemeral(ctx, pod, data[i].Name); err == nil {
+				record, err = r.submit(ctx, name, pod, data[i], data[i].Name, claim, nil)
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("volume %s: %w", data[i].Name, err)
@@ -147,6 +150,22 @@ func (r *Restorer) pod(ctx context.Context, namespace, name string, data []forma
 	defer cancel()
 	_, err = r.until(going, pod, func(live *corev1.Pod) (bool, error) { return goesOn(live), nil })
 	return err
+}
+
+// ephemeral returns the claim of a generic ephemeral volume, which Kubernetes has made for the
+// pod, or nil for other volumes. The agent finds the folder by the persistent volume.
+func (r *Restorer) ephemeral(ctx context.Context, pod *corev1.Pod, volume string) (*corev1.PersistentVolumeClaim, error) {
+	if !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == volume && v.Ephemeral != nil }) {
+		return nil, nil
+	}
+	claim, err := r.live(ctx, Claim{Namespace: pod.Namespace, Name: pod.Name + "-" + volume})
+	if err != nil {
+		return nil, err
+	}
+	if !metav1.IsControlledBy(claim, pod) || claim.Spec.VolumeName == "" {
+		return nil, fmt.Errorf("the claim %s is not the pod's, or is not bound: delete the claim and the pod, and restore again", claim.Name)
+	}
+	return claim, nil
 }
 
 // goesOn reports whether the container that waits in a pod has ended well.

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -108,6 +109,56 @@ func TestPod(t *testing.T) {
 			t.Errorf("the second time: %v, %v", err, h.Writes("volumerestores"))
 		}
 	})
+}
+
+// TestEphemeralVolumeOfPod: the agent is told the persistent volume of the claim that Kubernetes
+// made for the pod. A claim of that name that is another's is not written.
+func TestEphemeralVolumeOfPod(t *testing.T) {
+	for name, owner := range map[string]types.UID{"the pod's": "uid-of-lone", "of an earlier pod": "another"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t)
+				h.claim("lone-scratch")
+				live, err := h.Kube.CoreV1().PersistentVolumeClaims("shop").Get(t.Context(), "lone-scratch", metav1.GetOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				live.Spec.VolumeName, live.Status.Phase = "pv-of-scratch", corev1.ClaimBound
+				live.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "lone", UID: owner}}, corev1.SchemeGroupVersion.WithKind("Pod"))}
+				if _, err := h.Kube.CoreV1().PersistentVolumeClaims("shop").Update(t.Context(), live, metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				r, object := h.restorer(), lone(t)
+				if err := r.Hold(t.Context(), object, scratch()); err != nil {
+					t.Fatal(err)
+				}
+				object.SetUID("uid-of-lone")
+				volumes, _, _ := unstructured.NestedSlice(object.Object, "spec", "volumes")
+				delete(volumes[0].(map[string]any), "emptyDir")
+				volumes[0].(map[string]any)["ephemeral"] = map[string]any{"volumeClaimTemplate": map[string]any{"spec": map[string]any{}}}
+				if err := unstructured.SetNestedSlice(object.Object, volumes, "spec", "volumes"); err != nil {
+					t.Fatal(err)
+				}
+				h.create(object)
+				result := make(chan error, 1)
+				go func() { result <- r.Pod(t.Context(), "shop", "lone", scratch()) }()
+				err, done := ended(result)
+				if owner != "uid-of-lone" {
+					if !done || err == nil || !strings.Contains(err.Error(), "is not the pod's") || len(h.records()) > 0 {
+						t.Errorf("%v, with the records %+v", err, h.records())
+					}
+					return
+				}
+				if records := h.records(); len(records) != 1 || records[0].Spec.PersistentVolume != "pv-of-scratch" || records[0].Spec.Volume != "scratch" {
+					t.Fatalf("records: %+v", records)
+				}
+				h.goOn(0)
+				if err, _ := ended(result); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
 }
 
 // TestHowLongAPodWaits: longer than any volume of its node takes, and than those before it,
