@@ -176,6 +176,14 @@ func TestOrder(t *testing.T) {
 			  storageclasses.storage.k8s.io StorageClass fast`,
 			before: []string{"StorageClass:fast<PersistentVolume:pv", "PersistentVolume:pv<PersistentVolumeClaim:data"},
 		},
+		"claims that their StatefulSet owns, with and without data": {
+			items: `statefulsets.apps StatefulSet shop/db
+			  persistentvolumeclaims PersistentVolumeClaim shop/data-db-0 owner=StatefulSet:db
+			  persistentvolumeclaims PersistentVolumeClaim shop/data-db-1 owner=StatefulSet:db`,
+			data:   "data-db-1",
+			before: []string{"PersistentVolumeClaim:data-db-0<StatefulSet:db", "PersistentVolumeClaim:data-db-1<StatefulSet:db"},
+			cut:    []string{"StatefulSet:db<PersistentVolumeClaim:data-db-0 2", "StatefulSet:db<PersistentVolumeClaim:data-db-1 2"},
+		},
 		"revisions before their StatefulSet": {
 			items:  "statefulsets.apps StatefulSet shop/db\ncontrollerrevisions.apps ControllerRevision shop/db-1 owner=StatefulSet:db",
 			before: []string{"ControllerRevision:db-1<StatefulSet:db"}, cut: []string{"StatefulSet:db<ControllerRevision:db-1 2"},

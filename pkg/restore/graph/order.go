@@ -381,7 +381,7 @@ func (b *builder) claim(node int32) {
 		if b.hasData(item) {
 			b.behind(node, place{b.items[set], set}, 0)
 		} else {
-			b.add(node, set, Rule)
+			b.add(node, set, Data) // the set would make the claim anew, without what the claim says
 		}
 	}
 }
