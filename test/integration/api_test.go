@@ -90,7 +90,7 @@ func TestEmptyListHasColumns(t *testing.T) {
 	t.Parallel()
 	want := map[string][]string{
 		"backupqueues":  {"Pos", "Name", "Kind", "State", "Reason", "Blocked-By", "Since", "Namespaces*", "Conflict*", "Slots*", "Absent-Agents*", "Location*", "Requester*"},
-		"backups":       {"Name", "Status", "Items", "Data", "Warnings", "Errors", "Expires", "Age", "Position*", "Took*", "Location*", "Requester*", "Origin*", "Reason*"},
+		"backups":       {"Name", "Status", "Items", "Volumes", "Data", "Warnings", "Errors", "Expires", "Age", "Position*", "Took*", "Location*", "Requester*", "Origin*", "Reason*"},
 		"backupvolumes": {"Name", "Last-Backup", "Age", "Size", "Backups", "Failures", "Locations*"},
 		"nodeagents":    {"Name", "Ready", "Limit", "Rule", "Running", "Waiting", "Throughput", "Age", "Version*", "Waiting-Classes*", "Oldest-Wait*", "Problem*"},
 		"restores":      {"Name", "Status", "Backup", "Items", "Volumes", "Warnings", "Errors", "Queue", "Age", "Created*", "Unchanged*", "Failed*", "Data*", "Took*", "Location*", "Requester*", "Origin*", "Reason*"},
