@@ -302,7 +302,7 @@ func (s *fakeServer) list(resource, namespace, fields, next, limit string) any {
 	var names []string
 	prefix := resource + "/" + namespace + "/"
 	for key := range s.objects {
-		if name, ok := strings.CutPrefix(key, prefix); ok && name > next && (fields == "" || fields == "metadata.name="+name) {
+		if name, ok := strings.CutPrefix(key, prefix); ok && name > next && selects(fields, s.objects[key]) {
 			names = append(names, name)
 		}
 	}
@@ -321,6 +321,16 @@ func (s *fakeServer) list(resource, namespace, fields, next, limit string) any {
 	}
 	list["items"] = items
 	return list
+}
+
+// selects reports whether a field selector with one term selects an object.
+func selects(selector string, object map[string]any) bool {
+	path, value, found := strings.Cut(selector, "=")
+	if !found {
+		return true
+	}
+	got, _, _ := unstructured.NestedString(object, strings.Split(path, ".")...)
+	return got == value
 }
 
 // counts are the requests of one method, or all.

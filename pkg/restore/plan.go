@@ -84,7 +84,10 @@ func (e *execution) run(ctx context.Context) (err error) {
 		return err
 	}
 	e.forbiddenObjects.tell(e.report, e.request.SystemNamespace)
-	return e.hooks.run(ctx)
+	if err := e.hooks.run(ctx); err != nil {
+		return err
+	}
+	return e.lookAtMade(ctx)
 }
 
 // sparesData reports whether data is only written into claims that the restore creates.

@@ -73,6 +73,9 @@ type Dependencies struct {
 	Hooks Hooks
 	// ClusterUID is the uid of this cluster. Volumes of other clusters are not created.
 	ClusterUID string
+	// Look bounds how long the restore looks, after its last write, whether what it has made
+	// works. Zero is not at all.
+	Look time.Duration
 	// Modifiers is the content of the ConfigMap that the spec names, or nil.
 	Modifiers map[string]string
 	Clock     clock.PassiveClock

@@ -214,6 +214,7 @@ func (e *Executor) prepare(ctx context.Context, run *engine.RestoreRun) (deps re
 		Discovery:  e.Discovery,
 		Allowed:    func(ctx context.Context, right restore.Right) (bool, error) { return e.allowed(ctx, run, right) },
 		ClusterUID: e.Cluster.UID,
+		Look:       restore.DefaultLook,
 		Clock:      e.Clock,
 		Workers:    e.Workers,
 	}
