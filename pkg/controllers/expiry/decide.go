@@ -46,6 +46,8 @@ type scope struct {
 	// volumes ranks what it takes of volumes that no pod names: nothing, the data of claims, all.
 	volumes int
 	// complete is true if nothing of it failed, and no volume was deleted from it or damaged since.
+	// A claim whose data was left out does not count: the newest data of each claim are kept by
+	// the request that deletes.
 	complete bool
 }
 
@@ -83,7 +85,7 @@ func own(object *v1alpha1.Backup) (backup, bool) {
 		reach: reach{words(object.Spec.IncludedNamespaces), words(object.Spec.ExcludedNamespaces)},
 		scope: scopeOf(&object.Spec),
 	}
-	b.scope.complete = phase == v1alpha1.BackupPhaseCompleted && (status.Volumes == nil || status.Volumes.Deleted == 0 && status.Volumes.LeftOut == 0) &&
+	b.scope.complete = phase == v1alpha1.BackupPhaseCompleted && (status.Volumes == nil || status.Volumes.Deleted == 0) &&
 		!meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionVolumesDamaged)
 	if status.StartTimestamp != nil {
 		b.started = status.StartTimestamp.Time

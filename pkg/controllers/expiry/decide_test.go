@@ -46,6 +46,8 @@ func ended(phase v1alpha1.BackupPhase) func(*v1alpha1.Backup) {
 
 func lacking(b *v1alpha1.Backup) { b.Status.Volumes = &v1alpha1.BackupVolumesProgress{Deleted: 1} }
 
+func leavingOut(b *v1alpha1.Backup) { b.Status.Volumes = &v1alpha1.BackupVolumesProgress{LeftOut: 1} }
+
 func withVolumes(b *v1alpha1.Backup) { yes := true; b.Spec.DefaultVolumesToFsBackup = &yes }
 
 func withoutVolumes(b *v1alpha1.Backup) { no := false; b.Spec.DefaultVolumesToFsBackup = &no }
@@ -100,6 +102,9 @@ func TestLastGood(t *testing.T) {
 		"one whose volumes were deleted stands in for none that has them": {[]*v1alpha1.Backup{
 			stored("a1", day(1), of("a")), stored("a2", day(2), of("a"), lacking), stored("b1", day(1), of("b"), lacking), stored("b2", day(2), of("b")),
 		}, []string{"a1", "a2", "b2"}},
+		"the data of a claim is no matter of the whole backup": {[]*v1alpha1.Backup{
+			stored("a1", day(1), of("a")), stored("a2", day(2), of("a"), leavingOut), stored("a3", day(3), of("a"), leavingOut),
+		}, []string{"a3"}},
 		"of what is left one stays": {[]*v1alpha1.Backup{
 			stored("a1", day(1), of("a"), lacking), stored("a2", day(2), of("a"), lacking),
 		}, []string{"a2"}},

@@ -79,9 +79,12 @@ func show(s *v1alpha1.Schedule, since metav1.Time, backups []domain.Backup, now 
 
 // summary is what of a backup concerns the schedule that made it.
 func summary(backup *v1alpha1.Backup) domain.Backup {
-	_, byHand := backup.Annotations[domain.AnnotationTriggeredBy]                                            // which no template can set
-	kept := backup.Status.Hold != nil || backup.Status.ExpirationChanges > 0                                 // somebody has decided on this very one
-	lacks := backup.Status.Volumes != nil && backup.Status.Volumes.Deleted+backup.Status.Volumes.LeftOut > 0 // which is such a change, before that is in the store
+	_, byHand := backup.Annotations[domain.AnnotationTriggeredBy]            // which no template can set
+	kept := backup.Status.Hold != nil || backup.Status.ExpirationChanges > 0 // somebody has decided on this very one
+	// A deleted volume is such a change, before that is in the store. Data that was left out is
+	// none: each backup of a namespace with an unused claim lacks some. The newest data of each
+	// claim are kept by the request that deletes.
+	lacks := backup.Status.Volumes != nil && backup.Status.Volumes.Deleted > 0
 	s := domain.Backup{Name: backup.Name, ByHand: byHand, Exempt: byHand || kept || lacks || meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionMetadataReplaced) ||
 		meta.IsStatusConditionFalse(backup.Status.Conditions, v1alpha1.ConditionVolumesListed) ||
 		meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionVolumesDamaged),

@@ -124,6 +124,13 @@ func TestOwnBackups(t *testing.T) {
 		}
 		p.OnBackup(types.NamespacedName{Namespace: "shop", Name: reason}, nil)
 	}
+	// Each backup of a namespace with a claim that no pod uses is such.
+	p.OnBackup(types.NamespacedName{Namespace: "shop", Name: "left-out"}, backupOf("left-out", func(b *v1alpha1.Backup) {
+		b.Status.Volumes = &v1alpha1.BackupVolumesProgress{Completed: 1, Total: 1, LeftOut: 1}
+	}))
+	if _, _, backups := p.Schedule(nightly); len(backups) != 1 || backups[0].Exempt {
+		t.Errorf("no rule counts a backup without the data of one claim: %+v", backups)
+	}
 }
 
 // A store that is read has thousands of backups of a schedule: what follows from them is
