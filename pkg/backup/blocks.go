@@ -423,7 +423,7 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 		return ctx.Err()
 	}
 	// What fails is told when all volumes are waited for.
-	_ = p.mover.Wait(ctx, submitted)
+	_ = p.await(ctx, submitted)
 	return ctx.Err()
 }
 

@@ -215,6 +215,9 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 			return nil
 		}
 		if of.taken {
+			if pod.notRunning == "" {
+				of.others = append(of.others, access{pod.ref, pod.node, volume.name})
+			}
 			p.skip(about, skippedVolume{volume.name, to.ClaimName, "another pod has given access to its claim", false})
 			return nil
 		}
@@ -345,7 +348,7 @@ func (p *podVolumes) conclude() []*format.Volume {
 		about := subject{podsResource, volume.Pod.Namespace, volume.Pod.Name}
 		switch {
 		case status.Phase == engine.VolumePhaseFailed:
-			p.findings.fail(about, fmt.Sprintf("volume %s could not be uploaded: %s", volume.Name, status.Message))
+			p.findings.fail(about, fmt.Sprintf("volume %s could not be uploaded: %s", volume.Name, whyFailed(volume)))
 		case status.Warnings > 0:
 			p.findings.warn(about, fmt.Sprintf("volume %s: %s about its files: %s", volume.Name, format.Counted(status.Warnings, "warning"), status.Message))
 		}

@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -267,7 +268,7 @@ func (e *execution) read(ctx context.Context) error {
 	}
 	// The tarball stays invisible until the volumes have ended too, so that a
 	// backup that is cancelled meanwhile leaves none.
-	err = e.Volumes.Wait(ctx, volumes.submitted)
+	err = volumes.await(ctx, slices.Clone(volumes.submitted))
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

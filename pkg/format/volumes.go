@@ -68,6 +68,9 @@ type Volume struct {
 	Created       metav1.Time
 	// Hooked is true if hooks of pods are about the data.
 	Hooked bool
+	// Instead is the volume of another pod with the same claim that was tried before and could
+	// not be read, or nil.
+	Instead *Volume
 	// Status is the result; its phase must be final.
 	Status engine.VolumeUploadStatus
 }

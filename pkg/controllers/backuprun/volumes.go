@@ -77,6 +77,8 @@ type upload struct {
 	unheard time.Time
 	// status is what the agent says, or that the volume was given up.
 	status enginev1alpha1.VolumeUploadStatus
+	// replaced is true once another pod's volume was handed over instead.
+	replaced bool
 	// stop is true from when it is given up until its agent is told.
 	stop bool
 	// wait says what the volume waits for.
@@ -138,6 +140,7 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 	}
 	if err == nil {
 		v.know(known)
+		v.replace(volume.Instead)
 		return nil
 	}
 	v.mu.Lock()
@@ -145,6 +148,15 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 	delete(v.uploads, record.Name)
 	v.mu.Unlock()
 	return fmt.Errorf("handing volume %s of pod %s/%s to its node: %w", volume.Name, volume.Pod.Namespace, volume.Pod.Name, err)
+}
+
+// replace leaves a volume out of the counts, for which another pod's was handed over; nil is none.
+func (v *volumes) replace(volume *format.Volume) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if before := v.uploads[v.records[volume]]; before != nil {
+		before.replaced = true
+	}
 }
 
 // ensureRepository makes the record of a namespace's repository if there is none. It looks
@@ -381,8 +393,12 @@ func (v *volumes) counts() *v1alpha1.BackupVolumesProgress {
 	if len(v.uploads) == 0 {
 		return nil
 	}
-	sum := &v1alpha1.BackupVolumesProgress{Total: int32(len(v.uploads))}
+	sum := &v1alpha1.BackupVolumesProgress{}
 	for _, u := range v.uploads {
+		if u.replaced {
+			continue
+		}
+		sum.Total++
 		switch u.status.Phase {
 		case enginev1alpha1.VolumePhaseCompleted:
 			sum.Completed++

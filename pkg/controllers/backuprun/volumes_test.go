@@ -552,6 +552,38 @@ func TestTheProgressOfVolumesIsWrittenNowAndThen(t *testing.T) {
 	})
 }
 
+// A volume that is read through another pod, since one has failed, counts once.
+func TestAVolumeThatIsReadThroughAnotherPodCountsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		execute := func(ctx context.Context, _ *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
+			first, second := volumeOf("first"), volumeOf("second")
+			err := volumes.Submit(ctx, first)
+			if err == nil {
+				err = volumes.Wait(ctx, []*format.Volume{first})
+			}
+			if second.Instead = first; err == nil {
+				err = volumes.Submit(ctx, second)
+			}
+			if err == nil {
+				err = volumes.Wait(ctx, []*format.Volume{second})
+			}
+			return stored(done), err
+		}
+		h := newHarness(t, &work{execute: execute}, newRun("a", ready))
+		h.start(1)
+		h.report("first", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed, Progress: enginev1alpha1.VolumeProgress{TotalBytes: 9, BytesDone: 3}})
+		h.report("second", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress, Progress: enginev1alpha1.VolumeProgress{TotalBytes: 9, BytesDone: 4}})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		want := v1alpha1.BackupVolumesProgress{Total: 1, TotalBytes: 9, BytesDone: 4}
+		if got := h.Run("a").Status.Volumes; got == nil || *got != want {
+			t.Errorf("progress: %+v, want %+v", got, want)
+		}
+		h.report("second", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
+		h.expect("a", done, true)
+	})
+}
+
 func TestAVolumeThatCannotBeHandedOver(t *testing.T) {
 	type how struct {
 		resource string

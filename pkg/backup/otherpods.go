@@ -1,0 +1,91 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// maxTries is through how many pods the data of one claim is read at most. A reason that is the
+// same for all pods, such as a store that is full, is not waited for once per pod.
+const maxTries = 3
+
+// access is a running pod through which the data of a claim can be read.
+type access struct {
+	pod          engine.PodReference
+	node, volume string
+}
+
+// await returns when volumes that were submitted have ended. A claim that could not be read
+// through one pod is read through the next one, which takes the place of the first.
+func (p *podVolumes) await(ctx context.Context, volumes []*format.Volume) error {
+	for {
+		if err := p.mover.Wait(ctx, volumes); err != nil {
+			return err
+		}
+		var again []*format.Volume
+		for _, volume := range volumes {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if next := p.readThroughAnother(ctx, volume); next != nil {
+				again = append(again, next)
+			}
+		}
+		if volumes = again; len(again) == 0 {
+			return nil
+		}
+	}
+}
+
+// readThroughAnother hands over a volume that failed by another pod with its claim. It returns
+// nil if the volume has not failed, or there is no such pod.
+func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volume) *format.Volume {
+	if failed.Status.Phase != engine.VolumePhaseFailed || failed.ClaimName == "" {
+		return nil
+	}
+	of := p.claims[types.NamespacedName{Namespace: failed.Pod.Namespace, Name: failed.ClaimName}]
+	var nodes []string
+	for tried := failed; tried != nil; tried = tried.Instead {
+		nodes = append(nodes, tried.Node)
+	}
+	if len(of.others) == 0 || len(nodes) >= maxTries {
+		return nil
+	}
+	// A pod of another node is the better choice, since the node may be what is wrong.
+	i := max(0, slices.IndexFunc(of.others, func(a access) bool { return !slices.Contains(nodes, a.node) }))
+	other := of.others[i]
+	of.others = slices.Delete(of.others, i, i+1)
+
+	next := *failed
+	next.Pod, next.Node, next.Name = other.pod, other.node, other.volume
+	next.Status, next.Instead = engine.VolumeUploadStatus{}, failed
+	about := subject{podsResource, failed.Pod.Namespace, failed.Pod.Name}
+	if err := p.submit(ctx, &next); err != nil {
+		p.log.write(slog.LevelWarn, fmt.Sprintf("volume %s could not be handed over to node %s instead, for pod %s: %v", failed.Name, other.node, other.pod.Name, err), about.attrs()...)
+		return nil
+	}
+	p.log.write(slog.LevelWarn, fmt.Sprintf("volume %s could not be uploaded: %s: its claim is read through pod %s on node %s instead", failed.Name, failed.Status.Message, other.pod.Name, other.node), about.attrs()...)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.submitted[slices.Index(p.submitted, failed)] = &next
+	return &next
+}
+
+// whyFailed says why a volume could not be uploaded, through whichever pod that was tried.
+func whyFailed(volume *format.Volume) string {
+	text := volume.Status.Message
+	for before := volume.Instead; before != nil; before = before.Instead {
+		text += fmt.Sprintf("; and through pod %s on node %s: %s", before.Pod.Name, before.Node, before.Status.Message)
+	}
+	return text
+}
