@@ -203,13 +203,13 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 		e.give(node, actionError, about, err.Error())
 		return "", false
 	}
-	e.spareVolumesOf(item, about, content)
 	status := e.rules.Status(content, resource)
 	desired, warnings, err := e.rules.Desired(content, resource, e.ownersOf(item))
 	if err != nil {
 		e.give(node, actionError, about, err.Error())
 		return "", false
 	}
+	e.spareVolumesOf(item, about, desired)
 	if err := withInits(desired, inits); err != nil {
 		e.give(node, actionError, about, err.Error())
 		return "", false

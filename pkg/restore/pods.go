@@ -82,9 +82,10 @@ func (e *execution) waiting(ctx context.Context, k *kind, about subject, desired
 	return pod, e.Volumes.Hold(ctx, pod, data)
 }
 
-// spareVolumesOf decides which volumes of a pod of the backup are not filled, and says so. A
-// restore that goes on after a restart decides the same.
-func (e *execution) spareVolumesOf(item *manifest.Item, about subject, content *unstructured.Unstructured) {
+// spareVolumesOf decides which volumes of a pod are not filled, and says so. The pod is as it
+// is created, since a modifier may change the type of a volume. A restore that goes on after a
+// restart decides the same.
+func (e *execution) spareVolumesOf(item *manifest.Item, about subject, desired *unstructured.Unstructured) {
 	if e.spec.ExistingVolumePolicy == holdfast.ExistingVolumeOverwrite {
 		return
 	}
@@ -92,7 +93,7 @@ func (e *execution) spareVolumesOf(item *manifest.Item, about subject, content *
 	if len(scratch) == 0 {
 		return
 	}
-	volumes, _, _ := unstructured.NestedSlice(content.Object, "spec", "volumes")
+	volumes, _, _ := unstructured.NestedSlice(desired.Object, "spec", "volumes")
 	for _, volume := range scratch {
 		source := volumeNamed(volumes, volume.Name)
 		if source == nil || source["emptyDir"] != nil || source["ephemeral"] != nil {

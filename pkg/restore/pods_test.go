@@ -157,14 +157,19 @@ func TestVolumesOfOthersAreSpared(t *testing.T) {
 	pod["spec"].(map[string]any)["volumes"] = append(volumes, map[string]any{"name": "export", "nfs": map[string]any{"server": "s", "path": "/"}})
 	for name, c := range map[string]struct {
 		spec  holdfast.RestoreSpec
+		rules string
 		again bool
 		want  []string
 		says  string
 	}{
-		"no policy":                      {want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
-		"none":                           {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeNone}, want: []string{"scratch"}, says: "existingVolumePolicy: overwrite"},
-		"overwrite":                      {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeOverwrite}, want: []string{"export", "scratch"}},
-		"the restore goes on elsewhere":  {again: true, want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
+		"no policy":                     {want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
+		"none":                          {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeNone}, want: []string{"scratch"}, says: "existingVolumePolicy: overwrite"},
+		"overwrite":                     {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeOverwrite}, want: []string{"export", "scratch"}},
+		"the restore goes on elsewhere": {again: true, want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
+		"a modifier makes it a network volume": {
+			rules: `{version: v1, resourceModifierRules: [{conditions: {groupResource: pods}, patches: [{operation: replace, path: /spec/volumes/0, value: '{"name": "scratch", "nfs": {"server": "s", "path": "/"}}'}]}]}`,
+			says:  "the data of its volume scratch (nfs) is not restored",
+		},
 		"into another namespace, mapped": {spec: holdfast.RestoreSpec{NamespaceMapping: map[string]string{"a": "b"}}, want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -177,7 +182,12 @@ func TestVolumesOfOthersAreSpared(t *testing.T) {
 			run := func() {
 				filled = nil
 				want(t, s.run(t.Context(), withData(t, runtime.DeepCopyJSON(pod), "scratch", "export"), request("r", c.spec),
-					func(d *Dependencies) { d.Volumes = filling{holding{t}, &filled} }), holdfast.RestorePhaseCompleted, c.says)
+					func(d *Dependencies) {
+						d.Volumes = filling{holding{t}, &filled}
+						if c.rules != "" {
+							d.Modifiers = map[string]string{"rules.yaml": c.rules}
+						}
+					}), holdfast.RestorePhaseCompleted, c.says)
 			}
 			run()
 			if c.again {
