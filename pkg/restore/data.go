@@ -33,6 +33,8 @@ type Volumes interface {
 	Hold(ctx context.Context, pod *unstructured.Unstructured, data []format.Volume) error
 	Pod(ctx context.Context, namespace, name string, data []format.Volume) error
 	Counts() holdfast.RestoreVolumesProgress
+	// Warnings are about volumes whose data is complete, one for each.
+	Warnings() []string
 }
 
 // volumeOf is the data that the backup has of a claim, or nil.

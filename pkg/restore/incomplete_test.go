@@ -27,6 +27,8 @@ type disk struct {
 	// content is what a claim holds, by its uid: a part of a snapshot ends with a star.
 	content map[string]string
 	server  *fakeServer
+	// warnings are what agents have told.
+	warnings []string
 	// half is called when half of a claim is written.
 	half func() error
 	// user is a pod that uses the claim.
@@ -81,6 +83,8 @@ func (d *disk) Claim(ctx context.Context, claim volumes.Claim) error {
 
 func (d *disk) Hold(context.Context, *unstructured.Unstructured, []format.Volume) error { return nil }
 func (d *disk) Pod(context.Context, string, string, []format.Volume) error              { return nil }
+func (d *disk) Warnings() []string                                                      { return d.warnings }
+
 func (d *disk) Counts() holdfast.RestoreVolumesProgress {
 	return holdfast.RestoreVolumesProgress{}
 }
@@ -99,6 +103,16 @@ func claimWithPod(t *testing.T, snapshot string, more ...map[string]any) *source
 func (d *disk) run(t *testing.T, ctx context.Context, backup *source.Backup, uid string, spec holdfast.RestoreSpec) *Ended {
 	t.Helper()
 	return d.server.run(ctx, backup, request(uid, spec), func(deps *Dependencies) { deps.Volumes = d })
+}
+
+// TestWarningsOfData: what agents have told of complete data is in the results.
+func TestWarningsOfData(t *testing.T) {
+	d := &disk{content: map[string]string{}, server: newFakeServer(t), warnings: []string{"the data of claim data in a: 1 warning: x: its owner could not be set"}}
+	ended := d.run(t, t.Context(), claimWithPod(t, "s1"), "r", holdfast.RestoreSpec{})
+	want(t, ended, holdfast.RestorePhaseCompleted, "the data of claim data in a: 1 warning: x: its owner could not be set")
+	if ended.Status.Warnings != 1 {
+		t.Errorf("there are %d warnings", ended.Status.Warnings)
+	}
 }
 
 // holds checks what the claim holds, and whether it is marked as a part.

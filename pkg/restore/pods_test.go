@@ -31,6 +31,7 @@ type holding struct{ t *testing.T }
 func (holding) Claim(context.Context, volumes.Claim) error                 { return nil }
 func (holding) Pod(context.Context, string, string, []format.Volume) error { return nil }
 func (holding) Counts() (none holdfast.RestoreVolumesProgress)             { return none }
+func (holding) Warnings() []string                                         { return nil }
 func (h holding) Hold(_ context.Context, pod *unstructured.Unstructured, data []format.Volume) error {
 	var typed corev1.Pod
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(pod.Object, &typed); err != nil {

@@ -453,6 +453,11 @@ func (e *execution) end(err error) *Ended {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		e.report.fail(subject{}, err.Error())
 	}
+	if e.Volumes != nil {
+		for _, warning := range e.Volumes.Warnings() {
+			e.report.warn(subject{}, warning)
+		}
+	}
 	list := e.resourceList()
 	log, plan := e.report.end()
 	status := holdfast.RestoreStatus{Phase: holdfast.RestorePhaseCompleted}

@@ -6,6 +6,7 @@ package volumes
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -28,6 +29,10 @@ func TestClaim(t *testing.T) {
 		h := newHarness(t)
 		var holder *corev1.Pod
 		h.kubelet = func(pod *corev1.Pod) bool { holder = pod.DeepCopy(); return true }
+		const warning = "2 warnings: a: its owner could not be set"
+		h.agent = func(*engine.VolumeRestore) engine.VolumeRestoreStatus {
+			return engine.VolumeRestoreStatus{Phase: engine.VolumePhaseCompleted, Message: warning}
+		}
 		r := h.restorer()
 		claim := h.claim("data")
 		if err := r.Claim(t.Context(), claim); err != nil {
@@ -65,6 +70,9 @@ func TestClaim(t *testing.T) {
 			}
 			if writes := len(h.Writes("volumerestores")) + len(h.Writes("pods")); writes > 0 {
 				t.Errorf("the second time there are %d writes", writes)
+			}
+			if got, want := again.Warnings(), []string{"the data of claim data in shop: " + warning}; !slices.Equal(got, want) {
+				t.Errorf("the warnings are %q, want %q", got, want)
 			}
 		}
 		// Also after the end: it may not have been recorded.
@@ -528,7 +536,7 @@ func TestForgotten(t *testing.T) {
 		h := newHarness(t)
 		r := h.restorer()
 		record := &engine.VolumeRestore{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "second"}}
-		r.know(record)
+		r.know(record, "")
 		earlier := record.DeepCopy()
 		earlier.UID, earlier.Status.Phase = "first", engine.VolumePhaseInProgress
 		r.observe(earlier, true)

@@ -130,12 +130,12 @@ func (r *Restorer) pod(ctx context.Context, namespace, name string, data []forma
 		if err != nil {
 			return fmt.Errorf("volume %s: %w", data[i].Name, err)
 		}
-		r.know(record)
+		r.know(record, podVolumeText(data[i].Name, pod))
 		records = append(records, record)
 	}
 	var errs []error
 	for i, record := range records {
-		if err := r.await(ctx, record, fmt.Sprintf("volume %s of pod %s in %s", data[i].Name, pod.Name, pod.Namespace)); err != nil {
+		if err := r.await(ctx, record, podVolumeText(data[i].Name, pod)); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
@@ -150,6 +150,10 @@ func (r *Restorer) pod(ctx context.Context, namespace, name string, data []forma
 	defer cancel()
 	_, err = r.until(going, pod, func(live *corev1.Pod) (bool, error) { return goesOn(live), nil })
 	return err
+}
+
+func podVolumeText(volume string, pod *corev1.Pod) string {
+	return fmt.Sprintf("volume %s of pod %s in %s", volume, pod.Name, pod.Namespace)
 }
 
 // ephemeral returns the claim of a generic ephemeral volume, which Kubernetes has made for the

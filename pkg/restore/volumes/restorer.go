@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -55,6 +56,8 @@ type Restorer struct {
 
 // work is what is known of a volume that was asked for.
 type work struct {
+	// about says in a sentence which volume it is.
+	about     string
 	uid       types.UID
 	node      string
 	submitted time.Time
@@ -140,7 +143,7 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 	case err != nil:
 		return false, fmt.Errorf("reading VolumeRestore %s: %w", name, err)
 	case record.Status.Phase.Done():
-		r.know(record)
+		r.know(record, claimText(*claim))
 		r.tellStarted(ctx, *claim, live, record, record.Status)
 		return false, errors.Join(outcome(record.Status), r.release(ctx, live))
 	}
@@ -205,7 +208,7 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 			return false, err
 		}
 	}
-	r.know(record)
+	r.know(record, claimText(*claim))
 	if err := r.await(ctx, record, claimText(*claim)); err != nil {
 		if ctx.Err() != nil {
 			return false, ctx.Err()
@@ -245,7 +248,7 @@ func (r *Restorer) forget(ctx context.Context, record *engine.VolumeRestore) boo
 	err := r.records.Delete(ctx, record.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &record.UID}})
 	if err != nil && !apierrors.IsNotFound(err) {
 		klog.FromContext(ctx).Info("Removing a volume that was given up failed", "volumeRestore", record.Name, "err", err)
-		r.know(record)
+		r.know(record, "a volume that was given up")
 		return false
 	}
 	return true
@@ -293,7 +296,7 @@ func (r *Restorer) intoPod(ctx context.Context, name string, claim Claim, live *
 	if err != nil {
 		return err
 	}
-	r.know(record)
+	r.know(record, claimText(claim))
 	return r.await(ctx, record, claimText(claim))
 }
 
@@ -389,12 +392,12 @@ func (r *Restorer) hostPath(ctx context.Context, claim *corev1.PersistentVolumeC
 }
 
 // know takes a record into account whose events are to come.
-func (r *Restorer) know(record *engine.VolumeRestore) {
+func (r *Restorer) know(record *engine.VolumeRestore, about string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w := r.works[record.Name]
 	if w == nil || w.uid != record.UID {
-		w = &work{uid: record.UID, node: record.Spec.Node, submitted: r.Clock.Now()}
+		w = &work{about: about, uid: record.UID, node: record.Spec.Node, submitted: r.Clock.Now()}
 		r.works[record.Name] = w
 	}
 	r.noteLocked(w, record)
@@ -555,6 +558,20 @@ func (r *Restorer) judge(w *work) (left time.Duration, lost bool, failure string
 		why = ": it " + w.status.Message
 	}
 	return 0, false, fmt.Sprintf("the restore has not begun, and the agent of node %q has begun and ended no other one for %s%s", w.node, idle.Round(time.Second), why)
+}
+
+// Warnings returns what the agents have told of volumes whose data is complete, one text for
+// each volume, sorted: files whose owner or mode could not be set, for instance.
+func (r *Restorer) Warnings() (texts []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, w := range r.works {
+		if w.status.Phase == engine.VolumePhaseCompleted && w.status.Message != "" {
+			texts = append(texts, w.about+": "+w.status.Message)
+		}
+	}
+	slices.Sort(texts)
+	return texts
 }
 
 // Counts sums up the volumes that were asked for so far.
