@@ -560,10 +560,13 @@ func (p *podVolumes) refuse(pod *heldPod, reason string) {
 			p.skip(about, skippedVolume{volume.name, "", reason, false})
 		}
 	}
+	wanted := pod.volumes
 	pod.volumes = nil
 	for _, claim := range pod.claims {
 		if of := p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: claim}]; of.unusable == "" {
-			of.missed = of.volume != ""
+			// Another pod of the block may want it, if this one does not.
+			of.refused = true
+			of.missed = of.missed || slices.ContainsFunc(wanted, func(v heldVolume) bool { return v.claim == claim })
 			of.unusable, of.known = "of the pod "+pod.ref.Name+", which has it as a volume: "+reason, true
 			p.skip(about, skippedVolume{"of the claim " + claim, claim, reason, false})
 		}

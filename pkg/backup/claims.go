@@ -40,6 +40,8 @@ type claim struct {
 	// missed is true once the user was told that the data is not backed up, which is so
 	// unless it is taken through another pod; lost, if it could not be handed over.
 	missed, lost bool
+	// refused is true once a hook has failed, so that no pod gives access to the data.
+	refused bool
 	// others are further running pods that give access to the data, should that fail.
 	others []access
 	// notYet are findings about pods that do not run, held back because another

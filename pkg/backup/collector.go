@@ -67,6 +67,8 @@ type collector struct {
 	partly bool
 	// leaving are the claims whose data was asked for through pods that are being deleted.
 	leaving []leavingVolume
+	// ofLabelled are the claims of pods that are labelled to be left out, with such a pod of each.
+	ofLabelled map[types.NamespacedName]string
 	// services are the API services as they were when the backup began.
 	services services
 }
@@ -386,7 +388,11 @@ func (c *collector) counted(ctx context.Context, q query, take visit) *counting 
 			}
 			if reason := h.whyLeftOut(); reason != "" {
 				c.log.write(slog.LevelInfo, reason, about.attrs()...)
-				if about.resource == podsResource && !h.unwanted() {
+				switch {
+				case about.resource != podsResource:
+				case h.unwanted():
+					c.leavesOut(about, raw)
+				default:
 					c.leaves(about, raw)
 				}
 				return nil

@@ -211,7 +211,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 		of = p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: to.ClaimName}]
 		if of.unusable != "" {
 			p.skip(about, skippedVolume{volume.name, to.ClaimName, of.unusable, !of.known})
-			of.missed = of.missed || !of.known
+			of.missed = of.missed || of.refused || !of.known
 			return nil
 		}
 		if of.taken {
@@ -237,7 +237,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 	}
 	of.taken = true
 	if err := p.submit(ctx, to); err != nil {
-		of.lost = true
+		of.lost, of.unusable, of.known = true, "its volume could not be handed over to an agent", true
 		p.findings.fail(about, fmt.Sprintf("hand over volume %s: %v", volume.name, err))
 		return nil
 	}
@@ -279,6 +279,10 @@ func (p *podVolumes) podsDone() {
 			of.unusable, of.missed = "no running pod uses the claim", true
 			p.findings.warn(pending.about, pending.text)
 		}
+		if pod, labelled := p.ofLabelled[key]; labelled && !of.mounted && of.action == noAction {
+			of.skipped = "the pod " + pod + ", which uses it, is labelled to be left out"
+			continue
+		}
 		refused, asked := of.action.whyNot()
 		asked = asked || of.action == filesAction || of.action == noAction && p.wantsClaims()
 		if asked && !of.mounted && of.volume != "" {
@@ -308,6 +312,23 @@ func (c *collector) leaves(about subject, raw []byte) {
 	for _, volume := range picked {
 		if claim := claimOf(&pod, &volume); claim != "" {
 			c.leaving = append(c.leaving, leavingVolume{about, volume.Name, types.NamespacedName{Namespace: pod.Namespace, Name: claim}})
+		}
+	}
+}
+
+// leavesOut notes the claims of a pod that is labelled to be left out. Unless other pods use them,
+// their data was left out on purpose.
+func (c *collector) leavesOut(about subject, raw []byte) {
+	var pod corev1.Pod
+	if err := decode(raw, &pod); err != nil {
+		return // of what is left out, nothing is asked
+	}
+	for i := range pod.Spec.Volumes {
+		if claim := claimOf(&pod, &pod.Spec.Volumes[i]); claim != "" {
+			if c.ofLabelled == nil {
+				c.ofLabelled = map[types.NamespacedName]string{}
+			}
+			c.ofLabelled[types.NamespacedName{Namespace: pod.Namespace, Name: claim}] = about.name
 		}
 	}
 }
@@ -363,7 +384,7 @@ func (p *podVolumes) notTaken() []format.VolumeInfo {
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
 		kept := p.persistentVolumes[of.volume]
-		if of.taken || kept == nil {
+		if of.taken && !of.lost || kept == nil {
 			continue
 		}
 		refused, _ := of.action.whyNot()

@@ -43,10 +43,10 @@ var Resource = virtual.Resource[object]{
 		}),
 		virtual.Text("Volumes", "Volumes backed up, of those whose data was wanted.", func(b object) string {
 			v := b.Status.Volumes
-			if v == nil || v.Total+v.LeftOut == 0 {
+			if v == nil || v.Total == 0 && v.LeftOut == 0 {
 				return ""
 			}
-			return fmt.Sprintf("%d/%d", v.Completed, v.Total+v.LeftOut)
+			return fmt.Sprintf("%d/%d", v.Completed, int64(v.Total)+int64(v.LeftOut))
 		}),
 		virtual.Text("Data", "Size of the files in the volumes backed up.", func(b object) string {
 			if v := b.Status.Volumes; v == nil || v.Total == 0 {

@@ -4,6 +4,7 @@
 package backup
 
 import (
+	"math"
 	"reflect"
 	"slices"
 	"testing"
@@ -41,6 +42,10 @@ func TestCells(t *testing.T) {
 				Volumes:    &v1alpha1.BackupVolumesProgress{Total: 2, Completed: 1, LeftOut: 1, BytesDone: 1536},
 				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionQueued, Status: metav1.ConditionFalse, Reason: "InProgress"}}},
 			want: []any{"x", "InProgress", "3/10", "1/3", "1.5Ki", int64(0), int64(0), "in 30d", "60m", "-", "60s", "-", "-", "-", "-"},
+		},
+		"what another's store says": {
+			status: v1alpha1.BackupStatus{Phase: "Completed", Volumes: &v1alpha1.BackupVolumesProgress{Total: 1, Completed: 1, LeftOut: math.MaxInt32}},
+			want:   []any{"x", "Completed", "-", "1/2147483648", "0", int64(0), int64(0), "-", "60m", "-", "-", "-", "-", "-", "-"},
 		},
 		"failed in part, and expired": {
 			status: v1alpha1.BackupStatus{Phase: "PartiallyFailed", Errors: 2, Warnings: 1, Expiration: at(-time.Hour),
