@@ -79,6 +79,38 @@ func TestFilesComeBack(t *testing.T) {
 	}
 }
 
+// TestAClaimIsReadThroughAnotherPod: of two pods with a claim, one whose volume its node does not
+// have costs nothing. The backup's spec says nothing of volumes.
+func TestAClaimIsReadThroughAnotherPod(t *testing.T) {
+	t.Parallel()
+	namespace := lab.Namespace(t, "shared")
+	pod, folder := lab.PodWithClaim(t, namespace, labtest.Node)
+	fill(t, folder)
+	first := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "early"}, Spec: *pod.Spec.DeepCopy()}
+	first, err := lab.Kube.CoreV1().Pods(namespace).Create(t.Context(), first, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.Status.Phase = corev1.PodRunning
+	if _, err := lab.Kube.CoreV1().Pods(namespace).UpdateStatus(t.Context(), first, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	name := labtest.Name("shared")
+	lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}})
+	backup := lab.AwaitCompleted(t, name)
+	lab.AwaitRunGone(t, name)
+	if volumes := backup.Status.Volumes; volumes == nil || volumes.Total != 1 || volumes.Completed != 1 || volumes.LeftOut != 0 || backup.Status.Warnings != 0 {
+		t.Errorf("the backup has volumes %+v and %d warnings", volumes, backup.Status.Warnings)
+	}
+	if history := volumeHistory(t, namespace, name); history.Spec.PodName != pod.Name || history.Status.SizeBytes == 0 {
+		t.Errorf("the history says %+v %+v", history.Spec, history.Status)
+	}
+	log := lab.Kubectl(t, "get", "--raw", "/apis/holdfast.io/v1alpha1/namespaces/"+labtest.System+"/backups/"+name+"/log")
+	if !strings.Contains(log, "its claim is read through pod web on node "+labtest.Node+" instead") {
+		t.Errorf("the log says nothing of it:\n%s", log)
+	}
+}
+
 // TestHostPathClaim: a claim whose persistent volume is a folder of its node is backed up and
 // restored below the roots of --host-path-roots, and the path in a record does not change.
 func TestHostPathClaim(t *testing.T) {
