@@ -27,7 +27,7 @@ const (
 type SecretReader func(ctx context.Context) (map[string][]byte, error)
 
 // secretProvider gives the SDK the credentials of a Secret, and reads it again while the
-// store is open: backups run for hours, and the catalogue has its store open for good.
+// store is open. Backups run for hours, and the catalogue has its store open for good.
 type secretProvider struct {
 	name string
 	read SecretReader
@@ -78,20 +78,40 @@ func rotating(name string, first aws.CredentialsProvider, read SecretReader) (aw
 	return aws.NewCredentialsCache(&secretProvider{name: name, read: read, last: given}), nil
 }
 
-// forgetRefused returns an option of a client by which credentials that the store refuses are
-// read again for the next request.
-func forgetRefused(cache *aws.CredentialsCache) func(*middleware.Stack) error {
+// followRotation returns an option of a client by which a request whose credentials the store
+// refuses is made once more, if the Secret has others by then.
+func followRotation(cache *aws.CredentialsCache) func(*middleware.Stack) error {
 	return func(stack *middleware.Stack) error {
-		return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("ForgetRefusedCredentials",
-			func(ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler) (middleware.InitializeOutput, middleware.Metadata, error) {
-				out, metadata, err := next.HandleInitialize(ctx, in)
-				if refuses(err) {
+		return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/rotation",
+			func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
+				used, _ := cache.Retrieve(ctx)
+				out, metadata, err := next.HandleFinalize(ctx, in)
+				if !refuses(err) {
+					return out, metadata, err
+				}
+				if now, _ := cache.Retrieve(ctx); sameCredentials(now, used) {
 					cache.Invalidate()
 				}
+				if now, failure := cache.Retrieve(ctx); failure == nil && !sameCredentials(now, used) {
+					err = rotatedError{err}
+				}
 				return out, metadata, err
-			}), middleware.Before)
+			}), "Retry", middleware.After)
 	}
 }
+
+func sameCredentials(a, b aws.Credentials) bool {
+	return a.AccessKeyID == b.AccessKeyID && a.SecretAccessKey == b.SecretAccessKey && a.SessionToken == b.SessionToken
+}
+
+// rotatedError has the client make a request again, which is signed anew.
+type rotatedError struct{ error }
+
+// Unwrap returns the store's answer.
+func (e rotatedError) Unwrap() error { return e.error }
+
+// RetryableError is what the SDK asks for.
+func (rotatedError) RetryableError() bool { return true }
 
 // refuses reports whether an answer says that the credentials are not, or no longer, valid.
 // The answer to a HEAD has no code but 403.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -24,8 +25,8 @@ func secretOf(key string) map[string][]byte {
 	return map[string][]byte{SecretAccessKeyID: []byte(key), SecretSecretAccessKey: []byte("s")}
 }
 
-// TestCredentialsThatAreRotated: a store that is open takes up the new key at the request
-// after the one that was refused.
+// TestCredentialsThatAreRotated: a store that is open takes up a new key at the first request
+// that is refused, so that it is none to the caller, be it a write.
 func TestCredentialsThatAreRotated(t *testing.T) {
 	var valid atomic.Value
 	valid.Store("old")
@@ -33,6 +34,12 @@ func TestCredentialsThatAreRotated(t *testing.T) {
 		if !strings.Contains(r.Header.Get("Authorization"), "Credential="+valid.Load().(string)+"/") {
 			w.WriteHeader(http.StatusForbidden)
 			fmt.Fprint(w, `<Error><Code>InvalidAccessKeyId</Code></Error>`)
+			return
+		}
+		if r.Method == http.MethodPut {
+			if content, err := io.ReadAll(r.Body); err != nil || !strings.Contains(string(content), "content") {
+				t.Errorf("%s was written, %v", content, err)
+			}
 			return
 		}
 		fmt.Fprint(w, `<ListBucketResult><Name>b</Name></ListBucketResult>`)
@@ -59,11 +66,26 @@ func TestCredentialsThatAreRotated(t *testing.T) {
 			}
 			valid.Store("new")
 			key = "new"
-			if err := bucket.Check(t.Context()); !errors.Is(err, ErrDenied) {
-				t.Errorf("with a key that is not valid any more: %v", err)
-			}
-			if err := bucket.Check(t.Context()); (err == nil) != follows {
-				t.Errorf("the request after that: %v", err)
+			for operation, do := range map[string]func() error{
+				"check": func() error { return bucket.Check(t.Context()) },
+				"write": func() error { return bucket.Create(t.Context(), "a", []byte("content")) },
+				"streamed write": func() error {
+					w, err := bucket.NewWriter(t.Context(), "b")
+					if err != nil {
+						return err
+					}
+					defer w.Abort()
+					if _, err := w.Write([]byte("content")); err != nil {
+						return err
+					}
+					valid.Store("newer")
+					key = "newer"
+					return w.Commit()
+				},
+			} {
+				if err := do(); follows && err != nil || !follows && !errors.Is(err, ErrDenied) {
+					t.Errorf("%s with a key that is not valid any more: %v", operation, err)
+				}
 			}
 		})
 	}

@@ -49,7 +49,7 @@ func openS3(ctx context.Context, location *engine.S3Location, secret map[string]
 		}
 		o.APIOptions = append(o.APIOptions, tellRequests)
 		if cache, ok := settings.Credentials.(*aws.CredentialsCache); ok && again != nil {
-			o.APIOptions = append(o.APIOptions, forgetRefused(cache))
+			o.APIOptions = append(o.APIOptions, followRotation(cache))
 		}
 		if location.ChecksumAlgorithm != engine.ChecksumNone {
 			o.APIOptions = append(o.APIOptions, sendChecksums)
