@@ -11,8 +11,8 @@ import (
 )
 
 // TestVolumesOfPendingClaims shows that the persistent volume comes along which a claim names that
-// is not bound yet, if the volume is kept for that claim. A claim that names a volume of somebody
-// else does not get it into its backup.
+// is not bound yet, if the volume is kept for that claim. A claim that names the volume of
+// another claim does not get it into its backup.
 func TestVolumesOfPendingClaims(t *testing.T) {
 	for name, test := range map[string]struct {
 		claimRef string

@@ -17,7 +17,7 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// reasonDataLost is that of the condition VolumesDamaged.
+// reasonDataLost is the reason of the condition VolumesDamaged.
 const reasonDataLost = "DataLost"
 
 // SetDamage says what the store of a location has lost of the repository of a namespace, or

@@ -25,10 +25,10 @@ func (c *Catalog) HeldClaims(namespace, name string) []Claim {
 	return claimsOf(c.entryAtLocked(namespace, name), func(Claim, int) bool { return true })
 }
 
-// LastData are the claims of existing namespaces of which no other good backup of this cluster
-// holds newer data than the backup that is listed under a name, sorted. A namespace that was
-// made anew continues the former one of its name here. going tells of another backup that it
-// does not count, since it is being deleted.
+// LastData returns the claims, sorted, whose newest data the named backup holds: no other good
+// backup of this cluster holds newer data of them. Only claims of existing namespaces count. A
+// namespace that was made anew continues the former one of its name here. going reports of
+// another backup whether it is being deleted, and so does not count.
 func (c *Catalog) LastData(namespace, name string, going func(holdfast.BackupReference) bool) []Claim {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -100,8 +100,8 @@ func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	return done, err
 }
 
-// sparing leaves the contents alone that can't be read. Kopia's maintenance would fail: it reads
-// those of packs that are not full, and those that were marked as deleted and are needed again.
+// sparing leaves contents alone that can't be read. Kopia's maintenance would fail on them: it
+// reads the contents of packs that are not full, and deleted contents that are needed again.
 type sparing struct {
 	repo.DirectRepositoryWriter
 	missing *Missing

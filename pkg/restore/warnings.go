@@ -22,8 +22,8 @@ type unknownFields struct {
 	count map[string]int
 }
 
-// tell gives what takes the server's warnings about an object. Others than those of fields go into
-// the log, and those of versions that are deprecated nowhere: they say nothing of the object.
+// tell returns a function that takes the server's warnings about an object. Warnings of unknown
+// fields are reported. Warnings of deprecated versions are dropped, and all others are logged.
 func (u *unknownFields) tell(report *report) func(about subject, warnings []string) {
 	return func(about subject, warnings []string) {
 		var fields []string

@@ -38,7 +38,7 @@ func New(clock clock.PassiveClock) *Waits {
 type Wait struct {
 	of    *Waits
 	since time.Time
-	// anyone is true if all who may see the run may know of it, else those of namespace may.
+	// anyone is true if every reader of the run may know of it; else only readers of namespace.
 	anyone    bool
 	namespace string
 	text      string

@@ -537,8 +537,8 @@ func isRefusal(err error) bool {
 		apierrors.IsBadRequest(err) // of a webhook that gives no reason
 }
 
-// lastData are the claims of which a backup holds the newest data, if its deletion was refused
-// for that; else "".
+// lastData returns the claims whose newest data a backup holds, if its deletion was refused for
+// that; else an empty text.
 func lastData(err error) string {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	if !ok || status.ErrStatus.Details == nil {

@@ -43,9 +43,9 @@ type Decision struct {
 	Differs []string
 	// Besides are the fields that the live object has and the desired one lacks, in order.
 	Besides []string
-	// Kept are those of Differs and Besides that an update leaves, and why.
+	// Kept are the fields of Differs and Besides that an update leaves, and why.
 	Kept []string
-	// Immutable are those of Differs and Besides that can't be changed.
+	// Immutable are the fields of Differs and Besides that can't be changed.
 	Immutable []string
 	// Patch is a JSON merge patch for Update, which fails if the object is another one, or
 	// was changed, since it was read.

@@ -30,8 +30,8 @@ type comparison struct {
 	besides, fixedBesides []string
 }
 
-// merge gives live with what desired has, and without what was added since. The managers are
-// those of this part.
+// merge gives live with what desired has, and without what was added since. The managers
+// are the field managers of this part.
 func (c *comparison) merge(at string, live, desired, put map[string]any, meta strategicpatch.LookupPatchMeta, managers []manager) map[string]any {
 	for _, field := range slices.Sorted(maps.Keys(desired)) {
 		path := join(at, field)
