@@ -5583,7 +5583,7 @@ func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequest(ref common.ReferenceCa
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What is asked for beside the maintenance.",
+							Description: "Wishes beside the maintenance itself.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.MaintenanceRequestSpec{}.OpenAPIModelName()),
 						},
@@ -6570,7 +6570,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"existingVolumePolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What becomes of the data of a volume whose claim exists: with none (default) the restore is refused before anything is written; overwrite replaces files of the same name.",
+							Description: "What becomes of the data of a volume whose claim exists: with none (default) the restore is refused before anything is written; overwrite replaces files of the same name. Volumes of pods without a claim that outlive the pod, such as nfs, are written only with overwrite.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

@@ -21,7 +21,7 @@ type MaintenanceRequest struct {
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// What is asked for beside the maintenance.
+	// Wishes beside the maintenance itself.
 	// +optional
 	Spec MaintenanceRequestSpec `json:"spec,omitempty"`
 	// The answer.

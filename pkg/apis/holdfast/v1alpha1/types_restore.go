@@ -158,7 +158,8 @@ type RestoreSpec struct {
 	ExistingResourcePolicy ExistingResourcePolicy `json:"existingResourcePolicy,omitempty"`
 	// What becomes of the data of a volume whose claim exists: with none (default) the
 	// restore is refused before anything is written; overwrite replaces files of the same
-	// name.
+	// name. Volumes of pods without a claim that outlive the pod, such as nfs, are written
+	// only with overwrite.
 	// +optional
 	ExistingVolumePolicy ExistingVolumePolicy `json:"existingVolumePolicy,omitempty"`
 	// Resources whose status is restored too. Unset means none.
