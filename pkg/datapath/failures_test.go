@@ -500,8 +500,8 @@ func TestOutputFails(t *testing.T) {
 		do   func() error
 		want error
 	}{
-		"a folder too late":      {func() error { return o.BeginDirectory(ended, "late") }, context.Canceled},
-		"a folder in none":       {func() error { return o.BeginDirectory(ctx, "none/sub") }, os.ErrNotExist},
+		"a folder too late":      {func() error { _, err := o.BeginDirectory(ended, "late"); return err }, context.Canceled},
+		"a folder in none":       {func() error { _, err := o.BeginDirectory(ctx, "none/sub"); return err }, os.ErrNotExist},
 		"a folder that is gone":  {func() error { return o.FinishDirectory("none", nil, extra{}) }, os.ErrNotExist},
 		"an unreadable file":     {func() error { return o.WriteFile(ctx, "new", unreadable, extra{}) }, errOpen},
 		"a file in no folder":    {func() error { return o.WriteFile(ctx, "none/new", file, extra{}) }, os.ErrNotExist},
@@ -555,8 +555,8 @@ func TestFolderBecomesALink(t *testing.T) {
 		"a file in the way":      func(o *output) error { return o.WriteFile(ctx, "folder/file", file, extra{}) },
 		"a file beside another":  func(o *output) error { o.beside = true; return o.WriteFile(ctx, "folder/file", file, extra{}) },
 		"a link":                 func(o *output) error { return o.CreateSymlink(ctx, "folder/new", file) },
-		"a folder":               func(o *output) error { return o.BeginDirectory(ctx, "folder/new") },
-		"a folder that is there": func(o *output) error { return o.BeginDirectory(ctx, "folder/sub") },
+		"a folder":               func(o *output) error { _, err := o.BeginDirectory(ctx, "folder/new"); return err },
+		"a folder that is there": func(o *output) error { _, err := o.BeginDirectory(ctx, "folder/sub"); return err },
 		"a folder on the way":    func(o *output) error { _, err := o.EnsureDirectory("folder/new"); return err },
 		"its attributes":         func(o *output) error { return o.FinishDirectory("folder", file, extra{}) },
 		"those of a folder":      func(o *output) error { return o.FinishDirectory("folder/sub", file, extra{}) },
@@ -564,7 +564,8 @@ func TestFolderBecomesALink(t *testing.T) {
 		"the name of another":    func(o *output) error { o.extras, o.links = linked(t, "folder/file", "new"); return o.Close(ctx) },
 	} {
 		o := &output{root: root, progress: new(Progress), extras: new(packed)}
-		must(t, o.BeginDirectory(ctx, "folder"))
+		_, err := o.BeginDirectory(ctx, "folder")
+		must(t, err)
 		must(t, os.Remove(filepath.Join(target, "folder")))
 		must(t, os.Symlink(outside, filepath.Join(target, "folder")))
 		if err := do(o); err == nil {

@@ -47,6 +47,8 @@ type output struct {
 	snapshot string
 	progress *Progress
 	notes    notes
+	// surplus are the files of the volume that the snapshot does not have.
+	surplus surplus
 	// readers are those that large files may have besides the first.
 	readers *semaphore.Weighted
 	// extras are what Kopia has no place for; nil if that is not known. With the links they take
@@ -95,12 +97,13 @@ func name(rel string) string {
 	return rel
 }
 
-// BeginDirectory makes a folder, which gets its attributes when it is full.
-func (o *output) BeginDirectory(ctx context.Context, rel string) error {
+// BeginDirectory makes a folder, which gets its attributes when it is full, and reports whether
+// it was there.
+func (o *output) BeginDirectory(ctx context.Context, rel string) (existed bool, err error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return false, err
 	}
-	existed := rel == ""
+	existed = rel == ""
 	if !existed {
 		err := o.replace(rel, func() error {
 			err := o.root.Mkdir(rel, 0o700)
@@ -113,13 +116,13 @@ func (o *output) BeginDirectory(ctx context.Context, rel string) error {
 			return err
 		})
 		if err != nil {
-			return err
+			return false, err
 		}
 	}
 	if existed && o.extras != nil {
-		return o.removeDefaults(rel)
+		return true, o.removeDefaults(rel)
 	}
-	return nil
+	return existed, nil
 }
 
 // EnsureDirectory makes a folder that what is restored lies in, and reports whether it has. One

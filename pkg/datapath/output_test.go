@@ -119,7 +119,8 @@ func TestDefaultListThatStays(t *testing.T) {
 	must(t, err)
 	o := &output{root: root, extras: new(packed)}
 	asNobody(t)
-	must(t, o.BeginDirectory(t.Context(), ""))
+	_, err = o.BeginDirectory(t.Context(), "")
+	must(t, err)
 	if warnings := o.notes.warnings().String(); warnings != `"." has kept a default access control list` {
 		t.Errorf("the warnings are %s", warnings)
 	}
@@ -131,7 +132,7 @@ func TestDefaultListThatStays(t *testing.T) {
 		t.Errorf("the warnings of what it did not have are %s", warnings)
 	}
 	must(t, root.Close())
-	if err := o.BeginDirectory(t.Context(), ""); !errors.Is(err, os.ErrClosed) {
+	if _, err := o.BeginDirectory(t.Context(), ""); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("a closed volume: %v", err)
 	}
 }

@@ -43,13 +43,19 @@ type RestoreRequest struct {
 	// none. What lies beside them stays as it is, and a file that is there until it is replaced
 	// by the complete one.
 	Only []string
+	// Replace removes files of the volume that the snapshot does not have, so that it is as it
+	// was. Without it they stay, and are counted in a warning. It has no effect beside Only.
+	Replace bool
 }
 
 // RestoreResult says what was restored.
 type RestoreResult struct {
 	// TotalBytes and Files of the snapshot, or of what was asked for of it.
 	TotalBytes, Files int64
-	// Warnings name files whose owner or mode could not be restored.
+	// Removed is how many files and folders were removed, since the snapshot does not have them.
+	Removed int64
+	// Warnings name files whose owner or mode could not be restored, and the first that the
+	// snapshot does not have.
 	Warnings Warnings
 }
 
@@ -83,6 +89,9 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	defer root.Close()
 	out := &output{root: root, beside: len(req.Only) > 0, snapshot: req.SnapshotID, progress: p, readers: semaphore.NewWeighted(MemoryOf(ctx).readers(partReaders))}
 	out.notes.logger = klog.FromContext(ctx)
+	if err := out.surplus.begin(root, req.Replace); err != nil {
+		return RestoreResult{}, err
+	}
 	out.most = MemoryOf(ctx).keptExtras()
 	switch out.extras, err = loadExtras(ctx, r.Kopia(), man, out.most, &out.notes); {
 	case errors.Is(err, errNoExtras):
@@ -100,9 +109,11 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	if walk.files != files {
 		return RestoreResult{}, fmt.Errorf("restored %d of the %d files of snapshot %s", walk.files, files, req.SnapshotID)
 	}
+	out.surplus.tell(&out.notes)
 	return RestoreResult{
 		TotalBytes: bytes,
 		Files:      files,
+		Removed:    out.surplus.removed,
 		Warnings:   out.notes.warnings(),
 	}, nil
 }
@@ -253,12 +264,18 @@ func (w *restoration) folder(ctx context.Context, rel string, stored *snapshot.D
 	if len(rel) > longestPath {
 		return fmt.Errorf("write %.500q: %w", rel, errTooLong)
 	}
-	if err := w.out.BeginDirectory(ctx, rel); err != nil {
+	existed, err := w.out.BeginDirectory(ctx, rel)
+	if err != nil {
 		return err
 	}
 	entries, err := readFolder(ctx, w.repo, stored)
 	if err != nil {
 		return err
+	}
+	if existed && !w.out.beside {
+		if err := w.out.settleSurplus(ctx, rel, entries); err != nil {
+			return err
+		}
 	}
 	for _, entry := range entries {
 		if entry.Name == "" || entry.Name == "." || entry.Name == ".." || strings.Contains(entry.Name, "/") {

@@ -47,7 +47,13 @@ func (e *execution) volumeOf(item *manifest.Item) *source.Volume {
 
 // hasData reports whether the data of an object, which is a claim then, is restored.
 func (e *execution) hasData(item *manifest.Item) bool {
-	return ptr.Deref(e.spec.RestorePVs, true) && e.volumeOf(item) != nil
+	return ptr.Deref(e.spec.RestorePVs, true) && e.volumeOf(item) != nil && !e.keepsData[item]
+}
+
+// keepData has the data of a claim that exists stay as it is.
+func (e *execution) keepData(claim *manifest.Item) {
+	e.keepsData[claim] = true
+	e.report.info(e.subject(claim), "its data stays as it is, since the claim exists")
 }
 
 func (e *execution) bytesOf(item *manifest.Item) int64 {

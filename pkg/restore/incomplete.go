@@ -164,7 +164,7 @@ func (e *execution) spare(ctx context.Context, item *manifest.Item, about subjec
 		e.report.info(about, "an earlier restore has begun with its data: all of it is written again")
 		return nil
 	}
-	return errors.New("somebody has made it meanwhile, and its data would be written over: delete it, leave it out, or set existingVolumePolicy: overwrite")
+	return errors.New("somebody has made it meanwhile, and its data would be written over: delete it and restore again, leave it out, or set existingVolumePolicy to overwrite or replace")
 }
 
 // begin marks a claim that this restore has not created, before the first of its data is

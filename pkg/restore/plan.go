@@ -90,13 +90,17 @@ func (e *execution) run(ctx context.Context) (err error) {
 	return e.lookAtMade(ctx)
 }
 
-// sparesData reports whether data is only written into claims that the restore creates.
-func (e *execution) sparesData() bool {
-	return !e.spec.VolumesOnly && e.spec.ExistingVolumePolicy != holdfast.ExistingVolumeOverwrite
+// writesOver reports whether the spec asks to write over data that exists.
+func (e *execution) writesOver() bool {
+	return e.spec.ExistingVolumePolicy == holdfast.ExistingVolumeOverwrite || e.spec.ExistingVolumePolicy == holdfast.ExistingVolumeReplace
 }
 
-// spareVolumes refuses the restore if the data of a volume would be written over that
-// somebody uses.
+// sparesData reports whether data is only written into claims that the restore creates.
+func (e *execution) sparesData() bool { return !e.spec.VolumesOnly && !e.writesOver() }
+
+// spareVolumes refuses the restore if it would write over the data of a claim, or notes the
+// claim as one that keeps its data, as the spec says. A part of the same data that an earlier
+// restore has left is written again.
 func (e *execution) spareVolumes(ctx context.Context, items []*manifest.Item) error {
 	if !e.sparesData() {
 		return nil
@@ -115,11 +119,15 @@ func (e *execution) spareVolumes(ctx context.Context, items []*manifest.Item) er
 		switch {
 		case live == nil || e.isOurs(live) || e.isPart(item, live):
 		case markOf(live) != nil:
-			reasons = append(reasons, fmt.Sprintf("the claim %s/%s holds a part of other data, over which an earlier restore was stopped, or was used since: delete it, leave it out, or set existingVolumePolicy: overwrite", namespace, item.Name))
-		case live.GetAnnotations()[object.AnnotationRestoreUID] != "":
-			reasons = append(reasons, fmt.Sprintf("the claim %s/%s exists with its data, since an earlier restore made it: leave it out, delete it, or set existingVolumePolicy: overwrite, which writes all of it again", namespace, item.Name))
+			reasons = append(reasons, fmt.Sprintf("the claim %s/%s holds a part of other data, over which an earlier restore was stopped, or was used since: leave it out, delete it, or set existingVolumePolicy to overwrite (other files stay) or replace (they are removed)", namespace, item.Name))
+		case e.spec.ExistingVolumePolicy == holdfast.ExistingVolumeKeep:
+			e.keepData(item)
 		default:
-			reasons = append(reasons, fmt.Sprintf("the claim %s/%s exists, and its data would be written over: delete it, leave it out, or set existingVolumePolicy: overwrite", namespace, item.Name))
+			since := ""
+			if live.GetAnnotations()[object.AnnotationRestoreUID] != "" {
+				since = ", since an earlier restore made it"
+			}
+			reasons = append(reasons, fmt.Sprintf("the claim %s/%s exists with its data%s: set existingVolumePolicy to keep (its data stays, and the rest is restored), overwrite (files of the same name are replaced) or replace (it becomes as in the backup), or leave the claim out", namespace, item.Name, since))
 		}
 	}
 	if len(reasons) == 0 {

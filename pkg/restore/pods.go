@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
@@ -26,7 +25,7 @@ import (
 // the restore creates it: it waits for its data before its first container. A pod that its
 // controller makes anew has a new name, and its volumes are empty. A volume that outlives its
 // pod, such as an NFS export, holds what others may use: it is written only if the spec says
-// that existing data is overwritten.
+// that existing data is overwritten or replaced.
 
 // scratchOf are the volumes without a claim of which the backup has the data, of a pod.
 func (e *execution) scratchOf(item *manifest.Item) []*source.Volume {
@@ -86,7 +85,7 @@ func (e *execution) waiting(ctx context.Context, k *kind, about subject, desired
 // is created, since a modifier may change the type of a volume. A restore that goes on after a
 // restart decides the same.
 func (e *execution) spareVolumesOf(item *manifest.Item, about subject, desired *unstructured.Unstructured) {
-	if e.spec.ExistingVolumePolicy == holdfast.ExistingVolumeOverwrite {
+	if e.writesOver() {
 		return
 	}
 	scratch := e.scratchOf(item)
@@ -102,7 +101,7 @@ func (e *execution) spareVolumesOf(item *manifest.Item, about subject, desired *
 		e.mu.Lock()
 		e.sparedVolumes[types.NamespacedName{Namespace: item.UID, Name: volume.Name}] = true
 		e.mu.Unlock()
-		e.report.warn(about, fmt.Sprintf("the data of its volume %s (%s) is not restored, since others may use what is there: set existingVolumePolicy: overwrite to write over it",
+		e.report.warn(about, fmt.Sprintf("the data of its volume %s (%s) is not restored, since others may use what is there: set existingVolumePolicy to overwrite (other files stay) or replace (they are removed)",
 			volume.Name, typeOf(source)))
 	}
 }

@@ -164,7 +164,9 @@ func TestVolumesOfOthersAreSpared(t *testing.T) {
 		says  string
 	}{
 		"no policy":                     {want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
-		"none":                          {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeNone}, want: []string{"scratch"}, says: "existingVolumePolicy: overwrite"},
+		"none":                          {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeNone}, want: []string{"scratch"}, says: "set existingVolumePolicy to overwrite"},
+		"keep":                          {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeKeep}, want: []string{"scratch"}, says: "set existingVolumePolicy to overwrite"},
+		"replace":                       {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeReplace}, want: []string{"export", "scratch"}},
 		"overwrite":                     {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeOverwrite}, want: []string{"export", "scratch"}},
 		"the restore goes on elsewhere": {again: true, want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
 		"a modifier makes it a network volume": {

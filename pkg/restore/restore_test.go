@@ -304,6 +304,24 @@ func TestExistingVolumes(t *testing.T) {
 	if !errors.As(ended.Err, &refused) || s.writes > 0 {
 		t.Errorf("%v, after %d writes", ended.Err, s.writes)
 	}
+	// The harmless way comes first.
+	text := ended.Err.Error()
+	keep, overwrite, replace := strings.Index(text, "keep ("), strings.Index(text, "overwrite ("), strings.Index(text, "replace (")
+	if !strings.Contains(text, "a/data") || keep < 0 || keep > overwrite || overwrite > replace {
+		t.Errorf("the refusal is %q", text)
+	}
+
+	kept := s.run(t.Context(), backup, request("r2", holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeKeep}))
+	want(t, kept, holdfast.RestorePhaseCompleted)
+	if s.writes != 1 || s.objects["configmaps/a/c"] == nil {
+		t.Errorf("with keep: %d writes: %v", s.writes, s.created)
+	}
+	// One that holds a part of other data is not kept: its users would take that for all of it.
+	s.add("persistentvolumeclaims", obj("v1", "PersistentVolumeClaim", "a", "data", with("other new s", "metadata", "annotations", format.AnnotationIncomplete)))
+	ended = s.run(t.Context(), backup, request("r3", holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeKeep}))
+	if !errors.As(ended.Err, &refused) || !strings.Contains(ended.Err.Error(), "a part of other data") {
+		t.Errorf("%v", ended.Err)
+	}
 }
 
 // TestClaimMadeMeanwhile: nor is that of a claim that somebody makes while the restore is

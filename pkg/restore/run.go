@@ -206,6 +206,9 @@ type execution struct {
 	ofPods map[*manifest.Item]string
 	// kept are the claims, by their names in the backup, that go on naming their volume.
 	kept map[types.NamespacedName]bool
+	// keepsData are claims that exist, whose data stays as it is. Read only once objects are
+	// restored.
+	keepsData map[*manifest.Item]bool
 	// sparedVolumes are volumes without a claim that are not filled, by the uid that their pod
 	// had and their name.
 	sparedVolumes map[types.NamespacedName]bool
@@ -238,6 +241,7 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 		definitions:   map[string][]string{},
 		defined:       map[string]bool{},
 		kept:          map[types.NamespacedName]bool{},
+		keepsData:     map[*manifest.Item]bool{},
 		sparedVolumes: map[types.NamespacedName]bool{},
 		held:          map[*manifest.Item]string{},
 	}

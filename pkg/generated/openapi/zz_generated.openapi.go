@@ -3172,6 +3172,13 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 							Format:      "",
 						},
 					},
+					"replace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether files of the volume that the snapshot does not have are removed. Without it they stay, and the message counts them.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 					"paths": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -6570,7 +6577,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"existingVolumePolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What becomes of the data of a volume whose claim exists: with none (default) the restore is refused before anything is written; overwrite replaces files of the same name. Volumes of pods without a claim that outlive the pod, such as nfs, are written only with overwrite.",
+							Description: "What becomes of the data of a volume whose claim exists: with none (default) the restore is refused before anything is written; keep leaves the data as it is and restores the rest; overwrite replaces files of the same name, and counts those that stay; replace makes the volume as it was, and removes other files. Volumes of pods without a claim that outlive the pod, such as nfs, are written only with overwrite or replace.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

@@ -19,6 +19,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 )
 
@@ -253,6 +254,25 @@ func TestBegin(t *testing.T) {
 	})
 }
 
+// TestReplace: agents are asked to remove other files of a volume if the restore says so, but
+// never beside paths.
+func TestReplace(t *testing.T) {
+	for policy, want := range map[holdfast.ExistingVolumePolicy]bool{
+		holdfast.ExistingVolumeNone: false, holdfast.ExistingVolumeOverwrite: false, holdfast.ExistingVolumeReplace: true,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t)
+			h.run.Spec.Restore.ExistingVolumePolicy = policy
+			if err := h.restorer().Claim(t.Context(), h.claim("data")); err != nil {
+				t.Fatal(err)
+			}
+			if records := h.records(); len(records) != 1 || records[0].Spec.Replace != want {
+				t.Errorf("%s: the agent is asked for %+v", policy, records)
+			}
+		})
+	}
+}
+
 // TestUsed: Used is called when a pod uses the claim, and what it says is told.
 func TestUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -271,7 +291,7 @@ func TestUsed(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := h.restorer().Claim(t.Context(), claim)
-		if !errors.Is(err, failure) || !strings.Contains(err.Error(), "existingVolumePolicy: overwrite") || strings.Contains(err.Error(), "begun") {
+		if !errors.Is(err, failure) || !strings.Contains(err.Error(), "existingVolumePolicy: overwrite or replace") || strings.Contains(err.Error(), "begun") {
 			t.Error(err)
 		}
 	})

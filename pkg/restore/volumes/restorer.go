@@ -170,7 +170,7 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 		case err != nil:
 			return false, err
 		case user != nil && len(claim.Paths) == 0:
-			err := fmt.Errorf("the pod %s uses the claim: scale down what it belongs to, or delete it, and restore again, with existingVolumePolicy: overwrite if what it has written may go", user.Name)
+			err := fmt.Errorf("the pod %s uses the claim: scale down what it belongs to, or delete it, and restore again, with existingVolumePolicy: overwrite or replace if what it has written may go", user.Name)
 			if claim.Used != nil {
 				err = errors.Join(err, claim.Used(ctx))
 			}
@@ -346,6 +346,7 @@ func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, dat
 			Repository:            engine.RepositoryName(data.Pod.Namespace, location),
 			SnapshotID:            data.Status.SnapshotID,
 			WaitVolume:            waits,
+			Replace:               r.run.Spec.Restore.ExistingVolumePolicy == holdfast.ExistingVolumeReplace && len(paths) == 0,
 			Paths:                 paths,
 		},
 	}

@@ -279,6 +279,10 @@ type VolumeRestoreSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +optional
 	WaitVolume string `json:"waitVolume,omitempty"`
+	// Whether files of the volume that the snapshot does not have are removed. Without it they
+	// stay, and the message counts them.
+	// +optional
+	Replace bool `json:"replace,omitempty"`
 	// Paths in the volume of the files and folders to restore. Empty means all.
 	// +optional
 	// +listType=atomic

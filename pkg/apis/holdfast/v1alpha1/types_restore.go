@@ -59,14 +59,20 @@ const (
 )
 
 // ExistingVolumePolicy says what becomes of the data of a volume whose claim exists.
-// +kubebuilder:validation:Enum="";none;overwrite
+// +kubebuilder:validation:Enum="";none;keep;overwrite;replace
 type ExistingVolumePolicy string
 
 const (
 	// ExistingVolumeNone: the restore is refused before anything is written.
 	ExistingVolumeNone ExistingVolumePolicy = "none"
-	// ExistingVolumeOverwrite: files of the same name are replaced, others are kept.
+	// ExistingVolumeKeep: the data of such a volume stays as it is, and all else is restored.
+	ExistingVolumeKeep ExistingVolumePolicy = "keep"
+	// ExistingVolumeOverwrite: files of the same name are replaced. Others stay, and a warning
+	// counts them.
 	ExistingVolumeOverwrite ExistingVolumePolicy = "overwrite"
+	// ExistingVolumeReplace: as overwrite, and other files are removed: the volume is as in the
+	// backup.
+	ExistingVolumeReplace ExistingVolumePolicy = "replace"
 )
 
 // RestoreSpec says what to restore. Its fields have the names and meanings of those of
@@ -157,9 +163,11 @@ type RestoreSpec struct {
 	// +optional
 	ExistingResourcePolicy ExistingResourcePolicy `json:"existingResourcePolicy,omitempty"`
 	// What becomes of the data of a volume whose claim exists: with none (default) the
-	// restore is refused before anything is written; overwrite replaces files of the same
-	// name. Volumes of pods without a claim that outlive the pod, such as nfs, are written
-	// only with overwrite.
+	// restore is refused before anything is written; keep leaves the data as it is and
+	// restores the rest; overwrite replaces files of the same name, and counts those that
+	// stay; replace makes the volume as it was, and removes other files. Volumes of pods
+	// without a claim that outlive the pod, such as nfs, are written only with overwrite or
+	// replace.
 	// +optional
 	ExistingVolumePolicy ExistingVolumePolicy `json:"existingVolumePolicy,omitempty"`
 	// Resources whose status is restored too. Unset means none.

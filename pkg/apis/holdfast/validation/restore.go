@@ -128,7 +128,10 @@ func ValidateRestoreSpec(spec *v1alpha1.RestoreSpec, at *field.Path) field.Error
 	errs = append(errs, oneOf(spec.ExistingResourcePolicy, at.Child("existingResourcePolicy"),
 		v1alpha1.ExistingResourceNone, v1alpha1.ExistingResourceUpdate, v1alpha1.ExistingResourceRecreate)...)
 	errs = append(errs, oneOf(spec.ExistingVolumePolicy, at.Child("existingVolumePolicy"),
-		v1alpha1.ExistingVolumeNone, v1alpha1.ExistingVolumeOverwrite)...)
+		v1alpha1.ExistingVolumeNone, v1alpha1.ExistingVolumeKeep, v1alpha1.ExistingVolumeOverwrite, v1alpha1.ExistingVolumeReplace)...)
+	if spec.VolumesOnly && spec.ExistingVolumePolicy == v1alpha1.ExistingVolumeKeep {
+		errs = append(errs, field.Invalid(at.Child("existingVolumePolicy"), spec.ExistingVolumePolicy, "volumesOnly writes into claims that exist, and nothing would be restored: set it to overwrite or replace"))
+	}
 	errs = append(errs, validatePaths(spec, at)...)
 	forbid(spec.VolumesOnly && spec.RestorePVs != nil && !*spec.RestorePVs, "restorePVs", "is false, and volumesOnly true: nothing would be restored")
 	if status := spec.RestoreStatus; status != nil {

@@ -1,0 +1,191 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+
+	"github.com/kopia/kopia/snapshot"
+	"golang.org/x/sys/unix"
+)
+
+// surplus are the files that a restore finds in a volume and the snapshot does not have. They are
+// removed, or they stay and are counted: a newer log beside older tables may damage a database.
+type surplus struct {
+	// remove has them removed.
+	remove bool
+	// device is the file system of the volume. Nothing of another one, mounted below, is touched.
+	device uint64
+	// first is the first that has stayed, with the reason. stayed counts these, and removed those
+	// that are gone.
+	first, why      string
+	stayed, removed int64
+	// most bounds the names that are kept in memory before the files are removed.
+	most int
+}
+
+const (
+	// surplusAtOnce is surplus.most but in tests.
+	surplusAtOnce = 100_000
+	// lostAndFound belongs to the file system, which makes it in each new volume.
+	lostAndFound = "lost+found"
+)
+
+// begin learns which file system the volume is.
+func (s *surplus) begin(root *confined, remove bool) error {
+	stat, err := handle{int(root.top.Fd()), ".", root.calls}.stat()
+	if err != nil {
+		return fmt.Errorf("read the volume's folder: %w", err)
+	}
+	s.remove, s.device, s.most = remove, stat.Dev, surplusAtOnce
+	return nil
+}
+
+// stays counts a file that stays, for a reason if it was to be removed.
+func (s *surplus) stays(rel, why string) {
+	if s.stayed++; s.stayed == 1 {
+		s.first, s.why = rel, why
+	}
+}
+
+// tell adds a warning if files have stayed.
+func (s *surplus) tell(to *notes) {
+	if s.stayed == 0 {
+		return
+	}
+	text := "is not in the backup, and stays"
+	if s.why != "" {
+		text = "is not in the backup, and could not be removed: " + s.why
+	}
+	switch {
+	case s.stayed == 2:
+		text += "; so does 1 other file"
+	case s.stayed > 2:
+		text += fmt.Sprintf("; so do %d other files", s.stayed-1)
+	}
+	to.add(s.first, text)
+}
+
+// settleSurplus looks for files in a folder that are not among the stored entries, which are its
+// own in the snapshot, and removes or counts them with all below. A folder in the place of a
+// stored file is such a one where the surplus is removed.
+func (o *output) settleSurplus(ctx context.Context, rel string, stored []*snapshot.DirEntry) error {
+	byName := func(entry *snapshot.DirEntry, name string) int { return cmp.Compare(entry.Name, name) }
+	if !slices.IsSortedFunc(stored, func(a, b *snapshot.DirEntry) int { return byName(a, b.Name) }) {
+		stored = slices.SortedFunc(slices.Values(stored), func(a, b *snapshot.DirEntry) int { return byName(a, b.Name) })
+	}
+	isSurplus := func(name string, isFolder bool) bool {
+		if rel == "" && name == lostAndFound && isFolder {
+			return false
+		}
+		i, found := slices.BinarySearchFunc(stored, name, byName)
+		return !found || o.surplus.remove && isFolder && stored[i].Type != snapshot.EntryTypeDirectory
+	}
+	for {
+		found, err := o.listSurplus(ctx, rel, isSurplus)
+		if err != nil {
+			return err
+		}
+		before := o.surplus.removed
+		for i := range found {
+			if err := o.settleFile(ctx, path.Join(rel, found[i].name), found[i].isFolder, found[i].isMount); err != nil {
+				return err
+			}
+		}
+		if len(found) < o.surplus.most || o.surplus.removed == before {
+			return nil
+		}
+	}
+}
+
+type surplusFile struct {
+	name              string
+	isFolder, isMount bool
+}
+
+// listSurplus returns what is in a folder, at most surplus.most entries where they are removed.
+func (o *output) listSurplus(ctx context.Context, rel string, isSurplus func(name string, isFolder bool) bool) (found []surplusFile, err error) {
+	folder := &volumeDir{volumeEntry: volumeEntry{volume: &volume{root: o.root, notes: &o.notes}}, path: name(rel)}
+	it, err := folder.open()
+	if err != nil {
+		return nil, o.unlisted(rel, err)
+	}
+	defer it.Close()
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		name, stat, err := it.listed()
+		if err != nil || name == "" {
+			return found, o.unlisted(rel, err)
+		}
+		isFolder := stat.Mode&unix.S_IFMT == unix.S_IFDIR
+		if !isSurplus(name, isFolder) {
+			continue
+		}
+		if !o.surplus.remove && !isFolder {
+			o.surplus.stays(path.Join(rel, name), "")
+			continue
+		}
+		found = append(found, surplusFile{name, isFolder, stat.Dev != o.surplus.device})
+		if o.surplus.remove && len(found) == o.surplus.most {
+			return found, nil
+		}
+	}
+}
+
+// unlisted turns a folder that can't be listed into a warning, unless it is gone.
+func (o *output) unlisted(rel string, err error) error {
+	if errors.Is(err, errVanished) {
+		return nil
+	}
+	return o.permitted(err, name(rel), "could not be listed: it may hold files that the backup does not have")
+}
+
+// settleFile removes or counts a file, or a folder with all below.
+func (o *output) settleFile(ctx context.Context, rel string, isFolder, isMount bool) error {
+	if isFolder {
+		switch {
+		case isMount:
+			o.surplus.stays(rel, "another file system is mounted there")
+			return nil
+		case len(rel) > longestPath:
+			return fmt.Errorf("look into %.500q: %w", rel, errTooLong)
+		}
+		if err := o.settleSurplus(ctx, rel, nil); err != nil {
+			return err
+		}
+	}
+	if !o.surplus.remove {
+		return nil
+	}
+	err := o.root.Remove(rel)
+	switch {
+	case err == nil:
+		o.surplus.removed++
+	case errors.Is(err, os.ErrNotExist):
+	case isFolder && (errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST)):
+		// Something in it has stayed.
+	case errors.Is(err, os.ErrPermission), errors.Is(err, unix.EROFS), errors.Is(err, unix.EBUSY):
+		o.surplus.stays(rel, errnoOf(err).Error())
+	default:
+		return fmt.Errorf("remove %q, which the backup does not have: %w", rel, err)
+	}
+	return nil
+}
+
+// errnoOf is the cause of an error without the path in it.
+func errnoOf(err error) error {
+	var failed *os.PathError
+	if errors.As(err, &failed) {
+		return failed.Err
+	}
+	return err
+}
