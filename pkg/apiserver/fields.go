@@ -4,7 +4,9 @@
 package apiserver
 
 import (
+	"bytes"
 	"encoding/json"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -20,7 +22,9 @@ import (
 
 // strictFields has fields refused that nobody knows, unless the client says itself what is
 // to become of them. Kubernetes' own default drops them with a warning, which few clients
-// show: a backup whose includedNamespaces is misspelt would include all namespaces.
+// show: a backup whose includedNamespaces is misspelt would include all namespaces. It also
+// takes the status out of patches, which nobody decodes by input's rules: apply sends it
+// again with each manifest that has one.
 type strictFields struct{ handler http.Handler }
 
 const fieldValidation = "fieldValidation"
@@ -36,8 +40,31 @@ func (s strictFields) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			r = r.WithContext(r.Context())
 			r.URL = &address
 		}
+		if r.Method == http.MethodPatch && info.Subresource == "" {
+			r = patchWithoutStatus(r)
+		}
 	}
 	s.handler.ServeHTTP(w, r)
+}
+
+// maxPatch is how much of a patch is looked at: what the server takes at most.
+const maxPatch = 3 << 20
+
+// patchWithoutStatus returns a request whose patch says nothing of the status. A patch that
+// can't be read stays as it is, for the server to refuse.
+func patchWithoutStatus(r *http.Request) *http.Request {
+	body, err := io.ReadAll(io.LimitReader(r.Body, maxPatch+1))
+	rest := r.Body
+	r = r.WithContext(r.Context())
+	if without, ok := withoutStatus(body); ok && err == nil && len(body) <= maxPatch {
+		body = without
+		r.ContentLength = int64(len(body))
+	}
+	r.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(body), rest), rest}
+	return r
 }
 
 func writes(method string) bool {
@@ -82,17 +109,31 @@ func (d anyStatus) Decode(data []byte, defaults *schema.GroupVersionKind, into r
 	return object, kind, runtime.NewStrictDecodingError(rest)
 }
 
-// withoutStatus is an object without its status, if it has one.
+// withoutStatus returns an object, a merge patch or a JSON patch without its status, and
+// whether it had one.
 func withoutStatus(data []byte) ([]byte, bool) {
 	plain, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {
 		return nil, false
 	}
 	var fields map[string]json.RawMessage
-	if json.Unmarshal(plain, &fields) != nil || fields["status"] == nil {
+	if json.Unmarshal(plain, &fields) == nil {
+		if fields["status"] == nil {
+			return nil, false
+		}
+		delete(fields, "status")
+		without, err := json.Marshal(fields)
+		return without, err == nil
+	}
+	var operations []map[string]json.RawMessage
+	if json.Unmarshal(plain, &operations) != nil {
 		return nil, false
 	}
-	delete(fields, "status")
-	without, err := json.Marshal(fields)
-	return without, err == nil
+	rest := slices.DeleteFunc(slices.Clone(operations), func(operation map[string]json.RawMessage) bool {
+		var does, path string
+		return json.Unmarshal(operation["op"], &does) == nil && does != "test" &&
+			json.Unmarshal(operation["path"], &path) == nil && (path == "/status" || strings.HasPrefix(path, "/status/"))
+	})
+	without, err := json.Marshal(rest)
+	return without, err == nil && len(rest) < len(operations)
 }

@@ -163,3 +163,34 @@ func TestWhatIsNotDoneIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// What a patch says of the status is taken out of it, whatever kind of patch it is; the rest
+// stays as it was sent.
+func TestPatchesWithoutStatus(t *testing.T) {
+	var got string
+	var length int64
+	handler := genericfilters.WithRequestInfo(strictFields{http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, length = string(body), r.ContentLength
+	})}, &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()})
+	large := `{"spec":"` + strings.Repeat("x", maxPatch) + `","status":{}}`
+	for name, test := range map[string]struct{ address, sent, want string }{
+		"merge":                     {resources + "/mine", `{"spec":{"paused":true},"status":{"phase":"Enabled"}}`, `{"spec":{"paused":true}}`},
+		"removal":                   {resources + "/mine", `{"status":null}`, `{}`},
+		"apply":                     {resources + "/mine", "spec:\n  paused: true\nstatus:\n  lastBackup: x\n", `{"spec":{"paused":true}}`},
+		"JSON patch":                {resources + "/mine", `[{"op":"add","path":"/status/phase","value":"x"},{"op":"test","path":"/status","value":1},{"op":"remove","path":"/spec/statuses"}]`, `[{"op":"test","path":"/status","value":1},{"op":"remove","path":"/spec/statuses"}]`},
+		"no status":                 {resources + "/mine", "spec: {paused: true} # as it was", "spec: {paused: true} # as it was"},
+		"a status that is nested":   {resources + "/mine", `{"spec":{"status":1}}`, `{"spec":{"status":1}}`},
+		"what can't be read":        {resources + "/mine", `{"status":`, `{"status":`},
+		"too large to be looked at": {resources + "/mine", large, large},
+		"another group":             {"/apis/other.io/v1/namespaces/shop/others/mine", `{"status":{}}`, `{"status":{}}`},
+	} {
+		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPatch, test.address, strings.NewReader(test.sent)))
+		if got != test.want || length != int64(len(test.want)) {
+			t.Errorf("%s: %.200q is handled as %.200q, of %d bytes", name, test.sent, got, length)
+		}
+	}
+}

@@ -353,7 +353,7 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 		},
 	}
 	backup.Spec.StorageLocation = place.Location
-	backup.Spec.Metadata, backup.Spec.VeleroDefaults = holdfast.BackupSpecMetadata{}, holdfast.VeleroDefaults{}
+	backup.Spec.Metadata, backup.Spec.VeleroFields = holdfast.BackupSpecMetadata{}, holdfast.VeleroFields{}
 	backup.Spec.OrLabelSelectors = slices.DeleteFunc(backup.Spec.OrLabelSelectors, func(s *metav1.LabelSelector) bool { return s == nil })
 	if backup.UID == "" {
 		backup.UID = DerivedUID("backup", place.Location, place.StoreName)

@@ -47,7 +47,7 @@ func TestBadInput(t *testing.T) {
 		"negative time to live": {`bad {ttl: -1h}`, []string{"spec.ttl"}, http.StatusUnprocessableEntity},
 		"several at once":       {`bad {snapshotVolumes: true, ttl: -1h, storageLocation: nowhere}`, []string{"spec.snapshotVolumes", "spec.ttl", "spec.storageLocation"}, http.StatusUnprocessableEntity},
 		"policies of a Secret":  {`bad {resourcePolicy: {kind: Secret, name: x}}`, []string{"spec.resourcePolicy.kind"}, http.StatusUnprocessableEntity},
-		"a field of Velero":     {`bad {uploaderConfig: {parallelFilesUpload: 4}}`, []string{"spec.uploaderConfig"}, http.StatusBadRequest},
+		"nearly Velero's":       {`bad {uploaderConfig: {parallelFiles: 4}}`, []string{"spec.uploaderConfig.parallelFiles"}, http.StatusBadRequest},
 		"snapshots to move":     {`bad {snapshotMoveData: true}`, []string{"spec.snapshotMoveData"}, http.StatusUnprocessableEntity},
 		"a pattern in an order": {`bad {orderedResources: {pods: "a/*"}}`, []string{"spec.orderedResources[pods]"}, http.StatusUnprocessableEntity},
 		"existing name":         {existing + ` {}`, []string{"metadata.name", existing}, http.StatusConflict},

@@ -43,7 +43,7 @@ func TestRestoreRequests(t *testing.T) {
 		says []string
 	}{
 		"unknown field":          {"{backupName: %s, restoreVolumes: true}", []string{"restoreVolumes"}},
-		"a field of Velero's":    {"{backupName: %s, uploaderConfig: {}}", []string{"uploaderConfig"}},
+		"nearly Velero's":        {"{backupName: %s, uploaderConfig: {parallelFiles: 4}}", []string{"uploaderConfig.parallelFiles"}},
 		"no such backup":         {"{backupName: not-%s}", []string{"spec.backupName", "no such Backup"}},
 		"backup and schedule":    {"{backupName: %s, scheduleName: nightly}", []string{"spec.scheduleName"}},
 		"no such schedule":       {"{scheduleName: of-%s}", []string{"spec.scheduleName", "no good backup of the schedule"}},

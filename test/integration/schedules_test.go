@@ -225,6 +225,47 @@ func TestScheduleManagers(t *testing.T) {
 	}
 }
 
+// TestVelerosScheduleIsAppliedAgain, as Velero gave it out, with its status: that is not looked
+// at, by whatever means it comes. What has no effect is answered with a warning.
+func TestVelerosScheduleIsAppliedAgain(t *testing.T) {
+	t.Parallel()
+	namespace := lab.Namespace(t, "moved")
+	manifest := fmt.Sprintf(scheduleManifest, "nightly", namespace, "{schedule: 0 1 * * *, skipImmediately: false, template: {uploaderConfig: {parallelFilesUpload: 4}, csiSnapshotTimeout: 10m0s}}") +
+		`status: {lastBackup: "2026-11-22T01:00:14Z", lastSkipped: "2026-11-22T00:01:14Z", phase: Enabled}`
+	// kubectl leaves the fields to a server that says in its OpenAPI that it checks them.
+	labtest.Eventually(t, "the group in the cluster's OpenAPI", func() error {
+		if response := lab.Request(t, http.MethodGet, "/openapi/v3"+api, "application/json"); response.Code != http.StatusOK {
+			return fmt.Errorf("it is answered with %d", response.Code)
+		}
+		return nil
+	})
+	for i, command := range [][]string{
+		{"apply"}, {"apply"}, {"apply", "--server-side", "--force-conflicts"}, {"apply", "--server-side"}, {"replace"},
+		{"patch", "schedule/nightly", "--type=merge", `-p={"status": {"phase": "New"}}`},
+		{"patch", "schedule/nightly", "--type=json", `-p=[{"op": "add", "path": "/status/phase", "value": "New"}]`},
+	} {
+		command = append(command, "-n", namespace)
+		if command[0] != "patch" {
+			command = append(command, "-f", "-")
+		}
+		_, stderr, err := lab.TryKubectl(t, manifest, command...)
+		if err != nil {
+			t.Errorf("%d: %v: %v: %s", i, command, err, stderr)
+			continue
+		}
+		if !strings.Contains(stderr, "spec.template.uploaderConfig.parallelFilesUpload has no effect") || strings.Contains(stderr, "csiSnapshotTimeout") {
+			t.Errorf("%v warns of %s", command, stderr)
+		}
+	}
+	s, err := lab.Holdfast.HoldfastV1alpha1().Schedules(namespace).Get(t.Context(), "nightly", metav1.GetOptions{})
+	if err != nil || s.Generation != 1 || s.Status.LastBackup != nil {
+		t.Errorf("it is %+v, %v", s, err)
+	}
+	for _, refused := range [][]string{{"--type=merge", `-p={"spec": {"phase": "New"}, "status": {}}`}, {"--type=merge", `-p={"statuses": {}}`}} {
+		lab.Refused(t, "", append([]string{"patch", "schedule/nightly", "-n", namespace}, refused...), "unknown field")
+	}
+}
+
 // TestScheduleOfARevokedRight: a right counts when a backup is due.
 func TestScheduleOfARevokedRight(t *testing.T) {
 	t.Parallel()

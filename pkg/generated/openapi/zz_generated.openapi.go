@@ -137,7 +137,9 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.ScheduledBackup{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_ScheduledBackup(ref),
 		v1alpha1.SyncRequest{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_SyncRequest(ref),
 		v1alpha1.SyncRequestStatus{}.OpenAPIModelName():                                   schema_pkg_apis_holdfast_v1alpha1_SyncRequestStatus(ref),
-		v1alpha1.VeleroDefaults{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_VeleroDefaults(ref),
+		v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName():                             schema_pkg_apis_holdfast_v1alpha1_UploaderConfigForBackup(ref),
+		v1alpha1.UploaderConfigForRestore{}.OpenAPIModelName():                            schema_pkg_apis_holdfast_v1alpha1_UploaderConfigForRestore(ref),
+		v1alpha1.VeleroFields{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref),
 		v1alpha1.VolumeBackup{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_VolumeBackup(ref),
 		v1alpha1.VolumeBackupList{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_VolumeBackupList(ref),
 		v1alpha1.VolumeBackupSpec{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref),
@@ -4838,11 +4840,31 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 					},
+					"datamover": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast takes no snapshots whose data it could move.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"uploaderConfig": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: the node's agent says how many files it reads at once.",
+							Ref:         ref(v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName()),
+						},
+					},
+					"defaultVolumesToRestic": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The old name of defaultVolumesToFsBackup. As in Velero, true has that set to true, and false has no effect.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.BackupSpecMetadata{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.BackupSpecMetadata{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
 	}
 }
 
@@ -6091,6 +6113,13 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreModifier(ref common.ReferenceCallb
 				Description: "RestoreModifier names a ConfigMap.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"apiGroup": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Group of the object: none.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"kind": {
 						SchemaProps: spec.SchemaProps{
 							Description: "ConfigMap, or empty, which means the same.",
@@ -6647,11 +6676,17 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
 						},
 					},
+					"uploaderConfig": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What Velero lets a Restore say of its uploader. It is accepted with a warning where it has no effect, and is not kept.",
+							Ref:         ref(v1alpha1.UploaderConfigForRestore{}.OpenAPIModelName()),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.RestoreHooks{}.OpenAPIModelName(), v1alpha1.RestoreModifier{}.OpenAPIModelName(), v1alpha1.RestoreObject{}.OpenAPIModelName(), v1alpha1.RestoreStatusSpec{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+			v1alpha1.RestoreHooks{}.OpenAPIModelName(), v1alpha1.RestoreModifier{}.OpenAPIModelName(), v1alpha1.RestoreObject{}.OpenAPIModelName(), v1alpha1.RestoreStatusSpec{}.OpenAPIModelName(), v1alpha1.UploaderConfigForRestore{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
 	}
 }
 
@@ -7542,11 +7577,31 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 					},
+					"datamover": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast takes no snapshots whose data it could move.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"uploaderConfig": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: the node's agent says how many files it reads at once.",
+							Ref:         ref(v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName()),
+						},
+					},
+					"defaultVolumesToRestic": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The old name of defaultVolumesToFsBackup. As in Velero, true has that set to true, and false has no effect.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.BackupSpecMetadata{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.BackupSpecMetadata{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
 	}
 }
 
@@ -7693,11 +7748,58 @@ func schema_pkg_apis_holdfast_v1alpha1_SyncRequestStatus(ref common.ReferenceCal
 	}
 }
 
-func schema_pkg_apis_holdfast_v1alpha1_VeleroDefaults(ref common.ReferenceCallback) common.OpenAPIDefinition {
+func schema_pkg_apis_holdfast_v1alpha1_UploaderConfigForBackup(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VeleroDefaults are fields that Velero fills in where nobody has set them, so that they are in every manifest that it gives out. They are accepted, have no effect, since they are about snapshots and plugins, and are not kept in a Backup.",
+				Description: "UploaderConfigForBackup is what Velero lets a Backup say of its uploader.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"parallelFilesUpload": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many files of a volume to read at once. Has no effect.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_UploaderConfigForRestore(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "UploaderConfigForRestore is what Velero lets a Restore say of its uploader.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"writeSparseFiles": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether blocks of zeros become holes of files. They always do: false has no effect.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"parallelFilesDownload": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many files of a volume to write at once. Has no effect: the node's agent says that.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VeleroFields are fields of Velero's Backup that are accepted and are not kept. Most are in every manifest that Velero gives out. A value that Velero does not fill in by itself, and that has no effect, is answered with a warning.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"csiSnapshotTimeout": {
@@ -7738,11 +7840,31 @@ func schema_pkg_apis_holdfast_v1alpha1_VeleroDefaults(ref common.ReferenceCallba
 							},
 						},
 					},
+					"datamover": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: Holdfast takes no snapshots whose data it could move.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"uploaderConfig": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Has no effect: the node's agent says how many files it reads at once.",
+							Ref:         ref(v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName()),
+						},
+					},
+					"defaultVolumesToRestic": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The old name of defaultVolumesToFsBackup. As in Velero, true has that set to true, and false has no effect.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1.Duration{}.OpenAPIModelName()},
+			v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName()},
 	}
 }
 

@@ -29,7 +29,7 @@ type Kind struct{ Namespace, Location, Selection string }
 func KindOf(namespace string, spec *v1alpha1.BackupSpec) Kind {
 	selection := *spec
 	selection.Metadata, selection.TTL, selection.StorageLocation = v1alpha1.BackupSpecMetadata{}, metav1.Duration{}, ""
-	selection.OrderedResources, selection.Hooks, selection.VeleroDefaults = nil, v1alpha1.BackupHooks{}, v1alpha1.VeleroDefaults{}
+	selection.OrderedResources, selection.Hooks, selection.VeleroFields = nil, v1alpha1.BackupHooks{}, v1alpha1.VeleroFields{}
 	// The data of volumes is no object.
 	selection.SnapshotVolumes, selection.SnapshotMoveData, selection.DefaultVolumesToFsBackup, selection.ResourcePolicy = nil, nil, nil, nil
 	text, err := json.Marshal(&selection)

@@ -50,13 +50,14 @@ var _ recorded.Kind[*v1alpha1.Backup, *enginev1alpha1.BackupRun] = &kind{}
 func (k *kind) NamespaceScoped() bool { return true }
 
 // PrepareForCreate fills in the defaults, which are recorded with the request: a
-// later change of the default location does not move a backup that waits. What has no
-// effect is not recorded.
+// later change of the default location does not move a backup that waits.
 func (k *kind) PrepareForCreate(_ context.Context, obj runtime.Object) {
 	backup := obj.(*v1alpha1.Backup)
 	backup.Status = v1alpha1.BackupStatus{}
 	spec := &backup.Spec
-	spec.Metadata, spec.VeleroDefaults = v1alpha1.BackupSpecMetadata{}, v1alpha1.VeleroDefaults{}
+	if asked := spec.DefaultVolumesToRestic; asked != nil && *asked {
+		spec.DefaultVolumesToFsBackup = new(true)
+	}
 	if len(spec.IncludedNamespaces) == 0 && backup.Namespace != k.systemNamespace {
 		spec.IncludedNamespaces = []string{backup.Namespace}
 	}
@@ -141,20 +142,25 @@ func (k *kind) faults(backup *v1alpha1.Backup) field.ErrorList {
 // WarningsOnCreate implements rest.RESTCreateStrategy.
 func (k *kind) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
 	backup := obj.(*v1alpha1.Backup)
+	warnings := validation.BackupWarnings(&backup.Spec, field.NewPath("spec"))
 	location, err := k.locations.Get(backup.Spec.StorageLocation)
 	if err != nil {
-		return nil
+		return warnings
 	}
 	for _, condition := range location.Status.Conditions {
 		if condition.Type == enginev1alpha1.ConditionAvailable && condition.Status == metav1.ConditionFalse {
-			return []string{fmt.Sprintf("spec.storageLocation: %q is unavailable; the backup waits until it is back", location.Name)}
+			warnings = append(warnings, fmt.Sprintf("spec.storageLocation: %q is unavailable; the backup waits until it is back", location.Name))
 		}
 	}
-	return nil
+	return warnings
 }
 
-// Canonicalize implements rest.RESTCreateStrategy.
-func (k *kind) Canonicalize(runtime.Object) {}
+// Canonicalize implements rest.RESTCreateStrategy: it comes after the warnings. What has no
+// effect is not recorded.
+func (k *kind) Canonicalize(obj runtime.Object) {
+	spec := &obj.(*v1alpha1.Backup).Spec
+	spec.Metadata, spec.VeleroFields = v1alpha1.BackupSpecMetadata{}, v1alpha1.VeleroFields{}
+}
 
 // defaultLocation is the first location, by name, that is marked as default.
 func (k *kind) defaultLocation() string {

@@ -49,7 +49,6 @@ func (k *kind) PrepareForCreate(_ context.Context, obj runtime.Object) {
 	restore := obj.(*v1alpha1.Restore)
 	restore.Status = v1alpha1.RestoreStatus{}
 	spec := &restore.Spec
-	spec.ItemOperationTimeout = metav1.Duration{}
 	if spec.BackupNamespace == "" {
 		spec.BackupNamespace = restore.Namespace
 	}
@@ -77,10 +76,16 @@ func (k *kind) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
 }
 
 // WarningsOnCreate implements rest.RESTCreateStrategy.
-func (k *kind) WarningsOnCreate(context.Context, runtime.Object) []string { return nil }
+func (k *kind) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
+	return validation.RestoreWarnings(&obj.(*v1alpha1.Restore).Spec, field.NewPath("spec"))
+}
 
-// Canonicalize implements rest.RESTCreateStrategy.
-func (k *kind) Canonicalize(runtime.Object) {}
+// Canonicalize implements rest.RESTCreateStrategy: it comes after the warnings. What has no
+// effect is not recorded.
+func (k *kind) Canonicalize(obj runtime.Object) {
+	spec := &obj.(*v1alpha1.Restore).Spec
+	spec.ItemOperationTimeout, spec.UploaderConfig = metav1.Duration{}, nil
+}
 
 // Check implements recorded.Kind. Which rights a restore needs follows from its backup,
 // so that is found first: by those only who may read it.

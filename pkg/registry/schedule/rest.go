@@ -194,10 +194,14 @@ func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field
 	return validation.ValidateSchedule(is)
 }
 
-func (strategy) WarningsOnCreate(context.Context, runtime.Object) []string { return nil }
-func (strategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
-	return nil
+func (strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
+	return validation.BackupWarnings(&obj.(*v1alpha1.Schedule).Spec.Template.BackupSpec, field.NewPath("spec", "template"))
 }
+
+func (s strategy) WarningsOnUpdate(ctx context.Context, obj, _ runtime.Object) []string {
+	return s.WarningsOnCreate(ctx, obj)
+}
+
 func (strategy) Canonicalize(runtime.Object)                   {}
 func (strategy) AllowCreateOnUpdate(context.Context) bool      { return false }
 func (strategy) AllowUnconditionalUpdate(context.Context) bool { return true }

@@ -168,8 +168,8 @@ type BackupSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	StorageLocation string `json:"storageLocation,omitempty"`
-	// What Velero writes into each Backup, and has no effect here.
-	VeleroDefaults `json:",inline"`
+	// Fields of Velero's that are not kept here.
+	VeleroFields `json:",inline"`
 }
 
 // BackupSpecMetadata is metadata in the spec of a backup.
@@ -180,10 +180,10 @@ type BackupSpecMetadata struct {
 	Labels map[string]string `json:"labels,omitempty"`
 }
 
-// VeleroDefaults are fields that Velero fills in where nobody has set them, so that they
-// are in every manifest that it gives out. They are accepted, have no effect, since they
-// are about snapshots and plugins, and are not kept in a Backup.
-type VeleroDefaults struct {
+// VeleroFields are fields of Velero's Backup that are accepted and are not kept. Most are in
+// every manifest that Velero gives out. A value that Velero does not fill in by itself, and
+// that has no effect, is answered with a warning.
+type VeleroFields struct {
 	// Has no effect: Holdfast takes no snapshots.
 	// +optional
 	CSISnapshotTimeout metav1.Duration `json:"csiSnapshotTimeout,omitzero"`
@@ -201,6 +201,24 @@ type VeleroDefaults struct {
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=253
 	VolumeSnapshotLocations []string `json:"volumeSnapshotLocations,omitempty"`
+	// Has no effect: Holdfast takes no snapshots whose data it could move.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	DataMover string `json:"datamover,omitempty"`
+	// Has no effect: the node's agent says how many files it reads at once.
+	// +optional
+	UploaderConfig *UploaderConfigForBackup `json:"uploaderConfig,omitempty"`
+	// The old name of defaultVolumesToFsBackup. As in Velero, true has that set to true, and
+	// false has no effect.
+	// +optional
+	DefaultVolumesToRestic *bool `json:"defaultVolumesToRestic,omitempty"`
+}
+
+// UploaderConfigForBackup is what Velero lets a Backup say of its uploader.
+type UploaderConfigForBackup struct {
+	// How many files of a volume to read at once. Has no effect.
+	// +optional
+	ParallelFilesUpload int `json:"parallelFilesUpload,omitempty"`
 }
 
 // ResourcePolicyReference names an object with volume policies.

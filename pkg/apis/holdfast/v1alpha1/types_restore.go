@@ -205,6 +205,20 @@ type RestoreSpec struct {
 	// wait for.
 	// +optional
 	ItemOperationTimeout metav1.Duration `json:"itemOperationTimeout,omitzero"`
+	// What Velero lets a Restore say of its uploader. It is accepted with a warning where it has
+	// no effect, and is not kept.
+	// +optional
+	UploaderConfig *UploaderConfigForRestore `json:"uploaderConfig,omitempty"`
+}
+
+// UploaderConfigForRestore is what Velero lets a Restore say of its uploader.
+type UploaderConfigForRestore struct {
+	// Whether blocks of zeros become holes of files. They always do: false has no effect.
+	// +optional
+	WriteSparseFiles *bool `json:"writeSparseFiles,omitempty"`
+	// How many files of a volume to write at once. Has no effect: the node's agent says that.
+	// +optional
+	ParallelFilesDownload int `json:"parallelFilesDownload,omitempty"`
 }
 
 // RestoreHooks are what is done in pods after they were restored.
@@ -338,6 +352,10 @@ type RestoreStatusSpec struct {
 
 // RestoreModifier names a ConfigMap.
 type RestoreModifier struct {
+	// Group of the object: none.
+	// +optional
+	// +kubebuilder:validation:MaxLength=0
+	APIGroup *string `json:"apiGroup,omitempty"`
 	// ConfigMap, or empty, which means the same.
 	// +optional
 	// +kubebuilder:validation:Enum="";ConfigMap;configmap

@@ -319,8 +319,18 @@ func (in SyncRequestStatus) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
-func (in VeleroDefaults) OpenAPIModelName() string {
-	return "io.holdfast.v1alpha1.VeleroDefaults"
+func (in UploaderConfigForBackup) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.UploaderConfigForBackup"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in UploaderConfigForRestore) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.UploaderConfigForRestore"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VeleroFields) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.VeleroFields"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

@@ -67,8 +67,11 @@ func ValidateRestoreLimits(restore *v1alpha1.Restore) field.ErrorList {
 	for _, object := range spec.Objects {
 		size += len(object.Resource) + len(object.Namespace) + len(object.Name)
 	}
-	if spec.ResourceModifier != nil {
-		size += len(spec.ResourceModifier.Kind) + len(spec.ResourceModifier.Name)
+	if modifier := spec.ResourceModifier; modifier != nil {
+		size += len(modifier.Kind) + len(modifier.Name)
+		if modifier.APIGroup != nil {
+			size += len(*modifier.APIGroup)
+		}
 	}
 	more, n := validateRestoreHooksLimits(&spec.Hooks, at.Child("hooks"))
 	errs, size = append(errs, more...), size+n
@@ -142,6 +145,9 @@ func ValidateRestoreSpec(spec *v1alpha1.RestoreSpec, at *field.Path) field.Error
 	}
 	if modifier := spec.ResourceModifier; modifier != nil {
 		at := at.Child("resourceModifier")
+		if group := modifier.APIGroup; group != nil && *group != "" {
+			errs = append(errs, field.Invalid(at.Child("apiGroup"), *group, "a ConfigMap has no group: leave it out"))
+		}
 		if modifier.Kind != "" && !strings.EqualFold(modifier.Kind, "configmap") {
 			errs = append(errs, field.NotSupported(at.Child("kind"), modifier.Kind, []string{"ConfigMap"}))
 		}

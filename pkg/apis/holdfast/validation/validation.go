@@ -90,7 +90,7 @@ func ValidateBackupLimits(backup *v1alpha1.Backup) field.ErrorList {
 func validateVeleroLimits(spec *v1alpha1.BackupSpec, at *field.Path) (field.ErrorList, int) {
 	errs := atMost(len(spec.Metadata.Labels), maxLabels-1, at.Child("metadata", "labels"))
 	errs = append(errs, atMost(len(spec.VolumeSnapshotLocations), maxSnapshotPlaces, at.Child("volumeSnapshotLocations"))...)
-	size := len(spec.VolumeGroupSnapshotLabelKey)
+	size := len(spec.VolumeGroupSnapshotLabelKey) + len(spec.DataMover)
 	for _, name := range spec.VolumeSnapshotLocations {
 		size += len(name)
 	}

@@ -1,0 +1,65 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package validation
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// The values that Velero fills in where nobody has set any.
+const (
+	velerosCSISnapshotTimeout   = 10 * time.Minute
+	velerosItemOperationTimeout = 4 * time.Hour
+	velerosGroupLabelKey        = "velero.io/volume-group"
+	velerosSnapshotLocation     = "default"
+	velerosDataMover            = "velero"
+)
+
+// BackupWarnings says which fields of a Backup's spec have no effect, though somebody has
+// set them: Velero would have filled in another value.
+func BackupWarnings(spec *v1alpha1.BackupSpec, at *field.Path) []string {
+	const noSnapshots = "Holdfast takes no snapshots of volumes, and backs up their files"
+	var warnings []string
+	ignored := func(set bool, name, because string) {
+		if set {
+			warnings = append(warnings, fmt.Sprintf("%s has no effect: %s", at.Child(name), because))
+		}
+	}
+	ignored(other(spec.CSISnapshotTimeout, velerosCSISnapshotTimeout), "csiSnapshotTimeout", noSnapshots)
+	ignored(spec.DataMover != "" && spec.DataMover != velerosDataMover, "datamover", noSnapshots)
+	ignored(spec.DefaultVolumesToRestic != nil && !*spec.DefaultVolumesToRestic, "defaultVolumesToRestic", "set defaultVolumesToFsBackup: false to back up no volumes but those that pods name")
+	ignored(other(spec.ItemOperationTimeout, velerosItemOperationTimeout), "itemOperationTimeout", "--pod-volume-timeout of the controller says how long a volume may take")
+	ignored(spec.UploaderConfig != nil && spec.UploaderConfig.ParallelFilesUpload != 0, "uploaderConfig.parallelFilesUpload", "the node's agent reads as many files at once as its processors allow; loadConcurrency of the node agents says how many volumes move at once")
+	ignored(spec.VolumeGroupSnapshotLabelKey != "" && spec.VolumeGroupSnapshotLabelKey != velerosGroupLabelKey, "volumeGroupSnapshotLabelKey", noSnapshots)
+	ignored(len(spec.VolumeSnapshotLocations) > 0 && !slices.Equal(spec.VolumeSnapshotLocations, []string{velerosSnapshotLocation}), "volumeSnapshotLocations", noSnapshots)
+	return warnings
+}
+
+// RestoreWarnings says which fields of a Restore's spec have no effect, though somebody has
+// set them.
+func RestoreWarnings(spec *v1alpha1.RestoreSpec, at *field.Path) []string {
+	var warnings []string
+	ignored := func(set bool, name, because string) {
+		if set {
+			warnings = append(warnings, fmt.Sprintf("%s has no effect: %s", at.Child(name), because))
+		}
+	}
+	ignored(other(spec.ItemOperationTimeout, velerosItemOperationTimeout), "itemOperationTimeout", "--pod-volume-timeout of the controller says how long a volume may take")
+	if uploader := spec.UploaderConfig; uploader != nil {
+		ignored(uploader.ParallelFilesDownload != 0, "uploaderConfig.parallelFilesDownload", "the node's agent writes as many files at once as its processors allow; loadConcurrency of the node agents says how many volumes move at once")
+		ignored(uploader.WriteSparseFiles != nil && !*uploader.WriteSparseFiles, "uploaderConfig.writeSparseFiles", "blocks of zeros become holes of the files in any case")
+	}
+	return warnings
+}
+
+func other(is metav1.Duration, fills time.Duration) bool {
+	return is.Duration != 0 && is.Duration != fills
+}
