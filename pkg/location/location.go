@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,6 +25,9 @@ var ErrNoCredentials = errors.New("there are no credentials")
 
 // ErrForeign: the store is not one of Holdfast's.
 var ErrForeign = errors.New("the store is Longhorn's, and Holdfast keeps no backups there")
+
+// verifyTimeout is how long a store may take to tell its id.
+const verifyTimeout = 30 * time.Second
 
 // Secrets reads the Secrets of one namespace: here that of the credentials. The client
 // of a namespace does.
@@ -40,9 +44,24 @@ func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.Storage
 	return OpenAny(ctx, secrets, location)
 }
 
-// OpenAny opens the store of a location in any format. While it is open, it takes up changes
+// OpenAny opens the store of a location in any format, if it is the one whose id the location
+// has in its status: else the error is store.ErrOther. While it is open, it takes up changes
 // of the Secret with the credentials. The caller closes it.
 func OpenAny(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (*store.Bucket, error) {
+	bucket, err := OpenUnverified(ctx, secrets, location)
+	if err != nil || location.Status.StoreID == "" || location.Spec.IsLonghorn() {
+		return bucket, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
+	if err := bucket.Expect(ctx, location.Status.StoreID); err != nil {
+		return nil, errors.Join(err, bucket.Close())
+	}
+	return bucket, nil
+}
+
+// OpenUnverified is OpenAny for any store that is found at the location.
+func OpenUnverified(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (*store.Bucket, error) {
 	first, err := credentials(ctx, secrets, location)
 	if err != nil {
 		return nil, err
@@ -58,7 +77,10 @@ func Settings(location *enginev1alpha1.StorageLocation) (string, error) {
 	access := location.Spec
 	// These need no other store.
 	access.TrustedClusters, access.PollInterval, access.SyncRequest, access.Default = nil, nil, nil, false
-	settings, err := json.Marshal(access)
+	settings, err := json.Marshal(struct {
+		enginev1alpha1.StorageLocationSpec
+		StoreID string
+	}{access, location.Status.StoreID})
 	if err != nil {
 		return "", fmt.Errorf("reading StorageLocation %s: %w", location.Name, err)
 	}

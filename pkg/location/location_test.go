@@ -7,6 +7,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -54,6 +55,47 @@ func TestSettings(t *testing.T) {
 		if settings(change) == before {
 			t.Errorf("%s: a change of it changes nothing", name)
 		}
+	}
+}
+
+// A location whose store has an id opens that one and no other, and one that has had none
+// opens any.
+func TestOpensTheStoreThatItHasHad(t *testing.T) {
+	folder := t.TempDir()
+	record := &enginev1alpha1.StorageLocation{Spec: enginev1alpha1.StorageLocationSpec{
+		Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder},
+	}}
+	open := func() error {
+		bucket, err := location.Open(t.Context(), nil, record)
+		if err == nil {
+			err = bucket.Close()
+		}
+		return err
+	}
+	before, err := location.Settings(record)
+	if err == nil {
+		err = open()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	record.Status.StoreID = "a"
+	if after, err := location.Settings(record); err != nil || after == before {
+		t.Errorf("a store with another id would not be opened anew: %s, %v", after, err)
+	}
+	if err := open(); !errors.Is(err, store.ErrOther) {
+		t.Errorf("it opens a store without an id: %v", err)
+	}
+	bucket, err := location.OpenUnverified(t.Context(), nil, record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bucket.Close()
+	if record.Status.StoreID, err = bucket.Identify(t.Context(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if err := open(); err != nil {
+		t.Error(err)
 	}
 }
 

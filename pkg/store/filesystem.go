@@ -45,6 +45,8 @@ const (
 type filesystemBackend struct {
 	path string
 	open *os.Root // of a Folder
+	// expected is nil if any folder will do.
+	expected *expectedFolder
 }
 
 // opened is the folder during an operation.
@@ -88,6 +90,11 @@ func (f *filesystemBackend) root() (opened, error) {
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return opened{}, &opError{operation: "open", reason: "the folder of the storage location does not exist: make or mount it", kind: ErrUnavailable, cause: err}
+	}
+	if err == nil && f.expected != nil {
+		if err = f.expected.verify(root); err != nil {
+			return opened{}, errors.Join(err, root.Close())
+		}
 	}
 	return opened{Root: root}, err
 }

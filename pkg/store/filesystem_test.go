@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -30,6 +31,48 @@ func filesystem(path string) engine.StorageLocationSpec {
 // Folders that go with their last object, while others write into them, are made anew.
 func TestFilesystemConcurrentRemovers(t *testing.T) {
 	storetest.RemoveConcurrently(t, storetest.Filesystem(t), "race-%d/in/folders/object")
+}
+
+// A folder that is found in the place of the expected one, as a mount point without its disk,
+// is neither read nor written to; the expected one is used again when it is back.
+func TestFilesystemThatIsNotMounted(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "store")
+	must(t, os.Mkdir(folder, 0o700))
+	bucket := storetest.Open(t, filesystem(folder), nil)
+	ctx := t.Context()
+	id, err := bucket.Identify(ctx, time.Now())
+	must(t, err)
+	must(t, bucket.Expect(ctx, id))
+	must(t, bucket.Put(ctx, "backups/a/object", nil))
+	object, err := bucket.Attributes(ctx, "backups/a/object")
+	must(t, err)
+
+	must(t, os.Rename(folder, folder+".disk"))
+	must(t, os.Mkdir(folder, 0o700))
+	_, attributesErr := bucket.Attributes(ctx, "a")
+	_, writerErr := bucket.NewWriter(ctx, "a")
+	_, folderErr := bucket.Folder(ctx, "kopia/app/")
+	_, unfinishedErr := bucket.RemoveUnfinished(ctx, "backups/", time.Now(), false)
+	for operation, err := range map[string]error{
+		"list": drain(bucket.List(ctx, "backups/", store.ListOptions{})), "get": get(ctx, bucket, "a"),
+		"attributes": attributesErr, "writer": writerErr, "create": bucket.Create(ctx, "a", nil), "put": bucket.Put(ctx, "a/b", nil),
+		"delete": bucket.Delete(ctx, object), "remove": bucket.Remove(ctx, "a"), "check": bucket.Check(ctx), "folder": folderErr, "unfinished": unfinishedErr,
+	} {
+		if !errors.Is(err, store.ErrOther) || !errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrNotFound) {
+			t.Errorf("%s: %v", operation, err)
+		} else if strings.Contains(err.Error(), folder) {
+			t.Errorf("%s tells where the folder is: %v", operation, err)
+		}
+	}
+	if entries, err := os.ReadDir(folder); err != nil || len(entries) > 0 {
+		t.Errorf("the mount point holds %v, %v", entries, err)
+	}
+
+	must(t, os.Remove(folder))
+	must(t, os.CopyFS(folder, os.DirFS(folder+".disk"))) // the same content in another folder: mounted anew
+	if _, err := bucket.Attributes(ctx, "backups/a/object"); err != nil {
+		t.Error(err)
+	}
 }
 
 // A folder that is not mounted is never an empty store.

@@ -80,6 +80,23 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// What answers each request with a page, as a proxy or a portal does, is no store.
+func TestWhatIsNoStore(t *testing.T) {
+	location, secret := storetest.FakeS3(t, func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/html")
+			_, _ = w.Write([]byte("<!DOCTYPE html><html><head><title>Sign in</title></head><body><p>Welcome</p></body></html>"))
+		})
+	})
+	s := storetest.Open(t, location, secret)
+	_, identifyErr := s.Identify(t.Context(), time.Now())
+	for operation, err := range map[string]error{"check": s.Check(t.Context()), "identify": identifyErr, "expect": s.Expect(t.Context(), "a")} {
+		if !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("%s: got %v, want %v", operation, err, store.ErrUnavailable)
+		}
+	}
+}
+
 // Whatever a store lists as unfinished, only what lies below the folder is ended; one that can't
 // list it says so.
 func TestUnfinishedAsListed(t *testing.T) {

@@ -1,8 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package storagelocation finds out whether storage locations can be reached,
-// and says so in their condition Available. It writes on a change only.
+// Package storagelocation finds out whether storage locations can be reached, and whether
+// their stores are those that they have had until now. It says so in their condition
+// Available, and writes on a change only. It gives an id to a store that has none.
 package storagelocation
 
 import (
@@ -57,7 +58,7 @@ func New(locations engineclient.StorageLocationsGetter, secrets location.Secrets
 		clock:     clock,
 	}
 	return c, c.queue.Watch(informer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
-		if after != nil && (before == nil || before.Generation != after.Generation) {
+		if after != nil && (before == nil || before.Generation != after.Generation || givenUp(before) != givenUp(after)) {
 			c.queue.Add(cache.MetaObjectToName(after))
 		}
 	}))
@@ -76,7 +77,7 @@ func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
 	if err != nil {
 		return err
 	}
-	condition := c.check(ctx, location)
+	condition, storeID := c.check(ctx, location)
 	if ctx.Err() != nil {
 		return nil // the check was cut short and says nothing
 	}
@@ -89,7 +90,8 @@ func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
 	changed := location.DeepCopy()
 	condition.ObservedGeneration = location.Generation
 	condition.LastTransitionTime = metav1.NewTime(c.clock.Now())
-	if !meta.SetStatusCondition(&changed.Status.Conditions, condition) {
+	changed.Status.StoreID = storeID
+	if !meta.SetStatusCondition(&changed.Status.Conditions, condition) && storeID == location.Status.StoreID {
 		return nil
 	}
 	_, err = c.locations.StorageLocations(key.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
@@ -99,28 +101,42 @@ func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
 	case err != nil:
 		return fmt.Errorf("writing the condition of StorageLocation %s: %w", key, err)
 	}
-	klog.FromContext(ctx).Info("Storage location changed", "storageLocation", key, "available", condition.Status, "reason", condition.Reason, "message", condition.Message)
+	klog.FromContext(ctx).Info("Storage location changed", "storageLocation", key, "available", condition.Status, "reason", condition.Reason, "message", condition.Message, "storeID", storeID)
 	return nil
 }
 
-// check asks the store.
-func (c *Controller) check(ctx context.Context, record *enginev1alpha1.StorageLocation) metav1.Condition {
+// check asks the store, and returns its id for the status of the location.
+func (c *Controller) check(ctx context.Context, record *enginev1alpha1.StorageLocation) (condition metav1.Condition, storeID string) {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	bucket, err := location.OpenAny(ctx, c.secrets, record)
+	known := record.Status.StoreID
+	bucket, err := location.OpenUnverified(ctx, c.secrets, record)
 	if err != nil {
-		return unavailable(err, enginev1alpha1.ReasonInvalid)
+		return unavailable(err, enginev1alpha1.ReasonInvalid), known
 	}
 	defer bucket.Close()
 	if err := bucket.Check(ctx); err != nil {
-		return unavailable(err, enginev1alpha1.ReasonUnreachable)
+		return unavailable(err, enginev1alpha1.ReasonUnreachable), known
+	}
+	message := "the store answers"
+	if !record.Spec.IsLonghorn() {
+		storeID, err = c.identify(ctx, bucket, record)
+		switch {
+		case errors.Is(err, errNoWrites):
+			message = "the store answers; it takes no object with an id, so another store in its place would not be noticed"
+		case err != nil:
+			return unavailable(err, enginev1alpha1.ReasonUnreachable), known
+		}
 	}
 	return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionTrue,
-		Reason: enginev1alpha1.ReasonReachable, Message: "the store answers"}
+		Reason: enginev1alpha1.ReasonReachable, Message: message}, storeID
 }
 
 func unavailable(err error, reason string) metav1.Condition {
-	if errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied) {
+	switch {
+	case errors.Is(err, store.ErrOther):
+		reason = enginev1alpha1.ReasonOtherStore
+	case errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied):
 		reason = enginev1alpha1.ReasonUnreachable // a folder is looked at when it is opened
 	}
 	return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionFalse, Reason: reason, Message: err.Error()}

@@ -2265,6 +2265,13 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.CatalogueStatus"),
 						},
 					},
+					"storeID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Id of the store, which lies in the store as metadata/holdfast/store.json. A store with another id, or with none, is not used. Empty if the store has none, since it takes no writes, or is Longhorn's.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 				},
 			},
 		},

@@ -14,9 +14,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -57,6 +59,41 @@ func Run(t *testing.T, open func(t *testing.T) Store) {
 		return
 	}
 	t.Run("blobs", func(t *testing.T) { testBlobs(t, bucket) })
+	t.Run("identity", func(t *testing.T) { testIdentity(t, open(t).(*store.Bucket)) })
+}
+
+// testIdentity: a store gets one id, whoever gives it, and is told from others by it.
+func testIdentity(t *testing.T, bucket *store.Bucket) {
+	_, err := bucket.Identity(t.Context())
+	wantKind(t, "the id of a store that has none", err, store.ErrNotFound)
+	wantKind(t, "a store that has none", bucket.Expect(t.Context(), "another"), store.ErrOther)
+	ids := make([]string, 8)
+	var group sync.WaitGroup
+	for i := range ids {
+		group.Go(func() {
+			id, err := bucket.Identify(t.Context(), time.Now())
+			if ids[i] = id; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	if others := slices.Compact(slices.Clone(ids)); len(others) != 1 || others[0] == "" {
+		t.Errorf("of several that gave it an id, each was to get the same: %q", ids)
+	}
+	must(t, bucket.Expect(t.Context(), ids[0]))
+	must(t, bucket.Put(t.Context(), "backups/a", nil))
+	err = bucket.Expect(t.Context(), "another")
+	wantKind(t, "another store", err, store.ErrOther)
+	wantKind(t, "another store", err, store.ErrUnavailable)
+	for _, id := range []string{"another", ids[0]} {
+		if !strings.Contains(err.Error(), id) {
+			t.Errorf("%v: the id %s is not named", err, id)
+		}
+	}
+	must(t, bucket.Put(t.Context(), format.StoreIdentityKey, []byte("<html>")))
+	_, err = bucket.Identity(t.Context())
+	wantKind(t, "what is no id", err, store.ErrUnavailable)
 }
 
 // testBlobs: what a repository does with its many and large objects.

@@ -20,6 +20,7 @@ import (
 // +kubebuilder:printcolumn:name="Default",type=boolean,JSONPath=`.spec.default`
 // +kubebuilder:printcolumn:name="Synced",type=string,JSONPath=`.status.conditions[?(@.type=="Synced")].status`
 // +kubebuilder:printcolumn:name="Backups",type=integer,JSONPath=`.status.catalogue.backups`,priority=1
+// +kubebuilder:printcolumn:name="Store",type=string,JSONPath=`.status.storeID`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
 // StorageLocation is a store: where backups are kept.
@@ -141,6 +142,11 @@ const (
 	// AnnotationSync of a StorageLocation has all of the store listed when it changes, for
 	// those who write manifests only. status.catalogue.syncRequest has it when that is done.
 	AnnotationSync = "holdfast.io/sync-request"
+	// AnnotationGiveUpStore of a StorageLocation is the id of a store that is given up: the
+	// store that is found at the location takes its place. It has no effect on any other id.
+	AnnotationGiveUpStore = "holdfast.io/give-up-store"
+	// UnknownStore stands for the id of a store whose id was never read.
+	UnknownStore = "unknown"
 	// AnnotationAcceptLoss of a StorageLocation is an instant in RFC 3339: backups that were
 	// missing from the store then leave the lists, however many they are. It is not for the
 	// future.
@@ -237,6 +243,8 @@ const (
 	ReasonReachable = "Reachable"
 	// ReasonUnreachable: the store did not answer, or refused.
 	ReasonUnreachable = "Unreachable"
+	// ReasonOtherStore: the store is not the one that the location has had until now.
+	ReasonOtherStore = "OtherStore"
 	// ReasonInvalid: the location's spec, or its Secret, can't be used.
 	ReasonInvalid = "Invalid"
 	// ConditionExpiryFrozen is True while no backup expires, since more have than may
@@ -294,6 +302,12 @@ type StorageLocationStatus struct {
 	// What is known of what the store holds.
 	// +optional
 	Catalogue *CatalogueStatus `json:"catalogue,omitempty"`
+	// Id of the store, which lies in the store as metadata/holdfast/store.json. A store with
+	// another id, or with none, is not used. Empty if the store has none, since it takes no
+	// writes, or is Longhorn's.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	StoreID string `json:"storeID,omitempty"`
 }
 
 // +genclient

@@ -1,0 +1,77 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package storagelocation
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// errNoWrites: a store has no id, and refuses the object with one.
+var errNoWrites = errors.New("the store takes no writes")
+
+// identify returns the id of a store, and gives it one at its first use. It fails with
+// store.ErrOther if the location has had another store until now, and nobody gave that up.
+func (c *Controller) identify(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation) (string, error) {
+	known := record.Status.StoreID
+	found, err := bucket.Identity(ctx)
+	has := err == nil
+	switch {
+	case has && found == known:
+		return found, nil
+	case !has && known == "" && errors.Is(err, store.ErrDenied):
+		return "", errNoWrites
+	case !has && !errors.Is(err, store.ErrNotFound):
+		return "", err
+	}
+	if givenUp(record) != cmp.Or(known, enginev1alpha1.UnknownStore) {
+		if known != "" {
+			return "", other(record, fmt.Sprintf("has had the store with the id %s until now", known), found)
+		}
+		if lost, err := lostAll(ctx, bucket, record, has); err != nil {
+			return "", err
+		} else if lost {
+			return "", other(record, fmt.Sprintf("has had a store with %d backups until now, and here are none", record.Status.Catalogue.Backups), found)
+		}
+	}
+	if has {
+		return found, nil
+	}
+	id, err := bucket.Identify(ctx, c.clock.Now())
+	if errors.Is(err, store.ErrDenied) {
+		return "", errNoWrites
+	}
+	return id, err
+}
+
+// lostAll reports whether a location whose store never had an id has lost all its backups.
+func lostAll(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation, has bool) (bool, error) {
+	if has || record.Status.Catalogue == nil || record.Status.Catalogue.Backups == 0 {
+		return false, nil
+	}
+	for _, err := range bucket.List(ctx, format.BackupsPrefix, store.ListOptions{}) {
+		return false, err
+	}
+	return true, nil
+}
+
+// givenUp is the id of the store that an administrator has given up.
+func givenUp(record *enginev1alpha1.StorageLocation) string {
+	return record.Annotations[enginev1alpha1.AnnotationGiveUpStore]
+}
+
+func other(record *enginev1alpha1.StorageLocation, until, found string) error {
+	is := "the store that is there has no id, as an empty bucket, or a folder whose disk is not mounted"
+	if found != "" {
+		is = "the store that is there has the id " + found
+	}
+	return fmt.Errorf("%w: the location %s; %s. Mount or name the right one. If this one is to take its place, run: kubectl annotate storagelocation %s -n %s --overwrite %s=%s",
+		store.ErrOther, until, is, record.Name, record.Namespace, enginev1alpha1.AnnotationGiveUpStore, cmp.Or(record.Status.StoreID, enginev1alpha1.UnknownStore))
+}

@@ -1,0 +1,132 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// ErrOther: the store is not the one that is expected. Such an error is ErrUnavailable, too.
+var ErrOther = errors.New("it is another store")
+
+// Identity reads the id of the store. The error is ErrNotFound if the store has none, and
+// ErrUnavailable if what answers is no store.
+func (b *Bucket) Identity(ctx context.Context) (id string, err error) {
+	content, err := b.Get(ctx, format.StoreIdentityKey)
+	if err != nil {
+		return "", err
+	}
+	defer content.Close()
+	return readIdentity(content)
+}
+
+// Identify gives the store an id, unless it has one, and returns the id that it has.
+func (b *Bucket) Identify(ctx context.Context, now time.Time) (id string, err error) {
+	if id, err = b.Identity(ctx); !errors.Is(err, ErrNotFound) {
+		return id, err
+	}
+	content, err := format.EncodeStoreIdentity(format.StoreIdentity{ID: strings.ToLower(rand.Text()), Created: now.UTC()})
+	if err != nil {
+		return "", err
+	}
+	if err := b.Create(ctx, format.StoreIdentityKey, content); err != nil && !errors.Is(err, ErrExists) {
+		return "", err
+	}
+	// Another writer may have been faster, and what answers may have stored nothing.
+	id, err = b.Identity(ctx)
+	if errors.Is(err, ErrNotFound) {
+		return "", notAStore(err)
+	}
+	return id, err
+}
+
+// Expect fails with ErrOther unless the store has an id. A folder is compared again when
+// another one is found in its place, before anything is read or written there.
+func (b *Bucket) Expect(ctx context.Context, id string) error {
+	if files, ok := b.backend.(*filesystemBackend); ok {
+		b.backend = &filesystemBackend{path: files.path, open: files.open, expected: &expectedFolder{id: id, key: b.prefix + format.StoreIdentityKey}}
+	}
+	found, err := b.Identity(ctx)
+	return compareIdentity(found, err, id)
+}
+
+func compareIdentity(found string, err error, want string) error {
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return &opError{operation: "open", kind: ErrUnavailable, cause: ErrOther,
+			reason: fmt.Sprintf("the store is not the one with the id %s: it has no id, as an empty bucket, or a folder that is not mounted", want)}
+	case err != nil:
+		return err
+	case found != want:
+		return &opError{operation: "open", kind: ErrUnavailable, cause: ErrOther,
+			reason: fmt.Sprintf("the store is not the one with the id %s: its id is %s", want, found)}
+	}
+	return nil
+}
+
+func readIdentity(content io.Reader) (string, error) {
+	data, err := io.ReadAll(io.LimitReader(content, format.MaxStoreIdentityBytes+1))
+	if err != nil {
+		return "", explain("get", format.StoreIdentityKey, err)
+	}
+	identity, err := format.DecodeStoreIdentity(data)
+	if err != nil {
+		return "", notAStore(err)
+	}
+	return identity.ID, nil
+}
+
+func notAStore(cause error) error {
+	return &opError{operation: "get", key: format.StoreIdentityKey, kind: ErrUnavailable, cause: cause,
+		reason: "what answers is no store, or the object with its id is damaged: check the endpoint"}
+}
+
+// expectedFolder is a folder that must have an id.
+type expectedFolder struct {
+	id, key string
+	// known is the folder that had the id when it was compared last.
+	known atomic.Pointer[folderInode]
+}
+
+// folderInode tells the folder at a path from others that are mounted there.
+type folderInode struct{ device, inode uint64 }
+
+// verify fails unless the folder has the id. The folder that had it before is believed.
+func (e *expectedFolder) verify(root *os.Root) error {
+	info, err := root.Stat(".")
+	if err != nil {
+		return err
+	}
+	var here folderInode
+	if status, ok := info.Sys().(*syscall.Stat_t); ok {
+		here = folderInode{status.Dev, status.Ino}
+		if known := e.known.Load(); known != nil && *known == here {
+			return nil
+		}
+	}
+	file, err := root.OpenFile(e.key, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	var found string
+	if err == nil {
+		found, err = readIdentity(file)
+		_ = file.Close()
+	}
+	if err := compareIdentity(found, explain("get", format.StoreIdentityKey, err), e.id); err != nil {
+		return err
+	}
+	if here.inode != 0 {
+		e.known.Store(&here)
+	}
+	return nil
+}
