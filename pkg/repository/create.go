@@ -36,7 +36,7 @@ func Exists(ctx context.Context, loc Location, namespace string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	bucket, err := store.Open(ctx, &loc.Spec, loc.Secret)
+	bucket, err := loc.open(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -80,7 +80,7 @@ func Create(ctx context.Context, loc Location, namespace string, key Key) error 
 	if _, err := folderOf(namespace); err != nil {
 		return err
 	}
-	bucket, err := store.Open(ctx, &loc.Spec, loc.Secret)
+	bucket, err := loc.open(ctx)
 	if err != nil {
 		return err
 	}

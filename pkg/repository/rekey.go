@@ -40,7 +40,7 @@ func ChangeKey(ctx context.Context, loc Location, namespace string, from, to Key
 	if err != nil {
 		return err
 	}
-	bucket, err := store.Open(ctx, &loc.Spec, loc.Secret)
+	bucket, err := loc.open(ctx)
 	if err != nil {
 		return err
 	}

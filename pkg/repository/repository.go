@@ -72,7 +72,7 @@ type Repository struct {
 // Open opens the repository of a namespace in a location. It fails with
 // ErrNotInitialized, ErrWrongKey, or the error of the store.
 func Open(ctx context.Context, loc Location, namespace string, key Key, opts Options) (*Repository, error) {
-	bucket, err := store.Open(ctx, &loc.Spec, loc.Secret)
+	bucket, err := loc.open(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -33,6 +33,22 @@ type Location struct {
 	// Secret is the data of the Secret that the spec names: accessKeyID,
 	// secretAccessKey and optionally sessionToken. Unused by a filesystem.
 	Secret map[string][]byte
+	// StoreID is the id of the store, if it is known: no other one is opened.
+	StoreID string
+	// Again reads the Secret again while the store is open. Optional.
+	Again store.SecretReader `json:"-"`
+}
+
+// open opens the store. The caller closes it.
+func (l *Location) open(ctx context.Context) (*store.Bucket, error) {
+	bucket, err := store.OpenFollowing(ctx, &l.Spec, l.Secret, l.Again)
+	if err != nil || l.StoreID == "" {
+		return bucket, err
+	}
+	if err := bucket.Expect(ctx, l.StoreID); err != nil {
+		return nil, errors.Join(err, bucket.Close())
+	}
+	return bucket, nil
 }
 
 // Folder is the folder of a namespace's repository below the location's root,

@@ -45,7 +45,7 @@ func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepositor
 	case err != nil: // the cluster did not answer, which says nothing about the repository
 		return notReady(engine.ReasonUnreachable, err.Error()), err
 	}
-	where := repository.Location{Spec: stored.Spec, Secret: credentials}
+	where := repository.Location{Spec: stored.Spec, Secret: credentials, StoreID: stored.Status.StoreID}
 
 	err = notGone(ctx, record, where)
 	var key repository.Key
@@ -121,7 +121,7 @@ func (c *Controller) exists(ctx context.Context, volumeNamespace, locationName s
 	if err != nil {
 		return err
 	}
-	exists, err := repository.Exists(ctx, repository.Location{Spec: stored.Spec, Secret: credentials}, volumeNamespace)
+	exists, err := repository.Exists(ctx, repository.Location{Spec: stored.Spec, Secret: credentials, StoreID: stored.Status.StoreID}, volumeNamespace)
 	switch {
 	case err != nil:
 		return fmt.Errorf("looking for the repository of namespace %s in the storage location %q: %w", volumeNamespace, locationName, err)

@@ -34,7 +34,12 @@ func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.
 	if err != nil {
 		return nil, err
 	}
-	where := repository.Location{Spec: stored.Spec, Secret: credentials}
+	where := repository.Location{
+		Spec: stored.Spec, Secret: credentials, StoreID: stored.Status.StoreID,
+		Again: func(ctx context.Context) (map[string][]byte, error) {
+			return location.Credentials(ctx, secrets, stored)
+		},
+	}
 	key, others, err := Keys(ctx, keys, engine.RepositoryName(namespace, stored.Name))
 	var opened *repository.Repository
 	if err == nil {

@@ -41,7 +41,12 @@ func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stor
 	if err != nil {
 		return err
 	}
-	where := repository.Location{Spec: stored.Spec, Secret: credentials}
+	where := repository.Location{
+		Spec: stored.Spec, Secret: credentials, StoreID: stored.Status.StoreID,
+		Again: func(ctx context.Context) (map[string][]byte, error) {
+			return location.Credentials(ctx, secrets, stored)
+		},
+	}
 	name := engine.RepositoryName(namespace, stored.Name)
 	key, others, err := Keys(ctx, keys, name)
 	if err != nil {

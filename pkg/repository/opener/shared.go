@@ -79,6 +79,9 @@ type source struct {
 	Others    []repository.Key
 	// Damage is what its store has lost: what an opening believes of its packs is older.
 	Damage *engine.RepositoryDamage
+
+	// credentials finds those of the location among Secrets. They change while it is open.
+	credentials func(secrets []corev1.Secret) (map[string][]byte, error)
 }
 
 // opening is of a repository that is open, or will be.
@@ -104,6 +107,8 @@ type opening struct {
 	// guards them.
 	users int
 	idle  time.Time
+	// readers read the Secrets with the rights of those users. The mutex guards them, too.
+	readers []*Secrets
 }
 
 // Secrets gives those that whoever asks has for a repository: its key, and the credentials of
@@ -130,7 +135,7 @@ func (g given) Get(_ context.Context, name string, _ metav1.GetOptions) (*corev1
 // moment asked is visible in it. The context that do gets ends also when the repository
 // can't be used any more.
 func (s *Shared) Use(ctx context.Context, name string, secrets Secrets, asked time.Time, do func(ctx context.Context, r *repository.Repository) error) error {
-	o, err := s.enter(ctx, name, secrets, asked)
+	o, err := s.enter(ctx, name, &secrets, asked)
 	if err != nil {
 		return err
 	}
@@ -139,35 +144,35 @@ func (s *Shared) Use(ctx context.Context, name string, secrets Secrets, asked ti
 	if err = do(working, o.repository); err != nil && working.Err() != nil {
 		err = context.Cause(working)
 	}
-	s.leave(ctx, o, err == nil)
+	s.leave(ctx, o, &secrets, err == nil)
 	return err
 }
 
 // enter returns an opening that is ready, and which the caller leaves.
-func (s *Shared) enter(ctx context.Context, name string, secrets Secrets, asked time.Time) (*opening, error) {
+func (s *Shared) enter(ctx context.Context, name string, secrets *Secrets, asked time.Time) (*opening, error) {
 	for {
-		what, err := s.source(ctx, name, secrets)
+		what, err := s.source(ctx, name, *secrets)
 		if err != nil {
 			return nil, err
 		}
-		o, mine, err := s.join(ctx, name, what)
+		o, mine, err := s.join(ctx, name, secrets, what)
 		if err != nil {
 			return nil, err
 		}
 		select {
 		case <-o.opened:
 		case <-ctx.Done():
-			s.leave(ctx, o, true)
+			s.leave(ctx, o, secrets, true)
 			return nil, context.Cause(ctx)
 		}
 		if o.err != nil {
-			s.leave(ctx, o, false)
+			s.leave(ctx, o, secrets, false)
 			return nil, o.err
 		}
 		if err = s.look(ctx, o, asked); err == nil {
 			return o, nil
 		}
-		s.leave(ctx, o, false)
+		s.leave(ctx, o, secrets, false)
 		if mine || ctx.Err() != nil {
 			return nil, fmt.Errorf("VolumeRepository %s: %w", name, err)
 		}
@@ -189,7 +194,10 @@ func (s *Shared) source(ctx context.Context, name string, secrets Secrets) (sour
 	if err != nil {
 		return source{}, fmt.Errorf("read the Secrets of VolumeRepository %s: %w", name, err)
 	}
-	credentials, err := location.Credentials(ctx, given{engine.CredentialsNamespace(record.Namespace), read}, stored)
+	find := func(secrets []corev1.Secret) (map[string][]byte, error) {
+		return location.Credentials(context.Background(), given{engine.CredentialsNamespace(record.Namespace), secrets}, stored)
+	}
+	credentials, err := find(read)
 	if err != nil {
 		return source{}, err
 	}
@@ -200,16 +208,18 @@ func (s *Shared) source(ctx context.Context, name string, secrets Secrets) (sour
 	return source{
 		Record:    record.UID,
 		Namespace: record.Spec.VolumeNamespace,
-		Location:  repository.Location{Spec: stored.Spec, Secret: credentials},
+		Location:  repository.Location{Spec: stored.Spec, Secret: credentials, StoreID: stored.Status.StoreID},
 		Key:       string(key),
 		Others:    others,
 		Damage:    record.Status.Damage,
+
+		credentials: find,
 	}, nil
 }
 
 // join returns the opening of what, for one user more. It is the caller's own if there was
 // none: then it begins.
-func (s *Shared) join(ctx context.Context, name string, what source) (o *opening, mine bool, err error) {
+func (s *Shared) join(ctx context.Context, name string, secrets *Secrets, what source) (o *opening, mine bool, err error) {
 	encoded, err := json.Marshal(what)
 	if err != nil {
 		return nil, false, err
@@ -220,6 +230,7 @@ func (s *Shared) join(ctx context.Context, name string, what source) (o *opening
 	if o := s.open[name]; o != nil {
 		if o.of == of {
 			o.users++
+			o.readers = append(o.readers, secrets)
 			return o, false, nil
 		}
 		s.dropLocked(o)
@@ -229,13 +240,29 @@ func (s *Shared) join(ctx context.Context, name string, what source) (o *opening
 	}
 	// It goes on for others who wait when this one does not any more.
 	work, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), openTimeout, errNoAnswer)
-	o = &opening{name: name, of: of, users: 1, cancel: cancel, opened: make(chan struct{}), looking: make(chan struct{}, 1)}
+	o = &opening{name: name, of: of, users: 1, readers: []*Secrets{secrets}, cancel: cancel, opened: make(chan struct{}), looking: make(chan struct{}, 1)}
 	if s.open == nil {
 		s.open = map[string]*opening{}
 	}
 	s.open[name] = o
+	what.Location.Again = func(ctx context.Context) (map[string][]byte, error) { return s.again(ctx, o, what) }
 	go s.begin(work, o, what)
 	return o, true, nil
+}
+
+// again reads the credentials of an opening with the rights of those who use it now.
+func (s *Shared) again(ctx context.Context, o *opening, what source) (map[string][]byte, error) {
+	s.mu.Lock()
+	readers := slices.Clone(o.readers)
+	s.mu.Unlock()
+	err := fmt.Errorf("nobody uses the repository %s now", o.name)
+	for _, read := range readers {
+		var secrets []corev1.Secret
+		if secrets, err = (*read)(ctx); err == nil {
+			return what.credentials(secrets)
+		}
+	}
+	return nil, err
 }
 
 // begin opens a repository.
@@ -300,9 +327,12 @@ func (s *Shared) look(ctx context.Context, o *opening, asked time.Time) error {
 }
 
 // leave ends a use. After one that was not good nobody begins another.
-func (s *Shared) leave(ctx context.Context, o *opening, good bool) {
+func (s *Shared) leave(ctx context.Context, o *opening, secrets *Secrets, good bool) {
 	s.mu.Lock()
 	o.users--
+	if i := slices.Index(o.readers, secrets); i >= 0 {
+		o.readers = slices.Delete(o.readers, i, i+1)
+	}
 	o.idle = s.Clock.Now()
 	if !good || o.users == 0 && (o.repository == nil || o.indexes != nil) {
 		s.dropLocked(o)
