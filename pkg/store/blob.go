@@ -263,24 +263,8 @@ func (b *blobBackend) removeUnfinished(ctx context.Context, folder string, befor
 func (b *blobBackend) folder(key string) (backend, string, error) { return b, key, nil }
 
 func (b *blobBackend) check(ctx context.Context, folder string) error {
-	if b.s3 != nil {
-		return b.checkS3(ctx, folder)
-	}
 	_, _, err := b.bucket.ListPage(ctx, blob.FirstPageToken, 1, &blob.ListOptions{Prefix: folder})
 	return err
-}
-
-// checkS3 fails also if the answer is none of S3, such as a proxy's page.
-func (b *blobBackend) checkS3(ctx context.Context, folder string) error {
-	listed, err := b.s3.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: aws.String(b.name), Prefix: aws.String(folder), MaxKeys: aws.Int32(1)})
-	if err != nil {
-		return err
-	}
-	if listed.Name == nil && listed.MaxKeys == nil && listed.KeyCount == nil && listed.IsTruncated == nil {
-		return &opError{operation: "check", kind: ErrUnavailable, cause: errors.New("not a listing"),
-			reason: "what answers does not speak S3: check the endpoint"}
-	}
-	return nil
 }
 
 func (b *blobBackend) close() error { return b.bucket.Close() }

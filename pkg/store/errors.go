@@ -90,6 +90,9 @@ func classify(err error) (reason string, kind error) {
 	if errors.Is(err, ErrChanged) {
 		return ErrChanged.Error(), ErrChanged
 	}
+	if foreign, ok := errors.AsType[*foreignAnswer](err); ok {
+		return foreign.Error(), ErrUnavailable
+	}
 	if answer, ok := errors.AsType[smithy.APIError](err); ok {
 		return classifyS3(answer.ErrorCode(), status(err))
 	}

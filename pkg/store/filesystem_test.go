@@ -17,6 +17,7 @@ import (
 	"time"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -72,6 +73,22 @@ func TestFilesystemThatIsNotMounted(t *testing.T) {
 	must(t, os.CopyFS(folder, os.DirFS(folder+".disk"))) // the same content in another folder: mounted anew
 	if _, err := bucket.Attributes(ctx, "backups/a/object"); err != nil {
 		t.Error(err)
+	}
+
+	// Another disk in the same place, as the root folders of two disks have the same numbers.
+	other := storetest.Filesystem(t)
+	_, err = other.Identify(ctx, time.Now())
+	must(t, err)
+	content, err := other.Get(ctx, format.StoreIdentityKey)
+	must(t, err)
+	defer content.Close()
+	identity, err := io.ReadAll(content)
+	must(t, err)
+	key := filepath.Join(folder, filepath.FromSlash(format.StoreIdentityKey))
+	must(t, os.WriteFile(key+".new", identity, 0o600))
+	must(t, os.Rename(key+".new", key))
+	if err := bucket.Put(ctx, "b", nil); !errors.Is(err, store.ErrOther) {
+		t.Errorf("another disk: %v", err)
 	}
 }
 

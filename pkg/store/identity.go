@@ -55,11 +55,14 @@ func (b *Bucket) Identify(ctx context.Context, now time.Time) (id string, err er
 // Expect fails with ErrOther unless the store has an id. A folder is compared again when
 // another one is found in its place, before anything is read or written there.
 func (b *Bucket) Expect(ctx context.Context, id string) error {
+	found, err := b.Identity(ctx)
+	if err := compareIdentity(found, err, id); err != nil {
+		return err
+	}
 	if files, ok := b.backend.(*filesystemBackend); ok {
 		b.backend = &filesystemBackend{path: files.path, open: files.open, expected: &expectedFolder{id: id, key: b.prefix + format.StoreIdentityKey}}
 	}
-	found, err := b.Identity(ctx)
-	return compareIdentity(found, err, id)
+	return nil
 }
 
 func compareIdentity(found string, err error, want string) error {
@@ -96,37 +99,37 @@ func notAStore(cause error) error {
 // expectedFolder is a folder that must have an id.
 type expectedFolder struct {
 	id, key string
-	// known is the folder that had the id when it was compared last.
-	known atomic.Pointer[folderInode]
+	// known is the version of the file that had the id when it was compared last. Other
+	// folders have other ones, also if a disk takes another's place under its device number.
+	known atomic.Pointer[string]
 }
 
-// folderInode tells the folder at a path from others that are mounted there.
-type folderInode struct{ device, inode uint64 }
-
-// verify fails unless the folder has the id. The folder that had it before is believed.
+// verify fails unless the folder has the id. The file that had it before is believed.
 func (e *expectedFolder) verify(root *os.Root) error {
-	info, err := root.Stat(".")
-	if err != nil {
-		return err
-	}
-	var here folderInode
-	if status, ok := info.Sys().(*syscall.Stat_t); ok {
-		here = folderInode{status.Dev, status.Ino}
+	info, err := root.Stat(e.key)
+	var here, found string
+	if err == nil {
+		here = fileVersion(info)
+		if status, ok := info.Sys().(*syscall.Stat_t); ok {
+			here = fmt.Sprintf("%x-%s", status.Dev, here)
+		}
 		if known := e.known.Load(); known != nil && *known == here {
 			return nil
 		}
-	}
-	file, err := root.OpenFile(e.key, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	var found string
-	if err == nil {
-		found, err = readIdentity(file)
-		_ = file.Close()
+		found, err = e.read(root)
 	}
 	if err := compareIdentity(found, explain("get", format.StoreIdentityKey, err), e.id); err != nil {
 		return err
 	}
-	if here.inode != 0 {
-		e.known.Store(&here)
-	}
+	e.known.Store(&here)
 	return nil
+}
+
+func (e *expectedFolder) read(root *os.Root) (string, error) {
+	file, err := root.OpenFile(e.key, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	return readIdentity(file)
 }

@@ -40,6 +40,7 @@ func TestCredentialsThatAreRotated(t *testing.T) {
 			if content, err := io.ReadAll(r.Body); err != nil || !strings.Contains(string(content), "content") {
 				t.Errorf("%s was written, %v", content, err)
 			}
+			w.Header().Set("ETag", `"a"`)
 			return
 		}
 		fmt.Fprint(w, `<ListBucketResult><Name>b</Name></ListBucketResult>`)

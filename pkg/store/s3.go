@@ -47,7 +47,7 @@ func openS3(ctx context.Context, location *engine.S3Location, secret map[string]
 		if location.Endpoint != "" {
 			o.BaseEndpoint = aws.String(location.Endpoint)
 		}
-		o.APIOptions = append(o.APIOptions, tellRequests)
+		o.APIOptions = append(o.APIOptions, refuseForeign, tellRequests)
 		if cache, ok := settings.Credentials.(*aws.CredentialsCache); ok && again != nil {
 			o.APIOptions = append(o.APIOptions, followRotation(cache))
 		}

@@ -80,20 +80,56 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// What answers each request with a page, as a proxy or a portal does, is no store.
+// What answers each request with a page, as a proxy or a portal does, is no store: it is not
+// empty, and has stored and removed nothing. A page that can be read as XML is one, too.
 func TestWhatIsNoStore(t *testing.T) {
-	location, secret := storetest.FakeS3(t, func(http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Type", "text/html")
-			_, _ = w.Write([]byte("<!DOCTYPE html><html><head><title>Sign in</title></head><body><p>Welcome</p></body></html>"))
+	for name, page := range map[string]struct{ kind, content string }{
+		"a page":             {"text/html; charset=utf-8", "<!DOCTYPE html><html><head><title>Sign in</title></head><body><br>Welcome</body></html>"},
+		"a page that is XML": {"text/html", "<html><head><title>Sign in</title></head><body><p>Welcome</p></body></html>"},
+		"nothing":            {"", ""},
+		"something else":     {"application/json", `{"error": "who are you?"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			location, secret := storetest.FakeS3(t, func(http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					w.Header()["Content-Type"] = nil
+					if page.kind != "" {
+						w.Header().Set("Content-Type", page.kind)
+					}
+					_, _ = w.Write([]byte(page.content))
+				})
+			})
+			s, ctx := storetest.Open(t, location, secret), t.Context()
+			written := func(size int) error {
+				w, err := s.NewWriter(ctx, "a")
+				if err != nil {
+					return err
+				}
+				defer w.Abort()
+				if _, err := w.Write(make([]byte, size)); err != nil {
+					return err
+				}
+				return w.Commit()
+			}
+			_, identifyErr := s.Identify(ctx, time.Now())
+			_, attributesErr := s.Attributes(ctx, "a")
+			_, unfinishedErr := s.RemoveUnfinished(ctx, "backups/", time.Now(), false)
+			for operation, err := range map[string]error{
+				"check": s.Check(ctx), "identify": identifyErr, "expect": s.Expect(ctx, "a"), "list": drain(s.List(ctx, "backups/", store.ListOptions{})),
+				"get": get(ctx, s, "a"), "attributes": attributesErr, "create": s.Create(ctx, "a", nil), "put": s.Put(ctx, "a", nil),
+				"write": written(1), "write in parts": written(20 << 20), "unfinished": unfinishedErr,
+			} {
+				if !errors.Is(err, store.ErrUnavailable) {
+					t.Errorf("%s: got %v, want %v", operation, err, store.ErrUnavailable)
+				} else if kind, _, _ := strings.Cut(page.kind, ";"); !strings.Contains(err.Error(), kind) || !strings.Contains(err.Error(), "check the endpoint") {
+					t.Errorf("%s: %v: it does not tell what came", operation, err)
+				}
+			}
+			if err := s.Remove(ctx, "a"); err == nil && strings.HasPrefix(page.kind, "text/html") {
+				t.Error("it is said to have removed something")
+			}
 		})
-	})
-	s := storetest.Open(t, location, secret)
-	_, identifyErr := s.Identify(t.Context(), time.Now())
-	for operation, err := range map[string]error{"check": s.Check(t.Context()), "identify": identifyErr, "expect": s.Expect(t.Context(), "a")} {
-		if !errors.Is(err, store.ErrUnavailable) {
-			t.Errorf("%s: got %v, want %v", operation, err, store.ErrUnavailable)
-		}
 	}
 }
 
@@ -504,7 +540,7 @@ func TestS3Errors(t *testing.T) {
 func TestS3TLS(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write([]byte("<ListBucketResult></ListBucketResult>"))
+		_, _ = w.Write([]byte("<ListBucketResult><Name>backups</Name></ListBucketResult>"))
 	}))
 	defer server.Close()
 	location, secret := storetest.FakeS3(t, nil)

@@ -4,6 +4,7 @@
 package architecture
 
 import (
+	"go/ast"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -182,5 +183,40 @@ func TestAgentCapabilities(t *testing.T) {
 				t.Errorf("%s drops %v and has %v, want %v", w.Name, has.Drop, has.Add, want)
 			}
 		}
+	}
+}
+
+// TestStoresAreOpenedAsExpected: what is shipped opens a store by its location's record, so that
+// nothing is written to another store in its place. The check of a location alone opens any.
+func TestStoresAreOpenedAsExpected(t *testing.T) {
+	allowed := map[string][]string{ // names by which a store is opened, or told where it is, and where they may occur
+		"store.Open":              {"pkg/catalog/index/local/", "pkg/store/storetest/"}, // a folder of the process's own
+		"store.OpenFollowing":     {"pkg/location/", "pkg/repository/storage.go"},
+		"location.OpenUnverified": {"pkg/controllers/storagelocation/"},
+		"repository.Location":     {"pkg/repository/opener/"},
+	}
+	for path, file := range parsed(t, false) {
+		ast.Inspect(file, func(node ast.Node) bool {
+			var of ast.Expr
+			switch n := node.(type) {
+			case *ast.CallExpr:
+				of = n.Fun
+			case *ast.CompositeLit:
+				of = n.Type
+			}
+			selected, ok := of.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			from, ok := selected.X.(*ast.Ident)
+			if !ok {
+				return true
+			}
+			name := from.Name + "." + selected.Sel.Name
+			if places, guarded := allowed[name]; guarded && !slices.ContainsFunc(places, func(place string) bool { return strings.HasPrefix(path, place) }) {
+				t.Errorf("%s uses %s: open the store with location.Open, or a repository with package opener, which know whether it is the expected one", path, name)
+			}
+			return true
+		})
 	}
 }

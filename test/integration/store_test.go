@@ -6,6 +6,7 @@ package integration
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -359,5 +360,59 @@ func TestSameNameInTwoStores(t *testing.T) {
 	renamed := lab.AwaitCompleted(t, name+"@"+second)
 	if copied.UID != original.UID || renamed.UID == original.UID {
 		t.Errorf("the uid of the original is %s, that of its copy %s, and of the one with the new name %s", original.UID, copied.UID, renamed.UID)
+	}
+}
+
+// TestAnotherStoreInItsPlace: a mount point whose disk is not mounted takes no backup. The backup
+// that waits is made when the disk is back, or on the other disk if an administrator gives the
+// first one up.
+func TestAnotherStoreInItsPlace(t *testing.T) {
+	t.Parallel()
+	location, folder := lab.Location(t, "unmounted")
+	namespace := lab.Namespace(t, "unmounted")
+	backUp := func() string {
+		name := labtest.Name("unmounted")
+		lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: location})
+		return name
+	}
+	unmount := func(disk string) {
+		t.Helper()
+		if err := errors.Join(os.Rename(folder, disk), os.Mkdir(folder, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := backUp()
+	lab.AwaitCompleted(t, before)
+	lab.AwaitRunGone(t, before)
+	id := lab.Kubectl(t, "get", "storagelocation", location, "-n", labtest.System, "-o", "jsonpath={.status.storeID}")
+
+	unmount(folder + "-disk")
+	waiting := backUp()
+	awaitStorageUnavailable(t, waiting, location)
+	condition := lab.AwaitAvailable(t, location, metav1.ConditionFalse)
+	if condition.Reason != enginev1alpha1.ReasonOtherStore || !strings.Contains(condition.Message, id) {
+		t.Errorf("of the store %q the condition is %+v", id, condition)
+	}
+	lab.AwaitPhase(t, labtest.System, waiting, v1alpha1.BackupPhaseQueued)
+	if entries, err := os.ReadDir(folder); err != nil || len(entries) > 0 {
+		t.Errorf("the mount point holds %v, %v", entries, err)
+	}
+
+	if err := errors.Join(os.Remove(folder), os.Rename(folder+"-disk", folder)); err != nil {
+		t.Fatal(err)
+	}
+	lab.AwaitCompleted(t, waiting)
+	lab.AwaitRunGone(t, waiting)
+	if _, err := os.Stat(filepath.Join(folder, "backups", waiting)); err != nil {
+		t.Error(err)
+	}
+
+	unmount(folder + "-first")
+	waiting = backUp()
+	awaitStorageUnavailable(t, waiting, location)
+	lab.Kubectl(t, "annotate", "storagelocation", location, "-n", labtest.System, "--overwrite", enginev1alpha1.AnnotationGiveUpStore+"="+id)
+	lab.AwaitCompleted(t, waiting)
+	if got := lab.Kubectl(t, "get", "storagelocation", location, "-n", labtest.System, "-o", "jsonpath={.status.storeID}"); got == "" || got == id {
+		t.Errorf("the store %q has the id %q", id, got)
 	}
 }

@@ -38,14 +38,13 @@ func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepositor
 		// Its return wakes the repository.
 		return notReady(engine.ReasonUnreachable, fmt.Sprintf("the storage location %q is not available", stored.Name)), nil
 	}
-	credentials, err := location.Credentials(ctx, c.Secrets, stored)
+	where, err := opener.Where(ctx, c.Secrets, stored)
 	switch {
 	case errors.Is(err, location.ErrNoCredentials):
 		return notReady(engine.ReasonInvalid, err.Error()), err
 	case err != nil: // the cluster did not answer, which says nothing about the repository
 		return notReady(engine.ReasonUnreachable, err.Error()), err
 	}
-	where := repository.Location{Spec: stored.Spec, Secret: credentials, StoreID: stored.Status.StoreID}
 
 	err = notGone(ctx, record, where)
 	var key repository.Key
@@ -117,11 +116,11 @@ func (c *Controller) exists(ctx context.Context, volumeNamespace, locationName s
 	if err != nil {
 		return fmt.Errorf("the storage location %q: %w", locationName, err)
 	}
-	credentials, err := location.Credentials(ctx, c.Secrets, stored)
+	where, err := opener.Where(ctx, c.Secrets, stored)
 	if err != nil {
 		return err
 	}
-	exists, err := repository.Exists(ctx, repository.Location{Spec: stored.Spec, Secret: credentials, StoreID: stored.Status.StoreID}, volumeNamespace)
+	exists, err := repository.Exists(ctx, where, volumeNamespace)
 	switch {
 	case err != nil:
 		return fmt.Errorf("looking for the repository of namespace %s in the storage location %q: %w", volumeNamespace, locationName, err)

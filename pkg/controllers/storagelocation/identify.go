@@ -14,8 +14,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// errNoWrites: a store has no id, and refuses the object with one.
-var errNoWrites = errors.New("the store takes no writes")
+// noWritesError: a store has no id, and refuses the object with one.
+type noWritesError struct{ refusal error }
+
+func (e *noWritesError) Error() string {
+	return "it takes no object with an id, so another store in its place would not be noticed: " + store.Reason(e.refusal)
+}
+
+// Unwrap returns the refusal.
+func (e *noWritesError) Unwrap() error { return e.refusal }
 
 // identify returns the id of a store, and gives it one at its first use. It fails with
 // store.ErrOther if the location has had another store until now, and nobody gave that up.
@@ -27,7 +34,7 @@ func (c *Controller) identify(ctx context.Context, bucket *store.Bucket, record 
 	case has && found == known:
 		return found, nil
 	case !has && known == "" && errors.Is(err, store.ErrDenied):
-		return "", errNoWrites
+		return "", &noWritesError{err}
 	case !has && !errors.Is(err, store.ErrNotFound):
 		return "", err
 	}
@@ -45,8 +52,8 @@ func (c *Controller) identify(ctx context.Context, bucket *store.Bucket, record 
 		return found, nil
 	}
 	id, err := bucket.Identify(ctx, c.clock.Now())
-	if errors.Is(err, store.ErrDenied) {
-		return "", errNoWrites
+	if err != nil && !errors.Is(err, store.ErrUnavailable) {
+		return "", &noWritesError{err}
 	}
 	return id, err
 }

@@ -121,10 +121,9 @@ func (c *Controller) check(ctx context.Context, record *enginev1alpha1.StorageLo
 	message := "the store answers"
 	if !record.Spec.IsLonghorn() {
 		storeID, err = c.identify(ctx, bucket, record)
-		switch {
-		case errors.Is(err, errNoWrites):
-			message = "the store answers; it takes no object with an id, so another store in its place would not be noticed"
-		case err != nil:
+		if refused, ok := errors.AsType[*noWritesError](err); ok {
+			message += "; " + refused.Error()
+		} else if err != nil {
 			return unavailable(err, enginev1alpha1.ReasonUnreachable), known
 		}
 	}

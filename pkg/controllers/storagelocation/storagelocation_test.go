@@ -101,9 +101,7 @@ func TestAStoreThatComesAndGoes(t *testing.T) {
 			t.Errorf("%d writes of what did not change", writes)
 		}
 
-		if err := os.Remove(folder); err != nil {
-			t.Fatal(err)
-		}
+		move(t, folder, folder+".away")
 		time.Sleep(checkInterval)
 		h.expect("default", metav1.ConditionFalse, enginev1alpha1.ReasonUnreachable)
 		time.Sleep(time.Hour)
@@ -111,9 +109,7 @@ func TestAStoreThatComesAndGoes(t *testing.T) {
 			t.Errorf("%d writes; the message must be stable", writes)
 		}
 
-		if err := os.Mkdir(folder, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		move(t, folder+".away", folder)
 		time.Sleep(retryInterval)
 		h.expect("default", metav1.ConditionTrue, enginev1alpha1.ReasonReachable)
 	})
@@ -130,10 +126,11 @@ func TestALocationThatCannotBeUsed(t *testing.T) {
 		}, "spec.s3.credentialsSecret"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			good := t.TempDir()
 			synctest.Test(t, func(t *testing.T) {
 				bad := inFolder("bad", "/nowhere")
 				c.change(&bad.Spec)
-				h := start(t, bad, inFolder("good", os.TempDir()))
+				h := start(t, bad, inFolder("good", good))
 				if condition := h.expect("bad", metav1.ConditionFalse, enginev1alpha1.ReasonInvalid); !strings.Contains(condition.Message, c.says) {
 					t.Errorf("it says %q, and not %q", condition.Message, c.says)
 				}

@@ -30,15 +30,9 @@ var ErrNoKey = errors.New("the repository has no key")
 // record: a backup may be older than the cluster. It fails with ErrNoRepository if
 // there is none. The caller closes the repository.
 func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.StorageLocation, namespace string, options repository.Options) (*repository.Repository, error) {
-	credentials, err := location.Credentials(ctx, secrets, stored)
+	where, err := Where(ctx, secrets, stored)
 	if err != nil {
 		return nil, err
-	}
-	where := repository.Location{
-		Spec: stored.Spec, Secret: credentials, StoreID: stored.Status.StoreID,
-		Again: func(ctx context.Context) (map[string][]byte, error) {
-			return location.Credentials(ctx, secrets, stored)
-		},
 	}
 	key, others, err := Keys(ctx, keys, engine.RepositoryName(namespace, stored.Name))
 	var opened *repository.Repository
@@ -56,6 +50,16 @@ func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.
 		}
 	}
 	return opened, err
+}
+
+// Where is where the repositories of a storage location lie: in the store that the location
+// has had until now, and with its credentials as they are by then.
+func Where(ctx context.Context, secrets location.Secrets, stored *engine.StorageLocation) (repository.Location, error) {
+	read := func(ctx context.Context) (map[string][]byte, error) {
+		return location.Credentials(ctx, secrets, stored)
+	}
+	first, err := read(ctx)
+	return repository.Location{Spec: stored.Spec, Secret: first, StoreID: stored.Status.StoreID, Again: read}, err
 }
 
 // Key reads the key of a repository. It fails with ErrNoKey if there is none.

@@ -37,15 +37,9 @@ type KeySecrets interface {
 // the Secret: should a process that was paused for as long write the old format once more,
 // the repository opens with one of them, and with no lost one.
 func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stored *engine.StorageLocation, namespace string) error {
-	credentials, err := location.Credentials(ctx, secrets, stored)
+	where, err := Where(ctx, secrets, stored)
 	if err != nil {
 		return err
-	}
-	where := repository.Location{
-		Spec: stored.Spec, Secret: credentials, StoreID: stored.Status.StoreID,
-		Again: func(ctx context.Context) (map[string][]byte, error) {
-			return location.Credentials(ctx, secrets, stored)
-		},
 	}
 	name := engine.RepositoryName(namespace, stored.Name)
 	key, others, err := Keys(ctx, keys, name)

@@ -81,7 +81,7 @@ type source struct {
 	Damage *engine.RepositoryDamage
 
 	// credentials finds those of the location among Secrets. They change while it is open.
-	credentials func(secrets []corev1.Secret) (map[string][]byte, error)
+	credentials func(ctx context.Context, secrets []corev1.Secret) (map[string][]byte, error)
 }
 
 // opening is of a repository that is open, or will be.
@@ -194,10 +194,10 @@ func (s *Shared) source(ctx context.Context, name string, secrets Secrets) (sour
 	if err != nil {
 		return source{}, fmt.Errorf("read the Secrets of VolumeRepository %s: %w", name, err)
 	}
-	find := func(secrets []corev1.Secret) (map[string][]byte, error) {
-		return location.Credentials(context.Background(), given{engine.CredentialsNamespace(record.Namespace), secrets}, stored)
+	among := func(secrets []corev1.Secret) location.Secrets {
+		return given{engine.CredentialsNamespace(record.Namespace), secrets}
 	}
-	credentials, err := find(read)
+	where, err := Where(ctx, among(read), stored)
 	if err != nil {
 		return source{}, err
 	}
@@ -208,12 +208,14 @@ func (s *Shared) source(ctx context.Context, name string, secrets Secrets) (sour
 	return source{
 		Record:    record.UID,
 		Namespace: record.Spec.VolumeNamespace,
-		Location:  repository.Location{Spec: stored.Spec, Secret: credentials, StoreID: stored.Status.StoreID},
+		Location:  where,
 		Key:       string(key),
 		Others:    others,
 		Damage:    record.Status.Damage,
 
-		credentials: find,
+		credentials: func(ctx context.Context, secrets []corev1.Secret) (map[string][]byte, error) {
+			return location.Credentials(ctx, among(secrets), stored)
+		},
 	}, nil
 }
 
@@ -259,7 +261,7 @@ func (s *Shared) again(ctx context.Context, o *opening, what source) (map[string
 	for _, read := range readers {
 		var secrets []corev1.Secret
 		if secrets, err = (*read)(ctx); err == nil {
-			return what.credentials(secrets)
+			return what.credentials(ctx, secrets)
 		}
 	}
 	return nil, err

@@ -1,0 +1,86 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+
+	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/smithy-go"
+	"github.com/aws/smithy-go/middleware"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
+)
+
+// foreignAnswer is an answer with a good status that no store of S3 gives, as the page of
+// a portal or of a proxy.
+type foreignAnswer struct{ sent string }
+
+func (e *foreignAnswer) Error() string {
+	return "what answers does not speak S3, and sent " + e.sent + ": check the endpoint, and proxies before it"
+}
+
+// refuseForeign makes a client fail when an answer lacks what each store sends. The client
+// takes any page with the status 200 for success: for an empty listing, or a finished write.
+func refuseForeign(stack *middleware.Stack) error {
+	return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/foreign",
+		func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
+			out, metadata, err := next.HandleFinalize(ctx, in)
+			response, _ := awsmiddleware.GetRawResponse(metadata).(*smithyhttp.Response)
+			if err == nil && lacksItsMarks(out.Result, response) {
+				if got, ok := out.Result.(*s3.GetObjectOutput); ok && got.Body != nil {
+					_ = got.Body.Close()
+				}
+				out.Result, err = nil, &foreignAnswer{typeOf(response)}
+			} else if unread := (*smithy.DeserializationError)(nil); errors.As(err, &unread) && isGood(response) && !errors.Is(err, io.ErrUnexpectedEOF) {
+				err = &foreignAnswer{typeOf(response)}
+			}
+			return out, metadata, err
+		}), "Retry", middleware.After)
+}
+
+// lacksItsMarks reports whether an answer lacks what the answer of a store has.
+func lacksItsMarks(answer any, response *smithyhttp.Response) bool {
+	switch a := answer.(type) {
+	case *s3.ListObjectsV2Output:
+		return a.Name == nil && a.MaxKeys == nil && a.KeyCount == nil && a.IsTruncated == nil && len(a.Contents) == 0 && len(a.CommonPrefixes) == 0
+	case *s3.ListMultipartUploadsOutput:
+		return a.Bucket == nil && a.MaxUploads == nil && a.IsTruncated == nil && len(a.Uploads) == 0
+	case *s3.PutObjectOutput:
+		return a.ETag == nil
+	case *s3.UploadPartOutput:
+		return a.ETag == nil
+	case *s3.CreateMultipartUploadOutput:
+		return a.UploadId == nil
+	case *s3.CompleteMultipartUploadOutput:
+		return a.ETag == nil && a.Key == nil
+	case *s3.GetObjectOutput:
+		return a.ETag == nil
+	case *s3.HeadObjectOutput:
+		return a.ETag == nil
+	case *s3.DeleteObjectOutput, *s3.AbortMultipartUploadOutput:
+		return typeOf(response) == pageType
+	}
+	return false
+}
+
+const pageType = "text/html"
+
+// typeOf is the type of what was sent, without what could be anything.
+func typeOf(response *smithyhttp.Response) string {
+	if response != nil && response.Response != nil {
+		if kind, _, err := mime.ParseMediaType(response.Header.Get("Content-Type")); err == nil && len(kind) < 64 {
+			return kind
+		}
+	}
+	return "something of no type"
+}
+
+func isGood(response *smithyhttp.Response) bool {
+	return response != nil && response.Response != nil && response.StatusCode/100 == http.StatusOK/100
+}
