@@ -33,7 +33,7 @@ const (
 // server of schedules and of the catalogue.
 var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", "../../pkg/controllers/maintenance/metrics_test.go",
 	"../../pkg/controllers/schedule/metrics_test.go", "../../pkg/controllers/expiry/metrics_test.go", "../../pkg/controllers/repository/repository_test.go",
-	"../../pkg/catalog/refresh/metrics_test.go"}
+	"../../pkg/catalog/refresh/metrics_test.go", "../../pkg/controllers/storagelocation/identify_test.go"}
 
 // scrape is what a target serves, minute by minute, in the notation of promtool. Keys
 // are a state, a reason, or what follows holdfast_queue_; what is not named is 0. The
@@ -176,6 +176,10 @@ func TestAlerts(t *testing.T) {
 		"a key is lost": {
 			targets: []scrape{{"slots": always(2), "KeyMissing": "0x9 1x30"}},
 			fires:   map[string]string{"HoldfastRepositoryUnusable": "20-40"},
+		},
+		"a disk is not mounted": {
+			targets: []scrape{{"slots": always(2), "OtherStore": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastOtherStore": "15-40"},
 		},
 		"a store has lost backups": {
 			targets: []scrape{{"slots": always(2), "holdfast_catalog_suspicious": "0x9 1x30"}},
@@ -408,7 +412,7 @@ func exposed(t *testing.T) (series []labels.Labels) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines := regexp.MustCompile(`(?m)^(holdfast_(?:(?:queue|repo_maintenance|repositories|schedule|expiry)_|catalog_(?:suspicious|replaced_backups))\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
+		lines := regexp.MustCompile(`(?m)^(holdfast_(?:(?:queue|repo_maintenance|repositories|schedule|expiry|locations)_|catalog_(?:suspicious|replaced_backups))\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
 		for _, line := range lines {
 			one, err := parser.ParseMetric(line[1])
 			if err != nil {

@@ -15,6 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubefake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -82,6 +84,15 @@ func TestAnotherStoreInItsPlace(t *testing.T) {
 		time.Sleep(time.Hour)
 		if got := len(h.Writes("storagelocations")); got != writes || !isEmpty(t, folder) || h.location("default").Status.StoreID != first {
 			t.Errorf("%d writes in an hour, and the folder is empty: %t", got-writes, isEmpty(t, folder))
+		}
+		const shown = `# HELP holdfast_locations_stopped [ALPHA] Storage locations to which nothing is written, by why: OtherStore and Invalid need somebody to act.
+# TYPE holdfast_locations_stopped gauge
+holdfast_locations_stopped{reason="Invalid"} 0
+holdfast_locations_stopped{reason="OtherStore"} 1
+holdfast_locations_stopped{reason="Unreachable"} 0
+`
+		if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(shown), "holdfast_locations_stopped"); err != nil {
+			t.Error(err)
 		}
 		h.giveUp("default", "another-id")
 		h.expect("default", metav1.ConditionFalse, enginev1alpha1.ReasonOtherStore)

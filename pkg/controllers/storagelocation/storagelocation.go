@@ -57,6 +57,7 @@ func New(locations engineclient.StorageLocationsGetter, secrets location.Secrets
 		queue:     loop.New[cache.ObjectName](loop.Config{Controller: "storagelocation", Workers: workers, Clock: clock}),
 		clock:     clock,
 	}
+	registerMetrics(c)
 	return c, c.queue.Watch(informer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
 		if after != nil && (before == nil || before.Generation != after.Generation || givenUp(before) != givenUp(after)) {
 			c.queue.Add(cache.MetaObjectToName(after))

@@ -1,0 +1,58 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package storagelocation
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+var (
+	stoppedLocations = metrics.NewDesc("holdfast_locations_stopped",
+		"Storage locations to which nothing is written, by why: OtherStore and Invalid need somebody to act.", []string{"reason"}, nil, metrics.ALPHA, "")
+	// reasons are all that are shown, so that what has ended is a zero.
+	reasons = []string{enginev1alpha1.ReasonUnreachable, enginev1alpha1.ReasonInvalid, enginev1alpha1.ReasonOtherStore}
+
+	register sync.Once
+	shown    stopped
+)
+
+// registerMetrics makes a controller the one whose locations are shown.
+func registerMetrics(c *Controller) {
+	shown.controller.Store(c)
+	register.Do(func() { legacyregistry.CustomMustRegister(&shown) })
+}
+
+// stopped counts, when it is asked, the records as they are then.
+type stopped struct {
+	metrics.BaseStableCollector
+	controller atomic.Pointer[Controller]
+}
+
+// DescribeWithStability is that of metrics.StableCollector.
+func (*stopped) DescribeWithStability(descs chan<- *metrics.Desc) { descs <- stoppedLocations }
+
+// CollectWithStability is that of metrics.StableCollector.
+func (s *stopped) CollectWithStability(found chan<- metrics.Metric) {
+	all, err := s.controller.Load().lister.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	counts := map[string]int{}
+	for _, record := range all {
+		if available := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionAvailable); record.Unavailable() {
+			counts[available.Reason]++
+		}
+	}
+	for _, reason := range reasons {
+		found <- metrics.NewLazyConstMetric(stoppedLocations, metrics.GaugeValue, float64(counts[reason]), reason)
+	}
+}
