@@ -370,6 +370,10 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 				return "", 0, "", nil, err
 			}
 		}
+		wanted, single, err := e.shared(ctx, k, item, live, wanted)
+		if err != nil {
+			return "", 0, "", nil, err
+		}
 		decision, again, err := e.compare(ctx, k, about, live, wanted)
 		if err != nil {
 			return "", 0, "", nil, err
@@ -380,6 +384,7 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 		}
 		a, reason, diff, again, err := e.carryOut(ctx, k, item, about, live, decision)
 		if err != nil || !again {
+			e.tellSingle(about, single)
 			return live.GetUID(), a, reason, diff, err
 		}
 		look = true

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// podSpecs are where the specs of pods are, of which the images are mapped.
+// podSpecs are where the specs of pods are.
 var podSpecs = map[string][]string{
 	"pods":                     {"spec"},
 	"podtemplates":             {"template", "spec"},

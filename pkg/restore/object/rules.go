@@ -6,6 +6,7 @@ package object
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -38,6 +39,10 @@ type Rules struct {
 	status         *selection.Resources
 	modifiers      *Modifiers
 	facts          Facts
+	// left are the namespaces that are mapped, without those that are mapped to; mentioned
+	// finds them in texts, and is nil if there are none.
+	left      []string
+	mentioned *regexp.Regexp
 }
 
 // Facts are what an object's fate depends on besides itself and the spec.
@@ -64,6 +69,14 @@ func NewRules(spec *holdfast.RestoreSpec, modifiers *Modifiers, facts Facts) (*R
 		nodePorts:      spec.PreserveNodePorts != nil && *spec.PreserveNodePorts,
 		modifiers:      modifiers,
 		facts:          facts,
+	}
+	for _, from := range slices.Sorted(maps.Keys(spec.NamespaceMapping)) {
+		if !slices.Contains(slices.Collect(maps.Values(spec.NamespaceMapping)), from) {
+			r.left = append(r.left, from)
+		}
+	}
+	if len(r.left) > 0 {
+		r.mentioned = inTexts(r.left)
 	}
 	if facts.HasData == nil {
 		r.facts.HasData = func(string, string) bool { return false }
@@ -118,7 +131,7 @@ func (r *Rules) Desired(o *unstructured.Unstructured, resource schema.GroupResou
 		return nil, nil, fmt.Errorf("the resource modifiers make %s of %s: they can change an object, and not replace it", after, before)
 	}
 	c.owners(owners)
-	c.mapNamespace()
+	c.mapNamespace(resource)
 	c.mark()
 	return c.object, c.warnings, nil
 }

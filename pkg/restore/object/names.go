@@ -1,0 +1,253 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// naming maps a name that has a namespace in it; any other stays.
+type naming func(r *Rules, name string) string
+
+// place is a field that names a namespace by the schema of its kind. Lists on the way stand for each
+// of their elements.
+type place struct {
+	path string
+	in   naming
+}
+
+const (
+	rbacGroup      = "rbac.authorization.k8s.io"
+	admissionGroup = "admissionregistration.k8s.io"
+	gatewayGroup   = "gateway.networking.k8s.io"
+)
+
+var (
+	subjects = []place{{"subjects.namespace", aNamespace}, {"subjects.name", anAccount}, {"userNames", anAccount}, {"groupNames", anAccount}, {"roleRef.namespace", aNamespace}}
+	webhooks = []place{{"webhooks.clientConfig.service.namespace", aNamespace}}
+	param    = []place{{"spec.paramRef.namespace", aNamespace}}
+	monitors = []place{{"spec.namespaceSelector.matchNames", aNamespace}}
+	routes   = []place{
+		{"spec.parentRefs.namespace", aNamespace}, {"spec.rules.backendRefs.namespace", aNamespace},
+		{"spec.rules.backendRefs.filters.requestMirror.backendRef.namespace", aNamespace}, {"spec.rules.filters.requestMirror.backendRef.namespace", aNamespace},
+	}
+	istioRoutes = []place{{"route.destination.host", aService}, {"mirror.host", aService}, {"mirrors.destination.host", aService}, {"match.gateways", anObject}, {"match.sourceNamespace", aNamespace}}
+)
+
+// places are those of kinds that are known, Kubernetes' own and others that many clusters have.
+var places = map[schema.GroupKind][]place{
+	{Group: rbacGroup, Kind: "RoleBinding"}:                              subjects,
+	{Group: rbacGroup, Kind: "ClusterRoleBinding"}:                       subjects,
+	{Group: "authorization.openshift.io", Kind: "RoleBinding"}:           subjects,
+	{Group: "authorization.openshift.io", Kind: "ClusterRoleBinding"}:    subjects,
+	{Group: "security.openshift.io", Kind: "SecurityContextConstraints"}: {{"users", anAccount}, {"groups", anAccount}},
+	{Group: "flowcontrol.apiserver.k8s.io", Kind: "FlowSchema"}:          {{"spec.rules.subjects.serviceAccount.namespace", aNamespace}, {"spec.rules.subjects.user.name", anAccount}, {"spec.rules.subjects.group.name", anAccount}, {"spec.rules.resourceRules.namespaces", aNamespace}},
+	{Group: admissionGroup, Kind: "ValidatingWebhookConfiguration"}:      webhooks,
+	{Group: admissionGroup, Kind: "MutatingWebhookConfiguration"}:        webhooks,
+	{Group: admissionGroup, Kind: "ValidatingAdmissionPolicyBinding"}:    param,
+	{Group: admissionGroup, Kind: "MutatingAdmissionPolicyBinding"}:      param,
+	{Group: "apiregistration.k8s.io", Kind: "APIService"}:                {{"spec.service.namespace", aNamespace}},
+	{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}:    {{"spec.conversion.webhook.clientConfig.service.namespace", aNamespace}},
+	{Kind: "Service"}:               {{"spec.externalName", aService}},
+	{Kind: "PersistentVolumeClaim"}: {{"spec.dataSourceRef.namespace", aNamespace}},
+	{Kind: "PersistentVolume"}: {
+		{"spec.csi.controllerPublishSecretRef.namespace", aNamespace}, {"spec.csi.nodeStageSecretRef.namespace", aNamespace}, {"spec.csi.nodePublishSecretRef.namespace", aNamespace},
+		{"spec.csi.controllerExpandSecretRef.namespace", aNamespace}, {"spec.csi.nodeExpandSecretRef.namespace", aNamespace}, {"spec.azureFile.secretNamespace", aNamespace},
+		{"spec.cephfs.secretRef.namespace", aNamespace}, {"spec.rbd.secretRef.namespace", aNamespace}, {"spec.iscsi.secretRef.namespace", aNamespace},
+		{"spec.flexVolume.secretRef.namespace", aNamespace}, {"spec.glusterfs.endpointsNamespace", aNamespace},
+	},
+	{Kind: "Endpoints"}: {{"subsets.addresses.targetRef.namespace", aNamespace}, {"subsets.notReadyAddresses.targetRef.namespace", aNamespace}},
+	{Group: "discovery.k8s.io", Kind: "EndpointSlice"}:          {{"endpoints.targetRef.namespace", aNamespace}},
+	{Group: "networking.k8s.io", Kind: "IngressClass"}:          {{"spec.parameters.namespace", aNamespace}},
+	{Group: gatewayGroup, Kind: "Gateway"}:                      {{"spec.listeners.tls.certificateRefs.namespace", aNamespace}},
+	{Group: gatewayGroup, Kind: "GatewayClass"}:                 {{"spec.parametersRef.namespace", aNamespace}},
+	{Group: gatewayGroup, Kind: "ReferenceGrant"}:               {{"spec.from.namespace", aNamespace}},
+	{Group: gatewayGroup, Kind: "HTTPRoute"}:                    routes,
+	{Group: gatewayGroup, Kind: "GRPCRoute"}:                    routes,
+	{Group: gatewayGroup, Kind: "TCPRoute"}:                     routes,
+	{Group: gatewayGroup, Kind: "TLSRoute"}:                     routes,
+	{Group: gatewayGroup, Kind: "UDPRoute"}:                     routes,
+	{Group: "cert-manager.io", Kind: "Certificate"}:             {{"spec.commonName", aService}, {"spec.dnsNames", aService}},
+	{Group: "monitoring.coreos.com", Kind: "ServiceMonitor"}:    monitors,
+	{Group: "monitoring.coreos.com", Kind: "PodMonitor"}:        monitors,
+	{Group: "security.istio.io", Kind: "AuthorizationPolicy"}:   {{"spec.rules.from.source.namespaces", aNamespace}, {"spec.rules.from.source.notNamespaces", aNamespace}, {"spec.rules.from.source.principals", anIdentity}, {"spec.rules.from.source.notPrincipals", anIdentity}},
+	{Group: "networking.istio.io", Kind: "DestinationRule"}:     {{"spec.host", aService}, {"spec.exportTo", aNamespace}},
+	{Group: "networking.istio.io", Kind: "ServiceEntry"}:        {{"spec.hosts", aService}, {"spec.exportTo", aNamespace}},
+	{Group: "networking.istio.io", Kind: "Sidecar"}:             {{"spec.egress.hosts", anObject}},
+	{Group: "networking.istio.io", Kind: "VirtualService"}:      slices.Concat([]place{{"spec.hosts", aService}, {"spec.gateways", anObject}, {"spec.exportTo", aNamespace}}, below("spec.http", istioRoutes), below("spec.tls", istioRoutes), below("spec.tcp", istioRoutes)),
+	{Group: "policy.linkerd.io", Kind: "MeshTLSAuthentication"}: {{"spec.identityRefs.namespace", aNamespace}},
+	{Group: "policy.linkerd.io", Kind: "AuthorizationPolicy"}:   {{"spec.targetRef.namespace", aNamespace}, {"spec.requiredAuthenticationRefs.namespace", aNamespace}},
+}
+
+// ofPods are the places below the spec of a pod.
+var ofPods = []place{
+	{"dnsConfig.searches", aService},
+	{"affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution.namespaces", aNamespace},
+	{"affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution.podAffinityTerm.namespaces", aNamespace},
+	{"affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution.namespaces", aNamespace},
+	{"affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution.podAffinityTerm.namespaces", aNamespace},
+}
+
+// namedIn are annotations of objects of any kind.
+var namedIn = map[string]naming{
+	"meta.helm.sh/release-namespace":        aNamespace,
+	"cert-manager.io/inject-ca-from":        anObject,
+	"cert-manager.io/inject-ca-from-secret": anObject,
+}
+
+func below(path string, of []place) (moved []place) {
+	for _, p := range of {
+		moved = append(moved, place{path + "." + p.path, p.in})
+	}
+	return moved
+}
+
+func aNamespace(r *Rules, name string) string { return r.Namespace(name) }
+
+// anAccount maps the name of a user or a group that stands for ServiceAccounts.
+func anAccount(r *Rules, name string) string {
+	if namespace, ok := strings.CutPrefix(name, "system:serviceaccounts:"); ok {
+		return "system:serviceaccounts:" + r.Namespace(namespace)
+	}
+	if account, ok := strings.CutPrefix(name, "system:serviceaccount:"); ok {
+		namespace, rest, _ := strings.Cut(account, ":")
+		return "system:serviceaccount:" + r.Namespace(namespace) + ":" + rest
+	}
+	return name
+}
+
+// aService maps a DNS name below that of a namespace's Services.
+func aService(r *Rules, name string) string {
+	labels := strings.Split(name, ".")
+	if at := slices.Index(labels, "svc"); at > 0 {
+		labels[at-1] = r.Namespace(labels[at-1])
+	}
+	return strings.Join(labels, ".")
+}
+
+// anObject maps NAMESPACE/NAME.
+func anObject(r *Rules, name string) string {
+	if namespace, rest, ok := strings.Cut(name, "/"); ok {
+		return r.Namespace(namespace) + "/" + rest
+	}
+	return name
+}
+
+// anIdentity maps a name of SPIFFE, as meshes have them: TRUST-DOMAIN/ns/NAMESPACE/sa/NAME.
+func anIdentity(r *Rules, name string) string {
+	parts := strings.Split(name, "/")
+	for i := 0; i+2 < len(parts); i++ {
+		if parts[i] == "ns" && parts[i+2] == "sa" {
+			parts[i+1] = r.Namespace(parts[i+1])
+		}
+	}
+	return strings.Join(parts, "/")
+}
+
+// mapNames has an object, and what of it is copied elsewhere, name the namespaces that those of the
+// backup are mapped to, wherever its schema says that a namespace is named.
+func (r *Rules) mapNames(gk schema.GroupKind, resource schema.GroupResource, object map[string]any) {
+	for _, p := range places[gk] {
+		r.mapAt(object, strings.Split(p.path, "."), p.in)
+	}
+	if path, ok := podSpecs[resource.String()]; ok {
+		spec := nested(object, path...)
+		for _, p := range ofPods {
+			r.mapAt(spec, strings.Split(p.path, "."), p.in)
+		}
+	}
+	switch {
+	case gk.Group == rbacGroup && (gk.Kind == "Role" || gk.Kind == "ClusterRole"):
+		r.mapRules(list(object, "rules"))
+	case gk.Kind == "StorageClass", gk.Kind == "VolumeSnapshotClass":
+		parameters := nested(object, "parameters")
+		for name := range parameters {
+			if strings.HasSuffix(name, "secret-namespace") {
+				r.mapAt(parameters, []string{name}, aNamespace)
+			}
+		}
+	case gk.Group == "cert-manager.io":
+		r.mapShortNames(object)
+	}
+	annotations := nested(object, "metadata", "annotations")
+	for name, in := range namedIn {
+		r.mapAt(annotations, []string{name}, in)
+	}
+	r.mapSelectors(object)
+}
+
+// mapAt maps the texts at a path.
+func (r *Rules) mapAt(value any, path []string, in naming) any {
+	switch value := value.(type) {
+	case map[string]any:
+		if len(path) == 0 {
+			return value
+		}
+		if below, ok := value[path[0]]; ok {
+			value[path[0]] = r.mapAt(below, path[1:], in)
+		}
+	case []any:
+		for i := range value {
+			value[i] = r.mapAt(value[i], path, in)
+		}
+	case string:
+		if len(path) == 0 {
+			return in(r, value)
+		}
+	}
+	return value
+}
+
+// mapRules maps the names of namespaces, and of the accounts to impersonate, in rules of RBAC.
+func (r *Rules) mapRules(rules []map[string]any) {
+	for _, rule := range rules {
+		resources, _ := rule["resources"].([]any)
+		for _, resource := range resources {
+			switch resource {
+			case "namespaces":
+				r.mapAt(rule, []string{"resourceNames"}, aNamespace)
+			case "users", "groups":
+				r.mapAt(rule, []string{"resourceNames"}, anAccount)
+			}
+		}
+	}
+}
+
+// mapShortNames maps SERVICE.NAMESPACE in a certificate. By itself it may be a domain like any: it
+// is a Service if its longer name is there too.
+func (r *Rules) mapShortNames(certificate map[string]any) {
+	names, _ := nested(certificate, "spec")["dnsNames"].([]any)
+	for i, name := range names {
+		name, _ := name.(string)
+		service, namespace, ok := strings.Cut(name, ".")
+		if mapped := service + "." + r.Namespace(namespace); ok && slices.Contains(names, any(mapped+".svc")) {
+			names[i] = mapped
+		}
+	}
+}
+
+// mapSelectors maps the label that Kubernetes gives each namespace, which is its name, in the
+// selectors of namespaces, wherever they are.
+func (r *Rules) mapSelectors(value any) {
+	switch value := value.(type) {
+	case map[string]any:
+		r.mapAt(value["matchLabels"], []string{corev1.LabelMetadataName}, aNamespace)
+		for _, expression := range list(value, "matchExpressions") {
+			if expression["key"] == corev1.LabelMetadataName {
+				r.mapAt(expression["values"], nil, aNamespace)
+			}
+		}
+		for _, field := range value {
+			r.mapSelectors(field)
+		}
+	case []any:
+		for _, element := range value {
+			r.mapSelectors(element)
+		}
+	}
+}

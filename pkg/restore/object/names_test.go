@@ -1,0 +1,118 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"math/big"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// TestNamesOfNamespaces: what is a namespace's name by the schema of a kind is mapped, and what looks
+// like one is told.
+func TestNamesOfNamespaces(t *testing.T) {
+	for name, test := range map[string]struct{ resource, object, want, told string }{
+		"users of an SCC": {"securitycontextconstraints.security.openshift.io",
+			`{apiVersion: security.openshift.io/v1, kind: SecurityContextConstraints, metadata: {name: a}, users: ["system:serviceaccount:shop:bob", bob], groups: ["system:serviceaccounts:shop", "system:serviceaccounts"]}`,
+			`{users: ["system:serviceaccount:shop-copy:bob", bob], groups: ["system:serviceaccounts:shop-copy", "system:serviceaccounts"]}`, ""},
+		"subjects of a FlowSchema": {"flowschemas.flowcontrol.apiserver.k8s.io",
+			`{apiVersion: flowcontrol.apiserver.k8s.io/v1, kind: FlowSchema, metadata: {name: a}, spec: {rules: [{subjects: [{kind: User, user: {name: "system:serviceaccount:shop:bob"}}, {kind: ServiceAccount, serviceAccount: {namespace: shop, name: bob}}]}]}}`,
+			`{spec: {rules: [{subjects: [{kind: User, user: {name: "system:serviceaccount:shop-copy:bob"}}, {kind: ServiceAccount, serviceAccount: {namespace: shop-copy, name: bob}}]}]}}`, ""},
+		"rules about a namespace, and to impersonate": {"clusterroles.rbac.authorization.k8s.io",
+			`{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: a}, rules: [{apiGroups: [""], resources: [namespaces], resourceNames: [shop, other], verbs: [get]},
+			  {apiGroups: [""], resources: [users], resourceNames: ["system:serviceaccount:shop:bob"], verbs: [impersonate]}, {apiGroups: [""], resources: [nodes], resourceNames: [shop], verbs: [get]}]}`,
+			`{rules: [{apiGroups: [""], resources: [namespaces], resourceNames: [shop-copy, other], verbs: [get]},
+			  {apiGroups: [""], resources: [users], resourceNames: ["system:serviceaccount:shop-copy:bob"], verbs: [impersonate]}, {apiGroups: [""], resources: [nodes], resourceNames: [shop], verbs: [get]}]}`, ""},
+		"the Service of an aggregated API": {"apiservices.apiregistration.k8s.io",
+			`{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.a.example.com}, spec: {service: {namespace: shop, name: api}}}`,
+			`{spec: {service: {namespace: shop-copy, name: api}}}`, ""},
+		"what converts a kind": {"customresourcedefinitions.apiextensions.k8s.io",
+			`{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: as.example.com}, spec: {conversion: {webhook: {clientConfig: {service: {namespace: shop, name: api}}}}}}`,
+			`{spec: {conversion: {webhook: {clientConfig: {service: {namespace: shop-copy, name: api}}}}}}`, ""},
+		"the names of a certificate": {"certificates.cert-manager.io",
+			`{apiVersion: cert-manager.io/v1, kind: Certificate, metadata: {name: a, namespace: shop}, spec: {commonName: hook.shop.svc, dnsNames: [hook, hook.shop, hook.shop.svc, "*.db.shop.svc.cluster.local", my.shop, hook.other.svc]}}`,
+			`{spec: {commonName: hook.shop-copy.svc, dnsNames: [hook, hook.shop-copy, hook.shop-copy.svc, "*.db.shop-copy.svc.cluster.local", my.shop, hook.other.svc]}}`, ""},
+		"secrets of a class": {"storageclasses.storage.k8s.io",
+			`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: a}, parameters: {csi.storage.k8s.io/node-stage-secret-namespace: shop, csi.storage.k8s.io/node-stage-secret-name: shop}}`,
+			`{parameters: {csi.storage.k8s.io/node-stage-secret-namespace: shop-copy, csi.storage.k8s.io/node-stage-secret-name: shop}}`, ""},
+		"affinity and search domains of pods": {"deployments.apps",
+			`{apiVersion: apps/v1, kind: Deployment, metadata: {name: a, namespace: shop}, spec: {template: {spec: {dnsConfig: {searches: [shop.svc.cluster.local]},
+			  affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{namespaces: [shop, other], namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: shop}}}]}}}}}}`,
+			`{spec: {template: {spec: {dnsConfig: {searches: [shop-copy.svc.cluster.local]},
+			  affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{namespaces: [shop-copy, other], namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: shop-copy}}}]}}}}}}`, ""},
+		"identities of a mesh": {"authorizationpolicies.security.istio.io",
+			`{apiVersion: security.istio.io/v1, kind: AuthorizationPolicy, metadata: {name: a, namespace: shop}, spec: {rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/bob], namespaces: [shop]}}]}]}}`,
+			`{spec: {rules: [{from: [{source: {principals: [cluster.local/ns/shop-copy/sa/bob], namespaces: [shop-copy]}}]}]}}`, ""},
+		"routes to other namespaces": {"httproutes.gateway.networking.k8s.io",
+			`{apiVersion: gateway.networking.k8s.io/v1, kind: HTTPRoute, metadata: {name: a, namespace: web}, spec: {parentRefs: [{name: g, namespace: infra}], rules: [{backendRefs: [{name: s, namespace: shop}]}]}}`,
+			`{spec: {parentRefs: [{name: g, namespace: infra}], rules: [{backendRefs: [{name: s, namespace: shop-copy}]}]}}`, ""},
+		"Helm's annotation and kubectl's copy": {"configmaps",
+			`{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, annotations: {meta.helm.sh/release-namespace: shop, kubectl.kubernetes.io/last-applied-configuration: '{"metadata":{"name":"a","namespace":"shop"}}'}}}`,
+			`{metadata: {name: a, namespace: shop-copy, annotations: {meta.helm.sh/release-namespace: shop-copy, kubectl.kubernetes.io/last-applied-configuration: "{\"metadata\":{\"name\":\"a\",\"namespace\":\"shop-copy\"}}\n"}}}`, ""},
+		"a binding elsewhere follows": {"rolebindings.rbac.authorization.k8s.io",
+			`{apiVersion: rbac.authorization.k8s.io/v1, kind: RoleBinding, metadata: {name: a, namespace: other}, subjects: [{kind: Group, name: "system:serviceaccounts:shop"}]}`,
+			`{subjects: [{kind: Group, name: "system:serviceaccounts:shop-copy"}]}`, ""},
+		"guesses: a variable": {"deployments.apps",
+			`{apiVersion: apps/v1, kind: Deployment, metadata: {name: a, namespace: shop}, spec: {template: {spec: {containers: [{name: c, env: [{name: POD_NAMESPACE, value: shop}]}]}}}}`,
+			`{spec: {template: {spec: {containers: [{name: c, env: [{name: POD_NAMESPACE, value: shop}]}]}}}}`, "still names shop, at spec.template.spec.containers[0].env[0].value"},
+		"guesses: an argument": {"deployments.apps",
+			`{apiVersion: apps/v1, kind: Deployment, metadata: {name: a, namespace: shop}, spec: {template: {spec: {containers: [{name: c, args: ["--namespace=shop"]}]}}}}`,
+			`{spec: {template: {spec: {containers: [{name: c, args: ["--namespace=shop"]}]}}}}`, "at spec.template.spec.containers[0].args[0]"},
+		"guesses: the URL of a webhook": {"validatingwebhookconfigurations.admissionregistration.k8s.io",
+			`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingWebhookConfiguration, metadata: {name: a}, webhooks: [{clientConfig: {url: "https://hook.shop.svc/x"}}]}`,
+			`{webhooks: [{clientConfig: {url: "https://hook.shop.svc/x"}}]}`, "it still names shop, whose objects are restored into another namespace, at webhooks[0].clientConfig.url"},
+		"guesses: what a Secret has": {"secrets",
+			`{apiVersion: v1, kind: Secret, metadata: {name: a, namespace: shop}, data: {url: ` + base64.StdEncoding.EncodeToString([]byte("postgres://u:p@db.shop.svc:5432")) + `, tls.crt: ` + certificateFor(t, "hook.shop.svc") + `}}`,
+			`{}`, "at data.tls.crt (a certificate for hook.shop.svc), data.url"},
+		"no guess: the names of others": {"configmaps",
+			`{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, annotations: {of: workshop/a}}, data: {a: "http://db.shop-2.svc and db.workshop.svc", image: shop/web, b: "my.shop", c: "--namespace=shops"}}`,
+			`{}`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rules := newRules(t, holdfast.RestoreSpec{NamespaceMapping: map[string]string{"shop": "shop-copy"}}, nil, Facts{})
+			desired, warnings, err := rules.Desired(parse(t, test.object), schema.ParseGroupResource(test.resource), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := parse(t, `{apiVersion: v1, kind: X, `+strings.TrimPrefix(test.want, "{"))
+			for _, field := range []string{"apiVersion", "kind"} {
+				delete(want.Object, field)
+			}
+			for field, value := range want.Object {
+				if diff := cmp.Diff(value, desired.Object[field]); diff != "" {
+					t.Error(diff)
+				}
+			}
+			if told := strings.Join(warnings, "; "); (told == "") != (test.told == "") || !strings.Contains(told, test.told) {
+				t.Errorf("the warnings are %q, not %q", told, test.told)
+			}
+		})
+	}
+}
+
+// certificateFor is a certificate for a name, as data of a Secret.
+func certificateFor(t *testing.T, name string) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"hook", name}}
+	content, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: content}))
+}

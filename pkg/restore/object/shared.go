@@ -1,0 +1,93 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Unmapped are the same rules without a mapping of namespaces.
+func (r *Rules) Unmapped() *Rules {
+	unmapped := *r
+	unmapped.namespaces, unmapped.left, unmapped.mentioned = nil, nil, nil
+	return &unmapped
+}
+
+// Names reports whether a live object outside of all namespaces belongs to a namespace that is
+// mapped: it names one where the schema of its kind has the names of namespaces.
+func (r *Rules) Names(live *unstructured.Unstructured, resource schema.GroupResource) bool {
+	gk := live.GroupVersionKind().GroupKind()
+	if len(r.namespaces) == 0 || gk.Group == "" { // Namespaces and PersistentVolumes belong to one
+		return false
+	}
+	mapped := live.DeepCopy()
+	r.mapNames(gk, resource, mapped.Object)
+	return !equality.Semantic.DeepEqual(mapped.Object, live.Object)
+}
+
+// besides are the lists, by the names of their fields, to which the mapped elements are added beside
+// those that they are mapped from: each gives something to whom it names, and takes nothing.
+var besides = []string{"subjects", "users", "groups", "userNames", "groupNames", "rules", "values"}
+
+// Both makes one object of two, of an object without a mapping and of the mapped one: it serves the
+// namespace of the backup and the one that it is mapped to. Single is where it can serve one only,
+// and stays with the namespace of the backup.
+func Both(unmapped, mapped *unstructured.Unstructured) (both *unstructured.Unstructured, single []string) {
+	both = unmapped.DeepCopy()
+	for _, field := range slices.Sorted(maps.Keys(both.Object)) {
+		if field != "metadata" {
+			var more []string
+			both.Object[field], more = bothOf(field, field, both.Object[field], mapped.Object[field])
+			single = append(single, more...)
+		}
+	}
+	return both, single
+}
+
+func bothOf(at, field string, unmapped, mapped any) (both any, single []string) {
+	if equality.Semantic.DeepEqual(unmapped, mapped) {
+		return unmapped, nil
+	}
+	switch from := unmapped.(type) {
+	case map[string]any:
+		to, _ := mapped.(map[string]any)
+		for _, field := range slices.Sorted(maps.Keys(from)) {
+			var more []string
+			from[field], more = bothOf(at+"."+field, field, from[field], to[field])
+			single = append(single, more...)
+		}
+		return from, single
+	case []any:
+		to, _ := mapped.([]any)
+		if len(to) != len(from) {
+			break
+		}
+		if slices.Contains(besides, field) {
+			for _, element := range to {
+				if !slices.ContainsFunc(from, func(other any) bool { return equality.Semantic.DeepEqual(other, element) }) {
+					from = append(from, element)
+				}
+			}
+			return from, nil
+		}
+		for i := range from {
+			name := strconv.Itoa(i)
+			if fields, ok := from[i].(map[string]any); ok {
+				name = cmp.Or(text(fields, "name"), name)
+			}
+			var more []string
+			from[i], more = bothOf(at+"["+name+"]", field, from[i], to[i])
+			single = append(single, more...)
+		}
+		return from, single
+	}
+	return unmapped, []string{at}
+}

@@ -1,0 +1,43 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/restore/object"
+)
+
+// shared is what an object outside of all namespaces is to become that is there, and belongs to a
+// namespace which this restore maps: the copy of that must not take it away. Single is where it
+// stays as it is for that reason.
+func (e *execution) shared(ctx context.Context, k *kind, item *manifest.Item, live, desired *unstructured.Unstructured) (wanted *unstructured.Unstructured, single []string, err error) {
+	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
+	if k.namespaced || !e.rules.Names(live, resource) {
+		return desired, nil, nil
+	}
+	content, err := e.Backup.Object(ctx, item)
+	if err != nil {
+		return nil, nil, err
+	}
+	unmapped, _, err := e.rules.Unmapped().Desired(content, resource, e.ownersOf(item))
+	if err != nil {
+		return nil, nil, err
+	}
+	unmapped.SetAPIVersion(desired.GetAPIVersion())
+	wanted, single = object.Both(unmapped, desired)
+	return wanted, single, nil
+}
+
+// tellSingle warns of an object that goes on serving the namespace of the backup alone.
+func (e *execution) tellSingle(about subject, single []string) {
+	if len(single) > 0 {
+		e.report.warn(about, fmt.Sprintf("it is there, and serves the namespace of the backup, at %s: it stays so, and does not serve the one that is restored: create one under another name for that", listed(single)))
+	}
+}
