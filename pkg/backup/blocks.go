@@ -108,7 +108,12 @@ func (p *podVolumes) newHeldPod(pod *corev1.Pod) *heldPod {
 	held.pre, held.post = p.hooks.of(pod)
 	if held.notRunning != "" && len(held.pre)+len(held.post) > 0 {
 		held.pre, held.post = nil, nil
-		p.log.write(slog.LevelInfo, "its hooks are not run: "+held.notRunning, subject{podsResource, pod.Namespace, pod.Name}.attrs()...)
+		about, text := subject{podsResource, pod.Namespace, pod.Name}, "its hooks are not run: "+held.notRunning
+		if isMirror(pod) {
+			p.findings.warn(about, text)
+		} else {
+			p.log.write(slog.LevelInfo, text, about.attrs()...)
+		}
 	}
 	return held
 }

@@ -313,6 +313,15 @@ func TestHooksOfPodsThatDoNotRun(t *testing.T) {
 	}
 }
 
+// TestHooksOfMirrorPods: a node may make mirror pods in each namespace, and no command is run in them.
+func TestHooksOfMirrorPods(t *testing.T) {
+	f := hookedFixture(t, dbHooks(""), strings.Replace(hookedPod("p", "n1", isDB, ""), `"metadata":{`, `"metadata":{"annotations":{"kubernetes.io/config.mirror":"x"},`, 1))
+	outcome := f.run(t)
+	if outcome.Status.HookStatus != nil || outcome.Status.Phase != holdfast.BackupPhaseCompleted || !strings.Contains(outcome.Status.Message, "pods shop/p: its hooks are not run: it is a mirror pod") || len(f.hooks.events) > 0 {
+		t.Errorf("%+v, %v", outcome.Status, f.hooks.events)
+	}
+}
+
 func TestHooksThatFail(t *testing.T) {
 	broken := exec.CodeExitError{Err: errors.New("command terminated with exit code 1"), Code: 1}
 	failing := func(which string) func(context.Context, string) (string, error) {

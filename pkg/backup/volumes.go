@@ -198,9 +198,20 @@ func claimOf(pod *corev1.Pod, volume *corev1.Volume) string {
 	return ""
 }
 
-// whyNotRunning says why a pod's volumes can't be read, or "".
+// isMirror reports whether a kubelet has made a pod, for a file on its node. A kubelet may make
+// such pods in any namespace, and nobody has asked for them there.
+func isMirror(pod *corev1.Pod) bool {
+	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	return mirror
+}
+
+// whyNotRunning says why a pod's volumes can't be read and its hooks not run, or "". The key of
+// its namespace's repository goes to the node of a pod that is read. So nothing is read of a
+// mirror pod, by which a node could ask for the key of a namespace that has no pod there.
 func whyNotRunning(pod *corev1.Pod) string {
 	switch {
+	case isMirror(pod):
+		return "it is a mirror pod, which its node makes from a file: neither volumes nor hooks of such pods are taken"
 	case pod.Spec.NodeName == "":
 		return "the pod is not on a node"
 	case pod.Status.Phase != corev1.PodRunning:

@@ -83,6 +83,11 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 			pods: []string{podWith("p", include+`"a, data"`, "a"+emptyDir, "b"+emptyDir, "data"+claimData)},
 			want: []string{"p/a  ", "p/data data pv-data"},
 		},
+		"never of a mirror pod": {
+			byDefault: true,
+			pods:      []string{podWith("p", `"kubernetes.io/config.mirror":"x",`+include+`"a"`, "a"+emptyDir)},
+			warnings:  []string{"pods shop/p: the data of volume a is not backed up: it is a mirror pod, which its node makes from a file: neither volumes nor hooks of such pods are taken"},
+		},
 		"what the annotation names in vain": {
 			pods: []string{podWith("p", include+`"conf,host,other"`, `conf "configMap":{}`, `host "hostPath":{"path":"/"}`)},
 			warnings: []string{

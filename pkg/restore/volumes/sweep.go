@@ -122,6 +122,9 @@ func (v *Volumes) waiting(ctx context.Context, selector string) ([]corev1.Pod, e
 // were made are not made again.
 func (v *Volumes) giveUp(ctx context.Context, pod *corev1.Pod, made sets.Set[string]) (records []string, err error) {
 	waiter, waits := restorewait.In(pod)
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		return nil, nil // no restore has made it
+	}
 	if waiter == nil || pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil || goesOn(pod) {
 		return nil, nil // it waits for nothing, or not yet
 	}
