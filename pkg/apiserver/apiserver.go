@@ -52,6 +52,7 @@ import (
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/leadership"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
@@ -301,6 +302,15 @@ func (c CompletedConfig) New() (*Server, error) {
 		}
 		return namespace.UID, nil
 	}
+	labelsOf := location.LabelsOf(c.client.kube.CoreV1())
+	locations := engine.Engine().V1alpha1().StorageLocations().Lister().StorageLocations(c.extra.SystemNamespace)
+	mayUse := func(ctx context.Context, name, namespace string) error {
+		record, err := locations.Get(name)
+		if err != nil {
+			return err
+		}
+		return location.Allowed(ctx, record, namespace, labelsOf)
+	}
 	backups, err := backup.NewREST(backup.Config{
 		Scheme:          Scheme,
 		Log:             projector.Backups,
@@ -313,6 +323,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		Limits:          c.extra.Limits,
 		TTL:             c.extra.BackupTTL,
 		NamespaceUID:    namespaceUID,
+		MayUse:          mayUse,
 		LastData:        lastData(projector.LastData, c.client.metadata),
 	})
 	if err != nil {
@@ -327,6 +338,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		BackupsReady:    projector.Ready,
 		HeldClaims:      projector.HeldClaims,
 		NamespaceUID:    namespaceUID,
+		MayUse:          mayUse,
 		Authorizer:      c.generic.Authorization.Authorizer,
 		Limits:          c.extra.RestoreLimits,
 	})

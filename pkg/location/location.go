@@ -76,7 +76,7 @@ func OpenUnverified(ctx context.Context, secrets Secrets, location *enginev1alph
 func Settings(location *enginev1alpha1.StorageLocation) (string, error) {
 	access := location.Spec
 	// These need no other store.
-	access.TrustedClusters, access.PollInterval, access.SyncRequest, access.Default = nil, nil, nil, false
+	access.TrustedClusters, access.PollInterval, access.SyncRequest, access.Default, access.AllowedNamespaces = nil, nil, nil, false, nil
 	settings, err := json.Marshal(struct {
 		enginev1alpha1.StorageLocationSpec
 		StoreID string

@@ -113,8 +113,9 @@ func measureVolume(ctx context.Context, l *lab, o volumeOptions) (rows []row, er
 	_, err = l.engine.EngineV1alpha1().StorageLocations(namespace).Create(ctx, &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Name: "bench"},
 		Spec: enginev1alpha1.StorageLocationSpec{
-			Provider:   enginev1alpha1.StorageProviderFilesystem,
-			Filesystem: &enginev1alpha1.FilesystemLocation{Path: store},
+			AllowedNamespaces: &enginev1alpha1.AllowedNamespaces{Names: []string{"*"}},
+			Provider:          enginev1alpha1.StorageProviderFilesystem,
+			Filesystem:        &enginev1alpha1.FilesystemLocation{Path: store},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {

@@ -125,6 +125,7 @@ func TestCatalogueFarAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	locations := lab.Engine.EngineV1alpha1().StorageLocations(labtest.System)
+	spec.AllowedNamespaces = &enginev1alpha1.AllowedNamespaces{Names: []string{"*"}}
 	if _, err := locations.Create(t.Context(), &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -149,8 +149,9 @@ func newDistant(t *testing.T) *distant {
 	if _, err := locations.Create(t.Context(), &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Name: d.location},
 		Spec: enginev1alpha1.StorageLocationSpec{
-			Provider: enginev1alpha1.StorageProviderS3,
-			S3:       &enginev1alpha1.S3Location{Bucket: d.location, Endpoint: "http://" + d.proxy.Address, ForcePathStyle: true, CredentialsSecret: d.location},
+			AllowedNamespaces: &enginev1alpha1.AllowedNamespaces{Names: []string{"*"}},
+			Provider:          enginev1alpha1.StorageProviderS3,
+			S3:                &enginev1alpha1.S3Location{Bucket: d.location, Endpoint: "http://" + d.proxy.Address, ForcePathStyle: true, CredentialsSecret: d.location},
 		},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

@@ -55,6 +55,7 @@ func TestS3(t *testing.T) {
 		name := labtest.Name("s3")
 		spec.Prefix = "production"
 		locations := lab.Engine.EngineV1alpha1().StorageLocations(labtest.System)
+		spec.AllowedNamespaces = &enginev1alpha1.AllowedNamespaces{Names: []string{"*"}}
 		if _, err := locations.Create(t.Context(), &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}

@@ -132,8 +132,9 @@ func TestStoreThatNeverAnswers(t *testing.T) {
 	if _, err := locations.Create(t.Context(), &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Name: location},
 		Spec: enginev1alpha1.StorageLocationSpec{
-			Provider: enginev1alpha1.StorageProviderS3,
-			S3:       &enginev1alpha1.S3Location{Bucket: "backups", Endpoint: "http://" + silent.Addr().String(), ForcePathStyle: true, CredentialsSecret: location},
+			AllowedNamespaces: &enginev1alpha1.AllowedNamespaces{Names: []string{"*"}},
+			Provider:          enginev1alpha1.StorageProviderS3,
+			S3:                &enginev1alpha1.S3Location{Bucket: "backups", Endpoint: "http://" + silent.Addr().String(), ForcePathStyle: true, CredentialsSecret: location},
 		},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

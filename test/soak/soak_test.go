@@ -54,6 +54,9 @@ func TestTwoClustersOneStore(t *testing.T) {
 		Provider: enginev1alpha1.StorageProviderS3, Prefix: "shared",
 		S3: &enginev1alpha1.S3Location{Bucket: "backups", Endpoint: "http://" + sky.address(), ForcePathStyle: true, CredentialsSecret: secret.Name},
 	}
+	for _, spec := range stores {
+		spec.AllowedNamespaces = &enginev1alpha1.AllowedNamespaces{Names: []string{"*"}}
+	}
 	marks := make([]int64, len(clusters))
 	for i, c := range clusters {
 		c.must(t, func() error {

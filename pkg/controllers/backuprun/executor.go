@@ -112,6 +112,9 @@ func (e *Executor) Reach(ctx context.Context, run *enginev1alpha1.BackupRun) err
 
 // Execute implements executor.
 func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error) {
+	if err := e.mayUse(ending, run); err != nil {
+		return failed(err), err
+	}
 	bucket, err := e.open(ending, run)
 	if err != nil {
 		return failed(err), err
@@ -193,6 +196,16 @@ func (e *Executor) open(ctx context.Context, run *enginev1alpha1.BackupRun) (*st
 		return nil, err
 	}
 	return location.Open(ctx, e.Secrets, record)
+}
+
+// mayUse fails if the location is not for the run's namespace any more: it has waited since that
+// was asked.
+func (e *Executor) mayUse(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	record, err := e.location(run)
+	if err != nil {
+		return err
+	}
+	return location.Allowed(ctx, record, run.Spec.BackupRef.Namespace, location.LabelsOf(e.Kube.CoreV1()))
 }
 
 func (e *Executor) location(run *enginev1alpha1.BackupRun) (*enginev1alpha1.StorageLocation, error) {

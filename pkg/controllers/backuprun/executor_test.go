@@ -26,6 +26,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -34,17 +35,18 @@ var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 func newExecutor(t *testing.T) (e *Executor, folder string) {
 	folder = t.TempDir()
 	records := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	location := &enginev1alpha1.StorageLocation{
+	record := &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
 		Spec: enginev1alpha1.StorageLocationSpec{
 			Provider:   enginev1alpha1.StorageProviderFilesystem,
 			Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder},
 		},
 	}
-	if err := records.Add(location); err != nil {
+	if err := records.Add(record); err != nil {
 		t.Fatal(err)
 	}
 	return &Executor{
+		Kube:      kubefake.NewClientset(),
 		Leads:     func(context.Context) error { return nil },
 		Locations: enginelisters.NewStorageLocationLister(records).StorageLocations(system),
 		Cluster:   format.Cluster{SystemNamespace: system, UID: "cluster"},
@@ -181,5 +183,20 @@ func TestRecordOutcome(t *testing.T) {
 				t.Errorf("got  %+v\nwant %+v", got, c.want)
 			}
 		})
+	}
+}
+
+// TestLocationThatIsForOthersByNow: a backup whose namespace lost the right to its location while it waited
+// fails, and stores nothing.
+func TestLocationThatIsForOthersByNow(t *testing.T) {
+	e, folder := newExecutor(t)
+	run := newRun("a", running)
+	run.Spec.BackupRef.Namespace = "shop"
+	outcome, err := e.Execute(t.Context(), t.Context(), run, backup.PostHooks{}, nil, nil, nil)
+	if !errors.Is(err, location.ErrNotAllowed) || outcome.Status.Phase != broken || !strings.Contains(outcome.Status.FailureReason, "spec.allowedNamespaces") {
+		t.Errorf("%v, %+v", err, outcome.Status)
+	}
+	if stored, err := os.ReadDir(folder); err != nil || len(stored) != 0 {
+		t.Errorf("%v is stored, %v", stored, err)
 	}
 }

@@ -166,10 +166,13 @@ func (e *Executor) prepareAtLast(ctx context.Context, run *engine.RestoreRun) (d
 func isFinal(err error) bool {
 	var refused *restore.Refused
 	return errors.As(err, &refused) || errors.Is(err, source.ErrRefused) || errors.Is(err, source.ErrNoBackup) ||
-		errors.Is(err, store.ErrNotFound) || errors.Is(err, errNoLocation)
+		errors.Is(err, store.ErrNotFound) || errors.Is(err, errNoLocation) || errors.Is(err, location.ErrNotAllowed)
 }
 
 func (e *Executor) prepare(ctx context.Context, run *engine.RestoreRun) (deps restore.Dependencies, closeBucket func(), err error) {
+	if err := e.mayUse(ctx, run); err != nil {
+		return deps, nil, err
+	}
 	bucket, err := e.open(ctx, run)
 	if err != nil {
 		return deps, nil, err
@@ -349,6 +352,16 @@ func (e *Executor) open(ctx context.Context, run *engine.RestoreRun) (*store.Buc
 		return nil, err
 	}
 	return location.Open(ctx, e.Secrets, record)
+}
+
+// mayUse fails if the location is not for the run's namespace any more: it has waited since that
+// was asked.
+func (e *Executor) mayUse(ctx context.Context, run *engine.RestoreRun) error {
+	record, err := e.location(run)
+	if err != nil {
+		return err
+	}
+	return location.Allowed(ctx, record, run.Spec.RestoreRef.Namespace, location.LabelsOf(e.Kube.CoreV1()))
 }
 
 func (e *Executor) location(run *engine.RestoreRun) (*engine.StorageLocation, error) {

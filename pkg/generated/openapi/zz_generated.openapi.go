@@ -20,6 +20,7 @@ import (
 
 func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 	return map[string]common.OpenAPIDefinition{
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces":      schema_pkg_apis_engine_v1alpha1_AllowedNamespaces(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask":                    schema_pkg_apis_engine_v1alpha1_Ask(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRun":              schema_pkg_apis_engine_v1alpha1_BackupRun(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunList":          schema_pkg_apis_engine_v1alpha1_BackupRunList(ref),
@@ -202,6 +203,46 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		runtime.TypeMeta{}.OpenAPIModelName():                                             schema_k8sio_apimachinery_pkg_runtime_TypeMeta(ref),
 		runtime.Unknown{}.OpenAPIModelName():                                              schema_k8sio_apimachinery_pkg_runtime_Unknown(ref),
 		version.Info{}.OpenAPIModelName():                                                 schema_k8sio_apimachinery_pkg_version_Info(ref),
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_AllowedNamespaces(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "AllowedNamespaces are those that Names has or Selector matches.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"names": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Names of namespaces. * means all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"selector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Labels of namespaces. An empty selector matches all.",
+							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.LabelSelector{}.OpenAPIModelName()},
 	}
 }
 
@@ -2173,6 +2214,12 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 							Format:      "",
 						},
 					},
+					"allowedNamespaces": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces whose backups, schedules and restores may use this store, beside the system namespace. Unset means all for a default location, and none for another.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces"),
+						},
+					},
 					"prefix": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Folder of all keys in the store, without a leading or trailing slash.",
@@ -2227,7 +2274,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster", v1.Duration{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster", v1.Duration{}.OpenAPIModelName()},
 	}
 }
 

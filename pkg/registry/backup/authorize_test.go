@@ -62,7 +62,7 @@ func TestForeignNamespaces(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			h := newHarness(t, c.may, location("default", true, metav1.ConditionTrue))
+			h := newHarness(t, c.may, locationOf("default", true, metav1.ConditionTrue))
 			_, err := h.create(c.backup)
 			if !slices.Equal(h.asked, c.asked) {
 				t.Errorf("asked about %q, want %q", h.asked, c.asked)
@@ -95,7 +95,7 @@ func withExcluded(backup *v1alpha1.Backup, excluded ...string) *v1alpha1.Backup 
 }
 
 func TestABrokenAuthorizerAllowsNothing(t *testing.T) {
-	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 	if _, err := h.create(newBackup("shop", "x", "db")); !apierrors.IsInternalError(err) || h.calls("create") != 0 {
 		t.Errorf("answered %v", err)
 	}
@@ -103,7 +103,7 @@ func TestABrokenAuthorizerAllowsNothing(t *testing.T) {
 
 // The rights that a request needed beyond that to the backup are in its audit event.
 func TestTheAuditLogHasTheScopes(t *testing.T) {
-	h := newHarness(t, map[string]bool{"db": true, "web": true}, location("default", true, metav1.ConditionTrue))
+	h := newHarness(t, map[string]bool{"db": true, "web": true}, locationOf("default", true, metav1.ConditionTrue))
 	ctx := audit.WithAuditContext(h.ctx("shop"))
 	if _, err := h.Create(ctx, newBackup("shop", "x", "shop", "db", "web"), nil, &metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

@@ -23,6 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
@@ -40,6 +41,8 @@ type harness struct {
 	// may says whether backups may be created in a namespace, "" for all of them.
 	// Nil is a broken authorizer.
 	may map[string]bool
+	// shut is a namespace that may not use the location default.
+	shut string
 	// asked are the namespaces that were asked about.
 	asked []string
 	// observed are the records that were put into the log.
@@ -86,7 +89,13 @@ func loadingHarness(t *testing.T, may map[string]bool, locations ...*enginev1alp
 		Runs:            h.records.EngineV1alpha1().BackupRuns(system),
 		Locations:       enginelisters.NewStorageLocationLister(index).StorageLocations(system),
 		NamespaceUID:    func(_ context.Context, name string) (types.UID, error) { return types.UID("uid-of-" + name), nil },
-		Authorizer:      authorizer.AuthorizerFunc(h.authorize),
+		MayUse: func(_ context.Context, name, namespace string) error {
+			if namespace == h.shut && name == "default" {
+				return fmt.Errorf("%w: ask", location.ErrNotAllowed)
+			}
+			return nil
+		},
+		Authorizer: authorizer.AuthorizerFunc(h.authorize),
 		Observe: func(run *enginev1alpha1.BackupRun) {
 			h.observed = append(h.observed, run.Name)
 			h.planner.UpdateRun(run, nil)
@@ -106,7 +115,7 @@ func loadingHarness(t *testing.T, may map[string]bool, locations ...*enginev1alp
 	return h
 }
 
-func location(name string, isDefault bool, available metav1.ConditionStatus) *enginev1alpha1.StorageLocation {
+func locationOf(name string, isDefault bool, available metav1.ConditionStatus) *enginev1alpha1.StorageLocation {
 	return &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name},
 		Spec:       enginev1alpha1.StorageLocationSpec{Default: isDefault},

@@ -5,6 +5,7 @@ package backup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -25,6 +26,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
@@ -39,6 +41,7 @@ type kind struct {
 	systemNamespace string
 	locations       enginelisters.StorageLocationNamespaceLister
 	namespaceUID    func(ctx context.Context, name string) (types.UID, error)
+	mayUse          func(ctx context.Context, location, namespace string) error
 	authorizer      authorizer.Authorizer
 	limiter         limiter
 	defaultTTL      time.Duration
@@ -95,7 +98,15 @@ func (k *kind) Check(ctx context.Context, backup *v1alpha1.Backup, requester use
 			return nil, scopes, err
 		}
 	}
-	if errs := k.faults(backup); len(errs)+len(unreadable) > 0 {
+	errs := k.faults(backup)
+	if len(errs)+len(unreadable) == 0 {
+		if err := k.mayUse(ctx, backup.Spec.StorageLocation, backup.Namespace); errors.Is(err, location.ErrNotAllowed) {
+			errs = append(errs, field.Forbidden(field.NewPath("spec", "storageLocation"), err.Error()))
+		} else if err != nil {
+			return nil, scopes, apierrors.NewInternalError(err)
+		}
+	}
+	if len(errs)+len(unreadable) > 0 {
 		return nil, scopes, apierrors.NewInvalid(v1alpha1.SchemeGroupVersion.WithKind("Backup").GroupKind(), backup.Name, errs)
 	}
 	run, err := k.record(ctx, backup, requester)

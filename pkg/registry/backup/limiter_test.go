@@ -41,7 +41,7 @@ func expectTooMany(t *testing.T, err error, says ...string) {
 // What waits of one namespace is bounded, and its answer says by what. Others don't
 // notice, and what begins or is cancelled makes room.
 func TestWaitingBackupsAreLimited(t *testing.T) {
-	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 	for i := range 3 {
 		if _, err := h.create(newBackup("shop", fmt.Sprintf("a%d", i))); err != nil {
 			t.Fatal(err)
@@ -87,7 +87,7 @@ func TestWaitingBackupsAreLimited(t *testing.T) {
 // Records of cancelled backups stay for a day. Creating and cancelling all the time
 // must not fill the cluster with them.
 func TestRecordsAreLimited(t *testing.T) {
-	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 	for i := range 3 * recordsPerWaiting {
 		run := record("shop", fmt.Sprintf("ended-%d", i))
 		run.UID = types.UID(run.Name)
@@ -103,7 +103,7 @@ func TestRecordsAreLimited(t *testing.T) {
 }
 
 func TestNoLimit(t *testing.T) {
-	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 	h.kind.limiter.Limits = Limits{}
 	for i := range 100 {
 		if _, err := h.create(newBackup("shop", fmt.Sprintf("a%d", i))); err != nil {
@@ -160,7 +160,7 @@ func TestConcurrentRequestsShareTheLimit(t *testing.T) {
 
 // A record that could not be written takes no place.
 func TestARefusedRecordTakesNoPlace(t *testing.T) {
-	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 	for range 5 {
 		if err := h.records.Tracker().Add(record("shop", "taken")); err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 // Pitfall 25: the default location is recorded when the backup is created. So a
 // backup that waits can be cancelled, and then deleted, without having named one.
 func TestABackupInTheDefaultLocationCanBeCancelledAndDeleted(t *testing.T) {
-	h := newHarness(t, nil, location("main", true, metav1.ConditionTrue))
+	h := newHarness(t, nil, locationOf("main", true, metav1.ConditionTrue))
 	if _, err := h.create(newBackup("shop", "a")); err != nil {
 		t.Fatal(err)
 	}

@@ -39,6 +39,8 @@ type Config struct {
 	Locations       enginelisters.StorageLocationNamespaceLister
 	// NamespaceUID finds out which namespace has a name.
 	NamespaceUID func(ctx context.Context, name string) (types.UID, error)
+	// MayUse fails with location.ErrNotAllowed if a namespace may not use a storage location.
+	MayUse func(ctx context.Context, location, namespace string) error
 	// Authorizer decides on every namespace that a request touches.
 	Authorizer authorizer.Authorizer
 	// Observe puts a run that was just written or read into the log.
@@ -73,6 +75,7 @@ func newKind(config Config) *kind {
 		systemNamespace: config.SystemNamespace,
 		locations:       config.Locations,
 		namespaceUID:    config.NamespaceUID,
+		mayUse:          config.MayUse,
 		authorizer:      config.Authorizer,
 		defaultTTL:      cmp.Or(config.TTL, DefaultTTL),
 		lastData:        config.LastData,

@@ -26,7 +26,7 @@ import (
 )
 
 func TestCreateRecordsTheRequestAndWhoMadeIt(t *testing.T) {
-	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 	asked := newBackup("shop", "daily")
 	asked.Labels, asked.Annotations = map[string]string{"app": "shop"}, map[string]string{"note": "mine"}
 	asked.Status = v1alpha1.BackupStatus{Phase: "Completed", Requester: "root"}
@@ -70,7 +70,7 @@ func TestCreateRecordsTheRequestAndWhoMadeIt(t *testing.T) {
 
 func TestDefaults(t *testing.T) {
 	locations := []*enginev1alpha1.StorageLocation{
-		location("b", true, metav1.ConditionTrue), location("a", false, metav1.ConditionTrue), location("c", true, metav1.ConditionTrue),
+		locationOf("b", true, metav1.ConditionTrue), locationOf("a", false, metav1.ConditionTrue), locationOf("c", true, metav1.ConditionTrue),
 	}
 	cases := map[string]struct {
 		backup *v1alpha1.Backup
@@ -137,7 +137,7 @@ func TestTakenNames(t *testing.T) {
 		}
 	}
 	t.Run("by one that is shown", func(t *testing.T) {
-		h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+		h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 		if _, err := h.log.Apply(&v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "daily", UID: "stored", CreationTimestamp: metav1.Unix(1, 0)}}); err != nil {
 			t.Fatal(err)
 		}
@@ -148,7 +148,7 @@ func TestTakenNames(t *testing.T) {
 		}
 	})
 	t.Run("by a record of another server", func(t *testing.T) {
-		h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+		h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 		if err := h.records.Tracker().Add(record("shop", "daily")); err != nil {
 			t.Fatal(err)
 		}
@@ -156,7 +156,7 @@ func TestTakenNames(t *testing.T) {
 		expect(t, err)
 	})
 	t.Run("in another namespace", func(t *testing.T) {
-		h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+		h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 		for _, namespace := range []string{"shop", "web", system} {
 			if _, err := h.create(newBackup(namespace, "daily")); err != nil {
 				t.Errorf("in %s: %v", namespace, err)
@@ -189,7 +189,7 @@ func TestBadInputNamesItsField(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			h := newHarness(t, map[string]bool{}, location("default", true, metav1.ConditionTrue))
+			h := newHarness(t, map[string]bool{}, locationOf("default", true, metav1.ConditionTrue))
 			_, err := h.create(c.backup)
 			if !apierrors.IsInvalid(err) {
 				t.Fatalf("answered %v", err)
@@ -209,8 +209,20 @@ func TestBadInputNamesItsField(t *testing.T) {
 			}
 		})
 	}
+	t.Run("not for this namespace", func(t *testing.T) {
+		h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue), locationOf("other", false, metav1.ConditionTrue))
+		h.shut = "shop"
+		if _, err := h.create(newBackup("shop", "x")); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.storageLocation") || h.calls("create") != 0 {
+			t.Errorf("answered %v", err)
+		}
+		named := newBackup("shop", "x")
+		named.Spec.StorageLocation = "other"
+		if _, err := h.create(named); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Run("no default location", func(t *testing.T) {
-		h := newHarness(t, nil, location("other", false, metav1.ConditionTrue))
+		h := newHarness(t, nil, locationOf("other", false, metav1.ConditionTrue))
 		if _, err := h.create(newBackup("shop", "x")); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.storageLocation") {
 			t.Errorf("answered %v", err)
 		}
@@ -218,7 +230,7 @@ func TestBadInputNamesItsField(t *testing.T) {
 }
 
 func TestADryRunWritesNothing(t *testing.T) {
-	h := newHarness(t, map[string]bool{}, location("default", true, metav1.ConditionTrue))
+	h := newHarness(t, map[string]bool{}, locationOf("default", true, metav1.ConditionTrue))
 	created, err := h.create(newBackup("shop", "x"), metav1.DryRunAll)
 	if err != nil {
 		t.Fatal(err)
@@ -242,7 +254,7 @@ func TestADryRunWritesNothing(t *testing.T) {
 }
 
 func TestGeneratedNames(t *testing.T) {
-	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 	asked := newBackup("shop", "")
 	asked.GenerateName = "daily-"
 	created, err := h.create(asked)
@@ -257,7 +269,7 @@ func TestGeneratedNames(t *testing.T) {
 // A generated name may be taken by chance. The creator has not chosen it, so another
 // one is tried, with all checks.
 func TestGeneratedNamesAreTriedAgain(t *testing.T) {
-	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 	if err := h.records.Tracker().Add(record("shop", "daily-1")); err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +339,7 @@ func TestTheOrderOfTheChecks(t *testing.T) {
 	}
 	for name, c := range cases {
 		for _, dryRun := range [][]string{nil, {metav1.DryRunAll}} {
-			h := newHarness(t, map[string]bool{}, location("default", true, metav1.ConditionTrue))
+			h := newHarness(t, map[string]bool{}, locationOf("default", true, metav1.ConditionTrue))
 			admitted := false
 			_, err := h.Create(h.ctx("shop"), c.backup.DeepCopy(), func(context.Context, runtime.Object) error {
 				admitted = true
@@ -344,7 +356,7 @@ func TestTheOrderOfTheChecks(t *testing.T) {
 }
 
 func TestAdmission(t *testing.T) {
-	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 	refusal := errors.New("refused by a policy")
 	asked := newBackup("shop", "x")
 	asked.Status.Phase = "Completed"
@@ -361,7 +373,7 @@ func TestAdmission(t *testing.T) {
 
 func TestUnavailableLocationsWarn(t *testing.T) {
 	for status, want := range map[metav1.ConditionStatus]int{metav1.ConditionTrue: 0, metav1.ConditionFalse: 1} {
-		h := newHarness(t, nil, location("default", true, status))
+		h := newHarness(t, nil, locationOf("default", true, status))
 		warnings := &recorder{}
 		ctx := warning.WithWarningRecorder(h.ctx("shop"), warnings)
 		if _, err := h.Create(ctx, newBackup("shop", "x"), nil, &metav1.CreateOptions{}); err != nil {
@@ -378,7 +390,7 @@ type recorder []string
 func (r *recorder) AddWarning(_, text string) { *r = append(*r, text) }
 
 func TestBeforeTheServerIsReady(t *testing.T) {
-	h := loadingHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	h := loadingHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 	if _, err := h.create(newBackup("shop", "x")); !apierrors.IsTooManyRequests(err) || h.calls("create") != 0 {
 		t.Errorf("answered %v", err)
 	}
@@ -399,7 +411,7 @@ func TestTheClusterRefusesTheRecord(t *testing.T) {
 		"broken":    {errors.New("the connection broke"), http.StatusInternalServerError},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+			h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 			h.records.PrependReactor("create", "backupruns", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, c.answer })
 			_, err := h.create(newBackup("shop", "x"))
 			status, ok := err.(apierrors.APIStatus) // the server does not unwrap
@@ -462,7 +474,7 @@ func TestGet(t *testing.T) {
 }
 
 func TestARequestWithoutAUser(t *testing.T) {
-	h := newHarness(t, nil, location("default", true, metav1.ConditionTrue))
+	h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
 	ctx := genericapirequest.WithNamespace(t.Context(), "shop")
 	if _, err := h.Create(ctx, newBackup("shop", "x"), nil, &metav1.CreateOptions{}); err == nil || h.calls("create") != 0 {
 		t.Errorf("answered %v", err)

@@ -5,6 +5,7 @@ package restore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
@@ -36,6 +38,7 @@ type kind struct {
 	ready           func() error
 	heldClaims      func(namespace, name string) []types.NamespacedName
 	namespaceUID    func(ctx context.Context, name string) (types.UID, error)
+	mayUse          func(ctx context.Context, location, namespace string) error
 	authorizer      authorizer.Authorizer
 	limiter         limiter
 }
@@ -116,6 +119,11 @@ func (k *kind) Check(ctx context.Context, restore *v1alpha1.Restore, requester u
 	}
 	if len(errs) > 0 {
 		return nil, scopes, invalid(restore, errs)
+	}
+	if err := k.mayUse(ctx, backup.Spec.StorageLocation, restore.Namespace); errors.Is(err, location.ErrNotAllowed) {
+		return nil, scopes, invalid(restore, field.ErrorList{field.Forbidden(at.Child("backupName"), err.Error())})
+	} else if err != nil {
+		return nil, scopes, apierrors.NewInternalError(err)
 	}
 	reach, errs := reachOf(&restore.Spec, &backup.Spec, k.systemNamespace)
 	if len(errs) > 0 {

@@ -49,6 +49,8 @@ type Config struct {
 	HeldClaims func(namespace, name string) []types.NamespacedName
 	// NamespaceUID finds out which namespace has a name.
 	NamespaceUID func(ctx context.Context, name string) (types.UID, error)
+	// MayUse fails with location.ErrNotAllowed if a namespace may not use a storage location.
+	MayUse func(ctx context.Context, location, namespace string) error
 	// Authorizer decides on every namespace that a request touches.
 	Authorizer authorizer.Authorizer
 	// Limits are how many restores may wait or run.
@@ -67,6 +69,7 @@ func NewREST(config Config) (*REST, error) {
 			ready:           config.BackupsReady,
 			heldClaims:      config.HeldClaims,
 			namespaceUID:    config.NamespaceUID,
+			mayUse:          config.MayUse,
 			authorizer:      config.Authorizer,
 			limiter: limiter{
 				Limits:          config.Limits,

@@ -33,6 +33,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
 )
 
@@ -50,6 +51,8 @@ type harness struct {
 	// held are the claims whose data a backup holds, by its name.
 	held    map[string][]types.NamespacedName
 	loading error
+	// shut is a namespace that may use no location.
+	shut string
 	// may are the rights of jane, as "verb resource namespace".
 	may map[string]bool
 	// asked are the rights that were asked about.
@@ -120,6 +123,12 @@ func newHarness(t *testing.T, may ...string) *harness {
 				return "", apierrors.NewNotFound(corev1.Resource("namespaces"), name)
 			}
 			return types.UID("uid-of-" + name), nil
+		},
+		MayUse: func(_ context.Context, _, namespace string) error {
+			if namespace == h.shut {
+				return fmt.Errorf("%w: ask", location.ErrNotAllowed)
+			}
+			return nil
 		},
 		Authorizer: authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 			right := strings.TrimSpace(a.GetVerb() + " " + a.GetResource() + " " + a.GetNamespace())
@@ -209,6 +218,11 @@ func TestCreateRecordsTheRequestTheBackupAndWhoMadeIt(t *testing.T) {
 	if _, err := h.create("shop", "back", v1alpha1.RestoreSpec{BackupName: "daily"}); !apierrors.IsAlreadyExists(err) {
 		t.Errorf("the same again: %v", err)
 	}
+	h.shut = "shop"
+	if _, err := h.create("shop", "shut", v1alpha1.RestoreSpec{BackupName: "daily"}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.backupName") {
+		t.Errorf("from a location that is not for it: %v", err)
+	}
+	h.shut = ""
 	// A dry run does all of it, and writes nothing.
 	dry, err := h.create("shop", "again", v1alpha1.RestoreSpec{BackupName: "daily"}, metav1.DryRunAll)
 	if err != nil || dry.Status.Backup == nil || dry.Status.Backup.UID != "uid-of-backup-daily" {

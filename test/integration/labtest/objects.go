@@ -206,8 +206,9 @@ func (l *Lab) Location(t *testing.T, prefix string) (name, folder string) {
 	_, err := locations.Create(t.Context(), &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: enginev1alpha1.StorageLocationSpec{
-			Provider:   enginev1alpha1.StorageProviderFilesystem,
-			Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder},
+			AllowedNamespaces: &enginev1alpha1.AllowedNamespaces{Names: []string{"*"}},
+			Provider:          enginev1alpha1.StorageProviderFilesystem,
+			Filesystem:        &enginev1alpha1.FilesystemLocation{Path: folder},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {

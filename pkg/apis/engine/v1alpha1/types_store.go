@@ -89,6 +89,10 @@ type StorageLocationSpec struct {
 	// should say so; of several, the first by name is taken.
 	// +optional
 	Default bool `json:"default,omitempty"`
+	// Namespaces whose backups, schedules and restores may use this store, beside the system
+	// namespace. Unset means all for a default location, and none for another.
+	// +optional
+	AllowedNamespaces *AllowedNamespaces `json:"allowedNamespaces,omitempty"`
 	// Folder of all keys in the store, without a leading or trailing slash.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^([^/]+(/[^/]+)*)?$`
@@ -118,6 +122,20 @@ type StorageLocationSpec struct {
 	// ask.
 	// +optional
 	SyncRequest *Ask `json:"syncRequest,omitempty"`
+}
+
+// AllowedNamespaces are those that Names has or Selector matches.
+type AllowedNamespaces struct {
+	// Names of namespaces. * means all.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=63
+	// +kubebuilder:validation:items:Pattern=`^(\*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$`
+	Names []string `json:"names,omitempty"`
+	// Labels of namespaces. An empty selector matches all.
+	// +optional
+	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 }
 
 // LonghornLocation says how far a store that Longhorn writes is believed, and what may be
