@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
@@ -57,6 +58,7 @@ type nodeAgentOptions struct {
 	cacheLimit    string
 	configMap     string
 	memory        string
+	fullReadEvery time.Duration
 }
 
 // leastCache is the least limit of the cache: three packs of 20 MB.
@@ -68,6 +70,8 @@ func newNodeAgentCommand() *cobra.Command {
 		node:        os.Getenv("NODE_NAME"),
 		hostPodsDir: "/host_pods",
 		cacheLimit:  "1Gi",
+
+		fullReadEvery: 7 * 24 * time.Hour,
 	}
 	command := &cobra.Command{
 		Use:   "node-agent",
@@ -88,6 +92,7 @@ func newNodeAgentCommand() *cobra.Command {
 	flags.StringVar(&options.cacheDir, "cache-dir", options.cacheDir, "Folder for what is read of repositories again and again. It may be kept for the next agent of the node. Empty means none.")
 	flags.StringVar(&options.cacheLimit, "cache-limit", options.cacheLimit, "How much of the disk the folder takes at most, for all repositories together, as a quantity of at least 64Mi. What was not read for the longest time makes room.")
 	flags.StringVar(&options.memory, "memory-limit", options.memory, "How much memory to take at most, as a quantity of at least 256Mi. Default: 90 % of the container's limit, if it has one. The environment variable GOMEMLIMIT goes before both.")
+	flags.DurationVar(&options.fullReadEvery, "full-read-every", options.fullReadEvery, "After how long at most an upload of a volume reads all its files again, whether or not they seem to have changed. It is up to a quarter sooner, so that not all volumes are read in the same backup. 0 means never.")
 	flags.StringVar(&options.configMap, "node-agent-configmap", options.configMap, "Name of a ConfigMap in the system namespace that says how many volumes each node moves at once. While there is none, each moves one.")
 	return role(command)
 }
@@ -104,6 +109,9 @@ func (o *nodeAgentOptions) validate() error {
 	}
 	if limit, err := resource.ParseQuantity(o.cacheLimit); err != nil || limit.Value() < leastCache {
 		errs = append(errs, fmt.Errorf("--cache-limit must be a quantity of at least %dMi, but is %q", leastCache>>20, o.cacheLimit))
+	}
+	if o.fullReadEvery < 0 {
+		errs = append(errs, fmt.Errorf("--full-read-every must not be negative, but is %s", o.fullReadEvery))
 	}
 	if !filepath.IsAbs(o.hostPodsDir) {
 		errs = append(errs, fmt.Errorf("--host-pods-dir must be an absolute path, but is %q", o.hostPodsDir))
@@ -195,6 +203,7 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 		Namespace:          o.client.namespace,
 		PodsDir:            o.hostPodsDir,
 		HostPathRoots:      o.hostPathRoots,
+		FullReadEvery:      o.fullReadEvery,
 		Manager:            manager,
 		Hung:               new(volumework.Hung),
 		Secrets:            volumework.Secrets(own.EngineV1alpha1().RESTClient(), o.client.namespace),

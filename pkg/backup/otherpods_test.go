@@ -44,17 +44,17 @@ func TestAClaimIsReadThroughTheNextPod(t *testing.T) {
 		"until none is left": {
 			pods: []string{podOn("n1", "p1"), podOn("n2", "p2"), podIn("Pending", "p3", "", "d"+claimData)}, fail: []string{"p1", "p2"},
 			want: []string{"p1", "p2"}, phase: holdfast.BackupPhasePartiallyFailed, counts: holdfast.BackupVolumesProgress{Total: 1, Failed: 1},
-			errors: []string{"pods shop/p2: volume d could not be uploaded: p2 is torn; and through pod p1 on node n1: p1 is torn"},
+			errors: []string{"pods shop/p2: volume d of claim data could not be uploaded: p2 is torn; and through pod p1 on node n1: p1 is torn"},
 		},
 		"of three at most": {
 			pods: []string{podOn("n1", "p1"), podOn("n2", "p2"), podOn("n3", "p3"), podOn("n4", "p4")}, fail: []string{"p1", "p2", "p3", "p4"},
 			want: []string{"p1", "p2", "p3"}, phase: holdfast.BackupPhasePartiallyFailed, counts: holdfast.BackupVolumesProgress{Total: 1, Failed: 1},
-			errors: []string{"pods shop/p3: volume d could not be uploaded: p3 is torn; and through pod p2 on node n2: p2 is torn; and through pod p1 on node n1: p1 is torn"},
+			errors: []string{"pods shop/p3: volume d of claim data could not be uploaded: p3 is torn; and through pod p2 on node n2: p2 is torn; and through pod p1 on node n1: p1 is torn"},
 		},
 		"of none that excludes it": {
 			pods: []string{podOn("n1", "p1"), strings.Replace(podOn("n2", "p2"), `"annotations":{`, `"annotations":{"backup.holdfast.io/backup-volumes-excludes":"d"`, 1)}, fail: []string{"p1"},
 			want: []string{"p1"}, phase: holdfast.BackupPhasePartiallyFailed, counts: holdfast.BackupVolumesProgress{Total: 1, Failed: 1},
-			errors: []string{"pods shop/p1: volume d could not be uploaded: p1 is torn"},
+			errors: []string{"pods shop/p1: volume d of claim data could not be uploaded: p1 is torn"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

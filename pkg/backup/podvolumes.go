@@ -369,12 +369,20 @@ func (p *podVolumes) conclude() []*format.Volume {
 		about := subject{podsResource, volume.Pod.Namespace, volume.Pod.Name}
 		switch {
 		case status.Phase == engine.VolumePhaseFailed:
-			p.findings.fail(about, fmt.Sprintf("volume %s could not be uploaded: %s", volume.Name, whyFailed(volume)))
+			p.findings.fail(about, fmt.Sprintf("%s could not be uploaded: %s", described(volume), whyFailed(volume)))
 		case status.Warnings > 0:
-			p.findings.warn(about, fmt.Sprintf("volume %s: %s about its files: %s", volume.Name, format.Counted(status.Warnings, "warning"), status.Message))
+			p.findings.warn(about, fmt.Sprintf("%s: %s about its files: %s", described(volume), format.Counted(status.Warnings, "warning"), status.Message))
 		}
 	}
 	return p.submitted
+}
+
+// described names a volume by its name in the pod, and its claim.
+func described(volume *format.Volume) string {
+	if volume.ClaimName == "" {
+		return "volume " + volume.Name
+	}
+	return fmt.Sprintf("volume %s of claim %s", volume.Name, volume.ClaimName)
 }
 
 // notTaken describes the persistent volumes whose data is not in the backup,

@@ -591,6 +591,21 @@ func TestVolumesAreHandedOverEarly(t *testing.T) {
 	}
 }
 
+// What an upload warns about reaches the results of the backup, with the name of the claim.
+func TestVolumesThatWarn(t *testing.T) {
+	yes := true
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f.claims()
+	f.add("pods", podWith("p", "", "content"+claimData))
+	f.volumes.result = func(*format.Volume) engine.VolumeUploadStatus {
+		return engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s", Warnings: 1, Message: "no files"}
+	}
+	f.run(t)
+	if got, want := f.results(t).Warnings.Namespaces["shop"], "pods shop/p: volume content of claim data: 1 warning about its files: no files"; !slices.Contains(got, want) {
+		t.Errorf("the warnings are %q, want %q", got, want)
+	}
+}
+
 func TestVolumesThatFail(t *testing.T) {
 	yes := true
 	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
@@ -621,8 +636,8 @@ func TestVolumesThatFail(t *testing.T) {
 	results := f.results(t)
 	wantErrors := []string{
 		"pods shop/p: hand over volume refused: no agent on node n1",
-		"pods shop/p: volume data could not be uploaded: the node went away",
-		"pods shop/p: volume idle could not be uploaded: the upload ended without a result",
+		"pods shop/p: volume data of claim data could not be uploaded: the node went away",
+		"pods shop/p: volume idle of claim idle could not be uploaded: the upload ended without a result",
 	}
 	if diff := gocmp.Diff(wantErrors, results.Errors.Namespaces["shop"]); diff != "" {
 		t.Errorf("errors (-want +got):\n%s", diff)

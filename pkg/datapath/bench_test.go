@@ -30,6 +30,7 @@ import (
 // each time, which takes kopia-start. What it reports is CPU seconds, the least of all rounds,
 // as time says more about what else the machine does.
 func BenchmarkFiles(b *testing.B) {
+	settled(b)
 	program := kopiaProgram(b)
 	for _, files := range []struct {
 		name        string

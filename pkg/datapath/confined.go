@@ -30,6 +30,9 @@ func openConfined(folder Folder, calls *calls) (*confined, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the volume's folder: %w", err)
 	}
+	if err := folder.checkMount(top); err != nil {
+		return nil, errors.Join(err, top.Close())
+	}
 	// What was opened, whatever is at its path by now.
 	root, err := os.OpenRoot(folderPath(int(top.Fd())))
 	if err != nil {

@@ -163,7 +163,15 @@ func (r *recorder) WriteAt(b []byte, at int64) (int, error) {
 	return len(b), nil
 }
 
+// settled has files that were written a moment ago count as older than the snapshots of a test.
+func settled(t testing.TB) {
+	was := racy
+	racy = -100 * 365 * 24 * time.Hour
+	t.Cleanup(func() { racy = was })
+}
+
 func TestIncremental(t *testing.T) {
+	settled(t)
 	s, dir := newStore(t), t.TempDir()
 	write(t, filepath.Join(dir, "a"), strings.Repeat("a", 1000))
 	write(t, filepath.Join(dir, "sub/b"), strings.Repeat("b", 500))
@@ -186,10 +194,13 @@ func TestIncremental(t *testing.T) {
 		{"in another pod", of("web-2"), func() {}, 0},
 		{"one file changed", of("web-2"), func() { write(t, filepath.Join(dir, "sub/b"), "new") }, 3},
 		{"one file removed", of("web-2"), func() { must(t, os.Remove(filepath.Join(dir, "a"))) }, 0},
-		{"without a claim", Source{Namespace: namespace, Pod: "web-2", Volume: "claim"}, func() {}, 0},
+		{"without a claim", Source{Namespace: namespace, Pod: "web-2", Volume: "claim"}, func() {}, 3},
 		{"another volume", web, func() {}, 3},
 	} {
 		step.change()
+		if step.source.ClaimUID == "" {
+			previous = 0 // which this one is not of
+		}
 		var p Progress
 		got, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: step.source}, &p)
 		must(t, err)
@@ -201,9 +212,7 @@ func TestIncremental(t *testing.T) {
 		if p.Done() != done || p.Total() != max(previous, done) {
 			t.Errorf("%s: the progress ended at %d of %d bytes, want %d", step.name, p.Done(), p.Total(), done)
 		}
-		if previous = done; step.name == "without a claim" {
-			previous = 0 // which the next one is not of
-		}
+		previous = done
 		trees[got.SnapshotID] = tree(t, dir)
 	}
 	for id, want := range trees {
@@ -223,7 +232,13 @@ func TestVeleroConventions(t *testing.T) {
 	if got, want := man.Source.String(), "default@default:snapshot-pod-volume/kopia/app/web-0/claim"; got != want {
 		t.Errorf("the source is %s, want %s", got, want)
 	}
-	want := map[string]string{"snapshot-requester": "snapshot-pod-volume", "snapshot-uploader": "kopia", "holdfast.io/claim-uid": "uid"}
+	want := map[string]string{
+		"snapshot-requester": "snapshot-pod-volume", "snapshot-uploader": "kopia", "holdfast.io/claim-uid": "uid",
+		"holdfast.io/full-read": man.Tags[tagFullRead],
+	}
+	if before := man.StartTime.ToTime().Sub(fullReadOf(man)); man.Tags[tagFullRead] == "" || before < 0 || before > time.Minute {
+		t.Errorf("the last full read was at %q, %s before the snapshot", man.Tags[tagFullRead], before)
+	}
 	if !maps.Equal(man.Tags, want) {
 		t.Errorf("the tags are %v, want %v", man.Tags, want)
 	}
@@ -413,6 +428,7 @@ func TestWarnings(t *testing.T) {
 
 // TestCheckpoints lets an upload find what an interrupted one stored.
 func TestCheckpoints(t *testing.T) {
+	settled(t)
 	s, dir := newStore(t), t.TempDir()
 	write(t, filepath.Join(dir, "a"), "content")
 	first, r := s.upload(t, dir, web), s.client(t)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,66 @@ var podPlugins = []string{
 	"kubernetes.io~downward-api", "kubernetes.io~projected", "kubernetes.io~git-repo",
 }
 
+// mountPlugins mount each of their volumes on its folder, as the kubelet's own do that provide
+// persistent volumes. What others provide, such as emptyDirs, may be a plain folder.
+var mountPlugins = []string{
+	csiPlugin,
+	"kubernetes.io~aws-ebs", "kubernetes.io~azure-disk", "kubernetes.io~azure-file", "kubernetes.io~cephfs",
+	"kubernetes.io~cinder", "kubernetes.io~fc", "kubernetes.io~gce-pd", "kubernetes.io~glusterfs",
+	"kubernetes.io~iscsi", "kubernetes.io~local-volume", "kubernetes.io~nfs", "kubernetes.io~portworx-volume",
+	"kubernetes.io~rbd", "kubernetes.io~vsphere-volume",
+}
+
+// MountProbe reports whether a folder that is open is the root of a mount.
+type MountProbe func(folder *os.File) (bool, error)
+
+// IsMount is the MountProbe of the kernel.
+func IsMount(folder *os.File) (bool, error) {
+	var stat unix.Statx_t
+	err := again(func() error {
+		// No server of files is asked: it may be gone.
+		return unix.Statx(int(folder.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &stat)
+	})
+	if err == nil && stat.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0 {
+		return stat.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
+	}
+	return leavesMount(folder) // a kernel before Linux 5.8
+}
+
+// leavesMount reports whether the folder above one is of another mount.
+func leavesMount(folder *os.File) (bool, error) {
+	above := -1
+	err := again(func() (err error) {
+		above, err = unix.Openat(int(folder.Fd()), "..", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return false, &os.PathError{Op: "open", Path: folder.Name() + "/..", Err: err}
+	}
+	defer unix.Close(above)
+	mount, err := mountID(int(folder.Fd()))
+	if err != nil {
+		return false, err
+	}
+	mountAbove, err := mountID(above)
+	return mount != mountAbove, err
+}
+
+// mountID is the kernel's number of the mount of what is open.
+func mountID(fd int) (string, error) {
+	path := "/proc/self/fdinfo/" + strconv.Itoa(fd)
+	info, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(info)) {
+		if id, found := strings.CutPrefix(line, "mnt_id:"); found {
+			return strings.TrimSpace(id), nil
+		}
+	}
+	return "", fmt.Errorf("%s has no mnt_id", path)
+}
+
 // Folder is where a volume lies on this node.
 type Folder struct {
 	// Path of the folder.
@@ -37,6 +98,23 @@ type Folder struct {
 	// may write below a root of volumes of type hostPath could lead elsewhere by one. Empty
 	// for a folder that the kubelet has made, where only the node's administrator writes.
 	Root string
+	// IsMount is asked whether the volume is mounted. Nil for a volume that need not be.
+	IsMount MountProbe
+}
+
+// checkMount fails if the volume is not mounted on its folder, which is open. What is there then
+// is a folder of the node's own disk.
+func (f Folder) checkMount(folder *os.File) error {
+	if f.IsMount == nil {
+		return nil
+	}
+	switch mounted, err := f.IsMount(folder); {
+	case err != nil:
+		return fmt.Errorf("find out whether the volume is mounted: %w", err)
+	case !mounted:
+		return fmt.Errorf("the volume is not mounted: %s is a folder of the node's own disk, and must be the root of a mount; see whether the volume's driver runs, restart the pod, and see whether the agent's pod has its folder of pods with mountPropagation: HostToContainer", f.Path)
+	}
+	return nil
 }
 
 // open opens the folder itself.
@@ -95,15 +173,16 @@ func PodFolder(podsDir string, pod types.UID) (path string, plugins []os.DirEntr
 
 // VolumeFolder finds the folder of a pod's volume on this node, below the kubelet's
 // folder of pods: UID/volumes/PLUGIN/NAME, with the name of the PersistentVolume
-// or, without one, of the volume. Source: the kubelet's GetPodVolumeDir.
-func VolumeFolder(podsDir string, pod types.UID, volume, persistentVolume string) (string, error) {
+// or, without one, of the volume. Source: the kubelet's GetPodVolumeDir. What opens the folder
+// asks isMount whether it is mounted, if its plugin mounts volumes.
+func VolumeFolder(podsDir string, pod types.UID, volume, persistentVolume string, isMount MountProbe) (Folder, error) {
 	name := cmp.Or(persistentVolume, volume)
 	if err := segment("name of the volume", name); err != nil {
-		return "", err
+		return Folder{}, err
 	}
 	volumes, plugins, err := PodFolder(podsDir, pod)
 	if err != nil {
-		return "", err
+		return Folder{}, err
 	}
 
 	var found []string
@@ -120,17 +199,20 @@ func VolumeFolder(podsDir string, pod types.UID, volume, persistentVolume string
 	}
 	switch {
 	case len(found) == 0:
-		return "", fmt.Errorf("volume %q has no folder %q below %s: hostPath volumes of pods and block volumes have none, and are not supported", volume, name, volumes)
+		return Folder{}, fmt.Errorf("volume %q has no folder %q below %s: hostPath volumes of pods and block volumes have none, and are not supported", volume, name, volumes)
 	case len(found) > 1:
-		return "", fmt.Errorf("volume %q has several folders %q below %s: %s", volume, name, volumes, strings.Join(found, ", "))
+		return Folder{}, fmt.Errorf("volume %q has several folders %q below %s: %s", volume, name, volumes, strings.Join(found, ", "))
 	}
-	folder := filepath.Join(volumes, found[0], name)
+	folder := Folder{Path: filepath.Join(volumes, found[0], name)}
+	if slices.Contains(mountPlugins, found[0]) {
+		folder.IsMount = isMount
+	}
 	if found[0] != csiPlugin {
 		return folder, nil
 	}
-	folder = filepath.Join(folder, csiMount)
-	if info, err := os.Stat(folder); err != nil || !info.IsDir() {
-		return "", fmt.Errorf("volume %q is not mounted: there is no folder %s", volume, folder)
+	folder.Path = filepath.Join(folder.Path, csiMount)
+	if info, err := os.Stat(folder.Path); err != nil || !info.IsDir() {
+		return Folder{}, fmt.Errorf("volume %q is not mounted: there is no folder %s", volume, folder.Path)
 	}
 	return folder, nil
 }

@@ -4,6 +4,7 @@
 package datapath
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -58,15 +59,78 @@ func TestVolumeFolder(t *testing.T) {
 		{"persistent volume leaves the folder", "uid", "data", "..", "", "name of the volume"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := VolumeFolder(pods, c.pod, c.volume, c.claimVolume)
+			got, err := VolumeFolder(pods, c.pod, c.volume, c.claimVolume, nil)
 			switch {
 			case c.problem != "":
 				if err == nil || !strings.Contains(err.Error(), c.problem) {
-					t.Errorf("got %q, %v, want an error about %q", got, err, c.problem)
+					t.Errorf("got %q, %v, want an error about %q", got.Path, err, c.problem)
 				}
-			case err != nil || got != filepath.Join(pods, "uid/volumes", c.want):
-				t.Errorf("got %q, %v, want %q", got, err, c.want)
+			case err != nil || got.Path != filepath.Join(pods, "uid/volumes", c.want):
+				t.Errorf("got %q, %v, want %q", got.Path, err, c.want)
 			}
 		})
+	}
+}
+
+// A volume that its plugin mounts is neither read nor written where it is not mounted.
+func TestVolumeThatIsNotMounted(t *testing.T) {
+	pods := t.TempDir()
+	for plugin, mounts := range map[string]bool{
+		"kubernetes.io~csi": true, "kubernetes.io~nfs": true, "kubernetes.io~iscsi": true, "kubernetes.io~local-volume": true,
+		"kubernetes.io~empty-dir": false, "kubernetes.io~host-path": false, "example.com~flex": false,
+	} {
+		folder := filepath.Join("uid/volumes", plugin, "of "+plugin)
+		if plugin == csiPlugin {
+			folder = filepath.Join(folder, csiMount)
+		}
+		write(t, filepath.Join(pods, folder, "file"), "of the node")
+		got, err := VolumeFolder(pods, "uid", "data", "of "+plugin, IsMount)
+		if err != nil || (got.IsMount != nil) != mounts {
+			t.Errorf("%s: got %+v, %v, want that it must be mounted: %t", plugin, got, err, mounts)
+		}
+	}
+
+	folder, err := VolumeFolder(pods, "uid", "data", "of kubernetes.io~nfs", IsMount)
+	must(t, err)
+	s, mounted := newStore(t), t.TempDir()
+	write(t, filepath.Join(mounted, "new"), "of the volume")
+	probed := func(*os.File) (bool, error) { return true, nil }
+	stored, err := Upload(t.Context(), s.client(t), UploadRequest{Path: mounted, IsMount: probed, Source: web}, new(Progress))
+	must(t, err)
+	before := tree(t, folder.Path)
+	strange := errors.New("strange")
+	for name, test := range map[string]struct {
+		probe MountProbe
+		want  string
+	}{
+		"no mount":          {folder.IsMount, "the volume is not mounted: " + folder.Path},
+		"nobody can tell":   {func(*os.File) (bool, error) { return false, strange }, strange.Error()},
+		"another's message": {func(*os.File) (bool, error) { return false, nil }, "HostToContainer"},
+	} {
+		_, uploadErr := Upload(t.Context(), s.client(t), UploadRequest{Path: folder.Path, IsMount: test.probe, Source: web}, new(Progress))
+		_, restoreErr := Restore(t.Context(), s.client(t), RestoreRequest{SnapshotID: stored.SnapshotID, Path: folder.Path, IsMount: test.probe}, new(Progress))
+		for _, err := range []error{uploadErr, restoreErr} {
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%s: got %v, want an error about %q", name, err, test.want)
+			}
+		}
+	}
+	expectSameTree(t, tree(t, folder.Path), before)
+	if got := s.snapshots(t); len(got) != 1 {
+		t.Errorf("there are %d snapshots", len(got))
+	}
+}
+
+// The kernel tells what is the root of a mount, in both ways in which it may.
+func TestIsMount(t *testing.T) {
+	for path, want := range map[string]bool{"/proc": true, "/proc/self": false, t.TempDir(): false} {
+		folder, err := os.Open(path)
+		must(t, err)
+		defer folder.Close()
+		for name, probe := range map[string]MountProbe{"IsMount": IsMount, "leavesMount": leavesMount} {
+			if got, err := probe(folder); err != nil || got != want {
+				t.Errorf("%s of %s is %t, %v, want %t", name, path, got, err, want)
+			}
+		}
 	}
 }

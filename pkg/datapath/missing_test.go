@@ -52,6 +52,7 @@ func (s store) verify(t *testing.T, id string) {
 // An upload stores anew what the packs held that the store has lost, or has only a part of,
 // whether the files have changed or not. The snapshot of before is whole again, too.
 func TestUploadStoresAnewWhatIsMissing(t *testing.T) {
+	settled(t)
 	for name, lose := range map[string]func(t *testing.T, s store){
 		"all packs": func(t *testing.T, s store) {
 			for _, path := range s.packs(t, "p") {

@@ -5,6 +5,7 @@ package datapath
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -92,7 +93,12 @@ type notes struct {
 	first []string
 }
 
-func (n *notes) add(path, problem string) {
+func (n *notes) add(path, problem string) { n.insert(warningsKept, path, problem) }
+
+// addFirst adds a warning about many files, or about none, which is told before those of single ones.
+func (n *notes) addFirst(path, problem string) { n.insert(0, path, problem) }
+
+func (n *notes) insert(at int, path, problem string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	note := fmt.Sprintf("%q %s", path, problem)
@@ -112,8 +118,9 @@ func (n *notes) add(path, problem string) {
 	case n.count == warningsLogged+1:
 		n.logger.Info("The further warnings about files of the volume are not logged", "logged", warningsLogged)
 	}
-	if len(n.first) < warningsKept {
-		n.first = append(n.first, note)
+	if at = min(at, len(n.first)); at < warningsKept {
+		n.first = slices.Insert(n.first, at, note)
+		n.first = n.first[:min(len(n.first), warningsKept)]
 	}
 }
 

@@ -37,8 +37,10 @@ var ErrSnapshotNotFound = errors.New("the repository has no such snapshot")
 type RestoreRequest struct {
 	// SnapshotID is Kopia's id of the snapshot.
 	SnapshotID string
-	// Path and Root of the volume's folder, which must exist: see Folder. Root is optional.
+	// Path, Root and IsMount of the volume's folder, which must exist: see Folder. The latter
+	// two are optional.
 	Path, Root string
+	IsMount    MountProbe
 	// Only are the paths in the volume of the files and folders to restore; all if there is
 	// none. What lies beside them stays as it is, and a file that is there until it is replaced
 	// by the complete one.
@@ -82,7 +84,7 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	bytes, files := sizeOf(parts)
 	p.SetTotal(bytes, files)
 
-	root, err := openConfined(Folder{req.Path, req.Root}, &p.calls)
+	root, err := openConfined(Folder{req.Path, req.Root, req.IsMount}, &p.calls)
 	if err != nil {
 		return RestoreResult{}, err
 	}

@@ -201,7 +201,7 @@ func (d *volumeDir) compare(ctx context.Context, files map[string]string) (summa
 		e := newVolumeEntry(d.volume, d, name, &stat)
 		text = e.appendStored(text[:0])
 		entry, known := files[string(text)]
-		if !known {
+		if !known || e.recent {
 			it.ahead, it.aheadStat = name, stat
 			return nil, 0, false
 		}
@@ -226,7 +226,7 @@ func (d *volumeDir) compare(ctx context.Context, files map[string]string) (summa
 // nothing for what none has, or not exactly.
 func (e *volumeEntry) appendStored(b []byte) []byte {
 	at := fs.UTCTimestampFromTime(e.ModTime())
-	if !utf8.ValidString(e.name) || len(e.in.path)+1+len(e.name) > longestPath || !at.ToTime().Equal(e.ModTime()) {
+	if !utf8.ValidString(e.name) || len(e.in.path)+1+len(e.name) > longestPath {
 		return b
 	}
 	kind := snapshot.EntryTypeFile

@@ -11,7 +11,6 @@ import (
 	"maps"
 	"path"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -62,6 +61,8 @@ const (
 	tagClaim = "holdfast.io/claim-uid"
 	// tagRecord holds the uid of the VolumeUpload.
 	tagRecord = "holdfast.io/upload-uid"
+	// tagFullRead holds when the last upload of the volume began that read every file.
+	tagFullRead = "holdfast.io/full-read"
 	// tagCheckpoint marks what a long upload stores on its way, so that its next
 	// attempt need not begin anew.
 	tagCheckpoint = "holdfast.io/checkpoint"
@@ -77,11 +78,14 @@ func (s Source) info(options repo.ClientOptions, requester string) snapshot.Sour
 
 // UploadRequest says what to upload.
 type UploadRequest struct {
-	// Path and Root of the volume's folder: see Folder. Root is optional.
+	// Path, Root and IsMount of the volume's folder: see Folder. The latter two are optional.
 	Path, Root string
-	// Source is whose folder it is. The newest snapshot of the same claim, or else
-	// of the same source, spares the reading of files that have not changed.
+	IsMount    MountProbe
+	// Source is whose folder it is. The newest snapshot of the same claim, or else of the same
+	// source if that may be of the claim, spares the reading of files that have not changed.
 	Source Source
+	// FullReadEvery is after how long at most an upload reads every file again. Zero means never.
+	FullReadEvery time.Duration
 	// Backup is the uid of the backup that the snapshot is for. See Snapshots.
 	Backup types.UID
 	// Record is the uid of the VolumeUpload. What was stored for it before is replaced:
@@ -116,8 +120,8 @@ type UploadResult struct {
 	SnapshotID string
 	// TotalBytes and Files of the volume.
 	TotalBytes, Files int64
-	// IncrementalBytes are those of files that are new or changed since the
-	// previous snapshot, before deduplication.
+	// IncrementalBytes are those of files that are new since the previous snapshot or may have
+	// changed, before deduplication: those whose size, mode, owner or times say so.
 	IncrementalBytes int64
 	// Warnings name files that are missing or may be inconsistent.
 	Warnings Warnings
@@ -132,7 +136,7 @@ const measureAfter = 15 * time.Second
 func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p *Progress) (_ UploadResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	notes := notes{logger: klog.FromContext(ctx)}
-	vol, err := openVolume(Folder{req.Path, req.Root}, &notes, p)
+	vol, err := openVolume(Folder{req.Path, req.Root, req.IsMount}, &notes, p)
 	if err != nil {
 		return UploadResult{}, err
 	}
@@ -144,10 +148,13 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	}
 
 	source := req.Source.info(r.Kopia().ClientOptions(), requester)
-	previous, err := previousSnapshots(ctx, r.Kopia(), req.Source)
+	complete, checkpoint, err := previousSnapshots(ctx, r.Kopia(), req.Source)
 	if err != nil {
 		return UploadResult{}, fmt.Errorf("look for the previous snapshot: %w", err)
 	}
+	known := basisOf(complete, checkpoint, r.Kopia().Time(), spread(req.FullReadEvery, req.Source))
+	vol.since, vol.isFullRead = known.since(), known.isFullRead()
+	tags := with(req.tags(), tagFullRead, known.fullRead.UTC().Format(time.RFC3339))
 	earlier, err := earlierAttempts(ctx, r.Kopia(), req.Record)
 	if err != nil {
 		return UploadResult{}, fmt.Errorf("look for what an earlier attempt has stored: %w", err)
@@ -160,10 +167,13 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 		klog.FromContext(ctx).Info("The store lacks packs of the repository: what they held of this volume is stored anew", "packs", len(missing.Packs()), "contents", missing.Contents)
 	}
 	// Else what has changed is looked for in either, or file by file.
-	if len(previous) == 1 && !missing.Any() {
-		folder.relyOn(r.Kopia(), previous[0], p)
+	if len(known.spare) == 1 && !missing.Any() {
+		folder.relyOn(r.Kopia(), known.spare[0], p)
 	}
-	for _, man := range previous {
+	for _, man := range []*snapshot.Manifest{complete, checkpoint} {
+		if man == nil {
+			continue
+		}
 		_, files := p.Files()
 		p.SetTotal(max(p.Total(), man.Stats.TotalFileSize), max(files, int64(man.Stats.TotalFileCount)))
 	}
@@ -177,24 +187,33 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 		if w, err = missing.Writer(ctx, w); err != nil {
 			return err
 		}
-		man, err = uploadFolder(ctx, w, folder, uploadPolicy(), source, req.tags(), previous, observer)
+		man, err = uploadFolder(ctx, w, folder, uploadPolicy(), source, tags, known.spare, observer)
 		if err == nil {
 			vol.last.addTo(&man.Stats)
 			err = vol.stillThere()
 		}
 		if err == nil {
-			err = save(ctx, w, man, vol.extras, req.tags(), earlier)
+			err = save(ctx, w, man, vol.extras, tags, earlier)
 		}
 		return err // then nothing is visible
 	})
 	if err != nil {
 		return UploadResult{}, err
 	}
+	vol.outOfRange.tell(&notes)
 	summary := man.RootEntry.DirSummary
+	// An emptyDir is empty whenever its pod is a new one.
+	if had := known.files(); had > 0 && summary.TotalFileCount+summary.TotalSymlinkCount == 0 && req.Source.ClaimUID != "" {
+		notes.addFirst(".", fmt.Sprintf("has no files now, where the snapshot of %s has %d: see whether the pod finds its data there", complete.StartTime.ToTime().UTC().Format(time.RFC3339), had))
+	}
+	incremental := vol.read.Load()
+	if complete != nil && complete.RootObjectID() == man.RootObjectID() {
+		incremental = 0 // what was read again has turned out to be what it was
+	}
 	return UploadResult{
 		SnapshotID:       string(man.ID),
 		TotalBytes:       summary.TotalFileSize,
-		IncrementalBytes: vol.read.Load(),
+		IncrementalBytes: incremental,
 		Files:            summary.TotalFileCount,
 		Warnings:         notes.warnings(),
 	}, nil
@@ -322,66 +341,6 @@ func earlierAttempts(ctx context.Context, r repo.Repository, record types.UID) (
 		}
 	}
 	return ids, nil
-}
-
-// previousSnapshots returns the newest complete snapshot of the claim, or else
-// of the source, and the newest checkpoint of an upload that did not complete.
-func previousSnapshots(ctx context.Context, r repo.Repository, source Source) ([]*snapshot.Manifest, error) {
-	// A claim outlives the pods that mount it, whose names are in the path.
-	var ofClaim, ofSource, checkpoints []map[string]string
-	for _, requester := range []string{requester, formerRequester} {
-		info := source.info(r.ClientOptions(), requester)
-		of := map[string]string{snapshot.HostnameLabel: info.Host, snapshot.UsernameLabel: info.UserName, snapshot.PathLabel: info.Path}
-		complete := map[string]string{tagRequester: requester, tagUploader: uploader}
-		ofClaim = append(ofClaim, with(complete, tagClaim, string(source.ClaimUID)))
-		maps.Copy(complete, of)
-		ofSource = append(ofSource, complete)
-		checkpoints = append(checkpoints, with(of, tagCheckpoint, "true"))
-	}
-	checkpointsOfClaim := []map[string]string{{tagCheckpoint: "true", tagClaim: string(source.ClaimUID)}}
-	if source.ClaimUID == "" {
-		ofClaim, checkpointsOfClaim = nil, nil
-	}
-	found, err := newest(ctx, r, ofClaim, ofSource)
-	if err != nil {
-		return nil, err
-	}
-	checkpoint, err := newest(ctx, r, checkpointsOfClaim, checkpoints)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc([]*snapshot.Manifest{found, checkpoint}, func(m *snapshot.Manifest) bool { return m == nil }), nil
-}
-
-func with(labels map[string]string, key, value string) map[string]string {
-	labels = maps.Clone(labels)
-	labels[key] = value
-	return labels
-}
-
-// newest returns the newest of the snapshots that have the labels of some search in the
-// first of the groups in which there are any; nil if there are none.
-func newest(ctx context.Context, r repo.Repository, groups ...[]map[string]string) (*snapshot.Manifest, error) {
-	for _, searches := range groups {
-		var entries []*manifest.EntryMetadata
-		for _, labels := range searches {
-			found, err := r.FindManifests(ctx, with(labels, manifest.TypeLabelKey, snapshot.ManifestType))
-			if err != nil {
-				return nil, err
-			}
-			entries = append(entries, found...)
-		}
-		if len(entries) == 0 {
-			continue
-		}
-		latest := slices.MaxFunc(entries, func(a, b *manifest.EntryMetadata) int { return a.ModTime.Compare(b.ModTime) })
-		man, err := snapshot.LoadSnapshot(ctx, r, latest.ID)
-		if errors.Is(err, snapshot.ErrSnapshotNotFound) {
-			continue
-		}
-		return man, err
-	}
-	return nil, nil
 }
 
 // measureLater sets the total of p to the volume's size if that takes long

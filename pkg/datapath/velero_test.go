@@ -71,6 +71,7 @@ func veleroStore(t *testing.T) (repository.Location, []string) {
 // The first backup of a volume that Velero has backed up into the same repository reads
 // only what has changed since, and the next one goes on from there.
 func TestGoesOnFromVelero(t *testing.T) {
+	settled(t)
 	location, checks := veleroStore(t)
 	r, err := repository.Open(t.Context(), location, "shop", veleroPassword, repository.Options{})
 	must(t, err)
@@ -130,21 +131,23 @@ func expectChecks(t *testing.T, dir string, want []string) {
 
 // Snapshots of Holdfast's first versions have another source and requester.
 func TestGoesOnFromFormerVersions(t *testing.T) {
-	for name, source := range map[string]Source{
-		"of the claim":  {Namespace: namespace, Pod: "another", Volume: "data", ClaimName: "claim", ClaimUID: "uid"},
-		"of the source": {Namespace: namespace, Pod: "web-0", Volume: "claim"},
+	settled(t)
+	for name, test := range map[string]struct{ former, source Source }{
+		"of the claim": {
+			Source{Namespace: namespace, Pod: "web-0", Volume: "data", ClaimName: "claim", ClaimUID: "uid"},
+			Source{Namespace: namespace, Pod: "another", Volume: "data", ClaimName: "claim", ClaimUID: "uid"},
+		},
+		"of the source": {web, web},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, dir := newStore(t), t.TempDir()
 			write(t, filepath.Join(dir, "a"), "content")
 			r := s.client(t)
-			earlier, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: Source{
-				Namespace: namespace, Pod: "web-0", Volume: "data", ClaimName: "claim", ClaimUID: "uid",
-			}}, new(Progress))
+			earlier, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: test.former}, new(Progress))
 			must(t, err)
 			makeFormer(t, r, earlier.SnapshotID)
 
-			got, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: source}, new(Progress))
+			got, err := Upload(t.Context(), r, UploadRequest{Path: dir, Source: test.source}, new(Progress))
 			must(t, err)
 			if got.IncrementalBytes != 0 {
 				t.Errorf("read %d bytes", got.IncrementalBytes)

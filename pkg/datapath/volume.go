@@ -10,7 +10,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
+	"path"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -35,7 +37,37 @@ type volume struct {
 	notes  *notes
 	extras *extras       // nil if nobody wants them
 	last   *lastSnapshot // nil if there is none
-	read   atomic.Int64  // bytes of files
+	read   atomic.Int64  // bytes of files that are new or may have changed
+	// since is the second from which on a change of a file means that it is read again, whatever a
+	// previous snapshot has of it; math.MaxInt64 for none. With isFullRead every file is read, and
+	// those that have not changed since then don't count in read.
+	since      int64
+	isFullRead bool
+	outOfRange outOfRange
+}
+
+// outOfRange counts what has a time that a snapshot can't hold.
+type outOfRange struct {
+	mu    sync.Mutex
+	count int
+	first string // a path
+}
+
+func (o *outOfRange) add(path string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.count++; o.count == 1 {
+		o.first = path
+	}
+}
+
+// tell makes one warning of all.
+func (o *outOfRange) tell(notes *notes) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.count > 0 {
+		notes.addFirst(o.first, fmt.Sprintf("is the first of %d whose modification time is before 1677 or after 2262: a snapshot can't hold it, and has the nearest one that it can", o.count))
+	}
 }
 
 func openVolume(folder Folder, notes *notes, p *Progress) (*volume, error) {
@@ -43,7 +75,7 @@ func openVolume(folder Folder, notes *notes, p *Progress) (*volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &volume{root: root, notes: notes, extras: newExtras(notes)}, nil
+	return &volume{root: root, notes: notes, extras: newExtras(notes), since: math.MaxInt64}, nil
 }
 
 // close ends the reading of a volume, of which nothing is open any more.
@@ -66,6 +98,9 @@ func (v *volume) folder() (*volumeDir, error) {
 // observe takes note of a file or folder, by its name in a folder that is open.
 func (v *volume) observe(folder handle, name, in string, space []byte, stat *unix.Stat_t) error {
 	defer v.root.calls.begin().end()
+	if _, exact := timeOf(stat.Mtim); !exact {
+		v.outOfRange.add(path.Join(in, name))
+	}
 	return v.extras.observe(folder.fd, name, in, space, stat)
 }
 
@@ -112,12 +147,31 @@ type volumeEntry struct {
 	name   string
 	mode   os.FileMode
 	owner  fs.OwnerInfo
+	// recent means that it is read again though it looks as in the previous snapshot: it may have
+	// changed after that read it, and within the unit in which the file system keeps times.
+	recent bool
 	size   int64
 	mtime  unix.Timespec
 }
 
 func newVolumeEntry(v *volume, in *volumeDir, name string, stat *unix.Stat_t) volumeEntry {
-	return volumeEntry{v, in, name, modeOf(stat.Mode), fs.OwnerInfo{UserID: stat.Uid, GroupID: stat.Gid}, stat.Size, stat.Mtim}
+	// What sets the old time back after a change does not set that of the inode back.
+	recent := stat.Mode&unix.S_IFMT != unix.S_IFDIR && max(int64(stat.Mtim.Sec), int64(stat.Ctim.Sec)) >= v.since
+	return volumeEntry{v, in, name, modeOf(stat.Mode), fs.OwnerInfo{UserID: stat.Uid, GroupID: stat.Gid}, recent, stat.Size, stat.Mtim}
+}
+
+// The first and the last moment that a snapshot can hold.
+var earliest, latest = time.Unix(0, math.MinInt64), time.Unix(0, math.MaxInt64)
+
+// timeOf returns the time of a file, or the nearest one to it that a snapshot can hold.
+func timeOf(mtime unix.Timespec) (at time.Time, exact bool) {
+	switch at = time.Unix(mtime.Unix()); {
+	case at.Before(earliest):
+		return earliest, false
+	case at.After(latest):
+		return latest, false
+	}
+	return at, true
 }
 
 // modeOf is the mode of a file as os has it.
@@ -156,7 +210,9 @@ func modeOf(bits uint32) os.FileMode {
 // owner and time are stored. A large file is read in parts, each of which opens it. That it may be
 // another one does not matter then, and some file systems give a file several numbers.
 func (e *volumeEntry) isStill(read *unix.Stat_t) bool {
-	return newVolumeEntry(e.volume, e.in, e.name, read) == *e
+	now := newVolumeEntry(e.volume, e.in, e.name, read)
+	now.recent = e.recent // another name that it gets is no change of it
+	return now == *e
 }
 
 // changed is what is noted of what is not.
@@ -170,10 +226,23 @@ func (e *volumeEntry) path() string {
 	return e.in.below(e.name)
 }
 
+// Mode has a bit that no snapshot has where a file is to be read again: Kopia's uploader compares
+// modes, and stores none but fs.ModBits of them.
+func (e *volumeEntry) Mode() os.FileMode {
+	if e.recent {
+		return e.mode | os.ModeTemporary
+	}
+	return e.mode
+}
+
+// ModTime is one that a snapshot can hold.
+func (e *volumeEntry) ModTime() time.Time {
+	at, _ := timeOf(e.mtime)
+	return at
+}
+
 func (e *volumeEntry) Name() string                { return e.name }
 func (e *volumeEntry) Size() int64                 { return e.size }
-func (e *volumeEntry) Mode() os.FileMode           { return e.mode }
-func (e *volumeEntry) ModTime() time.Time          { return time.Unix(e.mtime.Unix()) }
 func (e *volumeEntry) IsDir() bool                 { return e.mode.IsDir() }
 func (e *volumeEntry) Sys() any                    { return nil }
 func (e *volumeEntry) Owner() fs.OwnerInfo         { return e.owner }
@@ -459,7 +528,9 @@ func (r *volumeReader) Read(b []byte) (n int, err error) {
 		return 0, io.EOF
 	}
 	r.at += int64(n)
-	r.entry.volume.read.Add(int64(n))
+	if r.entry.recent || !r.entry.volume.isFullRead {
+		r.entry.volume.read.Add(int64(n))
+	}
 	return n, nil
 }
 

@@ -90,7 +90,7 @@ func (s *stand) start(t *testing.T) error {
 			if bound = bound && claim.Status.Phase == corev1.ClaimBound; !bound {
 				break
 			}
-			folder := filepath.Join(volumes, "kubernetes.io~local-volume", claim.Spec.VolumeName)
+			folder := filepath.Join(volumes, labtest.FolderPlugin, claim.Spec.VolumeName)
 			if err := os.MkdirAll(folder, 0o755); err != nil {
 				return err
 			}

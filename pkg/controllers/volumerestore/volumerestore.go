@@ -63,7 +63,14 @@ func status(record *engine.VolumeRestore) volumework.Status {
 }
 
 func restore(ctx context.Context, r *repository.Repository, record *engine.VolumeRestore, folder datapath.Folder, p *datapath.Progress) (volumework.Result[*engine.VolumeRestore], error) {
-	restored, err := datapath.Restore(ctx, r, datapath.RestoreRequest{SnapshotID: record.Spec.SnapshotID, Path: folder.Path, Root: folder.Root, Only: record.Spec.Paths, Replace: record.Spec.Replace}, p)
+	restored, err := datapath.Restore(ctx, r, datapath.RestoreRequest{
+		SnapshotID: record.Spec.SnapshotID,
+		Path:       folder.Path,
+		Root:       folder.Root,
+		IsMount:    folder.IsMount,
+		Only:       record.Spec.Paths,
+		Replace:    record.Spec.Replace,
+	}, p)
 	return volumework.Result[*engine.VolumeRestore]{Bytes: restored.TotalBytes, Files: restored.Files, Warnings: restored.Warnings}, err
 }
 

@@ -7,6 +7,7 @@ package volumeupload
 
 import (
 	"context"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -33,7 +34,7 @@ func New(config volumework.Config, own, records engineclient.VolumeUploadsGetter
 		Target:        target,
 		Status:        status,
 		Cancelled:     func(record *engine.VolumeUpload) bool { return record.Spec.Cancel },
-		Move:          upload,
+		Move:          uploader{config.FullReadEvery}.upload,
 	}, own.VolumeUploads(config.Namespace), records.VolumeUploads(config.Namespace), informer.Lister().VolumeUploads(config.Namespace), informer.Informer())
 }
 
@@ -60,10 +61,16 @@ func status(record *engine.VolumeUpload) volumework.Status {
 	}
 }
 
-func upload(ctx context.Context, r *repository.Repository, record *engine.VolumeUpload, folder datapath.Folder, p *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error) {
+// uploader uploads volumes.
+type uploader struct {
+	fullReadEvery time.Duration // as in datapath.UploadRequest
+}
+
+func (u uploader) upload(ctx context.Context, r *repository.Repository, record *engine.VolumeUpload, folder datapath.Folder, p *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error) {
 	uploaded, err := datapath.Upload(ctx, r, datapath.UploadRequest{
-		Path: folder.Path,
-		Root: folder.Root,
+		Path:    folder.Path,
+		Root:    folder.Root,
+		IsMount: folder.IsMount,
 		Source: datapath.Source{
 			Namespace: record.Spec.Pod.Namespace,
 			Pod:       record.Spec.Pod.Name,
@@ -75,6 +82,8 @@ func upload(ctx context.Context, r *repository.Repository, record *engine.Volume
 		Record:     record.UID,
 		StoreName:  record.Spec.StoreName,
 		ClusterUID: record.Spec.ClusterUID,
+
+		FullReadEvery: u.fullReadEvery,
 	}, p)
 	return volumework.Result[*engine.VolumeUpload]{
 		Bytes:    uploaded.TotalBytes,

@@ -141,6 +141,10 @@ type Config struct {
 	Namespace string
 	// PodsDir is the kubelet's folder of pods, as this process sees it.
 	PodsDir string
+	// IsMount tells of a folder whether a volume is mounted there. Nil means that the kernel is asked.
+	IsMount datapath.MountProbe
+	// FullReadEvery is as in datapath.UploadRequest.
+	FullReadEvery time.Duration
 	// HostPathRoots are the folders of the node, as this process sees them too, below which
 	// it works in persistent volumes of type hostPath.
 	HostPathRoots hostpath.Roots
@@ -188,6 +192,9 @@ type Controller[T Record[T]] struct {
 func New[T Record[T]](config Config, kind Kind[T], reader Reader[T], writer Writer[T], lister Lister[T], informer cache.SharedIndexInformer) (*Controller[T], error) {
 	if kind.Class == datapath.ClassRestore {
 		config.Options.Cache = nil
+	}
+	if config.IsMount == nil {
+		config.IsMount = datapath.IsMount
 	}
 	c := &Controller[T]{
 		Config: config,

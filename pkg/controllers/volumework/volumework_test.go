@@ -101,6 +101,47 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 }
 
+// TestVolumeThatIsNotMounted: neither an upload nor a restore takes the folder for the volume that
+// should be mounted there.
+func TestVolumeThatIsNotMounted(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	folder := filepath.Join(h.podsDir, string(podUID), "volumes/kubernetes.io~nfs/data")
+	must(t, os.MkdirAll(folder, 0o755))
+	must(t, os.WriteFile(filepath.Join(folder, "file"), []byte("of the node"), 0o600))
+
+	h.startBackups()
+	h.create(h.backup("b", "1", "data"))
+	if failed := h.expect("b", engine.VolumePhaseFailed).Status; !strings.HasPrefix(failed.Message, "the volume is not mounted: "+folder) || failed.SnapshotID != "" {
+		t.Errorf("the status is %+v", failed)
+	}
+	from := h.volume("from")
+	must(t, os.WriteFile(filepath.Join(from, "new"), []byte("of the volume"), 0o600))
+	h.create(h.backup("from", "2", "from"))
+	stored := h.expect("from", engine.VolumePhaseCompleted).Status.SnapshotID
+
+	h.startRestores()
+	restores := h.engine.EngineV1alpha1().VolumeRestores(system)
+	restore, err := restores.Create(t.Context(), &engine.VolumeRestore{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "r", UID: "3"},
+		Spec: engine.VolumeRestoreSpec{
+			Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "data",
+			BackupStorageLocation: "default", Repository: repo, SnapshotID: stored,
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	h.eventually(func() bool {
+		restore, err = restores.Get(t.Context(), "r", metav1.GetOptions{})
+		return err == nil && restore.Status.Phase.Done()
+	}, func() string { return "the restore does not end" })
+	if restore.Status.Phase != engine.VolumePhaseFailed || !strings.HasPrefix(restore.Status.Message, "the volume is not mounted: "+folder) {
+		t.Errorf("the restore is %+v", restore.Status)
+	}
+	if left, err := os.ReadDir(folder); err != nil || len(left) != 1 {
+		t.Errorf("in the folder of the node there is %v, %v", left, err)
+	}
+}
+
 // TestStoreOnAFullDisk: an upload that the store has no room for fails, and says so. Its slot is
 // another's then, and so is what it had written.
 func TestStoreOnAFullDisk(t *testing.T) {

@@ -246,8 +246,7 @@ func (c *Controller[T]) try(ctx context.Context, asked time.Time, record T, p *d
 // folder finds the folder of a volume.
 func (c *Controller[T]) folder(target Target) (folder datapath.Folder, err error) {
 	if target.HostPath == "" {
-		folder.Path, err = datapath.VolumeFolder(c.PodsDir, target.Pod, target.Volume, target.PersistentVolume)
-		return folder, err
+		return datapath.VolumeFolder(c.PodsDir, target.Pod, target.Volume, target.PersistentVolume, c.IsMount)
 	}
 	// A volume may be somebody else's when the pod is gone that gave access to it.
 	if _, _, err := datapath.PodFolder(c.PodsDir, target.Pod); err != nil {

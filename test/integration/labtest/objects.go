@@ -87,11 +87,15 @@ func (l *Lab) Pod(t *testing.T, namespace, node string) (pod *corev1.Pod, folder
 	return pod, l.volumeFolder(t, pod, "kubernetes.io~empty-dir", "scratch")
 }
 
+// FolderPlugin names a plugin of the kubelet whose volumes are plain folders. Of those of the kubelet's
+// own that provide persistent volumes an agent wants a mount.
+const FolderPlugin = "example.com~folder"
+
 // PodWithClaim is like Pod, with the volume content of the claim data.
 func (l *Lab) PodWithClaim(t *testing.T, namespace, node string) (pod *corev1.Pod, folder string) {
 	t.Helper()
 	pod = l.podWithClaim(t, namespace, node, corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: "/unused"}})
-	return pod, l.volumeFolder(t, pod, "kubernetes.io~local-volume", namespace+"-data")
+	return pod, l.volumeFolder(t, pod, FolderPlugin, namespace+"-data")
 }
 
 // PodWithHostPath is like PodWithClaim, with a persistent volume of type hostPath, for which

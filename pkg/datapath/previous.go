@@ -1,0 +1,173 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"hash/fnv"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/snapshot"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// racy is how long before the start of a snapshot a file must have changed last for that to
+// spare its reading. File systems keep times in units of up to two seconds: a file that changed
+// twice within one looks the same after both. Tests have others.
+var racy = 2 * time.Second
+
+// basis is what an upload goes by that was stored before.
+type basis struct {
+	// complete is the newest complete snapshot of the volume, or nil.
+	complete *snapshot.Manifest
+	// spare are the snapshots that spare the reading of files that have not changed. None does
+	// when every file is to be read.
+	spare []*snapshot.Manifest
+	// fullRead is when the last upload began that read every file, which may be this one.
+	fullRead time.Time
+}
+
+// basisOf decides what an upload goes by that begins now, of the newest complete snapshot and
+// the newest checkpoint. Either may be nil. The upload reads every file if that was last done
+// so long ago. Then it goes on only from the checkpoint of an upload that did so, too.
+func basisOf(complete, checkpoint *snapshot.Manifest, now time.Time, fullReadEvery time.Duration) basis {
+	spares := func(man *snapshot.Manifest) bool {
+		if man == nil {
+			return false
+		}
+		read := fullReadOf(man)
+		// A clock that was ahead says nothing about the times of files.
+		return !man.StartTime.ToTime().After(now) && !read.After(now) && (fullReadEvery == 0 || now.Sub(read) < fullReadEvery)
+	}
+	b := basis{complete: complete, fullRead: now}
+	if spares(complete) {
+		b.spare, b.fullRead = append(b.spare, complete), fullReadOf(complete)
+	}
+	if spares(checkpoint) {
+		if b.spare = append(b.spare, checkpoint); len(b.spare) == 1 {
+			b.fullRead = fullReadOf(checkpoint)
+		}
+	}
+	return b
+}
+
+// fullReadOf is when the last upload began that read every file, as a snapshot says. One that
+// does not say so, as those of Velero, counts as one that read all.
+func fullReadOf(man *snapshot.Manifest) time.Time {
+	if read, err := time.Parse(time.RFC3339, man.Tags[tagFullRead]); err == nil {
+		return read
+	}
+	return man.StartTime.ToTime()
+}
+
+// spread is a duration less up to a quarter of it, which is always the same for one volume:
+// those that were first backed up in one night are not all read again in one.
+func spread(every time.Duration, of Source) time.Duration {
+	sum := fnv.New32a()
+	_, _ = sum.Write([]byte(of.ClaimUID))
+	_, _ = sum.Write([]byte(of.Namespace + "/" + of.Pod + "/" + of.Volume))
+	return every - time.Duration(float64(every)/4*float64(sum.Sum32())/math.MaxUint32)
+}
+
+// since is the second from which on a change of a file means that it is read again. With two
+// snapshots it is that of the older one, as a file may be found in either.
+func (b basis) since() int64 {
+	second := int64(math.MaxInt64)
+	for _, man := range append(slices.Clone(b.spare), b.complete) {
+		if man != nil {
+			second = min(second, man.StartTime.ToTime().Add(-racy).Unix())
+		}
+	}
+	return second
+}
+
+// isFullRead reports whether every file is read though there is a complete snapshot.
+func (b basis) isFullRead() bool { return b.complete != nil && !slices.Contains(b.spare, b.complete) }
+
+// files is how many files and links the complete snapshot has.
+func (b basis) files() int64 {
+	if b.complete == nil || b.complete.RootEntry == nil || b.complete.RootEntry.DirSummary == nil {
+		return 0
+	}
+	summary := b.complete.RootEntry.DirSummary
+	return summary.TotalFileCount + summary.TotalSymlinkCount
+}
+
+// veleroClaim is the tag by which Velero up to 1.16 names a claim by its uid. Later ones name none.
+const veleroClaim = "pvc-uid"
+
+// previousSnapshots returns the newest complete snapshot of the claim, or else of the source, and
+// the newest checkpoint of an upload that did not complete; nil for either of which there is none.
+func previousSnapshots(ctx context.Context, r repo.Repository, source Source) (complete, checkpoint *snapshot.Manifest, err error) {
+	// A claim outlives the pods that mount it, whose names are in the path.
+	var ofClaim, ofSource, checkpoints []map[string]string
+	for _, requester := range []string{requester, formerRequester} {
+		info := source.info(r.ClientOptions(), requester)
+		of := map[string]string{snapshot.HostnameLabel: info.Host, snapshot.UsernameLabel: info.UserName, snapshot.PathLabel: info.Path}
+		complete := map[string]string{tagRequester: requester, tagUploader: uploader}
+		ofClaim = append(ofClaim, with(complete, tagClaim, string(source.ClaimUID)))
+		maps.Copy(complete, of)
+		ofSource = append(ofSource, complete)
+		checkpoints = append(checkpoints, with(of, tagCheckpoint, "true"))
+	}
+	checkpointsOfClaim := []map[string]string{{tagCheckpoint: "true", tagClaim: string(source.ClaimUID)}}
+	if source.ClaimUID == "" {
+		ofClaim, checkpointsOfClaim = nil, nil
+	}
+	if complete, err = newest(ctx, r, source.ClaimUID, ofClaim, ofSource); err != nil {
+		return nil, nil, err
+	}
+	checkpoint, err = newest(ctx, r, source.ClaimUID, checkpointsOfClaim, checkpoints)
+	return complete, checkpoint, err
+}
+
+func with(labels map[string]string, key, value string) map[string]string {
+	labels = maps.Clone(labels)
+	labels[key] = value
+	return labels
+}
+
+// claimOf is the uid of the claim that a snapshot is of, by its labels; empty if it is of a volume
+// without a claim. It is not known of Velero's newer snapshots.
+func claimOf(labels map[string]string) (uid types.UID, known bool) {
+	uid = types.UID(cmp.Or(labels[tagClaim], labels[veleroClaim]))
+	return uid, uid != "" || labels[tagRecord] != ""
+}
+
+// newest returns the newest of the snapshots that have the labels of some search in the
+// first of the groups in which there are any; nil if there are none. One of another claim, which
+// had the name of this one before, does not count. One whose claim is not known does.
+func newest(ctx context.Context, r repo.Repository, claim types.UID, groups ...[]map[string]string) (*snapshot.Manifest, error) {
+	for _, searches := range groups {
+		var entries []*manifest.EntryMetadata
+		for _, labels := range searches {
+			found, err := r.FindManifests(ctx, with(labels, manifest.TypeLabelKey, snapshot.ManifestType))
+			if err != nil {
+				return nil, err
+			}
+			entries = append(entries, found...)
+		}
+		entries = slices.DeleteFunc(entries, func(entry *manifest.EntryMetadata) bool {
+			of, known := claimOf(entry.Labels)
+			return known && of != claim
+		})
+		if len(entries) == 0 {
+			continue
+		}
+		latest := slices.MaxFunc(entries, func(a, b *manifest.EntryMetadata) int { return a.ModTime.Compare(b.ModTime) })
+		man, err := snapshot.LoadSnapshot(ctx, r, latest.ID)
+		if errors.Is(err, snapshot.ErrSnapshotNotFound) {
+			continue
+		}
+		return man, err
+	}
+	return nil, nil
+}
