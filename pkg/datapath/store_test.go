@@ -56,6 +56,7 @@ func newFarStore(t testing.TB) *farStore {
 			case r.Method == http.MethodPut && (name[0] == 'p' || name[0] == 'q'):
 				f.keep(w, r)
 			case isKept && (r.Method == http.MethodGet || r.Method == http.MethodHead):
+				w.Header().Set("ETag", keptETag)
 				http.ServeContent(w, r, "", time.Now(), bytes.NewReader(kept.([]byte)))
 			default:
 				next.ServeHTTP(w, r)
@@ -86,7 +87,11 @@ func (f *farStore) keep(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	f.packs.Store(r.URL.Path, content)
+	w.Header().Set("ETag", keptETag)
 }
+
+// keptETag is what every store of S3 sends of an object.
+const keptETag = `"kept"`
 
 // pace is how far a connection is by now. It waits for what is due and not for each piece
 // by itself, as the end of each wait comes late.
