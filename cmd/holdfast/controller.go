@@ -52,6 +52,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
@@ -485,10 +486,13 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 		return err
 	}
 	expiries, err := expiry.New(expiry.Config{
-		Namespace:         o.client.namespace,
-		Interval:          o.expiry.interval,
-		KeepLast:          o.expiry.keepLast,
-		Percent:           o.expiry.percent,
+		Namespace: o.client.namespace,
+		Interval:  o.expiry.interval,
+		KeepLast:  o.expiry.keepLast,
+		Percent:   o.expiry.percent,
+		CheckClock: func(ctx context.Context, record *enginev1alpha1.StorageLocation) error {
+			return location.CheckClock(ctx, credentials, record, clock.RealClock{})
+		},
 		Backups:           backups,
 		Engine:            engine.EngineV1alpha1(),
 		Events:            recorder,

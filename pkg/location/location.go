@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -69,6 +70,19 @@ func OpenUnverified(ctx context.Context, secrets Secrets, location *enginev1alph
 	return store.OpenFollowing(ctx, &location.Spec, first, func(ctx context.Context) (map[string][]byte, error) {
 		return credentials(ctx, secrets, location)
 	})
+}
+
+// CheckClock fails with store.ErrClock if the clock and that of a location's store differ, so
+// that nothing there may be removed by its age.
+func CheckClock(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation, clock clock.PassiveClock) error {
+	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
+	bucket, err := Open(ctx, secrets, location)
+	if err != nil {
+		return err
+	}
+	defer bucket.Close()
+	return bucket.CheckClock(ctx, clock)
 }
 
 // Settings stand for all that Open depends on: what has them open need not be opened anew

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/aws-sdk-go-v2/feature/s3/transfermanager"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	s3types "github.com/aws/aws-sdk-go-v2/service/s3/types"
@@ -265,6 +266,18 @@ func (b *blobBackend) folder(key string) (backend, string, error) { return b, ke
 func (b *blobBackend) check(ctx context.Context, folder string) error {
 	_, _, err := b.bucket.ListPage(ctx, blob.FirstPageToken, 1, &blob.ListOptions{Prefix: folder})
 	return err
+}
+
+func (b *blobBackend) now(ctx context.Context, folder string) (time.Time, error) {
+	if b.s3 == nil {
+		return time.Time{}, nil
+	}
+	listed, err := b.s3.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: aws.String(b.name), Prefix: aws.String(folder), MaxKeys: aws.Int32(1)})
+	if err != nil {
+		return time.Time{}, err
+	}
+	theirs, _ := awsmiddleware.GetServerTime(listed.ResultMetadata)
+	return theirs, nil
 }
 
 func (b *blobBackend) close() error { return b.bucket.Close() }

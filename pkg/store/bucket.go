@@ -47,6 +47,8 @@ type backend interface {
 	folder(key string) (backend, string, error)
 	// check makes the cheapest request that proves that the store answers.
 	check(ctx context.Context, folder string) error
+	// now is the time by the clock of the store; zero if it tells none.
+	now(ctx context.Context, folder string) (time.Time, error)
 	close() error
 }
 

@@ -19,6 +19,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
 const (
@@ -362,6 +364,26 @@ func (f *filesystemBackend) check(_ context.Context, _ string) error {
 		return err
 	}
 	return nil
+}
+
+// now is when a file is written that is so new: the clock of a file server, if it lies on one.
+func (f *filesystemBackend) now(ctx context.Context, folder string) (time.Time, error) {
+	w, err := f.newFileWriter(ctx, folder+format.HoldfastPrefix+"clock")
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer w.Abort()
+	if _, err := w.Write([]byte("?")); err != nil {
+		return time.Time{}, err
+	}
+	if err := w.file.Sync(); err != nil {
+		return time.Time{}, err
+	}
+	info, err := w.file.Stat()
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime(), nil
 }
 
 func (f *filesystemBackend) close() error {

@@ -21,7 +21,8 @@
 //   - Clocks lie. When more of a location's backups have expired than may within an hour,
 //     none goes until somebody accepts that, by an instant and not for good
 //     (AnnotationAcceptExpiry). The hour is measured by how time passes here and not by
-//     the clock on the wall.
+//     the clock on the wall. And none goes while the clock differs from that of the location's
+//     store (store.CheckClock), which is asked before each look's deletions.
 //
 // Nothing is remembered that must not be lost. A process that begins anew begins a new
 // hour, and two at once ask for the same deletions, of which there is one. What remains
@@ -55,6 +56,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
 const (
@@ -91,6 +93,9 @@ type Config struct {
 	// Percent of a location's backups may expire within an hour, and at least ten; 100 is
 	// no bound.
 	Percent int
+
+	// CheckClock fails with store.ErrClock if the clock is not that of a location's store.
+	CheckClock func(ctx context.Context, location *enginev1alpha1.StorageLocation) error
 
 	Backups Backups
 	Engine  engineclient.EngineV1alpha1Interface
@@ -245,7 +250,27 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 		if doubtful(name) {
 			continue // nothing is known of it that was not before
 		}
-		if err := c.saySo(ctx, location, unaccepted, present); err != nil {
+		anew := again[name]
+		if len(unaccepted) > 0 {
+			anew = nil
+		}
+		frozen := frozenBy(location, unaccepted, present)
+		if len(free)+len(anew) > 0 {
+			err := c.CheckClock(ctx, location)
+			switch {
+			case errors.Is(err, store.ErrClock):
+				frozen = &metav1.Condition{Reason: enginev1alpha1.ReasonClockDiffers, Message: "no backup expires, since it is not certain what time it is: " + err.Error() + ". Set the clocks of the nodes and of the store right"}
+				unaccepted, free, anew = append(unaccepted, free...), nil, nil
+			case err != nil:
+				klog.FromContext(ctx).Info("The clock of a store was not told, so no backup in it expires now", "storageLocation", name, "err", err)
+				for _, b := range free {
+					count(b, stateDoubtful)
+				}
+				left = true
+				continue
+			}
+		}
+		if err := c.saySo(ctx, location, frozen); err != nil {
 			return 0, err
 		}
 		for _, b := range unaccepted {
@@ -254,10 +279,7 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 		for _, b := range free {
 			count(b, stateDue)
 		}
-		if len(unaccepted) == 0 {
-			free = append(free, again[name]...)
-		}
-		for _, b := range free {
+		for _, b := range append(free, anew...) {
 			if deleting++; deleting > inFlight {
 				left = true
 				continue
@@ -448,25 +470,33 @@ func accepted(ctx context.Context, location *enginev1alpha1.StorageLocation) tim
 	return until
 }
 
-// saySo tells people, once, that a location's backups do not expire since some must be
-// accepted before, or that they do again. The condition says what was told.
-func (c *Controller) saySo(ctx context.Context, location *enginev1alpha1.StorageLocation, unaccepted []backup, present int) error {
-	was, is := meta.IsStatusConditionTrue(location.Status.Conditions, enginev1alpha1.ConditionExpiryFrozen), len(unaccepted) > 0
-	if was == is {
+// frozenBy says that somebody must accept before that backups go; nil if nobody must.
+func frozenBy(location *enginev1alpha1.StorageLocation, unaccepted []backup, present int) *metav1.Condition {
+	if len(unaccepted) == 0 {
 		return nil
 	}
-	condition := metav1.Condition{
-		Type: enginev1alpha1.ConditionExpiryFrozen, Status: metav1.ConditionFalse, Reason: "WithinBound",
-		Message: "backups that have expired are deleted", ObservedGeneration: location.Generation,
+	latest := slices.MaxFunc(unaccepted, func(a, b backup) int { return a.expiration.Compare(b.expiration) }).expiration
+	return &metav1.Condition{
+		Reason: enginev1alpha1.ReasonTooManyExpired,
+		Message: fmt.Sprintf("%d of %d backups have expired, by the clock of the controller, which is more than may go within an hour, so none does. If so many expire regularly, raise --max-expired-percent of the controller. If the clock is right and they are to go: kubectl annotate hfl %s -n %s --overwrite %s=%s",
+			len(unaccepted), present, location.Name, location.Namespace, enginev1alpha1.AnnotationAcceptExpiry, stamp(latest)),
 	}
+}
+
+// saySo tells people, once, why a location's backups do not expire, or that they do again. The
+// condition says what was told.
+func (c *Controller) saySo(ctx context.Context, location *enginev1alpha1.StorageLocation, frozen *metav1.Condition) error {
+	was, is := meta.FindStatusCondition(location.Status.Conditions, enginev1alpha1.ConditionExpiryFrozen), frozen != nil
+	if before := was != nil && was.Status == metav1.ConditionTrue; before == is && (!is || was.Reason == frozen.Reason) {
+		return nil
+	}
+	condition := metav1.Condition{Status: metav1.ConditionFalse, Reason: enginev1alpha1.ReasonWithinBound, Message: "backups that have expired are deleted"}
 	if is {
-		latest := slices.MaxFunc(unaccepted, func(a, b backup) int { return a.expiration.Compare(b.expiration) }).expiration
-		condition.Status, condition.Reason = metav1.ConditionTrue, "TooMany"
-		condition.Message = fmt.Sprintf("%d of %d backups have expired, by the clock of the controller, which is more than may go within an hour, so none does. If so many expire regularly, raise --max-expired-percent of the controller. If the clock is right and they are to go: kubectl annotate hfl %s -n %s --overwrite %s=%s",
-			len(unaccepted), present, location.Name, location.Namespace, enginev1alpha1.AnnotationAcceptExpiry, stamp(latest))
+		condition = *frozen
+		condition.Status = metav1.ConditionTrue
 	}
+	condition.Type, condition.ObservedGeneration, condition.LastTransitionTime = enginev1alpha1.ConditionExpiryFrozen, location.Generation, metav1.NewTime(c.Clock.Now())
 	changed := location.DeepCopy()
-	condition.LastTransitionTime = metav1.NewTime(c.Clock.Now())
 	meta.SetStatusCondition(&changed.Status.Conditions, condition)
 	_, err := c.Engine.StorageLocations(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	switch {

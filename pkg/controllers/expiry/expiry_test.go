@@ -30,6 +30,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
 const system = "holdfast"
@@ -42,6 +43,9 @@ type world struct {
 	backups    map[string]*v1alpha1.Backup
 	warnings   []string
 	broken     error
+	// clocks is what the stores' clocks say to the controller's.
+	clocks      error
+	clocksAsked int
 	// deletions are how many were asked for, and gone what is gone.
 	deletions int
 	gone      []string
@@ -160,6 +164,7 @@ func (w *world) start(config Config) *process {
 	config.Namespace, config.Interval = system, time.Minute
 	config.Engine = w.engine.EngineV1alpha1()
 	config.Backups, config.Events, config.Clock = w, p.events, p.clock
+	config.CheckClock = func(context.Context, *engine.StorageLocation) error { w.clocksAsked++; return w.clocks }
 	config.NamespaceInformer, config.LocationInformer = kube.Core().V1().Namespaces(), records.Engine().V1alpha1().StorageLocations()
 	c, err := New(config)
 	if err != nil {
@@ -402,6 +407,46 @@ func TestAClockThatJumps(t *testing.T) {
 		if !meta.IsStatusConditionFalse(w.locations["default"].Status.Conditions, engine.ConditionExpiryFrozen) {
 			t.Errorf("the location says %+v", w.locations["default"].Status.Conditions)
 		}
+	}
+}
+
+// While the clock is not that of the store nothing expires, whoever has accepted what, and the
+// location says by how much. Who has nothing to delete asks no store.
+func TestNothingExpiresWhileTheClockDiffers(t *testing.T) {
+	w := newWorld(t.Fatalf, "a")
+	w.add("old", of("a"))
+	w.now = 23 * time.Hour
+	w.add("new", of("a"))
+	p := w.start(defaults())
+	p.once(w, 0)
+	if w.clocksAsked != 0 {
+		t.Errorf("%d questions for the time while nothing had expired", w.clocksAsked)
+	}
+	w.clocks = fmt.Errorf("%w: this one is 2h0m0s ahead of the store's", store.ErrClock)
+	w.locations["default"].Annotations = map[string]string{engine.AnnotationAcceptExpiry: epoch.Add(1000 * time.Hour).Format(time.RFC3339)}
+	for range 3 {
+		p.once(w, 2*time.Hour)
+	}
+	condition := meta.FindStatusCondition(w.locations["default"].Status.Conditions, engine.ConditionExpiryFrozen)
+	if condition == nil || condition.Status != metav1.ConditionTrue || condition.Reason != engine.ReasonClockDiffers || !strings.Contains(condition.Message, "2h0m0s ahead") {
+		t.Errorf("the location says %+v", condition)
+	}
+	if told := p.told(); len(told) != 1 || !strings.Contains(told[0], "Warning ExpiryFrozen") || !strings.Contains(told[0], "2h0m0s ahead") {
+		t.Errorf("people were told %q", told)
+	}
+	w.start(defaults()).once(w, 2*time.Hour) // nor after a restart
+	// A store that does not say is no proof that the clock is right.
+	w.clocks = store.ErrUnavailable
+	p.once(w, 2*time.Hour)
+	if w.deletions != 0 {
+		t.Errorf("%d deletions by a clock that differs", w.deletions)
+	}
+
+	w.clocks, w.now = nil, 25*time.Hour
+	p.once(w, 0)
+	w.finish()
+	if !slices.Equal(w.gone, []string{"old"}) || !meta.IsStatusConditionFalse(w.locations["default"].Status.Conditions, engine.ConditionExpiryFrozen) {
+		t.Errorf("%q are gone, and the location says %+v", w.gone, w.locations["default"].Status.Conditions)
 	}
 }
 

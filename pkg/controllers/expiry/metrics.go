@@ -20,7 +20,7 @@ var (
 	expiredBackups = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Subsystem:      "holdfast_expiry",
 		Name:           "backups",
-		Help:           "Backups that have expired and are not being deleted, by state: Due, Frozen, since more than may within an hour have, Doubtful, since their store was not read lately, Refused by the API server, Held by somebody, or Kept, as the last good ones of a namespace.",
+		Help:           "Backups that have expired and are not being deleted, by state: Due, Frozen, since more than may within an hour have, or the clock differs from the store's, Doubtful, since their store was not read lately, Refused by the API server, Held by somebody, or Kept, as the last good ones of a namespace.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"location", "state"})
 	lastLook = metrics.NewGauge(&metrics.GaugeOpts{

@@ -24,6 +24,7 @@
 //   - An unfinished write is removed when it is older than MinAge, and older than every backup
 //     of this cluster that runs: the tarball of a backup stays unfinished until its last volume
 //     has ended, however long that takes.
+//   - Nothing goes while the clock differs from that of the store.
 //
 // The snapshots of such a backup go by the maintenance of its repositories, which looks for
 // what no backup needs (pkg/maintenance).
@@ -100,6 +101,7 @@ type bucket interface {
 	store.Remover
 	io.Closer
 	RemoveUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error)
+	CheckClock(ctx context.Context, clock clock.PassiveClock) error
 }
 
 // Controller removes leftovers.
@@ -185,6 +187,10 @@ func (c *Controller) tidy(ctx context.Context, record *engine.StorageLocation) e
 		return err
 	}
 	defer target.Close()
+	// All that goes here goes by its age.
+	if err := target.CheckClock(ctx, c.Clock); err != nil {
+		return err
+	}
 	before, err := c.oldestWriter(ctx, record.Name)
 	if err != nil {
 		return err

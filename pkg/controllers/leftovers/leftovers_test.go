@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 	testclock "k8s.io/utils/clock/testing"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -38,6 +39,8 @@ type harness struct {
 	store  *store.Bucket
 	clock  *testclock.FakeClock
 	events *events.FakeRecorder
+	// differs is what the store's clock says to the controller's.
+	differs error
 }
 
 func newHarness(t *testing.T, runs ...runtime.Object) *harness {
@@ -70,7 +73,7 @@ func ours(uid string) format.Owner {
 
 func (h *harness) tidyUp() {
 	h.t.Helper()
-	h.open = func(context.Context, *engine.StorageLocation) (bucket, error) { return lent{h.store}, nil }
+	h.open = func(context.Context, *engine.StorageLocation) (bucket, error) { return lent{h.store, h.differs}, nil }
 	must(h.t, h.tidy(h.t.Context(), &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}))
 }
 
@@ -96,7 +99,7 @@ func TestUnfinishedUnknown(t *testing.T) {
 		h.folder("abandoned", ours("1"))
 		h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
 		h.open = func(context.Context, *engine.StorageLocation) (bucket, error) {
-			return unlisted{lent{h.store}, failure}, nil
+			return unlisted{lent{h.store, nil}, failure}, nil
 		}
 		must(t, h.tidy(t.Context(), &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}))
 		h.expect()
@@ -112,8 +115,13 @@ func (u unlisted) RemoveUnfinished(context.Context, string, time.Time, bool) ([]
 	return nil, fmt.Errorf("it can't: %w", u.err)
 }
 
-// lent is not closed by who it is lent to.
-type lent struct{ *store.Bucket }
+// lent is not closed by who it is lent to, and its clock is the controller's unless it differs.
+type lent struct {
+	*store.Bucket
+	differs error
+}
+
+func (l lent) CheckClock(context.Context, clock.PassiveClock) error { return l.differs }
 
 func (lent) Close() error { return nil }
 
@@ -139,6 +147,22 @@ func must(t *testing.T, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Nothing goes by its age while nobody knows what time it is.
+func TestNothingGoesWhileTheClockDiffers(t *testing.T) {
+	h := newHarness(t)
+	h.folder("abandoned", ours("1"))
+	h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
+	h.open = func(context.Context, *engine.StorageLocation) (bucket, error) {
+		return lent{h.store, store.ErrClock}, nil
+	}
+	if err := h.tidy(t.Context(), &engine.StorageLocation{}); !errors.Is(err, store.ErrClock) {
+		t.Errorf("it ended with %v", err)
+	}
+	h.expect("abandoned")
+	h.tidyUp()
+	h.expect()
 }
 
 // Only what never ended, is this cluster's, has no record and is old goes.
@@ -175,7 +199,7 @@ func TestRecordAppears(t *testing.T) {
 	h := newHarness(t)
 	h.folder("app", ours("1"))
 	h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
-	deletion, err := h.judge(t.Context(), &engine.StorageLocation{}, lent{h.store}, "app")
+	deletion, err := h.judge(t.Context(), &engine.StorageLocation{}, lent{h.store, nil}, "app")
 	must(t, err)
 	_, err = h.Runs.Create(t.Context(), &engine.BackupRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "app"}}, metav1.CreateOptions{})
 	must(t, err)

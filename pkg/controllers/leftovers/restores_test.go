@@ -146,7 +146,7 @@ func TestTidyRestoresDenied(t *testing.T) {
 	h.restored("", "back", "gone", cluster)
 	h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
 	record := &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}
-	must(t, h.tidyRestores(t.Context(), record, denied{lent{h.store}}, sets.New("there")))
+	must(t, h.tidyRestores(t.Context(), record, denied{lent{h.store, nil}}, sets.New("there")))
 	if known := h.of["default"]; len(known) > 0 {
 		t.Errorf("it is known that %v", known)
 	}

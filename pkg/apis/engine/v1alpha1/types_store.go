@@ -265,9 +265,14 @@ const (
 	ReasonOtherStore = "OtherStore"
 	// ReasonInvalid: the location's spec, or its Secret, can't be used.
 	ReasonInvalid = "Invalid"
-	// ConditionExpiryFrozen is True while no backup expires, since more have than may
-	// within an hour; its message says how to accept that.
+	// ConditionExpiryFrozen is True while no backup expires; its message says why, and what to do.
 	ConditionExpiryFrozen = "ExpiryFrozen"
+	// ReasonTooManyExpired: more have than may within an hour, and nobody has accepted that.
+	ReasonTooManyExpired = "TooMany"
+	// ReasonClockDiffers: the clock of the controller is not that of the store.
+	ReasonClockDiffers = "ClockDiffers"
+	// ReasonWithinBound: backups expire.
+	ReasonWithinBound = "WithinBound"
 
 	// ConditionSynced is True while the catalogue has what the store holds, as of the last
 	// poll. Its observedGeneration is that of the location when all was listed last.
@@ -311,8 +316,8 @@ type CatalogueStatus struct {
 // StorageLocationStatus is the state of a store.
 type StorageLocationStatus struct {
 	// Conditions: Available, Synced, Suspicious, MetadataReplaced once another writer has
-	// replaced the metadata of a backup, and ExpiryFrozen once more backups have expired
-	// than may within an hour.
+	// replaced the metadata of a backup, and ExpiryFrozen once no backup was to expire, since
+	// too many had at once, or the clock is not that of the store.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
