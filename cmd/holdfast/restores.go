@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
+	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
@@ -68,6 +69,8 @@ func (o *controllerOptions) restores(d restoreDependencies) (*restorerun.Control
 			Workers:   o.restoreWorkers,
 			Volumes:   d.volumes,
 			Logs:      d.logs,
+
+			Successions: clusteridentity.NewSuccessions(d.configMaps),
 		},
 		CheckLocation: d.checkLocation,
 		Events:        d.recorder,

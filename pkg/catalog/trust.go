@@ -24,6 +24,8 @@ type trust struct {
 	identity identity.Identity
 	// namespaces are those that exist, by name; nil while that is not known.
 	namespaces map[string]types.UID
+	// successions say which of them continue others.
+	successions identity.Successions
 	// clusters are those that locations trust.
 	clusters map[string][]engine.TrustedCluster
 	// damage is what the stores have lost of repositories, by the names of these.
@@ -89,8 +91,26 @@ func (c *Catalog) SetNamespace(name string, uid types.UID) {
 		return true
 	}) {
 		c.replace(func(e *entry) bool {
-			return e.claims.Namespace == name || e.isOf(name)
+			return e.claims.Namespace == name || e.isOf(map[string]bool{name: true})
 		})
+	}
+}
+
+// SetSuccessions says which namespaces continue others of their names, all of them.
+func (c *Catalog) SetSuccessions(successions identity.Successions) {
+	changed := map[string]bool{}
+	c.setTrust(func(t *trust) bool {
+		for _, of := range []identity.Successions{t.successions, successions} {
+			for name := range of {
+				changed[name] = !equality.Semantic.DeepEqual(t.successions[name], successions[name])
+			}
+		}
+		t.successions = successions
+		return true
+	})
+	maps.DeleteFunc(changed, func(_ string, is bool) bool { return !is })
+	if len(changed) > 0 {
+		c.replace(func(e *entry) bool { return changed[e.claims.Namespace] || e.isOf(changed) })
 	}
 }
 
@@ -138,12 +158,12 @@ func (c *Catalog) relist(entries []*entry) {
 	}
 }
 
-// isOf reports whether an entry has a volume of a namespace.
-func (e *entry) isOf(namespace string) bool {
+// isOf reports whether an entry has a volume of one of some namespaces.
+func (e *entry) isOf(namespaces map[string]bool) bool {
 	var before unique.Handle[shape]
 	for i := range e.rows.len() {
 		if shape := e.rows.shape(i); shape != before {
-			if before = shape; shape.Value().namespace == namespace {
+			if before = shape; namespaces[shape.Value().namespace] {
 				return true
 			}
 		}
@@ -232,11 +252,11 @@ func (t *trust) judge(location string, claims *holdfast.BackupOrigin) verdict {
 }
 
 // reachesLocked reports whether what was backed up in a namespace is listed in the
-// namespace that has its name here. The cluster's own is if it is the same namespace,
-// or there is none of that name, which nobody else has rights in then.
+// namespace that has its name here. The cluster's own is if it is the same namespace, or one that
+// continues it, or if there is none of that name, which nobody else has rights in then.
 func (c *Catalog) reachesLocked(v *verdict, namespace string, uid types.UID) bool {
 	if v.own && c.trust.namespaces != nil {
-		if present, exists := c.trust.namespaces[namespace]; !exists || present == uid {
+		if present, exists := c.trust.namespaces[namespace]; !exists || uid != "" && c.trust.successions.Same(namespace, present, uid) {
 			return true
 		}
 	}

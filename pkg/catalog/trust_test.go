@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
@@ -207,6 +208,48 @@ func TestRowsMoveWithTheirNamespace(t *testing.T) {
 	want(t, "events", strings.Join(seen, " "), "+shop/daily -shop/daily +holdfast/shop.daily -holdfast/shop.daily +shop/daily")
 }
 
+// A namespace that a restore has made anew gets back what the one before had, in whatever order
+// that becomes known; the next one of its name that somebody else makes gets nothing.
+func TestASuccessorGetsTheHistory(t *testing.T) {
+	of := func(stored ...identity.Succession) identity.Successions {
+		published := &corev1.ConfigMap{}
+		if _, err := identity.Succeed(published, stored...); err != nil {
+			t.Fatal(err)
+		}
+		return identity.SuccessionsOf(published)
+	}
+	once := of(identity.Succession{Namespace: "shop", Former: "uid-of-shop", UID: "second"})
+	twice := of(identity.Succession{Namespace: "shop", Former: "uid-of-shop", UID: "second"}, identity.Succession{Namespace: "shop", Former: "second", UID: "third"})
+	for _, namespaceFirst := range []bool{true, false} {
+		c, m := newMirror(t)
+		c.SetNamespaces(map[string]types.UID{"shop": "uid-of-shop"})
+		c.Put("default", "shop.daily", from("shop.daily", func(*holdfast.BackupOrigin) {}), t0)
+		c.SetNamespace("shop", "")
+		succeed := func(uid types.UID, successions identity.Successions) {
+			t.Helper()
+			steps := []func(){func() { c.SetNamespace("shop", uid) }, func() { c.SetSuccessions(successions) }}
+			if !namespaceFirst {
+				slices.Reverse(steps)
+			}
+			for _, step := range steps {
+				step()
+				m.check(c)
+			}
+		}
+		succeed("second", once)
+		want(t, "its successor", lists(c), athome)
+		c.Put("default", "shop.next", from("shop.next", func(o *holdfast.BackupOrigin) { o.NamespaceUID = "second" }), t0)
+		succeed("third", twice)
+		want(t, "after the second loss", names(c.Backups()), "shop/daily shop/next")
+		c.SetNamespace("shop", "made-by-hand")
+		m.check(c)
+		want(t, "made by hand", names(c.Backups()), "holdfast/shop.daily holdfast/shop.next")
+		c.SetSuccessions(of(identity.Succession{Namespace: "shop", Former: "another", UID: "made-by-hand"}, identity.Succession{Namespace: "blog", Former: "uid-of-shop", UID: "made-by-hand"}))
+		m.check(c)
+		want(t, "of another line, and another name", names(c.Backups()), "holdfast/shop.daily holdfast/shop.next")
+	}
+}
+
 // A backup of many namespaces is the administrator's; each volume goes its own way.
 func TestVolumesFollowTheirOwnNamespaces(t *testing.T) {
 	c, m := newMirror(t)
@@ -221,6 +264,11 @@ func TestVolumesFollowTheirOwnNamespaces(t *testing.T) {
 	c.SetNamespace("shop", "another")
 	m.check(c)
 	want(t, "volumes", names(c.Volumes()), "blog/data gone/data holdfast/data holdfast/data@shop")
+	c.SetSuccessions(identity.Successions{"shop": {{"uid-of-shop", "another"}}})
+	m.check(c)
+	want(t, "volumes of a successor", names(c.Volumes()), "blog/data gone/data holdfast/data shop/data")
+	c.SetSuccessions(nil)
+	m.check(c)
 	want(t, "history", names(c.VolumeBackups()), "blog/another-1305e63b7b9e573fb332:data gone/another-1305e63b7b9e573fb332:data holdfast/all:data holdfast/all:data@shop")
 }
 
@@ -306,6 +354,7 @@ func TestARestartListsTheSame(t *testing.T) {
 		c, m := newMirror(t)
 		own, clusters := ours, map[string][]engine.TrustedCluster(nil)
 		namespaces := map[string]types.UID{}
+		var successions identity.Successions
 		contents := map[place]Content{}
 		name := rapid.SampledFrom([]string{"shop", "blog", system})
 		uid := rapid.SampledFrom([]string{"uid-of-shop", "uid-of-blog", "uid-of-holdfast", "another"})
@@ -344,6 +393,13 @@ func TestARestartListsTheSame(t *testing.T) {
 				namespaces[name] = uid
 				c.SetNamespace(name, uid)
 			},
+			"successions": func(rt *rapid.T) {
+				line := rapid.Map(rapid.SliceOfNDistinct(uid, 2, 2, rapid.ID[string]), func(of []string) [][]types.UID {
+					return [][]types.UID{{types.UID(of[0]), types.UID(of[1])}}
+				})
+				successions = identity.Successions(rapid.MapOfN(name, line, 0, 2).Draw(rt, "successions"))
+				c.SetSuccessions(successions)
+			},
 			"clusters": func(rt *rapid.T) {
 				clusters = rapid.MapOfN(rapid.SampledFrom([]string{"one", "two"}), rapid.SliceOfN(trusted, 0, 2), 0, 2).Draw(rt, "clusters")
 				c.SetTrustedClusters(clusters)
@@ -355,6 +411,7 @@ func TestARestartListsTheSame(t *testing.T) {
 				}
 				restarted := New(system, nil)
 				restarted.SetIdentity(own)
+				restarted.SetSuccessions(successions)
 				restarted.SetNamespaces(namespaces)
 				restarted.SetTrustedClusters(clusters)
 				for p, content := range contents {
@@ -376,7 +433,7 @@ func TestARestartListsTheSame(t *testing.T) {
 							(len(cluster.Namespaces) == 0 || slices.Contains(cluster.Namespaces, backup.Namespace))
 					})
 					if origin.Trust != holdfast.BackupTrustOwn && origin.Trust != holdfast.BackupTrustTrusted ||
-						!granted && !(ours && (!exists || present == origin.NamespaceUID)) {
+						!granted && !(ours && (!exists || successions.Same(backup.Namespace, present, origin.NamespaceUID))) {
 						rt.Fatalf("%s/%s is listed, of %+v, with %v and %v", backup.Namespace, backup.Name, origin, slices.Sorted(maps.Keys(namespaces)), clusters)
 					}
 				}

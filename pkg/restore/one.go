@@ -136,6 +136,9 @@ func (e *execution) one(ctx context.Context, l *loop, t task) {
 		}
 		e.mu.Unlock()
 	}
+	if ok && isNamespace(item) && e.outcomes[t.node] == actionCreate {
+		e.succeed(ctx, about.name, types.UID(item.UID), live)
+	}
 	switch {
 	case !ok:
 		if e.hasData(item) {

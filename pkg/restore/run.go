@@ -25,6 +25,7 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/graph"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
@@ -69,6 +70,9 @@ type Dependencies struct {
 	// ask.
 	Allowed func(ctx context.Context, right Right) (bool, error)
 	Volumes Volumes
+	// Succeed gives a namespace that the restore has made the history of the one that it continues;
+	// nil if this restore gives none.
+	Succeed func(ctx context.Context, of identity.Succession) error
 	// Hooks runs commands in restored pods; nil if none are to be run.
 	Hooks Hooks
 	// ClusterUID is the uid of this cluster. Volumes of other clusters are not created.

@@ -160,7 +160,7 @@ func (e *execution) authorize(ctx context.Context) error {
 		switch {
 		case err != nil:
 			return err
-		case !there:
+		case there == nil:
 			reasons = append(reasons, fmt.Sprintf("the namespace %s does not exist: only a restore in the system namespace creates namespaces", namespace))
 		}
 	}

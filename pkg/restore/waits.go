@@ -121,15 +121,15 @@ func (n *namespaces) await(ctx context.Context, e *execution, item *manifest.Ite
 	return err
 }
 
-// settled waits until a namespace is not being deleted, and reports whether there is one.
-func (n *namespaces) settled(ctx context.Context, e *execution, name string) (bool, error) {
+// settled waits until a namespace is not being deleted, and returns it, or nil if there is none.
+func (n *namespaces) settled(ctx context.Context, e *execution, name string) (*unstructured.Unstructured, error) {
 	var waiting *waits.Wait
 	defer func() { waiting.End() }()
 	for deadline := e.Clock.Now().Add(terminatingTimeout); ; {
 		live, err := e.reader.get(ctx, namespaceKind, "", name)
 		switch {
 		case err != nil:
-			return false, fmt.Errorf("find the namespace %s: %w", name, err)
+			return nil, fmt.Errorf("find the namespace %s: %w", name, err)
 		case live == nil:
 			n.mu.Lock()
 			defer n.mu.Unlock()
@@ -137,18 +137,18 @@ func (n *namespaces) settled(ctx context.Context, e *execution, name string) (bo
 				n.new = map[string]bool{}
 			}
 			n.new[name] = true
-			return false, nil
+			return nil, nil
 		case live.GetDeletionTimestamp() == nil:
-			return true, nil
+			return live, nil
 		case e.Clock.Now().After(deadline) || e.spec.PlanOnly:
-			return false, fmt.Errorf("the namespace %s is being deleted: see what its conditions say that it waits for, and restore this again when it is gone", name)
+			return nil, fmt.Errorf("the namespace %s is being deleted: see what its conditions say that it waits for, and restore this again when it is gone", name)
 		}
 		if waiting == nil {
 			waiting = waits.For(ctx, name, "")
 		}
 		waiting.Set(fmt.Sprintf("the namespace %s to be gone, which is being deleted%s", name, whyThere(live)))
 		if err := sleep(ctx, pollInterval); err != nil {
-			return false, err
+			return nil, err
 		}
 	}
 }
@@ -172,8 +172,13 @@ func (n *namespaces) ensure(ctx context.Context, e *execution, name string) erro
 	}
 	there, err := n.settled(ctx, e, name)
 	switch {
-	case err != nil || there:
+	case err != nil:
 		return err
+	case there != nil:
+		if e.isOurs(there) { // an attempt before this one has made it
+			e.succeed(ctx, name, e.former(name), there.GetUID())
+		}
+		return nil
 	case e.request.tenant():
 		return fmt.Errorf("the namespace %s does not exist, and only an administrator's restore creates namespaces", name)
 	case e.spec.PlanOnly:
@@ -184,8 +189,19 @@ func (n *namespaces) ensure(ctx context.Context, e *execution, name string) erro
 	bare.SetAPIVersion("v1")
 	bare.SetKind("Namespace")
 	bare.SetAnnotations(map[string]string{object.AnnotationRestoreUID: string(e.request.Run.UID)})
-	if _, err := e.writer.create(ctx, namespaceKind, bare, false); err != nil && !apierrors.IsAlreadyExists(err) {
+	created, err := e.writer.create(ctx, namespaceKind, bare, false)
+	switch {
+	case err == nil:
+		e.succeed(ctx, name, e.former(name), created.UID)
+	case !apierrors.IsAlreadyExists(err):
 		return fmt.Errorf("create the namespace %s: %w", name, err)
+	default: // somebody else has made it, or the answer to an attempt was lost
+		if there, err = n.settled(ctx, e, name); err != nil {
+			return err
+		}
+		if there != nil && e.isOurs(there) {
+			e.succeed(ctx, name, e.former(name), there.GetUID())
+		}
 	}
 	e.report.warn(subject{resource: "namespaces", name: name}, "it was created without labels and annotations, since the restore does not include it")
 	return nil

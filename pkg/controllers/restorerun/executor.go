@@ -22,6 +22,7 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
+	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -71,6 +72,8 @@ type Executor struct {
 	Workers int
 	// Volumes brings data back; nil if that is not to be.
 	Volumes *volumes.Volumes
+	// Successions keeps which namespaces continue others; nil if none is to.
+	Successions *clusteridentity.Successions
 	// Logs has the logs of the runs while they are executed. Optional.
 	Logs *runlog.Logs
 }
@@ -221,6 +224,9 @@ func (e *Executor) prepare(ctx context.Context, run *engine.RestoreRun) (deps re
 		Clock:      e.Clock,
 		Workers:    e.Workers,
 	}
+	if e.handsOver(run, backup.Metadata.Status.Origin) {
+		deps.Succeed = e.Successions.Add
+	}
 	if modifier := run.Spec.Restore.ResourceModifier; modifier != nil {
 		rules, err := acting.CoreV1().ConfigMaps(run.Spec.RestoreRef.Namespace).Get(ctx, modifier.Name, metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
@@ -331,7 +337,7 @@ func (e *Executor) vouched(run *engine.RestoreRun, origin *v1alpha1.BackupOrigin
 	switch {
 	case origin.Trust != "":
 		return false, nil
-	case origin.ClusterUID == e.Cluster.UID && slices.Contains(e.Keys, origin.PublicKey):
+	case e.own(origin):
 		return true, nil
 	}
 	record, err := e.location(run)
@@ -343,6 +349,17 @@ func (e *Executor) vouched(run *engine.RestoreRun, origin *v1alpha1.BackupOrigin
 		return trusted.PublicKey == origin.PublicKey && trusted.UID == origin.ClusterUID &&
 			(namespace == e.Namespace || len(trusted.Namespaces) == 0 || slices.Contains(trusted.Namespaces, namespace))
 	}), nil
+}
+
+// own reports whether this cluster has signed a backup.
+func (e *Executor) own(origin *v1alpha1.BackupOrigin) bool {
+	return origin.Trust == "" && origin.ClusterUID == e.Cluster.UID && slices.Contains(e.Keys, origin.PublicKey)
+}
+
+// handsOver reports whether a namespace that a restore makes gets the history of the one in the
+// backup. That takes an administrator's restore, and this cluster's word for which one it was.
+func (e *Executor) handsOver(run *engine.RestoreRun, origin *v1alpha1.BackupOrigin) bool {
+	return e.Successions != nil && run.Spec.RestoreRef.Namespace == e.Namespace && e.own(origin)
 }
 
 // open opens the run's storage location. The caller closes it.

@@ -13,6 +13,7 @@ import (
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/restore"
@@ -47,6 +48,33 @@ func TestDoubts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if got, err := e.doubts(run, &v1alpha1.Backup{Status: test.status}); err != nil || !slices.Equal(got, test.want) {
 				t.Errorf("got %q, %v, want %q", got, err, test.want)
+			}
+		})
+	}
+}
+
+// Only an administrator's restore of what this cluster has signed hands history over: a tenant's
+// does not, and nor does a backup whose uids others have written.
+func TestWhichRestoresHandHistoryOver(t *testing.T) {
+	e := &Executor{Namespace: "holdfast", Cluster: format.Cluster{UID: "us"}, Keys: []string{"ours"}, Successions: clusteridentity.NewSuccessions(nil)}
+	ours := v1alpha1.BackupOrigin{PublicKey: "ours", ClusterUID: "us"}
+	for name, c := range map[string]struct {
+		namespace string
+		change    func(*v1alpha1.BackupOrigin)
+		want      bool
+	}{
+		"our own":                   {"holdfast", func(*v1alpha1.BackupOrigin) {}, true},
+		"a tenant's":                {"shop", func(*v1alpha1.BackupOrigin) {}, false},
+		"with another key":          {"holdfast", func(o *v1alpha1.BackupOrigin) { o.PublicKey = "other" }, false},
+		"in another cluster's name": {"holdfast", func(o *v1alpha1.BackupOrigin) { o.ClusterUID = "other" }, false},
+		"not signed":                {"holdfast", func(o *v1alpha1.BackupOrigin) { o.Trust = v1alpha1.BackupTrustForeign }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			origin := ours
+			c.change(&origin)
+			run := &engine.RestoreRun{Spec: engine.RestoreRunSpec{RestoreRef: v1alpha1.BackupReference{Namespace: c.namespace, Name: "r"}}}
+			if got := e.handsOver(run, &origin); got != c.want {
+				t.Errorf("it hands history over: %t, want %t", got, c.want)
 			}
 		})
 	}

@@ -43,6 +43,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
@@ -99,11 +100,12 @@ type Config struct {
 }
 
 // PastRestores are the restores that lie in the stores. It judges them by Judge, which may have
-// another answer when it is told of a namespace, or of all.
+// another answer when it is told of a namespace, of all, or of successions.
 type PastRestores interface {
 	SetLocations(stores map[string]string)
 	ReadStore(ctx context.Context, location, of string, from store.Reader) error
 	JudgeAgain(namespace string)
+	SetSuccessions(successions clusteridentity.Successions)
 }
 
 // Leader knows since when no controller is heard of, and how people are told; a zero time while one

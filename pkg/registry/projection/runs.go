@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/lru"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 )
 
 // runs are the records, by where the backup of each is shown. It is pure state, which
@@ -24,6 +25,8 @@ type runs struct {
 	removed *lru.Cache
 	// namespaces are those that exist.
 	namespaces map[string]types.UID
+	// successions say which of them continue others.
+	successions clusteridentity.Successions
 	// unread are the backups that are stored, as their records said, and of which the
 	// store has not been heard yet. They are shown as recorded until it has, whether
 	// or not the record is still there. Then the store has the last word.
@@ -50,12 +53,12 @@ func newRuns(systemNamespace string) runs {
 	}
 }
 
-// key is where a run's backup or restore is shown: where it was asked for, unless the
-// namespace was made anew since. Then it is the administrator's, as what is stored.
+// key is where a run's backup or restore is shown: where it was asked for, unless another
+// namespace of that name exists, which does not continue that one. Then it is the administrator's, as what is stored.
 func (r *runs) key(run enginev1alpha1.QueuedRun) backupKey {
 	asked := run.Asked()
 	present, exists := r.namespaces[asked.Ref.Namespace]
-	if exists && asked.NamespaceUID != "" && asked.NamespaceUID != present {
+	if exists && asked.NamespaceUID != "" && !r.successions.Same(asked.Ref.Namespace, asked.NamespaceUID, present) {
 		return backupKey{Namespace: r.systemNamespace, Name: run.GetName()}
 	}
 	return backupKey{Namespace: asked.Ref.Namespace, Name: asked.Ref.Name}

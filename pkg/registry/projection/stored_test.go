@@ -348,6 +348,8 @@ type judgedPast struct {
 func (*judgedPast) SetLocations(map[string]string) {}
 func (p *judgedPast) JudgeAgain(string)            { p.times++ }
 
+func (p *judgedPast) SetSuccessions(clusteridentity.Successions) { p.times++ }
+
 // recorder keeps warnings.
 type recorder struct{ texts []string }
 

@@ -20,7 +20,22 @@ func (p *Projector) identify() {
 		published = obj.(*corev1.ConfigMap)
 	}
 	p.stores.catalog.SetIdentity(clusteridentity.Of(published))
-	p.judgeAgain("")
+	p.setSuccessions(clusteridentity.SuccessionsOf(published))
+}
+
+// setSuccessions takes note of which namespaces continue others of their names.
+func (p *Projector) setSuccessions(successions clusteridentity.Successions) {
+	p.placing.Lock()
+	defer p.placing.Unlock()
+	p.stores.catalog.SetSuccessions(successions)
+	if p.Past != nil {
+		p.Past.SetSuccessions(successions) // which judges all of them again
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.runs.successions = successions
+	p.moveLocked()
+	p.queue.wake()
 }
 
 func (p *Projector) judgeAgain(namespace string) {

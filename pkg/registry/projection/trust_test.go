@@ -16,6 +16,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
+	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 )
 
 // Whoever makes a namespace anew gets nothing of the one before: not what is stored, and
@@ -85,6 +86,11 @@ func TestANamespaceThatIsMadeAnewGetsNothing(t *testing.T) {
 			t.Errorf("of %s the watch says %s, want %s", name, seen[name], kind)
 		}
 	}
+
+	f.setSuccessions(clusteridentity.Successions{"shop": {{"first", "second"}}})
+	expect("it continues the first", all, "")
+	f.setSuccessions(clusteridentity.Successions{"shop": {{"other", "second"}}})
+	expect("it continues another", "", all)
 
 	f.removed(waiting)
 	expect("without its record", "", "ended")

@@ -196,6 +196,16 @@ func TestPast(t *testing.T) {
 	delete(want, "shop/"+tail(own))
 	want[system+"/"+own] = "Own ann"
 	h.want("in another namespace of the name", want)
+	for _, successions := range []identity.Successions{{"shop": {{"shop-now", "made-anew"}}}, nil} {
+		h.catalog.SetSuccessions(successions)
+		h.publisher.SetSuccessions(successions)
+		succeeded := maps.Clone(want)
+		if successions != nil {
+			delete(succeeded, system+"/"+own)
+			succeeded["shop/"+tail(own)] = "Own ann"
+		}
+		h.want("in one that continues it, or not", succeeded)
+	}
 
 	// What somebody has removed goes, and all goes with the location.
 	gone, err := h.store.Attributes(t.Context(), format.RestoreMetadataKey(former))

@@ -21,14 +21,15 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 	"github.com/holdfast-io/holdfast/pkg/registry/projection"
 )
 
 // Publisher fills a log with the restores: their records, with their places in the queue.
-// A restore is shown where it was asked for, unless the namespace was made anew since:
-// then it is the administrator's, as a backup is. One whose record is gone is shown as its
+// A restore is shown where it was asked for, unless the namespace was made anew since, and does
+// not continue that one: then it is the administrator's, as a backup is. One whose record is gone is shown as its
 // store has it, see history.go.
 type Publisher struct {
 	// Log of the restores.
@@ -45,6 +46,8 @@ type Publisher struct {
 	removed *lru.Cache
 	// namespaces are those that exist.
 	namespaces map[string]types.UID
+	// successions say which of them continue others.
+	successions identity.Successions
 	// places are those in the queue, as they may be shown.
 	places map[types.UID]queue.Entry
 	// unheard says that no controller is heard of; empty while one is.
@@ -196,29 +199,53 @@ func (p *Publisher) setNamespace(obj any, exists bool) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.moveLocked(namespace.Name, func() {
+		if exists {
+			p.namespaces[namespace.Name] = namespace.UID
+		} else {
+			delete(p.namespaces, namespace.Name)
+		}
+	})
+}
+
+// SetSuccessions takes note of which namespaces continue others, and moves the restores that
+// were asked for in those.
+func (p *Publisher) SetSuccessions(successions identity.Successions) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.moveLocked("", func() { p.successions = successions })
+}
+
+// moveLocked shows the restores of a namespace, or all if that is empty, where they belong after
+// a change.
+func (p *Publisher) moveLocked(namespace string, change func()) {
 	moved := map[*enginev1alpha1.RestoreRun]types.NamespacedName{}
-	for _, run := range p.records[namespace.Name] {
-		moved[run] = p.placeOf(run)
+	for name, of := range p.records {
+		if namespace == "" || namespace == name {
+			for _, run := range of {
+				moved[run] = p.placeOf(run)
+			}
+		}
 	}
-	if exists {
-		p.namespaces[namespace.Name] = namespace.UID
-	} else {
-		delete(p.namespaces, namespace.Name)
-	}
+	change()
 	for run, was := range moved {
 		if p.placeOf(run) != was {
 			p.hideLocked(was, run.UID)
+		}
+	}
+	for run, was := range moved {
+		if p.placeOf(run) != was {
 			p.showLocked(run)
 		}
 	}
-	p.judgeAgainLocked(namespace.Name)
+	p.judgeAgainLocked(namespace)
 }
 
 // placeOf is where a record's restore is shown.
 func (p *Publisher) placeOf(run *enginev1alpha1.RestoreRun) types.NamespacedName {
 	ref := run.Spec.RestoreRef
 	present, exists := p.namespaces[ref.Namespace]
-	if exists && run.Spec.NamespaceUID != "" && run.Spec.NamespaceUID != present {
+	if exists && run.Spec.NamespaceUID != "" && !p.successions.Same(ref.Namespace, run.Spec.NamespaceUID, present) {
 		return types.NamespacedName{Namespace: p.systemNamespace, Name: run.Name}
 	}
 	return types.NamespacedName(ref)

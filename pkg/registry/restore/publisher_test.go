@@ -22,6 +22,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 )
 
@@ -154,6 +155,10 @@ func TestANewNamespaceHasNothingOfTheOldOne(t *testing.T) {
 	p.setNamespace(namespace("shop", "second"), false)
 	shown(home)
 	p.setNamespace(namespace("shop", "third"), true)
+	shown(moved)
+	p.SetSuccessions(identity.Successions{"shop": {{"first", "third"}}})
+	shown(home)
+	p.SetSuccessions(identity.Successions{"shop": {{"second", "third"}}})
 	shown(moved)
 	p.forget(record(2, "first", enginev1alpha1.RestoreRunStatus{}))
 	shown()

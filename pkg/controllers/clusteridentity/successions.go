@@ -1,0 +1,76 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package clusteridentity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/holdfast-io/holdfast/pkg/identity"
+)
+
+// succeedBackoff bounds how long a succession is tried: the API server may be away, the
+// ConfigMap be written by somebody else, or be gone until the Controller has put it back.
+var succeedBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 9, Cap: 5 * time.Second}
+
+// Successions writes into the ConfigMap which namespaces continue others. It is safe for
+// concurrent use: what comes while it writes is written together.
+type Successions struct {
+	configMaps corev1client.ConfigMapInterface
+
+	mu      sync.Mutex
+	waiting []identity.Succession
+
+	// writing is held by the one that writes.
+	writing sync.Mutex
+}
+
+// NewSuccessions returns Successions of the system namespace whose ConfigMaps these are.
+func NewSuccessions(configMaps corev1client.ConfigMapInterface) *Successions {
+	return &Successions{configMaps: configMaps}
+}
+
+// Add records a succession, and returns when that is written. It does no harm to add one again.
+func (s *Successions) Add(ctx context.Context, of identity.Succession) error {
+	s.mu.Lock()
+	s.waiting = append(s.waiting, of)
+	s.mu.Unlock()
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.mu.Lock()
+	batch := s.waiting
+	s.waiting = nil
+	s.mu.Unlock()
+	// Another caller may have taken this one, and have failed.
+	return s.write(ctx, append(batch, of))
+}
+
+func (s *Successions) write(ctx context.Context, all []identity.Succession) error {
+	var refused error
+	mayPass := func(err error) bool { return ctx.Err() == nil && !apierrors.IsForbidden(err) }
+	err := retry.OnError(succeedBackoff, mayPass, func() error {
+		stored, err := s.configMaps.Get(ctx, identity.Name, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("reading the ConfigMap %s: %w", identity.Name, err)
+		}
+		changed, err := identity.Succeed(stored, all...)
+		if refused = err; err != nil || !changed {
+			return nil
+		}
+		if _, err = s.configMaps.Update(ctx, stored, metav1.UpdateOptions{}); err != nil {
+			return fmt.Errorf("writing the ConfigMap %s: %w", identity.Name, err)
+		}
+		return nil
+	})
+	return errors.Join(err, refused)
+}

@@ -1,0 +1,114 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package identity
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// SuccessionsKey is the ConfigMap's key of the namespaces that restores have made anew: a line
+// for each, with its name, and the uids that it has had, one after the other.
+const SuccessionsKey = "namespaces"
+
+// maxSuccessionBytes bounds the content of SuccessionsKey, which has room for some 7,000
+// namespaces. A ConfigMap has 1 MiB.
+const maxSuccessionBytes = 768 << 10
+
+// Succession says that a namespace continues the one of its name that had another uid.
+type Succession struct {
+	Namespace   string
+	Former, UID types.UID
+}
+
+// Successions are, by the name of a namespace, its lines: the uids of those that continue one
+// another. Namespaces of one name in two lines have nothing to do with each other.
+type Successions map[string][][]types.UID
+
+// SuccessionsOf reads the ConfigMap; nil is an empty one. A line that can't be read counts
+// for nothing.
+func SuccessionsOf(stored *corev1.ConfigMap) Successions {
+	successions := Successions{}
+	if stored == nil {
+		return successions
+	}
+	for text := range strings.Lines(stored.Data[SuccessionsKey]) {
+		words := strings.Fields(text)
+		if len(words) < 3 {
+			continue
+		}
+		line := make([]types.UID, 0, len(words)-1)
+		for _, word := range words[1:] {
+			line = append(line, types.UID(word))
+		}
+		successions[words[0]] = append(successions[words[0]], line)
+	}
+	return successions
+}
+
+// Same reports whether two uids are those of one namespace, or of two of its name in one line.
+// Without a uid nothing is known of a namespace, and it is in no line.
+func (s Successions) Same(namespace string, a, b types.UID) bool {
+	if a == "" || b == "" {
+		return a == b
+	}
+	return a == b || slices.ContainsFunc(s[namespace], func(line []types.UID) bool {
+		return slices.Contains(line, a) && slices.Contains(line, b)
+	})
+}
+
+// add has a namespace continue another one. It reports whether that is new.
+func (s Successions) add(of Succession) bool {
+	if s.Same(of.Namespace, of.Former, of.UID) {
+		return false
+	}
+	for i, line := range s[of.Namespace] {
+		if slices.Contains(line, of.Former) {
+			s[of.Namespace][i] = append(line, of.UID)
+			return true
+		}
+	}
+	s[of.Namespace] = append(s[of.Namespace], []types.UID{of.Former, of.UID})
+	return true
+}
+
+// Succeed writes successions into the ConfigMap, and reports whether that changed it. Nothing
+// is written if it has no room for all.
+func Succeed(into *corev1.ConfigMap, of ...Succession) (changed bool, err error) {
+	successions := SuccessionsOf(into)
+	for _, one := range of {
+		if one.Former == "" || one.UID == "" {
+			return false, fmt.Errorf("the namespace %s: a succession has two uids", one.Namespace)
+		}
+		if successions.add(one) {
+			changed = true
+		}
+	}
+	if !changed {
+		return false, nil
+	}
+	var text strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(successions)) {
+		for _, line := range successions[name] {
+			text.WriteString(name)
+			for _, uid := range line {
+				text.WriteString(" " + string(uid))
+			}
+			text.WriteString("\n")
+		}
+	}
+	if text.Len() > maxSuccessionBytes {
+		return false, fmt.Errorf("the ConfigMap %s has no room for more namespaces in %s: remove lines of namespaces that have no older backups any more", Name, SuccessionsKey)
+	}
+	if into.Data == nil {
+		into.Data = map[string]string{}
+	}
+	into.Data[SuccessionsKey] = text.String()
+	return true, nil
+}
