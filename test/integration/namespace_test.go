@@ -16,6 +16,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -78,6 +79,91 @@ func TestDeletedNamespace(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestARestoredNamespaceHasItsPast: a namespace that was lost and that an administrator restores is
+// as if it had not been. Its developer sees the backups and restores of before under their names,
+// and restores from them; so it is after a second loss, by the same backup. One that is made anew by
+// hand has nothing, and the names of restores are free there.
+func TestARestoredNamespaceHasItsPast(t *testing.T) {
+	t.Parallel()
+	namespace, user := lab.Namespace(t, "lost"), labtest.Name("developer")
+	lab.Grant(t, user, "edit", namespace)
+	plain := v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(false)}
+	lab.Create(t, namespace, "full", plain)
+	lab.AwaitPhase(t, namespace, "full", v1alpha1.BackupPhaseCompleted)
+	restores := lab.Holdfast.HoldfastV1alpha1().Restores
+	restore := func(in, name string, spec v1alpha1.RestoreSpec, by holdfastclient.Interface) error {
+		_, err := by.HoldfastV1alpha1().Restores(in).Create(t.Context(), &v1alpha1.Restore{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+		if err == nil {
+			labtest.Eventually(t, "the restore "+in+"/"+name+" to end", func() error {
+				found, err := restores(in).Get(t.Context(), name, metav1.GetOptions{})
+				if err == nil && found.Status.Phase != v1alpha1.RestorePhaseCompleted {
+					err = fmt.Errorf("it is %s: %s", found.Status.Phase, found.Status.Message)
+				}
+				return err
+			})
+		}
+		return err
+	}
+	mustRestore := func(in, name string, spec v1alpha1.RestoreSpec, by holdfastclient.Interface) {
+		t.Helper()
+		if err := restore(in, name, spec, by); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustRestore(namespace, "after-upgrade", v1alpha1.RestoreSpec{BackupName: "full"}, as(t, user))
+	lose := func() {
+		t.Helper()
+		lab.Kubectl(t, "delete", "namespace", namespace, "--timeout=60s")
+	}
+	hasIts := func(when string, backups, ofRestores []string) {
+		t.Helper()
+		labtest.Eventually(t, "the past of the namespace, "+when, func() error {
+			for _, name := range backups {
+				if _, err := as(t, user).HoldfastV1alpha1().Backups(namespace).Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+					return err
+				}
+			}
+			for _, name := range ofRestores {
+				if _, err := as(t, user).HoldfastV1alpha1().Restores(namespace).Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+
+	lose()
+	ofBackup := v1alpha1.RestoreSpec{BackupNamespace: namespace, BackupName: "full"}
+	mustRestore(labtest.System, labtest.Name("recovery"), ofBackup, lab.Holdfast)
+	hasIts("restored", []string{"full"}, []string{"after-upgrade"})
+	mustRestore(namespace, "again", v1alpha1.RestoreSpec{BackupName: "full"}, as(t, user))
+	lab.Create(t, namespace, "next", plain)
+	lab.AwaitPhase(t, namespace, "next", v1alpha1.BackupPhaseCompleted)
+
+	lose()
+	mustRestore(labtest.System, labtest.Name("recovery"), ofBackup, lab.Holdfast)
+	hasIts("lost twice", []string{"full", "next"}, []string{"after-upgrade", "again"})
+
+	lose()
+	if _, err := lab.Kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Eventually(t, "the past to leave the namespace that was made by hand", func() error {
+		list, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).List(t.Context(), metav1.ListOptions{})
+		if err == nil && len(list.Items) > 0 {
+			err = fmt.Errorf("there is %s", list.Items[0].Name)
+		}
+		return err
+	})
+	lab.Grant(t, user, "edit", namespace)
+	lab.Create(t, namespace, "mine", plain)
+	lab.AwaitPhase(t, namespace, "mine", v1alpha1.BackupPhaseCompleted)
+	if _, err := as(t, user).HoldfastV1alpha1().Restores(namespace).Get(t.Context(), "after-upgrade", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the restore of the lost namespace: %v", err)
+	}
+	mustRestore(namespace, "after-upgrade", v1alpha1.RestoreSpec{BackupName: "mine"}, as(t, user))
 }
 
 // about is all that is served of a namespace, and of a backup in the system namespace.

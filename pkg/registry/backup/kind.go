@@ -233,6 +233,9 @@ func (k *kind) ObjectName(run *enginev1alpha1.BackupRun) types.NamespacedName {
 // Object implements recorded.Kind.
 func (k *kind) Object(run *enginev1alpha1.BackupRun) *v1alpha1.Backup { return run.AsBackup() }
 
+// Yields implements recorded.Kind. The name of a record is that of the folder in the store.
+func (k *kind) Yields(_, _ *enginev1alpha1.BackupRun) bool { return false }
+
 // NameTaken implements recorded.Kind. A stored backup of the system namespace may be
 // called a.b, as the record of the backup b of the namespace a is. So may that backup
 // itself, see Projector.

@@ -37,6 +37,7 @@ type Records[R logstore.Object] interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (R, error)
 	Create(ctx context.Context, record R, options metav1.CreateOptions) (R, error)
 	Update(ctx context.Context, record R, options metav1.UpdateOptions) (R, error)
+	Delete(ctx context.Context, name string, options metav1.DeleteOptions) error
 }
 
 // Kind is what objects of type T, with records of type R, have of their own.
@@ -56,6 +57,9 @@ type Kind[T, R logstore.Object] interface {
 	ObjectName(record R) types.NamespacedName
 	// Object is the object that a record stands for.
 	Object(record R) T
+	// Yields reports whether a record is to be removed for a new one of its name: it is that of
+	// an object that is not in the new one's namespace any more, and is kept elsewhere.
+	Yields(record, to R) bool
 	// NameTaken answers a request about an object whose record would have the name of
 	// this one, which stands for another object.
 	NameTaken(obj T, record R) error
@@ -149,17 +153,21 @@ func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateOb
 		}
 	}
 	if _, exists := r.Log.GetObject(obj.GetNamespace(), obj.GetName()); exists {
-		return nil, r.alreadyExists(obj.GetName())
+		return nil, r.alreadyExists(obj.GetName(), "is stored, or waits, already")
 	}
 	done, err := r.Kind.Admit(obj, record)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	record, err = r.Records.Create(ctx, record, metav1.CreateOptions{DryRun: options.DryRun})
+	asking := record
+	record, err = r.Records.Create(ctx, asking, metav1.CreateOptions{DryRun: options.DryRun})
+	if apierrors.IsAlreadyExists(err) {
+		record, err = r.replace(ctx, asking, options, err)
+	}
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		return nil, r.alreadyExists(obj.GetName())
+		return nil, r.alreadyExists(obj.GetName(), "was created a moment ago, or has a record still that is of a lost namespace of this name: choose another name")
 	case apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err):
 		return nil, err // the caller may try again
 	case err != nil:
@@ -174,6 +182,26 @@ func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateOb
 		return nil, apierrors.NewInternalError(fmt.Errorf("the %s was recorded as %T %q, but can't be shown", r.Resource.Singular, record, record.GetName()))
 	}
 	return created, nil
+}
+
+// replace creates a record in the place of one that yields. taken is the error that says that
+// there is one.
+func (r *REST[T, R]) replace(ctx context.Context, record R, options *metav1.CreateOptions, taken error) (R, error) {
+	var none R
+	other, err := r.Records.Get(ctx, record.GetName(), metav1.GetOptions{})
+	if err != nil || !r.Kind.Yields(other, record) {
+		return none, taken
+	}
+	if len(options.DryRun) > 0 {
+		return record, nil
+	}
+	err = r.Records.Delete(ctx, other.GetName(), metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: new(other.GetUID()), ResourceVersion: new(other.GetResourceVersion())},
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return none, fmt.Errorf("removing the record of a %s that has ended, in another namespace of this name: %w", r.Resource.Singular, err)
+	}
+	return r.Records.Create(ctx, record, metav1.CreateOptions{})
 }
 
 // Get implements rest.Getter. An object that this server has not heard of may have
@@ -192,12 +220,12 @@ func (r *REST[T, R]) Get(ctx context.Context, name string, options *metav1.GetOp
 	return r.ReadOnly.Get(ctx, name, options)
 }
 
-func (r *REST[T, R]) alreadyExists(name string) error {
+func (r *REST[T, R]) alreadyExists(name, why string) error {
 	err := apierrors.NewAlreadyExists(r.Resource.GroupResource, name)
 	err.ErrStatus.Details.Causes = []metav1.StatusCause{{
 		Type:    metav1.CauseTypeFieldValueDuplicate,
 		Field:   field.NewPath("metadata", "name").String(),
-		Message: fmt.Sprintf("a %s of this name is stored, or waits, already", r.Resource.Singular),
+		Message: fmt.Sprintf("a %s of this name %s", r.Resource.Singular, why),
 	}}
 	return err
 }

@@ -349,7 +349,7 @@ func (p *Publisher) pastOf(location, storeName string, e *past) *v1alpha1.Restor
 	origin, home := *e.claims, false
 	if origin.Trust == v1alpha1.BackupTrustOwn {
 		present, exists := p.namespaces[origin.Namespace]
-		home = !exists || origin.NamespaceUID == "" || p.successions.Same(origin.Namespace, origin.NamespaceUID, present)
+		home = !exists || p.sameNamespaceLocked(origin.Namespace, origin.NamespaceUID, present)
 	} else {
 		origin, home = p.judge(location, e.claims)
 	}

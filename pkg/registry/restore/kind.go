@@ -41,6 +41,9 @@ type kind struct {
 	mayUse          func(ctx context.Context, location, namespace string) error
 	authorizer      authorizer.Authorizer
 	limiter         limiter
+	// sameNamespace reports whether two uids are those of one namespace, or of one that continues
+	// the other.
+	sameNamespace func(name string, a, b types.UID) bool
 }
 
 var _ recorded.Kind[*v1alpha1.Restore, *enginev1alpha1.RestoreRun] = &kind{}
@@ -228,6 +231,14 @@ func (k *kind) ObjectName(run *enginev1alpha1.RestoreRun) types.NamespacedName {
 
 // Object implements recorded.Kind.
 func (k *kind) Object(run *enginev1alpha1.RestoreRun) *v1alpha1.Restore { return run.AsRestore() }
+
+// Yields implements recorded.Kind. A restore of a lost namespace is not shown in one that was made
+// anew, so its name is free there, as soon as its end is in the store, where it is listed from.
+// Of one that never began nothing is to be told.
+func (k *kind) Yields(run, to *enginev1alpha1.RestoreRun) bool {
+	return run.Spec.RestoreRef == to.Spec.RestoreRef && run.Status.Phase.Ended() && (run.Status.Stored || run.Status.StartTimestamp == nil) &&
+		!k.sameNamespace(run.Spec.RestoreRef.Namespace, run.Spec.NamespaceUID, to.Spec.NamespaceUID)
+}
 
 // NameTaken implements recorded.Kind. It is not reached: the name of a Restore has no dots.
 func (k *kind) NameTaken(restore *v1alpha1.Restore, run *enginev1alpha1.RestoreRun) error {

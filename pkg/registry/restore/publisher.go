@@ -245,10 +245,22 @@ func (p *Publisher) moveLocked(namespace string, change func()) {
 func (p *Publisher) placeOf(run *enginev1alpha1.RestoreRun) types.NamespacedName {
 	ref := run.Spec.RestoreRef
 	present, exists := p.namespaces[ref.Namespace]
-	if exists && run.Spec.NamespaceUID != "" && !p.successions.Same(ref.Namespace, run.Spec.NamespaceUID, present) {
+	if exists && !p.sameNamespaceLocked(ref.Namespace, run.Spec.NamespaceUID, present) {
 		return types.NamespacedName{Namespace: p.systemNamespace, Name: run.Name}
 	}
 	return types.NamespacedName(ref)
+}
+
+// sameNamespace reports whether two uids are those of one namespace, or of one that continues the
+// other. Where it is not known which namespace it was, it is the same.
+func (p *Publisher) sameNamespace(name string, a, b types.UID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.sameNamespaceLocked(name, a, b)
+}
+
+func (p *Publisher) sameNamespaceLocked(name string, a, b types.UID) bool {
+	return a == "" || b == "" || p.successions.Same(name, a, b)
 }
 
 func (p *Publisher) showLocked(run *enginev1alpha1.RestoreRun) {

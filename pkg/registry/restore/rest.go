@@ -71,6 +71,7 @@ func NewREST(config Config) (*REST, error) {
 			namespaceUID:    config.NamespaceUID,
 			mayUse:          config.MayUse,
 			authorizer:      config.Authorizer,
+			sameNamespace:   config.Publisher.sameNamespace,
 			limiter: limiter{
 				Limits:          config.Limits,
 				systemNamespace: config.SystemNamespace,

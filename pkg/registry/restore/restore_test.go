@@ -33,6 +33,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
 )
@@ -233,6 +234,57 @@ func TestCreateRecordsTheRequestTheBackupAndWhoMadeIt(t *testing.T) {
 	}
 	if _, err := h.create("shop", "again", v1alpha1.RestoreSpec{BackupName: "other"}, metav1.DryRunAll); !apierrors.IsInvalid(err) {
 		t.Errorf("the dry run of what can't be: %v", err)
+	}
+}
+
+// TestNamesOfALostNamespace: in a namespace that was made anew, a name that its predecessor's
+// restore had is free, as a get says, once that restore has ended and can be listed without its
+// record.
+func TestNamesOfALostNamespace(t *testing.T) {
+	begun := metav1.Unix(1, 0)
+	ended := enginev1alpha1.RestoreRunStatus{Phase: "Completed", Stored: true, StartTimestamp: &begun}
+	for name, c := range map[string]struct {
+		namespaceUID types.UID
+		successions  identity.Successions
+		status       enginev1alpha1.RestoreRunStatus
+		free         bool
+	}{
+		"ended":                 {namespaceUID: "lost", status: ended, free: true},
+		"never begun":           {namespaceUID: "lost", status: enginev1alpha1.RestoreRunStatus{Phase: "Cancelled"}, free: true},
+		"not ended":             {namespaceUID: "lost", status: enginev1alpha1.RestoreRunStatus{Phase: "InProgress", StartTimestamp: &begun}},
+		"not stored":            {namespaceUID: "lost", status: enginev1alpha1.RestoreRunStatus{Phase: "Completed", StartTimestamp: &begun}},
+		"of this namespace":     {namespaceUID: "uid-of-shop", status: ended},
+		"of its predecessor":    {namespaceUID: "lost", successions: identity.Successions{"shop": {{"lost", "uid-of-shop"}}}, status: ended},
+		"nobody knows of which": {status: ended},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, "get backups shop")
+			h.stored("shop", "daily", "shop")
+			h.publisher.setNamespace(namespace("shop", "uid-of-shop"), true)
+			h.publisher.SetSuccessions(c.successions)
+			old := record(1, c.namespaceUID, c.status)
+			if err := h.records.Tracker().Add(old); err != nil {
+				t.Fatal(err)
+			}
+			h.publisher.Observe(old)
+			if _, err := h.create("shop", "back", v1alpha1.RestoreSpec{BackupName: "daily"}, metav1.DryRunAll); c.free && err != nil {
+				t.Errorf("a dry run: %v", err)
+			}
+			if got := h.run("shop.back").Spec.NamespaceUID; got != c.namespaceUID {
+				t.Fatalf("after the dry run the record is of %q", got)
+			}
+			_, err := h.create("shop", "back", v1alpha1.RestoreSpec{BackupName: "daily"})
+			if c.free && err != nil || !c.free && !apierrors.IsAlreadyExists(err) {
+				t.Fatalf("answered %v", err)
+			}
+			want := c.namespaceUID
+			if c.free {
+				want = "uid-of-shop"
+			}
+			if got := h.run("shop.back").Spec.NamespaceUID; got != want {
+				t.Errorf("the record is of %q, want %q", got, want)
+			}
+		})
 	}
 }
 
