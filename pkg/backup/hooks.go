@@ -105,21 +105,23 @@ type hooks struct {
 	notThawed []string
 }
 
-// parseHooks makes ready the hooks of a spec, which was validated.
-func parseHooks(spec *holdfast.BackupHooks) ([]hookRule, error) {
-	var rules []hookRule
+// parseHooks makes ready the hooks of a spec, which was validated. Idle says which of its words
+// apply to nothing.
+func parseHooks(spec *holdfast.BackupHooks) (rules []hookRule, idle []string, err error) {
 	for i := range spec.Resources {
 		of := &spec.Resources[i]
-		selector, err := podhooks.Words{
+		words := podhooks.Words{
 			Name: of.Name, IncludedNamespaces: of.IncludedNamespaces, ExcludedNamespaces: of.ExcludedNamespaces,
 			IncludedResources: of.IncludedResources, ExcludedResources: of.ExcludedResources, LabelSelector: of.LabelSelector,
-		}.Parse()
+		}
+		idle = append(idle, words.Idle()...)
+		selector, err := words.Parse()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		rules = append(rules, hookRule{of.Name, selector, of.Pre, of.Post})
 	}
-	return rules, nil
+	return rules, idle, nil
 }
 
 // of gives the hooks of a pod: those of its annotations, or else of the spec.
@@ -345,7 +347,7 @@ func (e *execution) tellPostHooks() {
 func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods []engine.PodReference) PostHooks {
 	e := newExecution(ctx, request, deps)
 	e.log.write(slog.LevelInfo, "the process that executed the backup is gone, and the post hooks that it may have left are run", slog.Int("pods", len(pods)))
-	rules, err := parseHooks(&request.Backup.Spec.Hooks)
+	rules, _, err := parseHooks(&request.Backup.Spec.Hooks)
 	h := e.newHooks(rules)
 	if err != nil {
 		text := fmt.Sprintf("its post hooks were not run: %v", err)

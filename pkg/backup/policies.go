@@ -270,6 +270,26 @@ func sourceOf(source any) string {
 	return ""
 }
 
+// idle says which words for types of volumes mean none.
+func (p policies) idle() (texts []string) {
+	known := map[string]bool{}
+	for _, source := range []any{corev1.VolumeSource{}, corev1.PersistentVolumeSource{}} {
+		of := reflect.TypeOf(source)
+		for i := range of.NumField() {
+			name, _, _ := strings.Cut(of.Field(i).Tag.Get("json"), ",")
+			known[strings.ToLower(name)] = true
+		}
+	}
+	for i := range p {
+		for _, word := range p[i].Conditions.VolumeTypes {
+			if !known[strings.ToLower(word)] {
+				texts = append(texts, fmt.Sprintf("volumePolicies[%d].conditions.volumeTypes has %q, which applies to nothing: no volume is of such a type", i, word))
+			}
+		}
+	}
+	return texts
+}
+
 // readPolicies gives the backup's volume policies. Without them it is not known what the
 // backup is to hold, so the error is for the backup as a whole.
 func (e *execution) readPolicies(ctx context.Context) (policies, error) {

@@ -300,3 +300,14 @@ func TestWhatPoliciesDo(t *testing.T) {
 		})
 	}
 }
+
+// TestIdleVolumeTypes: a type that no volume is of is told.
+func TestIdleVolumeTypes(t *testing.T) {
+	found, err := parsePolicies(map[string]string{"policies": "{version: v1, volumePolicies: [{conditions: {volumeTypes: [NFS, emptyDir, csi, pvc]}, action: {type: skip}}]}"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if told := found.idle(); len(told) != 1 || !strings.Contains(told[0], `volumePolicies[0].conditions.volumeTypes has "pvc"`) {
+		t.Errorf("told is %q", told)
+	}
+}

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 
@@ -17,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/discovery"
+	"k8s.io/utils/ptr"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -89,8 +89,8 @@ var cohabiting = map[string][2]string{
 type discovered struct {
 	// resources in reading order.
 	resources []resource
-	// words maps all that a resource may be called by, in lower case.
-	words map[string]schema.GroupResource
+	// words are what they may be called.
+	words selection.Called
 	// others are the words for resources that the cluster serves, and that can't be backed up.
 	others sets.Set[string]
 	// failed are the groups whose resources could not be discovered.
@@ -103,7 +103,7 @@ type discovered struct {
 // out; the error is for discovery as a whole.
 func discover(ctx context.Context, client Discovery) (*discovered, error) {
 	lists, err := client.ServerPreferredResourcesWithContext(ctx)
-	d := &discovered{words: map[string]schema.GroupResource{}, others: sets.New[string](), failed: map[string]error{}}
+	d := &discovered{words: selection.Called{}, others: sets.New[string](), failed: map[string]error{}}
 	var partial *discovery.ErrGroupDiscoveryFailed
 	switch {
 	case errors.As(err, &partial):
@@ -144,26 +144,20 @@ func (d *discovered) add(gv schema.GroupVersion, served []metav1.APIResource) {
 		if backedUp {
 			d.resources = append(d.resources, found)
 		}
-		for _, word := range append([]string{r.Name, r.SingularName, r.Kind}, r.ShortNames...) {
-			for _, word := range []string{word, word + "." + gv.Group} {
-				word = strings.ToLower(word)
-				// The first group wins a word, as it does in kubectl.
-				switch _, taken := d.words[word]; {
-				case word == "":
-				case !backedUp:
-					d.others.Insert(word)
-				case !taken:
-					d.words[word] = found.GroupResource()
-				}
-			}
+		names := append([]string{r.SingularName, r.Kind}, r.ShortNames...)
+		if backedUp {
+			d.words.Add(found.GroupResource(), names...)
+			continue
 		}
+		other := selection.Called{}
+		other.Add(found.GroupResource(), names...)
+		d.others.Insert(slices.Collect(maps.Keys(other))...)
 	}
 }
 
 // resolve is a selection.Resolver.
 func (d *discovered) resolve(word string) (schema.GroupResource, bool) {
-	gr, ok := d.words[strings.ToLower(word)]
-	return gr, ok
+	return d.words.Resolve(word)
 }
 
 func (d *discovered) find(gr schema.GroupResource) (resource, bool) {
@@ -200,6 +194,12 @@ func (d *discovered) selected(spec *holdfast.BackupSpec, wanted *selection.Resou
 	return selected
 }
 
+// list is one of a spec's lists of resources, with the scope of what it may name.
+type list struct {
+	words               []string
+	namespaced, cluster bool
+}
+
 // report says which words of a backup stand for nothing, and what discovery could not find. A word
 // that is included is a warning, unless all words of its list stand for nothing: then an error,
 // since the backup has nothing of what it asks for. Cluster-scoped resources are only a warning,
@@ -210,11 +210,15 @@ func (d *discovered) selected(spec *holdfast.BackupSpec, wanted *selection.Resou
 // and a broken one must not spoil every backup. It is an error when the backup asks for it by name.
 func (d *discovered) report(spec *holdfast.BackupSpec, findings *findings) {
 	missed := sets.New[string]()
-	for i, list := range includedLists(spec) {
+	for i, of := range []list{
+		{spec.IncludedResources, true, ptr.Deref(spec.IncludeClusterResources, true)},
+		{spec.IncludedNamespaceScopedResources, true, false},
+		clusterScopedList: {spec.IncludedClusterScopedResources, false, true},
+	} {
 		var idle []string
-		for _, word := range list {
+		for _, word := range of.words {
 			switch {
-			case d.stands(word):
+			case d.stands(word, of):
 			case d.failed[schema.ParseGroupResource(word).Group] != nil:
 				missed.Insert(schema.ParseGroupResource(word).Group)
 			default:
@@ -222,16 +226,22 @@ func (d *discovered) report(spec *holdfast.BackupSpec, findings *findings) {
 			}
 		}
 		record := findings.warn
-		if i != clusterScopedList && len(idle) == len(list) {
+		if i != clusterScopedList && len(idle) == len(of.words) {
 			record = findings.fail
 		}
 		for _, word := range idle {
-			record(subject{}, fmt.Sprintf("the backup includes %q, which %s", word, d.whyIdle(word)))
+			record(subject{}, fmt.Sprintf("the backup includes %q, which %s", word, d.whyIdle(word, of)))
 		}
 	}
-	for _, word := range slices.Concat(spec.ExcludedResources, spec.ExcludedClusterScopedResources, spec.ExcludedNamespaceScopedResources) {
-		if !d.stands(word) && !d.others.Has(strings.ToLower(word)) && !selection.AddedByVelero(word) && d.failed[schema.ParseGroupResource(word).Group] == nil {
-			findings.warn(subject{}, fmt.Sprintf("the backup excludes %q, which %s", word, d.whyIdle(word)))
+	for _, of := range []list{
+		{spec.ExcludedResources, true, true},
+		{spec.ExcludedNamespaceScopedResources, true, false},
+		{spec.ExcludedClusterScopedResources, false, true},
+	} {
+		for _, word := range of.words {
+			if !d.stands(word, of) && !d.others.Has(strings.ToLower(word)) && !selection.AddedByVelero(word) && d.failed[schema.ParseGroupResource(word).Group] == nil {
+				findings.warn(subject{}, fmt.Sprintf("the backup excludes %q, which %s", word, d.whyIdle(word, of)))
+			}
 		}
 	}
 	for _, group := range slices.Sorted(maps.Keys(d.failed)) {
@@ -244,24 +254,22 @@ func (d *discovered) report(spec *holdfast.BackupSpec, findings *findings) {
 	}
 }
 
-// stands reports whether a word stands for a resource that can be backed up.
-func (d *discovered) stands(word string) bool {
-	if !isPattern(word) {
-		_, ok := d.resolve(word)
-		return ok
-	}
+// stands reports whether a word of a list stands for a resource of its scope that can be backed up.
+func (d *discovered) stands(word string, in list) bool {
 	return slices.ContainsFunc(d.resources, func(r resource) bool {
-		ok, _ := path.Match(word, r.GroupResource().String()) // the API server has read its syntax
-		return ok
+		inScope := in.namespaced && r.namespaced || in.cluster && !r.namespaced || r.GroupResource() == namespacesResource
+		return inScope && d.words.Means(word, r.GroupResource())
 	})
 }
 
-func isPattern(word string) bool { return strings.ContainsAny(word, "*?[") }
-
-// whyIdle says why a word stands for nothing.
-func (d *discovered) whyIdle(word string) string {
-	switch {
-	case isPattern(word):
+// whyIdle says why a word of a list stands for nothing.
+func (d *discovered) whyIdle(word string, in list) string {
+	switch elsewhere := d.stands(word, list{namespaced: true, cluster: true}); {
+	case elsewhere && in.namespaced:
+		return "is cluster-scoped, and only namespace-scoped resources are taken here"
+	case elsewhere:
+		return "is namespace-scoped, and only cluster-scoped resources are taken here"
+	case selection.IsPattern(word):
 		return "no resource matches that the cluster serves"
 	case d.others.Has(strings.ToLower(word)):
 		return "can't be backed up: it is computed, or Holdfast's own"
@@ -269,15 +277,9 @@ func (d *discovered) whyIdle(word string) string {
 	return "the cluster does not serve"
 }
 
-// clusterScopedList is the place of the list of cluster-scoped resources in includedLists.
+// clusterScopedList is the place of the list of cluster-scoped resources among those that include.
 const clusterScopedList = 2
 
-// includedLists are the lists of included resources of a spec.
-func includedLists(spec *holdfast.BackupSpec) [3][]string {
-	return [3][]string{spec.IncludedResources, spec.IncludedNamespaceScopedResources, clusterScopedList: spec.IncludedClusterScopedResources}
-}
-
 func includedWords(spec *holdfast.BackupSpec) []string {
-	lists := includedLists(spec)
-	return slices.Concat(lists[:]...)
+	return slices.Concat(spec.IncludedResources, spec.IncludedNamespaceScopedResources, spec.IncludedClusterScopedResources)
 }

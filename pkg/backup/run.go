@@ -312,14 +312,20 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 	if err := errors.Join(append(problems, more...).ToAggregate(), err); err != nil {
 		return nil, fmt.Errorf("the backup's spec can't be used: %w", err)
 	}
-	rules, err := parseHooks(&spec.Hooks)
+	rules, idle, err := parseHooks(&spec.Hooks)
 	if err != nil {
 		return nil, fmt.Errorf("the backup's spec can't be used: %w", err)
+	}
+	for _, text := range idle {
+		e.findings.warn(subject{}, text)
 	}
 	e.hooks = e.newHooks(rules)
 	policies, err := e.readPolicies(ctx)
 	if err != nil {
 		return nil, err
+	}
+	for _, text := range policies.idle() {
+		e.findings.warn(subject{}, text)
 	}
 	var found *discovered
 	if err := retried(ctx, e.Retry, func() (err error) {

@@ -134,6 +134,23 @@ func TestWhatIsSelected(t *testing.T) {
 			want:   []string{"namespaces shop"},
 			errors: []string{`the backup includes "deploymnts", which the cluster does not serve`},
 		},
+		"words of another scope than their list": {
+			spec: holdfast.BackupSpec{
+				IncludedNamespaces: []string{"bank"}, IncludedNamespaceScopedResources: []string{"configmaps", "Node"}, IncludedClusterScopedResources: []string{"nodes", "Widget"},
+				ExcludedNamespaceScopedResources: []string{"persistentvolume*"}, ExcludedClusterScopedResources: []string{"po"},
+			},
+			want: []string{"configmaps bank/rates", "namespaces bank", "nodes n1"},
+			warnings: []string{
+				`the backup includes "Node", which is cluster-scoped, and only namespace-scoped resources are taken here`,
+				`the backup includes "Widget", which is namespace-scoped, and only cluster-scoped resources are taken here`,
+				`the backup excludes "po", which is namespace-scoped, and only cluster-scoped resources are taken here`,
+			},
+		},
+		"a cluster-scoped word where none are to be taken": {
+			spec:     holdfast.BackupSpec{IncludedNamespaces: []string{"bank"}, IncludedResources: []string{"CONFIGM*", "nodes", "namespaces"}, IncludeClusterResources: &no},
+			want:     []string{"configmaps bank/rates", "namespaces bank"},
+			warnings: []string{`the backup includes "nodes", which is cluster-scoped, and only namespace-scoped resources are taken here`},
+		},
 		"excluded words, of which some stand for nothing": {
 			spec: holdfast.BackupSpec{
 				IncludedNamespaceScopedResources: []string{"*"},

@@ -66,3 +66,18 @@ func TestOutputIsBounded(t *testing.T) {
 		t.Errorf("%d bytes, ends with %q", len(text), text[len(text)-30:])
 	}
 }
+
+// TestIdleWords: what a word for resources of hooks means that is no pod is told, and so is one that
+// leaves all pods out.
+func TestIdleWords(t *testing.T) {
+	words := Words{Name: "db", IncludedResources: []string{"pods", "Pod", "PO", "po*", "*", "deployments"}, ExcludedResources: []string{"secrets", "Pods"}}
+	told := strings.Join(words.Idle(), "\n")
+	for _, text := range []string{`have "deployments" in includedResources, which applies to nothing`, `have "secrets" in excludedResources, which applies to nothing`, `have "Pods" in excludedResources, so that they never run`} {
+		if !strings.Contains(told, text) {
+			t.Errorf("%q is not told: %s", text, told)
+		}
+	}
+	if strings.Count(told, "\n") != 2 {
+		t.Errorf("told is %s", told)
+	}
+}

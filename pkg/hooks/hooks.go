@@ -59,12 +59,32 @@ func (w Words) Parse() (*Selector, error) {
 			return nil, fmt.Errorf("the hooks %s: a label selector: %w", w.Name, err)
 		}
 	}
-	return &Selector{resources.Bind(resolvePods).Included(podsResource, true), namespaces, selector}, nil
+	return &Selector{resources.Bind(pods.Resolve).Included(podsResource, true), namespaces, selector}, nil
 }
 
-// resolvePods knows pods alone: nothing else has containers.
-func resolvePods(word string) (schema.GroupResource, bool) {
-	return podsResource, slices.Contains([]string{"pods", "pod", "po"}, strings.ToLower(word))
+// pods are what pods may be called: nothing else has containers.
+var pods = func() selection.Called {
+	called := selection.Called{}
+	called.Add(podsResource, "pod", "po")
+	return called
+}()
+
+// Idle says which words the entry has for nothing: those that mean no pods, and those that leave all
+// pods out.
+func (w Words) Idle() (texts []string) {
+	for _, word := range w.IncludedResources {
+		if !pods.Means(word, podsResource) {
+			texts = append(texts, fmt.Sprintf("the hooks %s have %q in includedResources, which applies to nothing: hooks run in pods alone", w.Name, word))
+		}
+	}
+	for _, word := range w.ExcludedResources {
+		if pods.Means(word, podsResource) {
+			texts = append(texts, fmt.Sprintf("the hooks %s have %q in excludedResources, so that they never run: hooks run in pods alone", w.Name, word))
+		} else {
+			texts = append(texts, fmt.Sprintf("the hooks %s have %q in excludedResources, which applies to nothing: hooks run in pods alone", w.Name, word))
+		}
+	}
+	return texts
 }
 
 // Matches reports whether a pod has the hooks.

@@ -5,9 +5,9 @@ package restore
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -24,7 +24,8 @@ import (
 )
 
 // choose gives the items to restore, and the others.
-func (e *execution) choose() (items, others []*manifest.Item, err error) {
+func (e *execution) choose(ctx context.Context) (items, others []*manifest.Item, err error) {
+	e.readCalled(ctx)
 	c, err := e.newChooser()
 	if err != nil {
 		return nil, nil, err
@@ -69,12 +70,7 @@ func (c *chooser) reportMissing(chosen map[*manifest.Item]bool) {
 			namespaces[item.Name] = true
 		}
 	}
-	for _, word := range c.unknown(c.e.spec.IncludedResources) {
-		c.e.report.fail(subject{}, fmt.Sprintf("includedResources: the backup holds no %s: give its plural name, like deployments.apps: a restore knows no short names", word))
-	}
-	for _, word := range c.unknown(c.e.spec.ExcludedResources) {
-		c.e.report.warn(subject{}, fmt.Sprintf("excludedResources: the backup holds no %s, so that this leaves nothing out: a restore knows no short names", word))
-	}
+	c.reportWords(chosen)
 	for o := range c.objects {
 		c.e.report.fail(subject{o[0], o[1], o[2]}, "the backup does not hold it, or it is never restored")
 	}
@@ -85,24 +81,12 @@ func (c *chooser) reportMissing(chosen map[*manifest.Item]bool) {
 	}
 }
 
-// unknown are the words, but for patterns, that mean no resource of the backup.
-func (c *chooser) unknown(words []string) (unknown []string) {
-	for _, word := range words {
-		if _, known := c.words[strings.ToLower(word)]; !known && !strings.ContainsAny(word, "*?[") {
-			unknown = append(unknown, word)
-		}
-	}
-	return unknown
-}
-
 type chooser struct {
 	e          *execution
 	namespaces *selection.Namespaces
 	resources  *selection.Resources
 	selectors  []labels.Selector
 	objects    map[[3]string]bool
-	// words are what the resources of the backup may be called.
-	words map[string]schema.GroupResource
 	// named are the namespaces of objects: nothing else is written to for what they need.
 	named map[string]bool
 	// own counts the objects of Holdfast's own namespaces.
@@ -127,27 +111,7 @@ func (e *execution) newChooser() (*chooser, error) {
 	if err := append(errs, more...).ToAggregate(); err != nil {
 		return nil, &Refused{Reasons: []string{err.Error()}}
 	}
-	words := map[string]schema.GroupResource{}
-	for i, item := range e.Backup.Items {
-		if i > 0 {
-			if before := e.Backup.Items[i-1]; before.APIGroup == item.APIGroup && before.Resource == item.Resource && before.KindName == item.KindName {
-				continue
-			}
-		}
-		gr := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
-		for _, word := range []string{item.Resource, strings.ToLower(item.KindName)} {
-			for _, word := range []string{word, word + "." + item.APIGroup} {
-				if _, taken := words[word]; !taken {
-					words[word] = gr
-				}
-			}
-		}
-	}
-	c.words = words
-	c.namespaces, c.resources = namespaces, resources.Bind(func(word string) (schema.GroupResource, bool) {
-		gr, ok := words[strings.ToLower(word)]
-		return gr, ok
-	})
+	c.namespaces, c.resources = namespaces, resources.Bind(e.called.Resolve)
 	from := spec.OrLabelSelectors
 	if spec.LabelSelector != nil {
 		from = []*metav1.LabelSelector{spec.LabelSelector}
@@ -161,7 +125,7 @@ func (e *execution) newChooser() (*chooser, error) {
 	}
 	for _, o := range spec.Objects {
 		resource := o.Resource
-		if gr, ok := words[strings.ToLower(resource)]; ok {
+		if gr, ok := e.called.Resolve(resource); ok {
 			resource = gr.String()
 		}
 		c.objects[[3]string{resource, o.Namespace, o.Name}] = true
@@ -205,8 +169,7 @@ func (c *chooser) wants(item *manifest.Item) bool {
 // names reports whether the spec names an item that it wants, or the item's kind.
 func (c *chooser) names(item *manifest.Item) bool {
 	return len(c.e.spec.Objects) > 0 || slices.ContainsFunc(c.e.spec.IncludedResources, func(word string) bool {
-		gr, known := c.words[strings.ToLower(word)]
-		return known && gr == schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
+		return !selection.IsPattern(word) && c.e.called.Means(word, schema.GroupResource{Group: item.APIGroup, Resource: item.Resource})
 	})
 }
 

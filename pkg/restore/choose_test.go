@@ -57,7 +57,11 @@ func TestClaimsWithoutData(t *testing.T) {
 func wantChosen(t *testing.T, backup *source.Backup, spec holdfast.RestoreSpec, names ...string) *report {
 	t.Helper()
 	e := newExecution(t.Context(), request("r", spec), Dependencies{Backup: backup, Clock: clock.RealClock{}})
-	items, others, err := e.choose()
+	var err error
+	if e.kinds, err = discover(t.Context(), newFakeServer(t)); err != nil {
+		t.Fatal(err)
+	}
+	items, others, err := e.choose(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,11 +111,39 @@ func wantTold(t *testing.T, r *report, errors, warnings []string) {
 	}
 }
 
-// TestUnknownResources: words that mean nothing in the backup are not passed over.
+// TestUnknownResources: words that mean nothing in the backup are not passed over. A resource may be
+// called by any of its names, also by those that only a definition in the backup has.
 func TestUnknownResources(t *testing.T) {
-	backup := backupOf(t, obj("v1", "ConfigMap", "a", "c"), obj("v1", "Secret", "a", "s"), obj("apps/v1", "Deployment", "a", "d"))
-	wantTold(t, wantChosen(t, backup, holdfast.RestoreSpec{IncludedResources: []string{"ConfigMap", "deploy", "jobs.*", "deployments.apps"}, ExcludedResources: []string{"cm", "secrets"}},
-		"ConfigMap a/c", "Deployment a/d"), []string{"the backup holds no deploy:"}, []string{"the backup holds no cm,"})
+	crd := definition("example.com", "Widget")
+	with([]any{"wd"}, "spec", "names", "shortNames")(crd)
+	with("widgets", "spec", "names", "plural")(crd)
+	backup := backupOf(t, obj("v1", "ConfigMap", "a", "c"), obj("v1", "Secret", "a", "s"), obj("v1", "Secret", "b", "s"), obj("apps/v1", "Deployment", "a", "d"), crd, obj("example.com/v1", "Widget", "a", "w"))
+	all := []string{"ConfigMap a/c", "Deployment a/d", "Widget a/w", "CustomResourceDefinition /widgets.example.com"}
+	for name, test := range map[string]struct {
+		spec             holdfast.RestoreSpec
+		want             []string
+		errors, warnings []string
+	}{
+		"any name, in any case": {spec: holdfast.RestoreSpec{IncludedResources: []string{"configmap", "Deploy.apps", "WD"}}, want: all},
+		"excluded by any name":  {spec: holdfast.RestoreSpec{IncludedNamespaces: []string{"a"}, ExcludedResources: []string{"cm", "SECRET", "deploy", "wd.example.com"}}},
+		"patterns in any case":  {spec: holdfast.RestoreSpec{IncludedResources: []string{"ConfigM*", "Widgets.*", "deployments.*"}}, want: all},
+		"unknown words": {
+			spec:     holdfast.RestoreSpec{IncludedResources: []string{"ConfigMap", "depl", "jobs.*", "deploy", "wd"}, ExcludedResources: []string{"pods", "secrets", "z*", "nodes", "events.events.k8s.io"}},
+			want:     all,
+			errors:   []string{"the backup holds no depl:"},
+			warnings: []string{`includedResources has \"jobs.*\", which applies to nothing`, "the backup holds no pods,", "the backup holds no z*,"},
+		},
+		"words that apply to nothing": {
+			spec: holdfast.RestoreSpec{IncludedNamespaces: []string{"b"}, IncludedResources: []string{"cm", "secret"}, RestoreStatus: &holdfast.RestoreStatusSpec{IncludedResources: []string{"secret", "deploy"}, ExcludedResources: []string{"nosuch"}}},
+			want: []string{"Secret b/s"},
+			warnings: []string{`includedResources has \"cm\", which applies to nothing: the backup holds such objects, but none that the restore takes`,
+				`restoreStatus.includedResources has \"deploy\", which applies to nothing`, `restoreStatus.excludedResources has \"nosuch\", which applies to nothing`},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wantTold(t, wantChosen(t, backup, test.spec, test.want...), test.errors, test.warnings)
+		})
+	}
 }
 
 // TestOwnObjects: what is Holdfast's own is no part of a restore of everything.

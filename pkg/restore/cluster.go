@@ -40,6 +40,9 @@ type cluster struct {
 	client rest.Interface
 	// warned takes the server's warnings about an object that was written. Optional.
 	warned func(about subject, warnings []string)
+	// awaits reports, after a moment, whether to try again what failed since a webhook did not
+	// answer. Optional.
+	awaits func(ctx context.Context, err error) bool
 }
 
 // kind is a type of objects as the cluster serves it.
@@ -235,6 +238,8 @@ func (c *cluster) request(ctx context.Context, request func() *rest.Request, rea
 			return nil, ctx.Err()
 		case unreached(err):
 			backoff.Steps = max(backoff.Steps, 2)
+		case c.awaits != nil && c.awaits(ctx, err):
+			continue
 		case !passing(err) || backoff.Steps <= 1:
 			return nil, err
 		}

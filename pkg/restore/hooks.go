@@ -108,6 +108,8 @@ type podHooks struct {
 
 	mu    sync.Mutex
 	found []*hooked
+	// noted are the pods that were looked at: one is decided about twice if a webhook refuses it.
+	noted map[*manifest.Item]bool
 	// taken are the pods that were found, by uid. seen are the pods of namespaces, and
 	// seenAt when they were read.
 	taken  map[types.UID]bool
@@ -127,13 +129,17 @@ type seenPods struct {
 
 // parseHooks makes ready the hooks of the spec, which was validated.
 func (e *execution) parseHooks() error {
-	h := &podHooks{e: e, taken: map[types.UID]bool{}, seen: map[string]seenPods{}, served: map[types.UID]bool{}}
+	h := &podHooks{e: e, noted: map[*manifest.Item]bool{}, taken: map[types.UID]bool{}, seen: map[string]seenPods{}, served: map[types.UID]bool{}}
 	for i := range e.spec.Hooks.Resources {
 		of := &e.spec.Hooks.Resources[i]
-		selector, err := podhooks.Words{
+		words := podhooks.Words{
 			Name: of.Name, IncludedNamespaces: of.IncludedNamespaces, ExcludedNamespaces: of.ExcludedNamespaces,
 			IncludedResources: of.IncludedResources, ExcludedResources: of.ExcludedResources, LabelSelector: of.LabelSelector,
-		}.Parse()
+		}
+		for _, text := range words.Idle() {
+			e.report.warn(subject{}, text)
+		}
+		selector, err := words.Parse()
 		if err != nil {
 			return &Refused{Reasons: []string{err.Error()}}
 		}
@@ -269,7 +275,11 @@ func (h *podHooks) note(item *manifest.Item, about subject, content *unstructure
 	if skipped != "" && len(inits) > 0 {
 		h.e.report.fail(about, fmt.Sprintf("the init containers of its hooks are not in the pod that its %s makes in its place: put them into the template of that, by a resourceModifier", controller.Kind))
 	}
-	if len(commands) > 0 {
+	h.mu.Lock()
+	noted := h.noted[item]
+	h.noted[item] = true
+	h.mu.Unlock()
+	if len(commands) > 0 && !noted {
 		found := &hooked{about: about, commands: commands, pod: pod.UID}
 		if skipped != "" {
 			found.pod, found.owner, found.named = "", controller.UID, controller.Kind == "StatefulSet"

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/discovery"
 
 	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/selection"
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
@@ -43,6 +44,8 @@ type kinds struct {
 	mu sync.Mutex
 	// served has the versions of each kind, that which the server prefers first.
 	served map[schema.GroupKind][]*kind
+	// called are what they may be called.
+	called selection.Called
 	// failed are the groups, in a version, of which it is not known what they serve.
 	failed map[schema.GroupVersion]error
 }
@@ -50,7 +53,7 @@ type kinds struct {
 // discover asks for all kinds. A group that can't be discovered costs itself.
 func discover(ctx context.Context, client Discovery) (*kinds, error) {
 	groups, lists, err := client.ServerGroupsAndResourcesWithContext(ctx)
-	k := &kinds{discovery: client, served: map[schema.GroupKind][]*kind{}}
+	k := &kinds{discovery: client, served: map[schema.GroupKind][]*kind{}, called: selection.Called{}}
 	var partial *discovery.ErrGroupDiscoveryFailed
 	switch {
 	case errors.As(err, &partial):
@@ -85,6 +88,7 @@ func (k *kinds) add(gv schema.GroupVersion, resources []metav1.APIResource) {
 		if slices.ContainsFunc(k.served[gk], func(known *kind) bool { return known.version == gv.Version }) {
 			continue
 		}
+		k.called.Add(schema.GroupResource{Group: gv.Group, Resource: r.Name}, append([]string{r.SingularName, r.Kind}, r.ShortNames...)...)
 		k.served[gk] = append(k.served[gk], &kind{
 			group: gv.Group, version: gv.Version, resource: r.Name, kind: r.Kind, namespaced: r.Namespaced,
 			status: slices.ContainsFunc(resources, func(sub metav1.APIResource) bool { return sub.Name == r.Name+"/status" }),
@@ -101,23 +105,26 @@ func (k *kinds) promise(definition *unstructured.Unstructured) {
 	gk := schema.GroupKind{Group: text("group"), Kind: text("names", "kind")}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, version := range servedVersions(definition) {
+	for version, status := range servedVersions(definition) {
 		if !slices.ContainsFunc(k.served[gk], func(known *kind) bool { return known.version == version }) {
 			k.served[gk] = append(k.served[gk], &kind{
-				group: gk.Group, version: version, resource: text("names", "plural"), kind: gk.Kind, namespaced: text("scope") != "Cluster", promised: true,
+				group: gk.Group, version: version, resource: text("names", "plural"), kind: gk.Kind, namespaced: text("scope") != "Cluster", status: status, promised: true,
 			})
 		}
 	}
 }
 
-// servedVersions are those that a CustomResourceDefinition has the cluster serve.
-func servedVersions(definition *unstructured.Unstructured) (names []string) {
+// servedVersions are those that a CustomResourceDefinition has the cluster serve, with whether each
+// has a subresource for its status.
+func servedVersions(definition *unstructured.Unstructured) map[string]bool {
+	names := map[string]bool{}
 	versions, _, _ := unstructured.NestedSlice(definition.Object, "spec", "versions")
 	for _, version := range versions {
 		version, _ := version.(map[string]any)
 		name, _ := version["name"].(string)
 		if served, _ := version["served"].(bool); served {
-			names = append(names, name)
+			_, status, _ := unstructured.NestedMap(version, "subresources", "status")
+			names[name] = status
 		}
 	}
 	return names
@@ -138,7 +145,7 @@ func (k *kinds) find(item *manifest.Item) (*kind, error) {
 		return nil, fmt.Errorf("what the cluster serves of %s can't be found out: %w", item.GroupKind(), err)
 	}
 	if len(versions) == 0 {
-		return nil, fmt.Errorf("the cluster does not serve %s: install what defines it, and restore this again", item.GroupKind())
+		return nil, notServed(item)
 	}
 	return versions[0], nil
 }

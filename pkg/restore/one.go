@@ -125,6 +125,10 @@ func (e *execution) one(ctx context.Context, l *loop, t task) {
 	item := e.graph.Nodes[t.node].Item
 	about := e.subject(item)
 	live, ok := e.decide(ctx, t.node, item, about, t.content)
+	if e.webhooks.isPostponed(t.node) {
+		l.postpone(ctx, t.node, e.hasData(item) || isNamespace(item) || item.APIGroup == extensionsGroup)
+		return
+	}
 	if ok && live == "" && e.spec.PlanOnly {
 		live = types.UID(item.UID) // what it will be nobody knows
 	}
@@ -166,6 +170,9 @@ func (e *execution) one(ctx context.Context, l *loop, t task) {
 // or is to be.
 func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item, about subject, content *unstructured.Unstructured) (types.UID, bool) {
 	k, err := e.kinds.find(item)
+	if err == nil {
+		err = rescoped(item, k)
+	}
 	if err != nil {
 		e.give(node, actionError, about, err.Error())
 		return "", false
@@ -220,6 +227,7 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 	about.namespace, about.name = desired.GetNamespace(), desired.GetName()
 	converted := k.version != item.APIVersion
 	if converted {
+		object.Reword(desired)
 		desired.SetAPIVersion(k.apiVersion())
 	}
 	if refused == actionNone {
@@ -248,7 +256,11 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 	}
 	live, a, reason, diff, err := e.bring(ctx, k, item, about, desired, status, converted)
 	if err != nil {
-		if ctx.Err() == nil {
+		switch {
+		case ctx.Err() != nil:
+		case e.webhooks.postpone(node, err):
+			e.report.info(about, "it is tried once more at the end: "+err.Error())
+		default:
 			e.give(node, actionError, about, explain(err, converted, item, k))
 		}
 		return "", false
@@ -446,6 +458,9 @@ func (e *execution) create(ctx context.Context, k *kind, about subject, desired 
 		case apierrors.IsInvalid(err) && k.group == "" && k.kind == "Service" && strings.Contains(err.Error(), "already allocated") && withoutPorts(desired):
 			e.report.warn(about, "it has other node ports or addresses than in the backup, since those are taken: "+err.Error())
 			continue
+		case apierrors.IsInvalid(err) && k.group == extensionsGroup && strings.Contains(err.Error(), "openAPIV3Schema") && object.Loosen(desired):
+			e.report.warn(about, "the cluster refuses its schema, which is of an older version of the API: it takes any object, and checks no fields: "+err.Error())
+			continue
 		default:
 			return nil, err
 		}
@@ -568,6 +583,9 @@ func explain(err error, converted bool, item *manifest.Item, k *kind) string {
 	text := err.Error()
 	if converted {
 		text = fmt.Sprintf("the cluster does not serve it in version %s, and refuses it in %s: convert it by hand: %s", item.APIVersion, k.apiVersion(), text)
+	}
+	if name := unanswered(err); name != "" {
+		text = fmt.Sprintf("the webhook %s has not answered for %s, and for as long at the end of the restore: see why, and restore this again: %s", name, webhookTimeout, text)
 	}
 	return text
 }

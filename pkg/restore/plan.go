@@ -47,7 +47,12 @@ func (e *execution) run(ctx context.Context) (err error) {
 	if err := e.parseHooks(); err != nil {
 		return err
 	}
-	items, others, err := e.choose()
+	if e.Modifiers != nil {
+		if e.modifiers, err = object.ParseModifiers(e.Modifiers); err != nil {
+			return &Refused{Reasons: []string{err.Error()}}
+		}
+	}
+	items, others, err := e.choose(ctx)
 	if err != nil {
 		return err
 	}
@@ -79,6 +84,9 @@ func (e *execution) run(ctx context.Context) (err error) {
 	e.report.info(subject{}, fmt.Sprintf("%d objects are to be restored from the backup %s", len(items), e.request.Run.Spec.Backup.StoreName))
 	if err := e.restoreAll(ctx); err != nil {
 		return err
+	}
+	for _, text := range e.modifiers.Idle() {
+		e.report.warn(subject{}, text)
 	}
 	if err := e.mend(ctx); err != nil {
 		return err
@@ -219,19 +227,13 @@ func (e *execution) setStatus(ctx context.Context, k *kind, about subject, statu
 
 // compile makes the rules by which objects change.
 func (e *execution) compile(items []*manifest.Item) (*object.Rules, error) {
-	var modifiers *object.Modifiers
-	if e.Modifiers != nil {
-		var err error
-		if modifiers, err = object.ParseModifiers(e.Modifiers); err != nil {
-			return nil, &Refused{Reasons: []string{err.Error()}}
-		}
-	}
 	restored := make(map[types.UID]bool, len(items))
 	for _, item := range items {
 		restored[types.UID(item.UID)] = item.UID != ""
 	}
 	e.restored = restored
-	return object.NewRules(e.spec, modifiers, object.Facts{
+	return object.NewRules(e.spec, e.modifiers, object.Facts{
+		Called:     e.called,
 		RestoreUID: e.request.Run.UID,
 		HasData: func(namespace, name string) bool {
 			return ptr.Deref(e.spec.RestorePVs, true) && e.volumes[types.NamespacedName{Namespace: namespace, Name: name}] != nil
@@ -242,5 +244,9 @@ func (e *execution) compile(items []*manifest.Item) (*object.Rules, error) {
 			return e.kept[types.NamespacedName{Namespace: namespace, Name: name}]
 		},
 		Restored: func(uid types.UID) bool { return restored[uid] },
+		StatusIsField: func(gvk schema.GroupVersionKind) bool {
+			k, err := e.kinds.find(&manifest.Item{APIGroup: gvk.Group, APIVersion: gvk.Version, KindName: gvk.Kind})
+			return err == nil && !k.status
+		},
 	})
 }

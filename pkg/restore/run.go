@@ -31,6 +31,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
+	"github.com/holdfast-io/holdfast/pkg/selection"
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
@@ -160,6 +161,10 @@ type execution struct {
 	reader  *cluster
 	kinds   *kinds
 	rules   *object.Rules
+	// called are what the resources of the backup may be called.
+	called selection.Called
+	// modifiers are those that the spec names, or nil.
+	modifiers *object.Modifiers
 	// later are the owners that come after what they own, by the uids of both in the backup;
 	// mending is set when they are added.
 	later   map[[2]string]bool
@@ -177,6 +182,7 @@ type execution struct {
 	groups     map[listKey]int
 	namespaces namespaces
 	unknown    unknownFields
+	webhooks   webhooks
 	// restored are the items to restore, by their uids.
 	restored map[types.UID]bool
 	// named are the items that a tenant's restore asks for by name, or whose kind it asks for.
@@ -250,6 +256,8 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 		held:          map[*manifest.Item]string{},
 	}
 	e.writer.warned = e.unknown.tell(e.report)
+	e.writer.awaits = func(ctx context.Context, err error) bool { return e.webhooks.await(ctx, e.Clock.Now, err) }
+	e.reader.awaits = e.writer.awaits
 	e.here = &existing{cluster: e.writer, lists: map[listKey]*listing{}}
 	return e
 }
@@ -284,10 +292,15 @@ type loop struct {
 	changed  chan struct{}
 	progress *graph.Progress
 	ready    []int32
+	// busy counts the nodes that are ready or worked on, and again are those that are tried once
+	// more when there are none. Passed are those of them that nothing waits for any more.
+	busy   int
+	again  []int32
+	passed map[int32]bool
 }
 
 func (e *execution) restoreAll(ctx context.Context) error {
-	l := &loop{e: e, tasks: make(chan task), changed: make(chan struct{}, 1)}
+	l := &loop{e: e, tasks: make(chan task), changed: make(chan struct{}, 1), passed: map[int32]bool{}}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var working sync.WaitGroup
@@ -320,6 +333,7 @@ func (e *execution) restoreAll(ctx context.Context) error {
 func (l *loop) release(ctx context.Context, nodes []int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.busy += len(nodes)
 	for _, i := range nodes {
 		node := &l.e.graph.Nodes[i]
 		if node.Wait == "" {
@@ -350,7 +364,26 @@ func (l *loop) done(ctx context.Context, i int32) {
 		l.e.Progress.done[l.e.outcomes[i]].Add(1)
 	}
 	l.mu.Lock()
-	released := l.progress.Done(i)
+	l.busy--
+	var released []int32
+	if !l.passed[i] {
+		released = l.progress.Done(i)
+	}
+	l.mu.Unlock()
+	l.release(ctx, released)
+}
+
+// postpone has a node tried once more when nothing else is left to do. With hold, what comes after it
+// waits for that.
+func (l *loop) postpone(ctx context.Context, i int32, hold bool) {
+	l.mu.Lock()
+	l.busy--
+	l.again = append(l.again, i)
+	var released []int32
+	if !hold {
+		l.passed[i] = true
+		released = l.progress.Done(i)
+	}
 	l.mu.Unlock()
 	l.release(ctx, released)
 }
@@ -359,7 +392,12 @@ func (l *loop) done(ctx context.Context, i int32) {
 func (l *loop) take(ctx context.Context) ([]int32, error) {
 	for {
 		l.mu.Lock()
-		ready, finished := l.ready, l.progress.Finished()
+		if l.busy == 0 && len(l.again) > 0 {
+			l.ready, l.again = l.again, nil
+			l.busy = len(l.ready)
+			l.e.webhooks.finish()
+		}
+		ready, finished := l.ready, l.progress.Finished() && l.busy == 0
 		l.ready = nil
 		l.mu.Unlock()
 		if len(ready) > 0 || finished {
@@ -432,6 +470,9 @@ func (l *loop) feed(ctx context.Context) error {
 		if err := sleep(ctx, min(time.Second<<min(failures, 5), 30*time.Second)); err != nil {
 			return err
 		}
+		l.mu.Lock()
+		l.busy -= len(wanted) // they are released anew
+		l.mu.Unlock()
 		l.release(ctx, slices.Sorted(maps.Values(wanted)))
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -257,7 +259,7 @@ func (e *execution) define(content *unstructured.Unstructured) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.defined[group] = true
-	e.definitions[content.GetName()] = servedVersions(content)
+	e.definitions[content.GetName()] = slices.Sorted(maps.Keys(servedVersions(content)))
 }
 
 func (e *execution) isDefined(group string) bool {

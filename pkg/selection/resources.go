@@ -306,8 +306,7 @@ func (w resourceWord) matches(gr schema.GroupResource) bool {
 		return *w.resolved == gr
 	}
 	if isGlob(w.text) {
-		ok, _ := path.Match(w.text, gr.String()) // the syntax was checked by ParseResources
-		return ok
+		return matchesGlob(w.text, gr)
 	}
-	return w.text == gr.String() || w.text == gr.Resource
+	return strings.EqualFold(w.text, gr.String()) || strings.EqualFold(w.text, gr.Resource)
 }

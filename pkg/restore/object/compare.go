@@ -78,14 +78,15 @@ type Decision struct {
 // Served is the server's answer to Probe, or nil before that is known. Then each field that may
 // have been added since counts as one.
 func Compare(live, desired, served *unstructured.Unstructured, policy holdfast.ExistingResourcePolicy) Decision {
-	meta, wanted := lists(desired.GroupVersionKind()), relevant(desired)
+	_, status := desired.Object["status"] // else the server keeps it apart, or the backup has none
+	meta, wanted := lists(desired.GroupVersionKind()), relevant(desired, status)
 	var put map[string]any
 	if served != nil {
-		put = relevant(served)
+		put = relevant(served, status)
 	}
 	compare := func(c *comparison) map[string]any {
 		c.immutable, c.given, c.injected, c.definition = immutable(live), given(live), isInjected(live), isDefinition(live)
-		return c.merge("", relevant(live), wanted, put, meta, managersOf(live))
+		return c.merge("", relevant(live, status), wanted, put, meta, managersOf(live))
 	}
 	c := &comparison{}
 	target := compare(c)
@@ -106,7 +107,7 @@ func Compare(live, desired, served *unstructured.Unstructured, policy holdfast.E
 		if len(c.fixed) > 0 || c.definition { // the server would refuse the whole, or the target has it all
 			removed = compare(&comparison{removesOnly: true})
 		}
-		d.Probe = patch(live, removed)
+		d.Probe = patch(live, removed, status)
 	}
 	switch {
 	case len(c.differs) == 0 && len(c.besides) == 0:
@@ -120,7 +121,7 @@ func Compare(live, desired, served *unstructured.Unstructured, policy holdfast.E
 		d.Action = Keep
 	default:
 		d.Action = Update
-		d.Patch = patch(live, target)
+		d.Patch = patch(live, target, status)
 	}
 	return d
 }
@@ -133,10 +134,12 @@ func isDefinition(o *unstructured.Unstructured) bool {
 	return o.GroupVersionKind().GroupKind() == schema.GroupKind{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}
 }
 
-// relevant is what of an object is compared.
-func relevant(o *unstructured.Unstructured) map[string]any {
+// relevant is what of an object is compared, with its status if that is a field like any.
+func relevant(o *unstructured.Unstructured, status bool) map[string]any {
 	copied := runtime.DeepCopyJSON(o.Object)
-	delete(copied, "status")
+	if !status {
+		delete(copied, "status")
+	}
 	delete(copied, "apiVersion")
 	delete(copied, "kind")
 	metadata, _ := copied["metadata"].(map[string]any)
@@ -160,6 +163,9 @@ func relevant(o *unstructured.Unstructured) map[string]any {
 			delete(kept, "labels")
 		}
 	}
+	if isDefinition(o) {
+		preserveUnknown(copied) // as the desired one says it
+	}
 	if spec := nested(copied, "spec"); o.GetKind() == "Job" && spec != nil {
 		delete(spec, "suspend") // whether it runs is not what it is; see change.job
 	}
@@ -178,8 +184,8 @@ func relevant(o *unstructured.Unstructured) map[string]any {
 
 // patch is the merge patch that makes of a live object the target, which has what
 // relevant has.
-func patch(live *unstructured.Unstructured, target map[string]any) []byte {
-	before, err := json.Marshal(relevant(live))
+func patch(live *unstructured.Unstructured, target map[string]any, status bool) []byte {
+	before, err := json.Marshal(relevant(live, status))
 	if err != nil {
 		return nil
 	}

@@ -46,10 +46,7 @@ func (c *change) kind(resource schema.GroupResource, began bool) {
 			c.storageClass(template)
 		}
 	case "customresourcedefinitions.apiextensions.k8s.io":
-		// What v1beta1 allowed is only read by v1.
-		if set, _, _ := unstructured.NestedBool(c.object.Object, "spec", "preserveUnknownFields"); set {
-			unstructured.RemoveNestedField(c.object.Object, "spec", "preserveUnknownFields")
-		}
+		preserveUnknown(c.object.Object)
 	case "validatingwebhookconfigurations.admissionregistration.k8s.io", "mutatingwebhookconfigurations.admissionregistration.k8s.io":
 		for _, webhook := range list(c.object.Object, "webhooks") {
 			if effects := text(webhook, "sideEffects"); effects == "Unknown" || effects == "Some" {
@@ -166,22 +163,7 @@ func (c *change) injected() injection {
 			}
 		}
 	}
-	annotations := c.object.GetAnnotations()
-	if status, ok := annotations["sidecar.istio.io/status"]; ok {
-		var names struct {
-			InitContainers, Containers, Volumes []string
-		}
-		if json.Unmarshal([]byte(status), &names) == nil {
-			found.containers.Insert(append(names.InitContainers, names.Containers...)...)
-			found.volumes.Insert(names.Volumes...)
-			c.removeAnnotations("sidecar.istio.io/status")
-		}
-	}
-	if _, ok := annotations["linkerd.io/proxy-version"]; ok {
-		found.containers.Insert("linkerd-proxy", "linkerd-init", "linkerd-network-validator")
-		found.volumes.Insert("linkerd-proxy-init-xtables-lock", "linkerd-identity-end-entity", "linkerd-identity-token")
-		c.removeAnnotations("linkerd.io/proxy-version", "linkerd.io/created-by", "linkerd.io/trust-root-sha256")
-	}
+	c.mesh(&found)
 	return found
 }
 

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,10 +22,16 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	utiljson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
+
+	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
 // Modifiers are rules of users that change objects, in Velero's format.
-type Modifiers struct{ rules []modifier }
+type Modifiers struct {
+	rules []modifier
+	// called are what their words may call resources.
+	called selection.Called
+}
 
 type modifiersFile struct {
 	Version string         `json:"version"`
@@ -64,6 +71,9 @@ type modifierData struct {
 
 // modifier is a rule, compiled.
 type modifier struct {
+	// seen is set when there is an object of its resource, and met when one meets its conditions,
+	// but for matches, which are asked of each object.
+	seen, met  *atomic.Bool
 	namespaces []string
 	resource   string
 	name       *regexp.Regexp
@@ -113,7 +123,7 @@ func ParseModifiers(data map[string]string) (*Modifiers, error) {
 
 func compile(rule *modifierRule) (modifier, error) {
 	conditions := &rule.Conditions
-	m := modifier{namespaces: conditions.Namespaces, resource: conditions.GroupResource, selector: labels.Everything()}
+	m := modifier{seen: &atomic.Bool{}, met: &atomic.Bool{}, namespaces: conditions.Namespaces, resource: conditions.GroupResource, selector: labels.Everything()}
 	if m.resource == "" {
 		return m, errors.New("conditions.groupResource must be set: such as deployments.apps, or *")
 	}
@@ -217,9 +227,14 @@ func literal(value string) json.RawMessage {
 func (m *Modifiers) apply(o *unstructured.Unstructured, resource schema.GroupResource) error {
 	for i := range m.rules {
 		rule := &m.rules[i]
-		if !rule.meant(o, resource) {
+		if !m.called.Means(rule.resource, resource) {
 			continue
 		}
+		rule.seen.Store(true)
+		if !rule.meant(o) {
+			continue
+		}
+		rule.met.Store(true)
 		encoded, err := o.MarshalJSON()
 		if err != nil {
 			return err
@@ -243,10 +258,35 @@ func (m *Modifiers) apply(o *unstructured.Unstructured, resource schema.GroupRes
 	return nil
 }
 
-func (m *modifier) meant(o *unstructured.Unstructured, resource schema.GroupResource) bool {
-	if ok, _ := path.Match(m.resource, resource.String()); !ok {
-		return false
+// Words are those by which the rules call resources.
+func (m *Modifiers) Words() (words []string) {
+	if m == nil {
+		return nil
 	}
+	for i := range m.rules {
+		words = append(words, m.rules[i].resource)
+	}
+	return words
+}
+
+// Idle says which rules have applied to no object so far.
+func (m *Modifiers) Idle() (texts []string) {
+	if m == nil {
+		return nil
+	}
+	for i := range m.rules {
+		switch rule := &m.rules[i]; {
+		case rule.met.Load():
+		case rule.seen.Load():
+			texts = append(texts, fmt.Sprintf("the resource modifier resourceModifierRules[%d] applies to nothing: no object of %q has the namespace, the name and the labels that it asks for", i, rule.resource))
+		default:
+			texts = append(texts, fmt.Sprintf("the resource modifier resourceModifierRules[%d] has %q in groupResource, which applies to nothing: the restore takes no such objects", i, rule.resource))
+		}
+	}
+	return texts
+}
+
+func (m *modifier) meant(o *unstructured.Unstructured) bool {
 	if len(m.namespaces) > 0 && !slices.ContainsFunc(m.namespaces, func(pattern string) bool {
 		ok, _ := path.Match(pattern, o.GetNamespace())
 		return ok

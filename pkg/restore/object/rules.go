@@ -47,6 +47,11 @@ type Rules struct {
 
 // Facts are what an object's fate depends on besides itself and the spec.
 type Facts struct {
+	// Called are what the resources of the backup may be called. Nil knows the plurals.
+	Called selection.Called
+	// StatusIsField reports whether a kind has no subresource for its status, which then is
+	// written as the spec is. Nil means that none is so.
+	StatusIsField func(kind schema.GroupVersionKind) bool
 	// RestoreUID marks what is created. Optional.
 	RestoreUID types.UID
 	// HasData says of a claim of the backup that its data is restored: it gets a volume
@@ -78,11 +83,17 @@ func NewRules(spec *holdfast.RestoreSpec, modifiers *Modifiers, facts Facts) (*R
 	if len(r.left) > 0 {
 		r.mentioned = inTexts(r.left)
 	}
+	if modifiers != nil {
+		modifiers.called = facts.Called
+	}
 	if facts.HasData == nil {
 		r.facts.HasData = func(string, string) bool { return false }
 	}
 	if facts.KeepsVolume == nil {
 		r.facts.KeepsVolume = func(string, string) bool { return false }
+	}
+	if facts.StatusIsField == nil {
+		r.facts.StatusIsField = func(schema.GroupVersionKind) bool { return false }
 	}
 	if facts.Restored == nil {
 		r.facts.Restored = func(types.UID) bool { return false }
@@ -95,7 +106,7 @@ func NewRules(spec *holdfast.RestoreSpec, modifiers *Modifiers, facts Facts) (*R
 		if len(errs) > 0 {
 			return nil, fmt.Errorf("spec.restoreStatus: %w", errs.ToAggregate())
 		}
-		r.status = status
+		r.status = status.Bind(facts.Called.Resolve)
 	}
 	return r, nil
 }
@@ -209,7 +220,9 @@ func (c *change) reset() {
 		}
 	}
 	o.Object["metadata"] = kept
-	delete(o.Object, "status")
+	if !c.rules.facts.StatusIsField(o.GroupVersionKind()) {
+		delete(o.Object, "status")
+	}
 	for name := range o.GetAnnotations() {
 		if strings.HasPrefix(name, prefix) || slices.Contains(volatile, name) {
 			c.removeAnnotations(name)

@@ -1,0 +1,80 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+const preserves = "x-kubernetes-preserve-unknown-fields"
+
+// preserveUnknown writes a definition that v1beta1 allowed, and v1 only reads, as v1 has it: the
+// objects keep the fields that no schema names. There each part of a schema says so by itself, and
+// there must be a schema.
+func preserveUnknown(definition map[string]any) {
+	if set, _, _ := unstructured.NestedBool(definition, "spec", "preserveUnknownFields"); !set {
+		return
+	}
+	unstructured.RemoveNestedField(definition, "spec", "preserveUnknownFields")
+	for _, version := range list(definition, "spec", "versions") {
+		schema := nested(version, "schema", "openAPIV3Schema")
+		if schema == nil {
+			version["schema"] = anything()
+			continue
+		}
+		keepUnknown(schema, true)
+		schema["type"] = "object"
+		schema[preserves] = true
+	}
+}
+
+// anything is a schema that any object has.
+func anything() map[string]any {
+	return map[string]any{"openAPIV3Schema": map[string]any{"type": "object", preserves: true}}
+}
+
+// keepUnknown has each part of a schema that names fields keep others too, and gives types to those
+// that v1beta1 allowed to have none. Of the metadata of an object no schema may say anything.
+func keepUnknown(schema map[string]any, object bool) {
+	properties, named := schema["properties"].(map[string]any)
+	values, isMap := schema["additionalProperties"].(map[string]any)
+	items, isList := schema["items"].(map[string]any)
+	embedded, _ := schema["x-kubernetes-embedded-resource"].(bool)
+	for name, below := range properties {
+		if below, ok := below.(map[string]any); ok && !(name == "metadata" && (object || embedded)) {
+			keepUnknown(below, false)
+		}
+	}
+	if isMap {
+		keepUnknown(values, false)
+	}
+	if isList {
+		keepUnknown(items, false)
+	}
+	if either, _ := schema["x-kubernetes-int-or-string"].(bool); text(schema, "type") == "" && !either {
+		switch {
+		case named || isMap:
+			schema["type"] = "object"
+		case isList:
+			schema["type"] = "array"
+		default:
+			schema[preserves] = true
+		}
+	}
+	if text(schema, "type") == "object" && !isMap {
+		schema[preserves] = true
+	}
+}
+
+// Loosen has a definition take any object, since v1 does not know the schemas of v1beta1 that are
+// not structural. It reports whether the definition had any others.
+func Loosen(definition *unstructured.Unstructured) (changed bool) {
+	for _, version := range list(definition.Object, "spec", "versions") {
+		schema := nested(version, "schema", "openAPIV3Schema")
+		_, strict := schema["properties"]
+		changed = changed || strict
+		version["schema"] = anything()
+	}
+	return changed
+}

@@ -1,0 +1,147 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+
+	utiljson "sigs.k8s.io/json"
+)
+
+// mesh finds what a service mesh has put into a pod, and takes back what it has changed besides: it
+// does so again where it is there, and where it isn't, nothing must rely on it.
+func (c *change) mesh(found *injection) {
+	annotations := c.object.GetAnnotations()
+	if status, ok := annotations["sidecar.istio.io/status"]; ok {
+		c.istio(status, found)
+	}
+	if _, ok := annotations["linkerd.io/proxy-version"]; ok {
+		found.containers.Insert("linkerd-proxy", "linkerd-init", "linkerd-network-validator")
+		found.volumes.Insert("linkerd-proxy-init-xtables-lock", "linkerd-identity-end-entity", "linkerd-identity-token")
+		c.removeAnnotations("linkerd.io/proxy-version", "linkerd.io/created-by", "linkerd.io/trust-root-sha256", "viz.linkerd.io/tap-enabled", "linkerd.io/extension-tap-enabled")
+		c.removeLabels("linkerd.io/control-plane-ns", "linkerd.io/workload-ns")
+		for name := range c.object.GetLabels() {
+			if strings.HasPrefix(name, "linkerd.io/proxy-") {
+				c.removeLabels(name)
+			}
+		}
+	}
+	// What the agents of meshes without sidecars write.
+	c.removeAnnotations("ambient.istio.io/redirection")
+}
+
+// istioUser is the group that Istio gives the volumes of a pod which has none.
+const istioUser = 1337
+
+// istio takes what its injector has done out of a pod. The environment of its container has what it
+// has replaced.
+func (c *change) istio(status string, found *injection) {
+	var names struct {
+		InitContainers, Containers, Volumes, ImagePullSecrets []string
+	}
+	if json.Unmarshal([]byte(status), &names) != nil {
+		return
+	}
+	found.containers.Insert(append(names.InitContainers, names.Containers...)...)
+	found.volumes.Insert(names.Volumes...)
+	spec := nested(c.object.Object, "spec")
+	environment := map[string]string{}
+	var containers []map[string]any // those of the pod itself
+	for _, container := range slices.Concat(list(spec, "initContainers"), list(spec, "containers")) {
+		if !found.containers.Has(text(container, "name")) {
+			containers = append(containers, container)
+			continue
+		}
+		for _, variable := range list(container, "env") {
+			environment[text(variable, "name")] = text(variable, "value")
+		}
+	}
+	c.istioProbes(containers, environment["ISTIO_KUBE_APP_PROBERS"])
+	without(spec, "imagePullSecrets", func(secret map[string]any) bool { return slices.Contains(names.ImagePullSecrets, text(secret, "name")) })
+	if security := nested(spec, "securityContext"); security["fsGroup"] == int64(istioUser) {
+		delete(security, "fsGroup")
+	}
+	c.removeLabels("security.istio.io/tlsMode", "service.istio.io/canonical-name", "service.istio.io/canonical-revision")
+	c.removeAnnotations("sidecar.istio.io/status", "istio.io/rev")
+	annotations := c.object.GetAnnotations()
+	for _, name := range []string{"kubectl.kubernetes.io/default-container", "kubectl.kubernetes.io/default-logs-container"} {
+		if found.containers.Has(annotations[name]) {
+			c.removeAnnotations(name)
+		}
+	}
+	c.istioMetrics(annotations, environment["ISTIO_PROMETHEUS_ANNOTATIONS"])
+	const networks = "k8s.v1.cni.cncf.io/networks"
+	if all := annotations[networks]; all != "" {
+		kept := slices.DeleteFunc(strings.Split(all, ","), func(name string) bool {
+			name = strings.TrimSpace(name)
+			return name == "istio-cni" || strings.HasSuffix(name, "/istio-cni")
+		})
+		c.setAnnotation(networks, strings.Join(kept, ","))
+	}
+}
+
+// istioMetrics gives Prometheus the port of the application again, which the sidecar has collected
+// from.
+func (c *change) istioMetrics(annotations map[string]string, before string) {
+	if annotations["prometheus.io/path"] != "/stats/prometheus" {
+		return
+	}
+	c.removeAnnotations("prometheus.io/path", "prometheus.io/port", "prometheus.io/scrape")
+	var own map[string]string
+	if json.Unmarshal([]byte(before), &own) != nil {
+		return
+	}
+	for _, field := range slices.Sorted(maps.Keys(own)) {
+		if own[field] != "" {
+			c.setAnnotation("prometheus.io/"+field, own[field])
+		}
+	}
+}
+
+// setAnnotation sets an annotation, or removes it if the value is empty.
+func (c *change) setAnnotation(name, value string) {
+	annotations := c.object.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[name] = value
+	c.object.SetAnnotations(annotations)
+	if value == "" {
+		c.removeAnnotations(name)
+	}
+}
+
+// handlers are the ways in which a kubelet asks a container.
+var handlers = []string{"httpGet", "tcpSocket", "grpc", "exec", "sleep"}
+
+// istioProbes has the kubelet ask the containers of the pod itself, and not the agent in the sidecar,
+// which is told what to ask by a variable.
+func (c *change) istioProbes(containers []map[string]any, probers string) {
+	var original map[string]map[string]any
+	_ = utiljson.UnmarshalCaseSensitivePreserveInts([]byte(probers), &original) // without, nothing is known
+	for _, container := range containers {
+		asked := map[string]map[string]any{
+			"readinessProbe": nested(container, "readinessProbe"), "livenessProbe": nested(container, "livenessProbe"), "startupProbe": nested(container, "startupProbe"),
+			"lifecycle.preStop": nested(container, "lifecycle", "preStop"), "lifecycle.postStart": nested(container, "lifecycle", "postStart"),
+		}
+		for _, field := range slices.Sorted(maps.Keys(asked)) {
+			probe := asked[field]
+			path := text(probe, "httpGet", "path")
+			if !strings.HasPrefix(path, "/app-health/") && !strings.HasPrefix(path, "/app-lifecycle/") {
+				continue
+			}
+			before := original[path]
+			i := slices.IndexFunc(handlers, func(handler string) bool { return before[handler] != nil })
+			if i < 0 {
+				c.warn("its container %s has a %s at %s, which the sidecar of its service mesh answered, and nobody knows what it asked: set it anew", text(container, "name"), field, path)
+				continue
+			}
+			delete(probe, "httpGet")
+			probe[handlers[i]] = before[handlers[i]]
+		}
+	}
+}

@@ -1,0 +1,102 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/holdfast-io/holdfast/pkg/waits"
+)
+
+// webhookTimeout is how long a webhook that does not answer is waited for: once when it is met, and
+// once more at the end. webhookInterval is how often it is tried.
+var webhookTimeout, webhookInterval = 30 * time.Second, 500 * time.Millisecond
+
+var webhookName = regexp.MustCompile(`failed calling webhook "([^"]*)"|conversion webhook for (\S+) failed`)
+
+// unanswered is the name of the webhook that an answer says did not answer, or "".
+func unanswered(err error) string {
+	var answer apierrors.APIStatus
+	if !errors.As(err, &answer) || answer.Status().Code != http.StatusInternalServerError {
+		return ""
+	}
+	found := webhookName.FindStringSubmatch(err.Error())
+	if found == nil {
+		return ""
+	}
+	return found[1] + found[2]
+}
+
+// webhooks are those that do not answer. Each is waited for once, by all that meet it.
+type webhooks struct {
+	mu    sync.Mutex
+	until map[string]time.Time
+	// postponed are the nodes of what they refused, and last is set when these are tried for the
+	// last time.
+	postponed map[int32]bool
+	last      bool
+}
+
+// await waits a moment if an answer is that a webhook did not answer, and reports whether to try
+// again.
+func (w *webhooks) await(ctx context.Context, now func() time.Time, err error) bool {
+	name := unanswered(err)
+	if name == "" {
+		return false
+	}
+	w.mu.Lock()
+	until, known := w.until[name]
+	if !known {
+		if w.until == nil {
+			w.until = map[string]time.Time{}
+		}
+		until = now().Add(webhookTimeout)
+		w.until[name] = until
+	}
+	w.mu.Unlock()
+	if !now().Before(until) {
+		return false
+	}
+	waiting := waits.ForAnyone(ctx, fmt.Sprintf("the webhook %s, which does not answer", name))
+	defer waiting.End()
+	return sleep(ctx, webhookInterval) == nil
+}
+
+// finish has what they refused be tried for the last time: what they run on may be there by now.
+func (w *webhooks) finish() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last, w.until = true, nil
+}
+
+// postpone has an object that could not be written tried once more at the end, if a webhook did not
+// answer, or if the account of a pod waits for that.
+func (w *webhooks) postpone(node int32, err error) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.last || unanswered(err) == "" && !(len(w.postponed) > 0 && strings.Contains(err.Error(), "error looking up service account")) {
+		return false
+	}
+	if w.postponed == nil {
+		w.postponed = map[int32]bool{}
+	}
+	w.postponed[node] = true
+	return true
+}
+
+// isPostponed reports whether a node is tried once more.
+func (w *webhooks) isPostponed(node int32) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.last && w.postponed[node]
+}

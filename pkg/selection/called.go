@@ -1,0 +1,54 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package selection
+
+import (
+	"path"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Called is what resources may be called, in lower case: by their plural, singular, kind and short
+// names, each also with the group behind a dot. It is what every list of a spec understands.
+type Called map[string]schema.GroupResource
+
+// Add adds the names of a resource besides its plural. A word that is taken stays, as in kubectl.
+func (c Called) Add(gr schema.GroupResource, names ...string) {
+	for _, name := range append([]string{gr.Resource}, names...) {
+		for _, word := range []string{name, name + "." + gr.Group} {
+			word = strings.ToLower(word)
+			if _, taken := c[word]; !taken && name != "" {
+				c[word] = gr
+			}
+		}
+	}
+}
+
+// Resolve is a Resolver.
+func (c Called) Resolve(word string) (schema.GroupResource, bool) {
+	gr, ok := c[strings.ToLower(word)]
+	return gr, ok
+}
+
+// Means reports whether a word means a resource: by one of its names, or, as a pattern, by its plural
+// and group.
+func (c Called) Means(word string, gr schema.GroupResource) bool {
+	if IsPattern(word) {
+		return matchesGlob(word, gr)
+	}
+	if meant, ok := c.Resolve(word); ok {
+		return meant == gr
+	}
+	return strings.EqualFold(word, gr.String()) || strings.EqualFold(word, gr.Resource)
+}
+
+// IsPattern reports whether a word of a list has a wildcard.
+func IsPattern(word string) bool { return isGlob(word) }
+
+// matchesGlob compares a pattern in any case: resources have lower-case names.
+func matchesGlob(pattern string, gr schema.GroupResource) bool {
+	ok, _ := path.Match(strings.ToLower(pattern), gr.String()) // its syntax was checked
+	return ok
+}
