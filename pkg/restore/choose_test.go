@@ -6,10 +6,12 @@ package restore
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
@@ -118,14 +120,14 @@ func TestUnknownResources(t *testing.T) {
 	with([]any{"wd"}, "spec", "names", "shortNames")(crd)
 	with("widgets", "spec", "names", "plural")(crd)
 	backup := backupOf(t, obj("v1", "ConfigMap", "a", "c"), obj("v1", "Secret", "a", "s"), obj("v1", "Secret", "b", "s"), obj("apps/v1", "Deployment", "a", "d"), crd, obj("example.com/v1", "Widget", "a", "w"))
-	all := []string{"ConfigMap a/c", "Deployment a/d", "Widget a/w", "CustomResourceDefinition /widgets.example.com"}
+	all := []string{"ConfigMap a/c", "Deployment a/d", "Widget a/w"}
 	for name, test := range map[string]struct {
 		spec             holdfast.RestoreSpec
 		want             []string
 		errors, warnings []string
 	}{
 		"any name, in any case": {spec: holdfast.RestoreSpec{IncludedResources: []string{"configmap", "Deploy.apps", "WD"}}, want: all},
-		"excluded by any name":  {spec: holdfast.RestoreSpec{IncludedNamespaces: []string{"a"}, ExcludedResources: []string{"cm", "SECRET", "deploy", "wd.example.com"}}},
+		"excluded by any name":  {spec: holdfast.RestoreSpec{ExcludedResources: []string{"cm", "SECRET", "deploy", "crd", "customresourcedefinition"}}, want: []string{"Widget a/w"}, warnings: []string{"the backup holds no crd,"}},
 		"patterns in any case":  {spec: holdfast.RestoreSpec{IncludedResources: []string{"ConfigM*", "Widgets.*", "deployments.*"}}, want: all},
 		"unknown words": {
 			spec:     holdfast.RestoreSpec{IncludedResources: []string{"ConfigMap", "depl", "jobs.*", "deploy", "wd"}, ExcludedResources: []string{"pods", "secrets", "z*", "nodes", "events.events.k8s.io"}},
@@ -218,5 +220,42 @@ func TestPathsOfTenants(t *testing.T) {
 				t.Errorf("a restore in %s, may create pods: %t: %v", namespace, may, err)
 			}
 		}
+	}
+}
+
+// TestIdleWords: a word of modifiers and hooks that applies to nothing is told of, and any name of a
+// resource does.
+func TestIdleWords(t *testing.T) {
+	for name, test := range map[string]struct {
+		rule, replicas, told string
+	}{
+		"plural":               {rule: "groupResource: deployments.apps", replicas: "1"},
+		"plural alone":         {rule: "groupResource: deployments", replicas: "1"},
+		"kind":                 {rule: "groupResource: Deployment", replicas: "1"},
+		"short name":           {rule: "groupResource: DEPLOY.apps", replicas: "1"},
+		"pattern":              {rule: "groupResource: Deploy*", replicas: "1"},
+		"unknown":              {rule: "groupResource: deploiments", replicas: "3", told: `resourceModifierRules[0] has \"deploiments\" in groupResource, which applies to nothing`},
+		"of another kind":      {rule: "groupResource: secrets", replicas: "3", told: `resourceModifierRules[0] has \"secrets\" in groupResource, which applies to nothing`},
+		"of another namespace": {rule: "groupResource: deploy, namespaces: [b]", replicas: "3", told: `resourceModifierRules[0] applies to nothing: no object of \"deploy\" has the namespace`},
+		"under a condition":    {rule: "groupResource: deploy, matches: [{path: /spec/replicas, value: '7'}]", replicas: "3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFakeServer(t)
+			spec := holdfast.RestoreSpec{Hooks: holdfast.RestoreHooks{Resources: []holdfast.RestoreResourceHookSpec{{Name: "load", IncludedResources: []string{"Pod", "PO", "deployments"}}}}}
+			ended := s.run(t.Context(), backupOf(t, obj("v1", "Namespace", "", "a"), obj("apps/v1", "Deployment", "a", "web", with(int64(3), "spec", "replicas"))), request("r", spec), func(d *Dependencies) {
+				d.Modifiers = map[string]string{"rules": "{version: v1, resourceModifierRules: [{conditions: {" + test.rule + "}, patches: [{operation: replace, path: /spec/replicas, value: '1'}]}]}"}
+			})
+			want(t, ended, holdfast.RestorePhaseCompleted, test.told, `the hooks load have \"deployments\" in includedResources, which applies to nothing`)
+			warnings := int32(1)
+			if test.told != "" {
+				warnings++
+			}
+			if ended.Status.Warnings != warnings {
+				t.Errorf("%d warnings", ended.Status.Warnings)
+			}
+			if replicas, _, _ := unstructured.NestedFieldNoCopy(s.get("deployments.apps", "a", "web").Object, "spec", "replicas"); fmt.Sprint(replicas) != test.replicas {
+				t.Errorf("it has %v replicas, not %s", replicas, test.replicas)
+			}
+		})
 	}
 }

@@ -5,6 +5,7 @@ package restore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -69,6 +70,8 @@ type fakeServer struct {
 	writes   int
 	// fault may answer a request itself: with a code, and the request carried out or not.
 	fault func(r *http.Request) (code int, carriedOut bool)
+	// faultText is what such an answer says; "" is anything.
+	faultText string
 	// warnings come with each answer to what writes.
 	warnings []string
 }
@@ -169,7 +172,7 @@ func (s *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			if code == http.StatusTooManyRequests {
 				w.Header().Set("Retry-After", "0")
 			}
-			s.reply(w, code, status(code, "a fault"))
+			s.reply(w, code, status(code, cmp.Or(s.faultText, "a fault")))
 			return
 		}
 	}

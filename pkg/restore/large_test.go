@@ -96,7 +96,7 @@ func TestOneOfMany(t *testing.T) {
 	e := newExecution(t.Context(), request("r", wanted(in)), Dependencies{Backup: backup, Clock: clock.RealClock{}})
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	items, others, err := e.choose()
+	items, others, err := e.choose(t.Context())
 	runtime.ReadMemStats(&after)
 	if err != nil || len(items) != 2 || len(items)+len(others) < n {
 		t.Fatalf("%d objects are chosen, %d are not: %v", len(items), len(others), err)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
 
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -246,7 +247,7 @@ func (e *execution) compile(items []*manifest.Item) (*object.Rules, error) {
 		Restored: func(uid types.UID) bool { return restored[uid] },
 		StatusIsField: func(gvk schema.GroupVersionKind) bool {
 			k, err := e.kinds.find(&manifest.Item{APIGroup: gvk.Group, APIVersion: gvk.Version, KindName: gvk.Kind})
-			return err == nil && !k.status
+			return err == nil && !k.status && !scheme.Scheme.IsGroupRegistered(gvk.Group)
 		},
 	})
 }

@@ -71,6 +71,38 @@ func TestMissingVersions(t *testing.T) {
 	}
 }
 
+// TestRemovedKinds: what Kubernetes has removed is no matter of an installation: the error names what
+// came after it.
+func TestRemovedKinds(t *testing.T) {
+	s := newFakeServer(t)
+	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("extensions/v1beta1", "Ingress", "a", "i"), obj("extensions/v1beta1", "Deployment", "a", "d"),
+		obj("policy/v1beta1", "PodSecurityPolicy", "", "p"), obj("batch/v2alpha1", "CronJob", "a", "c"))
+	want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{})), holdfast.RestorePhasePartiallyFailed,
+		"extensions/v1beta1/Ingress, which Kubernetes has removed; its successor is networking.k8s.io/v1 Ingress: convert it by hand", "its successor is apps/v1 Deployment",
+		"its successor is Pod Security admission", "batch/v2alpha1/CronJob, which its version of Kubernetes has in no version")
+}
+
+// TestScopeOfKinds: where a definition has another scope than in the backup, its objects are errors,
+// in the plan too, and nothing is written to where they do not belong.
+func TestScopeOfKinds(t *testing.T) {
+	for _, planOnly := range []bool{true, false} {
+		s := newFakeServer(t)
+		s.kinds = append(s.kinds, metav1.APIResourceList{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{{Name: "walls", Kind: "Wall"}, {Name: "gates", Kind: "Gate", Namespaced: true}}})
+		s.fault = func(r *http.Request) (int, bool) {
+			if r.Method == http.MethodPost && strings.Contains(r.URL.Path, "example.com") {
+				t.Errorf("%s is written", r.URL)
+			}
+			return 0, false
+		}
+		backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("example.com/v1", "Wall", "a", "w"), obj("example.com/v1", "Gate", "", "g"))
+		ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{PlanOnly: planOnly}))
+		want(t, ended, holdfast.RestorePhasePartiallyFailed, "the cluster has walls.example.com outside of all namespaces, and the backup holds it in a", "the cluster has gates.example.com in namespaces, and the backup holds it outside of all")
+		if ended.Status.Errors != 2 {
+			t.Errorf("%+v", ended.Status)
+		}
+	}
+}
+
 // TestBestVersion: what a backup holds in several versions is restored in its own if that is
 // served, else in the one that the cluster prefers.
 func TestBestVersion(t *testing.T) {

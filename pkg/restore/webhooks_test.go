@@ -5,8 +5,10 @@ package restore
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -46,5 +48,74 @@ func TestWebhooksComeLast(t *testing.T) {
 	want(t, s.run(t.Context(), backupOf(t, objects...), request("r", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted)
 	if s.objects[hook] == nil {
 		t.Error("the webhook is not there")
+	}
+}
+
+// webhooksAwaited shortens how long webhooks are waited for, and gives a server one of which refuses
+// what is(request) says.
+func webhooksAwaited(t *testing.T, is func(r *http.Request) bool) *fakeServer {
+	timeout, interval := webhookTimeout, webhookInterval
+	webhookTimeout, webhookInterval = 50*time.Millisecond, 5*time.Millisecond
+	t.Cleanup(func() { webhookTimeout, webhookInterval = timeout, interval })
+	s := newFakeServer(t)
+	s.faultText = `Internal error occurred: failed calling webhook "check.example.com": failed to call webhook: Post "https://hook.ops.svc:443/": dial tcp 10.0.0.1:443: connect: connection refused`
+	s.fault = func(r *http.Request) (int, bool) {
+		if is(r) {
+			return http.StatusInternalServerError, false
+		}
+		return 0, false
+	}
+	return s
+}
+
+// TestWebhookForAMomentAway: a webhook that does not answer for a moment costs no object.
+func TestWebhookForAMomentAway(t *testing.T) {
+	away := 0
+	s := webhooksAwaited(t, func(r *http.Request) bool {
+		if r.Method != http.MethodPost || strings.HasSuffix(r.URL.Path, "/secrets") {
+			return false
+		}
+		away++
+		return away < 4
+	})
+	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("v1", "ConfigMap", "a", "c"), obj("v1", "Secret", "a", "s"))
+	ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}))
+	want(t, ended, holdfast.RestorePhaseCompleted)
+	if ended.Status.Warnings > 0 || s.get("configmaps", "a", "c") == nil {
+		t.Errorf("the restore is %+v", ended.Status)
+	}
+}
+
+// TestWebhookOfTheRestore: a webhook whose pods come back with the restore refuses what comes before
+// them. That is written when all else is there, with what needs it.
+func TestWebhookOfTheRestore(t *testing.T) {
+	var s *fakeServer
+	const hook = "deployments.apps/a/hook"
+	s = webhooksAwaited(t, func(r *http.Request) bool {
+		return r.Method == http.MethodPost && slices.ContainsFunc([]string{"/configmaps", "/customresourcedefinitions"}, func(kind string) bool { return strings.HasSuffix(r.URL.Path, kind) }) && s.objects[hook] == nil
+	})
+	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("v1", "ConfigMap", "a", "c"), obj("v1", "ConfigMap", "a", "d"), obj("apps/v1", "Deployment", "a", "hook"),
+		definition("example.com", "Widget"), obj("example.com/v1", "Widget", "a", "w"))
+	ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}))
+	want(t, ended, holdfast.RestorePhaseCompleted)
+	if p := ended.Status.Progress; ended.Status.Warnings > 0 || p.ItemsCreated != 6 || p.ItemsRestored != p.TotalItems {
+		t.Errorf("the restore is %+v, %+v", ended.Status, ended.Status.Progress)
+	}
+}
+
+// TestWebhookThatIsGone: one that never answers is waited for twice, by all that it refuses, and each
+// of these is an error.
+func TestWebhookThatIsGone(t *testing.T) {
+	s := webhooksAwaited(t, func(r *http.Request) bool {
+		return r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/configmaps")
+	})
+	began := time.Now()
+	ended := s.run(t.Context(), backupOf(t, append(configMaps("a", 100), obj("v1", "Secret", "a", "s"))...), request("r", holdfast.RestoreSpec{}))
+	want(t, ended, holdfast.RestorePhasePartiallyFailed, "the webhook check.example.com has not answered for 50ms, and for as long at the end of the restore: see why")
+	if ended.Status.Errors != 100 || s.get("secrets", "a", "s") == nil {
+		t.Errorf("the restore is %+v", ended.Status)
+	}
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("it took %s", took)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -186,41 +187,52 @@ func graphOf(t *testing.T, group string, objects ...*unstructured.Unstructured) 
 			t.Fatal(err)
 		}
 	}
+	backup := backupHolding(t, all...)
+	return &objectGraph{backup: backup, objects: objects, client: dynamicClient(t), group: group}
+}
+
+// backupHolding makes a backup of objects, in memory.
+func backupHolding(t *testing.T, objects ...*unstructured.Unstructured) *source.Backup {
+	t.Helper()
 	now := metav1.Now()
 	var tarball bytes.Buffer
-	w, err := archive.NewWriter(&tarball, now.Time, "graph")
+	w, err := archive.NewWriter(&tarball, now.Time, "made")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, o := range all {
+	for _, o := range objects {
+		gvr := resourceOf(o)
+		if gvr.Resource == "" {
+			gvr, _ = meta.UnsafeGuessKindToResource(o.GroupVersionKind())
+		}
 		raw, err := o.MarshalJSON()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.WriteItem(archive.Item{Resource: resourceOf(o).GroupResource(), Version: o.GroupVersionKind().Version, Namespace: o.GetNamespace(), Name: o.GetName()}, bytes.TrimSpace(raw)); err != nil {
+		if _, err := w.WriteItem(archive.Item{Resource: gvr.GroupResource(), Version: o.GroupVersionKind().Version, Namespace: o.GetNamespace(), Name: o.GetName()}, bytes.TrimSpace(raw)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	made := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: labtest.System, Name: "graph", UID: "graph", CreationTimestamp: now}}
+	made := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: labtest.System, Name: "made", UID: "made", CreationTimestamp: now}}
 	made.Status = v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &now, CompletionTimestamp: &now}
 	metadata, err := format.EncodeBackup(made, format.Contents{}, format.Cluster{SystemNamespace: labtest.System})
 	if err != nil {
 		t.Fatal(err)
 	}
 	bucket := storetest.Memory(t)
-	for key, content := range map[string][]byte{format.TarballKey("graph"): tarball.Bytes(), format.MetadataKey("graph"): metadata} {
+	for key, content := range map[string][]byte{format.TarballKey("made"): tarball.Bytes(), format.MetadataKey("made"): metadata} {
 		if err := bucket.Put(t.Context(), key, content); err != nil {
 			t.Fatal(err)
 		}
 	}
-	backup, err := source.Open(t.Context(), bucket, format.Place{StoreName: "graph", Location: "default", SystemNamespace: labtest.System, Now: now.Time}, "")
+	backup, err := source.Open(t.Context(), bucket, format.Place{StoreName: "made", Location: "default", SystemNamespace: labtest.System, Now: now.Time}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &objectGraph{backup: backup, objects: objects, client: dynamicClient(t), group: group}
+	return backup
 }
 
 // process restores the graph into a namespace, as one process does, over a network.

@@ -1,0 +1,119 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// TestMeshes: a pod comes back as it was before the injector of a service mesh had changed it, with
+// the probes, the hooks and the metrics of its own containers.
+func TestMeshes(t *testing.T) {
+	for name, test := range map[string]struct{ pod, want, told string }{
+		"Istio": {
+			`{metadata: {name: a, namespace: shop, labels: {app: a, security.istio.io/tlsMode: istio, service.istio.io/canonical-name: a, service.istio.io/canonical-revision: latest},
+			   annotations: {mine: v, istio.io/rev: default, prometheus.io/path: /stats/prometheus, prometheus.io/port: "15020", prometheus.io/scrape: "true", kubectl.kubernetes.io/default-container: a,
+			     k8s.v1.cni.cncf.io/networks: "own, default/istio-cni",
+			     sidecar.istio.io/status: '{"initContainers":["istio-init","istio-proxy"],"containers":null,"volumes":["istio-envoy"],"imagePullSecrets":["mesh-pull"],"revision":"default"}'}},
+			  spec: {securityContext: {fsGroup: 1337}, imagePullSecrets: [{name: mine}, {name: mesh-pull}], volumes: [{name: istio-envoy, emptyDir: {}}, {name: data, emptyDir: {}}],
+			   initContainers: [{name: istio-init, image: proxy}, {name: istio-proxy, image: proxy, restartPolicy: Always, volumeMounts: [{name: istio-envoy, mountPath: /e}], env: [
+			     {name: ISTIO_PROMETHEUS_ANNOTATIONS, value: '{"scrape":"true","path":"/metrics","port":"9090"}'},
+			     {name: ISTIO_KUBE_APP_PROBERS, value: '{"/app-health/a/livez":{"tcpSocket":{"port":8081},"timeoutSeconds":1},"/app-health/a/readyz":{"httpGet":{"path":"/ready","port":8080,"scheme":"HTTP","httpHeaders":[{"name":"h","value":"v"}]},"timeoutSeconds":1},
+			      "/app-health/a/startupz":{"grpc":{"port":9000,"service":"s"}},"/app-lifecycle/a/prestopz":{"httpGet":{"path":"/bye","port":"http"}}}'}]}],
+			   containers: [{name: a, image: a, volumeMounts: [{name: data, mountPath: /d}],
+			     readinessProbe: {periodSeconds: 3, httpGet: {path: /app-health/a/readyz, port: 15020, scheme: HTTP}}, livenessProbe: {httpGet: {path: /app-health/a/livez, port: 15020}},
+			     startupProbe: {httpGet: {path: /app-health/a/startupz, port: 15020}}, lifecycle: {preStop: {httpGet: {path: /app-lifecycle/a/prestopz, port: 15020}}}},
+			    {name: b, image: b, readinessProbe: {httpGet: {path: /own, port: 80}}}]}}`,
+			`{metadata: {name: a, namespace: shop, labels: {app: a}, annotations: {mine: v, prometheus.io/path: /metrics, prometheus.io/port: "9090", prometheus.io/scrape: "true", kubectl.kubernetes.io/default-container: a, k8s.v1.cni.cncf.io/networks: own}},
+			  spec: {securityContext: {}, imagePullSecrets: [{name: mine}], volumes: [{name: data, emptyDir: {}}],
+			   containers: [{name: a, image: a, volumeMounts: [{name: data, mountPath: /d}],
+			     readinessProbe: {periodSeconds: 3, httpGet: {path: /ready, port: 8080, scheme: HTTP, httpHeaders: [{name: h, value: v}]}}, livenessProbe: {tcpSocket: {port: 8081}},
+			     startupProbe: {grpc: {port: 9000, service: s}}, lifecycle: {preStop: {httpGet: {path: /bye, port: http}}}},
+			    {name: b, image: b, readinessProbe: {httpGet: {path: /own, port: 80}}}]}}`, ""},
+		"Istio, of which the probes are lost": {
+			`{metadata: {name: a, namespace: shop, annotations: {prometheus.io/path: /stats/prometheus, prometheus.io/port: "15020", sidecar.istio.io/status: '{"containers":["istio-proxy"]}'}},
+			  spec: {containers: [{name: a, livenessProbe: {httpGet: {path: /app-health/a/livez, port: 15020}}}, {name: istio-proxy}]}}`,
+			`{metadata: {name: a, namespace: shop}, spec: {containers: [{name: a, livenessProbe: {httpGet: {path: /app-health/a/livez, port: 15020}}}]}}`,
+			"its container a has a livenessProbe at /app-health/a/livez, which the sidecar of its service mesh answered"},
+		"Linkerd": {
+			`{metadata: {name: a, namespace: shop, labels: {app: a, linkerd.io/control-plane-ns: linkerd, linkerd.io/workload-ns: shop, linkerd.io/proxy-pod: a},
+			   annotations: {linkerd.io/inject: enabled, linkerd.io/proxy-version: v, linkerd.io/created-by: c, linkerd.io/trust-root-sha256: s, viz.linkerd.io/tap-enabled: "true"}},
+			  spec: {volumes: [{name: linkerd-identity-end-entity, emptyDir: {}}], initContainers: [{name: linkerd-init}], containers: [{name: linkerd-proxy}, {name: a}]}}`,
+			`{metadata: {name: a, namespace: shop, labels: {app: a}, annotations: {linkerd.io/inject: enabled}}, spec: {containers: [{name: a}]}}`, ""},
+		"none": {
+			`{metadata: {name: a, namespace: shop, annotations: {prometheus.io/path: /stats/prometheus}}, spec: {securityContext: {fsGroup: 1337}, containers: [{name: a, livenessProbe: {httpGet: {path: /app-health/a/livez, port: 80}}}]}}`,
+			`{metadata: {name: a, namespace: shop, annotations: {prometheus.io/path: /stats/prometheus}}, spec: {securityContext: {fsGroup: 1337}, containers: [{name: a, livenessProbe: {httpGet: {path: /app-health/a/livez, port: 80}}}]}}`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := func(text string) string { return `{apiVersion: v1, kind: Pod, ` + strings.TrimPrefix(text, "{") }
+			desired, warnings, err := newRules(t, holdfast.RestoreSpec{}, nil, Facts{}).Desired(parse(t, pod(test.pod)), schema.GroupResource{Resource: "pods"}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(parse(t, pod(test.want)).Object, desired.Object); diff != "" {
+				t.Error(diff)
+			}
+			if told := strings.Join(warnings, "; "); (told == "") != (test.told == "") || !strings.Contains(told, test.told) {
+				t.Errorf("the warnings are %q, not %q", told, test.told)
+			}
+		})
+	}
+}
+
+// TestReword: what means something else in a later version is written so that it means the same.
+func TestReword(t *testing.T) {
+	for name, test := range map[string]struct{ object, want string }{
+		"an empty selector means no pod": {`{apiVersion: policy/v1beta1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {minAvailable: 1, selector: {}}}`,
+			`{minAvailable: 1, selector: {matchExpressions: [{key: pdb.kubernetes.io/deprecated-v1beta1-empty-selector-match, operator: Exists}]}}`},
+		"so does one of empty lists": {`{apiVersion: policy/v1beta1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {selector: {matchLabels: {}, matchExpressions: []}}}`,
+			`{selector: {matchExpressions: [{key: pdb.kubernetes.io/deprecated-v1beta1-empty-selector-match, operator: Exists}]}}`},
+		"another selector stays":   {`{apiVersion: policy/v1beta1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {selector: {matchLabels: {a: b}}}}`, `{selector: {matchLabels: {a: b}}}`},
+		"none stays":               {`{apiVersion: policy/v1beta1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {maxUnavailable: 1}}`, `{maxUnavailable: 1}`},
+		"that of v1 means all":     {`{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {selector: {}}}`, `{selector: {}}`},
+		"a set that nobody rolls":  {`{apiVersion: apps/v1beta1, kind: StatefulSet, metadata: {name: a}, spec: {template: {metadata: {labels: {a: b}}}}}`, `{selector: {matchLabels: {a: b}}, updateStrategy: {type: OnDelete}, template: {metadata: {labels: {a: b}}}}`},
+		"a selector that is given": {`{apiVersion: apps/v1beta1, kind: Deployment, metadata: {name: a}, spec: {selector: {matchLabels: {c: d}}, template: {metadata: {labels: {a: b}}}}}`, `{selector: {matchLabels: {c: d}}, template: {metadata: {labels: {a: b}}}}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := parse(t, test.object)
+			Reword(o)
+			if diff := cmp.Diff(parse(t, `{apiVersion: v1, kind: X, spec: `+test.want+`}`).Object["spec"], o.Object["spec"]); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestPreserveUnknown: a definition of v1beta1 that preserves unknown fields does so in v1, in each
+// part of its schema.
+func TestPreserveUnknown(t *testing.T) {
+	const head = `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: a}, spec: `
+	o := parse(t, head+`{preserveUnknownFields: true, versions: [{name: v1}, {name: v2, schema: {openAPIV3Schema: {properties: {metadata: {type: object}, kind: {type: string},
+	  spec: {properties: {title: {type: string}, any: {}, size: {x-kubernetes-int-or-string: true}, list: {items: {type: object, properties: {a: {type: string}}}},
+	    map: {type: object, additionalProperties: {type: object}}}}}}}}]}}`)
+	desired, _, err := newRules(t, holdfast.RestoreSpec{}, nil, Facts{}).Desired(o, schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const p = `x-kubernetes-preserve-unknown-fields: true`
+	want := parse(t, head+`{versions: [{name: v1, schema: {openAPIV3Schema: {type: object, `+p+`}}}, {name: v2, schema: {openAPIV3Schema: {type: object, `+p+`, properties: {metadata: {type: object}, kind: {type: string},
+	  spec: {type: object, `+p+`, properties: {title: {type: string}, any: {`+p+`}, size: {x-kubernetes-int-or-string: true}, list: {type: array, items: {type: object, `+p+`, properties: {a: {type: string}}}},
+	    map: {type: object, additionalProperties: {type: object, `+p+`}}}}}}}}]}}`)
+	if diff := cmp.Diff(want.Object["spec"], desired.Object["spec"]); diff != "" {
+		t.Error(diff)
+	}
+	live := parse(t, head+`{preserveUnknownFields: true, versions: [{name: v1}]}}`)
+	desired, _, err = newRules(t, holdfast.RestoreSpec{}, nil, Facts{}).Desired(live.DeepCopy(), schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := Compare(live, desired, nil, ""); d.Action != Equal {
+		t.Errorf("one that is there as it was: %+v", d)
+	}
+}
