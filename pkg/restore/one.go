@@ -226,8 +226,8 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 	}
 	about.namespace, about.name = desired.GetNamespace(), desired.GetName()
 	converted := k.version != item.APIVersion
+	reworded := converted && object.Reword(desired)
 	if converted {
-		object.Reword(desired)
 		desired.SetAPIVersion(k.apiVersion())
 	}
 	if refused == actionNone {
@@ -268,7 +268,9 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 	for _, warning := range warnings {
 		e.report.warn(about, warning)
 	}
-	if converted {
+	if reworded {
+		e.report.warn(about, fmt.Sprintf("the cluster does not serve it in version %s: it was converted, and written in %s", item.APIVersion, k.apiVersion()))
+	} else if converted {
 		e.report.warn(about, fmt.Sprintf("the cluster does not serve it in version %s: its fields are all known in %s, in which it was written", item.APIVersion, k.apiVersion()))
 	}
 	if was := e.Backup.Instead(item); was != "" {

@@ -422,15 +422,21 @@ spec: {group: GROUP, scope: Namespaced, preserveUnknownFields: true, conversion:
 ---
 `)
 	}
-	dropKinds(t, "recipes."+group, "spices."+group, "herbs."+group)
+	dropKinds(t, "recipes."+group, "spices."+group, "herbs."+group, "roots."+group)
 	const objects = `{apiVersion: GROUP/v1, kind: recipe, metadata: {name: soup, namespace: NS}, spec: {title: soup, steps: [{do: chop, with: {tool: knife}}], salt: {grams: 5}}}
 ---
 {apiVersion: GROUP/v1, kind: spice, metadata: {name: cumin, namespace: NS}, spec: {hot: false}}
 ---
-{apiVersion: GROUP/v1, kind: herb, metadata: {name: dill, namespace: NS}, spec: {size: "3", extra: {a: 1}}}`
+{apiVersion: GROUP/v1, kind: herb, metadata: {name: dill, namespace: NS}, spec: {size: "3", extra: {a: 1}}}
+---
+{apiVersion: GROUP/v1, kind: root, metadata: {name: beet, namespace: NS}, spec: {red: true}}`
 	text := definition("recipe", `[{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, properties: {spec: {properties: {title: {type: string}, steps: {type: array, items: {type: object, properties: {do: {type: string}}}}}}}}}}]`) +
 		definition("spice", `[{name: v1, served: true, storage: true}]`) +
 		definition("herb", `[{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {properties: {spec: {properties: {size: {oneOf: [{type: string}, {type: integer}]}}}}}}}]`) +
+		`{apiVersion: apiextensions.k8s.io/v1beta1, kind: CustomResourceDefinition, metadata: {name: roots.GROUP}, spec: {group: GROUP, version: v1, scope: Namespaced, names: {plural: roots, singular: root, kind: root, listKind: rootList},
+  validation: {openAPIV3Schema: {properties: {spec: {properties: {size: {type: integer}}}}}}, additionalPrinterColumns: [{name: Red, type: boolean, JSONPath: .spec.red}]}}
+---
+` +
 		"{apiVersion: v1, kind: Namespace, metadata: {name: NS}}\n---\n" + objects
 	t.Cleanup(func() {
 		_ = lab.Kube.CoreV1().Namespaces().Delete(context.Background(), namespace, metav1.DeleteOptions{})
@@ -438,7 +444,7 @@ spec: {group: GROUP, scope: Namespaced, preserveUnknownFields: true, conversion:
 	ended, told := restoredFrom(t, ofOne(text, words...), v1alpha1.RestoreSpec{})
 	mustTell(t, ended, told, v1alpha1.RestorePhaseCompleted, "herbs."+group, "the cluster refuses its schema, which is of an older version of the API")
 	mustHave(t, ofOne(objects, words...))
-	if ended.Status.Warnings != 1 {
+	if ended.Status.Warnings != 2 { // and that one was written in v1
 		t.Errorf("%d warnings:\n%s", ended.Status.Warnings, told)
 	}
 }
@@ -458,6 +464,10 @@ func TestVersionsThatAreGone(t *testing.T) {
 ---
 {apiVersion: policy/v1beta1, kind: PodDisruptionBudget, metadata: {name: none, namespace: NS}, spec: {minAvailable: 1, selector: {}}}
 ---
+{apiVersion: networking.k8s.io/v1beta1, kind: Ingress, metadata: {name: known, namespace: NS}, spec: {rules: [{host: a.example.com, http: {paths: [{path: /, backend: {serviceName: site, servicePort: 80}}]}}]}}
+---
+{apiVersion: discovery.k8s.io/v1beta1, kind: EndpointSlice, metadata: {name: outside, namespace: NS}, addressType: IPv4, endpoints: [{addresses: [192.0.2.5], topology: {kubernetes.io/hostname: n1}}], ports: [{port: 80, protocol: TCP}]}
+---
 {apiVersion: extensions/v1beta1, kind: Deployment, metadata: {name: web, namespace: NS}, spec: {template: {metadata: {labels: {app: x}}, spec: {containers: [{name: c, image: example.com/c}]}}}}
 ---
 {apiVersion: extensions/v1beta1, kind: Ingress, metadata: {name: site, namespace: NS}, spec: {}}
@@ -469,7 +479,11 @@ func TestVersionsThatAreGone(t *testing.T) {
 	}
 	mustHave(t, ofOne(`{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: some, namespace: NS}, spec: {minAvailable: 1, selector: {matchLabels: {app: x}}}}
 ---
-{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: none, namespace: NS}, spec: {minAvailable: 1, selector: {matchExpressions: [{key: pdb.kubernetes.io/deprecated-v1beta1-empty-selector-match, operator: Exists}]}}}`, words...))
+{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: none, namespace: NS}, spec: {minAvailable: 1, selector: {matchExpressions: [{key: pdb.kubernetes.io/deprecated-v1beta1-empty-selector-match, operator: Exists}]}}}
+---
+{apiVersion: networking.k8s.io/v1, kind: Ingress, metadata: {name: known, namespace: NS}, spec: {rules: [{host: a.example.com, http: {paths: [{path: /, pathType: ImplementationSpecific, backend: {service: {name: site, port: {number: 80}}}}]}}]}}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: outside, namespace: NS}, endpoints: [{addresses: [192.0.2.5], nodeName: n1}]}`, words...))
 }
 
 // TestScopeThatChanged: an object of a namespace is an error where its kind is outside of all by now.

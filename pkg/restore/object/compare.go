@@ -137,6 +137,9 @@ func isDefinition(o *unstructured.Unstructured) bool {
 // relevant is what of an object is compared, with its status if that is a field like any.
 func relevant(o *unstructured.Unstructured, status bool) map[string]any {
 	copied := runtime.DeepCopyJSON(o.Object)
+	if o.GetKind() == "Pod" && o.GetAPIVersion() == "v1" {
+		unmesh(&unstructured.Unstructured{Object: copied})
+	}
 	if !status {
 		delete(copied, "status")
 	}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/sets"
 	utiljson "sigs.k8s.io/json"
 )
 
@@ -20,7 +22,7 @@ func (c *change) mesh(found *injection) {
 		c.istio(status, found)
 	}
 	if _, ok := annotations["linkerd.io/proxy-version"]; ok {
-		found.containers.Insert("linkerd-proxy", "linkerd-init", "linkerd-network-validator")
+		found.containers.Insert("linkerd-proxy", "linkerd-init", "linkerd-network-validator", "linkerd-debug")
 		found.volumes.Insert("linkerd-proxy-init-xtables-lock", "linkerd-identity-end-entity", "linkerd-identity-token")
 		c.removeAnnotations("linkerd.io/proxy-version", "linkerd.io/created-by", "linkerd.io/trust-root-sha256", "viz.linkerd.io/tap-enabled", "linkerd.io/extension-tap-enabled")
 		c.removeLabels("linkerd.io/control-plane-ns", "linkerd.io/workload-ns")
@@ -32,6 +34,21 @@ func (c *change) mesh(found *injection) {
 	}
 	// What the agents of meshes without sidecars write.
 	c.removeAnnotations("ambient.istio.io/redirection")
+}
+
+// unmesh takes what a mesh has put into a pod out of it. Where there is a mesh, a pod that was restored
+// without it has it again.
+func unmesh(pod *unstructured.Unstructured) {
+	c, found := &change{rules: &Rules{}, object: pod}, injection{sets.New[string](), sets.New[string]()}
+	c.mesh(&found)
+	if found.containers.Len() == 0 {
+		return
+	}
+	spec := nested(pod.Object, "spec")
+	without(spec, "volumes", func(volume map[string]any) bool { return found.volumes.Has(text(volume, "name")) })
+	for _, field := range []string{"initContainers", "containers"} {
+		without(spec, field, func(container map[string]any) bool { return found.containers.Has(text(container, "name")) })
+	}
 }
 
 // istioUser is the group that Istio gives the volumes of a pod which has none.

@@ -63,6 +63,9 @@ func TestMeshes(t *testing.T) {
 			if told := strings.Join(warnings, "; "); (told == "") != (test.told == "") || !strings.Contains(told, test.told) {
 				t.Errorf("the warnings are %q, not %q", told, test.told)
 			}
+			if d := Compare(parse(t, pod(test.pod)), desired, nil, ""); d.Action != Equal {
+				t.Errorf("one that the mesh has changed again: %+v", d)
+			}
 		})
 	}
 }
@@ -74,15 +77,35 @@ func TestReword(t *testing.T) {
 			`{minAvailable: 1, selector: {matchExpressions: [{key: pdb.kubernetes.io/deprecated-v1beta1-empty-selector-match, operator: Exists}]}}`},
 		"so does one of empty lists": {`{apiVersion: policy/v1beta1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {selector: {matchLabels: {}, matchExpressions: []}}}`,
 			`{selector: {matchExpressions: [{key: pdb.kubernetes.io/deprecated-v1beta1-empty-selector-match, operator: Exists}]}}`},
-		"another selector stays":   {`{apiVersion: policy/v1beta1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {selector: {matchLabels: {a: b}}}}`, `{selector: {matchLabels: {a: b}}}`},
-		"none stays":               {`{apiVersion: policy/v1beta1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {maxUnavailable: 1}}`, `{maxUnavailable: 1}`},
-		"that of v1 means all":     {`{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {selector: {}}}`, `{selector: {}}`},
-		"a set that nobody rolls":  {`{apiVersion: apps/v1beta1, kind: StatefulSet, metadata: {name: a}, spec: {template: {metadata: {labels: {a: b}}}}}`, `{selector: {matchLabels: {a: b}}, updateStrategy: {type: OnDelete}, template: {metadata: {labels: {a: b}}}}`},
+		"another selector stays":      {`{apiVersion: policy/v1beta1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {selector: {matchLabels: {a: b}}}}`, `{selector: {matchLabels: {a: b}}}`},
+		"none stays":                  {`{apiVersion: policy/v1beta1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {maxUnavailable: 1}}`, `{maxUnavailable: 1}`},
+		"that of v1 means all":        {`{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {selector: {}}}`, `{selector: {}}`},
+		"a set that nobody rolls":     {`{apiVersion: apps/v1beta1, kind: StatefulSet, metadata: {name: a}, spec: {template: {metadata: {labels: {a: b}}}}}`, `{selector: {matchLabels: {a: b}}, updateStrategy: {type: OnDelete}, template: {metadata: {labels: {a: b}}}}`},
+		"shares by their former name": {`{apiVersion: flowcontrol.apiserver.k8s.io/v1beta2, kind: PriorityLevelConfiguration, metadata: {name: a}, spec: {type: Limited, limited: {assuredConcurrencyShares: 7}}}`, `{type: Limited, limited: {nominalConcurrencyShares: 7}}`},
+		"no shares are the default":   {`{apiVersion: flowcontrol.apiserver.k8s.io/v1beta3, kind: PriorityLevelConfiguration, metadata: {name: a}, spec: {limited: {nominalConcurrencyShares: 0}}}`, `{limited: {}}`},
+		"unless it is said": {`{apiVersion: flowcontrol.apiserver.k8s.io/v1beta3, kind: PriorityLevelConfiguration, metadata: {name: a, annotations: {flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares: ""}}, spec: {limited: {nominalConcurrencyShares: 0}}}`,
+			`{limited: {nominalConcurrencyShares: 0}}`},
+		"an Ingress": {`{apiVersion: networking.k8s.io/v1beta1, kind: Ingress, metadata: {name: a}, spec: {backend: {serviceName: d, servicePort: http}, rules: [{host: h, http: {paths: [{path: /, backend: {serviceName: s, servicePort: 80}}, {pathType: Exact, backend: {resource: {kind: B, name: b}}}]}}]}}`,
+			`{defaultBackend: {service: {name: d, port: {name: http}}}, rules: [{host: h, http: {paths: [{path: /, pathType: ImplementationSpecific, backend: {service: {name: s, port: {number: 80}}}}, {pathType: Exact, backend: {resource: {kind: B, name: b}}}]}}]}`},
+		"endpoints": {`{apiVersion: discovery.k8s.io/v1beta1, kind: EndpointSlice, metadata: {name: a}, endpoints: [{addresses: [192.0.2.5], topology: {kubernetes.io/hostname: n1, topology.kubernetes.io/zone: z, rack: r}}, {topology: {kubernetes.io/hostname: n2}}]}`,
+			`[{addresses: [192.0.2.5], nodeName: n1, zone: z, deprecatedTopology: {rack: r}}, {nodeName: n2}]`},
+		"a definition": {`{apiVersion: apiextensions.k8s.io/v1beta1, kind: CustomResourceDefinition, metadata: {name: a}, spec: {group: g, version: v1, scope: Namespaced, names: {plural: as, kind: A}, preserveUnknownFields: false, subresources: {status: {}},
+			additionalPrinterColumns: [{name: c, type: string, JSONPath: .spec.c}], validation: {openAPIV3Schema: {type: object}}, conversion: {strategy: Webhook, webhookClientConfig: {url: u}, conversionReviewVersions: [v1]}}}`,
+			`{group: g, scope: Namespaced, names: {plural: as, kind: A}, preserveUnknownFields: false, conversion: {strategy: Webhook, webhook: {clientConfig: {url: u}, conversionReviewVersions: [v1]}},
+			versions: [{name: v1, served: true, storage: true, subresources: {status: {}}, additionalPrinterColumns: [{name: c, type: string, jsonPath: .spec.c}], schema: {openAPIV3Schema: {type: object}}}]}`},
+		"a definition that says nothing of unknown fields": {`{apiVersion: apiextensions.k8s.io/v1beta1, kind: CustomResourceDefinition, metadata: {name: a}, spec: {group: g, versions: [{name: v1, served: true, storage: true}]}}`,
+			`{group: g, versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]}`},
 		"a selector that is given": {`{apiVersion: apps/v1beta1, kind: Deployment, metadata: {name: a}, spec: {selector: {matchLabels: {c: d}}, template: {metadata: {labels: {a: b}}}}}`, `{selector: {matchLabels: {c: d}}, template: {metadata: {labels: {a: b}}}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if strings.HasPrefix(test.want, "[") {
+				test.want = "{list: " + test.want + "}"
+			}
 			o := parse(t, test.object)
 			Reword(o)
+			if endpoints := o.Object["endpoints"]; endpoints != nil {
+				o.Object["spec"] = map[string]any{"list": endpoints}
+			}
 			if diff := cmp.Diff(parse(t, `{apiVersion: v1, kind: X, spec: `+test.want+`}`).Object["spec"], o.Object["spec"]); diff != "" {
 				t.Error(diff)
 			}

@@ -4,6 +4,7 @@
 package object
 
 import (
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -12,12 +13,19 @@ import (
 // policy/v1beta1 means: no pod has it.
 const deprecatedEmpty = "pdb.kubernetes.io/deprecated-v1beta1-empty-selector-match"
 
-// Reword has an object mean in a later version of its group what it means in its own, where the
-// fields are the same: those that are left out, or empty, may mean something else there.
-func Reword(o *unstructured.Unstructured) {
+// Reword has an object mean in a later version of its group what it means in its own. Where the fields
+// are the same, those that are left out, or empty, may mean something else there. Of some kinds the
+// fields have other names. It reports whether anything was changed.
+func Reword(o *unstructured.Unstructured) (changed bool) {
+	before := o.DeepCopy()
+	reword(o)
+	return !equality.Semantic.DeepEqual(before.Object, o.Object)
+}
+
+func reword(o *unstructured.Unstructured) {
 	spec := nested(o.Object, "spec")
-	switch version := o.GetAPIVersion(); {
-	case version == "policy/v1beta1" && o.GetKind() == "PodDisruptionBudget":
+	switch version, kind := o.GetAPIVersion(), o.GetKind(); {
+	case version == "policy/v1beta1" && kind == "PodDisruptionBudget":
 		// There an empty selector means no pod, and later all of the namespace.
 		selector, ok := spec["selector"].(map[string]any)
 		if expressions, _ := selector["matchExpressions"].([]any); ok && len(nested(selector, "matchLabels")) == 0 && len(expressions) == 0 {
@@ -31,11 +39,28 @@ func Reword(o *unstructured.Unstructured) {
 		if labels := nested(spec, "template", "metadata", "labels"); labels != nil {
 			setDefaults(spec, map[string]any{"selector": map[string]any{"matchLabels": runtime.DeepCopyJSON(labels)}})
 		}
-		if o.GetKind() == "StatefulSet" {
+		if kind == "StatefulSet" {
 			setDefaults(spec, map[string]any{"updateStrategy": map[string]any{"type": "OnDelete"}})
 		}
+	case o.GroupVersionKind().Group == "flowcontrol.apiserver.k8s.io" && kind == "PriorityLevelConfiguration":
+		limited := nested(spec, "limited")
+		rename(limited, "assuredConcurrencyShares", "nominalConcurrencyShares")
+		// Before v1 zero means the default.
+		if _, zero := o.GetAnnotations()[preservesZero]; !zero && limited["nominalConcurrencyShares"] == int64(0) {
+			delete(limited, "nominalConcurrencyShares")
+		}
+		removeNames(o.Object, "annotations", []string{preservesZero})
+	case version == "apiextensions.k8s.io/v1beta1" && kind == "CustomResourceDefinition":
+		convertDefinition(o)
+	case version == "networking.k8s.io/v1beta1" && kind == "Ingress" && spec != nil:
+		convertIngress(spec)
+	case version == "discovery.k8s.io/v1beta1" && kind == "EndpointSlice":
+		convertEndpoints(list(o.Object, "endpoints"))
 	}
 }
+
+// preservesZero is the annotation by which Kubernetes says before v1 that a level has no shares.
+const preservesZero = "flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares"
 
 func setDefaults(object, defaults map[string]any) {
 	for field, value := range defaults {

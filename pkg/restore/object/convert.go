@@ -1,0 +1,100 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// convertDefinition makes a definition of v1beta1 one of v1: what it says of all versions each of
+// them says there. In v1beta1 unknown fields are preserved unless it says otherwise.
+func convertDefinition(definition *unstructured.Unstructured) {
+	spec := nested(definition.Object, "spec")
+	if spec == nil {
+		return
+	}
+	if _, several := spec["versions"].([]any); !several {
+		spec["versions"] = []any{map[string]any{"name": text(spec, "version"), "served": true, "storage": true}}
+	}
+	for _, version := range list(spec, "versions") {
+		for field, from := range map[string]string{"schema": "validation", "subresources": "subresources", "additionalPrinterColumns": "additionalPrinterColumns"} {
+			if value := spec[from]; value != nil {
+				setDefaults(version, map[string]any{field: runtime.DeepCopyJSONValue(value)})
+			}
+		}
+		for _, column := range list(version, "additionalPrinterColumns") {
+			rename(column, "JSONPath", "jsonPath")
+		}
+	}
+	for _, field := range []string{"version", "validation", "subresources", "additionalPrinterColumns"} {
+		delete(spec, field)
+	}
+	if conversion := nested(spec, "conversion"); conversion["webhookClientConfig"] != nil {
+		conversion["webhook"] = map[string]any{"clientConfig": conversion["webhookClientConfig"], "conversionReviewVersions": []any{"v1beta1"}}
+		if versions, ok := conversion["conversionReviewVersions"]; ok {
+			conversion["webhook"].(map[string]any)["conversionReviewVersions"] = versions
+		}
+		delete(conversion, "webhookClientConfig")
+		delete(conversion, "conversionReviewVersions")
+	}
+	setDefaults(spec, map[string]any{"preserveUnknownFields": true})
+	preserveUnknown(definition.Object)
+}
+
+// convertIngress makes an Ingress of v1beta1 one of v1.
+func convertIngress(spec map[string]any) {
+	rename(spec, "backend", "defaultBackend")
+	convertBackend(nested(spec, "defaultBackend"))
+	for _, rule := range list(spec, "rules") {
+		for _, path := range list(rule, "http", "paths") {
+			setDefaults(path, map[string]any{"pathType": "ImplementationSpecific"})
+			convertBackend(nested(path, "backend"))
+		}
+	}
+}
+
+func convertBackend(backend map[string]any) {
+	name := text(backend, "serviceName")
+	if name == "" {
+		return
+	}
+	port := map[string]any{}
+	switch value := backend["servicePort"].(type) {
+	case string:
+		port["name"] = value
+	default:
+		port["number"] = value
+	}
+	backend["service"] = map[string]any{"name": name, "port": port}
+	delete(backend, "serviceName")
+	delete(backend, "servicePort")
+}
+
+// convertEndpoints makes the endpoints of v1beta1 those of v1, whose node and zone are fields.
+func convertEndpoints(endpoints []map[string]any) {
+	for _, endpoint := range endpoints {
+		topology := nested(endpoint, "topology")
+		for label, field := range map[string]string{"kubernetes.io/hostname": "nodeName", "topology.kubernetes.io/zone": "zone"} {
+			if value := topology[label]; value != nil {
+				setDefaults(endpoint, map[string]any{field: value})
+				delete(topology, label)
+			}
+		}
+		delete(endpoint, "topology")
+		if len(topology) > 0 {
+			endpoint["deprecatedTopology"] = topology
+		}
+	}
+}
+
+// rename gives a field another name, unless there is one of that.
+func rename(object map[string]any, from, to string) {
+	value, ok := object[from]
+	if _, taken := object[to]; !ok || taken {
+		return
+	}
+	object[to] = value
+	delete(object, from)
+}
