@@ -115,4 +115,12 @@ func asksForVolumes(restore *v1alpha1.RestoreSpec) bool {
 	})
 }
 
-func resourceOf(word string) string { return strings.ToLower(schema.ParseGroupResource(word).Resource) }
+// resourceOf is the plural that a word means, without its group.
+func resourceOf(word string) string { return groupResourceOf(word).Resource }
+
+func groupResourceOf(word string) schema.GroupResource {
+	if gr, ok := selection.WellKnown.Resolve(word); ok {
+		return gr
+	}
+	return schema.ParseGroupResource(strings.ToLower(word))
+}

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/warning"
@@ -173,6 +172,7 @@ func holdsAll(backup *v1alpha1.BackupSpec, status *v1alpha1.BackupStatus, restor
 	if len(errs) > 0 {
 		return false
 	}
+	resources = resources.Bind(selection.WellKnown.Resolve)
 	if backup.LabelSelector != nil || len(backup.OrLabelSelectors) > 0 {
 		return false
 	}
@@ -200,7 +200,7 @@ func holdsAll(backup *v1alpha1.BackupSpec, status *v1alpha1.BackupStatus, restor
 			named = false // any resource, to be careful
 			continue
 		}
-		gr := schema.ParseGroupResource(word)
+		gr := groupResourceOf(word)
 		if !resources.Included(gr, true) && !resources.Included(gr, false) {
 			return false
 		}

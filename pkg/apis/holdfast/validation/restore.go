@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -170,7 +171,7 @@ func RestoreResourceLists(spec *v1alpha1.RestoreSpec) selection.ResourceLists {
 func validateObjects(objects []v1alpha1.RestoreObject, at *field.Path) (errs field.ErrorList) {
 	for i, object := range objects {
 		at := at.Index(i)
-		if problems := utilvalidation.IsDNS1123Subdomain(object.Resource); len(problems) > 0 {
+		if problems := utilvalidation.IsDNS1123Subdomain(strings.ToLower(object.Resource)); len(problems) > 0 {
 			errs = append(errs, field.Invalid(at.Child("resource"), object.Resource, "is not a resource: use plural.group, such as deployments.apps, or the plural of the core group"))
 		}
 		if object.Namespace != "" {
@@ -191,7 +192,8 @@ func validatePaths(spec *v1alpha1.RestoreSpec, at *field.Path) (errs field.Error
 	if len(spec.Paths) == 0 {
 		return nil
 	}
-	if len(spec.Objects) != 1 || spec.Objects[0].Resource != "persistentvolumeclaims" {
+	claims := schema.GroupResource{Resource: "persistentvolumeclaims"}
+	if len(spec.Objects) != 1 || !selection.WellKnown.Means(spec.Objects[0].Resource, claims) {
 		errs = append(errs, field.Invalid(at.Child("objects"), "", "paths are those in the volume of one claim: name it, as persistentvolumeclaims, and nothing else"))
 	}
 	if !spec.VolumesOnly {
