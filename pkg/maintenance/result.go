@@ -64,6 +64,8 @@ type Check struct {
 	MissingPacks int      `json:"missingPacks,omitempty"`
 	DamagedPacks int      `json:"damagedPacks,omitempty"`
 	Damaged      []string `json:"damaged,omitempty"`
+	// MissingIndexes are those that the store lacks, and had at the last maintenance.
+	MissingIndexes int `json:"missingIndexes,omitempty"`
 	// Contents are those that can't be read.
 	Contents int `json:"contents,omitempty"`
 	// AffectedSnapshots need such contents, and Snapshots has the ids of these. If they are
@@ -80,7 +82,7 @@ func newCheck(all bool, found repository.Check) *Check {
 	c := &Check{
 		All: all, Packs: found.Packs, ReadPacks: found.Read, ReadBytes: found.ReadBytes,
 		MissingPacks: found.Missing, DamagedPacks: len(found.Damaged), Damaged: found.Damaged[:min(len(found.Damaged), engine.MaxDamagedPacks)],
-		Contents: found.Contents, AffectedSnapshots: len(found.Snapshots), Snapshots: found.Snapshots,
+		MissingIndexes: len(found.Indexes), Contents: found.Contents, AffectedSnapshots: len(found.Snapshots), Snapshots: found.Snapshots,
 		until: found.AffectedUntil,
 	}
 	if found.Incomplete || len(found.Snapshots) > engine.MaxAffectedSnapshots {
@@ -90,7 +92,7 @@ func newCheck(all bool, found repository.Check) *Check {
 }
 
 // Lost reports whether anything can't be read.
-func (c *Check) Lost() bool { return c != nil && c.MissingPacks+c.DamagedPacks > 0 }
+func (c *Check) Lost() bool { return c != nil && c.MissingPacks+c.DamagedPacks+c.MissingIndexes > 0 }
 
 // String says what was found.
 func (c *Check) String() string {
@@ -98,11 +100,19 @@ func (c *Check) String() string {
 	if !c.Lost() {
 		return "nothing is missing; " + read
 	}
+	var indexes string
+	if c.MissingIndexes > 0 {
+		indexes = fmt.Sprintf("the store has lost %d indexes, and what only they name is unknown, snapshots included", c.MissingIndexes)
+	}
+	if c.MissingPacks+c.DamagedPacks == 0 {
+		return join(indexes, read)
+	}
 	snapshots := fmt.Sprintf("%d snapshots need them", c.AffectedSnapshots)
 	if c.AffectedUntil != nil {
 		snapshots = "snapshots may need them that began until " + c.AffectedUntil.UTC().Format(time.RFC3339)
 	}
-	return fmt.Sprintf("the store has lost data: %d packs are missing and %d damaged, by which %d contents can't be read; %s; %s", c.MissingPacks, c.DamagedPacks, c.Contents, snapshots, read)
+	packs := fmt.Sprintf("the store has lost data: %d packs are missing and %d damaged, by which %d contents can't be read", c.MissingPacks, c.DamagedPacks, c.Contents)
+	return join(indexes, packs, snapshots, read)
 }
 
 // String is the line of a result.

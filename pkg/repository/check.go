@@ -51,6 +51,9 @@ type Check struct {
 	Missing int
 	// Damaged are the packs that hold something else than what was written.
 	Damaged []string
+	// Indexes are those that the store lacks, and had at the last maintenance. What only they name is
+	// unknown, snapshots included.
+	Indexes []string
 	// Contents is how many contents can't be read.
 	Contents int
 	// Snapshots are the ids of those that need such a content, and AffectedUntil is when the
@@ -62,7 +65,7 @@ type Check struct {
 }
 
 // Lost reports whether anything can't be read.
-func (c *Check) Lost() bool { return c.Missing > 0 || len(c.Damaged) > 0 }
+func (c *Check) Lost() bool { return c.Missing > 0 || len(c.Damaged) > 0 || len(c.Indexes) > 0 }
 
 // Check compares the packs that the index names with those that the store lists, and reads a
 // share of them from the store itself, past every cache, and all that were damaged before. It
@@ -80,14 +83,21 @@ func (r *Repository) Check(ctx context.Context, options CheckOptions) (Check, er
 	if err != nil {
 		return Check{}, err
 	}
-	done := Check{Packs: len(found.packs) + len(missing.packs), Missing: len(missing.packs)}
+	indexes, err := r.lostIndexes(ctx)
+	if err != nil {
+		return Check{}, err
+	}
+	done := Check{Packs: len(found.packs) + len(missing.packs), Missing: len(missing.packs), Indexes: indexes}
+	if len(indexes) > 0 && !options.All {
+		found.packs = nil // each maintenance fails and comes here, until they are back
+	}
 	found.choose(options, r.damaged, r.direct.Time())
 	bad, err := r.readPacks(ctx, found.packs, &done)
 	if err != nil {
 		return done, err
 	}
 	done.Contents = missing.Contents + len(bad)
-	if !done.Lost() {
+	if missing.Contents+len(bad) == 0 {
 		return done, nil
 	}
 	err = r.affected(ctx, func(info content.Info) bool {

@@ -59,8 +59,8 @@ type Maintenance struct {
 
 // Maintain runs Kopia's maintenance, a full one if that is due and else a quick one. It
 // keeps Kopia's safety intervals, so it may run beside uploads and restores; but only one
-// process at a time may maintain a repository, which the caller makes sure of. With an
-// error the result says what was done before.
+// process at a time may maintain a repository, which the caller makes sure of. It does nothing
+// when an index is lost. With an error the result says what was done before.
 func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	ctx, stop := r.While(ctx)
 	defer stop()
@@ -73,6 +73,13 @@ func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	mode := maintenance.ModeQuick
 	if kind == MaintenanceFull {
 		mode = maintenance.ModeFull
+	}
+	lost, err := r.lostIndexes(ctx)
+	if err == nil && len(lost) > 0 {
+		err = r.errIndexLost(lost)
+	}
+	if err != nil {
+		return done, err
 	}
 	missing, err := r.compare(ctx, true, nil)
 	if err != nil {
@@ -93,7 +100,8 @@ func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	case err != nil && strings.Contains(err.Error(), "clock skew detected"): // Kopia has no error for it
 		return done, fmt.Errorf("%w: %w", ErrClockSkew, err)
 	}
-	err = errors.Join(err, r.account(ctx, begun, &done))
+	// Also after a failure: what it has replaced is removed by the next one.
+	err = errors.Join(err, r.noteIndexes(ctx), r.account(ctx, begun, &done))
 	if err == nil && done.Kind == MaintenanceFull {
 		err = r.measure(ctx, &done)
 	}

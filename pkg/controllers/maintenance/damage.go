@@ -6,6 +6,7 @@ package maintenance
 import (
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,7 +40,7 @@ func checked(status *engine.VolumeRepositoryStatus, found *maintenance.Check, at
 	}
 	damage := &engine.RepositoryDamage{
 		Since: now, MissingPacks: bounded(found.MissingPacks), DamagedPacks: bounded(found.DamagedPacks), Packs: found.Damaged,
-		Contents: int64(found.Contents), AffectedSnapshots: bounded(found.AffectedSnapshots), Snapshots: found.Snapshots,
+		MissingIndexes: bounded(found.MissingIndexes), Contents: int64(found.Contents), AffectedSnapshots: bounded(found.AffectedSnapshots), Snapshots: found.Snapshots,
 	}
 	if found.AffectedUntil != nil {
 		until := metav1.NewTime(found.AffectedUntil.Add(time.Second)) // without its fraction
@@ -74,15 +75,24 @@ func (c *Controller) damaged(record *engine.VolumeRepository) {
 
 // lossOf says what was lost, and what to do.
 func lossOf(damage *engine.RepositoryDamage) string {
-	return fmt.Sprintf("The store has lost data: %d packs are missing and %d damaged, by which %d contents of %d snapshots can't be read, since %s at the latest. Bring the packs back from a copy, or make new backups, which store what they held anew",
-		damage.MissingPacks, damage.DamagedPacks, damage.Contents, damage.AffectedSnapshots, damage.Since.UTC().Format(time.RFC3339))
+	var told []string
+	if damage.MissingIndexes > 0 {
+		told = append(told, fmt.Sprintf("The store has lost %d indexes, since %s at the latest, and what only they name is unknown, snapshots included. Bring them back from a copy: no maintenance removes anything until then",
+			damage.MissingIndexes, damage.Since.UTC().Format(time.RFC3339)))
+	}
+	if damage.MissingPacks+damage.DamagedPacks == 0 {
+		return strings.Join(told, ". ")
+	}
+	told = append(told, fmt.Sprintf("The store has lost data: %d packs are missing and %d damaged, by which %d contents of %d snapshots can't be read, since %s at the latest. Bring the packs back from a copy, or make new backups, which store what they held anew",
+		damage.MissingPacks, damage.DamagedPacks, damage.Contents, damage.AffectedSnapshots, damage.Since.UTC().Format(time.RFC3339)))
+	return strings.Join(told, ". ")
 }
 
 // tellDamage makes an event of a loss that is new, and of its end.
 func (c *Controller) tellDamage(before, after *engine.VolumeRepository) {
 	was, is := before.Status.Damage, after.Status.Damage
 	switch {
-	case is != nil && (was == nil || was.MissingPacks != is.MissingPacks || was.DamagedPacks != is.DamagedPacks):
+	case is != nil && (was == nil || was.MissingPacks != is.MissingPacks || was.DamagedPacks != is.DamagedPacks || was.MissingIndexes != is.MissingIndexes):
 		c.Events.Eventf(before, nil, corev1.EventTypeWarning, "DataLost", "Check", "%s", lossOf(is))
 	case is == nil && was != nil:
 		c.Events.Eventf(before, nil, corev1.EventTypeNormal, "NothingLost", "Check", "The store has all packs again that the index names")

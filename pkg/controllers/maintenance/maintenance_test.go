@@ -804,6 +804,8 @@ func TestDamage(t *testing.T) {
 			{&maintenance.Check{Packs: 99, DamagedPacks: 21, Damaged: names}, "", metav1.ConditionTrue, "Warning DataLost"},
 			{&maintenance.Check{Packs: 99}, "", metav1.ConditionTrue, ""},
 			{&maintenance.Check{Packs: 99, ReadPacks: 99, All: true}, "", metav1.ConditionFalse, "Normal NothingLost"},
+			{&maintenance.Check{Packs: 3, MissingIndexes: 2}, "they are lost", metav1.ConditionTrue, "Warning DataLost The store has lost 2 indexes"},
+			{&maintenance.Check{Packs: 3}, "", metav1.ConditionFalse, "Normal NothingLost"},
 		} {
 			result := maintenance.Result{Repository: "shop.default", Kind: "full", Check: c.found, Error: c.failure}
 			h.end(h.next(), c.failure == "", said(maintenance.Message([]maintenance.Result{result})))

@@ -1249,6 +1249,13 @@ func schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref common.ReferenceCallba
 							},
 						},
 					},
+					"missingIndexes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Indexes that the store lacks, and had at the last maintenance. What only they name is unknown, snapshots included, so nothing is removed from the repository meanwhile.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"contents": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Contents of files, or of listings of folders, that can't be read.",
@@ -3570,14 +3577,14 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadStatus(ref common.ReferenceCall
 					},
 					"incrementalBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Bytes that were new since the previous snapshot of the volume.",
+							Description: "Bytes of files that were new since the previous snapshot of the volume, or may have changed.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"warnings": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Files that vanished or changed while they were read, and special files, which are left out. The message names the first of them.",
+							Description: "Files that vanished or changed while they were read, special files, which are left out, and what else the upload warns about. The message names the first of them.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},

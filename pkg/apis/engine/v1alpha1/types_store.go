@@ -581,6 +581,10 @@ type RepositoryDamage struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=20
 	Packs []string `json:"packs,omitempty"`
+	// Indexes that the store lacks, and had at the last maintenance. What only they name is unknown,
+	// snapshots included, so nothing is removed from the repository meanwhile.
+	// +optional
+	MissingIndexes int32 `json:"missingIndexes,omitempty"`
 	// Contents of files, or of listings of folders, that can't be read.
 	// +optional
 	Contents int64 `json:"contents,omitempty"`

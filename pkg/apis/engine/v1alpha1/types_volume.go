@@ -179,11 +179,11 @@ type VolumeUploadStatus struct {
 	// Bytes read.
 	// +optional
 	Progress VolumeProgress `json:"progress,omitempty"`
-	// Bytes that were new since the previous snapshot of the volume.
+	// Bytes of files that were new since the previous snapshot of the volume, or may have changed.
 	// +optional
 	IncrementalBytes int64 `json:"incrementalBytes,omitempty"`
-	// Files that vanished or changed while they were read, and special files, which
-	// are left out. The message names the first of them.
+	// Files that vanished or changed while they were read, special files, which are left out, and
+	// what else the upload warns about. The message names the first of them.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`
 	// How often an agent has begun. One that stops in the middle of it begins anew when it

@@ -1,0 +1,177 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package repository
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kopia/kopia/repo/blob"
+
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// Kopia reads the indexes that the store lists, and knows of no others. What one names that is
+// lost is gone without a word, the records of snapshots among it, and the next full maintenance
+// removes the packs that no index names. So each maintenance notes the indexes that it leaves in
+// the store, and the next one does nothing if one of them is gone that no other has replaced.
+
+// ErrIndexLost: the store lacks indexes that the last maintenance has left there.
+var ErrIndexLost = errors.New("the store has lost indexes of the repository")
+
+const (
+	// indexNote is the blob that has the names of the indexes, one in a line.
+	indexNote blob.ID = "holdfast.indexes"
+	// longestNote is how many bytes of it are read: some 200,000 names.
+	longestNote = 16 << 20
+)
+
+// indexPrefixes begin the names of indexes: of what one upload has written, of an epoch, and of
+// several epochs.
+var indexPrefixes = []blob.ID{"xn", "xs", "xr"}
+
+// epochs are those whose contents an index names.
+type epochs struct{ kind, first, last int }
+
+// indexName has the kind of an index and its epochs.
+var indexName = regexp.MustCompile(`^x(?:([ns])(\d+)|(r)(\d+)_(\d+))_`)
+
+// epochsOf reads the name of an index.
+func epochsOf(id blob.ID) (e epochs, ok bool) {
+	parts := indexName.FindStringSubmatch(string(id))
+	if parts == nil {
+		return e, false
+	}
+	e.kind = strings.Index("nsr", parts[1]+parts[3])
+	first, err := strconv.Atoi(parts[2] + parts[4])
+	last, otherErr := strconv.Atoi(cmp.Or(parts[5], parts[2]))
+	e.first, e.last = first, last
+	return e, err == nil && otherErr == nil
+}
+
+// replaces reports whether Kopia may have removed another index since this one names all that it named.
+func (e epochs) replaces(other epochs) bool {
+	wider := e.last-e.first > other.last-other.first
+	return e.first <= other.first && e.last >= other.last && (e.kind > other.kind || e.kind == other.kind && wider)
+}
+
+// indexes are the names of the indexes in the store, in order.
+func (r *Repository) indexes(ctx context.Context) (names []blob.ID, err error) {
+	for _, prefix := range indexPrefixes {
+		err := r.storage.ListBlobs(ctx, prefix, func(found blob.Metadata) error {
+			names = append(names, found.BlobID)
+			return ctx.Err()
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list the indexes of the repository: %w", err)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// noted are the indexes that the last maintenance has left; none if there was none.
+func (r *Repository) noted(ctx context.Context) (names []blob.ID, err error) {
+	var text []byte
+	err = r.storage.persist(ctx, func() error {
+		content, err := r.storage.bucket.Get(ctx, r.storage.key(indexNote))
+		if err != nil {
+			return err
+		}
+		defer content.Close()
+		text, err = io.ReadAll(io.LimitReader(content, longestNote))
+		return err
+	})
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("read which indexes the last maintenance has left: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, whole := strings.CutSuffix(line, "\n"); whole {
+			names = append(names, blob.ID(name))
+		}
+	}
+	return names, nil
+}
+
+// lostIndexes are those that the last maintenance has left, and that are gone though none has
+// replaced them. One that the listing lacks is asked for by its name.
+func (r *Repository) lostIndexes(ctx context.Context) (lost []string, err error) {
+	noted, err := r.noted(ctx)
+	if err != nil || len(noted) == 0 {
+		return nil, err
+	}
+	names, err := r.indexes(ctx) // after the note was read, so it has what replaced any of it
+	if err != nil {
+		return nil, err
+	}
+	var there []epochs
+	gone := map[blob.ID]struct{}{}
+	for _, id := range noted {
+		gone[id] = struct{}{}
+	}
+	for _, id := range names {
+		delete(gone, id)
+		if e, ok := epochsOf(id); ok {
+			there = append(there, e)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(gone)) {
+		e, ok := epochsOf(id)
+		if !ok || slices.ContainsFunc(there, func(other epochs) bool { return other.replaces(e) }) {
+			continue
+		}
+		_, err := r.storage.GetMetadata(ctx, id)
+		switch {
+		case errors.Is(err, blob.ErrBlobNotFound):
+			lost = append(lost, string(id))
+		case err != nil:
+			return nil, fmt.Errorf("look for an index of the repository: %w", err)
+		}
+	}
+	return lost, nil
+}
+
+// errIndexLost says which indexes are lost, and what to do.
+func (r *Repository) errIndexLost(lost []string) error {
+	const most = 5
+	names := strings.Join(lost[:min(len(lost), most)], ", ")
+	if more := len(lost) - most; more > 0 {
+		names += fmt.Sprintf(" and %d more", more)
+	}
+	return fmt.Errorf("%w: %s; nothing is removed from the repository until they are back: bring them back from a copy or from older versions of their objects, or, to do without what only they name, delete %s from the repository's folder", ErrIndexLost, names, r.storage.key(indexNote))
+}
+
+// noteIndexes notes the indexes that there are.
+func (r *Repository) noteIndexes(ctx context.Context) error {
+	before, err := r.noted(ctx)
+	if err != nil {
+		return err
+	}
+	names, err := r.indexes(ctx)
+	if err != nil || slices.Equal(names, before) {
+		return err
+	}
+	var text strings.Builder
+	for _, id := range names {
+		fmt.Fprintln(&text, id)
+	}
+	err = r.storage.persist(ctx, func() error {
+		return r.storage.bucket.Put(ctx, r.storage.key(indexNote), []byte(text.String()))
+	})
+	if err != nil {
+		return fmt.Errorf("note which indexes the maintenance has left: %w", err)
+	}
+	return nil
+}
