@@ -39,6 +39,13 @@ var decoders = []func(data []byte) any{
 		}
 		return [...]any{*restore, contents, *origin}
 	},
+	func(data []byte) any {
+		wrapped, err := DecodeWrappedKey(aWrappedKey().Key(), data)
+		if err != nil || wrapped.PublicKey != key.PublicKey() {
+			return nil
+		}
+		return *wrapped
+	},
 }
 
 // signed is what the key has signed, in the order of the decoders.
@@ -57,6 +64,7 @@ func signed(tb testing.TB) (all [][]byte) {
 		Spec:       holdfast.RestoreSpec{BackupName: "daily"},
 		Status:     holdfast.RestoreStatus{Phase: holdfast.RestorePhaseCompleted},
 	}, Contents{"restore-x-logs.gz": NewContent([]byte("log"))}, cluster))
+	add(EncodeWrappedKey(aWrappedKey(), cluster))
 	return all
 }
 

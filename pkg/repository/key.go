@@ -6,9 +6,11 @@ package repository
 import (
 	"context"
 	"crypto/hkdf"
+	"crypto/pbkdf2"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"sync/atomic"
 
 	"github.com/kopia/kopia/repo"
@@ -34,6 +36,31 @@ func NewKey() Key {
 	raw := make([]byte, keyBytes)
 	rand.Read(raw)
 	return Key(base64.RawURLEncoding.EncodeToString(raw))
+}
+
+// generated gives the bytes of a key that NewKey has made, and false for one that a person may
+// have chosen.
+func (k Key) generated() ([]byte, bool) {
+	raw, err := base64.RawURLEncoding.DecodeString(string(k))
+	return raw, err == nil && len(raw) == keyBytes
+}
+
+const (
+	fingerprintBytes      = 16
+	fingerprintIterations = 600_000
+)
+
+// Fingerprint tells the key of a namespace's repository from others, as 32 hexadecimal digits
+// that anybody may read. That of a generated key is the beginning of its SHA-256. One that a
+// person chose could be guessed by that, so its fingerprint costs as much as an attempt to open
+// the repository.
+func (k Key) Fingerprint(namespace string) (string, error) {
+	if _, generated := k.generated(); generated {
+		sum := sha256.Sum256([]byte(k))
+		return hex.EncodeToString(sum[:fingerprintBytes]), nil
+	}
+	sum, err := pbkdf2.Key(sha256.New, string(k), []byte("holdfast.io/repository/"+namespace), fingerprintIterations, fingerprintBytes)
+	return hex.EncodeToString(sum), err
 }
 
 // The format of a new repository. Kopia records it in the repository, so that
@@ -71,8 +98,8 @@ func newRepositoryOptions(namespace string, key Key) (*repo.NewRepositoryOptions
 		ObjectFormat:                      format.ObjectFormat{Splitter: splitter},
 		FormatBlockKeyDerivationAlgorithm: keyDerivation,
 	}
-	raw, err := base64.RawURLEncoding.DecodeString(string(key))
-	if err != nil || len(raw) != keyBytes {
+	raw, generated := key.generated()
+	if !generated {
 		return opts, nil
 	}
 	pseudorandom, err := hkdf.Extract(sha256.New, raw, []byte("holdfast.io/repository/"+namespace))

@@ -5,6 +5,8 @@ package repository
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"testing"
 
@@ -20,6 +22,30 @@ type noBlobs struct {
 
 func (s noBlobs) GetBlob(context.Context, blob.ID, int64, int64, blob.OutputBuffer) error {
 	return s.err
+}
+
+// A fingerprint tells keys apart. Only that of a random key is quickly computed, since who
+// guesses could compare.
+func TestFingerprint(t *testing.T) {
+	generated, err := Key("AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8").Fingerprint("app")
+	if err != nil || generated != "ea866a757e4c38babfa8127cbe9a409d" {
+		t.Errorf("%s, %v", generated, err)
+	}
+	seen := map[string]bool{generated: true}
+	for _, of := range []struct {
+		key       Key
+		namespace string
+	}{{"chosen by a person", "app"}, {"chosen by a person", "other"}, {"another", "app"}, {NewKey(), "app"}} {
+		fingerprint, err := of.key.Fingerprint(of.namespace)
+		if err != nil || len(fingerprint) != 32 || seen[fingerprint] {
+			t.Errorf("%s, %v", fingerprint, err)
+		}
+		seen[fingerprint] = true
+	}
+	sum := sha256.Sum256([]byte("chosen by a person"))
+	if seen[hex.EncodeToString(sum[:16])] {
+		t.Error("a chosen key can be guessed as fast as a digest is computed")
+	}
 }
 
 // Of openings at once one derives its key, until it reads something else or has ended.

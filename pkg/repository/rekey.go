@@ -57,16 +57,9 @@ func ChangeKey(ctx context.Context, loc Location, namespace string, from, to Key
 		return fmt.Errorf("look for the retention of the repository: %w", err)
 	}
 	key := folder + format.KopiaRepositoryBlobID + suffix
-	content, err := bucket.Get(ctx, key)
-	if errors.Is(err, store.ErrNotFound) {
-		return ErrNotInitialized
-	}
+	data, err := readFormat(ctx, bucket, key)
 	if err != nil {
-		return fmt.Errorf("read the repository's format: %w", err)
-	}
-	data, err := io.ReadAll(io.LimitReader(content, maxFormatBytes))
-	if err = errors.Join(err, content.Close()); err != nil {
-		return fmt.Errorf("read the repository's format: %w", err)
+		return err
 	}
 	locked, err := relock(ctx, data, from, to)
 	if err != nil || locked == nil {
@@ -78,20 +71,61 @@ func ChangeKey(ctx context.Context, loc Location, namespace string, from, to Key
 	return nil
 }
 
+// Opens fails with ErrWrongKey unless a key opens the repository of a namespace, and with
+// ErrNotInitialized if there is none. It reads one object. A folder may be a copy of a bucket.
+func Opens(ctx context.Context, loc Location, namespace string, key Key) (err error) {
+	folder, err := folderOf(namespace)
+	if err != nil {
+		return err
+	}
+	bucket, err := store.Open(ctx, &loc.Spec, loc.Secret)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, bucket.Close()) }()
+	data, err := readFormat(ctx, bucket, folder+format.KopiaRepositoryBlobID)
+	if errors.Is(err, ErrNotInitialized) {
+		data, err = readFormat(ctx, bucket, folder+format.KopiaRepositoryBlobID+sharded.CompleteBlobSuffix)
+	}
+	if err != nil {
+		return err
+	}
+	_, _, err = unlock(ctx, data, key)
+	return err
+}
+
+// readFormat reads the object of a repository's format.
+func readFormat(ctx context.Context, bucket store.Reader, key string) ([]byte, error) {
+	content, err := bucket.Get(ctx, key)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, ErrNotInitialized
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the repository's format: %w", err)
+	}
+	data, err := io.ReadAll(io.LimitReader(content, maxFormatBytes))
+	if err = errors.Join(err, content.Close()); err != nil {
+		return nil, fmt.Errorf("read the repository's format: %w", err)
+	}
+	return data, nil
+}
+
+// unlock reads a format with a key.
+func unlock(ctx context.Context, data []byte, key Key) (*format.Manager, *formatOnly, error) {
+	st := &formatOnly{staging: staging{blobs: map[blob.ID][]byte{}}, data: data}
+	manager, err := format.NewManager(ctx, st, "", -1, string(key), time.Now)
+	if errors.Is(err, format.ErrInvalidPassword) {
+		err = ErrWrongKey
+	}
+	return manager, st, err
+}
+
 // relock gives a format that another key locks; nil if it does already.
 func relock(ctx context.Context, data []byte, from, to Key) ([]byte, error) {
-	open := func(key Key) (*format.Manager, *formatOnly, error) {
-		st := &formatOnly{staging: staging{blobs: map[blob.ID][]byte{}}, data: data}
-		manager, err := format.NewManager(ctx, st, "", -1, string(key), time.Now)
-		if errors.Is(err, format.ErrInvalidPassword) {
-			err = ErrWrongKey
-		}
-		return manager, st, err
-	}
-	if _, _, err := open(to); !errors.Is(err, ErrWrongKey) {
+	if _, _, err := unlock(ctx, data, to); !errors.Is(err, ErrWrongKey) {
 		return nil, err
 	}
-	manager, st, err := open(from)
+	manager, st, err := unlock(ctx, data, from)
 	if err != nil {
 		return nil, err
 	}

@@ -43,6 +43,12 @@ func TestChangeKey(t *testing.T) {
 	}))
 	check(opened.Close(ctx))
 
+	check(Opens(ctx, loc, "app", old))
+	for key, namespace := range map[Key]string{"another one": "app", old: "none"} {
+		if err := Opens(ctx, loc, namespace, key); !errors.Is(err, ErrWrongKey) && !errors.Is(err, ErrNotInitialized) || errors.Is(err, ErrWrongKey) != (namespace == "app") {
+			t.Errorf("what opens the repository of %s: %v", namespace, err)
+		}
+	}
 	if err := ChangeKey(ctx, loc, "app", "another one", next); !errors.Is(err, ErrWrongKey) {
 		t.Errorf("with a wrong key: %v", err)
 	}
@@ -65,6 +71,12 @@ func TestChangeKey(t *testing.T) {
 	check(errors.Join(reader.Close(), opened.Close(ctx)))
 	// It is set up as before for whoever comes.
 	check(Create(ctx, loc, "app", next))
+
+	// A copy of a bucket, in a folder, has other names.
+	name := filepath.Join(root, "kopia", "app", "kopia.repository")
+	check(os.Rename(name+".f", name))
+	check(Opens(ctx, loc, "app", next))
+	check(os.Rename(name, name+".f"))
 
 	check(os.WriteFile(filepath.Join(root, "kopia", "app", "kopia.blobcfg.f"), nil, 0o600))
 	if err := ChangeKey(ctx, loc, "app", next, old); !errors.Is(err, ErrRetention) {

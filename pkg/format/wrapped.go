@@ -1,0 +1,155 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package format
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+const (
+	// WrappedKeysPrefix is the folder of the wrapped keys of all repositories and clusters.
+	WrappedKeysPrefix = HoldfastPrefix + "keys/"
+	// MaxWrappedKeyBytes is the size beyond which a WrappedKey is not read.
+	MaxWrappedKeyBytes = 64 << 10
+
+	wrappedKeyKind       = "WrappedRepositoryKey"
+	wrappedKeyAPIVersion = "holdfast.io/v1"
+)
+
+// WrappedKey is the key of a repository, encrypted for recovery keys, whose private halves are
+// not in the cluster. It is signed by its cluster as metadata is: everybody who knows a recovery
+// key can encrypt something for it.
+type WrappedKey struct {
+	// ClusterUID and PublicKey are those of the cluster that has signed it. Whose the key is,
+	// is the reader's to know.
+	ClusterUID, PublicKey string
+	// Location is the storage location's name in that cluster, and VolumeNamespace the one
+	// whose volumes the repository holds.
+	Location, VolumeNamespace string
+	// Fingerprint tells the repository's key from others.
+	Fingerprint string
+	// RecoveryKeys are the public keys for which it is encrypted.
+	RecoveryKeys []string
+	// Encrypted is the repository's key as an armored file of age.
+	Encrypted string
+}
+
+// storedWrappedKey is the content of the object.
+type storedWrappedKey struct {
+	metav1.TypeMeta `json:",inline"`
+	Metadata        storedWrappedKeyMetadata `json:"metadata"`
+	Spec            storedWrappedKeySpec     `json:"spec"`
+}
+
+type storedWrappedKeyMetadata struct {
+	Annotations map[string]string `json:"annotations"`
+}
+
+type storedWrappedKeySpec struct {
+	VolumeNamespace string   `json:"volumeNamespace"`
+	Location        string   `json:"location"`
+	Fingerprint     string   `json:"fingerprint"`
+	RecoveryKeys    []string `json:"recoveryKeys"`
+	Encrypted       string   `json:"encrypted"`
+}
+
+var fingerprints = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// Key is where the wrapped key lies: a place for each cluster, repository, key of that, and set
+// of recovery keys.
+func (w WrappedKey) Key() string {
+	sum := sha256.Sum256([]byte(strings.Join(slices.Sorted(slices.Values(w.RecoveryKeys)), "\n")))
+	return fmt.Sprintf("%s%s/%s/%s-%s.json", WrappedKeysPrefix, w.ClusterUID, w.VolumeNamespace, w.Fingerprint, hex.EncodeToString(sum[:8]))
+}
+
+func (w WrappedKey) validate() error {
+	switch {
+	case len(validation.IsDNS1123Label(w.VolumeNamespace)) > 0:
+		return fmt.Errorf("%q is not the name of a namespace", w.VolumeNamespace)
+	case w.ClusterUID == "" || strings.Contains(w.ClusterUID, "/"):
+		return fmt.Errorf("%q is not the uid of a cluster", w.ClusterUID)
+	case !fingerprints.MatchString(w.Fingerprint):
+		return fmt.Errorf("%q is not a fingerprint", w.Fingerprint)
+	case len(w.RecoveryKeys) == 0 || w.Encrypted == "":
+		return errors.New("nothing is encrypted in it, or for nobody")
+	}
+	return nil
+}
+
+// EncodeWrappedKey gives the content of an object, signed by the cluster, which is the key's.
+func EncodeWrappedKey(wrapped WrappedKey, cluster Cluster) ([]byte, error) {
+	if cluster.Key == nil {
+		return nil, errors.New("the cluster has no key to sign with")
+	}
+	wrapped.ClusterUID, wrapped.PublicKey = cluster.UID, cluster.Key.PublicKey()
+	if err := wrapped.validate(); err != nil {
+		return nil, err
+	}
+	stored := storedWrappedKey{
+		TypeMeta: metav1.TypeMeta{APIVersion: wrappedKeyAPIVersion, Kind: wrappedKeyKind},
+		Metadata: storedWrappedKeyMetadata{Annotations: map[string]string{AnnotationClusterUID: wrapped.ClusterUID, AnnotationPublicKey: wrapped.PublicKey}},
+		Spec: storedWrappedKeySpec{
+			VolumeNamespace: wrapped.VolumeNamespace, Location: wrapped.Location, Fingerprint: wrapped.Fingerprint,
+			RecoveryKeys: slices.Sorted(slices.Values(wrapped.RecoveryKeys)), Encrypted: wrapped.Encrypted,
+		},
+	}
+	plain, err := json.Marshal(stored)
+	if err != nil {
+		return nil, err
+	}
+	if stored.Metadata.Annotations[AnnotationSignature], err = cluster.Key.sign(plain); err != nil {
+		return nil, err
+	}
+	// People read it on a bad day.
+	data, err := json.MarshalIndent(stored, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > MaxWrappedKeyBytes {
+		return nil, fmt.Errorf("the wrapped key has %d bytes, more than the %d that are read", len(data), MaxWrappedKeyBytes)
+	}
+	return append(data, '\n'), nil
+}
+
+// DecodeWrappedKey reads what lies at a key. It fails if that is not as it was signed, or belongs
+// elsewhere.
+func DecodeWrappedKey(key string, data []byte) (*WrappedKey, error) {
+	if len(data) > MaxWrappedKeyBytes {
+		return nil, fmt.Errorf("it has more than %d bytes", MaxWrappedKeyBytes)
+	}
+	canonical, err := verify(data)
+	if err != nil {
+		return nil, err
+	}
+	stored := &storedWrappedKey{}
+	if err := utiljson.Unmarshal(canonical, stored); err != nil {
+		return nil, err
+	}
+	if stored.APIVersion != wrappedKeyAPIVersion || stored.Kind != wrappedKeyKind {
+		return nil, fmt.Errorf("it is of kind %q in %q", stored.Kind, stored.APIVersion)
+	}
+	wrapped := &WrappedKey{
+		ClusterUID: stored.Metadata.Annotations[AnnotationClusterUID], PublicKey: stored.Metadata.Annotations[AnnotationPublicKey],
+		Location: stored.Spec.Location, VolumeNamespace: stored.Spec.VolumeNamespace, Fingerprint: stored.Spec.Fingerprint,
+		RecoveryKeys: stored.Spec.RecoveryKeys, Encrypted: stored.Spec.Encrypted,
+	}
+	if err := wrapped.validate(); err != nil {
+		return nil, err
+	}
+	if wrapped.Key() != key {
+		return nil, fmt.Errorf("it belongs to %s", wrapped.Key())
+	}
+	return wrapped, nil
+}

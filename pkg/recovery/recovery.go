@@ -1,0 +1,204 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package recovery keeps the keys of repositories in the store that the repositories are in,
+// encrypted for recovery keys: public keys of age, whose private halves are in no cluster. Who
+// has a private one gets all keys of that store back, though the cluster is lost.
+package recovery
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"filippo.io/age"
+	"filippo.io/age/armor"
+
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+// maxKeyBytes is the size beyond which the key of a repository is not read.
+const maxKeyBytes = 4 << 10
+
+// ErrOtherIdentity: a key is encrypted, and for nobody whose private key is at hand.
+var ErrOtherIdentity = errors.New("it is encrypted for other recovery keys")
+
+// Validate fails unless all are recovery keys. The error never quotes one: it may be a private
+// key.
+func Validate(recoveryKeys []string) error {
+	_, err := recipients(recoveryKeys)
+	return err
+}
+
+func recipients(recoveryKeys []string) (parsed []age.Recipient, err error) {
+	for i, key := range recoveryKeys {
+		recipient, parseErr := age.ParseX25519Recipient(key)
+		if parseErr == nil {
+			// A point of low order is encoded well, and nothing can be encrypted for it.
+			_, parseErr = recipient.Wrap(make([]byte, 16))
+		}
+		switch {
+		case strings.HasPrefix(strings.ToUpper(key), "AGE-SECRET-KEY-"):
+			err = errors.Join(err, fmt.Errorf("spec.recoveryKeys[%d] is a private key, which must not be in the cluster: make another pair with age-keygen, and name its public key here, which begins with age1", i))
+		case parseErr != nil:
+			err = errors.Join(err, fmt.Errorf("spec.recoveryKeys[%d] is not a public key of age: age-keygen prints one, of 62 characters, which begins with age1", i))
+		default:
+			parsed = append(parsed, recipient)
+		}
+	}
+	return parsed, err
+}
+
+// Writer is what Keep needs of a store.
+type Writer interface {
+	store.Reader
+	Create(ctx context.Context, key string, content []byte) error
+	Put(ctx context.Context, key string, content []byte) error
+}
+
+// Repository is one whose key is kept.
+type Repository struct {
+	// Cluster signs.
+	Cluster format.Cluster
+	// VolumeNamespace and Location are its namespace, and its location's name in the cluster.
+	VolumeNamespace, Location string
+}
+
+// Keep makes sure that the store has the key of a repository, encrypted for all recovery keys,
+// and signed by the cluster. Nothing is written if it is there. For a key that was there before,
+// or other recovery keys, another object is there, which stays.
+func Keep(ctx context.Context, st Writer, of Repository, key repository.Key, recoveryKeys []string) error {
+	public, err := recipients(recoveryKeys)
+	if err != nil {
+		return err
+	}
+	fingerprint, err := key.Fingerprint(of.VolumeNamespace)
+	if err != nil {
+		return err
+	}
+	wrapped := format.WrappedKey{
+		ClusterUID: of.Cluster.UID, VolumeNamespace: of.VolumeNamespace, Location: of.Location,
+		Fingerprint: fingerprint, RecoveryKeys: recoveryKeys,
+	}
+	write := st.Create
+	there, spoilt, err := read(ctx, st, wrapped.Key())
+	switch {
+	case err == nil && there.PublicKey == of.Cluster.Key.PublicKey():
+		return nil
+	case err == nil || spoilt:
+		// The cluster has another key by now to sign with, or somebody else wrote here.
+		write = st.Put
+	case !errors.Is(err, store.ErrNotFound):
+		return fmt.Errorf("look for the wrapped key of the repository: %w", err)
+	}
+	if wrapped.Encrypted, err = encrypt(key, public); err != nil {
+		return fmt.Errorf("encrypt the key of the repository: %w", err)
+	}
+	content, err := format.EncodeWrappedKey(wrapped, of.Cluster)
+	if err != nil {
+		return err
+	}
+	// If another process was faster, or an answer was lost, the next look says which.
+	if err := write(ctx, wrapped.Key(), content); err != nil {
+		return fmt.Errorf("write the wrapped key of the repository: %w", err)
+	}
+	return nil
+}
+
+func encrypt(key repository.Key, recipients []age.Recipient) (string, error) {
+	var text strings.Builder
+	armored := armor.NewWriter(&text)
+	encrypted, err := age.Encrypt(armored, recipients...)
+	if err != nil {
+		return "", err
+	}
+	if _, err := io.WriteString(encrypted, string(key)); err != nil {
+		return "", err
+	}
+	if err := errors.Join(encrypted.Close(), armored.Close()); err != nil {
+		return "", err
+	}
+	return text.String(), nil
+}
+
+// read reads a wrapped key. If it is not as it was signed, or no wrapped key at all, it is spoilt.
+func read(ctx context.Context, st store.Reader, key string) (wrapped *format.WrappedKey, spoilt bool, err error) {
+	content, err := st.Get(ctx, key)
+	if err != nil {
+		return nil, false, err
+	}
+	data, err := io.ReadAll(io.LimitReader(content, format.MaxWrappedKeyBytes+1))
+	if err := errors.Join(err, content.Close()); err != nil {
+		return nil, false, err
+	}
+	if wrapped, err = format.DecodeWrappedKey(key, data); err != nil {
+		return nil, true, fmt.Errorf("%s: %w", key, err)
+	}
+	return wrapped, false, nil
+}
+
+// Find reads all wrapped keys in a store. Of those that are spoilt it tells by told.
+func Find(ctx context.Context, st store.Reader, told func(error)) (found []format.WrappedKey, err error) {
+	for object, err := range st.List(ctx, format.WrappedKeysPrefix, store.ListOptions{Recursive: true}) {
+		if err != nil {
+			return nil, fmt.Errorf("list the wrapped keys: %w", err)
+		}
+		if object.IsFolder {
+			continue
+		}
+		wrapped, spoilt, err := read(ctx, st, object.Key)
+		switch {
+		case err == nil:
+			found = append(found, *wrapped)
+		case spoilt:
+			told(err)
+		case !errors.Is(err, store.ErrNotFound):
+			return nil, fmt.Errorf("read a wrapped key: %w", err)
+		}
+	}
+	return found, nil
+}
+
+// Identities are private keys, as a file of age-keygen has them.
+func Identities(file io.Reader) ([]age.Identity, error) {
+	content, err := io.ReadAll(io.LimitReader(file, 1<<20))
+	if err != nil {
+		return nil, err
+	}
+	if bytes.HasPrefix(content, []byte("age-encryption.org/")) || bytes.HasPrefix(content, []byte(armor.Header)) {
+		return nil, errors.New("the private key is itself encrypted: decrypt it with age -d, and give the result")
+	}
+	found, err := age.ParseIdentities(bytes.NewReader(content))
+	if err != nil {
+		return nil, errors.New("there is no private key of age in it: a line that begins with AGE-SECRET-KEY-1 and is complete, and others that begin with #")
+	}
+	return found, nil
+}
+
+// Unwrap decrypts a wrapped key. It fails with ErrOtherIdentity if it is encrypted for others.
+func Unwrap(wrapped *format.WrappedKey, identities []age.Identity) (repository.Key, error) {
+	plain, err := age.Decrypt(armor.NewReader(strings.NewReader(wrapped.Encrypted)), identities...)
+	if _, others := errors.AsType[*age.NoIdentityMatchError](err); others {
+		return "", fmt.Errorf("%w: %s", ErrOtherIdentity, strings.Join(wrapped.RecoveryKeys, ", "))
+	}
+	if err != nil {
+		return "", fmt.Errorf("decrypt the key of the repository: %w", err)
+	}
+	key, err := io.ReadAll(io.LimitReader(plain, maxKeyBytes))
+	if err != nil {
+		return "", fmt.Errorf("decrypt the key of the repository: %w", err)
+	}
+	fingerprint, err := repository.Key(key).Fingerprint(wrapped.VolumeNamespace)
+	if err != nil {
+		return "", err
+	}
+	if fingerprint != wrapped.Fingerprint {
+		return "", fmt.Errorf("what is encrypted has the fingerprint %s, not %s", fingerprint, wrapped.Fingerprint)
+	}
+	return repository.Key(key), nil
+}
