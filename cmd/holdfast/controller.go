@@ -387,6 +387,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 	}
 	repositories, err := repository.New(repository.Config{
 		Namespace:          o.client.namespace,
+		Cluster:            cluster,
 		Repositories:       engine.EngineV1alpha1(),
 		Secrets:            credentials,
 		Keys:               keys,

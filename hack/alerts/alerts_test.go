@@ -33,6 +33,7 @@ const (
 // server of schedules and of the catalogue.
 var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", "../../pkg/controllers/maintenance/metrics_test.go",
 	"../../pkg/controllers/schedule/metrics_test.go", "../../pkg/controllers/expiry/metrics_test.go", "../../pkg/controllers/repository/repository_test.go",
+	"../../pkg/controllers/repository/keybackup_test.go",
 	"../../pkg/catalog/refresh/metrics_test.go", "../../pkg/controllers/storagelocation/identify_test.go"}
 
 // scrape is what a target serves, minute by minute, in the notation of promtool. Keys
@@ -180,6 +181,14 @@ func TestAlerts(t *testing.T) {
 		"a disk is not mounted": {
 			targets: []scrape{{"slots": always(2), "OtherStore": "0x9 1x30"}},
 			fires:   map[string]string{"HoldfastOtherStore": "15-40"},
+		},
+		"a key was never exported": {
+			targets: []scrape{{"slots": always(2), "NotExported": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastKeyNotBackedUp": "25-40"},
+		},
+		"a key can't be written for the recovery keys": {
+			targets: []scrape{{"slots": always(2), "NotWrapped": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastKeyNotBackedUp": "25-40"},
 		},
 		"a store has lost backups": {
 			targets: []scrape{{"slots": always(2), "holdfast_catalog_suspicious": "0x9 1x30"}},

@@ -90,7 +90,8 @@ func CheckClock(ctx context.Context, secrets Secrets, location *enginev1alpha1.S
 func Settings(location *enginev1alpha1.StorageLocation) (string, error) {
 	access := location.Spec
 	// These need no other store.
-	access.TrustedClusters, access.PollInterval, access.SyncRequest, access.Default, access.AllowedNamespaces = nil, nil, nil, false, nil
+	access.TrustedClusters, access.RecoveryKeys, access.PollInterval, access.SyncRequest = nil, nil, nil, nil
+	access.Default, access.AllowedNamespaces = false, nil
 	settings, err := json.Marshal(struct {
 		enginev1alpha1.StorageLocationSpec
 		StoreID string

@@ -42,7 +42,7 @@ func TestSettings(t *testing.T) {
 	}
 	before := settings(func(*enginev1alpha1.StorageLocationSpec) {})
 	if after := settings(func(spec *enginev1alpha1.StorageLocationSpec) {
-		spec.TrustedClusters = []enginev1alpha1.TrustedCluster{{Name: "other"}}
+		spec.TrustedClusters, spec.RecoveryKeys = []enginev1alpha1.TrustedCluster{{Name: "other"}}, []string{"age1"}
 		spec.PollInterval, spec.SyncRequest, spec.Default = &metav1.Duration{Duration: 1}, &enginev1alpha1.Ask{}, true
 	}); after != before {
 		t.Errorf("what needs no other store changes %s to %s", before, after)

@@ -164,8 +164,11 @@ func Find(ctx context.Context, st store.Reader, told func(error)) (found []forma
 	return found, nil
 }
 
+// Identity is a private key.
+type Identity = age.Identity
+
 // Identities are private keys, as a file of age-keygen has them.
-func Identities(file io.Reader) ([]age.Identity, error) {
+func Identities(file io.Reader) ([]Identity, error) {
 	content, err := io.ReadAll(io.LimitReader(file, 1<<20))
 	if err != nil {
 		return nil, err
@@ -181,7 +184,7 @@ func Identities(file io.Reader) ([]age.Identity, error) {
 }
 
 // Unwrap decrypts a wrapped key. It fails with ErrOtherIdentity if it is encrypted for others.
-func Unwrap(wrapped *format.WrappedKey, identities []age.Identity) (repository.Key, error) {
+func Unwrap(wrapped *format.WrappedKey, identities []Identity) (repository.Key, error) {
 	plain, err := age.Decrypt(armor.NewReader(strings.NewReader(wrapped.Encrypted)), identities...)
 	if _, others := errors.AsType[*age.NoIdentityMatchError](err); others {
 		return "", fmt.Errorf("%w: %s", ErrOtherIdentity, strings.Join(wrapped.RecoveryKeys, ", "))

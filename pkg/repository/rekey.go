@@ -78,7 +78,7 @@ func Opens(ctx context.Context, loc Location, namespace string, key Key) (err er
 	if err != nil {
 		return err
 	}
-	bucket, err := store.Open(ctx, &loc.Spec, loc.Secret)
+	bucket, err := loc.open(ctx)
 	if err != nil {
 		return err
 	}

@@ -72,7 +72,7 @@ var rules = []rule{
 		why:       "the API types are the vocabulary at the bottom: they import nothing of Holdfast above them",
 	},
 	{
-		of:        []string{"pkg/backup", "pkg/catalog", "pkg/datapath", "pkg/format", "pkg/location", "pkg/manifest", "pkg/queue", "pkg/repository", "pkg/restore", "pkg/schedule", "pkg/selection", "pkg/store", "pkg/stored"},
+		of:        []string{"pkg/backup", "pkg/catalog", "pkg/datapath", "pkg/format", "pkg/location", "pkg/manifest", "pkg/queue", "pkg/recovery", "pkg/repository", "pkg/restore", "pkg/schedule", "pkg/selection", "pkg/store", "pkg/stored"},
 		forbidden: []string{"pkg/apiserver", "pkg/controllers", "pkg/registry", "pkg/serving"},
 		why:       "imports run downwards: the engine and the domain know nothing of who drives or shows them",
 	},
@@ -108,6 +108,12 @@ var rules = []rule{
 		forbidden: []string{"pkg/catalog"},
 		deep:      true,
 		why:       "what lies in a store never becomes work: the controllers act on records alone",
+	},
+	{
+		of:        []string{"cmd", "pkg"},
+		except:    []string{"pkg/recovery"},
+		forbidden: []string{"filippo.io/age"},
+		why:       "only pkg/recovery knows how keys are encrypted",
 	},
 	{
 		of:        []string{"cmd"},

@@ -30,6 +30,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/identity"
+	"github.com/holdfast-io/holdfast/pkg/location"
 )
 
 const (
@@ -46,7 +47,7 @@ const (
 
 // Secrets reads and creates Secrets of the system namespace.
 type Secrets interface {
-	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Secret, error)
+	location.Secrets
 	Create(ctx context.Context, secret *corev1.Secret, options metav1.CreateOptions) (*corev1.Secret, error)
 }
 
@@ -56,6 +57,15 @@ func Key(ctx context.Context, secrets Secrets) (*format.SigningKey, error) {
 	if apierrors.IsNotFound(err) {
 		secret, err = create(ctx, secrets)
 	}
+	return parse(secret, err)
+}
+
+// Stored returns the key that signs the cluster's backups, and fails if there is none.
+func Stored(ctx context.Context, secrets location.Secrets) (*format.SigningKey, error) {
+	return parse(secrets.Get(ctx, SecretName, metav1.GetOptions{}))
+}
+
+func parse(secret *corev1.Secret, err error) (*format.SigningKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the Secret %s with the key that signs backups: %w", SecretName, err)
 	}

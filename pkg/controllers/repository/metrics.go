@@ -18,6 +18,9 @@ import (
 var (
 	notReadyRepositories = metrics.NewDesc("holdfast_repositories_not_ready",
 		"Repositories that can't be used, by why: KeyMissing, KeyMismatch and Damaged need somebody to act.", []string{"reason"}, nil, metrics.ALPHA, "")
+	keysNotBackedUp = metrics.NewDesc("holdfast_repositories_key_not_backed_up",
+		"Repositories whose key is in this cluster only, by why: nobody has exported it, or it could not be written for the location's recovery keys.", []string{"reason"}, nil, metrics.ALPHA, "")
+	keyReasons = []string{engine.ReasonKeyNotExported, engine.ReasonKeyNotWrapped}
 	// reasons are all that are shown, so that what has ended is a zero.
 	reasons = []string{engine.ReasonKeyMissing, engine.ReasonKeyMismatch, engine.ReasonDamaged, engine.ReasonInvalid, engine.ReasonUnreachable}
 
@@ -38,7 +41,10 @@ type repositories struct {
 }
 
 // DescribeWithStability is that of metrics.StableCollector.
-func (*repositories) DescribeWithStability(descs chan<- *metrics.Desc) { descs <- notReadyRepositories }
+func (*repositories) DescribeWithStability(descs chan<- *metrics.Desc) {
+	descs <- notReadyRepositories
+	descs <- keysNotBackedUp
+}
 
 // CollectWithStability is that of metrics.StableCollector.
 func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
@@ -46,13 +52,19 @@ func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
 	if err != nil {
 		return
 	}
-	counts := map[string]int{}
-	for _, record := range all {
-		if ready := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady); ready != nil {
-			counts[ready.Reason]++
+	for _, shown := range []struct {
+		desc      *metrics.Desc
+		condition string
+		reasons   []string
+	}{{notReadyRepositories, engine.ConditionReady, reasons}, {keysNotBackedUp, engine.ConditionKeyBackedUp, keyReasons}} {
+		counts := map[string]int{}
+		for _, record := range all {
+			if condition := meta.FindStatusCondition(record.Status.Conditions, shown.condition); condition != nil {
+				counts[condition.Reason]++
+			}
 		}
-	}
-	for _, reason := range reasons {
-		found <- metrics.NewLazyConstMetric(notReadyRepositories, metrics.GaugeValue, float64(counts[reason]), reason)
+		for _, reason := range shown.reasons {
+			found <- metrics.NewLazyConstMetric(shown.desc, metrics.GaugeValue, float64(counts[reason]), reason)
+		}
 	}
 }

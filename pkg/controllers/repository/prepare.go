@@ -52,6 +52,9 @@ func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepositor
 		key, err = c.key(ctx, record, where)
 	}
 	if err == nil {
+		err = c.wrapNew(ctx, record, stored, where, key)
+	}
+	if err == nil {
 		err = c.create(ctx, record, where, key)
 	}
 	switch {
@@ -79,7 +82,7 @@ func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepositor
 func (c *Controller) Readable(ctx context.Context, volumeNamespace, locationName string) error {
 	name := engine.RepositoryName(volumeNamespace, locationName)
 	record, err := c.lister.Get(name)
-	if err == nil && meta.IsStatusConditionTrue(record.Status.Conditions, engine.ConditionReady) {
+	if err == nil && isReady(record) {
 		return nil
 	}
 	if apierrors.IsNotFound(err) {

@@ -7,6 +7,9 @@
 // What it promises:
 //   - A key is stored before the repository that it locks, is never replaced, and
 //     is never made for a repository that exists already.
+//   - If the location names recovery keys, no repository is made before its key is in the store,
+//     encrypted for them. Whether each key is elsewhere than in this cluster, the condition
+//     KeyBackedUp says.
 //   - A record is written on a change only. One that was Ready stays Ready while
 //     its store can't be reached, and is not opened again because this process or its
 //     location is back.
@@ -19,6 +22,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +36,7 @@ import (
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -53,6 +58,8 @@ const (
 type Config struct {
 	// Namespace is the system namespace.
 	Namespace string
+	// Cluster signs what is written beside repositories.
+	Cluster format.Cluster
 
 	Repositories engineclient.VolumeRepositoriesGetter
 	// Secrets with the credentials of the locations, and Keys of the repositories.
@@ -71,6 +78,9 @@ type Controller struct {
 	lister    enginelisters.VolumeRepositoryNamespaceLister
 	locations enginelisters.StorageLocationNamespaceLister
 	queue     *loop.Loop[string]
+	// keyQueue has the repositories whose keys are looked at: beside the queue, so that a new
+	// repository does not wait for those of all others.
+	keyQueue *loop.Loop[string]
 }
 
 // EnsureRecord makes the VolumeRepository of a namespace in a storage location if there
@@ -99,9 +109,23 @@ func New(config Config) (*Controller, error) {
 		queue: loop.New[string](loop.Config{
 			Controller: "repository", Workers: workers, FirstRetry: firstRetry, LastRetry: lastRetry, Clock: config.Clock,
 		}),
+		keyQueue: loop.New[string](loop.Config{
+			Controller: "repositorykey", Workers: workers, FirstRetry: firstRetry, LastRetry: lastRetry, Clock: config.Clock,
+		}),
 	}
 	registerMetrics(c)
 	return c, errors.Join(
+		c.keyQueue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(func(before, after *engine.VolumeRepository) {
+			if after != nil && (before == nil || before.Annotations[engine.AnnotationKeyExported] != after.Annotations[engine.AnnotationKeyExported] ||
+				readyReason(before) != readyReason(after)) {
+				c.keyQueue.Soon(after.Name)
+			}
+		})),
+		c.keyQueue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *engine.StorageLocation) {
+			if after != nil && (before == nil || before.Generation != after.Generation || before.Unavailable() && !after.Unavailable()) {
+				loop.Wake(c.keyQueue, c.lister, func(record *engine.VolumeRepository) bool { return record.Spec.BackupStorageLocation == after.Name })
+			}
+		})),
 		c.queue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(func(before, after *engine.VolumeRepository) {
 			if after != nil && (before == nil && !wasFine(after) || before != nil && failedSince(before, after)) {
 				c.queue.Add(after.Name)
@@ -126,8 +150,19 @@ func New(config Config) (*Controller, error) {
 // or maintenance finds out.
 func wasFine(record *engine.VolumeRepository) bool {
 	recent := record.Status.RecentMaintenance
-	return meta.IsStatusConditionTrue(record.Status.Conditions, engine.ConditionReady) &&
-		(len(recent) == 0 || recent[0].Result != engine.MaintenanceFailed)
+	return isReady(record) && (len(recent) == 0 || recent[0].Result != engine.MaintenanceFailed)
+}
+
+func isReady(record *engine.VolumeRepository) bool {
+	return meta.IsStatusConditionTrue(record.Status.Conditions, engine.ConditionReady)
+}
+
+// readyReason is that of the condition Ready; empty before there is one.
+func readyReason(record *engine.VolumeRepository) string {
+	if ready := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady); ready != nil {
+		return ready.Reason
+	}
+	return ""
 }
 
 // failedSince reports whether a maintenance has failed, for the want of its key or of the
@@ -139,7 +174,12 @@ func failedSince(before, after *engine.VolumeRepository) bool {
 }
 
 // Run works until ctx ends.
-func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
+func (c *Controller) Run(ctx context.Context) {
+	var keys sync.WaitGroup
+	keys.Go(func() { c.keyQueue.Run(ctx, c.backUpKey) })
+	c.queue.Run(ctx, c.sync)
+	keys.Wait()
+}
 
 // sync prepares a repository and writes what came of it. An error means that it
 // is worth another attempt.

@@ -74,6 +74,7 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 	var err error
 	h.Controller, err = New(Config{
 		Namespace:          system,
+		Cluster:            testCluster(t),
 		Repositories:       h.engine.EngineV1alpha1(),
 		Secrets:            h.kube.CoreV1().Secrets(engine.CredentialsNamespace(system)),
 		Keys:               h.kube.CoreV1().Secrets(keys),
@@ -199,8 +200,9 @@ func TestCreates(t *testing.T) {
 	if secret.Type != corev1.SecretTypeOpaque || secret.Labels[LabelKey] == "" || secret.Labels["velero.io/exclude-from-backup"] != "true" || len(secret.OwnerReferences) > 0 {
 		t.Errorf("the Secret is %+v", secret.ObjectMeta)
 	}
-	if got := h.statusWrites(); got != 1 {
-		t.Errorf("%d writes of the status, want 1", got)
+	h.expectKey(metav1.ConditionFalse, engine.ReasonKeyNotExported)
+	if got := h.statusWrites(); got != 2 {
+		t.Errorf("%d writes of the status, want 2", got)
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/recovery"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -108,6 +109,11 @@ func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
 
 // check asks the store, and returns its id for the status of the location.
 func (c *Controller) check(ctx context.Context, record *enginev1alpha1.StorageLocation) (condition metav1.Condition, storeID string) {
+	// What nobody can encrypt for must not look like a protection. The API server can't tell a
+	// mistyped key.
+	if err := recovery.Validate(record.Spec.RecoveryKeys); err != nil {
+		return unavailable(err, enginev1alpha1.ReasonInvalid), record.Status.StoreID
+	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	known := record.Status.StoreID

@@ -120,6 +120,9 @@ func TestALocationThatCannotBeUsed(t *testing.T) {
 		change func(*enginev1alpha1.StorageLocationSpec)
 		says   string
 	}{
+		"a recovery key that is mistyped": {func(spec *enginev1alpha1.StorageLocationSpec) {
+			spec.RecoveryKeys = []string{"age1qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq"}
+		}, "spec.recoveryKeys[0] is not a public key"},
 		"no such provider": {func(spec *enginev1alpha1.StorageLocationSpec) { spec.Provider = "tape" }, "spec.provider"},
 		"no such Secret": {func(spec *enginev1alpha1.StorageLocationSpec) {
 			*spec = enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderS3, S3: &enginev1alpha1.S3Location{Bucket: "backups", CredentialsSecret: "keys"}}

@@ -2264,6 +2264,25 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 							},
 						},
 					},
+					"recoveryKeys": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Public keys of age, as age-keygen prints them. The key of each repository is written into the store, encrypted for all of them. So whoever has one of the private keys, which must be in no cluster, gets the data of all volumes back when this cluster is lost.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 					"pollInterval": {
 						SchemaProps: spec.SchemaProps{
 							Description: "How often this store is looked at for what others have stored there, instead of --backupstore-poll-interval of the API server. 0s is never: what this cluster stores, and what a syncrequest asks for, is seen all the same.",
@@ -3026,6 +3045,13 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RepositoryDamage"),
 						},
 					},
+					"keyFingerprint": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The fingerprint of its key: the first 32 hexadecimal digits of the SHA-256 of one that Holdfast made. It tells keys apart, and does not tell the key.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"conditions": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -3036,7 +3062,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Ready, Maintained, Damaged.",
+							Description: "Conditions: Ready, KeyBackedUp, Maintained, Damaged.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

@@ -14,7 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/recovery"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
@@ -36,7 +38,10 @@ type KeySecrets interface {
 // that comes after one which was stopped goes on with the same new key. Former keys stay in
 // the Secret: should a process that was paused for as long write the old format once more,
 // the repository opens with one of them, and with no lost one.
-func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stored *engine.StorageLocation, namespace string) error {
+//
+// If the location names recovery keys, the new key is in the store, encrypted for them and signed
+// by the cluster, before the repository has it.
+func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stored *engine.StorageLocation, namespace string, cluster format.Cluster) error {
 	where, err := Where(ctx, secrets, stored)
 	if err != nil {
 		return err
@@ -57,6 +62,16 @@ func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stor
 		changed.Data[engine.NextKeySecretKey] = []byte(next)
 		if secret, err = keys.Update(ctx, changed, metav1.UpdateOptions{}); err != nil {
 			return fmt.Errorf("store the next key of the repository: %w", err)
+		}
+	}
+	if len(stored.Spec.RecoveryKeys) > 0 {
+		bucket, err := location.Open(ctx, secrets, stored)
+		if err != nil {
+			return err
+		}
+		of := recovery.Repository{Cluster: cluster, VolumeNamespace: namespace, Location: stored.Name}
+		if err := errors.Join(recovery.Keep(ctx, bucket, of, next, stored.Spec.RecoveryKeys), bucket.Close()); err != nil {
+			return err
 		}
 	}
 	// The present one first; after a process that was paused it may be a former one.

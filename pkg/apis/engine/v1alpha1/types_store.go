@@ -73,6 +73,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="(self.provider == 's3') == has(self.s3)",message="s3 must be set for the provider s3, and only then"
 // +kubebuilder:validation:XValidation:rule="!has(self.longhorn) || self.format == 'longhorn'",message="longhorn may be set for the format longhorn only"
 // +kubebuilder:validation:XValidation:rule="!(has(self.default) && self.default && self.format == 'longhorn')",message="a store of the format longhorn can't be the default: Holdfast makes no backups there"
+// +kubebuilder:validation:XValidation:rule="!(has(self.recoveryKeys) && self.recoveryKeys.size() > 0 && self.format == 'longhorn')",message="recoveryKeys are for the format holdfast only: Holdfast keeps no repositories in a store of the format longhorn"
 // +kubebuilder:validation:XValidation:rule="self.format == oldSelf.format",message="a location keeps its format: make another one"
 type StorageLocationSpec struct {
 	// Kind of the store: filesystem or s3.
@@ -112,6 +113,16 @@ type StorageLocationSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	TrustedClusters []TrustedCluster `json:"trustedClusters,omitempty"`
+	// Public keys of age, as age-keygen prints them. The key of each repository is written into
+	// the store, encrypted for all of them. So whoever has one of the private keys, which must
+	// be in no cluster, gets the data of all volumes back when this cluster is lost.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=512
+	// +kubebuilder:validation:XValidation:rule="self.all(key, !key.upperAscii().startsWith('AGE-SECRET-KEY-'))",message="this is a private key, which must not be in the cluster: make another pair with age-keygen, and name its public key, which begins with age1"
+	// +kubebuilder:validation:XValidation:rule="self.all(key, key.upperAscii().startsWith('AGE-SECRET-KEY-') || key.matches('^age1[02-9ac-hj-np-z]{58}$'))",message="each must be a public key of age, as age-keygen prints it: 62 characters, which begin with age1"
+	RecoveryKeys []string `json:"recoveryKeys,omitempty"`
 	// How often this store is looked at for what others have stored there, instead of
 	// --backupstore-poll-interval of the API server. 0s is never: what this cluster stores,
 	// and what a syncrequest asks for, is seen all the same.
@@ -341,6 +352,7 @@ type StorageLocationStatus struct {
 // +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.volumeNamespace`
 // +kubebuilder:printcolumn:name="Location",type=string,JSONPath=`.spec.backupStorageLocation`
 // +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Key",type=string,JSONPath=`.status.conditions[?(@.type=="KeyBackedUp")].reason`
 // +kubebuilder:printcolumn:name="Size",type=string,JSONPath=`.status.size`
 // +kubebuilder:printcolumn:name="Files",type=integer,JSONPath=`.status.files`
 // +kubebuilder:printcolumn:name="Last Maintenance",type=date,JSONPath=`.status.lastMaintenanceTime`
@@ -417,6 +429,19 @@ const (
 	// the repository, and has nothing of it any more.
 	ReasonDamaged = "Damaged"
 
+	// ConditionKeyBackedUp is True if the repository's key is elsewhere too, so that the data
+	// outlives this cluster. It is missing until the key was looked for first.
+	ConditionKeyBackedUp = "KeyBackedUp"
+	// ReasonKeyWrapped: it is in the store, encrypted for the location's recovery keys.
+	ReasonKeyWrapped = "Wrapped"
+	// ReasonKeyNotWrapped: it should be, and could not be written.
+	ReasonKeyNotWrapped = "NotWrapped"
+	// ReasonKeyExported: somebody has exported it. Where they keep it, nobody here knows.
+	ReasonKeyExported = "Exported"
+	// ReasonKeyNotExported: the location has no recovery keys, and nobody has exported the key
+	// since it was made.
+	ReasonKeyNotExported = "NotExported"
+
 	// ConditionMaintained is True if the last maintenance succeeded, and the next one is not
 	// late. It is missing until the first one has ended. Its observedGeneration is behind while
 	// a maintenance that somebody has asked for has not ended.
@@ -472,6 +497,10 @@ const (
 	// FormerKeysSecretKey are, likewise, the last passwords that it had, one a line.
 	FormerKeysSecretKey = "former-repository-passwords"
 )
+
+// AnnotationKeyExported of a VolumeRepository is the fingerprint of the key that somebody has
+// exported last.
+const AnnotationKeyExported = "holdfast.io/key-exported"
 
 // RepositoryTypeKopia is the only type of a repository.
 const RepositoryTypeKopia = "kopia"
@@ -558,7 +587,11 @@ type VolumeRepositoryStatus struct {
 	// The data that its store has lost, as of the last check. Missing if it has lost none.
 	// +optional
 	Damage *RepositoryDamage `json:"damage,omitempty"`
-	// Conditions: Ready, Maintained, Damaged.
+	// The fingerprint of its key: the first 32 hexadecimal digits of the SHA-256 of one that
+	// Holdfast made. It tells keys apart, and does not tell the key.
+	// +optional
+	KeyFingerprint string `json:"keyFingerprint,omitempty"`
+	// Conditions: Ready, KeyBackedUp, Maintained, Damaged.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

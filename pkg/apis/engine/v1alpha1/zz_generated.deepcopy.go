@@ -964,6 +964,11 @@ func (in *StorageLocationSpec) DeepCopyInto(out *StorageLocationSpec) {
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}
 	}
+	if in.RecoveryKeys != nil {
+		in, out := &in.RecoveryKeys, &out.RecoveryKeys
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.PollInterval != nil {
 		in, out := &in.PollInterval, &out.PollInterval
 		*out = new(v1.Duration)

@@ -1,0 +1,252 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/pflag"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/identity"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/recovery"
+	"github.com/holdfast-io/holdfast/pkg/repository"
+	"github.com/holdfast-io/holdfast/pkg/repository/opener"
+)
+
+// recoverOptions are the flags of who gets keys back.
+type recoverOptions struct {
+	identity   string
+	folder     string
+	publicKeys []string
+}
+
+func (o *recoverOptions) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.identity, "identity", "", "File with the private key, as age-keygen writes it; - is the standard input.")
+	flags.StringVar(&o.folder, "folder", "", "Folder with a copy of what is below the prefix of the store: metadata/holdfast/keys, and kopia.repository of each folder below kopia. Then no cluster is asked.")
+	flags.StringArrayVar(&o.publicKeys, "public-key", nil, "Public key of the lost cluster, from a copy of its ConfigMap holdfast-identity: then nothing counts that another one has signed. May be given several times.")
+}
+
+// recover prints the Secrets with the keys that a store has for the holder of a private key.
+func (o *repoKeyOptions) recover(ctx context.Context) error {
+	err := o.client.validate()
+	if o.repoName != "" {
+		for _, problem := range validation.IsDNS1123Label(o.repoName) {
+			err = errors.Join(err, fmt.Errorf("--repo-name must be the name of a namespace, but is %q: %s", o.repoName, problem))
+		}
+	}
+	if o.location == "" {
+		err = errors.Join(err, errors.New("--backup-storage-location must be set: to the name that the storage location has in the new cluster"))
+	}
+	if o.recovery.identity == "" {
+		err = errors.Join(err, errors.New("--identity must be set: to the file with the private key"))
+	}
+	if err != nil {
+		return err
+	}
+	keys := keyRecovery{system: o.client.namespace, namespace: o.repoName, signers: o.recovery.publicKeys, secrets: os.Stdout, notes: os.Stderr}
+	if keys.identities, err = o.recovery.identities(); err != nil {
+		return err
+	}
+	if o.recovery.folder != "" {
+		folder, err := filepath.Abs(o.recovery.folder)
+		if err != nil {
+			return err
+		}
+		keys.copied = true
+		keys.location = &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: o.location}, Spec: enginev1alpha1.StorageLocationSpec{
+			Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder},
+		}}
+		return keys.run(ctx)
+	}
+	clients, err := o.clients()
+	if err != nil {
+		return err
+	}
+	if keys.location, err = clients.engine.EngineV1alpha1().StorageLocations(o.client.namespace).Get(ctx, o.location, metav1.GetOptions{}); err != nil {
+		return fmt.Errorf("reading the storage location: %w", err)
+	}
+	keys.credentials = clients.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace))
+	published, err := clients.kube.CoreV1().ConfigMaps(o.client.namespace).Get(ctx, identity.Name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("finding out which cluster this is: %w", err)
+	}
+	keys.own = identity.Of(published)
+	return keys.run(ctx)
+}
+
+func (o *recoverOptions) identities() (_ []recovery.Identity, err error) {
+	file := os.Stdin
+	if o.identity != "-" {
+		if file, err = os.Open(o.identity); err != nil {
+			return nil, err
+		}
+		defer file.Close()
+	}
+	identities, err := recovery.Identities(file)
+	if err != nil {
+		return nil, fmt.Errorf("--identity=%s: %w", o.identity, err)
+	}
+	return identities, nil
+}
+
+// keyRecovery gets the keys of repositories back from a store.
+type keyRecovery struct {
+	system   string
+	location *enginev1alpha1.StorageLocation
+	// credentials are the Secrets among which the location's is; nil if it needs none.
+	credentials location.Secrets
+	// copied is whether the location is a copy of the store, which may lack repositories.
+	copied bool
+	// namespace is the only one of interest, and signers are whose keys count; empty for all.
+	namespace  string
+	signers    []string
+	identities []recovery.Identity
+	// own is the cluster that gets the keys.
+	own identity.Identity
+
+	// secrets is where Secrets go, and notes where people are told.
+	secrets, notes io.Writer
+}
+
+func (r *keyRecovery) say(format string, arguments ...any) {
+	fmt.Fprintf(r.notes, format+"\n", arguments...)
+}
+
+func (r *keyRecovery) run(ctx context.Context) error {
+	bucket, err := location.Open(ctx, r.credentials, r.location)
+	if err != nil {
+		return err
+	}
+	found, err := recovery.Find(ctx, bucket, func(err error) { r.say("left out: %v", err) })
+	if err := errors.Join(err, bucket.Close()); err != nil {
+		return err
+	}
+	ofNamespace := map[string][]format.WrappedKey{}
+	var namespaces []string
+	for _, wrapped := range found {
+		switch {
+		case r.namespace != "" && wrapped.VolumeNamespace != r.namespace:
+		case len(r.signers) > 0 && !slices.Contains(r.signers, wrapped.PublicKey):
+			r.say("left out: %s: it is signed with %s", wrapped.Key(), wrapped.PublicKey)
+		default:
+			if ofNamespace[wrapped.VolumeNamespace] == nil {
+				namespaces = append(namespaces, wrapped.VolumeNamespace)
+			}
+			ofNamespace[wrapped.VolumeNamespace] = append(ofNamespace[wrapped.VolumeNamespace], wrapped)
+		}
+	}
+	if len(namespaces) == 0 {
+		return fmt.Errorf("there is no key to be had below %s in the store: was the location's spec.recoveryKeys set while the cluster was there, and is the prefix the same", format.WrappedKeysPrefix)
+	}
+	slices.Sort(namespaces)
+	var errs []error
+	var signers []enginev1alpha1.TrustedCluster
+	for _, namespace := range namespaces {
+		of, err := r.one(ctx, namespace, ofNamespace[namespace])
+		if err != nil {
+			errs = append(errs, fmt.Errorf("namespace %s: %w", namespace, err))
+			continue
+		}
+		for _, wrapped := range of {
+			r.say("namespace %s: its key has the fingerprint %s, and is signed by the cluster %s with %s", namespace, wrapped.Fingerprint, wrapped.ClusterUID, wrapped.PublicKey)
+			signer := enginev1alpha1.TrustedCluster{Name: "lost", UID: wrapped.ClusterUID, PublicKey: wrapped.PublicKey}
+			known := func(other enginev1alpha1.TrustedCluster) bool {
+				return other.UID == signer.UID && other.PublicKey == signer.PublicKey
+			}
+			if own := r.own.UID == signer.UID && slices.Contains(r.own.Keys, signer.PublicKey); !own && !slices.ContainsFunc(signers, known) && !slices.ContainsFunc(r.location.Spec.TrustedClusters, known) {
+				signers = append(signers, signer)
+			}
+		}
+	}
+	r.sayTrust(signers)
+	return errors.Join(errs...)
+}
+
+// one prints the Secret of a namespace's key, and returns the wrapped keys that have it.
+func (r *keyRecovery) one(ctx context.Context, namespace string, candidates []format.WrappedKey) ([]format.WrappedKey, error) {
+	of := map[repository.Key][]format.WrappedKey{}
+	var keys []repository.Key
+	var failed error
+	for _, wrapped := range candidates {
+		key, err := recovery.Unwrap(&wrapped, r.identities)
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", wrapped.Key(), err))
+			continue
+		}
+		if of[key] == nil {
+			keys = append(keys, key)
+		}
+		of[key] = append(of[key], wrapped)
+	}
+	if len(keys) == 0 {
+		return nil, failed
+	}
+	where, err := opener.Where(ctx, r.credentials, r.location)
+	if err != nil {
+		return nil, err
+	}
+	var opens repository.Key
+	for _, key := range keys {
+		err := repository.Opens(ctx, where, namespace, key)
+		if err == nil {
+			opens = key
+			break
+		}
+		switch {
+		case errors.Is(err, repository.ErrNotInitialized) && r.copied && len(keys) == 1:
+			r.say("namespace %s: whether its key opens the repository is not known, since %skopia.repository is not in the copy", namespace, repository.Folder("", namespace))
+			opens = key
+		case errors.Is(err, repository.ErrNotInitialized) && !r.copied:
+			r.say("namespace %s: left out, since the store has no repository of it any more", namespace)
+			return nil, nil
+		case errors.Is(err, repository.ErrNotInitialized):
+			return nil, fmt.Errorf("there is no %skopia.repository, which would say which of %d keys is the present one", repository.Folder("", namespace), len(keys))
+		case !errors.Is(err, repository.ErrWrongKey):
+			return nil, err
+		}
+	}
+	if opens == "" {
+		return nil, errors.Join(fmt.Errorf("none of the %d keys opens the repository that is in the store", len(keys)), failed)
+	}
+	name := enginev1alpha1.RepositoryName(namespace, r.location.Name)
+	return of[opens], printSecret(r.secrets, keySecret(r.system, name, map[string][]byte{enginev1alpha1.KeySecretKey: []byte(opens)}))
+}
+
+// sayTrust says how the backups of the clusters that signed are listed again where they were.
+func (r *keyRecovery) sayTrust(signers []enginev1alpha1.TrustedCluster) {
+	if len(signers) == 0 {
+		return
+	}
+	slices.SortFunc(signers, func(a, b enginev1alpha1.TrustedCluster) int {
+		return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.PublicKey, b.PublicKey))
+	})
+	for i := range signers[1:] {
+		signers[i+1].Name = fmt.Sprintf("lost-%d", i+2)
+	}
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"trustedClusters": append(slices.Clone(r.location.Spec.TrustedClusters), signers...)}})
+	if err != nil {
+		r.say("%v", err)
+		return
+	}
+	r.say(`
+Whoever may write to the store could have signed with a key of their own. So compare the public
+key above with a copy of the lost cluster's ConfigMap holdfast-identity. If it is the same, this
+lists the backups in the namespaces that they were made of:
+
+    kubectl patch storagelocation %s -n %s --type=merge -p '%s'`, r.location.Name, r.system, patch)
+}
