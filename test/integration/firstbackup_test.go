@@ -23,6 +23,7 @@ import (
 
 // stand is what a provisioner, a scheduler and a kubelet do for the claims of a namespace.
 type stand struct {
+	lab       *labtest.Lab
 	namespace string
 	// generation tells the volumes of a lost namespace from later ones.
 	generation string
@@ -34,7 +35,7 @@ func (s *stand) volume(claim string) string { return s.namespace + "-" + claim +
 
 // provision makes a persistent volume for each claim that has none.
 func (s *stand) provision(t *testing.T) error {
-	claims, err := lab.Kube.CoreV1().PersistentVolumeClaims(s.namespace).List(t.Context(), metav1.ListOptions{})
+	claims, err := s.lab.Kube.CoreV1().PersistentVolumeClaims(s.namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
@@ -42,7 +43,7 @@ func (s *stand) provision(t *testing.T) error {
 		if claim.Status.Phase == corev1.ClaimBound {
 			continue
 		}
-		_, err := lab.Kube.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
+		_, err := s.lab.Kube.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
 			ObjectMeta: metav1.ObjectMeta{Name: s.volume(claim.Name)},
 			Spec: corev1.PersistentVolumeSpec{
 				Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
@@ -64,7 +65,7 @@ func (s *stand) provision(t *testing.T) error {
 
 // start runs each pod that is on no node, as soon as its claims are bound.
 func (s *stand) start(t *testing.T) error {
-	pods := lab.Kube.CoreV1().Pods(s.namespace)
+	pods := s.lab.Kube.CoreV1().Pods(s.namespace)
 	list, err := pods.List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -74,7 +75,7 @@ func (s *stand) start(t *testing.T) error {
 		if pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
 			continue
 		}
-		volumes := filepath.Join(lab.Dir, "pods", string(pod.UID), "volumes")
+		volumes := filepath.Join(s.lab.Dir, "pods", string(pod.UID), "volumes")
 		if err := os.MkdirAll(filepath.Join(volumes, "kubernetes.io~empty-dir", "holdfast-restore"), 0o755); err != nil {
 			return err
 		}
@@ -83,7 +84,7 @@ func (s *stand) start(t *testing.T) error {
 			if v.PersistentVolumeClaim == nil {
 				continue
 			}
-			claim, err := lab.Kube.CoreV1().PersistentVolumeClaims(s.namespace).Get(t.Context(), v.PersistentVolumeClaim.ClaimName, metav1.GetOptions{})
+			claim, err := s.lab.Kube.CoreV1().PersistentVolumeClaims(s.namespace).Get(t.Context(), v.PersistentVolumeClaim.ClaimName, metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
@@ -120,13 +121,9 @@ func (s *stand) start(t *testing.T) error {
 	return nil
 }
 
-// TestFirstBackupComesBack: a backup whose spec is empty, of a namespace with two claims, brings
-// objects and data back when the namespace is lost. The restore names no backup and no object,
-// and neither has a warning.
-func TestFirstBackupComesBack(t *testing.T) {
-	t.Parallel()
-	namespace := lab.Namespace(t, "first")
-	before := &stand{namespace: namespace, folders: map[string]string{}}
+// run makes a pod with the claims data and more, and waits until it runs.
+func (s *stand) run(t *testing.T) {
+	t.Helper()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "web"},
 		Spec: corev1.PodSpec{
@@ -135,7 +132,7 @@ func TestFirstBackupComesBack(t *testing.T) {
 		},
 	}
 	for _, name := range []string{"data", "more"} {
-		_, err := lab.Kube.CoreV1().PersistentVolumeClaims(namespace).Create(t.Context(), &corev1.PersistentVolumeClaim{
+		_, err := s.lab.Kube.CoreV1().PersistentVolumeClaims(s.namespace).Create(t.Context(), &corev1.PersistentVolumeClaim{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kept": name}},
 			Spec: corev1.PersistentVolumeClaimSpec{
 				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: new(string),
@@ -150,30 +147,75 @@ func TestFirstBackupComesBack(t *testing.T) {
 		}})
 		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/" + name})
 	}
-	if _, err := lab.Kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+	if _, err := s.lab.Kube.CoreV1().Pods(s.namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	labtest.Eventually(t, "the pod to run", func() error {
-		if err := before.provision(t); err != nil {
+		if err := s.provision(t); err != nil {
 			return err
 		}
-		if err := before.start(t); err != nil {
+		if err := s.start(t); err != nil {
 			return err
 		}
-		live, err := lab.Kube.CoreV1().Pods(namespace).Get(t.Context(), "web", metav1.GetOptions{})
+		live, err := s.lab.Kube.CoreV1().Pods(s.namespace).Get(t.Context(), "web", metav1.GetOptions{})
 		if err == nil && live.Status.Phase != corev1.PodRunning {
 			err = fmt.Errorf("it is %s", live.Status.Phase)
 		}
 		return err
 	})
-	want := map[string]map[string]string{}
-	for claim, folder := range before.folders {
+}
+
+// fill puts files into the volumes, and returns what is in each.
+func (s *stand) fill(t *testing.T) map[string]map[string]string {
+	t.Helper()
+	files := map[string]map[string]string{}
+	for claim, folder := range s.folders {
 		fill(t, folder)
 		if err := os.WriteFile(filepath.Join(folder, "whose"), []byte(claim), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		want[claim] = tree(t, folder)
+		files[claim] = tree(t, folder)
 	}
+	return files
+}
+
+// await waits until a restore in the system namespace has ended. It fails unless that is
+// Completed, without a warning.
+func (s *stand) await(t *testing.T, name string) {
+	t.Helper()
+	restores := s.lab.Holdfast.HoldfastV1alpha1().Restores(labtest.System)
+	var restore *v1alpha1.Restore
+	labtest.Eventually(t, "the restore to end", func() error {
+		if err := s.provision(t); err != nil {
+			return err
+		}
+		if err := s.start(t); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return err
+		}
+		live, err := restores.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		restore = live
+		if !meta.IsStatusConditionTrue(live.Status.Conditions, v1alpha1.ConditionComplete) {
+			return fmt.Errorf("it is %s: %+v", live.Status.Phase, live.Status.Conditions)
+		}
+		return nil
+	})
+	if restore.Status.Phase != v1alpha1.RestorePhaseCompleted || restore.Status.Warnings+restore.Status.Errors > 0 {
+		t.Fatalf("the restore is %+v\n%s", restore.Status, s.lab.Kubectl(t, "get", "--raw", "/apis/holdfast.io/v1alpha1/namespaces/"+labtest.System+"/restores/"+name+"/results"))
+	}
+}
+
+// TestFirstBackupComesBack: a backup whose spec is empty, of a namespace with two claims, brings
+// objects and data back when the namespace is lost. The restore names no backup and no object,
+// and neither has a warning.
+func TestFirstBackupComesBack(t *testing.T) {
+	t.Parallel()
+	namespace := lab.Namespace(t, "first")
+	before := &stand{lab: lab, namespace: namespace, folders: map[string]string{}}
+	before.run(t)
+	want := before.fill(t)
 
 	lab.Create(t, namespace, "first", v1alpha1.BackupSpec{})
 	backup := lab.AwaitPhase(t, namespace, "first", v1alpha1.BackupPhaseCompleted)
@@ -196,27 +238,8 @@ func TestFirstBackupComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { lab.TryKubectl(t, "", "delete", "namespace", namespace, "--wait=false", "--ignore-not-found") })
-	after := &stand{namespace: namespace, generation: "-again", folders: map[string]string{}}
-	labtest.Eventually(t, "the restore to end", func() error {
-		if err := after.provision(t); err != nil {
-			return err
-		}
-		if err := after.start(t); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			return err
-		}
-		live, err := restores.Get(t.Context(), restore.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		restore = live
-		if !meta.IsStatusConditionTrue(live.Status.Conditions, v1alpha1.ConditionComplete) {
-			return fmt.Errorf("it is %s: %+v", live.Status.Phase, live.Status.Conditions)
-		}
-		return nil
-	})
-	if restore.Status.Phase != v1alpha1.RestorePhaseCompleted || restore.Status.Warnings+restore.Status.Errors > 0 {
-		t.Fatalf("the restore is %+v\n%s", restore.Status, lab.Kubectl(t, "get", "--raw", "/apis/holdfast.io/v1alpha1/namespaces/"+labtest.System+"/restores/"+restore.Name+"/results"))
-	}
+	after := &stand{lab: lab, namespace: namespace, generation: "-again", folders: map[string]string{}}
+	after.await(t, restore.Name)
 	for claim := range want {
 		if diff := cmp.Diff(want[claim], tree(t, after.folders[claim])); diff != "" {
 			t.Errorf("the files of %s (-before +after):\n%s", claim, diff)

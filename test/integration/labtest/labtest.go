@@ -111,6 +111,32 @@ func MainOf(m *testing.M, count int, options Options, use func([]*Lab)) int {
 	return code
 }
 
+// Another starts one more lab, which knows nothing of this one and goes with the test. Its logs
+// stay if the test has failed.
+func (l *Lab) Another(t *testing.T) *Lab {
+	t.Helper()
+	another, err := start(t.Context(), l.options)
+	if another != nil {
+		t.Cleanup(func() {
+			if err := another.down(); err != nil {
+				t.Error(err)
+			}
+			if t.Failed() {
+				t.Log("the logs of the other lab are in", filepath.Join(another.Dir, "logs"))
+			} else if err := os.RemoveAll(another.Dir); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return another
+}
+
+// Bin is the folder of the programs: holdfast, kubectl and those of the lab.
+func (l *Lab) Bin() string { return l.bin }
+
 // start starts a lab. The Lab that it returns beside an error is to be stopped.
 func start(ctx context.Context, options Options) (*Lab, error) {
 	bin := os.Getenv("HOLDFAST_BIN")
