@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
@@ -19,15 +20,19 @@ import (
 // is asked, by a dry run, what of that it puts back when it is removed: such fields are defaults,
 // or what admission adds. Where the server does not answer, all of it counts as added. With again
 // the object has changed meanwhile.
-func (e *execution) compare(ctx context.Context, k *kind, about subject, live, desired *unstructured.Unstructured) (d object.Decision, again bool, err error) {
-	d = object.Compare(live, desired, nil, e.spec.ExistingResourcePolicy)
+func (e *execution) compare(ctx context.Context, k *kind, item *manifest.Item, about subject, live, desired *unstructured.Unstructured) (d object.Decision, again bool, err error) {
+	policy, managed, err := e.policyFor(ctx, k, item, live)
+	if err != nil {
+		return d, false, err
+	}
+	d = object.CompareNewborn(live, desired, nil, policy, managed)
 	if d.Probe == nil {
 		return d, false, nil
 	}
 	served, err := e.writer.patch(ctx, k, about.namespace, about.name, "", d.Probe, true)
 	switch {
 	case err == nil:
-		return object.Compare(live, desired, served, e.spec.ExistingResourcePolicy), false, nil
+		return object.CompareNewborn(live, desired, served, policy, managed), false, nil
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return d, true, nil
 	case ctx.Err() != nil:

@@ -391,7 +391,7 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 		if err != nil {
 			return "", 0, "", nil, err
 		}
-		decision, again, err := e.compare(ctx, k, about, live, wanted)
+		decision, again, err := e.compare(ctx, k, item, about, live, wanted)
 		if err != nil {
 			return "", 0, "", nil, err
 		}
@@ -484,6 +484,8 @@ func (e *execution) carryOut(ctx context.Context, k *kind, item *manifest.Item, 
 	switch d.Action {
 	case object.Equal:
 		return actionSkip, isEqual, nil, false, nil
+	case object.Remade:
+		return actionSkip, "its controller has made it anew: " + listed(d.Kept), nil, false, nil
 	case object.Keep:
 		return actionConflict, differs(d), nil, false, nil
 	case object.Conflict:

@@ -183,6 +183,8 @@ type execution struct {
 	namespaces namespaces
 	unknown    unknownFields
 	webhooks   webhooks
+	// ownNamespaces are those that this restore has made.
+	ownNamespaces ownNamespaces
 	// restored are the items to restore, by their uids.
 	restored map[types.UID]bool
 	// named are the items that a tenant's restore asks for by name, or whose kind it asks for.

@@ -31,6 +31,9 @@ const (
 	Update Action = "Update"
 	// Conflict: fields differ that can't be changed. Nothing is written.
 	Conflict Action = "Conflict"
+	// Remade: it is newborn, and differs only in what its controller has written anew. Nothing is
+	// written.
+	Remade Action = "Remade"
 	// Recreate: it is deleted, and created as desired, since fields differ that can't be
 	// changed.
 	Recreate Action = "Recreate"
@@ -78,18 +81,22 @@ type Decision struct {
 // Served is the server's answer to Probe, or nil before that is known. Then each field that may
 // have been added since counts as one.
 func Compare(live, desired, served *unstructured.Unstructured, policy holdfast.ExistingResourcePolicy) Decision {
+	return compare(live, desired, served, policy, managersOf(live))
+}
+
+func compare(live, desired, served *unstructured.Unstructured, policy holdfast.ExistingResourcePolicy, managers []manager) Decision {
 	_, status := desired.Object["status"] // else the server keeps it apart, or the backup has none
 	meta, wanted := lists(desired.GroupVersionKind()), relevant(desired, status)
 	var put map[string]any
 	if served != nil {
 		put = relevant(served, status)
 	}
-	compare := func(c *comparison) map[string]any {
+	merge := func(c *comparison) map[string]any {
 		c.immutable, c.given, c.injected, c.definition = immutable(live), given(live), isInjected(live), isDefinition(live)
-		return c.merge("", relevant(live, status), wanted, put, meta, managersOf(live))
+		return c.merge("", relevant(live, status), wanted, put, meta, managers)
 	}
 	c := &comparison{}
-	target := compare(c)
+	target := merge(c)
 	fixed := slices.Concat(c.fixed, c.fixedBesides)
 	for _, paths := range [][]string{c.differs, c.kept, c.besides, fixed} {
 		slices.Sort(paths)
@@ -105,7 +112,7 @@ func Compare(live, desired, served *unstructured.Unstructured, policy holdfast.E
 	if len(c.besides) > 0 && served == nil {
 		removed := target
 		if len(c.fixed) > 0 || c.definition { // the server would refuse the whole, or the target has it all
-			removed = compare(&comparison{removesOnly: true})
+			removed = merge(&comparison{removesOnly: true})
 		}
 		d.Probe = patch(live, removed, status)
 	}

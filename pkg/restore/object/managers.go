@@ -38,8 +38,7 @@ func (m manager) holdsAll() bool { return m.holds && (m.below == nil || m.below.
 func managersOf(live *unstructured.Unstructured) []manager {
 	var managers []manager
 	for _, entry := range live.GetManagedFields() {
-		person := strings.HasPrefix(entry.Manager, "kubectl")
-		decides := !person && (entry.Operation == metav1.ManagedFieldsOperationApply || entry.Subresource == "scale")
+		decides := !isPerson(entry.Manager) && (entry.Operation == metav1.ManagedFieldsOperationApply || entry.Subresource == "scale")
 		component := slices.Contains(components, entry.Manager) || strings.HasSuffix(entry.Manager, "cloud-controller-manager")
 		if !decides && !component || entry.FieldsV1 == nil {
 			continue

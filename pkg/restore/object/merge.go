@@ -191,7 +191,7 @@ func (c *comparison) listOf(path string, meta strategicpatch.LookupPatchMeta, fi
 	switch {
 	case path == "metadata.ownerReferences":
 		return "uid", false, nil
-	case path == "spec.versions" && c.definition:
+	case path == "spec.versions" && c.definition, path == "imagePullSecrets": // an account's
 		return "name", false, nil
 	}
 	if meta == nil {

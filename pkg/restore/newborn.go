@@ -1,0 +1,65 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/restore/object"
+)
+
+// In a namespace that a restore makes, controllers make objects of their own at once: the
+// ServiceAccount default, the accounts builder and deployer of OpenShift, what a policy engine
+// generates. Such an object is newborn: nobody has set anything in it yet. The backup's content
+// is written into it once, under any policy. A field that the same controller has written in the
+// backup and here stays as it is here, such as the certificates of this cluster.
+
+// ownNamespaces are namespaces, and whether this restore has made each.
+type ownNamespaces struct{ known sync.Map }
+
+// has reports whether this restore has made a namespace.
+func (o *ownNamespaces) has(ctx context.Context, e *execution, name string) (bool, error) {
+	if made, ok := o.known.Load(name); ok {
+		return made.(bool), nil
+	}
+	live, err := e.reader.get(ctx, namespaceKind, "", name)
+	if err != nil {
+		return false, fmt.Errorf("find out whether this restore has made the namespace %s: %w", name, err)
+	}
+	made := live != nil && e.isOurs(live)
+	o.known.Store(name, made)
+	return made, nil
+}
+
+// policyFor returns the policy for an object that is there, and for a newborn one the managers of
+// its fields in the backup.
+func (e *execution) policyFor(ctx context.Context, k *kind, item *manifest.Item, live *unstructured.Unstructured) (holdfast.ExistingResourcePolicy, []metav1.ManagedFieldsEntry, error) {
+	policy := e.spec.ExistingResourcePolicy
+	if live.GetNamespace() == "" || goesWith(k) != "" || e.request.tenant() { // only an administrator's restore makes namespaces
+		return policy, nil, nil
+	}
+	if made, err := e.ownNamespaces.has(ctx, e, live.GetNamespace()); err != nil || !made {
+		return policy, nil, err
+	}
+	content, err := e.Backup.Object(ctx, item)
+	if err != nil {
+		return policy, nil, err
+	}
+	managed := content.GetManagedFields()
+	isDefault := k.name() == accountKind.name() && live.GetName() == "default"
+	if !isDefault && !object.IsNewborn(live, managed) {
+		return policy, nil, nil
+	}
+	if policy != holdfast.ExistingResourceRecreate {
+		policy = holdfast.ExistingResourceUpdate
+	}
+	return policy, managed, nil
+}
