@@ -105,6 +105,18 @@ func (c *cluster) create(ctx context.Context, k *kind, o *unstructured.Unstructu
 	return created, err
 }
 
+// tryCreate has the server check an object as if it were created. One of its name may be there.
+func (c *cluster) tryCreate(ctx context.Context, k *kind, o *unstructured.Unstructured) error {
+	body, err := o.MarshalJSON()
+	if err != nil {
+		return err
+	}
+	return c.do(ctx, func() *rest.Request {
+		return c.client.Post().AbsPath(k.path(o.GetNamespace(), "", "")).Param("dryRun", metav1.DryRunAll).Param("fieldManager", fieldManager).
+			SetHeader("Content-Type", "application/json").Body(body)
+	}, nil)
+}
+
 // patch applies a merge patch, which has preconditions in its metadata.
 func (c *cluster) patch(ctx context.Context, k *kind, namespace, name, subresource string, patch []byte, dryRun bool) (*unstructured.Unstructured, error) {
 	var patched *unstructured.Unstructured

@@ -96,6 +96,18 @@ func (k *kinds) add(gv schema.GroupVersion, resources []metav1.APIResource) {
 	}
 }
 
+// serves reports whether the cluster serves a group.
+func (k *kinds) serves(group string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for gk := range k.served {
+		if gk.Group == group {
+			return true
+		}
+	}
+	return false
+}
+
 // promise has a kind count as served whose definition is only planned to be there.
 func (k *kinds) promise(definition *unstructured.Unstructured) {
 	text := func(fields ...string) string {

@@ -178,7 +178,11 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 		return "", false
 	}
 	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
-	skipped := e.rules.Skip(content, resource)
+	skipped, err := e.skips(ctx, k, item, about, content)
+	if err != nil {
+		e.give(node, actionError, about, err.Error())
+		return "", false
+	}
 	inits := e.hooks.note(item, about, content, skipped)
 	if reason := cmp.Or(skipped, e.ofPods[item]); reason != "" {
 		e.warnOfEmpty(item)
@@ -395,11 +399,14 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 		if err != nil {
 			return "", 0, "", nil, err
 		}
-		if again {
+		if again || e.isDenied(ctx, k, about, decision, live, desired) {
 			look = true
 			continue
 		}
 		a, reason, diff, again, err := e.carryOut(ctx, k, item, about, live, decision)
+		if err != nil && e.yields(k, about, desired, err) {
+			again, err = true, nil
+		}
 		if err != nil || !again {
 			e.tellSingle(about, single)
 			return live.GetUID(), a, reason, diff, err
@@ -457,8 +464,7 @@ func (e *execution) create(ctx context.Context, k *kind, about subject, desired 
 			// The usage of a quota changes, or is not counted yet.
 		case apierrors.IsNotFound(err) && e.isDefined(k.group):
 			// One of several API servers serves the kind already, and another does not.
-		case apierrors.IsInvalid(err) && k.group == "" && k.kind == "Service" && strings.Contains(err.Error(), "already allocated") && withoutPorts(desired):
-			e.report.warn(about, "it has other node ports or addresses than in the backup, since those are taken: "+err.Error())
+		case e.yields(k, about, desired, err):
 			continue
 		case apierrors.IsInvalid(err) && k.group == extensionsGroup && strings.Contains(err.Error(), "openAPIV3Schema") && object.Loosen(desired):
 			e.report.warn(about, "the cluster refuses its schema, which is of an older version of the API: it takes any object, and checks no fields: "+err.Error())
@@ -639,27 +645,4 @@ func (e *execution) findOwners(ctx context.Context, item *manifest.Item, content
 		}
 		e.mu.Unlock()
 	}
-}
-
-// withoutPorts has a Service take other node ports and addresses, and reports whether it
-// asked for any.
-func withoutPorts(service *unstructured.Unstructured) (changed bool) {
-	ports, _, _ := unstructured.NestedSlice(service.Object, "spec", "ports")
-	for _, port := range ports {
-		if port, ok := port.(map[string]any); ok && port["nodePort"] != nil {
-			delete(port, "nodePort")
-			changed = true
-		}
-	}
-	if changed {
-		_ = unstructured.SetNestedSlice(service.Object, ports, "spec", "ports") // they came from there
-	}
-	spec, _ := service.Object["spec"].(map[string]any)
-	for _, field := range []string{"healthCheckNodePort", "clusterIP", "clusterIPs"} {
-		if value, ok := spec[field]; ok && value != "None" {
-			delete(spec, field)
-			changed = true
-		}
-	}
-	return changed
 }

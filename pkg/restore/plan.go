@@ -69,7 +69,7 @@ func (e *execution) run(ctx context.Context) (err error) {
 			e.later[[2]string{cut.After.UID, cut.Before.UID}] = true
 		}
 	}
-	if e.rules, err = e.compile(items); err != nil {
+	if e.rules, err = e.compile(ctx, items); err != nil {
 		return err
 	}
 	e.Progress.total.Store(int64(len(items)))
@@ -90,6 +90,9 @@ func (e *execution) run(ctx context.Context) (err error) {
 		e.report.warn(subject{}, text)
 	}
 	if err := e.mend(ctx); err != nil {
+		return err
+	}
+	if err := e.tellOfLeft(ctx); err != nil {
 		return err
 	}
 	e.forbiddenObjects.tell(e.report, e.request.SystemNamespace)
@@ -227,7 +230,7 @@ func (e *execution) setStatus(ctx context.Context, k *kind, about subject, statu
 }
 
 // compile makes the rules by which objects change.
-func (e *execution) compile(items []*manifest.Item) (*object.Rules, error) {
+func (e *execution) compile(ctx context.Context, items []*manifest.Item) (*object.Rules, error) {
 	restored := make(map[types.UID]bool, len(items))
 	for _, item := range items {
 		restored[types.UID(item.UID)] = item.UID != ""
@@ -249,5 +252,12 @@ func (e *execution) compile(items []*manifest.Item) (*object.Rules, error) {
 			k, err := e.kinds.find(&manifest.Item{APIGroup: gvk.Group, APIVersion: gvk.Version, KindName: gvk.Kind})
 			return err == nil && !k.status && !scheme.Scheme.IsGroupRegistered(gvk.Group)
 		},
+		Template: func(deployment types.UID) string {
+			digest, _ := e.templates.Load(deployment)
+			found, _ := digest.(string)
+			return found
+		},
+		OpenShift: e.isOpenShift(),
+		Remade:    func(namespace, secret string) bool { return e.isRemade(ctx, namespace, secret) },
 	})
 }

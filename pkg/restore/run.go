@@ -183,6 +183,12 @@ type execution struct {
 	namespaces namespaces
 	unknown    unknownFields
 	webhooks   webhooks
+	// templates are the digests of the pod templates of Deployments, by their uids.
+	templates sync.Map
+	// byName finds Services and Secrets of the backup.
+	byName itemsByName
+	// left are the objects that are left to the cluster, by their kinds.
+	left map[*kind][]subject
 	// ownNamespaces are those that this restore has made.
 	ownNamespaces ownNamespaces
 	// restored are the items to restore, by their uids.
@@ -256,6 +262,7 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 		keepsData:     map[*manifest.Item]bool{},
 		sparedVolumes: map[types.NamespacedName]bool{},
 		held:          map[*manifest.Item]string{},
+		left:          map[*kind][]subject{},
 	}
 	e.writer.warned = e.unknown.tell(e.report)
 	e.writer.awaits = func(ctx context.Context, err error) bool { return e.webhooks.await(ctx, e.Clock.Now, err) }

@@ -6,7 +6,6 @@ package object
 import (
 	"encoding/json"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -45,6 +44,8 @@ func (c *change) kind(resource schema.GroupResource, began bool) {
 			delete(template, "status")
 			c.storageClass(template)
 		}
+	case "apiservices.apiregistration.k8s.io":
+		c.removeLabels(automanaged)
 	case "customresourcedefinitions.apiextensions.k8s.io":
 		preserveUnknown(c.object.Object)
 	case "validatingwebhookconfigurations.admissionregistration.k8s.io", "mutatingwebhookconfigurations.admissionregistration.k8s.io":
@@ -106,18 +107,19 @@ func (c *change) pod() {
 	if spec == nil {
 		return
 	}
-	for _, field := range []string{"nodeName", "priority", "ephemeralContainers"} {
+	// Its node, what the admission computes from its classes, and what was added to it while it ran.
+	for _, field := range []string{"nodeName", "priority", "preemptionPolicy", "overhead", "ephemeralContainers"} {
 		delete(spec, field)
 	}
 	account := text(spec, "serviceAccountName")
+	without(spec, "imagePullSecrets", func(reference map[string]any) bool {
+		return c.isRemade(account, text(reference, "name"))
+	})
 	injected := c.injected()
 	dropped := sets.New[string]()
 	without(spec, "volumes", func(volume map[string]any) bool {
 		name := text(volume, "name")
-		// The admission adds the volume of the token again.
-		token := strings.HasPrefix(name, "kube-api-access-") && volume["projected"] != nil ||
-			account != "" && strings.HasPrefix(name, account+"-token-") && volume["secret"] != nil
-		if token || injected.volumes.Has(name) {
+		if isToken(spec, volume) || injected.volumes.Has(name) {
 			dropped.Insert(name)
 			return true
 		}
@@ -298,8 +300,7 @@ func (c *change) account() {
 	name := c.object.GetName()
 	for _, field := range []string{"secrets", "imagePullSecrets"} {
 		without(c.object.Object, field, func(reference map[string]any) bool {
-			secret := text(reference, "name")
-			return strings.HasPrefix(secret, name+"-token-") || strings.HasPrefix(secret, name+"-dockercfg-")
+			return c.isRemade(name, text(reference, "name"))
 		})
 	}
 }

@@ -5,7 +5,6 @@ package object
 
 import (
 	"slices"
-	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -39,7 +38,7 @@ func managersOf(live *unstructured.Unstructured) []manager {
 	var managers []manager
 	for _, entry := range live.GetManagedFields() {
 		decides := !isPerson(entry.Manager) && (entry.Operation == metav1.ManagedFieldsOperationApply || entry.Subresource == "scale")
-		component := slices.Contains(components, entry.Manager) || strings.HasSuffix(entry.Manager, "cloud-controller-manager")
+		component := isComponent(entry.Manager)
 		if !decides && !component || entry.FieldsV1 == nil {
 			continue
 		}

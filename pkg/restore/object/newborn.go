@@ -16,8 +16,11 @@ import (
 
 // IsNewborn reports whether an object in a new namespace is as a controller has made it: each
 // manager of its fields had fields of it in the backup, too, and none is a person. Managed are
-// the managers in the backup.
+// the managers in the backup. An account may be born without any field.
 func IsNewborn(live *unstructured.Unstructured, managed []metav1.ManagedFieldsEntry) bool {
+	if len(live.GetManagedFields()) == 0 {
+		return live.GetKind() == "ServiceAccount"
+	}
 	return !slices.ContainsFunc(live.GetManagedFields(), func(here metav1.ManagedFieldsEntry) bool {
 		return isPerson(here.Manager) || !slices.ContainsFunc(managed, func(there metav1.ManagedFieldsEntry) bool { return there.Manager == here.Manager })
 	})

@@ -148,16 +148,48 @@ func TestDesired(t *testing.T) {
 			  data: {token: eA==, ca.crt: eA==, namespace: eA==}}`,
 			want: `{apiVersion: v1, kind: Secret, type: kubernetes.io/service-account-token, metadata: {name: mine, namespace: shop, annotations: {kubernetes.io/service-account.name: bob}}}`,
 		},
-		"pitfall 19: a service account keeps its own secrets": {
+		"pitfall 19: a service account keeps its secrets, whatever they are called": {
 			resource: "serviceaccounts",
 			object:   `{apiVersion: v1, kind: ServiceAccount, metadata: {name: bob, namespace: shop}, secrets: [{name: bob-token-x1}, {name: mine}], imagePullSecrets: [{name: registry}, {name: bob-dockercfg-2}]}`,
-			want:     `{apiVersion: v1, kind: ServiceAccount, metadata: {name: bob, namespace: shop}, secrets: [{name: mine}], imagePullSecrets: [{name: registry}]}`,
+			want:     `{apiVersion: v1, kind: ServiceAccount, metadata: {name: bob, namespace: shop}, secrets: [{name: bob-token-x1}, {name: mine}], imagePullSecrets: [{name: registry}, {name: bob-dockercfg-2}]}`,
+		},
+		"pitfall 19: a service account loses what the cluster makes anew for it": {
+			resource: "serviceaccounts", facts: Facts{Remade: func(namespace, _ string) bool { return namespace == "shop" }},
+			object: `{apiVersion: v1, kind: ServiceAccount, metadata: {name: bob, namespace: shop}, secrets: [{name: bob-token-x1}, {name: mine}], imagePullSecrets: [{name: registry}, {name: bob-dockercfg-2}]}`,
+			want:   `{apiVersion: v1, kind: ServiceAccount, metadata: {name: bob, namespace: shop}, secrets: [{name: mine}], imagePullSecrets: [{name: registry}]}`,
+		},
+		"a pod loses what the admission computes, and the Secret that the cluster makes anew": {
+			resource: "pods", facts: Facts{Remade: func(string, string) bool { return true }},
+			object: `{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: shop}, spec: {serviceAccountName: bob, imagePullSecrets: [{name: bob-dockercfg-x}, {name: mine}], priorityClassName: high, priority: 5, preemptionPolicy: Never, runtimeClassName: r, overhead: {cpu: 1m}, containers: [{name: c}]}}`,
+			want:   `{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: shop}, spec: {serviceAccountName: bob, imagePullSecrets: [{name: mine}], priorityClassName: high, runtimeClassName: r, containers: [{name: c}]}}`,
+		},
+		"a pod keeps the tokens that somebody gave it": {
+			resource: "pods",
+			object: `{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: shop}, spec: {serviceAccountName: bob, volumes: [{name: bob-token-mine, secret: {secretName: bob-token-mine}}, {name: kube-api-access-2, projected: {}}, {name: bob-token-abcde, secret: {secretName: bob-token-abcde}}],
+			  containers: [{name: c, volumeMounts: [{name: bob-token-mine, mountPath: /t}, {name: kube-api-access-2, mountPath: /u}, {name: bob-token-abcde, mountPath: /var/run/secrets/kubernetes.io/serviceaccount}]}]}}`,
+			want: `{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: shop}, spec: {serviceAccountName: bob, volumes: [{name: bob-token-mine, secret: {secretName: bob-token-mine}}, {name: kube-api-access-2, projected: {}}],
+			  containers: [{name: c, volumeMounts: [{name: bob-token-mine, mountPath: /t}, {name: kube-api-access-2, mountPath: /u}]}]}}`,
+		},
+		"a pod that takes no token keeps what is called like one": {
+			resource: "pods",
+			object:   `{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: shop}, spec: {automountServiceAccountToken: false, volumes: [{name: kube-api-access-x, projected: {}}], containers: [{name: c, volumeMounts: [{name: kube-api-access-x, mountPath: /var/run/secrets/kubernetes.io/serviceaccount}]}]}}`,
+			want:     `{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: shop}, spec: {automountServiceAccountToken: false, volumes: [{name: kube-api-access-x, projected: {}}], containers: [{name: c, volumeMounts: [{name: kube-api-access-x, mountPath: /var/run/secrets/kubernetes.io/serviceaccount}]}]}}`,
+		},
+		"a ReplicaSet keeps its place in the history": {
+			resource: "replicasets.apps",
+			object:   `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, namespace: shop, annotations: {deployment.kubernetes.io/revision: "4"}}}`,
+			want:     `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, namespace: shop, annotations: {deployment.kubernetes.io/revision: "4"}}}`,
+		},
+		"an APIService is not taken for the server's": {
+			resource: "apiservices.apiregistration.k8s.io",
+			object:   `{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.e, labels: {kube-aggregator.kubernetes.io/automanaged: onstart}}, spec: {service: {name: s}}}`,
+			want:     `{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.e}, spec: {service: {name: s}}}`,
 		},
 		"pitfall 17: a lone pod loses what was decided about it and put into it": {
 			resource: "pods",
 			object: `{apiVersion: v1, kind: Pod, metadata: {name: lone, namespace: shop, annotations: {sidecar.istio.io/status: '{"initContainers":["istio-init"],"containers":["istio-proxy"],"volumes":["istio-envoy"]}'}},
 			  spec: {nodeName: n1, priority: 5, serviceAccountName: bob, volumes: [{name: kube-api-access-x, projected: {}}, {name: istio-envoy, emptyDir: {}}, {name: data, emptyDir: {}}],
-			  initContainers: [{name: istio-init}], containers: [{name: app, volumeMounts: [{name: kube-api-access-x}, {name: data}]}, {name: istio-proxy}]}, status: {phase: Running}}`,
+			  initContainers: [{name: istio-init}], containers: [{name: app, volumeMounts: [{name: kube-api-access-x, mountPath: /var/run/secrets/kubernetes.io/serviceaccount}, {name: data}]}, {name: istio-proxy}]}, status: {phase: Running}}`,
 			want: `{apiVersion: v1, kind: Pod, metadata: {name: lone, namespace: shop}, spec: {serviceAccountName: bob, volumes: [{name: data, emptyDir: {}}], containers: [{name: app, volumeMounts: [{name: data}]}]}}`,
 		},
 		"a pod that was restored before does not wait for that again": {
@@ -476,5 +508,24 @@ func TestCompareKinds(t *testing.T) {
 				t.Errorf("the server is asked %s", got.Probe)
 			}
 		})
+	}
+}
+
+// TestMark: the annotations of a restore are left out where the object's own leave no room.
+func TestMark(t *testing.T) {
+	for free, want := range map[int]int{0: 1, 59: 2, 60: 2, 200: 3} {
+		o := parse(t, `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, uid: u-of-the-object}}`)
+		o.SetAnnotations(map[string]string{"n": strings.Repeat("x", maxAnnotations-1-free)})
+		desired, _, err := newRules(t, holdfast.RestoreSpec{}, nil, Facts{RestoreUID: "00000000-0000-0000-0000-000000000000"}).Desired(o, schema.GroupResource{Resource: "configmaps"}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		size := 0
+		for name, value := range desired.GetAnnotations() {
+			size += len(name) + len(value)
+		}
+		if size > maxAnnotations || len(desired.GetAnnotations()) != want {
+			t.Errorf("with %d bytes free there are %d annotations of %d bytes", free, len(desired.GetAnnotations()), size)
+		}
 	}
 }

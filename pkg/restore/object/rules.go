@@ -60,6 +60,14 @@ type Facts struct {
 	// KeepsVolume reports whether a claim of the backup goes on naming its
 	// PersistentVolume, which is there and free for it. Nil means none.
 	KeepsVolume func(namespace, name string) bool
+	// OpenShift is true if the cluster makes Secrets and certificates as OpenShift does.
+	OpenShift bool
+	// Remade reports whether a Secret of the backup, which an account names, is one that the
+	// cluster makes anew for the account. Nil means none.
+	Remade func(namespace, secret string) bool
+	// Template is the digest of the pod template of a Deployment of the backup, by its uid, or
+	// empty if it is not known. Nil means none is.
+	Template func(deployment types.UID) string
 	// Restored says of an object of the backup, by its uid, that it is restored or, at the
 	// same place, exists: what it makes by itself is left to it. Nil means none.
 	Restored func(uid types.UID) bool
@@ -190,9 +198,13 @@ func (c *change) warn(text string, arguments ...any) {
 // keptMetadata is what of an object's metadata is restored.
 var keptMetadata = []string{"name", "namespace", "labels", "annotations", "ownerReferences"}
 
+// revision is the place of a ReplicaSet in the history of its Deployment. The controller takes it
+// from the ReplicaSets that it finds, and goes on counting from the highest.
+const revision = "deployment.kubernetes.io/revision"
+
 // volatile annotations are written by controllers, for themselves.
 var volatile = []string{
-	"deployment.kubernetes.io/revision",
+	revision,
 	"deprecated.daemonset.template.generation",
 	"control-plane.alpha.kubernetes.io/leader",
 	"endpoints.kubernetes.io/last-change-trigger-time",
@@ -224,7 +236,7 @@ func (c *change) reset() {
 		delete(o.Object, "status")
 	}
 	for name := range o.GetAnnotations() {
-		if strings.HasPrefix(name, prefix) || slices.Contains(volatile, name) {
+		if strings.HasPrefix(name, prefix) || slices.Contains(volatile, name) && (name != revision || o.GetKind() != "ReplicaSet") {
 			c.removeAnnotations(name)
 		}
 	}
@@ -278,17 +290,26 @@ func (c *change) owners(owners Owners) {
 	}
 }
 
+// maxAnnotations is how many bytes the names and values of an object's annotations may have.
+const maxAnnotations = 256 << 10
+
+// mark adds annotations by which the restore knows what it has made, as far as there is room.
 func (c *change) mark() {
 	annotations := maps.Clone(c.object.GetAnnotations())
 	if annotations == nil {
 		annotations = map[string]string{}
 	}
-	if c.rules.facts.RestoreUID != "" {
-		annotations[AnnotationRestoreUID] = string(c.rules.facts.RestoreUID)
+	room := maxAnnotations
+	for name, value := range annotations {
+		room -= len(name) + len(value)
 	}
-	if c.original != "" {
-		annotations[AnnotationOriginalUID] = string(c.original)
+	add := func(name, value string) {
+		if room -= len(name) + len(value); value != "" && room >= 0 {
+			annotations[name] = value
+		}
 	}
+	add(AnnotationRestoreUID, string(c.rules.facts.RestoreUID))
+	add(AnnotationOriginalUID, string(c.original))
 	if len(annotations) > 0 {
 		c.object.SetAnnotations(annotations)
 	}

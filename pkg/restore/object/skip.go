@@ -52,28 +52,22 @@ func SkipItem(item *manifest.Item) string {
 	case item.APIGroup == "metrics.k8s.io":
 		return "it is computed"
 	}
-	labels := item.Labels
 	switch resource.String() {
 	case "endpoints", "endpointslices.discovery.k8s.io":
-		if labels["endpointslice.kubernetes.io/managed-by"] == "endpointslice-controller.k8s.io" ||
-			labels["endpointslice.kubernetes.io/managed-by"] == "endpointslicemirroring-controller.k8s.io" ||
-			labels["endpoints.kubernetes.io/managed-by"] == "endpoint-controller" {
-			return "Kubernetes makes it for the Service"
-		}
 		if item.Namespace == corev1.NamespaceDefault && item.Name == "kubernetes" {
-			return "the API server makes it"
+			return ByServer
 		}
 	case "services":
 		if item.Namespace == corev1.NamespaceDefault && item.Name == "kubernetes" {
-			return "the API server makes it"
+			return ByServer
 		}
 	case "configmaps":
 		switch item.Name {
-		case "kube-root-ca.crt", "openshift-service-ca.crt":
-			return "Kubernetes makes it in each namespace"
+		case rootCA:
+			return inEachNamespace
 		case "extension-apiserver-authentication":
 			if item.Namespace == "kube-system" {
-				return "the API server makes it"
+				return ByServer
 			}
 		}
 	case "customresourcedefinitions.apiextensions.k8s.io":
@@ -84,21 +78,13 @@ func SkipItem(item *manifest.Item) string {
 		if strings.HasSuffix(item.Name, ".holdfast.io") {
 			return "Holdfast's installation makes it"
 		}
-		if labels["kube-aggregator.kubernetes.io/automanaged"] != "" {
-			return "the API server makes it"
-		}
-	case "clusterroles.rbac.authorization.k8s.io", "clusterrolebindings.rbac.authorization.k8s.io",
-		"roles.rbac.authorization.k8s.io", "rolebindings.rbac.authorization.k8s.io":
-		if labels["kubernetes.io/bootstrapping"] == "rbac-defaults" {
-			return "the API server makes it"
-		}
 	case "priorityclasses.scheduling.k8s.io":
 		if strings.HasPrefix(item.Name, "system-") {
-			return "the API server makes it"
+			return ByServer
 		}
 	case "servicecidrs.networking.k8s.io":
 		if item.Name == "kubernetes" {
-			return "the API server makes it"
+			return ByServer
 		}
 	}
 	return ""
@@ -122,7 +108,7 @@ func (r *Rules) Skip(o *unstructured.Unstructured, resource schema.GroupResource
 		return r.madeBy(o, PodMakers...)
 	case "replicasets.apps":
 		// What a Deployment keeps to go back to has no replicas.
-		if replicas, _, _ := unstructured.NestedInt64(o.Object, "spec", "replicas"); replicas > 0 {
+		if replicas, _, _ := unstructured.NestedInt64(o.Object, "spec", "replicas"); replicas > 0 && !r.isBefore(o) {
 			return r.madeBy(o, "Deployment")
 		}
 	case "jobs.batch":
@@ -132,22 +118,25 @@ func (r *Rules) Skip(o *unstructured.Unstructured, resource schema.GroupResource
 			}
 		}
 		return r.madeBy(o, "CronJob")
-	case "endpoints":
-		if annotations["endpoints.kubernetes.io/last-change-trigger-time"] != "" {
-			return "Kubernetes makes it for the Service"
+	case "endpoints", "endpointslices.discovery.k8s.io":
+		if isOfController(o) {
+			return ForService
+		}
+	case "configmaps":
+		if r.facts.OpenShift && o.GetName() == serviceCA {
+			return inEachNamespace
 		}
 	case "secrets":
-		account := annotations[corev1.ServiceAccountNameKey]
-		if text(o.Object, "type") == string(corev1.SecretTypeServiceAccountToken) && strings.HasPrefix(o.GetName(), account+"-token-") {
-			return "Kubernetes gives the service account new tokens"
+		if r.facts.OpenShift && IsMadeForAccount(o) {
+			return "OpenShift makes it anew for its account"
 		}
 	case "flowschemas.flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations.flowcontrol.apiserver.k8s.io":
 		if annotations["apf.kubernetes.io/autoupdate-spec"] == "true" {
-			return "the API server makes it"
+			return ByServer
 		}
 	case "apiservices.apiregistration.k8s.io":
 		if nested(o.Object, "spec", "service") == nil {
-			return "the API server makes it"
+			return ByServer
 		}
 	case "persistentvolumes":
 		return r.skipVolume(o)

@@ -19,6 +19,10 @@ func TestSkip(t *testing.T) {
 	facts := Facts{
 		Restored: func(uid types.UID) bool { return uid == "there" },
 		HasData:  func(namespace, name string) bool { return namespace == "shop" && name == "data" },
+		Template: func(types.UID) string {
+			return TemplateOf(parse(t, `{kind: Deployment, spec: {template: {metadata: {}, spec: {containers: [{image: new}]}}}}`))
+		},
+		OpenShift: true,
 	}
 	spec := holdfast.RestoreSpec{NamespaceMapping: map[string]string{"moved": "copy"}}
 	for name, test := range map[string]struct{ resource, object, says string }{
@@ -28,16 +32,24 @@ func TestSkip(t *testing.T) {
 		"a lone pod":                                       {"pods", `{apiVersion: v1, kind: Pod, metadata: {name: a}, status: {phase: Running}}`, ""},
 		"a pod that has ended":                             {"pods", `{apiVersion: v1, kind: Pod, metadata: {name: a}, status: {phase: Succeeded}}`, "had ended"},
 		"a mirror pod":                                     {"pods", `{apiVersion: v1, kind: Pod, metadata: {name: a, annotations: {kubernetes.io/config.mirror: x}}}`, "from a file"},
-		"pitfall 6: the current ReplicaSet":                {"replicasets.apps", `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, ownerReferences: [{kind: Deployment, name: web, uid: there, controller: true}]}, spec: {replicas: 3}}`, "Deployment web makes it"},
+		"pitfall 6: the current ReplicaSet":                {"replicasets.apps", `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, ownerReferences: [{kind: Deployment, name: web, uid: there, controller: true}]}, spec: {replicas: 3, template: {metadata: {}, spec: {containers: [{image: new}]}}}}`, "Deployment web makes it"},
 		"a ReplicaSet to go back to":                       {"replicasets.apps", `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, ownerReferences: [{kind: Deployment, name: web, uid: there, controller: true}]}, spec: {replicas: 0}}`, ""},
 		"pitfall 24: a Job that has ended":                 {"jobs.batch", `{apiVersion: batch/v1, kind: Job, metadata: {name: a}, status: {conditions: [{type: Failed, status: "True"}]}}`, "had ended"},
 		"pitfall 24: a Job of a CronJob":                   {"jobs.batch", `{apiVersion: batch/v1, kind: Job, metadata: {name: a, ownerReferences: [{kind: CronJob, name: c, uid: there, controller: true}]}}`, "CronJob c makes it"},
 		"pitfall 24: a Job that waits":                     {"jobs.batch", `{apiVersion: batch/v1, kind: Job, metadata: {name: a}, status: {conditions: [{type: Suspended, status: "True"}]}}`, ""},
 		"pitfall 23: a Lease":                              {"leases.coordination.k8s.io", `{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: a}}`, "holds it"},
-		"pitfall 23: slices of a Service":                  {"endpointslices.discovery.k8s.io", `{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: a, labels: {endpointslice.kubernetes.io/managed-by: endpointslice-controller.k8s.io}}}`, "for the Service"},
+		"pitfall 23: slices of a Service":                  {"endpointslices.discovery.k8s.io", `{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: a, labels: {endpointslice.kubernetes.io/managed-by: endpointslice-controller.k8s.io}, ownerReferences: [{apiVersion: v1, kind: Service, name: s, uid: u, controller: true}]}}`, "for the Service"},
+		"slices that somebody copied with their labels":    {"endpointslices.discovery.k8s.io", `{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: a, labels: {endpointslice.kubernetes.io/managed-by: endpointslice-controller.k8s.io}}}`, ""},
+		"endpoints of a Service":                           {"endpoints", `{apiVersion: v1, kind: Endpoints, metadata: {name: a, managedFields: [{manager: kube-controller-manager, operation: Update, fieldsV1: {"f:subsets": {}}}]}}`, "for the Service"},
+		"endpoints of a Service, of an old backup":         {"endpoints", `{apiVersion: v1, kind: Endpoints, metadata: {name: a, labels: {endpoints.kubernetes.io/managed-by: endpoint-controller}}}`, "for the Service"},
+		"endpoints that somebody copied with their labels": {"endpoints", `{apiVersion: v1, kind: Endpoints, metadata: {name: a, labels: {endpoints.kubernetes.io/managed-by: endpoint-controller}, annotations: {endpoints.kubernetes.io/last-change-trigger-time: x}, managedFields: [{manager: kubectl, operation: Update, fieldsV1: {"f:subsets": {}}}]}}`, ""},
 		"slices that somebody wrote":                       {"endpointslices.discovery.k8s.io", `{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: a}}`, ""},
 		"pitfall 23: the cluster's certificates":           {"configmaps", `{apiVersion: v1, kind: ConfigMap, metadata: {name: kube-root-ca.crt, namespace: shop}}`, "in each namespace"},
-		"pitfall 19: a token":                              {"secrets", `{apiVersion: v1, kind: Secret, type: kubernetes.io/service-account-token, metadata: {name: bob-token-x, annotations: {kubernetes.io/service-account.name: bob}}}`, "new tokens"},
+		"a token that is named as old controllers did":     {"secrets", `{apiVersion: v1, kind: Secret, type: kubernetes.io/service-account-token, metadata: {name: bob-token-x, annotations: {kubernetes.io/service-account.name: bob}}}`, ""},
+		"pitfall 19: a Secret that OpenShift made":         {"secrets", `{apiVersion: v1, kind: Secret, type: kubernetes.io/dockercfg, metadata: {name: bob-dockercfg-x, annotations: {openshift.io/internal-registry-auth-token.service-account: bob}}}`, "OpenShift makes it"},
+		"OpenShift's certificates":                         {"configmaps", `{apiVersion: v1, kind: ConfigMap, metadata: {name: openshift-service-ca.crt, namespace: shop}}`, "in each namespace"},
+		"a ReplicaSet that was just being replaced":        {"replicasets.apps", `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, ownerReferences: [{kind: Deployment, name: web, uid: there, controller: true}]}, spec: {replicas: 3, template: {spec: {containers: [{image: old}]}}}}`, ""},
+		"the ReplicaSet that replaces it":                  {"replicasets.apps", `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, ownerReferences: [{kind: Deployment, name: web, uid: there, controller: true}]}, spec: {replicas: 1, template: {metadata: {labels: {pod-template-hash: x}}, spec: {containers: [{image: new}]}}}}`, "Deployment web makes it"},
 		"a token that somebody asked for":                  {"secrets", `{apiVersion: v1, kind: Secret, type: kubernetes.io/service-account-token, metadata: {name: mine, annotations: {kubernetes.io/service-account.name: bob}}}`, ""},
 		"pitfall 21: an APIService of the server itself":   {"apiservices.apiregistration.k8s.io", `{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.apps}, spec: {group: apps}}`, "API server"},
 		"pitfall 8: a volume whose data is restored":       {"persistentvolumes", `{apiVersion: v1, kind: PersistentVolume, metadata: {name: a}, spec: {persistentVolumeReclaimPolicy: Retain, claimRef: {namespace: shop, name: data}}}`, "into a new volume"},
