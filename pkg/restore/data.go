@@ -150,6 +150,7 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 	if e.Volumes == nil {
 		return errors.New("its data is not restored: this Holdfast restores no volumes")
 	}
+	e.heldIn.Store(about.namespace, true)
 	claim := volumes.Claim{Namespace: about.namespace, Name: about.name, Data: volume.Volume, Paths: e.spec.Paths}
 	if err := e.mayWrite(ctx, about.namespace); err != nil {
 		return err

@@ -453,6 +453,8 @@ func (e *execution) look(ctx context.Context, k *kind, about subject) (*unstruct
 // create creates an object, and gives way where the cluster wants something else.
 func (e *execution) create(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured, strict bool) (*metav1.PartialObjectMetadata, error) {
 	deadline := e.Clock.Now().Add(quotaTimeout)
+	var patience patience
+	pause := 200 * time.Millisecond
 	var waiting *waits.Wait
 	defer func() { waiting.End() }()
 	for {
@@ -470,7 +472,14 @@ func (e *execution) create(ctx context.Context, k *kind, about subject, desired 
 			e.report.warn(about, "the cluster refuses its schema, which is of an older version of the API: it takes any object, and checks no fields: "+err.Error())
 			continue
 		default:
-			return nil, err
+			makesRoom, unknown := patience.makesRoom(ctx, e, k, about, err)
+			if unknown != nil {
+				return nil, unknown
+			}
+			if !makesRoom {
+				return nil, err
+			}
+			pause, deadline = quotaInterval, e.Clock.Now().Add(quotaTimeout)
 		}
 		if e.Clock.Now().After(deadline) {
 			return nil, err
@@ -478,7 +487,7 @@ func (e *execution) create(ctx context.Context, k *kind, about subject, desired 
 		if waiting == nil {
 			waiting = waits.For(ctx, about.namespace, fmt.Sprintf("%s to be accepted: %v", about, err))
 		}
-		if err := sleep(ctx, 200*time.Millisecond); err != nil {
+		if err := sleep(ctx, pause); err != nil {
 			return nil, err
 		}
 	}

@@ -183,6 +183,8 @@ type execution struct {
 	namespaces namespaces
 	unknown    unknownFields
 	webhooks   webhooks
+	// heldIn are the namespaces in which pods of this restore hold claims.
+	heldIn sync.Map
 	// templates are the digests of the pod templates of Deployments, by their uids.
 	templates sync.Map
 	// byName finds Services and Secrets of the backup.

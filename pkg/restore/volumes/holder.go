@@ -93,6 +93,16 @@ func (r *Restorer) holder(image string, claim Claim, live *corev1.PersistentVolu
 	return pod, nil
 }
 
+// fit gives the container that waits in a pod the resources that its namespace asks for.
+func (r *Restorer) fit(ctx context.Context, namespace string, container *corev1.Container, alone bool) error {
+	ranges, err := r.Kube.CoreV1().LimitRanges(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("finding out which resources a container may have in %s: %w", namespace, err)
+	}
+	restorewait.Fit(container, ranges.Items, alone)
+	return nil
+}
+
 // userOf is the user that a pod runs as, or nil if it does not say.
 func userOf(pod *corev1.Pod) *int64 {
 	if of := pod.Spec.SecurityContext; of != nil && of.RunAsUser != nil {
@@ -114,6 +124,9 @@ func (r *Restorer) hold(ctx context.Context, claim Claim, live *corev1.Persisten
 	}
 	pod, err := r.holder(image, claim, live)
 	if err != nil {
+		return nil, err
+	}
+	if err := r.fit(ctx, live.Namespace, &pod.Spec.Containers[0], true); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)

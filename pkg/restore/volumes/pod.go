@@ -36,6 +36,9 @@ func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, dat
 	if _, err := restorewait.Add(&typed, image, namesOf(data), r.waitTimeout()); err != nil {
 		return err
 	}
+	if err := r.fit(ctx, pod.GetNamespace(), &typed.Spec.InitContainers[0], false); err != nil {
+		return err
+	}
 	changed, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&corev1.Pod{Spec: corev1.PodSpec{
 		InitContainers: typed.Spec.InitContainers, Volumes: typed.Spec.Volumes,
 	}})

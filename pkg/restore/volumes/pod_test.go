@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -166,7 +167,7 @@ func TestEphemeralVolumeOfPod(t *testing.T) {
 func TestHowLongAPodWaits(t *testing.T) {
 	for timeout, want := range map[time.Duration]string{time.Hour: "--timeout=48h0m0s", 4 * time.Hour: "--timeout=48h0m0s", 40 * time.Hour: "--timeout=480h0m0s"} {
 		r := &Restorer{run: &engine.RestoreRun{}, Volumes: &Volumes{Config: Config{
-			VolumeTimeout: timeout, Image: func(context.Context) (string, error) { return "example.com/holdfast:v1", nil },
+			VolumeTimeout: timeout, Kube: kubefake.NewSimpleClientset(), Image: func(context.Context) (string, error) { return "example.com/holdfast:v1", nil },
 		}}}
 		object := lone(t)
 		if err := r.Hold(t.Context(), object, scratch()); err != nil {

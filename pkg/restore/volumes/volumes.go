@@ -59,7 +59,8 @@ type Config struct {
 	// Removing deletes the pods that hold claims, of whichever restore: who restores may
 	// have lost the right meanwhile.
 	Removing corev1client.PodsGetter
-	// Kube reads claims, persistent volumes and nodes, lists and watches pods, and lists events.
+	// Kube reads claims, persistent volumes and nodes, lists and watches pods, and lists
+	// events and LimitRanges.
 	Kube  kubernetes.Interface
 	Clock clock.Clock
 

@@ -1,0 +1,44 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+const (
+	// recountTimeout is how long a quota may take to count that a pod is gone.
+	recountTimeout = 15 * time.Second
+	// quotaInterval is how often it is tried again.
+	quotaInterval = time.Second
+)
+
+// patience is how long a pod is refused for want of room that the pods of this restore itself take,
+// which hold claims and end.
+type patience struct{ until time.Time }
+
+// makesRoom reports whether a pod that a quota has refused is to be tried again.
+func (p *patience) makesRoom(ctx context.Context, e *execution, k *kind, about subject, refusal error) (bool, error) {
+	if k.name() != podKind.name() || !apierrors.IsForbidden(refusal) || !strings.Contains(refusal.Error(), "exceeded quota") {
+		return false, nil
+	}
+	if _, held := e.heldIn.Load(about.namespace); !held {
+		return false, nil
+	}
+	holders, err := e.reader.labelled(ctx, podKind, about.namespace, engine.LabelRestore+"="+string(e.request.Run.UID))
+	if err != nil {
+		return false, err
+	}
+	now := e.Clock.Now()
+	if len(holders) > 0 || p.until.IsZero() {
+		p.until = now.Add(recountTimeout)
+	}
+	return !now.After(p.until), nil
+}
