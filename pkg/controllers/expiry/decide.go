@@ -223,8 +223,13 @@ const (
 // tooMany reports whether it is more than may expire within an hour, if n of so many
 // backups of a location do. percent of 100 is no bound.
 func tooMany(n, total, percent int) bool {
+	return n > mostOf(total, percent) || percent < 100 && n == total && n > few
+}
+
+// mostOf is how many of so many backups may expire within an hour.
+func mostOf(total, percent int) int {
 	if percent >= 100 {
-		return false
+		return total
 	}
-	return n > max(floor, total*percent/100) || n == total && n > few
+	return max(floor, total*percent/100)
 }

@@ -33,6 +33,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -115,7 +116,7 @@ type Controller struct {
 
 	// gone are the instants of the last hour at which the deletion of a backup was asked
 	// for that nobody has accepted, by location.
-	gone map[string][]time.Time
+	gone map[string][]departure
 	// refused are the backups that the API server did not delete, and since when.
 	refused map[types.UID]time.Time
 	// last are the backups that hold the newest data of a claim, and since when that is known.
@@ -131,7 +132,7 @@ func New(config Config) (*Controller, error) {
 		Config:  config,
 		synced:  []cache.InformerSynced{config.NamespaceInformer.Informer().HasSynced},
 		wake:    make(chan struct{}, 1),
-		gone:    map[string][]time.Time{},
+		gone:    map[string][]departure{},
 		refused: map[types.UID]time.Time{},
 		last:    map[types.UID]time.Time{},
 		told:    map[types.UID]bool{},
@@ -245,8 +246,8 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	var going []backup
 	left := false
 	for name, location := range known {
-		present, deleting, made := tally(listed, name, now)
-		free, unaccepted := c.bound(ctx, location, due[name], present, made, now)
+		all, in, deleting := tally(listed, name, now)
+		free, unaccepted := c.bound(ctx, location, due[name], all, in, now)
 		if doubtful(name) {
 			continue // nothing is known of it that was not before
 		}
@@ -254,7 +255,7 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 		if len(unaccepted) > 0 {
 			anew = nil
 		}
-		frozen := frozenBy(location, unaccepted, present)
+		frozen := frozenBy(location, unaccepted, all.present)
 		if len(free)+len(anew) > 0 {
 			err := c.CheckClock(ctx, location)
 			switch {
@@ -415,45 +416,99 @@ func (c *Controller) reading(ctx context.Context, wanted bool) (sets.Set[string]
 	return ids, nil
 }
 
-// tally counts the backups of a location, those that are being deleted, and the good ones
-// that were made within a day or so.
-func tally(listed []backup, location string, now time.Time) (present, deleting, made int) {
+// tally counts the backups of a location that its bound is about, in all and in each
+// namespace, and all that are being deleted.
+func tally(listed []backup, location string, now time.Time) (all *counts, in map[string]*counts, deleting int) {
+	all, in = &counts{}, map[string]*counts{}
 	for _, b := range listed {
 		switch {
 		case b.location != location:
 		case b.deleting:
 			deleting++
+		case b.isShortLived():
 		default:
-			present++
-			if age := now.Sub(b.started); b.good && age >= 0 && age < turn && now.Before(b.expiration) {
-				made++
+			of := in[b.Namespace]
+			if of == nil {
+				of = &counts{}
+				in[b.Namespace] = of
+			}
+			age := now.Sub(b.started)
+			isNew := b.good && age >= 0 && age < turn && now.Before(b.expiration)
+			for _, of := range []*counts{of, all} {
+				of.present++
+				if isNew {
+					of.made++
+				}
 			}
 		}
 	}
-	return present, deleting, made
+	return all, in, deleting
+}
+
+// counts are how many backups there are of a namespace or a location, how many of these are good
+// and were made within a day or so, how many are going since somebody has accepted it, and how
+// many more have gone within an hour.
+type counts struct{ present, made, going, gone int }
+
+// departure is the deletion of a backup that has expired, as it was asked for.
+type departure struct {
+	namespace string
+	at        time.Time
+}
+
+// isShortLived reports whether a backup was to be kept for less than a day. A clock that is wrong
+// brings its end forward by no more than that. So the bound does not count it, and a tenant
+// with many such backups holds up nobody's expiry.
+func (b *backup) isShortLived() bool {
+	lives := b.expiration.Sub(b.started)
+	return !b.expiration.IsZero() && lives >= 0 && lives < 24*time.Hour
 }
 
 // bound splits what is due in a location into what may go, and what somebody must accept
-// before. present is how many backups the location has, of which made are new and
-// good: as many as have come may go, so that who makes all backups at one time of the day, and
-// keeps few of each, is not held up. A clock that is ahead has seen none of them made.
-func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.StorageLocation, due []backup, present, made int, now time.Time) (free, unaccepted []backup) {
+// before. It counts for each namespace, so that one with many does not hold up the others, and
+// then for all the rest together. As many as have come may go: who makes all backups at one
+// time of the day, and keeps few of each, is not held up. A clock that is ahead has seen none
+// of them made.
+func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.StorageLocation, due []backup, all *counts, in map[string]*counts, now time.Time) (free, unaccepted []backup) {
 	until := accepted(ctx, location)
+	byNamespace := map[string][]backup{}
 	for _, b := range due {
-		if b.expiration.After(until) {
-			unaccepted = append(unaccepted, b)
-		} else {
+		switch {
+		case b.isShortLived():
 			free = append(free, b)
+		case b.expiration.After(until):
+			byNamespace[b.Namespace] = append(byNamespace[b.Namespace], b)
+		default:
+			free = append(free, b)
+			all.going++
+			in[b.Namespace].going++
 		}
 	}
-	gone := slices.DeleteFunc(c.gone[location.Name], func(at time.Time) bool { return now.Sub(at) >= time.Hour })
-	c.gone[location.Name] = gone
-	n := len(gone) + len(due)
-	replaced := n <= made && !slices.ContainsFunc(due, func(b backup) bool { return now.Sub(b.started) < turn })
-	if len(due) > 0 && !replaced && tooMany(n, len(gone)+present, c.Percent) {
-		return free, unaccepted
+	c.gone[location.Name] = slices.DeleteFunc(c.gone[location.Name], func(d departure) bool { return now.Sub(d.at) >= time.Hour })
+	for _, d := range c.gone[location.Name] {
+		all.gone++
+		if of := in[d.namespace]; of != nil {
+			of.gone++
+		}
 	}
-	return due, nil
+	var rest []backup
+	for _, namespace := range slices.Sorted(maps.Keys(byNamespace)) {
+		of, here := in[namespace], byNamespace[namespace]
+		if n := of.gone + of.going + len(here); n > mostOf(of.gone+of.present, c.Percent) && !of.replaced(here, now) {
+			unaccepted = append(unaccepted, here...)
+		} else {
+			rest = append(rest, here...)
+		}
+	}
+	if len(rest) > 0 && tooMany(all.gone+all.going+len(rest), all.gone+all.present, c.Percent) && !all.replaced(rest, now) {
+		return free, append(unaccepted, rest...)
+	}
+	return append(free, rest...), unaccepted
+}
+
+// replaced reports whether as many have come as go, and none that go is as new.
+func (of *counts) replaced(due []backup, now time.Time) bool {
+	return of.gone+of.going+len(due) <= of.made && !slices.ContainsFunc(due, func(b backup) bool { return now.Sub(b.started) < turn })
 }
 
 // accepted is the instant until which somebody has accepted that a location's backups
@@ -478,8 +533,8 @@ func frozenBy(location *enginev1alpha1.StorageLocation, unaccepted []backup, pre
 	latest := slices.MaxFunc(unaccepted, func(a, b backup) int { return a.expiration.Compare(b.expiration) }).expiration
 	return &metav1.Condition{
 		Reason: enginev1alpha1.ReasonTooManyExpired,
-		Message: fmt.Sprintf("%d of %d backups have expired, by the clock of the controller, which is more than may go within an hour, so none does. If so many expire regularly, raise --max-expired-percent of the controller. If the clock is right and they are to go: kubectl annotate hfl %s -n %s --overwrite %s=%s",
-			len(unaccepted), present, location.Name, location.Namespace, enginev1alpha1.AnnotationAcceptExpiry, stamp(latest)),
+		Message: fmt.Sprintf("%d of %d backups have expired, by the clock of the controller, of %s. That is more than may go within an hour, so they stay. If so many expire regularly, raise --max-expired-percent of the controller. If the clock is right and they are to go: kubectl annotate hfl %s -n %s --overwrite %s=%s",
+			len(unaccepted), present, namespacesOf(unaccepted), location.Name, location.Namespace, enginev1alpha1.AnnotationAcceptExpiry, stamp(latest)),
 	}
 }
 
@@ -512,6 +567,22 @@ func (c *Controller) saySo(ctx context.Context, location *enginev1alpha1.Storage
 	return nil
 }
 
+// namespacesOf names the namespaces of backups, three at most.
+func namespacesOf(backups []backup) string {
+	names := sets.New[string]()
+	for _, b := range backups {
+		names.Insert(b.Namespace)
+	}
+	sorted := sets.List(names)
+	switch n := len(sorted); {
+	case n == 1:
+		return "the namespace " + sorted[0]
+	case n > 3:
+		return fmt.Sprintf("the namespaces %s and %d more", strings.Join(sorted[:3], ", "), n-3)
+	}
+	return "the namespaces " + strings.Join(sorted, ", ")
+}
+
 // expire asks for the deletion of a backup that has expired. An error means that the API
 // server has other troubles than with this one.
 func (c *Controller) expire(ctx context.Context, b backup, location *enginev1alpha1.StorageLocation) error {
@@ -540,8 +611,8 @@ func (c *Controller) expire(ctx context.Context, b backup, location *enginev1alp
 	}
 	delete(c.refused, b.uid)
 	delete(c.last, b.uid)
-	if b.expiration.After(accepted(ctx, location)) {
-		c.gone[b.location] = append(c.gone[b.location], c.Clock.Now())
+	if b.expiration.After(accepted(ctx, location)) && !b.isShortLived() {
+		c.gone[b.location] = append(c.gone[b.location], departure{b.Namespace, c.Clock.Now()})
 	}
 	expiredTotal.WithLabelValues(b.location).Inc()
 	logger.Info("A backup has expired and is being deleted")

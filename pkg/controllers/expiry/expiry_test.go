@@ -352,6 +352,7 @@ func TestAClockThatJumps(t *testing.T) {
 		w := newWorld(t.Fatalf) // of namespaces that are gone, so that nothing else keeps them
 		for i := range count {
 			w.add(fmt.Sprintf("b%03d", i), of("a"), func(b *v1alpha1.Backup) {
+				b.Status.StartTimestamp = &metav1.Time{Time: epoch.Add(-30 * 24 * time.Hour)}
 				b.Status.Expiration = &metav1.Time{Time: epoch.Add(time.Duration(i+1) * time.Hour)}
 			})
 		}
@@ -455,6 +456,7 @@ func TestTooManyInAnHour(t *testing.T) {
 	w := newWorld(t.Fatalf)
 	for i := range 400 {
 		w.add(fmt.Sprintf("b%03d", i), of("a"), func(b *v1alpha1.Backup) {
+			b.Status.StartTimestamp = &metav1.Time{Time: epoch.Add(-30 * 24 * time.Hour)}
 			b.Status.Expiration = &metav1.Time{Time: epoch.Add(time.Duration(i) * 6 * time.Second)} // ten in a minute
 		})
 	}
