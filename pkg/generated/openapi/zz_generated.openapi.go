@@ -4689,7 +4689,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources to include, as plural, plural.group, or *. Empty means all. Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Description: "Resources to include, by plural, singular, kind or short name, with or without .group, in any case, or by pattern. Empty means all. Not to be combined with the cluster-scoped and namespace-scoped lists.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4708,7 +4708,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources to leave out, as plural or plural.group. Exclusion wins. Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Description: "Resources to leave out, by the same words. Exclusion wins. Not to be combined with the cluster-scoped and namespace-scoped lists.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4734,7 +4734,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Cluster-scoped resources to include, as plural, plural.group, or *. Empty means only those that an included object refers to.",
+							Description: "Cluster-scoped resources to include, by words as in includedResources. Empty means only those that an included object refers to.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4772,7 +4772,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaced resources to include, as plural, plural.group, or *. Empty means all.",
+							Description: "Namespaced resources to include, by words as in includedResources. Empty means all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4856,7 +4856,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"orderedResources": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects to take before others of their resource, in this order: resources, as plural or plural.group, each with a list of names, or namespace/name, separated by commas. Pods that are named are one block: the hooks before of all of them run before the data of their volumes is read, in this order.",
+							Description: "Objects to take before others of their resource, in this order: resources, by words as in includedResources, each with a list of names, or namespace/name, separated by commas. Pods that are named are one block: the hooks before of all of them run before the data of their volumes is read, in this order.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -6238,7 +6238,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreObject(ref common.ReferenceCallbac
 				Properties: map[string]spec.Schema{
 					"resource": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The object's resource, as plural or plural.group, such as deployments.apps.",
+							Description: "The object's resource, by a word as in includedResources, such as deployments.apps.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -6552,7 +6552,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources to include, as plural, plural.group, or *. Empty means all.",
+							Description: "Resources to include, by plural, singular, kind or short name, with or without .group, in any case, or by pattern. Empty means all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -6571,7 +6571,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources to leave out, as plural or plural.group. Exclusion wins.",
+							Description: "Resources to leave out, by the same words. Exclusion wins.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -6943,7 +6943,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatusSpec(ref common.ReferenceCal
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources to include, as plural, plural.group, or *. Empty means all.",
+							Description: "Resources to include, by plural, singular, kind or short name, with or without .group, in any case, or by pattern. Empty means all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7426,7 +7426,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources to include, as plural, plural.group, or *. Empty means all. Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Description: "Resources to include, by plural, singular, kind or short name, with or without .group, in any case, or by pattern. Empty means all. Not to be combined with the cluster-scoped and namespace-scoped lists.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7445,7 +7445,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources to leave out, as plural or plural.group. Exclusion wins. Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Description: "Resources to leave out, by the same words. Exclusion wins. Not to be combined with the cluster-scoped and namespace-scoped lists.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7471,7 +7471,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Cluster-scoped resources to include, as plural, plural.group, or *. Empty means only those that an included object refers to.",
+							Description: "Cluster-scoped resources to include, by words as in includedResources. Empty means only those that an included object refers to.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7509,7 +7509,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaced resources to include, as plural, plural.group, or *. Empty means all.",
+							Description: "Namespaced resources to include, by words as in includedResources. Empty means all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7593,7 +7593,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"orderedResources": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects to take before others of their resource, in this order: resources, as plural or plural.group, each with a list of names, or namespace/name, separated by commas. Pods that are named are one block: the hooks before of all of them run before the data of their volumes is read, in this order.",
+							Description: "Objects to take before others of their resource, in this order: resources, by words as in includedResources, each with a list of names, or namespace/name, separated by commas. Pods that are named are one block: the hooks before of all of them run before the data of their volumes is read, in this order.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,

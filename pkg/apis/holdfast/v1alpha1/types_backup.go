@@ -67,14 +67,15 @@ type BackupSpec struct {
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
-	// Resources to include, as plural, plural.group, or *. Empty means all.
+	// Resources to include, by plural, singular, kind or short name, with or without .group,
+	// in any case, or by pattern. Empty means all.
 	// Not to be combined with the cluster-scoped and namespace-scoped lists.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=253
 	IncludedResources []string `json:"includedResources,omitempty"`
-	// Resources to leave out, as plural or plural.group. Exclusion wins.
+	// Resources to leave out, by the same words. Exclusion wins.
 	// Not to be combined with the cluster-scoped and namespace-scoped lists.
 	// +optional
 	// +listType=atomic
@@ -86,7 +87,7 @@ type BackupSpec struct {
 	// Not to be combined with the cluster-scoped and namespace-scoped lists.
 	// +optional
 	IncludeClusterResources *bool `json:"includeClusterResources,omitempty"`
-	// Cluster-scoped resources to include, as plural, plural.group, or *. Empty
+	// Cluster-scoped resources to include, by words as in includedResources. Empty
 	// means only those that an included object refers to.
 	// +optional
 	// +listType=atomic
@@ -99,7 +100,7 @@ type BackupSpec struct {
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedClusterScopedResources []string `json:"excludedClusterScopedResources,omitempty"`
-	// Namespaced resources to include, as plural, plural.group, or *. Empty means all.
+	// Namespaced resources to include, by words as in includedResources. Empty means all.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
@@ -145,8 +146,8 @@ type BackupSpec struct {
 	// right to get it.
 	// +optional
 	ResourcePolicy *ResourcePolicyReference `json:"resourcePolicy,omitempty"`
-	// Objects to take before others of their resource, in this order: resources, as
-	// plural or plural.group, each with a list of names, or namespace/name, separated by
+	// Objects to take before others of their resource, in this order: resources, by words as
+	// in includedResources, each with a list of names, or namespace/name, separated by
 	// commas. Pods that are named are one block: the hooks before of all of them run
 	// before the data of their volumes is read, in this order.
 	// +optional

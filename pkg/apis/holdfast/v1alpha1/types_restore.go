@@ -107,13 +107,14 @@ type RestoreSpec struct {
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
-	// Resources to include, as plural, plural.group, or *. Empty means all.
+	// Resources to include, by plural, singular, kind or short name, with or without .group,
+	// in any case, or by pattern. Empty means all.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=253
 	IncludedResources []string `json:"includedResources,omitempty"`
-	// Resources to leave out, as plural or plural.group. Exclusion wins.
+	// Resources to leave out, by the same words. Exclusion wins.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
@@ -322,7 +323,7 @@ type InitRestoreHook struct {
 
 // RestoreObject is one object of a backup.
 type RestoreObject struct {
-	// The object's resource, as plural or plural.group, such as deployments.apps.
+	// The object's resource, by a word as in includedResources, such as deployments.apps.
 	// +kubebuilder:validation:MaxLength=253
 	Resource string `json:"resource"`
 	// Namespace of the object in the backup. Empty for a cluster-scoped object.
@@ -336,7 +337,8 @@ type RestoreObject struct {
 
 // RestoreStatusSpec says which resources' status is restored.
 type RestoreStatusSpec struct {
-	// Resources to include, as plural, plural.group, or *. Empty means all.
+	// Resources to include, by plural, singular, kind or short name, with or without .group,
+	// in any case, or by pattern. Empty means all.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
