@@ -112,6 +112,19 @@ func (c *chooser) reportWords(chosen map[*manifest.Item]bool) {
 			report.warn(subject{}, fmt.Sprintf("excludedResources: the backup holds no %s, so that this leaves nothing out", word))
 		}
 	}
+	for _, list := range []struct {
+		name  string
+		words []string
+	}{{"includedNamespaces", spec.IncludedNamespaces}, {"excludedNamespaces", spec.ExcludedNamespaces}} {
+		for _, word := range list.words {
+			if list.name == "includedNamespaces" && !selection.IsPattern(word) {
+				continue // reportMissing tells
+			}
+			if pattern, err := selection.ParsePattern(word); err == nil && !c.hasNamespace(pattern.Match) {
+				report.warn(subject{}, fmt.Sprintf("%s has %q, which applies to nothing: the backup holds no such namespace", list.name, word))
+			}
+		}
+	}
 	if spec.RestoreStatus == nil {
 		return
 	}
@@ -125,6 +138,22 @@ func (c *chooser) reportWords(chosen map[*manifest.Item]bool) {
 			}
 		}
 	}
+}
+
+// hasNamespace reports whether the backup holds a namespace of such a name, or what is in one.
+func (c *chooser) hasNamespace(matches func(string) bool) bool {
+	last := ""
+	return slices.ContainsFunc(c.e.Backup.Items, func(item *manifest.Item) bool {
+		name := item.Namespace
+		if isNamespace(item) {
+			name = item.Name
+		}
+		if name == "" || name == last {
+			return false
+		}
+		last = name
+		return matches(name)
+	})
 }
 
 // itemOf is an item of a resource. Velero writes into each Restore that it excludes what is never

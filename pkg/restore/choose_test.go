@@ -135,6 +135,10 @@ func TestUnknownResources(t *testing.T) {
 			errors:   []string{"the backup holds no depl:"},
 			warnings: []string{`includedResources has \"jobs.*\", which applies to nothing`, "the backup holds no pods,", "the backup holds no z*,"},
 		},
+		"namespaces that are not there": {
+			spec: holdfast.RestoreSpec{IncludedNamespaces: []string{"b", "x*"}, ExcludedNamespaces: []string{"y", "z*", "a"}}, want: []string{"Secret b/s"},
+			warnings: []string{`includedNamespaces has \"x*\"`, `excludedNamespaces has \"y\"`, `excludedNamespaces has \"z*\", which applies to nothing: the backup holds no such namespace`},
+		},
 		"words that apply to nothing": {
 			spec: holdfast.RestoreSpec{IncludedNamespaces: []string{"b"}, IncludedResources: []string{"cm", "secret"}, RestoreStatus: &holdfast.RestoreStatusSpec{IncludedResources: []string{"secret", "deploy"}, ExcludedResources: []string{"nosuch"}}},
 			want: []string{"Secret b/s"},

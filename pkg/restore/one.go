@@ -391,7 +391,7 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 				return "", 0, "", nil, err
 			}
 		}
-		wanted, single, err := e.shared(ctx, k, item, live, wanted)
+		wanted, single, err := e.shared(ctx, item, live, wanted)
 		if err != nil {
 			return "", 0, "", nil, err
 		}

@@ -14,12 +14,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// shared is what an object outside of all namespaces is to become that is there, and belongs to a
-// namespace which this restore maps: the copy of that must not take it away. Single is where it
-// stays as it is for that reason.
-func (e *execution) shared(ctx context.Context, k *kind, item *manifest.Item, live, desired *unstructured.Unstructured) (wanted *unstructured.Unstructured, single []string, err error) {
+// shared is what an object is to become that is there, outside of the namespaces which this restore
+// maps, and serves one of them: the copy of that must not take it away. Single is where it stays as
+// it is for that reason.
+func (e *execution) shared(ctx context.Context, item *manifest.Item, live, desired *unstructured.Unstructured) (wanted *unstructured.Unstructured, single []string, err error) {
 	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
-	if k.namespaced || !e.rules.Names(live, resource) {
+	if e.target(item.Namespace) != item.Namespace || !e.rules.Names(live, resource) {
 		return desired, nil, nil
 	}
 	content, err := e.Backup.Object(ctx, item)

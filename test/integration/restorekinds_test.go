@@ -210,7 +210,8 @@ func TestNamesOfMappedNamespaces(t *testing.T) {
 	t.Parallel()
 	namespace := lab.Namespace(t, "names")
 	target := lab.Namespace(t, "names-copy")
-	words := []string{"NS", namespace, "TARGET", target}
+	other := lab.Namespace(t, "names-other")
+	words := []string{"NS", namespace, "TARGET", target, "OTHER", other}
 	createAll(t, ofOne(`{apiVersion: v1, kind: ServiceAccount, metadata: {name: robot, namespace: NS}}
 ---
 {apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: reader, namespace: NS}, rules: [{apiGroups: [""], resources: [configmaps], verbs: [get]}]}
@@ -247,12 +248,18 @@ spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {matchLabels: {kub
 ---
 {apiVersion: v1, kind: Service, metadata: {name: alias, namespace: NS}, spec: {type: ExternalName, externalName: db.NS.svc.cluster.local}}
 ---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: guests, namespace: OTHER}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: view}
+subjects: [{kind: Group, apiGroup: rbac.authorization.k8s.io, name: "system:serviceaccounts:NS"}]
+---
 {apiVersion: v1, kind: ConfigMap, metadata: {name: address, namespace: NS}, data: {url: "postgres://db.NS:5432/app"}}`, words...))
 	name := labtest.Name("names")
-	lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, IncludedClusterScopedResources: []string{"clusterrolebindings", "validatingwebhookconfigurations"}})
+	lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace, other}, IncludedClusterScopedResources: []string{"clusterrolebindings", "validatingwebhookconfigurations"}})
 	backup := lab.AwaitCompleted(t, name)
 	spec := v1alpha1.RestoreSpec{
-		NamespaceMapping: map[string]string{namespace: target}, IncludedNamespaces: []string{namespace}, IncludeClusterResources: new(true), ExcludedResources: []string{"namespaces"},
+		NamespaceMapping: map[string]string{namespace: target}, IncludedNamespaces: []string{namespace, other}, IncludeClusterResources: new(true), ExcludedResources: []string{"namespaces"},
 	}
 	want(t, restored(t, restoreRun(backup, labtest.Name("mapped"), spec)), v1alpha1.RestorePhaseCompleted,
 		ofOne("clusterrolebindings.rbac.authorization.k8s.io viewers-of-NS: it is there, and stays as it is, though it differs: subjects", words...),
@@ -287,6 +294,11 @@ subjects:
 - {kind: ServiceAccount, name: robot, namespace: NS}
 - {kind: Group, name: "system:serviceaccounts:TARGET"}
 - {kind: ServiceAccount, name: robot, namespace: TARGET}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: guests, namespace: OTHER}
+subjects: [{kind: Group, name: "system:serviceaccounts:NS"}, {kind: Group, name: "system:serviceaccounts:TARGET"}]
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingWebhookConfiguration

@@ -43,7 +43,8 @@ func inTexts(namespaces []string) *regexp.Regexp {
 		`^[a-z0-9-]+\.` + name + `:[0-9]+$`,
 		`system:serviceaccounts?:` + name + end,
 		`(?:^|/)ns/` + name + `(?:/|$)`,
-		`[nN]amespaces?["']?(?:/|\s*[:= ]\s*)["']?` + name + end,
+		`[nN]amespaces?["']?(?:/|\s*[:=~ ]+\s*)["']?` + name + end,
+		`\.svc:[0-9]+/` + name + `/`, // an image of a registry in the cluster
 	}, "|"))
 }
 

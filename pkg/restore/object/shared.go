@@ -21,11 +21,11 @@ func (r *Rules) Unmapped() *Rules {
 	return &unmapped
 }
 
-// Names reports whether a live object outside of all namespaces belongs to a namespace that is
-// mapped: it names one where the schema of its kind has the names of namespaces.
+// Names reports whether a live object serves a namespace that is mapped: it names one where the schema
+// of its kind has the names of namespaces. PersistentVolumes and Namespaces belong to one.
 func (r *Rules) Names(live *unstructured.Unstructured, resource schema.GroupResource) bool {
 	gk := live.GroupVersionKind().GroupKind()
-	if len(r.namespaces) == 0 || gk.Group == "" { // Namespaces and PersistentVolumes belong to one
+	if len(r.namespaces) == 0 || gk.Group == "" && (gk.Kind == "PersistentVolume" || gk.Kind == "Namespace") {
 		return false
 	}
 	mapped := live.DeepCopy()
